@@ -24,11 +24,11 @@ from torch import nn
 from playground.algorithms import ALGORITHMS, load_all_reduce
 from playground.lessons.data_parallel.lesson import parallel_apply
 from playground.lessons.elastic.comparison import compare
-from playground.lessons.elastic.page import Comparison
 from playground.lessons.parameter_server.lesson import paced
 from playground.lessons.parameter_server.page import ServerSettings
 from playground.lessons.pipeline.experiment import Stopwatch
 from playground.lessons.sgd.lesson import average_gradients
+from playground.measurement import Fields
 from playground.measurement.interleave import timed
 from playground.runtime import RankFailed, RankTimeout, device, report
 from playground.runtime.backends import BACKENDS
@@ -468,10 +468,10 @@ def test_what_is_under_way_is_waited_for(size: int, nccl: World) -> None:
 
 
 @pytest.fixture
-def compare_ends(world: Worlds) -> Callable[[Path, Path], Comparison]:
+def compare_ends(world: Worlds) -> Callable[[Path, Path], Fields]:
     """The last snapshots of two runs, byte by byte."""
 
-    def compare_ends(one: Path, other: Path) -> Comparison:
+    def compare_ends(one: Path, other: Path) -> Fields:
         [comparison] = world(1, backend="nccl", timeout=ENOUGH).run(compare, one, other)
         assert comparison.nbytes > NET
         return comparison
@@ -499,8 +499,8 @@ def test_training_ends_with_the_same_bits(
     """Twice from the start, and once more in two parts, with all processes new in between."""
     for name, epochs in (("first", 2), ("second", 2), ("parts", 1), ("parts", 2)):
         shown(run_cli, *words, "-n", size, *training, "--epochs", epochs, "--snapshots", tmp_path / name)
-    assert compare_ends(tmp_path / "first", tmp_path / "second").differing == 0
-    assert compare_ends(tmp_path / "first", tmp_path / "parts").differing == 0
+    assert compare_ends(tmp_path / "first", tmp_path / "second")["differing"] == 0
+    assert compare_ends(tmp_path / "first", tmp_path / "parts")["differing"] == 0
 
 
 def train_and_tell_seed(rank: int, size: int, settings: TrainingSettings) -> int:

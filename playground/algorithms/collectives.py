@@ -1,39 +1,38 @@
 """An algorithm as a collective: for any tensor, operation and group, with the signature that torch.distributed has.
 
-An algorithm itself sees only a flat tensor, what adding is, and the messages.
+An algorithm itself is a function of a flat tensor of real numbers, an operation other than AVG, and a process group.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from playground.algorithms import background
-from playground.algorithms.messages import Messages
-from playground.algorithms.operation import Add, Op, adder, check, kind, name_of
-from playground.algorithms.transport import Transport
-from playground.algorithms.transports import transport_of
+from playground.algorithms import background, messages
+from playground.algorithms.messages import Group
+from playground.algorithms.operation import Op, check, kind, name_of
 
-ReducingAlgorithm = Callable[[torch.Tensor, Add, Messages], None]
+ReducingAlgorithm = Callable[[torch.Tensor, Any, Group], None]
 """All-reduce: leaves the sum over all ranks in a flat tensor. Reduce-scatter: on rank r, in the r-th of N equal shares
 of it; what the other shares then hold does not matter."""
-GatheringAlgorithm = Callable[[torch.Tensor, Messages], None]
+GatheringAlgorithm = Callable[[torch.Tensor, Group], None]
 """Takes rank r's r-th of N equal shares of a flat tensor to all ranks."""
 
 
 class AllReduce:
-    """An algorithm as a function with the signature and the meaning of `dist.all_reduce`."""
+    """Makes an algorithm a function with the signature and the meaning of `dist.all_reduce`."""
 
     def __init__(self, algorithm: ReducingAlgorithm) -> None:
         functools.update_wrapper(self, algorithm)
         self.algorithm = algorithm
 
     def __call__(
-        self, tensor: torch.Tensor, op: Any = Op.SUM, group: Any = None, async_op: bool = False
+        self, tensor: torch.Tensor, op: Any = Op.SUM, group: Group = None, async_op: bool = False
     ) -> background.Work | None:
         """Leave in `tensor`, on every rank of `group`, what `op` makes of all their tensors.
 
@@ -43,76 +42,64 @@ class AllReduce:
         """
         op = kind(op)
         check(tensor.dtype, op)
-        return run_collective(functools.partial(self.run, tensor, op), group, async_op)
+        name = f"all_reduce ({self.algorithm.__name__})"
+        return run_collective(name, partial(self.run, tensor, op), tensor, tensor, group, async_op)
 
-    def run(self, tensor: torch.Tensor, op: Any, transport: Transport) -> None:
+    def run(self, tensor: torch.Tensor, op: Any, group: Group) -> None:
         """Do it, here and now."""
-        if transport.size == 1:
-            return
-
-        def reduce(flat: torch.Tensor) -> None:
-            self.algorithm(flat, adder(op), Messages(flat, transport, op))
-
-        all_reduce_by(reduce, tensor, op, transport.size)
+        if (size := group.size()) > 1:
+            all_reduce_by(lambda flat: messages.executor().run(self.algorithm, flat, op, group), tensor, op, size)
 
 
 class ReduceScatter:
-    """An algorithm as a function with the signature and the meaning of `dist.reduce_scatter_tensor`."""
+    """Makes an algorithm a function with the signature and the meaning of `dist.reduce_scatter_tensor`."""
 
     def __init__(self, algorithm: ReducingAlgorithm) -> None:
         functools.update_wrapper(self, algorithm)
         self.algorithm = algorithm
 
     def __call__(
-        self, output: torch.Tensor, input: torch.Tensor, op: Any = Op.SUM, group: Any = None, async_op: bool = False
+        self, output: torch.Tensor, input: torch.Tensor, op: Any = Op.SUM, group: Group = None, async_op: bool = False
     ) -> background.Work | None:
         """Leave in `output`, on rank r of `group`, the r-th share of what `op` makes of all their `input`s.
 
         `input` has N times as many elements as `output`, N being the group's size, and stays as it is. A rank outside
-        the group does nothing. With `async_op` it goes on while the caller does something else, until `wait()` of what
-        is returned. Raises `ValueError` for tensors that do not fit each other, and for an operation that is not
-        defined for their type.
+        the group does nothing. `async_op` is as in `AllReduce`. Raises `ValueError` for tensors that do not fit each
+        other, and for an operation that is not defined for their type.
         """
         op = kind(op)
         check(input.dtype, op)
-        call = functools.partial(self.run, output, input, op)
-        return run_collective(call, group, async_op, whole=input, share=output)
+        call, name = partial(self.run, output, input, op), self.algorithm.__name__
+        return run_collective(name, call, input, output, group, async_op, shares=(input, output))
 
-    def run(self, output: torch.Tensor, input: torch.Tensor, op: Any, transport: Transport) -> None:
+    def run(self, output: torch.Tensor, input: torch.Tensor, op: Any, group: Group) -> None:
         """Do it, here and now."""
-
-        def reduce(flat: torch.Tensor) -> None:
-            self.algorithm(flat, adder(op), Messages(flat, transport, op))
-
-        reduce_scatter_by(reduce, output, input, op, transport.rank, transport.size)
+        reduce = lambda flat: messages.executor().run(self.algorithm, flat, op, group)  # noqa: E731
+        reduce_scatter_by(reduce, output, input, op, group.rank(), group.size())
 
 
 class AllGather:
-    """An algorithm as a function with the signature and the meaning of `dist.all_gather_into_tensor`."""
+    """Makes an algorithm a function with the signature and the meaning of `dist.all_gather_into_tensor`."""
 
     def __init__(self, algorithm: GatheringAlgorithm) -> None:
         functools.update_wrapper(self, algorithm)
         self.algorithm = algorithm
 
     def __call__(
-        self, output: torch.Tensor, input: torch.Tensor, group: Any = None, async_op: bool = False
+        self, output: torch.Tensor, input: torch.Tensor, group: Group = None, async_op: bool = False
     ) -> background.Work | None:
         """Leave in `output`, on every rank of `group`, the `input`s of all, in the order of the ranks.
 
         `output` has N times as many elements as `input`, N being the group's size. A rank outside the group does
-        nothing. With `async_op` it goes on while the caller does something else, until `wait()` of what is returned.
-        Raises `ValueError` for tensors that do not fit each other.
+        nothing. `async_op` is as in `AllReduce`. Raises `ValueError` for tensors that do not fit each other.
         """
-        call = functools.partial(self.run, output, input)
-        return run_collective(call, group, async_op, whole=output, share=input)
+        call, name = partial(self.run, output, input), self.algorithm.__name__
+        return run_collective(name, call, input, output, group, async_op, shares=(output, input))
 
-    def run(self, output: torch.Tensor, input: torch.Tensor, transport: Transport) -> None:
+    def run(self, output: torch.Tensor, input: torch.Tensor, group: Group) -> None:
         """Do it, here and now."""
-
-        def gather(flat: torch.Tensor) -> None:
-            self.algorithm(flat, Messages(flat, transport))
-
-        all_gather_by(gather, output, input, transport.rank, transport.size)
+        gather = lambda flat: messages.executor().run(self.algorithm, flat, group)  # noqa: E731
+        all_gather_by(gather, output, input, group.rank(), group.size())
 
 
 OnFlat = Callable[[torch.Tensor], object]
@@ -171,23 +158,19 @@ def all_gather_by(gather: OnFlat, output: torch.Tensor, input: torch.Tensor, ran
 
 
 def run_collective(
-    call: Callable[[Transport], None], group: Any, async_op: bool, whole: torch.Tensor | None = None,
-    share: torch.Tensor | None = None,
+    name: str, call: Callable[[Group], None], input: torch.Tensor, output: torch.Tensor, group: Group, async_op: bool,
+    shares: tuple[torch.Tensor, torch.Tensor] | None = None,
 ) -> background.Work | None:  # fmt: skip
-    """Call `call` with the group's transport: now, or in the background. Outside the group, do nothing.
+    """Call `call` with the group: now, or in the background. Outside the group, do nothing.
 
-    Raises `ValueError` unless `whole` is as large as `share` on all ranks together.
+    Raises `ValueError` unless the first of `shares`, if there are any, is as large as the second on all ranks together.
     """
     group = group or dist.group.WORLD
     if group == dist.GroupMember.NON_GROUP_MEMBER:
         return background.start(background.Calls(), lambda: None, in_thread=False) if async_op else None
-    transport, calls = transport_of(group), background.calls_of(group)
-    if whole is not None and share is not None:
-        check_shares(whole, share, transport.size)
-    if async_op:
-        return background.start(calls, functools.partial(call, transport), transport.allows_threads)
-    calls.run(functools.partial(call, transport))
-    return None
+    if shares:
+        check_shares(*shares, group.size())
+    return messages.executor().collective(name, partial(call, group), input, output, group, async_op)
 
 
 def check_shares(whole: torch.Tensor, share: torch.Tensor, size: int) -> None:

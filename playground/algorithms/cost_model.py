@@ -16,6 +16,8 @@ Two levels: rank r lives on node r // R. A message inside a node costs inner_alp
 than one between nodes. A step in which some rank must wait for a message between nodes is a step between nodes. Every
 rank has its own link out of its node.
 
+A function `Task -> Cost` for each algorithm of all_reduce.py follows the model.
+
 Not in the model: what caches save, what newly allocated memory costs, and links that several messages share on the way.
 Source: Hockney: The Communication Challenge for MPP (1994). This module does not import torch.
 """
@@ -24,11 +26,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import reduce
+from functools import cache, reduce
+from itertools import zip_longest
 from math import ceil
 
 ELEMENT = 4
 """Bytes: tensors of float32."""
+PIECE = 768 * 1024
+"""Bytes, at most, of one message of the pipelined ring between CPUs: what was received is then still in a core's cache
+when it is added, and when it is sent on. Found by trying 64 KiB to 8 MiB."""
+IN_FLIGHT = 2
+"""Its receives under way: while one piece is added, the next is on its way."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +55,11 @@ class Counts:
 
     def seconds(self, alpha: float, beta: float, gamma: float) -> float:
         return self.messages * alpha + self.bytes * beta + self.added * gamma
+
+
+def power_of_two(size: int) -> int:
+    """P: the largest power of two up to `size`."""
+    return 1 << (size.bit_length() - 1)
 
 
 Step = tuple[Counts, bool]
@@ -116,8 +129,6 @@ class Task:
     """S."""
     node: int = 1
     """R, the number of ranks per node."""
-    batched: bool = False
-    """Whether the messages of one step are started as a batch, as nccl wants them."""
 
     @property
     def elements(self) -> int:
@@ -127,14 +138,174 @@ class Task:
     @property
     def power(self) -> int:
         """P, the largest power of two up to N."""
-        return 1 << (self.size.bit_length() - 1)
-
-    @property
-    def extra(self) -> int:
-        """E = N - P."""
-        return self.size - self.power
+        return power_of_two(self.size)
 
     @property
     def one_node(self) -> bool:
         """Whether all ranks are on one node."""
         return self.size <= self.node
+
+
+def reduce_broadcast_cost(task: Task) -> Cost:
+    """Rank 0 receives from each of the others, one after the other, then sends to each: its link is the path.
+
+    Of the others, the ranks of its own node are inside.
+    """
+    others, beside = task.size - 1, min(task.size, task.node) - 1
+    both_ways = Counts(2, 2 * task.nbytes, task.nbytes)
+    path = [(both_ways.times(beside), True), (both_ways.times(others - beside), False)]
+    return Cost.along(path, both_ways.times(others))
+
+
+def all_to_all_cost(task: Task) -> Cost:
+    """Every link carries N - 1 messages in and out. The path is that of a rank on the last node, the least filled:
+    most of its messages go between nodes. A rank also copies its own tensor aside, and the first one into place.
+    """
+    others = task.size - 1
+    beside = others if task.one_node else others % task.node
+    one, copies = Counts(1, task.nbytes, task.nbytes), Counts(added=2 * task.nbytes)
+    path = [(one.times(beside), True), (one.times(others - beside) + copies, False)]
+    return Cost.along(path, (one.times(others) + copies).times(task.size))
+
+
+def tutorial_ring_cost(task: Task) -> Cost:
+    """N - 1 steps of a whole tensor, and one copy. Beyond one node, each step waits for the link between nodes."""
+    rank = Counts(1, task.nbytes, task.nbytes).times(task.size - 1) + Counts(added=task.nbytes)
+    return Cost.along([(rank, task.one_node)], rank.times(task.size))
+
+
+def ring_cost(task: Task, pieces: int = 1) -> Cost:
+    """2 (N - 1) steps of a chunk, in pieces; beyond one node, each step waits for the link between nodes.
+
+    With two pieces or more, two are in flight: while one is added the next arrives, so that of all additions only that
+    of one piece is on the path. A chunk without elements is not sent.
+    """
+    hops, chunk = 2 * (task.size - 1), ceil(task.elements / task.size) * ELEMENT
+    added = chunk * hops / 2 if pieces == 1 else chunk / pieces
+    sent = min(task.size * pieces, task.elements)
+    total = Counts(hops * sent, hops * task.nbytes, hops / 2 * task.nbytes)
+    return Cost.along([(Counts(hops * pieces, hops * chunk, added), task.one_node)], total)
+
+
+def pipelined_ring_cost(task: Task) -> Cost:
+    """The ring, a chunk in as many pieces as it takes on CPUs."""
+    return ring_cost(task, ceil(ceil(task.elements / task.size) * ELEMENT / PIECE))
+
+
+def recursive_doubling_cost(task: Task) -> Cost:
+    """log2 P swaps of the whole tensor."""
+    swap = Counts(1, task.nbytes, task.nbytes)
+    path = [(swap, is_near(task, distance)) for distance in distances(task)]
+    return with_way_in_and_out(task, path, swap.times(task.power * len(path)))
+
+
+def halving_doubling_cost(task: Task) -> Cost:
+    """The swap over distance d carries d / P of the tensor, once to add and once to collect.
+
+    A part without elements is not sent: over distance d there are P / d parts, each sent by d ranks.
+    """
+    path, messages = list[Step](), 0
+    for distance in distances(task):
+        part = task.nbytes * distance / task.power
+        path.append((Counts(2, 2 * part, part), is_near(task, distance)))
+        messages += 2 * distance * min(task.power // distance, task.elements)
+    moved = (task.power - 1) * task.nbytes
+    return with_way_in_and_out(task, path, Counts(messages, 2 * moved, moved))
+
+
+def distances(task: Task) -> list[int]:
+    """1, 2, 4, … P / 2: how far apart the ranks are that swap."""
+    return [1 << step for step in range(task.power.bit_length() - 1)]
+
+
+def is_near(task: Task, distance: int) -> bool:
+    """Whether all who swap over `distance` do so inside nodes: blocks of 2 * distance ranks must not straddle two."""
+    return task.power <= task.node or task.node % (2 * distance) == 0
+
+
+def with_way_in_and_out(task: Task, path: list[Step], total: Counts) -> Cost:
+    """These costs of the first P ranks, and the way in and out of the last E, all at once: they hand in their tensor,
+    and get the result."""
+    way, extra = Counts(2, 2 * task.nbytes, task.nbytes), task.size - task.power
+    return Cost.along([*path, *([(way, task.one_node)] if extra else [])], total + way.times(extra))
+
+
+def binary_tree_cost(task: Task) -> Cost:
+    """The sums go up level by level, and the result comes down; a parent's link serves its children in turn.
+
+    Level k leads to the ranks 2^k - 1 ... 2^(k+1) - 2. Child and parent share a node only on the first one, so a
+    level is inside where all its ranks are on that.
+    """
+    path = []
+    for level, (messages, additions) in enumerate(critical_path(task.size), 1):
+        inner = min(task.size, 2 ** (level + 1) - 1) <= task.node
+        path.append((Counts(messages, messages * task.nbytes, additions * task.nbytes), inner))
+    return Cost.along(path, Counts(2, 2 * task.nbytes, task.nbytes).times(task.size - 1))
+
+
+def critical_path(size: int) -> list[tuple[int, int]]:
+    """The critical path up and down again, level by level from the root: messages one after the other, additions."""
+    levels = zip_longest(path_up(size), path_down(size), fillvalue=None)
+    return [((up[0] if up else 0) + (down or 0), up[1] if up else 0) for up, down in levels]
+
+
+def subtrees(size: int) -> tuple[int, int]:
+    """How many ranks lie left and right below the root of a tree of `size` that is filled level by level."""
+    lowest = 1 << (size.bit_length() - 1)
+    left = lowest // 2 - 1 + min(size - lowest + 1, lowest // 2)
+    return left, size - 1 - left
+
+
+@cache
+def path_up(size: int) -> tuple[tuple[int, int], ...]:
+    """On the critical path up a tree, level by level from the root: messages that arrive in turn, and additions.
+
+    The left subtree is never done sooner. If the right one is done at the same time, two messages arrive in turn; if
+    it is done sooner, its message has already arrived.
+    """
+    if size == 1:
+        return ()
+    left, right = subtrees(size)
+    below = path_up(left)
+    tie = right > 0 and sum(messages for messages, _ in path_up(right)) == sum(messages for messages, _ in below)
+    return ((1 + tie, 1 + (right > 0)), *below)
+
+
+@cache
+def path_down(size: int) -> tuple[int, ...]:
+    """On the critical path down a tree, level by level: messages until the child on the path has its own."""
+    if size == 1:
+        return ()
+    left, right = subtrees(size)
+    ways = [(1, *path_down(left))] + ([(2, *path_down(right))] if right else [])
+    return max(ways, key=lambda way: (sum(way), len(way)))
+
+
+def hierarchical_cost(task: Task) -> Cost:
+    """Two rings: inside, of a chunk per rank of a host; between, of one rank per host, on that chunk.
+
+    The last host may have fewer ranks than the others, whose further ones then hand over and get back whole tensors.
+    """
+    hosts = ceil(task.size / task.node)
+    shares = min(task.node, task.size - (hosts - 1) * task.node)
+    hops, chunk = 2 * (shares - 1), ceil(task.elements / shares) * ELEMENT
+    beyond = 0 if hosts == 1 else task.node - shares
+    turns = ceil(beyond / shares)
+    handing = Counts(2, 2 * task.nbytes, task.nbytes)
+    between = Cost.along([], Counts()) if hosts == 1 else pipelined_ring_cost(Task(hosts, chunk))
+    inside = handing.times(turns) + Counts(hops, hops * chunk, hops / 2 * chunk)
+    rings = Counts(hops * min(shares, task.elements), hops * task.nbytes, hops / 2 * task.nbytes).times(hosts)
+    total = rings + handing.times(beyond * (hosts - 1)) + total_between(task, hosts, shares)
+    return Cost(between.between, inside, total)
+
+
+def total_between(task: Task, hosts: int, shares: int) -> Counts:
+    """Totals over all rings between hosts: the first shares may have one element more; one without is not sent."""
+    if hosts == 1:
+        return Counts()
+    least, more = divmod(task.elements, shares)
+    total = Counts()
+    for elements, rings in ((least + 1, more), (least, shares - more)):
+        if elements:
+            total += pipelined_ring_cost(Task(hosts, elements * ELEMENT)).total.times(rings)
+    return total

@@ -1,98 +1,224 @@
-"""The operations that algorithms are built from: send to and receive from other ranks of a group, without waiting."""
+"""What our algorithms are made of: messages between the ranks of a group, and adding what has arrived.
+
+Messages are `dist.isend` and `dist.irecv`, called on the group itself: the checks that torch's functions repeat at
+every message would be a tenth of the time of a ring. nccl wants the messages of one step started together, in a batch.
+Ranks are numbered as in the group.
+Source: https://docs.pytorch.org/docs/stable/distributed.html#point-to-point-communication
+"""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import Any
+from weakref import WeakKeyDictionary, proxy
 
-from playground.algorithms.transport import Addressed, Started, Transport
+import torch
+import torch.distributed as dist
 
-if TYPE_CHECKING:
-    import torch
+from playground.algorithms import background
+from playground.algorithms.hosts import Hosts
+from playground.algorithms.operation import ADDS
+from playground.runtime.backends import backend_of
+from playground.runtime.host import digest, host_id
+from playground.runtime.shared_memory import Segment, open_segment
 
-    from playground.algorithms.hosts import Hosts
-    from playground.runtime.shared_memory import Segment
-
-Observer = Callable[["Messages", Sequence[Addressed], Sequence[Addressed]], None]
-"""Is called with what is about to be sent and received."""
-_observers: list[Observer] = []
-
-
-class Messages:
-    """This rank's messages in one run of an algorithm over `flat`.
-
-    `rank` and `size` are this rank's number in the group and the group's size; messages are addressed by such numbers.
-    `op` is the kind of operation of those that reduce.
-    """
-
-    def __init__(self, flat: torch.Tensor, transport: Transport, op: Any = None) -> None:
-        self.flat, self.transport, self.op = flat, transport, op
-        self.rank, self.size = transport.rank, transport.size
-        self.phase = ""
-        """The current phase of the algorithm, where phases have names: for observers."""
-
-    def start(self, send: Sequence[Addressed] = (), receive: Sequence[Addressed] = ()) -> Started:
-        """Start these messages. Until they are finished, do not write what is sent nor read what is received.
-
-        A message without elements is not sent: both ends know that it is empty.
-        """
-        send, receive = drop_empty(send), drop_empty(receive)
-        for observer in _observers:
-            observer(self, send, receive)
-        return self.transport.start(send, receive)
-
-    def exchange(self, send: Sequence[Addressed] = (), receive: Sequence[Addressed] = ()) -> None:
-        """Send and receive these, and wait until both are done."""
-        started = self.start(send, receive)
-        started.received()
-        started.sent()
-
-    @property
-    def hosts(self) -> Hosts:
-        """Which ranks of the group share a host. All must ask; the first time, they exchange it."""
-        return self.transport.hosts(self.flat.device)
-
-    @property
-    def segment(self) -> Segment | str:
-        """The memory that this rank shares with those of its host; why not, where any rank has none. As for `hosts`."""
-        return self.transport.segment(self.flat.device)
-
-    def among(self, members: Sequence[int], where: str) -> Messages:
-        """Messages among these ranks alone, this one being one of them, numbered by their position in `members`.
-
-        `where` says in the name of a phase which messages these are.
-        """
-        return MessagesAmong(self, members, where)
+TAG = 2017
+"""Tag of our messages: none is taken for a message of the user's between the same two ranks."""
+IN_BATCHES = {"cuda"}
+"""Kinds of devices on which the messages of one step must be started together."""
+Addressed = tuple[torch.Tensor, int]
+"""(what, the rank of the group that it goes to or comes from). Tensors are flat and contiguous."""
+Group = Any
+"""A process group, or a `Subset` of one."""
 
 
-class MessagesAmong(Messages):
-    """Some ranks' messages among each other. They are messages of the whole group, which observers see as such."""
+class Subset:
+    """Some ranks of a group, this one being one of them, numbered by their position in `members`: enough of a process
+    group to send messages of the whole group. `where` says in the name of a phase which messages these are."""
 
-    def __init__(self, whole: Messages, members: Sequence[int], where: str) -> None:
-        super().__init__(whole.flat, whole.transport, whole.op)
+    def __init__(self, whole: Group, members: Sequence[int], where: str) -> None:
         self.whole, self.members, self.where = whole, members, where
-        self.rank, self.size = members.index(whole.rank), len(members)
 
-    def start(self, send: Sequence[Addressed] = (), receive: Sequence[Addressed] = ()) -> Started:
-        """As for the whole group, with the numbers that the ranks have there."""
-        self.whole.phase = f"{self.phase} {self.where}"
-        return self.whole.start(
-            [(tensor, self.members[rank]) for tensor, rank in send],
-            [(tensor, self.members[rank]) for tensor, rank in receive],
-        )
+    def rank(self) -> int:
+        return self.members.index(self.whole.rank())
+
+    def size(self) -> int:
+        return len(self.members)
+
+
+def number_in_whole(group: Group, messages: Sequence[Addressed]) -> Sequence[Addressed]:
+    """The same messages, with the numbers that ranks have in the whole group."""
+    return [(tensor, group.members[rank]) for tensor, rank in messages] if isinstance(group, Subset) else messages
+
+
+class Works:
+    """Messages under way."""
+
+    def __init__(self, sends: Sequence[Any], receives: Sequence[Any]) -> None:
+        self.sends, self.receives = sends, receives
+
+    def received(self) -> None:
+        """Wait until what was to be received is there."""
+        for work in self.receives:
+            work.wait()
+
+    def sent(self) -> None:
+        """Wait until what was to be sent may be written again."""
+        for work in self.sends:
+            work.wait()
+
+
+class Executor:
+    """Does on this rank what our collectives consist of."""
+
+    def collective(
+        self, name: str, call: Callable[[], None], input: torch.Tensor, output: torch.Tensor, group: Group,
+        async_op: bool,
+    ) -> background.Work | None:  # fmt: skip
+        """Make the call of a collective, now or in the background. It takes `input`, and leaves `output`."""
+        calls = background.calls_of(group)
+        if async_op:
+            return background.start(calls, call, backend_of(group).allows_threads)
+        calls.run(call)
+        return None
+
+    def run(self, algorithm: Callable[..., None], flat: torch.Tensor, *arguments: Any) -> None:
+        """Call `algorithm(flat, *arguments)`, in the thread of the collective."""
+        algorithm(flat, *arguments)
+
+    def start(self, group: Group, send: Sequence[Addressed], receive: Sequence[Addressed]) -> Works:
+        """Start messages, none of them empty."""
+        if isinstance(group, Subset):
+            group, send, receive = group.whole, number_in_whole(group, send), number_in_whole(group, receive)
+        if is_batched((send or receive)[0][0]):
+            batch = [dist.P2POp(dist.isend, tensor, group=group, group_peer=rank) for tensor, rank in send]
+            batch += [dist.P2POp(dist.irecv, tensor, group=group, group_peer=rank) for tensor, rank in receive]
+            return Works([], dist.batch_isend_irecv(batch))
+        sends = [group.send([tensor], rank, TAG) for tensor, rank in send]
+        return Works(sends, [group.recv([tensor], rank, TAG) for tensor, rank in receive])
+
+    def add(self, mine: torch.Tensor, theirs: torch.Tensor, op: Any) -> None:
+        """Add in place."""
+        ADDS[op](mine, theirs, out=mine)
+
+
+_plain = _executor = Executor()
+
+
+class Watcher(Executor):
+    """Leaves it all to the executor that is in use when it is made. A subclass looks on: see `executed_by`."""
+
+    def __init__(self) -> None:
+        self.inner = _executor
+
+    def collective(self, *args: Any) -> Any:
+        return self.inner.collective(*args)
+
+    def run(self, algorithm: Callable[..., None], flat: torch.Tensor, *arguments: Any) -> None:
+        self.inner.run(algorithm, flat, *arguments)
+
+    def start(self, group: Group, send: Sequence[Addressed], receive: Sequence[Addressed]) -> Works:
+        return self.inner.start(group, send, receive)
+
+    def add(self, mine: torch.Tensor, theirs: torch.Tensor, op: Any) -> None:
+        self.inner.add(mine, theirs, op)
+
+
+@contextlib.contextmanager
+def executed_by(executor: Executor) -> Iterator[None]:
+    """In this block, this executor does what our collectives consist of, on this rank."""
+    global _executor
+    before, _executor = _executor, executor
+    try:
+        yield
+    finally:
+        _executor = before
+
+
+def executor() -> Executor:
+    """The one that is in use."""
+    return _executor
+
+
+def start(group: Group, send: Sequence[Addressed] = (), receive: Sequence[Addressed] = ()) -> Works:
+    """Start these messages. Until they are finished, do not write what is sent nor read what is received.
+
+    A message without elements is not sent: both ends know that it is empty.
+    """
+    send, receive = drop_empty(send), drop_empty(receive)
+    return _executor.start(group, send, receive) if send or receive else Works((), ())
+
+
+def exchange(group: Group, send: Sequence[Addressed] = (), receive: Sequence[Addressed] = ()) -> None:
+    """Send and receive these, and wait until both are done."""
+    works = start(group, send, receive)
+    works.received()
+    works.sent()
+
+
+def add(mine: torch.Tensor, theirs: torch.Tensor, op: Any) -> None:
+    """Add the second tensor to the first, in place, whatever adding is in this operation."""
+    _executor.add(mine, theirs, op)
 
 
 def drop_empty(messages: Sequence[Addressed]) -> list[Addressed]:
     """The messages that have elements."""
-    return [(tensor, rank) for tensor, rank in messages if tensor.numel()]
+    return [message for message in messages if message[0].numel()]
 
 
-@contextlib.contextmanager
-def observed(observer: Observer) -> Iterator[None]:
-    """Have `observer` called before any messages of this process are started."""
-    _observers.append(observer)
-    try:
-        yield
-    finally:
-        _observers.remove(observer)
+def is_batched(tensor: torch.Tensor) -> bool:
+    """Whether messages of such tensors form batches, which both ends must start alike."""
+    return tensor.device.type in IN_BATCHES
+
+
+_hosts: WeakKeyDictionary[Any, Hosts] = WeakKeyDictionary()
+"""Hosts by rank, for groups whose ranks have exchanged them."""
+_segments: WeakKeyDictionary[Any, Segment | str] = WeakKeyDictionary()
+"""The memory that this rank shares with others of the group, or why there is none."""
+
+
+def hosts_of(group: Group, device: torch.device) -> Hosts:
+    """Which ranks of the group share a host. All must ask at the same point; the first time, they exchange it.
+    `device` is where the group's messages lie."""
+    if group not in _hosts:
+        _hosts[group] = Hosts.from_ids(all_gather_numbers(group, device, [digest(host_id())]))
+    return _hosts[group]
+
+
+def segment_of(group: Group, device: torch.device) -> Segment | str:
+    """The memory that this rank shares with those of its host; why not, where any rank has none. As for `hosts_of`."""
+    segment = _segments.get(group)
+    if segment is None:
+        hosts, timeout = hosts_of(group, device).members, partial(timeout_of, proxy(group), device)
+        if device.type == "cpu":
+            world, gather = dist.get_process_group_ranks(group), partial(all_gather_numbers, group, device)
+            segment = open_segment(group.rank(), hosts, world, gather, timeout)
+        else:
+            segment = f"tensors lie in the memory of {device.type}"
+        _segments[group] = segment
+    return segment
+
+
+def all_gather_numbers(group: Group, device: torch.device, values: Sequence[int]) -> list[tuple[int, ...]]:
+    """All-gather of a few numbers of 64 bits. All ranks of the group must call this at the same point.
+
+    They go once round a ring, as messages of the group like an algorithm's own: a collective of the backend could meet
+    one that the user has started meanwhile.
+    """
+    rank, size = group.rank(), group.size()
+    told = torch.zeros(size, len(values), dtype=torch.int64, device=device)
+    told[rank] = torch.tensor(values)
+    lines = told.unbind()
+    for step in range(size - 1):
+        outgoing, incoming = lines[(rank - step) % size], lines[(rank - step - 1) % size]
+        works = _plain.start(group, [(outgoing, (rank + 1) % size)], [(incoming, (rank - 1) % size)])
+        works.received()
+        works.sent()
+    return [tuple(line) for line in told.tolist()]
+
+
+def timeout_of(group: Group, device: torch.device) -> float:
+    """Seconds that an operation of this group may take."""
+    return float(group._get_backend(device).options._timeout.total_seconds())

@@ -10,8 +10,6 @@ import torch
 import torch.distributed as dist
 
 Op = dist.ReduceOp.RedOpType
-Add = Callable[[torch.Tensor, torch.Tensor], object]
-"""Adds the second tensor to the first, in place, whatever adding is in this operation."""
 
 ADDS: dict[Any, Callable[..., torch.Tensor]] = {
     Op.SUM: torch.add,
@@ -24,13 +22,6 @@ ADDS: dict[Any, Callable[..., torch.Tensor]] = {
     Op.BXOR: torch.bitwise_xor,
 }
 BITWISE = (Op.BAND, Op.BOR, Op.BXOR)
-
-
-@functools.cache
-def adder(op: Any) -> Add:
-    """The function that adds in place, for a kind of operation."""
-    add = ADDS[op]
-    return lambda mine, theirs: add(mine, theirs, out=mine)
 
 
 def kind(op: Any) -> Any:

@@ -20,15 +20,12 @@ import functools
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from playground.algorithms.operation import ADDS, name_of
 from playground.runtime.shared_memory import SLOT, Segment
-
-if TYPE_CHECKING:
-    from playground.algorithms.messages import Messages
 
 SMALL = 128 * 1024
 """Bytes up to which each rank adds all slots, with one meeting."""
@@ -49,15 +46,6 @@ def say_why_not(excuse: str, rank: int) -> None:
     if rank == 0 and excuse not in _said:
         _said.add(excuse)
         print(f"the ranks share no memory ({excuse}): they send messages", file=sys.stderr)
-
-
-def share_memory(flat: torch.Tensor, messages: Messages) -> bool:
-    """All-reduce in the memory that all ranks share. False, on all of them and with nothing done, if they do not."""
-    segment = messages.segment
-    if isinstance(segment, str) or segment.size < messages.size:
-        return False
-    all_reduce(segment, flat, messages.op)
-    return True
 
 
 def one_call(collective: Callable[..., None]) -> Callable[..., None]:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from types import NoneType
@@ -126,16 +126,18 @@ def names_option(*flags: str, known: Collection[str], default: Sequence[str], he
     return click.option(*flags, help=f"{help}: {', '.join(known)} or {ALL}.", **take_names(known, default))
 
 
+def read_names(known: Collection[str], texts: Iterable[str]) -> tuple[str, ...]:
+    """The words of texts with commas in them. Raises `click.BadParameter` for one that is no name of the table."""
+    words = tuple(word.strip() for text in texts for word in text.split(","))
+    for word in words:
+        if word not in (*known, ALL):
+            raise click.BadParameter(f"{word!r} is none of {', '.join(known)}, {ALL}.")
+    return words
+
+
 def take_names(known: Collection[str], default: Sequence[str]) -> Mapping[str, Any]:
     """Arguments of `click.option` for several names of a table, with commas between them, or `ALL`. Its value is the
     words given; empty if it is left out, for which --help shows `default`. `select_names` makes names of the words."""
-
-    def check(ctx: click.Context, param: click.Parameter, texts: tuple[str, ...]) -> tuple[str, ...]:
-        words = tuple(word.strip() for text in texts for word in text.split(","))
-        for word in words:
-            if word not in (*known, ALL):
-                raise click.BadParameter(f"{word!r} is none of {', '.join(known)}, {ALL}.")
-        return words
 
     def complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
         before, comma, word = incomplete.rpartition(",")  # only names that are not there yet
@@ -143,7 +145,7 @@ def take_names(known: Collection[str], default: Sequence[str]) -> Mapping[str, A
         return [f"{before}{comma}{name}" for name in names if name.startswith(word)]
 
     about = {"multiple": True, "metavar": "NAME,…", "show_default": ",".join(default)}
-    return {"callback": check, "shell_complete": complete, **about}
+    return {"callback": lambda ctx, param, texts: read_names(known, texts), "shell_complete": complete, **about}
 
 
 def select_names(known: Collection[str], words: Sequence[str]) -> tuple[str, ...]:

@@ -1,11 +1,12 @@
 """Exercises that check themselves: `exercise` hands out a stub, `check` runs what was written on real ranks.
 
-    exercise    what an exercise is, and the list of them
-    cases       inputs and what must come out of them
-    rank        in a rank: the solution is run and watched
-    verdict     the failure in words, and the mistake by name
-    work        the learner's folder: files, and what has passed
-    page        the commands exercise, check, hint and solution
+    exercise     what an exercise is, and the catalogue
+    cases        inputs and expected results
+    rank         in a rank: the solution is run and watched
+    observation  what a rank did, and the first thing that is wrong with it
+    verdict      worlds of several sizes; the failure in words, and the mistake by name
+    work         the learner's folder: files, and what has passed
+    page         the commands exercise, check, hint and solution
 
 In a notebook, `check(function)` prints the verdict on a function of that name.
 """

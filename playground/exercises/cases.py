@@ -1,4 +1,4 @@
-"""What a judge gives a solution, and what must come of it. Importing it does not import torch."""
+"""What a judge gives a solution, and what must come of it."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from numbers import Integral, Real
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from playground.exercises.exercise import Leaf
+import torch
+from torch import nn
 
-if TYPE_CHECKING:
-    import torch
+from playground.exercises.exercise import count
+from playground.exercises.observation import Leaf
 
 ANYTHING = object()
 PLAIN: dict[type, type] = {bool: bool, Integral: int, Real: float, str: str}
@@ -24,6 +25,12 @@ WIDTHS: list[int] = []
 """In a rank: the bytes of one of those elements, in each of them."""
 WAITED: list[int] = []
 """In a rank: the threads in which the solution has called something that waits, in this case, in order."""
+UNEVEN = {
+    "3 samples each": (3,) * 5,
+    "1 sample on rank 0, 3 on rank 1, …": (1, 3, 2, 5, 4),
+    "none on rank 1": (2, 0, 3, 1, 2),
+}
+"""Numbers of samples, by rank."""
 
 
 @dataclass(frozen=True)
@@ -57,16 +64,12 @@ Cases = Iterator[Case]
 
 def digits(rank: int, elements: int, dtype: torch.dtype | None = None) -> torch.Tensor:
     """10^r in every element of rank r; int64 by default."""
-    import torch
-
     return torch.full((elements,), 10**rank, dtype=dtype or torch.int64)
 
 
 def coded(rank: int, elements: int, dtype: torch.dtype | None = None) -> torch.Tensor:
     """(1 + i % 5) * 10^r in element i of rank r: a digit for each rank, and neighbours that differ. As float64 they are
     larger than float32 can hold."""
-    import torch
-
     values = ((torch.arange(elements) % 5 + 1) * 10**rank).to(dtype or torch.int64)
     return values * 1e50 if dtype == torch.float64 else values
 
@@ -74,19 +77,19 @@ def coded(rank: int, elements: int, dtype: torch.dtype | None = None) -> torch.T
 def inputs(*sizes: int) -> Iterator[tuple[str, Callable[[int], torch.Tensor]]]:
     """Descriptions of inputs, and what makes that of a rank: of several dtypes, and of these numbers of elements. In
     the first all elements are the same, which is the easiest to read."""
-    import torch
-
     types = (torch.int64, torch.float32, torch.float64, torch.int32)
     for place, elements in enumerate(sizes or (6, 6, 1, 7, 1000, 0)):
         dtype = types[place % len(types)]
-        about = f"{elements} element{'s' * (elements != 1)}, {str(dtype).removeprefix('torch.')}"
+        about = f"{count(elements, 'element')}, {str(dtype).removeprefix('torch.')}"
         yield about, partial(coded if place else digits, elements=elements, dtype=dtype)
+
+
+def gradients(model: nn.Module) -> list[torch.Tensor | None]:
+    return [param.grad for param in model.parameters()]
 
 
 def flatten(value: Any, where: str = "") -> Iterator[Leaf]:
     """The leaves of a value, in order."""
-    import torch
-
     if isinstance(value, torch.Tensor):
         kind = str(value.dtype).removeprefix("torch.")
         values = value.detach().flatten()[:MAX_VALUES].tolist()

@@ -1,10 +1,11 @@
-"""What an exercise is: one folder, `exercises/<lesson>/<name>/`, of three files. Does not import torch.
+"""What an exercise is: one folder, `exercises/<lesson>/<function>/`, of four files. Does not import torch.
 
-| file           | what is in it                                                                                   |
-|----------------|-------------------------------------------------------------------------------------------------|
-| `reference.py` | the solution; what is between `# write this` and `# until here` is not in the stub; 80 columns  |
-| `judge.py`     | `EXERCISE`, and `cases(rank, size, seed)`, which every rank runs: inputs and what must come out |
-| `text.md`      | the task, and three hints: the idea, the place, nearly the code                                 |
+| file            | what is in it                                                                                  |
+|-----------------|------------------------------------------------------------------------------------------------|
+| `reference.py`  | the solution; what is between `# write this` and `# until here` is not in the stub; 80 columns |
+| `judge.py`      | `cases(rank, size, seed)`, which every rank runs: inputs and expected results                  |
+| `text.md`       | the task, and three hints: the idea, the place, nearly the code                                |
+| `mistakes.diff` | wrong solutions, as changes of the reference: a name, a sentence on what goes wrong, the lines |
 
 The exercise `token-ring` lies in the folder `token_ring`; the learner writes the function `token_ring` in
 `token_ring.py`.
@@ -12,12 +13,9 @@ The exercise `token-ring` lies in the folder `token_ring`; the learner writes th
 
 from __future__ import annotations
 
-import functools
 import hashlib
-import importlib
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from playground.runtime.errors import UsageError
@@ -33,15 +31,9 @@ COLLECTIVES = (
     "broadcast_object_list", "gather_object", "scatter_object_list", "new_group",
 )  # fmt: skip
 GATHERS = ("all_gather", "all_gather_into_tensor", "all_gather_object")
-OWN = "its own tensor"
-"""The place of a tensor that stays as it is, where the task says so."""
-ORDER = (
-    "whoami", "share", "handover", "swap", "shift", "token-ring", "anyone", "column", "broadcast", "gather-uneven",
-    "groups", "chain", "reduce-scatter", "all-gather", "ring", "doubling", "scatter-gather", "mean", "epochs",
-    "same-start", "average", "weighted", "flat", "buckets", "overlap", "accumulate", "hook", "judge", "token-loss",
-    "snapshot", "agree", "call", "sync", "stale", "gpipe", "one-forward-one-backward",
-)  # fmt: skip
 GAP = re.compile(r"^( *)# write this\n(.*?)^ *# until here\n", re.MULTILINE | re.DOTALL)
+MISTAKE = re.compile(r"^# (.+?)(?: \((\w+)\))?\n(?:# (.+)\n)?((?:[-+ @].*\n)+)", re.MULTILINE)
+"""Its name, how a check ends (fail, where nothing is said), what goes wrong, and the lines."""
 FOLDER = Path(__file__).parent
 
 
@@ -50,58 +42,53 @@ class Mistake:
     """A wrong solution, recognised by what it does: the ranks hold, send or wait for the same."""
 
     name: str
-    edits: Mapping[str, str]
-    """What makes it of the reference: what is replaced there, and by what."""
-    says: str = ""
-    """One sentence on what goes wrong."""
-    status: str = FAIL
+    status: str
     """How a check of it ends."""
-
-    def apply(self, source: str) -> str:
-        """The wrong solution. Raises `ValueError` if the reference lacks what is replaced."""
-        for old, new in self.edits.items():
-            if old not in source:
-                raise ValueError(f"{self.name}: the reference has no {old!r}")
-            source = source.replace(old, new)
-        return source
+    says: str
+    """One sentence on what goes wrong; may be empty."""
+    text: str
+    """The wrong solution."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Exercise:
-    """The first half of a judge; the other is its function `cases`."""
+    """A row of the catalogue; the rest is in its folder."""
 
-    module: str = ""
-    """The judge's name; it is given when the exercises are listed."""
+    folder: str
+    """The lesson's folder and the function's name: p2p/token_ring."""
     worlds: tuple[int, ...] = (2, 3, 1, 5, 4)
     """Numbers of ranks, those first whose failures are easiest to read."""
     forbidden: tuple[str, ...] = ()
     """Functions of torch.distributed that would be the answer; all others may be used."""
-    preload: tuple[str, ...] = ()
-    """Modules that take long to import: the fork server does, once for all ranks."""
     builds_on: tuple[str, ...] = ()
     """Exercises whose functions this one may import."""
-    mistakes: tuple[Mistake, ...] = ()
+    preload: tuple[str, ...] = ()
+    """Modules that take long to import: the fork server does, once for all ranks."""
+
+    @property
+    def lesson(self) -> str:
+        return self.folder.partition("/")[0].replace("_", "-")
 
     @property
     def function(self) -> str:
-        return self.module.split(".")[-2]
+        return self.folder.partition("/")[2]
 
     @property
     def name(self) -> str:
         return self.function.replace("_", "-")
 
     @property
-    def lesson(self) -> str:
-        return self.module.split(".")[-3].replace("_", "-")
-
-    @property
     def file(self) -> str:
         """What the learner's file is called."""
         return f"{self.function}.py"
 
+    @property
+    def module(self) -> str:
+        """The judge's name."""
+        return f"{__package__}.{self.folder.replace('/', '.')}.judge"
+
     def read(self, file: str) -> str:
-        folder = FOLDER.joinpath(*self.module.split(".")[2:-1])
-        return (folder / file).read_text(encoding="utf-8")
+        return (FOLDER / self.folder / file).read_text(encoding="utf-8")
 
     @property
     def solution(self) -> str:
@@ -127,61 +114,96 @@ class Exercise:
         found = re.split(r"^\d\. ", self.read("text.md").partition("\n## Hints\n")[2], flags=re.MULTILINE)[1:]
         return tuple(re.sub(r"^   ", "", hint, flags=re.MULTILINE).rstrip() for hint in found)
 
+    @property
+    def mistakes(self) -> tuple[Mistake, ...]:
+        found = MISTAKE.findall(self.read("mistakes.diff"))
+        return tuple(Mistake(name, end or FAIL, says, patch(self.solution, lines)) for name, end, says, lines in found)
+
     def digest(self, source: str) -> str:
         """Identity of a solution, however its lines end, and of the judge: another one may not let it pass."""
-        return hashlib.sha256((self.read("judge.py") + normalise(source)).encode()).hexdigest()[:16]
+        return hashlib.sha256(f"{self}{self.read('judge.py')}{normalise(source)}".encode()).hexdigest()[:16]
 
 
-@functools.cache
-def exercises() -> dict[str, Exercise]:
-    """All exercises by name, in order: those whose folders are here."""
-    folders = (judge.parent.relative_to(FOLDER).parts for judge in FOLDER.glob("*/*/judge.py"))
-    modules = (importlib.import_module(".".join([__package__, *parts, "judge"])) for parts in folders)
-    found = {each.name: each for each in (replace(module.EXERCISE, module=module.__name__) for module in modules)}
-    return {name: found[name] for name in sorted(found, key=ORDER.index)}
+def patch(source: str, changes: str) -> str:
+    """The source after changes: lines that go (-), come (+) or stay ( ), in their order; @@ between places. Raises
+    `ValueError` if it lacks a place."""
+    done = ""
+    for change in changes.split("@@\n"):
+        lines = change.splitlines(keepends=True)
+        old, new = ("".join(line[1:] for line in lines if line[0] in kinds) for kinds in ("- ", "+ "))
+        before, found, source = source.partition(old)
+        if not found:
+            raise ValueError(f"the reference has no {old!r}")
+        done += before + new
+    return done + source
+
+
+COMPILER, SYMBOLIC = "torch._dynamo", "torch.fx.experimental.symbolic_shapes"
+"""Imported by DistributedDataParallel and optimizers, and by a backward from a given gradient."""
+CATALOGUE = {
+    each.name: each
+    for each in (
+        Exercise("hello/whoami"),
+        Exercise("hello/share"),
+        Exercise("p2p/handover", (2, 3, 5)),
+        Exercise("p2p/swap"),
+        Exercise("p2p/shift", (2, 3, 5, 4)),
+        Exercise("p2p/token_ring", (2, 3, 5, 4)),
+        Exercise("p2p/anyone", (2, 3, 5, 4), forbidden=("gather", "gather_object")),
+        Exercise("p2p/column", (2, 3)),
+        Exercise("collectives/broadcast", forbidden=("broadcast", "broadcast_object_list", "scatter", "all_reduce")),
+        Exercise("collectives/gather_uneven"),
+        Exercise("collectives/groups", (4, 5)),
+        Exercise("allreduce/chain", forbidden=("all_reduce",)),
+        Exercise("allreduce/reduce_scatter", forbidden=("reduce_scatter", "reduce_scatter_tensor", "all_reduce")),
+        Exercise("allreduce/all_gather", forbidden=GATHERS),
+        Exercise(
+            "allreduce/ring",
+            forbidden=("all_reduce", "reduce_scatter", "reduce_scatter_tensor", *GATHERS),
+            builds_on=("reduce-scatter",),
+        ),
+        Exercise("allreduce/doubling", (2, 4, 3, 6, 1), forbidden=("all_reduce",)),
+        Exercise(
+            "data_parallel/scatter_gather",
+            (3, 2, 1, 5, 4),
+            forbidden=("scatter", "scatter_object_list", "gather", "gather_object"),
+        ),
+        Exercise("data_parallel/mean"),
+        Exercise("sgd/epochs"),
+        Exercise("sgd/same_start"),
+        Exercise("sgd/average"),
+        Exercise("sgd/weighted", builds_on=("average",)),
+        Exercise("ladder/flat"),
+        Exercise("ladder/buckets", builds_on=("flat",)),
+        Exercise("ladder/overlap"),
+        Exercise("ddp/accumulate", preload=(COMPILER,)),
+        Exercise("ddp/hook", (2, 3, 1, 4), preload=(COMPILER,)),
+        Exercise("prove/judge", (2, 3, 4), preload=(COMPILER,)),
+        Exercise("bert/token_loss", builds_on=("average",)),
+        Exercise("elastic/snapshot", (2, 3, 1), forbidden=("barrier",), preload=(COMPILER,)),
+        Exercise("elastic/agree"),
+        Exercise("rpc/call", (2, 3, 5)),
+        Exercise("parameter_server/sync", (2, 3, 5), forbidden=("all_reduce",)),
+        Exercise("parameter_server/stale", (3, 2, 5)),
+        Exercise("pipeline/gpipe", preload=(SYMBOLIC,)),
+        Exercise("pipeline/one_forward_one_backward", preload=(SYMBOLIC,)),
+    )
+}
+"""All exercises by name, in order."""
 
 
 def find_exercise(file: str) -> Exercise:
     """The exercise whose file, or function, has this name. Raises `UsageError` if there is none."""
     name = file.removesuffix(".py").replace("_", "-")
-    if name not in exercises():
-        raise UsageError(f"there is no exercise {name!r}: choose one of {', '.join(exercises())}")
-    return exercises()[name]
+    if name not in CATALOGUE:
+        raise UsageError(f"there is no exercise {name!r}: choose one of {', '.join(CATALOGUE)}")
+    return CATALOGUE[name]
+
+
+def count(number: int, noun: str, ending: str = "s") -> str:
+    """The number, and the noun in its plural if need be."""
+    return f"{number} {noun}{ending * (number != 1)}"
 
 
 def normalise(source: str) -> str:
     return source.removeprefix("\ufeff").replace("\r\n", "\n").replace("\r", "\n")
-
-
-@dataclass(frozen=True)
-class Leaf:
-    """A tensor, a number or a text in what a function returned or left."""
-
-    where: str
-    """Its place there: "" if it is all there is, else [0] or .weight."""
-    kind: str
-    """The tensor's dtype, or the name of a Python type."""
-    shape: tuple[int, ...]
-    values: tuple[object, ...]
-
-
-@dataclass(frozen=True)
-class Observation:
-    """What one rank did in one case."""
-
-    about: str
-    """The case: its size and dtype, for example."""
-    held: tuple[Leaf, ...]
-    expected: tuple[Leaf, ...]
-    is_coded: bool
-    """Whether each digit of a value says how often that rank's share is in it."""
-    sent: tuple[tuple[int, int], ...]
-    """Receiver and number of elements of each message."""
-    received: tuple[int, ...]
-    """Number of messages received from each rank."""
-    most: int | Mapping[int, float] | None
-    """Elements that it may send in all, or to each receiver."""
-    problems: tuple[tuple[str, str, int], ...]
-    """Rules of torch.distributed that were broken: name, words and line."""
-    printed: str
-    """The beginning of what it printed."""

@@ -18,8 +18,8 @@ from playground.console.paths import FilePath
 from playground.console.session import Session, to_document
 from playground.console.tables import Column, Table
 from playground.exercises import EXERCISES
-from playground.exercises.exercise import PASS, exercises, find_exercise, normalise
-from playground.exercises.verdict import HANGS, JUDGE, Source, Verdict, tell_lines
+from playground.exercises.exercise import CATALOGUE, PASS, find_exercise, normalise
+from playground.exercises.verdict import HANGS, JUDGE, Solution, Verdict, tell_lines
 from playground.exercises.work import Work, check_file, list_solutions, read_text
 from playground.runtime.errors import PlaygroundError, UsageError
 from playground.runtime.launcher import server
@@ -30,7 +30,7 @@ POLL = 0.3
 BECOME_SUBREAPER = 36
 """Option of `prctl`: descendants whose parents have ended become children of this process."""
 
-NAME = click.Choice(tuple(exercises()))
+NAME = click.Choice(tuple(CATALOGUE))
 
 
 @click.command("exercise", short_help=EXERCISES["exercise"].purpose)
@@ -44,7 +44,7 @@ def exercise(name: str | None, reset: bool) -> None:
             raise UsageError("--reset begins one exercise again: name it")
         show_map(Work(Path.cwd()))
         return
-    chosen = exercises()[name]
+    chosen = CATALOGUE[name]
     told = Work(Path.cwd()).begin(chosen, reset)
     show_markdown(chosen.task)
     terminal.say("", told)
@@ -53,11 +53,12 @@ def exercise(name: str | None, reset: bool) -> None:
 def show_map(work: Work) -> None:
     table = Table("lesson", "exercise", Column("", wraps=True), "state")
     following, lesson = None, ""
-    for each in exercises().values():
+    for each in CATALOGUE.values():
         state = work.state(each)
         following = following or (None if state == "passed" else each)
         shown, lesson = each.lesson * (each.lesson != lesson), each.lesson
-        hints = f"{work.of(each).hints} of {len(each.hints)} hints" * bool(work.of(each).hints)
+        shown_hints = work.of(each).get("hints", 0)
+        hints = f"{shown_hints} of {len(each.hints)} hints" * bool(shown_hints)
         table.add(shown, each.name, each.title.partition(": ")[2], ", ".join(filter(None, [state, hints])))
     end = f"Next: python -m playground exercise {following.name}" if following else "All have passed."
     terminal.say(table, "", end)
@@ -91,7 +92,7 @@ def check(files: tuple[Path, ...], watch: bool, as_json: bool, size: int | None,
     if not files:
         raise UsageError("there is no solution in this folder: python -m playground exercise lists what there is to do")
     server.preload(JUDGE.module)
-    for each in filter(None, (exercises().get(file.stem.replace("_", "-")) for file in files)):
+    for each in filter(None, (CATALOGUE.get(file.stem.replace("_", "-")) for file in files)):
         server.preload(*each.preload)
         if size and size not in each.worlds:
             sizes = ", ".join(map(str, sorted(each.worlds)))
@@ -112,7 +113,7 @@ def check(files: tuple[Path, ...], watch: bool, as_json: bool, size: int | None,
 
 def find_file(file: Path) -> Path:
     """The file, or that of the exercise which is called so."""
-    chosen = exercises().get(file.name.replace("_", "-"))
+    chosen = CATALOGUE.get(file.name.replace("_", "-"))
     return file if file.exists() or chosen is None else file.with_name(chosen.file)
 
 
@@ -160,17 +161,17 @@ def record(file: Path, verdict: Verdict, see: Path) -> None:
     worlds. (What was recorded is told on stderr.)"""
     exercise = find_exercise(verdict.exercise)
     world = Session("check", RunOptions(size=verdict.world, see=see, timeout=HANGS)).world
-    before = Work(file.absolute().parent).sources_before(exercise)
+    before = Work(file.absolute().parent).solutions_before(exercise)
     for text, name in ((normalise(read_text(file)), str(file)), (exercise.solution, f"<{exercise.file}>")):
-        sources = (*before, Source(exercise.function, text, name))
+        solutions = (*before, Solution(exercise, text, name))
         with contextlib.suppress(PlaygroundError):  # that it fails is known
-            world.run(JUDGE, sources, exercise, verdict.seed, verdict.number)
+            world.run(JUDGE, solutions, verdict.seed, verdict.number)
 
 
 def next_steps(verdict: Verdict, file: Path) -> str:
     """What to do after a failure."""
     each = find_exercise(verdict.exercise)
-    used = Work(file.absolute().parent).of(each).hints
+    used = Work(file.absolute().parent).of(each).get("hints", 0)
     hint = f"hint {each.name} ({used + 1} of {len(each.hints)})" if used < len(each.hints) else f"solution {each.name}"
     seed = f" --seed {verdict.seed}" if verdict.seed else ""
     return f"Next: {hint}   Again: check {file} -n {verdict.world}{seed}"
@@ -185,8 +186,8 @@ def read_all(files: Iterable[Path]) -> dict[Path, bytes]:
 @click.argument("name", metavar="NAME", type=NAME)
 def hint(name: str) -> None:
     """Show the next hint for an exercise: the idea, the place, nearly the code. All those shown before come again."""
-    work, chosen = Work(Path.cwd()), exercises()[name]
-    shown = min(work.of(chosen).hints + 1, len(chosen.hints))
+    work, chosen = Work(Path.cwd()), CATALOGUE[name]
+    shown = min(work.of(chosen).get("hints", 0) + 1, len(chosen.hints))
     work.note(chosen, hints=shown)
     for number, text in enumerate(chosen.hints[:shown], 1):
         show_markdown(f"{number} of {len(chosen.hints)}: {text}")
@@ -197,8 +198,8 @@ def hint(name: str) -> None:
 @click.option("--give-up", is_flag=True, help="Show it although yours has not passed. This is recorded.")
 def solution(name: str, give_up: bool) -> None:
     """Show the reference solution of an exercise, after yours has passed."""
-    work, chosen = Work(Path.cwd()), exercises()[name]
-    if not work.of(chosen).digest:
+    work, chosen = Work(Path.cwd()), CATALOGUE[name]
+    if "digest" not in work.of(chosen):
         if not give_up:
             raise UsageError(f"{chosen.name} has not passed here: check {chosen.file} first, or add --give-up")
         work.note(chosen, gave_up=True)

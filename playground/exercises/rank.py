@@ -28,8 +28,9 @@ import torch
 import torch.distributed as dist
 
 from playground.exercises.cases import ANYTHING, REDUCED, WAITED, WIDTHS, Case, flatten
-from playground.exercises.exercise import COLLECTIVES, ERROR, FAIL, LOOP, MESSAGES, RETURNED, Exercise, Observation
-from playground.exercises.verdict import DEADLINE, ENDLESS, NOT_WRITTEN, POISON, SHORT_CUT, Source
+from playground.exercises.exercise import COLLECTIVES, ERROR, FAIL, LOOP, MESSAGES, RETURNED
+from playground.exercises.observation import POISON, Observation
+from playground.exercises.verdict import DEADLINE, ENDLESS, NOT_WRITTEN, SHORT_CUT, Solution
 from playground.runtime.rank.rank import LOST_PEER, report
 
 MAX_CALLS, MAX_PRINTED, SHOWN = 2000, 2**16, 1000
@@ -336,20 +337,20 @@ def solving(record: Record) -> Iterator[None]:
         signal.signal(signal.SIGALRM, handler)
 
 
-def import_source(source: Source) -> ModuleType:
-    """The module that `source` is, under its name."""
-    module = ModuleType(source.name)
-    module.__file__ = source.file
-    sys.modules[source.name] = module
-    linecache.cache[source.file] = (len(source.text), None, source.text.splitlines(keepends=True), source.file)
-    exec(compile(source.text, source.file, "exec", dont_inherit=True), module.__dict__)
+def import_solution(solution: Solution) -> ModuleType:
+    """The module that it is, under its name."""
+    module = ModuleType(solution.exercise.function)
+    module.__file__ = file = solution.file
+    sys.modules[module.__name__] = module
+    linecache.cache[file] = (len(solution.text), None, solution.text.splitlines(keepends=True), file)
+    exec(compile(solution.text, file, "exec", dont_inherit=True), module.__dict__)
     return module
 
 
-def judge(rank: int, size: int, sources: tuple[Source, ...], exercise: Exercise, seed: int, only: int | None) -> None:
-    """Run the last of `sources` on the cases of the exercise (`only`: on that one), for as long as ranks and messages
+def judge(rank: int, size: int, solutions: tuple[Solution, ...], seed: int, only: int | None) -> None:
+    """Run the last of `solutions` on the cases of its exercise (`only`: on that one), for as long as ranks and messages
     come out even. Those before it are what it may import. What comes of it is reported: `Observation`s, one a case."""
-    solution = sources[-1]
+    solution, exercise = solutions[-1], solutions[-1].exercise
     record = Record(solution.file, size, exercise.forbidden)
     sys.path.append(os.path.dirname(os.path.abspath(solution.file)))
     sys.dont_write_bytecode = True
@@ -357,7 +358,7 @@ def judge(rank: int, size: int, sources: tuple[Source, ...], exercise: Exercise,
     with patched(record):
         group = dist.new_group()  # the solution's collectives may differ between ranks
         with solving(record):
-            functions = [import_source(source) for source in sources][-1]
+            functions = [import_solution(each) for each in solutions][-1]
         function = getattr(functions, exercise.function)
         for place, case in enumerate(cases(rank, size, seed)):
             if only in (None, place):

@@ -8,28 +8,25 @@ import torch.
 from __future__ import annotations
 
 import ast
-import math
 import symtable
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from playground.exercises.exercise import (
     BLOCKED,
+    CATALOGUE,
     COMPUTES,
     DEADLOCK,
     ERROR,
     FAIL,
     LOOP,
-    OWN,
     PASS,
     RETURNED,
     Exercise,
-    Leaf,
-    Observation,
-    exercises,
     normalise,
-)
+)  # fmt: skip
+from playground.exercises.observation import Found, Observation, count_elements, find_difference, find_failure
 from playground.runtime.errors import PlaygroundError, RankFailed, RankTimeout
 from playground.runtime.launcher.launch import launch
 from playground.runtime.rank.rank import Event
@@ -44,15 +41,13 @@ before."""
 ENDLESS, NOT_WRITTEN = "runs without end", "not written yet"
 NAMED = SHORT_CUT, ONLY_MEMBERS, ANOTHER_ORDER = "short cut", "only members create", "another order"
 """Mistakes that are recognised in any exercise."""
-POISON = -7777
-"""In every element of a tensor into which a message is being received."""
 
 
 @dataclass(frozen=True)
-class Source:
-    """A module that ranks are to have."""
+class Solution:
+    """The learner's answer to an exercise, or the reference: a module that ranks are to have."""
 
-    name: str
+    exercise: Exercise
     text: str
     file: str
 
@@ -92,69 +87,6 @@ class Verdict:
         return {PASS: 0, BLOCKED: 2}.get(self.status, 1)
 
 
-Found = dict[str, object]
-"""Fields of a verdict; none if there is nothing to tell."""
-
-
-def find_difference(held: Sequence[Leaf], expected: Sequence[Leaf]) -> Found:
-    """The first difference that is more than rounding."""
-    for mine, due in zip(held, expected, strict=False):
-        if (mine.where, mine.kind, mine.shape) != (due.where, due.kind, due.shape):
-            is_there = not mine.where or any(leaf.where.startswith(due.where) for leaf in held)
-            words = f"{describe(mine)}; should be {describe(due)}" if is_there else f"there is no {due.where}"
-            return {"where": due.where, "held": describe(mine), "expected": describe(due), "words": words}
-        for index, (value, wanted) in enumerate(zip(mine.values, due.values, strict=True)):
-            if not is_close(value, wanted):
-                words, place = f"holds {show(value)}, should be {show(wanted)}", index if due.shape else None
-                return {"where": due.where, "index": place, "held": value, "expected": wanted, "words": words}
-    if len(held) != len(expected):
-        return {"held": len(held), "expected": len(expected), "words": f"{len(held)} values; {len(expected)} are due"}
-    return {}
-
-
-def is_close(value: object, wanted: object) -> bool:
-    if isinstance(value, float) and isinstance(wanted, float):
-        return math.isclose(value, wanted, rel_tol=1e-4, abs_tol=1e-6) or (math.isnan(value) and math.isnan(wanted))
-    return value == wanted
-
-
-def describe(leaf: Leaf) -> str:
-    if leaf.kind == "NoneType":
-        return "nothing (None)"
-    shape = f" of shape {leaf.shape}" * bool(leaf.shape)
-    return f"{leaf.kind}{shape}{f' at {leaf.where}' * bool(leaf.where)}"
-
-
-def show(value: object) -> str:
-    return f"{value:.6g}" if isinstance(value, float) else repr(value)[:60]
-
-
-def explain_digits(held: object, expected: object, size: int) -> str:
-    """Whose share is missing, or in it twice, where each digit is that of one of `size` ranks. Empty if that is not the
-    difference."""
-    values = [int(each) for each in (held, expected) if isinstance(each, (int, float)) and each == each // 1 >= 0]
-    if len(values) < 2 or max(values) >= 10**size:
-        return ""
-    pairs = dict(enumerate(zip(*(map(int, f"{value:020}"[::-1]) for value in values), strict=True)))
-    wrong = {rank: pair for rank, pair in pairs.items() if pair[0] != pair[1]}
-    missing, twice, foreign = (
-        [rank for rank, pair in wrong.items() if rule(*pair)]
-        for rule in (lambda has, due: not has, lambda has, due: due and has == 2 * due, lambda has, due: not due)
-    )
-    if foreign and len(missing) + len(foreign) == len(wrong):
-        others = f", {name_ranks(missing)} is missing" if missing else ""
-        return f"{name_ranks(foreign)} is in it{others}"
-    if missing == list(wrong):
-        return f"{name_ranks(missing)} is missing"
-    return f"{name_ranks(twice)} is in it twice" if twice == list(wrong) else ""
-
-
-def name_ranks(ranks: Sequence[int]) -> str:
-    if len(ranks) == 1:
-        return f"rank {ranks[0]}'s share"
-    return f"what ranks {', '.join(map(str, ranks[:-1]))} and {ranks[-1]} gave"
-
-
 class Ended(Exception):
     """A rank has reported what ends the check."""
 
@@ -162,20 +94,21 @@ class Ended(Exception):
         self.found = found
 
 
-@dataclass
 class Attempt:
-    """What the ranks of one world reported, and what follows from it."""
+    """What the ranks of one world of `size` reported, and what follows from it."""
 
-    size: int
-    verdict: Verdict
-    case: int = -1
-    """The latest that has begun; in the end, the one that failed."""
-    observed: dict[int, dict[int, Observation]] = field(default_factory=dict)
-    """By case and rank."""
-    at: dict[int, tuple[str, int | None, int]] = field(default_factory=dict)
-    """The operation that each rank called last, its peer and its line."""
-    groups: dict[int, list[tuple[int, ...]]] = field(default_factory=dict)
-    """The groups that each rank has made."""
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.case, self.about = -1, ""
+        """The latest that has begun; in the end, the number of the one that failed."""
+        self.observed: dict[int, dict[int, Observation]] = {}
+        """By case and rank."""
+        self.at: dict[int, tuple[str, int | None, int]] = {}
+        """The operation that each rank called last, its peer and its line."""
+        self.groups: dict[int, list[tuple[int, ...]]] = {}
+        """The groups that each rank has made."""
+        self.found: Found = {}
+        """The failure; empty if there is none."""
 
     def take(self, rank: int, event: Event) -> None:
         """A report. Raises `Ended` for one that ends the check."""
@@ -186,7 +119,7 @@ class Attempt:
         elif "number" in event:
             self.at[rank] = COMPUTES
             if event["number"] > self.case:
-                self.case, self.verdict = event["number"], replace(self.verdict, case=event["about"])
+                self.case, self.about = event["number"], event["about"]
         elif "group" in event:
             self.groups.setdefault(rank, []).append(event["group"])
         elif event:
@@ -211,73 +144,32 @@ class Attempt:
                     return {"status": FAIL, "mistake": mistake, "says": says, "words": words, "rank": rank}
         return {}
 
-    def find_failure(self, case: int) -> Found:
-        """The first failure that was observed in this case."""
-        by_rank = self.observed.get(case, {})
-        for describe in (describe_problem, describe_difference, describe_messages):
-            for rank, seen in sorted(by_rank.items()):
-                if len(by_rank) == self.size and (found := describe(seen, rank, by_rank)):
-                    return {"status": FAIL, "case": seen.about, "rank": rank, "printed": seen.printed, **found}
-        return {}
-
     def end(self, found: Found) -> None:
         """The world has ended, with `found` if it did not return. What was observed before is what is told."""
         for case in sorted(self.observed):
-            if failure := self.find_failure(case):
+            if failure := find_failure(self.observed[case], self.size):
                 self.case, found = case, failure
                 break
         if found.get("status", FAIL) in (FAIL, DEADLOCK):
             found = self.find_groups() or found
-        self.verdict = replace(self.verdict, **found)  # type: ignore[arg-type]
+        self.found = found
 
 
-def describe_problem(seen: Observation, rank: int, by_rank: dict[int, Observation]) -> Found:
-    return dict(zip(("mistake", "words", "line"), seen.problems[0], strict=True)) if seen.problems else {}
+def describe_place(name: str, peer: int | None, line: int) -> str:
+    """Where a rank is."""
+    if not line:
+        return name
+    direction = "to" if "send" in name else "from"
+    return f"in {name}{f' {direction} rank {peer}' if peer is not None else ''}, line {line}"
 
 
-def describe_difference(seen: Observation, rank: int, by_rank: dict[int, Observation]) -> Found:
-    found = find_difference(seen.held, seen.expected)
-    if not found:
-        return {}
-    is_own = found.get("where") == OWN
-    why = explain_digits(found["held"], found["expected"], len(by_rank)) if seen.is_coded and not is_own else ""
-    mistake = "read before wait" if found["held"] == POISON else "changes its own tensor" if is_own else ""
-    return {**found, "words": f"{found['words']}{': ' * bool(why)}{why}", "mistake": mistake}
-
-
-def describe_messages(seen: Observation, rank: int, by_rank: dict[int, Observation]) -> Found:
-    """What is wrong with the messages that this rank sent."""
-    sent = count_elements(seen.sent)
-    if isinstance(seen.most, int) and (total := sum(sent.values())) > seen.most:
-        return {"words": f"sent {count(total, 'element')}; {seen.most} are enough"}
-    for receiver, elements in sent.items():
-        if isinstance(seen.most, Mapping) and elements > (most := seen.most.get(receiver, 0)):
-            return {"words": f"sent {count(elements, 'element')} to rank {receiver}; {most or 'none'} are due there"}
-    for receiver, other in by_rank.items():
-        if (has := sum(to == receiver for to, _ in seen.sent)) != (got := other.received[rank]):
-            return {"words": f"sent {count(has, 'message')} to rank {receiver}, which received {got}"}
-    return {}
-
-
-def count_elements(messages: Sequence[tuple[int, int]]) -> dict[int, int]:
-    """The elements sent to each receiver, but for those that got none."""
-    sent = dict[int, int]()
-    for receiver, elements in sorted(messages):
-        sent[receiver] = sent.get(receiver, 0) + elements
-    return {receiver: elements for receiver, elements in sent.items() if elements}
-
-
-def count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'s' * (number != 1)}"
-
-
-def attempt(exercise: Exercise, sources: Sequence[Source], verdict: Verdict) -> Attempt:
-    """Run the last of the sources in the world of this verdict, in new processes."""
-    made = Attempt(verdict.world or 1, verdict)
-    arguments = (tuple(sources), exercise, verdict.seed, None)
+def attempt(solution: Solution, before: Sequence[Solution], size: int, seed: int) -> Attempt:
+    """Run a solution in a world of this size, in new processes."""
+    made = Attempt(size)
     found: Found = {}
     try:
-        launch(JUDGE, made.size, args=arguments, timeout=HANGS, on_report=made.take, fresh=True)
+        arguments = ((*before, solution), seed, None)
+        launch(JUDGE, size, args=arguments, timeout=HANGS, on_report=made.take, fresh=True)
     except Ended as end:
         found = end.found
     except RankTimeout:  # a rank that computes without end has reported it
@@ -293,65 +185,59 @@ def attempt(exercise: Exercise, sources: Sequence[Source], verdict: Verdict) -> 
     return made
 
 
-def check_source(
-    exercise: Exercise, source: Source, before: Sequence[Source] = (), world: int | None = None, seed: int = 0
+def check_solution(
+    solution: Solution, before: Sequence[Solution] = (), world: int | None = None, seed: int = 0
 ) -> Verdict:
-    """Run a solution on the worlds of its exercise, or on the one given, until one fails. `before`: the modules that it
-    may import."""
-    source = replace(source, name=exercise.function, text=normalise(source.text))
-    verdict = Verdict(exercise=exercise.name, file=source.file, seed=seed)
-    if words := find_fault(exercise, source.text):
+    """Run a solution on the worlds of its exercise, or on the one given, until one fails. `before`: the solutions that
+    it may import."""
+    exercise, solution = solution.exercise, replace(solution, text=normalise(solution.text))
+    verdict = Verdict(exercise=exercise.name, file=solution.file, seed=seed)
+    if words := find_fault(exercise, solution.text):
         return replace(verdict, status=FAIL if words == NOT_WRITTEN else ERROR, words=words)
     made = dict[int, Attempt]()
     for size in (world,) if world else exercise.worlds:
-        made[size] = attempt(exercise, [*before, source], replace(verdict, world=size))
-        if made[size].verdict.status != PASS:
-            return replace(name_mistake(exercise, source, before, made), number=made[size].case)
+        made[size] = last = attempt(solution, before, size, seed)
+        if last.found:
+            name = name_mistake(solution, before, seed, made, size)
+            found = {"case": last.about, **last.found, **name}
+            return replace(verdict, world=size, number=last.case, **found)  # type: ignore[arg-type]
         verdict = replace(verdict, passed=(*verdict.passed, size))
     return verdict
 
 
-def describe_place(name: str, peer: int | None, line: int) -> str:
-    """Where a rank is."""
-    if not line:
-        return name
-    direction = "to" if "send" in name else "from"
-    return f"in {name}{f' {direction} rank {peer}' if peer is not None else ''}, line {line}"
-
-
-def name_mistake(exercise: Exercise, source: Source, before: Sequence[Source], made: dict[int, Attempt]) -> Verdict:
-    """The verdict on the last world, with the name of the catalogued mistake that does the same in all worlds. `made`:
-    the attempts so far, to which further ones are added."""
-    *_, verdict = (each.verdict for each in made.values())
-    if verdict.mistake in NAMED or verdict.words == NOT_WRITTEN:
-        return verdict
-    empty = Verdict(exercise=exercise.name, file=source.file, seed=verdict.seed)
-    sizes = sorted(exercise.worlds, key=lambda size: (size != verdict.world, size not in made))
+def name_mistake(
+    solution: Solution, before: Sequence[Solution], seed: int, made: dict[int, Attempt], world: int
+) -> Found:
+    """The catalogued mistake that does the same in all worlds, if there is one. `made`: the attempts so far, to which
+    further ones are added; that in `world` has failed."""
+    found, exercise = made[world].found, solution.exercise
+    if found.get("mistake") in NAMED or found.get("words") == NOT_WRITTEN:
+        return {}
+    sizes = sorted(exercise.worlds, key=lambda size: (size != world, size not in made))
     for mistake in exercise.mistakes:
-        if mistake.status == verdict.status and mistake.name not in NAMED:
-            wrong = replace(source, text=mistake.apply(exercise.solution))
+        if mistake.status == found["status"] and mistake.name not in NAMED:
             for size in sizes:
-                other = attempt(exercise, [*before, wrong], replace(empty, world=size))
+                other = attempt(replace(solution, text=mistake.text), before, size, seed)
                 if size not in made:
-                    made[size] = attempt(exercise, [*before, source], replace(empty, world=size))
+                    made[size] = attempt(solution, before, size, seed)
                 if not is_alike(made[size], other):
                     break
             else:
-                return replace(verdict, mistake=mistake.name, says=mistake.says)
-    return verdict
+                return {"mistake": mistake.name, "says": mistake.says}
+    return {}
 
 
 def is_alike(one: Attempt, other: Attempt) -> bool:
     """Whether the ranks of two worlds did the same in the cases that failed."""
-    status = one.verdict.status
-    if (status, one.case) != (other.verdict.status, other.case):
+    status = one.found.get("status")
+    if (status, one.case) != (other.found.get("status"), other.case):
         return False
     if status == DEADLOCK:
         return {rank: at[:2] for rank, at in one.at.items()} == {rank: at[:2] for rank, at in other.at.items()}
     if status != FAIL:
-        return one.verdict.words == other.verdict.words
+        return one.found.get("words") == other.found.get("words")
     for case in one.observed.keys() & other.observed.keys():
-        fails = [bool(each.find_failure(case)) for each in (one, other)]
+        fails = [bool(find_failure(each.observed[case], each.size)) for each in (one, other)]
         for rank, mine in one.observed[case].items() if any(fails) else ():
             theirs = other.observed[case].get(rank)
             if theirs is None or not all(fails) or find_difference(mine.held, theirs.held):
@@ -383,7 +269,7 @@ def find_fault(exercise: Exercise, text: str) -> str:
     names = symtable.symtable(text, exercise.file, "exec").get_symbols()
     defined = {name.get_name() for name in names if name.is_assigned() or name.is_imported()}
     if exercise.function not in defined:
-        others = [f"{name}, of another exercise" for name in defined if name.replace("_", "-") in exercises()]
+        others = [f"{name}, of another exercise" for name in defined if name.replace("_", "-") in CATALOGUE]
         has = f", but {others[0]}: is the file's name right?" if others else f": define {exercise.function}"
         return f"there is no function {exercise.function} in it{has}"
     for node in tree.body:

@@ -12,13 +12,14 @@ import json
 import os
 import textwrap
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from pathlib import Path
+from typing import TypedDict, cast
 
 import click
 
-from playground.exercises.exercise import BLOCKED, ERROR, PASS, Exercise, exercises, find_exercise
-from playground.exercises.verdict import Source, Verdict, check_source, is_library, tell_lines
+from playground.exercises.exercise import BLOCKED, CATALOGUE, ERROR, PASS, Exercise, find_exercise
+from playground.exercises.verdict import Solution, Verdict, check_solution, is_library, tell_lines
 from playground.runtime.errors import UsageError
 from playground.runtime.untrusted import expect_dict, parse_json, printable
 
@@ -29,15 +30,14 @@ def progress_file() -> Path:
     return Path(state) / "playground" / "exercises.json"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Progress:
+class Progress(TypedDict, total=False):
     """What is known of one exercise."""
 
-    digest: str = ""
-    """Digest of the solution that has passed; empty if none has."""
-    hints: int = 0
+    digest: str
+    """Of the solution that has passed; missing if none has."""
+    hints: int
     """How many were shown."""
-    gave_up: bool = False
+    gave_up: bool
     """Whether the solution was shown before."""
 
 
@@ -49,8 +49,8 @@ class Work:
         self.progress: dict[str, Progress] = {}
         try:
             found = expect_dict(read_progress_file().get(self.name, {}))
-            self.progress = {name: Progress(**expect_dict(value)) for name, value in found.items()}  # type: ignore[arg-type]
-        except (TypeError, ValueError):  # damaged: a check finds out again what passes
+            self.progress = {name: cast(Progress, expect_dict(value)) for name, value in found.items()}
+        except ValueError:  # damaged: a check finds out again what passes
             return
 
     def of(self, exercise: Exercise) -> Progress:
@@ -58,8 +58,8 @@ class Work:
 
     def note(self, exercise: Exercise, **changes: object) -> None:
         """Change what is known of an exercise. Raises `UsageError` where it cannot be written."""
-        self.progress[exercise.name] = replace(self.of(exercise), **changes)  # type: ignore[arg-type]
-        mine = {name: asdict(each) for name, each in sorted(self.progress.items())}
+        self.progress[exercise.name] = cast(Progress, self.of(exercise) | changes)
+        mine = dict(sorted(self.progress.items()))
         file = progress_file()
         try:
             file.parent.mkdir(parents=True, exist_ok=True)
@@ -73,14 +73,14 @@ class Work:
         """How far the learner is with it, in a few words."""
         known, file = self.of(exercise), self.folder / exercise.file
         if not file.is_file():
-            return "passed, file gone" if known.digest else ""
-        if not known.digest:
+            return "passed, file gone" if "digest" in known else ""
+        if "digest" not in known:
             return "begun"
         return "passed" if self.has_passed(exercise) else "changed"
 
     def has_passed(self, exercise: Exercise) -> bool:
         """Whether the file as it is now has passed the exercise as it is now."""
-        known, file = self.of(exercise).digest, self.folder / exercise.file
+        known, file = self.of(exercise).get("digest"), self.folder / exercise.file
         return file.is_file() and exercise.digest(file.read_bytes().decode(errors="replace")) == known
 
     def begin(self, exercise: Exercise, reset: bool) -> str:
@@ -99,23 +99,23 @@ class Work:
             raise UsageError(f"{file} cannot be written ({error.strerror}): work in a folder of your own") from None
         return f"{words}Complete {file.name}, then: python -m playground check {file.name}"
 
-    def sources_before(self, exercise: Exercise) -> list[Source]:
+    def solutions_before(self, exercise: Exercise) -> list[Solution]:
         """What the exercise builds on: the learner's own file if it has passed, else the reference."""
-        sources = []
+        solutions = []
         for name in exercise.builds_on:
-            other = exercises()[name]
+            other = CATALOGUE[name]
             is_own, file = self.has_passed(other), self.folder / other.file
             text = read_text(file) if is_own else other.solution
-            before = [source for source in self.sources_before(other) if source not in sources]
-            sources += [*before, Source(other.function, text, str(file) if is_own else f"<{other.file}>")]
-        return sources
+            before = [each for each in self.solutions_before(other) if each not in solutions]
+            solutions += [*before, Solution(other, text, str(file) if is_own else f"<{other.file}>")]
+        return solutions
 
     def check(self, file: Path, text: str, world: int | None, seed: int) -> Verdict:
         """Judge a solution, and note that it has passed."""
         exercise = find_exercise(file.name)
-        source = Source(exercise.function, text, str(file))
-        verdict = check_source(exercise, source, self.sources_before(exercise), world, seed)
-        if verdict.status == PASS and world is None and self.of(exercise).digest != exercise.digest(text):
+        solution = Solution(exercise, text, str(file))
+        verdict = check_solution(solution, self.solutions_before(exercise), world, seed)
+        if verdict.status == PASS and world is None and self.of(exercise).get("digest") != exercise.digest(text):
             try:
                 self.note(exercise, digest=exercise.digest(text))
             except UsageError as error:  # that it has passed is true all the same
@@ -145,7 +145,7 @@ def check_file(file: Path, world: int | None, seed: int) -> Verdict:
     """Judge a file by the exercise that it is named after. What is no solution at all gets a verdict, too."""
     name = file.stem
     verdict = Verdict(exercise=name, file=str(file), status=BLOCKED, seed=seed)
-    if file.suffix == ".py" and name.replace("_", "-") not in exercises():
+    if file.suffix == ".py" and name.replace("_", "-") not in CATALOGUE:
         words = f"no exercise is called {name}: `exercise` lists them"
         if is_library(name):
             words = f"it has a library's name, which Python would import in the place of {name}: rename it"
@@ -165,11 +165,11 @@ def check_function(function: Callable[..., object]) -> Verdict:
     else:  # a notebook's: the reference's imports come in one line before it, where its lines keep their numbers
         imports = [line for line in exercise.solution.splitlines() if line.startswith(("import ", "from "))]
         text = f"{'; '.join(imports)}{chr(10) * max(1, first - 1)}{textwrap.dedent(inspect.getsource(function))}"
-    verdict = check_source(exercise, Source(exercise.function, text, file), Work(Path.cwd()).sources_before(exercise))
+    verdict = check_solution(Solution(exercise, text, file), Work(Path.cwd()).solutions_before(exercise))
     click.echo("\n".join(printable(line) for line in tell_lines(verdict)))
     return verdict
 
 
 def list_solutions(folder: Path) -> list[Path]:
     """The files in a folder that are named after exercises, in the exercises' order."""
-    return [folder / each.file for each in exercises().values() if (folder / each.file).is_file()]
+    return [folder / each.file for each in CATALOGUE.values() if (folder / each.file).is_file()]

@@ -87,7 +87,7 @@ def elastic_settings(folder: Path) -> tuple[TrainingSettings, str, tuple[Kill, .
     """Twenty steps, with two kills and a snapshot every four steps."""
     snapshots = SnapshotSettings(folder=folder / "snapshots", every=4)
     settings = TrainingSettings(folder=draw_digits(folder), limit=IMAGES, epochs=2, snapshots=snapshots)
-    return settings, "sgd", (Kill(rank=1, step=7), Kill(rank=0, step=14))
+    return settings, "sgd", ((1, 7), (0, 14))
 
 
 def pipeline_settings(folder: Path) -> tuple[PipelineSettings]:

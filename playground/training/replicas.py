@@ -10,7 +10,6 @@ import torch.distributed as dist
 from torch import nn
 
 from playground.runtime.meeting.agreement import require_same_on_all_ranks
-from playground.training.gradients import AllReduce, average_together, buckets
 
 SMALLEST = 5e-324
 """The smallest float64 above 0."""
@@ -27,13 +26,6 @@ def broadcast_parameters(model: nn.Module, src: int = 0) -> None:
             whole = tensor.contiguous()
             dist.broadcast(whole, src)
             tensor.copy_(whole)
-
-
-def average_parameters(model: nn.Module, all_reduce: AllReduce = dist.all_reduce) -> None:
-    """Leave in every parameter its mean over all ranks."""
-    with torch.no_grad():
-        for params in buckets(list(model.parameters())):
-            average_together(params, all_reduce)
 
 
 def largest_difference(model: nn.Module, *, with_buffers: bool = True) -> float:

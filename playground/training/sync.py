@@ -1,26 +1,148 @@
-"""Gradient synchronisation: the calls of a training step that keep replicas equal, on every rank."""
+"""Gradient synchronisation: what keeps replicas equal in a training step, from the tutorial's loop to overlapping.
+
+    flat(model)                                 after backward, on every rank
+    flat(model, all_reduce=ring)                with an all-reduce of ours
+    sync = Overlapped(model)                    before the first backward; `sync.after_backward()` after each
+
+The functions are called after backward, with this rank's gradients in every `param.grad`, and leave there their mean
+over all ranks. What takes part at several moments of a step is a class, a `GradSync`. All ranks must call the same:
+every all_reduce in here waits for all of them.
+"""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
+from functools import partial
 from typing import Any
+from weakref import WeakKeyDictionary
 
+import torch
 import torch.distributed as dist
 from torch import nn
 
 from playground.algorithms import load_all_reduce
 from playground.training.grad_syncs import GRAD_SYNCS
-from playground.training.gradients import AllReduce
-from playground.training.replicas import average_parameters
 from playground.training.settings import BUCKET_CAP, TrainingSettings
 
+AllReduce = Callable[..., object]
+"""Called as `all_reduce(tensor, op=…)`, in place; with `async_op=True` it returns at once something to `wait()` for."""
 Broadcast = Callable[..., object]
 """Called as `broadcast(tensor, src=…, group=…)`, in place."""
 
 
+def none_safe(model: nn.Module, all_reduce: AllReduce = dist.all_reduce) -> None:
+    """One all_reduce per parameter. A gradient that is None (this rank's samples took another branch) takes part, as
+    zero."""
+    for grad in gradients(model):
+        all_reduce(grad, op=dist.ReduceOp.SUM)
+        grad /= dist.get_world_size()
+
+
+def per_parameter(model: nn.Module, all_reduce: AllReduce = dist.all_reduce) -> None:
+    """The same as the tutorial does it, `average_gradients` of the lesson sgd: every parameter must have a gradient.
+
+    Raises `ValueError` where one has none: skipping it would leave the other ranks waiting, or, on all ranks, hide that
+    it is not trained. Source: https://docs.pytorch.org/tutorials/intermediate/dist_tuto.html
+    """
+    for name, param in model.named_parameters():
+        if param.grad is None and param.requires_grad:
+            raise ValueError(f"{name} has no gradient on rank {dist.get_rank()}: this needs a way that is None-safe")
+    none_safe(model, all_reduce)
+
+
+def flat(model: nn.Module, all_reduce: AllReduce = dist.all_reduce) -> None:
+    """One all_reduce for all gradients: each message has a latency, so eight small ones take longer than one of the
+    same bytes."""
+    for grads in buckets(gradients(model)):
+        average_together(grads, all_reduce)
+
+
+def bucketed(model: nn.Module, all_reduce: AllReduce = dist.all_reduce, bucket_cap: float = BUCKET_CAP) -> None:
+    """One all_reduce per bucket, the last layers' first: the copy to be sent takes the memory of one bucket, not of all
+    gradients."""
+    for grads in buckets(gradients(model)[::-1], bucket_cap):
+        average_together(grads, all_reduce)
+
+
+def hierarchical(
+    model: nn.Module, all_reduce: AllReduce = dist.all_reduce, broadcast: Broadcast = dist.broadcast
+) -> None:
+    """All gradients in one message, added up inside pairs of ranks, between the leaders of the pairs, and sent back.
+
+    Where the ranks of a pair are close to each other (on one host) and pairs are far apart, one message of each pair
+    crosses the slow links instead of one of every rank. What pairs exchange are sums, so that a rank alone weighs what
+    it should. All ranks get the same bits: those of their leaders.
+    Source: Goyal et al., Accurate, Large Minibatch SGD, 2017, arXiv 1706.02677, section 4
+    """
+    mine, leader, leaders = groups_of(dist.group.WORLD)
+
+    def in_two_levels(tensor: torch.Tensor, op: Any) -> None:
+        all_reduce(tensor, op=op, group=mine)
+        if dist.get_rank() == leader:
+            all_reduce(tensor, op=op, group=leaders)
+        broadcast(tensor, src=leader, group=mine)
+
+    flat(model, in_two_levels)
+
+
+Groups = tuple[Any, int, Any]
+"""A rank's group, the first rank of that, its leader, and the group of all leaders."""
+_groups: WeakKeyDictionary[Any, Groups] = WeakKeyDictionary()
+
+
+def groups_of(world: Any) -> Groups:
+    """Pairs of consecutive ranks, the last rank alone if their number is odd. They are made at the first call, by every
+    rank in the same order, as `new_group` demands: each has connections of its own."""
+    if world not in _groups:
+        size, leader = dist.get_world_size(), dist.get_rank() // 2 * 2
+        pairs = {first: dist.new_group(list(range(first, min(first + 2, size)))) for first in range(0, size, 2)}
+        _groups[world] = pairs[leader], leader, dist.new_group(list(pairs))
+    return _groups[world]
+
+
+def average_together(grads: Sequence[torch.Tensor], all_reduce: AllReduce) -> None:
+    """Leave in every tensor its mean over all ranks. They are of one type, and travel in a single message."""
+    message = torch.cat([grad.flatten() for grad in grads])
+    all_reduce(message, op=dist.ReduceOp.SUM)
+    message /= dist.get_world_size()
+    for grad, averaged in zip(grads, message.split([grad.numel() for grad in grads]), strict=True):
+        grad.copy_(averaged.view_as(grad))
+
+
+def trainable_parameters(model: nn.Module) -> list[nn.Parameter]:
+    """The parameters that backward computes gradients for, in the order of the layers."""
+    return [param for param in model.parameters() if param.requires_grad]
+
+
+def gradients(model: nn.Module) -> list[torch.Tensor]:
+    """The gradient of every trainable parameter, zero where this rank has none."""
+    params = trainable_parameters(model)
+    for param in params:
+        if param.grad is None:
+            param.grad = torch.zeros_like(param)
+    return [param.grad for param in params if param.grad is not None]
+
+
+def buckets(tensors: Sequence[torch.Tensor], cap: float = float("inf")) -> Iterator[list[torch.Tensor]]:
+    """Cut a sequence of tensors into those that travel together: a bucket is full once it holds `cap` bytes or more.
+
+    Every type has buckets of its own, since a message has one type.
+    """
+    open_buckets: dict[torch.dtype, list[torch.Tensor]] = {}
+    for tensor in tensors:
+        bucket = open_buckets.setdefault(tensor.dtype, [])
+        bucket.append(tensor)
+        if sum(each.nbytes for each in bucket) >= cap:
+            yield open_buckets.pop(tensor.dtype)
+    yield from open_buckets.values()
+
+
 class GradSync:
     """Does nothing by itself: the model sees to it, as DistributedDataParallel does, or each rank trains alone."""
+
+    keeps_replicas_equal = True
+    """Whether they are equal after every step, and not only now and then."""
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
@@ -42,24 +164,140 @@ class GradSync:
         """The optimizer for the model, `new_optimizer(parameters)` unless it is part of the synchronisation."""
         return new_optimizer(self.model.parameters())
 
-    @property
-    def keeps_replicas_equal(self) -> bool:
-        """Whether they are equal after every step, and not only now and then."""
-        return True
-
 
 class AverageAfterBackward(GradSync):
-    """Gradients are averaged once backward is done: `average(model, **needs)` does that."""
+    """Gradients are averaged once backward is done: `average(model)` does that."""
 
-    def __init__(self, average: Callable[..., None], model: nn.Module, **needs: Any) -> None:
+    def __init__(self, average: Callable[[nn.Module], None], model: nn.Module) -> None:
         super().__init__(model)
-        self.average, self.needs = average, needs
+        self.average = average
 
     def after_backward(self) -> None:
-        self.average(self.model, **self.needs)
+        self.average(self.model)
 
 
-class AverageParameters(GradSync):
+class Overlapped(GradSync):
+    """What DistributedDataParallel does: each backward starts the averaging, bucket by bucket, and goes on;
+    `after_backward` waits for its end.
+
+    Backward goes through the layers from the last to the first: the last layers' gradients are ready early. A bucket
+    leaves as soon as its last gradient is ready and all buckets before it have left: the order of messages must be the
+    same on every rank, whatever order gradients get ready in. A gradient that backward does not reach on this rank
+    takes part as zero. The gradients of parameters that are `excluded` stay as they are.
+    Source: Li et al., PyTorch Distributed, 2020, arXiv 2006.15704, section 3.2
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        all_reduce: AllReduce = dist.all_reduce,
+        bucket_cap: float = BUCKET_CAP,
+        excluded: Set[nn.Parameter] = frozenset(),
+    ) -> None:
+        super().__init__(model)
+        self.all_reduce = all_reduce
+        params = [param for param in trainable_parameters(model)[::-1] if param not in excluded]
+        self.buckets = [self.new_bucket(of_bucket) for of_bucket in buckets(params, bucket_cap)]
+        self.works: list[Any] = []
+        """Outstanding work handles of the buckets that have left, in their order."""
+        self.is_syncing = True
+        for bucket in self.buckets:
+            for param in bucket.views:
+                param.register_post_accumulate_grad_hook(partial(self.collect, bucket))
+
+    def new_bucket(self, params: Sequence[torch.Tensor]) -> Bucket:
+        return Bucket(params)
+
+    def collect(self, bucket: Bucket, param: torch.Tensor) -> None:
+        """Called by backward when `param.grad` is complete."""
+        if not self.is_syncing:
+            return
+        if param not in bucket.missing:
+            raise RuntimeError("a second backward before the first one's gradients were averaged: put it under no_sync")
+        bucket.add(param)
+        while self.remaining and not self.remaining[0].missing:
+            self.works.append(self.start(self.remaining[0]))
+
+    @property
+    def remaining(self) -> list[Bucket]:
+        """The buckets that have not left yet."""
+        return self.buckets[len(self.works) :]
+
+    def start(self, bucket: Bucket) -> Any:
+        """Start the all_reduce of a bucket. Returns what is to be waited for."""
+        return bucket.start(self.all_reduce)
+
+    def start_remaining(self) -> None:
+        """Start what backward has not: buckets with a gradient that it did not reach, and those behind them."""
+        for bucket in self.remaining:
+            for param in list(bucket.missing):
+                bucket.add(param)
+            self.works.append(self.start(bucket))
+
+    def after_backward(self) -> None:
+        """Wait until every `param.grad` is the mean."""
+        self.start_remaining()
+        self.finish()
+
+    def finish(self) -> None:
+        """Wait for all buckets, and expect the next backward."""
+        for bucket in self.buckets:
+            self.works.pop(0).wait()
+            bucket.missing.update(bucket.views)
+
+    @contextlib.contextmanager
+    def no_sync(self) -> Iterator[None]:
+        self.is_syncing = False
+        try:
+            yield
+        finally:
+            self.is_syncing = True
+
+
+class Bucket:
+    """Gradients that travel together. Their memory is that of the message: each `param.grad` becomes a view of it."""
+
+    def __init__(self, params: Sequence[torch.Tensor], flat: torch.Tensor | None = None) -> None:
+        """`flat` is memory for all of them, if it is not to be allocated here."""
+        self.flat = new_flat(params) if flat is None else flat
+        self.weight = 1 / dist.get_world_size()
+        self.views = views_of(self.flat, params)
+        self.missing = set(params)
+        """The parameters whose gradients are not in the bucket yet."""
+
+    def add(self, param: torch.Tensor) -> None:
+        """Put this rank's gradient of `param`, which is complete, into the bucket, as its part of the mean."""
+        view = self.views[param]
+        if param.grad is None:
+            view.zero_()
+        elif param.grad is view:  # backward has added to what was there: nothing to copy
+            view *= self.weight
+        else:
+            torch.mul(param.grad, self.weight, out=view)
+        param.grad = view
+        self.missing.remove(param)
+
+    def start(self, all_reduce: AllReduce) -> Any:
+        """Start the all_reduce of this bucket. Returns what is to be waited for."""
+        return all_reduce(self.flat, op=dist.ReduceOp.SUM, async_op=True)
+
+
+def new_flat(params: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Memory for as many elements as these have together, all of one type."""
+    return params[0].detach().new_zeros(sum(param.numel() for param in params))
+
+
+def views_of(flat: torch.Tensor, params: Sequence[torch.Tensor]) -> dict[torch.Tensor, torch.Tensor]:
+    """For each parameter its part of a flat tensor, in the parameter's shape."""
+    parts = flat.split([param.numel() for param in params])
+    # Strided as the parameter is (channels_last, say), so that backward and optimizer walk both the same way.
+    return {
+        param: part.as_strided(param.shape, torch.empty_like(param).stride())
+        for param, part in zip(params, parts, strict=True)
+    }
+
+
+class LocalSGD(GradSync):
     """Local SGD: each rank steps by its own gradients; after every `sync_every` steps, and after the last, parameters
     are averaged.
 
@@ -70,35 +308,62 @@ class AverageParameters(GradSync):
     def __init__(self, model: nn.Module, all_reduce: AllReduce = dist.all_reduce, sync_every: int = 1) -> None:
         super().__init__(model)
         self.all_reduce, self.sync_every, self.steps = all_reduce, sync_every, 0
+        self.keeps_replicas_equal = sync_every == 1
 
     def go_on_from(self, step: int) -> None:
         self.steps = step
 
-    @property
-    def keeps_replicas_equal(self) -> bool:
-        return self.sync_every == 1
-
     def after_step(self, last: bool) -> None:
         self.steps += 1
         if last or self.steps % self.sync_every == 0:
-            average_parameters(self.model, self.all_reduce)
+            with torch.no_grad():
+                for params in buckets(list(self.model.parameters())):
+                    average_together(params, self.all_reduce)
+
+
+def all_reduce_hook(all_reduce: AllReduce, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    """A communication hook, by which DistributedDataParallel averages its buckets with an all-reduce of ours:
+
+        model.register_comm_hook(load_all_reduce("shared-memory"), all_reduce_hook)
+
+    In a thread, while backward goes on; the last bucket at once, for it has nothing to overlap.
+    Source: https://docs.pytorch.org/docs/stable/ddp_comm_hooks.html
+    """
+    message = bucket.buffer().div_(dist.get_world_size())
+    begun: torch.futures.Future[Any] = torch.futures.Future()
+    if bucket.is_last():
+        all_reduce(message, op=dist.ReduceOp.SUM)
+        begun.set_result(message)
+        return begun
+    work: Any = all_reduce(message, op=dist.ReduceOp.SUM, async_op=True)
+
+    def end(_: object) -> torch.Tensor:
+        work.wait()
+        return message
+
+    ended = begun.then(end)  # so that an error in it is one to C++ too
+    work.future.add_done_callback(lambda _: begun.set_result(None))
+    return ended
+
+
+# torch compares them with its classes, not with their names
+all_reduce_hook.__annotations__ |= {"bucket": dist.GradBucket, "return": torch.futures.Future[torch.Tensor]}
 
 
 def new_grad_sync(
     name: str,
     model: nn.Module,
     all_reduce: AllReduce = dist.all_reduce,
-    bucket_cap: int = BUCKET_CAP,
+    bucket_cap: float = BUCKET_CAP,
     sync_every: int = 1,
     broadcast: Broadcast = dist.broadcast,
 ) -> GradSync:
-    """The gradient synchronisation of that name for `model`, made once, before its first backward. All ranks must call
-    this in the same order, for some make process groups."""
+    """The gradient synchronisation of that name for `model`, made once, before its first backward."""
     spec = GRAD_SYNCS[name]
     values = {"all_reduce": all_reduce, "bucket_cap": bucket_cap, "sync_every": sync_every, "broadcast": broadcast}
-    needs = {need: values[need] for need in spec.needs}
     code = spec.code.load()
-    return code(model, **needs) if isinstance(code, type) else AverageAfterBackward(code, model, **needs)
+    needs = {need: values[need] for need in spec.needs}
+    return code(model, **needs) if isinstance(code, type) else AverageAfterBackward(partial(code, **needs), model)
 
 
 def build_grad_sync(model: nn.Module, settings: TrainingSettings) -> GradSync:

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from ranks import observed
 
 from playground import launch
 from playground.algorithms import ALGORITHMS, load_algorithm, load_all_reduce
-from playground.algorithms.messages import Messages, observed
-from playground.algorithms.pipelined_ring import IN_FLIGHT, PIECE
-from playground.algorithms.transport import Addressed
+from playground.algorithms.cost_model import IN_FLIGHT, PIECE
+from playground.algorithms.messages import Addressed
 from playground.runtime import RankFailed
 from playground.testing import World
 
@@ -33,7 +33,7 @@ def messages_of(call: Callable[[], object]) -> dict[str, int]:
     """How many messages this rank sends in a call, and how many bytes."""
     sent: list[int] = []
 
-    def note(messages: Messages, send: Sequence[Addressed], receive: Sequence[Addressed]) -> None:
+    def note(send: Sequence[Addressed], receive: Sequence[Addressed]) -> None:
         sent.extend(part.nbytes for part, _ in send)
 
     with observed(note):
@@ -72,7 +72,7 @@ def memory_beside(rank: int, size: int, name: str, numel: int) -> int:
     """Bytes of memory, other than the tensor's, into which the algorithm receives or from which it sends."""
     tensor, beside = torch.zeros(numel), {}
 
-    def note(messages: Messages, send: Sequence[Addressed], receive: Sequence[Addressed]) -> None:
+    def note(send: Sequence[Addressed], receive: Sequence[Addressed]) -> None:
         for part, _ in [*send, *receive]:
             storage = part.untyped_storage()
             if storage.data_ptr() != tensor.untyped_storage().data_ptr():
@@ -94,12 +94,14 @@ def test_the_ring_needs_memory_for_one_chunk(world: Worlds) -> None:
 
 
 def fail_inside_all_reduce(rank: int, size: int) -> None:
-    def note(messages: Messages, send: Sequence[Addressed], receive: Sequence[Addressed]) -> None:
-        if rank == 1 and messages.flat.max() > 1:  # it has added something already
+    tensor = torch.ones(100)
+
+    def note(send: Sequence[Addressed], receive: Sequence[Addressed]) -> None:
+        if rank == 1 and tensor.max() > 1:  # it has added something already
             raise ValueError("no more")
 
     with observed(note):
-        load_all_reduce("ring")(torch.ones(100))
+        load_all_reduce("ring")(tensor)
 
 
 def test_a_rank_that_fails_inside_an_algorithm_is_named() -> None:

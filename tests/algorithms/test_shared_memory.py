@@ -25,7 +25,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDSt
 from torch.nn.parallel import DistributedDataParallel
 
 from playground.algorithms import load_all_reduce, shared_memory
-from playground.algorithms.process_group import ProcessGroupTransport, _segments
+from playground.algorithms.messages import segment_of
 from playground.runtime import shared_memory as memory
 from playground.runtime.errors import RankFailed
 from playground.runtime.shared_memory import MOST_RANKS, SLOT, Segment
@@ -120,7 +120,7 @@ def test_tensors_of_many_slots(size: int, world: Worlds) -> None:
 
 def where_they_lie(rank: int, size: int, elements: int) -> set[str]:
     """Tensors whose sums are wrong, of those that lie in shared memory on all ranks, or only on some."""
-    segment = ProcessGroupTransport(dist.group.WORLD).segment(torch.device("cpu"))
+    segment = segment_of(dist.group.WORLD, torch.device("cpu"))
     assert isinstance(segment, Segment)
     first, second = (segment.allocate(elements, torch.float64)[rank] for _ in range(2))
     complex_ones = segment.allocate(elements, torch.complex128)[rank]
@@ -288,7 +288,7 @@ def without_memory(rank: int, size: int, refused: int) -> tuple[float, object]:
             patch.setattr(memory, "attach", refuse)
         group, tensor = dist.new_group(range(size)), torch.ones(3)
         load_all_reduce("shared-memory")(tensor, group=group)
-    return tensor[0].item(), _segments[group]
+    return tensor[0].item(), segment_of(group, torch.device("cpu"))
 
 
 @pytest.mark.parametrize("refused", [0, 1])

@@ -5,18 +5,12 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
-from functools import partial
-from itertools import product
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
-from test_lessons import docstring_table
 
-from playground.algorithms import ALGORITHMS, OURS
-from playground.algorithms.messages import Messages, observed
-from playground.algorithms.transports import transport_of
+from playground.algorithms import ALGORITHMS
 from playground.lessons import LESSONS
 from playground.lessons.all_reduce import lesson
 from playground.lessons.all_reduce.page import (
@@ -26,111 +20,23 @@ from playground.lessons.all_reduce.page import (
     AllReduceSettings,
     Note,
     load_of,
-    spec_of,
     steps_of,
     summary_of,
 )
 from playground.runtime import PlaygroundError
-from playground.runtime.rank.steps import run_steps
 from playground.testing import World
 from playground.training.results import replicas_verdict
 
 Run = Callable[..., Any]
 Worlds = Callable[..., World]
 LESSON = LESSONS["allreduce"]
-TRACE = LESSON.remote("run")
+TRACE = LESSON.remote("run", "trace")
 
 
 def test_the_lesson_has_every_algorithm() -> None:
-    """What can be asked for comes from the table of specifications, and these have a step that shows their table."""
     names = [name for name, spec in ALGORITHMS.items() if spec.has_messages]
     assert list(TRACEABLE) == [*names, "reduce-scatter", "all-gather"]
-    assert [step.replace("_", "-") for step in LESSON.steps] == [
-        "reduce-broadcast", "all-to-all", "tutorial-ring", "ring", "reduce-scatter", "all-gather", "pipelined-ring",
-        "recursive-doubling", "halving-doubling", "binary-tree", "hierarchical",
-    ]  # fmt: skip
-    assert {step.replace("_", "-") for step in LESSON.steps} <= set(TRACEABLE)
     assert all(summary_of(name) for name in TRACEABLE)
-    assert {algorithm for collective, algorithm in PHASES.values()} == {"ring"}
-    assert {collective for collective, _ in TRACEABLE.values()} == set(OURS)
-
-
-def test_steps_do_what_their_tables_say(world: Worlds) -> None:
-    steps = [LESSON.remote(step) for step in LESSON.steps]
-    by_rank = world(4).run(run_steps, steps)
-    for step, ranks in zip(LESSON.steps, zip(*by_rank, strict=True), strict=True):
-        rows = docstring_table("allreduce", step)
-        assert [{name: getattr(rank, name) for name in rows[0]} for rank in ranks] == rows, step
-
-
-BOARD = [step for step in LESSON.steps if hasattr(getattr(lesson, step), "__wrapped__")]
-PHASES_OF_THE_RING = [name.replace("-", "_") for name in PHASES]
-
-
-def messages_of_the_board(rank: int, size: int, step: str, elements: int) -> tuple[list[Any], list[int]]:
-    """The messages of a step as torch.distributed is asked for them, one list for each start; and what it leaves."""
-    starts: list[Any] = []
-
-    def note(real: Callable[..., Any], *messages: tuple[str, int, int]) -> Any:
-        if sizeable := [message for message in messages if message[2]]:
-            starts.append(sizeable)
-        return real()
-
-    def send(tensor: torch.Tensor, dst: int) -> Any:
-        return note(partial(real["send"], tensor, dst), ("isend", dst, tensor.numel()))
-
-    def recv(tensor: torch.Tensor, src: int) -> Any:
-        return note(partial(real["recv"], tensor, src), ("irecv", src, tensor.numel()))
-
-    def batch(ops: list[Any]) -> Any:
-        messages = [(op.op.__name__, op.peer, op.tensor.numel()) for op in ops]
-        return note(partial(real["batch_isend_irecv"], ops), *messages)
-
-    ours = {"send": send, "recv": recv, "batch_isend_irecv": batch}
-    real = {name: getattr(dist, name) for name in ours}
-    tensor = torch.full((elements,), 10**rank)
-    with pytest.MonkeyPatch.context() as patch:
-        for name, function in ours.items():
-            patch.setattr(dist, name, function)
-        getattr(lesson, step)(rank, size, tensor)
-    return starts, tensor.tolist()
-
-
-def messages_of_the_algorithm(rank: int, size: int, step: str, elements: int) -> tuple[list[Any], list[int]]:
-    """The same of our algorithm of that name, from `playground.algorithms`."""
-    starts: list[Any] = []
-
-    def note(_: Messages, send: Any, receive: Any) -> None:
-        sent = [("isend", to, part.numel()) for part, to in send]
-        if sent or receive:
-            starts.append(sent + [("irecv", source, part.numel()) for part, source in receive])
-
-    tensor = torch.full((elements,), 10**rank)
-    with observed(note):
-        messages = Messages(tensor, transport_of(dist.group.WORLD))
-        if size > 1:  # a collective calls no algorithm for one rank alone
-            add = [] if step == "all_gather" else [torch.Tensor.add_]
-            spec_of(step.replace("_", "-")).code(tensor, *add, messages)
-    return starts, tensor.tolist()
-
-
-def compare_messages(rank: int, size: int) -> list[str]:
-    """Steps of the board whose messages are not those of our algorithm of that name, or that leave no sums."""
-    different = []
-    for step, elements in product(BOARD, (1, size, 2 * size + 1)):
-        starts, left = messages_of_the_board(rank, size, step, elements)
-        if (starts, left) != messages_of_the_algorithm(rank, size, step, elements):
-            different.append(f"{step} of {elements}: {starts}")
-        elif step not in PHASES_OF_THE_RING and left != [int("1" * size)] * elements:
-            different.append(f"{step} of {elements} leaves {left}")
-    return different
-
-
-@pytest.mark.parametrize("size", [1, 2, 3, 4, 5])
-def test_the_board_sends_the_messages_of_our_algorithms(size: int, world: Worlds) -> None:
-    """To and from the same ranks, of the same sizes, in the same order, and started together."""
-    assert set(BOARD) == set(LESSON.steps) - {"pipelined_ring", "hierarchical"}
-    assert world(size).run(compare_messages) == [[]] * size
 
 
 def tutorials_call(rank: int, size: int) -> list[float]:

@@ -18,8 +18,10 @@ import torch.nn.functional as F
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data.distributed import DistributedSampler
 
-from playground.lessons.ddp.ddp_run import DDPRun, build_model, build_run
 from playground.lessons.ddp.lab import (
+    DDPRun,
+    build_model,
+    build_run,
     check_buckets,
     check_replicas,
     check_resumed,
@@ -28,18 +30,17 @@ from playground.lessons.ddp.lab import (
     hooks,
     run_lab,
 )
-from playground.lessons.ddp.page import part_texts
-from playground.lessons.ddp.settings import HOOKS, PARTS, LabSettings
+from playground.lessons.ddp.page import HOOKS, PARTS, LabSettings, part_texts
 from playground.runtime import PlaygroundError, UsageError
 from playground.runtime.backends import BACKENDS
 from playground.runtime.launcher.server import preload
 from playground.runtime.remote import Remote, remote
 from playground.testing import World
-from playground.training.gradients import buckets
 from playground.training.net import Net
 from playground.training.partition import share
 from playground.training.replicas import flat
 from playground.training.settings import TrainingSettings
+from playground.training.sync import buckets
 
 RUN_LAB = remote("playground.lessons.ddp.lab:run_lab")
 
@@ -130,18 +131,18 @@ def test_only_the_hooks_asked_for_beside_none(lab: Lab) -> None:
 
 def small_lab(folder: Path, **changes: Any) -> LabSettings:
     """A lab with batches that cannot be shared out evenly."""
-    defaults = {"caps": (25.0,), "hooks": ("none",)}
+    defaults = {"bucket_caps": (25.0,), "comm_hooks": ("none",)}
     return LabSettings(training=TrainingSettings(folder=folder, batch_size=7), **{**defaults, **changes})
 
 
 def a_hook_that_is_refused(rank: int, size: int, folder: Path, required: bool) -> list[dict[str, Any]]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(HOOKS, "fp8", replace(HOOKS["none"], name="fp8", dtype="float8_e4m3fn"))
-        return hooks(rank, size, small_lab(folder, hooks=("none", "fp8"), required=("fp8",) * required))
+        return hooks(rank, size, small_lab(folder, comm_hooks=("fp8",) if required else ("all",)))
 
 
 def test_what_the_backend_refuses_is_reported(world: Worlds, digits_folder: Path) -> None:
-    for plain, refused in world(2).run(a_hook_that_is_refused, digits_folder, False):
+    for plain, *_, refused in world(2).run(a_hook_that_is_refused, digits_folder, False):
         assert plain["hook"] == "none"
         assert refused["hook"] == "fp8"
         assert refused["sends"].startswith("refused here: ")
@@ -169,7 +170,7 @@ def a_hook_that_averages_nothing(rank: int, size: int, folder: Path) -> None:
     code = Remote(__name__, register_hook_that_averages_nothing.__name__)
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(HOOKS, "own", replace(HOOKS["none"], name="own", code=code))
-        hooks(rank, size, small_lab(folder, hooks=("none", "own")))
+        hooks(rank, size, small_lab(folder, comm_hooks=("own",)))
 
 
 def test_a_hook_that_averages_nothing_is_found_out(world: Worlds, digits_folder: Path) -> None:
@@ -319,24 +320,18 @@ def test_the_lab_shows_its_parts_in_order(run_cli: Callable[..., Any], data_dir:
     assert "  no_sync but for the last        4         1 " in shown.out
 
 
-def test_without_torch(torch_is_imported: Callable[..., list[str]]) -> None:
-    """What the launcher imports to parse options, to unpickle results and to show them."""
-    modules = ("page", "settings")
-    assert not torch_is_imported(*(f"playground.lessons.ddp.{module}" for module in modules))
-
-
 def lab_settings(folder: Path, **changes: Any) -> LabSettings:
     return LabSettings(training=TrainingSettings(folder=folder, limit=32, batch_size=8, seed=1), **changes)
 
 
 def own_caps(rank: int, size: int, settings: LabSettings) -> None:
     """Every rank was asked for a bucket cap of its own."""
-    run_lab(rank, size, replace(settings, caps=(1.0 + rank,)))
+    run_lab(rank, size, replace(settings, bucket_caps=(1.0 + rank,)))
 
 
 def test_ranks_that_were_asked_for_different_things_are_stopped(world: Worlds, digits_folder: Path) -> None:
     with pytest.raises(UsageError, match=r"caps is .*1.0.* on rank 0 and .*2.0.* on rank 1"):
-        world(2).run(own_caps, lab_settings(digits_folder, parts=("sampler",)))
+        world(2).run(own_caps, lab_settings(digits_folder, lab=("sampler",)))
 
 
 @pytest.mark.parametrize(

@@ -21,14 +21,14 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from processes import ENOUGH
+from ranks import observed
 from torch import nn
 from torch.distributed import rpc
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler
 
 from playground.algorithms import load_all_reduce
-from playground.algorithms.messages import Messages, observed
-from playground.algorithms.transport import Addressed
+from playground.algorithms.messages import Addressed
 from playground.lessons import PATH
 from playground.lessons.data_parallel.lesson import DataParallel, replicate
 from playground.lessons.sgd.lesson import average_gradients
@@ -633,7 +633,7 @@ def tensors_sent(rank: int, size: int, algorithm: str) -> float:
     """How many times the tensor this rank sends."""
     tensor, sent = torch.ones(4 * size), 0
 
-    def count(messages: Messages, send: Sequence[Addressed], receive: Sequence[Addressed]) -> None:
+    def count(send: Sequence[Addressed], receive: Sequence[Addressed]) -> None:
         nonlocal sent
         sent += sum(chunk.numel() for chunk, _ in send)
 

@@ -31,7 +31,7 @@ class CountedSteps(GradSync):
 
     def __init__(self, sync: GradSync) -> None:
         super().__init__(sync.model)
-        self.sync, self.steps = sync, 0
+        self.sync, self.steps, self.keeps_replicas_equal = sync, 0, sync.keeps_replicas_equal
 
     def no_sync(self) -> contextlib.AbstractContextManager[Any]:
         return self.sync.no_sync()
@@ -42,10 +42,6 @@ class CountedSteps(GradSync):
     def go_on_from(self, step: int) -> None:
         self.sync.go_on_from(step)
         self.steps = step
-
-    @property
-    def keeps_replicas_equal(self) -> bool:
-        return self.sync.keeps_replicas_equal
 
     def after_step(self, last: bool) -> None:
         self.sync.after_step(last)
@@ -62,5 +58,5 @@ class Mortal(CountedSteps):
 
     def after_step(self, last: bool) -> None:
         super().after_step(last)
-        if self.next_kill == Kill(self.rank, self.steps):
+        if self.next_kill == (self.rank, self.steps):
             os.kill(os.getpid(), signal.SIGKILL)

@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch import nn
 
 from playground.algorithms import load_all_reduce
+from playground.algorithms.messages import Addressed, Group, Watcher, Works, executed_by, number_in_whole
 from playground.runtime import device, report
 from playground.runtime.backends import BACKENDS
 from playground.runtime.backends.gloo import FIRST_TORCH
@@ -62,6 +63,25 @@ def device_behind(seconds: float) -> Iterator[None]:
         yield
     finally:
         del BACKENDS["gloo"].synchronize
+
+
+class Listener(Watcher):
+    """Calls `note(send, receive)` before messages of our algorithms are started, with the group's numbers of ranks."""
+
+    def __init__(self, note: Callable[[Sequence[Addressed], Sequence[Addressed]], object]) -> None:
+        super().__init__()
+        self.note = note
+
+    def start(self, group: Group, send: Sequence[Addressed], receive: Sequence[Addressed]) -> Works:
+        self.note(number_in_whole(group, send), number_in_whole(group, receive))
+        return super().start(group, send, receive)
+
+
+def observed(
+    note: Callable[[Sequence[Addressed], Sequence[Addressed]], object],
+) -> contextlib.AbstractContextManager[None]:
+    """In this block, `note` is called before messages of our algorithms are started on this rank."""
+    return executed_by(Listener(note))
 
 
 def small_model(seed: int) -> nn.Module:

@@ -114,7 +114,7 @@ class Trial:
         self.train("struck", strikes, failures)
         others = [failure for failure in failures if not re.search("was killed by SIGKILL$|by peer", failure)]
         assert others == []
-        assert compare(0, 1, *(self.folder / name for name in ("undisturbed", "struck"))).differing == 0
+        assert compare(0, 1, *(self.folder / name for name in ("undisturbed", "struck")))["differing"] == 0
         shutil.rmtree(self.folder / "struck")
         return len(failures)
 
@@ -174,4 +174,4 @@ def test_a_command_that_is_ended_at_random_moments_ends_with_the_same_bits(
         assert session_ends(program.pid)
     assert start("ended").communicate(timeout=10 * ENOUGH)[1] == ""
     assert codes <= {0, 1, -signal.SIGKILL, -signal.SIGTERM, -signal.SIGINT, 128 + signal.SIGINT, os.EX_TEMPFAIL}, codes
-    assert compare(0, 1, tmp_path / "undisturbed", tmp_path / "ended").differing == 0
+    assert compare(0, 1, tmp_path / "undisturbed", tmp_path / "ended")["differing"] == 0

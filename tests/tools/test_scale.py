@@ -11,14 +11,13 @@ import pytest
 import torch
 from hosts import Network
 from hypothesis import given, settings, strategies as st
+from ranks import observed
 from simulation import Simulation, Sizes
 
 from playground.algorithms import ALGORITHMS, load_all_reduce
-from playground.algorithms.cost_model import Cost, Counts, Machine, Task
+from playground.algorithms.cost_model import PIECE, Cost, Counts, Machine, Task
 from playground.algorithms.hosts import Hosts
-from playground.algorithms.messages import Messages, observed
-from playground.algorithms.pipelined_ring import PIECE
-from playground.algorithms.transport import Addressed
+from playground.algorithms.messages import Addressed
 from playground.console.rendering import render
 from playground.measurement import Fields
 from playground.runtime import UsageError
@@ -51,7 +50,7 @@ def record(rank: int, size: int, asked: list[tuple[str, int]]) -> list[list[tupl
     """For each (algorithm, bytes): what this rank sends and receives, start by start."""
     runs: list[list[tuple[Sizes, Sizes]]] = []
 
-    def note(messages: Messages, send: Sequence[Addressed], receive: Sequence[Addressed]) -> None:
+    def note(send: Sequence[Addressed], receive: Sequence[Addressed]) -> None:
         runs[-1].append((sizes(send), sizes(receive)))
 
     with observed(note):

@@ -97,7 +97,7 @@ def test_the_end_has_the_same_bits(
         assert find_snapshots(folder_of(settings))[0][0] == at
     result = train(size, settings, way)
     assert [epoch.loss for epoch in result.epochs] == [epoch.loss for epoch in expected.epochs]
-    assert compare(0, 1, *map(folder_of, (undisturbed, settings))).differing == 0
+    assert compare(0, 1, *map(folder_of, (undisturbed, settings)))["differing"] == 0
 
 
 def test_training_that_is_asked_in_its_last_step_ends_as_usual(settings: TrainingSettings) -> None:

@@ -89,11 +89,11 @@ def compare(size: int, lesson: Any, settings: TrainingSettings, tmp_path: Path, 
 @pytest.mark.parametrize(
     ("size", "lesson", "kills", "options"),
     [
-        (2, by_hand, [Kill(1, 4)], {}),
-        (3, with_ddp, [Kill(0, 6), Kill(2, 8)], {}),
-        (3, by_hand, [Kill(2, 1), Kill(1, 10)], {"sync": "overlapped", "all_reduce": "ring"}),
-        (2, by_hand, [Kill(0, 9)], {"sync": "parameters", "sync_every": 3}),
-        (2, with_ddp, [Kill(1, 5)], {"accumulate": 5, "epochs": 6}),
+        (2, by_hand, [(1, 4)], {}),
+        (3, with_ddp, [(0, 6), (2, 8)], {}),
+        (3, by_hand, [(2, 1), (1, 10)], {"sync": "overlapped", "all_reduce": "ring"}),
+        (2, by_hand, [(0, 9)], {"sync": "parameters", "sync_every": 3}),
+        (2, with_ddp, [(1, 5)], {"accumulate": 5, "epochs": 6}),
     ],
     ids=["sgd", "ddp", "overlapped", "local SGD", "accumulate"],
 )

@@ -12,23 +12,28 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from hypothesis import given, strategies as st
-from ranks import small_model
+from ranks import observed, small_model
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from playground.algorithms import load_all_reduce
-from playground.algorithms.messages import observed
 from playground.runtime import RankFailed, UsageError
 from playground.testing import World
 from playground.training.data import Images, partition_dataset, partition_test_set, training_images
 from playground.training.grad_syncs import RUNGS
-from playground.training.gradients import buckets
 from playground.training.loop import train
 from playground.training.net import Net
-from playground.training.overlap import OverlappedAverage
 from playground.training.replicas import broadcast_parameters
 from playground.training.settings import TrainingSettings
-from playground.training.sync import GradSync, build_grad_sync, new_grad_sync
+from playground.training.sync import (
+    GradSync,
+    Overlapped,
+    buckets,
+    build_grad_sync,
+    hierarchical,
+    new_grad_sync,
+    per_parameter,
+)
 
 Worlds = Callable[..., World]
 NONE_SAFE = list(RUNGS)[1:]
@@ -112,9 +117,8 @@ def test_ranks_may_take_other_branches_in_another_order(taken: list[str], zero: 
 def tutorial_without_a_gradient(rank: int, size: int) -> None:
     """Rank 1 takes another branch; the others wait for its gradients."""
     model = Branches()
-    sync = new_grad_sync("per-parameter", model)
     model(torch.ones(4).double(), "ab" if rank == 1 else "abc").backward()
-    sync.after_backward()
+    per_parameter(model)
 
 
 def test_the_tutorials_loop_names_the_parameter_without_a_gradient(world: Worlds) -> None:
@@ -122,10 +126,29 @@ def test_the_tutorials_loop_names_the_parameter_without_a_gradient(world: Worlds
         world(3, timeout=20).run(tutorial_without_a_gradient)
 
 
+def who_talks_to_whom(rank: int, size: int) -> tuple[float, list[int]]:
+    """The mean of the ranks' gradients, and the sizes of the groups in which this rank adds them up."""
+    model, sizes = nn.Linear(1, 1, bias=False), list[int]()
+    model.weight.grad = torch.full((1, 1), 2.0**rank)
+
+    def recording(tensor: torch.Tensor, *, group: Any, **options: Any) -> None:
+        sizes.append(dist.get_world_size(group))
+        dist.all_reduce(tensor, group=group, **options)
+
+    hierarchical(model, recording)
+    return model.weight.grad.item(), sizes
+
+
+@pytest.mark.parametrize(("size", "sizes"), [(5, [[2, 3], [2], [2, 3], [2], [1, 3]]), (2, [[2, 1], [2]])])
+def test_pairs_of_ranks_add_up_then_their_leaders(size: int, sizes: list[list[int]], world: Worlds) -> None:
+    for _ in range(2):  # the groups are made once
+        assert world(size).run(who_talks_to_whom) == [(pytest.approx((2**size - 1) / size), each) for each in sizes]
+
+
 def memory_of_gradients(rank: int, size: int, cap: int) -> dict[str, Any]:
     """Where the overlapped rung's gradients lie, over steps with both ways to zero them."""
     model = Net().to(memory_format=torch.channels_last)
-    sync = OverlappedAverage(model, bucket_cap=cap)
+    sync = Overlapped(model, bucket_cap=cap)
     places = []
     for set_to_none in (True, False, False, True):
         model.zero_grad(set_to_none)
@@ -161,7 +184,7 @@ def when_buckets_leave(rank: int, size: int) -> list[str]:
         events.append("leaves")
         return dist.all_reduce(tensor, op=op, async_op=async_op)
 
-    sync = OverlappedAverage(model, recording, bucket_cap=40)
+    sync = Overlapped(model, recording, bucket_cap=40)
     model(torch.ones(3)).sum().backward()
     events.append("backward is done")
     sync.after_backward()

@@ -1,14 +1,12 @@
-"""Gradients of all ranks, and their mean. Importing it does not import torch."""
+"""Gradients of all ranks, and their mean."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+
+import torch
 
 from playground.exercises.cases import REDUCED
-
-if TYPE_CHECKING:
-    import torch
 
 Shapes = Sequence[tuple[int, ...]]
 
@@ -16,8 +14,6 @@ Shapes = Sequence[tuple[int, ...]]
 def give_gradients(rank: int, size: int, shapes: Shapes, unused: int | None = None) -> list[torch.Tensor]:
     """N (1 + (i + k) % 5) 10^r in element i of gradient k of rank r: each digit of the mean is a rank's. `unused`: a
     gradient that is zero on odd ranks."""
-    import torch
-
     gradients = []
     for k, shape in enumerate(shapes):
         row = (torch.arange(torch.Size(shape).numel()) + k) % 5 + 1.0

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import click
 
-from playground.algorithms import ALGORITHMS, OURS, AlgorithmSpec
+from playground.algorithms import ALGORITHMS
 from playground.console.session import Session
 from playground.console.tables import RANK_COLUMN, Column, Table, Texts, numbers
 from playground.console.text import heading, prose
@@ -16,9 +16,10 @@ from playground.lessons import LESSONS
 from playground.measurement import Fields
 from playground.runtime.errors import UsageError
 from playground.runtime.flags import check_choice
+from playground.runtime.remote import remote
 
 LESSON = LESSONS["allreduce"]
-RUN = LESSON.remote("run")
+RUN = LESSON.remote("run", "trace")
 MAX_ELEMENTS = 64
 """Largest tensor that can still be read step by step; `bench` takes larger ones."""
 PHASES = {"reduce-scatter": ("reduce_scatter", "ring"), "all-gather": ("all_gather", "ring")}
@@ -33,12 +34,6 @@ ELEMENT = 8
 """Bytes of an element of the lesson's tensors."""
 Span = tuple[int, int] | None
 """[first, stop) of the tensor's elements that a message is; None for memory beside it."""
-
-
-def spec_of(name: str) -> AlgorithmSpec:
-    """The specification of something traceable."""
-    collective, algorithm = TRACEABLE[name]
-    return OURS[collective][algorithm]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -217,5 +212,5 @@ def command(session: Session, algorithms: tuple[str, ...], elements: int | None)
 
 
 def summary_of(name: str) -> str:
-    """The lesson's summary of an algorithm or, where it has no step of its own for it, the algorithm's."""
-    return LESSON.texts.get(name.replace("-", "_")) or spec_of(name).code.summary
+    """What the algorithm does, in one paragraph."""
+    return remote(f"playground.algorithms.all_reduce:{name.replace('-', '_')}").summary

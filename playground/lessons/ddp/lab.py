@@ -6,7 +6,7 @@
 
 Whatever is compared starts from the same parameters and takes the same samples with the same dropout masks. Each part
 is a function that returns the rows of its table, the same ones on every rank. The parts, and the hooks that one of them
-compares, are listed in settings.py.
+compares, are listed in page.py.
 Source: https://docs.pytorch.org/docs/stable/ddp_comm_hooks.html and
 https://docs.pytorch.org/tutorials/intermediate/ddp_tutorial.html, save and load checkpoints
 """
@@ -23,6 +23,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import (
     allreduce_hook,
     bf16_compress_hook,
@@ -33,22 +34,20 @@ from torch.distributed.algorithms.join import Join
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data.distributed import DistributedSampler
 
-from playground.lessons.ddp.ddp_run import (
-    BucketRecorder,
-    DDPRun,
-    build_model,
-    build_run,
-    measure_errors,
-    record_messages,
-)
-from playground.lessons.ddp.settings import HOOKS, PARTS, STEPS, WARM_UP, CommHookSpec, LabSettings, Row
+from playground.lessons.ddp.page import HOOKS, PARTS, STEPS, WARM_UP, CommHookSpec, LabSettings
+from playground.measurement import Fields
 from playground.runtime import PlaygroundError, UsageError, device, report
+from playground.runtime.backends import backend_of
 from playground.runtime.meeting.agreement import all_gather_object, require_same_on_all_ranks
 from playground.runtime.rank import steps
+from playground.runtime.tap import Call, Observer, observing
 from playground.runtime.temporary_folder import temporary_folder
-from playground.training.data import partition_dataset
-from playground.training.replicas import largest_difference
-from playground.training.step import backward
+from playground.training.data import Batch, Images, partition_dataset
+from playground.training.net import Net
+from playground.training.partition import share
+from playground.training.replicas import flat, largest_difference
+from playground.training.settings import TrainingSettings
+from playground.training.step import backward, mean_loss_part, training_step
 from playground.training.sync import GradSync
 
 PASSES = 3
@@ -61,6 +60,118 @@ ROUNDING = 1e-12
 Hook = Callable[[Any, dist.GradBucket], torch.futures.Future[torch.Tensor]]
 State = dict[str, Any]
 """state_dict() of the model and of the optimizer, under these names."""
+
+
+class DDPRun:
+    """A DistributedDataParallel with its optimizer and data."""
+
+    def __init__(self, model: nn.Module, training: TrainingSettings, bucket_cap_mb: float) -> None:
+        backend_of().use_deterministic_kernels()
+        self.training = training
+        self.images = Images(training.folder, "train", training.limit)
+        self.ddp = DistributedDataParallel(model, bucket_cap_mb=bucket_cap_mb)
+        self.sync = GradSync(self.ddp)
+        self.params = list(model.parameters())
+        self.optimizer = torch.optim.SGD(self.params, lr=training.lr, momentum=training.momentum)
+
+    def batch(self, number: int) -> Batch:
+        """This rank's share of a batch: images [share, 1, 28, 28] in the model's type, labels [share]. After the last
+        sample comes the first again."""
+        batch_size, size = self.training.batch_size, dist.get_world_size()
+        shares = [share(batch_size, rank, size) for rank in range(dist.get_rank() + 1)]
+        first = number * batch_size + sum(shares[:-1])
+        images, labels = self.images.span(first, shares[-1])
+        return images.to(device(), self.params[0].dtype), labels.to(device())
+
+    def loss(self, model: nn.Module, batch: Batch, batches: int = 1) -> torch.Tensor:
+        """This rank's part of the mean loss over `batches` batches, of which `batch` is one, or all."""
+        images, labels = batch
+        samples_per_rank = batches * self.training.batch_size / dist.get_world_size()
+        return mean_loss_part(model(images), labels, samples_per_rank)
+
+    def numbered_loss(self, model: nn.Module, number: int) -> torch.Tensor:
+        """This rank's part of the mean loss over that batch, with the dropout masks drawn for it."""
+        torch.manual_seed(self.training.seed + 1 + dist.get_rank() + dist.get_world_size() * number)
+        return self.loss(model, self.batch(number))
+
+    def backward(self, number: int) -> float:
+        """Leave in every `param.grad` its mean over all ranks for one batch. This rank's part of the loss."""
+        report(batch=number)
+        return float(backward(self.optimizer, [partial(self.numbered_loss, self.ddp, number)], self.sync))
+
+    def step(self, number: int) -> float:
+        """The same, and the optimizer's step. The gradients stay."""
+        report(batch=number)
+        return float(training_step(self.optimizer, [partial(self.numbered_loss, self.ddp, number)], self.sync))
+
+    def exact_mean(self, number: int) -> torch.Tensor:
+        """The mean over all ranks of their own gradients, flat, added up in float64."""
+        grads = torch.autograd.grad(self.numbered_loss(self.ddp.module, number), self.params)
+        mean = flat(grads).double()
+        dist.all_reduce(mean)
+        return mean / dist.get_world_size()
+
+    def gradients(self) -> torch.Tensor:
+        """All of them, flat, as float64."""
+        return flat(param.grad for param in self.params).double()
+
+    def parameters(self) -> torch.Tensor:
+        """All of them, flat, as float64."""
+        return flat(self.params).double()
+
+
+def build_model(seed: int) -> nn.Module:
+    """A `Net` with the same parameters at every call, on this rank's device."""
+    torch.manual_seed(seed)
+    model: nn.Module = Net().to(device())
+    return model
+
+
+def build_run(settings: LabSettings, bucket_cap_mb: float | None = None) -> DDPRun:
+    """A run from its start, with the lab's last bucket cap unless another is given."""
+    model = build_model(settings.training.seed)
+    return DDPRun(model, settings.training, bucket_cap_mb or settings.caps[-1])
+
+
+def measure_errors(values: torch.Tensor, reference: torch.Tensor) -> tuple[float, float]:
+    """The largest difference of an element of two flat vectors, and the norm of all, relative to the reference's."""
+    difference = values - reference
+    return difference.abs().max().item(), (difference.norm() / reference.norm()).item()
+
+
+class SentMessages(Observer):
+    """The messages that hooks send, also in threads of gloo's: the type and the bytes of each."""
+
+    def __init__(self) -> None:
+        self.sent: list[tuple[str, int]] = []
+
+    def begun(self, call: Call) -> None:
+        self.sent += [(str(tensor.dtype).removeprefix("torch."), tensor.nbytes) for tensor in call.inputs]
+
+
+class BucketRecorder:
+    """Records which gradients get ready in backward, and which buckets a DistributedDataParallel sends."""
+
+    def __init__(self, model: DistributedDataParallel) -> None:
+        self.names = {param: name for name, param in model.module.named_parameters()}
+        self.ready: list[str] = []
+        """Names of parameters, as their gradients got ready."""
+        self.sent: list[Fields] = []
+        """The buckets, as they left: rows of the part buckets."""
+        for param in self.names:
+            param.register_post_accumulate_grad_hook(lambda param: self.ready.append(self.names[param]))
+        model.register_comm_hook(None, lambda state, bucket: self.record(bucket))
+
+    def record(self, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+        """A communication hook that also sends the bucket, as DDP would."""
+        names = [self.names[param] for param in bucket.parameters()]
+        about = {"bucket": bucket.index(), "bytes": bucket.buffer().nbytes, "ready": len(self.ready)}
+        self.sent.append({**about, "parameters": names})
+        return allreduce_hook(None, bucket)
+
+    def clear(self) -> None:
+        """Forget what was recorded."""
+        self.ready, self.sent = [], []
 
 
 def run_lab(rank: int, size: int, settings: LabSettings) -> list[Any]:
@@ -77,7 +188,7 @@ def run_lab(rank: int, size: int, settings: LabSettings) -> list[Any]:
     return outcomes
 
 
-def buckets(rank: int, size: int, settings: LabSettings) -> list[Row]:
+def buckets(rank: int, size: int, settings: LabSettings) -> list[Fields]:
     """Gradients travel in buckets. In the first backward all are in one: DDP does not know yet in which order they get
     ready. When it has seen that, it rebuilds: a bucket is full once it holds its cap, and leaves when its last gradient
     is ready, while backward goes on.
@@ -86,7 +197,7 @@ def buckets(rank: int, size: int, settings: LabSettings) -> list[Row]:
     Source: https://docs.pytorch.org/docs/stable/notes/ddp.html#internal-design
     """
     rows = []
-    for cap in settings.bucket_caps:
+    for cap in settings.caps:
         _, passes = record_passes(build_run(settings, cap))
         since = passes.index(passes[-1]) + 1
         for when, sent in (("1", passes[0]), (f"{since} …", passes[-1])):
@@ -95,13 +206,13 @@ def buckets(rank: int, size: int, settings: LabSettings) -> list[Row]:
     return rows
 
 
-def check_buckets(recorded: list[list[Row]]) -> None:
+def check_buckets(recorded: list[list[Fields]]) -> None:
     """Raise `PlaygroundError` unless every rank, in rank order, recorded the same buckets."""
     if any(theirs != recorded[0] for theirs in recorded):
         raise PlaygroundError("the ranks' buckets differ, though all must send the same ones in the same order")
 
 
-def record_passes(run: DDPRun) -> tuple[BucketRecorder, list[list[Row]]]:
+def record_passes(run: DDPRun) -> tuple[BucketRecorder, list[list[Fields]]]:
     """The buckets of each of `PASSES` backward passes, as they left. The recorder still holds the last."""
     recorder, passes = BucketRecorder(run.ddp), []
     for number in range(PASSES):
@@ -111,7 +222,7 @@ def record_passes(run: DDPRun) -> tuple[BucketRecorder, list[list[Row]]]:
     return recorder, passes
 
 
-def hooks(rank: int, size: int, settings: LabSettings) -> list[Row]:
+def hooks(rank: int, size: int, settings: LabSettings) -> list[Fields]:
     """A communication hook averages buckets in a way of its own: as fp16 or bf16, or, as PowerSGD does, each matrix as
     the product of two thin ones (what that leaves out of a gradient it adds to the next). What is saved, the error of
     the first gradient, whose exact mean is added up in float64, and of the parameters after some steps, against those
@@ -119,7 +230,7 @@ def hooks(rank: int, size: int, settings: LabSettings) -> list[Row]:
 
     One row per hook, the baseline first. Raises `UsageError` if a required one is refused.
     """
-    rows: list[Row] = []
+    rows: list[Fields] = []
     baseline: torch.Tensor | None = None
     for name in settings.hooks:
         run = build_run(settings)
@@ -134,12 +245,13 @@ def hooks(rank: int, size: int, settings: LabSettings) -> list[Row]:
     return rows
 
 
-def train_with(run: DDPRun, baseline: torch.Tensor | None) -> Row:
+def train_with(run: DDPRun, baseline: torch.Tensor | None) -> Fields:
     """Take `STEPS` steps. `baseline` are the parameters after as many steps without a hook; None if these are they."""
     for _ in range(WARM_UP):
         run.backward(0)
     exact = run.exact_mean(0)
-    with record_messages() as sent:
+    messages = SentMessages()
+    with observing(messages):
         loss = run.step(0)
     gradient = measure_errors(run.gradients(), exact)
     for number in range(1, STEPS):
@@ -148,9 +260,9 @@ def train_with(run: DDPRun, baseline: torch.Tensor | None) -> Row:
     parameters = run.parameters()
     changed = measure_errors(parameters, parameters if baseline is None else baseline)
     return {
-        "sends": ", ".join(sorted({dtype for dtype, _ in sent})),
-        "messages": len(sent),
-        "sent": sum(nbytes for _, nbytes in sent),
+        "sends": ", ".join(sorted({dtype for dtype, _ in messages.sent})),
+        "messages": len(messages.sent),
+        "sent": sum(nbytes for _, nbytes in messages.sent),
         **dict(zip(("gradient_max", "gradient_rel"), gradient, strict=True)),
         **dict(zip(("parameters_max", "parameters_rel"), changed, strict=True)),
         "loss": mean(all_gather_object(loss)),
@@ -227,7 +339,7 @@ class SendEveryTime(GradSync):
         return contextlib.nullcontext()
 
 
-def accumulation(rank: int, size: int, settings: LabSettings) -> list[Row]:
+def accumulation(rank: int, size: int, settings: LabSettings) -> list[Fields]:
     """Gradients of several batches, added up for one step. DDP sends in every backward, though only the sum is needed;
     under no_sync backward only adds, and the last one sends what has come together. (In float64, without dropout: what
     differs is rounding.)
@@ -237,11 +349,11 @@ def accumulation(rank: int, size: int, settings: LabSettings) -> list[Row]:
     """
     many = settings.training.accumulate
     model = build_model(settings.training.seed).double().eval()
-    run = DDPRun(model, settings.training, settings.bucket_caps[-1])
+    run = DDPRun(model, settings.training, settings.caps[-1])
     recorder, _ = record_passes(run)
     small = [run.batch(number) for number in range(many)]
     images, labels = (torch.cat(parts) for parts in zip(*small, strict=True))
-    rows: list[Row] = []
+    rows: list[Fields] = []
     whole: torch.Tensor | None = None
     for way, batches, sync in (
         ("one large batch", [(images, labels)], run.sync),
@@ -265,7 +377,7 @@ def check_rounding(way: str, relative: float) -> None:
         raise PlaygroundError(f"{way}: gradients differ by {relative}, more than rounding does")
 
 
-def uneven_inputs(rank: int, size: int, settings: LabSettings) -> list[Row]:
+def uneven_inputs(rank: int, size: int, settings: LabSettings) -> list[Fields]:
     """Rank r has 3 + r batches. Without Join the others would wait forever for the rank that is done first; within it
     that rank answers with zeros until all are done, and then takes over the parameters of the last.
 
@@ -283,11 +395,11 @@ def uneven_inputs(rank: int, size: int, settings: LabSettings) -> list[Row]:
     check_replicas(difference, "after Join")
     counts = {"rank": rank, "batches": batches, "steps": steps, "messages": len(recorder.sent)}
     row = {**counts, "difference": difference, **terminate_early(build_run(settings), batches)}
-    rows: list[Row] = all_gather_object(row)
+    rows: list[Fields] = all_gather_object(row)
     return rows
 
 
-def terminate_early(run: DDPRun, batches: int) -> Row:
+def terminate_early(run: DDPRun, batches: int) -> Fields:
     """Take as many steps as there are until the first rank is done. What Join, told to raise, then says on this one."""
     steps, says = 0, "none: no rank had to wait"
     try:
@@ -300,7 +412,7 @@ def terminate_early(run: DDPRun, batches: int) -> Row:
     return {"early_end": steps, "error": says}
 
 
-def checkpoint(rank: int, size: int, settings: LabSettings) -> list[Row]:
+def checkpoint(rank: int, size: int, settings: LabSettings) -> list[Fields]:
     """Rank 0 writes model and optimizer into one file, all ranks read it, and training goes on. A rank hears where the
     file is when it is whole; a rank that looked for it before would find nothing, or that of an earlier run.
 
@@ -314,7 +426,7 @@ def checkpoint(rank: int, size: int, settings: LabSettings) -> list[Row]:
         state: State = torch.load(file, map_location=device(), weights_only=True)  # which runs no code in it
         read = all_gather_object(file.stat().st_size)  # rank 0 removes the file when all have read it
     train(run, range(STEPS, 2 * STEPS))
-    rows: list[Row] = []
+    rows: list[Fields] = []
     for names in (("model",), ("model", "optimizer")):
         errors = measure_errors(resume(settings, state, names), run.parameters())
         rows.append({"loaded": ", ".join(names), "read": read[rank], "max_error": errors[0], "rel_error": errors[1]})
@@ -364,7 +476,7 @@ def resume(settings: LabSettings, state: State, names: tuple[str, ...]) -> torch
     return run.parameters()
 
 
-def sampler(rank: int, size: int, settings: LabSettings) -> list[Row]:
+def sampler(rank: int, size: int, settings: LabSettings) -> list[Fields]:
     """Who gets which sample. DistributedSampler gives all ranks equally many: some samples twice, or, with drop_last,
     some to none. Every epoch has the same order, unless set_epoch tells it which one this is. Our partition_dataset
     gives each sample to one rank.

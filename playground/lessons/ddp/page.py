@@ -1,4 +1,11 @@
-"""The command `ddp`: train, or take DDP apart; and the text of what the parts of the lab found."""
+"""The command `ddp`: train, or take DDP apart. The lab's hooks and parts by name, its settings, and its text. Does not
+import torch.
+
+A new hook is a function `register(model)` and a row in `HOOKS`: the choices of --comm-hook, its help and the lab derive
+from that table. A new part is a function `part(rank, size, settings)` in lab.py that returns rows, a column in
+`COLUMNS` for each new key of theirs, and a row in `PARTS`: the choices of --lab, the options of each part, and the
+order of the lab derive from that one.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +15,7 @@ from typing import Any
 
 import click
 
-from playground.console.options import ALL, Finite, flags, pack_options, refuse, select_names, take_names
+from playground.console.options import ALL, Finite, flags, pack_options, read_names, refuse, select_names, take_names
 from playground.console.session import Session
 from playground.console.tables import RANK_COLUMN, Column, Texts, figures, tabulate
 from playground.console.text import heading, prose
@@ -20,17 +27,103 @@ from playground.console.training_options import (
     snapshot_options,
 )
 from playground.lessons import LESSONS
-from playground.lessons.ddp.settings import (
-    BASELINE,
-    HOOKS,
-    PARTS,
-    LabPart,
-    LabSettings,
-)
+from playground.runtime.errors import UsageError
 from playground.runtime.flags import flag, flags_of
-from playground.runtime.remote import remote
+from playground.runtime.remote import Remote, remote
 from playground.training.models import MODELS
 from playground.training.settings import TrainingSettings
+
+WARM_UP = 2
+"""Backward passes that precede every comparison. In the first, DDP has not arranged its buckets yet; a hook that keeps
+something per bucket begins after them."""
+STEPS = 5
+"""Steps with each hook in the part hooks, before and after the part checkpoint."""
+
+
+@dataclass(frozen=True)
+class CommHookSpec:
+    """A way to average a bucket of gradients in place of DDP's own all-reduce."""
+
+    name: str
+    dtype: str
+    """The type of what it sends, as torch calls it: where the backend cannot add that up, the hook is refused."""
+    summary: str
+    """Its messages, in one line."""
+    code: Remote
+    """Called as `register(model)`: registers the hook, with a new state, with a DistributedDataParallel."""
+
+
+HOOKS = {
+    name: CommHookSpec(name, dtype, summary, remote(f"playground.lessons.ddp.{code}"))
+    for name, dtype, summary, code in (
+        ("none", "float32", "the gradients as they are, as DDP sends them without a hook", "lab:register_none"),
+        ("fp16", "float16", "the gradients cast to float16", "lab:register_fp16"),
+        ("bf16", "bfloat16", "the gradients cast to bfloat16", "lab:register_bf16"),
+        ("powersgd", "float32", "each matrix as the product of two thin ones", "lab:register_power_sgd"),
+    )
+}
+BASELINE = "none"
+"""The hook that the others are compared with."""
+
+
+@dataclass(frozen=True)
+class LabPart:
+    """An experiment that every rank runs: the function of its name in lab.py."""
+
+    name: str
+    shown: str
+    """Its conclusion, in the last line of the lab's output."""
+    about: str
+    """How to read its table, in one line."""
+    options: tuple[str, ...] = ()
+    """Options of the command that change something in it but not in every part, by parameter name."""
+
+    @property
+    def code(self) -> Remote:
+        """Called as `part(rank, size, settings)`. Its docstring says what the part is about."""
+        return remote(f"playground.lessons.ddp.lab:{self.name}")
+
+
+EVERY = ("batch_size", "limit", "bucket_caps")
+"""Options for every part that trains."""
+PARTS = {
+    part.name: part
+    for part in (
+        LabPart("buckets", "the buckets that DDP built", "gradients ready: of 8, when the bucket is sent", EVERY),
+        LabPart(
+            "hooks",
+            "what communication hooks save and what they cost",
+            "messages, sent: what a rank passes to all_reduce in a step; rel. error: norm of the error / norm",
+            (*EVERY, "comm_hooks", "lr", "momentum"),
+        ),
+        LabPart(
+            "accumulation",
+            "the messages that no_sync saves",
+            "errors: of the gradients, compared with those of one large batch",
+            (*EVERY, "accumulate"),
+        ),
+        LabPart(
+            "uneven_inputs",
+            "how Join lets ranks finish at different times",
+            "difference: the largest of any parameter from rank 0, at the end; early end: the steps that a rank takes "
+            "with throw_on_early_termination=True",
+            EVERY,
+        ),
+        LabPart(
+            "checkpoint",
+            "a checkpoint that one rank writes and all read",
+            f"errors: of the parameters, after {STEPS} steps, the checkpoint, and {STEPS} steps more, compared with "
+            f"{2 * STEPS} steps on end",
+            (*EVERY, "lr", "momentum"),
+        ),
+        LabPart("sampler", "who gets which sample", "the positions of each rank's samples, in order"),
+    )
+}
+CAPS = (0.001, 0.02, 25.0)
+"""MiB with which `Net` has several buckets, few, and as many as with DistributedDataParallel's default."""
+MAX_ACCUMULATED = 256
+"""Batches: all of them are held in memory, and once more as a single one."""
+
 
 COLUMNS = {
     "rank": RANK_COLUMN,
@@ -94,11 +187,7 @@ cap_type = Finite(0, 1e6, min_open=True)
 
 def read_parts(ctx: click.Context, param: click.Parameter, text: str | None) -> tuple[str, ...]:
     """Names of parts with commas between them, in the order of the lab."""
-    words = [word.strip() for word in text.split(",")] if text is not None else []
-    for word in words:
-        if word not in (*PARTS, ALL):
-            raise click.BadParameter(f"{word!r} is none of {', '.join(PARTS)}, {ALL}.")
-    return select_names(PARTS, words)
+    return select_names(PARTS, () if text is None else read_names(PARTS, [text]))
 
 
 def read_caps(ctx: click.Context, param: click.Parameter, text: str | None) -> tuple[float, ...]:
@@ -133,18 +222,44 @@ class LabOptions:
 
     @property
     def parts(self) -> tuple[str, ...]:
+        """Names of `PARTS` to run."""
         return self.lab or tuple(PARTS)
 
-    def settings(self, training: TrainingSettings) -> LabSettings:
-        """The lab that is asked for, with that training."""
-        words = self.comm_hooks or (ALL,)
-        return LabSettings(
-            training=training,
-            parts=self.parts,
-            caps=self.bucket_caps,
-            hooks=select_names(HOOKS, (BASELINE, *words)),
-            required=tuple(name for name in words if name in HOOKS),
-        )
+    @property
+    def caps(self) -> tuple[float, ...]:
+        """MiB after which a bucket is full: all are compared in the part buckets, the last holds for the others."""
+        return self.bucket_caps or CAPS
+
+    @property
+    def hooks(self) -> tuple[str, ...]:
+        """Names of `HOOKS` to compare, that of the baseline first."""
+        return select_names(HOOKS, (BASELINE, *(self.comm_hooks or (ALL,))))
+
+    @property
+    def required(self) -> tuple[str, ...]:
+        """Those of them that were asked for by name, and must not be refused."""
+        return tuple(name for name in self.comm_hooks if name in HOOKS)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LabSettings(LabOptions):
+    """Raises `UsageError` for more batches to accumulate than memory is meant to hold."""
+
+    training: TrainingSettings
+    """Data, batch size, learning rate, seed; `accumulate` is the number of batches in the part of that name."""
+
+    def __post_init__(self) -> None:
+        if self.training.accumulate > MAX_ACCUMULATED:
+            raise UsageError(f"--accumulate {self.training.accumulate}: the lab adds up {MAX_ACCUMULATED} at most")
+
+    @property
+    def document(self) -> dict[str, object]:
+        """As JSON shows it."""
+        return {"caps": self.caps, "hooks": self.hooks, "required": self.required}
+
+    def on_all_ranks(self) -> dict[str, object]:
+        """Settings that must be the same on every rank: everything but the folder, which is each host's own."""
+        return {**self.training.on_all_ranks(), **self.document, "parts": self.parts}
 
 
 def asks_lab(given: Mapping[str, Any]) -> bool:
@@ -191,7 +306,7 @@ def command(
     settings = TrainingSettings(
         folder=data.folder, limit=data.limit, seed=seed, accumulate=accumulate or ACCUMULATED, **training
     )
-    run_and_show_lab(session, data, asked.settings(settings))
+    run_and_show_lab(session, data, LabSettings(**vars(asked), training=settings))
 
 
 def run_and_show_lab(session: Session, data: DataOptions, settings: LabSettings) -> None:

@@ -7,18 +7,19 @@ from typing import Any
 
 import torch
 
-from playground.lessons.elastic.page import Comparison
+from playground.measurement import Fields
 from playground.runtime import PlaygroundError
 from playground.survival.folder import find_snapshots
 from playground.survival.snapshots import Snapshot, read_snapshot
 
 
-def compare(rank: int, size: int, one: Path, other: Path) -> Comparison:
-    """Every tensor of the last snapshots in two folders, as each rank would resume from it: parameters, momentum,
-    totals, random numbers. Raises `ValueError` if one has tensors that the other has not."""
+def compare(rank: int, size: int, one: Path, other: Path) -> Fields:
+    """How many `tensors` the last snapshots in two folders have, of how many bytes, and how many of these differ: every
+    tensor that a rank would resume from, parameters, momentum, totals, random numbers. Raises `ValueError` if one has
+    tensors that the other has not."""
     pairs = list(zip(tensors_in(read_last(one)), tensors_in(read_last(other)), strict=True))
     nbytes, differing = sum(first.nbytes for first, _ in pairs), sum(count_differing(*pair) for pair in pairs)
-    return Comparison(tensors=len(pairs), nbytes=nbytes, differing=differing)
+    return {"tensors": len(pairs), "nbytes": nbytes, "differing": differing}
 
 
 def read_last(folder: Path) -> Snapshot:

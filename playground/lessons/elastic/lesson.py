@@ -95,7 +95,7 @@ def die_if_due(rank: int, step: int, kills: Sequence[Kill]) -> None:
     """Be killed after this step, if that is what is to happen. Nothing warns the rank, and nothing is tidied up."""
     synchronize()  # on a GPU a step is issued long before it is done
     report(stepped=step)
-    if Kill(rank, step) in kills[restart_count() : restart_count() + 1]:
+    if (rank, step) in kills[restart_count() : restart_count() + 1]:
         report(killed=step)
         os.kill(os.getpid(), signal.SIGKILL)
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
 
 from playground.console.options import pack_options
 from playground.console.session import Session
-from playground.console.tables import Column, Table, numbers
+from playground.console.tables import Column, figures, tabulate
 from playground.console.text import good, prose
 from playground.console.training import RUN_TRAINING
 from playground.console.training_options import DataOptions, data_options, prepare_data
@@ -29,16 +29,16 @@ from playground.training.settings import TrainingSettings
 LESSON = LESSONS["elastic"]
 RUN = LESSON.remote("run")
 COMPARE = LESSON.remote("compare", "comparison")
+COMPARED = (
+    "{tensors} tensors of {nbytes:,} bytes compared: parameters, optimizer state, totals and every rank's random "
+    "numbers; {differing:,} bytes differ."
+)
 SAMPLES = 6_000
 """Training samples, unless --limit says otherwise."""
 
 
-@dataclass(frozen=True)
-class Kill:
-    """A rank that is killed after this step of the training, before any rank takes the next."""
-
-    rank: int
-    step: int
+Kill = tuple[int, int]
+"""A rank, and the step of the training after which it is killed, before any rank takes the next."""
 
 
 def draw_kills(count: int, size: int, steps: int, seed: int) -> tuple[Kill, ...]:
@@ -47,12 +47,7 @@ def draw_kills(count: int, size: int, steps: int, seed: int) -> tuple[Kill, ...]
     if count >= steps:
         raise UsageError(f"--kills {count} in a training of {steps} steps: choose fewer, or more samples or epochs")
     random = Random(seed)
-    return tuple(Kill(random.randrange(size), step) for step in sorted(random.sample(range(1, steps), count)))
-
-
-Recovery = Fields
-"""A `failure`, in words; the number of steps done when the rank was `killed_after` them, and of those in the snapshot
-that the training `resumed_after`, 0 for none; `seconds` from the kill until the next step was completed."""
+    return tuple((random.randrange(size), step) for step in sorted(random.sample(range(1, steps), count)))
 
 
 class Witness:
@@ -60,7 +55,9 @@ class Witness:
     next kill may be reported before the step that precedes it."""
 
     def __init__(self) -> None:
-        self.recoveries: list[Recovery] = []
+        self.recoveries: list[Fields] = []
+        """A `failure`, in words; the number of steps done when the rank was `killed_after` them, and of those in the
+        snapshot that the training `resumed_after`, 0 for none; `seconds` from the kill until the next step was done."""
         self.kills: list[tuple[float, int]] = []
         """Time of each kill, and the step after which it happened."""
         self.failure, self.resumed_after = "", 0
@@ -83,14 +80,15 @@ class Witness:
         self.failure, self.resumed_after = failure.headline, 0
 
 
-def recoveries_table(recoveries: Sequence[Recovery]) -> Table:
-    """A row per failure."""
-    counts = ("after\nstep", "goes on\nafter step", "steps\nredone", ("until the\nnext step", "s", ".2f"))
-    table = Table(Column("failure", wraps=True), *numbers(*counts))
-    for each in recoveries:
-        failure, killed_after, resumed_after, seconds = each.values()
-        table.add(failure, killed_after, resumed_after, killed_after - resumed_after, seconds)
-    return table
+RECOVERY = {
+    "failure": Column("failure", wraps=True),
+    **figures(
+        ("killed_after", "after\nstep"),
+        ("resumed_after", "goes on\nafter step"),
+        ("redone", "steps\nredone"),
+        ("seconds", "until the\nnext step", "s", ".2f"),
+    ),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,82 +108,56 @@ class ElasticOptions:
     snapshot_every: int = flag(10, "Steps between two snapshots.", least=1, metavar="STEPS")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Comparison:
+def conduct(
+    session: Session, settings: TrainingSettings, asked: ElasticOptions, kills: Sequence[Kill], folder: Path
+) -> tuple[list[Fields], Fields]:
+    """Train twice, undisturbed and with ranks that are killed: do both end with the same bits? Returns what each of the
+    kills has cost, and how far the last snapshots differ (see comparison.py); `folder` has one for each training.
+    Raises `PlaygroundError` where the device does not repeat itself, so that a difference would prove nothing."""
+    attempts = {name: settings_in(folder / name, settings, asked) for name in ("undisturbed", "repeated", "killed")}
+    session.bar.show("training, undisturbed")
+    train(session, attempts["undisturbed"], asked.way)
+    if suspects := get_backend(session.world.backend).may_differ:
+        session.bar.show("training, undisturbed, once more")
+        train(session, attempts["repeated"], asked.way)
+        if different := differing_text(compare(session, folder / "undisturbed", folder / "repeated")):
+            raise PlaygroundError(
+                f"two undisturbed trainings already end with different bits: {different}, so what a kill changes "
+                f"cannot be seen here; {suspects}"
+            )
+    session.bar.show("training, with ranks that are killed")
+    recoveries = train(session, attempts["killed"], asked.way, kills)
+    return recoveries, compare(session, folder / "undisturbed", folder / "killed")
+
+
+def settings_in(folder: Path, settings: TrainingSettings, asked: ElasticOptions) -> TrainingSettings:
+    """The training with its snapshots in that folder."""
+    return replace(settings, snapshots=SnapshotSettings(folder=folder, every=asked.snapshot_every))
+
+
+def train(session: Session, settings: TrainingSettings, way: str, kills: Sequence[Kill] = ()) -> list[Fields]:
+    """Train to the end, with a new world for each that is killed. Returns what each of the kills has cost."""
+    witness, world = Witness(), new_world(session.world, session.world.size, len(kills))
+    told, failed = witness.hear, witness.note_failure
+    world.run(RUN_TRAINING, RUN, settings, (way, kills), on_report=told, on_restart=failed)
+    if len(witness.recoveries) != len(kills):
+        raise PlaygroundError(f"internal error: {len(witness.recoveries)} of {len(kills)} kills happened")
+    return witness.recoveries
+
+
+def compare(session: Session, *folders: Path) -> Fields:
     """The last snapshots of two trainings, byte by byte."""
-
-    tensors: int
-    nbytes: int
-    differing: int
-    """How many of these bytes differ."""
-
-    def __str__(self) -> str:
-        return (
-            f"{self.tensors} tensors of {self.nbytes:,} bytes compared: parameters, optimizer state, totals and every "
-            f"rank's random numbers; {self.differing:,} bytes differ."
-        )
-
-    def check(self) -> None:
-        """Raise `PlaygroundError` if the two trainings did not end with the same bits."""
-        if self.differing:
-            raise PlaygroundError(
-                f"the training that was killed ended elsewhere: {self.differing:,} of {self.nbytes:,} bytes differ "
-                f"from those of the undisturbed one"
-            )
-
-    def check_repeatable(self, suspects: str) -> None:
-        """Raise `PlaygroundError` if two undisturbed trainings did not end with the same bits: the effect of a kill
-        could not be told from that. `suspects` are what on this device may do it."""
-        if self.differing:
-            raise PlaygroundError(
-                f"two undisturbed trainings already end with different bits: {self.differing:,} of "
-                f"{self.nbytes:,} bytes differ, so what a kill changes cannot be seen here; {suspects}"
-            )
+    [comparison] = new_world(session.world, 1).run(COMPARE, *folders)
+    return comparison
 
 
-@dataclass(frozen=True, kw_only=True)
-class Experiment:
-    """The same training, undisturbed and with ranks that are killed: do both end with the same bits?"""
+def new_world(world: World, size: int, restarts: int = 0) -> World:
+    return World(size, backend=world.backend, timeout=world.timeout, restarts=restarts, around=world.around)
 
-    world: World
-    settings: TrainingSettings
-    asked: ElasticOptions
-    folder: Path
-    """Where each training has a folder for its snapshots."""
-    show: Callable[[str], object]
-    """Called with what comes next."""
 
-    def conduct(self, kills: Sequence[Kill]) -> tuple[list[Recovery], Comparison]:
-        """Train twice. Returns what each of the kills has cost, and how far the last snapshots differ. Raises
-        `PlaygroundError` where the device does not repeat itself, so that a difference would prove nothing."""
-        self.show("training, undisturbed")
-        self.train("undisturbed")
-        if suspects := get_backend(self.world.backend).may_differ:
-            self.show("training, undisturbed, once more")
-            self.train("repeated")
-            self.compare("undisturbed", "repeated").check_repeatable(suspects)
-        self.show("training, with ranks that are killed")
-        recoveries = self.train("killed", kills)
-        return recoveries, self.compare("undisturbed", "killed")
-
-    def train(self, name: str, kills: Sequence[Kill] = ()) -> list[Recovery]:
-        """Train to the end, with a new world for each that is killed. Returns what each of the kills has cost."""
-        snapshots = SnapshotSettings(folder=self.folder / name, every=self.asked.snapshot_every)
-        settings, witness = replace(self.settings, snapshots=snapshots), Witness()
-        world, training = self.new_world(self.world.size, len(kills)), (RUN, settings, (self.asked.way, kills))
-        world.run(RUN_TRAINING, *training, on_report=witness.hear, on_restart=witness.note_failure)
-        if len(witness.recoveries) != len(kills):
-            raise PlaygroundError(f"internal error: {len(witness.recoveries)} of {len(kills)} kills happened")
-        return witness.recoveries
-
-    def compare(self, *names: str) -> Comparison:
-        """The last snapshots of two trainings, byte by byte."""
-        [comparison] = self.new_world(1).run(COMPARE, *(self.folder / name for name in names))
-        return comparison
-
-    def new_world(self, size: int, restarts: int = 0) -> World:
-        world = self.world
-        return World(size, backend=world.backend, timeout=world.timeout, restarts=restarts, around=world.around)
+def differing_text(comparison: Fields) -> str:
+    """How many bytes differ; empty if none does."""
+    return f"{comparison['differing']:,} of {comparison['nbytes']:,} bytes differ" if comparison["differing"] else ""
 
 
 @LESSON.run_by(pack_options("asked", ElasticOptions), data_options)
@@ -194,21 +166,24 @@ def command(session: Session, data: DataOptions, asked: ElasticOptions) -> None:
     if world.rank_env:
         raise UsageError(f"{LESSON.name} kills ranks and starts new ones: run it without torchrun, RANK and WORLD_SIZE")
     world.warm_up(RUN_TRAINING, RUN, COMPARE)
+    prepared = prepare_data(data, session.bar)
+    if data.limit is None:
+        few = min(SAMPLES, prepared.train)
+        prepared = replace(prepared, limit=few, train=few)
+    training = TrainingSettings(folder=prepared.folder, epochs=asked.epochs, seed=session.run.seed)
+    settings = prepared.settings(training)
+    settings.check_batch(world.size)
+    steps = asked.epochs * math.ceil(prepared.train / settings.batch_size)
+    kills = draw_kills(asked.kills, world.size, steps, session.run.seed)
+    session.say(f"{LESSON.name}: {world}", f"data: {prepared}", f"training: {asked.way}, {steps} steps")
     with temporary_folder("elastic") as folder:
-        prepared = prepare_data(data, session.bar)
-        if data.limit is None:
-            few = min(SAMPLES, prepared.train)
-            prepared = replace(prepared, limit=few, train=few)
-        training = TrainingSettings(folder=prepared.folder, epochs=asked.epochs, seed=session.run.seed)
-        settings = prepared.settings(training)
-        settings.check_batch(world.size)
-        steps = asked.epochs * math.ceil(prepared.train / settings.batch_size)
-        kills = draw_kills(asked.kills, world.size, steps, session.run.seed)
-        session.say(f"{LESSON.name}: {world}", f"data: {prepared}", f"training: {asked.way}, {steps} steps")
-        experiment = Experiment(world=world, settings=settings, asked=asked, folder=folder, show=session.bar.show)
-        recoveries, comparison = experiment.conduct(kills)
-    session.say("", recoveries_table(recoveries), "", str(comparison))
-    comparison.check()
+        recoveries, compared = conduct(session, settings, asked, kills, folder)
+    rows = [{**each, "redone": each["killed_after"] - each["resumed_after"]} for each in recoveries]
+    session.say("", tabulate(rows, RECOVERY), "", COMPARED.format(**compared))
+    if different := differing_text(compared):
+        raise PlaygroundError(
+            f"the training that was killed ended elsewhere: {different} from those of the undisturbed one"
+        )
     verdict = good(f"{len(kills)} kill{'s' * (len(kills) > 1)} left no trace")
     session.say(prose(f"Shown: {LESSON.conclude(world.size)}; ", verdict, "."))
-    session.print_document({}, way=asked.way, dataset=prepared.summary, recoveries=recoveries, comparison=comparison)
+    session.print_document({}, way=asked.way, dataset=prepared.summary, recoveries=recoveries, comparison=compared)

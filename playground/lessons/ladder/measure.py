@@ -15,12 +15,11 @@ replica also averages gradients that are all ready at once, with no backward to 
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
+from inspect import signature
 from itertools import pairwise
 from random import Random
 from typing import Any
@@ -31,28 +30,28 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from playground.algorithms import load_all_reduce
-from playground.lessons.ladder.page import BERT, PARTS, LadderResult, LadderSettings, RungResult
+from playground.lessons.ladder.page import BERT, PARTS, LadderSettings
 from playground.lessons.ladder.sparse_embeddings import ZipfSequences
-from playground.measurement import environment
+from playground.measurement import Fields, environment
 from playground.measurement.interleave import Heartbeat, interleave
 from playground.runtime import device
 from playground.runtime.backends import backend_of
 from playground.training.data import Images, batches, partition_dataset
-from playground.training.gradients import AllReduce, trainable_parameters
 from playground.training.replicas import all_gather_stacked, flat, largest_difference
 from playground.training.step import backward, mean_loss_part, training_step
-from playground.training.sync import GradSync
+from playground.training.sync import AllReduce, Broadcast, GradSync, trainable_parameters
 
 WARM_UP = 3
 """Rounds that are trained but not timed: DistributedDataParallel rebuilds its buckets after the first."""
-NewSync = Callable[[nn.Module], GradSync]
-"""Makes the gradient synchronisation of a rung for a model."""
+NewSync = Callable[[nn.Module, AllReduce, Broadcast], GradSync]
+"""Makes the gradient synchronisation of a rung for a model, by these collectives."""
 Moment = Any
 """Seconds, or an event on a GPU."""
 
 
-def measure(new_syncs: Mapping[str, NewSync], start: nn.Module, settings: LadderSettings) -> LadderResult:
-    """Train copies of the model `start`, one on each rung, in turn. All ranks return the same."""
+def measure(new_syncs: Mapping[str, NewSync], start: nn.Module, settings: LadderSettings) -> Fields:
+    """Train copies of the model `start`, one on each rung, in turn. All ranks return the same: `rungs`, a row for each,
+    the last of them DistributedDataParallel; `parts`, those of a step by rank and rung; and the `environment`."""
     rounds = Rounds(settings)
     coming = iter(rounds)
     next(coming)
@@ -71,7 +70,7 @@ def measure(new_syncs: Mapping[str, NewSync], start: nn.Module, settings: Ladder
         {replica.name: step_parts(its[:, : len(PARTS)]) for replica, its in zip(replicas, mine, strict=True)}
         for mine in seconds
     ]
-    return LadderResult(rungs=rungs, parts=parts, environment=environment.describe())
+    return {"rungs": rungs, "parts": parts, "environment": environment.describe()}
 
 
 class Rounds:
@@ -103,17 +102,6 @@ class Rounds:
 def training_set(settings: LadderSettings, limit: int | None) -> Images | ZipfSequences:
     """The training data of the model: images, or sequences of token ids. `limit` keeps the first."""
     return ZipfSequences(limit) if settings.model == BERT else Images(settings.folder, "train", limit)
-
-
-@contextlib.contextmanager
-def collectives(all_reduce: AllReduce, broadcast: Callable[..., object] | None = None) -> Iterator[None]:
-    """In this block, `dist.all_reduce` is this one, and `dist.broadcast`: the rungs call both as they are written."""
-    real = dist.all_reduce, dist.broadcast
-    dist.all_reduce, dist.broadcast = all_reduce, broadcast or dist.broadcast
-    try:
-        yield
-    finally:
-        dist.all_reduce, dist.broadcast = real
 
 
 class Clock:
@@ -164,10 +152,10 @@ class TimedReplica:
         new_optimizer: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer],
         loss_part: Callable[[torch.Tensor, torch.Tensor, float], torch.Tensor] = mean_loss_part,
     ) -> None:
-        self.name, self.all_reduce, self.clock, self.model = name, all_reduce, Clock(), copy.deepcopy(start)
+        self.name, self.clock, self.model = name, Clock(), copy.deepcopy(start)
         for param in trainable_parameters(self.model):  # before the rung's own: hooks are called in order
             param.register_post_accumulate_grad_hook(self.take_gradient)
-        self.sync = new_sync(self.model)
+        self.sync = new_sync(self.model, all_reduce, dist.broadcast)
         self.optimizer, self.loss_part = self.sync.optimizer(new_optimizer), loss_part
         self.loss = 0.0
         """This rank's part of the last batch's mean loss."""
@@ -190,8 +178,7 @@ class TimedReplica:
 
         self.inputs = tuple(each[:2] for each in inputs)  # BatchNorm wants two
         self.clock.start()
-        with collectives(self.all_reduce):
-            self.loss = training_step(self.optimizer, [loss], self.sync, moment=self.clock.take).item()
+        self.loss = training_step(self.optimizer, [loss], self.sync, moment=self.clock.take).item()
         self.clock.take("end")
         moments = ("start", "forward", "gradient", "synced", "step", "end")
         forward, backward, averaging, step, averaging_parameters = self.clock.seconds(*moments)
@@ -207,9 +194,8 @@ class TimedReplica:
             self.sync.model(*self.inputs)  # without a forward before it DistributedDataParallel ignores a backward
             return ReadyGradients.apply(self.clock, [self.sparse.get(param) for param in params], *params)
 
-        with collectives(self.all_reduce):
-            backward(self.optimizer, [ready_gradients], self.sync)
-            self.sync.after_step(last=False)
+        backward(self.optimizer, [ready_gradients], self.sync)
+        self.sync.after_step(last=False)
         self.clock.take("end")
         return self.clock.seconds("start", "end")
 
@@ -232,42 +218,41 @@ class ReadyGradients(torch.autograd.Function):
         return None, None, *gradients
 
 
-@dataclass
-class Messages:
-    """The messages of a rank in a training step."""
-
-    sizes: list[int]
-    """Bytes of each message."""
-    early: int
-    """Bytes that leave before the last gradient is ready: no more can be hidden."""
-
-
 def count_messages(
     new_sync: NewSync, start: nn.Module, all_reduce: AllReduce, inputs: tuple[torch.Tensor, ...]
-) -> Messages:
-    """The messages of a rung, or of DistributedDataParallel, for this rank's share of a batch: counted on a replica
-    that is not timed. (DistributedDataParallel shows them to a communication hook only, which would be timed too.)"""
+) -> list[tuple[int, bool]]:
+    """The messages of a rank in a step on its share of a batch, on a rung or by DistributedDataParallel: the bytes of
+    each, and whether it leaves before the last gradient is ready, so that it can be hidden. Counted on a replica that
+    is not timed: DistributedDataParallel shows them to a communication hook only, which would be timed too."""
     model = copy.deepcopy(start)
     params = trainable_parameters(model)
-    counted, missing = Messages([], 0), set(params)
+    sent, missing = list[tuple[int, bool]](), set(params)
 
-    def counting(collective: Callable[..., Any], tensor: torch.Tensor, **options: Any) -> Any:
-        counted.sizes.append(tensor.nbytes)
-        counted.early += tensor.nbytes if missing else 0
-        return collective(tensor, **options)
+    def counting(collective: Callable[..., Any]) -> Callable[..., Any]:
+        def call(tensor: torch.Tensor, **options: Any) -> Any:
+            sent.append((tensor.nbytes, bool(missing)))
+            return collective(tensor, **options)
+
+        return call
 
     for param in params:
         param.register_post_accumulate_grad_hook(missing.discard)
-    sync, real = new_sync(model), dist.all_reduce
+    sync, counted = new_sync(model, counting(all_reduce), counting(dist.broadcast)), counting(dist.all_reduce)
     if isinstance(sync.model, DistributedDataParallel):
-        sync.model.register_comm_hook(None, lambda _, bucket: future_of(counting(real, bucket.buffer(), async_op=True)))
+        sync.model.register_comm_hook(None, lambda _, bucket: future_of(counted(bucket.buffer(), async_op=True)))
     optimizer = sync.optimizer(torch.optim.SGD)
     for _ in range(2):  # DistributedDataParallel rebuilds its buckets after the first backward
-        counted.sizes, counted.early = [], 0
+        sent.clear()
         missing.update(params)
-        with collectives(partial(counting, all_reduce), partial(counting, dist.broadcast)):
-            training_step(optimizer, [lambda: sync.model(*inputs).sum()], sync)
-    return counted
+        training_step(optimizer, [lambda: sync.model(*inputs).sum()], sync)
+    return sent
+
+
+def in_ddp(model: nn.Module, bucket_cap: int) -> GradSync:
+    """DistributedDataParallel, with buckets as full as the rungs', and buffers left to each rank as in the rungs."""
+    options = signature(DistributedDataParallel).parameters  # what torch calls it depends on its version
+    buffers = next(name for name in ("forward_sync_buffers", "broadcast_buffers") if name in options)
+    return GradSync(DistributedDataParallel(model, bucket_cap_mb=bucket_cap / 2**20, **{buffers: False}))
 
 
 def future_of(work: Any) -> Any:
@@ -291,41 +276,41 @@ def time_in_turn(
 
 
 def summarize(
-    replicas: Sequence[TimedReplica], messages: Sequence[Messages], seconds: torch.Tensor
-) -> list[RungResult]:
-    """The figures of each replica, in order; the last is the one in DistributedDataParallel. `seconds` are those of
-    `time_in_turn`."""
+    replicas: Sequence[TimedReplica], messages: Sequence[Sequence[tuple[int, bool]]], seconds: torch.Tensor
+) -> list[Fields]:
+    """A row for each replica, in order, as `page` describes it; the last is the one in DistributedDataParallel.
+    `seconds` are those of `time_in_turn`, `messages` what `count_messages` has found."""
     steps = seconds[..., : len(PARTS)].sum(-1).amax(0)  # [replica, round], on the slowest rank
     p50, p95 = (steps.quantile(quantile, dim=1).tolist() for quantile in (0.5, 0.95))
-    results = []
-    for number, (replica, counted) in enumerate(zip(replicas, messages, strict=True)):
+    rows = []
+    for number, (replica, sent) in enumerate(zip(replicas, messages, strict=True)):
         of_parts = seconds[:, number, :, : len(PARTS)]  # [rank, round, part]
         last = of_parts[..., PARTS.index("exposed")].argmin(0)  # the rank that came last waited for the shortest time
         parts = step_parts(of_parts[last, range(len(last))])
         alone = seconds[:, number, :, -1].amin(0).quantile(0.5).item()
-        mine = torch.tensor([len(counted.sizes), sum(counted.sizes), counted.early], device=device())
-        number_sent, bytes_sent, early_bytes = all_gather_stacked(mine).amax(0).tolist()
+        mine = [len(sent), sum(nbytes for nbytes, _ in sent), sum(nbytes for nbytes, is_early in sent if is_early)]
+        number_sent, sent_bytes, early_bytes = all_gather_stacked(torch.tensor(mine, device=device())).amax(0).tolist()
         loss, difference_to_ddp = compare_outcomes(replica, replicas[-1])
-        results.append(
-            RungResult(
+        rows.append(
+            {
                 **parts,
-                rung=replica.name,
-                p50=p50[number],
-                p95=p95[number],
-                alone=alone,
-                hidden=max(0.0, 1 - parts["exposed"] / alone) if early_bytes else 0.0,
-                messages=number_sent,
-                bytes=bytes_sent,
-                early_bytes=early_bytes,
-                loss=loss,
-                difference_to_ddp=difference_to_ddp,
-                replicas_max_difference=largest_difference(replica.model, with_buffers=False),
-                speed_to_first=p50[0] / p50[number],
-                speed_to_ddp=p50[-1] / p50[number],
-                caveat=backend_of().describe_overlap() if replica is replicas[-1] else "",
-            )
+                "alone": alone,
+                "hidden": max(0.0, 1 - parts["exposed"] / alone) if early_bytes else 0.0,
+                "messages": number_sent,
+                "bytes": sent_bytes,
+                "early_bytes": early_bytes,
+                "difference_to_ddp": difference_to_ddp,
+                "rung": replica.name,
+                "p50": p50[number],
+                "p95": p95[number],
+                "loss": loss,
+                "replicas_max_difference": largest_difference(replica.model, with_buffers=False),
+                "speed_to_first": p50[0] / p50[number],
+                "speed_to_ddp": p50[-1] / p50[number],
+                "caveat": backend_of().describe_overlap() if replica is replicas[-1] else "",
+            }
         )
-    return results
+    return rows
 
 
 def step_parts(seconds: torch.Tensor) -> dict[str, float]:

@@ -10,13 +10,12 @@ from typing import Any
 from playground.console import plots
 from playground.console.options import flags, only_with, plot_option
 from playground.console.session import Session
-from playground.console.tables import Column, Table, Texts, numbers
+from playground.console.tables import Column, Table, Texts, figures, tabulate
 from playground.console.text import good, prose
 from playground.console.training import announce_data
 from playground.console.training_options import DataOptions, PreparedData, data_options
 from playground.lessons import LESSONS
-from playground.measurement import environment
-from playground.measurement.environment import Environment
+from playground.measurement import Fields, environment
 from playground.runtime.errors import UsageError
 from playground.runtime.flags import flag, like
 from playground.runtime.launcher.entry import World
@@ -90,78 +89,56 @@ class LadderSettings(TrainingSettings):
     """Bytes after which a bucket of gradients is full, in the rungs and in DistributedDataParallel."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class RungResult:
-    """One rung, or DistributedDataParallel, on all ranks together. Times in seconds. The parts of a step are medians
-    over its rounds; of each round, those of the rank that came last to the averaging: it waits for messages, and not
-    for slower ranks."""
+Rung = Fields
+"""One rung, or DistributedDataParallel, on all ranks together. Times are in seconds.
 
-    forward: float
-    backward: float
-    exposed: float
-    step: float
-    alone: float
-    """Median time of the same averaging with no backward to hide behind, on the rank that came last to it."""
-    hidden: float
-    """The share of `alone` that is not exposed, 0 to 1."""
-    messages: int
-    """Messages per step, on the rank that sends most."""
-    bytes: int
-    """Bytes of these messages; where only the rows in use of an embedding travel, in the first step."""
-    early_bytes: int
-    """Bytes of those that leave before the last gradient is ready: no more can be hidden."""
-    difference_to_ddp: float
-    """The largest difference of any parameter to DistributedDataParallel's, on any rank."""
-    rung: str
-    p50: float
-    """The median time of a step on its slowest rank."""
-    p95: float
-    """The time on its slowest rank that 95 of 100 steps stay below."""
-    loss: float
-    """The mean over the last global batch."""
-    replicas_max_difference: float
-    """The largest difference of any parameter between a rank and rank 0; BatchNorm's statistics are each rank's own."""
-    speed_to_first: float
-    """How many times as fast as the first rung, by `p50`."""
-    speed_to_ddp: float
-    """How many times as fast as DistributedDataParallel, by `p50`."""
-    caveat: str = ""
-    """Why `hidden` is less than it could be, where the backend keeps DistributedDataParallel from hiding messages."""
+- `forward`, `backward`, `exposed`, `step`: the parts of a step, medians over its rounds; of each round, those of the
+  rank that came last to the averaging: it waits for messages, and not for slower ranks.
+- `alone`: the median time of the same averaging with no backward to hide behind, on the rank that came last to it;
+  `hidden`: the share of it that is not exposed, 0 to 1.
+- `messages`, `bytes`: per step, on the rank that sends most (where only the rows in use of an embedding travel, in the
+  first step); `early_bytes`: of those that leave before the last gradient is ready, for no more can be hidden.
+- `rung`: its name; `p50`, `p95`: the times of a step on its slowest rank that 50 and 95 of 100 steps stay below.
+- `loss`: the mean over the last global batch; `difference_to_ddp`: the largest difference of any parameter to
+  DistributedDataParallel's, on any rank; `replicas_max_difference`: between a rank and rank 0, where BatchNorm's
+  statistics are each rank's own.
+- `speed_to_first`, `speed_to_ddp`: how many times as fast, by `p50`.
+- `caveat`: why `hidden` is less than it could be, where the backend keeps DistributedDataParallel from hiding messages.
+"""
 
 
-@dataclass(frozen=True, kw_only=True)
-class LadderResult:
-    rungs: list[RungResult]
-    """Rungs in order; the last is DistributedDataParallel."""
-    parts: list[dict[str, dict[str, float]]]
-    """Parts of a step on each rank, by rung: medians on that rank alone."""
-    environment: Environment
-    """The machine and the software it was measured with."""
-
-
-def agreement(rungs: Sequence[RungResult], all_reduce: str) -> str:
+def agreement(rungs: Sequence[Rung], all_reduce: str) -> str:
     """The verdict on the replicas, after the same number of steps on every rung. Raises `PlaygroundError` if those of a
     rung that adds with `all_reduce`, or those of DistributedDataParallel, the last, differ though they must not."""
     methods = [*[all_reduce] * (len(rungs) - 1), None]
-    differences = [rung.replicas_max_difference for rung in rungs]
+    differences = [rung["replicas_max_difference"] for rung in rungs]
     verdicts = dict(zip(differences, map(replicas_verdict, differences, methods), strict=True))
     return verdicts[max(verdicts)]
 
 
-def result_texts(rungs: Sequence[RungResult]) -> Texts:
+def result_texts(rungs: Sequence[Rung]) -> Texts:
     """The meaning of the columns, a row per rung, and caveats."""
-    times = [Column(part, "ms", right=True, wide=part in ("p95", "step")) for part in TIMES]
-    sent = numbers(("early", "%", ".0f"), "messages", ("sent", "bytes", ","), wide=True)
-    ratios = numbers(("vs.\nddp", "", ".2f"), ("vs.\nfirst", "", ".2f"))
-    outcome = numbers(("loss", "", ".4f"), "distance\nto ddp", wide=True)
-    table = Table("rung", *times, *numbers(("hidden", "%", ".0f")), *sent, *ratios, *outcome)
-    for rung in rungs:
-        shares = 100 * rung.hidden, 100 * rung.early_bytes / max(1, rung.bytes)
-        distance = f"{rung.difference_to_ddp:.1e}" if rung.difference_to_ddp else "0"
-        compared = rung.speed_to_ddp, rung.speed_to_first, rung.loss, distance
-        milliseconds = (milliseconds_text(getattr(rung, name)) for name in TIMES)
-        table.add(rung.rung, *milliseconds, *shares, rung.messages, rung.bytes, *compared)
-    return [*LEGEND, table, *(f"  {rung.rung}: {rung.caveat}." for rung in rungs if rung.caveat)]
+    times = {part: Column(part, "ms", right=True, wide=part in ("p95", "step")) for part in TIMES}
+    sent = figures(("early", "early", "%", ".0f"), ("messages",), ("bytes", "sent", "bytes", ","), wide=True)
+    ratios = figures(("speed_to_ddp", "vs.\nddp", "", ".2f"), ("speed_to_first", "vs.\nfirst", "", ".2f"))
+    outcome = figures(("loss", "loss", "", ".4f"), ("distance", "distance\nto ddp"), wide=True)
+    columns = {
+        "rung": Column("rung"),
+        **times,
+        **figures(("hidden", "hidden", "%", ".0f", 100)),
+        **sent,
+        **ratios,
+        **outcome,
+    }
+    shown = [
+        rung
+        | {name: milliseconds_text(rung[name]) for name in TIMES}
+        | {"early": 100 * rung["early_bytes"] / max(1, rung["bytes"])}
+        | {"distance": f"{rung['difference_to_ddp']:.1e}" if rung["difference_to_ddp"] else "0"}
+        for rung in rungs
+    ]
+    caveats = (f"  {rung['rung']}: {rung['caveat']}." for rung in rungs if rung["caveat"])
+    return [*LEGEND, tabulate(shown, columns), *caveats]
 
 
 def milliseconds_text(seconds: float) -> str:
@@ -169,22 +146,21 @@ def milliseconds_text(seconds: float) -> str:
     return f"{1000 * seconds:.{1 if seconds >= 0.1 else 2}f}"
 
 
-def fastest_text(rungs: Sequence[RungResult]) -> str:
+def fastest_text(rungs: Sequence[Rung]) -> str:
     """How the fastest rung compares with the first, and with DistributedDataParallel."""
-    first, *_, ddp = rungs
-    fastest = min(rungs[:-1], key=lambda rung: rung.p50)
+    fastest = min(rungs[:-1], key=lambda rung: float(rung["p50"]))
     return (
-        f"the fastest rung, {fastest.rung}, is {fastest.speed_to_first:.2f} times as fast as "
-        f"{first.rung} and {fastest.speed_to_ddp:.2f} times as fast as {ddp.rung}"
+        f"the fastest rung, {fastest['rung']}, is {fastest['speed_to_first']:.2f} times as fast as "
+        f"{rungs[0]['rung']} and {fastest['speed_to_ddp']:.2f} times as fast as {rungs[-1]['rung']}"
     )
 
 
-def plot_parts(rungs: Sequence[RungResult], title: str, file: Path) -> None:
+def plot_parts(rungs: Sequence[Rung], title: str, file: Path) -> None:
     """A bar per rung: the parts of a step, on top of each other."""
     figure, axes = plots.new_axes(title, "", "ms per step")
-    names, heights = [rung.rung for rung in rungs], [0.0] * len(rungs)
+    names, heights = [rung["rung"] for rung in rungs], [0.0] * len(rungs)
     for part in PARTS:
-        times = [1000 * float(getattr(rung, part)) for rung in rungs]
+        times = [1000 * float(rung[part]) for rung in rungs]
         axes.bar(names, times, 0.7, heights, label="exposed communication" if part == "exposed" else part)
         heights = [height + time for height, time in zip(heights, times, strict=True)]
     figure.legend(loc="outside upper right", ncols=len(PARTS))
@@ -223,17 +199,18 @@ def command(session: Session, data: DataOptions, model: str, plot: Path | None, 
         plots.check(plot)
     world.warm_up(RUN, *spec.preload)
     work = f"training: {model}, {asked.steps} steps of {asked.batch_size} samples"
-    rungs = Table("rung", Column("what it does", wraps=True), rows=candidates(model).items())
-    prepared, settings = announce_data(session, data, asked, work, "", rungs, ready=tokens)
-    result: LadderResult = session.launch(RUN, settings)[0]
-    verdict = agreement(result.rungs, settings.all_reduce)
-    session.say("", *result_texts(result.rungs), "")
-    session.say(prose(f"Shown: {LESSON.shown}; {fastest_text(result.rungs)}; ", good(verdict), "."))
+    about = Table("rung", Column("what it does", wraps=True), rows=candidates(model).items())
+    prepared, settings = announce_data(session, data, asked, work, "", about, ready=tokens)
+    result: Fields = session.launch(RUN, settings)[0]
+    rungs = result["rungs"]
+    verdict = agreement(rungs, settings.all_reduce)
+    session.say("", *result_texts(rungs), "")
+    session.say(prose(f"Shown: {LESSON.shown}; {fastest_text(rungs)}; ", good(verdict), "."))
     if plot and world.is_main:
-        plot_parts(result.rungs, f"{model}, {world}", plot)
+        plot_parts(rungs, f"{model}, {world}", plot)
     recipe = {name: getattr(settings, name) for name in ("batch_size", "bucket_cap", "all_reduce", "seed", "model")}
-    measured = {"timed_steps": settings.steps, "rungs": result.rungs, "environment": result.environment}
-    session.print_document({"run": result.parts}, dataset=prepared.summary, **recipe, **measured)
+    measured = {"timed_steps": settings.steps, "rungs": rungs, "environment": result["environment"]}
+    session.print_document({"run": result["parts"]}, dataset=prepared.summary, **recipe, **measured)
 
 
 def check_memory(world: World, model: str) -> None:

@@ -18,14 +18,13 @@ from torch.utils.data import Dataset
 from playground.lessons.ladder.page import TOKEN_SEQUENCES
 from playground.training.bert import Model
 from playground.training.bert_config import CLASSES, BertConfig
-from playground.training.gradients import AllReduce
-from playground.training.overlap import OverlappedAverage
 from playground.training.settings import BUCKET_CAP
+from playground.training.sync import AllReduce, Overlapped
 
 
-class SparseEmbeddings(OverlappedAverage):
+class SparseEmbeddings(Overlapped):
     """Averages the gradients of embeddings, all of one type, by the rows that some rank has used, and all other
-    gradients as `OverlappedAverage` does.
+    gradients as `Overlapped` does.
 
     It sets `sparse` of the model's `nn.Embedding`s, so that backward computes (index, row) for each word of the batch
     in place of a matrix. `after_backward` leaves in every `param.grad` the mean as a dense gradient, for any optimizer.

@@ -19,8 +19,7 @@ import torch.distributed.autograd as dist_autograd
 import torch.nn.functional as F
 from torch import nn
 
-from playground.algorithms.cost_model import Task
-from playground.algorithms.ring import ring_cost
+from playground.algorithms.cost_model import Task, ring_cost
 from playground.lessons.parameter_server.lesson import (
     Parameters,
     ParameterServer,

@@ -13,7 +13,6 @@ what must hold if its explanation is right: a difference that is rounding, and n
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 
 import torch
 import torch.distributed as dist
@@ -22,14 +21,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from playground.algorithms import load_all_reduce
-from playground.lessons.prove.page import (
-    BreakResult,
-    ComparedStep,
-    Comparison,
-    MaxAbs,
-    Proof,
-    ProveSettings,
-)
+from playground.lessons.prove.page import Proof, ProveSettings
+from playground.measurement import Fields
 from playground.measurement.interleave import slowest as max_over_ranks
 from playground.runtime import device, report
 from playground.training.batch_norm import convert_sync_batchnorm
@@ -41,11 +34,12 @@ from playground.training.replicas import broadcast_parameters, flat
 from playground.training.step import mean_loss_part, training_step
 from playground.training.sync import AverageAfterBackward, GradSync, build_grad_sync, new_grad_sync
 
-Loss = Callable[[torch.Tensor, torch.Tensor, float], torch.Tensor]
-"""Called as `loss(output, labels, samples_per_rank)`, as `mean_loss_part` is."""
+MaxAbs = dict[str, float | None]
+"""The largest absolute value of any element of the `gradients` and of the `parameters`. None in local SGD: every rank
+steps by a gradient of its own, so none is the mean, and none can be compared."""
 
 
-def experiment(rank: int, size: int, settings: ProveSettings) -> tuple[Proof, dict[str, BreakResult]]:
+def experiment(rank: int, size: int, settings: ProveSettings) -> tuple[Proof, dict[str, Fields]]:
     """The proof and, where there is another rank to differ from, each way to break it. Every rank returns the same."""
     proof = run(rank, size, settings)
     return proof, break_it(rank, size, settings) if size > 1 else {}
@@ -58,7 +52,7 @@ def run(rank: int, size: int, settings: ProveSettings) -> Proof:
     return proof
 
 
-def compare(settings: ProveSettings, dtype: torch.dtype) -> Comparison:
+def compare(settings: ProveSettings, dtype: torch.dtype) -> Fields:
     """N ranks, with every gradient synchronisation, compared with one process on whole batches: the largest difference
     of any gradient, and of any parameter, on any rank, after each step."""
     steps = []
@@ -74,8 +68,8 @@ def compare(settings: ProveSettings, dtype: torch.dtype) -> Comparison:
                 found.append(replica.difference_from(one_process))
             largest, *differences = largest_of_all_ranks(found)
             by_sync = dict(zip(replicas, differences, strict=True))
-            steps.append(ComparedStep(step=step, largest=largest, differences=by_sync))
-    return Comparison(epsilon=torch.finfo(dtype).eps, steps=steps)
+            steps.append({"step": step, "largest": largest, "differences": by_sync})
+    return {"epsilon": torch.finfo(dtype).eps, "steps": steps}
 
 
 def new_replicas(settings: ProveSettings, dtype: torch.dtype) -> dict[str, Replica]:
@@ -104,9 +98,10 @@ class OneProcess:
 
 
 class Replica:
-    """This rank's model, trained on its share of every batch; `sync` is to keep all replicas equal. `shares` says how
-    many samples each rank gets; without it they are as equal as can be. With `averages_gradients` all replicas have the
-    same gradients after a step; without, as in local SGD, each has its own."""
+    """This rank's model, trained on its share of every batch by `loss(output, labels, samples_per_rank)`; `sync` is to
+    keep all replicas equal. `shares` says how many samples each rank gets; without it they are as equal as can be. With
+    `averages_gradients` all replicas have the same gradients after a step; without, as in local SGD, each has its
+    own."""
 
     def __init__(
         self,
@@ -114,7 +109,7 @@ class Replica:
         settings: ProveSettings,
         sync: GradSync,
         *,
-        loss: Loss = mean_loss_part,
+        loss: Callable[[torch.Tensor, torch.Tensor, float], torch.Tensor] = mean_loss_part,
         shares: Sequence[int] = (),
         averages_gradients: bool = True,
     ) -> None:
@@ -136,7 +131,7 @@ class Replica:
     def difference_from(self, one_process: OneProcess) -> MaxAbs:
         """The largest difference of any gradient, if they were averaged, and of any parameter, on this rank."""
         difference = max_abs(self.model, one_process.model)
-        return difference if self.averages_gradients else replace(difference, gradients=None)
+        return difference if self.averages_gradients else {**difference, "gradients": None}
 
 
 def new_net(seed: int, dtype: torch.dtype = torch.float64) -> nn.Module:
@@ -157,7 +152,7 @@ def global_batches(
         report(phase=phase, step=step + 1, steps=settings.steps)
 
 
-def break_it(rank: int, size: int, settings: ProveSettings) -> dict[str, BreakResult]:
+def break_it(rank: int, size: int, settings: ProveSettings) -> dict[str, Fields]:
     """All four ways to break it, in float64, by name. Every rank returns the same."""
     results = {}
     for failure_mode in (summed, unweighted_shares, own_weights, batch_norm):
@@ -167,7 +162,7 @@ def break_it(rank: int, size: int, settings: ProveSettings) -> dict[str, BreakRe
     return results
 
 
-def summed(rank: int, size: int, settings: ProveSettings) -> BreakResult:
+def summed(rank: int, size: int, settings: ProveSettings) -> Fields:
     """Gradients are added up and not divided by the number of ranks: as if the learning rate were N times as large."""
 
     def add_gradients(model: nn.Module) -> None:
@@ -180,12 +175,12 @@ def summed(rank: int, size: int, settings: ProveSettings) -> BreakResult:
     faster = OneProcess(new_net(settings.seed), settings, lr=size * settings.lr)
     train_side_by_side(settings, ranks, one_process, faster)
     return break_result(
-        breaks={"parameters, compared with one process": parameter_difference(ranks, one_process)},
-        holds={"parameters, compared with one process at N times the --lr": parameter_difference(ranks, faster)},
+        breaks={"parameters, compared with one process": differ(parameters, ranks, one_process)},
+        holds={"parameters, compared with one process at N times the --lr": differ(parameters, ranks, faster)},
     )
 
 
-def unweighted_shares(rank: int, size: int, settings: ProveSettings) -> BreakResult:
+def unweighted_shares(rank: int, size: int, settings: ProveSettings) -> Fields:
     """Shares are unequal (here the last rank has one sample) and each rank's mean loss counts as much as any other's:
     so it is with DistributedDataParallel too. The cure: each rank's sum of losses, over the size of the whole batch."""
 
@@ -200,12 +195,12 @@ def unweighted_shares(rank: int, size: int, settings: ProveSettings) -> BreakRes
     train_side_by_side(settings, one_process, wrong, right)
     of_sums = "parameters with sums over the whole batch, compared with one process"
     return break_result(
-        breaks={"parameters, compared with one process": parameter_difference(wrong, one_process)},
-        holds={of_sums: parameter_difference(right, one_process)},
+        breaks={"parameters, compared with one process": differ(parameters, wrong, one_process)},
+        holds={of_sums: differ(parameters, right, one_process)},
     )
 
 
-def own_weights(rank: int, size: int, settings: ProveSettings) -> BreakResult:
+def own_weights(rank: int, size: int, settings: ProveSettings) -> Fields:
     """Each rank starts from weights of its own. The averaged gradients are the same on all ranks, so all take the same
     steps, and stay as far apart as they were."""
     model = new_net(settings.seed + rank)
@@ -216,7 +211,7 @@ def own_weights(rank: int, size: int, settings: ProveSettings) -> BreakResult:
     at_last = minus_rank_0(parameters(model))
     return break_result(
         breaks={
-            "parameters, compared with one process": parameter_difference(ranks, one_process),
+            "parameters, compared with one process": differ(parameters, ranks, one_process),
             "initial parameters, compared with rank 0": max_abs_diff(at_first),
             "final parameters, compared with rank 0": max_abs_diff(at_last),
         },
@@ -227,7 +222,7 @@ def own_weights(rank: int, size: int, settings: ProveSettings) -> BreakResult:
     )
 
 
-def batch_norm(rank: int, size: int, settings: ProveSettings) -> BreakResult:
+def batch_norm(rank: int, size: int, settings: ProveSettings) -> Fields:
     """BatchNorm normalises by the mean and variance of the samples it sees: a rank's share, not the batch. With
     statistics that are added up over all ranks (SyncBatchNorm) it is the batch again."""
     models = [new_batch_norm_net(settings.seed), convert_sync_batchnorm(new_batch_norm_net(settings.seed))]
@@ -237,12 +232,12 @@ def batch_norm(rank: int, size: int, settings: ProveSettings) -> BreakResult:
     of_synced_statistics = "running statistics with SyncBatchNorm, compared with one process"
     return break_result(
         breaks={
-            "parameters, compared with one process": parameter_difference(local, one_process),
-            "running statistics, compared with one process": running_stats_difference(local, one_process),
+            "parameters, compared with one process": differ(parameters, local, one_process),
+            "running statistics, compared with one process": differ(running_stats, local, one_process),
         },
         holds={
-            "parameters with SyncBatchNorm, compared with one process": parameter_difference(synced, one_process),
-            of_synced_statistics: running_stats_difference(synced, one_process),
+            "parameters with SyncBatchNorm, compared with one process": differ(parameters, synced, one_process),
+            of_synced_statistics: differ(running_stats, synced, one_process),
         },
     )
 
@@ -261,28 +256,22 @@ def train_side_by_side(settings: ProveSettings, *runs: OneProcess | Replica) -> 
             run.step(images, labels)
 
 
-def parameter_difference(ranks: Replica, one_process: OneProcess) -> float:
-    return max_abs_diff(parameters(ranks.model), parameters(one_process.model))
+def differ(of: Callable[[nn.Module], torch.Tensor], ranks: Replica, one_process: OneProcess) -> float:
+    """The largest difference between two models, `of` whichever values, on this rank."""
+    return max_abs_diff(of(ranks.model), of(one_process.model))
 
 
-def running_stats_difference(ranks: Replica, one_process: OneProcess) -> float:
-    return max_abs_diff(running_stats(ranks.model), running_stats(one_process.model))
-
-
-def break_result(*, breaks: Mapping[str, float], holds: Mapping[str, float]) -> BreakResult:
-    """This rank's differences become the largest on any rank. All ranks must call this."""
-    largest = max_over_ranks([*breaks.values(), *holds.values()])
-    return BreakResult(
-        breaks=dict(zip(breaks, largest[: len(breaks)], strict=True)),
-        holds=dict(zip(holds, largest[len(breaks) :], strict=True)),
-    )
+def break_result(*, breaks: Mapping[str, float], holds: Mapping[str, float]) -> Fields:
+    """The differences, by description, that are wrong, and those that must be rounding if the explanation of the
+    failure mode is right: this rank's become the largest on any rank. All ranks must call this."""
+    largest = iter(max_over_ranks([*breaks.values(), *holds.values()]))
+    return {"breaks": {name: next(largest) for name in breaks}, "holds": {name: next(largest) for name in holds}}
 
 
 def max_abs(model: nn.Module, other: nn.Module | None = None) -> MaxAbs:
     """Magnitude of the model's gradients and parameters, or their difference from those of `other`, on this rank."""
-    of_gradients, of_parameters = (0.0, 0.0) if other is None else (gradients(other), parameters(other))
-    difference = max_abs_diff(gradients(model), of_gradients)
-    return MaxAbs(gradients=difference, parameters=max_abs_diff(parameters(model), of_parameters))
+    found = ((of.__name__, of(model), of(other) if other else 0.0) for of in (gradients, parameters))
+    return {name: max_abs_diff(*values) for name, *values in found}
 
 
 def parameters(model: nn.Module) -> torch.Tensor:
@@ -307,11 +296,9 @@ def max_abs_diff(one: torch.Tensor, other: torch.Tensor | float = 0.0) -> float:
 
 def largest_of_all_ranks(found: Sequence[MaxAbs]) -> list[MaxAbs]:
     """Each of `found`, the largest of any rank (None stays None). All ranks must call this."""
-    largest = max_over_ranks([figure or 0.0 for each in found for figure in (each.gradients, each.parameters)])
-    return [
-        MaxAbs(gradients=None if mine.gradients is None else grads, parameters=params)
-        for mine, grads, params in zip(found, largest[::2], largest[1::2], strict=True)
-    ]
+    largest = iter(max_over_ranks([figure or 0.0 for each in found for figure in each.values()]))
+    pairs = [[(name, figure, next(largest)) for name, figure in each.items()] for each in found]
+    return [{name: None if mine is None else most for name, mine, most in each} for each in pairs]
 
 
 def minus_rank_0(values: torch.Tensor) -> torch.Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +15,7 @@ from playground.console.text import good, heading, prose
 from playground.console.training import RUN_TRAINING, announce_data
 from playground.console.training_options import DataOptions, data_options
 from playground.lessons import LESSONS
+from playground.measurement import Fields
 from playground.runtime.errors import PlaygroundError, UsageError
 from playground.runtime.flags import flag, like
 from playground.runtime.rank.rank import Event
@@ -55,76 +56,32 @@ class ProveSettings(TrainingSettings):
             raise UsageError("lr 0: no step would change anything, so it must be above 0")
 
 
-@dataclass(frozen=True, kw_only=True)
-class MaxAbs:
-    """The largest absolute value of any element."""
-
-    gradients: float | None
-    """None in local SGD: every rank steps by a gradient of its own, so none is the mean, and none can be compared."""
-    parameters: float
+Proof = dict[str, Fields]
+"""By dtype, float64 and float32: its `epsilon`, the distance from 1 to the next number, and the `steps`. Of each, its
+number `step` from 1 on, the `largest` gradient and parameter of the one process, and the `differences` of N ranks from
+it, the largest on any rank, by gradient synchronisation: of `gradients` (None in local SGD) and `parameters`."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class ComparedStep:
-    """One process and the ranks after a step; each figure is the largest on any rank."""
-
-    step: int
-    """Number of the step; 1 for the first."""
-    largest: MaxAbs
-    """Magnitude of the one process's values, as a scale for the differences."""
-    differences: dict[str, MaxAbs]
-    """Differences between the ranks and the one process, by gradient synchronisation."""
+def differences_of(comparison: Fields) -> Iterator[tuple[int, str, str, float]]:
+    """Every difference in one dtype, in order: (step, gradient synchronisation, quantity, difference)."""
+    for step in comparison["steps"]:
+        for sync, differences in step["differences"].items():
+            yield from ((step["step"], sync, *each) for each in differences.items() if each[1] is not None)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Comparison:
-    """N ranks against one process, in one dtype."""
-
-    epsilon: float
-    """The distance from 1 to the next number of that dtype."""
-    steps: list[ComparedStep]
-
-    def figures(self) -> Iterator[tuple[int, str, str, float]]:
-        """Every difference that there is, in order: (step, gradient synchronisation, quantity, difference)."""
-        for step in self.steps:
-            for sync, difference in step.differences.items():
-                for quantity, figure in vars(difference).items():
-                    if figure is not None:
-                        yield step.step, sync, quantity, figure
-
-    @property
-    def max_difference(self) -> float:
-        """Largest difference of any gradient or parameter, after any step."""
-        return max(difference for *_, difference in self.figures())
-
-    @property
-    def in_epsilons(self) -> float:
-        """`max_difference`, in units of this dtype's epsilon."""
-        return self.max_difference / self.epsilon
+def in_epsilons(comparison: Fields) -> float:
+    """The largest difference of any gradient or parameter, after any step, in units of the dtype's epsilon."""
+    return max(difference for *_, difference in differences_of(comparison)) / float(comparison["epsilon"])
 
 
-Proof = dict[str, Comparison]
-"""By dtype: float64, float32."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class BreakResult:
-    """The differences that a failure mode causes, the largest on any rank, by description."""
-
-    breaks: dict[str, float]
-    """Differences that are wrong."""
-    holds: dict[str, float]
-    """Differences that must be rounding, if the explanation of the failure mode is right."""
-
-
-def check(proof: Proof, breaks: Mapping[str, BreakResult]) -> None:
+def check(proof: Proof, breaks: Mapping[str, Fields]) -> None:
     """Raise `PlaygroundError` if N ranks differ from one process by more than rounding, or if the explanation of a
     failure mode leaves more than rounding unexplained."""
     if wrong := failure(proof):
         raise PlaygroundError(wrong)
     for name, found in breaks.items():
-        bound = max(EXACT, UNEXPLAINED * max(found.breaks.values()))
-        for quantity, difference in found.holds.items():
+        bound = max(EXACT, UNEXPLAINED * max(found["breaks"].values()))
+        for quantity, difference in found["holds"].items():
             if not difference <= bound < math.inf:
                 raise PlaygroundError(
                     f"{name}: {quantity}: {difference:.1e} should be rounding (at most {bound:.1e}), so this break is "
@@ -135,9 +92,9 @@ def check(proof: Proof, breaks: Mapping[str, BreakResult]) -> None:
 def failure(proof: Proof) -> str:
     """The first difference that is more than rounding, in words; empty if N ranks equal one process."""
     for dtype, comparison in proof.items():
-        bound = EXACT * comparison.epsilon / sys.float_info.epsilon
+        bound = EXACT * comparison["epsilon"] / sys.float_info.epsilon
         at_first: dict[tuple[str, str], float] = {}
-        for step, sync, quantity, difference in comparison.figures():
+        for step, sync, quantity, difference in differences_of(comparison):
             first = at_first.setdefault((sync, quantity), difference)
             if (step == 1 or dtype == "float64") and not difference <= bound:
                 before = f" ({first:.1e} after step 1)" if step > 1 else ""
@@ -148,9 +105,9 @@ def failure(proof: Proof) -> str:
     return ""
 
 
-def is_broken(result: BreakResult) -> bool:
+def is_broken(result: Fields) -> bool:
     """Whether the failure mode did make a difference beyond rounding."""
-    return max(result.breaks.values()) > EXACT
+    return max(result["breaks"].values()) > EXACT
 
 
 def shares_text(batch_size: int, size: int) -> str:
@@ -165,21 +122,21 @@ def proof_texts(proof: Proof) -> Texts:
     texts: Texts = []
     for dtype, comparison in proof.items():
         for quantity in ("gradients", "parameters"):
-            largest = max(getattr(step.largest, quantity) for step in comparison.steps)
-            scale = f"the largest of which is {number_text(largest)}; epsilon is {number_text(comparison.epsilon)}"
+            largest = max(step["largest"][quantity] for step in comparison["steps"])
+            scale = f"the largest of which is {number_text(largest)}; epsilon is {number_text(comparison['epsilon'])}"
             texts.append(f"  largest difference of {dtype} {quantity} ({scale}):")
-            texts.append(steps_table(comparison.steps, quantity))
+            texts.append(steps_table(comparison["steps"], quantity))
     return texts if failure(proof) else [*texts, explanation(proof)]
 
 
-def steps_table(steps: list[ComparedStep], quantity: str) -> Table:
+def steps_table(steps: Sequence[Fields], quantity: str) -> Table:
     """One row per gradient synchronisation that has such a quantity, one column for each of the steps 1, 2, 5, 10, 20,
     50 … and for the last."""
-    shown = [step for step in steps if str(step.step).rstrip("0") in ("1", "2", "5") or step is steps[-1]]
-    table = Table("after step", *numbers(*(str(step.step) for step in shown)))
-    for name, difference in steps[0].differences.items():
-        if getattr(difference, quantity) is not None:
-            table.add(name, *(number_text(getattr(step.differences[name], quantity)) for step in shown))
+    shown = [step for step in steps if str(step["step"]).rstrip("0") in ("1", "2", "5") or step is steps[-1]]
+    table = Table("after step", *numbers(*(str(step["step"]) for step in shown)))
+    for name, difference in steps[0]["differences"].items():
+        if difference[quantity] is not None:
+            table.add(name, *(number_text(step["differences"][name][quantity]) for step in shown))
     return table
 
 
@@ -189,9 +146,9 @@ def number_text(value: float) -> str:
 
 def explanation(proof: Proof) -> str:
     """Why the differences are what they are, from the figures themselves."""
-    if all(comparison.max_difference == 0 for comparison in proof.values()):
+    exact, single = map(in_epsilons, proof.values())
+    if exact == single == 0:
         return "Why 0: the same numbers are added in the same order as by one process, so every bit is the same."
-    exact, single = proof["float64"].in_epsilons, proof["float32"].in_epsilons
     text = (
         f"Why not 0: N ranks add the numbers that one process adds, but in another order, and every addition rounds. "
         f"The differences come to at most {exact:.2g} epsilon in float64 and {single:.2g} in float32"
@@ -201,17 +158,17 @@ def explanation(proof: Proof) -> str:
     return f"{text}: they shrink with epsilon, as only rounding does."
 
 
-def break_table(result: BreakResult) -> Table:
+def break_table(result: Fields) -> Table:
     """The differences that are broken, and those that must hold if the explanation is right."""
-    found = {"is broken": result.breaks, "rounding": result.holds}
+    found = {"is broken": result["breaks"], "rounding": result["holds"]}
     rows = ((number_text(each), what, expected) for expected, of in found.items() for what, each in of.items())
     return Table(*numbers("difference"), Column("of", wraps=True), "expected", rows=rows)
 
 
-def ending(proof: Proof, breaks: Mapping[str, BreakResult]) -> str:
+def ending(proof: Proof, breaks: Mapping[str, Fields]) -> str:
     """How far parameters are from one process's after the last step, and how many of the failure modes matter."""
-    last = {dtype: comparison.steps[-1].differences.values() for dtype, comparison in proof.items()}
-    ends = (f"{number_text(max(each.parameters for each in found))} in {dtype}" for dtype, found in last.items())
+    last = {dtype: comparison["steps"][-1]["differences"].values() for dtype, comparison in proof.items()}
+    ends = (f"{number_text(max(each['parameters'] for each in found))} in {dtype}" for dtype, found in last.items())
     broken = "with one rank nothing can break it"
     if breaks:
         broken = f"broken in {sum(map(is_broken, breaks.values()))} of {len(breaks)} ways"
@@ -238,7 +195,7 @@ def command(session: Session, data: DataOptions, **chosen: Any) -> None:
     def on_report(rank: int, event: Event) -> None:
         if rank == 0 and "part" in event:
             name, found = event["part"], event["outcome"]
-            texts = [break_table(found)] if isinstance(found, BreakResult) else proof_texts(found)
+            texts = proof_texts(found) if name == "equal" else [break_table(found)]
             summary = LESSON.texts["compare" if name == "equal" else name]
             session.say("", prose(heading(name), f": {summary}"), *texts)
 

@@ -29,7 +29,7 @@ MACHINERY = tuple(
         ("remote", ""),
         ("runtime", ""),
         ("testing", ""),
-        *(("algorithms", name) for name in ("background.py", "collectives.py", "messages.py", "process_group.py")),
+        *(("algorithms", name) for name in ("background.py", "collectives.py", "messages.py")),
         ("lessons", "all_reduce", "trace.py"),
     )
 )

@@ -9,9 +9,8 @@ from dataclasses import replace
 from math import ceil
 
 import playground.see.paint as paint
-from playground.lessons.ladder.page import LadderResult, RungResult
 from playground.lessons.pipeline.page import PipelineSettings, ScheduleRun, collect, span
-from playground.measurement import format_bytes
+from playground.measurement import Fields, format_bytes
 from playground.see.paint import CELL, Bar, Cell, Drawing, Piece, Row, Scene, add_bars, add_key, meant_moves, rows_scene
 from playground.see.paint.collectives import DASHED
 from playground.see.paint.results import Backward, Evidence, SgdStep, last_step
@@ -26,10 +25,10 @@ FORMULAS = {"backward": "∂J/∂θ", "optimizer": f"θ = θ - {paint.ALPHA} ∂
 """Formulas of backward and the optimizer; J is the loss."""
 
 
-def rung_of(run: Evidence, name: str) -> RungResult:
+def rung_of(run: Evidence, name: str) -> Fields:
     """Rank 0's measurements on this rung of the ladder."""
-    result: LadderResult = run.results[0]
-    return next(rung for rung in result.rungs if rung.rung == name)
+    rungs: list[Fields] = run.results[0]["rungs"]
+    return next(rung for rung in rungs if rung["rung"] == name)
 
 
 def backward_and_step(run: Evidence) -> Scene:
@@ -39,12 +38,12 @@ def backward_and_step(run: Evidence) -> Scene:
     for number, (name, formula) in enumerate(FORMULAS.items()):
         look = {"style": name, "text": f"{name}\n{formula}", "title": f"{name}: {formula}"}
         drawing.add(paint.BOX, CELL[0] + 320 * number, 0, 296, 64, **look)
-    times = {"forward": rung.forward, "backward": rung.backward, "step": rung.step}
+    times = {part: rung[part] for part in ("forward", "backward", "step")}
     bars = [Bar(part, [Piece(seconds, PARTS[part])], f"{seconds * 1e3:.3g} ms") for part, seconds in times.items()]
     add_bars(drawing, bars)
     return drawing.scene(
-        f"backward takes {rung.backward / rung.step:.3g} times as long as step. The ladder's rung {rung.rung}: medians "
-        f"of its steps on {len(run.results)} ranks."
+        f"backward takes {rung['backward'] / rung['step']:.3g} times as long as step. "
+        f"The ladder's rung {rung['rung']}: medians of its steps on {len(run.results)} ranks."
     )
 
 
@@ -99,13 +98,14 @@ def averaging(run: Evidence, title: str) -> Scene:
 
 def normalised_parts(run: Evidence) -> Scene:
     """F14: what a training step's time goes into, rung by rung."""
-    result: LadderResult = run.results[0]
     drawing, bars = Drawing("What a training step's time goes into"), []
-    for rung in result.rungs:
-        whole = sum(getattr(rung, part) for part in PARTS)
-        shares = {part: getattr(rung, part) / whole for part in PARTS}
-        pieces = [Piece(share, PARTS[part], f"{rung.rung}: {part}", f"{share:.2f}") for part, share in shares.items()]
-        bars.append(Bar(rung.rung, pieces, f"{whole * 1e3:.3g} ms"))
+    for rung in run.results[0]["rungs"]:
+        whole = sum(rung[part] for part in PARTS)
+        shares = {part: rung[part] / whole for part in PARTS}
+        pieces = [
+            Piece(share, PARTS[part], f"{rung['rung']}: {part}", f"{share:.2f}") for part, share in shares.items()
+        ]
+        bars.append(Bar(rung["rung"], pieces, f"{whole * 1e3:.3g} ms"))
     add_bars(drawing, bars, most=1.0)
     add_key(drawing, KEY)
     about = "Shares of each step; communication is what is exposed: not hidden behind backward."
@@ -117,13 +117,13 @@ def with_and_without_overlap(run: Evidence) -> Scene:
     drawing = Drawing("A step without and with overlap")
     for pair in (("bucketed", "overlapped"), ("flat", "ddp")):
         rungs = [rung_of(run, name) for name in pair]
-        whole = sum(getattr(rungs[0], part) for part in PARTS)
+        whole = sum(rungs[0][part] for part in PARTS)
         bars = []
         for rung in rungs:
-            shares = {part: getattr(rung, part) / whole for part in PARTS}
-            pieces = [Piece(share, PARTS[part], f"{rung.rung}: {part}") for part, share in shares.items()]
-            note = f"{sum(shares.values()):.2f} ({rung.hidden * 100:3.0f} % hidden)"
-            bars.append(Bar(f"{rung.rung:10}", pieces, note))
+            shares = {part: rung[part] / whole for part in PARTS}
+            pieces = [Piece(share, PARTS[part], f"{rung['rung']}: {part}") for part, share in shares.items()]
+            note = f"{sum(shares.values()):.2f} ({rung['hidden'] * 100:3.0f} % hidden)"
+            bars.append(Bar(f"{rung['rung']:10}", pieces, note))
         add_bars(drawing, bars, most=1.3)
     add_key(drawing, KEY)
     return drawing.scene(

@@ -2,77 +2,103 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
-from playground.algorithms import collectives
-from playground.algorithms.messages import Messages
-from playground.algorithms.operation import Add
-from playground.algorithms.process_group import TAG
-from playground.algorithms.transport import Addressed, Started, Transport
+from playground.algorithms import messages
+from playground.algorithms.all_reduce import current_phase
+from playground.algorithms.messages import TAG, Addressed, Executor, Group, Subset, Works, is_batched, number_in_whole
 from playground.see.record import COLLECTIVE, COMPUTE, PHASE, RECEIVE, SEND, VALUES
-from playground.see.record.distributed import Groups, Ranks, RecordedWork, bytes_of, replaced, values_of
+from playground.see.record.distributed import Groups, RecordedWork, bytes_of, values_of
 from playground.see.record.layout import MAX_VALUES, NONE
 from playground.see.record.recorder import Recorder
 
-EXCHANGE = Messages.exchange.__code__
+EXCHANGE = messages.exchange.__code__
 
 
-class RecordedTransport:
-    """A transport of one collective that records its messages."""
+class Running(threading.local):
+    """The collective that this thread is running."""
 
-    def __init__(self, real: Transport, recorder: Recorder, groups: Groups, ranks: Ranks) -> None:
-        self.real, self.recorder, self.ranks = real, recorder, ranks
-        self.counts = groups.counts[ranks, TAG]
-        self.messages: Messages | None = None
-        self.phase = ""
-        self.phase_number = NONE
+    flat: torch.Tensor | None = None
+    phase = ""
+    phase_number = NONE
 
-    def attach(self, messages: Messages) -> Messages:
-        """Attach the messages that it carries, and return them."""
-        self.messages, flat = messages, messages.flat
-        self.first, self.length, self.itemsize = flat.data_ptr(), flat.nbytes, flat.element_size()
+
+class RecordingExecutor(Executor):
+    """Records what it does. Within a collective, what torch.distributed is called for is not recorded again."""
+
+    def __init__(self, recorder: Recorder, groups: Groups) -> None:
+        self.recorder, self.groups, self.running = recorder, groups, Running()
+
+    def collective(
+        self, name: str, call: Callable[[], None], input: torch.Tensor, output: torch.Tensor, group: Group,
+        async_op: bool,
+    ) -> Any:  # fmt: skip
+        """Record the collective from the call until it is done."""
+        ranks, source = self.groups.ranks_of(group), self.recorder.sources.find()
+        number = self.recorder.begin(COLLECTIVE, name, bytes_of(input), input.shape, ranks, source=source)
+        whole = functools.partial(self.run_whole, number, call, output, async_op)
+        work = super().collective(name, whole, input, output, group, async_op)
+        return None if work is None else RecordedCollectiveWork(self.recorder, work, [(number, ())])
+
+    def run_whole(self, number: int, call: Callable[[], None], output: torch.Tensor, async_op: bool) -> None:
+        """Run the collective, in this thread."""
+        recorder, thread = self.recorder, self.recorder.thread
+        recorder.open(number)
+        if async_op:
+            recorder.set_lane(number, thread.lane)
+        thread.is_inside = True
+        try:
+            call()
+        finally:
+            thread.is_inside = False
+            recorder.close(number)
+            self.running.flat, self.running.phase = None, ""
+        recorder.put_values(number, values_of(output))
+
+    def run(self, algorithm: Callable[..., None], flat: torch.Tensor, *arguments: Any) -> None:
+        self.running.flat = flat
         self.note_values()
-        return messages
+        super().run(algorithm, flat, *arguments)
 
     def offset_of(self, part: torch.Tensor) -> int:
         """The first element of this part of the collective's tensor; -1 if it is not part of it."""
-        behind = part.data_ptr() - self.first
-        return behind // self.itemsize if 0 <= behind < self.length else NONE
+        flat = self.running.flat
+        assert flat is not None
+        behind = part.data_ptr() - flat.data_ptr()
+        return behind // flat.element_size() if 0 <= behind < flat.nbytes else NONE
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.real, name)
-
-    def start(self, send: Sequence[Addressed], receive: Sequence[Addressed]) -> Started:
+    def start(self, group: Group, send: Sequence[Addressed], receive: Sequence[Addressed]) -> Works:
         """Start messages, and record that while they are under way."""
-        assert self.messages
-        if self.messages.phase != self.phase:
-            if self.phase:
-                self.recorder.close(self.phase_number)
-            self.phase = self.messages.phase
-            if self.phase:
-                self.phase_number = self.recorder.open(self.recorder.begin(PHASE, self.phase))
-        now = self.recorder.clock()
-        started = self.real.start(send, receive)
-        source = self.recorder.sources.find(3)
-        sends = [self.begin(SEND, "isend", tensor, peer, source, now) for tensor, peer in send]
-        receives = [self.begin(RECEIVE, "irecv", tensor, peer, source, now) for tensor, peer in receive]
-        self.put_values(sends, send)
-        return RecordedStarted(self, started, sends, receives, receive, source)
+        recorder, running = self.recorder, self.running
+        if (phase := current_phase(group)) != running.phase:
+            if running.phase:
+                recorder.close(running.phase_number)
+            running.phase = phase
+            if phase:
+                running.phase_number = recorder.open(recorder.begin(PHASE, phase))
+        if isinstance(group, Subset):
+            group, send, receive = group.whole, number_in_whole(group, send), number_in_whole(group, receive)
+        now = recorder.clock()
+        works = super().start(group, send, receive)
+        ranks, source = self.groups.ranks_of(group), recorder.sources.find(3)
+        counts = self.groups.counts[ranks, TAG]
 
-    def begin(self, kind: str, name: str, tensor: torch.Tensor, peer: int, source: int, now: int) -> int:
-        """Begin a message."""
-        ranks, peer, offset = self.ranks, self.ranks[peer], self.offset_of(tensor)
-        message, nbytes = next(self.counts[kind, peer]), tensor.nbytes
-        return self.recorder.begin(kind, name, nbytes, tensor.shape, ranks, peer, message, TAG, offset, source, now)
+        def begin(kind: str, name: str, tensor: torch.Tensor, peer: int) -> int:
+            message, offset = next(counts[kind, ranks[peer]]), self.offset_of(tensor)
+            about = (ranks, ranks[peer], message, TAG, offset, source, now)
+            return recorder.begin(kind, name, tensor.nbytes, tensor.shape, *about)
+
+        sends = [begin(SEND, "isend", tensor, peer) for tensor, peer in send]
+        receives = [begin(RECEIVE, "irecv", tensor, peer) for tensor, peer in receive]
+        self.put_values(sends, send)
+        together = is_batched((send or receive)[0][0])
+        return RecordedWorks(self, works, sends, receives, receive, source, together)
 
     def put_values(self, numbers: Sequence[int], messages: Sequence[Addressed]) -> None:
         """Record the values of these messages, if they are small."""
@@ -82,32 +108,43 @@ class RecordedTransport:
 
     def note_values(self) -> None:
         """Record the values that the rank now holds."""
-        if self.messages and self.messages.flat.numel() <= MAX_VALUES:
-            self.recorder.instant(VALUES, "holds", values_of(self.messages.flat), shape=self.messages.flat.shape)
+        flat = self.running.flat
+        if flat is not None and flat.numel() <= MAX_VALUES:
+            self.recorder.instant(VALUES, "holds", values_of(flat), shape=flat.shape)
+
+    def add(self, mine: torch.Tensor, theirs: torch.Tensor, op: Any) -> None:
+        """Record the addition."""
+        recorder, offset = self.recorder, self.offset_of(mine)
+        source = recorder.sources.find()
+        number = recorder.begin(COMPUTE, "add", mine.nbytes, mine.shape, offset=offset, source=source)
+        super().add(mine, theirs, op)
+        recorder.end(number)
+        if mine.numel() <= MAX_VALUES:
+            recorder.put_values(number, values_of(mine))
+            self.note_values()
 
 
-@dataclass
-class RecordedStarted:
-    """Messages under way."""
+class RecordedWorks(Works):
+    """Messages under way, of which waits are recorded."""
 
-    transport: RecordedTransport
-    real: Started
-    sends: Sequence[int]
-    receives: Sequence[int]
-    """Numbers of events."""
-    arriving: Sequence[Addressed]
-    """The messages received."""
-    source: int
+    def __init__(
+        self, executor: RecordingExecutor, real: Works, sends: Sequence[int], receives: Sequence[int],
+        arriving: Sequence[Addressed], source: int, together: bool,
+    ) -> None:  # fmt: skip
+        """`sends` and `receives` are numbers of events, waited for `together` or not; `arriving` the messages."""
+        super().__init__(sends, receives)
+        self.executor, self.real, self.arriving, self.source = executor, real, arriving, source
+        self.together = together
 
     def received(self) -> None:
         arrived, self.receives = self.receives, ()
-        together: Sequence[int] = ()
-        if self.transport.batched:  # all are waited for together
-            together, self.sends = self.sends, ()
-        self.wait_for(self.real.received, (*arrived, *together))
+        beside: Sequence[int] = ()
+        if self.together:
+            beside, self.sends = self.sends, ()
+        self.wait_for(self.real.received, (*arrived, *beside))
         if arrived:
-            self.transport.put_values(arrived, self.arriving)
-            self.transport.note_values()
+            self.executor.put_values(arrived, self.arriving)
+            self.executor.note_values()
 
     def sent(self) -> None:
         numbers, self.sends = self.sends, ()
@@ -117,7 +154,7 @@ class RecordedStarted:
         """Wait, and record it if there is anything to wait for."""
         if not numbers:
             return wait()
-        recorder = self.transport.recorder
+        recorder = self.executor.recorder
         # A wait inside `exchange` has the line on which the messages were started.
         source = self.source if sys._getframe(2).f_code is EXCHANGE else recorder.sources.find(3)
         number = recorder.begin_wait(numbers, source)
@@ -128,90 +165,6 @@ class RecordedStarted:
             raise
         recorder.end_all((number, *numbers))
         return None
-
-
-class AlgorithmHooks:
-    def __init__(self, recorder: Recorder, groups: Groups) -> None:
-        self.recorder, self.groups = recorder, groups
-        self.here = threading.local()
-        """`transport`: that of this thread's collective."""
-
-    @contextlib.contextmanager
-    def installed(self) -> Iterator[None]:
-        """Record our collectives in this block."""
-        with (
-            replaced(collectives, "run_collective", self.wrap_run_collective),
-            replaced(collectives, "transport_of", self.wrap_transport_of),
-            replaced(collectives, "adder", self.wrap_adder),
-            replaced(collectives, "Messages", self.wrap_messages),
-        ):
-            yield
-
-    def wrap_run_collective(self, real: Callable[..., Any]) -> Callable[..., Any]:
-        """Record the collective from the call until it is done."""
-        recorder = self.recorder
-
-        def run_collective(
-            call: Any, group: Any, async_op: bool, whole: torch.Tensor | None = None, share: torch.Tensor | None = None
-        ) -> Any:
-            if group == dist.GroupMember.NON_GROUP_MEMBER:
-                return real(call, group, async_op, whole, share)
-            tensor = call.args[1] if share is not None else call.args[0]
-            name, ranks, source = name_of(call.func.__self__), self.groups.ranks_of(group), recorder.sources.find()
-            number = recorder.begin(COLLECTIVE, name, bytes_of(tensor), tensor.shape, ranks, source=source)
-            work = real(functools.partial(self.run, number, call, async_op), group, async_op, whole, share)
-            return None if work is None else RecordedCollectiveWork(recorder, work, [(number, ())])
-
-        return run_collective
-
-    def run(self, number: int, call: Any, async_op: bool, transport: RecordedTransport) -> None:
-        """Run the collective, in this thread. Its transport records the messages: they are not recorded again where it
-        calls torch.distributed."""
-        recorder, thread = self.recorder, self.recorder.thread
-        self.here.transport = transport
-        recorder.open(number)
-        if async_op:
-            recorder.set_lane(number, thread.lane)
-        thread.is_inside = True
-        try:
-            call(transport)
-        finally:
-            thread.is_inside = False
-            recorder.close(number)
-            transport.messages = self.here.transport = None  # each refers to the other
-        recorder.put_values(number, values_of(call.args[0]))
-
-    def wrap_transport_of(self, real: Callable[[Any], Transport]) -> Callable[[Any], RecordedTransport]:
-        return lambda group: RecordedTransport(real(group), self.recorder, self.groups, self.groups.ranks_of(group))
-
-    def wrap_messages(self, real: type[Messages]) -> Callable[..., Messages]:
-        return lambda flat, transport, op=None: transport.attach(real(flat, transport, op))
-
-    def wrap_adder(self, real: Callable[[Any], Add]) -> Callable[[Any], Add]:
-        """Record each addition."""
-        recorder = self.recorder
-
-        def adder(op: Any) -> Add:
-            add, transport = real(op), self.here.transport
-
-            def recorded_add(mine: torch.Tensor, theirs: torch.Tensor) -> None:
-                offset, source = transport.offset_of(mine), recorder.sources.find()
-                number = recorder.begin(COMPUTE, "add", mine.nbytes, mine.shape, offset=offset, source=source)
-                add(mine, theirs)
-                recorder.end(number)
-                if mine.numel() <= MAX_VALUES:
-                    recorder.put_values(number, values_of(mine))
-                    transport.note_values()
-
-            return recorded_add
-
-        return adder
-
-
-def name_of(collective: Any) -> str:
-    """The name of the collective, with its algorithm."""
-    algorithm = collective.algorithm.__name__
-    return f"all_reduce ({algorithm})" if isinstance(collective, collectives.AllReduce) else algorithm
 
 
 class RecordedCollectiveWork(RecordedWork):

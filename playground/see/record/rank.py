@@ -24,13 +24,14 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from playground.algorithms.messages import executed_by
 from playground.runtime import device
 from playground.runtime.host import host_id
 from playground.runtime.meeting.agreement import all_gather_object
 from playground.runtime.rank import steps
 from playground.runtime.remote import Remote
 from playground.see.record import BUCKET, COLLECTIVE, COMPUTE, DEVICE, GRADIENT, PHASE
-from playground.see.record.algorithms import AlgorithmHooks
+from playground.see.record.algorithms import RecordingExecutor
 from playground.see.record.distributed import DistributedHooks, Groups, recorded_agents, replaced
 from playground.see.record.layout import CLOCK, FILES, LANE_CODES, NONE, RECORD, RUN, Record, file_name, place_of, trim
 from playground.see.record.recorder import CAPACITY, Recorder
@@ -263,7 +264,7 @@ def installed(recorder: Recorder) -> Iterator[None]:
     groups = Groups()
     with (
         DistributedHooks(recorder, groups).installed(),
-        AlgorithmHooks(recorder, groups).installed(),
+        executed_by(RecordingExecutor(recorder, groups)),
         recorded_agents(recorder, groups),
         recorded_steps(recorder),
         recorded_devices(recorder),

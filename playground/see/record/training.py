@@ -22,8 +22,8 @@ from playground.see.record.algorithms import RecordedCollectiveWork
 from playground.see.record.distributed import Groups, IssuedWorks, RecordedWork, bytes_of, replaced, set_attribute
 from playground.see.record.layout import LANE_CODES, NONE
 from playground.see.record.recorder import Recorder
-from playground.training import device_work, gradients
-from playground.training.overlap import Bucket, OverlappedAverage
+from playground.training import device_work, sync
+from playground.training.sync import Bucket, Overlapped
 
 HOOK_ID = 20170
 """Identifies our hooks of a process group."""
@@ -186,9 +186,9 @@ class TrainingHooks:
             replaced(nn.Module, "__call__", self.wrap_forward),
             replaced(torch.autograd, "backward", self.wrap_backward),
             replaced(DistributedDataParallel, "__init__", self.wrap_new_replica),
-            replaced(OverlappedAverage, "__init__", self.wrap_new_replica),
+            replaced(Overlapped, "__init__", self.wrap_new_replica),
             replaced(Bucket, "start", self.buckets.wrap_start),
-            replaced(gradients, "average_together", self.buckets.wrap_average_together),
+            replaced(sync, "average_together", self.buckets.wrap_average_together),
         ):
             self.handles.append(register_optimizer_step_pre_hook(self.before_step))
             self.handles.append(register_optimizer_step_post_hook(self.after_step))

@@ -65,7 +65,7 @@ def test_a_file_holds_what_the_folder_held(packed: Path) -> None:
     assert read_recording(packed.parent).ranks == from_folder.ranks  # as where nobody was left to make a file of it
     assert from_file.ranks == from_folder.ranks
     assert from_file.sources == from_folder.sources
-    assert "playground/algorithms/ring.py" in from_file.texts
+    assert "playground/algorithms/all_reduce.py" in from_file.texts
 
 
 def read_as_far_as_it_goes(file: Path) -> Recording | None:

@@ -3,29 +3,7 @@
 from __future__ import annotations
 
 from playground.exercises.cases import Case, Cases, inputs
-from playground.exercises.exercise import GATHERS, OWN, Exercise, Mistake
-
-EXERCISE = Exercise(
-    forbidden=GATHERS,
-    mistakes=(
-        Mistake(
-            "resends its own",
-            {"isend(gathered[(rank - step) % size]": "isend(tensor"},
-            "from step 1 on, the tensor that has just arrived is due",
-        ),
-        Mistake(
-            "one tensor for all",
-            {"[tensor.clone() for _ in range(size)]": "[tensor.clone()] * size"},
-            "[x] * N is N times the same memory",
-        ),
-        Mistake(
-            "in order of arrival",
-            {"return gathered": "return [gathered[(rank - step) % size] for step in range(size)]"},
-            "place r is for what rank r has, on every rank",
-        ),
-        Mistake("stops one step early", {"range(size - 1)": "range(size - 2)"}, "each tensor has N - 1 ranks to go to"),
-    ),
-)
+from playground.exercises.observation import OWN
 
 
 def cases(rank: int, size: int, seed: int) -> Cases:

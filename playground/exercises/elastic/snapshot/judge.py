@@ -10,60 +10,24 @@ from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from playground.exercises.cases import Case
-from playground.exercises.exercise import ERROR, Exercise, Mistake
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from playground.exercises.cases import Case, Cases
 from playground.runtime.temporary_folder import temporary_folder
 
-NEW, RENAME = 'file.with_suffix(".new")', "        os.replace("
-EXERCISE = Exercise(
-    worlds=(2, 3, 1),
-    forbidden=("barrier",),
-    preload=("torch._dynamo",),  # which the optimizer imports
-    mistakes=(
-        Mistake(
-            "one file for all ranks", {'f"rank{rank}.pt"': '"all.pt"'}, "a rank resumes from what another has written"
-        ),
-        Mistake(
-            "the optimizer's state is missing",
-            {'        optimizer.load_state_dict(held["optimizer"])\n': ""},
-            "momentum begins at zero again",
-        ),
-        Mistake(
-            "the state of the random numbers is missing",
-            {'        torch.set_rng_state(held["rng"])\n': ""},
-            "those of the first steps are drawn again",
-        ),
-        Mistake(
-            "the position is missing",
-            {'        step = held["step"]\n': ""},
-            "steps that are in the model are taken again",
-        ),
-        Mistake(
-            "not atomic",
-            {f"{RENAME}{NEW}, file)\n": "", NEW: "file"},
-            "a file half written is taken for a snapshot",
-            ERROR,
-        ),
-        Mistake(
-            "deletes the old one first",
-            {RENAME: f"        file.unlink(missing_ok=True)\n{RENAME}"},
-            "whoever is killed in between has none",
-        ),
-    ),
-)
 STEPS = 12
 BEFORE, HALF, AFTER = "before", "half-way through", "after"
 SAVE, REPLACE = "torch.save", "os.replace"
-AGAIN = "steps taken again, but for one after each kill"
+AGAIN, SHARED = "steps taken again, but for one after each kill", "files of other ranks that it changed"
 
 
 class Killed(BaseException):
     """Ends a life; what catches `Exception` does not catch it."""
 
 
-def cases(rank: int, size: int, seed: int) -> Iterator[Case]:
-    import torch.distributed as dist
-
+def cases(rank: int, size: int, seed: int) -> Cases:
     due = live(rank, seed, lambda model, optimizer, train: [train(step) for step in range(STEPS)], [])
     with temporary_folder("snapshot") if rank == 0 else contextlib.nullcontext() as own:
         folders = [own]
@@ -80,7 +44,7 @@ def cases(rank: int, size: int, seed: int) -> Iterator[Case]:
         )):  # fmt: skip
             folder = (folders[0] or Path()) / str(number)
             run = partial(live_on, rank, size, seed, folder, kills, kill)
-            yield Case(about, (), run=run, returns={AGAIN: 0} | due, is_coded=False)
+            yield Case(about, (), run=run, returns={AGAIN: 0, SHARED: "none"} | due, is_coded=False)
 
 
 def live_on(
@@ -89,9 +53,8 @@ def live_on(
 ) -> dict[str, object]:  # fmt: skip
     """Call the solution until it is not killed any more. Ranks take turns, so that a file which they share holds the
     same in every run."""
-    import torch.distributed as dist
-
     taken, found = list[int](), dict[str, object]()
+    mine, shared = set[Path](), set[str]()
     folder.mkdir(exist_ok=True)  # not before: of a case that is not run, rank 0 may have removed it
 
     def solve(model: object, optimizer: object, train: Callable[[int], None]) -> None:
@@ -100,21 +63,30 @@ def live_on(
     for life in range(kills + 1):
         for turn in range(size):
             if turn == rank:
+                before = read_times(folder)
                 with (
                     contextlib.suppress(Killed),
                     killing(function.__globals__, *kill) if life < kills else contextlib.nullcontext(),
                 ):
                     found = live(rank, seed, solve, taken)
+                after = read_times(folder)
+                changed = {file for file in before.keys() | after.keys() if before.get(file) != after.get(file)}
+                shared |= {file.name for file in (changed & before.keys()) - mine}
+                mine |= changed
             dist.group.WORLD.barrier().wait()
-    return {AGAIN: max(0, len(taken) - STEPS - kills)} | found
+    again = max(0, len(taken) - STEPS - kills)
+    return {AGAIN: again, SHARED: ", ".join(sorted(shared)) or "none"} | found
+
+
+def read_times(folder: Path) -> dict[Path, tuple[int, int]]:
+    """What tells of each file whether it has been written or replaced."""
+    found = ((file, file.stat()) for file in folder.rglob("*") if file.is_file())
+    return {file: (about.st_mtime_ns, about.st_ino) for file, about in found}
 
 
 def live(rank: int, seed: int, solve: Callable[..., object], taken: list[int]) -> dict[str, object]:
     """One process from its start: `solve(model, optimizer, train)` trains. The steps that are taken are noted; what is
     returned is the model in the end."""
-    import torch
-    from torch import nn
-
     torch.manual_seed(seed + rank)
     model = nn.Sequential(nn.Linear(3, 4), nn.Dropout(), nn.Linear(4, 1)).double()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
@@ -135,8 +107,6 @@ def live(rank: int, seed: int, solve: Callable[..., object], taken: list[int]) -
 def killing(imported: dict[str, Any], when: str, operation: str, number: int) -> Iterator[None]:
     """Raise `Killed` before, after or half-way through the write, or the renaming, of this number. `imported`: what the
     solution may have imported by its name."""
-    import torch
-
     calls = 0
 
     def call(real: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

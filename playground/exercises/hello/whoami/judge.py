@@ -5,16 +5,6 @@ from __future__ import annotations
 import os
 
 from playground.exercises.cases import Case, Cases
-from playground.exercises.exercise import Exercise, Mistake
-
-RANK, SIZE = "dist.get_rank()", "dist.get_world_size()"
-EXERCISE = Exercise(
-    mistakes=(
-        Mistake("the local rank", {RANK: 'int(os.environ["LOCAL_RANK"])'}, "it begins at 0 on every node"),
-        Mistake("the local size", {SIZE: 'int(os.environ["LOCAL_WORLD_SIZE"])'}, "it counts the ranks of one node"),
-        Mistake("a constant size", {SIZE: "2"}, "the same program runs in worlds of any size"),
-    )
-)
 
 
 def cases(rank: int, size: int, seed: int) -> Cases:

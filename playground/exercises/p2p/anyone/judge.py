@@ -7,34 +7,15 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import torch
+import torch.distributed as dist
+
 from playground.exercises.cases import Case, Cases, coded
-from playground.exercises.exercise import COLLECTIVES, COMPUTES, DEADLOCK, MESSAGES, Exercise, Mistake
+from playground.exercises.exercise import COLLECTIVES, COMPUTES, MESSAGES
+from playground.runtime.rank.rank import report
 
 SIGN = 3
 """A tag of the judge's own."""
-RECEIVE = "dist.recv(arrived, tag=PARCEL)\n        "
-EXERCISE = Exercise(
-    worlds=(2, 3, 5, 4),
-    forbidden=("gather", "gather_object"),
-    mistakes=(
-        Mistake(
-            "assumes an order",
-            {"for _ in": "for sender in", "parcels[dist.recv(arrived, tag=PARCEL)] =": f"{RECEIVE}parcels[sender] ="},
-            "they arrive as they come: recv returns the sender",
-        ),
-        Mistake(
-            "shared tag",
-            {"tag=PARCEL": "tag=0", "tag=LETTER": "tag=0"},
-            "a letter was taken for a parcel: only their tags tell them apart",
-        ),
-        Mistake(
-            "names each sender in turn",
-            {"for _ in": "for sender in", "dist.recv(arrived, tag": "dist.recv(arrived, sender, tag"},
-            "who comes late keeps all others waiting",
-            DEADLOCK,
-        ),
-    ),
-)
 
 
 def cases(rank: int, size: int, seed: int) -> Cases:
@@ -54,11 +35,6 @@ def send_slowly(rank: int, size: int, given: tuple[object, object], function: Ca
 
 def let_rank_1_wait(rank: int, size: int, given: tuple[object, object], function: Callable[..., object]) -> object:
     """Rank 1 comes when the last rank's first send has returned, or that rank calls anything else."""
-    import torch
-    import torch.distributed as dist
-
-    from playground.runtime.rank.rank import report
-
     sign, last = torch.zeros(1), size - 1
     send, recv = (each.__wrapped__ for each in (dist.send, dist.recv))  # not those that are recorded
     if rank == 1:
@@ -72,8 +48,6 @@ def let_rank_1_wait(rank: int, size: int, given: tuple[object, object], function
 
 def run_with(pause: Callable[[], object], solve: Callable[[], object]) -> object:
     """Solve, with a pause after each send, and before each other call."""
-    import torch.distributed as dist
-
     kept = {name: getattr(dist, name) for name in (*MESSAGES, *COLLECTIVES)}
 
     def call(name: str, *args: Any, **kwargs: Any) -> Any:

@@ -3,18 +3,6 @@
 from __future__ import annotations
 
 from playground.exercises.cases import Case, Cases, inputs
-from playground.exercises.exercise import ERROR, Exercise, Mistake
-
-EXERCISE = Exercise(
-    worlds=(2, 3),
-    mistakes=(
-        Mistake("a view that is not contiguous", {".contiguous()": ""}, "its elements do not lie side by side", ERROR),
-        Mistake("received into a lost copy", {"matrix[:, index] = arrived": "pass"}, "nobody looks at it again"),
-        Mistake(
-            "a row, not a column", {"[:, index].contig": "[index].contig", "matrix[:, index] =": "matrix[index] ="}
-        ),
-    ),
-)
 
 
 def cases(rank: int, size: int, seed: int) -> Cases:

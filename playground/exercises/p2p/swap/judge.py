@@ -4,22 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING
+
+import torch
 
 from playground.exercises.cases import Case, Cases, inputs
-from playground.exercises.exercise import DEADLOCK, ERROR, OWN, Exercise, Mistake
-
-if TYPE_CHECKING:
-    import torch
-
-EXERCISE = Exercise(
-    mistakes=(
-        Mistake("both send first", {"rank < partner < size": "partner < size"}, status=DEADLOCK),
-        Mistake("both receive first", {"rank < partner < size": "False"}, status=DEADLOCK),
-        Mistake("overwritten before it was sent", {"recv(theirs, partner)": "recv(tensor, partner)"}),
-        Mistake("the last rank has no partner", {"partner < size": "True"}, "with an odd number it stays alone", ERROR),
-    )
-)
+from playground.exercises.observation import OWN
 
 
 def cases(rank: int, size: int, seed: int) -> Cases:

@@ -3,41 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
 
 from playground.exercises.cases import Case, Cases
-from playground.exercises.exercise import ERROR, Exercise, Mistake
-
-if TYPE_CHECKING:
-    import torch
-
-AHEAD = "pushes[each] - slowest <= staleness"
-EXERCISE = Exercise(
-    worlds=(3, 2, 5),
-    mistakes=(
-        Mistake("staleness off by one: too strict", {"<= staleness": "< staleness"}),
-        Mistake("staleness off by one: too lax", {"<= staleness": "<= staleness + 1"}),
-        Mistake(
-            "blocks the slowest",
-            {AHEAD: "pushes[each] == max(pushes.values())"},
-            "whom the others are waiting for gets no reply",
-            ERROR,
-        ),
-        Mistake(
-            "wakes nobody",
-            {"for each in waiting.copy()": "for each in [worker]"},
-            "a worker that waits may go on when the slowest one has pushed",
-            ERROR,
-        ),
-        Mistake(
-            "counts the server as a worker",
-            {"dict.fromkeys(range(1, size), 0)": "dict.fromkeys(range(size), 0)"},
-            "rank 0 never pushes, and so is always the slowest",
-            ERROR,
-        ),
-        Mistake("waits for all", {AHEAD: "pushes[each] == slowest"}, "that is a synchronous server"),
-    ),
-)
 
 
 class Workers:
@@ -51,9 +21,6 @@ class Workers:
         self.waiting, self.log = set[int](), list[tuple[float, int, int]]()
 
     def next_push(self) -> tuple[int, torch.Tensor]:
-        import torch
-        import torch.distributed as dist
-
         if not self.due:
             ranks = ", ".join(f"rank {worker}" for worker in sorted(self.waiting)) or "nobody"
             raise RuntimeError(f"after {self.now:.2f} s no push will come: replies are due to {ranks}")
@@ -66,8 +33,6 @@ class Workers:
         return worker, gradient
 
     def reply(self, worker: int, parameters: torch.Tensor) -> None:
-        import torch.distributed as dist
-
         if worker not in self.waiting:
             raise RuntimeError(f"a reply to rank {worker}, which does not wait for one")
         dist.send(parameters, worker)
@@ -94,8 +59,6 @@ def replies(durations: Sequence[float], steps: int, staleness: int) -> list[tupl
 
 
 def cases(rank: int, size: int, seed: int) -> Cases:
-    import torch
-
     durations = (1.0, 2.31, 0.87, 3.77)[: size - 1]
     for staleness, steps in ((2, 5), (1, 4), (0, 3)):
         workers, parameters = Workers(durations, steps), torch.tensor(0)

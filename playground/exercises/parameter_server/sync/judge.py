@@ -3,44 +3,14 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING
+
+import torch
 
 from playground.exercises.cases import Case, Cases
-from playground.exercises.exercise import Exercise, Mistake
-
-if TYPE_CHECKING:
-    import torch
-
-STEP = "parameters -= lr * total / (size - 1)"
-REPLIES = "            for worker in range(1, size):\n                dist.send(parameters, worker)\n"
-EXERCISE = Exercise(
-    worlds=(2, 3, 5),
-    forbidden=("all_reduce",),
-    mistakes=(
-        Mistake(
-            "applies each push at once",
-            {
-                "total += pushed": f"{STEP.replace('total', 'pushed')}\n                dist.send(parameters, worker)",
-                f"            {STEP}\n{REPLIES}": "",
-            },
-            "the first worker goes on from parameters that lack the others' gradients",
-        ),
-        Mistake(
-            "adds instead of averaging", {" / (size - 1)": ""}, "the step is as many times as long as there are workers"
-        ),
-        Mistake("counts the server", {" / (size - 1)": " / size"}, "it has no gradient of its own"),
-        Mistake(
-            "replies before the step",
-            {f"            {STEP}\n{REPLIES}": f"{REPLIES}            {STEP}\n"},
-            "the workers are one step behind",
-        ),
-    ),
-)
+from playground.exercises.exercise import count
 
 
 def cases(rank: int, size: int, seed: int) -> Cases:
-    import torch
-
     for steps, slow in ((1, 0), (4, 1)):
         start = torch.arange(5, dtype=torch.float64)
         targets = start + torch.arange(1, size).pow(2)[:, None]  # where each worker's gradient is zero
@@ -49,7 +19,7 @@ def cases(rank: int, size: int, seed: int) -> Cases:
             points.append(points[-1] - 0.5 * (points[-1] - targets).mean(dim=0))
         parameters, seen = start.clone(), list[torch.Tensor]()
         yield Case(
-            f"{steps} step{'s' * (steps > 1)}",
+            count(steps, "step"),
             (parameters, partial(compute, targets[rank - 1], seen), steps, 0.5),
             held={"seen": seen, "parameters": parameters},
             expected={"seen": points[:-1] if rank else [], "parameters": points[-1]},

@@ -3,45 +3,7 @@
 from __future__ import annotations
 
 from playground.exercises.cases import Case, Cases
-from playground.exercises.exercise import DEADLOCK, Exercise, Mistake
-
-SENDS = """\
-        for request in enumerate(arguments):
-            requests.append(dist.isend(torch.tensor(request), 0))
-"""
-EXERCISE = Exercise(
-    worlds=(2, 3, 5),
-    mistakes=(
-        Mistake(
-            "assumes an order",
-            {"answers[number] = answer": "answers[_] = answer", "for _ in arguments": "for _ in range(len(arguments))"},
-            "the number in a reply says which call it answers",
-        ),
-        Mistake(
-            "replies to the wrong caller",
-            {"torch.tensor([number, answer]), caller)": "torch.tensor([number, answer]), source)"},
-            "who has asked last is not always whose answer is ready",
-            DEADLOCK,
-        ),
-        Mistake(
-            "stops with calls pending",
-            {"    reply(service.close())\n": ""},
-            "callers wait for answers that the service still has",
-            DEADLOCK,
-        ),
-        Mistake(
-            "one call at a time",
-            {
-                SENDS: "",
-                "        for _ in arguments:\n": "        for request in enumerate(arguments):\n"
-                "            dist.send(torch.tensor(request), 0)\n",
-            },
-            "an answer may become ready only when further requests have come",
-            DEADLOCK,
-        ),
-    ),
-)
-
+from playground.exercises.exercise import count
 
 ALL = 100
 
@@ -70,6 +32,6 @@ class Service:
 def cases(rank: int, size: int, seed: int) -> Cases:
     for batch, calls in ((2, [0, 3, 4, 2, 5]), (1, [0, 3, 3, 3, 3]), (4, [0, 6, 0, 1, 7]), (ALL, [0, 3, 2, 3, 1])):
         arguments = [10**8 * rank + 7 * number % 3 for number in range(calls[rank])]
-        about = "all answers at the end" if batch == ALL else f"{batch} answer{'s' * (batch > 1)} at a time"
+        about = "all answers at the end" if batch == ALL else f"{count(batch, 'answer')} at a time"
         given = (arguments, calls[:size], Service(batch, sum(calls[:size])) if rank == 0 else None)
         yield Case(about, given, returns=[3 * argument + 1 for argument in arguments], is_coded=False)

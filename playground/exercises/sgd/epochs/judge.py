@@ -2,41 +2,17 @@
 
 from __future__ import annotations
 
-from playground.exercises.cases import Case, Cases
-from playground.exercises.exercise import Exercise, Mistake
+import torch
 
-EXERCISE = Exercise(
-    mistakes=(
-        Mistake("forgets set_epoch", {"sampler.set_epoch(epoch)": "pass"}, "every epoch has the order of epoch 0"),
-        Mistake(
-            "a seed per rank",
-            {"seed=seed": "seed=seed + rank"},
-            "ranks draw different orders: some samples are visited twice, others never",
-        ),
-        Mistake(
-            "counts from 0 after a restart",
-            {"range(first, first + count)": "range(count)"},
-            "the first epochs are repeated in their old order",
-        ),
-        Mistake("never shuffles", {"seed=seed": "shuffle=False"}),
-        Mistake("every rank visits every sample", {"size, rank, seed": "1, 0, seed"}),
-        Mistake(
-            "drops what is left over",
-            {"seed=seed": "seed=seed, drop_last=True"},
-            "the order is to be filled up, not cut off",
-        ),
-    )
-)
+from playground.exercises.cases import Case, Cases
+from playground.exercises.exercise import count
 
 
 def cases(rank: int, size: int, seed: int) -> Cases:
-    import torch
-
-    for samples, first, count in ((12, 0, 1), (12, 0, 3), (7, 2, 2), (1, 0, 2), (100, 5, 1)):
+    for samples, first, epochs in ((12, 0, 1), (12, 0, 3), (7, 2, 2), (1, 0, 2), (100, 5, 1)):
         due = []
-        for epoch in range(first, first + count):
+        for epoch in range(first, first + epochs):
             order = torch.randperm(samples, generator=torch.Generator().manual_seed(seed + 3 + epoch)).tolist()
             due.append([order[place % samples] for place in range(rank, -(-samples // size) * size, size)])
-        about = f"{samples} sample{'s' * (samples != 1)}, {count} epoch{'s' * (count != 1)}"
-        about += f", from epoch {first} on" if first else ""
-        yield Case(about, (samples, seed + 3, first, count), returns=due, is_coded=False)
+        about = f"{count(samples, 'sample')}, {count(epochs, 'epoch')}{f', from epoch {first} on' if first else ''}"
+        yield Case(about, (samples, seed + 3, first, epochs), returns=due, is_coded=False)

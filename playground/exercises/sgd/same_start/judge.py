@@ -3,59 +3,16 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
 
 from playground.exercises.cases import Case, Cases
-from playground.exercises.exercise import DEADLOCK, Exercise, Mistake
 
-if TYPE_CHECKING:
-    import torch
-    from torch import nn
-
-ALL = "[*model.parameters(), *model.buffers()]"
-BROADCAST = f"    for tensor in {ALL}:\n        dist.broadcast(tensor.data, src=0)\n"
-SEEDS = """\
-    import torch
-    torch.manual_seed(0)
-    for module in model.modules():
-        if hasattr(module, "reset_parameters"):
-            module.reset_parameters()
-"""
 OWN, OTHERS = "what rank 0 had", "other tensors than before"
-EXERCISE = Exercise(
-    mistakes=(
-        Mistake("buffers are forgotten", {ALL: "model.parameters()"}, "BatchNorm's statistics differ between ranks"),
-        Mistake("parameters are forgotten", {ALL: "model.buffers()"}),
-        Mistake("by state_dict", {ALL: "model.state_dict().values()"}, "it lacks buffers with persistent=False"),
-        Mistake(
-            "seeds instead of a broadcast",
-            {BROADCAST: SEEDS},
-            "all ranks draw the same weights, but rank 0's own are lost",
-        ),
-        Mistake(
-            "frozen parameters are left out",
-            {ALL: "[*(each for each in model.parameters() if each.requires_grad), *model.buffers()]"},
-            "they take part in forward as all others do",
-        ),
-        Mistake(
-            "broadcasts a copy",
-            {"dist.broadcast(tensor.data": "dist.broadcast(tensor.detach().clone()"},
-            "what arrives in it never gets into the model",
-        ),
-        Mistake(
-            "rank 0 alone calls it",
-            {BROADCAST: f"    if rank:\n        return\n{BROADCAST}"},
-            "those who are to receive have to call broadcast, too",
-            DEADLOCK,
-        ),
-    )
-)
 
 
 def cases(rank: int, size: int, seed: int) -> Cases:
-    import torch
-    from torch import nn
-
     for is_frozen in (False, True):
         model = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2), nn.Linear(2, 1).requires_grad_(not is_frozen))
         model.register_buffer("scale", torch.ones(2), persistent=False)

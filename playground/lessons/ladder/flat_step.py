@@ -16,14 +16,13 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from playground.algorithms.process_group import ProcessGroupTransport
+from playground.algorithms.messages import segment_of
 from playground.algorithms.shared_memory import BLOCK, add_all, agree
 from playground.runtime.shared_memory import Segment
-from playground.training.gradients import AllReduce
-from playground.training.overlap import Bucket, OverlappedAverage, new_flat, views_of
+from playground.training.sync import AllReduce, Bucket, Overlapped, new_flat, views_of
 
 
-class FlatStep(OverlappedAverage):
+class FlatStep(Overlapped):
     """All gradients of one type in one bucket, whose all_reduce has nothing to overlap; and SGD on flat tensors."""
 
     def __init__(self, model: nn.Module, all_reduce: AllReduce = dist.all_reduce) -> None:
@@ -69,7 +68,7 @@ class SharedStep(FlatStep):
     step sums them. Where the ranks share no memory it is `FlatStep`."""
 
     def __init__(self, model: nn.Module, all_reduce: AllReduce = dist.all_reduce) -> None:
-        segment = ProcessGroupTransport(dist.group.WORLD).segment(next(model.parameters()).device)
+        segment = segment_of(dist.group.WORLD, next(model.parameters()).device)
         size = dist.get_world_size()
         self.segment = segment if isinstance(segment, Segment) and 1 < segment.size == size else None
         self.of_all: list[list[torch.Tensor]] = []

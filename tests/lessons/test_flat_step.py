@@ -14,13 +14,12 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from playground.algorithms import background, load_all_reduce
+from playground.lessons.ladder.flat_step import FlatStep, SharedStep
 from playground.runtime.errors import RankFailed
 from playground.testing import World
-from playground.training.flat_step import FlatStep, SharedStep
 from playground.training.net import Net
-from playground.training.overlap import all_reduce_hook
 from playground.training.step import training_step
-from playground.training.sync import new_grad_sync
+from playground.training.sync import all_reduce_hook, new_grad_sync
 
 Worlds = Callable[..., World]
 SYNCS = {"flat": FlatStep, "shared": SharedStep}
@@ -65,10 +64,9 @@ def train(rank: int, size: int, name: str, steps: int, momentum: float) -> dict[
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("size", [1, 2, 3])
-@pytest.mark.parametrize("momentum", [0.0, 0.9])
+@pytest.mark.parametrize(("size", "momentum"), [(1, 0.9), (2, 0.0), (3, 0.9)])
 @pytest.mark.parametrize("name", SYNCS)
-def test_steps_are_those_of_sgd(name: str, momentum: float, size: int, world: Worlds) -> None:
+def test_steps_are_those_of_sgd(name: str, size: int, momentum: float, world: Worlds) -> None:
     """Also for a gradient that some ranks do not have, and for one added up over two batches."""
     results = world(size).run(train, name, 5, momentum)
     assert all(result["difference"] < 1e-6 for result in results), results
@@ -94,8 +92,7 @@ def by_hook(rank: int, size: int, steps: int, cap: float) -> tuple[float, list[f
     return max((one - other).abs().max().item() for one, other in pairs), values.tolist()
 
 
-@pytest.mark.parametrize("cap", [0.1, 25.0])
-@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize(("size", "cap"), [(2, 25.0), (3, 0.1)])
 def test_ddp_with_our_all_reduce(size: int, cap: float, world: Worlds) -> None:
     """In buckets some of which are averaged in a thread, and in one."""
     results = world(size).run(by_hook, 4, cap)

@@ -1,0 +1,156 @@
+"""What a rank did in one case, and the first thing that is wrong with it. Does not import torch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from playground.exercises.exercise import FAIL, count
+
+POISON = -7777
+"""In every element of a tensor into which a message is being received."""
+OWN = "its own tensor"
+"""The place of a tensor that stays as it is, where the task says so."""
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """A tensor, a number or a text in what a function returned or left."""
+
+    where: str
+    """Its place there: "" if it is all there is, else [0] or .weight."""
+    kind: str
+    """The tensor's dtype, or the name of a Python type."""
+    shape: tuple[int, ...]
+    values: tuple[object, ...]
+
+
+@dataclass(frozen=True)
+class Observation:
+    """What one rank did in one case."""
+
+    about: str
+    """The case: its size and dtype, for example."""
+    held: tuple[Leaf, ...]
+    expected: tuple[Leaf, ...]
+    is_coded: bool
+    """Whether each digit of a value says how often that rank's share is in it."""
+    sent: tuple[tuple[int, int], ...]
+    """Receiver and number of elements of each message."""
+    received: tuple[int, ...]
+    """Number of messages received from each rank."""
+    most: int | Mapping[int, float] | None
+    """Elements that it may send in all, or to each receiver."""
+    problems: tuple[tuple[str, str, int], ...]
+    """Rules of torch.distributed that were broken: name, words and line."""
+    printed: str
+    """The beginning of what it printed."""
+
+
+Found = dict[str, object]
+"""Fields of a verdict; none if there is nothing to tell."""
+
+
+def find_difference(held: Sequence[Leaf], expected: Sequence[Leaf]) -> Found:
+    """The first difference that is more than rounding."""
+    for mine, due in zip(held, expected, strict=False):
+        if (mine.where, mine.kind, mine.shape) != (due.where, due.kind, due.shape):
+            is_there = not mine.where or any(leaf.where.startswith(due.where) for leaf in held)
+            words = f"{describe(mine)}; should be {describe(due)}" if is_there else f"there is no {due.where}"
+            return {"where": due.where, "held": describe(mine), "expected": describe(due), "words": words}
+        for index, (value, wanted) in enumerate(zip(mine.values, due.values, strict=True)):
+            if not is_close(value, wanted):
+                words, place = f"holds {show(value)}, should be {show(wanted)}", index if due.shape else None
+                return {"where": due.where, "index": place, "held": value, "expected": wanted, "words": words}
+    if len(held) != len(expected):
+        return {"held": len(held), "expected": len(expected), "words": f"{len(held)} values; {len(expected)} are due"}
+    return {}
+
+
+def is_close(value: object, wanted: object) -> bool:
+    if isinstance(value, float) and isinstance(wanted, float):
+        return math.isclose(value, wanted, rel_tol=1e-4, abs_tol=1e-6) or (math.isnan(value) and math.isnan(wanted))
+    return value == wanted
+
+
+def describe(leaf: Leaf) -> str:
+    if leaf.kind == "NoneType":
+        return "nothing (None)"
+    shape = f" of shape {leaf.shape}" * bool(leaf.shape)
+    return f"{leaf.kind}{shape}{f' at {leaf.where}' * bool(leaf.where)}"
+
+
+def show(value: object) -> str:
+    return f"{value:.6g}" if isinstance(value, float) else repr(value)[:60]
+
+
+def explain_digits(held: object, expected: object, size: int) -> str:
+    """Whose share is missing, or in it twice, where each digit is that of one of `size` ranks. Empty if that is not the
+    difference."""
+    values = [int(each) for each in (held, expected) if isinstance(each, (int, float)) and each == each // 1 >= 0]
+    if len(values) < 2 or max(values) >= 10**size:
+        return ""
+    pairs = dict(enumerate(zip(*(map(int, f"{value:020}"[::-1]) for value in values), strict=True)))
+    wrong = {rank: pair for rank, pair in pairs.items() if pair[0] != pair[1]}
+    missing, twice, foreign = (
+        [rank for rank, pair in wrong.items() if rule(*pair)]
+        for rule in (lambda has, due: not has, lambda has, due: due and has == 2 * due, lambda has, due: not due)
+    )
+    if foreign and len(missing) + len(foreign) == len(wrong):
+        others = f", {name_ranks(missing)} is missing" if missing else ""
+        return f"{name_ranks(foreign)} is in it{others}"
+    if missing == list(wrong):
+        return f"{name_ranks(missing)} is missing"
+    return f"{name_ranks(twice)} is in it twice" if twice == list(wrong) else ""
+
+
+def name_ranks(ranks: Sequence[int]) -> str:
+    if len(ranks) == 1:
+        return f"rank {ranks[0]}'s share"
+    return f"what ranks {', '.join(map(str, ranks[:-1]))} and {ranks[-1]} gave"
+
+
+def find_failure(observed: Mapping[int, Observation], size: int) -> Found:
+    """The first failure in a case, observed by rank; nothing as long as one of `size` ranks is missing."""
+    for describe in (describe_problem, describe_difference, describe_messages) if len(observed) == size else ():
+        for rank, seen in sorted(observed.items()):
+            if found := describe(seen, rank, observed):
+                return {"status": FAIL, "case": seen.about, "rank": rank, "printed": seen.printed, **found}
+    return {}
+
+
+def describe_problem(seen: Observation, rank: int, observed: Mapping[int, Observation]) -> Found:
+    return dict(zip(("mistake", "words", "line"), seen.problems[0], strict=True)) if seen.problems else {}
+
+
+def describe_difference(seen: Observation, rank: int, observed: Mapping[int, Observation]) -> Found:
+    found = find_difference(seen.held, seen.expected)
+    if not found:
+        return {}
+    is_own = found.get("where") == OWN
+    why = explain_digits(found["held"], found["expected"], len(observed)) if seen.is_coded and not is_own else ""
+    mistake = "read before wait" if found["held"] == POISON else "changes its own tensor" if is_own else ""
+    return {**found, "words": f"{found['words']}{': ' * bool(why)}{why}", "mistake": mistake}
+
+
+def describe_messages(seen: Observation, rank: int, observed: Mapping[int, Observation]) -> Found:
+    """What is wrong with the messages that this rank sent."""
+    sent = count_elements(seen.sent)
+    if isinstance(seen.most, int) and (total := sum(sent.values())) > seen.most:
+        return {"words": f"sent {count(total, 'element')}; {seen.most} are enough"}
+    for receiver, elements in sent.items():
+        if isinstance(seen.most, Mapping) and elements > (most := seen.most.get(receiver, 0)):
+            return {"words": f"sent {count(elements, 'element')} to rank {receiver}; {most or 'none'} are due there"}
+    for receiver, other in observed.items():
+        if (has := sum(to == receiver for to, _ in seen.sent)) != (got := other.received[rank]):
+            return {"words": f"sent {count(has, 'message')} to rank {receiver}, which received {got}"}
+    return {}
+
+
+def count_elements(messages: Sequence[tuple[int, int]]) -> dict[int, int]:
+    """The elements sent to each receiver, but for those that got none."""
+    sent = dict[int, int]()
+    for receiver, elements in sorted(messages):
+        sent[receiver] = sent.get(receiver, 0) + elements
+    return {receiver: elements for receiver, elements in sent.items() if elements}
