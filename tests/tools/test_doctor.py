@@ -246,8 +246,8 @@ def test_what_is_slow_is_named_and_nothing_else(
 ) -> None:
     slowness, slow_hosts, slow_links = cluster
     by_host, by_link = hosts.explain(slowness)
-    assert {host for host, factor in by_host.items() if factor > hosts.SLOW} == slow_hosts
-    assert {pair for pair, factor in by_link.items() if factor > hosts.SLOW} == slow_links
+    assert {host for host, factor in by_host.items() if factor > hosts.LIMITS["bandwidth"]} == slow_hosts
+    assert {pair for pair, factor in by_link.items() if factor > hosts.LIMITS["bandwidth"]} == slow_links
 
 
 @pytest.mark.parametrize("size", range(8))
@@ -314,7 +314,7 @@ def test_every_check_finds_a_fault_and_nothing_where_there_is_none() -> None:
 
 @pytest.fixture
 def listener() -> Iterator[Listener]:
-    with Listener(1, 2, "127.0.0.1", 0, ABOUT) as listener:
+    with Listener(1, 2, "127.0.0.1", 0, ABOUT, {}) as listener:
         yield listener
         listener.shutdown()
 
@@ -338,7 +338,7 @@ def test_a_link_is_measured(listener: Listener, monkeypatch: pytest.MonkeyPatch)
     assert hosts.measure("127.0.0.1", listener.port)["problem"] == hosts.STUCK
 
 
-@pytest.mark.parametrize("line", [b"", b"{", b"[]", b'{"ask": "all"}', b'{"ask": "about", "loud": 1}', b"\xff" * 100])
+@pytest.mark.parametrize("line", [b"", b"{", b"[]", b'{"ask": "all"}', b'{"ask": "link", "loud": 1}', b"\xff" * 100])
 def test_what_is_no_question_gets_no_answer(line: bytes, listener: Listener) -> None:
     with socket.create_connection(("127.0.0.1", listener.port), timeout=ENOUGH) as connection:
         connection.sendall(line + b"\n")
@@ -367,17 +367,17 @@ def test_the_host_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> N
     names, port = [f"127.0.0.{number}" for number in (1, 9, 2, 3)], int(free_port())
     with socket.socket() as missing:  # so that nobody takes its place
         missing.bind((names[1], port))
-        first, second, third = (hosts.listen(names, 4, port, None, [])[0] for _ in range(3))
-        addresses = dict(enumerate(names))
-        assert hosts.meet(third, {**addresses}, ENOUGH) is None
-        assert hosts.meet(first, addresses, 0) == {1: "Connection refused"}
-    found = hosts.lead(first, addresses, names, {1: "Connection refused"})
+        first, second, third = listeners = [hosts.listen(names, 4, port, None, []) for _ in range(3)]
+        assert hosts.meet(third, ENOUGH) is None
+        met = hosts.meet(first, 0)
+    assert met
+    found = hosts.lead(first, *met, names)
     assert {pair for pair, link in found.links.items() if not link["problem"]} == {*permutations((0, 2, 3), 2)}
     assert [finding.saw for finding in run_checks(hosts.CHECKS, ["answers"], found)] == [
         "127.0.0.9 does not answer: Connection refused"
     ]
-    hosts.dismiss(first, addresses, found, errors=1)
-    assert [hosts.follow(each, addresses, 0) for each in (second, third)] == [1, 1]
-    for each in (first, second, third):
+    hosts.dismiss(first, found, errors=1)
+    assert [hosts.follow(each, 0) for each in (second, third)] == [1, 1]
+    for each in listeners:
         each.shutdown()
         each.server_close()
