@@ -160,14 +160,15 @@ def test_a_sample_is_the_slowest_rank_in_a_good_round() -> None:
     assert [(each["size"], each["seconds"], each["fitted"]) for each in samples] == [(2, 4.0, True), (3, 1.0, False)]
 
 
-@pytest.mark.parametrize("size", range(plan.MIN_RANKS, plan.MAX_RANKS + 1))
-def test_what_is_held_out_is_not_fitted(size: int) -> None:
-    groups = plan.plan_for(one_host(size), EFFORT, 2, 2)["groups"]
-    fitted = {len(group["ranks"]) for group in groups if group["fitted"]}
-    held_out = {len(group["ranks"]) for group in groups if group["held_out"]}
-    assert fitted
-    assert size in held_out
-    assert not fitted & held_out
+def test_what_is_held_out_is_not_fitted() -> None:
+    for size in range(plan.MIN_RANKS, plan.MAX_RANKS + 1):
+        groups = plan.plan_for(one_host(size), EFFORT, 2, 2)["groups"]
+        fitted, held_out = (
+            {len(group["ranks"]) for group in groups if group[which]} for which in ("fitted", "held_out")
+        )
+        assert fitted
+        assert size in held_out
+        assert not fitted & held_out
     assert not {*EFFORT["fitted"]} & {*EFFORT["held_out"]}
 
 
@@ -195,26 +196,24 @@ def test_a_cluster_by_hand(run_cli: Run) -> None:
     ]
     [headings] = [line for line in lines if line.split()[:2] == ["2", "ranks"]]
     assert headings.split()[::2] == ["2", "64", "2,048", "65,536"]
-    [smallest] = [line for line in lines if line.strip().startswith("4 B")]
-    assert smallest.split()[:4] == ["4", "B", "doubling", "5.00"]
-    assert any(line.strip().startswith("1 GiB  ring") for line in lines)
+    assert any(line.split()[:4] == ["4", "B", "doubling", "5.00"] for line in lines)
     last = " ".join(shown.out.split("Predicted: ")[1].split())
     assert last == "all-reduce of 4 B to 1 GiB on 2 to 65,536 ranks, from parameters as given."
-
-
-def test_json_by_hand(run_cli: Run) -> None:
     document = json.loads(run_cli("scale", *BY_HAND, "--json").out)
-    assert {name: document[name] for name in ("lesson", "backend", "device", "world_size", "steps", "fit")} == {
-        "lesson": "scale", "backend": "gloo", "device": "cpu", "world_size": 1, "steps": [], "fit": None
-    }  # fmt: skip
+    assert (document["lesson"], document["world_size"], document["steps"], document["fit"]) == ("scale", 1, [], None)
     assert document["parameters"]["ranks_per_node"] == 1
     rows = document["predictions"]["cluster"]
     assert len(rows) == len(plan.SIZES) * len(plan.CLUSTER)
     assert all(set(row["seconds"]) == set(COSTS) for row in rows)
 
 
+QUICK: Fields = {
+    "seconds": 0.0, "fitted": (4, 4096), "held_out": (1024,), "fitted_between": (4, 4096), "held_out_between": (1024,)
+}  # fmt: skip
+
+
 def test_measured(run_cli: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(page, "EFFORT", EFFORT | {"seconds": 0.0, "fitted": (4, 4096), "held_out": (1024,)})
+    monkeypatch.setattr(page, "EFFORT", QUICK)
     document = json.loads(run_cli("scale", "-n", 4, "--json").out)
     assert document["world_size"] == 4
     assert document["parameters"]["alpha"] > 0
@@ -225,7 +224,6 @@ def test_measured(run_cli: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     errors = [abs(point["error"]) for point in points if not point["fitted"]]
     assert document["fit"]["worst_error"] == max(errors)
     assert {row["world_size"] for row in document["predictions"]["host"]} == set(plan.HOST)
-    assert document["fit"]["median_error"] <= max(errors)
     assert {row["world_size"] for row in document["predictions"]["cluster"]} == set(plan.CLUSTER)
 
 
@@ -245,13 +243,6 @@ def test_a_measured_host_as_text() -> None:
         render(page.winners_texts(result["predictions"]["cluster"])[1:], 80), "predictions are off by 0% (median)",
     ):  # fmt: skip
         assert part in text
-
-
-def test_errors_by_algorithm() -> None:
-    errors = [("ring", 0.1), ("ring", -0.3), ("ring", 0.2), ("all-to-all", 0.5)]
-    points = [{"algorithm": name, "size": 3, "node": 1, "error": error} for name, error in errors]
-    table = page.errors_table(points)
-    assert table.rows == [("ring", "20", "30"), ("all-to-all", "50", "50"), ("all", "25", "50")]
 
 
 @pytest.mark.parametrize("size", [3, 17])
@@ -340,11 +331,6 @@ def test_a_level_that_cannot_be_measured_is_named() -> None:
 def test_hosts_that_are_not_alike_are_refused(layout: tuple[int, ...]) -> None:
     with pytest.raises(UsageError, match="as many ranks on each host, consecutive ones"):
         plan.plan_for(Hosts.from_ids(layout), EFFORT, CORES, CORES)
-
-
-QUICK: Fields = {
-    "seconds": 0.0, "fitted": (4, 4096), "held_out": (1024,), "fitted_between": (4, 4096), "held_out_between": (1024,)
-}  # fmt: skip
 
 
 def test_simulated_hosts_are_measured(run_cli: Run, monkeypatch: pytest.MonkeyPatch) -> None:
