@@ -121,25 +121,23 @@ def copy_files(path: Path, words: Sequence[str], target: Path) -> tuple[Path, li
     more than `COPIED`, or no room for it."""
     left, copies = COPIED, dict[Path, Path]()
 
-    def copy(source: str, to: str) -> None:
+    def leave_out(place: str, names: list[str]) -> list[str]:
+        """Virtual environments, what cannot be read, what is no file (a pipe has no end), and the copies themselves."""
         nonlocal left
-        left -= os.path.getsize(source)
+        kept = [name for name in names if is_copied(Path(place, name), target)]
+        left -= sum(os.path.getsize(os.path.join(place, name)) for name in kept)
         if left < 0:
             raise UsageError(
                 f"doctor {path.name} runs it in a copy of {folder}, which has more than {format_bytes(COPIED)}: "
                 f"start it in a folder with the script's files, and name data by an absolute path elsewhere"
             )
-        shutil.copy2(source, to)
-
-    def leave_out(place: str, names: list[str]) -> list[str]:
-        """Virtual environments, what cannot be read, what is no file (a pipe has no end), and the copies themselves."""
-        return [name for name in names if not is_copied(Path(place, name), target)]
+        return [name for name in names if name not in kept]
 
     for folder in (Path.cwd(), path.parent):
         if not any(folder.is_relative_to(each) for each in copies):
             copies[folder] = target / str(len(copies)) / folder.name
             try:
-                shutil.copytree(folder, copies[folder], ignore=leave_out, copy_function=copy)
+                shutil.copytree(folder, copies[folder], ignore=leave_out)
             except OSError as failure:
                 why = failure.args[0][0][2] if isinstance(failure, shutil.Error) else failure.strerror
                 raise UsageError(f"doctor {path.name} runs it in a copy of {folder}, which fails: {why}") from None
