@@ -107,16 +107,12 @@ def test_hello_names_what_runs(run_cli: Run, size: int) -> None:
         assert re.fullmatch(r"\d+\.\d+(\.\d+)?", told["driver"])
 
 
-def test_collectives(run_cli: Run, size: int) -> None:
-    steps = steps_of(shown(run_cli, "collectives", "-n", size))
-    everyone = [rank + 1.0 for rank in range(size)]
-    assert [rank["after"] for rank in steps["all_reduce"]] == [sum(everyone)] * size
-    assert [rank["after"] for rank in steps["all_gather"]] == [everyone] * size
-    assert [rank["after"] for rank in steps["reduce_scatter"]] == [sum(everyone) * (rank + 1) for rank in range(size)]
+def test_operations_that_gloo_has_not(run_cli: Run, size: int) -> None:
+    """What collectives leave otherwise is compared with gloo's below."""
+    steps, total = steps_of(shown(run_cli, "collectives", "-n", size)), size * (size + 1) / 2
     assert "monitored" in steps["monitored_barrier"][0]["refused"]
     reduced = steps["reduce_operations"][0]["after"]
-    assert reduced["AVG"] == sum(everyone) / size
-    assert reduced["PREMUL_SUM"] == 2 * sum(everyone)
+    assert (reduced["AVG"], reduced["PREMUL_SUM"]) == (total / size, 2 * total)
     assert not any(str(outcome).startswith("wrong") for outcome in reduced.values())
 
 

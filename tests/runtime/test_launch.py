@@ -251,9 +251,9 @@ def test_a_connection_of_the_user_s_is_no_peer() -> None:
 @pytest.mark.parametrize("how", ["hang", "stop"])
 def test_a_hang_is_reported_with_every_rank_s_place(how: str) -> None:
     pids: dict[int, int] = {}
-    launch(add_up, 2)  # so that ranks are there which need no time to meet
+    playground.launch(add_up, 2)  # so that ranks are there which need no time to meet
     with pytest.raises(RankTimeout) as caught:
-        launch(
+        playground.launch(
             go_wrong, 2, args=(how, 1), timeout=1,
             on_report=lambda rank, event: pids.update({rank: event["pid"]}),
         )  # fmt: skip
