@@ -28,13 +28,6 @@ def test_alone_it_shows_the_path(run_cli: Run) -> None:
     assert "Start with: python -m playground hello" in shown.out
 
 
-@pytest.mark.parametrize("lesson", LESSONS)
-def test_help_says_what_the_lesson_teaches(lesson: str, run_cli: Run) -> None:
-    shown = run_cli(lesson, "--help")
-    assert shown.code == 0
-    assert "--json" in shown.out
-
-
 def test_p2p_prints_the_lines_of_the_tutorial(run_cli: Run) -> None:
     shown = run_cli("p2p")
     lines = shown.out.splitlines()
@@ -72,10 +65,9 @@ def test_json_is_one_document(run_cli: Run) -> None:
     assert 0 < document["seconds"] <= round(took, 3)
 
 
-@pytest.mark.parametrize("words", [("sgd", "--sync", "per-parameter"), ("ddp",)])
-def test_training_as_json(words: tuple[str, ...], run_cli: Run, data_dir: Path) -> None:
+def test_training_as_json(run_cli: Run, data_dir: Path) -> None:
     shown = run_cli(
-        *words, "-n", 3, "--epochs", 2, "--limit", 300, "--dataset", "digits", "--data-dir", data_dir, "--json"
+        "ddp", "-n", 3, "--epochs", 2, "--limit", 300, "--dataset", "digits", "--data-dir", data_dir, "--json"
     )
     document = json.loads(shown.out)
     assert document["dataset"].items() >= {"name": "digits", "train": 300, "test": 200}.items()
@@ -115,6 +107,7 @@ def test_a_loss_that_diverged_is_still_json(run_cli: Run, data_dir: Path) -> Non
 def test_help_shows_a_command_a_line(lesson: Lesson, run_cli: Run) -> None:
     commands = re.findall(r"^    (python -m playground .*)$", lesson.texts[""], re.MULTILINE)
     shown = [line.strip() for line in run_cli(lesson.name, "--help").out.splitlines()]
+    assert any("--json" in line for line in shown)
     assert commands == [line for line in shown if line.startswith("python -m playground")]
 
 
@@ -122,23 +115,16 @@ def test_help_shows_a_command_a_line(lesson: Lesson, run_cli: Run) -> None:
     "words",
     [
         ("hello", "-n", "0"),
-        ("hello", "-n", "x"),
         ("p2p", "-n", "1"),
         ("hello", "--backend", "mpi"),
-        ("hello", "--timeout", "0"),
         ("hello", "--timeout", "nan"),
         ("hello", "--init-method", "mpi://"),
         ("collectives", "--only", "teleport"),
         ("juggle",),
-        ("--juggle",),
-        ("sgd", "--dataset", "cifar"),
         ("sgd", "--batch-size", "3", "-n", "4"),
-        ("sgd", "--momentum", "-1"),
         ("ddp", "--sync", "flat"),
-        ("sgd", "--bucket-cap-mb", "0"),
         ("sgd", "--accumulate", "3", "--dataset", "digits", "--data-dir", "{data_dir}"),
         ("sgd", "--dataset", "digits", "--data-dir", __file__),
-        ("sgd", "--dataset", "digits", "--data-dir", "/proc/nowhere"),
         ("sgd", "--dataset", "digits", "--data-dir", "{data_dir}", "--limit", "601"),
     ],
     ids=" ".join,

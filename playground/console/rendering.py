@@ -14,7 +14,7 @@ from rich.padding import Padding
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from playground.console.tables import GAP, Cell, Table, lay_out
+from playground.console.tables import GAP, CellText, Table, lay_out
 from playground.console.text import Prose, Styled
 from playground.runtime.untrusted import printable
 
@@ -59,7 +59,7 @@ def to_text(text: str | Prose) -> Text:
     return joined
 
 
-def to_cell(cell: Cell) -> Text:
+def to_cell(cell: CellText) -> Text:
     """Names of hosts and what files say are others' text: no escape sequence of theirs reaches the terminal."""
     text, style = (cell.text, cell.style) if isinstance(cell, Styled) else (cell, "")
     return Text(printable(text, lines=True), style)
@@ -132,7 +132,7 @@ def render_markdown(text: str, width: int) -> str:
     from rich.markdown import CodeBlock, Markdown
     from rich.syntax import Syntax
 
-    class Block(CodeBlock):
+    class Fence(CodeBlock):
         """Without the margins of rich's own: what is `WIDEST` wide is not broken."""
 
         def __rich_console__(self, *_: object) -> Iterator[Syntax]:
@@ -140,7 +140,7 @@ def render_markdown(text: str, width: int) -> str:
             yield Syntax(text, self.lexer_name, theme="ansi_dark", word_wrap=True, background_color="default")
 
     class Chapter(Markdown):
-        elements = Markdown.elements | {"fence": Block, "code_block": Block}
+        elements = Markdown.elements | {"fence": Fence, "code_block": Fence}
 
     console = new_console(min(WIDEST, width), None)
     with console.capture() as captured:

@@ -54,7 +54,7 @@ def draw(amounts: Sequence[int], longest: int, width: int) -> str:
     return "".join(block * length for block, length in zip(BLOCKS, lengths, strict=False))
 
 
-Cell = str | Styled
+CellText = str | Styled
 GAP = 2
 """Spaces between two columns, and before the first."""
 NARROWEST = 14
@@ -93,7 +93,7 @@ class Column:
         """Its heading in one line."""
         return " ".join(self.lines)
 
-    def cell(self, value: object) -> Cell:
+    def cell(self, value: object) -> CellText:
         """A value as this column shows it."""
         if isinstance(value, int | float) and not isinstance(value, bool):
             return format(value if self.scale == 1 else self.scale * value, self.format)
@@ -122,7 +122,7 @@ class Table:
 
     def __init__(self, *columns: Column | str, rows: Iterable[Iterable[object]] = (), headed: bool = True) -> None:
         self.columns = tuple(Column(each) if isinstance(each, str) else each for each in columns)
-        self.headed, self.rows = headed, list[tuple[Cell, ...]]()
+        self.headed, self.rows = headed, list[tuple[CellText, ...]]()
         for row in rows:
             self.add(*row)
 

@@ -1,4 +1,5 @@
-"""The folder of a run's snapshots: files that are whole or absent, and the lock by which it belongs to one run.
+"""The folder of a run's snapshots: files that are whole or absent, when they are taken, and the lock by which it
+belongs to one run.
 
     step-00000120-9f86d081884c7d65.pt    the state of all ranks after 120 steps; the digits are those of its SHA-256
 
@@ -16,10 +17,31 @@ import re
 import stat
 import tempfile
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 from playground.runtime.errors import UsageError
 from playground.runtime.files import NO_LINK, belongs_to_another
+from playground.runtime.flags import check_at_least_one
+
+AUTO, NO = "auto", "no"
+
+
+@dataclass(frozen=True, kw_only=True)
+class SnapshotSettings:
+    """Raises `UsageError` for a number of steps below 1."""
+
+    folder: Path
+    """Seen by all ranks, on whatever host they are."""
+    every: int = 100
+    """Steps of the optimizer between two snapshots."""
+    resume: str = AUTO
+    """`AUTO`: from the newest in the folder, if there is one. `NO`: from the start, in a folder without any. Or the
+    path of a snapshot. (A world that was restarted always resumes from the newest.)"""
+
+    def __post_init__(self) -> None:
+        check_at_least_one(self, "every")
+
 
 KEPT = 3
 """Number of snapshots kept, the newest ones: if one turns out to be damaged, there is one before it."""
@@ -69,19 +91,14 @@ def write_snapshot(folder: Path, step: int, content: bytes) -> None:
     finally:
         os.close(descriptor)
     os.rename(unfinished, folder / name_file(step, content))
-    sync_names(folder)
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)  # the names
+    finally:
+        os.close(descriptor)
     for _, file in [each for each in find_snapshots(folder) if each[0] <= step][KEPT:]:
         with contextlib.suppress(OSError):
             os.unlink(file)
-
-
-def sync_names(folder: Path) -> None:
-    """Force the names in `folder` to the disk."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def lock_folder(folder: Path) -> int:

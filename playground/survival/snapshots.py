@@ -17,8 +17,17 @@ import torch.distributed as dist
 
 from playground.runtime import UsageError, report, restart_count
 from playground.runtime.meeting.agreement import all_gather_object, refuse_together
-from playground.survival.folder import NAME, find_snapshots, lock_folder, make_folder, name_file, write_snapshot
-from playground.survival.settings import AUTO, NO, SnapshotSettings
+from playground.survival.folder import (
+    AUTO,
+    NAME,
+    NO,
+    SnapshotSettings,
+    find_snapshots,
+    lock_folder,
+    make_folder,
+    name_file,
+    write_snapshot,
+)
 
 Fingerprint = Mapping[str, object]
 """The settings that two runs must share for one to resume where the other ended; plain data."""

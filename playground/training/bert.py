@@ -115,23 +115,6 @@ class Model(nn.Module):
         return self.classifier(self.dropout(self.bert(input_ids, token_type_ids, attention_mask)))
 
 
-class ParallelLossModel(Model):
-    """The same model, which computes its loss in forward: [1], the mean over the batch it was given.
-
-    In DataParallel each replica computes its own, and one number per device is gathered instead of the logits.
-    """
-
-    def forward(  # type: ignore[override]
-        self,
-        input_ids: torch.Tensor,
-        token_type_ids: torch.Tensor,
-        attention_mask: torch.Tensor,
-        labels: torch.Tensor,
-    ) -> torch.Tensor:
-        logits = super().forward(input_ids, token_type_ids, attention_mask)
-        return F.cross_entropy(logits, labels).reshape(1)
-
-
 def initialize(module: nn.Module, width: int) -> None:
     """Draw weights from a normal distribution, biases are zero. Its deviation is BERT's, 0.02, at a width of 768; in
     a narrower model it is larger, so that what a layer puts out is not smaller."""

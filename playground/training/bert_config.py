@@ -1,10 +1,8 @@
-"""The sizes of a BERT, and its tokenizer. Does not import torch."""
+"""The sizes of a BERT. Does not import torch."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from playground.runtime.errors import UsageError
 
@@ -49,16 +47,3 @@ class BertConfig:
         embeddings = (self.vocabulary + self.max_length + self.segments + 2) * width
         layer = 4 * (width + 1) * width + (width + 1) * inside + (inside + 1) * width + 4 * width
         return embeddings + self.layers * layer + (width + 1) * width + (width + 1) * CLASSES
-
-
-class Tokenizer(NamedTuple):
-    """`encode` gives the ids of each text, without special tokens; `pad`, `cls` and `sep` are the ids of those."""
-
-    encode: Callable[[list[str]], list[list[int]]]
-    vocabulary: int
-    """How many tokens there are."""
-    pad: int
-    cls: int
-    sep: int
-    fingerprint: str
-    """Tokenizers that share it give every text the same ids."""

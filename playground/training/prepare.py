@@ -14,8 +14,9 @@ import shutil
 import socket
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
@@ -42,13 +43,46 @@ DATASETS = ("auto", "mnist", "digits")
 Say = Callable[[str], None]
 
 
-@dataclass(frozen=True)
-class Source:
-    """Where prepared data lies: `name` is mnist or digits, `folder` holds the four files, `why` tells how it came."""
+Settings = TypeVar("Settings", bound=Any)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PreparedData:
+    """The data, ready on this host."""
 
     name: str
+    """mnist or digits."""
     folder: Path
+    """Holds the four files."""
     why: str
+    """How it was obtained, or why it is not the one asked for."""
+    train: int
+    """Samples to train on."""
+    test: int
+    limit: int | None = None
+    kind: str = "images"
+
+    def __str__(self) -> str:
+        counts = " + ".join(f"{samples:,}" for samples in (self.train, self.test) if samples)
+        return f"{self.name} ({counts} {self.kind}; {self.why})"
+
+    def settings(self, asked: Settings) -> Settings:
+        """The settings `asked` for, on this data."""
+        return replace(asked, folder=self.folder, dataset=self.name, limit=self.limit)
+
+    @property
+    def summary(self) -> dict[str, object]:
+        """As JSON shows it."""
+        return {"name": self.name, "train": self.train, "test": self.test, "why": self.why}
+
+
+def describe_data(name: str, folder: Path, why: str) -> PreparedData:
+    """What lies in `folder`: the numbers of samples stand in the headers of the labels."""
+    counts = []
+    for split in ("train", "t10k"):
+        with open(folder / f"{split}-labels-idx1-ubyte", "rb") as stream:
+            counts.append(int.from_bytes(stream.read(8)[4:], "big"))
+    return PreparedData(name=name, folder=folder, why=why, train=counts[0], test=counts[1])
 
 
 MIRROR = "PLAYGROUND_MNIST_MIRROR"
@@ -78,7 +112,7 @@ def check_mirror(address: str) -> None:
         raise NoData(f"{MIRROR}={address!r}: use a folder, file:///FOLDER, http://HOST/PATH or https://HOST/PATH")
 
 
-def prepare(dataset: str, data_dir: Path, mirror: str | None = None, say: Say = lambda line: None) -> Source:
+def prepare(dataset: str, data_dir: Path, mirror: str | None = None, say: Say = lambda line: None) -> PreparedData:
     """The data `dataset` ("mnist", "digits", or "auto": MNIST if it can be had, else digits), ready in `data_dir`.
 
     `mirror` replaces torchvision's servers: a folder, or an http://, https:// or file:// address that holds the four
@@ -89,9 +123,9 @@ def prepare(dataset: str, data_dir: Path, mirror: str | None = None, say: Say = 
     if any("\ud800" <= character <= "\udfff" for character in str(data_dir)):  # how Python writes other bytes
         raise NoData(f"data directory {str(data_dir)!r}: torch reads no path but UTF-8; choose another with --data-dir")
     if dataset != "digits" and not find_damaged(raw_folder(data_dir, "mnist"), MNIST):
-        return Source("mnist", raw_folder(data_dir, "mnist"), f"found in {data_dir}")
+        return describe_data("mnist", raw_folder(data_dir, "mnist"), f"found in {data_dir}")
     if dataset == "digits" and not find_damaged(raw := raw_folder(data_dir, "digits"), read_checksums(raw, MNIST)):
-        return Source("digits", raw, "as asked")
+        return describe_data("digits", raw, "as asked")
     with lock_directory(data_dir):
         if dataset == "digits":
             return find_or_draw_digits(data_dir, "as asked", say)
@@ -108,18 +142,12 @@ def raw_folder(data_dir: Path, name: str) -> Path:
     return data_dir / {"mnist": "MNIST", "digits": "digits"}[name] / "raw"
 
 
-def samples(source: Source, split: str) -> int:
-    """How many samples a split ("train" or "t10k") has, from the header of its labels."""
-    with open(source.folder / f"{split}-labels-idx1-ubyte", "rb") as stream:
-        return int.from_bytes(stream.read(8)[4:], "big")
-
-
-def find_or_fetch_mnist(data_dir: Path, mirror: str | None, say: Say) -> Source:
+def find_or_fetch_mnist(data_dir: Path, mirror: str | None, say: Say) -> PreparedData:
     """MNIST, found in `data_dir` or fetched into it."""
     raw = raw_folder(data_dir, "mnist")
     wrong = find_damaged(raw, MNIST)
     if not wrong:
-        return Source("mnist", raw, f"found in {data_dir}")
+        return describe_data("mnist", raw, f"found in {data_dir}")
     problems = [f"{name} in {raw} is damaged" for name in wrong if (raw / name).exists()]
     say("looking for MNIST")
     import torchvision.datasets
@@ -128,7 +156,7 @@ def find_or_fetch_mnist(data_dir: Path, mirror: str | None, say: Say) -> Source:
         try:
             with replace_files(raw, MNIST) as folder:
                 fetch(address, folder, torchvision.datasets.MNIST.resources)
-            return Source("mnist", raw, f"from {address}")
+            return describe_data("mnist", raw, f"from {address}")
         except (OSError, RuntimeError, EOFError, ValueError, http.client.HTTPException) as error:
             if address != str(raw):
                 problems.append(f"{address}: {describe(error)}")
@@ -181,7 +209,7 @@ def tame_torchvision() -> Iterator[None]:
         yield
 
 
-def find_or_draw_digits(data_dir: Path, why: str, say: Say, train: int = 60_000, test: int = 10_000) -> Source:
+def find_or_draw_digits(data_dir: Path, why: str, say: Say, train: int = 60_000, test: int = 10_000) -> PreparedData:
     """The generated digits, found in `data_dir` or drawn into it (`train` + `test` of them)."""
     raw = raw_folder(data_dir, "digits")
     if find_damaged(raw, read_checksums(raw, MNIST)):
@@ -194,4 +222,4 @@ def find_or_draw_digits(data_dir: Path, why: str, say: Say, train: int = 60_000,
                 write_checksums(folder, MNIST)
         except OSError as error:
             raise NoData(f"digits cannot be written to {raw} ({error.strerror}): choose another --data-dir") from None
-    return Source("digits", raw, why)
+    return describe_data("digits", raw, why)

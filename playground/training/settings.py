@@ -9,7 +9,7 @@ from pathlib import Path
 from playground.algorithms import ALL_REDUCES
 from playground.runtime.errors import UsageError
 from playground.runtime.flags import check_flags, flag
-from playground.survival.settings import SnapshotSettings
+from playground.survival.folder import SnapshotSettings
 from playground.training.grad_syncs import GRAD_SYNCS
 from playground.training.models import MODELS
 

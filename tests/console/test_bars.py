@@ -21,13 +21,6 @@ def test_bars_share_a_scale_and_have_a_legend() -> None:
     ]
 
 
-def test_a_long_legend_takes_several_lines() -> None:
-    kinds = [f"a kind of {name}" for name in "abcdef"]
-    lines = render(bars([("cpu:0", dict.fromkeys(kinds, 1))], kinds, width=12), 80).splitlines()
-    assert lines[-1] == "  # a kind of e   = a kind of f"
-    assert max(map(len, lines)) <= 80
-
-
 @given(st.lists(st.integers(0, 10**9), max_size=len(BLOCKS)), st.integers(0, 10**9), st.integers(1, 60))
 def test_a_bar_is_as_long_as_its_sum(amounts: list[int], more: int, width: int) -> None:
     longest = sum(amounts) + more
@@ -38,8 +31,3 @@ def test_a_bar_is_as_long_as_its_sum(amounts: list[int], more: int, width: int) 
         for character, amount in zip(BLOCKS, amounts, strict=False):
             assert abs(bar.count(character) - amount * width / longest) <= 1
     assert list(bar) == sorted(bar, key=BLOCKS.index)
-
-
-def test_nothing_held_is_no_bar() -> None:
-    [table] = bars([("cpu:0", {})], KINDS)
-    assert "cpu:0" in render([table], 80)

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import click
 import pytest
 
-from playground.console.options import only_with
+from playground.console.options import only_with, refuse
 from playground.runtime import UsageError
 from playground.runtime.flags import ANY
-
-Run = Callable[..., Any]
 
 
 @click.command()
@@ -22,6 +19,7 @@ Run = Callable[..., Any]
 @click.option("--cap", default=25)
 @only_with("keep", snapshots=ANY)
 @only_with("cap", sync=("bucketed", "overlapped"))
+@refuse("sync", why=lambda given: "is for few" if given["cap"] > 99 else "")
 def command(**values: object) -> dict[str, object]:
     return values
 
@@ -34,6 +32,7 @@ def call(*words: str) -> Any:
     ("words", "message"),
     [
         (["-k", "1"], "-k has no effect without --snapshots: add --snapshots or leave it out"),
+        (["--sync", "bucketed", "--cap", "100"], "--sync is for few"),
         (["--cap", "25"], "--cap has no effect with --sync flat: it is for --sync bucketed or overlapped"),
     ],
 )
@@ -51,18 +50,3 @@ def test_an_option_with_an_effect_is_taken(words: list[str]) -> None:
 def test_what_nobody_typed_is_not_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KEEP", "7")
     assert call()["keep"] == 7
-
-
-@pytest.mark.parametrize(
-    ("words", "option"),
-    [
-        (("sgd", "--bucket-cap-mb", "25"), "--bucket-cap-mb"),
-        (("sgd", "--sync", "flat", "--sync-every", "1"), "--sync-every"),
-    ],
-    ids=" ".join,
-)
-def test_the_commands_say_what_has_no_effect(words: tuple[str, ...], option: str, run_cli: Run) -> None:
-    shown = run_cli(*words)
-    assert (shown.code, shown.out) == (2, "")
-    assert shown.err.startswith(f"playground: {option} has no effect with")
-    assert shown.err.count("\n") == 1

@@ -7,13 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 import playground
-from playground.console.steps import Lesson
-from playground.lessons import LESSONS
-from playground.runtime import UsageError, remote as references
-from playground.runtime.remote import outline, remote
 
 PACKAGE = Path(playground.__file__).parent
 
@@ -45,29 +39,3 @@ def test_a_syntax_error_breaks_its_lesson_only_and_names_the_line(tmp_path: Path
         code, out, err = run(*words)
         assert (code, err) == (0, ""), words
         assert out
-
-
-@pytest.fixture
-def broken_lesson(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Lesson:
-    """A lesson, in a package that lies elsewhere, whose code has a syntax error in line 3."""
-    monkeypatch.setattr(references, "ROOT", tmp_path)
-    folder = tmp_path / "playground" / "lessons" / "p2p"
-    folder.mkdir(parents=True)
-    (folder / "lesson.py").write_text('"""Broken."""\n\ndef f(:\n', encoding="utf-8")
-    return LESSONS["p2p"]
-
-
-@pytest.mark.parametrize("part", ["steps", "help", "texts"])
-def test_what_is_read_of_a_broken_lesson_names_its_file(part: str, broken_lesson: Lesson) -> None:
-    outline.cache_clear()
-    with pytest.raises(UsageError, match=r"p2p/lesson\.py, line 3: "):
-        getattr(broken_lesson, part)
-    outline.cache_clear()
-
-
-def test_a_reference_into_a_broken_module_names_its_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "broken_module_for_a_test.py").write_text("def f():\n    return (\n", encoding="utf-8")
-    monkeypatch.setattr(references, "ROOT", tmp_path)
-    monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(UsageError, match=r"broken_module_for_a_test\.py, line 2: '\(' was never closed"):
-        remote("broken_module_for_a_test:f").load()

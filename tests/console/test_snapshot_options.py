@@ -41,24 +41,3 @@ def test_resume_no_refuses_a_folder_in_use(train: Run) -> None:
     shown = train("sgd", "--epochs", 1, "--resume", "no")
     assert shown.code == 2
     assert "holds snapshots: take auto, or a folder without any" in shown.err
-
-
-def test_another_run_is_refused_by_what_differs(train: Run) -> None:
-    assert train("sgd", "--epochs", 1).code == 0
-    shown = train("sgd", "--epochs", 1, "--lr", 0.5)
-    assert shown.code == 2
-    assert "lr is 0.01 in the snapshot and 0.5 here" in shown.err
-
-
-def test_options_about_snapshots_want_snapshots(run_cli: Run) -> None:
-    shown = run_cli("sgd", "--snapshot-every=3")
-    assert (shown.code, shown.out) == (2, "")
-    assert "--snapshot-every has no effect without --snapshots" in shown.err
-
-
-def test_a_folder_that_cannot_be_made_is_named(run_cli: Run, data_dir: Path, tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    words = ("--dataset", "digits", "--data-dir", data_dir, "--limit", 256, "--epochs", 1)
-    shown = run_cli("sgd", *words, "--snapshots", tmp_path / "file" / "snapshots")
-    assert shown.code == 2
-    assert str(tmp_path / "file") in shown.err

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from rich.cells import cell_len
 
 from playground.console.rendering import render
-from playground.console.tables import RANK_COLUMN, Column, Rows, Table, lay_out
+from playground.console.tables import RANK_COLUMN, Column, Rows, Table, figures, lay_out, tabulate
 from playground.console.text import Prose, bad, good, heading, prose
 
 
@@ -14,15 +13,18 @@ def rendered(*texts: str | Prose | Table, width: int = 80, wide: bool = False) -
     return render(texts, width, wide=wide).splitlines()
 
 
-def test_units_stand_in_the_heading_and_numbers_to_the_right() -> None:
-    table = Table(RANK_COLUMN, Column("holds"), Column("sent", "bytes", right=True))
-    table.add("0", "[1, 2]", "1,024")
-    table.add("1", "-", "8")
-    assert rendered(table) == [
-        "                   sent",
-        "  rank  holds   (bytes)",
-        "     0  [1, 2]    1,024",
-        "     1  -             8",
+def test_rows_stand_under_columns_with_units() -> None:
+    columns = {"rank": RANK_COLUMN, **figures(("sent", "sent", "bytes", ","), ("p95", "p95", "ms", ".2f", 1000))}
+    rows = [{"rank": 0, "sent": 1024, "p95": 0.0031, "held_by": [1, 2]}, {"rank": 1, "sent": 8}]
+    assert rendered(tabulate(rows, columns)) == [
+        "           sent   p95",
+        "  rank  (bytes)  (ms)",
+        "     0    1,024  3.10",
+        "     1        8     -",
+    ]
+    assert rendered(tabulate(rows, columns, Column("")))[1:3] == [
+        "  rank  (bytes)  (ms)  held by",
+        "     0    1,024  3.10  [1, 2]",
     ]
 
 
@@ -75,19 +77,10 @@ def test_a_word_that_is_too_long_stays_whole_on_a_line_of_its_own() -> None:
     assert rendered(f"found in {path} and elsewhere") == ["found in", path, "and elsewhere"]
 
 
-def test_wide_characters_count_as_two() -> None:
-    lines = rendered("数" * 10 + " " + "数" * 10 + " " + "数" * 10, width=42)
-    assert [cell_len(line) for line in lines] == [41, 20]
-
-
 @pytest.mark.parametrize("data", ["[bold]x[/bold]", "[/nothing]", ":smile:", "[1.0, 2.0]", "\\[x]", "https://x.y"])
 def test_data_is_never_read_as_markup(data: str) -> None:
     table = Table(Column("value"), rows=[[data]])
     assert rendered(data, prose(data), table) == [data, data, "  value", f"  {data}"]
-
-
-def test_empty_lines_and_line_breaks_are_kept() -> None:
-    assert rendered("a", "", "b\n\nc") == ["a", "", "b", "", "c"]
 
 
 def test_styles_are_colours_only_where_there_is_colour() -> None:
@@ -96,18 +89,6 @@ def test_styles_are_colours_only_where_there_is_colour() -> None:
     coloured = render([text], 80, colour=True)
     assert "\033[" in coloured
     assert "\033[32mequal" in coloured
-
-
-def test_rows_come_one_by_one_under_one_heading() -> None:
-    said: list[str] = []
-
-    def say(*texts: str | Prose | Table) -> None:
-        said.extend(rendered(*texts))
-
-    rows = Rows(say, Column("epoch", right=True, width=5), Column("loss", right=True, width=6), Column("x", width=3))
-    rows.say("1", "0.5", "a")
-    rows.say("10", "12345.5", "b")
-    assert said == ["  epoch    loss  x", "      1     0.5  a", "     10  12345.5  b"]
 
 
 def test_rows_name_what_they_leave_out_before_they_come() -> None:

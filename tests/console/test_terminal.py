@@ -6,7 +6,6 @@ import contextlib
 import io
 import json
 import re
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -61,12 +60,6 @@ def test_a_pipe_gets_plain_text_or_colour_if_that_is_forced(run_cli: Run, monkey
     assert "\033[1;36mring\033[0m: A token" in run_cli("p2p", "--only", "ring").out
 
 
-def test_text_is_as_wide_as_COLUMNS_says(run_cli: Run, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: N802
-    assert 70 < max(map(len, run_cli("p2p", "--only", "ring").out.splitlines())) <= 80
-    monkeypatch.setenv("COLUMNS", "50")
-    assert 40 < max(map(len, run_cli("p2p", "--only", "ring").out.splitlines())) <= 50
-
-
 @pytest.mark.parametrize(("columns", "expected"), [("100", 100), ("7", 40), ("", 80), ("many", 80)])
 def test_the_width_is_that_of_COLUMNS_within_reason(  # noqa: N802
     columns: str, expected: int, monkeypatch: pytest.MonkeyPatch
@@ -74,12 +67,6 @@ def test_the_width_is_that_of_COLUMNS_within_reason(  # noqa: N802
     monkeypatch.setenv("COLUMNS", columns)
     monkeypatch.setattr(sys, "__stdout__", io.StringIO())  # no terminal, wherever the tests run
     assert terminal.width() == expected
-
-
-def test_a_terminal_says_how_wide_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    with open_terminal(width=63) as narrow:
-        monkeypatch.setattr(sys, "__stdout__", narrow.stream)
-        assert terminal.width() == 63
 
 
 def test_characters_that_stdout_lacks_are_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -110,13 +97,6 @@ def test_an_error_that_quotes_a_file_brings_none_either(run_cli: Run, tmp_path: 
     assert (outcome.code, len(outcome.err.splitlines())) == (2, 1)
     assert r"backend is gloo in one and \x1b]0;owned\x07\x9b2J\r\u202e in the other" in outcome.err
     assert run_cli("bench", "--diff", tmp_path / EVIL).err.rstrip("\n").isprintable()
-
-
-def test_help_in_latin_1_does_not_fail() -> None:
-    command = [sys.executable, "-m", "playground", "ddp", "--help"]
-    environ = {"PYTHONIOENCODING": "latin-1", "PATH": ""}
-    done = subprocess.run(command, capture_output=True, check=True, env=environ)
-    assert b"--comm-hook NAME,?" in done.stdout
 
 
 def test_a_bar_names_its_phase_and_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:

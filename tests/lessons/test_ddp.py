@@ -19,18 +19,18 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data.distributed import DistributedSampler
 
 from playground.lessons.ddp.lab import (
+    DIFFER,
+    ROUNDING,
     DDPRun,
     build_model,
     build_run,
+    check,
     check_buckets,
-    check_replicas,
-    check_resumed,
-    check_rounding,
     checkpoint,
     hooks,
     run_lab,
 )
-from playground.lessons.ddp.page import HOOKS, PARTS, LabSettings, part_texts
+from playground.lessons.ddp.page import HOOKS, PARTS, LabSettings
 from playground.runtime import PlaygroundError, UsageError
 from playground.runtime.backends import BACKENDS
 from playground.runtime.launcher.server import preload
@@ -76,7 +76,7 @@ def cut(order: list[str], cap: float) -> list[list[str]]:
     return [[next(left) for _ in bucket] for bucket in buckets(tensors, cap * 2**20)]
 
 
-@pytest.mark.parametrize("size", [1, 2, 3])
+@pytest.mark.parametrize("size", [1, 3])
 def test_buckets_are_what_ddp_is_known_to_build(size: int, lab: Lab) -> None:
     caps = [0.001, 0.02, 25.0]
     rows = lab("buckets", "-n", size, "--bucket-cap-mb", "0.001,0.02,25")
@@ -102,7 +102,7 @@ def thin() -> int:
     return sum(4 * (rows + columns if columns > 1 else rows) for rows, columns in shapes)
 
 
-@pytest.mark.parametrize(("size", "caps"), [(1, "25"), (3, "0.001"), (2, "0.02")])
+@pytest.mark.parametrize(("size", "caps"), [(1, "25"), (3, "0.001")])
 def test_hooks_send_less_and_err_more(size: int, caps: str, lab: Lab) -> None:
     rows = {row.pop("hook"): row for row in lab("hooks", "-n", size, "--bucket-cap-mb", caps)}
     assert list(rows) == ["none", "fp16", "bf16", "powersgd"]
@@ -123,10 +123,6 @@ def test_hooks_send_less_and_err_more(size: int, caps: str, lab: Lab) -> None:
     assert apart == sorted(apart)
     assert apart[1] > 0
     assert all(2 < row["loss"] < 3 for row in rows.values()), "ten classes, hardly trained"
-
-
-def test_only_the_hooks_asked_for_beside_none(lab: Lab) -> None:
-    assert [row["hook"] for row in lab("hooks", "--comm-hook", "bf16,fp16")] == ["none", "fp16", "bf16"]
 
 
 def small_lab(folder: Path, **changes: Any) -> LabSettings:
@@ -150,10 +146,6 @@ def test_what_the_backend_refuses_is_reported(world: Worlds, digits_folder: Path
         world(2).run(a_hook_that_is_refused, digits_folder, True)
     assert caught.value.exit_code == 2
     assert "\n" not in str(caught.value)
-
-
-def test_a_part_that_the_backend_refuses_says_so() -> None:
-    assert part_texts(PARTS["sampler"], [{"refused": "no"}] * 2)[-1] == "  the backend refuses: no"
 
 
 def register_hook_that_averages_nothing(model: DistributedDataParallel) -> None:
@@ -194,40 +186,23 @@ def exact_mean(rank: int, size: int, folder: Path) -> tuple[float, float, float]
     return to_alone.abs().max().item(), to_ddp.abs().max().item(), largest.abs().max().item()
 
 
-@pytest.mark.parametrize("size", [1, 3])
-def test_the_exact_mean_is_the_gradient_of_the_whole_batch(size: int, world: Worlds, digits_folder: Path) -> None:
-    for to_alone, to_ddp, largest in world(size).run(exact_mean, digits_folder):
+def test_the_exact_mean_is_the_gradient_of_the_whole_batch(world: Worlds, digits_folder: Path) -> None:
+    for to_alone, to_ddp, largest in world(3).run(exact_mean, digits_folder):
         assert max(to_alone, to_ddp) < 1e-14
         assert largest > 1e-3
 
 
-def masks(rank: int, size: int, folder: Path) -> list[float]:
-    """Losses with dropout: of a batch twice, and of another."""
-    run = build_run(small_lab(folder))
-    return [run.backward(number) for number in (0, 0, 1)]
-
-
-def test_comparisons_have_the_same_dropout_masks(world: Worlds, digits_folder: Path) -> None:
-    for first, again, other in world(2).run(masks, digits_folder):
-        assert first == again != other
-
-
 def test_verdicts() -> None:
     """What a notebook that runs an experiment is given too."""
-    nan = float("nan")
-    for relative in (1e-3, nan):
-        with pytest.raises(PlaygroundError, match=f"all send: gradients differ by {relative}, more than rounding does"):
-            check_rounding("all send", relative)
-    with pytest.raises(PlaygroundError, match="resumed from the checkpoint, parameters differ by up to 1 from those"):
-        check_resumed(1)
-    for difference in (1e-9, nan):
-        with pytest.raises(PlaygroundError, match=f"after Join replicas differ by up to {difference}"):
-            check_replicas(difference, "after Join")
+    for difference in (1e-9, float("nan")):
+        with pytest.raises(PlaygroundError, match=f"after Join replicas differ by up to {difference}: they must not"):
+            check(difference, f"after Join {DIFFER}")
+    check(1e-13, "{}", ROUNDING)
     with pytest.raises(PlaygroundError, match="the ranks' buckets differ"):
         check_buckets([[{"parameters": [name]}] for name in ("weight", "bias")])
 
 
-@pytest.mark.parametrize(("size", "many", "cap", "messages"), [(1, 2, 25, 1), (2, 4, 0.02, 3), (3, 3, 0.001, 5)])
+@pytest.mark.parametrize(("size", "many", "cap", "messages"), [(1, 2, 25, 1), (3, 3, 0.001, 5)])
 def test_no_sync_spares_messages_and_changes_nothing(size: int, many: int, cap: float, messages: int, lab: Lab) -> None:
     cap = 2 * cap if cap < 1 else cap  # in float64 each gradient has twice the bytes
     rows = lab("accumulation", "-n", size, "--accumulate", many, "--bucket-cap-mb", cap)
@@ -237,7 +212,7 @@ def test_no_sync_spares_messages_and_changes_nothing(size: int, many: int, cap: 
     assert all(row["rel_error"] < 1e-14 for row in rows)
 
 
-@pytest.mark.parametrize("size", [1, 2, 4])
+@pytest.mark.parametrize("size", [1, 3])
 def test_join_lets_ranks_be_done_at_different_times(size: int, lab: Lab) -> None:
     ranks = lab("uneven_inputs", "-n", size)
     assert [rank["batches"] for rank in ranks] == list(range(3, 3 + size))
@@ -248,7 +223,7 @@ def test_join_lets_ranks_be_done_at_different_times(size: int, lab: Lab) -> None
     assert [rank["error"] != "none: no rank had to wait" for rank in ranks] == [size > 1] * size
 
 
-@pytest.mark.parametrize(("size", "cap"), [(1, "25"), (3, "0.02"), pytest.param(4, "25", marks=pytest.mark.stress)])
+@pytest.mark.parametrize(("size", "cap"), [(3, "0.02"), pytest.param(4, "25", marks=pytest.mark.stress)])
 def test_training_goes_on_from_a_checkpoint(size: int, cap: str, lab: Lab) -> None:
     without_momentum, whole = lab("checkpoint", "-n", size, "--bucket-cap-mb", cap)
     assert without_momentum["read"] == whole["read"] > 2 * sum(SIZES.values())
@@ -287,7 +262,7 @@ def test_runs_that_are_compared_bit_by_bit_use_deterministic_kernels(world: Worl
     assert world(2).run(watched_run, digits_folder) == [1, 1]
 
 
-@pytest.mark.parametrize("size", [1, 2, 3, 4])
+@pytest.mark.parametrize("size", [2, 3])
 def test_who_gets_which_sample(size: int, lab: Lab) -> None:
     rows = lab("sampler", "-n", size, "--seed", 5)
     ways = {row["sampler"]: [row[f"rank {rank}"] for rank in range(size)] for row in rows}
@@ -310,7 +285,7 @@ def test_who_gets_which_sample(size: int, lab: Lab) -> None:
 
 
 def test_the_lab_shows_its_parts_in_order(run_cli: Callable[..., Any], data_dir: Path) -> None:
-    shown = run_cli("ddp", "--lab", "--dataset", "digits", "--data-dir", data_dir)
+    shown = run_cli("ddp", "--lab", "--dataset", "digits", "--data-dir", data_dir, "--limit", 64, "--batch-size", 8)
     assert (shown.code, shown.err) == (0, "")
     lines = shown.out.splitlines()
     assert lines[0].startswith("ddp: gloo on cpu, 2 ranks x ")
@@ -338,14 +313,12 @@ def test_ranks_that_were_asked_for_different_things_are_stopped(world: Worlds, d
     ("words", "message"),
     [
         (["--bucket-cap-mb", "1,-5"], "-5.0 is not in the range"),
-        (["--bucket-cap-mb", "1,"], "'' is not a valid float"),
         (["--comm-hook", "fp8"], "'fp8' is none of none, fp16, bf16, powersgd, all"),
         (["--lab", "everything"], "'everything' is none of buckets, hooks, "),
         (["--lab", "--epochs", "2"], "--epochs is for training"),
         (["--lab", "hooks", "--accumulate", "2"], "--accumulate changes nothing in hooks"),
         (["--lab", "--batch-size", "601"], "there are 600 samples to train on"),
         (["--lab", "accumulation", "--accumulate", "257"], "the lab adds up 256 at most"),
-        (["--lab", "--limit", "601"], "601: digits has 600 samples"),
     ],
 )
 def test_bad_input(words: list[str], message: str, run_cli: Callable[..., Any], data_dir: Path) -> None:

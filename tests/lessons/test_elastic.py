@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from processes import by_hand
 
-from playground.lessons.elastic import lesson, page
+from playground.lessons.elastic import page
 from playground.lessons.elastic.page import Witness, draw_kills
 from playground.runtime import PlaygroundError, RankFailed
 from playground.runtime.backends import BACKENDS
@@ -86,14 +86,6 @@ def test_a_device_that_may_not_repeat_itself_is_tried_first(
     if may_differ:
         assert re.search(r"two undisturbed trainings already end with different bits: [\d,]+ of", shown.err)
         assert may_differ in shown.err
-
-
-def test_a_step_counts_once_the_device_has_done_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    order: list[str] = []
-    monkeypatch.setattr(lesson, "synchronize", lambda: order.append("synchronized"))
-    monkeypatch.setattr(lesson, "report", lambda **event: order.append(*event))
-    lesson.die_if_due(0, 3, ())
-    assert order == ["synchronized", "stepped"]
 
 
 def test_more_kills_than_steps_are_refused(elastic: Run) -> None:

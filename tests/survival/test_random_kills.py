@@ -26,7 +26,7 @@ from playground import launch, survival
 from playground.lessons.elastic.comparison import compare
 from playground.runtime import restart_count
 from playground.runtime.remote import Remote, remote
-from playground.survival.settings import SnapshotSettings
+from playground.survival.folder import SnapshotSettings
 from playground.training import loop
 from playground.training.run import run_training
 from playground.training.settings import TrainingSettings

@@ -16,8 +16,7 @@ import torch
 from playground import launch, report
 from playground.runtime import UsageError, device
 from playground.survival import snapshots as under_test
-from playground.survival.folder import KEPT, find_snapshots, lock_folder, make_folder, write_snapshot
-from playground.survival.settings import SnapshotSettings
+from playground.survival.folder import KEPT, SnapshotSettings, find_snapshots, lock_folder, make_folder, write_snapshot
 from playground.survival.snapshots import Snapshot, SnapshotWriter, choose_snapshot, open_folder, read_snapshot
 
 RUN: dict[str, object] = {"lr": 0.1, "limit": None, "data": "digits"}
@@ -187,13 +186,6 @@ def test_a_folder_belongs_to_one_run_and_never_to_one_that_was_killed(tmp_path: 
             lock_folder(tmp_path)
         holder.kill()
         os.close(lock_folder(tmp_path))
-
-
-def test_a_run_that_has_raised_lets_go_of_its_folder(tmp_path: Path) -> None:
-    SnapshotWriter(tmp_path)
-    save(tmp_path, 1)
-    words = [sys.executable, "-c", HOLD, str(tmp_path)]
-    assert subprocess.run(words, input="", capture_output=True, check=True).stdout == b"\n"
 
 
 def test_a_folder_that_others_can_write_to_is_refused(tmp_path: Path) -> None:

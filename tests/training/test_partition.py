@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, strategies as st
 
-from playground.training.partition import DataPartitioner, Partition, share, shares
+from playground.training.partition import DataPartitioner, share, shares
 
 
 @given(st.integers(0, 5_000), st.integers(1, 64), st.integers(0, 10))
@@ -29,12 +29,6 @@ def test_any_fractions_are_met_and_disjoint(weights: list[float], samples: int) 
         assert len(taken) == samples
 
 
-def test_the_tutorial_s_fractions_and_seven_ranks() -> None:
-    assert [len(part) for part in DataPartitioner(range(1000)).partitions] == [700, 200, 100]
-    sevenths = DataPartitioner(range(60_000), [1 / 7] * 7).partitions
-    assert sum(map(len, sevenths)) == 60_000  # rounding each part down would lose three
-
-
 def test_the_seed_decides_and_shuffles() -> None:
     first, again, other = (DataPartitioner(range(100), [0.5, 0.5], seed).partitions for seed in (1, 1, 2))
     assert first == again != other
@@ -45,20 +39,6 @@ def test_the_seed_decides_and_shuffles() -> None:
 def test_fractions_that_are_none_are_refused(sizes: list[float]) -> None:
     with pytest.raises(ValueError, match="must be fractions"):
         DataPartitioner(range(10), sizes)
-
-
-def test_a_partition_is_a_dataset() -> None:
-    partition = Partition("abcdef", [5, 0, 3])
-    assert (len(partition), partition[0], [partition[i] for i in range(3)]) == (3, "f", ["f", "a", "d"])
-    assert partition.__getitems__([2, 1]) == ["d", "a"]
-
-
-@given(st.integers(1, 100_000), st.integers(1, 64))
-def test_shares_differ_by_one_at_most_and_sum_up(total: int, size: int) -> None:
-    parts = [share(total, rank, size) for rank in range(size)]
-    assert sum(parts) == total
-    assert parts == sorted(parts, reverse=True)
-    assert parts[0] - parts[-1] <= 1
 
 
 @given(st.integers(0, 100_000), st.integers(1, 64), st.integers(0, 500))

@@ -20,8 +20,7 @@ from programs import ForkedProgram
 
 from playground import PlaygroundError, Preempted, launch, preempted, report
 from playground.lessons.elastic.comparison import compare
-from playground.survival.folder import find_snapshots
-from playground.survival.settings import SnapshotSettings
+from playground.survival.folder import SnapshotSettings, find_snapshots
 from playground.training import resumable
 from playground.training.loop import prepare_and_train, sync_by_hand, sync_with_ddp
 from playground.training.results import TrainingResult
@@ -98,10 +97,6 @@ def test_the_end_has_the_same_bits(
     result = train(size, settings, way)
     assert [epoch.loss for epoch in result.epochs] == [epoch.loss for epoch in expected.epochs]
     assert compare(0, 1, *map(folder_of, (undisturbed, settings)))["differing"] == 0
-
-
-def test_training_that_is_asked_in_its_last_step_ends_as_usual(settings: TrainingSettings) -> None:
-    assert len(train(2, settings, at=10).epochs) == 2
 
 
 def test_an_end_without_a_snapshot_is_no_success(settings: TrainingSettings) -> None:

@@ -57,7 +57,7 @@ def test_mnist_comes_from_a_mirror_once(mirror: Path, tmp_path: Path, form: str)
     source = prepare.prepare("mnist", where, form.format(folder=mirror))
     assert (source.name, source.folder) == ("mnist", where / "MNIST" / "raw")
     assert not find_damaged(source.folder, prepare.MNIST)
-    assert (prepare.samples(source, "train"), prepare.samples(source, "t10k")) == (40, 20)
+    assert (source.train, source.test) == (40, 20)
     assert prepare.prepare("auto", where).why == f"found in {where}"
     assert not list(source.folder.glob(".unfinished-*"))
 
@@ -89,15 +89,6 @@ def test_a_damaged_file_that_cannot_be_replaced_is_named_and_kept(mirror: Path, 
     fallback = prepare.prepare("auto", tmp_path / "data")
     assert fallback.name == "digits"
     assert "t10k-labels-idx1-ubyte in" in fallback.why
-
-
-def test_without_data_or_network_mnist_is_refused_with_the_way_out(mirror: Path, tmp_path: Path) -> None:
-    with pytest.raises(NoData) as caught:
-        prepare.prepare("mnist", tmp_path / "data")
-    message = str(caught.value)
-    assert prepare.MIRROR in message
-    assert all(f"{name}.gz" in message for name in prepare.MNIST)
-    assert "\n" not in message
 
 
 def test_a_bad_mirror_is_named_and_auto_goes_on(mirror: Path, tmp_path: Path, few: None) -> None:
@@ -173,13 +164,6 @@ def test_a_mirror_that_cannot_be_is_refused_even_where_it_is_not_needed(
 def test_a_folder_that_torch_cannot_name_is_refused(tmp_path: Path) -> None:
     with pytest.raises(NoData, match="torch reads no path but UTF-8"):
         prepare.prepare("digits", tmp_path / "\udcff")
-
-
-def test_torchvision_stays_off_stdout(mirror: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    said: list[str] = []
-    prepare.prepare("mnist", tmp_path / "data", str(mirror), said.append)
-    assert said == ["looking for MNIST"]
-    assert capfd.readouterr() == ("", "")
 
 
 def test_an_interrupted_preparation_leaves_nothing_behind(
@@ -269,8 +253,3 @@ def test_nothing_is_written_where_another_user_may_have_put_links(tmp_path: Path
     ):
         (folder / "SHA256SUMS").write_text("theirs")
     assert [(file.name, file.read_text()) for file in raw.iterdir()] == [("SHA256SUMS", "ours")]
-
-
-def test_a_fifo_is_no_data_and_is_not_waited_for(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "labels")
-    assert find_damaged(tmp_path, {"labels": "0"}) == ["labels"]

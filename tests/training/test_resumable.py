@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,11 +13,10 @@ import torch
 from mortals import by_hand, with_ddp
 
 from playground import launch
+from playground.lessons.elastic.comparison import compare
 from playground.lessons.elastic.page import Kill
 from playground.runtime import UsageError
-from playground.runtime.backends import BACKENDS
-from playground.survival.folder import find_snapshots
-from playground.survival.settings import SnapshotSettings
+from playground.survival.folder import SnapshotSettings, find_snapshots
 from playground.survival.snapshots import Snapshot, read_snapshot
 from playground.training import resumable
 from playground.training.results import TrainingResult
@@ -53,37 +51,9 @@ def steps_of(settings: TrainingSettings) -> list[int]:
     return [step for step, _ in find_snapshots(snapshots_of(settings).folder)]
 
 
-def last_snapshot(settings: TrainingSettings) -> dict[str, Any]:
-    """What the newest snapshot holds; times are no result."""
-    found = read_snapshot(find_snapshots(snapshots_of(settings).folder)[0][1])
-    for own in found.own:
-        own["history"].pop("seconds")
-        for epoch in own["history"]["finished"]:
-            del epoch["seconds"], epoch["samples_per_second"]
-    return vars(found)
-
-
-def differences(one: Any, other: Any, where: str = "") -> list[str]:
-    """Where two nested structures of plain data and tensors are not equal, bit by bit."""
-    if isinstance(one, torch.Tensor):
-        return [] if torch.equal(one, other) else [where]
-    if isinstance(one, dict) and one.keys() == other.keys():
-        return [each for key in one for each in differences(one[key], other[key], f"{where} {key}")]
-    if isinstance(one, (list, tuple)) and len(one) == len(other):
-        pairs = enumerate(zip(one, other, strict=True))
-        return [each for number, pair in pairs for each in differences(*pair, f"{where} {number}")]
-    return [] if one == other else [where]
-
-
-def compare(size: int, lesson: Any, settings: TrainingSettings, tmp_path: Path, kills: list[Kill]) -> list[str]:
-    """Train undisturbed, and with these kills. Where the last snapshots or the losses differ."""
-    undisturbed = replace(settings, snapshots=snapshots_of(settings, folder=tmp_path / "undisturbed"))
-    runs = [train(size, lesson, *run)[0] for run in ((undisturbed, []), (settings, kills))]
-    losses = [[epoch.loss for epoch in run.epochs] for run in runs]
-    return [
-        *differences(last_snapshot(undisturbed), last_snapshot(settings)),
-        *differences(losses[0], losses[1], "losses"),
-    ]
+def count_differing(one: TrainingSettings, other: TrainingSettings) -> int:
+    """The bytes by which their last snapshots differ."""
+    return int(compare(0, 1, *(snapshots_of(each).folder for each in (one, other)))["differing"])
 
 
 @pytest.mark.parametrize(
@@ -100,7 +70,11 @@ def compare(size: int, lesson: Any, settings: TrainingSettings, tmp_path: Path, 
 def test_the_end_has_the_same_bits(
     size: int, lesson: Any, kills: list[Kill], options: dict[str, Any], settings: TrainingSettings, tmp_path: Path
 ) -> None:
-    assert compare(size, lesson, replace(settings, **options), tmp_path, kills) == []
+    settings = replace(settings, **options)
+    undisturbed = replace(settings, snapshots=snapshots_of(settings, folder=tmp_path / "undisturbed"))
+    expected, run = train(size, lesson, undisturbed, [])[0], train(size, lesson, settings, kills)[0]
+    assert [epoch.loss for epoch in run.epochs] == [epoch.loss for epoch in expected.epochs]
+    assert count_differing(undisturbed, settings) == 0
 
 
 def test_a_run_that_ended_goes_on_for_more_epochs(settings: TrainingSettings, tmp_path: Path) -> None:
@@ -109,7 +83,7 @@ def test_a_run_that_ended_goes_on_for_more_epochs(settings: TrainingSettings, tm
     train(2, by_hand, longer, [])
     at_once = replace(longer, snapshots=snapshots_of(settings, folder=tmp_path / "at once"))
     train(2, by_hand, at_once, [])
-    assert differences(last_snapshot(longer), last_snapshot(at_once)) == []
+    assert count_differing(longer, at_once) == 0
     again = train(2, by_hand, longer, [])
     assert len(again[0].epochs) == 3
 
@@ -121,7 +95,8 @@ def test_a_run_that_is_beyond_its_last_epoch_leaves_the_snapshots_as_they_are(se
     shorter = train(1, by_hand, replace(settings, epochs=1), [])
     assert len(shorter[0].epochs) == 1
     assert steps_of(settings) == [8, 6]
-    assert last_snapshot(settings)["shared"]["position"] == {"epoch": 2, "step": 3, "total": 8}
+    position = read_snapshot(find_snapshots(snapshots_of(settings).folder)[0][1]).shared["position"]
+    assert position == {"epoch": 2, "step": 3, "total": 8}
 
 
 @pytest.mark.parametrize(("before", "now"), [(1, 3), (3, 2)])
@@ -166,34 +141,6 @@ def test_ranks_that_are_new_draw_numbers_of_their_own_on_every_kind_of_device(mo
     assert drawn[0] == 2 * [torch.rand(1, generator=torch.Generator().manual_seed(4)).item()]
     for of_kind in zip(*drawn, strict=True):
         assert len({*of_kind, torch.rand(1, generator=Draws().generator).item()}) == 4
-
-
-def on_another_device(rank: int, size: int, settings: TrainingSettings, kills: list[Kill]) -> TrainingResult:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(resumable, "device", lambda: torch.device("cuda"))
-        return by_hand(rank, size, settings, kills)
-
-
-def test_another_kind_of_device_does_not_go_on(settings: TrainingSettings) -> None:
-    """It rounds otherwise, and has random numbers of its own."""
-    train(1, by_hand, settings, [])
-    with pytest.raises(UsageError, match="device is cpu in the snapshot and cuda here"):
-        train(1, on_another_device, settings, [])
-
-
-def with_watched_kernels(rank: int, size: int, settings: TrainingSettings) -> list[str]:
-    """What ranks ask of their device: with snapshots, and without."""
-    asked: list[str] = []
-    runs = {"snapshots": settings, "nothing": replace(settings, snapshots=None, epochs=1)}
-    with pytest.MonkeyPatch.context() as patch:
-        for name, run in runs.items():
-            patch.setattr(BACKENDS["gloo"], "use_deterministic_kernels", partial(asked.append, name))
-            by_hand(rank, size, run, [])
-    return asked
-
-
-def test_where_bits_are_promised_kernels_are_deterministic(settings: TrainingSettings, world: Any) -> None:
-    assert world(2, fresh=True).run(with_watched_kernels, settings) == [["snapshots"]] * 2
 
 
 def test_parameters_of_each_rank_s_own_are_of_no_use_to_another_number(settings: TrainingSettings) -> None:

@@ -27,22 +27,22 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 from torch.utils.data.distributed import DistributedSampler
 
-from playground.lessons.bert.history import History
-from playground.lessons.bert.settings import BertSettings
+from playground.lessons.bert.losses import StepLosses
+from playground.lessons.bert.page import BertSettings
+from playground.lessons.bert.pairs import PairBatch, Pairs
+from playground.lessons.bert.pretrained import SCRATCH, load_encoder
 from playground.lessons.data_parallel.lesson import DataParallel, chunk_sizes
 from playground.lessons.data_parallel.losses import weighted_mean
+from playground.measurement import Fields
 from playground.runtime import device
-from playground.training.bert import Model, ParallelLossModel
+from playground.training.bert import Model
 from playground.training.data import collate
-from playground.training.pretrained import SCRATCH, load_encoder
-from playground.training.results import Row
-from playground.training.sentence_pairs.pairs import PairBatch, Pairs
 
-Loss = Callable[[PairBatch], torch.Tensor]
+LossFunction = Callable[[PairBatch], torch.Tensor]
 TEST_BATCH = 100
 
 
-def data_parallel(settings: BertSettings) -> tuple[Any, Loss]:
+def data_parallel(settings: BertSettings) -> tuple[Any, LossFunction]:
     """Each device computes the logits of its part of the batch. They come together on the first device, which alone
     computes the loss."""
     model = DataParallel(build_model(Model, settings), settings.devices)
@@ -54,9 +54,17 @@ def data_parallel(settings: BertSettings) -> tuple[Any, Loss]:
     return model, loss
 
 
-def loss_in_forward(settings: BertSettings) -> tuple[Any, Loss]:
+class ModelWithLoss(Model):
+    """The same model, which computes its loss in forward: [1], the mean over the part of the batch it was given."""
+
+    def forward(self, *inputs_and_labels: torch.Tensor) -> torch.Tensor:
+        *inputs, labels = inputs_and_labels
+        return F.cross_entropy(super().forward(*inputs), labels).reshape(1)
+
+
+def loss_in_forward(settings: BertSettings) -> tuple[Any, LossFunction]:
     """Each device computes the loss of its part of the batch, and only these come together: one number per device."""
-    model = DataParallel(build_model(ParallelLossModel, settings), settings.devices)
+    model = DataParallel(build_model(ModelWithLoss, settings), settings.devices)
 
     def loss(batch: PairBatch) -> torch.Tensor:
         losses = model(*batch)
@@ -65,7 +73,7 @@ def loss_in_forward(settings: BertSettings) -> tuple[Any, Loss]:
     return model, loss
 
 
-def ddp(settings: BertSettings) -> tuple[Any, Loss]:
+def ddp(settings: BertSettings) -> tuple[Any, LossFunction]:
     """Each rank computes the loss of its own batch, and backward averages the gradients over the ranks."""
     model = DistributedDataParallel(build_model(Model, settings))
 
@@ -80,7 +88,7 @@ WAYS = {"data-parallel": data_parallel, "loss-in-forward": loss_in_forward, "ddp
 """Each wraps a model, and gives a function from a batch to its mean loss; with ddp, from this rank's part of it."""
 
 
-def train(rank: int, size: int, settings: BertSettings) -> Row:
+def train(rank: int, size: int, settings: BertSettings) -> Fields:
     """Train by each way, on the same batches, then test.
 
     Every rank returns the same figures.
@@ -89,17 +97,19 @@ def train(rank: int, size: int, settings: BertSettings) -> Row:
     return history.result(model, *test(model.module, settings, rank, size))
 
 
-def take_all_steps(rank: int, size: int, settings: BertSettings) -> tuple[Any, History]:
+def take_all_steps(rank: int, size: int, settings: BertSettings) -> tuple[Any, StepLosses]:
     """The trained model, and its losses."""
     model, loss_of, optimizer = prepare(settings)
-    history = History(settings)
+    history = StepLosses(settings)
     torch.manual_seed(settings.seed + 1 + rank)  # from here on, other dropout masks on every rank
     for loss in take_steps(loss_of, optimizer, itertools.islice(batches(settings, rank, size), settings.steps)):
         history.add(loss)
     return model, history
 
 
-def take_steps(loss_of: Loss, optimizer: torch.optim.Optimizer, batches: Iterable[PairBatch]) -> Iterator[torch.Tensor]:
+def take_steps(
+    loss_of: LossFunction, optimizer: torch.optim.Optimizer, batches: Iterable[PairBatch]
+) -> Iterator[torch.Tensor]:
     """The training loop: a step on each batch. Yields the loss before it."""
     for batch in batches:
         optimizer.zero_grad()
@@ -109,14 +119,14 @@ def take_steps(loss_of: Loss, optimizer: torch.optim.Optimizer, batches: Iterabl
         yield loss
 
 
-def prepare(settings: BertSettings) -> tuple[Any, Loss, torch.optim.Optimizer]:
+def prepare(settings: BertSettings) -> tuple[Any, LossFunction, torch.optim.Optimizer]:
     """A model by the way that was asked for, its loss, and Adam."""
     torch.set_num_threads(settings.threads)
     model, loss_of = WAYS[settings.way](settings)
     return model, loss_of, torch.optim.Adam(model.parameters(), lr=settings.lr, fused=True)
 
 
-def same_losses(rank: int, size: int, settings: BertSettings) -> Row:
+def same_losses(rank: int, size: int, settings: BertSettings) -> Fields:
     """Are all ways one training? In float64 and without dropout, the losses of every step are those of one device: what
     differs is rounding."""
     _, history = take_all_steps(rank, size, settings.exact)

@@ -12,23 +12,23 @@ import torch.nn.functional as F
 from torch.nn.parallel import DistributedDataParallel
 
 from playground.lessons.bert.lesson import batches, build_model, prepare
-from playground.lessons.bert.settings import DDP, BertSettings
+from playground.lessons.bert.page import DDP, BertSettings
+from playground.lessons.bert.pairs import PairBatch, Pairs
 from playground.lessons.data_parallel.experiment import track_step
 from playground.lessons.data_parallel.machine import HOST
 from playground.lessons.data_parallel.memory import label_buckets, track_memory
 from playground.lessons.ladder.lesson import new_rung
 from playground.lessons.ladder.measure import TimedReplica, count_messages, summarize, time_in_turn
 from playground.lessons.ladder.page import SPARSE
+from playground.measurement import Fields
 from playground.measurement.interleave import interleave, slowest, timed
 from playground.runtime import device
 from playground.training.bert import Model
-from playground.training.results import Row
-from playground.training.sentence_pairs.pairs import PairBatch, Pairs
 from playground.training.step import training_step
 from playground.training.sync import GradSync
 
 
-class Step:
+class BertRun:
     """Called, it takes a step on this rank's part of the next batch."""
 
     def __init__(self, rank: int, size: int, settings: BertSettings) -> None:
@@ -56,7 +56,7 @@ AVERAGING = ("exposed", "alone", "hidden", "messages", "bytes", "early_bytes", "
 """What of the ladder's figures is about averaging."""
 
 
-def averaging(rank: int, size: int, settings: BertSettings) -> list[Row]:
+def averaging(rank: int, size: int, settings: BertSettings) -> list[Fields]:
     """The cost of averaging the gradients in a step: with DDP, and with a rung that sends of the word embeddings'
     gradient only the rows that a step has used. Both take the same steps with Adam, in turn."""
     torch.set_num_threads(settings.threads)
@@ -85,23 +85,23 @@ def mean_loss(logits: torch.Tensor, labels: torch.Tensor, samples_per_rank: floa
     return F.cross_entropy(logits, labels, reduction="sum") / samples_per_rank
 
 
-def speed(rank: int, size: int, settings: BertSettings) -> Row:
+def speed(rank: int, size: int, settings: BertSettings) -> Fields:
     """Samples per second, where more workers share the same batches. One worker is one device, which waits for none.
 
     A step's time is that of the slowest rank, from fetching the batch to the optimizer's end; the median of several.
     """
-    per_step = median(slowest(time_steps(Step(rank, size, settings))))
+    per_step = median(slowest(time_steps(BertRun(rank, size, settings))))
     rate = settings.batch_size / per_step
     return {"way": settings.way, "workers": settings.workers, "seconds": per_step, "samples_per_second": rate}
 
 
-def time_steps(step: Step) -> list[float]:
+def time_steps(step: BertRun) -> list[float]:
     """Seconds of some steps on this rank, after the first few."""
     [seconds] = interleave([timed(step)], range(WARM_UP + STEPS), Random(0))
     return seconds[WARM_UP:]
 
 
-def memory(rank: int, size: int, settings: BertSettings) -> list[Row]:
+def memory(rank: int, size: int, settings: BertSettings) -> list[Fields]:
     """Each device's memory at its peak. DataParallel's first device alone has all of the gradients and Adam's state;
     with DDP every device has them, and none more than the others.
 
@@ -111,7 +111,7 @@ def memory(rank: int, size: int, settings: BertSettings) -> list[Row]:
     default = devices[0] if settings.way == DDP else HOST  # where a rank makes what has no operands
     with track_memory(devices, default) as account:
         with account.labelled("gradients"):  # the buckets of DDP
-            step = Step(rank, size, settings)
+            step = BertRun(rank, size, settings)
         if isinstance(step.model, DistributedDataParallel):
             label_buckets(step.model, account)
         for _ in range(2):  # DDP rearranges its buckets in the second

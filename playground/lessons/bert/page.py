@@ -1,12 +1,11 @@
-"""The command `bert`: the parts of the lesson, what each runs, on how many workers, and its text. Does not import
-torch."""
+"""The command `bert`: its settings, the parts of the lesson, what each runs, on how many workers, and its text. Does
+not import torch."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import asdict, dataclass, replace
 from itertools import chain
 from pathlib import Path
 from statistics import fmean
@@ -16,31 +15,145 @@ import click
 
 from playground.console.options import ALL, pack_options, refuse
 from playground.console.session import Session
-from playground.console.tables import Column, Table, Texts, bars, numbers
+from playground.console.tables import Column, Table, Texts, bars, figures, numbers, tabulate
 from playground.console.terminal import Bar
 from playground.console.text import Prose, good, heading, prose
-from playground.console.training import RUN_TRAINING
-from playground.console.training_options import DataOptions
+from playground.console.training import RUN_TRAINING, DataOptions
 from playground.lessons import LESSONS
-from playground.lessons.bert.settings import (
-    DDP,
-    LOSSES_TO_COMPARE,
-    WAYS,
-    BertSettings,
-    compare_losses,
-)
-from playground.measurement import format_bytes
+from playground.lessons.bert.prepare import DATASETS, PairsSource, prepare_pairs
+from playground.lessons.bert.pretrained import BASE, SCRATCH, Tokenizer, load_pretrained
+from playground.measurement import Fields, format_bytes
 from playground.runtime import host
 from playground.runtime.backends import get_backend
-from playground.runtime.errors import UsageError
-from playground.runtime.flags import flag, flags_of, like
-from playground.runtime.launcher.entry import World
+from playground.runtime.errors import PlaygroundError, UsageError
+from playground.runtime.flags import check_at_least_one, check_choice, check_flags, flag, flags_of, like
+from playground.runtime.launcher.entry import CommandWorld
 from playground.runtime.rank.rank import Event
 from playground.runtime.remote import Remote
-from playground.training.bert_config import BertConfig, Tokenizer
-from playground.training.pretrained import BASE, SCRATCH, load_pretrained
-from playground.training.results import Row, replicas_verdict
-from playground.training.sentence_pairs.prepare import DATASETS, PairsSource, prepare_pairs
+from playground.training.bert_config import BertConfig
+from playground.training.results import replicas_verdict
+from playground.training.settings import BUCKET_CAP
+
+ONE_PROCESS = ("data-parallel", "loss-in-forward")
+DDP = "ddp"
+WAYS = (*ONE_PROCESS, DDP)
+"""The first two drive all devices from one process; in the last each rank has one."""
+EXACT_STEPS = 20
+"""How many losses are compared in float64."""
+BUCKETS = 4
+"""As many buckets of gradients, about, even the smallest model has where their overlap is measured."""
+LOSSES_TO_COMPARE = 10
+"""Number of steps over which the loss that is shown is a mean."""
+REPORTS = 6
+"""How often the loss is reported, about."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BertSettings:
+    """Raises `UsageError` for what cannot be trained."""
+
+    folder: Path
+    """The tokenised pairs."""
+    config: BertConfig
+    weights: str = SCRATCH
+    """The name or the folder of pretrained ones, or `SCRATCH`."""
+    workers: int
+    """Devices of one process, or ranks with a device each."""
+    device_type: str = "cpu"
+    device_count: int = 0
+    """How many devices one process can drive here; 0 for any number."""
+    threads: int = 1
+    """Cores that a device of the CPU stands for."""
+    way: str = DDP
+    """One of `WAYS`."""
+    batch_size: int = flag(64, "Global batch size: pairs per step, over all workers.", least=1)
+    steps: int = flag(300, "Steps to train.", least=1)
+    lr: float = flag(1e-3, "Learning rate of Adam.", least=0)
+    max_length: int = flag(64, "Tokens that a pair is cut to.", least=5)
+    double: bool = False
+    """Whether to compute in float64."""
+    seed: int = 1234
+
+    def __post_init__(self) -> None:
+        check_choice("way", self.way, WAYS)
+        check_at_least_one(self, "workers", "threads")
+        check_flags(self)
+        asked = f"--batch-size {self.batch_size} for {self.workers} workers"
+        if self.batch_size < self.workers:
+            raise UsageError(f"{asked}: it is for all together, so at least one each")
+        if self.batch_size % self.workers:
+            why = "DistributedSampler gives all ranks equally many samples"
+            raise UsageError(f"{asked}: {why}, so choose a multiple of {self.workers}")
+        self.config.check_length(self.max_length)
+
+    @property
+    def report_every(self) -> int:
+        """Steps between two reports of the loss."""
+        return -(-self.steps // REPORTS)
+
+    @property
+    def bucket_cap(self) -> int:
+        """Bytes of a bucket of gradients: DistributedDataParallel's default, or fewer, so that there are several."""
+        return min(BUCKET_CAP, 4 * self.config.parameters // BUCKETS)
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """Names of the devices of one process."""
+        return tuple(f"{self.device_type}:{number}" for number in range(self.workers))
+
+    @property
+    def ranks(self) -> int:
+        """Number of processes this way takes."""
+        return self.workers if self.way == DDP else 1
+
+    def on(self, way: str, workers: int | None = None) -> BertSettings:
+        """The same training by another way, on as many workers or on others. Where one process can drive fewer, on as
+        many of those as share a batch equally."""
+        most = min(workers or self.workers, self.most_workers(way))
+        return replace(self, way=way, workers=next(each for each in range(most, 0, -1) if self.batch_size % each == 0))
+
+    def most_workers(self, way: str) -> int:
+        """The largest number of workers: any number of virtual devices, as many ranks on GPUs as were asked for, and as
+        many GPUs of one process as there are."""
+        if not self.device_count:
+            return self.batch_size
+        return self.workers if way == DDP else min(self.workers, self.device_count)
+
+    @property
+    def exact(self) -> BertSettings:
+        """Few steps of the same training, in float64 and without dropout: what then differs is rounding."""
+        config = replace(self.config, dropout=0.0)
+        return replace(self, double=True, config=config, steps=EXACT_STEPS)
+
+    def check_samples(self, samples: int) -> None:
+        """Raise `UsageError` if `samples` to train on are less than one whole batch."""
+        if self.batch_size > samples:
+            raise UsageError(f"--batch-size {self.batch_size}: there are {samples} pairs to train on, choose no more")
+
+    def on_all_ranks(self) -> dict[str, object]:
+        """Settings that must be the same on every rank: all but a host's own folders and devices."""
+        own = ("folder", "threads", "device_count")
+        return {name: value for name, value in asdict(self).items() if name not in own}
+
+
+EXACT = 1e-12
+"""How far losses in float64 may be apart: that much is rounding."""
+
+
+def compare_losses(alone: Fields, others: Sequence[Fields]) -> list[Fields]:
+    """How far each training is from `alone`: the largest difference of any loss, and the first and the last. Raises
+    `PlaygroundError` if it is by more than rounding."""
+    result = []
+    for other in others:
+        way, workers, losses = other["way"], other["workers"], other["losses"]
+        difference = max(abs(one - two) for one, two in zip(alone["losses"], losses, strict=True))
+        if not difference <= EXACT:
+            far = f"its losses are up to {difference:.2g} from those of one device"
+            raise PlaygroundError(f"{way} on {workers} workers: {far}, where rounding makes less than {EXACT:g}")
+        ends = {"first": losses[0], "last": losses[-1], "difference": difference}
+        result.append({"way": way, "workers": workers, "steps": len(losses), **ends})
+    return result
+
 
 TRAINING_LEGEND = (
     f"  loss: the mean over the last {LOSSES_TO_COMPARE} steps' global batches, before each step; speed: since the row "
@@ -49,33 +162,40 @@ TRAINING_LEGEND = (
 PROGRESS = (
     Column("way", width=15),
     Column("step", right=True, width=6),
-    Column("loss", right=True, width=8),
-    Column("speed", "samples/s", right=True, width=11),
+    Column("loss", "", ".4f", right=True, width=8),
+    Column("speed", "samples/s", ",.0f", right=True, width=11),
 )
 """The columns of training while it runs."""
+WAY = {"way": Column("way")}
+TRAINING = WAY | figures(
+    ("workers",), ("first", "first\nloss", "", ".4f"), ("last", "last\nloss", "", ".4f"),
+    ("test_accuracy", "test\naccuracy", "%", ".2f", 100), ("samples_per_second", "speed", "samples/s", ",.0f"),
+    ("seconds", "time", "s", ".1f"),
+) | figures(("tested", "test\npairs", "", ","), wide=True)  # fmt: skip
+SAME_LOSSES_COLUMNS = WAY | figures(
+    ("workers",), ("steps",), ("first", "first\nloss", "", ".9f"), ("last", "last\nloss", "", ".9f"),
+    ("difference", "largest difference\nto one device", "", ".1e"),
+)  # fmt: skip
+AVERAGING_COLUMNS = {"way": Column("gradients by")} | figures(
+    ("messages",), ("bytes", "sent", "bytes", ","), ("early", "early", "%", ".0f", 100),
+    ("seconds", "step", "ms", ".1f", 1000), ("exposed", "exposed", "ms", ".2f", 1000),
+    ("alone", "alone", "ms", ".2f", 1000), ("hidden", "hidden", "%", ".0f", 100),
+    ("difference", "distance\nto ddp", "", ".1e"),
+)  # fmt: skip
 
 
-def training_table(trainings: Sequence[Row]) -> Table:
+def training_table(trainings: Sequence[Fields]) -> Table:
     """A row per way: the first and the last loss, and the accuracy of the model."""
-    losses = ("first\nloss", "", ".4f"), ("last\nloss", "", ".4f")
-    speed = ("speed", "samples/s", ",.0f"), ("time", "s", ".1f")
-    figures = numbers("workers", *losses, ("test\naccuracy", "%", ".2f"), *speed)
-    table = Table("way", *figures, *numbers(("test\npairs", "", ","), wide=True))
-    for each in trainings:
-        ends = each["losses"][0], fmean(each["losses"][-LOSSES_TO_COMPARE:])
-        took = each["samples_per_second"], each["seconds"]
-        table.add(each["way"], each["workers"], *ends, 100 * each["test_accuracy"], *took, each["tested"])
-    return table
+    ends = ({"first": each["losses"][0], "last": fmean(each["losses"][-LOSSES_TO_COMPARE:])} for each in trainings)
+    return tabulate((each | end for each, end in zip(trainings, ends, strict=True)), TRAINING)
 
 
-def same_texts(compared: Sequence[Row], settings: BertSettings) -> Texts:
+def same_texts(compared: Sequence[Fields], settings: BertSettings) -> Texts:
     """The distance of each way's losses from those of one device."""
-    losses = ("first\nloss", "", ".9f"), ("last\nloss", "", ".9f")
-    figures = numbers("workers", "steps", *losses, ("largest difference\nto one device", "", ".1e"))
-    return [Table("way", *figures, rows=(each.values() for each in compared))]
+    return [tabulate(compared, SAME_LOSSES_COLUMNS)]
 
 
-def speed_texts(speeds: Sequence[Row], settings: BertSettings) -> Texts:
+def speed_texts(speeds: Sequence[Fields], settings: BertSettings) -> Texts:
     """A row per way, a column per number of workers."""
     rates = {(speed["way"], speed["workers"]): speed["samples_per_second"] for speed in speeds}
     counts = sorted({count for _, count in rates})
@@ -87,7 +207,7 @@ def speed_texts(speeds: Sequence[Row], settings: BertSettings) -> Texts:
     return [table]
 
 
-def memory_texts(ways: Mapping[str, Sequence[Row]], settings: BertSettings) -> Texts:
+def memory_texts(ways: Mapping[str, Sequence[Fields]], settings: BertSettings) -> Texts:
     """A bar per device and way, and the bytes by label."""
     rows = [
         (f"{way}, {f'rank {number}' if way == DDP else each['device']}", each["held"])
@@ -104,21 +224,19 @@ def memory_texts(ways: Mapping[str, Sequence[Row]], settings: BertSettings) -> T
     return [about, *bars(rows, labels, width=30), "", table]
 
 
-def averaging_texts(found: Sequence[Row], settings: BertSettings) -> Texts:
+def averaging_texts(found: Sequence[Fields], settings: BertSettings) -> Texts:
     """A row per way to average."""
-    times = ("step", "ms", ".1f"), ("exposed", "ms", ".2f"), ("alone", "ms", ".2f"), ("hidden", "%", ".0f")
-    figures = ("messages", ("sent", "bytes", ","), ("early", "%", ".0f"), *times, ("distance\nto ddp", "", ".1e"))
-    table = Table("gradients by", *numbers(*figures))
-    for each in found:
-        sent = each["messages"], each["bytes"], 100 * each["early_bytes"] / each["bytes"]
-        took = 1000 * each["seconds"], 1000 * each["exposed"], 1000 * each["alone"], 100 * each["hidden"]
-        table.add(each["way"], *sent, *took, each["difference_to_ddp"] or "0")
+    rows = (
+        {**each, "early": each["early_bytes"] / each["bytes"], "difference": each["difference_to_ddp"] or "0"}
+        for each in found
+    )
     about = (
         f"  Per step and rank, in buckets of {format_bytes(settings.bucket_cap)}. early: the share that leaves before "
         f"the last gradient is ready, as nothing else can be hidden; exposed: from the last gradient to the last "
         f"average; alone: the same averaging without a backward."
     )
-    return [about, table, *(f"  {each['way']}: {each['caveat']}." for each in found if each["caveat"])]
+    caveats = [f"  {each['way']}: {each['caveat']}." for each in found if each["caveat"]]
+    return [about, tabulate(rows, AVERAGING_COLUMNS), *caveats]
 
 
 LESSON = LESSONS["bert"]
@@ -128,86 +246,70 @@ WORKERS = (1, 2, 4)
 """Numbers of workers on which the speed is measured."""
 
 
-@dataclass(frozen=True)
-class Runner:
-    """Runs a part on the processes that it needs, by the ways that were asked for, and shows its result."""
-
-    session: Session
-    settings: BertSettings
-    ways: tuple[str, ...]
-
-    def run(self, code: Remote, settings: BertSettings, on_report: Callable[[int, Event], None] | None = None) -> Any:
-        """The results of all ranks, in a world with as many ranks as the way takes."""
-        return self.new_world(code, settings).run(RUN_TRAINING, code, settings, on_report=on_report or self.session.bar)
-
-    def new_world(self, code: Remote, settings: BertSettings) -> World:
-        """The world that was joined, or one with as many ranks as the way takes."""
-        world = self.session.world
-        self.session.bar.show(f"{code.name.replace('_', ' ')}: {settings.way}, {settings.workers} workers")
-        if world.rank_env:
-            return world
-        same = {name: getattr(world, name) for name in ("backend", "timeout", "init_method", "around")}
-        return World(settings.ranks, **same)
-
-    def of_devices(self, code: Remote) -> dict[str, list[Any]]:
-        """By way, the result for each device: all of one process, or one of each rank."""
-        return {way: list(chain(*self.run(code, self.settings.on(way)))) for way in self.ways}
-
-    def of_ways(self, code: Remote) -> list[Any]:
-        """The result of each way, which all ranks share."""
-        return [self.run(code, self.settings.on(way))[0] for way in self.ways]
-
-    def of_ddp(self, code: Remote) -> Any:
-        return self.run(code, self.settings.on(DDP))[0]
-
-    def say(self, code: Remote, texts: Texts) -> None:
-        """Show a part: its name, its summary, and its tables."""
-        self.session.say("", prose(heading(code.name.replace("_", " ")), f": {code.summary}"), *texts)
+def run(
+    session: Session, code: Remote, settings: BertSettings, on_report: Callable[[int, Event], None] | None = None
+) -> Any:
+    """The results of all ranks, in the world that was joined, or in one with as many ranks as the way takes."""
+    world = session.world
+    session.bar.show(f"{code.name.replace('_', ' ')}: {settings.way}, {settings.workers} workers")
+    if world.rank_env is None:
+        same = {name: getattr(world.config, name) for name in ("backend", "timeout", "init_method")}
+        world = CommandWorld(settings.ranks, around=world.around, **same)
+    return world.run(RUN_TRAINING, code, settings, on_report=on_report or session.bar)
 
 
-def train(runner: Runner) -> list[Row]:
+def show(session: Session, code: Remote, texts: Texts) -> None:
+    """Show a part: its name, its summary, and its tables."""
+    session.say("", prose(heading(code.name.replace("_", " ")), f": {code.summary}"), *texts)
+
+
+def train(session: Session, settings: BertSettings, ways: Sequence[str]) -> list[Fields]:
     """Train by each way, and show how far it has come while it does."""
-    runner.say(TRAIN, [TRAINING_LEGEND])
-    rows = runner.session.rows(*PROGRESS)
+    show(session, TRAIN, [TRAINING_LEGEND])
+    rows = session.rows(*PROGRESS)
 
     def on_report(rank: int, event: Event) -> None:
         if rank == 0 and "progress" in event:
-            way, step, loss, speed = event["progress"].values()
-            rows.say(way, str(step), f"{loss:.4f}", f"{speed:,.0f}")
-        runner.session.bar(rank, event)
+            rows.say(*event["progress"].values())
+        session.bar(rank, event)
 
-    trainings = [runner.run(TRAIN, runner.settings.on(way), on_report)[0] for way in runner.ways]
-    runner.session.say("", training_table(trainings))
+    trainings = [run(session, TRAIN, settings.on(way), on_report)[0] for way in ways]
+    session.say("", training_table(trainings))
     return trainings
 
 
-def same_losses(runner: Runner, code: Remote) -> list[Row]:
+def same_losses(session: Session, settings: BertSettings, ways: Sequence[str]) -> list[Fields]:
     """Compare the losses of each way with those of one device."""
-    return compare_losses(runner.run(code, runner.settings.on("data-parallel", 1))[0], runner.of_ways(code))
+    alone, *others = (settings.on("data-parallel", 1), *(settings.on(way) for way in ways))
+    return compare_losses(run(session, SAME_LOSSES, alone)[0], [run(session, SAME_LOSSES, each)[0] for each in others])
 
 
-def speeds(runner: Runner, code: Remote) -> list[Row]:
+def speeds(session: Session, settings: BertSettings, ways: Sequence[str]) -> list[Fields]:
     """Measure each way on 1, 2 and 4 workers, or as many of these as there are GPUs."""
-    settings, counts = runner.settings, [count for count in WORKERS if runner.settings.batch_size % count == 0]
-    pairs = [(way, count) for way in runner.ways for count in counts if count <= settings.most_workers(way)]
-    return [runner.run(code, settings.on(*pair))[0] for pair in pairs]
+    counts = [count for count in WORKERS if settings.batch_size % count == 0]
+    pairs = [(way, count) for way in ways for count in counts if count <= settings.most_workers(way)]
+    return [run(session, SPEED, settings.on(*pair))[0] for pair in pairs]
 
 
-def show(find: Callable[[Runner, Remote], Any], texts: Callable[..., Texts], code: Remote, runner: Runner) -> object:
-    """The results of a part, which `find` gets from the ranks, and `texts` shows."""
-    found = find(runner, code)
-    runner.say(code, texts(found, runner.settings))
+def memory(session: Session, settings: BertSettings, ways: Sequence[str]) -> dict[str, list[Fields]]:
+    """By way, the memory of each device: of all devices of one process, or of that of each rank."""
+    return {way: list(chain(*run(session, MEMORY, settings.on(way)))) for way in ways}
+
+
+def averaging(session: Session, settings: BertSettings, ways: Sequence[str]) -> list[Fields]:
+    """What averaging costs with DDP, and with the rung that sends rows."""
+    found: list[Fields] = run(session, AVERAGING, settings.on(DDP))[0]
     return found
 
 
-PARTS: dict[str, Callable[[Runner], object]] = {
-    "train": train,
-    "same-losses": partial(show, same_losses, same_texts, SAME_LOSSES),
-    "speed": partial(show, speeds, speed_texts, SPEED),
-    "memory": partial(show, Runner.of_devices, memory_texts, MEMORY),
-    "averaging": partial(show, Runner.of_ddp, averaging_texts, AVERAGING),
+PARTS: dict[str, tuple[Remote, Callable[..., Any], Callable[..., Texts] | None]] = {
+    "train": (TRAIN, train, None),
+    "same-losses": (SAME_LOSSES, same_losses, same_texts),
+    "speed": (SPEED, speeds, speed_texts),
+    "memory": (MEMORY, memory, memory_texts),
+    "averaging": (AVERAGING, averaging, averaging_texts),
 }
-"""By the names that --only takes."""
+"""By the names that --only takes: what ranks run, what runs it, and what shows the results."""
 OWN_WORLDS = ("same-losses", "speed")
 """Parts that need other numbers of ranks than the one that was asked for."""
 
@@ -294,8 +396,12 @@ def command(session: Session, asked: BertOptions) -> None:
     settings = make_settings(asked, config, pairs, world, session.run.seed)
     settings.check_samples(pairs.train)
     session.say(*header(session, settings, pairs), *left_out(settings, asked.ways))
-    runner = Runner(session, settings, asked.ways)
-    found: dict[str, Any] = {name: PARTS[name](runner) for name in parts}
+    found: dict[str, Any] = {}
+    for name in parts:
+        code, find, texts = PARTS[name]
+        found[name] = find(session, settings, asked.ways)
+        if texts:
+            show(session, code, texts(found[name], settings))
     for training in found.get("train", ()):
         if not all(map(math.isfinite, training["losses"])):
             click.echo(f"{training['way']} diverged: the loss is no longer finite; try a smaller --lr", err=True)
@@ -317,7 +423,7 @@ def prepare(asked: BertOptions, bar: Bar) -> tuple[BertConfig | None, PairsSourc
 
 
 def make_settings(
-    asked: BertOptions, pretrained: BertConfig | None, pairs: PairsSource, world: World, seed: int
+    asked: BertOptions, pretrained: BertConfig | None, pairs: PairsSource, world: CommandWorld, seed: int
 ) -> BertSettings:
     """The settings asked for, with the defaults that suit the weights and the data. Raises `UsageError`."""
     defaults = PRETRAINED if pretrained else SMALL

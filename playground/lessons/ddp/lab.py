@@ -57,6 +57,11 @@ BATCHES = 3
 SAMPLES = 10
 ROUNDING = 1e-12
 """How far apart two sums of the same float64 numbers may be, relative to their norm."""
+DIFFER = "replicas differ by up to {:.2g}: they must not at all"
+RESUMED = (
+    "resumed from the checkpoint, parameters differ by up to {:.2g} from those of an uninterrupted run: they must not "
+    "at all"
+)
 Hook = Callable[[Any, dist.GradBucket], torch.futures.Future[torch.Tensor]]
 State = dict[str, Any]
 """state_dict() of the model and of the optimizer, under these names."""
@@ -256,7 +261,7 @@ def train_with(run: DDPRun, baseline: torch.Tensor | None) -> Fields:
     gradient = measure_errors(run.gradients(), exact)
     for number in range(1, STEPS):
         loss = run.step(number)
-    check_replicas(largest_difference(run.ddp.module), "with this hook")
+    check(largest_difference(run.ddp.module), f"with this hook {DIFFER}")
     parameters = run.parameters()
     changed = measure_errors(parameters, parameters if baseline is None else baseline)
     return {
@@ -269,10 +274,10 @@ def train_with(run: DDPRun, baseline: torch.Tensor | None) -> Fields:
     }
 
 
-def check_replicas(difference: float, when: str) -> None:
-    """Raise `PlaygroundError` if replicas that must be bit-identical differ."""
-    if difference != 0:
-        raise PlaygroundError(f"{when} replicas differ by up to {difference:.2g}: they must not at all")
+def check(difference: float, text: str, most: float = 0) -> None:
+    """Raise `PlaygroundError`, with the text and the difference in it, if that is more than `most`, or not a number."""
+    if not difference <= most:
+        raise PlaygroundError(text.format(difference))
 
 
 def register(model: DistributedDataParallel, hook: CommHookSpec) -> str:
@@ -365,16 +370,10 @@ def accumulation(rank: int, size: int, settings: LabSettings) -> list[Fields]:
         gradients = run.gradients()
         whole = gradients if whole is None else whole
         largest, relative = measure_errors(gradients, whole)
-        check_rounding(way, relative)
+        check(relative, f"{way}: gradients differ by {{}}, more than rounding does", ROUNDING)
         counts = {"batches": len(batches), "messages": len(recorder.sent)}
         rows.append({"way": way, **counts, "max_error": largest, "rel_error": relative})
     return rows
-
-
-def check_rounding(way: str, relative: float) -> None:
-    """Raise `PlaygroundError` if gradients differ by more than rounding, or the difference is not a number."""
-    if not relative <= ROUNDING:
-        raise PlaygroundError(f"{way}: gradients differ by {relative}, more than rounding does")
 
 
 def uneven_inputs(rank: int, size: int, settings: LabSettings) -> list[Fields]:
@@ -392,7 +391,7 @@ def uneven_inputs(rank: int, size: int, settings: LabSettings) -> list[Fields]:
             run.step(number)
             steps += 1
     difference = largest_difference(run.ddp.module)
-    check_replicas(difference, "after Join")
+    check(difference, f"after Join {DIFFER}")
     counts = {"rank": rank, "batches": batches, "steps": steps, "messages": len(recorder.sent)}
     row = {**counts, "difference": difference, **terminate_early(build_run(settings), batches)}
     rows: list[Fields] = all_gather_object(row)
@@ -430,17 +429,8 @@ def checkpoint(rank: int, size: int, settings: LabSettings) -> list[Fields]:
     for names in (("model",), ("model", "optimizer")):
         errors = measure_errors(resume(settings, state, names), run.parameters())
         rows.append({"loaded": ", ".join(names), "read": read[rank], "max_error": errors[0], "rel_error": errors[1]})
-    check_resumed(errors[0])
+    check(errors[0], RESUMED)
     return rows
-
-
-def check_resumed(difference: float) -> None:
-    """Raise `PlaygroundError` unless the run that took everything from the file ended bit-identical."""
-    if difference != 0:
-        raise PlaygroundError(
-            f"resumed from the checkpoint, parameters differ by up to {difference:.2g} from those of an uninterrupted "
-            f"run: they must not at all"
-        )
 
 
 def train(run: DDPRun, steps: range) -> None:

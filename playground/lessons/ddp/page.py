@@ -19,12 +19,13 @@ from playground.console.options import ALL, Finite, flags, pack_options, read_na
 from playground.console.session import Session
 from playground.console.tables import RANK_COLUMN, Column, Texts, figures, tabulate
 from playground.console.text import heading, prose
-from playground.console.training import announce_data, train_and_show
-from playground.console.training_options import (
+from playground.console.training import (
     DataOptions,
     SnapshotOptions,
+    announce_data,
     data_options,
     snapshot_options,
+    train_and_show,
 )
 from playground.lessons import LESSONS
 from playground.runtime.errors import UsageError
@@ -129,29 +130,18 @@ COLUMNS = {
     "rank": RANK_COLUMN,
     "doubled": Column("more than\nonce", wraps=True),
     **figures(
-        ("bucket_cap_mb", "bucket cap", "MiB", "g"),
-        ("bucket",),
-        ("bytes", "size", "bytes", ","),
-        ("ready", "gradients\nready"),
-        ("messages",),
-        ("sent", "sent", "bytes", ","),
-        ("gradient_rel", "gradient\nrel. error", "", ".1e"),
-        ("parameters_rel", "parameters\nrel. error", "", ".1e"),
-        ("loss", "loss", "", ".6f"),
-        ("batches",),
-        ("steps",),
-        ("max_error", "max. error", "", ".1e"),
-        ("rel_error", "rel. error", "", ".1e"),
-        ("difference",),
-        ("early_end", "early end"),
+        ("bucket_cap_mb", "bucket cap", "MiB", "g"), ("bucket",), ("bytes", "size", "bytes", ","),
+        ("ready", "gradients\nready"), ("messages",), ("sent", "sent", "bytes", ","),
+        ("gradient_rel", "gradient\nrel. error", "", ".1e"), ("parameters_rel", "parameters\nrel. error", "", ".1e"),
+        ("loss", "loss", "", ".6f"), ("batches",), ("steps",), ("max_error", "max. error", "", ".1e"),
+        ("rel_error", "rel. error", "", ".1e"), ("difference",), ("early_end", "early end"),
         ("read", "read", "bytes", ","),
     ),
     **figures(
-        ("gradient_max", "gradient\nmax. error", "", ".1e"),
-        ("parameters_max", "parameters\nmax. error", "", ".1e"),
+        ("gradient_max", "gradient\nmax. error", "", ".1e"), ("parameters_max", "parameters\nmax. error", "", ".1e"),
         wide=True,
     ),
-}
+}  # fmt: skip
 """Columns of the lab's tables, by the names of values in rows; others are text under their own name."""
 
 

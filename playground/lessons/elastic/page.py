@@ -13,17 +13,16 @@ from playground.console.options import pack_options
 from playground.console.session import Session
 from playground.console.tables import Column, figures, tabulate
 from playground.console.text import good, prose
-from playground.console.training import RUN_TRAINING
-from playground.console.training_options import DataOptions, data_options, prepare_data
+from playground.console.training import RUN_TRAINING, DataOptions, data_options, prepare_data
 from playground.lessons import LESSONS
 from playground.measurement import Fields
 from playground.runtime.backends import get_backend
 from playground.runtime.errors import PlaygroundError, UsageError
 from playground.runtime.flags import flag, like
-from playground.runtime.launcher.entry import World
+from playground.runtime.launcher.entry import CommandWorld
 from playground.runtime.rank.rank import Event
 from playground.runtime.temporary_folder import temporary_folder
-from playground.survival.settings import SnapshotSettings
+from playground.survival.folder import SnapshotSettings
 from playground.training.settings import TrainingSettings
 
 LESSON = LESSONS["elastic"]
@@ -80,15 +79,10 @@ class Witness:
         self.failure, self.resumed_after = failure.headline, 0
 
 
-RECOVERY = {
-    "failure": Column("failure", wraps=True),
-    **figures(
-        ("killed_after", "after\nstep"),
-        ("resumed_after", "goes on\nafter step"),
-        ("redone", "steps\nredone"),
-        ("seconds", "until the\nnext step", "s", ".2f"),
-    ),
-}
+RECOVERY = {"failure": Column("failure", wraps=True)} | figures(
+    ("killed_after", "after\nstep"), ("resumed_after", "goes on\nafter step"), ("redone", "steps\nredone"),
+    ("seconds", "until the\nnext step", "s", ".2f"),
+)  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,8 +145,9 @@ def compare(session: Session, *folders: Path) -> Fields:
     return comparison
 
 
-def new_world(world: World, size: int, restarts: int = 0) -> World:
-    return World(size, backend=world.backend, timeout=world.timeout, restarts=restarts, around=world.around)
+def new_world(world: CommandWorld, size: int, restarts: int = 0) -> CommandWorld:
+    config, around = world.config, world.around
+    return CommandWorld(size, around=around, backend=config.backend, timeout=config.timeout, restarts=restarts)
 
 
 def differing_text(comparison: Fields) -> str:

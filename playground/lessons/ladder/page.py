@@ -12,16 +12,16 @@ from playground.console.options import flags, only_with, plot_option
 from playground.console.session import Session
 from playground.console.tables import Column, Table, Texts, figures, tabulate
 from playground.console.text import good, prose
-from playground.console.training import announce_data, check_link
-from playground.console.training_options import DataOptions, PreparedData, data_options
+from playground.console.training import DataOptions, announce_data, check_link, data_options
 from playground.lessons import LESSONS
 from playground.measurement import Fields, environment
 from playground.runtime.errors import UsageError
 from playground.runtime.flags import flag, like
-from playground.runtime.launcher.entry import World
+from playground.runtime.launcher.entry import CommandWorld
 from playground.training import models
 from playground.training.grad_syncs import GRAD_SYNCS
 from playground.training.models import ModelSpec
+from playground.training.prepare import PreparedData
 from playground.training.results import replicas_verdict
 from playground.training.settings import TrainingSettings
 
@@ -170,8 +170,9 @@ def plot_parts(rungs: Sequence[Rung], title: str, file: Path) -> None:
 
 
 TOKENS = PreparedData(
-    Path(), "zipf", None, TOKEN_SEQUENCES, 0, "as frequent as words are in a text", kind="sequences of token ids"
-)
+    name="zipf", folder=Path(), why="as frequent as words are in a text", train=TOKEN_SEQUENCES, test=0,
+    kind="sequences of token ids",
+)  # fmt: skip
 """Token ids, which each rank draws for itself."""
 BY_MODEL = {
     field: {
@@ -216,7 +217,7 @@ def command(session: Session, data: DataOptions, model: str, plot: Path | None, 
     session.print_document({"run": result["parts"]}, dataset=prepared.summary, **recipe, **measured)
 
 
-def check_memory(world: World, model: str) -> None:
+def check_memory(world: CommandWorld, model: str) -> None:
     """Raise `UsageError` for more replicas of a model than this host's memory has room for."""
     replicas = len(candidates(model))
     needed = world.local_size * replicas * COPIES * 4 * MODELS[model].parameters

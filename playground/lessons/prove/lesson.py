@@ -21,11 +21,11 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from playground.algorithms import load_all_reduce
+from playground.lessons.prove.batch_norm import convert_sync_batchnorm
 from playground.lessons.prove.page import Proof, ProveSettings
 from playground.measurement import Fields
 from playground.measurement.interleave import slowest as max_over_ranks
 from playground.runtime import device, report
-from playground.training.batch_norm import convert_sync_batchnorm
 from playground.training.data import Batch, Images
 from playground.training.grad_syncs import GRAD_SYNCS
 from playground.training.net import Net

@@ -12,8 +12,7 @@ from playground.console.options import Finite, flags
 from playground.console.session import Session
 from playground.console.tables import Column, Table, Texts, numbers
 from playground.console.text import good, heading, prose
-from playground.console.training import RUN_TRAINING, announce_data
-from playground.console.training_options import DataOptions, data_options
+from playground.console.training import RUN_TRAINING, DataOptions, announce_data, data_options
 from playground.lessons import LESSONS
 from playground.measurement import Fields
 from playground.runtime.errors import PlaygroundError, UsageError

@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from playground.console.session import Session
-from playground.console.training import train_and_show
-from playground.console.training_options import (
+from playground.console.training import (
     DataOptions,
     SnapshotOptions,
     data_options,
     loader_options,
     snapshot_options,
     sync_options,
+    train_and_show,
     training_options,
 )
 from playground.lessons import LESSONS

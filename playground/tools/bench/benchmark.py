@@ -67,30 +67,18 @@ def reduction_pattern(size: int, dtype: torch.dtype, op: object) -> torch.Tensor
     return result / size if op == Op.AVG else result
 
 
-def fill(tensor: torch.Tensor, pattern: torch.Tensor) -> None:
-    """Write the pattern again and again."""
-    pattern = pattern.to(tensor)
-    whole = tensor.numel() // PERIOD * PERIOD
-    tensor[:whole].view(-1, PERIOD).copy_(pattern)
-    tensor[whole:].copy_(pattern[: tensor.numel() - whole])
+def repeat(pattern: torch.Tensor, like: torch.Tensor, start: int = 0) -> torch.Tensor:
+    """As many elements as `like` has of the repeated pattern, from position `start` on."""
+    return pattern.to(like.device).roll(-(start % PERIOD)).repeat(like.numel() // PERIOD + 1)[: like.numel()]
 
 
-def count_wrong(tensor: torch.Tensor, pattern: torch.Tensor, start: int, tolerance: float = 0.0) -> int:
+def count_wrong(tensor: torch.Tensor, pattern: torch.Tensor, start: int = 0, tolerance: float = 0.0) -> int:
     """Count the elements of `tensor` that are not those of the repeated pattern from position `start` on, and further
     off than `tolerance`, relative to the right value."""
-    whole = tensor.numel() // PERIOD * PERIOD
-    pattern = pattern.roll(-(start % PERIOD))
-    rows = tensor[:whole].view(-1, PERIOD), tensor[whole:]
-    expected = pattern, pattern[: tensor.numel() - whole]
-    return sum(int(differ(part, right, tolerance).sum()) for part, right in zip(rows, expected, strict=True))
-
-
-def differ(found: torch.Tensor, right: torch.Tensor, tolerance: float) -> torch.Tensor:
-    """Where `found` is not `right`: True or False per element."""
     if not tolerance:
-        return found != right.to(found)
-    right = right.to(found.device, torch.float64)
-    return ~((found.double() - right).abs() <= tolerance * right)  # not (… > …): NaN is wrong too
+        return int((tensor != repeat(pattern.to(tensor.dtype), tensor, start)).sum())
+    right = repeat(pattern.double(), tensor, start)
+    return int((~((tensor.double() - right).abs() <= tolerance * right)).sum())  # not (… > …): NaN is wrong too
 
 
 def tolerance_of_average(size: int, dtype: torch.dtype) -> float:
@@ -137,7 +125,7 @@ class Workload:
         """Compare every element that this rank ends with, and count those that are wrong. Only an average may be off by
         rounding, see `tolerance_of_average`."""
         self.output.fill_(SENTINEL)
-        fill(self.input, self.pattern(self.rank))
+        self.input.copy_(repeat(self.pattern(self.rank).to(self.dtype), self.input))
         call()
         tolerance = tolerance_of_average(self.size, self.dtype) if self.data_for == dist.ReduceOp.AVG else 0.0
         # Where nothing is expected of a rank, what its buffers hold is not defined.

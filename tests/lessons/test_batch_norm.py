@@ -12,10 +12,10 @@ import torch.distributed as dist
 from ranks import difference, worked
 from torch import nn
 
+from playground.lessons.prove.batch_norm import AllReduceSum, SyncBatchNorm, convert_sync_batchnorm
 from playground.runtime import device
 from playground.runtime.errors import PlaygroundError
 from playground.testing import World
-from playground.training.batch_norm import AllReduceSum, SyncBatchNorm, convert_sync_batchnorm
 
 Worlds = Callable[..., World]
 
@@ -48,7 +48,7 @@ def normalised(rank: int, size: int, shares: list[int], shape: list[int], like: 
     return differences
 
 
-@pytest.mark.parametrize("shares", [[8], [4, 4], [5, 0, 2], [1, 4, 2, 0]], ids=str)
+@pytest.mark.parametrize("shares", [[8], [5, 0, 2]], ids=str)
 @pytest.mark.parametrize(
     ("shape", "like"),
     [([4, 5], {}), ([], {"momentum": None}), ([2, 2], {"affine": False, "track_running_stats": False})],

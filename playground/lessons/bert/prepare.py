@@ -5,7 +5,7 @@
 | SPLIT-tokens.i32   | the ids of all premises and hypotheses in turn, without special tokens, and one padding |
 | SPLIT-offsets.i64  | where each of them starts, and where the last ends: 2 per pair, and one                 |
 | SPLIT-labels.u8    | one per pair                                                                           |
-| sizes.json         | `Sizes`                                                                                |
+| sizes.json         | numbers of pairs, `train` and `test`, and tokens, `vocabulary`; ids `pad`, `cls`, `sep` |
 
 The arrays are in the byte order of the machine. Meant to be called before any rank starts, and safe if many processes
 call it at once. Pairs that were tokenised once are found again by the checksums of the data, the tokenizer and the
@@ -19,10 +19,12 @@ import json
 import sys
 from array import array
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
+from playground.lessons.bert import grammar, pretrained
+from playground.lessons.bert.pretrained import Tokenizer
 from playground.runtime.errors import UsageError
 from playground.runtime.files import (
     CHECKSUMS,
@@ -34,10 +36,7 @@ from playground.runtime.files import (
     sha256,
     write_checksums,
 )
-from playground.training import pretrained
-from playground.training.bert_config import Tokenizer
 from playground.training.prepare import Say, default_data_dir
-from playground.training.sentence_pairs import grammar
 
 DATASETS = ("generated", "multinli")
 SPLITS = ("train", "test")
@@ -45,20 +44,6 @@ SIZES = "sizes.json"
 FILES = (*(f"{split}-{name}" for split in SPLITS for name in ("tokens.i32", "offsets.i64", "labels.u8")), SIZES)
 CHUNK = 1_000
 """Pairs that are tokenised at once."""
-Pair = tuple[str, str, int]
-"""Premise, hypothesis, label."""
-
-
-@dataclass(frozen=True)
-class Sizes:
-    """How many pairs there are, how many tokens the vocabulary has, and the ids of the special ones."""
-
-    train: int
-    test: int
-    vocabulary: int
-    pad: int
-    cls: int
-    sep: int
 
 
 @dataclass(frozen=True)
@@ -92,7 +77,7 @@ def prepare_pairs(
     if find_damaged(folder, read_checksums(folder, FILES)):
         tokenise(dataset, read, tokenizer, folder, say)
     sizes = read_sizes(folder)
-    return PairsSource(dataset, origin, folder, sizes.train, sizes.test, sizes.vocabulary)
+    return PairsSource(dataset, origin, folder, *(sizes[name] for name in ("train", "test", "vocabulary")))
 
 
 def new_word_tokenizer() -> Tokenizer:
@@ -105,7 +90,9 @@ def new_word_tokenizer() -> Tokenizer:
     return Tokenizer(encode, len(ids), ids["[PAD]"], ids["[CLS]"], ids["[SEP]"], " ".join(ids))
 
 
-def tokenise(name: str, read: Callable[[str], Iterator[Pair]], tokenizer: Tokenizer, folder: Path, say: Say) -> None:
+def tokenise(
+    name: str, read: Callable[[str], Iterator[tuple[str, str, int]]], tokenizer: Tokenizer, folder: Path, say: Say
+) -> None:
     """Write the pairs that `read` gives for a split into `folder` as arrays, all of them or none, unless another
     process just did."""
     with lock_directory(folder):
@@ -118,16 +105,15 @@ def tokenise(name: str, read: Callable[[str], Iterator[Pair]], tokenizer: Tokeni
         try:
             with replace_files(folder) as unfinished:
                 counts = {split: write_split(unfinished, split, read(split), tokenizer) for split in SPLITS}
-                ids = {"pad": tokenizer.pad, "cls": tokenizer.cls, "sep": tokenizer.sep}
-                sizes = Sizes(**counts, vocabulary=tokenizer.vocabulary, **ids)
-                (unfinished / SIZES).write_text(json.dumps(asdict(sizes)))
+                ids = {name: getattr(tokenizer, name) for name in ("vocabulary", "pad", "cls", "sep")}
+                (unfinished / SIZES).write_text(json.dumps({**counts, **ids}))
                 write_checksums(unfinished, FILES)
         except OSError as error:
             raise NoData(f"pairs cannot be written to {folder} ({error.strerror}): choose another --data-dir") from None
 
 
-def write_split(folder: Path, split: str, pairs: Iterable[Pair], tokenizer: Tokenizer) -> int:
-    """Tokenise the pairs into the arrays of `split`; returns how many they were."""
+def write_split(folder: Path, split: str, pairs: Iterable[tuple[str, str, int]], tokenizer: Tokenizer) -> int:
+    """Tokenise the pairs, (premise, hypothesis, label), into the arrays of `split`; returns how many they were."""
     tokens, offsets, labels, coming = array("i"), array("q", [0]), array("B"), iter(pairs)
     while chunk := list(islice(coming, CHUNK)):
         for ids in tokenizer.encode([text for pair in chunk for text in pair[:2]]):
@@ -141,5 +127,6 @@ def write_split(folder: Path, split: str, pairs: Iterable[Pair], tokenizer: Toke
     return len(labels)
 
 
-def read_sizes(folder: Path) -> Sizes:
-    return Sizes(**json.loads((folder / SIZES).read_text()))
+def read_sizes(folder: Path) -> dict[str, int]:
+    sizes: dict[str, int] = json.loads((folder / SIZES).read_text())
+    return sizes

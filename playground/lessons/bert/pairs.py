@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch.utils.data import Dataset
 
-from playground.training.sentence_pairs.prepare import read_sizes
+from playground.lessons.bert.prepare import read_sizes
 
 SPECIAL_TOKENS = 3
 """[CLS] premise [SEP] hypothesis [SEP]"""
@@ -62,9 +62,9 @@ class Pairs(Dataset[PairBatch]):
         in_premise = column <= first + 1  # with [CLS] and the first [SEP]
         source = torch.where(in_premise, premise - 1 + column, hypothesis - first - 2 + column)
         ids = self.tokens[source.clamp_(0, len(self.tokens) - 1)].long()
-        ids.masked_fill_((column == first + 1) | (column == total - 1), self.sizes.sep)
-        ids.masked_fill_(column >= total, self.sizes.pad)
-        ids[:, 0] = self.sizes.cls
+        ids.masked_fill_((column == first + 1) | (column == total - 1), self.sizes["sep"])
+        ids.masked_fill_(column >= total, self.sizes["pad"])
+        ids[:, 0] = self.sizes["cls"]
         mask = column < total
         return PairBatch(ids, (~in_premise & mask).long(), mask, self.labels[wanted].long())
 

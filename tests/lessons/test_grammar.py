@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from itertools import chain, islice
 
-from playground.training.sentence_pairs import grammar
-from playground.training.sentence_pairs.grammar import (
+from playground.lessons.bert import grammar
+from playground.lessons.bert.grammar import (
     CONTRADICTION,
     ENTAILMENT,
     NEUTRAL,
     PARENT,
-    WORDS,
     generate,
     generate_pairs,
 )
@@ -69,8 +68,3 @@ def test_the_hypothesis_alone_says_nothing_about_the_label() -> None:
 
     right = sum(max(range(3), key=lambda label: likelihood(pair[1], label)) == pair[2] for pair in test)
     assert abs(right / len(test) - 1 / 3) < 0.035  # three standard deviations of 2,000 guesses
-
-
-def test_the_vocabulary_is_that_of_the_sentences() -> None:
-    assert {word for pair in PAIRS for sentence in pair[:2] for word in sentence.split()} == set(WORDS)
-    assert len(set(WORDS)) == len(WORDS)

@@ -10,14 +10,14 @@ import torch._dynamo  # the optimizer imports it at its first step: here the for
 import torch.distributed as dist
 from torch import nn
 
-from playground.lessons.bert.settings import LOSSES_TO_COMPARE, BertSettings
+from playground.lessons.bert.page import LOSSES_TO_COMPARE, BertSettings
+from playground.measurement import Fields
 from playground.measurement.interleave import Heartbeat
 from playground.runtime import report, synchronize
 from playground.training.replicas import largest_difference
-from playground.training.results import Row
 
 
-class History:
+class StepLosses:
     """Counts the steps of a training loop. Ranks exchange messages for it only when a report is due."""
 
     def __init__(self, settings: BertSettings) -> None:
@@ -54,7 +54,7 @@ class History:
         self.own, self.reported = [], now
         report(progress={"way": self.settings.way, "step": len(self.losses), "loss": loss, "speed": speed})
 
-    def result(self, model: nn.Module, right: float, tested: int) -> Row:
+    def result(self, model: nn.Module, right: float, tested: int) -> Fields:
         """The whole training: every loss, the share of test pairs that are right, seconds of training alone, and the
         largest difference between replicas. All ranks must call this, and get the same."""
         seconds = self.reported - self.started

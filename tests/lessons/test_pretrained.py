@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,11 +10,11 @@ from typing import Any
 import pytest
 import torch
 
+from playground.lessons.bert.pairs import Pairs
+from playground.lessons.bert.prepare import prepare_pairs
+from playground.lessons.bert.pretrained import MULTINLI, load_encoder, load_pretrained
 from playground.runtime.errors import UsageError
 from playground.training.bert import Model
-from playground.training.pretrained import MULTINLI, load_encoder, load_pretrained
-from playground.training.sentence_pairs.pairs import Pairs
-from playground.training.sentence_pairs.prepare import prepare_pairs
 
 Run = Callable[..., Any]
 WORDS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "it", "rain", "##s", "is", "dry", ".")
@@ -49,6 +48,7 @@ def test_our_encoder_computes_what_theirs_does(folder: Path) -> None:
     assert (ours.bert(ids, segments, ids != 0) - expected).abs().max() <= 1e-5
 
 
+@pytest.mark.stress
 def test_the_command_trains_them(folder: Path, tmp_path: Path, run_cli: Run) -> None:
     words = ("--data-dir", tmp_path, "--steps", 2, "--batch-size", 8, "--only", "train", "--way", "ddp", "--json")
     shown = run_cli("bert", "--weights", folder, *words)
@@ -93,9 +93,3 @@ def test_multinli_is_tokenised_as_the_model_wants_it(
     batch = Pairs(source.folder, "test", max_length=32).__getitems__([0])
     said = " ".join(WORDS[i] for i in batch.input_ids[0])
     assert (said, batch.labels.tolist()) == ("[CLS] it rain ##s . [SEP] it is dry . [SEP]", [2])
-
-
-def test_a_package_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "transformers", None)
-    with pytest.raises(UsageError, match=r"needs the package transformers .*: pip install 'playground\[bert\]'"):
-        load_pretrained("bert-base-cased")

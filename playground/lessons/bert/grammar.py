@@ -112,11 +112,11 @@ def draw_premise(hypothesis: Sentence, label: int, random: Random) -> Sentence:
     return premise
 
 
-Change = tuple[str, str]
+Substitution = tuple[str, str]
 """A slot, and another word for it."""
 
 
-def entailing(sentence: Sentence) -> list[Change]:
+def entailing(sentence: Sentence) -> list[Substitution]:
     """The changes that say more."""
     empty = [slot for slot in OPTIONAL if not getattr(sentence, slot)]
     return [
@@ -125,13 +125,13 @@ def entailing(sentence: Sentence) -> list[Change]:
     ]
 
 
-def opening(sentence: Sentence) -> list[Change]:
+def opening(sentence: Sentence) -> list[Substitution]:
     """The changes that say less."""
     parent = [("noun", PARENT[sentence.noun])] if sentence.noun in PARENT else []
     return [*parent, *((slot, "") for slot in OPTIONAL if getattr(sentence, slot))]
 
 
-def contradicting(sentence: Sentence) -> list[Change]:
+def contradicting(sentence: Sentence) -> list[Substitution]:
     """The changes that say what cannot be at the same time."""
     manner, noun, verb, place, time = sentence
     siblings = CHILDREN[PARENT[noun]] if noun in PARENT else KINDS

@@ -10,11 +10,11 @@ import contextlib
 import hashlib
 import importlib
 import sys
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
 from playground.runtime.errors import UsageError
-from playground.training.bert_config import BertConfig, Tokenizer
+from playground.training.bert_config import BertConfig
 
 SCRATCH = "scratch"
 """In the place of a model's name: no pretrained weights."""
@@ -23,6 +23,19 @@ BASE = "bert-base-cased"
 MULTINLI = "nyu-mll/multi_nli"
 SPLITS = {"train": "train", "test": "validation_matched"}
 """Labels of MultiNLI's test set were never published: the matched development set is the test set."""
+
+
+class Tokenizer(NamedTuple):
+    """`encode` gives the ids of each text, without special tokens; `pad`, `cls` and `sep` are the ids of those."""
+
+    encode: Callable[[list[str]], list[list[int]]]
+    vocabulary: int
+    """How many tokens there are."""
+    pad: int
+    cls: int
+    sep: int
+    fingerprint: str
+    """Tokenizers that share it give every text the same ids."""
 
 
 @contextlib.contextmanager

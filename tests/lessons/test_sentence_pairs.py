@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import json
 from collections import Counter
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +12,11 @@ import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 
-from playground.training.bert_config import Tokenizer
-from playground.training.sentence_pairs import grammar, prepare
-from playground.training.sentence_pairs.grammar import generate_pairs
-from playground.training.sentence_pairs.pairs import PairBatch, Pairs
-from playground.training.sentence_pairs.prepare import PairsSource, prepare_pairs
+from playground.lessons.bert import grammar, prepare
+from playground.lessons.bert.grammar import generate_pairs
+from playground.lessons.bert.pairs import PairBatch, Pairs
+from playground.lessons.bert.prepare import PairsSource, prepare_pairs
+from playground.lessons.bert.pretrained import Tokenizer
 
 LETTERS = "abcdefghij"
 VOCABULARY = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", *LETTERS)
@@ -88,8 +87,7 @@ def test_batches_are_those_of_transformers(
     folder.mkdir(exist_ok=True)
     spaced = [(" ".join(premise), " ".join(hypothesis), label) for premise, hypothesis, label in pairs]
     assert prepare.write_split(folder, "train", spaced, TOKENIZER) == len(pairs)
-    sizes = prepare.Sizes(train=len(pairs), test=0, vocabulary=len(VOCABULARY), pad=0, cls=2, sep=3)
-    (folder / prepare.SIZES).write_text(json.dumps(asdict(sizes)))
+    (folder / prepare.SIZES).write_text(json.dumps({"pad": 0, "cls": 2, "sep": 3}))
     batch = Pairs(folder, "train", max_length).__getitems__(range(len(pairs)))
     premises, hypotheses, labels = map(list, zip(*spaced, strict=True))
     theirs = their_tokenizer(folder)(
@@ -109,10 +107,3 @@ def test_damaged_files_are_named_and_made_again(source: PairsSource, tmp_path: P
     assert said[0] == f"{name} in {source.folder}: damaged, so they are made again"
     assert {file: (source.folder / file).read_bytes() for file in prepare.FILES} == whole
     assert not list(source.folder.glob(".unfinished-*"))
-
-
-def test_another_tokenizer_has_pairs_of_its_own(source: PairsSource, tmp_path: Path) -> None:
-    tokenizer = prepare.new_word_tokenizer()._replace(fingerprint="more", vocabulary=source.vocabulary + 1)
-    other = prepare_pairs("generated", tmp_path / "data", tokenizer)
-    assert other.folder != source.folder
-    assert other.vocabulary == source.vocabulary + 1

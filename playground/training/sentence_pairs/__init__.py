@@ -1,1 +1,0 @@
-"""Sentence pairs to train BERT on: where they come from, their tokens, and the batches of them."""
