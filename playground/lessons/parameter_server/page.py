@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
-from pathlib import Path
 from typing import Any
 
 import click
 
-from playground.console import plots
-from playground.console.options import flags, plot_option
+from playground.console.options import flags
 from playground.console.session import Session
 from playground.console.tables import Column, Table, Texts, figures, numbers, tabulate
 from playground.console.text import Prose, good, heading, prose
@@ -182,16 +180,6 @@ def binned(staleness: dict[int, int]) -> list[int]:
     return counts
 
 
-def plot_loss(modes: Sequence[Row], title: str, file: Path) -> None:
-    """The loss of every mode against time."""
-    figure, axes = plots.new_axes(title, "seconds", "loss")
-    for each in modes:
-        seconds, losses = zip(*((point["seconds"], point["loss"]) for point in each["points"]), strict=True)
-        axes.plot(seconds, losses, label=each["mode"])
-    axes.legend()
-    plots.save(figure, file)
-
-
 @LESSON.run_by(
     click.option(
         "--mode",
@@ -203,15 +191,12 @@ def plot_loss(modes: Sequence[Row], title: str, file: Path) -> None:
     ),
     flags(ServerSettings, "staleness", "slow_worker", "over", "steps", "batch_size", "lr", "momentum"),
     data_options,
-    plot_option("the loss against time"),
 )
-def command(session: Session, data: DataOptions, modes: tuple[str, ...], plot: Path | None, **chosen: Any) -> None:
+def command(session: Session, data: DataOptions, modes: tuple[str, ...], **chosen: Any) -> None:
     world, workers = session.world, session.world.size - 1
     chosen["modes"] = tuple(mode for mode in MODES if mode in (modes or MODES))
     asked = ServerSettings(folder=data.folder, limit=data.limit, seed=session.run.seed, **chosen)
     asked.check_batch(workers)
-    if plot:
-        plots.check(plot)
     world.warm_up(RUN)
     shared = f"shared by {workers} worker{'s' * (workers > 1)}, over {asked.over}"
     work = f"training: {asked.steps} steps of {asked.batch_size} samples, {shared}"
@@ -224,7 +209,5 @@ def command(session: Session, data: DataOptions, modes: tuple[str, ...], plot: P
     verdict = steps_verdict(found)
     session.say("", *mistake_texts(mistakes), "", *result_texts(found), "")
     session.say(prose(f"Shown: {LESSON.conclude(workers)}; ", good(verdict), "."))
-    if plot and world.is_main:
-        plot_loss(found, f"{LESSON.name}, {world}", plot)
     recipe = {name: getattr(asked, name) for name in ("over", "staleness", "slow_worker", "batch_size")}
     session.print_document({"mistake": mistakes}, dataset=prepared.summary, **recipe, modes=found)
