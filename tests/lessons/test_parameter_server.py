@@ -375,7 +375,7 @@ def kill_with_current_agent() -> None:
 
 def test_the_command_names_a_killed_worker_and_goes_on(parameter_server: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("playground.lessons.parameter_server.page.RUN", run_and_kill)
-    monkeypatch.setattr("playground.runtime.launcher.entry.World.warm_up", lambda world, *needed: None)  # of our own
+    monkeypatch.setattr("playground.runtime.launcher.entry.CommandWorld.warm_up", lambda *_: None)  # of ours
     shown = parameter_server("-n", 3, "--mode", "async", "--steps", 60)
     assert (shown.code, shown.err) == (0, "rank 2 of 3 was killed by SIGKILL; the others go on\n")
     assert "async: worker 1 was lost after" in shown.out
