@@ -222,7 +222,7 @@ class Measurement:
             self.times_us[algorithm] += zip(*by_rank, strict=True)
 
     def rows(self) -> list[Fields]:
-        """The figures of all trials so far, one row per algorithm."""
+        """The figures of all trials so far, one row per algorithm: see `results`."""
         memory = [max(times) for times in self.times_us.get(MEMORY, ())]
         limit_us = median(memory) if memory else None
         return [self.row(*each, limit_us) for each in zip(self.algorithms, self.calls, strict=True)]
@@ -234,28 +234,15 @@ class Measurement:
         [(slowest_rank, often)] = Counter(times.index(max(times)) for times in trials).most_common(1)
         algbw = self.nbytes / p50 / 1000
         return {
-            "size": self.nbytes,
-            "time_us": p50,
-            "algbw": algbw,
-            "busbw": algbw * self.spec.factor(self.size),
-            "p50_us": p50,
-            "p95_us": p95,
-            "p99_us": p99,
-            "trials": len(trials),
-            "calls": calls,
-            "times_us": times_us,
-            "collective": self.spec.name,
-            "count": self.count,
-            "type": self.settings.dtype,
-            "redop": self.settings.op if self.spec.reduces else "none",
-            "root": self.spec.root,
-            "algorithm": algorithm,
-            "wrong": self.wrong[algorithm],
-            "slowest_rank": slowest_rank,
-            "slowest_percent": 100 * often / len(trials),
+            "size": self.nbytes, "time_us": p50, "algbw": algbw, "busbw": algbw * self.spec.factor(self.size),
+            "p50_us": p50, "p95_us": p95, "p99_us": p99, "trials": len(trials), "calls": calls, "times_us": times_us,
+            "collective": self.spec.name, "count": self.count, "type": self.settings.dtype,
+            "redop": self.settings.op if self.spec.reduces else "none", "root": self.spec.root,
+            "algorithm": algorithm, "wrong": self.wrong[algorithm],
+            "slowest_rank": slowest_rank, "slowest_percent": 100 * often / len(trials),
             "rank_us": [median(times) for times in zip(*trials, strict=True)],
             "limit_percent": limit_us and 100 * limit_us / p50,
-        }
+        }  # fmt: skip
 
 
 def run(rank: int, size: int, settings: BenchSettings) -> None:

@@ -90,15 +90,12 @@ def plan_for(hosts: Sequence[tuple[int, ...]], effort: Fields, cores: int, all_c
             f"{size} ranks: measuring takes {MIN_RANKS} to {MAX_RANKS}, on several hosts 2 to {MAX_RANKS}; for a "
             f"cluster give --alpha and --beta"
         )
+    names = [name for name in COSTS if len(hosts) > 1 or not ALGORITHMS[name].needs_hosts]
+    groups = [*(groups_of_hosts(hosts, effort) if len(hosts) > 1 else groups_of_one_host(size, effort))]
     return {
-        "names": [name for name in COSTS if len(hosts) > 1 or not ALGORITHMS[name].needs_hosts],
-        "groups": [*(groups_of_hosts(hosts, effort) if len(hosts) > 1 else groups_of_one_host(size, effort))],
-        "seconds": effort["seconds"],
-        "hosts": len(hosts),
-        "ranks_per_host": min(map(len, hosts)),
-        "cores": cores,
-        "all_cores": all_cores,
-    }
+        "names": names, "groups": groups, "seconds": effort["seconds"], "hosts": len(hosts),
+        "ranks_per_host": min(map(len, hosts)), "cores": cores, "all_cores": all_cores,
+    }  # fmt: skip
 
 
 def group(ranks: Iterable[int], node: int = 1, fitted: Sequence[int] = (), held_out: Sequence[int] = ()) -> Fields:
@@ -196,15 +193,10 @@ def evaluate(samples: Sequence[Fields], plan: Fields) -> Fields:
     host = machine
     if plan["hosts"] > 1:
         host = Machine(machine.inner_alpha, machine.inner_beta, machine.gamma, plan["cores"])
-    return {
-        "parameters": machine,
-        "measured": plan,
-        "fit": {"points": points, "median_error": median(unseen), "worst_error": max(unseen)},
-        "predictions": {
-            "host": None if plan["ranks_per_host"] == 1 else predict(host, HOST),
-            "cluster": predict(replace(machine, cores=None), CLUSTER),
-        },
-    }
+    quality = {"points": points, "median_error": median(unseen), "worst_error": max(unseen)}
+    on_host = None if plan["ranks_per_host"] == 1 else predict(host, HOST)
+    predictions = {"host": on_host, "cluster": predict(replace(machine, cores=None), CLUSTER)}
+    return {"parameters": machine, "measured": plan, "fit": quality, "predictions": predictions}
 
 
 def samples_of(by_rank: Sequence[Mapping[Key, Sequence[float]]], plan: Fields) -> list[Fields]:
