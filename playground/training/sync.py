@@ -32,24 +32,23 @@ Broadcast = Callable[..., object]
 """Called as `broadcast(tensor, src=…, group=…)`, in place."""
 
 
-def none_safe(model: nn.Module, all_reduce: AllReduce = dist.all_reduce) -> None:
-    """One all_reduce per parameter. A gradient that is None (this rank's samples took another branch) takes part, as
-    zero."""
-    for grad in gradients(model):
-        all_reduce(grad, op=dist.ReduceOp.SUM)
-        grad /= dist.get_world_size()
-
-
 def per_parameter(model: nn.Module, all_reduce: AllReduce = dist.all_reduce) -> None:
-    """The same as the tutorial does it, `average_gradients` of the lesson sgd: every parameter must have a gradient.
+    """One all_reduce per parameter, as the tutorial does it: `average_gradients` of the lesson sgd.
 
-    Raises `ValueError` where one has none: skipping it would leave the other ranks waiting, or, on all ranks, hide that
-    it is not trained. Source: https://docs.pytorch.org/tutorials/intermediate/dist_tuto.html
+    Raises `ValueError` for a parameter without a gradient: to skip it would leave the other ranks waiting, or, on all,
+    hide that it is not trained. Source: https://docs.pytorch.org/tutorials/intermediate/dist_tuto.html
     """
     for name, param in model.named_parameters():
         if param.grad is None and param.requires_grad:
             raise ValueError(f"{name} has no gradient on rank {dist.get_rank()}: this needs a way that is None-safe")
     none_safe(model, all_reduce)
+
+
+def none_safe(model: nn.Module, all_reduce: AllReduce = dist.all_reduce) -> None:
+    """The same, but a gradient that is None (this rank's samples took another branch) takes part, as zero."""
+    for grad in gradients(model):
+        all_reduce(grad, op=dist.ReduceOp.SUM)
+        grad /= dist.get_world_size()
 
 
 def flat(model: nn.Module, all_reduce: AllReduce = dist.all_reduce) -> None:
