@@ -27,6 +27,7 @@ from playground.lessons.elastic.comparison import compare
 from playground.lessons.parameter_server.lesson import paced
 from playground.lessons.parameter_server.page import ServerSettings
 from playground.lessons.pipeline.experiment import Stopwatch
+from playground.lessons.pipeline.page import EXACT
 from playground.lessons.sgd.lesson import average_gradients
 from playground.measurement.interleave import timed
 from playground.runtime import RankFailed, RankTimeout, device, report
@@ -126,6 +127,13 @@ def test_a_lesson_leaves_what_it_leaves_on_gloo(lesson: str, run_cli: Run, pair:
     for name in compared:
         for ours, theirs in zip(here[name], there[name], strict=True):
             assert ours.get("after") == theirs.get("after"), name
+
+
+def test_no_kernel_is_launched_first_beside_a_receive(run_cli: Run, pair: int, data_dir: Path) -> None:
+    """A kernel is loaded when the device is idle: a stage that waits for its neighbour never is, nor is that one."""
+    data = ("--dataset", "digits", "--data-dir", data_dir, "--batch-size", 16, "--microbatches", 4, "--steps", 1)
+    document = shown(run_cli, "pipeline", "-n", 2, *data, "--schedule", "1f1b", "--timeout", 30)
+    assert document["schedules"]["1f1b"]["gradient_difference"] <= EXACT
 
 
 def train_without_dropout(rank: int, size: int) -> list[torch.Tensor]:

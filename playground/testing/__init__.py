@@ -14,10 +14,9 @@ Installing the package is enough; the fixture `world` is then there:
 A rank that fails, also by an assert, fails its test with its own traceback; a rank that hangs, with the stacks of all.
 No other test is affected.
 
-The fork server that starts the ranks lives as long as the session (under pytest-xdist, as its worker), so a first world
-starts in tens of milliseconds. A world whose function returned on every rank, and left each process as it had found it,
-is reused for the next run, with a new process group: that takes milliseconds. Changes that a function makes to modules,
-as a monkeypatch does, are then still there; `world(3, fresh=True)` has new processes for every run.
+The fork server that starts the ranks lives as long as the session (under pytest-xdist, as its worker). A world whose
+function returned on every rank, and left each process as it had found it, is reused for the next run. Changes that a
+function makes to modules, as a monkeypatch does, are then still there; `world(3, fresh=True)` has new processes.
 """
 
 from __future__ import annotations

@@ -5,21 +5,16 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 from hypothesis import given, strategies as st
 from ranks import misbehave
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from playground.lessons.pipeline import experiment
 from playground.lessons.pipeline.experiment import ActivationCounter, MeasuredStage
 from playground.lessons.pipeline.lesson import Stage
 from playground.lessons.pipeline.page import (
@@ -33,7 +28,6 @@ from playground.lessons.pipeline.page import (
 )
 from playground.lessons.pipeline.stages import cut, make_grid, new_model
 from playground.runtime import PlaygroundError, RankFailed, device
-from playground.runtime.backends import BACKENDS
 from playground.testing import World
 from playground.training.replicas import flat
 from playground.training.results import Row
@@ -95,57 +89,6 @@ def test_gradients_are_those_of_one_process(stages: int, replicas: int, world: W
         for (name, microbatches), (difference, held) in found.items():
             assert difference <= EXACT, (name, microbatches)
             assert held == SCHEDULES[name].held(rank % stages, stages, microbatches), (name, microbatches)
-
-
-class LateLaunches(TorchDispatchMode):
-    """Notes which operations, in which dtype, run for the first time while a receive is posted. On a GPU they would
-    wait for it: a kernel is loaded when the device is idle."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.launched: set[tuple[str, torch.dtype]] = set()
-        self.late: list[tuple[str, torch.dtype]] = []
-        self.posted: list[Any] = []
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        is_view = any(each.alias_info and not each.alias_info.is_write for each in func._schema.returns)
-        is_kernel = func.namespace == "aten" and not is_view and not func.name().startswith("aten::empty")
-        if is_kernel and isinstance(result, torch.Tensor):
-            launch = func.name(), result.dtype
-            if launch not in self.launched and self.posted:
-                self.late.append(launch)
-            self.launched.add(launch)
-        return result
-
-    def irecv(self, tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        request = irecv(tensor, *args, **kwargs)
-        self.posted.append(request)
-
-        def wait() -> None:
-            request.wait()
-            self.posted.remove(request)
-
-        return SimpleNamespace(wait=wait)
-
-
-irecv = dist.irecv
-
-
-def run_with_late_kernels(rank: int, size: int, settings: PipelineSettings) -> list[tuple[str, torch.dtype]]:
-    """The lesson, as on a device that loads kernels late; which of them it loads too late."""
-    with pytest.MonkeyPatch.context() as patch, LateLaunches() as launches:
-        patch.setattr(BACKENDS["gloo"], "loads_kernels_late", True)
-        patch.setattr(dist, "irecv", launches.irecv)
-        experiment.run(rank, size, settings)
-    assert launches.launched
-    return launches.late
-
-
-def test_no_kernel_is_launched_first_beside_a_receive(world: Worlds, digits_folder: Path) -> None:
-    once = PipelineSettings(size=3, folder=digits_folder, batch_size=16, microbatches=4, steps=1)
-    settings = replace(once, schedules=("1f1b",))
-    assert world(3).run(run_with_late_kernels, settings) == [[]] * 3
 
 
 TORCH_S_OWN = {"gpipe": "ScheduleGPipe", "1f1b": "Schedule1F1B"}

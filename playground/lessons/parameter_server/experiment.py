@@ -204,7 +204,12 @@ class MeasuredServer(ParameterServer):
 
     def result(self, early_by_all_reduce: torch.Tensor) -> Row:
         """The result of the mode. `early_by_all_reduce`: the parameters after as many gradients as `early`, without a
-        server."""
+        server; `difference_to_all_reduce` is the largest of any parameter.
+
+        `staleness` counts gradients by how often the parameters had changed since the worker got them;
+        `bytes_per_step` are those that the busiest rank sends and receives for a gradient of every worker;
+        `lost_workers` has for each that died how many gradients had been taken by then, 0 if it was before this mode.
+        """
         return self.history.result(
             mode=self.mode,
             staleness=dict(sorted(self.staleness.items())),
