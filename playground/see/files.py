@@ -18,7 +18,6 @@ from typing import Any
 import click
 
 from playground.console.paths import check_writable
-from playground.measurement import Fields
 from playground.runtime.errors import PlaygroundError, UsageError
 from playground.runtime.launcher.entry import CommandWorld
 from playground.runtime.untrusted import printable
@@ -193,7 +192,7 @@ SENT = 1e-6
 """Seconds that a slice `sent` is long, at most: an arrow begins in it."""
 MESSAGES = "messages"
 """The lane of sends and receives, which overlap with everything."""
-Entry = Fields
+Entry = dict[str, Any]
 """One event of the format. `ts` and `dur` are in microseconds."""
 
 

@@ -10,6 +10,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import inf
+from typing import Any
 
 from playground.see import record
 from playground.see.record import COLLECTIVE, RECEIVE, SEND, Event, RankRecording, Recording, SourceLine
@@ -24,18 +25,17 @@ FILE = "lesson.py"
 
 
 @dataclass(frozen=True)
-class Compute:
-    seconds: float
-    name: str = "add"
-    line: int = 10
-    nbytes: int = 0
-
-
-@dataclass(frozen=True)
 class Pause:
     """Seconds that no event tells of."""
 
     seconds: float
+
+
+@dataclass(frozen=True)
+class Compute(Pause):
+    name: str = "add"
+    line: int = 10
+    nbytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,6 @@ class Begin:
     name: str
     nbytes: int = 0
     shape: tuple[int, ...] = ()
-    line: int = 5
 
 
 @dataclass(frozen=True)
@@ -95,7 +94,7 @@ class Instant:
     values: tuple[float, ...] | None = None
 
 
-Action = Compute | Pause | Send | Wait | Call | Begin | End | Instant
+Action = Pause | Send | Wait | Call | Begin | End | Instant
 
 
 class Rank:
@@ -110,17 +109,17 @@ class Rank:
         """Numbers of what the next `Wait` waits for."""
         self.counts: Counter[object] = Counter()
 
-    def add(self, kind: str, name: str, line: int | None, end: float | None = None, **more: object) -> int:
+    def add(self, kind: str, name: str, line: int, end: float, **more: Any) -> int:
+        """Add an event, that of line 0 of none. Returns its number."""
+        number, parent = len(self.events), self.around[-1] if self.around else None
         event = Event(
-            number=len(self.events), rank=self.rank, kind=kind, name=name, start=self.time,
-            end=self.time if end is None else end, parent=self.around[-1] if self.around else None,
-            source=None if line is None else line - 1, **more,  # type: ignore[arg-type]
-        )  # fmt: skip
+            number, self.rank, kind, name, self.time, end, parent=parent, source=line - 1 if line else None, **more
+        )
         self.events.append(event)
-        return event.number
+        return number
 
-    def change(self, number: int, **more: object) -> None:
-        self.events[number] = replace(self.events[number], **more)  # type: ignore[arg-type]
+    def finish(self, number: int, end: float, **more: Any) -> None:
+        self.events[number] = replace(self.events[number], end=end, **more)
 
     def run(self, actions: Iterable[Action]) -> Iterator[None]:
         for action in actions:
@@ -136,19 +135,18 @@ class Rank:
         """Do what needs no other rank."""
         group = self.play.group
         if isinstance(action, Pause):
-            self.time += action.seconds
-        elif isinstance(action, Compute):
-            self.add(record.COMPUTE, action.name, action.line, self.time + action.seconds, nbytes=action.nbytes)
+            if isinstance(action, Compute):
+                self.add(record.COMPUTE, action.name, action.line, self.time + action.seconds, nbytes=action.nbytes)
             self.time += action.seconds
         elif isinstance(action, Send):
             self.post(action)
         elif isinstance(action, Begin):
             what = {"nbytes": action.nbytes, "shape": action.shape, "group": group}
-            self.around.append(self.add(action.kind, action.name, action.line, inf, **what))
+            self.around.append(self.add(action.kind, action.name, 5, inf, **what))
         elif isinstance(action, End):
-            self.change(self.around.pop(), end=self.time, values=action.values)
+            self.finish(self.around.pop(), self.time, values=action.values)
         elif isinstance(action, Instant):
-            self.add(action.kind, action.name, None, values=action.values)
+            self.add(action.kind, action.name, 0, self.time, values=action.values)
 
     def post(self, action: Send) -> None:
         kind, name = (RECEIVE, "irecv") if isinstance(action, Receive) else (SEND, "isend")
@@ -169,7 +167,7 @@ class Rank:
         if call.blocking:
             while (end := self.end_of(number)) is None:
                 yield
-            self.change(number, end=end)
+            self.finish(number, end)
             self.time = end
         else:
             self.pending.append(number)
@@ -180,7 +178,7 @@ class Rank:
         end = max([self.time, *(end for end in ends if end is not None)])
         self.add(record.WAIT, "wait", line, end, awaits=tuple(self.pending))
         for number in self.pending:
-            self.change(number, end=end)
+            self.finish(number, end)
         self.pending, self.time = [], end
 
     def end_of(self, number: int) -> float | None:

@@ -173,14 +173,14 @@ def subtract(intervals: Iterable[Interval], others: Iterable[Interval]) -> list[
     return [(start, end) for start, end in left if start < end]
 
 
-class Message(NamedTuple):
+class MatchedMessage(NamedTuple):
     """A send and its receive."""
 
     send: Event
     receive: Event
 
 
-def match_messages(recording: Recording) -> tuple[list[Message], list[Event]]:
+def match_messages(recording: Recording) -> tuple[list[MatchedMessage], list[Event]]:
     """Pair every send with its receive. Returns the messages in the order in which they were sent; and sends without a
     receive and receives without a send, in the order in which they began."""
     ends: dict[str, dict[object, Event]] = {SEND: {}, RECEIVE: {}}
@@ -193,7 +193,7 @@ def match_messages(recording: Recording) -> tuple[list[Message], list[Event]]:
         else:
             ends[event.kind][key] = event
     sends, receives = ends.values()
-    matched = [Message(send, receives[key]) for key, send in sends.items() if key in receives]
+    matched = [MatchedMessage(send, receives[key]) for key, send in sends.items() if key in receives]
     unmatched += [event for key, event in (sends | receives).items() if not (key in sends and key in receives)]
     return sorted(matched, key=lambda message: moment(message.send)), sorted(unmatched, key=moment)
 
@@ -219,7 +219,7 @@ def moment(event: Event) -> tuple[float, int, int]:
 Vector = tuple[float, ...]
 
 
-class Holding(NamedTuple):
+class HeldValues(NamedTuple):
     """From the start, or from the end, of this event on, the rank holds these values."""
 
     event: Event
@@ -231,7 +231,7 @@ class Holding(NamedTuple):
         return self.event.end if self.at_end else self.event.start
 
 
-def holdings_of(rank: RankRecording) -> Iterator[Holding]:
+def holdings_of(rank: RankRecording) -> Iterator[HeldValues]:
     """What this rank holds, one after the other, in the order of time.
 
     They are derived from recorded values alone. `VALUES` and the end of a collective have a whole tensor. Inside a
@@ -247,7 +247,7 @@ def holdings_of(rank: RankRecording) -> Iterator[Holding]:
             if event.kind not in (COLLECTIVE, VALUES):
                 parts.add(event.number)
     known = [
-        Holding(event, event.kind != SEND, event.values)  # what is sent was there before
+        HeldValues(event, event.kind != SEND, event.values)  # what is sent was there before
         for event in rank.events
         if event.values is not None and (event.kind == SEND or isfinite(event.end))
     ]
@@ -261,7 +261,7 @@ def holdings_of(rank: RankRecording) -> Iterator[Holding]:
             values = (*held[: event.offset], *values, *held[event.offset + len(values) :])
         if values != held:
             held = values
-            yield Holding(event, at_end, held)
+            yield HeldValues(event, at_end, held)
 
 
 def to_logical_time(recording: Recording) -> Recording:

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from playground.runtime.rank.rank import Event as Report
-from playground.see.analyse import Message, Ref, match_messages
+from playground.see.analyse import MatchedMessage, Ref, match_messages
 from playground.see.record import Event, Recording
 
 Colour = tuple[str, str, str]
@@ -246,7 +246,7 @@ def add_panel(scene: Scene, title: str, bands: Sequence[Band], x: float, y: floa
 
 
 BAR_HEIGHT, BAR_PITCH = 2 * CELL[1], 3 * CELL[1]
-Bar = tuple[str, Sequence[Mark], str]
+LabelledBar = tuple[str, Sequence[Mark], str]
 """The text to its left, its pieces, and the text to its right."""
 
 
@@ -255,7 +255,7 @@ def piece(value: float, style: str, title: str = "", text: str = "") -> Mark:
     return Mark(kind=BAR, w=value, style=style, title=title, text=text)
 
 
-def add_bars(scene: Scene, bars: Sequence[Bar], most: float | None = None) -> None:
+def add_bars(scene: Scene, bars: Sequence[LabelledBar], most: float | None = None) -> None:
     """Add bars below each other. The full width is a value of `most`, by default that of the longest bar."""
     left = (2 + max(len(label) for label, _, _ in bars)) * CELL[0]
     right = WIDTH - (2 + max(len(note) for _, _, note in bars)) * CELL[0]
@@ -311,7 +311,7 @@ class Evidence:
         return self.recording
 
     @property
-    def messages(self) -> Sequence[Message]:
+    def messages(self) -> Sequence[MatchedMessage]:
         """The recorded messages, in the order in which they were sent."""
         return match_messages(self.recorded)[0]
 

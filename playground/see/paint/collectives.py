@@ -13,7 +13,15 @@ from typing import Any
 
 import playground.see.paint as paint
 from playground.measurement import Fields, format_bytes
-from playground.see.analyse import Holding, Message, Vector, holdings_of, match_messages, ref_of, to_logical_time
+from playground.see.analyse import (
+    HeldValues,
+    MatchedMessage,
+    Vector,
+    holdings_of,
+    match_messages,
+    ref_of,
+    to_logical_time,
+)
 from playground.see.paint import CELL, Band, Evidence, Mark, Panel, Scene, arrow, bands_scene, box, meant_arrows
 from playground.see.paint.timeline import format_values, lay_out, message_title
 from playground.see.record import COMPUTE, PHASE
@@ -42,7 +50,7 @@ def boxes_after(rows: Sequence[Fields], idle: Iterable[int] = ()) -> list[Mark]:
     return boxes((row["after"] for row in rows), "value", idle=idle)
 
 
-def arrows_of(messages: Iterable[Message], text: str = "") -> list[Mark]:
+def arrows_of(messages: Iterable[MatchedMessage], text: str = "") -> list[Mark]:
     """The arrows of recorded messages."""
     titles = ((each, message_title(each)) for each in messages)
     ends = ((send.rank, receive.rank, title, ref_of(send)) for (send, receive), title in titles)
@@ -152,7 +160,7 @@ def place(rank: int, size: int) -> complex:
     return complex(paint.WIDTH / 2 + x, RING_MIDDLE - y)
 
 
-def add_hop(scene: Scene, number: int, hop: Message, size: int) -> None:
+def add_hop(scene: Scene, number: int, hop: MatchedMessage, size: int) -> None:
     """Add the arrow of a hop, outside the ring or inside, with its number and the values it carries."""
     is_collected = number < size
     begin, end = place(hop.send.rank, size), place(hop.receive.rank, size)
@@ -244,9 +252,10 @@ def moving(run: Evidence) -> Scene:
                 look = {"style": "optimizer", "title": event.name, "event": ref_of(event)}
                 add_number(scene, x + event.offset * CHUNK[0], y, "+", event.start, event.end, **look)
     messages, _ = match_messages(recording)
-    for send, receive in messages:
+    for message in messages:
+        send, receive = message
         (x, y), (to_x, to_y) = corners[send.rank], corners[receive.rank]
-        look = {"style": "communication", "title": message_title(Message(send, receive)), "event": ref_of(send)}
+        look = {"style": "communication", "title": message_title(message), "event": ref_of(send)}
         left, values = x + (send.offset or 0) * CHUNK[0], " ".join(f"{value:g}" for value in send.values or ())
         add_number(scene, left, y, values, send.start, receive.end, travels=(to_x - x, to_y - y), **look)
     phases = [(event.name, event.start, event.end) for event in recording.ranks[0].events if event.kind == PHASE]
@@ -278,7 +287,7 @@ def shown(start: float, end: float) -> dict[str, float]:
     return {"start": round(start * SECONDS_PER_STEP, 3), "end": round(end * SECONDS_PER_STEP, 3)}
 
 
-def add_numbers(scene: Scene, x: float, y: float, holdings: Sequence[Holding]) -> None:
+def add_numbers(scene: Scene, x: float, y: float, holdings: Sequence[HeldValues]) -> None:
     """Add a box for each number that a rank holds, from one change of it to the next."""
     began, last = holdings[0].time, holdings[-1].values
     for number, at_end in enumerate(last):

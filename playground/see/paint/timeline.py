@@ -9,7 +9,7 @@ from math import inf, isfinite
 
 import playground.see.record as record
 from playground.measurement import format_bytes
-from playground.see.analyse import Lane, Message, Ref, match_messages, ref_of
+from playground.see.analyse import Lane, MatchedMessage, Ref, match_messages, ref_of
 from playground.see.paint import ARROW, BAR, CELL, TEXT, Scene, TimeAxis, add_key, add_lane, shorten
 from playground.see.record import BACKGROUND, DEVICE, MAIN, Event, Recording
 
@@ -143,7 +143,7 @@ def title_of(event: Event) -> str:
     return f"rank {event.rank}: {event.name} ({event.kind}), {lasted}"
 
 
-def add_message(scene: Scene, message: Message, axis: TimeAxis, lanes: Lanes) -> None:
+def add_message(scene: Scene, message: MatchedMessage, axis: TimeAxis, lanes: Lanes) -> None:
     """Add an arrow from lane to lane, from the beginning of the send to the end of the receive."""
     send, receive = message.send, message.receive
     x, to_x = axis.at(send.start), axis.at(receive.end)
@@ -154,7 +154,7 @@ def add_message(scene: Scene, message: Message, axis: TimeAxis, lanes: Lanes) ->
     scene.add(ARROW, x, y, to_x - x, to_y - y, **look)
 
 
-def message_title(message: Message) -> str:
+def message_title(message: MatchedMessage) -> str:
     """A description of a message, with its values, or its shape if they were not recorded."""
     send = message.send
     shape = f" of shape {shape_text(send.shape)}" if send.shape else ""

@@ -19,7 +19,6 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from playground.measurement import Fields
 from playground.runtime.errors import UsageError
 from playground.runtime.launcher.launch import launch
 from playground.runtime.meeting.environment import restart_count
@@ -73,7 +72,7 @@ Tables = dict[str, list[Any]]
 """A rank's description of itself, and the things that its records refer to: what its lines hold, by their subject."""
 
 
-def read_start(about: object) -> Fields:
+def read_start(about: object) -> Mapping[str, Any]:
     """A rank's description of itself: the host's name, what identifies the host whatever its name, and the device; and
     the time, in seconds since 1970, with the same moment on its own clock, in nanoseconds."""
     told = expect_dict(about)
@@ -269,10 +268,10 @@ def clock_samples(ranks: Sequence[Tables]) -> list[Sequence[ClockSample]]:
     if a rank on another host never compared its clock."""
     if not any(rank[layout.START] for rank in ranks):
         raise UsageError("the recording ends before its first rank begins: record the run again")
-    first: Fields = next(iter(ranks[0][layout.START]), {})
+    first: Mapping[str, Any] = next(iter(ranks[0][layout.START]), {})
     samples: list[Sequence[ClockSample]] = []
     for number, rank in enumerate(ranks):
-        about: Fields = next(iter(rank[layout.START]), first)
+        about: Mapping[str, Any] = next(iter(rank[layout.START]), first)
         is_strange = about.get("host_id") != first.get("host_id")
         if first and is_strange and not rank[layout.CLOCK]:
             clock = f"the clock of rank {number} on {about['host']} was never compared with that of rank 0"
