@@ -122,8 +122,8 @@ def weighted_mean(losses: torch.Tensor, sizes: Sequence[int]) -> torch.Tensor:
     The mean of the means is the same only if all chunks are of one size: in another, each sample of a small chunk
     weighs more than one of a large chunk.
     """
-    weights = torch.tensor(sizes, dtype=losses.dtype, device=losses.device)
-    return (losses.reshape(-1) * weights).sum() / weights.sum()
+    parts = [loss * (count / sum(sizes)) for loss, count in zip(losses.reshape(-1), sizes, strict=True)]
+    return torch.stack(parts).sum()
 
 
 Batch = tuple[torch.Tensor, torch.Tensor]
