@@ -245,8 +245,10 @@ class Tap:
     def wrap_operation(self, method: str, real: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(real)
         def operation(group: Any, *args: Any, **kwargs: Any) -> Any:
-            blocks, by_torch = find_caller(method)
-            call = Call(next(self.numbers), method, group, (*args, *kwargs.values()), blocks or by_torch)
+            given = (*args, *kwargs.values())
+            waits = bool(given) and not getattr(given[-1], "asyncOp", True)  # as newer versions of torch tell
+            blocks, by_torch = (True, False) if waits else find_caller(method)
+            call = Call(next(self.numbers), method, group, given, blocks or by_torch)
             for each in self.observers:
                 each.begun(call)
             try:
@@ -264,17 +266,17 @@ class Tap:
                 for each in self.observers:
                     each.done([call])
             else:
-                self.follow(work, [call])
+                self.follow(work, [call], may_be_dropped=not blocks)
                 if by_torch:
                     work.get_future()
             return work
 
         return operation
 
-    def follow(self, work: Any, calls: list[Call]) -> None:
+    def follow(self, work: Any, calls: list[Call], may_be_dropped: bool = True) -> None:
         """These calls go on in this work."""
         key = id(work)
-        entry = UnderWay(calls, ref(work, lambda _: self.forget(key)))
+        entry = UnderWay(calls, ref(work, (lambda _: self.forget(key)) if may_be_dropped else None))
         self.works[key] = entry
         self.open.add(entry)
         for call in calls:
@@ -316,6 +318,7 @@ class Tap:
                 for each in observers:
                     each.waited(calls)
             self.finish(entry)
+            self.works.pop(id(work), None)  # nothing keeps its tensors
             return result
 
         return wait
@@ -358,7 +361,8 @@ FUNCTIONS = ("torch.distributed.distributed_c10d", "torch.distributed.c10d_logge
 
 def find_caller(method: str) -> tuple[bool, bool]:
     """Whether the function of torch.distributed that has called an operation waits for it; whether the work of a
-    collective goes to torch itself, which may wait for it in C++. (No version of torch tells its groups.)"""
+    collective goes to torch itself, which may wait for it in C++. (Older versions of torch do not tell its
+    groups.)"""
     frame: FrameType | None = sys._getframe(2)
     while frame is not None and (module := frame.f_globals.get("__name__", "")) in FUNCTIONS:
         code = frame.f_code
