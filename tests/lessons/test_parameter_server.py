@@ -283,7 +283,8 @@ def kill_with_current_agent() -> None:
 def test_the_command_names_a_killed_worker_and_goes_on(parameter_server: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("playground.lessons.parameter_server.page.RUN", run_and_kill)
     monkeypatch.setattr("playground.runtime.launcher.entry.CommandWorld.warm_up", lambda *_: None)  # of ours
-    shown = parameter_server("-n", 3, "--mode", "async", "--steps", 60)
+    modes = ("--mode", "async", "--mode", "stale-synchronous")
+    shown = parameter_server("-n", 3, *modes, "--steps", 40)
     assert (shown.code, shown.err) == (0, "rank 2 of 3 was killed by SIGKILL; the others go on\n")
     text = " ".join(shown.out.split())
     assert re.search(r"async: worker 1 was lost after \d+ of 80 gradients \([1-9]\d* of its own\)", text)
