@@ -68,4 +68,5 @@ class Transmission:
     def wait(self) -> None:
         if self.work:
             self.work.wait()
-        time.sleep(max(0.0, self.until - time.monotonic()))
+        if (left := self.until - time.monotonic()) > 0:
+            time.sleep(left)
