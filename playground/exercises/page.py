@@ -20,7 +20,7 @@ from playground.console.tables import Column, Table
 from playground.exercises import EXERCISES
 from playground.exercises.exercise import CATALOGUE, PASS, find_exercise, normalise
 from playground.exercises.verdict import HANGS, JUDGE, Solution, Verdict, tell_lines
-from playground.exercises.work import Work, check_file, list_solutions, read_text
+from playground.exercises.work import Workbook, check_file, list_solutions, read_text
 from playground.runtime.errors import PlaygroundError, UsageError
 from playground.runtime.launcher import server
 from playground.runtime.untrusted import printable
@@ -42,15 +42,15 @@ def exercise(name: str | None, reset: bool) -> None:
     if name is None:
         if reset:
             raise UsageError("--reset begins one exercise again: name it")
-        show_map(Work(Path.cwd()))
+        show_map(Workbook(Path.cwd()))
         return
     chosen = CATALOGUE[name]
-    told = Work(Path.cwd()).begin(chosen, reset)
+    told = Workbook(Path.cwd()).begin(chosen, reset)
     show_markdown(chosen.task)
     terminal.say("", told)
 
 
-def show_map(work: Work) -> None:
+def show_map(work: Workbook) -> None:
     table = Table("lesson", "exercise", Column("", wraps=True), "state")
     following, lesson = None, ""
     for each in CATALOGUE.values():
@@ -161,7 +161,7 @@ def record(file: Path, verdict: Verdict, see: Path) -> None:
     worlds. (What was recorded is told on stderr.)"""
     exercise = find_exercise(verdict.exercise)
     world = Session("check", RunOptions(size=verdict.world, see=see, timeout=HANGS)).world
-    before = Work(file.absolute().parent).solutions_before(exercise)
+    before = Workbook(file.absolute().parent).solutions_before(exercise)
     for text, name in ((normalise(read_text(file)), str(file)), (exercise.solution, f"<{exercise.file}>")):
         solutions = (*before, Solution(exercise, text, name))
         with contextlib.suppress(PlaygroundError):  # that it fails is known
@@ -171,7 +171,7 @@ def record(file: Path, verdict: Verdict, see: Path) -> None:
 def next_steps(verdict: Verdict, file: Path) -> str:
     """What to do after a failure."""
     each = find_exercise(verdict.exercise)
-    used = Work(file.absolute().parent).of(each).get("hints", 0)
+    used = Workbook(file.absolute().parent).of(each).get("hints", 0)
     hint = f"hint {each.name} ({used + 1} of {len(each.hints)})" if used < len(each.hints) else f"solution {each.name}"
     seed = f" --seed {verdict.seed}" if verdict.seed else ""
     return f"Next: {hint}   Again: check {file} -n {verdict.world}{seed}"
@@ -186,7 +186,7 @@ def read_all(files: Iterable[Path]) -> dict[Path, bytes]:
 @click.argument("name", metavar="NAME", type=NAME)
 def hint(name: str) -> None:
     """Show the next hint for an exercise: the idea, the place, nearly the code. All those shown before come again."""
-    work, chosen = Work(Path.cwd()), CATALOGUE[name]
+    work, chosen = Workbook(Path.cwd()), CATALOGUE[name]
     shown = min(work.of(chosen).get("hints", 0) + 1, len(chosen.hints))
     work.note(chosen, hints=shown)
     for number, text in enumerate(chosen.hints[:shown], 1):
@@ -198,7 +198,7 @@ def hint(name: str) -> None:
 @click.option("--give-up", is_flag=True, help="Show it although yours has not passed. This is recorded.")
 def solution(name: str, give_up: bool) -> None:
     """Show the reference solution of an exercise, after yours has passed."""
-    work, chosen = Work(Path.cwd()), CATALOGUE[name]
+    work, chosen = Workbook(Path.cwd()), CATALOGUE[name]
     if "digest" not in work.of(chosen):
         if not give_up:
             raise UsageError(f"{chosen.name} has not passed here: check {chosen.file} first, or add --give-up")

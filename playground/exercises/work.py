@@ -41,7 +41,7 @@ class Progress(TypedDict, total=False):
     """Whether the solution was shown before."""
 
 
-class Work:
+class Workbook:
     """The solutions in one folder."""
 
     def __init__(self, folder: Path) -> None:
@@ -151,7 +151,7 @@ def check_file(file: Path, world: int | None, seed: int) -> Verdict:
             words = f"it has a library's name, which Python would import in the place of {name}: rename it"
         return replace(verdict, words=words)
     try:
-        return Work(file.parent).check(file, read_text(file), world, seed)
+        return Workbook(file.parent).check(file, read_text(file), world, seed)
     except UsageError as error:
         return replace(verdict, words=str(error), status=ERROR if "UTF-8" in str(error) else BLOCKED)
 
@@ -165,7 +165,7 @@ def check_function(function: Callable[..., object]) -> Verdict:
     else:  # a notebook's: the reference's imports come in one line before it, where its lines keep their numbers
         imports = [line for line in exercise.solution.splitlines() if line.startswith(("import ", "from "))]
         text = f"{'; '.join(imports)}{chr(10) * max(1, first - 1)}{textwrap.dedent(inspect.getsource(function))}"
-    verdict = check_solution(Solution(exercise, text, file), Work(Path.cwd()).solutions_before(exercise))
+    verdict = check_solution(Solution(exercise, text, file), Workbook(Path.cwd()).solutions_before(exercise))
     click.echo("\n".join(printable(line) for line in tell_lines(verdict)))
     return verdict
 

@@ -28,7 +28,7 @@ from playground.exercises.exercise import (
 )
 from playground.exercises.observation import explain_digits
 from playground.exercises.verdict import Solution, Verdict, check_solution, tell_lines
-from playground.exercises.work import Work, check_file, progress_file
+from playground.exercises.work import Workbook, check_file, progress_file
 from playground.runtime.launcher.server import preload
 
 Run = Callable[..., Any]
@@ -40,7 +40,7 @@ QUICK = {"column", "bystanders receive"}
 
 
 def judge(exercise: Exercise, text: str, world: int | None = None) -> Verdict:
-    before = Work(Path("nowhere")).solutions_before(exercise)
+    before = Workbook(Path("nowhere")).solutions_before(exercise)
     return check_solution(Solution(exercise, text, exercise.file), before, world)
 
 
@@ -226,23 +226,23 @@ def test_the_way_of_a_learner(folder: Path, run_cli: Run) -> None:
     passed = run_cli("check", "-n", 2)
     assert (passed.code, passed.out) == (0, "column.py  passed on 2 ranks\n")
     progress_file().write_text(progress_file().read_text()[:-9])  # what it has lost, a check finds out again
-    assert Work(folder).state(COLUMN) == "begun"
+    assert Workbook(folder).state(COLUMN) == "begun"
     assert run_cli("check").out == "column.py  passed on 2, 3 ranks\n"
-    assert Work(folder).state(COLUMN) == "passed"
+    assert Workbook(folder).state(COLUMN) == "passed"
     assert run_cli("solution", "column").out == COLUMN.solution
     assert "stays as it is" in run_cli("exercise", "column").out
     assert "is in column.1.py now" in " ".join(run_cli("exercise", "column", "--reset").out.split())
     assert (folder / "column.1.py").read_text() == COLUMN.solution
-    assert Work(folder).state(COLUMN) == "changed"
+    assert Workbook(folder).state(COLUMN) == "changed"
 
 
 def test_an_exercise_stands_on_what_has_passed(folder: Path) -> None:
     ring, reduce_scatter = CATALOGUE["ring"], CATALOGUE["reduce-scatter"]
     own = folder / reduce_scatter.file
     own.write_text(f"{reduce_scatter.solution}# mine\n")
-    assert [each.file for each in Work(folder).solutions_before(ring)] == ["<reduce_scatter.py>"]
-    Work(folder).note(reduce_scatter, digest=reduce_scatter.digest(own.read_text()))
-    assert [each.text for each in Work(folder).solutions_before(ring)] == [own.read_text()]
+    assert [each.file for each in Workbook(folder).solutions_before(ring)] == ["<reduce_scatter.py>"]
+    Workbook(folder).note(reduce_scatter, digest=reduce_scatter.digest(own.read_text()))
+    assert [each.text for each in Workbook(folder).solutions_before(ring)] == [own.read_text()]
 
 
 @pytest.mark.parametrize(

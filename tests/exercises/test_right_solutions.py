@@ -8,7 +8,7 @@ import pytest
 
 from playground.exercises.exercise import CATALOGUE, PASS
 from playground.exercises.verdict import Solution, check_solution, tell_lines
-from playground.exercises.work import Work
+from playground.exercises.work import Workbook
 from playground.runtime.launcher.server import preload
 
 IMPORTS = """\
@@ -478,5 +478,5 @@ for name, _ in SOLUTIONS:
 def test_another_way_is_right_too(name: str, way: str) -> None:
     exercise = CATALOGUE[name]
     solution = Solution(exercise, IMPORTS + SOLUTIONS[name, way], exercise.file)
-    verdict = check_solution(solution, Work(Path("nowhere")).solutions_before(exercise))
+    verdict = check_solution(solution, Workbook(Path("nowhere")).solutions_before(exercise))
     assert (verdict.status, verdict.passed) == (PASS, exercise.worlds), tell_lines(verdict)

@@ -12,7 +12,7 @@ from playground.exercises.exercise import count
 from playground.exercises.pipeline.stages import new_pipeline
 
 
-class Stage:
+class StageProgram:
     """Forward and backward of one rank's stage, with their messages; the order of the calls is kept."""
 
     def __init__(self, rank: int, size: int, stage: nn.Module, inputs: torch.Tensor, targets: torch.Tensor) -> None:
@@ -57,7 +57,7 @@ class Stage:
 def cases(rank: int, size: int, seed: int) -> Cases:
     for microbatches in (4, 2, 1):
         *mine, due = new_pipeline(rank, size, seed, microbatches)
-        stage = Stage(rank, size, *mine)
+        stage = StageProgram(rank, size, *mine)
         order, forwards, backwards = list[str](), 0, 0
         while backwards < microbatches:  # forward, while there is room for its activations
             if forwards < microbatches and forwards - backwards < size - rank:
