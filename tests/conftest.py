@@ -6,8 +6,8 @@ import os
 import signal
 import subprocess
 import sys
+import textwrap
 from collections.abc import Callable, Generator, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ import hypothesis
 import pytest
 from hosts import Network, make_network
 from processes import ENOUGH
-from programs import ForkedProgram
+from programs import SCRIPT, ForkedProgram, Outcome
 
 from playground.app import run as run_command_line
 from playground.runtime.launcher.kept import end_worlds, keep_worlds
@@ -138,13 +138,6 @@ def torch_is_imported() -> Callable[..., list[str]]:
     return ask
 
 
-@dataclass
-class Outcome:
-    code: int
-    out: str
-    err: str
-
-
 @pytest.fixture
 def run_cli(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Callable[..., Outcome]:
     """The command line, run in this process (so that its ranks come from the session's fork server)."""
@@ -191,6 +184,22 @@ def fork_program() -> Iterator[Callable[..., ForkedProgram]]:
     yield fork
     for program in forked:
         program.close()
+
+
+@pytest.fixture
+def run_script(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fork_program: Callable[..., ForkedProgram]
+) -> Callable[..., Outcome]:
+    """`run_script(text, **environ)`: what becomes of a program of this text, in a process as `fork_program` starts."""
+
+    def run(text: str, **environ: str) -> Outcome:
+        (tmp_path / f"{SCRIPT}.py").write_text(textwrap.dedent(text))
+        monkeypatch.syspath_prepend(tmp_path)
+        program = fork_program(SCRIPT, **environ)
+        out, err = program.communicate(timeout=ENOUGH)
+        return Outcome(program.returncode, out, err)
+
+    return run
 
 
 @pytest.fixture

@@ -25,6 +25,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 
 import torch
 
@@ -58,42 +59,21 @@ class Machine:
         return ",".join(f"cuda:{number}" for number in range(self.gpus))
 
 
-def pair(machine: Machine) -> bool:
-    return machine.ranks > 1
-
-
-def several_gpus(machine: Machine) -> bool:
-    return machine.gpus > 1
-
-
-def shares_with_four(machine: Machine) -> bool:
-    return machine.shares and machine.gpus < 4
-
-
-def cannot_share(machine: Machine) -> bool:
-    return not machine.shares
-
-
-def is_real(machine: Machine) -> bool:
-    """A simulated GPU has them run beside this table, by `make test` and `make stress`."""
-    return not is_simulated()
-
-
-def one(machine: Machine) -> int:
-    return 1
-
-
-def four(machine: Machine) -> int:
-    return 4
-
-
-def one_too_many(machine: Machine) -> int:
-    return machine.gpus + 1
-
-
-def stages(machine: Machine) -> int:
-    """As many as divide the model's blocks."""
-    return max(each for each in range(1, machine.ranks + 1) if BLOCKS % each == 0)
+FOR = SimpleNamespace(
+    pair=lambda machine: machine.ranks > 1,
+    several_gpus=lambda machine: machine.gpus > 1,
+    shares_with_four=lambda machine: machine.shares and machine.gpus < 4,
+    cannot_share=lambda machine: not machine.shares,
+    real=lambda machine: not is_simulated(),  # beside a simulated one `make test` and `make stress` have them run
+)
+"""Which machines a row is for."""
+RANKS = SimpleNamespace(
+    one=lambda machine: 1,
+    four=lambda machine: 4,
+    one_too_many=lambda machine: machine.gpus + 1,
+    stages=lambda machine: max(each for each in range(1, machine.ranks + 1) if BLOCKS % each == 0),
+)
+"""How many ranks a row has; of a pipeline as many as divide the model's blocks."""
 
 
 def last_line(out: str) -> str:
@@ -155,50 +135,51 @@ class Row:
 
 OLD = {"TORCH_DIST_USE_NCCL2": "0"}
 """torch's former ProcessGroupNCCL."""
+EAGER = {"CUDA_MODULE_LOADING": "EAGER"}
 ROWS = (
     # What may hang: a kernel's first launch beside a receive.
-    Row("pipeline {on} {data} --timeout 30", needs=pair, ranks=stages),
-    Row("pipeline {on} {data} --timeout 30", needs=pair, ranks=stages, environ={"CUDA_MODULE_LOADING": "EAGER"}),
+    Row("pipeline {on} {data} --timeout 30", needs=FOR.pair, ranks=RANKS.stages),
+    Row("pipeline {on} {data} --timeout 30", needs=FOR.pair, ranks=RANKS.stages, environ=EAGER),
     # The same bits: these train undisturbed twice first, and say if that differs. NVLS takes several GPUs.
     Row("elastic {on} {data}"),
     Row("elastic {on} {data} --way ddp"),
-    Row("elastic {on} {data}", needs=several_gpus, environ={"NCCL_NVLS_ENABLE": "0"}),
+    Row("elastic {on} {data}", needs=FOR.several_gpus, environ={"NCCL_NVLS_ENABLE": "0"}),
     Row("doctor --check torch"),
     # Recordings.
-    Row("p2p {on} --see {folder}/p2p.playground", needs=pair),
+    Row("p2p {on} --see {folder}/p2p.playground", needs=FOR.pair),
     Row("collectives {on} --see {folder}/collectives.playground"),
-    Row("allreduce {on} --see {folder}/allreduce.playground", needs=pair),
+    Row("allreduce {on} --see {folder}/allreduce.playground", needs=FOR.pair),
     Row("sgd {on} {few} --see {folder}/sgd.playground"),
-    Row("sgd {on} {few} --all-reduce ring --see {folder}/ring.playground", needs=pair),
+    Row("sgd {on} {few} --all-reduce ring --see {folder}/ring.playground", needs=FOR.pair),
     Row("sgd {on} {few} --sync overlapped --see {folder}/overlapped.playground"),
-    Row("sgd {on} {few} --see {folder}/hosts.playground", environ={"PLAYGROUND_HOSTS": "2"}, needs=pair),
+    Row("sgd {on} {few} --see {folder}/hosts.playground", environ={"PLAYGROUND_HOSTS": "2"}, needs=FOR.pair),
     Row("ddp {on} {few} --see {folder}/ddp.playground"),
     Row("ddp {on} {few} --see {folder}/old.playground", environ=OLD),
     Row("ladder {on} {data} --steps 5 --see {folder}/ladder.playground"),
-    Row("pipeline {on} {data} --see {folder}/pipeline.playground", needs=pair, ranks=stages),
-    Row("parameter-server {on} {data} --steps 5 --see {folder}/server.playground", needs=pair),
+    Row("pipeline {on} {data} --see {folder}/pipeline.playground", needs=FOR.pair, ranks=RANKS.stages),
+    Row("parameter-server {on} {data} --steps 5 --see {folder}/server.playground", needs=FOR.pair),
     Row("bert {on} {data} --way ddp --only train --steps 20 --see {folder}/bert.playground"),
-    Row("data-parallel --devices {devices} --see {folder}/replicas.playground", ranks=one),
-    Row("see {folder}/sgd.playground", ranks=one),
-    Row("see {folder}/ddp.playground", ranks=one),
+    Row("data-parallel --devices {devices} --see {folder}/replicas.playground", ranks=RANKS.one),
+    Row("see {folder}/sgd.playground", ranks=RANKS.one),
+    Row("see {folder}/ddp.playground", ranks=RANKS.one),
     # Training that is interrupted and goes on, with other numbers of ranks too.
     Row("sgd {on} {data} --epochs 1 --snapshots {folder}/sgd --restarts 1"),
     Row("sgd {on} {data} --epochs 2 --snapshots {folder}/sgd --resume auto"),
-    Row("sgd {on} {data} --epochs 3 --snapshots {folder}/sgd", ranks=one),
-    Row("sgd {on} {data} --epochs 4 --snapshots {folder}/sgd", needs=pair),
+    Row("sgd {on} {data} --epochs 3 --snapshots {folder}/sgd", ranks=RANKS.one),
+    Row("sgd {on} {data} --epochs 4 --snapshots {folder}/sgd", needs=FOR.pair),
     Row("ddp {on} {few} --snapshots {folder}/ddp --snapshot-every 20"),
     Row("torchrun --nproc-per-node {ranks} --max-restarts 1 -m playground sgd --backend nccl {few}"),
     # BERT, from one process too.
-    Row("bert {on} {data} --steps 50", ranks=one, limit=300),
-    Row("bert {on} {data} --steps 50", needs=pair, limit=300),
+    Row("bert {on} {data} --steps 50", ranks=RANKS.one, limit=300),
+    Row("bert {on} {data} --steps 50", needs=FOR.pair, limit=300),
     Row("bert {on} {data} --way ddp --steps 50", limit=300),
     # The path.
     Row("hello {on}"),
-    Row("p2p {on}", needs=pair),
-    Row("p2p {on}", needs=pair, environ=OLD),
+    Row("p2p {on}", needs=FOR.pair),
+    Row("p2p {on}", needs=FOR.pair, environ=OLD),
     Row("collectives {on}"),
-    Row("allreduce {on}", needs=pair),
-    Row("data-parallel --devices {devices}", ranks=one),
+    Row("allreduce {on}", needs=FOR.pair),
+    Row("data-parallel --devices {devices}", ranks=RANKS.one),
     *(Row(f"sgd {{on}} {{few}} --sync {sync}") for sync in GRAD_SYNCS),
     *(Row(f"sgd {{on}} {{few}} --all-reduce {name}") for name in ("ring", "auto")),
     Row("ladder {on} {data} --json", verdict=ladder_verdict),
@@ -207,17 +188,17 @@ ROWS = (
     Row("ddp {on} {few}"),
     Row("ddp {on} {data} --lab"),
     Row("prove {on} {data}"),
-    Row("rpc {on}", needs=pair),
-    *(Row(f"parameter-server {{on}} {{data}} --steps 20 --over {over}", needs=pair) for over in AGENTS),
-    Row("parameter-server {on} {data} --steps 20 --slow-worker 3", needs=pair),
+    Row("rpc {on}", needs=FOR.pair),
+    *(Row(f"parameter-server {{on}} {{data}} --steps 20 --over {over}", needs=FOR.pair) for over in AGENTS),
+    Row("parameter-server {on} {data} --steps 20 --slow-worker 3", needs=FOR.pair),
     Row("bench {on} --collective all --limit -e 64M --json", verdict=bench_verdict),
-    Row("bench {on} --algorithm all -e 4M --json", verdict=bench_verdict, needs=pair),
+    Row("bench {on} --algorithm all -e 4M --json", verdict=bench_verdict, needs=FOR.pair),
     # More ranks than GPUs.
-    Row("hello {on}", needs=shares_with_four, ranks=four),
-    Row("collectives {on}", needs=shares_with_four, ranks=four),
-    Row("hello {on}", needs=cannot_share, ranks=one_too_many, verdict=refused, code=2),
+    Row("hello {on}", needs=FOR.shares_with_four, ranks=RANKS.four),
+    Row("collectives {on}", needs=FOR.shares_with_four, ranks=RANKS.four),
+    Row("hello {on}", needs=FOR.cannot_share, ranks=RANKS.one_too_many, verdict=refused, code=2),
     # Failures, signals, and what is certain of results: with a deadline of their own.
-    Row("pytest -m gpu", needs=is_real, limit=900, is_last=True),
+    Row("pytest -m gpu", needs=FOR.real, limit=900, is_last=True),
 )  # fmt: skip
 
 

@@ -329,7 +329,7 @@ def hierarchical(tensor: torch.Tensor, op: Any, group: Group) -> None:
     | rank >= 0 | 2 * (L - 1) + 2 * (H - 1) * K | 2 * (L - 1) / L * S + 2 * (H - 1) / H * S / L |
     """
     hosts = hosts_of(group, tensor.device)
-    mine, shares = hosts.of(group.rank()), hosts.smallest
+    mine, shares = next(host for host in hosts if group.rank() in host), min(map(len, hosts))
     place = mine.index(group.rank())
     if place >= shares:  # a host with more ranks than the smallest has
         hand_over(tensor, mine[place % shares], group)
@@ -339,8 +339,8 @@ def hierarchical(tensor: torch.Tensor, op: Any, group: Group) -> None:
     add_up(extra, tensor, op, group)
     inside = Subset(group, mine[:shares], INSIDE)
     reduce_scatter(tensor, op, inside)
-    if hosts.several:
-        between = Subset(group, [host[place] for host in hosts.members], BETWEEN)
+    if len(hosts) > 1:
+        between = Subset(group, [host[place] for host in hosts], BETWEEN)
         pipelined_ring.algorithm(tensor.tensor_split(shares)[place], op, between)
     all_gather(tensor, inside)
     hand_back(tensor, group, targets=extra)
@@ -395,7 +395,7 @@ def auto(tensor: torch.Tensor, op: Any, group: Group) -> None:
     if isinstance(segment, Segment) and segment.size == group.size():
         memory.all_reduce(segment, tensor, op)
     else:
-        hosts = len(hosts_of(group, tensor.device).members)
+        hosts = len(hosts_of(group, tensor.device))
         choose(tensor.nbytes, group.size(), hosts).algorithm(tensor, op, group)
 
 
@@ -404,7 +404,7 @@ def shared_memory(tensor: torch.Tensor, op: Any, group: Group) -> None:
     """Each rank copies its tensor into memory that all of them share, and all add: nothing is sent. The ranks that
     share none do as `auto` does, and say why, once."""
     segment = segment_of(group, tensor.device)
-    several = hosts_of(group, tensor.device).several
+    several = len(hosts_of(group, tensor.device)) > 1
     if excuse := segment if isinstance(segment, str) else "ranks are on several hosts" * several:
         memory.say_why_not(excuse, group.rank())
     auto.algorithm(tensor, op, group)

@@ -25,10 +25,10 @@ from torch._C._distributed_c10d import Backend, Work, _create_work_from_future
 from playground.algorithms import shared_memory
 from playground.algorithms.background import Calls, attempt
 from playground.algorithms.collectives import all_gather_by, all_reduce_by, on_flat, reduce_scatter_by
-from playground.algorithms.hosts import Hosts
 from playground.algorithms.operation import ADDS, Op, check, kind
-from playground.runtime.host import digest, host_id
+from playground.runtime.host import digest, host_id, ranks_by_host
 from playground.runtime.shared_memory import NotAllCome, Segment, open_segment
+from playground.runtime.tap.replacement import Replacement
 
 INLINE = 256 * 1024
 """Bytes up to which an asynchronous collective is over before a thread would have begun it, if all ranks come to it."""
@@ -70,11 +70,11 @@ class SharedMemory(Backend):
     def open_segment(self, world: Sequence[int]) -> Segment | None:
         if self.size() == 1:
             return None
-        hosts, options = Hosts.from_ids(self.exchange([digest(host_id())])), self.options
+        hosts, options = ranks_by_host(self.exchange([digest(host_id())])), self.options
         found: Segment | str = "ranks are on several hosts"
-        if not hosts.several:
+        if len(hosts) == 1:
             timeout = lambda: options._timeout.total_seconds()  # noqa: E731 - which the program may set
-            found = open_segment(self.rank(), hosts.members, world, self.exchange, timeout)
+            found = open_segment(self.rank(), hosts, world, self.exchange, timeout)
         if isinstance(found, str):
             shared_memory.say_why_not(found, self.rank())
             return None
@@ -163,7 +163,7 @@ class SharedMemory(Backend):
                     segment.give_up()  # a signal's can have come where the guard looked at another error
                     begun.set_result(error)
             if error:
-                return Call(begun.then(partial(give, tensors)))  # its error is one to C++, too: that is where DDP waits
+                return FutureWork(begun.then(partial(give, tensors)))  # its error is one to C++, too, where DDP waits
             begun.set_result(tensors)
             return _create_work_from_future(begun)
         except BaseException:  # the call may be under way, and its caller does not know
@@ -178,7 +178,7 @@ def give(tensors: list[torch.Tensor], ended: Any) -> list[torch.Tensor]:
     return tensors
 
 
-class Call(Work):
+class FutureWork(Work):
     """An asynchronous call. torch's own work of a future waits for it, and does not raise its error."""
 
     def __init__(self, future: torch.futures.Future[Any]) -> None:
@@ -240,27 +240,28 @@ def register() -> None:
         return backend
 
     dist.Backend.register_backend("shm", create, extended_api=True, devices=["cpu"])
-    for name, method in {"is_completed": is_completed, "_source_rank": source_rank}.items():
-        setattr(Work, name, method)
+    for name, wrap in {"is_completed": wrap_is_completed, "_source_rank": wrap_source_rank}.items():
+        Replacement(Work, name, wrap).install()
 
 
 # torch hands on a `Work` from Python as one that knows no more than its future. (torch 2.15)
-torch_is_completed, torch_source_rank = Work.is_completed, Work._source_rank
+def wrap_is_completed(real: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    def is_completed(work: Any) -> bool:
+        try:
+            return real(work) or work.get_future().done()
+        except RuntimeError:  # it has none
+            return False
+
+    return is_completed
 
 
-def is_completed(work: Any) -> bool:
-    if torch_is_completed(work):
-        return True
-    try:
-        return work.get_future().done()
-    except RuntimeError:  # it has none
-        return False
+def wrap_source_rank(real: Callable[[Any], int]) -> Callable[[Any], int]:
+    def source_rank(work: Any) -> int:
+        try:
+            return real(work)
+        except RuntimeError:
+            if isinstance(sender := work.get_future().value(), int):
+                return sender
+            raise
 
-
-def source_rank(work: Any) -> int:
-    try:
-        return torch_source_rank(work)
-    except RuntimeError:
-        if isinstance(sender := work.get_future().value(), int):
-            return sender
-        raise
+    return source_rank

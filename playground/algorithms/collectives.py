@@ -5,7 +5,6 @@ An algorithm itself is a function of a flat tensor of real numbers, an operation
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -17,28 +16,25 @@ from playground.algorithms import background, messages
 from playground.algorithms.messages import Group
 from playground.algorithms.operation import Op, check, kind, name_of
 
-ReducingAlgorithm = Callable[[torch.Tensor, Any, Group], None]
-"""All-reduce: leaves the sum over all ranks in a flat tensor. Reduce-scatter: on rank r, in the r-th of N equal shares
-of it; what the other shares then hold does not matter."""
-GatheringAlgorithm = Callable[[torch.Tensor, Group], None]
-"""Takes rank r's r-th of N equal shares of a flat tensor to all ranks."""
+
+class Collective:
+    """Makes an algorithm a function like one of torch.distributed. A rank outside the group does nothing; with
+    `async_op` the call goes on while the caller does something else, until `wait()` of what is returned."""
+
+    def __init__(self, algorithm: Callable[..., None]) -> None:
+        self.algorithm, self.__doc__ = algorithm, algorithm.__doc__
 
 
-class AllReduce:
-    """Makes an algorithm a function with the signature and the meaning of `dist.all_reduce`."""
-
-    def __init__(self, algorithm: ReducingAlgorithm) -> None:
-        functools.update_wrapper(self, algorithm)
-        self.algorithm = algorithm
+class AllReduce(Collective):
+    """`algorithm(flat, op, group)` leaves the sum over all ranks in a flat tensor. Called like `dist.all_reduce`."""
 
     def __call__(
         self, tensor: torch.Tensor, op: Any = Op.SUM, group: Group = None, async_op: bool = False
     ) -> background.Work | None:
         """Leave in `tensor`, on every rank of `group`, what `op` makes of all their tensors.
 
-        Any shape and layout, the same on every rank. A rank outside the group does nothing. With `async_op` it goes on
-        while the caller does something else, until `wait()` of what is returned. Raises `ValueError` for an operation
-        that is not defined for this type.
+        Any shape and layout, the same on every rank. Raises `ValueError` for an operation that is not defined for this
+        type.
         """
         op = kind(op)
         check(tensor.dtype, op)
@@ -51,21 +47,17 @@ class AllReduce:
             all_reduce_by(lambda flat: messages.executor().run(self.algorithm, flat, op, group), tensor, op, size)
 
 
-class ReduceScatter:
-    """Makes an algorithm a function with the signature and the meaning of `dist.reduce_scatter_tensor`."""
-
-    def __init__(self, algorithm: ReducingAlgorithm) -> None:
-        functools.update_wrapper(self, algorithm)
-        self.algorithm = algorithm
+class ReduceScatter(Collective):
+    """`algorithm(flat, op, group)` leaves on rank r the sum over all ranks in the r-th of N equal shares of a flat
+    tensor; what the other shares then hold does not matter. Called like `dist.reduce_scatter_tensor`."""
 
     def __call__(
         self, output: torch.Tensor, input: torch.Tensor, op: Any = Op.SUM, group: Group = None, async_op: bool = False
     ) -> background.Work | None:
         """Leave in `output`, on rank r of `group`, the r-th share of what `op` makes of all their `input`s.
 
-        `input` has N times as many elements as `output`, N being the group's size, and stays as it is. A rank outside
-        the group does nothing. `async_op` is as in `AllReduce`. Raises `ValueError` for tensors that do not fit each
-        other, and for an operation that is not defined for their type.
+        `input` has N times as many elements as `output`, N being the group's size, and stays as it is. Raises
+        `ValueError` for tensors that do not fit each other, and for an operation that is not defined for their type.
         """
         op = kind(op)
         check(input.dtype, op)
@@ -78,20 +70,17 @@ class ReduceScatter:
         reduce_scatter_by(reduce, output, input, op, group.rank(), group.size())
 
 
-class AllGather:
-    """Makes an algorithm a function with the signature and the meaning of `dist.all_gather_into_tensor`."""
-
-    def __init__(self, algorithm: GatheringAlgorithm) -> None:
-        functools.update_wrapper(self, algorithm)
-        self.algorithm = algorithm
+class AllGather(Collective):
+    """`algorithm(flat, group)` takes rank r's r-th of N equal shares of a flat tensor to all ranks. Called like
+    `dist.all_gather_into_tensor`."""
 
     def __call__(
         self, output: torch.Tensor, input: torch.Tensor, group: Group = None, async_op: bool = False
     ) -> background.Work | None:
         """Leave in `output`, on every rank of `group`, the `input`s of all, in the order of the ranks.
 
-        `output` has N times as many elements as `input`, N being the group's size. A rank outside the group does
-        nothing. `async_op` is as in `AllReduce`. Raises `ValueError` for tensors that do not fit each other.
+        `output` has N times as many elements as `input`, N being the group's size. Raises `ValueError` for tensors that
+        do not fit each other.
         """
         call, name = partial(self.run, output, input), self.algorithm.__name__
         return run_collective(name, call, input, output, group, async_op, shares=(output, input))

@@ -18,20 +18,20 @@ import torch
 import torch.distributed as dist
 
 from playground.algorithms import background
-from playground.algorithms.hosts import Hosts
 from playground.algorithms.operation import ADDS
-from playground.runtime.backends import backend_of
-from playground.runtime.host import digest, host_id
+from playground.runtime.backends import BACKENDS, backend_of
+from playground.runtime.host import digest, host_id, ranks_by_host
 from playground.runtime.shared_memory import Segment, open_segment
 
 TAG = 2017
 """Tag of our messages: none is taken for a message of the user's between the same two ranks."""
-IN_BATCHES = {"cuda"}
+IN_BATCHES = {backend.device_type for backend in BACKENDS.values() if backend.batches_messages}
 """Kinds of devices on which the messages of one step must be started together."""
 Addressed = tuple[torch.Tensor, int]
 """(what, the rank of the group that it goes to or comes from). Tensors are flat and contiguous."""
 Group = Any
 """A process group, or a `Subset` of one."""
+Hosts = tuple[tuple[int, ...], ...]
 
 
 class Subset:
@@ -174,16 +174,16 @@ def is_batched(tensor: torch.Tensor) -> bool:
 
 
 _hosts: WeakKeyDictionary[Any, Hosts] = WeakKeyDictionary()
-"""Hosts by rank, for groups whose ranks have exchanged them."""
+"""For groups whose ranks have exchanged them."""
 _segments: WeakKeyDictionary[Any, Segment | str] = WeakKeyDictionary()
 """The memory that this rank shares with others of the group, or why there is none."""
 
 
 def hosts_of(group: Group, device: torch.device) -> Hosts:
-    """Which ranks of the group share a host. All must ask at the same point; the first time, they exchange it.
-    `device` is where the group's messages lie."""
+    """For each host the ranks of the group that it has. All must ask at the same point; the first time, they exchange
+    it. `device` is where the group's messages lie."""
     if group not in _hosts:
-        _hosts[group] = Hosts.from_ids(all_gather_numbers(group, device, [digest(host_id())]))
+        _hosts[group] = ranks_by_host(all_gather_numbers(group, device, [digest(host_id())]))
     return _hosts[group]
 
 
@@ -191,7 +191,7 @@ def segment_of(group: Group, device: torch.device) -> Segment | str:
     """The memory that this rank shares with those of its host; why not, where any rank has none. As for `hosts_of`."""
     segment = _segments.get(group)
     if segment is None:
-        hosts, timeout = hosts_of(group, device).members, partial(timeout_of, proxy(group), device)
+        hosts, timeout = hosts_of(group, device), partial(timeout_of, proxy(group), device)
         if device.type == "cpu":
             world, gather = dist.get_process_group_ranks(group), partial(all_gather_numbers, group, device)
             segment = open_segment(group.rank(), hosts, world, gather, timeout)

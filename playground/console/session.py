@@ -18,7 +18,7 @@ from playground.console.options import COMMON, RunOptions, options, pack_options
 from playground.console.tables import Column, Rows, Text
 from playground.console.terminal import Bar
 from playground.runtime import signals
-from playground.runtime.launcher.entry import Around, World
+from playground.runtime.launcher.entry import Around, CommandWorld
 from playground.runtime.rank.rank import Event, Progress
 
 
@@ -61,8 +61,8 @@ class Session:
         self.bar = Bar(shown=signals.speaks())
 
     @functools.cached_property
-    def world(self) -> World:
-        world = World(
+    def world(self) -> CommandWorld:
+        world = CommandWorld(
             self.run.size,
             default_size=self.default_size,
             min_size=self.min_size,
@@ -79,16 +79,16 @@ class Session:
         self, function: Callable[..., Any], *args: Any, phase: str = "", on_report: Progress | None = None, **how: Any
     ) -> list[Any]:
         """What `function(rank, size, *args)` returned on each rank, in rank order. The bar shows `phase` and then what
-        rank 0 reports; `on_report` hears of it first. The other arguments, and what it raises: see `World.run`."""
+        rank 0 reports; `on_report` hears of it first. Other arguments, and what it raises: see `CommandWorld.run`."""
 
-        def hear(rank: int, event: Event) -> None:
+        def forward(rank: int, event: Event) -> None:
             if on_report:
                 on_report(rank, event)
             self.bar(rank, event)
 
         self.bar.show(phase or f"starting {self.world.size} ranks")
         try:
-            return self.world.run(function, *args, on_report=hear, **how)
+            return self.world.run(function, *args, on_report=forward, **how)
         finally:
             self.bar.clear()
 

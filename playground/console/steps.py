@@ -13,7 +13,7 @@ from playground.console.options import COMMON
 from playground.console.session import Session, session_command
 from playground.console.tables import RANK_COLUMN, Column, Table, Texts, cell
 from playground.console.text import heading, prose, rank_number
-from playground.runtime.remote import Remote, module_exists, outline, remote
+from playground.runtime.remote import Remote, docstrings, module_exists, rank_functions, remote
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,19 +60,19 @@ class Lesson:
         return remote(f"{self.module(part)}:{function}")
 
     @property
-    def steps(self) -> tuple[str, ...]:
+    def steps(self) -> list[str]:
         """The functions of `lesson.py` that ranks run, in order."""
-        return outline(self.module()).rank_functions
+        return rank_functions(self.module())
 
     @property
     def help(self) -> str:
         """The docstring of the lesson, for click, which would fill indented lines as if they were prose."""
-        return outline(self.module()).docstrings[""].replace("\n\n    ", "\n\n\b\n    ")
+        return docstrings(self.module())[""].replace("\n\n    ", "\n\n\b\n    ")
 
     @property
     def texts(self) -> dict[str, str]:
         """The docstrings of its steps."""
-        return outline(self.module()).docstrings
+        return docstrings(self.module())
 
     def run_by(self, *decorators: Callable[[Any], Any]) -> Callable[[Callable[..., None]], click.Command]:
         """A decorator that makes a function the command of the lesson: see `session_command`."""

@@ -94,7 +94,7 @@ class Bar:
         self.show(line)
 
     def __call__(self, rank: int, event: Event) -> None:
-        """Take a report, as `World.run` hands it on."""
+        """Take a report, as `CommandWorld.run` hands it on."""
         if rank == 0 and "phase" in event:
             self.show(event["phase"], event.get("step", 0), event.get("steps"))
 

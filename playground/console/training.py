@@ -20,8 +20,7 @@ from playground.console.terminal import Bar
 from playground.console.text import good, prose
 from playground.runtime.errors import PlaygroundError, Preempted, RankFailed, UsageError
 from playground.runtime.flags import ANY, flag
-from playground.runtime.launcher.restarts import OnRestart, describe_restart
-from playground.runtime.launcher.watch import describe_loss
+from playground.runtime.launcher.launch import OnRestart, describe_loss, describe_restart
 from playground.runtime.rank.rank import Event
 from playground.runtime.remote import Remote, remote
 from playground.runtime.signals import stopping_signal
@@ -234,6 +233,12 @@ def announce_data(
     return prepared, prepared.settings(asked)
 
 
+def check_link(session: Session, settings: TrainingSettings) -> None:
+    """Raise `UsageError` where a link cannot be simulated."""
+    if settings.link and session.world.device != "cpu":
+        raise UsageError(f"--link {settings.link:g}: the simulation delays CPUs, on gloo: leave it out")
+
+
 RUN_TRAINING = remote("playground.training.run:run_training")
 LOADER_MODULES = {"per-sample": ["torchvision.transforms"]}
 """Modules that the fork server imports for the ranks, by the way to fetch samples."""
@@ -252,7 +257,9 @@ def train_and_show(
     asked.check_batch(session.world.size)
     function = lesson.remote("run") if asked.is_tutorial else general
     session.world.warm_up(function, RUN_TRAINING, *LOADER_MODULES.get(asked.loader, ()))
-    prepared, settings = announce_data(session, data, asked, check=asked.check_accumulation)
+    check_link(session, asked)
+    about = [f"training: {lesson.name}{asked.over_links}"] if asked.link else []
+    prepared, settings = announce_data(session, data, asked, *about, check=asked.check_accumulation)
     printer, notices = EpochPrinter(session), NoticePrinter()
 
     def on_report(rank: int, event: Event) -> None:
@@ -281,4 +288,10 @@ def show_result(
     session.print_document({"run": losses}, best=best, epochs=result.epochs, complete=True, **about)
     verdict = replicas_verdict(result.replicas_max_difference, settings.all_reduce, result.replicas_differ_in)
     averaged = "gradients" if settings.sync in RUNGS else "parameters"
-    session.say(prose(f"Shown: {lesson.conclude(session.world.size, averaged=averaged)}; ", good(verdict), "."))
+    session.say(
+        prose(
+            f"Shown: {lesson.conclude(session.world.size, averaged=averaged)}{settings.over_links}; ",
+            good(verdict),
+            ".",
+        )
+    )

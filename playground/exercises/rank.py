@@ -26,12 +26,14 @@ from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
+from torch.distributed import distributed_c10d
 
 from playground.exercises.cases import ANYTHING, REDUCED, WAITED, WIDTHS, Case, flatten
 from playground.exercises.exercise import COLLECTIVES, ERROR, FAIL, LOOP, MESSAGES, RETURNED
 from playground.exercises.observation import POISON, Observation
 from playground.exercises.verdict import DEADLINE, ENDLESS, NOT_WRITTEN, SHORT_CUT, Solution
 from playground.runtime.rank.rank import LOST_PEER, report
+from playground.runtime.tap.replacement import Wrap, replaced
 
 MAX_CALLS, MAX_PRINTED, SHOWN = 2000, 2**16, 1000
 """Calls of torch.distributed and bytes printed in one case, of which the first are shown."""
@@ -51,7 +53,7 @@ def stop(words: str, line: int) -> NoReturn:
 
 
 @dataclass
-class Record:
+class Transcript:
     """What the solution in `file` does in one case."""
 
     file: str
@@ -125,7 +127,7 @@ def waiting() -> Iterator[None]:
 class Request:
     """A message in flight, or an all_reduce, as torch's `Work`."""
 
-    record: Record
+    record: Transcript
     work: Any
     kind: str
     peer: int | None
@@ -194,111 +196,120 @@ def world_rank(group: Any, peer: int | None, group_peer: int | None) -> int | No
     return peer if group_peer is None else dist.get_global_rank(group or dist.group.WORLD, group_peer)
 
 
-def record_messages(record: Record) -> dict[str, Callable[..., Any]]:
-    """Functions to take the places of those of torch.distributed."""
-    real = {name: getattr(dist, name) for name in (*MESSAGES, *COLLECTIVES)}
+def send(
+    record: Transcript, real: Any, tensor: Any, dst: Any = None, group: Any = None, tag: int = 0, group_dst: Any = None
+) -> Any:
+    """`send`, and `isend`, which sends a copy."""
+    peer, is_async = world_rank(group, dst, group_dst), real.__name__ == "isend"
+    with record.within(real.__name__, peer, blocks=not is_async) as line:
+        copy = fill(tensor.detach().clone() if is_async and tensor.is_contiguous() else tensor)
+        held = tensor.detach().clone() if is_async else tensor
+        work = real(copy, dst, group, tag, group_dst)
+    record.sent.append((peer or 0, tensor.numel()))
+    return Request(record, work, "isend", peer, line, tensor, copy, held) if is_async else work
 
-    def send(tensor: Any, dst: Any = None, group: Any = None, tag: int = 0, group_dst: Any = None) -> Any:
-        peer = world_rank(group, dst, group_dst)
-        record.sent.append((peer or 0, tensor.numel()))
-        with record.within("send", peer):
-            return real["send"](fill(tensor), dst, group, tag, group_dst)
 
-    def recv(tensor: Any, src: Any = None, group: Any = None, tag: int = 0, group_src: Any = None) -> Any:
-        peer = world_rank(group, src, group_src)
-        with record.within("recv", peer):
-            sender = real["recv"](fill(tensor), src, group, tag, group_src)
-        record.received.append(sender if peer is None else peer)
-        return sender
-
-    def isend(tensor: Any, dst: Any = None, group: Any = None, tag: int = 0, group_dst: Any = None) -> Any:
-        peer = world_rank(group, dst, group_dst)
-        with record.within("isend", peer, blocks=False) as line:
-            copy = fill(tensor.detach().clone() if tensor.is_contiguous() else tensor)
-            held = tensor.detach().clone()
-            work = real["isend"](copy, dst, group, tag, group_dst)
-        record.sent.append((peer or 0, tensor.numel()))
-        return Request(record, work, "isend", peer, line, tensor, copy, held)
-
-    def irecv(tensor: Any, src: Any = None, group: Any = None, tag: int = 0, group_src: Any = None) -> Any:
-        peer = world_rank(group, src, group_src)
-        with record.within("irecv", peer, blocks=False) as line:
-            copy = fill(torch.empty_like(tensor) if tensor.is_contiguous() else tensor)
-            work = real["irecv"](copy, src, group, tag, group_src)
+def receive(
+    record: Transcript, real: Any, tensor: Any, src: Any = None, group: Any = None, tag: int = 0, group_src: Any = None
+) -> Any:
+    """`recv`, and `irecv`, which receives a copy."""
+    peer, is_async = world_rank(group, src, group_src), real.__name__ == "irecv"
+    with record.within(real.__name__, peer, blocks=not is_async) as line:
+        copy = fill(torch.empty_like(tensor) if is_async and tensor.is_contiguous() else tensor)
+        result = real(copy, src, group, tag, group_src)
+    if is_async:
         held = tensor.data.copy_(torch.tensor(POISON)).clone()
-        return Request(record, work, "irecv", peer, line, tensor, copy, held)
-
-    def all_reduce(tensor: Any, op: Any = dist.ReduceOp.SUM, group: Any = None, async_op: bool = False) -> Any:
-        REDUCED.append(tensor.numel())
-        WIDTHS.append(tensor.element_size())
-        with record.within("all_reduce", blocks=not async_op) as line:
-            if not async_op:
-                return real["all_reduce"](tensor, op, group)
-            copy, held = tensor.detach().clone(), tensor.detach().clone()
-            work = real["all_reduce"](copy, op, group, True)
-        return Request(record, work, "all_reduce", None, line, tensor, copy, held) if work else None
-
-    def new_group(ranks: Any = None, *args: Any, **kwargs: Any) -> Any:
-        ranks = None if ranks is None else sorted(ranks)
-        if not kwargs.get("use_local_synchronization"):
-            report(group=tuple(ranks or range(record.size)))
-        with record.within("new_group"):
-            return real["new_group"](ranks, *args, **kwargs)
-
-    def call(name: str, *args: Any, **kwargs: Any) -> Any:
-        with record.within(name, blocks=not kwargs.get("async_op")):
-            return real[name](*args, **kwargs)
-
-    def unless_nested(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(real[name])
-        def recorded(*args: Any, **kwargs: Any) -> Any:
-            return (function if record.is_theirs() else real[name])(*args, **kwargs)
-
-        return recorded
-
-    functions: dict[str, Callable[..., Any]] = {name: functools.partial(call, name) for name in real}
-    functions |= {each.__name__: each for each in (send, recv, isend, irecv, all_reduce, new_group)}
-    return {name: unless_nested(name, function) for name, function in functions.items()}
+        return Request(record, result, "irecv", peer, line, tensor, copy, held)
+    record.received.append(result if peer is None else peer)
+    return result
 
 
-@contextlib.contextmanager
-def patched(record: Record) -> Iterator[None]:
-    """Record what the solution does, and keep it from what a rank cannot do."""
+def all_reduce(
+    record: Transcript, real: Any, tensor: Any, op: Any = dist.ReduceOp.SUM, group: Any = None, async_op: bool = False
+) -> Any:
+    REDUCED.append(tensor.numel())
+    WIDTHS.append(tensor.element_size())
+    with record.within("all_reduce", blocks=not async_op) as line:
+        if not async_op:
+            return real(tensor, op, group)
+        copy, held = tensor.detach().clone(), tensor.detach().clone()
+        work = real(copy, op, group, True)
+    return Request(record, work, "all_reduce", None, line, tensor, copy, held) if work else None
 
-    def refuse(words: str) -> Callable[..., NoReturn]:
-        return lambda *args, **kwargs: stop(f"{words}: take it out", record.line())
 
-    def destroy(group: Any = None) -> None:
-        if group is None or group is dist.group.WORLD:
-            stop("destroy_process_group() would end the world, which the ranks still need: take it out", record.line())
-        real_destroy(group)
+def new_group(record: Transcript, real: Any, ranks: Any = None, *args: Any, **kwargs: Any) -> Any:
+    ranks = None if ranks is None else sorted(ranks)
+    if not kwargs.get("use_local_synchronization"):
+        report(group=tuple(ranks or range(record.size)))
+    with record.within("new_group"):
+        return real(ranks, *args, **kwargs)
 
+
+def call(record: Transcript, real: Any, *args: Any, **kwargs: Any) -> Any:
+    """A collective that only counts."""
+    with record.within(real.__name__, blocks=not kwargs.get("async_op")):
+        return real(*args, **kwargs)
+
+
+OWN_WAYS: dict[str, Callable[..., Any]] = {"send": send, "isend": send, "recv": receive, "irecv": receive}
+OWN_WAYS |= {"all_reduce": all_reduce, "new_group": new_group}
+"""How a function of torch.distributed is called for a solution, where not by `call`."""
+
+
+def wrap_wait(real: Callable[..., Any]) -> Callable[..., Any]:
     def wait(future: Any) -> Any:
         with waiting():
-            return real_wait(future)
+            return real(future)
 
-    real_wait, real_destroy = torch._C.Future.wait, dist.destroy_process_group
-    places: list[tuple[Any, str, Any]] = [
-        (builtins, "input", refuse("input() needs a keyboard, and ranks have none")),
-        (sys, "breakpointhook", refuse("breakpoint() needs a keyboard, and ranks have none")),
-        (torch._C.Future, "wait", wait),
-        (dist, "init_process_group", refuse("init_process_group() is not for you to call: the ranks have their world")),
-        (dist, "destroy_process_group", destroy),
-        *((module, name, function) for name, function in record_messages(record).items()
-          for module in (dist, dist.distributed_c10d)),
-    ]  # fmt: skip
-    kept = [(owner, name, getattr(owner, name)) for owner, name, _ in places]
-    try:
-        for owner, name, value in places:
-            setattr(owner, name, value)
-        yield
-    finally:
-        for owner, name, value in kept:
-            setattr(owner, name, value)
+    return wait
 
 
 @contextlib.contextmanager
-def solving(record: Record) -> Iterator[None]:
+def judged(record: Transcript) -> Iterator[None]:
+    """Record what the solution does, and keep it from what a rank cannot do."""
+
+    def refuse(words: str) -> Wrap:
+        return lambda _: lambda *args, **kwargs: stop(f"{words}: take it out", record.line())
+
+    def wrap_destroy(real: Callable[..., None]) -> Callable[..., None]:
+        def destroy(group: Any = None) -> None:
+            if group is None or group is dist.group.WORLD:
+                stop(
+                    "destroy_process_group() would end the world, which the ranks still need: take it out",
+                    record.line(),
+                )
+            real(group)
+
+        return destroy
+
+    @functools.cache  # the same function in both modules, as P2POp compares them
+    def wrap_function(real: Any) -> Callable[..., Any]:
+        way: Callable[..., Any] = OWN_WAYS.get(real.__name__, call)
+
+        @functools.wraps(real)
+        def function(*args: Any, **kwargs: Any) -> Any:
+            return way(record, real, *args, **kwargs) if record.is_theirs() else real(*args, **kwargs)
+
+        return function
+
+    wraps: dict[tuple[Any, str], Wrap] = {
+        (builtins, "input"): refuse("input() needs a keyboard, and ranks have none"),
+        (sys, "breakpointhook"): refuse("breakpoint() needs a keyboard, and ranks have none"),
+        (dist, "init_process_group"): refuse("init_process_group() is not for you to call: the ranks have their world"),
+        (dist, "destroy_process_group"): wrap_destroy,
+        (torch._C.Future, "wait"): wrap_wait,
+    }
+    wraps |= {
+        (module, name): wrap_function for module in (dist, distributed_c10d) for name in (*MESSAGES, *COLLECTIVES)
+    }
+    with contextlib.ExitStack() as stack:
+        for place, wrap in wraps.items():
+            stack.enter_context(replaced(*place, wrap))
+        yield
+
+
+@contextlib.contextmanager
+def solving(record: Transcript) -> Iterator[None]:
     """The solution runs. What it raises ends the check, and so does the deadline: seconds that this process has
     computed, not those for which it has waited, for other ranks or for a busy machine."""
     seconds, before = 0.0, time.process_time()
@@ -351,26 +362,26 @@ def judge(rank: int, size: int, solutions: tuple[Solution, ...], seed: int, only
     """Run the last of `solutions` on the cases of its exercise (`only`: on that one), for as long as ranks and messages
     come out even. Those before it are what it may import. What comes of it is reported: `Observation`s, one a case."""
     solution, exercise = solutions[-1], solutions[-1].exercise
-    record = Record(solution.file, size, exercise.forbidden)
+    record = Transcript(solution.file, size, exercise.forbidden)
     sys.path.append(os.path.dirname(os.path.abspath(solution.file)))
     sys.dont_write_bytecode = True
     cases: Callable[[int, int, int], Iterator[Case]] = importlib.import_module(exercise.module).cases
-    with patched(record):
+    with judged(record):
         group = dist.new_group()  # the solution's collectives may differ between ranks
         with solving(record):
             functions = [import_solution(each) for each in solutions][-1]
         function = getattr(functions, exercise.function)
         for place, case in enumerate(cases(rank, size, seed)):
             if only in (None, place):
-                run_case(rank, size, seed, place, case, function, record, group)
+                run_case(rank, seed, place, case, function, record, group)
 
 
 def run_case(
-    rank: int, size: int, seed: int, place: int, case: Case, function: Callable[..., Any], record: Record, group: Any
+    rank: int, seed: int, place: int, case: Case, function: Callable[..., Any], record: Transcript, group: Any
 ) -> None:
     """Run one case and report it. Raises `RuntimeError` where nothing else can run after it."""
     record.begin()
-    threads = threading.enumerate()
+    size, threads = record.size, threading.enumerate()
     torch.manual_seed(seed + place)
     report(number=place, about=case.about)
     time.sleep(case.delay)

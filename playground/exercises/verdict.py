@@ -24,6 +24,7 @@ from playground.exercises.exercise import (
     PASS,
     RETURNED,
     Exercise,
+    count,
     normalise,
 )  # fmt: skip
 from playground.exercises.observation import Found, Observation, count_elements, find_difference, find_failure
@@ -293,7 +294,7 @@ def tell_lines(verdict: Verdict) -> list[str]:
     if verdict.world is None or verdict.words == NOT_WRITTEN:
         return [f"{file}  {verdict.words}"]
     passed = f"{sizes} rank{'s' * (verdict.passed != (1,))} ok, " if sizes else ""
-    world = f"{verdict.world} rank{'s' * (verdict.world != 1)}"
+    world = count(verdict.world, "rank")
     ends = {DEADLOCK: "deadlock", BLOCKED: "could not be judged", LOOP: "do not end"}.get(verdict.status, "fail")
     lines = [f"{file}  {passed}{world}: {ends}{f' ({verdict.case})' if verdict.case else ''}"]
     if verdict.mistake:

@@ -56,7 +56,7 @@ PATH = (
         teaches="DataParallel by its parts: one process, many devices, and where that ends",
         shown="the parts of DataParallel, what fills a device's memory, what helps, and why processes come next",
         default_size=1,
-        options=("seed", "wide", "as_json", "see"),
+        options=("timeout", "seed", "wide", "as_json", "see"),
     ),
     Lesson(
         name="sgd",

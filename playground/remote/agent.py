@@ -4,20 +4,21 @@
         if rank == 0:
             total = agent.call(1, torch.add, one, other)
 
-A message is an envelope of fixed size, so that a rank that knows nothing of it can receive it: a number, the length of
-a pickle, and the pickle; what does not fit follows. The function runs on the other rank, in a thread that listens for
-requests. The reply has the request's number in its tag, so that the caller receives it itself; an exception is returned
-as an exception, with its traceback. Agents have a process group of their own, so that no other message of the program
-can be taken for a request.
+A message is an envelope of fixed size, so that a rank that knows nothing of it can receive it: its header and a pickle.
+What does not fit follows, and the memory of larger tensors and arrays, each from where it lies. The function runs on
+the other rank, in a thread that listens for requests. The reply has the request's number in its tag, so that the caller
+receives it itself; an exception is returned as an exception, with its traceback. Agents have a process group of their
+own, so that no other message of the program can be taken for a request.
 
 A rank that dies breaks its own connections and no others. Threads that listen to it or wait for its reply get an error
 at once; calls among the others continue. Objects that must not move stay with their owner, and others refer to them:
-see `RemoteReference`.
+see `RemoteReference`. Pickles with memory beside them: https://peps.python.org/pep-0574/
 """
 
 from __future__ import annotations
 
 import contextlib
+import copyreg
 import io
 import itertools
 import pickle
@@ -26,7 +27,7 @@ import threading
 import traceback
 import weakref
 from collections import Counter, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -38,8 +39,12 @@ from playground.runtime.errors import UsageError
 
 ENVELOPE = 4096
 """Size in bytes; one of 64 would take gloo as long."""
-HEADER = struct.Struct("<qQ")
-"""Number of the call, and bytes of the pickle."""
+EMPTY = bytes(ENVELOPE)
+HEADER = struct.Struct("<qQQ")
+"""Number of the call, number of buffers that follow, bytes of the pickle and of the buffers' sizes behind it."""
+SMALL = 1024
+"""Bytes up to which the memory of a tensor is in the pickle."""
+ROOM = ENVELOPE - HEADER.size
 REQUEST = 0
 """Tag of the envelopes that threads listen for. The rest of a request has its number as the tag."""
 REPLY = 2**30
@@ -48,8 +53,9 @@ STOP = 0
 """Number of a request that ends the thread which receives it. The reply is the number of those that still listen."""
 NO_LIMIT = timedelta(days=1000)
 """Timeout of receives: one of gloo's that times out breaks the connection permanently. The launcher ends hung ranks."""
-Works = list[tuple[Any, torch.Tensor]]
-"""Works of messages, with their memory."""
+Messages = list[torch.Tensor]
+Receive = Callable[[int], torch.Tensor]
+"""Receives the next message, of this number of bytes."""
 agents: list[Agent] = []
 """The open agents of this process."""
 
@@ -60,38 +66,44 @@ def reduce_tensor(tensor: torch.Tensor) -> Any:
     if not tensor.is_cpu:
         raise UsageError(f"a tensor on {tensor.device} in a remote call: these carry CPU tensors, use .cpu()")
     if type(tensor) is not torch.Tensor or tensor.layout != torch.strided:
-        return NotImplemented
+        return tensor.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
     elements = tensor.detach().resolve_conj().resolve_neg().contiguous()
     memory = elements.as_strided((elements.numel(),), (1,)).view(torch.uint8).numpy()  # strides of 0 or 1 vary
     leaf = tensor.requires_grad and tensor.is_leaf
     return rebuild_tensor, (pickle.PickleBuffer(memory), str(tensor.dtype)[6:], tuple(tensor.shape), leaf)
 
 
-def rebuild_tensor(memory: bytearray, dtype: str, shape: tuple[int, ...], requires_grad: bool) -> torch.Tensor:
+def rebuild_tensor(memory: Any, dtype: str, shape: tuple[int, ...], requires_grad: bool) -> torch.Tensor:
     kind = getattr(torch, dtype)
     tensor = torch.frombuffer(memory, dtype=kind).view(shape) if len(memory) else torch.empty(shape, dtype=kind)
     return tensor.requires_grad_() if requires_grad else tensor
 
 
-class Pickler(pickle.Pickler):
-    """Pickles tensors, and what `lend` reduces, in their own ways."""
-
-    def __init__(self, file: io.BytesIO, lend: Callable[[Any], Any]) -> None:
-        super().__init__(file, pickle.HIGHEST_PROTOCOL)
-        self.lend = lend
-
-    def reducer_override(self, part: Any) -> Any:
-        return reduce_tensor(part) if isinstance(part, torch.Tensor) else self.lend(part)
+REDUCE = {**copyreg.dispatch_table, torch.Tensor: reduce_tensor, torch.nn.Parameter: reduce_tensor}
+"""How to pickle objects of a type in another way than their own."""
 
 
-def unpack(envelope: torch.Tensor, receive: Callable[[torch.Tensor], Any]) -> Any:
-    """The object in an envelope; `receive` fills memory with what follows."""
-    _, length = HEADER.unpack_from(envelope.numpy())
-    if HEADER.size + length <= ENVELOPE:
-        return pickle.loads(envelope.numpy().data[HEADER.size :])
-    rest = torch.empty(length, dtype=torch.uint8)
-    receive(rest)
-    return pickle.loads(rest.numpy().data)
+def travels_inside(buffer: pickle.PickleBuffer, buffers: Messages) -> bool:
+    """Whether a buffer is pickled; otherwise append it to `buffers`. (torch accepts no read-only memory.)"""
+    memory = buffer.raw()
+    if memory.nbytes <= SMALL or memory.readonly:
+        return True
+    buffers.append(torch.frombuffer(memory, dtype=torch.uint8))
+    return False
+
+
+def unpack(envelope: torch.Tensor, receive: Receive) -> Any:
+    """The object in an envelope and the messages that follow it."""
+    _, count, length = HEADER.unpack_from(envelope.numpy())
+    body = envelope.numpy().data[HEADER.size :] if length <= ROOM else receive(length).numpy().data
+    sizes = struct.unpack_from(f"<{count}Q", body, length - 8 * count) if count else ()
+    return pickle.loads(body, buffers=[receive(size).numpy() for size in sizes])
+
+
+def copy(messages: Messages) -> Any:
+    """The object in messages that this rank sends to itself."""
+    coming = iter(messages)
+    return unpack(next(coming), lambda nbytes: next(coming).clone())
 
 
 class RemoteTraceback(Exception):
@@ -105,37 +117,42 @@ class Future:
     """The reply to a request to `rank`. Its envelope is being received already, so that the other rank need not wait
     until it is asked for."""
 
-    def __init__(self, agent: Agent, rank: int, number: int) -> None:
-        self.agent, self.rank, self.tag = agent, rank, REPLY + number
-        self.lock = threading.Lock()
-        self.envelope = torch.empty(ENVELOPE, dtype=torch.uint8)
-        self.works: Works = [] if rank == agent.rank else agent.start_receiving(rank, self.tag, self.envelope)
-        self.kept: object = None
-        """The works that send the request, until the reply is there."""
+    def __init__(self, agent: Agent, rank: int, number: int, request: Messages) -> None:
+        self.agent, self.rank, self.lock = agent, rank, threading.Lock()
+        self.receive = partial(agent.receive, rank, REPLY + number)
         self.outcome: tuple[bool, Any] | None = None
         """(True, what the function returned), or (False, what `wait` raises)."""
+        if rank == agent.rank:
+            self.outcome = with_cause(*copy(agent.answer(rank, number, partial(copy, request))))
+        else:
+            self.sent: object = agent.send(rank, REQUEST, number, request)
+            self.envelope = torch.empty(ENVELOPE, dtype=torch.uint8)
+            self.work = agent.start_receiving(rank, REPLY + number, self.envelope)
+            agent.outstanding.add(self)
 
     def wait(self) -> Any:
         """Wait for the function's result. Raises its exception, or `DistNetworkError` if the rank is lost."""
         with self.lock:
             if self.outcome is None:
                 self.agent.outstanding.discard(self)
-                self.outcome, self.kept = self.receive(), None
+                try:
+                    or_lost(self.rank, self.work.wait)
+                    self.outcome = with_cause(*unpack(self.envelope, self.receive))
+                except BaseException as error:  # whatever it is, the reply comes only once
+                    self.outcome = False, error
+                self.sent = None
         succeeded, value = self.outcome
         if succeeded:
             return value
         raise value
 
-    def receive(self) -> tuple[bool, Any]:
-        try:
-            wait_for(self.rank, self.works)
-            succeeded, value = unpack(self.envelope, partial(self.agent.receive, self.rank, self.tag))
-        except BaseException as error:  # whatever it is, the reply comes only once
-            return False, error
-        if not succeeded:
-            value, where = value
-            value.__cause__ = RemoteTraceback(where)
-        return succeeded, value
+
+def with_cause(succeeded: bool, value: Any) -> tuple[bool, Any]:
+    """A reply, of which (exception, traceback) has become the exception with its cause."""
+    if not succeeded:
+        value, where = value
+        value.__cause__ = RemoteTraceback(where)
+    return succeeded, value
 
 
 class Agent:
@@ -149,19 +166,24 @@ class Agent:
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
         self.group = dist.new_group(timeout=NO_LIMIT, backend="gloo")
         self.requests = itertools.count(1)
-        self.references = References(self.rank, self.call)
         self.outstanding: set[Future] = set()
+        self.numbers, self.objects = itertools.count(), dict[int, Any]()
+        """The objects that this rank owns, by number."""
+        self.counts, self.counting = Counter[int](), threading.RLock()
+        """Number of references to each of them."""
+        self.dropped: deque[tuple[int, int]] = deque()
+        """(owner, number) of references dropped here that the owner has not been told of yet."""
         self.others = [rank for rank in range(self.size) if rank != self.rank]
+        self.threads: list[threading.Thread] = []
         self.listening: Counter[int] = Counter()
         """Number of threads that listen to each rank."""
         self.stopped: set[int] = set()
         """Ranks that make no more requests: they have closed their agent, or are lost."""
-        self.threads: list[threading.Thread] = []
-        self.changed = threading.Condition()
         self.lost: list[int] = []
         """Ranks to which the connection broke."""
         self.arrived: Counter[int] = Counter()
         """On rank 0: the number of times that each rank has come to the barrier."""
+        self.changed = threading.Condition()
         self.report_loss: Callable[[int], None] = lambda rank: None
 
     def __enter__(self) -> Agent:
@@ -186,26 +208,17 @@ class Agent:
         return self.call_async(rank, function, *args).wait()
 
     def call_async(self, rank: int, function: Callable[..., Any], *args: Any) -> Future:
-        """Like `call`, but returns a future, whose `wait()` returns the result."""
+        """Like `call`, but returns a future, whose `wait()` returns the result. Tensors and arrays of more than 1 KiB
+        are read when they are sent, arguments and result alike: do not change them until the reply is there."""
         if not 0 <= rank < self.size:
             raise UsageError(f"a remote call to rank {rank}: there are ranks 0 to {self.size - 1}")
-        self.references.give_back()
+        self.give_back()
         number = next(self.requests) % REPLY or next(self.requests) % REPLY  # never STOP
-        messages = self.pack(rank, number, (function, args), "the arguments")
-        future = Future(self, rank, number)
-        if rank == self.rank:
-            future.envelope, *rest = self.answer(rank, number, partial(unpack, messages[0], copy_of(messages)))
-            future.outcome = unpack(future.envelope, copy_of([future.envelope, *rest]))
-            if not future.outcome[0]:
-                future.outcome = False, future.outcome[1][0]
-        else:
-            future.kept = self.send(rank, REQUEST, number, messages)
-            self.outstanding.add(future)
-        return future
+        return Future(self, rank, number, self.pack(rank, number, (function, args), "the arguments"))
 
     def remote(self, rank: int, function: Callable[..., Any], *args: Any) -> RemoteReference:
         """Run `function(*args)` on that rank, and keep the result there. Returns a reference to it."""
-        return RemoteReference(self.references, rank, self.call(rank, keep, function, args))
+        return RemoteReference(self, rank, self.call(rank, call_agent, "keep", function, args))
 
     def on_loss(self, callback: Callable[[int], None]) -> None:
         """Call `callback(rank)` for each rank that is lost: now for those already lost, later ones in another thread.
@@ -216,27 +229,29 @@ class Agent:
 
     def barrier(self) -> None:
         """Wait until every rank that is not lost has called this as often as this one. All must call it."""
-        self.call(0, arrive, self.rank)
+        self.call(0, call_agent, "arrive", self.rank)
+
+    def arrive(self, rank: int) -> None:
+        """On rank 0: wait until all ranks that are not lost have come to the barrier as often as `rank`."""
+        with self.changed:
+            self.arrived[rank] += 1
+            often = self.arrived[rank]
+            self.changed.notify_all()
+            here, lost = self.arrived, self.lost
+            self.changed.wait_for(lambda: all(here[each] >= often or each in lost for each in range(self.size)))
 
     def close(self) -> None:
         """Wait until no rank makes calls any more, and stop answering. All ranks that are not lost must call this."""
         for future in list(self.outstanding):
             future.wait()
-        self.references.give_back()
+        self.give_back()
         self.barrier()
         for rank in self.others:
             with contextlib.suppress(dist.DistNetworkError):  # it is lost
-                while self.stop_thread(rank):
+                while Future(self, rank, STOP, self.pack(rank, STOP, None, "the end")).wait():
                     pass
         for thread in self.threads:
             thread.join()
-
-    def stop_thread(self, rank: int) -> int:
-        """End a thread of that rank that listens to this one. Returns the number of those left."""
-        future = Future(self, rank, STOP)
-        wait_for(rank, self.send(rank, REQUEST, STOP, self.pack(rank, STOP, None, "the end")))
-        left: int = future.wait()
-        return left
 
     def start_thread(self, rank: int) -> None:
         """Start a thread that listens to that rank."""
@@ -244,38 +259,32 @@ class Agent:
         thread.start()
         self.threads.append(thread)
 
-    def begin_listening(self, rank: int) -> bool:
-        """Count this thread as listening. Returns False if there will be no more requests."""
-        with self.changed:
-            self.listening[rank] += rank not in self.stopped
-            return rank not in self.stopped
-
-    def end_listening(self, rank: int, number: int) -> int:
-        """A request with this number has come. Returns the number of threads that still listen."""
-        with self.changed:
-            self.listening[rank] -= 1
-            if number == STOP:
-                self.stopped.add(rank)
-            return self.listening[rank]
-
     def listen(self, rank: int) -> None:
         """The body of each thread: receive a request, see to it that another thread listens, answer, and listen again.
         So there are two, and the next request finds one that already waits for it."""
-        while self.begin_listening(rank):
-            envelope = torch.empty(ENVELOPE, dtype=torch.uint8)
+        while True:
+            with self.changed:
+                if rank in self.stopped:
+                    return
+                self.listening[rank] += 1
             try:
-                self.receive(rank, REQUEST, envelope)
+                envelope = self.receive(rank, REQUEST, ENVELOPE)
             except dist.DistNetworkError:
                 return self.lose(rank)
-            number, _ = HEADER.unpack_from(envelope.numpy())
-            left = self.end_listening(rank, number)
-            obtain = partial(unpack, envelope, partial(self.receive, rank, number))
+            number, *_ = HEADER.unpack_from(envelope.numpy())
+            with self.changed:
+                self.listening[rank] -= 1
+                left = self.listening[rank]
+                self.stopped |= {rank} if number == STOP else set()
             if number == STOP:
-                obtain = partial(tuple, (int, (left,)))
-            elif not left:
-                self.start_thread(rank)
+                reply = self.pack(rank, STOP, (True, left), "the end")
+            else:
+                if not left:
+                    self.start_thread(rank)
+                reply = self.answer(rank, number, partial(unpack, envelope, partial(self.receive, rank, number)))
             with contextlib.suppress(dist.DistNetworkError):  # the caller is lost, as its listener finds out
-                wait_for(rank, self.send(rank, REPLY + number, number, self.answer(rank, number, obtain)))
+                for work in self.send(rank, REPLY + number, number, reply)[0]:
+                    or_lost(rank, work.wait)
 
     def lose(self, rank: int) -> None:
         """Record that a rank is lost, as each thread that listened to it finds out."""
@@ -287,7 +296,7 @@ class Agent:
             self.changed.notify_all()
         self.report_loss(rank)
 
-    def answer(self, caller: int, number: int, obtain: Callable[[], Any]) -> list[torch.Tensor]:
+    def answer(self, caller: int, number: int, obtain: Callable[[], Any]) -> Messages:
         """Run the request that `obtain` returns. Returns the messages of the reply: (True, what the function returned),
         or (False, (its exception, its traceback)). The request's references are given back before the reply: after the
         last reply there are no calls."""
@@ -299,86 +308,104 @@ class Agent:
             words = "".join(traceback.format_exception(type(error), error, trace)).rstrip()
             reply = self.pack(caller, number, (False, (portable(error), words)), "the error")
         request = None
-        self.references.give_back()
+        self.give_back()
         return reply
 
-    def pack(self, rank: int, number: int, obj: Any, what: str) -> list[torch.Tensor]:
-        """The messages with `obj` for that rank, an envelope and, if it does not fit, the pickle. Raises `TypeError` if
-        it cannot be sent, `UsageError` if it has a tensor on an accelerator."""
-        file = io.BytesIO(bytes(HEADER.size))
+    def pack(self, rank: int, number: int, obj: Any, what: str) -> Messages:
+        """The messages with `obj` for that rank: an envelope, the pickle if it does not fit, larger buffers. Raises
+        `TypeError` if it cannot be sent, `UsageError` if it has a tensor on an accelerator."""
+        buffers: Messages = []
+        file = io.BytesIO(EMPTY)
         file.seek(HEADER.size)
         try:
-            Pickler(file, partial(self.references.lend, rank=rank)).dump(obj)
+            pickler = pickle.Pickler(file, -1, buffer_callback=lambda buffer: travels_inside(buffer, buffers))
+            pickler.dispatch_table = {**REDUCE, RemoteReference: partial(self.lend, rank)}
+            pickler.dump(obj)
         except (UsageError, dist.DistNetworkError):
             raise
         except Exception as error:
             raise TypeError(f"{what} cannot be sent: {type(error).__name__}: {error}") from error
-        length = file.tell() - HEADER.size
-        file.write(bytes(max(0, ENVELOPE - file.tell())))
-        HEADER.pack_into(file.getbuffer(), 0, number, length)
-        message = torch.frombuffer(file.getbuffer(), dtype=torch.uint8)
-        return [message[:ENVELOPE], *[message[HEADER.size :]] * (HEADER.size + length > ENVELOPE)]
+        if buffers:
+            file.write(struct.pack(f"<{len(buffers)}Q", *(buffer.nbytes for buffer in buffers)))
+        length, inside = file.tell() - HEADER.size, file.getbuffer()
+        HEADER.pack_into(inside, 0, number, len(buffers), length)
+        message = torch.frombuffer(inside, dtype=torch.uint8)
+        return [message, *buffers] if length <= ROOM else [message[:ENVELOPE], message[HEADER.size :], *buffers]
 
-    def send(self, rank: int, tag: int, number: int, messages: list[torch.Tensor]) -> Works:
+    def send(self, rank: int, tag: int, number: int, messages: Messages) -> tuple[list[Any], Messages]:
         """Start sending the envelope with this tag and the rest with it or, after a `REQUEST`, with the number. Returns
-        the works with their memory, which must last as long. Raises `DistNetworkError` if the rank is lost.
+        the works, and the messages, which must last as long. Raises `DistNetworkError` if the rank is lost.
 
         This is `dist.isend`, called on the group itself, which takes less time.
         """
-        with lost_on_error(rank):
-            tags = tag, tag or number
-            return [(self.group.send([each], rank, to), each) for each, to in zip(messages, tags, strict=False)]
+        tags = [tag, *[tag or number] * (len(messages) - 1)]
+        pairs = zip(messages, tags, strict=True)
+        return [or_lost(rank, self.group.send, [each], rank, to) for each, to in pairs], messages
 
-    def start_receiving(self, rank: int, tag: int, memory: torch.Tensor) -> Works:
-        with lost_on_error(rank):
-            return [(self.group.recv([memory], rank, tag), memory)]
+    def start_receiving(self, rank: int, tag: int, memory: torch.Tensor) -> Any:
+        """Start filling memory with a message from that rank. Returns the work."""
+        return or_lost(rank, self.group.recv, [memory], rank, tag)
 
-    def receive(self, rank: int, tag: int, memory: torch.Tensor) -> None:
-        """Fill memory with a message. Raises `DistNetworkError` if the rank is lost."""
-        wait_for(rank, self.start_receiving(rank, tag, memory))
+    def receive(self, rank: int, tag: int, nbytes: int) -> torch.Tensor:
+        """Receive a message from that rank. Raises `DistNetworkError` if the rank is lost."""
+        memory = torch.empty(nbytes, dtype=torch.uint8)
+        or_lost(rank, self.start_receiving(rank, tag, memory).wait)
+        return memory
+
+    def keep(self, function: Callable[..., Any], args: tuple[Any, ...]) -> int:
+        """Run the function, and keep its result with one reference. Returns its number."""
+        number = next(self.numbers)
+        self.objects[number] = function(*args)
+        self.count(number, 1)
+        return number
+
+    def count(self, number: int, change: int) -> None:
+        """Adjust the reference count of an object of this rank, which is dropped at zero."""
+        with self.counting:
+            self.counts[number] += change
+            if self.counts[number] <= 0:
+                del self.counts[number]
+                self.objects.pop(number, None)
+
+    def lend(self, rank: int, reference: RemoteReference) -> Any:
+        """Count a reference for `rank`. Returns how to rebuild it there, as `__reduce__` does. It is not counted for
+        its owner: the caller's own reference lives until the reply has come."""
+        if rank != reference.owner == self.rank:
+            self.count(reference.number, 1)
+        elif rank != reference.owner:
+            self.call(reference.owner, call_agent, "count", reference.number, 1)
+        return borrow, (reference.owner, reference.number)
+
+    def drop(self, owner: int, number: int) -> None:
+        """Drop a reference. This may happen in the middle of anything, so another owner is told later."""
+        if owner == self.rank:
+            self.count(number, -1)
+        else:
+            self.dropped.append((owner, number))
+
+    def give_back(self) -> None:
+        """Tell the owners which references were dropped here."""
+        while self.dropped:
+            with contextlib.suppress(IndexError, dist.DistNetworkError):  # taken by another thread; the owner is lost
+                owner, number = self.dropped.popleft()
+                self.call(owner, call_agent, "count", number, -1)
 
 
-def wait_for(rank: int, works: Works) -> None:
-    """Wait until messages to or from that rank have been sent or received. Raises `DistNetworkError` if it is lost."""
-    with lost_on_error(rank):
-        for work, _ in works:
-            work.wait()
-
-
-@contextlib.contextmanager
-def lost_on_error(rank: int) -> Iterator[None]:
-    """Raise `DistNetworkError` for what gloo raises in this block when the connection to that rank breaks."""
+def or_lost(rank: int, call: Callable[..., Any], *args: Any) -> Any:
+    """`call(*args)`. Raises `DistNetworkError` for what gloo raises when the connection to that rank breaks."""
     try:
-        yield
+        return call(*args)
     except RuntimeError as error:
         raise dist.DistNetworkError(f"rank {rank} is lost: {error}") from error
 
 
-def copy_of(messages: list[torch.Tensor]) -> Callable[[torch.Tensor], Any]:
-    """In place of receiving what follows an envelope."""
-    return lambda memory: memory.copy_(messages[1])
-
-
 def portable(error: BaseException) -> Exception:
     """The exception; a `RuntimeError` with the same text if it does not survive pickling or is not an `Exception`."""
-    if isinstance(error, Exception):
-        with contextlib.suppress(Exception):
-            if type(copy := pickle.loads(pickle.dumps(error))) is type(error):
-                return copy
+    with contextlib.suppress(Exception):
+        if isinstance(error, Exception) and type(kept := pickle.loads(pickle.dumps(error))) is type(error):
+            return kept
     words = "".join(traceback.format_exception_only(error)).strip()
     return RuntimeError(words.removeprefix(f"{type(error).__module__}."))
-
-
-def arrive(rank: int) -> None:
-    """On rank 0: wait until all ranks that are not lost have come to the barrier as often as `rank`."""
-    agent = current_agent()
-    with agent.changed:
-        agent.arrived[rank] += 1
-        often = agent.arrived[rank]
-        agent.changed.notify_all()
-        agent.changed.wait_for(
-            lambda: all(agent.arrived[each] >= often or each in agent.lost for each in range(agent.size))
-        )
 
 
 def current_agent() -> Agent:
@@ -393,86 +420,26 @@ class RemoteReference:
     zero while it is under way. A rank that drops one tells the owner with its next call or answer.
     """
 
-    def __init__(self, references: References, owner: int, number: int) -> None:
-        self.references, self.owner, self.number = references, owner, number
-        weakref.finalize(self, references.drop, owner, number).atexit = False
+    def __init__(self, agent: Agent, owner: int, number: int) -> None:
+        self.agent, self.owner, self.number = agent, owner, number
+        weakref.finalize(self, agent.drop, owner, number).atexit = False
 
     def to_here(self) -> Any:
         """A copy of the object."""
-        return self.references.call(self.owner, RemoteReference.local_value, self)
+        return self.agent.call(self.owner, RemoteReference.local_value, self)
 
     def call(self, method: str, *args: Any) -> Any:
         """Call a method of the object on the owner's rank. Returns its result."""
-        return self.references.call(self.owner, call_method, self, method, args)
+        return self.agent.call(self.owner, call_method, self, method, args)
 
     def local_value(self) -> Any:
         """The object itself, on the owner."""
-        return self.references.objects[self.number]
+        return self.agent.objects[self.number]
 
 
-class References:
-    """The objects that this rank owns, their reference counts, and the references that were dropped here."""
-
-    def __init__(self, rank: int, call: Callable[..., Any]) -> None:
-        """`call(rank, function, *args)` runs the function on that rank."""
-        self.rank, self.call = rank, call
-        self.numbers, self.lock = itertools.count(), threading.RLock()
-        self.objects: dict[int, Any] = {}
-        self.counts = Counter[int]()
-        self.dropped: deque[tuple[int, int]] = deque()
-        """(owner, number) of dropped references that the owner has not been told of yet."""
-
-    def count(self, number: int, change: int) -> None:
-        """Adjust the reference count of an object, which is dropped at zero."""
-        with self.lock:
-            self.counts[number] += change
-            if self.counts[number] <= 0:
-                del self.counts[number]
-                self.objects.pop(number, None)
-
-    def lend(self, obj: Any, rank: int) -> Any:
-        """Count a reference for `rank`. Returns how to rebuild it there, as `__reduce__` does; `NotImplemented` for
-        other objects.
-
-        It is not counted for its owner: the caller's own reference lives until the reply has come.
-        """
-        if not isinstance(obj, RemoteReference):
-            return NotImplemented
-        if rank != obj.owner:
-            if obj.owner == self.rank:
-                self.count(obj.number, 1)
-            else:
-                self.call(obj.owner, count, obj.number, 1)
-        return borrow, (obj.owner, obj.number)
-
-    def drop(self, owner: int, number: int) -> None:
-        """Drop a reference. This may happen in the middle of anything, so another owner is told later."""
-        if owner == self.rank:
-            self.count(number, -1)
-        else:
-            self.dropped.append((owner, number))
-
-    def give_back(self) -> None:
-        """Tell the owners which references were dropped here."""
-        with contextlib.suppress(IndexError):  # none is left
-            while True:
-                owner, number = self.dropped.popleft()
-                with contextlib.suppress(dist.DistNetworkError):  # the owner is lost, and the object with it
-                    self.call(owner, count, number, -1)
-
-
-def keep(function: Callable[..., Any], args: tuple[Any, ...]) -> int:
-    """On the owner: run the function, and keep its result with one reference. Returns its number."""
-    references = current_agent().references
-    number = next(references.numbers)
-    references.objects[number] = function(*args)
-    references.count(number, 1)
-    return number
-
-
-def count(number: int, change: int) -> None:
-    """On the owner: adjust a reference count."""
-    current_agent().references.count(number, change)
+def call_agent(method: str, *args: Any) -> Any:
+    """On any rank: call a method of its agent."""
+    return getattr(current_agent(), method)(*args)
 
 
 def call_method(reference: RemoteReference, method: str, args: tuple[Any, ...]) -> Any:
@@ -482,7 +449,7 @@ def call_method(reference: RemoteReference, method: str, args: tuple[Any, ...]) 
 
 def borrow(owner: int, number: int) -> RemoteReference:
     """On any rank: rebuild a reference that has arrived."""
-    references = current_agent().references
-    if owner == references.rank:
-        references.count(number, 1)
-    return RemoteReference(references, owner, number)
+    agent = current_agent()
+    if owner == agent.rank:
+        agent.count(number, 1)
+    return RemoteReference(agent, owner, number)

@@ -14,9 +14,8 @@ from typing import Any
 import torch.distributed as dist
 from torch.distributed import rpc
 
-FEWEST_THREADS = 16
+THREADS = 16
 """Minimum number of threads that answer requests: torch's default. More ranks need more (pytorch/pytorch#85607)."""
-SPARE_THREADS = 4
 OUR_STORE = "playground"
 """Scheme of the init method with which `init_rpc` uses the store of the world."""
 NO_LIMIT = 0.0
@@ -28,6 +27,8 @@ DEPRECATED_INSIDE = "You are using a Backend .* as a ProcessGroup"
 class TorchAgent:
     """This rank's end of all remote calls, as `Agent`. Every rank creates one, and leaves it with the others."""
 
+    barrier = staticmethod(dist.barrier)
+
     def __init__(self) -> None:
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
 
@@ -35,7 +36,7 @@ class TorchAgent:
         if interface := os.environ.get("GLOO_SOCKET_IFNAME"):
             os.environ["TP_SOCKET_IFNAME"] = interface  # stays: this process is not as it was, see `remote`
         options = rpc.TensorPipeRpcBackendOptions(
-            num_worker_threads=max(FEWEST_THREADS, self.size + SPARE_THREADS), init_method=f"{OUR_STORE}://"
+            num_worker_threads=max(THREADS, self.size + 4), init_method=f"{OUR_STORE}://"
         )
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", DEPRECATED_INSIDE)
@@ -48,10 +49,6 @@ class TorchAgent:
 
     def on_loss(self, callback: Callable[[int], None]) -> None:
         """Does nothing: torch's RPC does not report lost ranks."""
-
-    def barrier(self) -> None:
-        """Wait until every rank has come here."""
-        dist.barrier()
 
     def call(self, rank: int, function: Callable[..., Any], *args: Any) -> Any:
         """Run `function(*args)` on that rank. Returns its result, or raises its exception."""

@@ -8,7 +8,7 @@
 | 1         | `Deadlock`          | ranks wait for each other: proved, at once         |
 | 1         | `RendezvousTimeout` | the ranks did not find each other in time          |
 | 1         | `ForkServerFailed`  | the process that ranks come from gave none         |
-| 75        | `Preempted`         | a signal asked all to end; they can go on later    |
+| 75        | `Preempted`         | a signal asked all to end; they can resume later   |
 
 Ctrl-C (130) and SIGTERM (143) are not errors of ours: Python raises them, the command line maps them.
 """
@@ -27,12 +27,7 @@ class PlaygroundError(Exception):
 
     exit_code = 1
     diagnosis: Diagnosis | None = None
-    """What the ranks' black boxes tell of it, if they do."""
-
-    @property
-    def told(self) -> str:
-        """That, in words; empty if they tell nothing."""
-        return str(self.diagnosis) if self.diagnosis else ""
+    """The explanation from the ranks' black boxes, if they have one."""
 
     @property
     def headline(self) -> str:
@@ -71,7 +66,7 @@ class RankFailed(PlaygroundError):
 
     def __str__(self) -> str:
         head = f"rank {self.rank} of {self.size} {self.reason}"
-        return "\n".join(filter(None, [head, self.traceback, format_stacks(self.others), self.told]))
+        return join_paragraphs(head, self.traceback, format_stacks(self.others), self.diagnosis)
 
 
 class PeerDisconnected(RankFailed):
@@ -98,12 +93,12 @@ class Preempted(PlaygroundError):
 TIMED_OUT = re.compile(r"[Tt]imed out|[Tt]imeout|failed to pass monitoredBarrier")
 """How backends say that an operation took too long."""
 UNHEARD = "  (no answer: stopped, or inside C code that holds the GIL)"
-"""In the place of the stack of a rank that has not told where it stands."""
+"""In the place of the stack of a rank that has not answered."""
 
 
 class RankTimeout(PlaygroundError):
-    """No rank said anything for `timeout` seconds. `stacks` maps each unfinished rank to where it stands. If some can
-    tell and others cannot, those that cannot are the ones that are named: the rest may be waiting for them."""
+    """No rank said anything for `timeout` seconds. `stacks` maps each unfinished rank to where it stands. If only some
+    have answered, those that have not are the ones that are named: the rest may be waiting for them."""
 
     def __init__(self, size: int, timeout: float, stacks: dict[int, str]) -> None:
         super().__init__(size, timeout, stacks)
@@ -115,7 +110,7 @@ class RankTimeout(PlaygroundError):
             named, why = [*self.stacks], "a hang, or a timeout too short for the work"
         who = f"rank{'s' * (len(named) != 1)} {', '.join(map(str, named))}"
         head = f"no sign of life for {self.timeout:g} s from {who} of {self.size}: {why}"
-        return "\n".join(filter(None, [head, self.told, format_stacks(self.stacks)]))
+        return join_paragraphs(head, self.diagnosis, format_stacks(self.stacks))
 
 
 class Deadlock(RankTimeout):
@@ -131,13 +126,16 @@ class Deadlock(RankTimeout):
         return str(self.diagnosis)
 
 
+def join_paragraphs(*parts: object) -> str:
+    """Those that are not empty, one below the other."""
+    return "\n".join(str(part) for part in parts if part)
+
+
 def format_stacks(stacks: dict[int, str]) -> str:
     """Where each rank stands, one paragraph a rank."""
     return "\n".join(f"rank {rank} stands at:\n{stack.rstrip()}" for rank, stack in stacks.items())
 
 
-for _error in (
-    PlaygroundError, UsageError, ForkServerFailed, RendezvousTimeout, RankFailed, PeerDisconnected, RankTimeout,
-    Deadlock, Preempted,
-):  # fmt: skip
-    _error.__module__ = "playground"  # users import them from there, and tracebacks say so
+for _error in [*vars().values()]:
+    if isinstance(_error, type) and issubclass(_error, PlaygroundError):
+        _error.__module__ = "playground"  # users import them from there, and tracebacks say so

@@ -13,6 +13,7 @@ import functools
 import os
 import socket
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 from playground.runtime.meeting.environment import read_integer
@@ -38,8 +39,8 @@ def host_id() -> str:
 
 
 def namespace_id(kind: str) -> str:
-    """Identity of this machine since boot and of this process's namespace of that kind ("net", "pid"), to tell it from
-    others by.
+    """Identity of this machine since boot and of this process's namespace of that kind ("net", "pid"), which together
+    are unlike any other's.
 
     Source: namespaces(7)
     """
@@ -51,6 +52,15 @@ def namespace_id(kind: str) -> str:
             str(namespace.stat().st_ino) if namespace.exists() else "",
         ]
     )
+
+
+def ranks_by_host(ids: Iterable[object]) -> tuple[tuple[int, ...], ...]:
+    """For each host its ranks, in order, from what every rank says of its host, in rank order. The hosts are in the
+    order of their first ranks."""
+    by_id: dict[object, list[int]] = {}
+    for rank, host in enumerate(ids):
+        by_id.setdefault(host, []).append(rank)
+    return tuple(map(tuple, by_id.values()))
 
 
 def digest(identity: str) -> int:

@@ -1,7 +1,7 @@
 """remote("package.module:function"): a function named without importing its module.
 
 A command line that starts ranks does without torch, which takes seconds to import: it names what the ranks are to run,
-and they import it. The name is checked where it is written, not where it is used.
+and they import it. A test looks up every name that is written so.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import ast
 import contextlib
 import functools
 import importlib
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,19 +39,15 @@ class Remote:
     @property
     def summary(self) -> str:
         """The first paragraph of its docstring, in one line."""
-        return outline(self.module).docstrings.get(self.name, "")
+        return docstrings(self.module).get(self.name, "")
 
 
 def remote(reference: str) -> Remote:
-    """The function that `reference` ("package.module:function") names. Raises `ValueError` if there is none."""
+    """The function that `reference` ("package.module:function") names. Raises `ValueError` if there is no such
+    module."""
     module, _, name = reference.partition(":")
-    try:
-        source = file_of(module).read_text(encoding="utf-8")
-    except OSError:
-        raise ValueError(f"{reference}: there is no module {module}") from None
-    # Not by its outline: ranks make these references too, and a syntax tree leaves megabytes of garbage in each.
-    if not name or not re.search(rf"^(?:def|class) {name}\b|^{name}\b[^=\n]*=", source, re.MULTILINE):
-        raise ValueError(f"{reference}: {module} has nothing called {name!r} at its top")
+    if not (name and module_exists(module)):
+        raise ValueError(f"{reference}: use package.module:function, of one of our modules")
     return Remote(module, name)
 
 
@@ -73,31 +68,28 @@ def module_exists(module: str) -> bool:
     return file_of(module).is_file()
 
 
-@dataclass(frozen=True)
-class Outline:
-    """The docstrings and functions of a module, known without running it."""
-
-    docstrings: dict[str, str]
-    """Its docstring (under "") and the first paragraphs of those of its functions and classes."""
-    rank_functions: tuple[str, ...]
-    """Functions that ranks run, in order: those whose first two parameters are `rank` and `size`, unless they are given
-    another one to run (`fn`)."""
-
-
 @functools.cache
-def outline(module: str) -> Outline:
-    """The outline of one of our modules. Raises `OSError` if there is none of that name, and `UsageError` for one that
-    is not valid Python."""
+def parse(module: str) -> ast.Module:
+    """The syntax tree of one of our modules. Raises `OSError` if there is none of that name, and `UsageError` for one
+    that is not valid Python."""
     file = file_of(module)
     with syntax_errors_in_one_line():
-        tree = ast.parse(file.read_text(encoding="utf-8"), str(file))
-    texts = {"": ast.get_docstring(tree) or ""}
-    rank_functions = []
-    for node in tree.body:
-        if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
-            texts[node.name] = " ".join((ast.get_docstring(node) or "").split("\n\n")[0].split())
-        if isinstance(node, ast.FunctionDef):
-            rank, size, *others = *(arg.arg for arg in node.args.args), "", ""
-            if (rank, size) == ("rank", "size") and "fn" not in others:
-                rank_functions.append(node.name)
-    return Outline(texts, tuple(rank_functions))
+        return ast.parse(file.read_text(encoding="utf-8"), str(file))
+
+
+def docstrings(module: str) -> dict[str, str]:
+    """Its docstring (under "") and the first paragraphs of those of its functions and classes."""
+    tree = parse(module)
+    return {"": ast.get_docstring(tree) or ""} | {
+        node.name: " ".join((ast.get_docstring(node) or "").split("\n\n")[0].split())
+        for node in tree.body
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef))
+    }
+
+
+def rank_functions(module: str) -> list[str]:
+    """Functions that ranks run, in order: those whose first two parameters are `rank` and `size`, unless they are given
+    another one to run (`fn`)."""
+    functions = [node for node in parse(module).body if isinstance(node, ast.FunctionDef)]
+    parameters = {node.name: [arg.arg for arg in node.args.args] for node in functions}
+    return [name for name, names in parameters.items() if names[:2] == ["rank", "size"] and "fn" not in names]

@@ -3,7 +3,7 @@
     rank 0 makes it, without a name: memfd_create                nothing is left in /dev/shm, whatever happens
     all open it as /proc/PID/fd/FD of rank 0, and look for a     containers, users and hosts that share no memory
     number that rank 0 has written there                         are found out by trying
-    all say whether they have it                                 everybody uses it, or nobody
+    all say whether they have it                                 all use it, or none
 
 Ranks meet in it by semaphores: `sem_post` and `sem_wait` order memory on every processor. A wait is bounded: it tries
 for some microseconds, then sleeps in slices, between which it looks whether a peer has ended or has given up.
@@ -113,7 +113,7 @@ class Segment:
     ) -> None:
         self.members, self.rank, self.size, self.timeout = tuple(members), rank, len(members), timeout
         self.memory, self.number = memory, 0
-        """Of the latest call."""
+        """`number`: of the latest call, counted from 1."""
         self.lock, self.thread = threading.Lock(), 0
         """Held inside a call, and by which thread. Who leaves a call by an exception does not release it."""
         others = [each for each in range(self.size) if each != rank]
@@ -133,7 +133,7 @@ class Segment:
         ]
         """By round of a meeting: its number, and the addresses of the semaphore to post and of the one to wait for."""
         self.rounds_left = self.rounds
-        """Of the next meeting. An address is 0 where this rank has posted before."""
+        """What is left of the current meeting. An address is 0 where this rank has posted before."""
         self.hasty = 0
         """The thread whose call is not to sleep before all ranks have come to it; 0 if there is none."""
         self.views: dict[tuple[int, torch.dtype, int], list[torch.Tensor]] = {}
@@ -143,8 +143,8 @@ class Segment:
         segments.add(self)
 
     def slots(self, half: int, dtype: torch.dtype, elements: int) -> list[torch.Tensor]:
-        """The slots of all ranks, in their order, of that half: flat, of so many elements each. Those of some sizes are
-        kept, for to make them takes longer than to add small ones."""
+        """The slots of all ranks, in their order, of that half: flat, of `elements` each. They are kept, since making
+        them takes longer than adding small ones."""
         found = self.views.get((half, dtype, elements))
         if found is None:
             if len(self.views) == MOST_VIEWS:
@@ -220,10 +220,10 @@ class Segment:
         self.memory[here : here + CALL.size] = mine
         self.meet()
         self.hasty = 0
-        told = self.memory[start : start + self.size * CALL.size]
-        if told == self.size * mine:
+        packed = self.memory[start : start + self.size * CALL.size]
+        if packed == self.size * mine:
             return [call]
-        calls = [*CALL.iter_unpack(told)]
+        calls = [*CALL.iter_unpack(packed)]
         if len({number for number, *_ in calls}) > 1:
             raise RuntimeError(f"{LOST}: a rank has left a call, and made the next")
         return [(first, second, third) for _, first, second, third in calls]
@@ -245,7 +245,9 @@ class Segment:
         self.waits[self.rank].value = number + 1
         while not self.semaphores.wait(semaphore, SLICE):
             late = self.find_late()
-            self.check_peers(late)
+            self.check_flags(late)
+            if late in self.peers and select.select([self.peers[late]], [], [], 0)[0]:
+                raise RuntimeError(f"{LOST}: the process of {self.name(late)} has ended")
             if time.monotonic() > end:
                 raise RuntimeError(
                     f"Timed out after {timeout:g} s in the memory that the ranks of this host share: "
@@ -255,7 +257,7 @@ class Segment:
 
     def find_late(self) -> int:
         """The rank that all others wait for: who sleeps waits for the one that is to signal it, and so on, until one
-        does not sleep, or has not heard the signal that it slept for."""
+        does not sleep, or has a signal that it has not woken up for."""
         rank = self.rank
         for _ in range(self.size):
             number = self.waits[rank].value - 1
@@ -303,15 +305,8 @@ class Segment:
             if flags[rank] == GONE:
                 raise RuntimeError(f"{LOST}: {self.name(rank)} has destroyed the process group")
 
-    def check_peers(self, late: int) -> None:
-        """Raise `RuntimeError` if any rank has given up, or if the one that is late has ended, or left the group. (One
-        that has come to the last meeting may do so while others are still there.)"""
-        self.check_flags(late)
-        if late in self.peers and select.select([self.peers[late]], [], [], 0)[0]:
-            raise RuntimeError(f"{LOST}: the process of {self.name(late)} has ended")
-
     def share_of(self, elements: int) -> tuple[int, int]:
-        """The first of so many elements in this rank's share of them, and the one behind its last."""
+        """Start and end of this rank's share of that many elements."""
         return elements * self.rank // self.size, elements * (self.rank + 1) // self.size
 
     def name(self, rank: int) -> str:
@@ -361,11 +356,11 @@ class Layout:
 
 
 segments: weakref.WeakSet[Segment] = weakref.WeakSet()
-"""This process's, as long as somebody has them."""
+"""All segments of this process that are in use."""
 
 
 def give_up_all() -> None:
-    """This rank has failed, or has learnt of a loss: nobody is to wait for it in shared memory."""
+    """Break all segments of this rank, which has failed or knows of a loss: no peer is to wait for it."""
     for segment in list(segments):
         segment.give_up()
 
@@ -441,12 +436,12 @@ def share(
                 prepare(memory)
         except (OSError, AttributeError, ValueError) as error:
             memory, reason, descriptor = None, str(error), -1
-        told = exchange([os.getpid(), descriptor, nonce, own_namespace])
-        pid, descriptor, nonce, namespace = told[members[0]]
+        processes = exchange([os.getpid(), descriptor, nonce, own_namespace])
+        pid, descriptor, nonce, namespace = processes[members[0]]
         try:
             if not reason and memory is None:
                 memory = attach(pid, descriptor, nonce, size, same=namespace == own_namespace)
-            observe([each[0] for each in told])
+            observe([each[0] for each in processes])
         except (OSError, AttributeError, ValueError) as error:
             memory, reason = None, reason or str(error)
         agreed = exchange([int(memory is not None)])

@@ -155,14 +155,19 @@ def exit_after(seconds: float) -> None:
 
 def wait_and_exit(signals: int, seconds: float) -> NoReturn:
     first, end = 0, math.inf
-    while number := read_signal(signals, end):
+    while True:
+        left = None if end == math.inf else max(0.0, end - time.monotonic())
+        if not select.select([signals], [], [], left)[0]:
+            break
+        number = os.read(signals, 1)[0]
         if (grace := postponed.get(number)) is not None:
             first, end = first or number, min(end, time.monotonic() + grace)
         elif number in (signal.SIGINT, *TERMINATING):
+            first = number
             break
     stopping.set()
     time.sleep(seconds)
-    exit_now(128 + (number or first))
+    exit_now(128 + first)
 
 
 def speaks() -> bool:
@@ -174,9 +179,3 @@ def exit_now(code: int) -> NoReturn:
     """Exit wherever the main thread is."""
     remove_empty_cache()
     os._exit(code)
-
-
-def read_signal(signals: int, end: float) -> int:
-    """The number of the next signal; 0 if none has come when the monotonic clock shows `end`."""
-    seconds = None if end == math.inf else max(0.0, end - time.monotonic())
-    return os.read(signals, 1)[0] if select.select([signals], [], [], seconds)[0] else 0

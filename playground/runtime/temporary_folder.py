@@ -21,49 +21,32 @@ MARK = ".temporary"
 def temporary_folder(purpose: str) -> Iterator[Path]:
     """A new folder, removed at the end of the block. Those of processes that were killed are removed before."""
     for left in Path(tempfile.gettempdir()).glob(f"{PREFIX}*/{MARK}"):
-        with contextlib.suppress(OSError):  # another process was faster, or there are no locks
-            remove_if_free(left)
-    folder, descriptor = make_folder(purpose)
+        with contextlib.suppress(OSError):  # its process is alive, or another one was faster
+            if left.lstat().st_uid == os.geteuid():
+                os.close(lock(left))
+                shutil.rmtree(left.parent, ignore_errors=True)
+    folder = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{purpose}-"))
+    descriptor = -1
     try:
+        with contextlib.suppress(OSError):  # there are no locks
+            descriptor = lock(folder / "new", os.O_CREAT)
+            os.rename(folder / "new", folder / MARK)  # from now on another process may look at the lock
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-        os.close(descriptor)
+        if descriptor >= 0:
+            os.close(descriptor)
 
 
-def make_folder(purpose: str) -> tuple[Path, int]:
-    """A new folder, and what holds its lock."""
-    while True:
-        folder = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{purpose}-"))
-        descriptor = os.open(folder / MARK, os.O_RDWR | os.O_CREAT)
-        try:
-            is_ours = lock(descriptor, folder / MARK)
-        except OSError:
-            is_ours = True
-        if is_ours:
-            return folder, descriptor
-        os.close(descriptor)  # another process has taken the folder for one that was left
-
-
-def remove_if_free(mark: Path) -> None:
-    """Remove the folder of this mark, unless a process holds its lock. Raises `OSError`."""
-    if mark.lstat().st_uid != os.geteuid():
-        return
-    descriptor = os.open(mark, os.O_RDWR | os.O_NOFOLLOW)
-    try:
-        if lock(descriptor, mark):
-            shutil.rmtree(mark.parent, ignore_errors=True)
-    finally:
-        os.close(descriptor)
-
-
-def lock(descriptor: int, mark: Path) -> bool:
-    """Whether this process now holds the lock, and the mark is still there. Raises `OSError` where there are none."""
+def lock(file: Path, flags: int = 0) -> int:
+    """A descriptor that holds the lock of this file. Raises `OSError` if another process has it, or for a link."""
+    descriptor = os.open(file, os.O_RDWR | os.O_NOFOLLOW | flags)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        return os.path.samestat(os.fstat(descriptor), mark.stat())
-    except (BlockingIOError, FileNotFoundError):
-        return False
+    except OSError:
+        os.close(descriptor)
+        raise
+    return descriptor
 
 
 def remove_empty_cache() -> None:

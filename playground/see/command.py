@@ -14,8 +14,7 @@ import click
 from playground.console.paths import FilePath, check_writable
 from playground.console.session import Session, session_command
 from playground.console.tables import Column, Table
-from playground.lessons.data_parallel.page import DataParallelSettings, Way
-from playground.lessons.elastic.page import Kill
+from playground.lessons.data_parallel.page import DataParallelSettings
 from playground.lessons.ladder.page import LadderSettings
 from playground.lessons.pipeline.page import PipelineSettings
 from playground.runtime.errors import UsageError
@@ -28,9 +27,8 @@ from playground.see import SEE
 from playground.see.analyse.overlap import overlaps
 from playground.see.analyse.waits import Waits, seconds_by_cause
 from playground.see.files import PAINTED, amount, paint, paint_steps
-from playground.see.paint import Scene, collectives, data_parallel as dp, training
+from playground.see.paint import Evidence, Scene, collectives, data_parallel as dp, training
 from playground.see.paint.painters import SCENE_PAINTERS, check_ending, paint_scene
-from playground.see.paint.results import Evidence
 from playground.see.paint.words import plural, recording_texts
 from playground.see.record import Recording
 from playground.see.record.run import RECORDED, read_recording, record_run
@@ -43,7 +41,7 @@ IMAGES, TEST_IMAGES = 1280, 128
 
 
 @dataclass(frozen=True)
-class Run:
+class FigureRun:
     """A function that ranks run."""
 
     work: Remote
@@ -78,49 +76,49 @@ def draw_digits(folder: Path) -> Path:
     return prepare.raw_folder(folder, "digits")
 
 
-def ladder_settings(folder: Path) -> tuple[LadderSettings]:
+def ladder_arguments(folder: Path) -> tuple[object, ...]:
     """Twenty steps of each rung."""
     return (LadderSettings(folder=draw_digits(folder), steps=20),)
 
 
-def elastic_settings(folder: Path) -> tuple[TrainingSettings, str, tuple[Kill, ...]]:
+def elastic_arguments(folder: Path) -> tuple[object, ...]:
     """Twenty steps, with two kills and a snapshot every four steps."""
     snapshots = SnapshotSettings(folder=folder / "snapshots", every=4)
     settings = TrainingSettings(folder=draw_digits(folder), limit=IMAGES, epochs=2, snapshots=snapshots)
     return settings, "sgd", ((1, 7), (0, 14))
 
 
-def pipeline_settings(folder: Path) -> tuple[PipelineSettings]:
+def pipeline_arguments(folder: Path) -> tuple[object, ...]:
     """Two stages and few microbatches, so that each can be seen."""
     return (PipelineSettings(size=2, folder=draw_digits(folder), microbatches=4, steps=3),)
 
 
 DEVICES = tuple(f"cpu:{number}" for number in range(4))
-BOTH = tuple(Way(gather=gather, output_device=DEVICES[0]) for gather in ("logits", "loss"))
+BOTH = tuple((gather, DEVICES[0]) for gather in ("logits", "loss"))
 WAYS = DataParallelSettings(devices=DEVICES, output_device=DEVICES[0], batch_size=32, steps=2, ways=BOTH)
 ALL_REDUCE = remote("playground.see.paint.ranks:all_reduce")
 STEPS = remote("playground.see.paint.ranks:training_steps")
 BACKWARD = remote("playground.see.paint.ranks:ddp_backward")
 SGD = remote("playground.see.paint.ranks:sgd_step")
 RUNS = {
-    "collectives": Run(remote("playground.see.paint.ranks:six_collectives"), 4, recorded=True),
-    "send": Run(remote("playground.see.paint.ranks:send_to_last"), 4, recorded=True),
-    "reduce-broadcast": Run(ALL_REDUCE, 4, ("reduce-broadcast",), recorded=True),
-    "all-to-all": Run(ALL_REDUCE, 4, ("all-to-all",), recorded=True),
-    "ring": Run(ALL_REDUCE, 4, ("ring",), recorded=True),
-    "sgd": Run(SGD, 4),
-    "sgd on three": Run(SGD, 3),
-    "flat": Run(STEPS, 2, ("flat",), recorded=True),
-    "overlapped": Run(STEPS, 2, ("overlapped",), recorded=True),
-    "ladder": Run(remote("playground.lessons.ladder.lesson:run"), 2, ladder_settings),
-    "hello": Run(remote("playground.lessons.hello.lesson:who_am_i"), 3),
-    "bert": Run(remote("playground.see.paint.ranks:bert_steps"), 2, recorded=True),
-    "elastic": Run(remote("playground.lessons.elastic.lesson:run"), 3, elastic_settings, restarts=2),
-    "pipeline": Run(remote("playground.lessons.pipeline.experiment:run"), 2, pipeline_settings),
-    "ddp": Run(BACKWARD, 2, ("net",)),
-    "ddp, four parameters": Run(BACKWARD, 2, ("four",)),
-    "data-parallel": Run(remote("playground.see.paint.ranks:data_parallel_steps"), 1, (WAYS,), recorded=True),
-    "data-parallel, memory": Run(remote("playground.lessons.data_parallel.experiment:ways"), 1, (WAYS,)),
+    "collectives": FigureRun(remote("playground.see.paint.ranks:six_collectives"), 4, recorded=True),
+    "send": FigureRun(remote("playground.see.paint.ranks:send_to_last"), 4, recorded=True),
+    "reduce-broadcast": FigureRun(ALL_REDUCE, 4, ("reduce-broadcast",), recorded=True),
+    "all-to-all": FigureRun(ALL_REDUCE, 4, ("all-to-all",), recorded=True),
+    "ring": FigureRun(ALL_REDUCE, 4, ("ring",), recorded=True),
+    "sgd": FigureRun(SGD, 4),
+    "sgd on three": FigureRun(SGD, 3),
+    "flat": FigureRun(STEPS, 2, ("flat",), recorded=True),
+    "overlapped": FigureRun(STEPS, 2, ("overlapped",), recorded=True),
+    "ladder": FigureRun(remote("playground.lessons.ladder.lesson:run"), 2, ladder_arguments),
+    "hello": FigureRun(remote("playground.lessons.hello.lesson:who_am_i"), 3),
+    "bert": FigureRun(remote("playground.see.paint.ranks:bert_steps"), 2, recorded=True),
+    "elastic": FigureRun(remote("playground.lessons.elastic.lesson:run"), 3, elastic_arguments, restarts=2),
+    "pipeline": FigureRun(remote("playground.lessons.pipeline.experiment:run"), 2, pipeline_arguments),
+    "ddp": FigureRun(BACKWARD, 2, ("net",)),
+    "ddp, four parameters": FigureRun(BACKWARD, 2, ("four",)),
+    "data-parallel": FigureRun(remote("playground.see.paint.ranks:data_parallel_steps"), 1, (WAYS,), recorded=True),
+    "data-parallel, memory": FigureRun(remote("playground.lessons.data_parallel.experiment:ways"), 1, (WAYS,)),
 }
 
 
@@ -292,11 +290,10 @@ def files_of(figures: dict[str, Path], folder: Path | None, chapters: bool) -> d
         if load > cores() / 2:
             raise UsageError(f"this machine is busy (load {load:.1f} on {cores()} cores), and figures show times: wait")
         flag, files = "--chapters", chapter_files()
-    files = {name: file.absolute() for name, file in files.items()}
     for file in files.values():
-        check_ending(file, tuple(SCENE_PAINTERS), flag)
-        check_writable(flag, file)
-    return files
+        check_ending(file.absolute(), tuple(SCENE_PAINTERS), flag)
+        check_writable(flag, file.absolute())
+    return {name: file.absolute() for name, file in files.items()}
 
 
 def all_files(folder: Path) -> dict[str, Path]:
@@ -306,12 +303,9 @@ def all_files(folder: Path) -> dict[str, Path]:
 
 def chapter_files() -> dict[str, Path]:
     """The pictures of the chapters' READMEs, by the figure's name."""
-    files = {}
-    for name, figure in ALL.items():
-        chapter, file = figure.path.split("/")
-        folder = ROOT / "playground" / ("" if chapter == SEE.name else "lessons") / chapter
-        files[name] = folder / "figures" / f"{file}.svg"
-    return files
+    rooms = {name: "" if figure.path.startswith(f"{SEE.name}/") else "lessons" for name, figure in ALL.items()}
+    paths = {name: Path(rooms[name], figure.path) for name, figure in ALL.items()}
+    return {name: ROOT / "playground" / path.parent / "figures" / f"{path.name}.svg" for name, path in paths.items()}
 
 
 def see_figures(session: Session, files: dict[str, Path]) -> None:
@@ -334,9 +328,7 @@ def see_figures(session: Session, files: dict[str, Path]) -> None:
     table = Table(Column("figure"), Column("shows", wraps=True), Column("file"))
     for name, file in files.items():
         table.add(name, ALL[name].shows, str(file.relative_to(common)))
-    session.say(table, "")
-    session.say(f"Shown: {count}, in {common}.")
-    painted = [
-        {"name": name, "shows": ALL[name].shows, "run": ALL[name].run, "file": file} for name, file in files.items()
-    ]
+    session.say(table, "", f"Shown: {count}, in {common}.")
+    shown = ((name, ALL[name], file) for name, file in files.items())
+    painted = [{"name": name, "shows": figure.shows, "run": figure.run, "file": file} for name, figure, file in shown]
     session.print_document({}, figures=painted)

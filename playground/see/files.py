@@ -9,6 +9,7 @@ import json
 import re
 import shutil
 import sys
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from math import isfinite
 from pathlib import Path
@@ -18,7 +19,7 @@ import click
 
 from playground.console.paths import check_writable
 from playground.runtime.errors import PlaygroundError, UsageError
-from playground.runtime.launcher.entry import World
+from playground.runtime.launcher.entry import CommandWorld
 from playground.runtime.untrusted import printable
 from playground.see.analyse import match_messages, to_logical_time
 from playground.see.paint.painters import check_ending, paint_scene, to_svg, to_text, write
@@ -78,7 +79,7 @@ class Recordings:
         """The error that kept a recording from being written."""
 
     @contextlib.contextmanager
-    def __call__(self, world: World, fn: Callable[..., Any]) -> Iterator[Callable[..., Any]]:
+    def __call__(self, world: CommandWorld, fn: Callable[..., Any]) -> Iterator[Callable[..., Any]]:
         """The function that the ranks of `world` run in place of `fn` here. Afterwards the recording is written."""
         self.worlds += 1
         folder = self.folder / str(self.worlds)
@@ -191,8 +192,6 @@ SENT = 1e-6
 """Seconds that a slice `sent` is long, at most: an arrow begins in it."""
 MESSAGES = "messages"
 """The lane of sends and receives, which overlap with everything."""
-
-
 Entry = dict[str, Any]
 """One event of the format. `ts` and `dur` are in microseconds."""
 
@@ -215,10 +214,12 @@ def entries(recording: Recording) -> Iterator[Entry]:
     beside each other, so those that partially overlap are moved to a row of their own. An arrow leads from a short
     slice `sent` to one without length, `arrived`, because arrows there connect slices.
     """
-    ends: dict[int, list[Entry]] = {rank.rank: [] for rank in recording.ranks}
-    for number, message in enumerate(match_messages(recording).matched):
-        for event in (message.send, message.receive) if isfinite(message.receive.end) else ():
-            ends[event.rank].append(end_of(event, number))
+    ends: dict[int, list[Entry]] = defaultdict(list)
+    for number, (send, receive) in enumerate(match_messages(recording)[0]):
+        if isfinite(receive.end):
+            about, lasts = {"cat": "message", "ph": "X", "id": number}, microseconds(min(send.seconds, SENT))
+            ends[send.rank].append({"name": "sent", **about, "ts": microseconds(send.start), "dur": lasts})
+            ends[receive.rank].append({"name": "arrived", **about, "ts": microseconds(receive.end), "dur": 0})
     for rank in recording.ranks:
         lanes: dict[str, list[Entry]] = {}
         for event in rank.events:
@@ -226,35 +227,38 @@ def entries(recording: Recording) -> Iterator[Entry]:
             lanes.setdefault(lane, []).append(entry_of(recording, event))
         if ends[rank.rank]:
             lanes[f"{MESSAGES}: sent, arrived"] = ends[rank.rank]
-        yield named("process_name", rank.rank, 0, f"rank {rank.rank} ({rank.host}, {rank.device})")
+        title = f"rank {rank.rank} ({rank.host}, {rank.device})"
+        yield {"name": "process_name", "ph": "M", "pid": rank.rank, "tid": 0, "args": {"name": title}}
         rows = ((lane, row) for lane, slices in lanes.items() for row in rows_of(slices))
         for thread, (lane, row) in enumerate(rows):
-            yield named("thread_name", rank.rank, thread, lane)
+            where = {"pid": rank.rank, "tid": thread}
+            yield {"name": "thread_name", "ph": "M", **where, "args": {"name": lane}}
             for entry in row:
-                yield entry | {"pid": rank.rank, "tid": thread}
+                yield entry | where
                 if "id" in entry:
-                    yield arrow_end(entry) | {"pid": rank.rank, "tid": thread}
+                    end = {"name": "message", "cat": "message", "ph": "s", "id": entry["id"], "ts": entry["ts"]}
+                    yield (end if entry["name"] == "sent" else end | {"ph": "f", "bp": "e"}) | where
 
 
 def rows_of(slices: Iterable[Entry]) -> list[list[Entry]]:
     """The slices in rows, in each of which no two overlap unless one contains the other."""
-    rows: list[tuple[list[Entry], list[float]]] = []
-    """Each with the ends of the slices that are open in it, outermost first."""
+    rows: list[list[Entry]] = []
+    ends: list[list[float]] = []
+    """For each row the ends of the slices that are open in it, outermost first."""
     for entry in sorted(slices, key=lambda entry: (entry["ts"], -entry.get("dur", 0.0))):
         start, end = entry["ts"], entry["ts"] + entry.get("dur", 0.0)
-        row, until = next((each for each in rows if is_free(each[1], start, end)), ([], []))
-        if not row:
-            rows.append((row, until))
+        for row, until in zip(rows, ends, strict=True):  # noqa: B007 - it goes into this row
+            while until and until[-1] <= start:
+                until.pop()
+            if not until or end <= until[-1]:
+                break
+        else:
+            row, until = list[Entry](), list[float]()
+            rows.append(row)
+            ends.append(until)
         row.append(entry)
         until.append(end)
-    return [row for row, _ in rows]
-
-
-def is_free(until: list[float], start: float, end: float) -> bool:
-    """Whether a slice fits among the open ones, which end at `until`. Those over by `start` are removed."""
-    while until and until[-1] <= start:
-        until.pop()
-    return not until or end <= until[-1]
+    return rows
 
 
 def entry_of(recording: Recording, event: Event) -> Entry:
@@ -279,28 +283,7 @@ def arguments(recording: Recording, event: Event) -> dict[str, object]:
     if event.source is not None:
         source = recording.sources[event.source]
         found["source"] = f"{source.file}:{source.line} in {source.function}"
-    if not isfinite(event.end):
-        found["cut off"] = True
-    return found
-
-
-def end_of(event: Event, number: int) -> Entry:
-    """The slice at which the arrow of message `number` begins or ends."""
-    slice_ = {"name": "sent" if event.kind == SEND else "arrived", "cat": "message", "ph": "X", "id": number}
-    if event.kind == SEND:
-        return slice_ | {"ts": microseconds(event.start), "dur": microseconds(min(event.seconds, SENT))}
-    return slice_ | {"ts": microseconds(event.end), "dur": 0}
-
-
-def arrow_end(entry: Entry) -> Entry:
-    """The end of the arrow at such a slice."""
-    end = {"name": "message", "cat": "message", "ph": "s", "id": entry["id"], "ts": entry["ts"]}
-    return end if entry["name"] == "sent" else end | {"ph": "f", "bp": "e"}
-
-
-def named(what: str, rank: int, thread: int, name: str) -> Entry:
-    """The name of a process or a thread."""
-    return {"name": what, "ph": "M", "pid": rank, "tid": thread, "args": {"name": name}}
+    return found if isfinite(event.end) else found | {"cut off": True}
 
 
 def microseconds(seconds: float) -> float:

@@ -14,10 +14,9 @@ Installing the package is enough; the fixture `world` is then there:
 A rank that fails, also by an assert, fails its test with its own traceback; a rank that hangs, with the stacks of all.
 No other test is affected.
 
-The fork server that starts the ranks lives as long as the session (under pytest-xdist, as its worker), so a first world
-starts in tens of milliseconds. A world whose function returned on every rank, and left each process as it had found it,
-is reused for the next run, with a new process group: that takes milliseconds. Changes that a function makes to modules,
-as a monkeypatch does, are then still there; `world(3, fresh=True)` has new processes for every run.
+The fork server that starts the ranks lives as long as the session (under pytest-xdist, as its worker). A world whose
+function returned on every rank, and left each process as it had found it, is reused for the next run. Changes that a
+function makes to modules, as a monkeypatch does, are then still there; `world(3, fresh=True)` has new processes.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from __future__ import annotations
 import contextlib
 import pickle
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
 from typing import Any
@@ -97,28 +96,16 @@ OPTIONS = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class PytestSettings:
-    """The configuration of this run of pytest, as far as ranks need it.
+class ImportedAsByPytest:
+    """`fn`, whose module is imported as by pytest where it is unpickled.
 
     pytest rewrites the asserts of a test module when it imports it, and ranks import the module again. So a function is
-    sent to them together with these settings, and its module is imported after they have been applied.
+    sent to them together with the settings of this run of pytest, and its module is imported after they were applied.
     """
 
-    folders: tuple[str, ...]
-    """Folders in which pytest finds modules, besides `sys.path`."""
-    rewritten: frozenset[str]
-    """Names of the modules whose asserts are rewritten, and of packages with all their modules."""
-    options: dict[str, object]
-    verbosity: int
-    """Verbosity of assertions: pytest's -v and `verbosity_assertions`."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class ImportedAsByPytest:
-    """`fn`, whose module is imported as by pytest where it is unpickled."""
-
     fn: Callable[..., Any]
-    settings: PytestSettings
+    settings: Mapping[str, Any]
+    """Arguments of `load`."""
 
     def __call__(self, *args: Any) -> Any:
         return self.fn(*args)
@@ -126,22 +113,35 @@ class ImportedAsByPytest:
     def __repr__(self) -> str:
         return repr(self.fn)
 
-    def __reduce__(self) -> tuple[Callable[..., Any], tuple[PytestSettings, bytes]]:
-        return load, (self.settings, pickle.dumps(self.fn))  # bytes: to be unpickled after the settings are applied
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[bytes]]:
+        return partial(load, **self.settings), (pickle.dumps(self.fn),)  # unpickled after the settings are applied
 
 
-def load(settings: PytestSettings, pickled: bytes) -> Callable[..., Any]:
-    """In a rank: apply `settings`, then import the function."""
-    sys.path += settings.folders
-    if settings.rewritten:
+def load(
+    pickled: bytes,
+    *,
+    folders: Sequence[str] = (),
+    rewritten: frozenset[str] = frozenset(),
+    options: Mapping[str, object],
+    verbosity: int = 0,
+) -> Callable[..., Any]:
+    """In a rank: apply these settings, then import the function.
+
+    `folders`: where pytest finds modules besides `sys.path`; `rewritten`: names of the modules whose asserts are
+    rewritten, and of packages with all their modules; `options`: values of `OPTIONS`; `verbosity`: that of asserts.
+    """
+    sys.path += folders
+    if rewritten:
         with contextlib.suppress(Exception):  # an unknown version of pytest: asserts stay plain
             from playground.testing.rewriting import install
 
-            install(settings.rewritten, settings.options, settings.verbosity)
-    return pickle.loads(pickled)
+            install(rewritten, options, verbosity)
+    function: Callable[..., Any] = pickle.loads(pickled)
+    return function
 
 
-def read_settings(config: pytest.Config) -> PytestSettings:
+def read_settings(config: pytest.Config) -> Mapping[str, Any]:
+    """The settings of this run of pytest that ranks need."""
     options = {}
     for name in OPTIONS:
         with contextlib.suppress(KeyError, ValueError):
@@ -152,6 +152,6 @@ def read_settings(config: pytest.Config) -> PytestSettings:
 
         rewritten = rewritten_modules(config)
     # With --import-mode=importlib, pytest names modules from its root folder, without adding that to `sys.path`.
-    folders = (str(config.rootpath),) if config.getoption("importmode", "") == "importlib" else ()
+    folders = [str(config.rootpath)] if config.getoption("importmode", "") == "importlib" else []
     verbosity = config.get_verbosity(pytest.Config.VERBOSITY_ASSERTIONS)
-    return PytestSettings(folders=folders, rewritten=rewritten, options=options, verbosity=verbosity)
+    return {"folders": folders, "rewritten": rewritten, "options": options, "verbosity": verbosity}

@@ -69,7 +69,7 @@ class RankConfig:
 
     def __init__(self, options: Mapping[str, object], verbosity: int) -> None:
         self.options, self.verbosity = options, verbosity
-        self.trace = SimpleNamespace(root=SimpleNamespace(get=lambda name: ignore))
+        self.trace = SimpleNamespace(root=SimpleNamespace(get=lambda name: lambda *message: None))
         self.pluginmanager = SimpleNamespace(has_plugin=lambda name: False)
         self.stash = pytest.Stash()
         self.stash[rewrite.assertstate_key] = assertion.AssertionState(self, "rewrite")  # type: ignore[arg-type]
@@ -102,10 +102,6 @@ class RankConfig:
         compare = util._reprcompare
         assert compare is not None
         util._reprcompare = lambda op, left, right: call_or_none(compare, op, left, right)
-
-
-def ignore(*message: object) -> None:
-    """Ignore pytest's debugging messages."""
 
 
 def call_or_none(explain: Callable[..., str | None], *values: object) -> str | None:

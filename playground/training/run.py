@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 from playground.runtime import host
 from playground.runtime.meeting.agreement import require_same_on_all_ranks
 from playground.runtime.remote import Remote
+from playground.training.prepare import MIRROR, default_data_dir, prepare
+from playground.training.settings import TrainingSettings
 
 
 def run_training(rank: int, size: int, lesson: Remote, settings: Any, more: tuple[Any, ...] = ()) -> Any:
@@ -15,3 +18,9 @@ def run_training(rank: int, size: int, lesson: Remote, settings: Any, more: tupl
     require_same_on_all_ranks(settings.on_all_ranks())
     host.keep_to_one_core()
     return lesson(rank, size, settings, *more)
+
+
+def default_settings() -> TrainingSettings:
+    """The defaults, with the data that is there or can be had: for `run(rank, size)` in a program of its own."""
+    source = prepare("auto", default_data_dir(), os.environ.get(MIRROR))
+    return TrainingSettings(folder=source.folder, dataset=source.name)

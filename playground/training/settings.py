@@ -20,7 +20,7 @@ FLOAT32_MAX = (2 - 2**-23) * 2.0**127
 LOADERS = ("batch", "per-sample")
 """Ways to fetch samples: whole batches; and as tutorials do, one by one."""
 MAX_LOADER_WORKERS = 64
-BEYOND_TUTORIAL = ("sync", "all_reduce", "accumulate", "snapshots")
+BEYOND_TUTORIAL = ("sync", "all_reduce", "link", "accumulate", "snapshots")
 """Settings that the tutorial's loop knows nothing of."""
 
 
@@ -82,6 +82,13 @@ class TrainingSettings:
         group="sync",
         metavar="NAME",
     )
+    link: float = flag(
+        0.0,
+        "Simulate a link of GBIT 10^9 bits per second for each rank: no message is faster. 0: none.",
+        least=0,
+        group="sync",
+        metavar="GBIT",
+    )
     bucket_cap: int = flag(
         BUCKET_CAP,
         "Capacity of a bucket of gradients.",
@@ -110,6 +117,11 @@ class TrainingSettings:
     def is_tutorial(self) -> bool:
         """Whether the tutorial's loop will do: `average_gradients` after each backward, on the backend's all_reduce."""
         return all(getattr(self, name) == getattr(TrainingSettings, name) for name in BEYOND_TUTORIAL)
+
+    @property
+    def over_links(self) -> str:
+        """What is said of the links, where they are simulated."""
+        return f", over simulated links of {self.link:g} Gbit/s" if self.link else ""
 
     def check_batch(self, size: int) -> None:
         """Raise `UsageError` if `Net` cannot be trained on a batch that `size` ranks share."""

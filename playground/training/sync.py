@@ -23,6 +23,7 @@ from torch import nn
 
 from playground.algorithms import load_all_reduce
 from playground.training.grad_syncs import GRAD_SYNCS
+from playground.training.link import Link
 from playground.training.settings import BUCKET_CAP, TrainingSettings
 
 AllReduce = Callable[..., object]
@@ -31,24 +32,23 @@ Broadcast = Callable[..., object]
 """Called as `broadcast(tensor, src=…, group=…)`, in place."""
 
 
-def none_safe(model: nn.Module, all_reduce: AllReduce = dist.all_reduce) -> None:
-    """One all_reduce per parameter. A gradient that is None (this rank's samples took another branch) takes part, as
-    zero."""
-    for grad in gradients(model):
-        all_reduce(grad, op=dist.ReduceOp.SUM)
-        grad /= dist.get_world_size()
-
-
 def per_parameter(model: nn.Module, all_reduce: AllReduce = dist.all_reduce) -> None:
-    """The same as the tutorial does it, `average_gradients` of the lesson sgd: every parameter must have a gradient.
+    """One all_reduce per parameter, as the tutorial does it: `average_gradients` of the lesson sgd.
 
-    Raises `ValueError` where one has none: skipping it would leave the other ranks waiting, or, on all ranks, hide that
-    it is not trained. Source: https://docs.pytorch.org/tutorials/intermediate/dist_tuto.html
+    Raises `ValueError` for a parameter without a gradient: to skip it would leave the other ranks waiting, or, on all,
+    hide that it is not trained. Source: https://docs.pytorch.org/tutorials/intermediate/dist_tuto.html
     """
     for name, param in model.named_parameters():
         if param.grad is None and param.requires_grad:
             raise ValueError(f"{name} has no gradient on rank {dist.get_rank()}: this needs a way that is None-safe")
     none_safe(model, all_reduce)
+
+
+def none_safe(model: nn.Module, all_reduce: AllReduce = dist.all_reduce) -> None:
+    """The same, but a gradient that is None (this rank's samples took another branch) takes part, as zero."""
+    for grad in gradients(model):
+        all_reduce(grad, op=dist.ReduceOp.SUM)
+        grad /= dist.get_world_size()
 
 
 def flat(model: nn.Module, all_reduce: AllReduce = dist.all_reduce) -> None:
@@ -369,4 +369,6 @@ def new_grad_sync(
 def build_grad_sync(model: nn.Module, settings: TrainingSettings) -> GradSync:
     """The gradient synchronisation for `model` that `settings` ask for."""
     all_reduce = load_all_reduce(settings.all_reduce)
+    if settings.link:
+        all_reduce = Link(settings.link).all_reduce(all_reduce)
     return new_grad_sync(settings.sync, model, all_reduce, settings.bucket_cap, settings.sync_every)

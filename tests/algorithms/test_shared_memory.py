@@ -76,7 +76,7 @@ def fold(tensors: list[torch.Tensor], name: str) -> torch.Tensor:
 
 
 @needs_shm
-@pytest.mark.parametrize("size", [1, 2, 3, 4, pytest.param(5, marks=pytest.mark.stress)])
+@pytest.mark.parametrize("size", [2, 3, *(pytest.param(size, marks=pytest.mark.stress) for size in (1, 4, 5))])
 def test_the_backend_is_right_for_every_tensor(size: int, world: Worlds) -> None:
     @few
     @given(cases)
@@ -138,8 +138,7 @@ def where_they_lie(rank: int, size: int, elements: int) -> set[str]:
     return {name for name, each in right.items() if not each}
 
 
-@pytest.mark.parametrize("size", [2, 3])
-@pytest.mark.parametrize("elements", [5, 1000, 3 * SLOT // 8 + 7])
+@pytest.mark.parametrize(("elements", "size"), [(5, 3), (1000, 2), (3 * SLOT // 8 + 7, 3)])
 def test_tensors_that_lie_in_shared_memory(elements: int, size: int, world: Worlds) -> None:
     """The same bits as in any other memory."""
     assert world(size).run(where_they_lie, elements) == [set()] * size
@@ -148,8 +147,7 @@ def test_tensors_that_lie_in_shared_memory(elements: int, size: int, world: Worl
 def call_differently(rank: int, size: int, calls: list[str]) -> None:
     made = {
         "sum of 4": lambda: dist.all_reduce(torch.ones(4)), "sum of 5": lambda: dist.all_reduce(torch.ones(5)),
-        "float64": lambda: dist.all_reduce(torch.ones(4, dtype=torch.float64)),
-        "max": lambda: dist.all_reduce(torch.ones(4), dist.ReduceOp.MAX),
+        "double": lambda: dist.all_reduce(torch.ones(4, dtype=torch.float64), dist.ReduceOp.MAX),
         "broadcast": lambda: dist.broadcast(torch.ones(4), 1), "from 0": lambda: dist.broadcast(torch.ones(4), 0),
         "async": lambda: dist.all_reduce(torch.ones(SLOT), async_op=True).wait(),
     }  # fmt: skip
@@ -161,12 +159,9 @@ def call_differently(rank: int, size: int, calls: list[str]) -> None:
     ("calls", "words"),
     [
         (["sum of 4", "sum of 5"], "rank 0 called all_reduce(4 float32, SUM), rank 1 called all_reduce(5 float32"),
-        (["sum of 4", "float64"], "rank 0 called all_reduce(4 float32, SUM), rank 1 called all_reduce(4 float64"),
-        (["max", "sum of 4"], "rank 0 called all_reduce(4 float32, MAX), rank 1 called all_reduce(4 float32, SUM)"),
-        (["broadcast", "sum of 4"], "rank 0 called broadcast(4 float32, from rank 1), rank 1 called all_reduce"),
+        (["double", "sum of 4"], "rank 0 called all_reduce(4 float64, MAX), rank 1 called all_reduce(4 float32, SUM)"),
         (["broadcast", "from 0"], "(4 float32, from rank 1), rank 1 called broadcast(4 float32, from rank 0)"),
         (["sum of 4", "async"], "rank 1 called all_reduce(1048576 float32, SUM)"),
-        (["async", "sum of 4"], "rank 0 called all_reduce(1048576 float32, SUM)"),
     ],
 )
 def test_calls_that_differ_are_an_error_on_all(calls: list[str], words: str, world: Worlds) -> None:
@@ -371,7 +366,7 @@ def lose_some(rank: int, world_size: int, count: int) -> list[str]:
 @pytest.mark.parametrize("count", [8, pytest.param(300, marks=pytest.mark.stress)])
 def test_whoever_waits_for_a_lost_rank_hears_of_it(count: int, world: Worlds) -> None:
     """Killed, stopped or gone inside a call, at any moment."""
-    assert world(1, timeout=600.0).run(lose_some, count) == [[]]
+    assert world(1, timeout=600.0, fresh=True).run(lose_some, count) == [[]]  # a fork wants no threads of OpenMP
 
 
 def meet_and_leave(segment: Segment, number: int) -> int:
@@ -389,7 +384,7 @@ def leave_often(rank: int, world_size: int, count: int) -> list[list[tuple[Any, 
 
 @pytest.mark.parametrize("count", [5, pytest.param(100, marks=pytest.mark.stress)])
 def test_a_peer_that_leaves_when_all_have_come_is_no_loss(count: int, world: Worlds) -> None:
-    for k, results in enumerate(world(1, timeout=600.0).run(leave_often, count)[0]):
+    for k, results in enumerate(world(1, timeout=600.0, fresh=True).run(leave_often, count)[0]):
         assert results == [(None, 1 + k % 5)] * (2 + k % 3)
 
 

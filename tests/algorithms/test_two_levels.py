@@ -18,10 +18,9 @@ from playground.algorithms import ALGORITHMS, load_all_reduce, messages
 from playground.algorithms.all_reduce import choose, hierarchical, pipelined_ring, recursive_doubling
 from playground.algorithms.collectives import AllReduce
 from playground.algorithms.cost_model import PIECE, Machine, Task, hierarchical_cost
-from playground.algorithms.hosts import Hosts
 from playground.algorithms.messages import Addressed, Executor, hosts_of
 from playground.runtime import RankFailed, UsageError
-from playground.runtime.host import host_id
+from playground.runtime.host import host_id, ranks_by_host
 from playground.testing import World
 
 Worlds = Callable[..., World]
@@ -32,7 +31,7 @@ Layout = tuple[int, ...]
 @contextmanager
 def on_hosts(layout: Layout) -> Iterator[None]:
     """Have our algorithms take the ranks of the world as lying on these hosts."""
-    hosts = Hosts.from_ids(layout)
+    hosts = ranks_by_host(layout)
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(messages._hosts, dist.group.WORLD, hosts)
         patch.setitem(messages._segments, dist.group.WORLD, "they send messages")
@@ -157,7 +156,7 @@ def groups_by_host(rank: int, size: int, members: list[int]) -> tuple[tuple[int,
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Executor, "start", None)
         assert hosts_of(group, torch.device("cpu")) is first
-    return first.members
+    return first
 
 
 def test_ranks_find_out_who_shares_their_host(world: Worlds) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from playground.console import paths
+from playground.runtime import UsageError
 
 Run = Callable[..., Any]
 
@@ -35,3 +36,18 @@ def test_paths_relative_to_a_deleted_folder_are_refused(run_cli: Run, deleted_fo
     assert (shown.code, shown.out) == (2, "")
     assert "rungs.svg is relative to the working folder, which has been deleted: use a full path." in shown.err
     assert shown.err.count("\n") == 1
+
+
+def test_a_file_that_can_be_written_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "rows.svg"
+    paths.check_writable("-o", file)
+    assert not file.exists()
+    file.write_text("old")
+    paths.check_writable("-o", file)
+    assert file.read_text() == "old"
+    for path, why in ((Path("/nowhere/rows.svg"), "no such folder"), (Path("/"), "Is a directory")):
+        with pytest.raises(UsageError, match=f"-o {path}.*{why}"):
+            paths.check_writable("-o", path)
+    monkeypatch.setattr(paths, "MIN_FREE", 2**80)
+    with pytest.raises(UsageError, match=r"only [\d,]+ bytes are free"):
+        paths.check_writable("-o", file)

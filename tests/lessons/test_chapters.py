@@ -16,8 +16,9 @@ LESSONS = {lesson.name: CHAPTERS[lesson.name] for lesson in PATH}
 FORMED = [name for name, file in CHAPTERS.items() if file.name == "README.md"]
 """Chapters of lessons and tools; the other pages have no boxes, runs and exercises."""
 BOX = re.compile(
-    r"# .+\n\n> - \*\*You will see\*\* (?:.*\n>)+ - \*\*You need\*\* (?:.*\n>)+ "
-    r"- \*\*Time\*\*: .+ to run, \d+ minutes? to read\.\n\n"
+    r"# .+\n\n> - \*\*Why it matters\*\*: (?:.*\n>)+ "
+    r"- \*\*You run\*\* `python -m playground .+, and \d+ minutes to read\.\n> "
+    r"- \*\*You see\*\* (?:.*\n>)+ - \*\*You need\*\* .*\n(?:> .*\n)*\n"
 )
 LONGEST_RUN = 25
 """Lines of a run that is shown."""
@@ -61,6 +62,15 @@ def test_code_in_a_chapter_is_the_source_s(name: str) -> None:
     for file, indent, block in excerpts:
         source = (chapter.parent / file).read_text(encoding="utf-8")
         assert stands_in(textwrap.dedent(block), source), f"{indent}{block}"
+
+
+@pytest.mark.parametrize("name", LESSONS)
+def test_a_chapter_begins_with_a_program_that_runs(name: str) -> None:
+    """tests/test_readme.py runs it."""
+    text = CHAPTERS[name].read_text(encoding="utf-8")
+    first = fenced_blocks(text, "python")[0]
+    assert first not in (textwrap.dedent(block) for *_, block in EXCERPT.findall(text))
+    assert "import " in first
 
 
 @pytest.mark.parametrize("name", FORMED)

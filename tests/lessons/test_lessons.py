@@ -20,10 +20,13 @@ from ranks import needs_shm
 
 from playground.lessons import LESSONS
 from playground.lessons.collectives.lesson import REDUCTIONS
+from playground.lessons.ddp import lesson as ddp
 from playground.lessons.hello import lesson as hello
+from playground.lessons.sgd import lesson as sgd
 from playground.runtime.rank.steps import run_steps
 from playground.runtime.remote import Remote
 from playground.testing import World
+from playground.training import run as training_run
 
 Worlds = Callable[..., World]
 TABLED = [
@@ -195,3 +198,16 @@ def assert_plain(value: Any) -> None:
     assert type(value) in (str, int, float, bool, list, dict, type(None)), f"{value!r} is a {type(value)}"
     for part in value.values() if isinstance(value, dict) else value if isinstance(value, list) else []:
         assert_plain(part)
+
+
+def train_by_two_arguments(rank: int, size: int, data_dir: Path) -> list[float]:
+    """The tutorial's call, where MNIST cannot be had: test accuracies of the defaults on the digits that are there."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PLAYGROUND_MNIST_MIRROR", str(data_dir / "nothing"))
+        patch.setattr(training_run, "default_data_dir", lambda: data_dir)
+        return [lesson.run(rank, size).epochs[-1].test_accuracy for lesson in (sgd, ddp)]
+
+
+def test_run_takes_two_arguments(world: Callable[..., Any], data_dir: Path) -> None:
+    by_hand, by_ddp = world(2).run(train_by_two_arguments, data_dir)[0]
+    assert by_hand == by_ddp

@@ -149,6 +149,18 @@ TRIES |= {
     "`DistributedDataParallel(model, device_ids=[rank])` on CPUs": in_a_world(
         lambda: DistributedDataParallel(nn.Linear(1, 1), device_ids=[0])
     ),
+    "`init_method='tcp://127.0.0.1:FREEPORT'`": lambda: dist.init_process_group(
+        "gloo", init_method="tcp://127.0.0.1:FREEPORT", rank=0, world_size=1
+    ),
+    "`torch.cuda.set_device(rank)`, with the global rank": lambda: torch.cuda.set_device(torch.cuda.device_count() + 5),
+    "`dist.ReduceOp.Min`": lambda: dist.ReduceOp.Min,
+    "a criterion that returns `(loss, targets)`, then `loss.backward()`": lambda: (torch.ones(1), 1).backward(),  # type: ignore[attr-defined]
+    "`loss = criterion(outputs, targets)`, where the forward's result was named `predictions`": lambda: exec(
+        "predictions = 1\nloss = max(outputs, 0)", {}
+    ),
+    "`DistributedDataParallel(model, device_id=[rank])`": in_a_world(
+        lambda: DistributedDataParallel(nn.Linear(1, 1), device_id=[0])
+    ),
 }
 """Old calls of one line."""
 
@@ -192,6 +204,14 @@ def local_rank_is_spelt_differently(launched: Callable[..., str]) -> str:
     said = launched("torch.distributed.launch", "--nproc_per_node=1", f"--master-port={free_port()}")
     assert "LOCAL_RANK 0" in said
     return said
+
+
+@tries("`CUDA_VISIBLE_DEVISES=0,1` in a published listing")
+def nothing_reads_a_misspelt_name() -> str:
+    program = "import os; os.environ['CUDA_VISIBLE_DEVISES'] = ''; import torch; print(torch.cuda.device_count())"
+    seen = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
+    assert int(seen) == torch.cuda.device_count()
+    return "every"
 
 
 def free_port() -> int:
@@ -349,6 +369,13 @@ def data_parallel_without_gpus(monkeypatch: pytest.MonkeyPatch) -> str:
     assert parallel.module is model
     assert DataParallel(model, ["cpu:0", "cpu:1"])(torch.ones(2, 1)).shape == (2, 1)
     return str(parallel.device_ids)
+
+
+@tries("a forward that returns one loss per device, then `loss.backward()`")
+def losses_are_a_vector() -> None:
+    losses = torch.ones(4, requires_grad=True) * 2
+    losses.mean().backward(retain_graph=True)
+    losses.backward()
 
 
 @tries("`from parallel import DataParallelModel, DataParallelCriterion`")
@@ -621,6 +648,13 @@ def whole_tensors_go_round(world: Worlds) -> str:
     assert world(4).run(tensors_sent, "ring") == [1.5] * 4
     [each] = {*world(4).run(tensors_sent, "tutorial-ring")}
     return f"{each:g}"
+
+
+@tries('"Baidu developed the ring all-reduce in 2017."')
+def the_ring_is_older() -> str:
+    chapter = (PAGE.parent / "all_reduce" / "README.md").read_text(encoding="utf-8")
+    [year] = re.findall(r"Patarasuk, Yuan: .*, (\d{4})$", chapter, re.MULTILINE)
+    return year
 
 
 def test_the_glossary_is_in_order_and_each_word_is_in_its_chapter_or_on_the_page() -> None:

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from playground.remote import AGENTS
 from playground.remote.agent import Agent, current_agent
 from playground.remote.autograd import apply_remotely
-from playground.runtime import RankFailed
+from playground.runtime import RankFailed, UsageError
 from playground.testing import World
 
 Worlds = Callable[..., World]
@@ -56,31 +56,22 @@ def ask_back(rank: int, depth: int) -> list[int]:
 
 
 def call_everybody(rank: int, size: int, over: str) -> list[Any]:
-    with AGENTS[over]() as agent:
-        answers = [agent.call(other, identify, rank, "word", None) for other in range(size)]
-        futures = [agent.call_async(other, double, torch.full((other + 1,), rank)) for other in range(size)]
-        return [*answers, *(future.wait().tolist() for future in futures)]
-
-
-@pytest.mark.parametrize("over", AGENTS)
-@pytest.mark.parametrize("size", [1, 2, 4])
-def test_everybody_calls_everybody(size: int, over: str, world: Worlds) -> None:
-    for rank, answers in enumerate(world(size).run(call_everybody, over)):
-        assert answers[:size] == [(other, (rank, "word", None)) for other in range(size)]
-        assert answers[size:] == [[2 * rank] * (other + 1) for other in range(size)]
-
-
-def twice_in_a_row(rank: int, size: int, over: str) -> list[int]:
-    found = []
-    for number in range(2):
+    """Twice: a world may call again after the end."""
+    for _ in range(2):
         with AGENTS[over]() as agent:
-            found.append(agent.call((rank + 1) % size, double, number + rank))
+            answers = [agent.call(other, identify, rank, "word", None) for other in range(size)]
+            futures = [agent.call_async(other, double, torch.full((other + 1,), rank)) for other in range(size)]
+            found = [*answers, *(future.wait().tolist() for future in futures)]
     return found
 
 
-@pytest.mark.parametrize("over", AGENTS)
-def test_a_world_may_call_again_after_the_end(over: str, world: Worlds) -> None:
-    assert world(2).run(twice_in_a_row, over) == [[0, 2], [2, 4]]
+@pytest.mark.parametrize(
+    ("over", "size"), [("send-recv", 1), ("send-recv", 3), ("rpc", 3), pytest.param("rpc", 1, marks=pytest.mark.stress)]
+)
+def test_everybody_calls_everybody(over: str, size: int, world: Worlds) -> None:
+    for rank, answers in enumerate(world(size).run(call_everybody, over)):
+        assert answers[:size] == [(other, (rank, "word", None)) for other in range(size)]
+        assert answers[size:] == [[2 * rank] * (other + 1) for other in range(size)]
 
 
 def describe_failures(rank: int, size: int) -> list[tuple[str, str, str]]:
@@ -107,19 +98,23 @@ def test_exceptions_come_with_their_traceback(world: Worlds) -> None:
         assert wrong_pickle[:2] == ("RuntimeError", "Unpicklable: one")
 
 
-def exchange_large_tensors(rank: int, size: int) -> list[bool]:
-    """Requests with the same numbers cross each other, with tensors that travel by themselves."""
+def cross_calls(rank: int, size: int, count: int, numel: int) -> bool:
+    """Requests with the same numbers cross each other, with tensors that travel by themselves; each answer takes a call
+    the other way. The last reply is awaited first."""
+    tensors = [torch.full((numel,), number) for number in range(count)]
     with Agent() as agent:
-        futures = [agent.call_async(1 - rank, ask_for_more, rank, torch.full((1000,), number)) for number in range(10)]
-        return [torch.equal(future.wait(), torch.full((1000,), 4 * number)) for number, future in enumerate(futures)]
+        calls = [agent.call_async(1 - rank, double_there, rank, tensor) for tensor in tensors]
+        doubled = [call.wait() for call in reversed(calls)]
+    return all(torch.equal(ours, 2 * tensor) for ours, tensor in zip(doubled[::-1], tensors, strict=True))
 
 
-def ask_for_more(rank: int, tensor: torch.Tensor) -> torch.Tensor:
-    return 2 * torch.as_tensor(current_agent().call(rank, double, tensor))
+def double_there(rank: int, tensor: torch.Tensor) -> Any:
+    return current_agent().call(rank, double, tensor)
 
 
-def test_a_reply_is_never_taken_for_a_request(world: Worlds) -> None:
-    assert world(2).run(exchange_large_tensors) == [[True] * 10] * 2
+@pytest.mark.parametrize(("count", "numel"), [(200, 1), (40, 1000)])
+def test_replies_are_awaited_in_any_order(count: int, numel: int, world: Worlds) -> None:
+    assert world(2).run(cross_calls, count, numel) == [True, True]
 
 
 def pass_references_on(rank: int, size: int) -> list[Any]:
@@ -156,7 +151,7 @@ def let_go() -> None:
 
 
 def counts() -> list[int]:
-    return list(current_agent().references.counts.values())
+    return list(current_agent().counts.values())
 
 
 def ask_for_counts() -> list[int]:
@@ -203,41 +198,35 @@ def test_backward_goes_on_across_ranks(world: Worlds) -> None:
     assert max(differences) <= 1e-12
 
 
-def wait_for_the_other(rank: int, size: int, over: str, culprit: int) -> None:
-    """The culprit is killed while it answers the other's call, or while the other answers its own."""
-    with AGENTS[over]() as agent:
-        if rank == 1:
-            agent.call(0, end_or_wait, culprit == 0)
-
-
 def end_or_wait(end: bool) -> None:
     if end:
         os.kill(os.getpid(), signal.SIGKILL)
     time.sleep(1000)
 
 
-def killed_while_waiting(rank: int, size: int, over: str) -> None:
-    """Rank 1 is killed while rank 0 answers its call."""
+def kill_in_a_call(rank: int, size: int, over: str, culprit: int) -> None:
+    """Rank 0, the culprit, is killed while it answers the other's call; or rank 1 while rank 0 answers its own."""
     with AGENTS[over]() as agent:
         if rank == 1:
-            threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGKILL)).start()
-            agent.call(0, end_or_wait, False)
+            if culprit == rank:
+                threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGKILL)).start()
+            agent.call(0, end_or_wait, culprit == 0)
 
 
-@pytest.mark.parametrize("over", AGENTS)
 @pytest.mark.parametrize(
-    ("function", "culprit"), [(wait_for_the_other, 0), (killed_while_waiting, 1)], ids=["who answers", "who asks"]
+    ("over", "culprit"),
+    [("send-recv", 0), ("send-recv", 1), *(pytest.param("rpc", each, marks=pytest.mark.stress) for each in (0, 1))],
 )
-def test_a_killed_rank_is_named(function: Any, culprit: int, over: str, world: Worlds) -> None:
-    args = (over, culprit) if function is wait_for_the_other else (over,)
-    with pytest.raises(RankFailed) as caught:
-        world(2).run(function, *args)
-    assert str(caught.value).startswith(f"rank {culprit} of 2 was killed by SIGKILL")
+def test_a_killed_rank_is_named(over: str, culprit: int, world: Worlds) -> None:
+    with pytest.raises(RankFailed, match=rf"^rank {culprit} of 2 was killed by SIGKILL"):
+        world(2).run(kill_in_a_call, over, culprit)
 
 
 def raise_a_remote_error(rank: int, size: int) -> None:
     with Agent() as agent:
         if rank == 1:
+            with pytest.raises(UsageError, match="a remote call to rank 2: there are ranks 0 to 1"):
+                agent.call(size, double, 1)
             agent.call(0, fail, "there")
 
 
@@ -249,30 +238,6 @@ def test_a_remote_error_that_nobody_catches_is_shown_with_both_tracebacks(world:
     assert 'agent.call(0, fail, "there")' in caught.value.traceback
 
 
-def nobody_there(rank: int, size: int) -> None:
-    with Agent() as agent:
-        agent.call(size, double, 1)
-
-
-def test_a_rank_that_does_not_exist_is_refused(world: Worlds) -> None:
-    with pytest.raises(Exception, match="a remote call to rank 2: there are ranks 0 to 1"):
-        world(2).run(nobody_there)
-
-
-def await_the_last_first(rank: int, size: int, count: int, numel: int) -> bool:
-    with Agent() as agent:
-        if rank == 1:
-            return True
-        futures = [agent.call_async(1, double, torch.full((numel,), number)) for number in range(count)]
-        doubled = [future.wait()[0].item() for future in reversed(futures)]
-        return doubled == [2 * number for number in reversed(range(count))]
-
-
-@pytest.mark.parametrize(("count", "numel"), [(500, 1), (100, 1000)])
-def test_replies_are_awaited_in_any_order(count: int, numel: int, world: Worlds) -> None:
-    assert world(2).run(await_the_last_first, count, numel) == [True, True]
-
-
 def call_each_other_deeply(rank: int, size: int, depth: int) -> int:
     with Agent() as agent:
         return len(agent.call(1 - rank, ask_back, rank, depth))
@@ -281,9 +246,6 @@ def call_each_other_deeply(rank: int, size: int, depth: int) -> int:
 def test_calls_within_calls_may_be_many(world: Worlds) -> None:
     """Each waits for the next: there is a thread for every one of them."""
     assert world(2).run(call_each_other_deeply, 100) == [101, 101]
-
-
-calls: list[None] = []
 
 
 def call_oneself(rank: int, size: int) -> tuple[list[int], bool, str, str]:
@@ -307,6 +269,5 @@ def append_to(mine: list[int], tensor: torch.Tensor) -> list[int]:
     return mine
 
 
-@pytest.mark.parametrize("size", [1, 2])
-def test_a_call_to_oneself_copies_too(size: int, world: Worlds) -> None:
-    assert world(size).run(call_oneself) == [([1], False, "here", "[]")] * size
+def test_a_call_to_oneself_copies_too(world: Worlds) -> None:
+    assert world(2).run(call_oneself) == [([1], False, "here", "[]")] * 2

@@ -26,7 +26,7 @@ from processes import ENOUGH, free_port
 from programs import ForkedProgram
 from torch.nn.parallel import DistributedDataParallel
 
-from playground import Deadlock, RankFailed, RankTimeout
+from playground import Deadlock, RankFailed
 from playground.runtime.black_box import FINISHED, IN_OPERATION, SEND
 from playground.runtime.black_box.box import LENGTH, MAGIC, NAME, Box, View, find_boxes, open_box
 from playground.testing import World
@@ -35,8 +35,8 @@ from playground.tools.gallery.page import list_family
 Worlds = Callable[..., World]
 Fork = Callable[..., ForkedProgram]
 FOREVER = 300.0
-STILL = 1.0
-"""Seconds that a rank stands still: several looks of the launcher's."""
+STILL = 0.75
+"""Seconds that a rank stands still: three looks of the launcher's."""
 
 
 def line_of(fn: Callable[..., object], offset: int) -> str:
@@ -49,18 +49,6 @@ def order(rank: int, size: int) -> None:
     dist.broadcast(torch.ones(1), 0)
     if rank == size - 1:
         dist.all_reduce(torch.ones(1))
-
-
-def send_first(rank: int, size: int) -> None:
-    dist.send(torch.ones(1), 1 - rank)
-    dist.recv(torch.ones(1), 1 - rank)
-
-
-def another_tag(rank: int, size: int) -> None:
-    if rank == 0:
-        dist.send(torch.ones(1), 1, tag=1)
-    else:
-        dist.recv(torch.ones(1), 0, tag=2)
 
 
 def one_batch_more(rank: int, size: int) -> None:
@@ -99,12 +87,11 @@ def other_numbers(rank: int, size: int) -> None:
 
 
 def retry(rank: int, size: int) -> None:
-    """All ranks go on below an exception, after many shapes."""
+    """All ranks go on below an exception."""
     try:
         raise RuntimeError
     except RuntimeError:
-        for length in range(2000):
-            dist.all_reduce(torch.ones(1 + length))
+        dist.all_reduce(torch.ones(1))
         order(rank, size)
 
 
@@ -112,8 +99,6 @@ def retry(rank: int, size: int) -> None:
     ("fn", "size", "kind", "culprits", "line"),
     [
         (order, 3, "different collectives", (2,), line_of(order, 3)),
-        (send_first, 2, "send against send", (0, 1), line_of(send_first, 1)),
-        (another_tag, 2, "wrong tag", (0, 1), line_of(another_tag, 2)),
         (one_batch_more, 2, "a rank that has finished", (0,), line_of(one_batch_more, 3)),
         (nobody_sends, 2, "a rank that has finished", (0, 1), ""),
         (two_of_three, 3, "receive against receive", (0, 1), line_of(two_of_three, 3)),
@@ -264,28 +249,6 @@ def test_what_may_go_on_is_no_deadlock(fn: Callable[..., object], results: list[
     assert world(2, timeout=FOREVER).run(fn) == results
 
 
-def sleeps(rank: int, size: int) -> None:
-    if rank == 1:
-        time.sleep(FOREVER)
-    dist.all_reduce(torch.ones(1))
-
-
-def test_after_the_timeout_the_rank_that_the_others_wait_for_is_named(world: Worlds) -> None:
-    with pytest.raises(RankTimeout) as caught:
-        world(3, timeout=2.0).run(sleeps)
-    found = caught.value.diagnosis
-    assert found is not None
-    assert (found.kind, found.culprits, found.line, found.proved) == ("straggler", (1,), line_of(sleeps, 2), False)
-    assert found.sentence in str(caught.value)
-
-
-def test_without_black_boxes_there_is_no_diagnosis(world: Worlds, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PLAYGROUND_BLACK_BOX", "0")
-    with pytest.raises(RankTimeout, match="no sign of life for 2 s") as caught:
-        world(2, timeout=2.0, fresh=True).run(send_first)
-    assert caught.value.diagnosis is None
-
-
 def another_dtype(rank: int, size: int) -> None:
     dist.all_reduce(torch.ones(1, dtype=torch.int32 if rank else torch.float32))
 
@@ -295,19 +258,6 @@ def test_a_silent_error_is_told_in_the_end(world: Worlds, caplog: pytest.LogCapt
         world(2).run(another_dtype)
     assert "all_reduce of float32" in caplog.text
     assert "all_reduce of int32" in caplog.text
-
-
-def is_killed(rank: int, size: int) -> None:
-    dist.barrier()
-    if rank == 1:
-        os.kill(os.getpid(), signal.SIGKILL)
-    dist.barrier()
-
-
-def test_a_killed_rank_is_named_alone(world: Worlds) -> None:
-    with pytest.raises(RankFailed) as caught:
-        world(2).run(is_killed)
-    assert str(caught.value) == "rank 1 of 2 was killed by SIGKILL"
 
 
 def aborts(rank: int, size: int) -> None:
@@ -465,14 +415,13 @@ def wait_for_ranks_in_an_operation(pid: int, count: int) -> None:
     raise AssertionError("the ranks never came to the operation")
 
 
-def test_a_run_is_asked_why_it_stands_still(tmp_path: Path) -> None:
+def test_a_run_is_asked_why_it_stands_still(run_cli: Callable[..., Any], tmp_path: Path) -> None:
     script = tmp_path / "stands_still.py"
     script.write_text(SCRIPT)
     with subprocess.Popen([sys.executable, script], stderr=subprocess.PIPE, text=True) as process:
         try:
             wait_for_ranks_in_an_operation(process.pid, 2)
-            why = [sys.executable, "-m", "playground", "why", str(process.pid)]
-            told = subprocess.run(why, capture_output=True, text=True, check=True).stdout
+            told = run_cli("why", process.pid).out
             assert told.startswith("rank 0 is in the program while ranks 1-2 are in all_reduce (stands_still.py:9)\n")
             process.send_signal(signal.SIGQUIT)
             assert process.stderr
@@ -501,8 +450,8 @@ def test_under_torchrun_a_deadlock_is_proved(fork_program: Fork, tmp_path: Path)
     main = tmp_path / "main.py"
     main.write_text(
         "import sys\nfrom crossed import run\nfrom playground.runtime.errors import PlaygroundError\n"
-        "from playground.runtime.launcher.entry import World\nimport os\n"
-        "try:\n    World(None, timeout=300.0).run(run)\n"
+        "from playground.runtime.launcher.entry import CommandWorld\nimport os\n"
+        "try:\n    CommandWorld(None, timeout=300.0).run(run)\n"
         "except PlaygroundError as error:\n    print(error, file=sys.stderr, flush=True)\n    os._exit(1)\n"
     )
     program = fork_program(*torchrun, str(main))

@@ -20,7 +20,7 @@ from programs import ForkedProgram
 
 from playground.runtime.errors import PeerDisconnected, RankFailed
 from playground.runtime.meeting.connections import tcp_connections
-from playground.runtime.meeting.process_end import describe_end
+from playground.runtime.meeting.peers import describe_end
 from playground.runtime.meeting.torchelastic import write_error_file
 
 Fork = Callable[..., ForkedProgram]

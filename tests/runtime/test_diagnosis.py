@@ -21,6 +21,7 @@ from random_programs import (
     stand_still,
     write_programs,
 )
+from torch.distributed import HashStore
 
 from playground.runtime.black_box import (
     BACKWARD,
@@ -33,7 +34,9 @@ from playground.runtime.black_box import (
     Operation,
     RankState,
 )
-from playground.runtime.black_box.diagnosis import CURES, diagnose, find_mismatch
+from playground.runtime.black_box.box import Box
+from playground.runtime.black_box.diagnosis import diagnose, find_mismatch
+from playground.runtime.black_box.exchange import Exchange, encode
 
 
 def run(*programs: Sequence[Operation]) -> list[RankState]:
@@ -107,7 +110,7 @@ def test_the_gallery_is_told_apart(
     assert (found.kind, found.culprits, found.proved) == (kind, culprits, True)
     assert found.sentence == textwrap.fill(f"deadlock: {sentence}", 80)
     assert found.line.startswith("train.py:")
-    assert found.cure == CURES[kind]
+    assert found.cure == found.kind.cure
     assert max(map(len, str(found).splitlines())) <= 100
 
 
@@ -131,6 +134,23 @@ def test_nothing_is_proved_while_a_rank_may_act(changed: dict[str, Any], kind: s
     found = diagnose([*others, replace(last, **changed)])
     assert found
     assert (found.kind, 2 in found.culprits, found.proved, found.sentence) == (kind, True, False, sentence)
+
+
+def test_a_deadlock_is_asked_for_again_after_a_rank_has_moved() -> None:
+    """It may stand again where it stood, and then says nothing new."""
+    box, store = Box(0, 2, "a world"), HashStore()
+    box.begin_program()
+    exchange = Exchange(store, 0, 2, box, 0)
+    for state in run([SUM, ROOT_0], [ROOT_0, SUM]):
+        store.set(f"state {state.rank}", encode(state))
+        store.add("states", 1)
+    for asked, answer in enumerate(("moved", "still"), 1):
+        assert exchange.judge() is None
+        assert store.add("asked", 0) == asked
+        for rank, word in enumerate(("still", answer)):
+            store.set(f"answer {asked} of {rank}", word)
+        found = exchange.judge()
+        assert bool(found) == (answer == "still")
 
 
 def test_an_operation_that_may_give_up_proves_nothing() -> None:

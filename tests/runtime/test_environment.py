@@ -6,6 +6,7 @@ import pytest
 
 from playground.runtime import UsageError
 from playground.runtime.meeting.environment import rank_env_from
+from playground.runtime.meeting.rendezvous import Rendezvous
 
 TORCHRUN = {
     "RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4",
@@ -14,36 +15,33 @@ TORCHRUN = {
 BY_HAND = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
 
 
+RANK = {"RANK": "0", "WORLD_SIZE": "2"}
+
+
 def test_no_variables_no_world() -> None:
     assert rank_env_from({"MASTER_ADDR": "localhost"}) is None
 
 
-def test_torchrun_s_variables() -> None:
-    env = rank_env_from(TORCHRUN)
+@pytest.mark.parametrize(
+    ("environ", "method", "place", "host", "local", "served"),
+    [
+        (TORCHRUN, None, (5, 8, 1, 4), "10.0.0.7", False, False),
+        (BY_HAND, None, (1, 2, 1, 2), "127.0.0.1", True, True),
+        (RANK, "tcp://10.0.0.7:29500", (0, 2, 0, 1), "10.0.0.7", False, True),
+    ],
+)
+def test_the_place_of_a_rank(
+    environ: dict[str, str], method: str | None, place: tuple[int, ...], host: str, local: bool, served: bool
+) -> None:
+    env = rank_env_from(environ, method)
     assert env is not None
-    assert (env.rank, env.size, env.local_rank, env.local_size) == (5, 8, 1, 4)
-    assert (env.rendezvous.host, env.rendezvous.port, env.rendezvous.local, env.rendezvous.served) == (
-        "10.0.0.7", 29500, False, False,
-    )  # fmt: skip
-
-
-def test_variables_set_by_hand_on_one_host() -> None:
-    env = rank_env_from(BY_HAND)
-    assert env is not None
-    assert (env.local_rank, env.local_size) == (1, 2)
-    assert env.rendezvous.local
-    assert env.rendezvous.served
-
-
-def test_tcp_needs_no_master() -> None:
-    env = rank_env_from({"RANK": "0", "WORLD_SIZE": "2"}, "tcp://10.0.0.7:29500")
-    assert env is not None
-    assert (env.rendezvous.host, env.rendezvous.port, env.rendezvous.local) == ("10.0.0.7", 29500, False)
+    assert (env.rank, env.size, env.local_rank, env.local_size) == place
+    assert env.rendezvous == Rendezvous(host=host, port=29500, local=local, served=served)
 
 
 def test_ranks_that_are_started_one_by_one_need_a_port() -> None:
     with pytest.raises(UsageError, match="need to know the port"):
-        rank_env_from({"RANK": "0", "WORLD_SIZE": "2"}, "tcp://10.0.0.7:0")
+        rank_env_from(RANK, "tcp://10.0.0.7:0")
 
 
 @pytest.mark.parametrize(

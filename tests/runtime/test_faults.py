@@ -139,8 +139,8 @@ def test_the_death_of_the_parent_takes_all_along(fork_program: Fork) -> None:
     assert session_ends(process.pid)
 
 
-def test_a_run_listens_on_loopback_only_and_a_killed_rank_ends_it(start_cli: Start) -> None:
-    process = start_cli(*MEASURING)
+def test_a_run_listens_on_loopback_only_and_a_killed_rank_ends_it(fork_program: Fork) -> None:
+    process = fork_program("playground", *MEASURING)
     ranks = wait_for_ranks(process, 3)
     assert listening(map(int, session_members(process.pid))) == {"0100007F"}  # 127.0.0.1 as the kernel writes it
     os.kill(ranks[1], signal.SIGKILL)

@@ -49,7 +49,7 @@ def check_lines(text: str, ranks: int, count: int) -> None:
 
 def test_lines_of_many_ranks_arrive_whole_though_one_is_killed(capfd: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(RankFailed, match="rank 1 of 4 was killed by SIGKILL"):
-        launch(print_lines, 4, args=(500, 1, 2), timeout=30)
+        launch(print_lines, 4, args=(500, 1, 2), timeout=60)
     check_lines(capfd.readouterr().out, 4, 500)
 
 
@@ -80,7 +80,7 @@ def test_a_rank_that_never_stops_printing_does_not_hold_up_the_end(capsys: pytes
     assert set(capsys.readouterr().out.splitlines()[:-1]) == {"on and on"}
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=30)
 @given(lines=st.lists(st.text(st.characters(exclude_characters="\n", exclude_categories=["Cs"]))), cuts=st.data())
 def test_lines_are_whole_however_they_are_cut(lines: list[str], cuts: st.DataObject) -> None:
     written = io.StringIO()
@@ -97,24 +97,8 @@ def test_lines_are_whole_however_they_are_cut(lines: list[str], cuts: st.DataObj
             assert written.getvalue() == "" or written.getvalue().endswith("\n")
         theirs.close()
         output.relay_all()
-    output.close()
+    output.pipe.close()
     assert written.getvalue() == "".join(f"{line}\n" for line in lines)
-
-
-def test_a_line_without_an_end_is_broken_before_it_fills_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    written = io.StringIO()
-    monkeypatch.setattr(sys, "stdout", written)
-    ours, theirs = Pipe(duplex=False)
-    output, characters = Output(0, "stdout", ours), 2**24 + 2**20
-    for _ in range(characters // 2**15):  # two bytes each, of which the first arrives without the second
-        os.write(theirs.fileno(), b"\xa9" + "é".encode() * (2**15 - 1) + b"\xc3")
-        output.relay()
-    assert written.tell() > 2**24
-    theirs.close()
-    output.relay_all()
-    output.close()
-    assert {*written.getvalue()[1:-2]} == {"é", "\n"}
-    assert written.getvalue().count("\n") == 2
 
 
 def test_what_a_script_prints_while_ranks_import_it_says_which_rank(tmp_path: Path) -> None:

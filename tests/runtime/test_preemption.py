@@ -20,6 +20,7 @@ from playground import Preempted, RankFailed, launch, preempted, report
 from playground.runtime.rank.preemption import PreemptionNotice
 
 HOURS = 3600.0
+PREEMPTED = "preempted by SIGTERM after step "
 quietly = partial(launch, timeout=20, on_restart=lambda failure, count: None)
 
 
@@ -54,7 +55,7 @@ def test_the_ranks_leave_in_order() -> None:
     with pytest.raises(Preempted) as caught:
         quietly(store_and_leave, 3, grace=HOURS, restarts=2, on_report=send)
     assert (caught.value.step, caught.value.exit_code) == (12, os.EX_TEMPFAIL)
-    assert str(caught.value) == "preempted by SIGTERM after step 12"
+    assert str(caught.value) == f"{PREEMPTED}12"
     assert signal.getsignal(signal.SIGTERM) == before
 
 
@@ -143,38 +144,10 @@ def test_ranks_leave_to_the_launcher_what_all_processes_of_a_job_get() -> None:
     assert launch(signal_all, 2, grace=HOURS, timeout=20) == [False, False]
 
 
-def kill_this() -> int:
-    os.kill(os.getpid(), signal.SIGTERM)
-    return 0
-
-
-class KillingWhenLoaded:
-    """Whoever unpickles it, a rank before it runs the function, gets this signal."""
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return kill_this, ()
-
-
-class KillingWhenPickled(KillingWhenLoaded):
-    """So does whoever pickles it, a rank after it has run the function."""
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return int, (kill_this(),)
-
-
-def pass_on(rank: int, size: int, number: int) -> KillingWhenPickled:
-    kill_this()
-    return KillingWhenPickled()
-
-
-def test_ranks_leave_it_to_the_launcher_from_start_to_end() -> None:
-    assert launch(pass_on, 2, args=(KillingWhenLoaded(),), grace=HOURS, timeout=20, fresh=True) == [0, 0]
-
-
 def start_two(what: str, fork_program: Callable[..., ForkedProgram]) -> list[ForkedProgram]:
     """A world that is joined by two ranks, the second of which is ready to be asked."""
     port = free_port()
-    ranks = [fork_program("preempted_rank", what, **by_hand(rank, 2, port)) for rank in range(2)]
+    ranks = [fork_program("joined_rank", what, **by_hand(rank, 2, port)) for rank in range(2)]
     assert ranks[1].stdout.readline() == "ready\n"
     return ranks
 
@@ -186,12 +159,12 @@ def test_all_ranks_end_where_one_of_them_is_asked(fork_program: Callable[..., Fo
         ranks[1].send_signal(signal.SIGTERM)
     errors = [program.communicate(timeout=ENOUGH)[1] for program in ranks]
     assert [program.returncode for program in ranks] == [os.EX_TEMPFAIL] * 2
-    assert errors == ["preempted by SIGTERM after step 3\n"] * 2
+    assert errors == [f"playground: {PREEMPTED}3\n"] * 2
 
 
 def test_a_rank_that_cannot_agree_is_ended(fork_program: Callable[..., ForkedProgram]) -> None:
     """It waits in gloo for a rank that does not come."""
-    _, waiting = start_two("hang", fork_program)
+    _, waiting = start_two("wait", fork_program)
     waiting.send_signal(signal.SIGTERM)
     assert waiting.communicate(timeout=ENOUGH) == ("", "")
     assert waiting.returncode == 128 + signal.SIGTERM
@@ -212,6 +185,6 @@ def test_a_signal_to_a_child_of_the_launcher_is_no_notice() -> None:
         os.read(ready, 1)
         os.kill(child, signal.SIGTERM)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 128 + signal.SIGTERM
-        assert wait(notice.ears, 0) == []
+        assert wait(notice.descriptors, 0) == []
     for descriptor in (ready, begun):
         os.close(descriptor)

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from signal import SIGKILL
 
 import pytest
-from injections import LAUNCHER, SERVER, Injection, campaign, draw
+from injections import Injection, campaign, draw
 from processes import ENOUGH
 
-IN_SUITE = [Injection("hello", LAUNCHER, SIGKILL, 0.5, False), Injection("hello", SERVER, SIGKILL, 0.1, False)]
-"""While ranks start, and while the server imports torch."""
 MANY = 200
 
 
@@ -19,10 +16,6 @@ def check(injections: list[Injection], folder: Path) -> None:
     ran = [(str(injection), marks) for injection, marks in campaign(iter(injections), folder, left=ENOUGH)]
     assert len(ran) > 1, "no run was long enough"
     assert [(injection, marks) for injection, marks in ran if marks] == []
-
-
-def test_a_signal_at_some_moment(tmp_path: Path) -> None:
-    check(IN_SUITE, tmp_path)
 
 
 @pytest.mark.stress

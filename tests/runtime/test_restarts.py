@@ -16,18 +16,14 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from hypothesis import given, strategies as st
 from processes import ENOUGH, by_hand, free_port, is_alive
 from ranks import misbehave
 
 import playground
-from playground import ForkServerFailed, PlaygroundError, RankFailed, RankTimeout, UsageError, report
+from playground import PlaygroundError, RankFailed, UsageError, report
 from playground.runtime import restart_count
 from playground.runtime.launcher import server
-from playground.runtime.launcher.entry import World
-from playground.runtime.launcher.kept import end_worlds, keep_worlds
-from playground.runtime.launcher.restarts import run_with_restarts
-from playground.runtime.rank.work import Work
+from playground.runtime.launcher.entry import CommandWorld
 
 launch = partial(playground.launch, fresh=True)
 KILLED = "was killed by SIGKILL"
@@ -65,7 +61,6 @@ def go_wrong_at_first(rank: int, size: int, how: str, culprits: list[int]) -> tu
     ("how", "culprit", "reason"),
     [
         ("kill", 0, KILLED),
-        ("kill", 2, KILLED),
         ("raise", 1, "failed: ValueError: this rank has had enough"),
     ],
 )
@@ -80,26 +75,15 @@ def test_a_world_that_failed_is_replaced(how: str, culprit: int, reason: str) ->
     assert not any(map(is_alive, seen.pids))
 
 
-def test_a_world_that_hangs_is_replaced() -> None:
-    seen = Restarts()
-    results = launch(
-        go_wrong_at_first, 2, args=("hang", [1]), timeout=2, restarts=3,
-        on_restart=seen.on_restart, on_report=seen.on_report,
-    )  # fmt: skip
-    assert results == [(0, 1), (1, 1)]
-    assert [line.partition(":")[0] for line in seen.headlines] == ["no sign of life for 2 s from ranks 0, 1 of 2"]
-    assert not any(map(is_alive, seen.pids))
-
-
-def test_after_the_last_restart_the_last_failure_is_raised() -> None:
+def test_after_the_last_restart_the_last_failure_is_raised(caplog: pytest.LogCaptureFixture) -> None:
+    """Those before it are logged, by default, a line each."""
     seen = Restarts()
     with pytest.raises(RankFailed, match=f"^rank 2 of 3 {KILLED}$") as caught:
-        launch(
-            go_wrong_at_first, 3, args=("kill", [0, 1, 2, 1]), restarts=2,
-            on_restart=seen.on_restart, on_report=seen.on_report,
-        )  # fmt: skip
+        launch(go_wrong_at_first, 3, args=("kill", [0, 1, 2, 1]), restarts=2, on_report=seen.on_report)
     assert caught.value.__context__ is None, "the failures before it have been told"
-    assert seen.headlines == [f"rank {culprit} of 3 {KILLED}" for culprit in (0, 1)]
+    assert {record.levelno for record in caplog.records} == {logging.WARNING}
+    lines = [record.getMessage() for record in caplog.records]
+    assert lines == [f"rank {culprit} of 3 {KILLED}; restart {culprit + 1}" for culprit in (0, 1)]
     assert not any(map(is_alive, seen.pids))
 
 
@@ -116,58 +100,14 @@ def test_the_impossible_is_not_tried_again() -> None:
     assert not any(map(is_alive, seen.pids))
 
 
-ERRORS: list[PlaygroundError] = [
-    UsageError("no"), RankFailed(1, 2, "failed"), RankTimeout(2, 1.0, {}), ForkServerFailed("has exited"),
-]  # fmt: skip
-
-
-@given(st.lists(st.sampled_from([*ERRORS, None]), max_size=6), st.integers(0, 4))
-def test_it_ends_with_the_first_that_cannot_be_restarted(outcomes: list[PlaygroundError | None], restarts: int) -> None:
-    """Outcomes of one world after the other, None standing for success, as for all that would follow."""
-    counts: list[int] = []
-    told: list[tuple[PlaygroundError, int]] = []
-
-    def run(work: Work) -> list[Any]:
-        counts.append(work.restart_count)
-        if error := [*outcomes, *[None] * 5][len(counts) - 1]:
-            raise error
-        return ["done"]
-
-    work = Work(pickled=b"", environ={}, folder=None, path=[], timeout=1.0)
-    ends = (i for i, outcome in enumerate([*outcomes, None]) if outcome is None or isinstance(outcome, UsageError))
-    worlds = min(next(ends), restarts) + 1
-    final = [*outcomes, None][worlds - 1]
-    run_all = partial(run_with_restarts, run, work, restarts, lambda *failure: told.append(failure))
-    if final is None:
-        assert run_all() == ["done"]
-    else:
-        with pytest.raises(type(final)) as caught:
-            run_all()
-        assert caught.value is final
-    assert counts == [*range(worlds)]
-    assert told == [(outcomes[i], i + 1) for i in range(worlds - 1)]
-
-
-def test_a_number_of_restarts_that_cannot_be_is_refused() -> None:
-    with pytest.raises(UsageError, match="-1 restarts: use a whole number, 0 or more"):
-        launch(refuse, 2, restarts=-1)
-
-
 def test_whoever_started_a_world_restarts_it(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in by_hand(0, 2, free_port()).items():
         monkeypatch.setenv(name, value)
-    World(None)
+    CommandWorld(None)
     with pytest.raises(UsageError, match="with torchrun: --max-restarts 3"):
-        World(None, restarts=3)
+        CommandWorld(None, restarts=3)
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "2")
     assert restart_count() == 2
-
-
-def test_unless_asked_otherwise_a_restart_is_logged_in_one_line(caplog: pytest.LogCaptureFixture) -> None:
-    launch(go_wrong_at_first, 2, args=("raise", [1]), restarts=1)
-    [record] = caplog.records
-    assert record.levelno == logging.WARNING
-    assert record.getMessage() == "rank 1 of 2 failed: ValueError: this rank has had enough; restart 1"
 
 
 def test_what_on_restart_raises_ends_the_launch() -> None:
@@ -202,8 +142,6 @@ def test_every_world_meets_in_the_way_that_was_asked_for(method: str, tmp_path: 
     init_method = method.format(port=free_port(), folder=tmp_path)
     run = partial(launch, go_wrong_at_first, 2, init_method=init_method, restarts=1, on_restart=lambda *failure: None)
     assert run(args=("kill", [0])) == [(0, 1), (1, 1)]
-    with pytest.raises(RankFailed, match=KILLED):
-        run(args=("kill", [1, 1]))
     assert os.listdir(tmp_path) == []
 
 
@@ -353,7 +291,7 @@ def fail_once_then_wait(rank: int, size: int) -> None:
     time.sleep(1000)
 
 
-@pytest.mark.parametrize("delay", [0.001, 0.04, *(pytest.param(i / 100, marks=pytest.mark.stress) for i in (10, 30))])
+@pytest.mark.parametrize("delay", [0.04, *(pytest.param(i / 1000, marks=pytest.mark.stress) for i in (1, 100, 300))])
 def test_ctrl_c_ends_a_restart(delay: float) -> None:
     """While a world that failed is being ended, while another starts, and when it has begun to work."""
     before = children_of_the_server()
@@ -368,30 +306,6 @@ def test_ctrl_c_ends_a_restart(delay: float) -> None:
     finally:
         signal.signal(signal.SIGALRM, handler)
     assert soon(lambda: children_of_the_server() <= before)
-
-
-def stop_the_server(rank: int, size: int, fails: bool) -> int:
-    """Rank 0 stops the server that it comes from and, the first time, fails."""
-    dist.barrier()
-    if rank == 0 and restart_count() == 0:
-        os.kill(os.getppid(), signal.SIGSTOP)
-        if fails:
-            os._exit(7)
-    dist.barrier()
-    return restart_count()
-
-
-def test_a_fork_server_that_is_stopped_for_good_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "STOPPED_LIMIT", 0.5)
-    seen = Restarts()
-    end_worlds()
-    try:
-        assert launch(stop_the_server, 2, args=(True,), restarts=2, on_restart=seen.on_restart) == [1, 1]
-        assert launch(stop_the_server, 2, args=(False,)) == [0, 0], "all results are in, and all ranks are gone"
-    finally:
-        server.release()
-        keep_worlds()
-    assert seen.headlines == ["rank 0 of 2 is out of reach: the fork server it came from was killed or stopped"]
 
 
 @pytest.mark.stress

@@ -12,6 +12,7 @@ import torch.distributed as dist
 from processes import ENOUGH
 
 from playground.runtime.errors import RendezvousTimeout
+from playground.runtime.meeting.environment import RankEnv
 from playground.runtime.meeting.rendezvous import Rendezvous
 from playground.runtime.meeting.store import agree_on_attempt, await_everyone, connect
 
@@ -25,9 +26,8 @@ def torchrun_store() -> Iterator[Serve]:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
         server = dist.TCPStore(
-            "127.0.0.1", port, is_master=True, wait_for_workers=False,
-            master_listen_fd=listener.detach(), use_libuv=False,
-        )  # fmt: skip
+            "127.0.0.1", port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach()
+        )
     yield lambda: dist.TCPStore("127.0.0.1", port, timeout=LONG, wait_for_workers=False)
     del server
 
@@ -62,5 +62,6 @@ def test_a_rank_0_that_waited_in_vain_leaves_nothing_to_the_next(torchrun_store:
 @pytest.mark.parametrize(("rank", "missing"), [(0, "ranks 1, 2"), (1, "rank 0")])
 def test_who_did_not_come_is_named(torchrun_store: Serve, rank: int, missing: str) -> None:
     rendezvous = Rendezvous(port=torchrun_store().port, served=False)
+    env = RankEnv(rank=rank, size=3, local_rank=rank, local_size=3, rendezvous=rendezvous)
     with pytest.raises(RendezvousTimeout, match=rf"waited 0\.2 s at 127\.0\.0\.1:\d+: {missing} did not come"):
-        await_everyone(connect(rendezvous, None, rank, 3, SHORT), rendezvous, rank, 3, SHORT)
+        await_everyone(connect(env, None, SHORT), env, SHORT)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from processes import ENOUGH
+from programs import Outcome
 
 from playground.runtime.temporary_folder import MARK, remove_empty_cache, temporary_folder
 
@@ -52,11 +53,11 @@ def test_what_a_killed_process_leaves_is_removed_and_nothing_else(place: Path) -
 
 def test_a_mark_that_is_a_link_removes_nothing(place: Path) -> None:
     (place / "playground-evil").mkdir()
-    (place / "diary").write_text("dear diary")
-    (place / "playground-evil" / MARK).symlink_to(place / "diary")
+    (place / "notes").write_text("mine")
+    (place / "playground-evil" / MARK).symlink_to(place / "notes")
     with temporary_folder("test"):
         pass
-    assert {each.name for each in place.iterdir()} == {"playground-evil", "diary"}
+    assert {each.name for each in place.iterdir()} == {"playground-evil", "notes"}
 
 
 @pytest.mark.parametrize("compiled", [False, True])
@@ -81,24 +82,28 @@ def test_a_folder_for_compiled_code_that_the_user_has_chosen_is_left(
     assert (place / "mine" / "cache").exists()
 
 
-def test_a_killed_rank_leaves_no_folder_for_compiled_code(tmp_path: Path) -> None:
-    script, place = tmp_path / "script.py", tmp_path / "place"
-    place.mkdir()
-    script.write_text(
-        "import os, signal\n"
-        "from playground import RankFailed, launch\n"
-        "def compile_and_die(rank, size):\n"
-        "    import torch._dynamo\n"
-        "    assert os.listdir(os.environ['TMPDIR'])\n"
-        "    os.kill(os.getpid(), signal.SIGKILL)\n"
-        "if __name__ == '__main__':\n"
-        "    try:\n"
-        "        launch(compile_and_die, 1)\n"
-        "    except RankFailed as error:\n"
-        "        print(error)\n"
+def test_a_killed_rank_leaves_no_folder_for_compiled_code(
+    run_script: Callable[..., Outcome], tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = tmp_path_factory.mktemp("place")
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
+    done = run_script(
+        """
+        import os, signal
+        from playground import RankFailed, launch
+
+        def compile_and_die(rank, size):
+            from torch._inductor.runtime.cache_dir_utils import cache_dir
+            assert os.path.basename(cache_dir()) in os.listdir(os.environ["TMPDIR"])
+            os.kill(os.getpid(), signal.SIGKILL)
+
+        if __name__ == "__main__":
+            try:
+                launch(compile_and_die, 1)
+            except RankFailed as error:
+                print(error)
+        """,
+        TMPDIR=str(place),
     )
-    environ = {**os.environ, "TMPDIR": str(place)}
-    environ.pop("TORCHINDUCTOR_CACHE_DIR", None)
-    done = subprocess.run([sys.executable, script], env=environ, capture_output=True, text=True, check=True)
-    assert "SIGKILL" in done.stdout
+    assert "SIGKILL" in done.out
     assert list(place.iterdir()) == []

@@ -24,7 +24,7 @@ def recording(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return file
 
 
-def test_a_recording_in_words(recording: Path, run_cli: Callable[..., Any]) -> None:
+def test_a_recording_in_words_and_in_logical_steps(recording: Path, run_cli: Callable[..., Any]) -> None:
     outcome = run_cli("see", recording)
     assert (outcome.code, outcome.err) == (0, "")
     assert "".join(outcome.out.split()).startswith(f"see:{recording}")  # wherever the line is broken
@@ -32,9 +32,6 @@ def test_a_recording_in_words(recording: Path, run_cli: Callable[..., Any]) -> N
     document = json.loads(run_cli("see", recording, "--json").out)
     assert [rank["rank"] for rank in document["ranks"]] == [0, 1, 2, 3]
     assert document["ranks"][0]["waits"]["late sender"] > 0
-
-
-def test_a_picture_in_logical_steps(recording: Path, run_cli: Callable[..., Any]) -> None:
     picture = recording.with_suffix(".svg")
     assert run_cli("see", recording, "-o", picture, "--steps").code == 0
     assert "step 10" in picture.read_text()
@@ -47,12 +44,7 @@ def test_a_picture_in_logical_steps(recording: Path, run_cli: Callable[..., Any]
         (("FILE", "--all", "DIR"), "FILE and --all to be seen: name one"),
         (("--all", "DIR", "-o", "x.svg"), "-o is for a recording, not for --all"),
         (("FILE", "-o", "x.gif"), "-o x.gif: choose an ending from .html, .svg, .txt, .json"),
-        (("FILE", "-o", "no/such/x.svg"), "there is no such folder"),
-        (
-            ("FILE", "-o", "x.html", "--steps"),
-            "--steps is for a picture, so -o must name one that ends in .svg or .txt",
-        ),
-        (("--figure", "F9", "ring.html"), "choose an ending from .svg, .txt"),
+        (("FILE", "-o", "x.html", "--steps"), "--steps is for a picture, so -o must name one that ends in"),
         (("--figure", "F99", "ring.svg"), "'F99' is not one of"),
         (("--all", "FILE/below"), "cannot be created: Not a directory"),
     ],
@@ -68,18 +60,13 @@ def test_what_cannot_be_seen_is_refused_in_one_line(
     assert outcome.out == ""
 
 
-def test_figures_of_chapters_are_not_drawn_on_a_busy_machine(
-    run_cli: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+def test_no_figures_on_a_busy_machine_nor_by_a_rank_of_a_world(
+    tmp_path: Path, run_cli: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("os.getloadavg", lambda: (1e3, 0.0, 0.0))
     shown = run_cli("see", "--chapters")
     assert shown.code == 2
     assert "this machine is busy (load 1000.0 on " in shown.err
-
-
-def test_a_rank_of_a_world_draws_no_figures(
-    tmp_path: Path, run_cli: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
     for name, value in {"RANK": 0, "WORLD_SIZE": 1, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": 1}.items():
         monkeypatch.setenv(name, str(value))
     outcome = run_cli("see", "--all", tmp_path / "all")

@@ -48,8 +48,12 @@ class Host:
         for name in ("lo", "eth0"):
             ip("-n", self.namespace, "link", "set", name, "up")
         if rate:
-            ip("-n", self.namespace, "link", "set", "dev", "eth0", "gso_max_segs", SEGMENTS)
-            run("tc", "-n", self.namespace, "qdisc", "add", "dev", "eth0", "root", "tbf", "rate", rate, *BURST)
+            self.limit(rate)
+
+    def limit(self, rate: str, interface: str = "eth0") -> None:
+        """Have a cable take no more than this, as tc spells it."""
+        ip("-n", self.namespace, "link", "set", "dev", interface, "gso_max_segs", SEGMENTS)
+        run("tc", "-n", self.namespace, "qdisc", "replace", "dev", interface, "root", "tbf", "rate", rate, *BURST)
 
     @property
     def port(self) -> str:
@@ -67,27 +71,25 @@ class Host:
         self.started.append(program)
         return program
 
+    def run_torchrun(self, options: Sequence[object], *words: object, **environ: str) -> subprocess.Popen[str]:
+        """Start `torchrun options… -m playground words…` here."""
+        agent = (sys.executable, "-m", "torch.distributed.run", *options, "--local-addr", self.address)
+        return self.start(*agent, "-m", "playground", *words, **environ)
+
     def torchrun(self, ranks: int, *words: object, **environ: str) -> subprocess.Popen[str]:
         """Start `python -m playground words…` on so many ranks here, in a world of all hosts."""
-        first = self.network.hosts[0]
-        return self.start(
-            sys.executable, "-m", "torch.distributed.run", "--nnodes", len(self.network.hosts),
-            "--node-rank", self.number, "--nproc-per-node", ranks, "--local-addr", self.address,
-            "--master-addr", first.address, "--master-port", 29500, "-m", "playground", *words, **environ,
-        )  # fmt: skip
+        hosts = self.network.hosts
+        place = ("--nnodes", len(hosts), "--node-rank", self.number, "--nproc-per-node", ranks)
+        meeting = ("--master-addr", hosts[0].address, "--master-port", 29500)
+        return self.run_torchrun([*place, *meeting], *words, **environ)
 
-    def join_elastic(
-        self, nodes: str, ranks: int, *words: object, agents: Sequence[str] = AGENTS, **environ: str
-    ) -> subprocess.Popen[str]:
+    def join_elastic(self, nodes: str, ranks: int, *words: object, **environ: str) -> subprocess.Popen[str]:
         """Start `python -m playground words…` on so many ranks here, in a world of as many hosts as `nodes` says (2:2)
         that goes on when one is replaced. The first host serves the rendezvous."""
-        first, here = self.network.hosts[0], f"is_host={int(self.number == 0)}"
-        return self.start(
-            sys.executable, "-m", "torch.distributed.run", "--nnodes", nodes, "--nproc-per-node", ranks,
-            "--max-restarts", 5, "--rdzv-backend", "c10d", "--rdzv-endpoint", f"{first.address}:29400",
-            "--rdzv-id", "test", "--rdzv-conf", ",".join([*agents, here]), "--local-addr", self.address,
-            "-m", "playground", *words, TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1", **environ,
-        )  # fmt: skip
+        endpoint, agents = f"{self.network.hosts[0].address}:29400", [*AGENTS, f"is_host={int(self.number == 0)}"]
+        place = ("--nnodes", nodes, "--nproc-per-node", ranks, "--max-restarts", 5, "--rdzv-id", "test")
+        meeting = ("--rdzv-backend", "c10d", "--rdzv-endpoint", endpoint, "--rdzv-conf", ",".join(agents))
+        return self.run_torchrun([*place, *meeting], *words, TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1", **environ)
 
     def kill(self) -> None:
         """Kill every process here at once."""

@@ -1,34 +1,57 @@
-"""A rank of a world in which one goes wrong, started by hand or by torchrun: `python -m joined_rank HOW CULPRIT`."""
+"""A rank of a world that was joined, by hand or by torchrun: `python -m joined_rank HOW [CULPRIT]`.
+
+One rank goes wrong, or (`store`, `wait`) one is asked to end: then all do, or none can."""
 
 from __future__ import annotations
 
 import sys
+import time
 from typing import NoReturn
 
+import torch
 import torch.distributed as dist
 from ranks import misbehave
 
 from playground.app import leave
-from playground.runtime import signals
+from playground.runtime import Preempted, preempted, signals
 from playground.runtime.errors import PlaygroundError
-from playground.runtime.launcher.entry import World
+from playground.runtime.launcher.entry import CommandWorld
 
 
-def go_wrong(rank: int, size: int, how: str, culprit: int) -> None:
+def go_wrong(rank: int, size: int, how: str, culprit: str) -> None:
     """Every rank waits for the others; the culprit says a word and does something else."""
     dist.barrier()
-    if rank == culprit:
+    if rank == int(culprit):
         print("now", flush=True)
         misbehave(how)
     dist.barrier()
 
 
+def store(rank: int, size: int, how: str) -> None:
+    """Agree, and leave together."""
+    print("ready", flush=True)
+    asked = torch.zeros(1, dtype=torch.int64)
+    while not asked.item():
+        time.sleep(0.01)
+        asked.fill_(preempted())
+        dist.all_reduce(asked, dist.ReduceOp.MAX)
+    raise Preempted(3)
+
+
+def wait(rank: int, size: int, how: str) -> None:
+    """Wait for a rank that does not come."""
+    if rank == 1:
+        print("ready", flush=True)
+        dist.barrier()
+    time.sleep(3600)
+
+
 def main() -> NoReturn:
-    how, culprit = sys.argv[1:]
-    signals.exit_after(1.0)
+    fn, grace, limit = {"store": (store, 60.0, 0.1), "wait": (wait, 0.3, 0.1)}.get(sys.argv[1], (go_wrong, None, 1.0))
+    signals.exit_after(limit)
     signals.handle_termination()
     try:
-        World(None).run(go_wrong, how, int(culprit))
+        CommandWorld(None).run(fn, *sys.argv[1:], grace=grace)
     except PlaygroundError as error:
         leave(error.exit_code, str(error))
     leave(0)

@@ -6,6 +6,7 @@ For tests of what a program does once it runs. A test of its start takes a proce
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
 import runpy
@@ -15,12 +16,25 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from typing import NoReturn, TextIO
 
 from playground.runtime.launcher import server
 from playground.runtime.launcher.fork_server import LAUNCHER_ONLY
+
+SCRIPT = "script"
+"""Module of a program that a test writes itself."""
+
+
+@dataclass
+class Outcome:
+    """The exit code of a program, and what it printed on stdout and stderr."""
+
+    code: int | None
+    out: str
+    err: str
 
 
 class ForkedProgram:
@@ -93,9 +107,11 @@ def run_module(
             os.dup2(pipe.fileno(), number)
     sys.stdout, sys.stderr = map(open_to_write, (1, 2))
     sys.argv = [module, *words]
-    if module == "playground" and "RANK" not in environ:  # it starts ranks
+    if module in ("playground", SCRIPT) and "RANK" not in environ:  # it starts ranks
         server.spawn = fork_server(line)  # type: ignore[assignment]
     runpy.run_module(module, run_name="__main__", alter_sys=True)
+    if module == SCRIPT:
+        atexit._run_exitfuncs()  # other programs exit by themselves
 
 
 def fork_server(line: Connection) -> Callable[[list[str], int, int], int]:

@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -18,7 +18,6 @@ from torch import nn
 from playground.algorithms import load_all_reduce
 from playground.algorithms.messages import Addressed, Group, Watcher, Works, executed_by, number_in_whole
 from playground.runtime import device, report
-from playground.runtime.backends import BACKENDS
 from playground.runtime.backends.gloo import FIRST_TORCH
 
 needs_shm = pytest.mark.skipif(
@@ -53,16 +52,6 @@ def misbehave(how: str) -> None:
     if how == "hang":
         time.sleep(1000)
     raise AssertionError(how)
-
-
-@contextlib.contextmanager
-def device_behind(seconds: float) -> Iterator[None]:
-    """In a rank on gloo: its device always has so much left to do, as a GPU that is given work and not waited for."""
-    BACKENDS["gloo"].synchronize = lambda device=None: time.sleep(seconds)  # type: ignore[method-assign]
-    try:
-        yield
-    finally:
-        del BACKENDS["gloo"].synchronize
 
 
 class Listener(Watcher):

@@ -6,23 +6,14 @@ recording = ring(4, straggler=1)
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from math import inf
+from typing import Any
 
-from playground.see.record import (
-    COLLECTIVE,
-    COMPUTE,
-    GRADIENT,
-    PHASE,
-    RECEIVE,
-    SEND,
-    VALUES,
-    WAIT,
-    Event,
-    RankRecording,
-    Recording,
-    Source,
-)
+from playground.see import record
+from playground.see.record import COLLECTIVE, RECEIVE, SEND, Event, RankRecording, Recording, SourceLine
 
 ALPHA, BETA = 1e-4, 1e-9
 """Seconds that a message takes, and that each of its bytes does, unless a test says otherwise."""
@@ -34,18 +25,17 @@ FILE = "lesson.py"
 
 
 @dataclass(frozen=True)
-class Compute:
-    seconds: float
-    name: str = "add"
-    line: int = 10
-    nbytes: int = 0
-
-
-@dataclass(frozen=True)
 class Pause:
     """Seconds that no event tells of."""
 
     seconds: float
+
+
+@dataclass(frozen=True)
+class Compute(Pause):
+    name: str = "add"
+    line: int = 10
+    nbytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -59,13 +49,8 @@ class Send:
 
 
 @dataclass(frozen=True)
-class Receive:
-    peer: int
-    nbytes: int
-    values: tuple[float, ...] | None = None
-    offset: int | None = None
+class Receive(Send):
     line: int = 21
-    tag: int = 0
 
 
 @dataclass(frozen=True)
@@ -94,7 +79,6 @@ class Begin:
     name: str
     nbytes: int = 0
     shape: tuple[int, ...] = ()
-    line: int = 5
 
 
 @dataclass(frozen=True)
@@ -110,154 +94,128 @@ class Instant:
     values: tuple[float, ...] | None = None
 
 
-Action = Compute | Pause | Send | Receive | Wait | Call | Begin | End | Instant
+Action = Pause | Send | Wait | Call | Begin | End | Instant
 
 
-@dataclass
-class Player:
-    """One rank as it goes through what it is to do."""
+class Rank:
+    """One rank as it goes through what it is to do. Each of its generators yields where something has to come first."""
 
-    rank: int
-    actions: list[Action]
-    time: float = 0.0
-    events: list[Event] = field(default_factory=list)
-    around: list[int] = field(default_factory=list)
-    """Numbers of the events that it is inside, innermost last."""
-    pending: list[int] = field(default_factory=list)
-    """Numbers of what the next `Wait` waits for."""
-    counted: dict[tuple[str, int, int], int] = field(default_factory=dict)
-    waits_from: float | None = None
+    def __init__(self, play: Play, rank: int) -> None:
+        self.play, self.rank, self.time = play, rank, 0.0
+        self.events: list[Event] = []
+        self.around: list[int] = []
+        """Numbers of the events that it is inside, innermost last."""
+        self.pending: list[int] = []
+        """Numbers of what the next `Wait` waits for."""
+        self.counts: Counter[object] = Counter()
 
-    def add(self, kind: str, name: str, line: int | None, end: float | None = None, **more: object) -> Event:
+    def add(self, kind: str, name: str, line: int, end: float, **more: Any) -> int:
+        """Add an event, that of line 0 of none. Returns its number."""
+        number, parent = len(self.events), self.around[-1] if self.around else None
         event = Event(
-            number=len(self.events), rank=self.rank, kind=kind, name=name, start=self.time,
-            end=self.time if end is None else end, parent=self.around[-1] if self.around else None,
-            source=None if line is None else line - 1, **more,  # type: ignore[arg-type]
-        )  # fmt: skip
+            number, self.rank, kind, name, self.time, end, parent=parent, source=line - 1 if line else None, **more
+        )
         self.events.append(event)
-        return event
+        return number
 
-    def finish(self, number: int, end: float) -> None:
-        self.events[number] = replace(self.events[number], end=end)
+    def finish(self, number: int, end: float, **more: Any) -> None:
+        self.events[number] = replace(self.events[number], end=end, **more)
+
+    def run(self, actions: Iterable[Action]) -> Iterator[None]:
+        for action in actions:
+            if isinstance(action, Wait):
+                yield from self.wait(action.line)
+            elif isinstance(action, Call):
+                yield from self.call(action)
+            else:
+                self.act(action)
+            self.time += POST
+
+    def act(self, action: Action) -> None:
+        """Do what needs no other rank."""
+        group = self.play.group
+        if isinstance(action, Pause):
+            if isinstance(action, Compute):
+                self.add(record.COMPUTE, action.name, action.line, self.time + action.seconds, nbytes=action.nbytes)
+            self.time += action.seconds
+        elif isinstance(action, Send):
+            self.post(action)
+        elif isinstance(action, Begin):
+            what = {"nbytes": action.nbytes, "shape": action.shape, "group": group}
+            self.around.append(self.add(action.kind, action.name, 5, inf, **what))
+        elif isinstance(action, End):
+            self.finish(self.around.pop(), self.time, values=action.values)
+        elif isinstance(action, Instant):
+            self.add(action.kind, action.name, 0, self.time, values=action.values)
+
+    def post(self, action: Send) -> None:
+        kind, name = (RECEIVE, "irecv") if isinstance(action, Receive) else (SEND, "isend")
+        message = self.counts[kind, action.peer, action.tag]
+        self.counts[kind, action.peer, action.tag] += 1
+        number = self.add(
+            kind, name, action.line, inf, peer=action.peer, nbytes=action.nbytes, shape=(action.nbytes // ELEMENT,),
+            group=self.play.group, message=message, tag=action.tag, offset=action.offset, values=action.values,
+        )  # fmt: skip
+        self.pending.append(number)
+        if kind == SEND:
+            self.play.sent[self.rank, action.peer, action.tag, message] = self.play.arrival(self.time, action.nbytes)
+
+    def call(self, call: Call) -> Iterator[None]:
+        number = self.add(COLLECTIVE, call.name, call.line, inf, nbytes=call.nbytes, group=self.play.group)
+        self.play.calls[self.counts[COLLECTIVE]].append(self.time)
+        self.counts[COLLECTIVE] += 1
+        if call.blocking:
+            while (end := self.end_of(number)) is None:
+                yield
+            self.finish(number, end)
+            self.time = end
+        else:
+            self.pending.append(number)
+
+    def wait(self, line: int) -> Iterator[None]:
+        while None in (ends := [*map(self.end_of, self.pending)]):
+            yield
+        end = max([self.time, *(end for end in ends if end is not None)])
+        self.add(record.WAIT, "wait", line, end, awaits=tuple(self.pending))
+        for number in self.pending:
+            self.finish(number, end)
+        self.pending, self.time = [], end
+
+    def end_of(self, number: int) -> float | None:
+        """When this is over; None if that is not known yet."""
+        event = self.events[number]
+        if event.kind == SEND:
+            return event.start + POST / 2
+        if event.kind == RECEIVE:
+            return self.play.sent.get((event.peer, event.rank, event.tag, event.message))
+        came = self.play.calls[sum(other.kind == COLLECTIVE for other in self.events[:number])]
+        return self.play.arrival(max(came), event.nbytes) if len(came) == len(self.play.group) else None
 
 
 class Play:
     """All ranks, played until each has done all it is to do, or waits for what never comes."""
 
     def __init__(self, programs: Sequence[Iterable[Action]], alpha: float, beta: float) -> None:
-        self.players = [Player(rank, list(actions)) for rank, actions in enumerate(programs)]
         self.alpha, self.beta, self.group = alpha, beta, tuple(range(len(programs)))
-        self.sent: dict[tuple[int, int, int, int], float] = {}
+        self.sent: dict[object, float] = {}
         """When what was sent is there, by sender, receiver, tag and number."""
-        self.calls: dict[int, dict[int, tuple[int, float]]] = {}
-        """Each rank's event of the collective of that number, and when it came."""
+        self.calls: defaultdict[int, list[float]] = defaultdict(list)
+        """When each rank came to the collective of that number."""
+        self.ranks = [Rank(self, rank) for rank in self.group]
+        walks = [rank.run(actions) for rank, actions in zip(self.ranks, programs, strict=True)]
+        before = None
+        while before != (before := sum(rank.time for rank in self.ranks)):
+            for walk in walks:
+                next(walk, None)
 
-    def run(self) -> None:
-        while any(self.advance(player) for player in self.players):
-            pass
-
-    def advance(self, player: Player) -> bool:
-        """Do what can be done; whether anything was."""
-        moved = False
-        while player.actions and self.act(player, player.actions[0]):
-            del player.actions[0]
-            player.time += POST
-            moved = True
-        return moved
-
-    def act(self, player: Player, action: Action) -> bool:
-        """Do this; False if something has to come first."""
-        if isinstance(action, Wait):
-            return self.wait(player, action.line)
-        if isinstance(action, Call):
-            return self.call(player, action)
-        if isinstance(action, Pause):
-            player.time += action.seconds
-        elif isinstance(action, Compute):
-            player.add(COMPUTE, action.name, action.line, player.time + action.seconds, nbytes=action.nbytes)
-            player.time += action.seconds
-        elif isinstance(action, Send | Receive):
-            self.post(player, action)
-        elif isinstance(action, Begin):
-            event = player.add(
-                action.kind,
-                action.name,
-                action.line,
-                float("inf"),
-                nbytes=action.nbytes,
-                shape=action.shape,
-                group=self.group,
-            )
-            player.around.append(event.number)
-        elif isinstance(action, End):
-            number = player.around.pop()
-            player.events[number] = replace(player.events[number], end=player.time, values=action.values)
-        else:
-            player.add(action.kind, action.name, None, values=action.values)
-        return True
-
-    def post(self, player: Player, action: Send | Receive) -> None:
-        kind = SEND if isinstance(action, Send) else RECEIVE
-        count = (kind, action.peer, action.tag)
-        message = player.counted.get(count, 0)
-        player.counted[count] = message + 1
-        event = player.add(
-            kind, "isend" if kind == SEND else "irecv", action.line, float("inf"), peer=action.peer,
-            nbytes=action.nbytes, shape=(action.nbytes // ELEMENT,), group=self.group, message=message, tag=action.tag,
-            offset=action.offset, values=action.values,
-        )  # fmt: skip
-        player.pending.append(event.number)
-        if kind == SEND:
-            there = player.time + self.alpha + self.beta * action.nbytes
-            self.sent[player.rank, action.peer, action.tag, message] = there
-
-    def wait(self, player: Player, line: int) -> bool:
-        ends = [self.end_of(player.events[number]) for number in player.pending]
-        if None in ends:
-            return False
-        end = max([player.time, *(end for end in ends if end is not None)])
-        player.add(WAIT, "wait", line, end, awaits=tuple(player.pending))
-        for number in player.pending:
-            player.finish(number, end)
-        player.pending, player.time = [], end
-        return True
-
-    def end_of(self, event: Event) -> float | None:
-        """When this is over; None if that is not known yet."""
-        if event.kind == SEND:
-            return event.start + POST / 2
-        if event.kind == RECEIVE and event.peer is not None and event.message is not None:
-            return self.sent.get((event.peer, event.rank, event.tag, event.message))
-        place = sum(other.kind == COLLECTIVE for other in self.players[event.rank].events[: event.number])
-        arrived = self.calls[place]
-        if len(arrived) < len(self.players):
-            return None
-        return max(time for _, time in arrived.values()) + self.alpha + self.beta * event.nbytes
-
-    def call(self, player: Player, call: Call) -> bool:
-        place = sum(event.kind == COLLECTIVE for event in player.events)
-        if player.waits_from is None:
-            event = player.add(COLLECTIVE, call.name, call.line, float("inf"), nbytes=call.nbytes, group=self.group)
-            self.calls.setdefault(place, {})[player.rank] = (event.number, player.time)
-            if not call.blocking:
-                player.pending.append(event.number)
-                return True
-            player.waits_from = player.time
-            place += 1
-        event = [event for event in player.events if event.kind == COLLECTIVE][place - 1]
-        end = self.end_of(event)
-        if end is None:
-            return False
-        player.finish(event.number, end)
-        player.time, player.waits_from = end, None
-        return True
+    def arrival(self, time: float, nbytes: int) -> float:
+        """When a message that left at that time is there."""
+        return time + self.alpha + self.beta * nbytes
 
 
 def play(programs: Sequence[Iterable[Action]], alpha: float = ALPHA, beta: float = BETA) -> Recording:
     """Record ranks that do this, where a message of n bytes takes alpha + n * beta and sending it takes no time."""
-    game = Play(programs, alpha, beta)
-    game.run()
-    return recording_of([player.events for player in game.players])
+    return recording_of([rank.events for rank in Play(programs, alpha, beta).ranks])
 
 
 def recording_of(events: Sequence[Sequence[Event]]) -> Recording:
@@ -268,8 +226,8 @@ def recording_of(events: Sequence[Sequence[Event]]) -> Recording:
     return Recording(
         command=("all_reduce", "-n", str(len(ranks))), backend="gloo",
         versions={"python": "3.12", "torch": "2.15", "system": "Linux"}, began=1.75e9, ranks=ranks,
-        sources=tuple(Source(FILE, line, "run") for line in range(1, 41)),
-        texts={FILE: "\n".join(f"line {line}" for line in range(1, 41)) + "\n"},
+        sources=tuple(SourceLine(FILE, line, "run") for line in range(1, 41)),
+        texts={FILE: "".join(f"line {line}\n" for line in range(1, 41))},
     )  # fmt: skip
 
 
@@ -279,66 +237,50 @@ def on_gpus(recording: Recording) -> Recording:
     return replace(recording, backend="nccl", ranks=ranks)
 
 
+WORK, DELAY, ADD = 1e-3, 0.02, 1e-5
+"""Seconds of forward, of a straggler's in addition, and of an addition."""
+
+
 def ring(
-    size: int = 4, elements: int | None = None, *, straggler: int | None = None, delay: float = 0.02,
-    work: float = 1e-3, add: float = 1e-5, alpha: float = ALPHA, beta: float = BETA,
-) -> Recording:  # fmt: skip
-    """Our ring all-reduce of `elements` (by default one per rank), after `work` seconds of forward on every rank.
+    size: int = 4, elements: int | None = None, *, straggler: int | None = None, alpha: float = ALPHA
+) -> Recording:
+    """Our ring all-reduce of `elements` (by default one per rank), after a forward, which takes a straggler longer.
 
-    Rank r starts with 10 to the power r in every element. The `straggler`'s forward takes `delay` seconds longer.
+    Rank r starts with 10 to the power r in every element.
     """
-    programs = []
-    for rank, actions in enumerate(ring_actions(size, elements or size, add)):
-        seconds = work + delay if rank == straggler else work
-        programs.append([Compute(seconds, "forward", line=11), *actions])
-    return play(programs, alpha, beta)
-
-
-def ring_actions(size: int, elements: int, add: float) -> list[list[Action]]:
-    """What each rank of a ring does, with the values that it sends and receives."""
+    elements = elements or size
     held = [[float(10**rank)] * elements for rank in range(size)]
-    programs: list[list[Action]] = [
-        [
-            Begin(COLLECTIVE, "all_reduce (ring)", elements * ELEMENT, (elements,), line=5),
-            Instant(VALUES, "before", tuple(held[rank])),
-        ]
-        for rank in range(size)
-    ]
+    what = COLLECTIVE, "all_reduce (ring)", elements * ELEMENT, (elements,)
+    programs: list[list[Action]] = []
+    for rank, own in enumerate(held):
+        forward = Compute(WORK + DELAY if rank == straggler else WORK, "forward", line=11)
+        programs.append([forward, Begin(*what), Instant(record.VALUES, "before", tuple(own))])
     for phase, first in (("reduce-scatter", 1), ("all-gather", 0)):
         for actions in programs:
-            actions.append(Begin(PHASE, phase))
+            actions.append(Begin(record.PHASE, phase))
         for step in range(first, first + size - 1):
             sent = [chunk_of(held[rank], size, (rank - step) % size) for rank in range(size)]
             for rank, actions in enumerate(programs):
-                actions += exchange(rank, size, step, sent)
-                begin, arrived = sent[(rank - 1) % size]
-                mine = held[rank][begin : begin + len(arrived)]
+                (begin, values), (came, arrived) = sent[rank], sent[(rank - 1) % size]
+                if values:
+                    actions.append(Send((rank + 1) % size, len(values) * ELEMENT, values, begin))
+                if arrived:
+                    actions.append(Receive((rank - 1) % size, len(arrived) * ELEMENT, arrived, came))
+                actions.append(Wait())
+                mine = slice(came, came + len(arrived))
                 if phase == "reduce-scatter":
-                    arrived = tuple(own + other for own, other in zip(mine, arrived, strict=True))
-                    actions.append(Compute(add, "add", nbytes=len(arrived) * ELEMENT))
-                held[rank][begin : begin + len(arrived)] = arrived
+                    arrived = tuple(own + other for own, other in zip(held[rank][mine], arrived, strict=True))
+                    actions.append(Compute(ADD, "add", nbytes=len(arrived) * ELEMENT))
+                held[rank][mine] = arrived
         for actions in programs:
             actions.append(End())
-    for rank, actions in enumerate(programs):
-        actions += [Instant(VALUES, "after", tuple(held[rank])), End(tuple(held[rank]))]
-    return programs
-
-
-def exchange(rank: int, size: int, step: int, sent: Sequence[tuple[int, tuple[float, ...]]]) -> list[Action]:
-    """One step of the ring: what a rank sends to the right and receives from the left, chunks without elements left
-    out."""
-    begin, values = sent[rank]
-    came_from, arrives = sent[(rank - 1) % size]
-    actions: list[Action] = []
-    if values:
-        actions.append(Send((rank + 1) % size, len(values) * ELEMENT, values, begin))
-    if arrives:
-        actions.append(Receive((rank - 1) % size, len(arrives) * ELEMENT, arrives, came_from))
-    return [*actions, Wait()]
+    for result, actions in zip(held, programs, strict=True):
+        actions += [Instant(record.VALUES, "after", tuple(result)), End(tuple(result))]
+    return play(programs, alpha)
 
 
 def chunk_of(values: Sequence[float], size: int, number: int) -> tuple[int, tuple[float, ...]]:
-    """Where the chunk begins, and what is in it: cut as `Tensor.tensor_split` does."""
+    """Where the chunk begins, and what is in it: cut as `Tensor.tensor_split` does. Chunks may have no elements."""
     least, more = divmod(len(values), size)
     begin = number * least + min(number, more)
     return begin, tuple(values[begin : begin + least + (number < more)])
@@ -352,9 +294,9 @@ def training(size: int = 2, *, exposed: float = 1e-3, hidden: float = 2e-3, step
     """
     nbytes = 4096
     step: list[Action] = [
-        Compute(2e-3, "forward", line=11), Compute(1e-3, "backward", line=12), Instant(GRADIENT, "fc2.weight"),
+        Compute(2e-3, "forward", line=11), Compute(1e-3, "backward", line=12), Instant(record.GRADIENT, "fc2.weight"),
         Call("all_reduce", nbytes, line=13, blocking=False), Compute(hidden, "backward", line=12),
-        Instant(GRADIENT, "fc1.weight"), Call("all_reduce", nbytes, line=13, blocking=False), Wait(line=14),
+        Instant(record.GRADIENT, "fc1.weight"), Call("all_reduce", nbytes, line=13, blocking=False), Wait(line=14),
         Compute(5e-4, "step", line=15),
     ]  # fmt: skip
     return play([step * steps] * size, alpha=exposed, beta=0.0)

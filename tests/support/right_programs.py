@@ -29,9 +29,9 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_
 from torch.nn.parallel import DistributedDataParallel
 
 ROUTINES: list[Any] = []
-LATE = 2.0
-"""Seconds by which a rank is late: several times what the proof of a deadlock takes."""
-SHORT = timedelta(seconds=2.5 * LATE)
+LATE = 0.75
+"""Seconds by which a rank is late: three looks of the launcher's, two of which would prove a deadlock."""
+SHORT = timedelta(seconds=5)
 """A timeout that passes, and in which a group is formed on a busy machine."""
 GIGABYTE = 2**28
 """Elements of float32."""
@@ -287,7 +287,7 @@ def timeouts_that_are_caught(rank: int, size: int = 3) -> None:
     groups = [dist.new_group(timeout=SHORT) for _ in range(3)]
     late(rank == 1)
     with contextlib.suppress(RuntimeError):
-        dist.monitored_barrier(groups.pop(), timedelta(seconds=LATE / 4))
+        dist.monitored_barrier(groups.pop(), timedelta(seconds=LATE / 2))
     if rank == 0:
         for call in (partial(dist.all_reduce, torch.ones(1)), partial(dist.recv, torch.ones(1), 1)):
             with contextlib.suppress(RuntimeError):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -28,15 +28,11 @@ def pair(world: Callable[..., World]) -> World:
 PRINTED = ["rank 0 of 2", "rank 1 of 2"], ["warning of 0", "warning of 1"]
 
 
-def test_capsys_has_what_ranks_print(pair: World, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("fixture", ["capsys", "capfd"])
+def test_what_ranks_print_is_captured(fixture: str, pair: World, request: pytest.FixtureRequest) -> None:
+    captured = request.getfixturevalue(fixture)
     pair.run(print_and_meet)
-    out, err = capsys.readouterr()
-    assert (sorted(out.splitlines()), sorted(err.splitlines())) == PRINTED
-
-
-def test_capfd_has_what_ranks_print(pair: World, capfd: pytest.CaptureFixture[str]) -> None:
-    pair.run(print_and_meet)
-    out, err = capfd.readouterr()
+    out, err = captured.readouterr()
     assert (sorted(out.splitlines()), sorted(err.splitlines())) == PRINTED
 
 
@@ -71,27 +67,16 @@ def test_exit(world):
 """
 
 
-@pytest.fixture
-def started() -> Iterator[list[subprocess.Popen[str]]]:
-    """Sessions that a test starts; each is killed when it ends."""
-    processes: list[subprocess.Popen[str]] = []
-    yield processes
-    for process in processes:
-        process.kill()
-        process.wait()
-
-
 @pytest.mark.stress
-def test_workers_of_xdist_have_ranks_of_their_own(tmp_path: Path, started: list[subprocess.Popen[str]]) -> None:
+def test_workers_of_xdist_have_ranks_of_their_own(tmp_path: Path) -> None:
     """Each has its fork server, and nothing of it is left behind."""
     pytest.importorskip("xdist")
     (tmp_path / "test_parallel.py").write_text(PARALLEL)
     command = [sys.executable, "-m", "pytest", "-n", "2", "-p", "no:cacheprovider"]
-    process = subprocess.Popen(
+    with subprocess.Popen(
         command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
-    )
-    started.append(process)
-    output, _ = process.communicate()
+    ) as process:
+        output, _ = process.communicate()
     assert "2 failed, 3 passed" in output
     assert "of 3 failed: AssertionError: assert 3 != 3" in output
     assert "of 2 exited with code 7" in output

@@ -12,7 +12,7 @@ from types import ModuleType
 import pytest
 import torch  # noqa: F401  (pytester forgets what its modules import, and torch can be imported only once)
 
-from playground.testing import PytestSettings, load
+from playground.testing import load
 from playground.testing.rewriting import RankConfig, RankHook
 
 pytest_plugins = ["pytester"]
@@ -29,7 +29,7 @@ def _as_a_person_would_run_it(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
 
 
 FAILING = """
-import os
+import os, time
 import pytest
 import torch, torch.distributed as dist
 import checks_of_mine
@@ -51,6 +51,11 @@ def look_up(rank, size):
 def call_helper(rank, size, limit):
     checks_of_mine.check_names(limit)
 
+def hang(rank, size):
+    if rank == 1:
+        time.sleep(1000)
+    dist.barrier()
+
 def main():
     assert os.environ["RANK"] == "none"
 
@@ -66,6 +71,12 @@ def test_function_without_parameters(world):
 
 def test_impossible(world):
     world(0).run(main)
+
+def test_hang(world):
+    world(2, timeout=1).run(hang)
+
+def test_after_all_that(world):
+    assert world(4).run(max) == [4] * 4
 """
 HELPER = """
 def check_names(limit):
@@ -83,8 +94,8 @@ def failing(pytester: pytest.Pytester) -> pytest.Pytester:
 
 def test_a_failure_is_the_users_lines_and_values(failing: pytest.Pytester) -> None:
     failing.makepyfile(test_failing=FAILING)
-    result = failing.runpytest_inprocess("-v", "-p", "no:cacheprovider")
-    result.assert_outcomes(failed=6)
+    result = failing.runpytest_inprocess("-v", "-p", "no:cacheprovider", "-p", "no:randomly")
+    result.assert_outcomes(failed=7, passed=1)
     result.stdout.fnmatch_lines(
         [
             ">       world(2).run(fn)",
@@ -107,6 +118,9 @@ def test_a_failure_is_the_users_lines_and_values(failing: pytest.Pytester) -> No
             "E *assert '0' == 'none'",
             ">       world(0).run(main)",
             "E *UsageError: a world of 0 ranks*",
+            "E*RankTimeout: no sign of life for 1 s from ranks 0, 1 of 2*",
+            "*rank 1 stands at:*",
+            "*time.sleep(1000)*",
         ]
     )
     result.stdout.no_fnmatch_line("*playground?runtime?*.py*")
@@ -128,7 +142,7 @@ def test_verbosity_and_debugger_of_pytest_hold(failing: pytest.Pytester) -> None
     result = failing.runpytest_inprocess(
         "-vv", "--tb=short", "--pdb", "--pdbcls=debuggers:Reporter", "-k", "compare_lists", "-p", "no:cacheprovider"
     )
-    result.assert_outcomes(failed=1, deselected=5)
+    result.assert_outcomes(failed=1, deselected=7)
     result.stdout.fnmatch_lines(
         [
             "test_verbose.py:*: in test_function",
@@ -146,7 +160,7 @@ def test_plain_asserts_stay_plain_and_one_line_is_one_line(failing: pytest.Pytes
     result = failing.runpytest_inprocess(
         "--assert=plain", "--tb=line", "-k", "everybodys_sum", "-p", "no:cacheprovider"
     )
-    result.assert_outcomes(failed=1, deselected=5)
+    result.assert_outcomes(failed=1, deselected=7)
     result.stdout.fnmatch_lines(["*test_plain.py:*: *RankFailed: rank [01] of 2 failed: AssertionError"])
     result.stdout.no_fnmatch_line("*assert 3 == 5*")
     result.stdout.no_fnmatch_line("*playground?runtime?*.py*")
@@ -165,16 +179,15 @@ def test_modules_that_only_pytest_finds(pytester: pytest.Pytester) -> None:
     result.stdout.fnmatch_lines(["E *AssertionError: assert 0 > 7"])
 
 
-def without_options(*rewritten: str) -> PytestSettings:
-    """Settings in which a newer pytest would miss something."""
-    return PytestSettings(folders=(), rewritten=frozenset(rewritten), options={}, verbosity=0)
-
-
-def import_with(hook: RankHook, name: str) -> ModuleType:
+def import_with(options: dict[str, object], name: str) -> ModuleType:
+    """Import a module by the hook of ranks, with these options; without some of them as in a newer pytest."""
+    hook = RankHook(RankConfig(options, 0))  # type: ignore[arg-type]
+    hook.add([name])
+    assert hook.find_spec("ours") is None
     spec = hook.find_spec(name)
     assert spec
-    module = importlib.util.module_from_spec(spec)
     assert spec.loader
+    module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
 
@@ -182,30 +195,18 @@ def import_with(hook: RankHook, name: str) -> ModuleType:
 def test_an_unknown_pytest_costs_the_explanations_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "mine.py").write_text("imported = []\nimported.append(1)\ndef check(x):\n    assert x == 2\n")
-    settings = without_options("mine")
-    hook = RankHook(RankConfig(settings.options, settings.verbosity))  # type: ignore[arg-type]
-    hook.add(settings.rewritten)
-    assert hook.find_spec("ours") is None
-    module = import_with(hook, "mine")
+    module = import_with({}, "mine")
     assert module.imported == [1]
     with pytest.raises(AssertionError, match=r"^$"):
         module.check(1)
+    monkeypatch.setitem(sys.modules, "playground.testing.rewriting", None)
+    assert load(pickle.dumps(import_with), rewritten=frozenset(["mine"]), options={}) is import_with
 
 
 def test_a_modules_own_error_is_raised_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "broken.py").write_text("import sys\nsys.imports_of_broken += 1\nraise LookupError('mine')\n")
     monkeypatch.setattr(sys, "imports_of_broken", 0, raising=False)
-    settings = PytestSettings(
-        folders=(), rewritten=frozenset(["broken"]), options={"enable_assertion_pass_hook": False}, verbosity=0
-    )
-    hook = RankHook(RankConfig(settings.options, settings.verbosity))  # type: ignore[arg-type]
-    hook.add(settings.rewritten)
     with pytest.raises(LookupError, match="mine"):
-        import_with(hook, "broken")
+        import_with({"enable_assertion_pass_hook": False}, "broken")
     assert vars(sys)["imports_of_broken"] == 1
-
-
-def test_a_function_arrives_also_where_rewriting_cannot_be_had(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "playground.testing.rewriting", None)
-    assert load(without_options("mine"), pickle.dumps(import_with)) is import_with

@@ -13,7 +13,6 @@ from playground.runtime import UsageError
 from playground.tools.bench import results
 
 Run = Callable[..., Any]
-QUICK = ("--iterations", 2, "--warmup", 0, "-f", 64)
 
 
 def result(times: dict[str, list[float]], **settings: Any) -> dict[str, Any]:
@@ -54,19 +53,17 @@ def test_diff_tells_a_change_from_noise(run_cli: Run, tmp_path: Path) -> None:
     ]
 
 
-def test_one_interrupted_trial_does_not_hide_a_difference() -> None:
-    key, slower = ("all_reduce", "ring", 64), [2 * time for time in STEADY * 4]
-    assert results.compare_rows(key, [*STEADY * 4, 150.0], slower)["verdict"] == "slower"
-    assert results.compare_rows(key, STEADY * 4, [*slower, 60.0])["verdict"] == "slower"
-    assert results.compare_rows(key, STEADY * 4, [99.0, *slower, 60.0])["verdict"] == "no difference"
+def test_noise_neither_hides_nor_makes_a_difference() -> None:
+    def verdict(before: list[float], after: list[float]) -> str:
+        return str(results.compare_rows(("all_reduce", "ring", 64), before, after)["verdict"])
 
-
-def test_a_run_that_meets_a_busy_moment_is_no_different() -> None:
-    """A quarter of the trials, those of one pass, took three times as long."""
-    busy = [time if number % 4 else 3 * time for number, time in enumerate(STEADY * 4)]
-    key = ("all_reduce", "ring", 64)
-    assert results.compare_rows(key, STEADY * 4, busy)["verdict"] == "no difference"
-    assert results.compare_rows(key, busy, STEADY * 4)["verdict"] == "no difference"
+    steady = STEADY * 4
+    slower = [2 * time for time in steady]
+    assert verdict([*steady, 150.0], slower) == "slower"  # one interrupted trial
+    assert verdict(steady, [*slower, 60.0]) == "slower"
+    assert verdict(steady, [99.0, *slower, 60.0]) == "no difference"
+    busy = [time if number % 4 else 3 * time for number, time in enumerate(steady)]  # in one pass of four
+    assert verdict(steady, busy) == verdict(busy, steady) == "no difference"
 
 
 def test_rows_of_one_result_only_are_named(run_cli: Run, tmp_path: Path) -> None:

@@ -1,21 +1,18 @@
-"""What the benchmark makes of its trials: passes, the slowest rank, suspicions, columns."""
+"""What the benchmark makes of its trials: passes, the slowest rank, suspicions, columns; sizes in words."""
 
 from __future__ import annotations
 
 import re
 from dataclasses import replace
-from itertools import product
-from pathlib import Path
+from itertools import pairwise, product
 
 import pytest
 from hypothesis import given, strategies as st
 
-from playground.console.paths import check_writable
 from playground.console.rendering import render
 from playground.console.tables import Table
 from playground.measurement import Fields
-from playground.runtime import UsageError
-from playground.tools.bench import page
+from playground.tools.bench import page, settings
 from playground.tools.bench.benchmark import PASSES, Measurement, split_into_passes
 from playground.tools.bench.results import find_suspicions
 from playground.tools.bench.settings import ALGORITHMS, COLLECTIVES, BenchSettings
@@ -84,24 +81,21 @@ def test_columns_are_explained_where_they_are_shown() -> None:
     assert page.MEANINGS.keys() <= shown.keys()
 
 
-def test_a_file_that_can_be_written_is_left_alone(tmp_path: Path) -> None:
-    file = tmp_path / "rows.svg"
-    check_writable("-o", file)
-    assert not file.exists()
-    file.write_text("old")
-    check_writable("-o", file)
-    assert file.read_text() == "old"
+@given(st.integers(1, 2**50), st.sampled_from("KMG"))
+def test_a_size_that_is_written_is_read(size: int, unit: str) -> None:
+    assert settings.parse(settings.to_text(size)) == size
+    assert settings.parse(f"7{unit}") == settings.parse(f"7{unit.lower()}") == 7 * 1024 ** (1 + "KMG".index(unit))
 
 
-@pytest.mark.parametrize(
-    ("file", "message"), [("/nowhere/rows.svg", "no such folder"), ("/", "Is a directory")], ids=str
-)
-def test_a_file_that_cannot_be_written_is_refused(file: str, message: str) -> None:
-    with pytest.raises(UsageError, match=f"-o {file}.*{message}"):
-        check_writable("-o", Path(file))
+@given(st.text(max_size=5).filter(lambda text: not text.strip()[:1].isdigit()))
+def test_what_is_no_size_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="is no size"):
+        settings.parse(text)
 
 
-def test_a_full_disk_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("playground.console.paths.MIN_FREE", 2**80)
-    with pytest.raises(UsageError, match=r"only [\d,]+ bytes are free"):
-        check_writable("-o", tmp_path / "rows.svg")
+@given(st.integers(1, 1000), st.integers(1, 10**9))
+def test_sizes_grow_by_the_factor_up_to_the_end(begin: int, end: int) -> None:
+    row = settings.geometric_range(begin, end)
+    assert (row[0] == begin) if row else end < begin
+    assert all(larger == settings.FACTOR * smaller for smaller, larger in pairwise(row))
+    assert not row or row[-1] <= end < row[-1] * settings.FACTOR

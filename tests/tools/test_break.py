@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from playground.app import CHAPTERS
-from playground.runtime.launcher.entry import World
-from playground.runtime.remote import outline
+from playground.runtime.launcher.entry import CommandWorld
+from playground.runtime.remote import rank_functions
 from playground.tools.gallery.page import (
     BOARDS,
     DEADLOCK,
@@ -34,7 +34,7 @@ SLOWER = {"rank-branch", "unequal-batches", "all-download", "stopped", "straggle
 
 @pytest.mark.parametrize("name", [name for name in PROGRAMS if name not in SLOWER])
 def test_a_program_goes_wrong_as_expected_and_its_cure_is_right(name: str) -> None:
-    outcome = run(World(3), name)
+    outcome = run(CommandWorld(3), name)
     expected = PROGRAMS[name]
     assert (outcome["problem"], outcome["symptom"]) == ("", expected.symptom)
     assert outcome["cured"] == expected.right(3) != outcome["results"]
@@ -44,14 +44,14 @@ def test_a_program_goes_wrong_as_expected_and_its_cure_is_right(name: str) -> No
 @pytest.mark.parametrize("size", [3, 7])
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_it_does_so_every_time_with_any_number_of_ranks(name: str, size: int) -> None:
-    assert [run(World(size), name)["problem"] for _ in range(10)] == [""] * 10
+    assert [run(CommandWorld(size), name)["problem"] for _ in range(10)] == [""] * 10
 
 
 @pytest.mark.parametrize("board", BOARDS)
 def test_every_program_stands_beside_its_cure_and_has_its_expectation(board: str) -> None:
-    functions = outline(find(next(iter(BOARDS[board]))).module).rank_functions
+    functions = rank_functions(find(next(iter(BOARDS[board]))).module)
     expected = [find(name, suffix).name for name in BOARDS[board] for suffix in ("", "_cured")]
-    assert [*functions] == expected
+    assert functions == expected
 
 
 def test_a_program_is_short_and_says_what_is_wrong() -> None:

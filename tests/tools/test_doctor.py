@@ -81,19 +81,20 @@ TORCHES: list[tuple[str, str, dict[str, Any], str]] = [
 ]
 
 
-def test_a_healthy_machine_is_fit(run_cli: Run) -> None:
-    """This one, whatever else runs on it: no errors, and two ranks add up."""
+def test_this_machine_is_examined(run_cli: Run) -> None:
+    """Whatever it lacks, and whatever else runs on it: torch can be imported, and two ranks add up."""
     shown = run_cli("doctor", "--json")
-    assert (shown.code, shown.err) == (0, "")
     document = json.loads(shown.out)
-    assert [finding for finding in document["findings"] if finding["severity"] == ERROR] == []
-    assert document["torch"]["sums"]["gloo"] == ""
+    assert shown.code == any(finding["severity"] == ERROR for finding in document["findings"])
+    assert (document["torch"]["problem"], document["torch"]["sums"]["gloo"]) == ("", "")
     assert document["torch"]["import_seconds"] > 0
+    assert document["machine"]["resolved"].keys() >= {"localhost"}
 
 
 def test_a_finding_says_what_was_seen_the_rule_and_the_fix(run_cli: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth99")
-    monkeypatch.delenv("COLUMNS", raising=False)
+    for name in ("COLUMNS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "NCCL_SOCKET_IFNAME"):
+        monkeypatch.delenv(name, raising=False)
     shown = run_cli("doctor", "--check", "interface-variables,threads")
     assert (shown.code, shown.err) == (1, "playground: not fit for distributed training: interface-variables\n")
     assert too_wide(shown.out) == []
@@ -141,7 +142,7 @@ def test_a_name_that_does_not_resolve(monkeypatch: pytest.MonkeyPatch) -> None:
         raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
 
     monkeypatch.setattr(socket, "getaddrinfo", look_up)
-    monkeypatch.setattr(machine, "NETWORK_LIMIT", 0.1)
+    monkeypatch.setattr(machine, "NETWORK_LIMIT", 0.5)
     monkeypatch.setenv("MASTER_ADDR", "slow.example")
     assert machine.resolve_names() == {socket.gethostname(): [], "localhost": [], "slow.example": None}
 
@@ -246,8 +247,8 @@ def test_what_is_slow_is_named_and_nothing_else(
 ) -> None:
     slowness, slow_hosts, slow_links = cluster
     by_host, by_link = hosts.explain(slowness)
-    assert {host for host, factor in by_host.items() if factor > hosts.SLOW} == slow_hosts
-    assert {pair for pair, factor in by_link.items() if factor > hosts.SLOW} == slow_links
+    assert {host for host, factor in by_host.items() if factor > hosts.LIMITS["bandwidth"]} == slow_hosts
+    assert {pair for pair, factor in by_link.items() if factor > hosts.LIMITS["bandwidth"]} == slow_links
 
 
 @pytest.mark.parametrize("size", range(8))
@@ -314,7 +315,7 @@ def test_every_check_finds_a_fault_and_nothing_where_there_is_none() -> None:
 
 @pytest.fixture
 def listener() -> Iterator[Listener]:
-    with Listener(1, 2, "127.0.0.1", 0, ABOUT) as listener:
+    with Listener(1, 2, "127.0.0.1", 0, ABOUT, {}) as listener:
         yield listener
         listener.shutdown()
 
@@ -329,6 +330,7 @@ class Deaf(Handler):
 
 
 def test_a_link_is_measured(listener: Listener, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hosts, "TRANSFER_LIMIT", ENOUGH)
     link = hosts.measure("127.0.0.1", listener.port)
     assert link["problem"] == ""
     assert 0 < link["latency"] < math.inf
@@ -338,7 +340,7 @@ def test_a_link_is_measured(listener: Listener, monkeypatch: pytest.MonkeyPatch)
     assert hosts.measure("127.0.0.1", listener.port)["problem"] == hosts.STUCK
 
 
-@pytest.mark.parametrize("line", [b"", b"{", b"[]", b'{"ask": "all"}', b'{"ask": "about", "loud": 1}', b"\xff" * 100])
+@pytest.mark.parametrize("line", [b"", b"{", b"[]", b'{"ask": "all"}', b'{"ask": "link", "loud": 1}', b"\xff" * 100])
 def test_what_is_no_question_gets_no_answer(line: bytes, listener: Listener) -> None:
     with socket.create_connection(("127.0.0.1", listener.port), timeout=ENOUGH) as connection:
         connection.sendall(line + b"\n")
@@ -363,21 +365,22 @@ def test_hosts_find_each_other(start_cli: Callable[..., subprocess.Popen[str]]) 
 
 def test_the_host_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """Three of four are there, which here are addresses of this machine: the second is not."""
-    monkeypatch.setattr(hosts, "GREETING_LIMIT", ENOUGH)
+    for limit in ("GREETING_LIMIT", "ANSWER_LIMIT", "TRANSFER_LIMIT"):
+        monkeypatch.setattr(hosts, limit, ENOUGH)
     names, port = [f"127.0.0.{number}" for number in (1, 9, 2, 3)], int(free_port())
     with socket.socket() as missing:  # so that nobody takes its place
         missing.bind((names[1], port))
-        first, second, third = (hosts.listen(names, 4, port, None, [])[0] for _ in range(3))
-        addresses = dict(enumerate(names))
-        assert hosts.meet(third, {**addresses}, ENOUGH) is None
-        assert hosts.meet(first, addresses, 0) == {1: "Connection refused"}
-    found = hosts.lead(first, addresses, names, {1: "Connection refused"})
+        first, second, third = listeners = [hosts.listen(names, 4, port, None, []) for _ in range(3)]
+        assert hosts.meet(third, ENOUGH) is None
+        met = hosts.meet(first, 0)
+    assert met
+    found = hosts.lead(first, *met, names)
     assert {pair for pair, link in found.links.items() if not link["problem"]} == {*permutations((0, 2, 3), 2)}
     assert [finding.saw for finding in run_checks(hosts.CHECKS, ["answers"], found)] == [
         "127.0.0.9 does not answer: Connection refused"
     ]
-    hosts.dismiss(first, addresses, found, errors=1)
-    assert [hosts.follow(each, addresses, 0) for each in (second, third)] == [1, 1]
-    for each in (first, second, third):
+    hosts.dismiss(first, found, errors=1)
+    assert [hosts.follow(each, 0) for each in (second, third)] == [1, 1]
+    for each in listeners:
         each.shutdown()
         each.server_close()

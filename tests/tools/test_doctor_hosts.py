@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from hosts import BURST, SEGMENTS, Host, Network, ip, run
+from hosts import Host, Network, ip
 from processes import ENOUGH
 
 pytestmark = pytest.mark.stress
@@ -40,17 +40,12 @@ def told(document: dict[str, Any]) -> list[str]:
     return [f"{finding['check']}: {finding['saw']}" for finding in document["findings"]]
 
 
-def limit(host: Host, interface: str, rate: str) -> None:
-    ip("-n", host.namespace, "link", "set", "dev", interface, "gso_max_segs", SEGMENTS)
-    run("tc", "-n", host.namespace, "qdisc", "replace", "dev", interface, "root", "tbf", "rate", rate, *BURST)
-
-
 def lay_slow_cable(one: Host, other: Host) -> None:
     """From now on, what two hosts send each other takes a cable of its own."""
     ip("-n", one.namespace, "link", "add", "own", "type", "veth", "peer", "name", "own", "netns", other.namespace)
     for host in (one, other):
         ip("-n", host.namespace, "link", "set", "own", "up")
-        limit(host, "own", SLOW)
+        host.limit(SLOW, "own")
     for here, there in ((one, other), (other, one)):
         ip("-n", here.namespace, "route", "add", f"{there.address}/32", "dev", "own", "src", here.address)
 
@@ -74,7 +69,7 @@ def test_torchrun_s_hosts_are_fit(hosts: Hosts) -> None:
 
 def test_a_slow_host_is_named(hosts: Hosts) -> None:
     network = hosts(4, rate=FAST)
-    limit(network.hosts[2], "eth0", SLOW)
+    network.hosts[2].limit(SLOW)
     codes, document = examine(network)
     assert codes == [0] * 4
     [finding] = told(document)

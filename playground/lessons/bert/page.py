@@ -27,7 +27,7 @@ from playground.runtime import host
 from playground.runtime.backends import get_backend
 from playground.runtime.errors import PlaygroundError, UsageError
 from playground.runtime.flags import check_at_least_one, check_choice, check_flags, flag, flags_of, like
-from playground.runtime.launcher.entry import World
+from playground.runtime.launcher.entry import CommandWorld
 from playground.runtime.rank.rank import Event
 from playground.runtime.remote import Remote
 from playground.training.bert_config import BertConfig
@@ -253,8 +253,8 @@ def run(
     world = session.world
     session.bar.show(f"{code.name.replace('_', ' ')}: {settings.way}, {settings.workers} workers")
     if world.rank_env is None:
-        same = {name: getattr(world, name) for name in ("backend", "timeout", "init_method", "around")}
-        world = World(settings.ranks, **same)
+        same = {name: getattr(world.config, name) for name in ("backend", "timeout", "init_method")}
+        world = CommandWorld(settings.ranks, around=world.around, **same)
     return world.run(RUN_TRAINING, code, settings, on_report=on_report or session.bar)
 
 
@@ -423,7 +423,7 @@ def prepare(asked: BertOptions, bar: Bar) -> tuple[BertConfig | None, PairsSourc
 
 
 def make_settings(
-    asked: BertOptions, pretrained: BertConfig | None, pairs: PairsSource, world: World, seed: int
+    asked: BertOptions, pretrained: BertConfig | None, pairs: PairsSource, world: CommandWorld, seed: int
 ) -> BertSettings:
     """The settings asked for, with the defaults that suit the weights and the data. Raises `UsageError`."""
     defaults = PRETRAINED if pretrained else SMALL

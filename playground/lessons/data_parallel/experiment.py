@@ -6,6 +6,7 @@ training does not go well": every forward makes new ones from the one model, whi
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import chain
@@ -16,7 +17,6 @@ from statistics import median
 import torch
 from torch import nn
 
-from playground.lessons.data_parallel import page
 from playground.lessons.data_parallel.lesson import data_parallel, gather, parallel_apply, replicate, scatter
 from playground.lessons.data_parallel.losses import (
     LOSSES,
@@ -100,41 +100,41 @@ def one_step(rank: int, size: int, settings: DataParallelSettings) -> list[Row]:
         after("(before)")
         training_step(optimizer, [forward], GradSync(model), moment=moment)
         after("optimizer.step")
-    for (part, source, target), count in account.bytes_moved().items():
+    for (part, source, target), count in account.moved.items():
         move = {"part": part, "from": "host" if source == HOST else str(source), "bytes": count}
         steps[target]["received"].append(move)
     return list(steps.values())
 
 
-def ways(rank: int, size: int, settings: DataParallelSettings) -> list[page.WayResult]:
+def ways(rank: int, size: int, settings: DataParallelSettings) -> list[Row]:
     """What fills the memory of a device and keeps it busy, and what helps: gathering logits on one device, or on
     another; computing the loss inside forward; leaving outputs where they are, with the criterion in parallel.
 
-    For each of `settings.ways`, in order. All take their first step from the same parameters.
+    For each of `settings.ways`, in order: the loss before a step, the bytes that gather copies from other devices, of
+    each device the most bytes that it holds at any moment, these by label, and the share of the step in which it
+    computes, 0 to 1; and the median of a step's seconds. All take their first step from the same parameters.
     """
     devices = resolve_devices(settings.devices)
     model, tokens, targets = new_model_and_batch(settings.batch_size, settings.seed, devices[0])
     start = {name: value.clone() for name, value in model.state_dict().items()}
     steps, results = [], []
-    for way in settings.ways:
-        loss = partial(LOSSES[way.gather], model, tokens, targets, devices, torch.device(way.output_device))
+    for way, output_device in settings.ways:
+        loss = partial(LOSSES[way], model, (tokens, targets), devices, torch.device(output_device))
         optimizer = new_optimizer(model)
         model.load_state_dict(start)
         steps.append(partial(training_step, optimizer, [loss], GradSync(model)))
         first_loss = steps[-1]().item()  # from here on the optimizer has its state
         account = track_step(model, optimizer, loss, devices)
-        gathered = sum(move.bytes for move in account.moves if move.part == "gather")
-        with track_utilisation(devices) as use:
+        moved = sum(nbytes for (part, *_), nbytes in account.moved.items() if part == "gather")
+        with track_utilisation(devices) as share:
             for _ in range(settings.steps):
                 steps[-1]()
-        peak, at_peak = account.peak, account.at_peak
-        loads = [
-            page.DeviceLoad(device=str(each), peak=peak[each], at_peak=at_peak[each], share=share)
-            for each, share in use.share.items()
-        ]
-        results.append(partial(page.WayResult, **vars(way), loss=first_loss, gathered=gathered, devices=loads))
+        held = zip(devices, account.peak.values(), account.at_peak.values(), share.values(), strict=True)
+        loads = [dict(zip(("device", "peak", "at_peak", "share"), (str(at), *rest), strict=True)) for at, *rest in held]
+        about = {"gather": way, "output_device": output_device, "loss": first_loss, "gathered": moved}
+        results.append({**about, "devices": loads})
     turns = interleave([timed(step, devices=devices) for step in steps], range(settings.steps), Random(settings.seed))
-    return [result(seconds=median(seconds)) for result, seconds in zip(results, turns, strict=True)]
+    return [{**result, "seconds": median(seconds)} for result, seconds in zip(results, turns, strict=True)]
 
 
 def track_step(
@@ -196,47 +196,39 @@ def count_models(settings: DataParallelSettings, devices: list[torch.device]) ->
 
 
 def compare_replicas(settings: DataParallelSettings, devices: list[torch.device]) -> list[Row]:
-    """Steps of DataParallel with two samples per device, and as many on one device with all of them, in float64."""
-    models = [
-        ParallelLossModel(new_model_and_batch(1, settings.seed, devices[0])[0], TokenLoss()).double() for _ in range(2)
-    ]
-    optimizers = [new_optimizer(model) for model in models]
-    _, *batch = new_model_and_batch(2 * len(devices), settings.seed, devices[0])
-    return [compare_step(step, models, optimizers, batch, devices) for step in range(1, settings.steps + 1)]
-
-
-def compare_step(
-    step: int,
-    models: Sequence[nn.Module],
-    optimizers: Sequence[torch.optim.Optimizer],
-    batch: Sequence[torch.Tensor],
-    devices: list[torch.device],
-) -> Row:
-    """One step of the first model on all devices, and of the second on the first device alone: the largest differences
-    of the other replicas' parameters and gradients from the first one's, and of the two models after the step."""
-    parallel, alone = models
-    chunks = scatter(tuple(batch), devices)
-    used = devices[: len(chunks)]
-    replicas = replicate(parallel, used)
-    first, *others = (parameters_of(replica, parallel) for replica in replicas)
-    for parameter in chain(first, *others):
-        parameter.retain_grad()
-    replicas_differ = max((largest_difference(first, other) for other in others), default=0.0)
-    losses = gather(parallel_apply(replicas, chunks, None, used), devices[0])
-    together = weighted_mean(losses, [len(tokens) for tokens, _ in chunks])
-    on_one_device = alone(*(tensor.to(devices[0]) for tensor in batch))
-    for optimizer, loss in zip(optimizers, (together, on_one_device), strict=True):
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-    gradients = [[parameter.grad for parameter in replica] for replica in (first, *others)]
-    return {
-        "step": step,
-        "loss": together.item(),
-        "replicas_differ": replicas_differ,
-        "gradients_differ": max((largest_difference(gradients[0], other) for other in gradients[1:]), default=0.0),
-        "from_one_device": largest_difference(list(parallel.parameters()), list(alone.parameters())),
-    }
+    """Steps of DataParallel with two samples per device, and as many on one device with all of them, in float64: the
+    largest differences of the other replicas' parameters and gradients from the first one's, and of the two models
+    after each step."""
+    model, *_ = new_model_and_batch(1, settings.seed, devices[0])
+    _, tokens, targets = new_model_and_batch(2 * len(devices), settings.seed, devices[0])
+    parallel = ParallelLossModel(model, TokenLoss()).double()
+    alone, steps = copy.deepcopy(parallel), []
+    optimizers = [new_optimizer(each) for each in (parallel, alone)]
+    for step in range(1, settings.steps + 1):
+        chunks = scatter((tokens, targets), devices)
+        used = devices[: len(chunks)]
+        replicas = replicate(parallel, used)
+        first, *others = (parameters_of(replica, parallel) for replica in replicas)
+        for parameter in chain(first, *others):
+            parameter.retain_grad()
+        replicas_differ = max((largest_difference(first, other) for other in others), default=0.0)
+        losses = gather(parallel_apply(replicas, chunks, None, used), devices[0])
+        together = weighted_mean(losses, [len(chunk) for chunk, _ in chunks])
+        on_one_device = alone(tokens.to(devices[0]), targets.to(devices[0]))
+        for optimizer, loss in zip(optimizers, (together, on_one_device), strict=True):
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        gradients, *rest = ([parameter.grad for parameter in replica] for replica in (first, *others))
+        found = {
+            "step": step,
+            "loss": together.item(),
+            "replicas_differ": replicas_differ,
+            "gradients_differ": max((largest_difference(gradients, other) for other in rest), default=0.0),
+            "from_one_device": largest_difference(list(parallel.parameters()), list(alone.parameters())),
+        }
+        steps.append(found)
+    return steps
 
 
 def parameters_of(replica: nn.Module, model: nn.Module) -> list[torch.Tensor]:

@@ -3,12 +3,12 @@
     python -m playground data-parallel
     python -m playground data-parallel --devices cpu:0,cpu:1 --gather logits
 
-A forward pass of DataParallel is four calls:
+A forward pass of DataParallel is four calls, with torch's arguments:
 
-    chunks = scatter(inputs, devices)
-    replicas = replicate(module, devices)
-    outputs = parallel_apply(replicas, chunks, None, devices)
-    output = gather(outputs, output_device)
+    inputs = scatter(batch, [0, 1])
+    replicas = replicate(module, [0, 1])
+    outputs = parallel_apply(replicas, inputs)
+    output = gather(outputs, 0)
 
 Without GPUs the devices are virtual ones, `cpu:0` and on: each with its own thread and its own memory, and what moves
 between them is copied. On GPUs the same code runs on the real ones: --devices cuda:0,cuda:1. (One process drives them
@@ -27,7 +27,7 @@ import torch
 from torch import nn
 
 from playground.lessons.data_parallel import machine
-from playground.lessons.data_parallel.machine import Device, Devices
+from playground.lessons.data_parallel.machine import Device, Devices, Join, copy_to, resolve_devices
 
 
 def chunk_sizes(batch: int, devices: int) -> list[int]:
@@ -41,22 +41,34 @@ def chunk_sizes(batch: int, devices: int) -> list[int]:
     return [min(most, batch - start) for start in range(0, batch, most)] if batch else [0]
 
 
-def scatter(inputs: Any, devices: Sequence[torch.device], dim: int = 0) -> list[Any]:
+def scatter(inputs: Any, devices: Devices, dim: int = 0) -> list[Any]:
     """`inputs` for each device that gets a chunk: the same structure, its tensors cut along `dim`. Tuples,
     lists and dicts are looked into; anything else goes to every device, or to the first alone if there is no tensor.
     """
+    devices = resolve_devices(devices)
     sizes = chunk_sizes(machine.batch_size(inputs, dim), len(devices))
     used = devices[: len(sizes)]
-    return machine.spread(inputs, len(used), lambda tensor: machine.split(tensor, used, sizes, dim))
+
+    def cut(value: Any) -> list[Any]:
+        if isinstance(value, torch.Tensor):
+            chunks = zip(value.split(sizes, dim), used, strict=True)
+            return [copy_to(chunk, device, "scatter") for chunk, device in chunks]
+        if not isinstance(value, (tuple, list, dict)):
+            return [value] * len(used)
+        parts = [cut(item) for item in (value.values() if isinstance(value, dict) else value)]
+        return [machine.remake(value, (part[number] for part in parts)) for number in range(len(used))]
+
+    return cut(inputs)
 
 
-def replicate(module: nn.Module, devices: Sequence[torch.device]) -> list[nn.Module]:
+def replicate(module: nn.Module, devices: Devices) -> list[nn.Module]:
     """A replica of `module` on each of `devices`, the first of which is where it lies. Made again for every forward.
 
     A replica's parameters are no leaves: what reaches them in backward goes on to the one original, where it is added
     up. The first replica has the parameters themselves, and the module's own buffers: what it changes in them in place
     (the running statistics of BatchNorm) stays, what the others change is lost.
     """
+    devices = resolve_devices(devices)
     machine.check_module_is_on(module, devices[0])
     copies = {each: machine.broadcast(each, devices) for each in (*module.parameters(), *module.buffers())}
     replicas = {each: [each._replicate_for_data_parallel() for _ in devices] for each in module.modules()}
@@ -73,29 +85,48 @@ def replicate(module: nn.Module, devices: Sequence[torch.device]) -> list[nn.Mod
 
 def parallel_apply(
     modules: Sequence[nn.Module],
-    inputs: Sequence[tuple[Any, ...]],
-    kwargs: Sequence[Mapping[str, object]] | None,
-    devices: Sequence[torch.device],
+    inputs: Sequence[Any],
+    kwargs_tup: Sequence[Mapping[str, object]] | None = None,
+    devices: Devices = None,
 ) -> list[Any]:
-    """The results of `modules[i](*inputs[i], **kwargs[i])` on `devices[i]`, for all i at once, each in its own thread.
+    """The results of `modules[i](*inputs[i], **kwargs_tup[i])` on `devices[i]`, by default where its input lies, for
+    all i at once, each in its own thread.
 
     Raises the error of the first replica that failed, with the device's name before the message.
     """
-    kwargs = kwargs or [{}] * len(modules)
-    with machine.threads(devices) as start:
-        running = [start(number, module, *inputs[number], **kwargs[number]) for number, module in enumerate(modules)]
+    used = machine.devices_of(inputs) if devices is None else resolve_devices(devices)
+    work_as_caller = machine.capture_modes(used)
+
+    def work(number: int) -> Any:
+        arguments = inputs[number] if isinstance(inputs[number], tuple) else (inputs[number],)
+        with work_as_caller(number):
+            return modules[number](*arguments, **(kwargs_tup[number] if kwargs_tup else {}))
+
+    with machine.threads(used) as threads:
+        running = [thread.submit(work, number) for number, thread in enumerate(threads)]
         wait(running)
-    for number, (device, future) in enumerate(zip(devices, running, strict=True)):
+    for number, (device, future) in enumerate(zip(used, running, strict=True)):
         if error := future.exception():
             raise machine.restate(error, f"replica {number} on {device}: {error}") from error
     return [future.result() for future in running]
 
 
-def gather(outputs: Sequence[Any], device: torch.device, dim: int = 0) -> Any:
+def gather(outputs: Sequence[Any], device: Device, dim: int = 0) -> Any:
     """One output with the structure of each of `outputs`, its tensors joined along `dim` on `device`. Numbers,
     as losses are, become a vector with one for each replica. Raises `TypeError` for what cannot be joined.
     """
-    return machine.unite(outputs, lambda tensors: machine.join(tensors, device, dim))
+    first, [target] = outputs[0], resolve_devices([device])
+    if isinstance(first, torch.Tensor):
+        return Join.apply(target, dim, *(each.reshape(1) if each.dim() == 0 else each for each in outputs))
+    if isinstance(first, dict):
+        if any(each.keys() != first.keys() for each in outputs):
+            raise ValueError("the replicas' outputs have different keys: they cannot be joined")
+        return machine.remake(first, (gather([each[key] for each in outputs], target, dim) for key in first))
+    if isinstance(first, (tuple, list)):
+        return machine.remake(first, (gather(each, target, dim) for each in zip(*outputs, strict=True)))
+    if first is not None:
+        what = f"an output of type {type(first).__name__}"
+        raise TypeError(f"{what} cannot be joined: return tensors, or containers of them")
 
 
 class DataParallel(nn.Module):
@@ -111,7 +142,7 @@ class DataParallel(nn.Module):
     ) -> None:
         super().__init__()
         self.module, self.dim = module, dim
-        self.devices = machine.resolve_devices(device_ids)
+        self.devices = resolve_devices(device_ids)
         self.output_device = machine.resolve_output_device(output_device, self.devices)
         machine.check_module_is_on(module, self.devices[0])
 

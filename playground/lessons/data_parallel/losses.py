@@ -108,8 +108,8 @@ class DataParallelCriterion(nn.Module):
         if len(chunks) != len(outputs):
             raise UsageError(f"targets in {len(chunks)} chunks for {len(outputs)} outputs: give both the same devices")
         used, pairs = self.devices[: len(chunks)], list(zip(outputs, chunks, strict=True))
-        outputs = parallel_apply(replicate(self.criterion, used), pairs, None, used)
-        losses = gather(outputs, self.output_device, self.dim)
+        parts = parallel_apply(replicate(self.criterion, used), pairs, None, used)
+        losses = gather(parts, self.output_device, self.dim)
         reduction = getattr(self.criterion, "reduction", "mean")
         if reduction == "mean":
             return weighted_mean(losses, [chunk.shape[self.dim] for chunk in chunks])
@@ -122,30 +122,30 @@ def weighted_mean(losses: torch.Tensor, sizes: Sequence[int]) -> torch.Tensor:
     The mean of the means is the same only if all chunks are of one size: in another, each sample of a small chunk
     weighs more than one of a large chunk.
     """
-    weights = torch.tensor(sizes, dtype=losses.dtype, device=losses.device)
-    return (losses.reshape(-1) * weights).sum() / weights.sum()
+    parts = [loss * (count / sum(sizes)) for loss, count in zip(losses.reshape(-1), sizes, strict=True)]
+    return torch.stack(parts).sum()
 
 
-def gather_logits(
-    model: nn.Module, tokens: torch.Tensor, targets: torch.Tensor, devices: list[torch.device], output: torch.device
-) -> torch.Tensor:
+Batch = tuple[torch.Tensor, torch.Tensor]
+"""Tokens and targets, [samples, length]."""
+
+
+def gather_logits(model: nn.Module, batch: Batch, devices: list[torch.device], output: torch.device) -> torch.Tensor:
     """As DataParallel is mostly used: all logits come together on one device, and the loss is computed there."""
+    tokens, targets = batch
     logits = data_parallel(model, tokens, devices, output)
     return TokenLoss()(logits, copy_to(targets, output, "targets"))
 
 
-def gather_losses(
-    model: nn.Module, tokens: torch.Tensor, targets: torch.Tensor, devices: list[torch.device], output: torch.device
-) -> torch.Tensor:
+def gather_losses(model: nn.Module, batch: Batch, devices: list[torch.device], output: torch.device) -> torch.Tensor:
     """A cure: each replica computes its loss in forward, and only the losses are gathered, one number per replica."""
-    losses = data_parallel(ParallelLossModel(model, TokenLoss()), (tokens, targets), devices, output)
-    return weighted_mean(losses, chunk_sizes(len(tokens), len(devices)))
+    losses = data_parallel(ParallelLossModel(model, TokenLoss()), batch, devices, output)
+    return weighted_mean(losses, chunk_sizes(len(batch[0]), len(devices)))
 
 
-def keep_outputs(
-    model: nn.Module, tokens: torch.Tensor, targets: torch.Tensor, devices: list[torch.device], output: torch.device
-) -> torch.Tensor:
+def keep_outputs(model: nn.Module, batch: Batch, devices: list[torch.device], output: torch.device) -> torch.Tensor:
     """A cure that leaves the model as it is: outputs stay where they are, and the criterion runs in parallel too."""
+    tokens, targets = batch
     outputs = DataParallelModel(model, devices)(tokens)
     return DataParallelCriterion(TokenLoss(), devices, output)(outputs, targets)
 

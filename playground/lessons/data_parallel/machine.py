@@ -1,18 +1,7 @@
-"""The machine that DataParallel drives: devices, real or virtual, what moves between them, and their threads; and
-tensors in tuples (named ones too), lists and dicts: cut for every device, and joined again.
+"""The machine that DataParallel drives: devices, real or virtual, what is copied between them, and their threads.
 
 For torch all of `cpu:0 … cpu:3` is one CPU. Who keeps account of which tensor lies on which of them is told here what
 moves and whose work a thread does, and is asked where a tensor lies; without one, all lie in the host's memory.
-
-Moves come in pairs: in backward, each goes the other's way.
-
-| forward                              | backward                                          |
-|--------------------------------------|---------------------------------------------------|
-| `Split`: chunks to several devices   | `Join`: the chunks' gradients on one              |
-| `Join`: tensors to one device        | `Split`: the gradient's chunks to where they were |
-| `Broadcast`: one tensor to several   | the copies' gradients come home and are added up  |
-
-Source: Li et al., 2020, arXiv 2006.15704, section 2; https://docs.pytorch.org/docs/stable/notes/extending.html
 """
 
 from __future__ import annotations
@@ -21,7 +10,7 @@ import contextlib
 import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
 from typing import Any, TypeAlias
 
@@ -81,6 +70,12 @@ def resolve_output_device(output_device: Device | None, devices: list[torch.devi
     return resolved
 
 
+def devices_of(inputs: Sequence[Any]) -> list[torch.device]:
+    """Where each of these lies, by its first tensor. Those in the host's memory are taken for cpu:0, cpu:1, …"""
+    found = [device_of(next(tensors_in(each), torch.empty(0))) for each in inputs]
+    return [torch.device("cpu", number) if each == HOST else each for number, each in enumerate(found)]
+
+
 observers: list[Any] = []
 """Accounts of virtual devices, or of what real ones do (`Account` in memory.py). The last one is told what is `moving`
 and which device a thread is `working_for`, and asked for the `device_of` a tensor."""
@@ -119,58 +114,43 @@ def check_module_is_on(module: nn.Module, device: torch.device) -> None:
 
 
 def copy_to(tensor: torch.Tensor, device: torch.device, part: str) -> torch.Tensor:
-    """`tensor` on `device`: itself if it lies there, else a copy, on a virtual device too. Not for gradients. `part` of
-    a training step is what the move is put down to."""
-    if device_of(tensor) == device:
-        return tensor
-    with moving(part, device, tensor):
-        return tensor.clone() if device.type == tensor.device.type == "cpu" else tensor.to(device)
+    """`tensor` on `device`: itself if it lies there, else a copy, on a virtual device too. In backward its gradient is
+    copied the other way. `part` names the part of a training step that the copy belongs to."""
+    source = device_of(tensor)
+    return tensor if source == device else Copy.apply(tensor, source, device, part)
 
 
-def split(
-    tensor: torch.Tensor, devices: Sequence[torch.device], sizes: Sequence[int], dim: int
-) -> tuple[torch.Tensor, ...]:
-    """`tensor` cut along `dim` into `sizes`, a chunk to each of `devices`."""
-    return Split.apply("scatter", tensor, devices, sizes, dim)
+class Copy(torch.autograd.Function):
+    """A copy between devices, which may be virtual."""
 
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor, source: torch.device, device: torch.device, part: str) -> torch.Tensor:
+        ctx.source = source
+        with moving(part, device, tensor):
+            return tensor.clone() if device.type == tensor.device.type == "cpu" else tensor.to(device)
 
-def join(tensors: Sequence[torch.Tensor], device: torch.device, dim: int) -> torch.Tensor:
-    """`tensors` one after another along `dim`, on `device`."""
-    return Join.apply("gather", device, dim, *tensors)
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        return copy_to(gradient, ctx.source, "gradients of inputs"), None, None, None
 
 
 def broadcast(tensor: torch.Tensor, devices: Sequence[torch.device]) -> tuple[torch.Tensor, ...]:
-    """`tensor` on each of `devices`, the first of which is where it lies. A buffer takes part in backward only if it
-    wants a gradient; else it is itself on the first device."""
+    """`tensor` on each of `devices`, the first of which is where it lies: there it is not copied. A buffer takes part
+    in backward only if it wants a gradient."""
     if tensor.requires_grad or isinstance(tensor, nn.Parameter):
         return Broadcast.apply(tensor, devices)
     return tensor, *(copy_to(tensor, device, "replicate") for device in devices[1:])
 
 
-class Split(torch.autograd.Function):
-    """`tensor` cut along `dim` into `sizes`, a chunk to each of `devices`."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, part: str, tensor: torch.Tensor, devices: Sequence[torch.device], sizes: Sequence[int], dim: int
-    ) -> tuple[torch.Tensor, ...]:
-        ctx.came_from, ctx.dim = device_of(tensor), dim
-        chunks = zip(tensor.split(sizes, dim), devices, strict=True)
-        return tuple(copy_to(chunk, device, part) for chunk, device in chunks)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
-        return None, Join.apply("gradients of inputs", ctx.came_from, ctx.dim, *gradients), None, None, None
-
-
 class Join(torch.autograd.Function):
-    """`tensors` one after another along `dim`, on `device`."""
+    """Tensors one after another along `dim`, on `device`. In backward each gets its part of the gradient, where it
+    lies."""
 
     @staticmethod
-    def forward(ctx: Any, part: str, device: torch.device, dim: int, *tensors: torch.Tensor) -> torch.Tensor:
-        ctx.came_from = [device_of(tensor) for tensor in tensors]
-        ctx.sizes, ctx.dim = [tensor.shape[dim] for tensor in tensors], dim
-        with moving(part, device, *tensors):
+    def forward(ctx: Any, device: torch.device, dim: int, *tensors: torch.Tensor) -> torch.Tensor:
+        ctx.sources, ctx.dim = [device_of(tensor) for tensor in tensors], dim
+        ctx.sizes = [tensor.shape[dim] for tensor in tensors]
+        with moving("gather", device, *tensors):
             shape = list(tensors[0].shape)
             shape[dim] = sum(ctx.sizes)
             whole = torch.empty(shape, dtype=tensors[0].dtype, device=device)
@@ -180,11 +160,12 @@ class Join(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:
-        return None, None, None, *Split.apply("gradients of outputs", gradient, ctx.came_from, ctx.sizes, ctx.dim)
+        chunks = zip(gradient.split(ctx.sizes, ctx.dim), ctx.sources, strict=True)
+        return None, None, *(copy_to(chunk, source, "gradients of outputs") for chunk, source in chunks)
 
 
 class Broadcast(torch.autograd.Function):
-    """`tensor` on each of `devices`. On the first, where it lies, it is not copied."""
+    """Copies of one tensor. In backward their gradients are copied to where it lies, and added up."""
 
     @staticmethod
     def forward(ctx: Any, tensor: torch.Tensor, devices: Sequence[torch.device]) -> tuple[torch.Tensor, ...]:
@@ -199,63 +180,50 @@ class Broadcast(torch.autograd.Function):
 
 
 @contextlib.contextmanager
-def threads(devices: Sequence[torch.device]) -> Iterator[Callable[..., Future[Any]]]:
-    """Yields `start(number, call, *args, **kwargs)`, which makes this call for `devices[number]`, in its own thread.
+def threads(devices: Sequence[torch.device]) -> Iterator[list[ThreadPoolExecutor]]:
+    """A thread for each of these devices, kept from call to call. Python runs one at a time: the one that holds its
+    global interpreter lock, the GIL. torch releases the GIL only while an operation computes.
 
-    Python runs one thread at a time: the one that holds its global interpreter lock, the GIL. torch releases the GIL
-    only while an operation computes. The threads have the caller's grad, inference and autocast modes. On virtual
-    devices they share the caller's cores: each computes with its part of torch's threads, at least one; more than
-    there are cores would only wait for each other. On a GPU each uses the caller's stream, in which its input was
-    copied. Backward is torch's own affair: autograd has one thread per GPU, but a single one for the CPU, and so for
-    all virtual devices.
+    A new thread each time would have to set up again what the libraries below keep for a thread, memory above all: two
+    threads would then be no faster than one. (A process that was forked has none of its parent's threads.)
+    Backward is torch's own affair: autograd has one thread per GPU, but a single one for the CPU, and so for all
+    virtual devices.
     """
+    workers: dict[tuple[int, int, torch.device], ThreadPoolExecutor] = _callers.__dict__.setdefault("workers", {})
+    keys = [(os.getpid(), number, device) for number, device in enumerate(devices)]
+    for key in keys:
+        if key not in workers:
+            workers[key] = ThreadPoolExecutor(1, thread_name_prefix=str(key[-1]))
     before = torch.get_num_threads()
-    share, modes = max(1, before // len(devices)), capture_modes(devices[0].type)
-    streams = [
-        torch.cuda.stream(torch.cuda.current_stream(device)) if device.type == "cuda" else contextlib.nullcontext()
-        for device in devices
-    ]
-
-    def work(number: int, call: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-        if devices[number].type == "cpu":
-            torch.set_num_threads(share)
-        with modes(), streams[number], use_device(devices[number]):
-            return call(*args, **kwargs)
-
-    def start(number: int, /, *args: Any, **kwargs: Any) -> Future[Any]:
-        return get_worker(number, devices[number]).submit(work, number, *args, **kwargs)
-
     try:
-        yield start
+        yield [workers[key] for key in keys]
     finally:
         torch.set_num_threads(before)  # what a thread sets is also what the process remembers
 
 
 _callers = threading.local()
+"""Each calling thread has threads of its own."""
 
 
-def get_worker(number: int, device: torch.device) -> ThreadPoolExecutor:
-    """The calling thread's own thread for that replica, kept from call to call. A new one each time would have to set
-    up again what the libraries below keep for a thread, memory above all: two threads would then be no faster than one.
-    (A process that was forked has none of its parent's threads.)"""
-    workers: dict[tuple[int, int, torch.device], ThreadPoolExecutor] = _callers.__dict__.setdefault("workers", {})
-    key = os.getpid(), number, device
-    if key not in workers:
-        workers[key] = ThreadPoolExecutor(1, thread_name_prefix=str(device))
-    return workers[key]
-
-
-def capture_modes(kind: str) -> Callable[[], contextlib.AbstractContextManager[Any]]:
-    """A context that gives another thread the modes this one is in; torch keeps them thread by thread."""
+def capture_modes(devices: Sequence[torch.device]) -> Callable[[int], contextlib.AbstractContextManager[None]]:
+    """A context, by the number of the device, in which its thread works as the caller would. torch keeps grad,
+    inference and autocast modes thread by thread. On virtual devices the threads share the caller's cores, at least one
+    each: more would only wait for each other. On a GPU each uses the caller's stream, in which its input was copied."""
+    kind, share = devices[0].type, max(1, torch.get_num_threads() // len(devices))
     grad, inference = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
     dtype, autocast = torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind)
+    streams: list[Any] = [torch.cuda.current_stream(each) if kind == "cuda" else None for each in devices]
 
     @contextlib.contextmanager
-    def enter() -> Iterator[None]:
+    def enter(number: int) -> Iterator[None]:
+        if kind == "cpu":
+            torch.set_num_threads(share)
         with (
             torch.inference_mode(inference),
             torch.set_grad_enabled(grad),
             torch.autocast(kind, dtype=dtype, enabled=autocast),
+            torch.cuda.stream(streams[number]),
+            use_device(devices[number]),
         ):
             yield
 
@@ -288,41 +256,12 @@ def batch_size(inputs: Any, dim: int = 0) -> int:
 
 
 def tensors_in(value: Any) -> Iterator[torch.Tensor]:
-    """Every tensor that `spread` cuts."""
+    """Every tensor in tuples, lists and dicts."""
     if isinstance(value, torch.Tensor):
         yield value
     elif isinstance(value, (dict, tuple, list)):
         for item in value.values() if isinstance(value, dict) else value:
             yield from tensors_in(item)
-
-
-def spread(value: Any, count: int, cut: Callable[[torch.Tensor], Sequence[torch.Tensor]]) -> list[Any]:
-    """`count` values of the structure of `value`: each has one of the chunks that `cut` makes of every tensor."""
-    if isinstance(value, torch.Tensor):
-        return list(cut(value))
-    if not isinstance(value, (dict, tuple, list)):
-        return [value] * count
-    parts = [spread(item, count, cut) for item in (value.values() if isinstance(value, dict) else value)]
-    return [remake(value, (part[number] for part in parts)) for number in range(count)]
-
-
-def unite(values: Sequence[Any], join: Callable[[list[torch.Tensor]], torch.Tensor]) -> Any:
-    """One value of the structure of each of `values`, its tensors made of theirs by `join`. Of None there is one.
-
-    Raises `TypeError` for what holds no tensors, `ValueError` for containers of different lengths or keys.
-    """
-    first = values[0]
-    if isinstance(first, torch.Tensor):
-        return join([each.reshape(1) if each.dim() == 0 else each for each in values])
-    if first is None:
-        return None
-    if isinstance(first, dict):
-        if any(each.keys() != first.keys() for each in values):
-            raise ValueError("the replicas' outputs have different keys: they cannot be joined")
-        return remake(first, (unite([each[key] for each in values], join) for key in first))
-    if isinstance(first, (tuple, list)):
-        return remake(first, (unite(each, join) for each in zip(*values, strict=True)))
-    raise TypeError(f"an output of type {type(first).__name__} cannot be joined: return tensors, or containers of them")
 
 
 def remake(like: Any, values: Iterable[Any]) -> Any:

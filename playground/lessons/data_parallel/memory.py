@@ -17,7 +17,6 @@ import time
 import weakref
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -41,27 +40,9 @@ MOVED_LABELS = {
 _thread = threading.local()  # tracker: of this thread; move: (target, label) while it copies
 
 
-@dataclass(frozen=True)
-class Move:
-    """A tensor of `bytes` bytes that `part` of the step has copied."""
-
-    part: str
-    source: torch.device
-    target: torch.device
-    bytes: int
-
-
-@dataclass
-class Holding:
-    """A storage that is alive."""
-
-    device: torch.device
-    label: str
-    bytes: int
-
-
 class Account:
-    """An account of virtual devices: `moves` in order, and per device the bytes held now and at most, by label.
+    """An account of virtual devices: the bytes `moved` by (part of the step, source, target), and per device the bytes
+    held now and at most, by label.
 
     The labels are those of `LABELS`. The caller labels what it puts on the account; tensors that move between
     devices, by the part of the step that moves it; everything else by the phase of the step, `label`: what forward
@@ -70,15 +51,14 @@ class Account:
     """
 
     def __init__(self, devices: Sequence[torch.device], timed: bool = False) -> None:
-        self.timed = timed
-        self.moves: list[Move] = []
-        self.label = "activations"
+        self.timed, self.label = timed, "activations"
+        self.moved: Counter[tuple[str, torch.device, torch.device]] = Counter()
         self.busy = dict.fromkeys(devices, 0.0)
         """Seconds in which operations computed, if they are `timed`."""
-        self.holdings: weakref.WeakKeyDictionary[Any, Holding] = weakref.WeakKeyDictionary()
-        """By storage."""
+        self.holdings: weakref.WeakKeyDictionary[Any, list[Any]] = weakref.WeakKeyDictionary()
+        """[device, label, bytes] of each storage that is alive."""
         self.lock = threading.RLock()
-        self.released: deque[Holding] = deque()  # filled by the garbage collector, at any moment
+        self.released: deque[list[Any]] = deque()  # filled by the garbage collector, at any moment
         self._held: dict[torch.device, Counter[str]] = {device: Counter() for device in devices}
         self._at_peak: dict[torch.device, Counter[str]] = {device: Counter() for device in devices}
 
@@ -87,27 +67,25 @@ class Account:
         they count under that of the phase of the step."""
         with self.lock:
             for storage in (tensor.untyped_storage() for tensor in tensors):
-                holding = self.holdings.get(storage)
-                if holding is None:
-                    self.add(storage, Holding(device, label or self.label, storage.nbytes()))
-                elif label and label != holding.label:
-                    self._held[holding.device].update({holding.label: -holding.bytes, label: holding.bytes})
-                    holding.label = label
+                if known := self.holdings.get(storage):
+                    there, before, nbytes = known
+                    self._held[there].update({before: -nbytes})
+                    self._held[there].update({label or before: nbytes})
+                    known[1] = label or before
+                    continue
+                self.holdings[storage] = holding = [device, label or self.label, storage.nbytes()]
+                weakref.finalize(storage, self.released.append, holding).atexit = False
+                held = self.count_held().setdefault(device, Counter())
+                held[holding[1]] += holding[2]
+                if held.total() > self._at_peak.setdefault(device, Counter()).total():
+                    self._at_peak[device] = held.copy()
 
-    def add(self, storage: Any, holding: Holding) -> None:
-        """Count one more storage, and see whether its device has ever held as much."""
-        self.holdings[storage] = holding
-        weakref.finalize(storage, self.released.append, holding).atexit = False
-        self.subtract_released()
-        held = self._held.setdefault(holding.device, Counter())
-        held[holding.label] += holding.bytes
-        if held.total() > self._at_peak.setdefault(holding.device, Counter()).total():
-            self._at_peak[holding.device] = held.copy()
-
-    def subtract_released(self) -> None:
+    def count_held(self) -> dict[torch.device, Counter[str]]:
+        """The bytes that each device holds, by label, without what has been released."""
         while self.released:
-            holding = self.released.popleft()
-            self._held[holding.device][holding.label] -= holding.bytes
+            device, label, nbytes = self.released.popleft()
+            self._held[device][label] -= nbytes
+        return self._held
 
     def put_module(self, module: nn.Module, device: torch.device) -> None:
         """Count its parameters and buffers on `device`, and the gradients that it has already."""
@@ -133,15 +111,16 @@ class Account:
 
     def device_of(self, tensor: torch.Tensor) -> torch.device:
         """Where a tensor in CPU memory was put."""
-        holding = self.holdings.get(tensor.untyped_storage())
-        return holding.device if holding else HOST
+        device: torch.device = self.holdings.get(tensor.untyped_storage(), [HOST])[0]
+        return device
 
     @contextlib.contextmanager
     def moving(
         self, part: str, moved: Sequence[tuple[torch.device, torch.Tensor]], target: torch.device
     ) -> Iterator[None]:
         """Record the copies; what operations make meanwhile lies on `target`."""
-        self.moves.extend(Move(part, device, target, each.nbytes) for device, each in moved)
+        for source, each in moved:
+            self.moved[part, source, target] += each.nbytes
         with replaced(_thread, "move", (target, MOVED_LABELS.get(part))):
             yield
 
@@ -165,8 +144,7 @@ class Account:
     def held_by_label(self) -> dict[torch.device, dict[str, int]]:
         """The same by label; of those that there are."""
         with self.lock:
-            self.subtract_released()
-            return {device: by_label(held) for device, held in self._held.items()}
+            return {device: by_label(held) for device, held in self.count_held().items()}
 
     @property
     def peak(self) -> dict[torch.device, int]:
@@ -177,19 +155,6 @@ class Account:
     def at_peak(self) -> dict[torch.device, dict[str, int]]:
         """Bytes that each device held at that moment (the first, if there were several), by label."""
         return {device: by_label(held) for device, held in self._at_peak.items()}
-
-    def reset_peak(self) -> None:
-        """Forget what was held at most: `peak` starts again from what is held now."""
-        with self.lock:
-            self.subtract_released()
-            self._at_peak = {device: held.copy() for device, held in self._held.items()}
-
-    def bytes_moved(self) -> Counter[tuple[str, torch.device, torch.device]]:
-        """The bytes of all moves, by (part, source, target)."""
-        total: Counter[tuple[str, torch.device, torch.device]] = Counter()
-        for move in self.moves:
-            total[move.part, move.source, move.target] += move.bytes
-        return total
 
 
 @contextlib.contextmanager
@@ -249,7 +214,8 @@ class GpuAccount(Account):
 
     def __init__(self, devices: Sequence[torch.device], timed: bool = False) -> None:
         super().__init__(devices, timed)
-        self.reset_peak()
+        for device in devices:
+            torch.cuda.reset_peak_memory_stats(device)
 
     @property
     def held(self) -> dict[torch.device, int]:
@@ -264,11 +230,6 @@ class GpuAccount(Account):
         """With what the tensors do not account for as "other": rounding, and what libraries keep."""
         peak, known = self.peak, super().at_peak
         return {each: known[each] | {"other": max(0, peak[each] - sum(known[each].values()))} for each in known}
-
-    def reset_peak(self) -> None:
-        super().reset_peak()
-        for device in self._held:
-            torch.cuda.reset_peak_memory_stats(device)
 
     def put(self, *tensors: torch.Tensor, device: torch.device, label: str | None = None) -> None:
         """A GPU's tensor says itself where it lies; one in the host's memory does not count."""
@@ -308,21 +269,9 @@ def label_buckets(ddp: DistributedDataParallel, account: Account) -> None:
     ddp.module.register_forward_pre_hook(before_model)
 
 
-class Utilisation:
-    """Seconds from begin to end of `track_utilisation`, and seconds in which each device computed."""
-
-    def __init__(self, devices: Sequence[torch.device]) -> None:
-        self.seconds, self.busy = 0.0, dict.fromkeys(devices, 0.0)
-
-    @property
-    def share(self) -> dict[torch.device, float]:
-        """Share of the time from begin to end, 0 to 1, by device."""
-        return {device: min(1.0, busy / self.seconds) for device, busy in self.busy.items()}
-
-
 @contextlib.contextmanager
-def track_utilisation(devices: Sequence[torch.device]) -> Iterator[Utilisation]:
-    """Find out how long each of `devices` computes in this block.
+def track_utilisation(devices: Sequence[torch.device]) -> Iterator[dict[torch.device, float]]:
+    """Find out the share of the time, 0 to 1, in which each of `devices` computes in this block: known at its end.
 
     On virtual devices operations are timed one by one, and count for the device where they run: in seconds that their
     thread computes, so that waiting for a core or for the GIL is idle time, as are copies between devices. In a process
@@ -333,35 +282,33 @@ def track_utilisation(devices: Sequence[torch.device]) -> Iterator[Utilisation]:
 
     On GPUs it is the time in which at least one kernel runs, as torch's profiler records it, without NCCL's.
     """
-    track = track_kernels if devices[0].type == "cuda" else track_operations
-    use = Utilisation(devices)
-    with track(use):
-        yield use
-
-
-@contextlib.contextmanager
-def track_operations(use: Utilisation) -> Iterator[None]:
-    """Time every operation, on virtual devices."""
-    with track_memory([*use.busy], default=next(iter(use.busy)), timed=True) as account:
+    share = dict.fromkeys(devices, 0.0)
+    with (track_kernels if devices[0].type == "cuda" else track_operations)(devices) as busy:
         start = time.perf_counter()
-        yield
-        use.seconds = time.perf_counter() - start
-    use.busy = {device: account.busy[device] for device in use.busy}
+        yield share
+        synchronize(devices)
+        seconds = time.perf_counter() - start
+    share.update({device: min(1.0, busy[device] / seconds) for device in devices})
 
 
 @contextlib.contextmanager
-def track_kernels(use: Utilisation) -> Iterator[None]:
-    """Have torch's profiler record the kernels of every GPU."""
-    synchronize([*use.busy])
+def track_operations(devices: Sequence[torch.device]) -> Iterator[dict[torch.device, float]]:
+    """Time every operation, on virtual devices: seconds by device."""
+    with track_memory(devices, default=devices[0], timed=True) as account:
+        yield account.busy
+
+
+@contextlib.contextmanager
+def track_kernels(devices: Sequence[torch.device]) -> Iterator[dict[torch.device, float]]:
+    """Have torch's profiler record the kernels of every GPU: seconds by device, at the end of the block."""
+    busy: dict[torch.device, float] = {}
+    synchronize(devices)
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
-        start = time.perf_counter()
-        yield
-        synchronize([*use.busy])
-        use.seconds = time.perf_counter() - start
+        yield busy
     events = [event for event in profiler.events() if is_computing(event)]
-    for device in use.busy:
+    for device in devices:
         ranges = [event.time_range for event in events if event.device_index == device.index]
-        use.busy[device] = covered([(each.start, each.end) for each in ranges]) / 1e6  # they are in microseconds
+        busy[device] = covered([(each.start, each.end) for each in ranges]) / 1e6  # they are in microseconds
 
 
 def is_computing(event: Any) -> bool:

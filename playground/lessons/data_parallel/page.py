@@ -16,7 +16,7 @@ from playground.console.text import heading, prose
 from playground.lessons import LESSONS
 from playground.runtime.backends import backend_for
 from playground.runtime.errors import UsageError
-from playground.runtime.flags import check_choice, check_flags, flag
+from playground.runtime.flags import check_flags, flag
 from playground.runtime.launcher import server
 from playground.runtime.remote import Remote
 from playground.training.results import Row
@@ -27,19 +27,6 @@ WAYS = ("logits", "loss", "outputs")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Way:
-    """A way to the loss."""
-
-    gather: str
-    """One of `WAYS`. "outputs" stay where they are: only their losses are gathered."""
-    output_device: str
-    """Where the loss ends up."""
-
-    def __post_init__(self) -> None:
-        check_choice("gather", self.gather, WAYS)
-
-
-@dataclass(frozen=True, kw_only=True)
 class DataParallelSettings:
     """Raises `UsageError` for what cannot be run. (Whether the devices exist is for `resolve_devices` to say.)"""
 
@@ -47,8 +34,8 @@ class DataParallelSettings:
     """As torch calls them: cpu:0, cpu:1, … or cuda:0, cuda:1, … The model lies on the first."""
     output_device: str
     """One of them, where `one_step` gathers."""
-    ways: tuple[Way, ...] = ()
-    """To be compared."""
+    ways: tuple[tuple[str, str], ...] = ()
+    """To be compared: one of `WAYS`, and the device where the loss ends up."""
     batch_size: int = flag(32, "Number of samples per step.", least=1, most=MAX_BATCH_SIZE)
     steps: int = flag(3, "Number of steps to time.", least=1)
     seed: int = 1234
@@ -58,7 +45,7 @@ class DataParallelSettings:
         names = ",".join(self.devices)
         if len(set(self.devices)) < len(self.devices):
             raise UsageError(f"--devices {names}: a device named twice would count twice, name each once")
-        for device in (self.output_device, *(way.output_device for way in self.ways)):
+        for device in (self.output_device, *(device for _, device in self.ways)):
             if device not in self.devices:
                 names = ", ".join(self.devices)
                 raise UsageError(f"output device {device} is none of the devices {names}: choose one of them")
@@ -68,8 +55,7 @@ class DataParallelSettings:
     def on_first_device(self) -> DataParallelSettings:
         """One step of the same training on the first device alone."""
         first = self.devices[0]
-        alone = (Way(gather="logits", output_device=first),)
-        return replace(self, devices=(first,), output_device=first, ways=alone, steps=1)
+        return replace(self, devices=(first,), output_device=first, ways=(("logits", first),), steps=1)
 
 
 def check_device_count(count: float) -> None:
@@ -78,13 +64,14 @@ def check_device_count(count: float) -> None:
         raise UsageError(f"--devices {count:g}: at most {MAX_DEVICES}, each has a thread and a process here")
 
 
-def ways_to_compare(devices: tuple[str, ...], gather: str | None, output_device: str | None) -> tuple[Way, ...]:
+def ways_to_compare(
+    devices: tuple[str, ...], gather: str | None, output_device: str | None
+) -> tuple[tuple[str, str], ...]:
     """The one way that is asked for or, if `gather` is None, the usual one and its three cures."""
     if gather:
-        return (Way(gather=gather, output_device=output_device or devices[0]),)
+        return ((gather, output_device or devices[0]),)
     elsewhere = output_device or devices[min(1, len(devices) - 1)]
-    places = [*((way, devices[0]) for way in WAYS), ("logits", elsewhere)]
-    return tuple(Way(gather=way, output_device=device) for way, device in dict.fromkeys(places))
+    return tuple(dict.fromkeys([*((way, devices[0]) for way in WAYS), ("logits", elsewhere)]))
 
 
 LABELS = ("parameters", "gradients", "optimizer state", "activations", "gathered outputs", "inputs", "other")
@@ -96,28 +83,6 @@ MOVES = {"backward": ("gradients of outputs", "reduce")}
 
 MEANS = ("mean", "mean of means", "weighted mean")
 """Means of a batch's losses: over all samples, over the chunks' means, and over those weighted by the chunks' sizes."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class DeviceLoad:
-    """The load of a step on one device: the most bytes it holds at any moment, these by label, and the share of the
-    step in which it computes, 0 to 1."""
-
-    device: str
-    peak: int
-    at_peak: dict[str, int]
-    share: float
-
-
-@dataclass(frozen=True, kw_only=True)
-class WayResult(Way):
-    """The cost of a step by one way to the loss: the loss before it, the bytes that gather copies from other devices,
-    and the median time."""
-
-    loss: float
-    gathered: int
-    devices: list[DeviceLoad]
-    seconds: float
 
 
 COLUMNS = {
@@ -138,6 +103,11 @@ COLUMNS = {
     ),
 }
 """Columns by the names of values in rows."""
+COSTS = figures(
+    ("gathered", "copied by\ngather", "bytes", ","),
+    ("seconds", "time\nper step", "ms", ".1f", 1000),
+    ("loss", "loss", "", ".6f"),
+)
 NUMBER = Column("", right=True)
 """Those of other names."""
 
@@ -155,28 +125,24 @@ def step_texts(devices: Sequence[Row]) -> Texts:
     return ["  What is copied between devices:", moved, "  What each device holds after each part:", held]
 
 
-def ways_texts(ways: Sequence[WayResult], alone: WayResult) -> Texts:
+def ways_texts(ways: Sequence[Row], alone: Row) -> Texts:
     """Memory, time and utilisation of each way to the loss; `alone` is the same step on the first device only."""
-    gathers, devices = ("gathered", "on"), [device.device for device in ways[0].devices]
-    peaks = Table(*gathers, *numbers(*((device, "bytes", ",") for device in devices)))
-    shares = Table(*gathers, *numbers(*((device, "%", ".0f") for device in devices)))
-    figures = ("copied by\ngather", "bytes", ","), ("time\nper step", "ms", ".1f"), ("loss", "", ".6f")
-    costs = Table(*gathers, *numbers(*figures))
-    for way in ways:
-        name = way.gather, way.output_device
-        peaks.add(*name, *(device.peak for device in way.devices))
-        shares.add(*name, *(100 * device.share for device in way.devices))
-        costs.add(*name, way.gathered, 1000 * way.seconds, way.loss)
-    [first] = alone.devices
+    gathered, first = {"gather": Column("gathered"), "output_device": Column("on")}, alone["devices"][0]
+    names = [device["device"] for device in ways[0]["devices"]]
+
+    def by_device(figure: str, *about: Any) -> Table:
+        rows = [{**way, **{each["device"]: each[figure] for each in way["devices"]}} for way in ways]
+        return tabulate(rows, gathered | figures(*((name, name, *about) for name in names)))
+
     return [
-        f"  Peak memory of each device ({first.device} alone, with the whole batch: {first.peak:,} bytes):",
-        peaks,
-        f"  What that is where {ways[0].gather} are gathered on {ways[0].output_device}:",
-        *bars([(device.device, device.at_peak) for device in ways[0].devices], LABELS),
+        f"  Peak memory of each device ({first['device']} alone, with the whole batch: {first['peak']:,} bytes):",
+        by_device("peak", "bytes", ","),
+        f"  What that is where {ways[0]['gather']} are gathered on {ways[0]['output_device']}:",
+        *bars([(device["device"], device["at_peak"]) for device in ways[0]["devices"]], LABELS),
         "  What gather copies from other devices, and how long a step takes:",
-        costs,
+        tabulate(ways, gathered | COSTS),
         "  Share of a step in which each device computes:",
-        shares,
+        by_device("share", "%", ".0f", 100),
     ]
 
 
@@ -282,7 +248,7 @@ def run_parts(session: Session, settings: DataParallelSettings) -> None:
     session.print_document(
         {
             "split": shares, "one_step": devices,
-            **{f"gather {way.gather} on {way.output_device}": way.devices for way in ways},
+            **{f"gather {way['gather']} on {way['output_device']}": way["devices"] for way in ways},
         },
         devices=settings.devices, output_device=settings.output_device, batch_size=settings.batch_size, ways=ways,
         one_device=alone, means=means, claims={"copies": copies, "steps": steps}, threads=threads,

@@ -20,11 +20,13 @@ from playground.training.data import Images, batches, partition_dataset, partiti
 from playground.training.history import History
 from playground.training.net import Net
 from playground.training.results import TrainingResult
+from playground.training.run import default_settings
 from playground.training.settings import TrainingSettings
 
 
-def run(rank: int, size: int, settings: TrainingSettings) -> TrainingResult:
+def run(rank: int, size: int, settings: TrainingSettings | None = None) -> TrainingResult:
     """Train `Net` on this rank's part of the data. Every rank returns the same figures."""
+    settings = settings or default_settings()
     torch.manual_seed(settings.seed)
     images = training_images(settings)
     train_set, _ = partition_dataset(images, settings.batch_size, settings.seed, settings.loader_workers)

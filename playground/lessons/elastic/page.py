@@ -19,7 +19,7 @@ from playground.measurement import Fields
 from playground.runtime.backends import get_backend
 from playground.runtime.errors import PlaygroundError, UsageError
 from playground.runtime.flags import flag, like
-from playground.runtime.launcher.entry import World
+from playground.runtime.launcher.entry import CommandWorld
 from playground.runtime.rank.rank import Event
 from playground.runtime.temporary_folder import temporary_folder
 from playground.survival.folder import SnapshotSettings
@@ -145,8 +145,9 @@ def compare(session: Session, *folders: Path) -> Fields:
     return comparison
 
 
-def new_world(world: World, size: int, restarts: int = 0) -> World:
-    return World(size, backend=world.backend, timeout=world.timeout, restarts=restarts, around=world.around)
+def new_world(world: CommandWorld, size: int, restarts: int = 0) -> CommandWorld:
+    config, around = world.config, world.around
+    return CommandWorld(size, around=around, backend=config.backend, timeout=config.timeout, restarts=restarts)
 
 
 def differing_text(comparison: Fields) -> str:

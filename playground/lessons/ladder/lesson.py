@@ -61,7 +61,10 @@ def run(rank: int, size: int, settings: LadderSettings) -> Fields:
     torch.manual_seed(settings.seed)
     model = MODELS[settings.model].code().to(device(), memory_format=torch.channels_last)
     broadcast_parameters(model)
-    rungs = {name: partial(new_rung, name, bucket_cap=settings.bucket_cap) for name in candidates(settings.model)}
+    rungs = {
+        name: partial(new_rung, name, bucket_cap=settings.bucket_cap)
+        for name in candidates(settings.model, settings.link)
+    }
     return measure(rungs, model, settings)
 
 

@@ -37,6 +37,7 @@ from playground.measurement.interleave import Heartbeat, interleave
 from playground.runtime import device
 from playground.runtime.backends import backend_of
 from playground.training.data import Images, batches, partition_dataset
+from playground.training.link import Link
 from playground.training.replicas import all_gather_stacked, flat, largest_difference
 from playground.training.step import backward, mean_loss_part, training_step
 from playground.training.sync import AllReduce, Broadcast, GradSync, trainable_parameters
@@ -56,11 +57,13 @@ def measure(new_syncs: Mapping[str, NewSync], start: nn.Module, settings: Ladder
     coming = iter(rounds)
     next(coming)
     all_reduce, messages, replicas = load_all_reduce(settings.all_reduce), [], []
+    link = Link(settings.link) if settings.link else None
     new_sgd = partial(torch.optim.SGD, lr=settings.lr, momentum=settings.momentum)
     for name, new_sync in new_syncs.items():
         rounds.heartbeat.beat()
         messages.append(count_messages(new_sync, start, all_reduce, rounds.inputs))
-        replicas.append(TimedReplica(name, start, new_sync, all_reduce, new_sgd))
+        timed_sync = partial(over_link, link, new_sync) if link else new_sync
+        replicas.append(TimedReplica(name, start, timed_sync, all_reduce, new_sgd))
 
     for replica in replicas:
         rounds.step(replica)  # in the first round only this: DistributedDataParallel has no buckets before a backward
@@ -246,6 +249,14 @@ def count_messages(
         missing.update(params)
         training_step(optimizer, [lambda: sync.model(*inputs).sum()], sync)
     return sent
+
+
+def over_link(link: Link, new_sync: NewSync, model: nn.Module, all_reduce: AllReduce, broadcast: Broadcast) -> GradSync:
+    """What `new_sync` makes, its messages over `link`."""
+    sync = new_sync(model, link.all_reduce(all_reduce), link.broadcast(broadcast))
+    if isinstance(sync.model, DistributedDataParallel):
+        link.put_under(sync.model)
+    return sync
 
 
 def in_ddp(model: nn.Module, bucket_cap: int) -> GradSync:

@@ -12,12 +12,12 @@ from playground.console.options import flags, only_with, plot_option
 from playground.console.session import Session
 from playground.console.tables import Column, Table, Texts, figures, tabulate
 from playground.console.text import good, prose
-from playground.console.training import DataOptions, announce_data, data_options
+from playground.console.training import DataOptions, announce_data, check_link, data_options
 from playground.lessons import LESSONS
 from playground.measurement import Fields, environment
 from playground.runtime.errors import UsageError
 from playground.runtime.flags import flag, like
-from playground.runtime.launcher.entry import World
+from playground.runtime.launcher.entry import CommandWorld
 from playground.training import models
 from playground.training.grad_syncs import GRAD_SYNCS
 from playground.training.models import ModelSpec
@@ -67,15 +67,17 @@ BEYOND = {
 }
 
 
-def candidates(model: str) -> dict[str, str]:
+def candidates(model: str, link: float = 0.0) -> dict[str, str]:
     """The candidates for this model, by name, with a summary: every gradient synchronisation, in order, with one for
-    embeddings where there are any, two that go beyond DistributedDataParallel, then that."""
+    embeddings where there are any, those that go beyond DistributedDataParallel, then that. Over a simulated link no
+    memory is shared."""
     rungs: dict[str, str] = {}
     for name, spec in GRAD_SYNCS.items():
         rungs[name] = spec.summary
         if name == "overlapped" and model == BERT:
             rungs[SPARSE] = "overlapped, and of an embedding's gradient only the rows that some rank used"
-    return rungs | BEYOND | {DDP: "DistributedDataParallel, which does what overlapped does in C++"}
+    beyond = {name: summary for name, summary in BEYOND.items() if not link or name != "shared-step"}
+    return rungs | beyond | {DDP: "DistributedDataParallel, which does what overlapped does in C++"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -183,7 +185,7 @@ BY_MODEL = {
 
 
 @LESSON.run_by(
-    flags(LadderSettings, "model", *BY_MODEL, "all_reduce", changes=BY_MODEL),
+    flags(LadderSettings, "model", *BY_MODEL, "all_reduce", "link", changes=BY_MODEL),
     data_options,
     plot_option("a bar for each rung"),
     only_with("dataset", "data_dir", "limit", model=tuple(models.MODELS)),
@@ -191,7 +193,7 @@ BY_MODEL = {
 def command(session: Session, data: DataOptions, model: str, plot: Path | None, **chosen: Any) -> None:
     world, spec = session.world, MODELS[model]
     of_model = {"steps": spec.steps, "batch_size": spec.batch_size, "bucket_cap": int(spec.bucket_cap_mb * 2**20)}
-    chosen = {name: value or of_model[name] for name, value in chosen.items()}
+    chosen = {name: value or of_model.get(name, value) for name, value in chosen.items()}
     folder, tokens = (Path(), TOKENS) if model == BERT else (data.folder, None)
     asked = LadderSettings(folder=folder, model=model, limit=data.limit, seed=session.run.seed, **chosen)
     spec.check_batch(asked.batch_size, world.size)
@@ -199,14 +201,15 @@ def command(session: Session, data: DataOptions, model: str, plot: Path | None, 
     if plot:
         plots.check(plot)
     world.warm_up(RUN, *spec.preload)
-    work = f"training: {model}, {asked.steps} steps of {asked.batch_size} samples"
-    about = Table("rung", Column("what it does", wraps=True), rows=candidates(model).items())
+    work = f"training: {model}, {asked.steps} steps of {asked.batch_size} samples{asked.over_links}"
+    check_link(session, asked)
+    about = Table("rung", Column("what it does", wraps=True), rows=candidates(model, asked.link).items())
     prepared, settings = announce_data(session, data, asked, work, "", about, ready=tokens)
     result: Fields = session.launch(RUN, settings)[0]
     rungs = result["rungs"]
     verdict = agreement(rungs, settings.all_reduce)
     session.say("", *result_texts(rungs), "")
-    session.say(prose(f"Shown: {LESSON.shown}; {fastest_text(rungs)}; ", good(verdict), "."))
+    session.say(prose(f"Shown: {LESSON.shown}; {fastest_text(rungs)}{asked.over_links}; ", good(verdict), "."))
     if plot and world.is_main:
         plot_parts(rungs, f"{model}, {world}", plot)
     recipe = {name: getattr(settings, name) for name in ("batch_size", "bucket_cap", "all_reduce", "seed", "model")}
@@ -214,7 +217,7 @@ def command(session: Session, data: DataOptions, model: str, plot: Path | None, 
     session.print_document({"run": result["parts"]}, dataset=prepared.summary, **recipe, **measured)
 
 
-def check_memory(world: World, model: str) -> None:
+def check_memory(world: CommandWorld, model: str) -> None:
     """Raise `UsageError` for more replicas of a model than this host's memory has room for."""
     replicas = len(candidates(model))
     needed = world.local_size * replicas * COPIES * 4 * MODELS[model].parameters

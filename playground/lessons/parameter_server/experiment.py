@@ -6,11 +6,10 @@ import contextlib
 import re
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
 from functools import partial
 from math import ceil
 from queue import SimpleQueue
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch._dynamo  # the optimizer imports it at its first step: here the fork server does, once for all ranks
@@ -34,9 +33,6 @@ from playground.lessons.parameter_server.lesson import (
 from playground.lessons.parameter_server.page import (
     ALL_REDUCE,
     SERVER,
-    MistakeResult,
-    ModeResult,
-    Point,
     ServerSettings,
 )
 from playground.measurement.interleave import Heartbeat
@@ -48,12 +44,13 @@ from playground.runtime.meeting.agreement import require_same_on_all_ranks
 from playground.training.data import Images
 from playground.training.net import Net
 from playground.training.replicas import flat
+from playground.training.results import Row
 
-delivered: SimpleQueue[tuple[ModeResult, torch.Tensor] | None] = SimpleQueue()
+delivered: SimpleQueue[tuple[Row, torch.Tensor] | None] = SimpleQueue()
 """On the server's rank: the workers' result without it, with the parameters; None if one of them died."""
 
 
-def run(rank: int, size: int, settings: ServerSettings) -> list[ModeResult] | MistakeResult | None:
+def run(rank: int, size: int, settings: ServerSettings) -> list[Row] | Row | None:
     """Repeat the published mistake, train by all-reduce, then by a server in every mode.
 
     The server's rank returns the results of all-reduce and of each mode, each worker that of the mistake.
@@ -68,7 +65,7 @@ def run(rank: int, size: int, settings: ServerSettings) -> list[ModeResult] | Mi
         return mistake
 
 
-def serve(agent: Any, workers: int, settings: ServerSettings) -> list[ModeResult]:
+def serve(agent: Any, workers: int, settings: ServerSettings) -> list[Row]:
     """The server's part: wait for the result of all-reduce, then serve in every mode."""
     agent.on_loss(lambda rank: delivered.put(None))
     by_all_reduce = delivered.get()
@@ -78,9 +75,7 @@ def serve(agent: Any, workers: int, settings: ServerSettings) -> list[ModeResult
     return [result, *(serve_mode(agent, mode, workers, settings, parameters) for mode in settings.modes)]
 
 
-def serve_mode(
-    agent: Any, mode: str, workers: int, settings: ServerSettings, early_by_all_reduce: torch.Tensor
-) -> ModeResult:
+def serve_mode(agent: Any, mode: str, workers: int, settings: ServerSettings, early_by_all_reduce: torch.Tensor) -> Row:
     """Make the server, announce it, and wait. Other threads answer the workers' calls. `early_by_all_reduce`: the
     parameters after the first few steps without a server, to compare with."""
     server = MeasuredServer(new_model(settings), mode, workers, settings)
@@ -108,12 +103,12 @@ def warm_up(settings: ServerSettings, workers: Any) -> None:
     F.nll_loss(new_model(settings)(images), labels).backward()
 
 
-def deliver(result: ModeResult, parameters: torch.Tensor) -> None:
+def deliver(result: Row, parameters: torch.Tensor) -> None:
     """Runs on the server: keep the result of all-reduce."""
     delivered.put((result, parameters))
 
 
-def train_by_all_reduce(workers: Any, settings: ServerSettings) -> tuple[ModeResult, torch.Tensor]:
+def train_by_all_reduce(workers: Any, settings: ServerSettings) -> tuple[Row, torch.Tensor]:
     """Train on every worker. Returns the result (its bytes are those of a ring), and the early parameters."""
     model, size = new_model(settings), dist.get_world_size(workers)
     optimizer = torch.optim.SGD(model.parameters(), lr=settings.lr, momentum=settings.momentum)
@@ -139,6 +134,8 @@ def train_by_all_reduce(workers: Any, settings: ServerSettings) -> tuple[ModeRes
         gradients_by_worker=[settings.steps] * size,
         bytes_per_step=round(2 * ring.total.bytes / size),
         test_accuracy=test_accuracy(model, settings),
+        lost_workers={},
+        difference_to_all_reduce=0.0,
     )
     return result, early
 
@@ -161,20 +158,18 @@ class LossHistory:
         """Count a gradient of `samples` samples, whose losses sum to `loss`."""
         self.losses.append((time.perf_counter() - self.started, samples, loss))
 
-    def result(self, **about: Any) -> ModeResult:
-        """The result of a mode; its time is that from the start to the last gradient."""
-        points = self.points()
-        return ModeResult(seconds=points[-1].seconds, samples=points[-1].samples, points=points, **about)
-
-    def points(self) -> list[Point]:
-        """The curve: as many steps from one point to the next, the last few to the last."""
-        points, seen = [], 0
+    def result(self, **about: Any) -> Row:
+        """The result of a mode, and the curve of its losses: as many steps from one point to the next, the last few to
+        the last. A point's loss is the mean over the samples since the one before, with dropout on; seconds are those
+        from the start."""
+        points, seen = list[Row](), 0
         stride = self.per_step * ceil(len(self.losses) / self.per_step / POINTS)
         for first in range(0, len(self.losses), stride):
             seconds, samples, losses = zip(*self.losses[first : first + stride], strict=True)
             seen += sum(samples)
-            points.append(Point(samples=seen, seconds=seconds[-1], loss=sum(losses) / sum(samples)))
-        return points
+            points.append({"samples": seen, "seconds": seconds[-1], "loss": sum(losses) / sum(samples)})
+        whole = {"seconds": seconds[-1], "samples": seen}
+        return {"mode": about.pop("mode"), **whole, "points": points, **about, "speed": seen / seconds[-1]}
 
 
 class MeasuredServer(ParameterServer):
@@ -207,9 +202,14 @@ class MeasuredServer(ParameterServer):
         self.bytes += parameters.nbytes
         return parameters, version, finished
 
-    def result(self, early_by_all_reduce: torch.Tensor) -> ModeResult:
+    def result(self, early_by_all_reduce: torch.Tensor) -> Row:
         """The result of the mode. `early_by_all_reduce`: the parameters after as many gradients as `early`, without a
-        server."""
+        server; `difference_to_all_reduce` is the largest of any parameter.
+
+        `staleness` counts gradients by how often the parameters had changed since the worker got them;
+        `bytes_per_step` are those that the busiest rank sends and receives for a gradient of every worker;
+        `lost_workers` has for each that died how many gradients had been taken by then, 0 if it was before this mode.
+        """
         return self.history.result(
             mode=self.mode,
             staleness=dict(sorted(self.staleness.items())),
@@ -235,7 +235,7 @@ models: list[nn.Module] = []
 """On the server's rank, the model that all workers train."""
 
 
-def repeat_the_mistake(agent: Any, workers: Any) -> MistakeResult | None:
+def repeat_the_mistake(agent: Any, workers: Any) -> Row | None:
     """The parameter server that many have copied: the workers' forward passes run through the server's own parameters.
 
     Every worker has the server compute part of its forward pass, so that its graph holds the server's parameters. Then
@@ -254,51 +254,32 @@ def repeat_the_mistake(agent: Any, workers: Any) -> MistakeResult | None:
     return met
 
 
-def meet(agent: Any, workers: Any) -> MistakeResult:
-    """One worker's part."""
-    worker, error = dist.get_rank(workers), ""
-    read = agent.call(SERVER, version)
-    with own_graph(agent) if isinstance(agent, Agent) else torch_graph(agent) as graph:
-        loss = F.nll_loss(graph.compute(torch.ones(4, 1, 28, 28)), torch.zeros(4, dtype=torch.int64))
+def meet(agent: Any, workers: Any) -> Row:
+    """One worker's part: the version of the server's parameters that its forward pass read, the one that its backward
+    pass found, and the error of that, or nothing."""
+    worker, error, ours = dist.get_rank(workers), "", isinstance(agent, Agent)
+    read, images, labels = agent.call(SERVER, version), torch.ones(4, 1, 28, 28), torch.zeros(4, dtype=torch.int64)
+    # torch.distributed.rpc keeps every worker's gradients in a context of its own
+    with contextlib.nullcontext() if ours else dist_autograd.context() as context:
+        output = apply_remotely(agent, SERVER, compute, images) if ours else agent.call(SERVER, compute, images)
+        loss = F.nll_loss(output, labels)
+        backward = loss.backward if ours else partial(dist_autograd.backward, context, [loss])
         dist.barrier(workers)
         found = agent.call(SERVER, version)
         if worker == 0:
-            graph.backward(loss)
-            graph.step()
+            backward()
+            agent.call(SERVER, take_step, context)
         dist.barrier(workers)
         if worker > 0:
             found = agent.call(SERVER, version)
             try:
-                graph.backward(loss)
+                backward()
             except RuntimeError as raised:
                 told = IN_PLACE.search(str(raised))
                 if not told:
                     raise
                 error = told[0]
     return {"worker": worker, "version_read": read, "version_found": found, "error": error}
-
-
-class Graph(NamedTuple):
-    """A graph that reaches from a worker into the server's parameters."""
-
-    compute: Callable[[torch.Tensor], torch.Tensor]
-    backward: Callable[[torch.Tensor], object]
-    step: Callable[[], object]
-
-
-@contextlib.contextmanager
-def own_graph(agent: Agent) -> Iterator[Graph]:
-    """A graph by our own agent; the server's part of it goes with ours."""
-    step = partial(agent.call, SERVER, take_step)
-    yield Graph(partial(apply_remotely, agent, SERVER, compute), torch.Tensor.backward, step)
-
-
-@contextlib.contextmanager
-def torch_graph(agent: Any) -> Iterator[Graph]:
-    """The same by torch.distributed.rpc, which keeps every worker's gradients in a context of its own."""
-    with dist_autograd.context() as number:
-        step = partial(agent.call, SERVER, take_step_in, number)
-        yield Graph(partial(agent.call, SERVER, compute), lambda loss: dist_autograd.backward(number, [loss]), step)
 
 
 def compute(images: torch.Tensor) -> torch.Tensor:
@@ -312,14 +293,8 @@ def version() -> int:
 
 
 @torch.no_grad()
-def take_step() -> None:
-    """On the server: plain SGD, in place."""
-    for param in models[0].parameters():
-        param -= 0.01 * param.grad
-
-
-def take_step_in(context_id: int) -> None:
-    """The same, with the gradients that torch keeps for this context."""
-    for param, gradient in dist_autograd.get_gradients(context_id).items():
-        param.grad = gradient
-    take_step()
+def take_step(context: int | None) -> None:
+    """On the server: plain SGD, in place, with the gradients in `.grad` or, where torch keeps them, in that context."""
+    gradients = {param: param.grad for param in models[0].parameters()}
+    for param, gradient in (gradients if context is None else dist_autograd.get_gradients(context)).items():
+        param -= 0.01 * gradient

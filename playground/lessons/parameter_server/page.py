@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import zip_longest
-from pathlib import Path
 from typing import Any
 
 import click
 
-from playground.console import plots
-from playground.console.options import flags, plot_option
+from playground.console.options import flags
 from playground.console.session import Session
-from playground.console.tables import Column, Table, Texts, numbers
+from playground.console.tables import Column, Table, Texts, figures, numbers, tabulate
 from playground.console.text import Prose, good, heading, prose
 from playground.console.training import DataOptions, announce_data, data_options, echo_loss
 from playground.lessons import LESSONS
-from playground.measurement import Fields
 from playground.remote import AGENTS
 from playground.runtime.errors import PlaygroundError
 from playground.runtime.flags import check_choice, flag, like
-from playground.training.results import ROUNDING
+from playground.training.results import ROUNDING, Row
 from playground.training.settings import TrainingSettings
 
 LESSON = LESSONS["parameter-server"]
@@ -74,54 +71,10 @@ class ServerSettings(TrainingSettings):
         return min(5, self.steps)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Point:
-    """A point of the training."""
-
-    samples: int
-    seconds: float
-    loss: float
-    """The mean over the samples since the point before, with dropout on."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class ModeResult:
-    """One mode of the server, or all-reduce in its place."""
-
-    mode: str
-    seconds: float
-    samples: int
-    points: list[Point]
-    staleness: dict[int, int]
-    """Number of gradients by staleness: how often the parameters had changed since the worker got them."""
-    gradients_by_worker: list[int]
-    """Optimizer steps applied, or gradients averaged, by worker."""
-    bytes_per_step: int
-    """Bytes sent and received by the busiest rank, for a gradient of every worker."""
-    test_accuracy: float
-    lost_workers: dict[int, int] = field(default_factory=dict)
-    """Workers that died, and how many gradients in all the server had taken by then: 0 if it was before this mode."""
-    difference_to_all_reduce: float = 0.0
-    """The largest of any parameter, after the same number of gradients, the first few."""
-
-    @property
-    def samples_per_second(self) -> float:
-        return self.samples / self.seconds
-
-    @property
-    def mean_staleness(self) -> float:
-        return sum(steps * count for steps, count in self.staleness.items()) / sum(self.staleness.values())
-
-
-MistakeResult = Fields
-"""What a `worker` of the published parameter server met: the version of the server's parameters that its forward pass
-read (`version_read`), the one that its backward pass found (`version_found`), and the `error` of that, or nothing."""
-
-
-def steps_verdict(modes: Sequence[ModeResult]) -> str:
+def steps_verdict(modes: Sequence[Row]) -> str:
     """The verdict on the synchronous server's steps, or on the number of gradients, if it was not one of the modes.
     Raises `PlaygroundError` if its steps differ from those of all-reduce by more than rounding."""
-    for difference in (each.difference_to_all_reduce for each in modes if each.mode == "sync"):
+    for difference in (each["difference_to_all_reduce"] for each in modes if each["mode"] == "sync"):
         if difference < ROUNDING:
             return f"sync took the first steps as all-reduce did (largest difference {difference:.1e})"
         raise PlaygroundError(f"sync went up to {difference:.2g} away from all-reduce: rounding does less")
@@ -136,7 +89,7 @@ LARGEST = 8
 """Staleness from which on gradients are counted together."""
 
 
-def mistake_texts(met: Sequence[MistakeResult]) -> Texts:
+def mistake_texts(met: Sequence[Row]) -> Texts:
     """The result of each worker of the published server."""
     about = (
         ": the workers' forward passes run through the server's own parameters; worker 0 goes "
@@ -150,54 +103,67 @@ def mistake_texts(met: Sequence[MistakeResult]) -> Texts:
     return [prose(heading("the mistake"), about), table, *errors[:1]]
 
 
-def result_texts(modes: Sequence[ModeResult]) -> Texts:
+def result_texts(modes: Sequence[Row]) -> Texts:
     """The result of each mode; the loss as it fell; the age of the gradients."""
     about = ": each worker computes on a copy of its own; the server adds and steps."
     curve = "loss, and the seconds after which it was reached, by the share of gradients:"
     texts: Texts = [prose(heading("the right one"), about), summary_table(modes)]
-    texts += [*(loss_text(each) for each in modes if each.lost_workers), "", curve, curve_table(modes)]
-    if any(max(each.staleness) for each in modes):
+    texts += [*(loss_text(each) for each in modes if each["lost_workers"]), "", curve, curve_table(modes)]
+    if any(max(each["staleness"]) for each in modes):
         texts += ["", "staleness: how many steps the server had taken since the worker got its copy", histogram(modes)]
     return texts
 
 
-def loss_text(mode: ModeResult) -> Prose:
+def loss_text(mode: Row) -> Prose:
     """The workers that died in this mode or before it, and when."""
-    total = sum(mode.gradients_by_worker)
+    own, total = mode["gradients_by_worker"], sum(mode["gradients_by_worker"])
     lost = (
-        f"worker {worker} was lost after {taken} of {total} gradients ({mode.gradients_by_worker[worker]} of its own)"
+        f"worker {worker} was lost after {taken} of {total} gradients ({own[worker]} of its own)"
         if taken
         else f"worker {worker} had been lost before"
-        for worker, taken in mode.lost_workers.items()
+        for worker, taken in mode["lost_workers"].items()
     )
-    return prose(f"{mode.mode}: ", ", ".join(lost), "; the others computed the rest.")
+    return prose(f"{mode['mode']}: ", ", ".join(lost), "; the others computed the rest.")
 
 
-def summary_table(modes: Sequence[ModeResult]) -> Table:
+COLUMNS = {
+    "mode": Column("mode"),
+    **figures(
+        ("speed", "speed", "samples/s", ",.0f"),
+        ("seconds", "time", "s", ".2f"),
+        ("last_loss", "last\nloss", "", ".3f"),
+        ("test_accuracy", "test", "%", ".1f", 100),
+        ("mean_staleness", "mean\nstaleness", "", ".2f"),
+        ("bytes_per_step", "busiest\nrank", "bytes/step", ","),
+    ),
+    "taken": Column("gradients\nby worker", wide=True),
+    **figures(("difference_to_all_reduce", "distance to\nall-reduce", "", ".1e"), wide=True),
+}
+
+
+def summary_table(modes: Sequence[Row]) -> Table:
     """A row per mode."""
-    speed = numbers(("speed", "samples/s", ",.0f"), ("time", "s", ".2f"))
-    learned = numbers(("last\nloss", "", ".3f"), ("test", "%", ".1f"), ("mean\nstaleness", "", ".2f"))
-    sent = [*numbers(("busiest\nrank", "bytes/step", ",")), Column("gradients\nby worker", wide=True)]
-    table = Table("mode", *speed, *learned, *sent, *numbers(("distance to\nall-reduce", "", ".1e"), wide=True))
+    rows = []
     for each in modes:
-        reached = each.points[-1].loss, 100 * each.test_accuracy, each.mean_staleness, each.bytes_per_step
-        taken = " ".join(map(str, each.gradients_by_worker))
-        table.add(each.mode, each.samples_per_second, each.seconds, *reached, taken, each.difference_to_all_reduce)
-    return table
+        staleness = each["staleness"]
+        mean = sum(steps * count for steps, count in staleness.items()) / sum(staleness.values())
+        taken = " ".join(map(str, each["gradients_by_worker"]))
+        rows.append({**each, "last_loss": each["points"][-1]["loss"], "mean_staleness": mean, "taken": taken})
+    return tabulate(rows, COLUMNS)
 
 
-def curve_table(modes: Sequence[ModeResult]) -> Table:
+def curve_table(modes: Sequence[Row]) -> Table:
     """The loss of every mode, with the seconds that it took."""
-    table = Table(*numbers(("done", "%", ".0f"), *(each.mode for each in modes)))
-    for number, points in enumerate(zip(*(each.points for each in modes), strict=True), 1):
-        cells = [f"{point.loss:.3f} {point.seconds:6.2f}" for point in points]
-        table.add(100 * number / len(modes[0].points), *cells)
+    table = Table(*numbers(("done", "%", ".0f"), *(each["mode"] for each in modes)))
+    for number, points in enumerate(zip(*(each["points"] for each in modes), strict=True), 1):
+        cells = [f"{point['loss']:.3f} {point['seconds']:6.2f}" for point in points]
+        table.add(100 * number / len(modes[0]["points"]), *cells)
     return table
 
 
-def histogram(modes: Sequence[ModeResult]) -> Table:
+def histogram(modes: Sequence[Row]) -> Table:
     """A bar per staleness, for every mode that has any."""
-    counts = {each.mode: binned(each.staleness) for each in modes if max(each.staleness)}
+    counts = {each["mode"]: binned(each["staleness"]) for each in modes if max(each["staleness"])}
     table = Table(*numbers("staleness"), *counts)
     largest = max(map(max, counts.values()))
     for number, here in enumerate(zip_longest(*counts.values(), fillvalue=0)):
@@ -214,15 +180,6 @@ def binned(staleness: dict[int, int]) -> list[int]:
     return counts
 
 
-def plot_loss(modes: Sequence[ModeResult], title: str, file: Path) -> None:
-    """The loss of every mode against time."""
-    figure, axes = plots.new_axes(title, "seconds", "loss")
-    for each in modes:
-        axes.plot([point.seconds for point in each.points], [point.loss for point in each.points], label=each.mode)
-    axes.legend()
-    plots.save(figure, file)
-
-
 @LESSON.run_by(
     click.option(
         "--mode",
@@ -234,15 +191,12 @@ def plot_loss(modes: Sequence[ModeResult], title: str, file: Path) -> None:
     ),
     flags(ServerSettings, "staleness", "slow_worker", "over", "steps", "batch_size", "lr", "momentum"),
     data_options,
-    plot_option("the loss against time"),
 )
-def command(session: Session, data: DataOptions, modes: tuple[str, ...], plot: Path | None, **chosen: Any) -> None:
+def command(session: Session, data: DataOptions, modes: tuple[str, ...], **chosen: Any) -> None:
     world, workers = session.world, session.world.size - 1
     chosen["modes"] = tuple(mode for mode in MODES if mode in (modes or MODES))
     asked = ServerSettings(folder=data.folder, limit=data.limit, seed=session.run.seed, **chosen)
     asked.check_batch(workers)
-    if plot:
-        plots.check(plot)
     world.warm_up(RUN)
     shared = f"shared by {workers} worker{'s' * (workers > 1)}, over {asked.over}"
     work = f"training: {asked.steps} steps of {asked.batch_size} samples, {shared}"
@@ -255,8 +209,5 @@ def command(session: Session, data: DataOptions, modes: tuple[str, ...], plot: P
     verdict = steps_verdict(found)
     session.say("", *mistake_texts(mistakes), "", *result_texts(found), "")
     session.say(prose(f"Shown: {LESSON.conclude(workers)}; ", good(verdict), "."))
-    if plot and world.is_main:
-        plot_loss(found, f"{LESSON.name}, {world}", plot)
     recipe = {name: getattr(asked, name) for name in ("over", "staleness", "slow_worker", "batch_size")}
-    of_modes = [{**vars(each), "speed": each.samples_per_second} for each in found]
-    session.print_document({"mistake": mistakes}, dataset=prepared.summary, **recipe, modes=of_modes)
+    session.print_document({"mistake": mistakes}, dataset=prepared.summary, **recipe, modes=found)

@@ -21,20 +21,21 @@ from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 
 from playground.lessons.pipeline.lesson import Stage, train
-from playground.lessons.pipeline.page import BLOCKS, SCHEDULES, WARM_UP, WIDTH, PipelineSettings, Slot, StageRun
+from playground.lessons.pipeline.page import BLOCKS, SCHEDULES, WARM_UP, WIDTH, PipelineSettings
 from playground.lessons.pipeline.stages import Grid, cut, make_grid, new_model
 from playground.runtime import device, host, report, synchronize
 from playground.runtime.backends import backend_of
 from playground.runtime.meeting.agreement import all_gather_object
 from playground.training.data import Batch, Images
 from playground.training.replicas import flat
+from playground.training.results import Row
 
 FEW = 4
 """Samples of a microbatch, where schedules are compared with one process."""
 
 
-def run(rank: int, size: int, settings: PipelineSettings) -> list[StageRun]:
-    """With each schedule: one batch in float64, compared with one process; then training in float32."""
+def run(rank: int, size: int, settings: PipelineSettings) -> list[Row]:
+    """With each schedule, on this rank: one batch in float64, compared with one process; then training in float32."""
     grid, model = make_grid(settings.data_parallel), new_model(BLOCKS, WIDTH, settings.seed).to(device())
     differences = compare(copy.deepcopy(model).double(), grid, settings)
     own = cut(model, grid.stage, grid.stages)
@@ -92,12 +93,13 @@ def warm_up(model: nn.Module, grid: Grid, settings: PipelineSettings, dtype: tor
     synchronize()
 
 
-def train_and_measure(
-    name: str, model: nn.Module, grid: Grid, settings: PipelineSettings, difference: float
-) -> StageRun:
-    """Train this stage by one schedule, and measure. Activations are counted in the first step, which is not timed."""
+def train_and_measure(name: str, model: nn.Module, grid: Grid, settings: PipelineSettings, difference: float) -> Row:
+    """Train this stage by one schedule, and measure: the microbatches whose activations it held at once, at most, and
+    the bytes that autograd saved for them, in float32, without parameters; on the last stage the losses of this
+    replica's part of the batch, by step; and the forwards and backwards of the steps that are timed, in order, in
+    seconds on a clock that all ranks share. Activations are counted in the first step, which is not timed."""
     stage, counter, code = MeasuredStage(model, grid), ActivationCounter(model), SCHEDULES[name].code
-    steps: list[list[Slot]] = []
+    steps: list[list[Row]] = []
 
     def begin_steps() -> Iterator[Batch]:
         every = settings.steps + WARM_UP
@@ -115,7 +117,7 @@ def train_and_measure(
     optimizer = torch.optim.SGD(model.parameters(), lr=settings.lr, momentum=settings.momentum)
     losses = train(stage, schedule, optimizer, begin_steps(), settings.microbatches)
     held, known = {"held": stage.most_held, "held_bytes": counter.peak}, losses if grid.is_last else []
-    return StageRun(gradient_difference=difference, **held, losses=known, steps=steps[WARM_UP:])
+    return {"gradient_difference": difference, **held, "losses": known, "steps": steps[WARM_UP:]}
 
 
 def batches(settings: PipelineSettings, steps: int, dtype: torch.dtype = torch.float32) -> Iterator[Batch]:
@@ -138,7 +140,7 @@ class Stopwatch:
 
     def __init__(self) -> None:
         self.on_gpu = device().type == "cuda"
-        self.slots: list[Slot] = []
+        self.slots: list[Row] = []
         dist.barrier()
         here = host.host_id()
         self.origin = min(start for there, start in all_gather_object((here, self.now())) if there == here)
@@ -155,8 +157,8 @@ class Stopwatch:
         """Take the time of the block."""
         start = self.now()
         yield
-        end = self.now()
-        self.slots.append(Slot(kind=kind, microbatch=microbatch, start=start - self.origin, end=end - self.origin))
+        times = {"start": start - self.origin, "end": self.now() - self.origin}
+        self.slots.append({"kind": kind, "microbatch": microbatch, **times})
 
 
 class MeasuredStage(Stage):

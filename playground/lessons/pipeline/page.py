@@ -3,9 +3,8 @@ torch."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from statistics import mean
 from typing import Any
 
@@ -14,15 +13,17 @@ import click
 from playground.console import terminal
 from playground.console.options import ALL, flags, select_names
 from playground.console.session import Session
-from playground.console.tables import GAP, RANK_COLUMN, Column, Table, Texts, numbers
+from playground.console.tables import GAP, RANK_COLUMN, Column, Table, Texts, figures, numbers, tabulate
 from playground.console.text import good, heading, prose
 from playground.console.training import RUN_TRAINING, DataOptions, announce_data, data_options
 from playground.lessons import LESSONS
-from playground.measurement import Fields, format_seconds
+from playground.measurement import format_seconds
 from playground.runtime import host
 from playground.runtime.errors import PlaygroundError, UsageError
-from playground.runtime.flags import check_at_least_one, check_choice, check_flags, flag
+from playground.runtime.flags import check_at_least_one, check_choice, flag
 from playground.runtime.remote import Remote
+from playground.training.results import Row
+from playground.training.settings import TrainingSettings
 
 
 @dataclass(frozen=True)
@@ -69,17 +70,12 @@ WARM_UP = 1
 
 
 @dataclass(frozen=True, kw_only=True)
-class PipelineSettings:
-    """Raises `UsageError` for a grid, stages or microbatches that do not fit."""
+class PipelineSettings(TrainingSettings):
+    """Training settings, with a number of steps in place of epochs. Raises `UsageError` for a grid, stages or
+    microbatches that do not fit."""
 
     size: int
     """Number of ranks: stages x replicas."""
-    folder: Path
-    """Holds the four data files."""
-    dataset: str = "digits"
-    """Their kind: mnist or digits."""
-    limit: int | None = None
-    """Number of samples to train on, the first; None for all."""
     schedules: tuple[str, ...] = tuple(SCHEDULES)
     """Names of `SCHEDULES`, in the order of running."""
     microbatches: int = flag(
@@ -90,11 +86,10 @@ class PipelineSettings:
     steps: int = flag(5, "Number of training steps that are timed, with each schedule.", least=1)
     lr: float = 0.02
     momentum: float = 0.9
-    seed: int = 1234
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_at_least_one(self, "size")
-        check_flags(self)
         for name in self.schedules:
             check_choice("schedule", name, SCHEDULES)
         replicas, multiple = self.data_parallel, f"choose a multiple of {self.data_parallel}"
@@ -126,15 +121,6 @@ class PipelineSettings:
         """Samples in a microbatch."""
         return self.batch_size // self.data_parallel // self.microbatches
 
-    def check_samples(self, samples: int) -> None:
-        """Raise `UsageError` if `samples` to train on are less than one whole batch."""
-        if self.batch_size > samples:
-            raise UsageError(f"--batch-size {self.batch_size}: there are {samples} samples to train on, choose no more")
-
-    def on_all_ranks(self) -> dict[str, object]:
-        """Settings that must be the same on every rank: everything but the folder, which is each host's own."""
-        return {name: value for name, value in asdict(self).items() if name != "folder"}
-
 
 def either_divisor(number: int) -> str:
     """The divisors of a number, in words: 1, 2 or 4."""
@@ -146,97 +132,51 @@ EXACT = 1e-12
 """How far gradients in float64 may be from one process's: rounding, for microbatches are added up in another order."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Slot:
-    """A forward or a backward of one microbatch in one stage. Times are seconds on a clock that all ranks share."""
-
-    kind: str
-    """F or B."""
-    microbatch: int
-    start: float
-    end: float
-
-    @property
-    def seconds(self) -> float:
-        return self.end - self.start
-
-
-@dataclass(frozen=True, kw_only=True)
-class StageRun:
-    """Measurements of one schedule on one rank."""
-
-    gradient_difference: float
-    """The largest difference of any gradient from one process's, in float64."""
-    held: int
-    """Microbatches whose activations it held at once, at most."""
-    held_bytes: int
-    """Bytes that autograd saved for them, in float32, without parameters."""
-    losses: list[float]
-    """Losses of this replica's part of the batch, step by step, on the last stage; empty on the others."""
-    steps: list[list[Slot]]
-    """Forwards and backwards of the steps that are timed, in order."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class ScheduleRun:
-    """Measurements of one schedule on all ranks."""
-
-    spec: ScheduleSpec
-    ranks: Sequence[StageRun]
-    """Replica by replica, and within each stage by stage."""
-    typical: list[list[Slot]]
-    """The slots of every rank in the step whose bubble is the median."""
-    summary: Fields
-    """As JSON shows it. Of what is held, a number for each stage, in the replica that held most; losses are those of
-    the whole batch, step by step."""
-
-    def check(self) -> None:
-        """Raise `PlaygroundError` if gradients are not one process's, or more is held than the schedule promises."""
-        if not (found := self.summary["gradient_difference"]) <= EXACT:
-            differ = f"gradients differ from one process's by {found:.1e}, more than rounding ({EXACT:.0e})"
-            raise PlaygroundError(f"{self.spec.name}: {differ}: this must not be")
-        pairs = zip(self.summary["held"], self.summary["expected_held"], strict=True)
-        for stage, (held, expected) in enumerate(pairs):
-            if held != expected:
-                what = f"stage {stage} held {held} microbatches, and {self.spec.held_rule} is {expected}"
-                raise PlaygroundError(f"{self.spec.name}: {what}: this must not be")
-
-
-def span(step: Sequence[Sequence[Slot]]) -> float:
+def span(step: Sequence[Sequence[Row]]) -> float:
     """Seconds from the first start to the last end, on any rank."""
     slots = [slot for rank in step for slot in rank]
-    return max(slot.end for slot in slots) - min(slot.start for slot in slots)
+    return max(slot["end"] for slot in slots) - min(slot["start"] for slot in slots)
 
 
-def bubble(step: Sequence[Sequence[Slot]]) -> float:
+def bubble(step: Sequence[Sequence[Row]]) -> float:
     """The share of the ranks' time in which they neither computed a forward nor a backward."""
-    busy = sum(slot.seconds for rank in step for slot in rank)
+    busy = sum(slot["end"] - slot["start"] for rank in step for slot in rank)
     return 1 - busy / (len(step) * span(step))
 
 
-def collect(by_rank: Sequence[Sequence[StageRun]], settings: PipelineSettings) -> list[ScheduleRun]:
-    """The results of all ranks, schedule by schedule."""
-    specs = (SCHEDULES[name] for name in settings.schedules)
-    return [summarize(spec, ranks, settings) for spec, ranks in zip(specs, zip(*by_rank, strict=True), strict=True)]
+def typical_step(ranks: Sequence[Row]) -> Sequence[Sequence[Row]]:
+    """The slots of every rank in the step whose bubble is the median."""
+    steps = sorted(zip(*(rank["steps"] for rank in ranks), strict=True), key=bubble)
+    return steps[len(steps) // 2]
 
 
-def summarize(spec: ScheduleSpec, ranks: Sequence[StageRun], settings: PipelineSettings) -> ScheduleRun:
-    stages, microbatches = settings.stages, settings.microbatches
-    steps = [list(step) for step in zip(*(rank.steps for rank in ranks), strict=True)]
-    typical = sorted(steps, key=bubble)[len(steps) // 2]
-    replicas = [ranks[stage::stages] for stage in range(stages)]
-    losses = zip(*(rank.losses for rank in ranks if rank.losses), strict=True)
-    summary = {
-        "bubble": bubble(typical),
+def summarize(name: str, ranks: Sequence[Row], settings: PipelineSettings) -> Row:
+    """The figures of a schedule over all ranks, which stand replica by replica, and within each stage by stage. Of what
+    is held, a number for each stage, in the replica that held most; losses are those of the whole batch, by step."""
+    spec, stages, microbatches = SCHEDULES[name], settings.stages, settings.microbatches
+    step, replicas = typical_step(ranks), [ranks[stage::stages] for stage in range(stages)]
+    losses = zip(*(rank["losses"] for rank in ranks if rank["losses"]), strict=True)
+    return {
+        "bubble": bubble(step),
         "expected_bubble": spec.bubble(stages, microbatches),
-        "gradient_difference": max(rank.gradient_difference for rank in ranks),
+        "gradient_difference": max(rank["gradient_difference"] for rank in ranks),
         "losses": [mean(parts) for parts in losses],
-        "step_seconds": span(typical),
-        "held": [max(rank.held for rank in each) for each in replicas],
+        "step_seconds": span(step),
+        "held": [max(rank["held"] for rank in each) for each in replicas],
         "expected_held": [spec.held(stage, stages, microbatches) for stage in range(stages)],
-        "held_bytes": [max(rank.held_bytes for rank in each) for each in replicas],
+        "held_bytes": [max(rank["held_bytes"] for rank in each) for each in replicas],
     }
-    return ScheduleRun(spec=spec, ranks=ranks, typical=typical, summary=summary)
+
+
+def check(name: str, found: Row) -> None:
+    """Raise `PlaygroundError` if gradients are not one process's, or more is held than the schedule promises."""
+    if not found["gradient_difference"] <= EXACT:
+        differ = f"gradients differ from one process's by {found['gradient_difference']:.1e}"
+        raise PlaygroundError(f"{name}: {differ}, more than rounding ({EXACT:.0e}): this must not be")
+    for stage, (held, expected) in enumerate(zip(found["held"], found["expected_held"], strict=True)):
+        if held != expected:
+            what = f"stage {stage} held {held} microbatches, and {SCHEDULES[name].held_rule} is {expected}"
+            raise PlaygroundError(f"{name}: {what}: this must not be")
 
 
 FILL = {"F": "-", "B": "="}
@@ -244,24 +184,20 @@ FILL = {"F": "-", "B": "="}
 IDLE = "."
 
 
-def draw(step: Sequence[Sequence[Slot]], width: int) -> list[str]:
+def draw(step: Sequence[Sequence[Row]], width: int) -> list[str]:
     """A line of `width` characters for each rank, all on one scale: F0-- and B0== are the forward and the backward of
     microbatch 0, dots are idle time. What takes less than a character may not be seen."""
-    first, scale = min(slot.start for rank in step for slot in rank), width / span(step)
+    first, scale = min(slot["start"] for rank in step for slot in rank), width / span(step)
     lines = []
     for rank in step:
         line = IDLE * width
         for slot in rank:
-            start, end = (round((time - first) * scale) for time in (slot.start, slot.end))
-            line = line[:start] + label(slot, end - start) + line[end:]
+            start, end = (round((slot[time] - first) * scale) for time in ("start", "end"))
+            kind, name, length = slot["kind"], f"{slot['kind']}{slot['microbatch']}", end - start
+            shown = (name if len(name) <= length else kind).ljust(length, FILL[kind])[:length]
+            line = line[:start] + shown + line[end:]
         lines.append(line)
     return lines
-
-
-def label(slot: Slot, length: int) -> str:
-    """The name of a slot, or of its kind where that does not fit, as long as the slot is."""
-    name = f"{slot.kind}{slot.microbatch}"
-    return (name if len(name) <= length else slot.kind).ljust(length, FILL[slot.kind])[:length]
 
 
 def model_text(settings: PipelineSettings) -> str:
@@ -283,48 +219,52 @@ def crowded_text(ranks: int, cores: int) -> str:
     )
 
 
-def timeline_texts(run: ScheduleRun, stages: int, width: int) -> Texts:
+def timeline_texts(name: str, step: Sequence[Sequence[Row]], stages: int, width: int) -> Texts:
     """One step, a row for each rank. `width`: characters that the text may take."""
-    several = len(run.ranks) > stages
+    several = len(step) > stages
     columns = [RANK_COLUMN, Column("stage", right=True)][: 1 + several]
     taken = sum(GAP + len(column.heading) for column in columns) + GAP
-    about = f"one step of {format_seconds(span(run.typical))}: F forward, B backward, . idle"
+    about = f"one step of {format_seconds(span(step))}: F forward, B backward, . idle"
     table = Table(*columns, Column(about))
-    for rank, line in enumerate(draw(run.typical, max(len(about), width - taken))):
+    for rank, line in enumerate(draw(step, max(len(about), width - taken))):
         table.add(*[str(rank), str(rank % stages)][: 1 + several], line)
-    return [prose(heading(run.spec.name), f": {run.spec.code.summary}"), table]
+    return [prose(heading(name), f": {SCHEDULES[name].code.summary}"), table]
 
 
-def held_texts(runs: Sequence[ScheduleRun]) -> Texts:
+def held_texts(found: Mapping[str, Row]) -> Texts:
     """Microbatches held by every stage with each schedule, against the rule."""
-    table = Table(*numbers("stage", *(f"{run.spec.name}\n{run.spec.held_rule}" for run in runs)))
-    held = [zip(run.summary["held"], run.summary["held_bytes"], strict=True) for run in runs]
+    table = Table(*numbers("stage", *(f"{name}\n{SCHEDULES[name].held_rule}" for name in found)))
+    held = [zip(each["held"], each["held_bytes"], strict=True) for each in found.values()]
     for stage, row in enumerate(zip(*held, strict=True)):
         table.add(str(stage), *(f"{microbatches} = {nbytes / 2**20:.3g} MiB" for microbatches, nbytes in row))
     return [prose(heading("activations"), ": microbatches held at once, at most, and what they take"), table]
 
 
-def cost_texts(runs: Sequence[ScheduleRun]) -> Texts:
+COSTS = {"schedule": Column("schedule")} | figures(
+    ("bubble", "bubble", "%", ".1f", 100),
+    ("expected_bubble", "formula", "%", ".1f", 100),
+    ("step_seconds", "step", "ms", ".1f", 1000),
+    ("first", "first\nloss", "", ".4f"),
+    ("last", "last\nloss", "", ".4f"),
+    ("gradient_difference", "difference from\none process", "", ".1e"),
+)
+
+
+def cost_texts(found: Mapping[str, Row]) -> Texts:
     """All schedules side by side."""
-    times = ("bubble", "%"), ("formula", "%"), ("step", "ms")
-    table = Table("schedule", *numbers(*times, "first\nloss", "last\nloss", "difference from\none process"))
-    for run in runs:
-        found = run.summary
-        bubbles = f"{100 * found['bubble']:.1f}", f"{100 * found['expected_bubble']:.1f}"
-        losses = f"{found['losses'][0]:.4f}", f"{found['losses'][-1]:.4f}"
-        figures = *bubbles, f"{found['step_seconds'] * 1000:.1f}", *losses, f"{found['gradient_difference']:.1e}"
-        table.add(run.spec.name, *figures)
-    rules = ", ".join(f"{run.spec.name} {run.spec.bubble_rule}" for run in runs)
+    ends = {name: {"first": each["losses"][0], "last": each["losses"][-1]} for name, each in found.items()}
+    rows = ({"schedule": name, **each, **ends[name]} for name, each in found.items())
+    rules = ", ".join(f"{name} {SCHEDULES[name].bubble_rule}" for name in found)
     about = (
         f"bubble is the share of the time in which ranks idle, in the step that is the median; the formulas are "
         f"{rules}. Difference is the largest of any gradient, in float64"
     )
-    return [prose(heading("cost"), f": {about}"), table]
+    return [prose(heading("cost"), f": {about}"), tabulate(rows, COSTS)]
 
 
-def same_losses_text(runs: Sequence[ScheduleRun]) -> str:
+def same_losses_text(found: Mapping[str, Row]) -> str:
     """The conclusion from the losses."""
-    losses = [run.summary["losses"] for run in runs]
+    losses = [each["losses"] for each in found.values()]
     steps = len(losses[0])
     if all(each == losses[0] for each in losses):
         return f"the losses of all {steps} steps have the same bits in every schedule"
@@ -336,7 +276,7 @@ ORDERS, ABOUT_ORDERS = click.Choice([*SCHEDULES, ALL]), "The order in which stag
 
 @LESSON.run_by(
     click.option("--schedule", type=ORDERS, default=ALL, show_default=True, help=ABOUT_ORDERS),
-    flags(PipelineSettings),
+    flags(PipelineSettings, "microbatches", "data_parallel", "batch_size", "steps"),
     data_options,
 )
 def command(session: Session, data: DataOptions, schedule: str, **chosen: Any) -> None:
@@ -347,15 +287,14 @@ def command(session: Session, data: DataOptions, schedule: str, **chosen: Any) -
     prepared, settings = announce_data(session, data, asked, model_text(asked))
     if (crowd := world.local_size) > host.cores() and world.device == "cpu":
         session.say(crowded_text(crowd, host.cores()))
-    by_rank: list[list[StageRun]] = session.launch(RUN_TRAINING, EXPERIMENT, settings)
-    runs = collect(by_rank, settings)
-    for each in runs:
-        session.say("", *timeline_texts(each, settings.stages, terminal.width()))
-    session.say("", *held_texts(runs), "", *cost_texts(runs))
+    by_rank = session.launch(RUN_TRAINING, EXPERIMENT, settings)
+    ranks = dict(zip(settings.schedules, zip(*by_rank, strict=True), strict=True))
+    found = {name: summarize(name, each, settings) for name, each in ranks.items()}
+    for name, each in ranks.items():
+        session.say("", *timeline_texts(name, typical_step(each), settings.stages, terminal.width()))
+    session.say("", *held_texts(found), "", *cost_texts(found))
     grid = {name: getattr(settings, name) for name in ("stages", "microbatches", "data_parallel")}
-    summaries = {each.spec.name: each.summary for each in runs}
-    ranks = {each.spec.name: each.ranks for each in runs}
-    session.print_document(ranks, dataset=prepared.summary, **grid, schedules=summaries)
-    for each in runs:
-        each.check()
-    session.say("", prose("Shown: ", good(LESSON.conclude(world.size)), f"; {same_losses_text(runs)}."))
+    session.print_document(ranks, dataset=prepared.summary, **grid, schedules=found)
+    for name, figures_of_it in found.items():
+        check(name, figures_of_it)
+    session.say("", prose("Shown: ", good(LESSON.conclude(world.size)), f"; {same_losses_text(found)}."))

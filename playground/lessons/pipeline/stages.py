@@ -55,7 +55,7 @@ def make_grid(replicas: int = 1) -> Grid:
 CLASSES = 10
 
 
-class Block(nn.Module):
+class LinearReLU(nn.Module):
     """[samples, width] → [samples, width]. Weights are drawn as He et al. (2015) do for ReLU, so that what goes in and
     what comes out are of one size, however many blocks there are."""
 
@@ -71,7 +71,7 @@ class Block(nn.Module):
 def new_model(blocks: int, width: int, seed: int) -> nn.Sequential:
     """Equal blocks, and a last layer of 10 logits, which is small beside them. The same on every rank."""
     torch.manual_seed(seed)
-    return nn.Sequential(*(Block(width) for _ in range(blocks)), nn.Linear(width, CLASSES))
+    return nn.Sequential(*(LinearReLU(width) for _ in range(blocks)), nn.Linear(width, CLASSES))
 
 
 def cut(model: nn.Sequential, stage: int, stages: int) -> nn.Sequential:

@@ -177,7 +177,7 @@ def ending(proof: Proof, breaks: Mapping[str, Fields]) -> str:
 @LESSON.run_by(
     flags(
         ProveSettings,
-        *("batch_size", "steps", "lr", "momentum", "all_reduce", "bucket_cap"),
+        *("batch_size", "steps", "lr", "all_reduce"),
         changes={"lr": {"type": Finite(0, min_open=True)}},
     ),
     data_options,

@@ -90,7 +90,7 @@ def remote_reference(rank: int, size: int) -> dict[str, object]:
 
 
 def count_objects() -> int:
-    return len(current_agent().references.objects)
+    return len(current_agent().objects)
 
 
 def distributed_autograd(rank: int, size: int) -> dict[str, object]:

@@ -197,16 +197,11 @@ def nccl_version() -> tuple[int, ...]:
 
     if not torch.distributed.is_nccl_available():
         return (0,)
-    return loaded_version() or tuple(torch.cuda.nccl.version())
-
-
-def loaded_version() -> tuple[int, ...] | None:
-    """The version that the library reports; None if the library is not found."""
     version = ctypes.c_int()
     with contextlib.suppress(OSError, AttributeError):
         if find_function("ncclGetVersion")(ctypes.byref(version)) == 0:
             return version.value // 10_000, version.value // 100 % 100, version.value % 100
-    return None
+    return tuple(torch.cuda.nccl.version())
 
 
 def find_function(name: str) -> Any:
@@ -220,7 +215,7 @@ def find_function(name: str) -> Any:
 def last_error() -> str:
     """What NCCL has said of its last failure in this process, in one line; empty where it has not failed.
 
-    torch's ProcessGroupNCCL2 only tells its kind ("invalid usage").
+    torch's ProcessGroupNCCL2 only says its kind ("invalid usage").
     Source: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/api/comms.html#ncclgetlasterror
     """
     with contextlib.suppress(OSError, AttributeError):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
 
 COLLECTIVE, SEND, RECEIVE = "collective", "send", "receive"
 """Kinds of operations."""
@@ -21,11 +22,53 @@ IN_OPERATION, IN_PROGRAM, FINISHED, STOPPED, DEAD = "in an operation", "in the p
 """What a rank does: waits in an operation; runs the program; has returned from it; SIGSTOP; its process is gone."""
 
 UNASKED = "what its other threads and callbacks do"
-"""Of a rank that is only seen from outside."""
+"""What is not known of a rank that is only seen from outside."""
 
 Channel = tuple[str, tuple[int, ...], int | None, int, int]
 """What operations are counted by: for a message its kind, for a collective "collective", or the name of one that is
 counted by itself; the group's ranks, the peer (of a message), the tag, and the group's number."""
+
+
+class Kind(StrEnum):
+    """Why ranks wait, or what they called differently, in the order of weight: the first that explains it is told."""
+
+    cure: str
+    """What to do: one line."""
+
+    def __new__(cls, name: str, cure: str) -> Kind:
+        kind = str.__new__(cls, name)
+        kind._value_, kind.cure = name, cure
+        return kind
+
+    IN_FINALLY = (
+        "a collective in `finally`",
+        "call collectives after success only: the others do not know that this rank failed",
+    )
+    WRONG_TAG = "wrong tag", "use the same tag for a send and its receive, in the same order on both ranks"
+    COLLECTIVES = "different collectives", "call the same collectives in the same order on all ranks of the group"
+    ROOTS = "different roots", "pass the same root on all ranks of the group"
+    SHAPES = "different shapes", "pass tensors of the same shape on all ranks of the group"
+    DTYPES = "different dtypes", "pass tensors of the same dtype on all ranks"
+    SIZES = "different sizes", "receive into a tensor of the size and dtype that is sent"
+    GROUPS = "different groups", "pass the same group on all ranks that have to meet"
+    WRONG_PEER = "wrong peer", "let the receiver name the rank that sends, and the sender the rank that receives"
+    PARTIAL_GROUP = "a group not made by all", "call new_group on all ranks of the world, in the same order"
+    SENDS = "send against send", "let one of two ranks receive first, or use isend or batch_isend_irecv"
+    RECEIVES = "receive against receive", "let one of two ranks send first, or use irecv or batch_isend_irecv"
+    ENDED = (
+        "a rank that has finished",
+        "make the same number of calls on all ranks: equal numbers of batches, or join()",
+    )
+    ABSENT = (
+        "a rank that does not take part",
+        "call collectives on all ranks of their group, and each send with its receive",
+    )
+    CIRCLE = "circular wait", "order the messages so that ranks do not wait for each other in a circle, or use isend"
+    LOST = "dead", "find out why that rank ended: the others wait for it in vain"
+    SUSPENDED = "stopped", "continue that process (kill -CONT PID), or end the run"
+    STRAGGLER = "straggler", "look at what that rank does there: the others wait for it"
+    UNSEEN = "a rank that is not seen", "look at the output on the host of that rank"
+    RUNNING = "in progress", "wait, or look at the network: all ranks have called it"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,19 +20,14 @@ from playground.runtime.black_box import (
     SEND,
     STOPPED,
     Channel,
+    Kind,
     Operation,
     RankState,
 )
 from playground.runtime.black_box.wait_graph import (
-    COLLECTIVES,
-    DTYPES,
     NOT_SEEN,
-    PARTIAL_GROUP,
-    ROOTS,
-    SHAPES,
-    SIZES,
     TO_ROOT,
-    Wait,
+    Dependency,
     WaitGraph,
     find_difference,
     find_minority,
@@ -41,36 +36,15 @@ from playground.runtime.black_box.wait_graph import (
     renumber,
 )
 
-IN_FINALLY, WRONG_TAG = "a collective in `finally`", "wrong tag"
-GROUPS, WRONG_PEER, SENDS, RECEIVES = "different groups", "wrong peer", "send against send", "receive against receive"
-ENDED, ABSENT, CIRCLE = "a rank that has finished", "a rank that does not take part", "circular wait"
-LOST, SUSPENDED, STRAGGLER, UNSEEN, RUNNING = "dead", "stopped", "straggler", "a rank that is not seen", "in progress"
-CURES = {
-    IN_FINALLY: "call collectives after success only: the others do not know that this rank failed",
-    WRONG_TAG: "use the same tag for a send and its receive, in the same order on both ranks",
-    COLLECTIVES: "call the same collectives in the same order on all ranks of the group",
-    ROOTS: "pass the same root on all ranks of the group",
-    SHAPES: "pass tensors of the same shape on all ranks of the group",
-    DTYPES: "pass tensors of the same dtype on all ranks",
-    SIZES: "receive into a tensor of the size and dtype that is sent",
-    GROUPS: "pass the same group on all ranks that have to meet",
-    WRONG_PEER: "let the receiver name the rank that sends, and the sender the rank that receives",
-    PARTIAL_GROUP: "call new_group on all ranks of the world, in the same order",
-    SENDS: "let one of two ranks receive first, or use isend or batch_isend_irecv",
-    RECEIVES: "let one of two ranks send first, or use irecv or batch_isend_irecv",
-    ENDED: "make the same number of calls on all ranks: equal numbers of batches, or join()",
-    ABSENT: "call collectives on all ranks of their group, and each send with its receive",
-    CIRCLE: "order the messages so that ranks do not wait for each other in a circle, or use isend",
-    LOST: "find out why that rank ended: the others wait for it in vain",
-    SUSPENDED: "continue that process (kill -CONT PID), or end the run",
-    STRAGGLER: "look at what that rank does there: the others wait for it",
-    UNSEEN: "look at the output on the host of that rank",
-    RUNNING: "wait, or look at the network: all ranks have called it",
+ACTS = {
+    FINISHED: ("has finished", "have finished"),
+    STOPPED: ("is stopped", "are stopped"),
+    IN_PROGRAM: ("is in the program", "are in the program"),
+    NOT_SEEN: ("is not seen", "are not seen"),
 }
-"""What to do, by kind: one line."""
-KINDS = tuple(CURES)
-"""The kinds in the order of their weight: the first that explains why ranks wait is told."""
-ACTS = {FINISHED: "has finished", STOPPED: "is stopped", IN_PROGRAM: "is in the program", NOT_SEEN: "is not seen"}
+"""What a rank does that is in no operation, and what several do."""
+LATE = {DEAD: Kind.LOST, STOPPED: Kind.SUSPENDED, IN_PROGRAM: Kind.STRAGGLER, NOT_SEEN: Kind.UNSEEN}
+"""What it is if others wait for such a rank."""
 WIDTH, WIDTHS = 80, (12, 26, 7, 17, 10)
 """Columns: of a text, and the most of each cell of a table if there is no room for more."""
 
@@ -79,8 +53,7 @@ WIDTH, WIDTHS = 80, (12, 26, 7, 17, 10)
 class Diagnosis:
     """Why ranks wait, or what they called differently."""
 
-    kind: str
-    """A key of `CURES`."""
+    kind: Kind
     culprits: tuple[int, ...]
     """Ranks, ascending: several where nothing tells which of them is wrong."""
     operation: str
@@ -102,24 +75,29 @@ class Diagnosis:
 
 
 @dataclass(frozen=True, slots=True)
-class Act:
+class Predicate:
     """What a rank does or has done."""
 
-    phrase: str
-    """Its first word is is, has or was."""
+    one: str
+    """Said of one rank: "is in barrier"."""
+    several: str
     line: str
     operation: str = ""
+    is_over: bool = False
 
-    def tell(self, ranks: Sequence[int], before: str = "") -> str:
-        """That these ranks do it. A line in the same file as the line `before` is told without the file."""
-        several = len(ranks) > 1
-        verb, _, rest = self.phrase.partition(" ")
-        verb = {"is": "are", "has": "have", "was": "were"}.get(verb, verb) if several else verb
+    def say(self, ranks: Sequence[int], before: str = "") -> str:
+        """The sentence about these ranks. A line in the same file as the line `before` is told without the file."""
         place = shorten(self.line.partition(" in ")[0], 24)
         file, _, number = place.rpartition(":")
         place = f":{number}" if file and before.startswith(f"{file}:") else place
-        told = f"{'ranks' if several else 'rank'} {shorten(format_ranks(ranks), 16)} {verb} {rest}"
-        return f"{told} ({place})" if place else told
+        who = shorten(format_ranks(ranks), 16)
+        sentence = f"ranks {who} {self.several}" if len(ranks) > 1 else f"rank {who} {self.one}"
+        return f"{sentence} ({place})" if place else sentence
+
+
+def has_called(operation: Operation, kind: Kind) -> Predicate:
+    what = detail(operation, kind)
+    return Predicate(f"has called {what}", f"have called {what}", operation.line, operation.name, is_over=True)
 
 
 def diagnose(states: Sequence[RankState]) -> Diagnosis | None:
@@ -189,8 +167,9 @@ def find_mismatch(states: Sequence[RankState]) -> Diagnosis | None:
             other = min(culprits)
             rank = next(one for one in met if find_difference(met[one], met[other], strictly=True))
             kind = find_difference(met[rank], met[other], strictly=True)
+            assert kind
             rows = {one: (detail(met[one], kind), met[one].line, "") for one in sorted(met)}
-            acts = {one: Act(f"has called {did}", line, met[one].name) for one, (did, line, _) in rows.items()}
+            acts = {one: has_called(met[one], kind) for one in sorted(met)}
             parties = [([one for one in acts if acts[one] == acts[some]], acts[some]) for some in (other, rank)]
             return compose(kind, culprits, parties, draw_table(rows, {}), None)
     return None
@@ -203,45 +182,45 @@ def explain(graph: WaitGraph, held: Iterable[int], blocked: set[int], unknown: s
     kinds = {edge: classify(graph, *edge, culprits) for edge in edges if culprits & {*edge}}
     if len(culprits) > 1:  # what they do to each other, and to ranks that expect something else of them
         kinds = {
-            edge: kind for edge, kind in kinds.items() if culprits >= {*edge} or kind in (WRONG_PEER, GROUPS)
+            edge: kind for edge, kind in kinds.items() if culprits >= {*edge} or kind in (Kind.WRONG_PEER, Kind.GROUPS)
         } or kinds
-    first = min(kinds.values(), key=KINDS.index)
+    first = min(kinds.values(), key=[*Kind].index)
     waiting = Counter(other for _, other in edges)
     told = [edge for edge in kinds if kinds[edge] == first]
     rank, other = min(told, key=lambda edge: (edge[1] not in culprits, -waiting[edge[1]], edge[::-1]))
     return describe(graph, first, culprits, other, rank, unknown)
 
 
-def classify(graph: WaitGraph, rank: int, other: int, culprits: set[int]) -> str:
+def classify(graph: WaitGraph, rank: int, other: int, culprits: set[int]) -> Kind:
     """Why one rank waits for another."""
     mine = graph.waits[rank].operation
     theirs = graph.waits[other].operation if other in graph.waits else None
     if {rank, other} & graph.find_failing() & culprits:
-        return IN_FINALLY
-    if other in graph.waits[rank].differing:
-        return find_difference(mine, graph.meet(mine)[other])
+        return Kind.IN_FINALLY
+    if other in graph.waits[rank].differing and (difference := find_difference(mine, graph.meet(mine)[other])):
+        return difference
     if mine.kind != COLLECTIVE and (stray := find_stray(graph, rank, other, mine)):
         return stray
     if NEW_GROUP in (mine.name, theirs and theirs.name):
-        return PARTIAL_GROUP
+        return Kind.PARTIAL_GROUP
     if theirs is None:
-        return ENDED
+        return Kind.ENDED
     if mine.kind == theirs.kind == COLLECTIVE:
         if (mine.group, mine.number) == (theirs.group, theirs.number) or NEW_GROUP in (mine.name, theirs.name):
-            return COLLECTIVES if mine.channel != theirs.channel else CIRCLE
-        return GROUPS if mine.name == theirs.name else ABSENT
+            return Kind.COLLECTIVES if mine.channel != theirs.channel else Kind.CIRCLE
+        return Kind.GROUPS if mine.name == theirs.name else Kind.ABSENT
     if COLLECTIVE in (mine.kind, theirs.kind):
-        return ABSENT
+        return Kind.ABSENT
     if mine.kind != theirs.kind:
         same = (mine.group, mine.number) == (theirs.group, theirs.number)
         if same and mine.tag == theirs.tag:
-            return WRONG_PEER
-        return WRONG_TAG if theirs.peer in (rank, None) and same else CIRCLE
+            return Kind.WRONG_PEER
+        return Kind.WRONG_TAG if theirs.peer in (rank, None) and same else Kind.CIRCLE
     kinds = {graph.waits[one].operation.kind if one in graph.waits else "" for one in culprits}
-    return CIRCLE if len(kinds) > 1 else SENDS if mine.kind == SEND else RECEIVES
+    return Kind.CIRCLE if len(kinds) > 1 else Kind.SENDS if mine.kind == SEND else Kind.RECEIVES
 
 
-def find_stray(graph: WaitGraph, rank: int, other: int, message: Operation) -> str:
+def find_stray(graph: WaitGraph, rank: int, other: int, message: Operation) -> Kind | None:
     """The kind of difference from an unmatched message between the same ranks, if there is one."""
     kind = RECEIVE if message.kind == SEND else SEND
     for channel, count in graph.states[other].counts.items():
@@ -250,24 +229,24 @@ def find_stray(graph: WaitGraph, rank: int, other: int, message: Operation) -> s
         if channel[0] == kind and peer == rank and same != (tag == message.tag):
             anyone: list[Channel] = [(RECEIVE, group, None, tag, number)] * (kind == SEND)
             if count > graph.count(rank, (message.kind, group, other, tag, number), *anyone):
-                return WRONG_TAG if same else GROUPS
-    return ""
+                return Kind.WRONG_TAG if same else Kind.GROUPS
+    return None
 
 
 def find_late(graph: WaitGraph) -> Diagnosis | None:
     """Who comes last, if nobody is blocked."""
     awaited = set[int]().union(*(wait.missing for wait in graph.waits.values()))
-    for doing, kind in ((DEAD, LOST), (STOPPED, SUSPENDED), (IN_PROGRAM, STRAGGLER), (NOT_SEEN, UNSEEN)):
+    for doing, kind in LATE.items():
         late = graph.find_doing(doing) & (awaited if doing in (IN_PROGRAM, NOT_SEEN) else graph.states.keys())
         if late:
             other = min(late, key=lambda rank: (-graph.states[rank].since, rank))
             waiting = [rank for rank, wait in graph.waits.items() if other in wait.missing] or graph.waits
             return describe(graph, kind, late, other, min(waiting, default=None))
-    return describe(graph, RUNNING, set(), min(graph.waits)) if graph.waits else None
+    return describe(graph, Kind.RUNNING, set(), min(graph.waits)) if graph.waits else None
 
 
 def describe(
-    graph: WaitGraph, kind: str, culprits: set[int], other: int, rank: int | None = None, unknown: str | None = None
+    graph: WaitGraph, kind: Kind, culprits: set[int], other: int, rank: int | None = None, unknown: str | None = None
 ) -> Diagnosis:
     """`rank` waits for `other`, which is the culprit or one of them."""
     pairs = ((rank, other), (other, rank))
@@ -288,16 +267,18 @@ def describe(
     return compose(kind, culprits, parties, draw_table(rows, since), unknown)
 
 
-def find_act(graph: WaitGraph, rank: int, kind: str, disputed: Wait | None) -> Act:
+def find_act(graph: WaitGraph, rank: int, kind: Kind, disputed: Dependency | None) -> Predicate:
     """What a rank does, or what it has called in the place of a disputed operation."""
     state, wait = graph.states[rank], graph.waits.get(rank)
     called = graph.meet(disputed.operation).get(rank) if disputed else None
     if called and not (wait and is_at(wait.operation, called.channel, called.index)):
-        return Act(f"has called {detail(called, kind)}", called.line, called.name)
+        return has_called(called, kind)
     if wait:
-        return Act(f"is in {detail(wait.operation, kind)}", wait.operation.line, wait.operation.name)
+        what = detail(wait.operation, kind)
+        return Predicate(f"is in {what}", f"are in {what}", wait.operation.line, wait.operation.name)
     last = state.operations[-1].line if state.operations and state.doing == FINISHED else ""
-    return Act(ACTS.get(state.doing) or state.end or "is dead", state.line or last)
+    one, several = ACTS.get(state.doing) or (state.end, re.sub("^was ", "were ", state.end))
+    return Predicate(one or "is dead", several or "are dead", state.line or last)
 
 
 def list_cells(graph: WaitGraph, rank: int) -> tuple[str, str, str]:
@@ -305,37 +286,39 @@ def list_cells(graph: WaitGraph, rank: int) -> tuple[str, str, str]:
     state, wait = graph.states[rank], graph.waits.get(rank)
     if wait is None:
         return (state.doing == DEAD and state.end) or state.doing, state.line, ""
-    told = WRONG_TAG if wait.operation.kind != COLLECTIVE and wait.operation.tag else ROOTS
+    told = Kind.WRONG_TAG if wait.operation.kind != COLLECTIVE and wait.operation.tag else Kind.ROOTS
     doing = f"{detail(wait.operation, told)} #{wait.operation.index}"
     awaited = "any of " * (wait.any_one and len(wait.missing) > 1) + format_ranks(wait.missing)
     return doing, wait.operation.line, awaited
 
 
-def detail(operation: Operation, kind: str) -> str:
+def detail(operation: Operation, kind: Kind) -> str:
     """An operation, with what matters for this kind of diagnosis."""
     name, peer, shape = operation.name, operation.peer, list(operation.shape)
     if operation.kind != COLLECTIVE:
         name += f" {'to' if operation.kind == SEND else 'from'} {'anyone' if peer is None else f'rank {peer}'}"
+    elif kind == Kind.ROOTS and peer is not None:
+        name += f" {'to' if name in TO_ROOT else 'from'} rank {peer}"
     more = {
-        ROOTS: f" {'to' if name in TO_ROOT else 'from'} rank {peer}",
-        PARTIAL_GROUP: f" of ranks {format_ranks(operation.members)}" * bool(operation.members),
-        SHAPES: f" of shape {shape}",
-        DTYPES: f" of {operation.dtype}",
-        SIZES: f" of {operation.dtype}{shape}",
-        GROUPS: f" of group {operation.number} (ranks {format_ranks(operation.group)})",
-        WRONG_TAG: f" with tag {operation.tag}",
+        Kind.PARTIAL_GROUP: f" of ranks {format_ranks(operation.members)}" * bool(operation.members),
+        Kind.SHAPES: f" of shape {shape}",
+        Kind.DTYPES: f" of {operation.dtype}",
+        Kind.SIZES: f" of {operation.dtype}{shape}",
+        Kind.GROUPS: f" of group {operation.number} (ranks {format_ranks(operation.group)})",
+        Kind.WRONG_TAG: f" with tag {operation.tag}",
     }
-    return name if kind == ROOTS and (operation.kind != COLLECTIVE or peer is None) else name + more.get(kind, "")
+    return name + more.get(kind, "")
 
 
 def compose(
-    kind: str, culprits: Iterable[int], parties: Sequence[tuple[Sequence[int], Act]], table: str, unknown: str | None
-) -> Diagnosis:
+    kind: Kind, culprits: Iterable[int], parties: Sequence[tuple[Sequence[int], Predicate]], table: str,
+    unknown: str | None,
+) -> Diagnosis:  # fmt: skip
     """A diagnosis of what one party does, and another that waits for it, if there is one. `unknown` is what a
     proof lacks; None if nobody is blocked."""
     act = parties[0][1]
-    told = [some.tell(ranks, act.line if some is not act else "") for ranks, some in parties if ranks]
-    sentence = (" while " if unknown is None and "called" not in act.phrase else " where ").join(told)
+    said = [some.say(ranks, act.line if some is not act else "") for ranks, some in parties if ranks]
+    sentence = (" while " if unknown is None and not act.is_over else " where ").join(said)
     sentence = "probably a " * bool(unknown) + "deadlock: " * (unknown is not None) + sentence
     return Diagnosis(
         kind=kind,
@@ -346,7 +329,7 @@ def compose(
         unknown=unknown or "",
         sentence=textwrap.fill(sentence, WIDTH),
         table=table,
-        cure=CURES[kind],
+        cure=kind.cure,
     )
 
 

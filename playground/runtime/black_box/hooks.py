@@ -24,7 +24,7 @@ from playground.runtime.black_box import BACKWARD, BUFFERS, COLLECTIVE, MAKE_DDP
 from playground.runtime.black_box.activity import callbacks
 from playground.runtime.black_box.box import MAIN, Box, Known
 from playground.runtime.forks import call_in_children
-from playground.runtime.tap import MESSAGES, OPERATIONS, ROOTED, number_of, ranks_of
+from playground.runtime.tap import MESSAGES, METHODS, ROOTED, number_of, ranks_of
 from playground.runtime.tap.replacement import Replacement
 
 LIMITED = "barrier", "monitored_barrier"
@@ -49,7 +49,7 @@ class Hooks:
             (ProcessGroup, method): functools.partial(
                 self.wrap_message if method in MESSAGES else self.wrap_collective, method
             )
-            for method in OPERATIONS
+            for method in METHODS
         }
         wraps |= {
             (Work, "wait"): self.wrap_wait,
@@ -116,7 +116,7 @@ class Hooks:
         (self.limited.add if self.is_limit(timeout) else self.limited.discard)(id(group))
 
     def wrap_collective(self, method: str, real: Callable[..., Any]) -> Callable[..., Any]:
-        name, given, got = OPERATIONS[method]
+        name, given, got = METHODS[method]
         at = (got if name in ("scatter", "reduce_scatter") else given) or 0  # the one that all ranks have
         has_root, has_limit = name in ROOTED, name in LIMITED
 
@@ -161,15 +161,9 @@ class Hooks:
         return message
 
     def follow(
-        self,
-        box: Box,
-        known: Known,
-        limited: bool,
-        shape: Sequence[int],
-        real: Callable[..., Any],
-        *args: Any,
+        self, box: Box, known: Known, limited: bool, shape: Sequence[int], real: Callable[..., Any], *args: Any,
         **kwargs: Any,
-    ) -> Any:
+    ) -> Any:  # fmt: skip
         """Make the call. What it returns is a work, or the operation is over; if it raises, there was none."""
         number = box.call(known, 4, limited, shape)
         is_main, words = threading.get_ident() == box.main_thread, box.words

@@ -15,7 +15,7 @@ on to its timeout, and what is said then begins with "probably":
 | an operation that gives up at a time limit of its own       | `hooks.Hooks.is_limit`                              |
 | data under way, also to and from ranks that have come       | `activity.compare`, and `diagnosis.find_firm`       |
 | a rank that is stopped, not seen, or gives no answer        | `RankState.moves`, `diagnosis.find_firm`            |
-| calls of other groups, members in another order             | `hooks.number_of`, `hooks.Hooks.wrap_new_group`     |
+| calls of other groups, members in another order             | `tap.number_of`, `hooks.Hooks.wrap_new_group`       |
 | a world that the program forms itself, with other numbers   | `renumber`                                          |
 | more calls than are counted                                 | `box.FULL`                                          |
 
@@ -40,6 +40,7 @@ from playground.runtime.black_box import (
     RECEIVE,
     SEND,
     Channel,
+    Kind,
     Operation,
     RankState,
 )
@@ -47,9 +48,6 @@ from playground.runtime.black_box import (
 RENUMBERED = "which rank has which number now"
 NOT_SEEN = "not seen"
 """What a rank does of which no state is given, as on another host."""
-COLLECTIVES, ROOTS, SHAPES = "different collectives", "different roots", "different shapes"
-DTYPES, SIZES, PARTIAL_GROUP = "different dtypes", "different sizes", "a group not made by all"
-"""Kinds of differences, the last one of messages."""
 NEED_ALL = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier", NEW_GROUP, BACKWARD)
 """What names of collectives begin with that need all ranks."""
 FROM_ROOT, TO_ROOT = ("broadcast", "scatter"), ("reduce", "gather")
@@ -57,7 +55,7 @@ EQUAL_SHAPES = ("all_reduce", "broadcast", "reduce", "reduce_scatter_tensor", "a
 
 
 @dataclass(frozen=True, slots=True)
-class Wait:
+class Dependency:
     """What an operation lacks."""
 
     operation: Operation
@@ -120,19 +118,19 @@ class WaitGraph:
             }
         return self.meetings[channel, index]
 
-    def find_wait(self, rank: int, operation: Operation) -> Wait:
+    def find_wait(self, rank: int, operation: Operation) -> Dependency:
         name, peer, others = operation.name, operation.peer, {*(operation.members or operation.group)} - {rank}
         if operation.members and rank not in operation.members:
             others = set()
         if operation.kind != COLLECTIVE:
             absent = set() if self.is_matched(rank, operation) else others if peer is None else {peer}
-            return Wait(operation, frozenset(absent), frozenset(), peer is None)
+            return Dependency(operation, frozenset(absent), frozenset(), peer is None)
         met = self.meet(operation)
         any_one = not (self.pessimistic or name.startswith(NEED_ALL) or (name in TO_ROOT and peer == rank))
         if any_one and peer not in (rank, None) and (name in FROM_ROOT or (name == "gather" and peer in met)):
             others, any_one = others & {peer}, False
         differing = {one for one in others & met.keys() if find_difference(operation, met[one])}
-        return Wait(operation, frozenset(others - met.keys()), frozenset(differing), any_one)
+        return Dependency(operation, frozenset(others - met.keys()), frozenset(differing), any_one)
 
     def is_matched(self, rank: int, message: Operation) -> bool:
         """Whether the other part of a message has been called, or may have been, if receives from anyone are about."""
@@ -240,27 +238,27 @@ def is_at(operation: Operation, channel: Channel, index: int) -> bool:
     return operation.index == index and operation.channel == channel
 
 
-def find_difference(one: Operation, other: Operation | None, strictly: bool = False) -> str:
+def find_difference(one: Operation, other: Operation | None, strictly: bool = False) -> Kind | None:
     """The kind of difference between two calls of a collective, or the parts of a message, that may keep it from
-    ending; or, `strictly`, that may make its result wrong. Empty if there is none."""
+    ending; or, `strictly`, that may make its result wrong. None if there is none."""
     if other is None:
-        return ""
+        return None
     if one.kind != COLLECTIVE:
         sizes = {prod(part.shape) * find_width(part.dtype) for part in (one, other)}
-        return SIZES if len(sizes) > 1 else ""
+        return Kind.SIZES if len(sizes) > 1 else None
     if one.name != other.name:
-        return "" if find_algorithm(one.name) == find_algorithm(other.name) else COLLECTIVES
+        return None if find_algorithm(one.name) == find_algorithm(other.name) else Kind.COLLECTIVES
     if one.members != other.members and {len(one.members), len(other.members)} != {1}:  # each by itself needs no other
-        return PARTIAL_GROUP
+        return Kind.PARTIAL_GROUP
     if one.peer != other.peer:
-        return ROOTS
+        return Kind.ROOTS
     equal = one.name in EQUAL_SHAPES
     same_order = one.shape == other.shape or 1 in (len(one.shape), len(other.shape))  # flat tensors meet others
     if equal and (prod(one.shape) != prod(other.shape) or (strictly and not same_order)):
-        return SHAPES
+        return Kind.SHAPES
     if one.dtype != other.dtype and (strictly or (equal and find_width(one.dtype) != find_width(other.dtype))):
-        return DTYPES
-    return ""
+        return Kind.DTYPES
+    return None
 
 
 def find_algorithm(name: str) -> str:

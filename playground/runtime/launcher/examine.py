@@ -1,4 +1,4 @@
-"""Looks at the ranks' black boxes from time to time: a deadlock is told when it can be proved, not when time is up."""
+"""Looks at the ranks' black boxes from time to time: a deadlock is reported when it is proved, not when time is up."""
 
 from __future__ import annotations
 
@@ -6,12 +6,11 @@ import contextlib
 import re
 import signal
 import sys
-import threading
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from types import MappingProxyType
+from types import FrameType, MappingProxyType
 
 from playground.runtime.black_box import DEAD, FINISHED, IN_OPERATION, IN_PROGRAM, STOPPED, UNASKED, RankState
 from playground.runtime.black_box.box import CAPACITY, LATEST
@@ -115,7 +114,7 @@ class Examiner:
         seen: Seen | None = None,
         still: Collection[RankHandle] | None = None,
     ) -> Diagnosis | None:
-        """Why the ranks stand still, or one has failed, as far as can be told. `stacks` say where ranks are."""
+        """Why the ranks stand still, or one has failed, as far as it is known. `stacks` say where ranks are."""
         states = self.states(still, CAPACITY, seen)
         states = [replace(each, line=line_of(stacks.get(each.rank, ""))) for each in states]
         if any(state.doing == DEAD for state in states):  # gloo aborts a process that gets another size than it expects
@@ -126,19 +125,14 @@ class Examiner:
         """An operation in which the ranks did not agree although all of them have returned."""
         return find_mismatch(self.states(latest=LATEST_OF_ENDED))
 
-    @contextlib.contextmanager
-    def on_request(self) -> Iterator[None]:
-        """In this block, SIGQUIT has it told on stderr who waits for whom, and all go on. (In the main thread, unless
-        the program handles that signal itself.)"""
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-        with handle(signal.SIGQUIT, lambda number, frame: self.tell()):
-            yield
+    def print_on_request(self) -> contextlib.AbstractContextManager[None]:
+        """In this block, SIGQUIT has who waits for whom printed on stderr, and all continue."""
 
-    def tell(self) -> None:
-        with contextlib.suppress(OSError):
-            print(tell(self.states(latest=CAPACITY)), file=sys.stderr, flush=True)
+        def print_waits(number: int, frame: FrameType | None) -> None:
+            with contextlib.suppress(OSError):
+                print(tell(self.states(latest=CAPACITY)), file=sys.stderr, flush=True)
+
+        return handle(signal.SIGQUIT, print_waits)
 
 
 def line_of(stack: str) -> str:

@@ -41,7 +41,6 @@ REFUSED = -1
 """In the place of a process id: there will be no rank. The reason follows, as text."""
 MAX_FDS = 64
 """That come with a request."""
-NO_DESCRIPTOR_LEFT = "has no file descriptor left: raise the limit (ulimit -n)"
 LAUNCHER_ONLY = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT}
 """A terminal or a job manager sends them to every process of a group: the launcher alone hears them, and decides. The
 server is started with them blocked, and so is each rank, until it knows what to do with them (`leave_to_launcher`)."""
@@ -99,7 +98,8 @@ def import_all(modules: list[str]) -> str:
             importlib.import_module(name)
         except BaseException as error:
             if "torch" not in sys.modules or isinstance(error, MemoryError):
-                return f"cannot import {name} ({describe(error)}): is torch installed, is there memory (ulimit -v)?"
+                why = " ".join(f"{type(error).__name__}: {error}".split())
+                return f"cannot import {name} ({why}): is torch installed, is there memory (ulimit -v)?"
     remove_empty_cache()
     return ""
 
@@ -109,11 +109,6 @@ def arrives(pipe: int) -> bool:
     poll = select.poll()
     poll.register(pipe, select.POLLIN)
     return bool(poll.poll()[0][1] & select.POLLIN)
-
-
-def describe(error: BaseException) -> str:
-    """The kind of error and what it says, in one line."""
-    return " ".join(f"{type(error).__name__}: {error}".split())
 
 
 class ForkServer:
@@ -149,7 +144,8 @@ class ForkServer:
             if fds:
                 status = received.enter_context(socket.socket(fileno=fds[0]))
                 complete = len(fds) > 1 and not flags & socket.MSG_CTRUNC
-                self.fork(status, fds[1:], self.failure if complete else NO_DESCRIPTOR_LEFT)
+                no_room = "has no file descriptor left: raise the limit (ulimit -n)"
+                self.fork(status, fds[1:], self.failure if complete else no_room)
         return True
 
     def fork(self, status: socket.socket, fds: list[int], failure: str) -> None:
@@ -166,12 +162,7 @@ class ForkServer:
             status.close()  # or the launcher would wait for what only a server that has been killed could write
             self.become_rank(*fds)
         if pid > 0:
-            try:
-                pidfds = [os.pidfd_open(pid)]
-            except OSError:
-                os.kill(pid, signal.SIGKILL)  # its number is its own as long as its parent has not waited for it
-                os.waitpid(pid, 0)
-                pid, failure = REFUSED, NO_DESCRIPTOR_LEFT
+            pidfds = [os.pidfd_open(pid)]
         with contextlib.suppress(BrokenPipeError):  # the launcher has given up meanwhile
             socket.send_fds(status, [MESSAGE.pack(pid) + failure.encode()], pidfds)
         for pidfd in pidfds:

@@ -12,7 +12,7 @@ from multiprocessing.connection import wait
 
 from playground.runtime.forks import call_in_children
 from playground.runtime.launcher.rank_handle import RankHandle
-from playground.runtime.launcher.shutdown import release, stop
+from playground.runtime.launcher.watch import release, stop
 
 MAX_RANKS_KEPT = 32
 """In all worlds together. An idle rank costs some 30 MB."""

@@ -3,96 +3,134 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import pickle
 import resource
 import socket
 from collections.abc import Callable, Collection
-from dataclasses import replace
-from functools import partial
+from dataclasses import dataclass, replace
 from typing import Any
 
 from playground.runtime import backends
-from playground.runtime.errors import PlaygroundError, UsageError
+from playground.runtime.errors import PlaygroundError, Preempted, RankFailed, UsageError
 from playground.runtime.launcher import kept, server
 from playground.runtime.launcher.output import open_pipes
 from playground.runtime.launcher.rank_handle import RankHandle
-from playground.runtime.launcher.restarts import OnRestart, check_restarts, log_restart, run_with_restarts
-from playground.runtime.launcher.shutdown import release, stop
-from playground.runtime.launcher.watch import OnLoss, check_expendable, log_loss, watch
-from playground.runtime.meeting.rendezvous import DEFAULT_TIMEOUT, Rendezvous, prepare_rendezvous, remove_store
+from playground.runtime.launcher.watch import WorldWatch, ignore_report, release, stop
+from playground.runtime.meeting.environment import RankEnv
+from playground.runtime.meeting.rendezvous import DEFAULT_TIMEOUT, prepare_rendezvous, remove_store
 from playground.runtime.rank import rank as rank_process
 from playground.runtime.rank.preemption import PreemptionNotice, raise_if_preempted
 from playground.runtime.rank.rank import Progress
-from playground.runtime.rank.work import Work, prepare_work
+from playground.runtime.rank.work import Assignment, prepare_work
 
-FILES, FILES_PER_RANK = 24, 5
-"""Open descriptors of a launcher, and of a rank in two process groups: 13 + 5 * size and 25 + 3 * size, measured."""
-
-
-def check_open_files(size: int) -> None:
-    """Raise `UsageError` if a world of `size` ranks needs more open files than a process may have."""
-    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    needed = FILES + FILES_PER_RANK * size
-    if limit != resource.RLIM_INFINITY and limit < needed:
-        raise UsageError(
-            f"a world of {size} ranks needs {needed} open files, and the limit here is {limit}: "
-            f"raise it (ulimit -n {needed}) or take fewer ranks"
-        )
-
-
+OnRestart = Callable[[PlaygroundError, int], None]
+"""Takes (failure, count): why a world failed, and how many restarts there have been, the coming one included."""
 MAX_RANKS = 128
 """On one host: beyond it the sockets of a full mesh, size² of them, meet the limits of common machines."""
+FILES, FILES_PER_RANK = 24, 5
+"""Open descriptors of a launcher, and of a rank in two process groups: 13 + 5 * size and 25 + 3 * size, measured."""
 HEAD_START = 5.0
-"""Seconds the ranks' own timeouts come after the launcher's, who knows where every rank stands and so is to speak."""
-
+"""Seconds by which the ranks' own timeouts come after the launcher's, which can say where every rank is."""
 PORT_LIMIT = 10.0
 """Seconds for which what a killed rank has forked may still hold the world's port. (A worker of torch's DataLoader
 looks every five whether its rank is there.)"""
+
+
+def log_restart(failure: PlaygroundError, count: int) -> None:
+    """Log in one line why there is a restart: on stderr, unless the program has set up logging otherwise."""
+    logging.getLogger("playground").warning(describe_restart(failure, count))
+
+
+def describe_restart(failure: PlaygroundError, count: int) -> str:
+    """Why there is a restart, and which one it is."""
+    return f"{failure.headline}; restart {count}"
+
+
+def log_loss(failure: RankFailed) -> None:
+    """Log in one line which rank is lost: on stderr, unless the program has set up logging otherwise."""
+    logging.getLogger("playground").warning(describe_loss(failure))
+
+
+def describe_loss(failure: RankFailed) -> str:
+    """Which rank is lost, and how."""
+    return f"{failure.headline}; the others go on"
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaunchConfig:
+    """How a function runs on new ranks: the keyword arguments of `launch`, and of a `World`."""
+
+    backend: str = "gloo"
+    timeout: float = DEFAULT_TIMEOUT
+    """Maximum time in seconds without a sign of life from any rank: what it prints, and `report()`, are such signs.
+    While others give one, an operation of the process group may take 5 s longer."""
+    init_method: str | None = None
+    """Where the ranks meet: env://, tcp://127.0.0.1:PORT or file:///PATH. By default a port that the kernel chooses."""
+    fresh: bool = False
+    """Whether to start new processes even where worlds are kept (`keep_worlds`, as in pytest)."""
+    restarts: int = 0
+    """How often a world that fails is replaced by a new one: all its processes are ended, as many new ones started, and
+    the function is called again with its first arguments. It must have stored what it resumes from; `restart_count()`
+    in a rank is 0 at first, then 1, …"""
+    grace: float | None = None
+    """Seconds that the first SIGTERM leaves the ranks, instead of ending the launch: from then on `preempted()` is true
+    in them, and there is no restart any more. They store where they are, and raise `Preempted` or return. A second
+    signal, or no end within that time, ends the launch. (Only where `launch` is called in the main thread of a program
+    that does not handle the signal itself.)"""
+    expendable: Collection[int] = ()
+    """Ranks that may die, killed or by leaving, once all ranks run the function: the others continue, and the result of
+    a lost rank is None. Collectives with a lost rank fail or hang, but gloo's send and recv between two others do not.
+    If another rank fails because of the loss, `RankFailed` is raised for the lost one. Never rank 0."""
+    on_report: Progress = ignore_report
+    """Called with (rank, event) for each `report()` of a rank."""
+    on_restart: OnRestart = log_restart
+    """Called before each restart, with the `PlaygroundError` and the count of the world to come. What it raises ends
+    the launch."""
+    on_loss: Callable[[RankFailed], None] = log_loss
+    """Called for each expendable rank that has died, with the `RankFailed` that says how."""
+
+    def check(self, size: int) -> None:
+        """Raise `UsageError` for a world of `size` ranks that cannot be, before anything is started."""
+        if not 0 < size <= MAX_RANKS:
+            raise UsageError(
+                f"a world of {size} ranks: one host takes 1 to {MAX_RANKS}; torchrun takes more on several"
+            )
+        if not 0 < self.timeout < 1e6:
+            raise UsageError(f"a timeout of {self.timeout} s: use a number of seconds above 0 and below a million")
+        if self.restarts < 0:
+            raise UsageError(f"{self.restarts} restarts: use a whole number, 0 or more")
+        for rank in self.expendable:
+            if not 1 <= rank < size:
+                raise UsageError(
+                    f"expendable rank {rank} of {size}: use ranks 1 to {size - 1}; "
+                    "at rank 0 is the store where all meet"
+                )
+        limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        needed = FILES + FILES_PER_RANK * size
+        if limit != resource.RLIM_INFINITY and limit < needed:
+            raise UsageError(
+                f"a world of {size} ranks needs {needed} open files, and the limit here is {limit}: "
+                f"raise it (ulimit -n {needed}) or take fewer ranks"
+            )
+        backends.get_backend(self.backend).check(size)
 
 
 def launch(
     fn: Callable[..., Any],
     size: int,
     *,
-    backend: str = "gloo",
     args: tuple[Any, ...] = (),
-    timeout: float = DEFAULT_TIMEOUT,
-    init_method: str | None = None,
-    on_report: Progress | None = None,
-    fresh: bool = False,
-    restarts: int = 0,
-    on_restart: OnRestart = log_restart,
-    grace: float | None = None,
-    expendable: Collection[int] = (),
-    on_loss: OnLoss = log_loss,
+    config: LaunchConfig = LaunchConfig(),
+    **options: Any,
 ) -> list[Any]:
     """Run `fn(rank, size, *args)` on `size` ranks of one new world; return what each returned, in rank order.
 
-    `fn` must be importable by name (a function at the top of a module) and its results must pickle. One without
-    parameters, such as the `main()` of a script for torchrun, is called without: RANK, WORLD_SIZE, LOCAL_RANK,
-    MASTER_ADDR and MASTER_PORT are set, and it may call `init_process_group` itself. The environment variables and the
-    working folder are the caller's. The output of ranks appears here, line by line.
-
-    `timeout`, in seconds, bounds the time for which no rank gives a sign of life; `report()` in a rank is one, and
-    arrives at `on_report(rank, event)`, and so is what it prints. While others do give one, an operation of the process
-    group may take 5 s longer. Where worlds are kept (`keep_worlds`, as in pytest), `fresh` asks for new processes.
-
-    `restarts` is how often a world that fails is replaced by a new one: all its processes are ended, `size` new ones
-    started, and `fn` is called again with the same arguments as it was first. Whatever it is to go on from, it must
-    have stored; `restart_count()` in a rank is 0 at first, then 1, … After each such failure,
-    `on_restart(failure, count)` is called with the `PlaygroundError` and the count of the world to come (by default it
-    logs a warning, one line); what it raises ends the launch. After the last one, the failure is raised.
-
-    With a `grace`, in seconds, the first SIGTERM does not end the launch: from then on, `preempted()` is true in its
-    ranks, and there is no restart any more. The ranks store where they are, and raise `Preempted` or return. A second
-    one, or no end within that time, does end it. (Only where `launch` is called in the main thread of a program that
-    does not handle the signal itself.)
-
-    A rank in `expendable` may die, killed or by leaving, once all ranks run the function: `on_loss(failure)` is called
-    with the `RankFailed` that says how (by default it logs a warning, one line), the others go on, and the result of
-    the lost one is None. They must be able to: collectives with a lost rank fail or hang, but gloo's send and recv
-    between two others do not. If another rank fails because of the loss, `RankFailed` is raised for the lost one.
-    Rank 0 is never expendable.
+    `options` are fields of `LaunchConfig`: `launch(fn, 4, timeout=20, restarts=2)`. `fn` must be importable by name (a
+    function at the top of a module) and its results must pickle. One without parameters, such as the `main()` of a
+    script for torchrun, is called without: RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT are set, and it
+    may call `init_process_group` itself. The environment variables and the working folder are the caller's. The output
+    of ranks appears here, line by line.
 
     Raises `UsageError` before anything is started, or if a rank raises one, which no restart would change;
     `RankFailed` for the first rank that raised or died; `Deadlock`, as soon as it is proved, when ranks wait for each
@@ -101,45 +139,41 @@ def launch(
     included, no rank outlives the call; if this process is killed, they end by themselves.
     """
     __tracebackhide__ = True  # pytest shows the failing test and the rank's own traceback
+    config = replace(config, **options)
     try:
         server.leave_if_imported()
-        check(size, backend, timeout)
-        check_restarts(restarts)
-        check_expendable(expendable, size)
-        work = prepare_work(fn, args, timeout + HEAD_START)
-        work = replace(work, preemptible=grace is not None, expendable=frozenset(expendable))
-        with PreemptionNotice(grace) as notice:
-            attempt = partial(
-                run_world, size=size, backend=backend, timeout=timeout, init_method=init_method, fresh=fresh,
-                on_report=on_report or (lambda rank, event: None), notice=notice, on_loss=on_loss,
-            )  # fmt: skip
-            return run_with_restarts(attempt, work, restarts, partial(tell_of_restart, notice, on_restart))
+        config.check(size)
+        work = prepare_work(
+            fn, args, timeout=config.timeout + HEAD_START, preemptible=config.grace is not None,
+            expendable=frozenset(config.expendable),
+        )  # fmt: skip
+        with PreemptionNotice(config.grace) as notice:
+            for count in range(config.restarts):
+                try:
+                    return run_world(replace(work, restart_count=count), size, config, notice)
+                except PlaygroundError as error:
+                    failure = error
+                if notice.has_come or isinstance(failure, (UsageError, Preempted)):
+                    raise failure
+                config.on_restart(failure, count + 1)
+            return run_world(replace(work, restart_count=config.restarts), size, config, notice)
     except PlaygroundError as error:
         failure = error
     raise failure.with_traceback(None)  # where the launcher stood is no help
 
 
-def tell_of_restart(notice: PreemptionNotice, on_restart: OnRestart, failure: PlaygroundError, count: int) -> None:
-    """Call `on_restart`; raise the failure if there is to be no restart, because somebody wants the launch to end."""
-    if notice.has_come:
-        raise failure
-    on_restart(failure, count)
-
-
-def run_world(
-    work: Work, *, size: int, backend: str, timeout: float, init_method: str | None, fresh: bool, on_report: Progress,
-    notice: PreemptionNotice, on_loss: OnLoss,
-) -> list[Any]:  # fmt: skip
+def run_world(work: Assignment, size: int, config: LaunchConfig, notice: PreemptionNotice) -> list[Any]:
     """Have one world do the work; return its results, in rank order. However it ends, none of its ranks is left."""
     ranks: list[RankHandle] = []
+    backend, init_method = config.backend, config.init_method
     try:
-        reusable = not fresh and init_method is None and backends.get_backend(backend).may_be_kept
+        reusable = not config.fresh and init_method is None and backends.get_backend(backend).may_be_kept
         ranks = kept.take(size, backend) if reusable else []
         if not ranks:
             start(ranks, size, backend, init_method, PORT_LIMIT if work.restart_count else 0.0)
         for rank in ranks:
             rank.assign(work)
-        watch(ranks, timeout, on_report, notice, on_loss)
+        WorldWatch(ranks, config.timeout, config.on_report, config.on_loss, notice).run()
         results = [None if rank.lost else pickle.loads(rank.result or b"") for rank in ranks]
         complete = not any(rank.lost for rank in ranks)
         if complete and reusable and kept.keep(ranks):
@@ -162,32 +196,20 @@ def start(ranks: list[RankHandle], size: int, backend: str, init_method: str | N
     rendezvous, listener = prepare_rendezvous(init_method, port_limit)
     with listener or contextlib.nullcontext():
         for number in range(size):
-            ranks.append(start_rank(number, size, backend, rendezvous, listener if number == 0 else None))
+            env = RankEnv(rank=number, size=size, local_rank=number, local_size=size, rendezvous=rendezvous)
+            ranks.append(start_rank(env, backend, listener if number == 0 else None))
 
 
-def start_rank(
-    number: int, size: int, backend: str, rendezvous: Rendezvous, listener: socket.socket | None
-) -> RankHandle:
-    outputs, ends = open_pipes(number)
+def start_rank(env: RankEnv, backend: str, listener: socket.socket | None) -> RankHandle:
+    outputs, ends = open_pipes(env.rank)
     try:
-        process, line = server.start(
-            f"rank {number} of {size}", rank_process.main, number, size, backend, rendezvous, listener, streams=ends
-        )
+        name = f"rank {env.rank} of {env.size}"
+        process, line = server.start(name, rank_process.main, env, backend, listener, streams=ends)
     except BaseException:
         for output in outputs:
-            output.close()
+            output.pipe.close()
         raise
     finally:
         for end in ends:
             end.close()
-    return RankHandle(number, size, process, line, outputs, backends.get_backend(backend))
-
-
-def check(size: int, backend: str, timeout: float) -> None:
-    """Raise `UsageError` for a world that cannot be, before anything is started."""
-    if not 1 <= size <= MAX_RANKS:
-        raise UsageError(f"a world of {size} ranks: one host takes 1 to {MAX_RANKS}; torchrun takes more on several")
-    if not 0 < timeout < 1e6:
-        raise UsageError(f"a timeout of {timeout} s: use a number of seconds above 0 and below a million")
-    check_open_files(size)
-    backends.get_backend(backend).check(size)
+    return RankHandle(env.rank, env.size, process, line, outputs, backends.get_backend(backend))

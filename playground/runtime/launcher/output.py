@@ -10,16 +10,12 @@ import codecs
 import io
 import os
 import sys
-from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, Pipe, wait
 
 from playground.runtime.forks import close_in_children
 
 READ_AT_ONCE = 2**16
 """Bytes: what a pipe holds."""
-STREAMS = ("stdout", "stderr")
-MAX_LINE = 2**24
-"""Characters of a line that are waited for; a longer one is broken. (A bar that is drawn over and over has no end.)"""
 
 
 def redirect(stdout: Connection, stderr: Connection) -> None:
@@ -45,29 +41,25 @@ class Redirection:
         return redirect, self.pipes
 
 
-@dataclass(eq=False)
 class Output:
     """The launcher's end of one of these pipes."""
 
-    rank: int
-    stream: str
-    """The name in `sys` of the launcher's own stream to which it goes: "stdout" or "stderr"."""
-    pipe: Connection
-    unfinished: io.StringIO = field(default_factory=io.StringIO)
-    """The beginning of a line whose end has not arrived yet."""
-
-    def __post_init__(self) -> None:
+    def __init__(self, rank: int, stream: str, pipe: Connection) -> None:
+        """`stream`: the name in `sys` of the launcher's own stream to which it goes, "stdout" or "stderr"."""
+        self.rank, self.stream, self.pipe = rank, stream, pipe
+        self.unfinished = io.StringIO()
+        """The beginning of a line whose end has not arrived yet."""
         self.decode = codecs.getincrementaldecoder("utf-8")("replace").decode
 
     def relay(self) -> None:
         """Pass on what has arrived, as far as its last line is whole."""
         arrived = os.read(self.pipe.fileno(), READ_AT_ONCE)
         if not arrived:  # the rank has ended
-            self.close()
+            self.pipe.close()
             return
         lines, newline, rest = self.decode(arrived).rpartition("\n")
         self.unfinished.write(lines)
-        if newline or self.unfinished.tell() > MAX_LINE:
+        if newline:
             self.write_unfinished()
         self.unfinished.write(rest)
 
@@ -82,31 +74,25 @@ class Output:
         text, self.unfinished = self.unfinished.getvalue(), io.StringIO()
         self.write(text)
 
-    def close(self) -> None:
-        self.pipe.close()
-
     def write(self, text: str) -> None:
         """Write whole lines; where a person reads them, each with the rank that it comes from."""
         stream = getattr(sys, self.stream)
         if stream is None:  # there is no console at all
             return
         if stream.isatty():
-            text = "\n".join(f"{self.label(stream)}{line}" for line in text.split("\n"))
+            label = f"[rank {self.rank}] "  # dimmed unless the terminal or the user does not want that: no-color.org
+            if not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb":
+                label = f"\033[2m{label}\033[0m"
+            text = "\n".join(f"{label}{line}" for line in text.split("\n"))
         encoding = getattr(stream, "encoding", None) or "utf-8"
         stream.write(text.encode(encoding, "backslashreplace").decode(encoding) + "\n")
         stream.flush()
-
-    def label(self, stream: object) -> str:
-        """Who says it, dimmed unless the terminal or the user does not want that. Source: https://no-color.org"""
-        label = f"[rank {self.rank}] "
-        plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
-        return label if plain else f"\033[2m{label}\033[0m"
 
 
 def open_pipes(rank: int) -> tuple[list[Output], list[Connection]]:
     """For a rank about to be started: the launcher's ends of its two pipes, and the ends for `redirect`."""
     outputs, ends = [], []
-    for stream in STREAMS:
+    for stream in ("stdout", "stderr"):
         ours, theirs = Pipe(duplex=False)
         outputs.append(Output(rank, stream, ours))
         close_in_children(ours)

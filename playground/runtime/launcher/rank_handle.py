@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import pickle
 import time
-from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -16,47 +15,46 @@ from playground.runtime.errors import UNHEARD, PlaygroundError, RankFailed, Usag
 from playground.runtime.launcher.output import Output
 from playground.runtime.launcher.server import LOST_BY_THE_SERVER, UNGUARDED
 from playground.runtime.rank.rank import Event
-from playground.runtime.rank.work import Work
+from playground.runtime.rank.work import Assignment
 from playground.runtime.signals import describe_signal
 
 GRACE = 1.0
-"""Seconds a rank has to answer, or to end once told to, before it is stopped harder."""
+"""Seconds a rank has to answer, or to end once asked to, before it is stopped harder."""
 
 
-@dataclass(eq=False)
 class RankHandle:
     """The launcher's end of the line to one rank, and what is known of it."""
 
-    number: int
-    size: int
-    process: Any
-    line: Connection
-    outputs: list[Output]
-    backend: Backend
-    up: bool = False
-    expendable: bool = False
-    """Whether the others may go on without it, once all run the function."""
-    running: bool = False
-    """Whether it runs the function. (It only says so where a rank is expendable.)"""
-    result: bytes | None = None
-    clean: bool = False
-    """Whether its process can run something else as a new one would."""
-    paused: bool = False
-    """Whether a person is debugging it."""
-    stack: str = UNHEARD
-    activity: Activity | None = None
-    """What it does besides its main thread: as of when the stack was told. None if it has not told."""
-    failure: PlaygroundError | None = None
-    failed_at: float = 0.0
-    vanished: bool = False
-    lost: bool = False
-    """Whether it has died, and the others go on."""
-    assigned: int = 0
-    """How often it was given something to do."""
-    box: View | None = None
-    """Its black box, once it has told of it."""
+    def __init__(
+        self, number: int, size: int, process: Any, line: Connection, outputs: list[Output], backend: Backend
+    ) -> None:
+        self.number, self.size, self.process, self.line = number, size, process, line
+        self.outputs, self.backend = outputs, backend
+        self.up = False
+        self.expendable = False
+        """Whether the others may continue without it, once all run the function."""
+        self.running = False
+        """Whether it runs the function. (It only says so where a rank is expendable.)"""
+        self.result: bytes | None = None
+        self.clean = False
+        """Whether its process can run something else as a new one would."""
+        self.paused = False
+        """Whether a person is debugging it."""
+        self.stack = UNHEARD
+        self.activity: Activity | None = None
+        """What it does besides its main thread, as of the stack. None if it has not answered."""
+        self.failure: PlaygroundError | None = None
+        self.failed_at = 0.0
+        self.vanished = False
+        """Whether its process has ended unasked."""
+        self.lost = False
+        """Whether it has died, and the others continue."""
+        self.assigned = 0
+        """How often it was given something to do."""
+        self.box: View | None = None
+        """Its black box, once it has named the file."""
 
-    def assign(self, work: Work) -> None:
+    def assign(self, work: Assignment) -> None:
         """Give it something to do."""
         self.result, self.stack, self.activity, self.running = None, UNHEARD, None, False
         self.assigned += 1
@@ -70,7 +68,7 @@ class RankHandle:
 
     @property
     def may_be_lost(self) -> bool:
-        """Whether it has died, and the others may go on. (An exception is another matter.)"""
+        """Whether it has died, and the others may continue. (An exception is another matter.)"""
         return self.expendable and self.vanished and isinstance(self.failure, RankFailed)
 
     def is_stopped(self) -> bool:
@@ -122,7 +120,7 @@ class RankHandle:
         self.failure, self.failed_at = error, time.monotonic()
 
     def vanish(self) -> None:
-        """The process has ended without being told to."""
+        """The process has ended unasked."""
         self.vanished = True
         self.process.join(self.backend.exit_limit)
         code = self.process.exitcode
@@ -131,7 +129,7 @@ class RankHandle:
         else:
             self.fail(RankFailed(self.number, self.size, describe_exit(code, self.backend)))
 
-    def order(self, order: Work | str) -> None:
+    def order(self, order: Assignment | str) -> None:
         with contextlib.suppress(OSError):  # it is gone: its sentinel says so
             self.line.send(order)
 
@@ -140,9 +138,17 @@ class RankHandle:
         for output in self.outputs:
             output.relay_all()
 
+    def close(self) -> None:
+        """Wait for the end of its process, and let go of all that belongs to it."""
+        self.process.join()
+        self.process.close()
+        self.line.close()
+        for output in self.outputs:
+            output.pipe.close()
+
 
 def describe_exit(code: int | None, backend: Backend) -> str:
-    """The end of a process that was not told to end, in words."""
+    """How a process ended that was not asked to, in words."""
     if code is None:
         return "hung up on its launcher but is still there"
     if code == LOST_BY_THE_SERVER:

@@ -27,7 +27,7 @@ from typing import Any
 
 from playground.runtime.errors import ForkServerFailed
 from playground.runtime.forks import call_in_children, close_in_children
-from playground.runtime.launcher.fork_server import LAUNCHER_ONLY, MESSAGE, NO_DESCRIPTOR_LEFT, REFUSED
+from playground.runtime.launcher.fork_server import LAUNCHER_ONLY, MESSAGE, REFUSED, InheritedFd
 from playground.runtime.launcher.output import Redirection, redirect
 from playground.runtime.signals import describe_signal
 from playground.runtime.surroundings import working_folder
@@ -36,15 +36,12 @@ from playground.runtime.temporary_folder import remove_empty_cache
 MAX_ANSWER = 2**14
 """Bytes of an answer: the reason for a refusal can be long, the kernel does not cut it."""
 START_LIMIT = 300.0
-"""Seconds the server has to answer: for a request that has to wait for its imports, from a cold disk."""
-STOPPED_LIMIT = 5.0
-"""Seconds that the server may be stopped before it counts as lost. (After Ctrl-Z and `fg` this process may be awake a
-moment before the server is.)"""
-ENDED = (os.CLD_EXITED, os.CLD_KILLED, os.CLD_DUMPED)
+"""Seconds the server has to answer, and a new process to come up: a cold disk reads torch slowly."""
+STOPPED_LOOKS = 5
+"""Number of looks, a second apart, that find the server stopped before it counts as lost. (After Ctrl-Z and `fg` this
+process may be awake a moment before the server is.)"""
 END_LIMIT = 0.5
 """Seconds the server has to say that it ends, before it is killed."""
-PUT_AWAY_LIMIT = 5.0
-"""Seconds that the kernel may take to put the memory of a process away, between closing its files and its end."""
 
 
 class ForkServerClient:
@@ -53,8 +50,6 @@ class ForkServerClient:
 
     def __init__(self, path: list[str], modules: list[str]) -> None:
         self.ready = False
-        self.lost = False
-        """Whether it has let go of a rank without a word: it is dead, even if the kernel is still closing its files."""
         with contextlib.ExitStack() as passed_on, contextlib.ExitStack() as ours:
             self.requests, theirs = socket.socketpair()
             ours.enter_context(self.requests)
@@ -64,7 +59,15 @@ class ForkServerClient:
             passed_on.callback(os.close, end)
             lifeline = fcntl.fcntl(end, fcntl.F_DUPFD_CLOEXEC, 3)  # not the number of a stream that is closed here
             passed_on.callback(os.close, lifeline)
-            self.pid = spawn(command(lifeline, path, modules), stdin=theirs.fileno(), kept=lifeline)
+            # It looks for modules where this process does, from the first import on: not in a working folder that
+            # happens to hold a `queue.py`.
+            code = (
+                f"import sys; sys.path[:] = {path!r}; "
+                f"from playground.runtime.launcher.fork_server import serve; serve({lifeline}, {modules!r})"
+            )
+            flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
+            words = [os.fsdecode(get_executable()), *flags, "-c", code]
+            self.pid = spawn(words, stdin=theirs.fileno(), kept=lifeline)
             self.pidfd = os.pidfd_open(self.pid)
             ours.pop_all()
         close_in_children(self)
@@ -91,9 +94,10 @@ class ForkServerClient:
 
     def await_answer(self, status: socket.socket) -> tuple[int, int]:
         """The process id that the server answers with, and the pidfd."""
-        end = time.monotonic() + START_LIMIT
+        end, stopped = time.monotonic() + START_LIMIT, 0
         while not wait([status], 1.0):
-            if self.is_stopped() and not self.can_be_asked():
+            stopped = stopped + 1 if self.is_stopped() else 0
+            if stopped == STOPPED_LOOKS:
                 raise ForkServerFailed(f"is stopped (SIGSTOP): kill -CONT {self.pid} lets it go on")
             if time.monotonic() >= end:
                 raise ForkServerFailed(f"has not answered for {START_LIMIT:g} s: is the disk that torch lies on well?")
@@ -106,33 +110,17 @@ class ForkServerClient:
         return pid, pidfds[0]
 
     def is_stopped(self) -> bool:
-        return self.state() == os.CLD_STOPPED
+        with contextlib.suppress(ChildProcessError):  # somebody else has waited for it
+            return bool(os.waitid(os.P_PIDFD, self.pidfd, os.WSTOPPED | os.WNOHANG | os.WNOWAIT))
+        return False
 
     def is_running(self) -> bool:
-        if self.lost or self.state() is not None:
-            return False
-        return not wait([self.requests], 0)  # hung up: it is being ended, which takes the kernel a while
-
-    def can_be_asked(self) -> bool:
-        """Whether it is running. If it is stopped, wait `STOPPED_LIMIT` seconds for it to go on."""
-        end = time.monotonic() + STOPPED_LIMIT
-        while self.is_stopped() and time.monotonic() < end:
-            time.sleep(0.02)
-        return self.is_running()
-
-    def state(self) -> int | None:
-        """`os.CLD_STOPPED`, one of the codes for its end, or None while it runs."""
-        try:
-            found = os.waitid(os.P_PIDFD, self.pidfd, os.WEXITED | os.WSTOPPED | os.WNOHANG | os.WNOWAIT)
-        except ChildProcessError:  # somebody else has waited for it
-            return os.CLD_EXITED
-        return found.si_code if found else None
+        """Whether it has not hung up. (It does so before the kernel has put its memory away, which takes a while.)"""
+        return not wait([self.requests], 0)
 
     def describe_end(self) -> str:
         """How it ended, having hung up without an answer."""
-        if not wait([self.pidfd], PUT_AWAY_LIMIT):
-            return NO_DESCRIPTOR_LEFT  # not one, to answer with
-        with contextlib.suppress(ChildProcessError):
+        with contextlib.suppress(ChildProcessError):  # somebody else has waited for it
             found = os.waitid(os.P_PIDFD, self.pidfd, os.WEXITED | os.WNOWAIT)
             if found and found.si_code != os.CLD_EXITED:
                 return f"was killed by {describe_signal(found.si_status)}: out of memory? (ulimit -v, dmesg)"
@@ -159,42 +147,20 @@ class ForkServerClient:
         self.requests.shutdown(socket.SHUT_WR)
         return bool(wait([self.requests], END_LIMIT))
 
-    def read_exit_code(self, status: int) -> int | None:
-        """The exit code of a process that the server has waited for; None if it died before."""
-        message = os.read(status, MESSAGE.size)
-        self.lost = self.lost or not message
-        return int(MESSAGE.unpack(message)[0]) if message else None
-
 
 def spawn(words: list[str], stdin: int, kept: int) -> int:
     """Start a program that has nothing of ours open but standard streams and `kept`; its process id."""
-    files: list[tuple[int, ...]] = [(os.POSIX_SPAWN_CLOSE, descriptor) for descriptor in find_inheritable()]
+    files: list[tuple[int, ...]] = []
+    with contextlib.suppress(OSError):  # no /proc
+        for descriptor in map(int, os.listdir("/proc/self/fd")):
+            with contextlib.suppress(OSError):  # closed by now
+                if descriptor > 2 and os.get_inheritable(descriptor):
+                    files.append((os.POSIX_SPAWN_CLOSE, descriptor))
     files += [(os.POSIX_SPAWN_DUP2, stdin, 0), (os.POSIX_SPAWN_DUP2, kept, kept)]
     try:
         return os.posix_spawn(words[0], words, os.environ, file_actions=files, setsigmask=LAUNCHER_ONLY)
     except OSError as error:
         raise ForkServerFailed(f"cannot be started ({error.strerror}): is there a limit (ulimit -u, -v)?") from error
-
-
-def find_inheritable() -> list[int]:
-    """The descriptors, besides standard streams, that a program would inherit from this process."""
-    found = []
-    with contextlib.suppress(OSError):  # no /proc
-        for descriptor in map(int, os.listdir("/proc/self/fd")):
-            with contextlib.suppress(OSError):  # closed by now
-                if descriptor > 2 and os.get_inheritable(descriptor):
-                    found.append(descriptor)
-    return found
-
-
-def command(lifeline: int, path: list[str], modules: list[str]) -> list[str]:
-    """The server's command line. It looks for modules where this process does, from the first import on: not in a
-    working folder that happens to hold a `queue.py`."""
-    code = (
-        f"import sys; sys.path[:] = {path!r}; "
-        f"from playground.runtime.launcher.fork_server import serve; serve({lifeline}, {modules!r})"
-    )
-    return [os.fsdecode(get_executable()), *subprocess._args_from_interpreter_flags(), "-c", code]  # type: ignore[attr-defined]
 
 
 def has_pidfds() -> bool:
@@ -240,7 +206,10 @@ def start(
     """
     ours, theirs = mp.Pipe()
     close_in_children(ours)
-    limit_sends(ours)
+    with socket.socket(fileno=os.dup(ours.fileno())) as end:
+        end.setblocking(True)  # otherwise `socket.setdefaulttimeout` counts here
+        # A message that is not taken in (the process is stopped) raises BlockingIOError.
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", int(START_LIMIT), 0))
     started: process.BaseProcess
     if CAN_FORK:
         started = ForkedProcess(target=main, args=(theirs, *args), name=name)
@@ -254,13 +223,6 @@ def start(
         ours.close()
         raise
     return started, ours
-
-
-def limit_sends(line: Connection) -> None:
-    """Let a message that is not taken in (the process is stopped) raise `BlockingIOError` after `START_LIMIT`."""
-    with socket.socket(fileno=os.dup(line.fileno())) as end:
-        end.setblocking(True)  # otherwise `socket.setdefaulttimeout` counts here
-        end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", int(START_LIMIT), 0))
 
 
 def run_redirected(streams: Sequence[Connection], main: Callable[..., None], *args: Any) -> None:
@@ -293,9 +255,9 @@ call_in_children(_server.clear)
 
 
 def running_server() -> ForkServerClient:
-    """The fork server: a new one if there is none, none any more, or one that is stopped for good."""
+    """The fork server: a new one if there is none, or none any more."""
     with _lock:
-        if not (_server and _server[0].can_be_asked()):
+        if not (_server and _server[0].is_running()):
             while _server:
                 _server.pop().end()
             _server.append(ForkServerClient(find_modules_as_here(), PRELOADED))
@@ -318,8 +280,6 @@ class ForkedPopen(popen_fork.Popen):
         return len(self.fds) - 1
 
     def DupFd(self, index: int) -> Any:  # noqa: N802 (its name in multiprocessing)
-        from playground.runtime.launcher.fork_server import InheritedFd
-
         return InheritedFd(index)
 
     def _launch(self, process_obj: process.BaseProcess) -> None:
@@ -349,30 +309,23 @@ class ForkedPopen(popen_fork.Popen):
         """
         if not self.polling.acquire(blocking=flag != os.WNOHANG):
             return self.returncode
-        try:
-            return self.await_end(flag)
-        finally:
-            self.polling.release()
-
-    def await_end(self, flag: int) -> int | None:
-        while self.returncode is None:
-            has_ended = bool(wait([self.pidfd], 0))
-            if wait([self.status], 0):
-                code = self.server.read_exit_code(self.sentinel)
-                self.returncode = self.end_orphan() if code is None else code
-            elif has_ended and self.server.is_stopped():
-                self.returncode = LOST_BY_THE_SERVER
-            elif flag == os.WNOHANG:
-                return None
-            else:
-                wait([self.status] if has_ended else [self.status, self.pidfd], 1.0)
-        return self.returncode
-
-    def end_orphan(self) -> int:
-        """End the process, whose server is gone: it may be stopped, or hold the GIL, and notice nothing. Its code."""
-        self.kill()
-        wait([self.pidfd])
-        return LOST_BY_THE_SERVER
+        with contextlib.ExitStack() as polled:
+            polled.callback(self.polling.release)
+            while self.returncode is None:
+                has_ended = bool(wait([self.pidfd], 0))
+                if wait([self.status], 0):
+                    message = os.read(self.sentinel, MESSAGE.size)
+                    if not message:  # the server is gone; the process may be stopped, or hold the GIL, and not notice
+                        self.kill()
+                        wait([self.pidfd])
+                    self.returncode = MESSAGE.unpack(message)[0] if message else LOST_BY_THE_SERVER
+                elif has_ended and self.server.is_stopped():
+                    self.returncode = LOST_BY_THE_SERVER
+                elif flag == os.WNOHANG:
+                    break
+                else:
+                    wait([self.status] if has_ended else [self.status, self.pidfd], 1.0)
+            return self.returncode
 
     def _send_signal(self, sig: int) -> None:
         with contextlib.suppress(ProcessLookupError):  # it has ended, and the server has waited for it

@@ -1,17 +1,16 @@
 """Watch the ranks of a world until each has handed in its result, one of them fails, a deadlock is proved, or all are
-silent too long.
-"""
+silent too long; then have them leave, all at once, or stop them."""
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from multiprocessing.connection import wait
 from typing import Any
 
+from playground.runtime.black_box import Kind
 from playground.runtime.black_box.activity import BETWEEN_LOOKS, compare
-from playground.runtime.black_box.diagnosis import LOST
 from playground.runtime.errors import (
     TIMED_OUT,
     UNHEARD,
@@ -20,103 +19,160 @@ from playground.runtime.errors import (
     PlaygroundError,
     RankFailed,
     RankTimeout,
-    UsageError,
 )
 from playground.runtime.launcher.examine import Examiner
-from playground.runtime.launcher.output import Output
-from playground.runtime.launcher.rank_handle import GRACE, RankHandle
+from playground.runtime.launcher.rank_handle import GRACE, RankHandle, describe_exit
+from playground.runtime.launcher.server import LOST_BY_THE_SERVER, START_LIMIT
 from playground.runtime.rank.preemption import PreemptionNotice
 from playground.runtime.rank.rank import Event, Progress
 
-OnLoss = Callable[[RankFailed], None]
-"""Takes the end of an expendable rank, without which the others continue."""
-START_LIMIT = 300.0
-"""Seconds a new process may take to come up (a cold disk reads torch slowly; spawned ranks read it each)."""
 AFTERMATH = 0.25
 """Seconds in which, after a first failure, word of another rank's sudden death may still arrive and outrank it."""
+LEAVE_LIMIT = 30.0
+"""Seconds a rank has to destroy its process group and give its memory back, all results being in."""
+LOOK_INTERVAL = 1.0
+"""Seconds between two looks for ranks that have not left."""
 
 
-def watch(
-    ranks: list[RankHandle], timeout: float, on_report: Progress, notice: PreemptionNotice, on_loss: OnLoss
-) -> None:
-    """Return once every rank has handed in its result. Raise as soon as one fails, or ranks are in a deadlock, or all
-    are silent for `timeout` seconds (`START_LIMIT` while one is coming up, unless it is stopped).
-
-    A preemption that `notice` tells of is passed on to the ranks. An expendable rank that dies is lost: `on_loss` is
-    told, and its result is not waited for. On SIGQUIT (Ctrl-\\ at a terminal), who waits for whom is told on stderr.
-    """
-    examiner = Examiner(ranks)
-    with examiner.on_request():
-        watch_under(examiner, ranks, timeout, on_report, notice, on_loss)
-    for rank in ranks:
-        rank.relay_output()
-    if silent := examiner.find_mismatch():
-        logging.getLogger("playground").warning(silent)
+def ignore_report(rank: int, event: Event) -> None:
+    """What is done with the reports of ranks by default."""
 
 
-def watch_under(
-    examiner: Examiner,
-    ranks: list[RankHandle],
-    timeout: float,
-    on_report: Progress,
-    notice: PreemptionNotice,
-    on_loss: OnLoss,
-) -> None:
-    """Watch, and have the ranks examined from time to time."""
-    silence = 0.0
-    while not all(rank.done for rank in ranks):
-        starting = [rank for rank in ranks if not rank.up]
-        limit = START_LIMIT if starting and not any(rank.is_stopped() for rank in starting) else timeout
-        pause = max(0.0, min(limit - silence, examiner.seconds_left))
-        heard = listen(ranks, min(pause, notice.seconds_left), on_report, notice.ears)
-        if notice.take():
-            for rank in ranks:
+class WorldWatch:
+    """The launcher's watch over the ranks of a world."""
+
+    def __init__(
+        self,
+        ranks: Sequence[RankHandle],
+        timeout: float,
+        on_report: Progress,
+        on_loss: Callable[[RankFailed], None],
+        notice: PreemptionNotice,
+    ) -> None:
+        """`timeout`: maximum silence of all ranks in seconds (`START_LIMIT` while one is coming up, unless it is
+        stopped). `notice`: of a preemption, which is passed on to the ranks."""
+        self.ranks, self.timeout, self.on_report, self.on_loss, self.notice = ranks, timeout, on_report, on_loss, notice
+        self.examiner = Examiner(ranks)
+        self.silence = 0.0
+
+    def run(self) -> None:
+        """Return once every rank has handed in its result. Raise as soon as one fails, or ranks are in a deadlock, or
+        all are silent too long.
+
+        An expendable rank that dies is lost: `on_loss` is called, and its result is not waited for. On SIGQUIT (Ctrl-\\
+        at a terminal), who waits for whom is printed on stderr.
+        """
+        with self.examiner.print_on_request():
+            while not all(rank.done for rank in self.ranks):
+                self.look()
+        for rank in self.ranks:
+            rank.relay_output()
+        if mismatch := self.examiner.find_mismatch():
+            logging.getLogger("playground").warning(mismatch)
+
+    def look(self) -> None:
+        """Wait for messages, and act upon them, upon silence, and upon what the ranks' black boxes show."""
+        starting = [rank for rank in self.ranks if not rank.up]
+        limit = START_LIMIT if starting and not any(rank.is_stopped() for rank in starting) else self.timeout
+        pause = max(0.0, min(limit - self.silence, self.examiner.seconds_left))
+        seconds = min(pause, self.notice.seconds_left)
+        received = receive(self.ranks, seconds, self.on_report, self.notice.descriptors)
+        if self.notice.take():
+            for rank in self.ranks:
                 rank.order("end")
-        silence = 0.0 if heard or any(rank.paused for rank in ranks) else silence + pause
-        if examiner.find_deadlock():
+        self.silence = 0.0 if received or any(rank.paused for rank in self.ranks) else self.silence + pause
+        if self.examiner.find_deadlock():
             began = time.monotonic()
-            raise_deadlock(ranks, examiner, silence, on_report)
-            silence += time.monotonic() - began
-        if silence >= limit:
-            raise explained(RankTimeout(len(ranks), silence, collect_stacks(ranks)), examiner)
-        if any(rank.failure and not rank.lost for rank in ranks):
-            lose_dead(ranks, examiner, on_report, on_loss)
+            self.raise_deadlock()
+            self.silence += time.monotonic() - began
+        if self.silence >= limit:
+            raise self.explain(RankTimeout(len(self.ranks), self.silence, self.collect_stacks(self.ranks)))
+        if any(rank.failure and not rank.lost for rank in self.ranks):
+            self.handle_failures()
+
+    def raise_deadlock(self) -> None:
+        """Raise `Deadlock` if the ranks themselves bear it out, those that have returned, too: in two looks, no rank
+        has made progress, nothing else acts in those that are blocked, and no data is under way."""
+        before, present = self.examiner.progress, [rank for rank in self.ranks if not rank.vanished]
+        ask_for_stacks(present, self.on_report)
+        looks = {rank: rank.activity for rank in present}
+        time.sleep(BETWEEN_LOOKS)
+        ask_for_stacks(present, self.on_report)
+        seen = {rank.number: compare(looks[rank], rank.activity) for rank in present}
+        stacks = {rank.number: rank.stack for rank in present if rank.result is None}
+        if diagnosis := self.examiner.confirm(before, stacks, seen):
+            raise Deadlock(len(self.ranks), self.silence, stacks, diagnosis)
+
+    def explain(self, failure: PlaygroundError) -> PlaygroundError:
+        """The failure, with the diagnosis of the black boxes."""
+        found = self.examiner.explain(failure.stacks if isinstance(failure, RankTimeout) else {})
+        if found and found.kind != Kind.LOST:  # that a rank has failed is what the failure says
+            failure.diagnosis = found
+        return failure
+
+    def handle_failures(self) -> None:
+        """If all ranks that have died are expendable, call `on_loss` for each.
+
+        Raise the first failure if another one has failed, or fails in the `AFTERMATH`: it cannot continue without them.
+        If it has lost its connection to a peer, raise how that one died, even if it was lost before.
+        """
+        remaining = [rank for rank in self.ranks if not rank.lost]
+
+        def others_continue() -> bool:
+            return all(rank.running for rank in self.ranks) and all(
+                rank.may_be_lost for rank in remaining if rank.failure
+            )
+
+        if not receive_while(others_continue, self.ranks, AFTERMATH, self.on_report):
+            failure, lost = self.first_failure(remaining), [rank for rank in self.ranks if rank.lost]
+            if lost and isinstance(failure, PeerDisconnected):
+                failure = max(lost, key=lambda rank: rank.failed_at).failure or failure
+            raise self.explain(failure)
+        for rank in remaining:
+            if isinstance(rank.failure, RankFailed):
+                rank.lost = True
+                self.on_loss(rank.failure)
+
+    def first_failure(self, ranks: Sequence[RankHandle]) -> PlaygroundError:
+        """The failure that caused the others.
+
+        A rank that raised stays up until it is stopped, so no rank fails because of it. A rank that died took its
+        sockets along, and word of the exceptions this causes in its peers may overtake word of its death.
+        """
+        receive_while(lambda: not any(rank.vanished for rank in ranks), self.ranks, AFTERMATH, self.on_report)
+        failed = [rank for rank in ranks if rank.failure]
+        first = min(
+            failed, key=lambda rank: (not rank.vanished, isinstance(rank.failure, PeerDisconnected), rank.failed_at)
+        ).failure
+        assert first
+        if isinstance(first, RankFailed) and TIMED_OUT.search(first.traceback):
+            # It waited for a peer: the reader wants to know what the others were doing instead.
+            first.others = self.collect_stacks([rank for rank in ranks if not rank.failure])
+        return first
+
+    def collect_stacks(self, ranks: Sequence[RankHandle]) -> dict[int, str]:
+        """By rank, the Python stack of each of these that is unfinished."""
+        unfinished = [rank for rank in ranks if rank.result is None and not rank.vanished]
+        return ask_for_stacks(unfinished, self.on_report)
 
 
-def raise_deadlock(ranks: list[RankHandle], examiner: Examiner, silence: float, on_report: Progress) -> None:
-    """Raise `Deadlock` if the ranks themselves bear it out, those that have returned, too: in two looks, no rank has
-    gone on, nothing else acts in those that are blocked, and no data is under way."""
-    before, present = examiner.progress, [rank for rank in ranks if not rank.vanished]
-    ask_for_stacks(present, on_report)
-    looks = {rank: rank.activity for rank in present}
-    time.sleep(BETWEEN_LOOKS)
-    ask_for_stacks(present, on_report)
-    seen = {rank.number: compare(looks[rank], rank.activity) for rank in present}
-    stacks = {rank.number: rank.stack for rank in present if rank.result is None}
-    if diagnosis := examiner.confirm(before, stacks, seen):
-        raise Deadlock(len(ranks), silence, stacks, diagnosis)
+def receive(
+    ranks: Iterable[RankHandle], seconds: float, on_report: Progress = ignore_report, others: Sequence[int] = ()
+) -> bool:
+    """Wait for messages of these ranks and take in what there is; False if `seconds` passed in silence.
 
-
-def explained(failure: PlaygroundError, examiner: Examiner) -> PlaygroundError:
-    """The failure, with what the black boxes tell of it."""
-    found = examiner.explain(failure.stacks if isinstance(failure, RankTimeout) else {})
-    if found and found.kind != LOST:  # that a rank has failed is what the failure says
-        failure.diagnosis = found
-    return failure
-
-
-def listen(ranks: list[RankHandle], seconds: float, on_report: Progress, others: Sequence[int] = ()) -> bool:
-    """Wait for word from any rank, take in what there is; False if `seconds` passed in silence.
-
-    What a rank prints is word from it, and passed on as it comes. So are descriptors in `others` that are ready.
+    What a rank prints counts as a message, and is passed on as it comes. So do descriptors in `others` that are ready.
     """
     present = [rank for rank in ranks if not rank.vanished]
     sources = [rank.line for rank in present] + [rank.process.sentinel for rank in present]
-    ready = set(wait_relaying(ranks, [*sources, *others], seconds))
+    outputs = {output.pipe: output for rank in ranks for output in rank.outputs if not output.pipe.closed}
+    ready: set[Any] = set(wait([*sources, *others, *outputs], seconds))
+    for pipe in outputs.keys() & ready:
+        outputs[pipe].relay()
     events: list[tuple[int, Event]] = []
     for rank in present:
         ended = rank.process.sentinel in ready
-        if ended or rank.line in ready:  # of one that has ended, too, all that it has said is taken in
+        if ended or rank.line in ready:  # of one that has ended, too, all messages are taken in
             events += [(rank.number, event) for event in rank.receive_all()]
         if ended and not rank.vanished:
             rank.vanish()
@@ -125,100 +181,63 @@ def listen(ranks: list[RankHandle], seconds: float, on_report: Progress, others:
     return bool(ready)
 
 
-def listen_while(condition: Callable[[], bool], ranks: list[RankHandle], seconds: float, on_report: Progress) -> bool:
-    """Listen until the condition fails, for `seconds` at most. Returns whether it still holds."""
+def receive_while(
+    condition: Callable[[], bool], ranks: Iterable[RankHandle], seconds: float, on_report: Progress = ignore_report
+) -> bool:
+    """Receive until the condition fails, for `seconds` at most. Returns whether it still holds."""
     end = time.monotonic() + seconds
     while (holds := condition()) and (left := end - time.monotonic()) > 0:
-        listen(ranks, left, on_report)
+        receive(ranks, left, on_report)
     return holds
 
 
-def wait_relaying(ranks: list[RankHandle], others: list[Any], seconds: float) -> list[Any]:
-    """Wait until there is something at one of `others`, or in a pipe that the ranks print to: that is passed on.
-
-    Returns all that was ready, the pipes too; nothing if `seconds` passed in silence.
-    """
-    outputs: dict[Any, Output] = {
-        output.pipe: output for rank in ranks for output in rank.outputs if not output.pipe.closed
-    }
-    ready = wait([*others, *outputs], seconds)
-    for pipe in outputs.keys() & set(ready):
-        outputs[pipe].relay()
-    return ready
-
-
-def lose_dead(ranks: list[RankHandle], examiner: Examiner, on_report: Progress, on_loss: OnLoss) -> None:
-    """The ranks that have died are lost, if all of them are expendable: `on_loss` is told of each.
-
-    Raise the first failure if another one has failed, or fails in the `AFTERMATH`: it cannot go on without them. If it
-    says that it has lost somebody, raise what that one died of, even if it was lost before.
-    """
-    remaining = [rank for rank in ranks if not rank.lost]
-
-    def others_go_on() -> bool:
-        return all(rank.running for rank in ranks) and all(rank.may_be_lost for rank in remaining if rank.failure)
-
-    if not listen_while(others_go_on, ranks, AFTERMATH, on_report):
-        failure, lost = first_failure(remaining, on_report), [rank for rank in ranks if rank.lost]
-        if lost and isinstance(failure, PeerDisconnected):
-            failure = max(lost, key=lambda rank: rank.failed_at).failure or failure
-        raise explained(failure, examiner)
-    for rank in remaining:
-        if isinstance(rank.failure, RankFailed):
-            rank.lost = True
-            on_loss(rank.failure)
-
-
-def first_failure(ranks: list[RankHandle], on_report: Progress) -> PlaygroundError:
-    """The failure that caused the others.
-
-    A rank that raised stays up until it is stopped, so no rank fails because of it. A rank that died took its sockets
-    along, and word of the exceptions this causes in its peers may overtake word of its death.
-    """
-    listen_while(lambda: not any(rank.vanished for rank in ranks), ranks, AFTERMATH, on_report)
-    failed = [rank for rank in ranks if rank.failure]
-    first = min(
-        failed, key=lambda rank: (not rank.vanished, isinstance(rank.failure, PeerDisconnected), rank.failed_at)
-    )
-    assert first.failure
-    if isinstance(first.failure, RankFailed) and TIMED_OUT.search(first.failure.traceback):
-        # It waited for somebody: the reader wants to know what the others were doing instead.
-        first.failure.others = collect_stacks([rank for rank in ranks if not rank.failure])
-    return first.failure
-
-
-def collect_stacks(ranks: list[RankHandle]) -> dict[int, str]:
-    """Where each unfinished rank stands: its Python stack."""
-    return ask_for_stacks([rank for rank in ranks if rank.result is None and not rank.vanished])
-
-
-def ask_for_stacks(ranks: list[RankHandle], on_report: Progress | None = None) -> dict[int, str]:
-    """Where each of these ranks stands."""
+def ask_for_stacks(ranks: Sequence[RankHandle], on_report: Progress = ignore_report) -> dict[int, str]:
+    """By rank, where each of these stands."""
     for rank in ranks:
         rank.stack, rank.activity = UNHEARD, None
         rank.order("where")
-    listen_while(lambda: any(rank.stack == UNHEARD for rank in ranks), ranks, GRACE, on_report or ignore)
+    receive_while(lambda: any(rank.stack == UNHEARD for rank in ranks), ranks, GRACE, on_report)
     return {rank.number: rank.stack for rank in ranks}
 
 
-def ignore(rank: int, event: Event) -> None:
-    """A report that comes too late to matter."""
-
-
-def log_loss(failure: RankFailed) -> None:
-    """Say in one line who is lost: on stderr, unless the program has set up logging otherwise."""
-    logging.getLogger("playground").warning(describe_loss(failure))
-
-
-def describe_loss(failure: RankFailed) -> str:
-    """Who is lost, and how."""
-    return f"{failure.headline}; the others go on"
-
-
-def check_expendable(ranks: Collection[int], size: int) -> None:
-    """Raise `UsageError` for expendable ranks that cannot be."""
+def release(ranks: list[RankHandle]) -> None:
+    """Let the ranks leave, all at once. Raise `RankFailed` for one that cannot leave cleanly."""
     for rank in ranks:
-        if not 1 <= rank < size:
-            raise UsageError(
-                f"expendable rank {rank} of {size}: use ranks 1 to {size - 1}; at rank 0 is the store where all meet"
-            )
+        rank.order("leave")
+    end = time.monotonic() + LEAVE_LIMIT
+    while staying := [rank for rank in ranks if rank.process.exitcode is None]:
+        if time.monotonic() > end:
+            last = staying[-1]  # rank 0 waits for the others: if one of them is still there, it is that one
+            failure = unclean_exit(last, f"still there after {LEAVE_LIMIT:g} s")
+            failure.others = ask_for_stacks([last])
+            raise failure
+        receive(staying, LOOK_INTERVAL)
+        for rank in staying:
+            if rank.failure and not rank.vanished:
+                raise rank.failure
+            if (code := rank.process.exitcode) not in (None, 0, LOST_BY_THE_SERVER):  # its result is in
+                raise unclean_exit(rank, describe_exit(code, rank.backend))
+
+
+def unclean_exit(rank: RankHandle, how: str) -> RankFailed:
+    return RankFailed(rank.number, rank.size, f"returned its result but did not leave cleanly: {how}")
+
+
+def stop(ranks: list[RankHandle]) -> None:
+    """End what is left of the ranks: the closed line asks them, then SIGTERM, then SIGKILL."""
+    try:
+        for rank in ranks:
+            rank.relay_output()
+    finally:  # whoever was to read that may be gone
+        try:
+            for rank in ranks:
+                rank.line.close()
+                (rank.process.terminate if rank.up else rank.process.kill)()  # the start of one is not to be waited for
+            end = time.monotonic() + GRACE
+            for rank in ranks:
+                rank.process.join(max(0.0, end - time.monotonic()))
+        finally:  # Ctrl-C may come once more
+            for rank in ranks:
+                rank.process.kill()
+            for rank in ranks:
+                rank.close()

@@ -22,7 +22,7 @@ def all_gather_object(value: Any) -> list[Any]:
 def require_same_on_all_ranks(settings: Mapping[str, object]) -> None:
     """Raise `UsageError` unless every rank was given the same settings. All must call this.
 
-    On several hosts each rank has its own command line: work would go on with what differs, and be wrong.
+    On several hosts each rank has its own command line: work with settings that differ would be wrong.
     """
     all_settings = all_gather_object(settings)
     for name in dict.fromkeys(name for each in all_settings for name in each):
@@ -44,8 +44,8 @@ def refuse_together() -> Iterator[None]:
         yield
     except UsageError as error:
         refusal = str(error)
-    told = all_gather_object((socket.gethostname(), refusal))
-    several = len({host for host, _ in told}) > 1
-    for host, first in told:
+    refusals = all_gather_object((socket.gethostname(), refusal))
+    several = len({host for host, _ in refusals}) > 1
+    for host, first in refusals:
         if first:
             raise UsageError(f"{host}: {first}" if several else first)

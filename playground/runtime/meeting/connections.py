@@ -14,28 +14,26 @@ SILENCE = 4
 OPEN_FILES = "/proc/self/fd" if sys.platform == "linux" else "/dev/fd"
 
 
-def tcp_sockets(known: Container[int] = ()) -> Iterator[socket.socket]:
-    """A duplicate of each TCP socket of this process, except those whose inodes are `known`. It is closed when the next
-    one is asked for."""
-    for name in os.listdir(OPEN_FILES):
-        with contextlib.suppress(OSError):  # closed by now
-            status = os.fstat(int(name))
-            if not stat.S_ISSOCK(status.st_mode) or status.st_ino in known:
-                continue
-            with socket.socket(fileno=os.dup(int(name))) as duplicate:
-                if duplicate.family in (socket.AF_INET, socket.AF_INET6) and duplicate.type == socket.SOCK_STREAM:
-                    yield duplicate
-
-
-def socket_inodes() -> set[int]:
-    """The numbers that tell this process's sockets from any others."""
-    found = set()
+def open_sockets() -> dict[int, int]:
+    """By inode, which tells it from any other, the descriptor of each socket of this process."""
+    found = {}
     for name in os.listdir(OPEN_FILES):
         with contextlib.suppress(OSError):  # closed by now
             status = os.fstat(int(name))
             if stat.S_ISSOCK(status.st_mode):
-                found.add(status.st_ino)
+                found[status.st_ino] = int(name)
     return found
+
+
+def tcp_sockets(known: Container[int] = ()) -> Iterator[socket.socket]:
+    """A duplicate of each TCP socket of this process, except those whose inodes are `known`. It is closed when the next
+    one is asked for."""
+    for inode, descriptor in open_sockets().items():
+        with contextlib.suppress(OSError):  # closed by now
+            if inode not in known:
+                with socket.socket(fileno=os.dup(descriptor)) as duplicate:
+                    if duplicate.family in (socket.AF_INET, socket.AF_INET6) and duplicate.type == socket.SOCK_STREAM:
+                        yield duplicate
 
 
 def tcp_connections() -> Iterator[socket.socket]:
@@ -78,11 +76,3 @@ def keep_alive(connection: socket.socket) -> None:
     for name, value in {"TCP_KEEPIDLE": 1, "TCP_KEEPINTVL": 1, "TCP_KEEPCNT": SILENCE - 1}.items():
         if hasattr(socket, name):
             connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
-
-
-def address_towards(host: str) -> str:
-    """This machine's address on the way to `host`. Raises `OSError` if there is no way."""
-    family = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0][0]
-    with socket.socket(family, socket.SOCK_DGRAM) as probe:
-        probe.connect((host, 9))  # a datagram socket: this asks for the route, and sends nothing
-        return probe.getsockname()[0]

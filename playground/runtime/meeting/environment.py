@@ -15,7 +15,7 @@ SERVED_BY_TORCHRUN = "TORCHELASTIC_USE_AGENT_STORE"
 """The variable by which torchrun says that the store at MASTER_ADDR:MASTER_PORT is there already."""
 
 RESTART_COUNT = "TORCHELASTIC_RESTART_COUNT"
-"""The variable by which torchrun, and our launcher too, tell a rank how often its world has been restarted.
+"""The variable by which torchrun, and our launcher too, say how often a rank's world has been restarted.
 
 Source: https://docs.pytorch.org/docs/stable/elastic/run.html#environment-variables
 """

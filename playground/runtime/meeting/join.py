@@ -21,13 +21,14 @@ from playground.runtime import backends, signals
 from playground.runtime.black_box.diagnosis import Diagnosis
 from playground.runtime.black_box.hooks import hooks
 from playground.runtime.errors import TIMED_OUT, Deadlock, PeerDisconnected, PlaygroundError, RankFailed
+from playground.runtime.launcher.launch import LaunchConfig
 from playground.runtime.meeting.agreement import all_gather_object
 from playground.runtime.meeting.environment import RankEnv
-from playground.runtime.meeting.peers import Loss, PeerWatch
-from playground.runtime.meeting.rendezvous import DEFAULT_TIMEOUT, listen
+from playground.runtime.meeting.peers import POLL_INTERVAL, Loss, PeerWatch
+from playground.runtime.meeting.rendezvous import listen
 from playground.runtime.meeting.torchelastic import await_reaped, write_error_file
-from playground.runtime.rank.preemption import heed_sigterm, raise_if_preempted, run_until_preempted
-from playground.runtime.rank.rank import Progress, failure, report_to
+from playground.runtime.rank.preemption import preempt_on_sigterm, raise_if_preempted, run_until_preempted
+from playground.runtime.rank.rank import failure, report_to
 from playground.runtime.rank.world import Member
 
 EXPLANATION_TIMEOUT = 3.0
@@ -38,42 +39,34 @@ HUNG_UP = re.compile(r"Connection timed out|No route to host")
 """Messages of gloo about a lost peer, besides those that `failure` knows."""
 
 
-def join(
-    env: RankEnv,
-    fn: Callable[..., Any],
-    *,
-    backend: str = "gloo",
-    args: tuple[Any, ...] = (),
-    timeout: float = DEFAULT_TIMEOUT,
-    on_report: Progress | None = None,
-    grace: float | None = None,
-) -> list[Any]:
+def join(env: RankEnv, fn: Callable[..., Any], args: tuple[Any, ...], config: LaunchConfig) -> list[Any]:
     """Run `fn(rank, size, *args)` as the rank that `env` says; return every rank's result, in rank order.
 
-    With a `grace`, SIGTERM leaves the function `grace` seconds before it ends this process: see `preempted()`.
+    With a grace, SIGTERM leaves the function that many seconds before it ends this process: see `preempted()`.
     All ranks are to agree on it, and to raise `Preempted` together.
 
     Raises what `launch` raises, `PeerDisconnected` if another rank was lost. After a failure the process must end at
     once (`os._exit`): a process group whose peers are gone cannot be taken down in order. If the function is stuck
     when a rank is lost, in a computation that is not torch.distributed's, the process is ended here.
     """
-    used = backends.get_backend(backend)
-    used.check(env.local_size, joined=True)
-    if on_report:
-        report_to(partial(on_report, env.rank))
-    watch = PeerWatch(env, timeout, used.stuck_limit, lambda: abandon(watch))
+    backend, timeout = backends.get_backend(config.backend), config.timeout
+    backend.check(env.local_size, joined=True)
+    report_to(partial(config.on_report, env.rank))
+    watch = PeerWatch(env, timeout, backend.stuck_limit, lambda: exit_stuck(watch))
     try:
-        member = Member(
-            env.rank, env.size, backend, rendezvous=env.rendezvous, listener=bind_store(env),
-            local_rank=env.local_rank, local_size=env.local_size, joined=True, timeout=timeout,
-        )  # fmt: skip
+        # The socket to serve the store on, if that is up to this process and all ranks are on this host.
+        serves = env.rank == 0 and env.rendezvous.served and env.rendezvous.local
+        listener = listen(env.rendezvous.host, env.rendezvous.port) if serves else None
+        member = Member(env, backend.name, listener, timeout=timeout, joined=True)
         member.form_group(timeout)
         watch.start()
-        with heed_sigterm(grace):
+        with preempt_on_sigterm(config.grace):
             result = run_until_preempted(fn, env.rank, env.size, *args)
         hooks.end_program()
         with hooks.paused():  # these calls are not the program's
-            results = share(watch, result)
+            results = all_gather_object(result)
+            dist.barrier()  # all leave together, since nccl's communicators end only when their peers' do
+            watch.close()
         member.leave()
     except BaseException as error:
         if (failed := explain(error, watch)) is error:
@@ -83,29 +76,14 @@ def join(
     return results
 
 
-def bind_store(env: RankEnv) -> socket.socket | None:
-    """The loopback socket to serve the store on, if that is up to this process and all ranks are on this host."""
-    if env.rank > 0 or not (env.rendezvous.served and env.rendezvous.local):
-        return None
-    return listen(env.rendezvous.host, env.rendezvous.port)
-
-
-def share(watch: PeerWatch, result: Any) -> list[Any]:
-    """The results of all ranks, on every rank. Returns once all ranks have arrived: all leave together, since nccl's
-    communicators end only when their peers' do."""
-    results = all_gather_object(result)
-    dist.barrier()
-    watch.close()
-    return results
-
-
 def explain(error: BaseException, watch: PeerWatch) -> BaseException:
     """The exception to raise for `error`: the loss of another rank, if that came first. Tells the others, and torchrun.
 
     A signal, and `sys.exit`, stay what they are, unless a rank was lost before.
     """
-    watch.attended.set()
-    watch.look_once_more()
+    watch.handled.set()
+    if signals.stopping.is_set() and watch.thread.ident:  # perhaps because of a loss: the watch looks once more
+        watch.thread.join(2 * POLL_INTERVAL)
     if not (isinstance(error, Exception) or watch.known.is_set()):
         watch.closing.set()
         return error
@@ -128,8 +106,8 @@ def describe_loss(watch: PeerWatch) -> PlaygroundError:
     assert watch.loss
     rank, size = watch.env.rank, watch.env.size
     if watch.loss.deadlock and rank == 0:
-        told = Diagnosis(**watch.loss.deadlock)
-        return Deadlock(size, 0.0, {}, replace(told, culprits=tuple(told.culprits)))
+        diagnosis = Diagnosis(**watch.loss.deadlock)
+        return Deadlock(size, 0.0, {}, replace(diagnosis, culprits=tuple(diagnosis.culprits)))
     if watch.loss.deadlock:
         return PeerDisconnected(rank, size, f"ends with the others: {watch.loss.reason}")
     given_up = rank in watch.loss.ranks
@@ -139,14 +117,14 @@ def describe_loss(watch: PeerWatch) -> PlaygroundError:
 
 
 def prepare_to_leave(failed: PlaygroundError, watch: PeerWatch) -> None:
-    """See to it that all hear of the loss, and that torchrun sees the lost rank end before this one."""
-    watch.await_heard()
-    for pid in watch.lost_siblings():
+    """See to it that all learn of the loss, and that torchrun sees the lost rank end before this one."""
+    watch.await_acknowledged()
+    for pid in watch.lost_local_pids():
         await_reaped(pid, PRECEDENCE)
     write_error_file(failed)
 
 
-def abandon(watch: PeerWatch) -> NoReturn:
+def exit_stuck(watch: PeerWatch) -> NoReturn:
     """End this process after a loss: its main thread does not get to it."""
     failed = describe_loss(watch)
     prepare_to_leave(failed, watch)

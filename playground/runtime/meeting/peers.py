@@ -8,39 +8,39 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import json
 import os
 import re
 import selectors
+import signal
 import socket
+import struct
+import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
 
 from playground.runtime import signals
 from playground.runtime.black_box.diagnosis import Diagnosis
 from playground.runtime.black_box.exchange import Exchange
 from playground.runtime.forks import close_in_children
 from playground.runtime.host import namespace_id
-from playground.runtime.meeting.connections import (
-    SILENCE,
-    address_towards,
-    detect_silence_of,
-    keep_alive,
-    shut_down_connections,
-)
-from playground.runtime.meeting.process_end import describe_end
+from playground.runtime.meeting.connections import SILENCE, detect_silence_of, keep_alive, shut_down_connections
+from playground.runtime.meeting.environment import RankEnv
+from playground.runtime.meeting.rendezvous import address_towards
 from playground.runtime.meeting.store import connect_as_client
+from playground.runtime.shared_memory import give_up_all
+from playground.runtime.signals import describe_signal
 
-if TYPE_CHECKING:
-    import torch.distributed as dist
-
-    from playground.runtime.meeting.environment import RankEnv
-
-
+PIDFD_GET_INFO, INFO_EXIT = 0xC040FF0B, 1 << 3
+"""Source: include/uapi/linux/pidfd.h"""
 LINK_TIMEOUT = 2.0
 """Seconds that connecting to a rank of another host may take."""
 
@@ -80,49 +80,37 @@ class PeerEnds:
         self.ended_before: list[Peer] = []
         """Peers whose processes were gone already."""
         self.selector = selectors.DefaultSelector()
-        self.bell, ear = socket.socketpair()
-        self.selector.register(ear, selectors.EVENT_READ)
+        self.wakeup, wakeups = socket.socketpair()
+        self.selector.register(wakeups, selectors.EVENT_READ)
         neighbours = {(own.rank + step) % len(peers) for step in (1, -1)}
         for peer in peers:
             if peer.machine == own.machine and peer.rank != own.rank and hasattr(os, "pidfd_open"):
-                self.observe_process(peer)
+                try:
+                    self.selector.register(os.pidfd_open(peer.pid), selectors.EVENT_READ, peer)
+                except ProcessLookupError:
+                    self.ended_before.append(peer)
             elif peer.rank in neighbours:
-                self.observe_host(peer)
-
-    def observe_process(self, peer: Peer) -> None:
-        """From now on, hear of the end of this process."""
-        try:
-            self.selector.register(os.pidfd_open(peer.pid), selectors.EVENT_READ, peer)
-        except ProcessLookupError:  # already
-            self.ended_before.append(peer)
-
-    def observe_host(self, peer: Peer) -> None:
-        """From now on, hear of the end of this process or of the network to it, if there is a way to it."""
-        with contextlib.suppress(OSError):
-            link = socket.create_connection((peer.address, peer.port), LINK_TIMEOUT)
-            keep_alive(link)
-            self.selector.register(link, selectors.EVENT_READ, peer)
+                with contextlib.suppress(OSError):  # there may be no way to it
+                    link = socket.create_connection((peer.address, peer.port), LINK_TIMEOUT)
+                    keep_alive(link)
+                    self.selector.register(link, selectors.EVENT_READ, peer)
 
     def wait(self, seconds: float) -> list[tuple[Peer, Loss | None]]:
-        """Whose processes have ended, and how; None where the rank's own host knows better.
+        """The peers whose processes have ended, and how; None where another rank of the peer's host can say it.
 
-        Returns when there is something to tell, when somebody wakes it, or after `seconds`.
+        Returns when there is such a peer, when `wakeup` is closed, or after `seconds`.
         """
         before, self.ended_before = self.ended_before, []
         keys = [key for key, _ in self.selector.select(0 if before else seconds)]
         return [*((peer, None) for peer in before), *(self.read(key) for key in keys if key.data)]
 
-    def wake(self) -> None:
-        """Have the thread that waits return."""
-        self.bell.close()
-
     def read(self, key: selectors.SelectorKey) -> tuple[Peer, Loss | None]:
-        """Whose end is to be read at `key`, and how it came."""
+        """The peer whose end is to be read at `key`, and how it came."""
         peer: Peer = key.data
         loss = None
         if not isinstance(key.fileobj, socket.socket):
             loss = Loss([peer.rank], f"{describe_end(key.fd, peer.pid)} on {peer.host}")
-        elif is_silent(key.fileobj):
+        elif key.fileobj.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) in (errno.ETIMEDOUT, errno.EHOSTUNREACH):
             ranks = [each.rank for each in self.peers if each.machine == peer.machine]
             loss = Loss(ranks, f"{peer.host} has been silent for {SILENCE} s")
         self.forget(key)
@@ -142,9 +130,35 @@ class PeerEnds:
         self.selector.close()
 
 
-def is_silent(link: socket.socket) -> bool:
-    """Whether it broke because no answer came; otherwise the process at its other end has ended."""
-    return link.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) in (errno.ETIMEDOUT, errno.EHOSTUNREACH)
+def describe_end(pidfd: int, pid: int) -> str:
+    """How a process ended, which need not be a child of this one (Linux only)."""
+    status = exit_status(pidfd, pid)
+    if status is None:
+        return "ended"
+    if os.WIFSIGNALED(status):
+        return f"killed by {describe_signal(os.WTERMSIG(status))}"
+    code = os.WEXITSTATUS(status)
+    if code - 128 in [*signal.Signals]:  # it has handled that one, and left
+        return f"ended by {describe_signal(code - 128)}"
+    return f"exited with code {code}"
+
+
+def exit_status(pidfd: int, pid: int) -> int | None:
+    """The status that the parent of the process gets from wait(). Linux before 6.15 forgets it when the parent has
+    asked: None."""
+    try:
+        fcntl.ioctl(pidfd, PIDFD_GET_INFO, info := bytearray(INFO_EXIT.to_bytes(64, sys.byteorder)))
+        mask, _, *_, status = struct.unpack("QQ11Ii", info)
+        if mask & INFO_EXIT:
+            return status
+    except OSError:
+        pass
+    try:
+        status = int(Path(f"/proc/{pid}/stat").read_text().split()[-1])
+        signal.pidfd_send_signal(pidfd, 0)  # which is refused if the number may be somebody else's by now
+        return status
+    except (OSError, ValueError):
+        return None
 
 
 def machine() -> str:
@@ -152,14 +166,14 @@ def machine() -> str:
     return namespace_id("pid")
 
 
-POLL = 0.2
+POLL_INTERVAL = 0.2
 """Seconds between two looks into the store."""
-WITNESS_TIME = 1.5
-"""Seconds in which, when a process of another host has ended, another rank there may say why, who knows better."""
-INTRODUCTION_TIMEOUT = 10.0
-"""Seconds for which a rank waits until all have told where they are: they have met before."""
-HEARD_TIMEOUT = 0.7
-"""Seconds for which a rank that leaves waits for the others to hear of the loss. torchrun grants little more."""
+LOCAL_REPORT_TIMEOUT = 1.5
+"""Seconds in which, when a process of another host has ended, another rank there may report how."""
+ADDRESS_TIMEOUT = 10.0
+"""Seconds for which a rank waits for the addresses of all: they have met before."""
+ACKNOWLEDGE_TIMEOUT = 0.7
+"""Seconds for which a rank that leaves waits until the others know of the loss. torchrun grants little more."""
 KILLED = re.compile(r"killed by SIG(?!TERM|INT|HUP)")
 """How no process ends that was asked to end."""
 SILENT = re.compile(r"timed out|No route to host|unreachable")
@@ -169,114 +183,100 @@ SILENT = re.compile(r"timed out|No route to host|unreachable")
 class PeerWatch:
     """This rank's watch over the others, kept by a thread from `start` to `close`, or until the first `loss`."""
 
-    def __init__(self, env: RankEnv, timeout: float, stuck_limit: float, abandon: Callable[[], None]) -> None:
-        """`abandon` is called after a loss if the main thread does not take care of it within `stuck_limit` seconds."""
-        self.env, self.stuck_limit, self.abandon = env, stuck_limit, abandon
-        self.timeout = timedelta(seconds=min(timeout, INTRODUCTION_TIMEOUT))
+    def __init__(self, env: RankEnv, timeout: float, stuck_limit: float, exit_stuck: Callable[[], None]) -> None:
+        """`exit_stuck` is called after a loss that the main thread does not handle within `stuck_limit` seconds."""
+        self.env, self.stuck_limit, self.exit_stuck = env, stuck_limit, exit_stuck
+        self.timeout = timedelta(seconds=min(timeout, ADDRESS_TIMEOUT))
         self.loss: Loss | None = None
         self.known = threading.Event()
         """Set when there is a loss."""
-        self.one_at_a_time = threading.Lock()
+        self.lock = threading.Lock()
         self.store: dist.Store | None = None
         self.peers: list[Peer] = []
         self.exchange: Exchange | None = None
         self.suspects: dict[int, float] = {}
         """When the connection to a rank of another host broke."""
         self.noticed: Loss | None = None
-        """The loss that this rank has noticed itself, and not told the others yet."""
+        """The loss that this rank has noticed itself, and not reported yet."""
         self.closing = threading.Event()
-        self.takes_leave = False
-        self.attended = threading.Event()
-        """Set by the main thread when it takes care of a failure."""
+        self.leaving = False
+        self.handled = threading.Event()
+        """Set by the main thread when it handles a failure."""
         self.thread = threading.Thread(target=self.run, name="watch the peers", daemon=True)
 
     def start(self) -> None:
         """Begin, in a world whose store can be connected to. All ranks must call this."""
-        import torch.distributed as dist
-
         from playground.runtime.black_box.hooks import hooks
 
         if self.env.size == 1 or self.env.rendezvous.path:
             return
         # without a way to the others, what gloo says of them has to do
         with contextlib.suppress(dist.DistStoreError, dist.DistNetworkError, OSError):
-            self.store = connect_as_client(self.env.rendezvous, self.env.size, self.timeout)
+            self.store = connect_as_client(self.env, self.timeout)
             detect_silence_of(self.env.rendezvous.port)
-            self.introduce()
+            self.exchange_addresses()
             if hooks.box:
                 self.exchange = Exchange(self.store, self.env.rank, self.env.size, hooks.box, self.env.rendezvous.port)
             self.thread.start()
 
-    def close(self) -> None:
-        """Take leave of the others: from now on this rank is not missed."""
-        self.takes_leave = True
-        self.closing.set()
-        self.attended.set()
-        if self.thread.ident:
-            self.ends.wake()
-            self.thread.join()
-            self.listener.close()
-
-    def run(self) -> None:
-        """The body of the thread."""
-        self.watch()
-        if self.known.is_set() and not self.attended.wait(self.stuck_limit):
-            self.abandon()
-
-    def watch(self) -> None:
-        """Watch until the end, orderly or not."""
-        import torch.distributed as dist
-
-        assert self.store
-        try:
-            while not self.closing.is_set() and not self.known.is_set():
-                self.look()
-            if self.takes_leave and not self.known.is_set():
-                self.store.set(f"rank {self.env.rank} left", "yes")
-        except (dist.DistStoreError, dist.DistNetworkError) as error:
-            if not (self.closing.is_set() or signals.stopping.is_set()):
-                self.learn(self.noticed or self.blame_store(str(error)))
-            elif self.noticed and not self.takes_leave:
-                self.learn(self.noticed)
-        finally:
-            self.ends.close()
-
-    def look_once_more(self) -> None:
-        """After a signal that ends this process: wait until the thread has seen whether it was sent because of a
-        loss."""
-        if signals.stopping.is_set() and self.thread.ident:
-            self.thread.join(2 * POLL)
-
-    def introduce(self) -> None:
-        """Tell the others where this process is, learn where theirs are, and begin to observe them."""
+    def exchange_addresses(self) -> None:
+        """Tell the others where this process is, receive where theirs are, and begin to observe them."""
         assert self.store
         where = address_towards(self.env.rendezvous.host)
         self.listener = socket.create_server((where, 0), family=socket.AF_INET6 if ":" in where else socket.AF_INET)
         close_in_children(self.listener)  # a child may outlive the rank
         port = self.listener.getsockname()[1]
-        self_ = Peer(self.env.rank, socket.gethostname(), machine(), os.getpid(), where, port)
-        self.store.set(f"rank {self.env.rank}", json.dumps(asdict(self_)))
-        told = self.store.multi_get([f"rank {rank}" for rank in range(self.env.size)])
-        self.peers = [Peer(**json.loads(each)) for each in told]
-        self.ends = PeerEnds(self_, self.peers)
+        own = Peer(self.env.rank, socket.gethostname(), machine(), os.getpid(), where, port)
+        self.store.set(f"rank {self.env.rank}", json.dumps(asdict(own)))
+        addresses = self.store.multi_get([f"rank {rank}" for rank in range(self.env.size)])
+        self.peers = [Peer(**json.loads(each)) for each in addresses]
+        self.ends = PeerEnds(own, self.peers)
 
-    def look(self) -> None:
-        """Take in what has happened to the peers, and what others say of it."""
+    def close(self) -> None:
+        """Leave the others: from now on this rank is not missed."""
+        self.leaving = True
+        self.closing.set()
+        self.handled.set()
+        if self.thread.ident:
+            self.ends.wakeup.close()
+            self.thread.join()
+            self.listener.close()
+
+    def run(self) -> None:
+        """The body of the thread: watch until the end, orderly or not."""
         assert self.store
-        ends = self.ends.wait(POLL)
+        try:
+            while not self.closing.is_set() and not self.known.is_set():
+                self.poll()
+            if self.leaving and not self.known.is_set():
+                self.store.set(f"rank {self.env.rank} left", "yes")
+        except (dist.DistStoreError, dist.DistNetworkError) as error:
+            if not (self.closing.is_set() or signals.stopping.is_set()):
+                self.accept(self.noticed or self.loss_of_store(str(error)))
+            elif self.noticed and not self.leaving:
+                self.accept(self.noticed)
+        finally:
+            self.ends.close()
+        if self.known.is_set() and not self.handled.wait(self.stuck_limit):
+            self.exit_stuck()
+
+    def poll(self) -> None:
+        """Take in what has happened to the peers, and what others report of it."""
+        assert self.store
+        ends = self.ends.wait(POLL_INTERVAL)
         if signals.stopping.is_set():  # whoever started the ranks ends them, one after the other: after a loss, maybe
             self.closing.set()
             ends = [(peer, loss) for peer, loss in ends if loss and KILLED.match(loss.reason)]
         self.noticed = next((loss for _, loss in ends if loss), None)
         if self.store.check(["loss"]):
-            self.learn(Loss(**json.loads(self.store.get("loss"))))
+            self.accept(Loss(**json.loads(self.store.get("loss"))))
         else:
-            self.judge(ends)
+            self.report_ends(ends)
             if self.exchange and (deadlock := self.exchange.look()):
                 self.report(Loss([], deadlock.sentence, asdict(deadlock)))
 
-    def judge(self, ends: list[tuple[Peer, Loss | None]]) -> None:
-        """Report the peers that have ended without taking leave."""
+    def report_ends(self, ends: list[tuple[Peer, Loss | None]]) -> None:
+        """Report the peers that have ended without leaving in order."""
         assert self.store
         for peer, loss in ends:
             if self.store.check([f"rank {peer.rank} left"]):
@@ -287,27 +287,21 @@ class PeerWatch:
                 self.suspects[peer.rank] = time.monotonic()
         for rank, since in self.suspects.items():
             suspect = self.peers[rank]
-            has_witness = any(peer.machine == suspect.machine and peer.rank not in self.suspects for peer in self.peers)
-            if time.monotonic() - since > WITNESS_TIME * has_witness:
+            others = (peer for peer in self.peers if peer.machine == suspect.machine and peer.rank not in self.suspects)
+            if time.monotonic() - since > (LOCAL_REPORT_TIMEOUT if any(others) else 0.0):
                 self.report(Loss([rank], f"its process on {suspect.host} has ended"))
 
     def report(self, loss: Loss) -> None:
         """Tell all of a loss, unless they know of an earlier one."""
-        import torch.distributed as dist
-
         if self.store is None:  # the watch has not begun
             return
         with contextlib.suppress(dist.DistStoreError, dist.DistNetworkError):  # all alone: what we know has to do
             loss = Loss(**json.loads(self.store.compare_set("loss", "", json.dumps(asdict(loss)))))
-        self.learn(loss)
+        self.accept(loss)
 
-    def learn(self, loss: Loss) -> None:
+    def accept(self, loss: Loss) -> None:
         """There is a loss. Whoever waits for a peer, anywhere in this process, gets an error."""
-        import torch.distributed as dist
-
-        from playground.runtime.shared_memory import give_up_all
-
-        with self.one_at_a_time:
+        with self.lock:
             if self.known.is_set():
                 return
             self.loss = loss
@@ -316,34 +310,32 @@ class PeerWatch:
         give_up_all()
         if self.store and self.env.rank not in loss.ranks:
             with contextlib.suppress(dist.DistStoreError, dist.DistNetworkError):
-                self.store.add("heard", 1)
+                self.store.add("acknowledged", 1)
 
     def explain(self) -> Diagnosis | None:
-        """What the black boxes tell of an operation of this rank that has failed."""
-        import torch.distributed as dist
-
+        """The black boxes' diagnosis of an operation of this rank that has failed."""
         with contextlib.suppress(dist.DistStoreError, dist.DistNetworkError):
             return self.exchange.explain() if self.exchange else None
         return None
 
-    def await_heard(self) -> None:
-        """Wait until all but the lost have heard of the loss: whoever leaves may take the store along."""
-        import torch.distributed as dist
-
-        end = time.monotonic() + HEARD_TIMEOUT
+    def await_acknowledged(self) -> None:
+        """Wait until all but the lost know of the loss: whoever leaves may take the store along."""
+        end = time.monotonic() + ACKNOWLEDGE_TIMEOUT
         with contextlib.suppress(dist.DistStoreError, dist.DistNetworkError):
             while self.store and self.loss and time.monotonic() < end:
-                if self.store.add("heard", 0) >= self.env.size - len(self.loss.ranks):
+                if self.store.add("acknowledged", 0) >= self.env.size - len(self.loss.ranks):
                     return
                 time.sleep(0.02)
 
-    def lost_siblings(self) -> list[int]:
-        """The numbers of the lost ranks' processes, of those on this machine."""
-        lost = self.loss.ranks if self.loss and self.peers else []
-        return [peer.pid for rank in lost if (peer := self.peers[rank]).machine == machine() and rank != self.env.rank]
+    def lost_local_pids(self) -> list[int]:
+        """The process numbers of the lost ranks on this machine."""
+        lost = (
+            [self.peers[rank] for rank in self.loss.ranks if rank != self.env.rank] if self.loss and self.peers else []
+        )
+        return [peer.pid for peer in lost if peer.machine == machine()]
 
-    def blame_store(self, error: str) -> Loss:
-        """Who is lost, when the store is."""
+    def loss_of_store(self, error: str) -> Loss:
+        """The loss that is behind the loss of the store."""
         place = self.env.rendezvous.place
         others = [peer for peer in self.peers if peer.machine != machine()]
         if SILENT.search(error) and others:

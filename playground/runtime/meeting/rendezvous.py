@@ -143,6 +143,14 @@ def is_loopback(host: str) -> bool:
         return False
 
 
+def address_towards(host: str, family: int = socket.AF_UNSPEC) -> str:
+    """This machine's address on the way to `host`. Raises `OSError` if there is no way."""
+    family = socket.getaddrinfo(host, 9, family, socket.SOCK_DGRAM)[0][0]
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        probe.connect((host, 9))  # a datagram socket: this asks for the route, and sends nothing
+        return probe.getsockname()[0]
+
+
 def interface_towards(host: str) -> str | None:
     """The network interface over which this machine reaches `host`; None where we cannot tell (Linux and IPv4 only).
 
@@ -151,12 +159,8 @@ def interface_towards(host: str) -> str | None:
     """
     if sys.platform != "linux":
         return None
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.connect((host, 9))  # a datagram socket: this asks for the route, and sends nothing
-        except OSError:
-            return None
-        ours = socket.inet_aton(probe.getsockname()[0])
+    with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        ours = socket.inet_aton(address_towards(host, socket.AF_INET))
         for _, name in socket.if_nameindex():
             with contextlib.suppress(OSError):  # an interface without an address
                 if ioctl(probe, GET_ADDRESS, name.encode().ljust(40, b"\0"))[20:24] == ours:

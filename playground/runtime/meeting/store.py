@@ -11,18 +11,64 @@ import socket
 import time
 import uuid
 from datetime import timedelta
-from typing import TYPE_CHECKING
+
+import torch.distributed as dist
 
 from playground.runtime.backends import BACKENDS
 from playground.runtime.errors import RendezvousTimeout
+from playground.runtime.meeting.environment import RankEnv
 from playground.runtime.meeting.rendezvous import LOOPBACK_INTERFACE, Rendezvous, interface_towards
 
-if TYPE_CHECKING:
-    import torch.distributed as dist
-
-
-POLL = 0.01
+POLL_INTERVAL = 0.01
 """Seconds between two looks of rank 0 for ranks that have come."""
+LEAVE_TIMEOUT = timedelta(seconds=15)
+"""How long rank 0 waits for the others to leave: longer than a launcher does, who then knows whom it waited for."""
+MAX_NAMED = 8
+"""Number of missing ranks that are named: more would not fit a line."""
+READ_GRACE = 0.5
+"""Seconds for which rank 0, when it has given up, still serves the store: all others read there who is missing."""
+attempts: list[int] = []
+"""The numbers of the worlds that this process has entered at a store that torchrun serves, the newest last."""
+
+
+def connect(env: RankEnv, listener: socket.socket | None, timeout: timedelta) -> dist.Store:
+    """The store of this rendezvous, through which the ranks find each other. It goes when the rank that serves it does.
+
+    The same for every method: what torch does for env:// and tcp://, except that rank 0, who serves the store (on the
+    `listener`, if it is handed one), does not wait here for the others. `await_everyone` does, and says who is missing.
+    Raises `RendezvousTimeout` if the store is not served in time, and, at torchrun's, if rank 0 does not come in time.
+    """
+    rendezvous, size = env.rendezvous, env.size
+    if rendezvous.path:
+        return dist.FileStore(rendezvous.path, size)
+    serves = rendezvous.served and env.rank == 0
+    fd = {"master_listen_fd": listener.detach()} if serves and listener else {}
+    try:
+        store = dist.TCPStore(
+            rendezvous.host, rendezvous.port, size, is_master=serves, timeout=timeout, wait_for_workers=False, **fd
+        )
+    except (dist.DistStoreError, dist.DistNetworkError) as error:
+        if serves:
+            why = str(error).splitlines()[0]
+            raise RendezvousTimeout(f"rank 0 of {size} cannot serve the store at {rendezvous.place}: {why}") from error
+        who = "rank 0, which is to serve the store there," if rendezvous.served else "torchrun, which serves the store,"
+        raise not_come(env, timeout, who) from error
+    return store if rendezvous.served else enter_attempt(store, env, timeout)
+
+
+def enter_attempt(store: dist.Store, env: RankEnv, timeout: timedelta) -> dist.Store:
+    """The part of torchrun's store for this start of the world. Raises `RendezvousTimeout` if rank 0 does not come in
+    time."""
+    try:
+        attempt, everyone = agree_on_attempt(store, env.rank, env.size, timeout)
+    except dist.DistNetworkError as error:
+        raise lost_store(env) from error
+    except RuntimeError as error:
+        raise not_come(env, timeout, "rank 0") from error
+    attempts.append(attempt)
+    if not everyone:
+        set_missing(of_this_attempt(store), env)
+    return of_this_attempt(store)
 
 
 def agree_on_attempt(store: dist.Store, rank: int, size: int, timeout: timedelta) -> tuple[int, bool]:
@@ -47,15 +93,15 @@ def await_number(store: dist.Store, rank: int, timeout: timedelta) -> int:
 
 
 def number_attempt(store: dist.Store, size: int, timeout: timedelta) -> tuple[int, bool]:
-    """Answer whoever waits until all others know the number. A process that is gone may have left its word: it is
-    answered too, and so is the one that comes after it."""
+    """Answer whoever waits until all others know the number. The entry of a process that is gone is answered too, and
+    so is the one that comes after it."""
     attempt, answered, counted = store.add("attempts", 1), set[str](), -1
     end = time.monotonic() + timeout.total_seconds()
     while store.add(f"members of attempt {attempt}", 0) < size - 1:
         if time.monotonic() > end:
             return attempt, False
         if (have_waited := store.add("have waited", 0)) == counted:
-            time.sleep(POLL)
+            time.sleep(POLL_INTERVAL)
             continue
         counted = have_waited
         for rank in (rank for rank in range(1, size) if store.check([f"rank {rank} waits"])):
@@ -66,80 +112,16 @@ def number_attempt(store: dist.Store, size: int, timeout: timedelta) -> tuple[in
     return attempt, True
 
 
-LEAVE_TIMEOUT = timedelta(seconds=15)
-"""How long rank 0 waits for the others to leave: longer than a launcher does, who then knows whom it waited for."""
-MAX_NAMED = 8
-"""Number of missing ranks that are named: more would not fit a line."""
-NOBODY = "nobody"
-"""A word and not an empty one: torch's older store takes 0.2 s to hand out what is empty."""
-READ_GRACE = 0.5
-"""Seconds for which rank 0, when it has given up, goes on serving the store: all others read there who is missing."""
-attempts: list[int] = []
-"""The numbers of the worlds that this process has entered at a store that torchrun serves, the newest last."""
-
-
-def connect(
-    rendezvous: Rendezvous, listener: socket.socket | None, rank: int, size: int, timeout: timedelta
-) -> dist.Store:
-    """The store of this rendezvous, through which the ranks find each other. It goes when the rank that serves it does.
-
-    The same for every method: what torch does for env:// and tcp://, except that rank 0, who serves the store (on the
-    `listener`, if it is handed one), does not wait here for the others. `await_everyone` does, and says who is missing.
-    Raises `RendezvousTimeout` if the store is not served in time, and, at torchrun's, if rank 0 does not come in time.
-    """
-    import torch.distributed as dist
-
-    if rendezvous.path:
-        return dist.FileStore(rendezvous.path, size)
-    serves = rendezvous.served and rank == 0
-    # Not libuv: in older torch (2.6) its store cannot take over a socket that is listening already.
-    fd = {"master_listen_fd": listener.detach(), "use_libuv": False} if serves and listener else {}
-    try:
-        store = dist.TCPStore(
-            rendezvous.host, rendezvous.port, size, is_master=serves, timeout=timeout, wait_for_workers=False, **fd
-        )
-    except (dist.DistStoreError, dist.DistNetworkError) as error:
-        who = "rank 0, which is to serve the store there," if rendezvous.served else "torchrun, which serves the store,"
-        raise RendezvousTimeout(
-            f"rank {rank} of {size} waited {timeout.total_seconds():g} s at {rendezvous.place}: {who} did not come"
-            if not serves
-            else f"rank 0 of {size} cannot serve the store at {rendezvous.place}: {first_line(error)}"
-        ) from error
-    return store if rendezvous.served else enter_attempt(store, rendezvous, rank, size, timeout)
-
-
-def enter_attempt(store: dist.Store, rendezvous: Rendezvous, rank: int, size: int, timeout: timedelta) -> dist.Store:
-    """The part of torchrun's store for this start of the world. Raises `RendezvousTimeout` if rank 0 does not come in
-    time."""
-    import torch.distributed as dist
-
-    try:
-        attempt, everyone = agree_on_attempt(store, rank, size, timeout)
-    except dist.DistNetworkError as error:
-        raise lost_store(rendezvous, rank, size) from error
-    except RuntimeError as error:
-        raise RendezvousTimeout(
-            f"rank {rank} of {size} waited {timeout.total_seconds():g} s at {rendezvous.place}: rank 0 did not come"
-        ) from error
-    attempts.append(attempt)
-    if not everyone:
-        tell_missing(of_this_attempt(store), rank, size)
-    return of_this_attempt(store)
-
-
-def connect_as_client(rendezvous: Rendezvous, size: int, timeout: timedelta) -> dist.Store:
+def connect_as_client(env: RankEnv, timeout: timedelta) -> dist.Store:
     """The store that this process has connected to, by a connection of its own: what one thread waits for does not hold
     up another. Raises torch's errors."""
-    import torch.distributed as dist
-
-    store = dist.TCPStore(rendezvous.host, rendezvous.port, size, timeout=timeout, wait_for_workers=False)
-    return store if rendezvous.served else of_this_attempt(store)
+    place = env.rendezvous
+    store = dist.TCPStore(place.host, place.port, env.size, timeout=timeout, wait_for_workers=False)
+    return store if place.served else of_this_attempt(store)
 
 
 def of_this_attempt(store: dist.Store) -> dist.Store:
     """Its part for this start of the world: torchrun's store may have seen an earlier one."""
-    import torch.distributed as dist
-
     return dist.PrefixStore(f"attempt {attempts[-1]}", store)
 
 
@@ -152,39 +134,42 @@ def choose_interface(rendezvous: Rendezvous) -> None:
             os.environ.setdefault(backend.interface_variable, name)
 
 
-def await_everyone(store: dist.Store, rendezvous: Rendezvous, rank: int, size: int, timeout: timedelta) -> None:
+def await_everyone(store: dist.Store, env: RankEnv, timeout: timedelta) -> None:
     """Return when every rank has come this far. If that takes too long, raise `RendezvousTimeout`: who is missing.
 
     A backend would wait for them as well, but without end (nccl), or without a word on who is missing (gloo).
     """
-    import torch.distributed as dist
-
-    store.set(f"rank {rank} is here", "")
-    if store.add("here", 1) == size:
-        store.set("missing", NOBODY)
+    store.set(f"rank {env.rank} is here", "")
+    if store.add("here", 1) == env.size:
+        store.set("missing", "")
     try:
         store.wait(["missing"], timeout)
     except dist.DistNetworkError as error:
-        raise lost_store(rendezvous, rank, size) from error
+        raise lost_store(env) from error
     except RuntimeError:  # a file's store has no error of its own
-        tell_missing(store, rank, size)
-        if rank == 0:
+        set_missing(store, env)
+        if env.rank == 0:
             time.sleep(READ_GRACE)
-    if (who := store.get("missing").decode()) != NOBODY:
-        raise RendezvousTimeout(
-            f"rank {rank} of {size} waited {timeout.total_seconds():g} s at {rendezvous.place}: {who} did not come"
-        )
+    if who := store.get("missing").decode():
+        raise not_come(env, timeout, who)
 
 
-def tell_missing(store: dist.Store, rank: int, size: int) -> None:
+def set_missing(store: dist.Store, env: RankEnv) -> None:
     """Tell everyone which ranks, besides this one, have not come. Whoever gives up first says it for all."""
-    absent = [str(other) for other in range(size) if other != rank and not store.check([f"rank {other} is here"])]
+    others = (rank for rank in range(env.size) if rank != env.rank)
+    absent = [str(rank) for rank in others if not store.check([f"rank {rank} is here"])]
     who = f"rank{'s' * (len(absent) > 1)} {', '.join(absent[:MAX_NAMED])}{', …' * (len(absent) > MAX_NAMED)}"
     store.set("missing", who)
 
 
-def lost_store(rendezvous: Rendezvous, rank: int, size: int) -> RendezvousTimeout:
-    return RendezvousTimeout(f"rank {rank} of {size} lost the store at {rendezvous.place}: whoever served it has gone")
+def not_come(env: RankEnv, timeout: timedelta, who: str) -> RendezvousTimeout:
+    waited = f"rank {env.rank} of {env.size} waited {timeout.total_seconds():g} s at {env.rendezvous.place}"
+    return RendezvousTimeout(f"{waited}: {who} did not come")
+
+
+def lost_store(env: RankEnv) -> RendezvousTimeout:
+    place = env.rendezvous.place
+    return RendezvousTimeout(f"rank {env.rank} of {env.size} lost the store at {place}: whoever served it has gone")
 
 
 def leave_together(store: dist.Store, rank: int, size: int) -> None:
@@ -192,15 +177,9 @@ def leave_together(store: dist.Store, rank: int, size: int) -> None:
 
     They use it until they have left: nccl has threads that ask it whether the others are well.
     """
-    import torch.distributed as dist
-
-    # Results are in. If somebody has been killed since, their launcher says so.
+    # Results are in. If a rank has been killed since, its launcher says so.
     with contextlib.suppress(dist.DistStoreError, dist.DistNetworkError):
         if store.add("gone", 1) == size:
             store.set("everyone is gone", "")
         if rank == 0:
             store.wait(["everyone is gone"], LEAVE_TIMEOUT)
-
-
-def first_line(error: Exception) -> str:
-    return str(error).splitlines()[0]

@@ -1,7 +1,7 @@
 """Keep other users of this machine out of a world that we have launched: loopback is open to all of them.
 
 Neither torch's store nor gloo asks who connects. But no rank has to connect any more once a process group of gloo is
-formed: from then on the kernel drops whatever arrives where a rank listens, and it tells whose the connections are that
+formed: from then on the kernel drops whatever arrives where a rank listens, and it says whose the connections are that
 were there before. (Linux only.) The ranks of nccl connect, and its threads come to the store, later too.
 """
 
@@ -50,7 +50,7 @@ def shut_out_strangers(known: set[int]) -> None:
         kernel = opened.enter_context(socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, NETLINK_SOCK_DIAG))
         ports = {door.getsockname()[1] for door in doors}
         for each in tcp_sockets(known):
-            with contextlib.suppress(OSError):  # broken by now, or this kernel does not tell
+            with contextlib.suppress(OSError):  # broken by now, or this kernel does not say
                 here, there = each.getsockname(), each.getpeername()
                 # Of a connection that this process has asked for, the other end may not be accepted yet.
                 owner = ask_owner(kernel, there, here if here[1] in ports else None)
@@ -71,21 +71,17 @@ def close_door(listener: socket.socket) -> None:
 def await_accepted(doors: list[socket.socket]) -> None:
     """Wait until all that have connected are accepted: before, this process does not have their connections."""
     end = time.monotonic() + ACCEPT_LIMIT
-    while any(count_waiting(door) for door in doors):
+    # Of a socket that listens, tcpi_unacked counts those that have connected and are not accepted yet.
+    while any(door.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 28)[24:] != bytes(4) for door in doors):
         if time.monotonic() > end:
             raise StrangerConnected(f"what has connected is not accepted within {ACCEPT_LIMIT:g} s")
         time.sleep(0.001)
 
 
-def count_waiting(listener: socket.socket) -> int:
-    """How many have connected and are not accepted yet: tcpi_unacked, where a socket listens."""
-    return int(struct.unpack_from("I", listener.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 28), 24)[0])
-
-
 def ask_owner(kernel: socket.socket, address: tuple[str, int], peer: tuple[str, int] | None) -> int:
     """The id of the user whose socket has this address and is connected to `peer`; None: and listens.
 
-    Raises `OSError` if there is none, or if the kernel does not tell.
+    Raises `OSError` if there is none, or if the kernel does not say.
     """
     ends = [pack_address(address), pack_address(peer or ("0.0.0.0" if ":" not in address[0] else "::", 0))]
     (version, host, port), (_, peer_host, peer_port) = ends

@@ -28,22 +28,15 @@ def end_with_torchrun() -> None:
     if RUN_ID in os.environ and hasattr(os, "pidfd_open"):
         with contextlib.suppress(OSError):  # a container may refuse it
             pidfd = os.pidfd_open(os.getppid())
-            if is_orphan():
-                exit_without_torchrun()
-            threading.Thread(target=await_torchrun, args=(pidfd,), name="torchrun", daemon=True).start()
+            if os.getppid() == 1 and not re.search(rb"python|torchrun", Path("/proc/1/cmdline").read_bytes()):
+                exit_without_torchrun(None)  # the parent is the first process of the system or of the container
+            threading.Thread(target=exit_without_torchrun, args=(pidfd,), name="torchrun", daemon=True).start()
 
 
-def is_orphan() -> bool:
-    """Whether the parent is not torchrun any more, but the first process of the system or of the container."""
-    return os.getppid() == 1 and not re.search(rb"python|torchrun", Path("/proc/1/cmdline").read_bytes())
-
-
-def await_torchrun(pidfd: int) -> NoReturn:
-    select.select([pidfd], [], [])
-    exit_without_torchrun()
-
-
-def exit_without_torchrun() -> NoReturn:
+def exit_without_torchrun(pidfd: int | None) -> NoReturn:
+    """Wait for torchrun to end, if it has not, and exit."""
+    if pidfd is not None:
+        select.select([pidfd], [], [])
     if os.environ.get("LOCAL_RANK") == "0":
         os.write(2, b"playground: torchrun has ended, and its ranks with it\n")
     os._exit(1)

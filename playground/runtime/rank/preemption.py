@@ -5,7 +5,7 @@ A cloud sends SIGTERM before it takes a machine back, and so does Slurm before i
 each stores its state and raises `Preempted`.
 
 Under torchrun each rank gets the signal from its agent. That one sends SIGTERM before every restart, too: where a rank
-was lost before, no agreement is possible, and the attempt raises the error that tells of the loss.
+was lost before, no agreement is possible, and the attempt raises the error that names the loss.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from typing import Any
 from playground.runtime import signals
 from playground.runtime.errors import Preempted
 
-_asked: list[bool] = []
+_requests: list[bool] = []
 
 
 def preempted() -> bool:
@@ -33,17 +33,17 @@ def preempted() -> bool:
 
     Ranks learn of it one after the other: they must agree before one of them leaves a collective out.
     """
-    return bool(_asked)
+    return bool(_requests)
 
 
-def ask_to_end() -> None:
+def request_preemption() -> None:
     """In a rank: from now on, it is `preempted`."""
-    _asked.append(True)
+    _requests.append(True)
 
 
-def begin_unasked() -> None:
-    """In a rank: the next work begins without a request to end."""
-    _asked.clear()
+def clear_preemption() -> None:
+    """In a rank: the next function begins without a request to end."""
+    _requests.clear()
 
 
 def run_until_preempted(fn: Callable[..., Any], *args: Any) -> Any:
@@ -63,9 +63,9 @@ def raise_if_preempted(results: Sequence[Any]) -> None:
 
 @contextlib.contextmanager
 def handle(number: int, handler: Callable[[int, FrameType | None], object]) -> Iterator[None]:
-    """Let `handler` handle this signal meanwhile, unless the program itself does. (In the main thread.)"""
-    before = signal.getsignal(number)
-    if before not in (signal.SIG_DFL, signals.exit_orderly):
+    """Let `handler` handle this signal in the block. (In the main thread, unless the program itself handles it.)"""
+    before, is_main_thread = signal.getsignal(number), threading.current_thread() is threading.main_thread()
+    if not is_main_thread or before not in (signal.SIG_DFL, signals.exit_orderly):
         yield
         return
     signal.signal(number, handler)
@@ -86,43 +86,43 @@ def leave_to_launcher(preemptible: bool) -> None:
 
 
 @contextlib.contextmanager
-def heed_sigterm(grace: float | None) -> Iterator[None]:
-    """In a rank that somebody else has started: let SIGTERM ask it to end meanwhile, `grace` seconds before it does end
-    it. A repetition changes nothing: torchrun passes on what its ranks may have got already.
+def preempt_on_sigterm(grace: float | None) -> Iterator[None]:
+    """In a rank that somebody else has started: in the block, SIGTERM asks it to end, and ends it `grace` seconds
+    later. A repetition changes nothing: torchrun passes on what its ranks may have got already.
 
     With None, it does what it did before.
     """
     if grace is None or threading.current_thread() is not threading.main_thread():
         yield
         return
-    begin_unasked()
+    clear_preemption()
     signals.postponed[signal.SIGTERM] = grace
     try:
-        with handle(signal.SIGTERM, lambda number, frame: ask_to_end()):
+        with handle(signal.SIGTERM, lambda number, frame: request_preemption()):
             yield
     finally:
         signals.postponed.clear()
 
 
 class PreemptionNotice:
-    """A launcher's ear for SIGTERM while it is entered. The first one is for the ranks, which have `grace` seconds to
-    end then; the second one ends the launch. With None, the signal does what it did before."""
+    """A launcher's handler of SIGTERM while it is entered. After the first one the ranks have `grace` seconds to end;
+    the second one ends the launch. With None, the signal does what it did before."""
 
     def __init__(self, grace: float | None) -> None:
         self.grace, self.launcher = grace, os.getpid()
         self.has_come = False
         self.deadline = math.inf
-        self.ears: list[int] = []
-        """Descriptors to `wait` for: ready when the signal has come."""
+        self.descriptors: list[int] = []
+        """To `wait` for: ready when the signal has come."""
         self.exits = contextlib.ExitStack()
 
     def __enter__(self) -> PreemptionNotice:
         if self.grace is not None and threading.current_thread() is threading.main_thread():
-            ear, self.bell = os.pipe()
-            self.ears.append(ear)
-            for descriptor in (ear, self.bell):
+            wakeups, self.wakeup = os.pipe()
+            self.descriptors.append(wakeups)
+            for descriptor in (wakeups, self.wakeup):
                 self.exits.callback(os.close, descriptor)
-            self.exits.enter_context(handle(signal.SIGTERM, self.hear))
+            self.exits.enter_context(handle(signal.SIGTERM, self.on_signal))
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
@@ -130,13 +130,12 @@ class PreemptionNotice:
         if kind is signals.Terminated:
             signals.cancel_retry()
 
-    def hear(self, number: int, frame: FrameType | None) -> None:
-        """Handle the signal."""
+    def on_signal(self, number: int, frame: FrameType | None) -> None:
         if self.has_come or os.getpid() != self.launcher:  # a second one, or one that is sent to a child
             signals.exit_orderly(number, frame)
         assert self.grace is not None
         self.has_come, self.deadline = True, time.monotonic() + self.grace
-        os.write(self.bell, b"!")
+        os.write(self.wakeup, b"!")
 
     @property
     def seconds_left(self) -> float:
@@ -144,13 +143,13 @@ class PreemptionNotice:
         return max(0.0, self.deadline - time.monotonic())
 
     def take(self) -> bool:
-        """Whether the ranks are to be told: once. Ends this process, as the signal would, if they have had their
-        time."""
+        """Whether the ranks are to be asked to end: once. Ends this process, as the signal would, if they have had
+        their time."""
         if not self.has_come:
             return False
         if self.seconds_left == 0:
             logging.getLogger("playground").warning("SIGTERM: no end within %g s", self.grace)
             sys.exit(128 + signal.SIGTERM)
-        new = bool(self.ears)
-        self.ears.clear()  # it stays ready
-        return new
+        is_new = bool(self.descriptors)
+        self.descriptors.clear()  # they stay ready
+        return is_new

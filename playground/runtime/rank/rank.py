@@ -1,8 +1,8 @@
-"""Inside a rank that the launcher started: run the function, tell the launcher how it goes, follow its orders.
+"""Inside a rank that the launcher started: run the function, report to the launcher, follow its orders.
 
 | rank → launcher              | launcher → rank                                      |
 |------------------------------|------------------------------------------------------|
-| `("up",)`                    | `Work`: run this                                     |
+| `("up",)`                    | `Assignment`: run this                               |
 | `("running",)`               | `"where"`: answer with `("stack", text, activity)`   |
 | `("report", event)`          | `"leave"`: every rank has its result, you may go     |
 | `("result", pickled, clean)` | `"end"`: you are asked to, soon (`preempted()`)      |
@@ -11,8 +11,8 @@
 | `("box", file)`              |                                                      |
 
 A rank that failed does not leave by itself: it keeps its sockets open until the launcher stops it, so that no peer
-fails only because it is gone, and the first failure to be told is the first that happened. A rank that has handed in
-its result waits too: for the order to leave, or for more work.
+fails only because it is gone, and the first failure to be reported is the first that happened. A rank that has handed
+in its result waits too: for the order to leave, or for more work.
 """
 
 from __future__ import annotations
@@ -27,18 +27,22 @@ import socket
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from queue import SimpleQueue
-from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from playground.runtime.black_box.activity import look
 from playground.runtime.errors import PeerDisconnected, PlaygroundError, RankFailed
 from playground.runtime.forks import call_in_children, close_in_children
-from playground.runtime.meeting.rendezvous import Rendezvous
-from playground.runtime.rank.preemption import ask_to_end, begin_unasked, leave_to_launcher, run_until_preempted
-from playground.runtime.rank.work import Work, call
+from playground.runtime.meeting.environment import RankEnv
+from playground.runtime.rank.preemption import (
+    clear_preemption,
+    leave_to_launcher,
+    request_preemption,
+    run_until_preempted,
+)
+from playground.runtime.rank.work import Assignment, call
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
@@ -75,17 +79,20 @@ class Launcher:
 
     def __init__(self, line: Connection, rank: int, size: int) -> None:
         self.line, self.rank, self.size = line, rank, size
-        self.work: SimpleQueue[Work | None] = SimpleQueue()
-        self.one_at_a_time = threading.Lock()
+        self.assignments: SimpleQueue[Assignment | None] = SimpleQueue()
+        """Of this rank; None when it may leave."""
+        self.lock = threading.Lock()
         self.main_thread = threading.get_ident()
+        self.debugger: RankDebugger | None = None
+        """This process's, once it has met a breakpoint."""
         close_in_children(line)
         threading.Thread(target=self.follow_orders, name="launcher", daemon=True).start()
 
-    def tell(self, *message: Any) -> None:
+    def send(self, *message: Any) -> None:
         if self.line.closed:  # this process has been forked from the rank, and came back from what the rank runs
             os._exit(1)
         try:
-            with self.one_at_a_time:
+            with self.lock:
                 self.line.send(message)
         except ConnectionError:  # the launcher is gone
             os._exit(1)
@@ -99,16 +106,12 @@ class Launcher:
             if order == "where":
                 frame = sys._current_frames()[self.main_thread]
                 stack = "".join(traceback.format_list(user_frames(traceback.extract_stack(frame))))
-                self.tell("stack", stack, look())
+                self.send("stack", stack, look())
             elif order == "end":
-                ask_to_end()
+                request_preemption()
             else:
-                begin_unasked()  # here, in the order of the line: it may be asked before it begins
-                self.work.put(None if order == "leave" else order)
-
-    def assignments(self) -> Iterator[Work]:
-        """The work given to this rank, until it may leave."""
-        return iter(self.work.get, None)
+                clear_preemption()  # here, in the order of the line: it may be asked before it begins
+                self.assignments.put(None if order == "leave" else order)
 
     def submit(self, result: Any, clean: bool) -> None:
         """Hand in the result. `clean`: this process can run something else as a new one would."""
@@ -118,67 +121,49 @@ class Launcher:
             words = f"returned what cannot be sent to the launcher ({error}): return plain data"
             raise RankFailed(self.rank, self.size, words) from None
         flush()
-        self.tell("result", pickled, clean)
+        self.send("result", pickled, clean)
 
 
-def main(
-    line: Connection,
-    rank: int,
-    size: int,
-    backend: str,
-    rendezvous: Rendezvous,
-    listener: socket.socket | None,
-) -> None:
+def main(line: Connection, env: RankEnv, backend: str, listener: socket.socket | None) -> None:
     """The life of a rank."""
-    launcher = Launcher(line, rank, size)
-    launcher.tell("up")
-    report_to(partial(launcher.tell, "report"))
+    launcher = Launcher(line, env.rank, env.size)
+    launcher.send("up")
+    report_to(partial(launcher.send, "report"))
     sys.breakpointhook = partial(debug, launcher)
     try:
-        live(launcher, backend, rendezvous, listener)
-    except BaseException as error:  # whatever it is, SystemExit included: the launcher must hear of it
+        live(launcher, env, backend, listener)
+    except BaseException as error:  # whatever it is, SystemExit included: the launcher must receive it
         flush()
-        launcher.tell("failed", failure(error, rank, size))
+        launcher.send("failed", failure(error, env.rank, env.size))
         threading.Event().wait()
 
 
-def live(launcher: Launcher, backend: str, rendezvous: Rendezvous, listener: socket.socket | None) -> None:
+def live(launcher: Launcher, env: RankEnv, backend: str, listener: socket.socket | None) -> None:
     """Enter the world, run what the launcher sends, leave the world when all may."""
     from playground.runtime.black_box.hooks import hooks
-    from playground.runtime.rank.process_state import ProcessState
-    from playground.runtime.rank.world import Member
+    from playground.runtime.rank.world import Member, ProcessState
 
-    rank, size = launcher.rank, launcher.size
     member = state = None
-    for work in launcher.assignments():
+    for work in iter(launcher.assignments.get, None):
         work.move_in()
         if member is None or state is None:
-            member = Member(rank, size, backend, rendezvous=rendezvous, listener=listener, timeout=work.timeout)
+            member = Member(env, backend, listener, timeout=work.timeout)
             state = ProcessState()
             if member.box:  # now, while there is time to open it: gloo may abort this process in its first operation
-                launcher.tell("box", member.box.file)
+                launcher.send("box", member.box.file)
         else:
             member.drop_groups()
         member.form_group(work.timeout)
         fn, args = work.load()
         if work.expendable:
-            launcher.tell("running")
+            launcher.send("running")
         leave_to_launcher(work.preemptible)
         state.begin()
-        result = run_until_preempted(call, fn, rank, size, *args)
+        result = run_until_preempted(call, fn, env.rank, env.size, *args)
         hooks.end_program()
         launcher.submit(result, state.is_unchanged())
-        member.look_at_sockets()  # now, while no rank waits for it
     if member:
         member.leave()
-
-
-def debug(launcher: Launcher, *args: Any, **kwargs: Any) -> Any:
-    """What `breakpoint()` does in a rank."""
-    if "PYTHONBREAKPOINT" in os.environ:  # somebody has chosen a debugger, or none
-        return sys.__breakpointhook__(*args, **kwargs)
-
-    return set_trace(sys._getframe(1), launcher.rank, launcher.tell)
 
 
 def flush() -> None:
@@ -208,49 +193,41 @@ def user_frames(stack: traceback.StackSummary) -> list[traceback.FrameSummary]:
     return theirs or list(stack)
 
 
-TERMINAL = "/dev/tty"
-
-
 class RankDebugger(pdb.Pdb):
-    """Python's debugger at a terminal that several ranks share: whoever holds its lock is the one that speaks."""
+    """Python's debugger at a terminal that several ranks share: whoever holds its lock is the one that speaks. Raises
+    `OSError` if there is no terminal."""
 
-    def __init__(self, rank: int, tell: Callable[..., None]) -> None:
-        terminal = open(TERMINAL), open(TERMINAL, "w")  # noqa: SIM115 - they stay open as long as this process debugs
+    def __init__(self, launcher: Launcher) -> None:
+        terminal = open("/dev/tty"), open("/dev/tty", "w")  # noqa: SIM115 (they stay open as long as the process)
         super().__init__(stdin=terminal[0], stdout=terminal[1], nosigint=True)
-        self.prompt = f"(rank {rank} Pdb) "
-        self.tell = tell
+        self.prompt = f"(rank {launcher.rank} Pdb) "
+        self.launcher = launcher
 
     def interaction(self, *args: Any, **kwargs: Any) -> None:
-        with self.turn():
-            super().interaction(*args, **kwargs)
-
-    @contextlib.contextmanager
-    def turn(self) -> Iterator[None]:
         """Wait for the terminal; meanwhile, and as long as a person thinks, this rank's silence is no hang."""
-        self.tell("paused", True)
+        self.launcher.send("paused", True)
         fcntl.flock(self.stdin, fcntl.LOCK_EX)
         try:
-            yield
+            super().interaction(*args, **kwargs)
         finally:
             fcntl.flock(self.stdin, fcntl.LOCK_UN)
-            self.tell("paused", False)
+            self.launcher.send("paused", False)
 
 
-debuggers: list[RankDebugger] = []
-"""This process's, once it has met a breakpoint."""
-
-
-def set_trace(frame: FrameType, rank: int, tell: Callable[..., None]) -> None:
-    """Let a person debug this process from `frame` on; `tell("paused", flag)` says when it waits for them.
+def debug(launcher: Launcher, *args: Any, **kwargs: Any) -> Any:
+    """What `breakpoint()` does in a rank: let a person debug it from there on.
 
     Peers that wait for this rank inside an operation of the process group do so for its timeout, no longer.
     Raises `RuntimeError` if this process has no terminal.
     """
+    if "PYTHONBREAKPOINT" in os.environ:  # somebody has chosen a debugger, or none
+        return sys.__breakpointhook__(*args, **kwargs)
     try:
-        debuggers[:] = debuggers or [RankDebugger(rank, tell)]
+        launcher.debugger = launcher.debugger or RankDebugger(launcher)
     except OSError:
         raise RuntimeError(
             "breakpoint() in a rank needs a terminal, and there is none: run the program in one, "
             "or set PYTHONBREAKPOINT=0 to pass over breakpoints"
         ) from None
-    debuggers[0].set_trace(frame)
+    launcher.debugger.set_trace(sys._getframe(1))
+    return None

@@ -1,4 +1,4 @@
-"""The work of a world's ranks, and the surroundings in which the launcher wants it run."""
+"""What the ranks of a world are to run, and the surroundings in which the launcher wants it run."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Function = Callable[..., Any]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Work:
+class Assignment:
     """A function and its arguments, pickled; the launcher's environment variables, working folder and `sys.path`, all
     of which may have changed since the process that is to run it was started."""
 
@@ -32,10 +32,10 @@ class Work:
     """Seconds that an operation of the process group may take."""
     restart_count: int = 0
     """How often it has been given to a world that failed."""
-    preemptible: bool = False
+    preemptible: bool
     """Whether the launcher passes on the signals that ask the ranks to end soon."""
-    expendable: frozenset[int] = frozenset()
-    """Ranks without which the others may go on."""
+    expendable: frozenset[int]
+    """Ranks without which the others may continue."""
 
     def move_in(self) -> None:
         """Make the launcher's surroundings this process's own."""
@@ -52,15 +52,9 @@ class Work:
         return pickle.loads(self.pickled)
 
 
-def prepare_work(fn: Function, args: tuple[Any, ...], timeout: float) -> Work:
-    """The work, ready to travel. Raises `UsageError` if a new process could not find the function."""
-    return Work(
-        pickled=pickle_call(fn, args), environ=dict(os.environ), folder=working_folder(), path=find_modules_as_here(),
-        timeout=timeout,
-    )  # fmt: skip
-
-
-def pickle_call(fn: Function, args: tuple[Any, ...]) -> bytes:
+def prepare_work(fn: Function, args: tuple[Any, ...], **more: Any) -> Assignment:
+    """The assignment of `fn` with `args`, and `more` of its fields. Raises `UsageError` if a new process could not find
+    the function."""
     import __main__
 
     if getattr(fn, "__module__", None) == "__main__" and not os.path.isfile(getattr(__main__, "__file__", "")):
@@ -69,22 +63,21 @@ def pickle_call(fn: Function, args: tuple[Any, ...]) -> bytes:
             f"ranks, being new processes, cannot see it: write it to a file (%%writefile ranks.py) and import it"
         )
     try:
-        return pickle.dumps((fn, args))
+        pickled = pickle.dumps((fn, args))
     except Exception as error:
         raise UsageError(
             f"{fn!r} or its arguments cannot be sent to another process ({error}): "
             f"use a function at the top of a module, and plain data"
         ) from None
+    folder, path = working_folder(), find_modules_as_here()
+    return Assignment(pickled=pickled, environ=dict(os.environ), folder=folder, path=path, **more)
 
 
 def call(fn: Function, rank: int, size: int, *args: Any) -> Any:
     """`fn(rank, size, *args)`; a function without parameters, like the `main()` of a script for torchrun, is called
     without: it finds its rank in the environment."""
-    return fn(rank, size, *args) if args or takes_parameters(fn) else fn()
-
-
-def takes_parameters(fn: Function) -> bool:
     try:
-        return bool(inspect.signature(fn).parameters)
+        takes_parameters = bool(args or inspect.signature(fn).parameters)
     except ValueError:  # a function in C that does not say
-        return True
+        takes_parameters = True
+    return fn(rank, size, *args) if takes_parameters else fn()

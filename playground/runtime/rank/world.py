@@ -6,7 +6,9 @@ import contextlib
 import functools
 import inspect
 import os
+import signal
 import socket
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -20,10 +22,12 @@ from playground.runtime import backends, host
 from playground.runtime.black_box.box import open_box
 from playground.runtime.black_box.hooks import hooks
 from playground.runtime.errors import RankFailed
-from playground.runtime.meeting.connections import socket_inodes
-from playground.runtime.meeting.rendezvous import Rendezvous
+from playground.runtime.meeting.connections import open_sockets
+from playground.runtime.meeting.environment import RankEnv
 from playground.runtime.meeting.store import await_everyone, choose_interface, connect, leave_together
 from playground.runtime.meeting.strangers import StrangerConnected, shut_out_strangers
+from playground.runtime.surroundings import working_folder
+from playground.runtime.tap.replacement import Replacement
 from playground.runtime.temporary_folder import remove_empty_cache
 
 Arguments = dict[str, Any]
@@ -34,83 +38,65 @@ class Member:
     """This process as a member of a world: it comes to the store once, and forms one process group after the other."""
 
     def __init__(
-        self,
-        rank: int,
-        size: int,
-        backend: str,
-        *,
-        rendezvous: Rendezvous,
-        listener: socket.socket | None,
-        local_rank: int | None = None,
-        local_size: int | None = None,
-        joined: bool = False,
-        timeout: float,
+        self, env: RankEnv, backend: str, listener: socket.socket | None, *, timeout: float, joined: bool = False
     ) -> None:
         """Wait for the others, `timeout` seconds at most. Raises `RendezvousTimeout`."""
-        self.rank, self.size, self.backend = rank, size, backends.get_backend(backend)
-        self.local_rank = rank if local_rank is None else local_rank
-        self.local_size = size if local_size is None else local_size
-        self.rendezvous, self.joined = rendezvous, joined
-        self.box = open_box(rank, size, rendezvous.place)
+        self.env, self.backend, self.joined = env, backends.get_backend(backend), joined
+        self.box = open_box(env.rank, env.size, env.rendezvous.place)
         self.groups_formed = 0
         self.group: dist.ProcessGroup | None = None
-        self.look_at_sockets()
+        self.sockets: set[int] | None = {*open_sockets()}
+        """Inodes of those that are neither the store's nor the first group's, until that is formed."""
         if listener:  # is the store's
             self.sockets.discard(os.fstat(listener.fileno()).st_ino)
-        torch.set_num_threads(host.threads_per_rank(self.local_size))
+        torch.set_num_threads(host.threads_per_rank(env.local_size))
         host.use_batch_scheduling()
         host.keep_freed_memory()
-        self.device = self.backend.claim_device(self.local_rank, self.local_size, joined)
+        self.device = self.backend.claim_device(env.local_rank, env.local_size, joined)
         limit = timedelta(seconds=timeout)
-        self.store = connect(rendezvous, listener, rank, size, limit)
-        await_everyone(self.store, rendezvous, rank, size, limit)
+        self.store = connect(env, listener, limit)
+        await_everyone(self.store, env, limit)
 
     def form_group(self, timeout: float) -> None:
         """A process group of all ranks, each of whose operations may take `timeout` seconds."""
-        choose_interface(self.rendezvous)
-        os.environ.update(self.environment())
+        env = self.env
+        choose_interface(env.rendezvous)
+        # For torch and others. Source: https://docs.pytorch.org/docs/stable/elastic/run.html#environment-variables
+        place = {"LOCAL_RANK": env.local_rank, "LOCAL_WORLD_SIZE": env.local_size}
+        place |= {} if self.joined else {"RANK": env.rank, "WORLD_SIZE": env.size}
+        os.environ.update({name: str(number) for name, number in place.items()} | self.address)
         try:
             with self.strangers_shut_out():
                 torch_init_process_group(
-                    self.backend.name, store=self.open_store(), rank=self.rank, world_size=self.size,
+                    self.backend.name, store=self.open_store(), rank=env.rank, world_size=env.size,
                     timeout=timedelta(seconds=timeout), device_id=self.device,
                 )  # fmt: skip
         except RuntimeError as error:  # dist.DistError is one; ProcessGroupNCCL2 raises no other
             words = self.backend.explain_init_failure(error)
-            raise RankFailed(self.rank, self.size, f"could not enter the world: {words}") from error
+            raise RankFailed(env.rank, env.size, f"could not enter the world: {words}") from error
         self.group = dist.group.WORLD
         self.store.add(self.group_name, 1)
         members[:] = [self]
         if self.box:
             hooks.begin_program(self.box, timedelta(seconds=timeout))
 
-    def look_at_sockets(self) -> None:
-        """To be called before a group is formed: the sockets that this process has now are not the group's."""
-        self.sockets = socket_inodes()
-
     @contextlib.contextmanager
     def strangers_shut_out(self) -> Iterator[None]:
         """While a process group is formed. In a world that we have launched, its sockets take no connection after that,
         and with the first group the store takes none either. Raises `RankFailed` if another user has connected."""
+        known, self.sockets = {*open_sockets()} if self.sockets is None else self.sockets, None
         yield
         if not self.joined and not self.backend.connects_later():
             try:
-                shut_out_strangers(self.sockets)
+                shut_out_strangers(known)
             except StrangerConnected as error:
-                raise RankFailed(self.rank, self.size, f"is not alone with the ranks of its world: {error}") from None
-
-    def environment(self) -> dict[str, str]:
-        """This rank's place, where torch and others look for it, whoever started this process.
-
-        Source: https://docs.pytorch.org/docs/stable/elastic/run.html#environment-variables
-        """
-        place = {"LOCAL_RANK": str(self.local_rank), "LOCAL_WORLD_SIZE": str(self.local_size)} | self.address
-        return place if self.joined else place | {"RANK": str(self.rank), "WORLD_SIZE": str(self.size)}
+                words = f"is not alone with the ranks of its world: {error}"
+                raise RankFailed(self.env.rank, self.env.size, words) from None
 
     @property
     def address(self) -> dict[str, str]:
         """Address of the store, if it has one."""
-        where = self.rendezvous
+        where = self.env.rendezvous
         return {} if where.path else {"MASTER_ADDR": where.host, "MASTER_PORT": str(where.port)}
 
     def make_way(self, call: Arguments) -> Arguments:
@@ -121,12 +107,12 @@ class Member:
         """
         if self.group is not None and dist.group.WORLD is self.group:
             self.await_group()
-            self.destroy_groups()
+            self.drop_groups()
         moved = any(os.environ.get(name) != value for name, value in self.address.items())
         if moved or call.get("store") is not None or call.get("init_method") not in (None, "env://"):
             return call
         store = self.open_store()
-        return {"rank": self.rank, "world_size": self.size} | call | {"init_method": None, "store": store}
+        return {"rank": self.env.rank, "world_size": self.env.size} | call | {"init_method": None, "store": store}
 
     def open_store(self) -> dist.Store:
         """A part of the store that no process group has used yet."""
@@ -140,16 +126,12 @@ class Member:
 
     def await_group(self) -> None:
         """Wait until our group stands on every rank: to close its sockets would break off connecting elsewhere."""
-        while self.store.add(self.group_name, 0) < self.size:
+        while self.store.add(self.group_name, 0) < self.env.size:
             time.sleep(0.001)
 
     def drop_groups(self) -> None:
-        """Leave all process groups, ours or not."""
+        """Destroy all process groups, ours or not. A thread closes gloo's sockets, which takes 20 ms."""
         self.backend.synchronize()
-        self.destroy_groups()
-
-    def destroy_groups(self) -> None:
-        """Destroy all process groups. A thread closes gloo's sockets, which takes 20 ms."""
         group = [self.group]
         self.group = None
         if dist.is_initialized():
@@ -161,8 +143,63 @@ class Member:
         self.backend.synchronize()
         if dist.is_initialized():  # the function may have destroyed it
             dist.destroy_process_group()
-        leave_together(self.store, self.rank, self.size)
+        leave_together(self.store, self.env.rank, self.env.size)
         remove_empty_cache()
+
+
+class ProcessState:
+    """The state of this process when it was new.
+
+    Nearly every function draws random numbers, and a rank that trains keeps to one core: `begin` puts torch's generator
+    and the cores back. (Python's and numpy's generators start afresh in every process.) Other changes
+    stay, and `is_unchanged` says whether there are any: threads, child processes, environment, handlers, torch's
+    switches. Neither sees what is written into modules.
+    """
+
+    def __init__(self) -> None:
+        self.random_state = torch.get_rng_state()
+        self.cores = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else None
+
+    def begin(self) -> None:
+        """To be called before each function."""
+        torch.set_rng_state(self.random_state)
+        if self.cores is not None:
+            with contextlib.suppress(OSError):
+                os.sched_setaffinity(0, self.cores)
+        self.threads = set(threading.enumerate())
+        self.settings = read_settings()
+
+    def is_unchanged(self) -> bool:
+        """To be called after each function."""
+        return (
+            read_settings() == self.settings and self.threads.issuperset(threading.enumerate()) and not has_children()
+        )
+
+
+def read_settings() -> list[Any]:
+    """The settings of a process that the next function to run there would notice."""
+    return [
+        dict(os.environ),
+        working_folder(),
+        list(sys.path),
+        [signal.getsignal(number) for number in signal.valid_signals()],
+        (sys.excepthook, threading.excepthook, sys.gettrace(), sys.getprofile(), sys.getrecursionlimit()),
+        [(stream, getattr(stream, "closed", False)) for stream in (sys.stdin, sys.stdout, sys.stderr)],
+        (torch.get_default_dtype(), torch.get_default_device(), torch.get_num_threads()),
+        (torch.is_grad_enabled(), torch.is_anomaly_enabled(), torch.are_deterministic_algorithms_enabled()),
+        (torch.get_float32_matmul_precision(), torch.is_autocast_enabled("cpu")),
+    ]
+
+
+def has_children() -> bool:
+    """Whether this process has child processes, ended ones that were not waited for included."""
+    if not hasattr(os, "waitid"):
+        return False
+    try:
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return False
+    return True
 
 
 members: list[Member] = []
@@ -179,7 +216,6 @@ def init_process_group(*args: Any, **kwargs: Any) -> None:
         for member in members:
             if not member.joined and (ours := member.make_way(call)) is not call:
                 call = ours  # otherwise it may have a store of its own, to which others are still to connect
-                member.look_at_sockets()
                 formed.enter_context(member.strangers_shut_out())
         torch_init_process_group(**call)
     hooks.begin_world(call.get("timeout"))
@@ -201,12 +237,12 @@ def new_group(*args: Any, **kwargs: Any) -> Any:
     """torch's own; in a world that we have launched, only ranks are in the group."""
     with contextlib.ExitStack() as formed:
         for member in members:
-            member.look_at_sockets()
             formed.enter_context(member.strangers_shut_out())
         return torch_new_group(*args, **kwargs)
 
 
 # Modules imported from here on find these: the user's too, because the fork server imports ours first.
-dist.init_process_group = dist.distributed_c10d.init_process_group = init_process_group
-dist.new_group = dist.distributed_c10d.new_group = new_group
-dist.destroy_process_group = dist.distributed_c10d.destroy_process_group = destroy_process_group
+for _module in (dist, dist.distributed_c10d):
+    Replacement(_module, "init_process_group", lambda _: init_process_group).install()
+    Replacement(_module, "new_group", lambda _: new_group).install()
+    Replacement(_module, "destroy_process_group", lambda _: destroy_process_group).install()

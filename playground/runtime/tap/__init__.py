@@ -5,13 +5,14 @@ torch's own methods are in place. An `Observer` is told, in the thread where it 
 
 - `begun(call)`: the rank is about to call an operation. A `Call` says what is known of it: the operation, the group and
   its ranks, the tensors in and out, the peer or the root, the tag, and whether the program waits in it.
-- `returned(call)`: the call has returned to the program, and the operation goes on.
+- `returned(call)`: the method of the group has returned; the operation may go on.
 - `waiting(calls)`, `waited(calls)`: the program waits for a work, that of one call or, where a backend makes one work
-  of a batch, of several. A call that blocks waits in itself: of that only `done` is told.
+  of a batch, of several. A call that blocks waits in itself: of that nothing is told but `done`.
 - `done(calls)`: they are over, and what they have received is there: once for each, and before the program knows.
 - `failed(calls, error)`: the call, or the wait for it, has raised.
 - `dropped(calls)`: the program has let go of the work without having waited.
 
+The thread is the current one, and the program's line is found from there by `black_box.sources`.
 What has to be faster than that puts functions of its own in the place of the same methods: see `replacement`. What
 DistributedDataParallel averages in C++ calls no method of Python's.
 """
@@ -25,7 +26,7 @@ import threading
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial, wraps
+from functools import partial, wraps
 from types import FrameType
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary, ref
@@ -37,7 +38,7 @@ from torch.distributed import ProcessGroup, Work
 from playground.runtime.tap.replacement import Replacement, Wrap
 
 
-class Operation(NamedTuple):
+class Method(NamedTuple):
     """A method of a process group."""
 
     name: str
@@ -47,31 +48,31 @@ class Operation(NamedTuple):
     """Which parameter is what this rank gives, and which is what it gets: a tensor, a list of them, or of lists."""
 
 
-OPERATIONS = {
-    "allreduce": Operation("all_reduce", 0, 0),
-    "allreduce_coalesced": Operation("all_reduce_coalesced", 0, 0),
-    "broadcast": Operation("broadcast", 0, 0),
-    "reduce": Operation("reduce", 0, 0),
-    "allgather": Operation("all_gather", 1, 0),
-    "allgather_coalesced": Operation("all_gather_coalesced", 1, 0),
-    "_allgather_base": Operation("all_gather_into_tensor", 1, 0),
-    "all_gather_single": Operation("all_gather_into_tensor", 1, 0),
-    "gather": Operation("gather", 1, 0),
-    "scatter": Operation("scatter", 1, 0),
-    "reduce_scatter": Operation("reduce_scatter", 1, 0),
-    "_reduce_scatter_base": Operation("reduce_scatter_tensor", 1, 0),
-    "reduce_scatter_single": Operation("reduce_scatter_tensor", 1, 0),
-    "alltoall": Operation("all_to_all", 1, 0),
-    "alltoall_base": Operation("all_to_all_single", 1, 0),
-    "all_to_all_single": Operation("all_to_all_single", 1, 0),
-    "barrier": Operation("barrier", None, None),
-    "monitored_barrier": Operation("monitored_barrier", None, None),
-    "send": Operation("send", 0, None),
-    "recv": Operation("recv", None, 0),
-    "recv_anysource": Operation("recv", None, 0),
+METHODS = {
+    "allreduce": Method("all_reduce", 0, 0),
+    "allreduce_coalesced": Method("all_reduce_coalesced", 0, 0),
+    "broadcast": Method("broadcast", 0, 0),
+    "reduce": Method("reduce", 0, 0),
+    "allgather": Method("all_gather", 1, 0),
+    "allgather_coalesced": Method("all_gather_coalesced", 1, 0),
+    "_allgather_base": Method("all_gather_into_tensor", 1, 0),
+    "all_gather_single": Method("all_gather_into_tensor", 1, 0),
+    "gather": Method("gather", 1, 0),
+    "scatter": Method("scatter", 1, 0),
+    "reduce_scatter": Method("reduce_scatter", 1, 0),
+    "_reduce_scatter_base": Method("reduce_scatter_tensor", 1, 0),
+    "reduce_scatter_single": Method("reduce_scatter_tensor", 1, 0),
+    "alltoall": Method("all_to_all", 1, 0),
+    "alltoall_base": Method("all_to_all_single", 1, 0),
+    "all_to_all_single": Method("all_to_all_single", 1, 0),
+    "barrier": Method("barrier", None, None),
+    "monitored_barrier": Method("monitored_barrier", None, None),
+    "send": Method("send", 0, None),
+    "recv": Method("recv", None, 0),
+    "recv_anysource": Method("recv", None, 0),
 }
 """By the name of the method. Those that this torch lacks are left out: names differ between its versions."""
-OPERATIONS = {method: operation for method, operation in OPERATIONS.items() if hasattr(ProcessGroup, method)}
+METHODS = {method: operation for method, operation in METHODS.items() if hasattr(ProcessGroup, method)}
 MESSAGES = ("send", "recv", "recv_anysource")
 """The methods that are no collectives."""
 ROOTED = ("broadcast", "reduce", "gather", "scatter")
@@ -104,18 +105,18 @@ class Call:
     number: int
     """Its place among the rank's calls, as all observers see them."""
     method: str
-    """The method of the process group: a key of `OPERATIONS`."""
+    """The method of the process group: a key of `METHODS`."""
     group: Any
     args: Sequence[Any]
     blocks: bool
-    """Whether the program waits in the call. One that does not has a work, which the program may wait for."""
+    """Whether the program gets no work to wait for: it waits in the call, or torch keeps the work to itself."""
     work: Any = None
     """A weak reference to its work."""
 
     @property
     def name(self) -> str:
         """That of the function in torch.distributed: all_reduce, send, isend, …"""
-        name = OPERATIONS[self.method].name
+        name = METHODS[self.method].name
         return f"i{name}" if self.method in MESSAGES and not self.blocks else name
 
     @property
@@ -125,12 +126,12 @@ class Call:
     @property
     def inputs(self) -> list[torch.Tensor]:
         """What this rank gives: empty for a scatter on all ranks but the root."""
-        return self.tensors(OPERATIONS[self.method].input_at)
+        return self.tensors(METHODS[self.method].input_at)
 
     @property
     def outputs(self) -> list[torch.Tensor]:
         """What this rank gets: empty for a gather on all ranks but the root."""
-        return self.tensors(OPERATIONS[self.method].output_at)
+        return self.tensors(METHODS[self.method].output_at)
 
     def tensors(self, at: int | None) -> list[torch.Tensor]:
         value = () if at is None else self.args[at]
@@ -138,14 +139,16 @@ class Call:
             return [value]
         return [tensor for each in value for tensor in ([each] if isinstance(each, torch.Tensor) else each)]
 
-    @cached_property
+    @property
     def peer(self) -> int | None:
         """Rank in the world: the receiver, the sender, or the root. None if there is none, or the sender is anyone."""
         if self.method in ("send", "recv"):
-            return self.ranks[self.args[1]]
-        if OPERATIONS[self.method].name in ROOTED:
-            return self.ranks[self.args[-1].rootRank]
-        return None
+            number = self.args[1]
+        elif METHODS[self.method].name in ROOTED:
+            number = getattr(self.args[-1], "rootRank", None)  # a method may be called without options
+        else:
+            return None
+        return dict(enumerate(self.ranks)).get(number)  # torch is about to refuse one that is none
 
     @property
     def tag(self) -> int:
@@ -184,6 +187,23 @@ def observing(observer: Observer) -> Iterator[None]:
         _tap.discard(observer)
 
 
+@dataclass(eq=False, slots=True)
+class UnderWay:
+    """Calls that have returned and are not over."""
+
+    calls: list[Call]
+    work: Any
+    """A weak reference."""
+    future: Any = None
+    """The work's, if somebody has asked for it."""
+
+
+def calls_of(work: Any) -> list[Call]:
+    """The calls that are observed to go on in this work."""
+    entry = _tap.works.get(id(work))
+    return entry.calls if entry else []
+
+
 class Tap:
     """Tells observers. It is in place as long as there is one."""
 
@@ -191,11 +211,13 @@ class Tap:
         self.observers: tuple[Observer, ...] = ()
         self.one_at_a_time = threading.Lock()
         self.numbers = itertools.count()
-        self.works: dict[int, tuple[Any, list[Call]]] = {}
-        """Of calls that go on: a weak reference to the work, and what it is the work of, by its id."""
+        self.works: dict[int, UnderWay] = {}
+        """By the id of the work, as long as the program has that."""
+        self.open: set[UnderWay] = set()
+        """Those that are not over."""
         self.thread = threading.local()
         """`batch`: the calls of the batch that this thread is starting, if the backend makes one work of them."""
-        places: dict[str, Wrap] = {method: partial(self.wrap_operation, method) for method in OPERATIONS}
+        places: dict[str, Wrap] = {method: partial(self.wrap_operation, method) for method in METHODS}
         places |= {"_start_coalescing": self.wrap_start_batch, "_end_coalescing": self.wrap_end_batch}
         self.replacements = [Replacement(ProcessGroup, method, wrap) for method, wrap in places.items()]
         self.replacements += [Replacement(Work, "wait", self.wrap_wait)]
@@ -210,16 +232,23 @@ class Tap:
 
     def discard(self, observer: Observer) -> None:
         with self.one_at_a_time:
+            for entry in list(self.open):
+                if entry.future is not None and entry.future.done():  # the thread that calls callbacks is late
+                    self.finish(entry)
             self.observers = tuple(each for each in self.observers if each is not observer)
             if not self.observers:
                 for each in self.replacements:
                     each.remove()
                 self.works.clear()
+                self.open.clear()
 
     def wrap_operation(self, method: str, real: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(real)
         def operation(group: Any, *args: Any, **kwargs: Any) -> Any:
-            call = Call(next(self.numbers), method, group, (*args, *kwargs.values()), is_blocking())
+            given = (*args, *kwargs.values())
+            waits = bool(given) and not getattr(given[-1], "asyncOp", True)  # as newer versions of torch tell
+            blocks, by_torch = (True, False) if waits else find_caller(method)
+            call = Call(next(self.numbers), method, group, given, blocks or by_torch)
             for each in self.observers:
                 each.begun(call)
             try:
@@ -228,73 +257,79 @@ class Tap:
                 for each in self.observers:
                     each.failed([call], error)
                 raise
+            for each in self.observers:
+                each.returned(call)
             batch = getattr(self.thread, "batch", None)
             if batch is not None:
                 batch.append(call)
             elif work is None:
-                self.finish([call])
+                for each in self.observers:
+                    each.done([call])
             else:
-                self.follow(work, [call])
+                self.follow(work, [call], may_be_dropped=not blocks)
+                if by_torch:
+                    work.get_future()
             return work
 
         return operation
 
-    def follow(self, work: Any, calls: list[Call]) -> None:
+    def follow(self, work: Any, calls: list[Call], may_be_dropped: bool = True) -> None:
         """These calls go on in this work."""
         key = id(work)
-        reference = ref(work, lambda _: self.forget(key))
-        self.works[key] = reference, calls
+        entry = UnderWay(calls, ref(work, (lambda _: self.forget(key)) if may_be_dropped else None))
+        self.works[key] = entry
+        self.open.add(entry)
         for call in calls:
-            call.work = reference
-            if not call.blocks:
-                for each in self.observers:
-                    each.returned(call)
+            call.work = entry.work
 
-    def finish(self, calls: list[Call]) -> None:
+    def finish(self, entry: UnderWay) -> None:
+        """These calls are over, unless that has been told."""
+        try:
+            self.open.remove(entry)
+        except KeyError:
+            return
         for each in self.observers:
-            each.done(calls)
+            each.done(entry.calls)
 
     def forget(self, key: int) -> None:
         """A work is gone."""
-        if (entry := self.works.pop(key, None)) and entry[0]() is None:
+        entry = self.works.pop(key, None)
+        if entry is not None and entry.future is None and entry in self.open:
+            self.open.discard(entry)
             for each in self.observers:
-                each.dropped(entry[1])
+                each.dropped(entry.calls)
 
     def wrap_wait(self, real: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(real)
         def wait(work: Any, *args: Any, **kwargs: Any) -> Any:
-            entry = self.works.pop(id(work), None)
-            if entry is None:
+            entry = self.works.get(id(work))
+            if entry is None or entry not in self.open:
                 return real(work, *args, **kwargs)
-            calls, observers = entry[1], self.observers
-            told = () if calls[0].blocks else observers
-            for each in told:
+            calls, observers = entry.calls, () if entry.calls[0].blocks else self.observers
+            for each in observers:
                 each.waiting(calls)
             try:
                 result = real(work, *args, **kwargs)
             except BaseException as error:
-                for each in told:
-                    each.waited(calls)
-                for each in observers:
+                for each in self.observers:
                     each.failed(calls, error)
                 raise
-            for each in told:
-                each.waited(calls)
-            self.finish(calls)
+            finally:
+                for each in observers:
+                    each.waited(calls)
+            self.finish(entry)
+            self.works.pop(id(work), None)  # nothing keeps its tensors
             return result
 
         return wait
 
     def wrap_get_future(self, real: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(real)
         def get_future(work: Any) -> Any:
-            future = real(work)
-            if entry := self.works.get(id(work)):
-
-                def finish(_: Any) -> None:
-                    if self.works.get(id(work)) is entry:
-                        del self.works[id(work)]
-                        self.finish(entry[1])
-
-                future.add_done_callback(finish)
+            future, entry = real(work), self.works.get(id(work))
+            if entry is not None and entry.future is None and entry in self.open:
+                entry.future = future
+                future.add_done_callback(lambda _: self.finish(entry))
             return future
 
         return get_future
@@ -310,25 +345,33 @@ class Tap:
         def end_coalescing(*args: Any) -> Any:
             batch, self.thread.batch = getattr(self.thread, "batch", None), None
             work = real(*args)
-            if batch:
-                self.finish(batch) if work is None else self.follow(work, batch)
+            if batch and work is not None:
+                self.follow(work, batch)
+            elif batch:
+                for each in self.observers:
+                    each.done(batch)
             return work
 
         return end_coalescing
 
 
-def is_blocking() -> bool:
-    """Whether the function of torch.distributed that has called an operation waits for it. (No version of torch tells
-    its groups, and a call of a method itself never waits.)"""
+FUNCTIONS = ("torch.distributed.distributed_c10d", "torch.distributed.c10d_logger")
+"""The modules of torch.distributed's functions, and of what is around each of them."""
+
+
+def find_caller(method: str) -> tuple[bool, bool]:
+    """Whether the function of torch.distributed that has called an operation waits for it; whether the work of a
+    collective goes to torch itself, which may wait for it in C++. (Older versions of torch do not tell its
+    groups.)"""
     frame: FrameType | None = sys._getframe(2)
-    while frame is not None and frame.f_globals["__name__"].startswith("torch.distributed."):
+    while frame is not None and (module := frame.f_globals.get("__name__", "")) in FUNCTIONS:
         code = frame.f_code
         if code.co_name in ("send", "recv", "monitored_barrier"):
-            return True
-        if "async_op" in code.co_varnames:
-            return not frame.f_locals["async_op"]
+            return True, False
+        if "async_op" in code.co_varnames and not frame.f_locals["async_op"]:
+            return True, False
         frame = frame.f_back
-    return False
+    return False, frame is not None and method not in MESSAGES and module.startswith("torch.")
 
 
 _tap = Tap()

@@ -24,32 +24,32 @@ class Replacement:
     wrap: Wrap
 
     def install(self) -> Replacement:
-        place = _places.get((id(self.owner), self.name))
-        if place is None:
-            place = _places[id(self.owner), self.name] = Place(vars(self.owner)[self.name], [])
-        place.replacements.append(self)
-        setattr(self.owner, self.name, self.wrap(getattr(self.owner, self.name)))
+        key = id(self.owner), self.name
+        stack = _stacks.setdefault(key, [(None, vars(self.owner)[self.name])])
+        self.put_on(stack)
         return self
 
+    def put_on(self, stack: Stack) -> None:
+        function = self.wrap(getattr(self.owner, self.name))
+        stack.append((self, function))
+        setattr(self.owner, self.name, function)
+
     def remove(self) -> None:
-        place = _places[id(self.owner), self.name]
-        place.replacements.remove(self)
-        setattr(self.owner, self.name, place.original)
-        if not place.replacements:
-            del _places[id(self.owner), self.name]
-        for each in place.replacements:
-            setattr(self.owner, self.name, each.wrap(getattr(self.owner, self.name)))
+        stack = _stacks[id(self.owner), self.name]
+        at = [each for each, _ in stack].index(self)
+        above = stack[at + 1 :]
+        del stack[at:]
+        setattr(self.owner, self.name, stack[-1][1])
+        for each, _ in above:
+            assert each
+            each.put_on(stack)
+        if len(stack) == 1:
+            del _stacks[id(self.owner), self.name]
 
 
-@dataclass(slots=True)
-class Place:
-    """An attribute that is replaced: what it was, as its class has it, and the replacements, the outermost last."""
-
-    original: Any
-    replacements: list[Replacement]
-
-
-_places: dict[tuple[int, str], Place] = {}
+Stack = list[tuple[Replacement | None, Any]]
+"""What an attribute is, as its class has it, and the replacements with their functions, the outermost last."""
+_stacks: dict[tuple[int, str], Stack] = {}
 
 
 @contextlib.contextmanager

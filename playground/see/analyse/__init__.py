@@ -12,11 +12,10 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, replace
-from graphlib import CycleError, TopologicalSorter
+from dataclasses import replace
 from itertools import accumulate, takewhile
 from math import inf, isfinite
+from typing import NamedTuple
 
 import playground.see.record as record
 from playground.see.record import COLLECTIVE, DEVICE, RECEIVE, SEND, VALUES, WAIT, Event, RankRecording, Recording
@@ -27,8 +26,8 @@ POSTS = ("isend", "irecv")
 """Calls that never wait."""
 Ref = tuple[int, int]
 """An event: its rank, and its number there."""
-Edge = tuple[Ref, bool]
-"""The beginning of an event, or its end."""
+Edge = tuple[int, int, bool]
+"""The beginning of an event, by its rank and number, or, with True, its end."""
 Lane = tuple[int, str]
 """A rank and a lane of it."""
 Interval = tuple[float, float]
@@ -111,7 +110,7 @@ class Timeline:
         later = takewhile(lambda other: other.start < event.end, following)
         return all(ref in self.around(ref_of(other)) for other in later)
 
-    def source(self, event: Event) -> record.Source | None:
+    def source(self, event: Event) -> record.SourceLine | None:
         """The line of the program of an event."""
         return None if event.source is None else self.recording.sources[event.source]
 
@@ -174,40 +173,29 @@ def subtract(intervals: Iterable[Interval], others: Iterable[Interval]) -> list[
     return [(start, end) for start, end in left if start < end]
 
 
-@dataclass(frozen=True)
-class Message:
+class MatchedMessage(NamedTuple):
     """A send and its receive."""
 
     send: Event
     receive: Event
 
 
-@dataclass(frozen=True)
-class Messages:
-    """The messages of a recording."""
-
-    matched: tuple[Message, ...]
-    """In the order in which they were sent."""
-    unmatched: tuple[Event, ...]
-    """Sends without a receive and receives without a send, in the order in which they began."""
-
-
-def match_messages(recording: Recording) -> Messages:
-    """Pair every send with its receive."""
-    sends: dict[object, Event] = {}
-    receives: dict[object, Event] = {}
+def match_messages(recording: Recording) -> tuple[list[MatchedMessage], list[Event]]:
+    """Pair every send with its receive. Returns the messages in the order in which they were sent; and sends without a
+    receive and receives without a send, in the order in which they began."""
+    ends: dict[str, dict[object, Event]] = {SEND: {}, RECEIVE: {}}
     unmatched: list[Event] = []
     for event in recording.events(SEND, RECEIVE):
-        ends, way = (sends, (event.rank, event.peer)) if event.kind == SEND else (receives, (event.peer, event.rank))
+        way = (event.rank, event.peer) if event.kind == SEND else (event.peer, event.rank)
         key = event.group, way, event.tag, event.message
-        if event.message is None or event.peer is None or key in ends:  # None: from anyone, and never ended
+        if event.message is None or event.peer is None or key in ends[event.kind]:  # None: from anyone, and never ended
             unmatched.append(event)
         else:
-            ends[key] = event
-    matched = [Message(send, receives[key]) for key, send in sends.items() if key in receives]
+            ends[event.kind][key] = event
+    sends, receives = ends.values()
+    matched = [MatchedMessage(send, receives[key]) for key, send in sends.items() if key in receives]
     unmatched += [event for key, event in (sends | receives).items() if not (key in sends and key in receives)]
-    matched.sort(key=lambda message: moment(message.send))
-    return Messages(tuple(matched), tuple(sorted(unmatched, key=moment)))
+    return sorted(matched, key=lambda message: moment(message.send)), sorted(unmatched, key=moment)
 
 
 def match_collectives(recording: Recording) -> list[dict[int, Event]]:
@@ -231,8 +219,7 @@ def moment(event: Event) -> tuple[float, int, int]:
 Vector = tuple[float, ...]
 
 
-@dataclass(frozen=True)
-class Change:
+class HeldValues(NamedTuple):
     """From the start, or from the end, of this event on, the rank holds these values."""
 
     event: Event
@@ -244,43 +231,37 @@ class Change:
         return self.event.end if self.at_end else self.event.start
 
 
-def changes_of(rank: RankRecording) -> Iterator[Change]:
-    """The changes of what this rank holds, in the order of time.
+def holdings_of(rank: RankRecording) -> Iterator[HeldValues]:
+    """What this rank holds, one after the other, in the order of time.
 
     They are derived from recorded values alone. `VALUES` and the end of a collective have a whole tensor. Inside a
     collective, a chunk of it is known where it is sent or has been computed. (A received chunk may be kept or added to
     another: it shows when that is sent on.)
     """
-    parts = parts_of_collectives(rank)
+    around = {event.number for event in rank.events if event.kind == COLLECTIVE}
+    parts: set[int] = set()
+    """The numbers of events that concern a chunk of a collective's tensor."""
+    for event in rank.events:
+        if event.parent in around:
+            around.add(event.number)
+            if event.kind not in (COLLECTIVE, VALUES):
+                parts.add(event.number)
     known = [
-        Change(event, event.kind != SEND, event.values)  # what is sent was there before
+        HeldValues(event, event.kind != SEND, event.values)  # what is sent was there before
         for event in rank.events
         if event.values is not None and (event.kind == SEND or isfinite(event.end))
     ]
     # Of several at the same moment, a collective comes last: it ends around its messages.
     known.sort(key=lambda each: (each.time, each.event.kind == COLLECTIVE, each.event.number))
     held: Vector = ()
-    for change in known:
-        event, values = change.event, change.values
+    for event, at_end, values in known:
         if event.number in parts:
             if event.kind == RECEIVE or event.offset is None or event.offset + len(values) > len(held):
                 continue
             values = (*held[: event.offset], *values, *held[event.offset + len(values) :])
         if values != held:
             held = values
-            yield replace(change, values=held)
-
-
-def parts_of_collectives(rank: RankRecording) -> set[int]:
-    """The numbers of events that concern a chunk of a collective's tensor."""
-    around = {event.number for event in rank.events if event.kind == COLLECTIVE}
-    parts: set[int] = set()
-    for event in rank.events:
-        if event.parent in around:
-            around.add(event.number)
-            if event.kind not in (COLLECTIVE, VALUES):
-                parts.add(event.number)
-    return parts
+            yield HeldValues(event, at_end, held)
 
 
 def to_logical_time(recording: Recording) -> Recording:
@@ -288,8 +269,9 @@ def to_logical_time(recording: Recording) -> Recording:
     times = logical_times(recording)
 
     def retime(rank: RankRecording) -> RankRecording:
-        begun = ((event, ref_of(event)) for event in rank.events if (ref_of(event), False) in times)
-        retimed = (replace(event, start=times[ref, False], end=times.get((ref, True), inf)) for event, ref in begun)
+        starts = ((event, times.get((*ref_of(event), False))) for event in rank.events)
+        begun = ((event, start) for event, start in starts if start is not None)
+        retimed = (replace(event, start=at, end=times.get((*ref_of(event), True), inf)) for event, at in begun)
         return replace(rank, events=tuple(retimed))
 
     return replace(recording, ranks=tuple(map(retime, recording.ranks)))
@@ -298,23 +280,27 @@ def to_logical_time(recording: Recording) -> Recording:
 def logical_times(recording: Recording) -> dict[Edge, float]:
     """The start and end of every event, in units. Those that wait for what never came have none."""
     comes_after = causes(recording)
-    order: TopologicalSorter[Edge] = TopologicalSorter()
-    for rank in recording.ranks:
-        before: tuple[Edge, ...] = ()
-        for edge in edges_of(rank):
-            order.add(edge, *before, *comes_after.get(edge, ()))
-            before = (edge,)
-    with suppress(CycleError):  # then those in the cycle, and all behind it, do not come
-        order.prepare()
-    now: dict[int, float] = defaultdict(float)
     times: dict[Edge, float] = {}
-    while ready := order.get_ready():
-        for edge in ready:
-            rank_number = edge[0][0]
-            if edge in comes_after:
-                now[rank_number] = max(now[rank_number], 1 + max(times[cause] for cause in comes_after[edge]))
-            times[edge] = now[rank_number]
-        order.done(*ready)
+    waiting: dict[Edge, list[Iterator[Edge]]] = defaultdict(list)
+
+    def follow(rank: RankRecording) -> Iterator[Edge]:
+        """Set the times of a rank's edges in order. Yields every edge that has to come before that is known."""
+        now = 0.0
+        for edge in edges_of(rank):
+            for cause in comes_after.get(edge, ()):
+                if cause not in times:
+                    yield cause
+                now = max(now, 1 + times[cause])
+            times[edge] = now
+            if edge in waiting:
+                ready.extend(waiting.pop(edge))
+
+    ready = [follow(rank) for rank in recording.ranks]
+    while ready:
+        walk = ready.pop()
+        for cause in walk:
+            waiting[cause].append(walk)
+            break
     return times
 
 
@@ -322,15 +308,15 @@ def causes(recording: Recording) -> dict[Edge, list[Edge]]:
     """The edges that must come at least a unit before an edge, besides those before it on its own rank."""
     found: dict[Edge, list[Edge]] = defaultdict(list)
     for event in recording.events(record.COMPUTE, record.MOVE):
-        found[ref_of(event), True].append((ref_of(event), False))
-    for message in match_messages(recording).matched:
-        found[ref_of(message.receive), True].append((ref_of(message.send), False))
+        found[event.rank, event.number, True].append((event.rank, event.number, False))
+    for send, receive in match_messages(recording)[0]:
+        found[receive.rank, receive.number, True].append((send.rank, send.number, False))
     with_messages = {(event.rank, event.parent) for event in recording.events() if event.peer is not None}
     for call in match_collectives(recording):
         refs = [ref_of(event) for event in call.values()]
         if with_messages.isdisjoint(refs):
             for ref in refs:
-                found[ref, True] += [(each, False) for each in refs]
+                found[*ref, True] += [(*each, False) for each in refs]
     return found
 
 
@@ -339,7 +325,7 @@ def edges_of(rank: RankRecording) -> list[Edge]:
     with waits last."""
     timed = []
     for event in rank.events:
-        timed.append((event.start, 0, event.number, (ref_of(event), False)))
+        timed.append((event.start, 0, event.number, False))
         if isfinite(event.end):
-            timed.append((event.end, 2 if event.kind == WAIT else 1, -event.number, (ref_of(event), True)))
-    return [edge for *_, edge in sorted(timed)]
+            timed.append((event.end, 2 if event.kind == WAIT else 1, -event.number, True))
+    return [(rank.rank, abs(number), is_end) for _, _, number, is_end in sorted(timed)]

@@ -83,7 +83,8 @@ def passes_of(recording: RankRecording) -> Iterator[list[Event]]:
 def overlap_in(rank: int, number: int, step: Sequence[Event], waited: Lookup, timeline: Timeline) -> Overlap:
     """The overlap in a step: until the optimizer is done, and the averaging of parameters if that comes after it."""
     done = {ref_of(event): as_done for event in step if (as_done := timeline.as_done(event)) is not None}
-    end = max((event.end for event in done.values() if is_part_to_the_end(event)), default=step[0].start)
+    ends = (event.end for event in done.values() if event.kind == BUCKET or (event.kind, event.name) == (COMPUTE, STEP))
+    end = max(filter(isfinite, ends), default=step[0].start)
     messages = {ref: event for ref, event in done.items() if is_communication(event) and event.start < end}
     waits = [(wait.start, wait.end) for wait in waited.during(step[0].start, end)]
     compute = subtract(clip(intervals(event for event in done.values() if event.kind == COMPUTE), 0.0, end), waits)
@@ -102,11 +103,6 @@ def overlap_in(rank: int, number: int, step: Sequence[Event], waited: Lookup, ti
         sent=len(sent),
         early=sum(event.start < last for event in sent),
     )
-
-
-def is_part_to_the_end(event: Event) -> bool:
-    """Whether a training step lasts until the end of this event."""
-    return isfinite(event.end) and (event.kind == BUCKET or (event.kind == COMPUTE and event.name == STEP))
 
 
 def is_communication(event: Event) -> bool:

@@ -9,7 +9,7 @@ Late Receiver and Wait at N x N
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from playground.see.analyse import Lane, Lookup, Timeline, clip, match_collectives, match_messages, ref_of, total, union
@@ -30,7 +30,7 @@ FROM_ROOT = ("broadcast", "scatter")
 
 
 @dataclass(frozen=True)
-class Wait:
+class WaitState:
     """A time in which a rank stood still."""
 
     event: Event
@@ -70,46 +70,36 @@ class Waits:
 
     def __init__(self, recording: Recording) -> None:
         self.timeline = Timeline(recording)
-        messages = match_messages(recording).matched
-        self.ends = {ref_of(each.send): each.receive for each in messages}
-        self.ends |= {ref_of(each.receive): each.send for each in messages}
-        """The other end of every message."""
-        calls = match_collectives(recording)
-        self.calls = {ref_of(event): call for call in calls for event in call.values()}
-        self.all: Sequence[Wait] = [self.explain(event) for event in self.timeline.waits()]
+        messages, _ = match_messages(recording)
+        self.peers = {ref_of(receive): [send] for send, receive in messages}
+        self.peers |= {ref_of(send): [receive] for send, receive in messages}
+        """The events on other ranks that had to begin before one could be over, if anything is recorded of them."""
+        for call in match_collectives(recording):
+            for rank, event in call.items():
+                others = (other for each, other in call.items() if each != rank)
+                if len(call) > 1 or len(event.group) == 1:
+                    self.peers[ref_of(event)] = [
+                        other for other in others if event.name not in FROM_ROOT or other.rank == event.peer
+                    ]
+        self.all: Sequence[WaitState] = [self.explain(event) for event in self.timeline.waits()]
         """The waits rank by rank, in the order in which they began."""
 
-    def longest(self) -> list[Wait]:
+    def longest(self) -> list[WaitState]:
         """The waits, the longest first."""
         return sorted(self.all, key=lambda wait: (-wait.seconds, ref_of(wait.event)))
 
-    def explain(self, event: Event) -> Wait:
+    def explain(self, event: Event) -> WaitState:
         """The wait of this event, with the last peer to come among those it could have waited for."""
-        known = [awaited for awaited in self.timeline.awaited(event) if self.has_peers(awaited)]
-        pairs = [(awaited, peer) for awaited in known for peer in self.peers(awaited)]
+        known = [awaited for awaited in self.timeline.awaited(event) if ref_of(awaited) in self.peers]
+        pairs = ((awaited, peer) for awaited in known for peer in self.peers[ref_of(awaited)])
         causes = [pair for pair in pairs if pair[1].start <= event.end]
         if not causes:
-            return Wait(event, known[0] if known else None, None, 0.0)
+            return WaitState(event, known[0] if known else None, None, 0.0)
         awaited, peer = max(causes, key=lambda pair: (pair[1].start, pair[1].rank))
-        return Wait(event, awaited, peer, min(max(peer.start - event.start, 0.0), event.seconds))
-
-    def has_peers(self, event: Event) -> bool:
-        """Whether anything is recorded of the other ranks in it, if there are any."""
-        if event.kind != COLLECTIVE:
-            return ref_of(event) in self.ends
-        return len(self.calls[ref_of(event)]) > 1 or len(event.group) == 1
-
-    def peers(self, event: Event) -> Iterator[Event]:
-        """The events on other ranks that had to begin before this one could be over."""
-        if event.kind == COLLECTIVE:
-            for rank, other in self.calls[ref_of(event)].items():
-                if rank != event.rank and (event.name not in FROM_ROOT or rank == event.peer):
-                    yield other
-        elif ref_of(event) in self.ends:
-            yield self.ends[ref_of(event)]
+        return WaitState(event, awaited, peer, min(max(peer.start - event.start, 0.0), event.seconds))
 
 
-def seconds_by_cause(waits: Sequence[Wait]) -> dict[str, float]:
+def seconds_by_cause(waits: Sequence[WaitState]) -> dict[str, float]:
     """The seconds of all these waits by cause, in the order of `CAUSES`."""
     sums = dict.fromkeys(CAUSES, 0.0)
     for wait in waits:
@@ -142,7 +132,7 @@ class Busy:
 class Chain:
     """Waits, each caused by the next one, and the work that caused the last."""
 
-    waits: tuple[Wait, ...]
+    waits: tuple[WaitState, ...]
     busy: Busy | None
     """None if the last wait was for the transfer itself, or for something that is not recorded."""
 
@@ -158,7 +148,7 @@ class Blamer:
         self.waits = {lane: Lookup(events) for lane, events in by_lane.items()}
         self.events = {lane: Lookup(events) for lane, events in waits.timeline.lanes.items()}
 
-    def blame(self, wait: Wait) -> Chain:
+    def blame(self, wait: WaitState) -> Chain:
         """The chain of causes of this wait. While a rank waits for another's event, that rank was delayed by waits of
         its own, which the chain follows, or by its work, which ends the chain: whichever took longest."""
         chain, seen, start = [wait], {ref_of(wait.event)}, wait.event.start
@@ -173,7 +163,7 @@ class Blamer:
             chain.append(wait)
         return Chain(tuple(chain), None)
 
-    def keeper(self, lane: Lane, start: float, until: Event) -> Wait | Busy | None:
+    def keeper(self, lane: Lane, start: float, until: Event) -> WaitState | Busy | None:
         """The longest wait or work of this lane between `start` and `until`; None if `until` began at `start`."""
         waits = self.waits[lane].during(start, until.start) if lane in self.waits else []
         edges = [start, *(edge for wait in waits for edge in (wait.start, wait.end)), until.start]
@@ -184,7 +174,7 @@ class Blamer:
             return self.waits_of[ref_of(longest)]
         return self.work(lane, first, last, until) if first < last else None
 
-    def work(self, lane: Lane, start: float, end: float, until: Event) -> Busy | Wait | None:
+    def work(self, lane: Lane, start: float, end: float, until: Event) -> Busy | WaitState | None:
         """The work of this lane between two waits, before `until`. A background thread that did nothing for most of the
         time had nothing to do yet: then the main thread delayed it."""
         rank, name = lane

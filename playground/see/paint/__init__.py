@@ -15,42 +15,37 @@ horizontal bars of one or several pieces on a common scale, and a key to the col
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
 
-from playground.see.analyse import Ref
+from playground.runtime.rank.rank import Event as Report
+from playground.see.analyse import MatchedMessage, Ref, match_messages
+from playground.see.record import Event, Recording
 
-
-@dataclass(frozen=True)
-class Colour:
-    """The colour of a style: it fills boxes and bars, and draws lines and texts."""
-
-    light: str
-    dark: str
-    letter: str
-    """Fills a bar of this style where there are only letters."""
-
-
-PAPER, INK = Colour("#ffffff", "#0d1117", " "), Colour("#1f2328", "#e6edf3", " ")
+Colour = tuple[str, str, str]
+"""The colour of a style, in light and in dark surroundings: it fills boxes and bars, and draws lines and texts. The
+letter fills a bar of this style where there are only letters."""
+PAPER, INK = ("#ffffff", "#0d1117", " "), ("#1f2328", "#e6edf3", " ")
 """The background, and the texts on it."""
-STYLES = {
-    "plain": Colour("#f0f3f6", "#262c36", " "),
-    "muted": Colour("#59636e", "#9198a1", "."),
-    "forward": Colour("#a8d4ff", "#0b4a8f", "f"),
-    "backward": Colour("#ffc680", "#8a4b08", "b"),
-    "optimizer": Colour("#aceebb", "#1a6b34", "s"),
-    "compute": Colour("#b6e3e9", "#14555f", "c"),
-    "communication": Colour("#dcc4ff", "#55299b", "m"),
-    "wait": Colour("#ffc9c5", "#8e1f19", "w"),
-    "phase": Colour("#e6eaef", "#31363f", "-"),
-    "value": Colour("#fff1a8", "#655300", " "),
-    "message": Colour("#8250df", "#bc8cff", " "),
-    "chunk": Colour("#cf222e", "#ff7b72", " "),
-    "idle": Colour("#fafbfc", "#161b22", " "),
-    "bucket 0": Colour("#a8d4ff", "#0b4a8f", "0"),
-    "bucket 1": Colour("#ffc680", "#8a4b08", "1"),
-    "bucket 2": Colour("#aceebb", "#1a6b34", "2"),
-    "bucket 3": Colour("#dcc4ff", "#55299b", "3"),
+STYLES: dict[str, Colour] = {
+    "plain": ("#f0f3f6", "#262c36", " "),
+    "muted": ("#59636e", "#9198a1", "."),
+    "forward": ("#a8d4ff", "#0b4a8f", "f"),
+    "backward": ("#ffc680", "#8a4b08", "b"),
+    "optimizer": ("#aceebb", "#1a6b34", "s"),
+    "compute": ("#b6e3e9", "#14555f", "c"),
+    "communication": ("#dcc4ff", "#55299b", "m"),
+    "wait": ("#ffc9c5", "#8e1f19", "w"),
+    "phase": ("#e6eaef", "#31363f", "-"),
+    "value": ("#fff1a8", "#655300", " "),
+    "message": ("#8250df", "#bc8cff", " "),
+    "chunk": ("#cf222e", "#ff7b72", " "),
+    "idle": ("#fafbfc", "#161b22", " "),
+    "bucket 0": ("#a8d4ff", "#0b4a8f", "0"),
+    "bucket 1": ("#ffc680", "#8a4b08", "1"),
+    "bucket 2": ("#aceebb", "#1a6b34", "2"),
+    "bucket 3": ("#dcc4ff", "#55299b", "3"),
 }
 BUCKETS = 4
 """Number of colours for buckets, which later buckets reuse."""
@@ -58,7 +53,7 @@ TEXT_SIZE = 12
 CELL = (8, 16)
 """Width and height of a character, with the space around it."""
 WIDTH = 640
-"""Default width of a scene."""
+"""Width of a scene."""
 MARGIN = CELL[0]
 BOX, LANE, BAR, ARROW, TEXT = "box", "lane", "bar", "arrow", "text"
 KINDS = (BOX, LANE, BAR, ARROW, TEXT)
@@ -71,12 +66,12 @@ ALPHA = "\N{GREEK SMALL LETTER ALPHA}"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mark:
-    """One element of a drawing."""
+    """One element of a scene. Layouts place marks that are given in other units: see `box`, `arrow` and `piece`."""
 
     kind: str
     """One of `KINDS`."""
-    x: float
-    y: float
+    x: float = 0.0
+    y: float = 0.0
     """The upper left corner; the beginning of an arrow; the `align` end of a text, in the middle of its line."""
     w: float = 0.0
     h: float = 0.0
@@ -107,10 +102,14 @@ class TimeAxis:
     """The time axis of a scene, to the right."""
 
     x: float
-    w: float
     start: float
     end: float
     """Seconds at `x`, and at `x + w`."""
+
+    @property
+    def w(self) -> float:
+        """Its width: it ends at the right margin."""
+        return WIDTH - self.x - MARGIN
 
     def at(self, seconds: float) -> float:
         """The x of a moment, clamped to the axis."""
@@ -118,21 +117,40 @@ class TimeAxis:
         return self.x + self.w * (inside - self.start) / ((self.end - self.start) or 1.0)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass
 class Scene:
-    """A finished drawing."""
+    """A drawing: marks are added from back to front, and from the top to the bottom."""
 
     title: str
-    caption: tuple[str, ...] = ()
+    marks: list[Mark] = field(default_factory=list)
+    caption: Sequence[str] = ()
     """Lines below it: what was run, and what to look at."""
-    width: float = WIDTH
-    height: float
-    marks: tuple[Mark, ...]
-    """From back to front."""
     takes_turns: bool = False
     """Whether its arrows show one thing on its way: where pictures move, they are lit in turn."""
     period: float = 0.0
     """Seconds after which a moving scene begins again; 0 for one that does not move."""
+
+    def add(self, kind: str, x: float, y: float, w: float = 0.0, h: float = 0.0, **more: Any) -> None:
+        """Add a mark."""
+        self.place(Mark(kind=kind, **more), x, y, w, h)
+
+    def place(self, mark: Mark, x: float, y: float, w: float, h: float, **more: Any) -> None:
+        """Add a mark here. Coordinates are rounded to tenths, so that the same recording gives the same bytes."""
+        self.marks.append(replace(mark, x=round(x, 1), y=round(y, 1), w=round(w, 1), h=round(h, 1), **more))
+
+    def with_caption(self, *texts: str) -> Scene:
+        """The scene, with these texts as its caption. Long lines are wrapped."""
+        self.caption = [line for text in texts for line in textwrap.wrap(text, WIDTH // CELL[0] - 1)]
+        return self
+
+    @property
+    def bottom(self) -> float:
+        """The y below all marks."""
+        return max((max(mark.y, mark.y + mark.h) for mark in self.marks), default=0.0)
+
+    @property
+    def height(self) -> float:
+        return self.bottom + CELL[1] / 2
 
     @property
     def turns(self) -> list[Mark]:
@@ -140,39 +158,9 @@ class Scene:
         return [mark for mark in self.marks if mark.kind == ARROW and self.takes_turns]
 
     @property
-    def at_end(self) -> tuple[Mark, ...]:
+    def at_end(self) -> list[Mark]:
         """The marks of a still picture: those that are there when the period ends."""
-        return tuple(mark for mark in self.marks if mark.end >= self.period)
-
-    @property
-    def description(self) -> str:
-        """A description for screen readers."""
-        return " ".join([self.title + ".", *self.caption])
-
-
-@dataclass
-class Drawing:
-    """A scene in the making: marks are added from the top to the bottom."""
-
-    title: str
-    marks: list[Mark] = field(default_factory=list)
-    width: float = WIDTH
-
-    def add(self, kind: str, x: float, y: float, w: float = 0.0, h: float = 0.0, **more: object) -> None:
-        """Add a mark. Coordinates are rounded to tenths, so that the same recording gives the same bytes."""
-        where = {"x": round(x, 1), "y": round(y, 1), "w": round(w, 1), "h": round(h, 1)}
-        self.marks.append(Mark(kind=kind, **where, **more))  # type: ignore[arg-type]
-
-    @property
-    def bottom(self) -> float:
-        """The y below all marks."""
-        return max((max(mark.y, mark.y + mark.h) for mark in self.marks), default=0.0)
-
-    def scene(self, *caption: str) -> Scene:
-        """The finished scene. Long lines of the caption are wrapped."""
-        height, marks = self.bottom + CELL[1] / 2, tuple(self.marks)
-        lines = (line for text in caption for line in textwrap.wrap(text, int(self.width // CELL[0]) - 1))
-        return Scene(title=self.title, caption=tuple(lines), width=self.width, height=height, marks=marks)
+        return [mark for mark in self.marks if mark.end >= self.period]
 
 
 def shorten(text: str, width: float) -> str:
@@ -182,156 +170,163 @@ def shorten(text: str, width: float) -> str:
 
 
 ROW_GAP = 64
-"""Pixels between two rows with arrows between them."""
+"""Pixels between two bands with arrows between them."""
 
 
-@dataclass(frozen=True)
-class Cell:
-    """A box in a row."""
-
-    text: str
-    style: str = "plain"
-    meant: bool = False
+def box(text: str, style: str = "plain", *, meant: bool = False) -> Mark:
+    """A box of a band."""
+    return Mark(kind=BOX, text=text, style=style, meant=meant)
 
 
-@dataclass(frozen=True)
-class Move:
-    """An arrow from a cell of one row to a cell of the next."""
-
-    source: int
-    target: int
-    text: str = ""
-    title: str = ""
-    style: str = "message"
-    event: Ref | None = None
-    meant: bool = False
+def arrow(source: int, target: int, text: str = "", style: str = "message", **more: Any) -> Mark:
+    """An arrow from a box of one band to a box of the next: x is the number of the first, x + w of the second."""
+    return Mark(kind=ARROW, x=source, w=target - source, text=text, style=style, **more)
 
 
-def meant_moves(sources: Iterable[int], targets: Sequence[int]) -> list[Move]:
+def meant_arrows(sources: Sequence[int], targets: Sequence[int]) -> list[Mark]:
     """Dashed arrows from all sources to all targets."""
-    return [Move(source, target, meant=True) for source in sources for target in targets]
+    return [arrow(source, target, meant=True) for source in sources for target in targets]
 
 
 @dataclass(frozen=True)
-class Row:
+class Band:
     """Boxes beside each other."""
 
-    cells: Sequence[Cell]
-    moves: Sequence[Move] = ()
-    """Arrows from the row above to this one."""
+    boxes: Sequence[Mark]
+    arrows: Sequence[Mark] = ()
+    """Arrows from the band above to this one."""
     label: str = ""
     """The text to the left."""
 
 
-@dataclass(frozen=True)
-class Panel:
-    title: str
-    rows: Sequence[Row]
+Panel = tuple[str, Sequence[Band]]
+"""Bands below each other, and their title."""
 
 
-def panels_drawing(title: str, panels: Sequence[Panel], columns: int) -> Drawing:
-    """A drawing of panels, `columns` beside each other, in reading order."""
-    drawing = Drawing(title)
-    width = (drawing.width - MARGIN) / columns
+def panels_scene(title: str, panels: Sequence[Panel], *caption: str, columns: int = 2) -> Scene:
+    """The scene of panels, `columns` beside each other, in reading order."""
+    scene = Scene(title)
+    width = (WIDTH - MARGIN) / columns
     for first in range(0, len(panels), columns):
-        top = drawing.bottom + (CELL[1] if first else 0)
-        for number, panel in enumerate(panels[first : first + columns]):
-            add_panel(drawing, panel, MARGIN + number * width, top, width - 2 * MARGIN)
-    return drawing
+        top = scene.bottom + (CELL[1] if first else 0)
+        for number, (name, bands) in enumerate(panels[first : first + columns]):
+            add_panel(scene, name, bands, MARGIN + number * width, top, width - 2 * MARGIN)
+    return scene.with_caption(*caption)
 
 
-def rows_scene(title: str, rows: Sequence[Row], *caption: str) -> Scene:
+def bands_scene(title: str, bands: Sequence[Band], *caption: str) -> Scene:
     """The scene of one panel."""
-    return panels_drawing(title, [Panel("", rows)], columns=1).scene(*caption)
+    return panels_scene(title, [("", bands)], *caption, columns=1)
 
 
-def add_panel(drawing: Drawing, panel: Panel, x: float, y: float, width: float) -> None:
-    if panel.title:
-        drawing.add(TEXT, x, y + CELL[1] / 2, text=shorten(panel.title, width), align="start")
+def add_panel(scene: Scene, title: str, bands: Sequence[Band], x: float, y: float, width: float) -> None:
+    if title:
+        scene.add(TEXT, x, y + CELL[1] / 2, text=shorten(title, width), align="start")
         y += 2 * CELL[1]
-    label_width = max((len(row.label) for row in panel.rows), default=0) * CELL[0]
+    label_width = max((len(band.label) for band in bands), default=0) * CELL[0]
     label_width += MARGIN if label_width else 0
     above: list[tuple[float, float]] = []
-    for row in panel.rows:
-        y += ROW_GAP if row.moves else CELL[1] if above else 0
-        height = (2 + max(len(cell.text.split("\n")) for cell in row.cells)) * CELL[1]
-        if row.label:
-            drawing.add(TEXT, x, y + height / 2, text=row.label, align="start", style="muted")
-        middles = add_cells(drawing, row.cells, x + label_width, y, width - label_width, height)
-        for number, move in enumerate(row.moves):
-            (from_x, from_y), to_x = above[move.source], middles[move.target]
-            label_at = 0.5 if move.source == move.target else (0.35, 0.65)[number % 2]  # texts must not overlap
-            look = {"style": move.style, "text": move.text, "title": move.title or move.text, "meant": move.meant}
-            drawing.add(ARROW, from_x, from_y, to_x - from_x, y - from_y, label_at=label_at, event=move.event, **look)
+    for band in bands:
+        y += ROW_GAP if band.arrows else CELL[1] if above else 0
+        height = (2 + max(len(each.text.split("\n")) for each in band.boxes)) * CELL[1]
+        if band.label:
+            scene.add(TEXT, x, y + height / 2, text=band.label, align="start", style="muted")
+        pitch = (width - label_width) / len(band.boxes)
+        gap = min(CELL[0], pitch / 8)
+        for number, each in enumerate(band.boxes):
+            scene.place(each, x + label_width + number * pitch + gap / 2, y, pitch - gap, height)
+        middles = [x + label_width + number * pitch + pitch / 2 for number in range(len(band.boxes))]
+        for number, each in enumerate(band.arrows):
+            (from_x, from_y), to_x = above[int(each.x)], middles[int(each.x + each.w)]
+            label_at = (0.35, 0.65)[number % 2] if each.w else 0.5  # texts must not overlap
+            more = {"label_at": label_at, "title": each.title or each.text}
+            scene.place(each, from_x, from_y, to_x - from_x, y - from_y, **more)
         above = [(middle, y + height) for middle in middles]
         y += height
 
 
-def add_cells(drawing: Drawing, cells: Sequence[Cell], x: float, y: float, width: float, height: float) -> list[float]:
-    """Add the boxes of a row. Returns the x of each one's middle."""
-    pitch = width / len(cells)
-    gap = min(CELL[0], pitch / 8)
-    for number, cell in enumerate(cells):
-        left = x + number * pitch + gap / 2
-        drawing.add(BOX, left, y, pitch - gap, height, style=cell.style, text=cell.text, meant=cell.meant)
-    return [x + number * pitch + pitch / 2 for number in range(len(cells))]
-
-
 BAR_HEIGHT, BAR_PITCH = 2 * CELL[1], 3 * CELL[1]
+LabelledBar = tuple[str, Sequence[Mark], str]
+"""The text to its left, its pieces, and the text to its right."""
 
 
-@dataclass(frozen=True)
-class Piece:
-    """A part of a bar."""
-
-    value: float
-    style: str
-    title: str = ""
-    text: str = ""
-    """Written on it if there is room."""
+def piece(value: float, style: str, title: str = "", text: str = "") -> Mark:
+    """A piece of a bar: w is its value. The text is written on it if there is room."""
+    return Mark(kind=BAR, w=value, style=style, title=title, text=text)
 
 
-@dataclass(frozen=True)
-class Bar:
-    """A bar, with a text to its left and one to its right."""
-
-    label: str
-    pieces: Sequence[Piece]
-    note: str = ""
-
-
-def add_bars(drawing: Drawing, bars: Sequence[Bar], most: float | None = None) -> None:
+def add_bars(scene: Scene, bars: Sequence[LabelledBar], most: float | None = None) -> None:
     """Add bars below each other. The full width is a value of `most`, by default that of the longest bar."""
-    left = (2 + max(len(bar.label) for bar in bars)) * CELL[0]
-    right = drawing.width - (2 + max(len(bar.note) for bar in bars)) * CELL[0]
-    scale = (right - left) / (most or max(sum(piece.value for piece in bar.pieces) for bar in bars) or 1.0)
-    y = drawing.bottom + (CELL[1] if drawing.marks else 0)
-    for bar in bars:
-        drawing.add(TEXT, CELL[0], y + BAR_HEIGHT / 2, text=bar.label, align="start")
+    left = (2 + max(len(label) for label, _, _ in bars)) * CELL[0]
+    right = WIDTH - (2 + max(len(note) for _, _, note in bars)) * CELL[0]
+    scale = (right - left) / (most or max(sum(each.w for each in pieces) for _, pieces, _ in bars) or 1.0)
+    y = scene.bottom + (CELL[1] if scene.marks else 0)
+    for label, pieces, note in bars:
+        scene.add(TEXT, CELL[0], y + BAR_HEIGHT / 2, text=label, align="start")
         x = float(left)
-        for piece in bar.pieces:
-            width = piece.value * scale
-            title = piece.title or f"{bar.label}: {piece.text}"
-            text = piece.text if len(piece.text) * CELL[0] <= width else ""
-            drawing.add(BAR, x, y, width, BAR_HEIGHT, style=piece.style, text=text, title=title)
+        for each in pieces:
+            width = each.w * scale
+            text = each.text if len(each.text) * CELL[0] <= width else ""
+            scene.place(each, x, y, width, BAR_HEIGHT, text=text, title=each.title or f"{label}: {each.text}")
             x += width
-        drawing.add(TEXT, x + CELL[0], y + BAR_HEIGHT / 2, text=bar.note, align="start", style="muted")
+        scene.add(TEXT, x + CELL[0], y + BAR_HEIGHT / 2, text=note, align="start", style="muted")
         y += BAR_PITCH
 
 
-def add_lane(drawing: Drawing, name: str, x: float, y: float, height: float, title: str = "") -> None:
-    """Add a lane from `x` to the right margin, and its name to the left."""
-    drawing.add(TEXT, CELL[0], y + height / 2, text=name, align="start")
-    drawing.add(LANE, x, y, drawing.width - x - CELL[0], height, style="idle", title=title)
+def add_lane(scene: Scene, name: str, x: float, y: float, height: float, title: str = "", style: str = "plain") -> None:
+    """Add a lane from `x` to the right margin, and its name to the left, in this style."""
+    scene.add(TEXT, CELL[0], y + height / 2, text=shorten(name, x - CELL[0]), align="start", style=style)
+    scene.add(LANE, x, y, WIDTH - x - CELL[0], height, style="idle", title=title)
 
 
-def add_key(drawing: Drawing, meanings: dict[str, str]) -> None:
+def add_key(scene: Scene, meanings: dict[str, str]) -> None:
     """Add a key to the colours: texts by style, in lines."""
-    x, y = float(CELL[0]), drawing.bottom + 1.5 * CELL[1]
+    x, y = float(CELL[0]), scene.bottom + 1.5 * CELL[1]
     for style, meaning in meanings.items():
         width = (len(meaning) + 5) * CELL[0]
-        if x + width > drawing.width:
+        if x + width > WIDTH:
             x, y = float(CELL[0]), y + 2 * CELL[1]
-        drawing.add(BAR, x, y - CELL[1] / 2, 2 * CELL[0], CELL[1], style=style)
-        drawing.add(TEXT, x + 3 * CELL[0], y, text=meaning, align="start", style="muted")
+        scene.add(BAR, x, y - CELL[1] / 2, 2 * CELL[0], CELL[1], style=style)
+        scene.add(TEXT, x + 3 * CELL[0], y, text=meaning, align="start", style="muted")
         x += width
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evidence:
+    """The outcome of a run that figures are drawn from."""
+
+    results: list[Any]
+    """Return values of its function, by rank: rows, as in `playground.see.paint.ranks`."""
+    recording: Recording | None = None
+    """None where only the results are drawn, and recording would take time."""
+    arguments: tuple[Any, ...] = ()
+    """Arguments of the function besides rank and size."""
+    reports: tuple[tuple[int, Report], ...] = ()
+    """Reports of the ranks, each with its rank, in order; empty if the run was recorded."""
+
+    @property
+    def recorded(self) -> Recording:
+        """The recording of a run that is recorded."""
+        assert self.recording
+        return self.recording
+
+    @property
+    def messages(self) -> Sequence[MatchedMessage]:
+        """The recorded messages, in the order in which they were sent."""
+        return match_messages(self.recorded)[0]
+
+    @property
+    def last_step(self) -> Recording:
+        """The recorded events after the last barrier, from time 0 on."""
+        ranks = []
+        for rank in self.recorded.ranks:
+            begin = ([0.0] + [event.end for event in rank.events if event.name == "barrier"])[-1]
+            ranks.append(replace(rank, events=tuple(event for event in rank.events if event.start >= begin)))
+        first = min((event.start for rank in ranks for event in rank.events), default=0.0)
+
+        def shift(event: Event) -> Event:
+            return replace(event, start=event.start - first, end=event.end - first)
+
+        return replace(
+            self.recorded, ranks=tuple(replace(rank, events=tuple(map(shift, rank.events))) for rank in ranks)
+        )

@@ -7,11 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from playground.lessons.data_parallel.page import DeviceLoad, WayResult
-from playground.measurement import format_bytes
+from playground.measurement import Fields, format_bytes
 from playground.see.analyse import ref_of
-from playground.see.paint import Bar, Cell, Drawing, Move, Panel, Piece, Row, Scene, add_bars, add_key, panels_drawing
-from playground.see.paint.results import DataParallelStep, Evidence
+from playground.see.paint import Band, Evidence, Mark, Panel, Scene, add_bars, add_key, arrow, box, panels_scene, piece
 from playground.see.paint.timeline import shape_text, title_of
 from playground.see.record import BACKGROUND, COMPUTE, MOVE, PHASE, Event, read_move
 
@@ -34,51 +32,49 @@ class Devices:
 
     def __init__(self, run: Evidence, way: str) -> None:
         """The step by this way, on the only rank."""
-        steps: Sequence[DataParallelStep] = run.results[0]
-        number = next(number for number, step in enumerate(steps) if step.gather == way)
-        self.step, self.count = steps[number], len(steps[number].chunks)
+        steps: Sequence[Fields] = run.results[0]
+        number = next(number for number, step in enumerate(steps) if step["gather"] == way)
+        self.step, self.count = steps[number], len(steps[number]["chunks"])
         recorded: list[list[Event]] = [[]]  # each step ends with the optimizer's
         for event in run.recorded.ranks[0].events:
             recorded[-1].append(event)
             if event.kind == COMPUTE and event.name == "step":
                 recorded.append([])
         self.events = recorded[number]
-        self.chunks, self.outputs = ([*map(shape_text, shapes)] for shapes in (self.step.chunks, self.step.outputs))
+        self.chunks, self.outputs = (
+            [*map(shape_text, shapes)] for shapes in (self.step["chunks"], self.step["outputs"])
+        )
 
-    def row(self, texts: str | Sequence[str], style: str = "plain", moves: Sequence[Move] = ()) -> Row:
-        """A box for each device, with its own text or the same on all; those without a text are idle."""
-        texts = [texts] * self.count if isinstance(texts, str) else texts
-        cells = [Cell(f"dev {number}\n{text or '-'}", style if text else "idle") for number, text in enumerate(texts)]
-        return Row(cells, moves)
-
-    def first(self, text: str, style: str = "plain", moves: Sequence[Move] = ()) -> Row:
-        """A box for each device, where only the first has a text."""
-        return self.row([text, *[""] * (self.count - 1)], style, moves)
+    def row(self, texts: str | Sequence[str], style: str = "plain", arrows: Sequence[Mark] = ()) -> Band:
+        """A box for each device, with the same text or with its own; those without a text are idle."""
+        texts = [texts] * self.count if isinstance(texts, str) else [*texts, *[""] * (self.count - len(texts))]
+        boxes = [box(f"dev {number}\n{text or '-'}", style if text else "idle") for number, text in enumerate(texts)]
+        return Band(boxes, arrows)
 
     def copies(self, part: str) -> list[Event]:
         """The copies that a part of the step made, in order."""
         return [event for event in self.events if event.kind == MOVE and read_move(event.name)[0] == part]
 
-    def moved(self, part: str, chosen: slice = slice(None), *, from_host: bool = False) -> list[Move]:
+    def moved(self, part: str, chosen: slice = slice(None), *, from_host: bool = False) -> list[Mark]:
         """An arrow for all of a part's copies between the same two devices; the last one says how many bytes."""
         found: dict[tuple[str, str], list[Event]] = {}
         for event in self.copies(part)[chosen]:
             found.setdefault(read_move(event.name)[1:], []).append(event)
-        moves = []
+        arrows = []
         for place, ((source, target), events) in enumerate(found.items(), 1):
             nbytes = format_bytes(sum(event.nbytes for event in events))
             text = nbytes if place == len(found) else ""
             title = f"{part}: {'host' if source == HOST else source} → {target}, {nbytes}"
             first = 0 if from_host else device_number(source)
-            moves.append(Move(first, device_number(target), text, title, event=ref_of(events[0])))
-        return moves
+            arrows.append(arrow(first, device_number(target), text, title=title, event=ref_of(events[0])))
+        return arrows
 
-    def computed(self, events: Sequence[Event]) -> list[Move]:
+    def computed(self, events: Sequence[Event]) -> list[Mark]:
         """An arrow from each device to itself, for a recorded event."""
         of_devices = enumerate(events)
-        return [Move(at, at, title=title_of(event), style="muted", event=ref_of(event)) for at, event in of_devices]
+        return [arrow(at, at, "", "muted", title=title_of(event), event=ref_of(event)) for at, event in of_devices]
 
-    def forwards(self, turn: int = 0) -> list[Move]:
+    def forwards(self, turn: int = 0) -> list[Mark]:
         """The forward of each device's thread: its first in the step, or a later one."""
         device_of = {each.number: each.name for each in self.events if each.kind == PHASE and each.lane == BACKGROUND}
         by_device: list[list[Event]] = [[] for _ in range(self.count)]
@@ -97,44 +93,45 @@ class Devices:
         return "; ".join(f"{part} {format_bytes(total)}" for part, total in totals.items())
 
     def scatter(self, title: str, chosen: slice = slice(None)) -> Panel:
-        host = Row([Cell(f"host {shape_text(self.step.batch)}")])
-        return Panel(title, [host, self.row(self.chunks, "value", self.moved("scatter", chosen, from_host=True))])
+        host = Band([box(f"host {shape_text(self.step['batch'])}")])
+        return title, [host, self.row(self.chunks, "value", self.moved("scatter", chosen, from_host=True))]
 
     def replicate(self) -> Panel:
-        rows = [self.first("model"), self.row("model", "forward", self.moved("replicate"))]
-        return Panel("broadcast the model", rows)
+        return "broadcast the model", [self.row(["model"]), self.row("model", "forward", self.moved("replicate"))]
 
     def forward(self, title: str) -> Panel:
-        return Panel(title, [self.row(self.chunks), self.row(self.outputs, "forward", self.forwards())])
+        return title, [self.row(self.chunks), self.row(self.outputs, "forward", self.forwards())]
 
     def reduce(self) -> Panel:
-        rows = [self.row("grads", "backward"), self.first("sum", "communication", self.moved("reduce"))]
-        return Panel("reduce the gradients on device 0", rows)
+        summed = self.row(["sum"], "communication", self.moved("reduce"))
+        return "reduce the gradients on device 0", [self.row("grads", "backward"), summed]
 
     def gather_losses(self, title: str) -> Panel:
         """A number on each device, and their mean."""
-        return Panel(title, [self.row("loss"), self.first("mean", "value", self.moved("gather"))])
+        return title, [self.row("loss"), self.row(["mean"], "value", self.moved("gather"))]
 
 
 def numbered_scene(title: str, panels: Sequence[Panel], *caption: str) -> Scene:
     """The scene of panels that are numbered from 1 on."""
-    numbered = [Panel(f"{number} {each.title}", each.rows) for number, each in enumerate(panels, 1)]
-    return panels_drawing(title, numbered, columns=2).scene(*caption)
+    numbered = [(f"{number} {name}", bands) for number, (name, bands) in enumerate(panels, 1)]
+    return panels_scene(title, numbered, *caption)
 
 
 def forward(run: Evidence) -> Scene:
     """F1: DataParallel: forward, in five panels."""
     devices = Devices(run, LOGITS)
-    outputs = devices.step.outputs
+    outputs = devices.step["outputs"]
     whole = shape_text((sum(shape[0] for shape in outputs), *outputs[0][1:]))
-    gather = [devices.row(devices.outputs), devices.first("logits", "value", devices.moved("gather"))]
-    loss = [Row([Cell("host: targets")]), devices.first("loss", "value", devices.moved("targets", from_host=True))]
+    loss = devices.row(["loss"], "value", devices.moved("targets", from_host=True))
     panels = [
         devices.scatter("scatter"),
         devices.replicate(),
         devices.forward("forward"),
-        Panel("gather the logits", gather),
-        Panel("loss, reduced on device 0", loss),
+        (
+            "gather the logits",
+            [devices.row(devices.outputs), devices.row(["logits"], "value", devices.moved("gather"))],
+        ),
+        ("loss, reduced on device 0", [Band([box("host: targets")]), loss]),
     ]
     total = f"In all: {devices.traffic('scatter', 'replicate', 'gather')}."
     return numbered_scene("DataParallel: a forward pass", panels, f"{RECORDED} Logits on device 0: {whole}.", total)
@@ -143,14 +140,14 @@ def forward(run: Evidence) -> Scene:
 def backward(run: Evidence) -> Scene:
     """F2: DataParallel: backward and step."""
     devices = Devices(run, LOGITS)
-    scatter = [devices.first("loss"), devices.row("grad", "value", devices.moved(GRADIENTS))]
-    backwards = devices.computed([devices.compute("backward")] * devices.count)
-    step = [devices.first("grads"), devices.first("step", "optimizer", devices.computed([devices.compute("step")]))]
+    gradients = devices.row("grad", "value", devices.moved(GRADIENTS))
+    backwards = devices.row("grads", "backward", devices.computed([devices.compute("backward")] * devices.count))
+    step = devices.row(["step"], "optimizer", devices.computed([devices.compute("step")]))
     panels = [
-        Panel("scatter the loss's gradient", scatter),
-        Panel("backward", [devices.row("grad"), devices.row("grads", "backward", backwards)]),
+        ("scatter the loss's gradient", [devices.row(["loss"]), gradients]),
+        ("backward", [devices.row("grad"), backwards]),
         devices.reduce(),
-        Panel("step on device 0 alone", step),
+        ("step on device 0 alone", [devices.row(["grads"]), step]),
     ]
     total = f"In all: {devices.traffic(GRADIENTS, 'reduce')}."
     return numbered_scene("DataParallel: backward and step", panels, RECORDED, total)
@@ -159,19 +156,16 @@ def backward(run: Evidence) -> Scene:
 def loss_in_forward(run: Evidence) -> Scene:
     """F5: DataParallel with the loss inside forward: reduced twice."""
     devices = Devices(run, LOSS)
-    first = [devices.row(devices.outputs), devices.row("loss", "value", devices.forwards())]
+    mean = [devices.row(devices.outputs), devices.row("loss", "value", devices.forwards())]
     panels = [
         devices.scatter("scatter inputs and targets"),
         devices.forward("forward"),
-        Panel("reduction 1: mean on each device", first),
+        ("reduction 1: mean on each device", mean),
         devices.gather_losses("reduction 2: mean over devices"),
     ]
-    return numbered_scene(
-        "DataParallel with the loss inside forward",
-        panels,
-        f"Gathered: {devices.traffic('gather')}, a number from each other device; with logits gathered: "
-        f"{Devices(run, LOGITS).traffic('gather')}.",
-    )
+    total = f"Gathered: {devices.traffic('gather')}, a number from each other device; with logits gathered: "
+    total += f"{Devices(run, LOGITS).traffic('gather')}."
+    return numbered_scene("DataParallel with the loss inside forward", panels, total)
 
 
 def parallel_criterion(run: Evidence) -> Scene:
@@ -180,15 +174,15 @@ def parallel_criterion(run: Evidence) -> Scene:
     inputs, after = slice(devices.count), slice(devices.count, None)
     targets = devices.row("targets", "value", devices.moved("scatter", after, from_host=True))
     criterion = [devices.row(devices.outputs), devices.row("loss", "value", devices.forwards(turn=1))]
-    back = [devices.first("loss"), devices.row("grad", "backward", devices.moved(GRADIENTS))]
+    back = [devices.row(["loss"]), devices.row("grad", "backward", devices.moved(GRADIENTS))]
     panels = [
         devices.scatter("scatter the inputs", inputs),
         devices.replicate(),
         devices.forward("forward: outputs stay"),
-        Panel("scatter the targets", [Row([Cell("host: targets")]), targets]),
-        Panel("criterion on each device", criterion),
+        ("scatter the targets", [Band([box("host: targets")]), targets]),
+        ("criterion on each device", criterion),
         devices.gather_losses("gather the losses"),
-        Panel("backward from each loss", back),
+        ("backward from each loss", back),
         devices.reduce(),
     ]
     total = f"In all: {devices.traffic('scatter', 'replicate', 'gather', 'reduce')}."
@@ -206,53 +200,41 @@ STYLES = {
 }
 
 
-def way_of(run: Evidence, gather: str) -> WayResult:
-    """The measurements on the only rank, by this way to the loss."""
-    ways: Sequence[WayResult] = run.results[0]
-    return next(way for way in ways if way.gather == gather)
-
-
-def add_memory(drawing: Drawing, devices: Sequence[DeviceLoad]) -> None:
-    """Add bars of what each device holds at its peak."""
-    bars = []
-    for number, load in enumerate(devices):
-        label, held = f"device {number}", load.at_peak.items()
-        pieces = [Piece(size, STYLES[what], f"{label}: {what}, {format_bytes(size)}") for what, size in held]
-        bars.append(Bar(label, pieces, format_bytes(load.peak)))
-    add_bars(drawing, bars)
-
-
-def add_memory_key(drawing: Drawing, devices: Sequence[DeviceLoad]) -> None:
-    used = {label for load in devices for label in load.at_peak}
-    add_key(drawing, {style: label for label, style in STYLES.items() if label in used})
+def memory_scene(run: Evidence, gather: str, title: str, *, with_shares: bool = False) -> tuple[Scene, Fields]:
+    """Bars of what each device holds at its peak and, with `with_shares`, of the share of a step in which it computes;
+    and the measurements on the only rank, by this way to the loss."""
+    ways: Sequence[Fields] = run.results[0]
+    way = next(way for way in ways if way["gather"] == gather)
+    scene, memory, shares = Scene(title), [], []
+    for number, load in enumerate(way["devices"]):
+        label, held = f"device {number}", load["at_peak"].items()
+        pieces = [piece(size, STYLES[what], f"{label}: {what}, {format_bytes(size)}") for what, size in held]
+        memory.append((label, pieces, format_bytes(load["peak"])))
+        busy = piece(load["share"], "compute", f"{label} busy")
+        shares.append((label, [busy], f"{load['share'] * 100:.0f} % busy"))
+    add_bars(scene, memory)
+    if with_shares:
+        add_bars(scene, shares, most=1.0)
+    used = {label for load in way["devices"] for label in load["at_peak"]}
+    add_key(scene, {style: label for label, style in STYLES.items() if label in used})
+    return scene, way
 
 
 def memory_and_utilisation(run: Evidence) -> Scene:
     """F4: DataParallel: memory and utilisation of each device."""
-    way = way_of(run, LOSS)
-    drawing = Drawing("DataParallel: memory and utilisation of each device")
-    add_memory(drawing, way.devices)
-    bars = []
-    for number, each in enumerate(way.devices):
-        piece = Piece(each.share, "compute", f"device {number} busy")
-        bars.append(Bar(f"device {number}", [piece], f"{each.share * 100:.0f} % busy"))
-    add_bars(drawing, bars, most=1.0)
-    add_memory_key(drawing, way.devices)
-    peaks = [load.peak for load in way.devices]
-    return drawing.scene(
+    scene, way = memory_scene(run, LOSS, "DataParallel: memory and utilisation of each device", with_shares=True)
+    peaks = [load["peak"] for load in way["devices"]]
+    return scene.with_caption(
         f"Loss inside forward: the fullest device holds {max(peaks) / min(peaks):.2f} times as much as the emptiest.",
-        f"Busy: the share of a step of {way.seconds * 1e3:.3g} ms in which a device computes.",
+        f"Busy: the share of a step of {way['seconds'] * 1e3:.3g} ms in which a device computes.",
     )
 
 
 def imbalance(run: Evidence) -> Scene:
     """F18: DataParallel: memory per device where logits are gathered."""
-    way = way_of(run, LOGITS)
-    drawing = Drawing("DataParallel: memory per device where logits are gathered")
-    add_memory(drawing, way.devices)
-    add_memory_key(drawing, way.devices)
-    peaks = [load.peak for load in way.devices]
-    return drawing.scene(
+    scene, way = memory_scene(run, LOGITS, "DataParallel: memory per device where logits are gathered")
+    peaks = [load["peak"] for load in way["devices"]]
+    return scene.with_caption(
         f"Device {peaks.index(max(peaks))} holds {max(peaks) / min(peaks):.2f} times as much as the emptiest: "
         f"{' / '.join(map(format_bytes, peaks))}."
     )

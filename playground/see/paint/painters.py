@@ -7,7 +7,7 @@ from pathlib import Path
 from xml.sax.saxutils import escape, quoteattr
 
 from playground.runtime.errors import UsageError
-from playground.see.paint import ARROW, BAR, BOX, CELL, INK, KINDS, PAPER, STYLES, TEXT, TEXT_SIZE, Colour, Mark, Scene
+from playground.see.paint import ARROW, BAR, BOX, CELL, INK, KINDS, PAPER, STYLES, TEXT, TEXT_SIZE, WIDTH, Mark, Scene
 
 FONT = 'ui-monospace,Menlo,Consolas,"DejaVu Sans Mono",monospace'
 TITLE_HEIGHT = 28
@@ -20,39 +20,27 @@ ARROWHEAD = (
 
 def to_svg(scene: Scene) -> str:
     """The scene as an SVG file."""
-    width, height = number(scene.width), number(total_height(scene))
+    height = TITLE_HEIGHT + scene.height + (LINE * len(scene.caption) + 8 if scene.caption else 0)
+    size = f'width="{number(WIDTH)}" height="{number(height)}"'
     arrows = sorted({css_name(mark.style) for mark in scene.marks if mark.kind == ARROW})
-    captions = (
-        f'<text class="ink muted" x="8" y="{number(y)}">{escape(text)}</text>' for y, text in caption_lines(scene)
-    )
+    lines = ((number(TITLE_HEIGHT + scene.height + LINE * line + 12), text) for line, text in enumerate(scene.caption))
     return "\n".join(
         [
-            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" '
-            f'height="{height}" role="img" aria-labelledby="title desc">',
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {number(WIDTH)} {number(height)}" {size} '
+            'role="img" aria-labelledby="title desc">',
             f'<title id="title">{escape(scene.title)}</title>',
-            f'<desc id="desc">{escape(scene.description)}</desc>',
+            f'<desc id="desc">{escape(" ".join([f"{scene.title}.", *scene.caption]))}</desc>',
             f"<style>{style_sheet(scene)}</style>",
             f"<defs>{''.join(ARROWHEAD.format(name=name) for name in arrows)}</defs>",
-            f'<rect class="paper" width="{width}" height="{height}"/>',
+            f'<rect class="paper" {size}/>',
             f'<text class="heading" x="8" y="18">{escape(scene.title)}</text>',
             f'<g transform="translate(0 {TITLE_HEIGHT})">',
             *(line for mark in scene.marks for line in mark_lines(mark, scene)),
             "</g>",
-            *captions,
+            *(f'<text class="ink muted" x="8" y="{y}">{escape(text)}</text>' for y, text in lines),
             "</svg>\n",
         ]
     )
-
-
-def total_height(scene: Scene) -> float:
-    """The height of a scene with its title above and its caption below."""
-    return TITLE_HEIGHT + scene.height + LINE * len(scene.caption) + (8 if scene.caption else 0)
-
-
-def caption_lines(scene: Scene) -> Iterator[tuple[float, str]]:
-    """The lines of the caption, each with its y."""
-    for line, text in enumerate(scene.caption):
-        yield TITLE_HEIGHT + scene.height + LINE * line + 12, text
 
 
 def style_sheet(scene: Scene) -> str:
@@ -74,10 +62,10 @@ def style_sheet(scene: Scene) -> str:
     return f"svg{{{light}}}@media(prefers-color-scheme:dark){{svg{{{dark}}}}}{''.join(rules)}"
 
 
-def css_variables(palette: Mapping[str, Colour]) -> list[str]:
+def css_variables(palette: Mapping[str, tuple[str, str, str]]) -> list[str]:
     """Colours as CSS variables, for light and for dark surroundings: `--wait` is the colour of a wait's bar."""
     colours = [(css_name(name), colour) for name, colour in palette.items()]
-    return [";".join(f"--{name}:{getattr(colour, each)}" for name, colour in colours) for each in ("light", "dark")]
+    return [";".join(f"--{name}:{colour[each]}" for name, colour in colours) for each in range(2)]
 
 
 def css_name(style: str) -> str:
@@ -101,14 +89,11 @@ Course = tuple[float, float, tuple[float, float]]
 """The seconds between which a mark is there, and how far it travels meanwhile."""
 
 
-def course_of(mark: Mark) -> Course:
-    return mark.start, mark.end, mark.travels
-
-
-def courses_of(scene: Scene) -> list[Course]:
-    """The courses of marks that a moving scene does not show all the time."""
-    courses = dict.fromkeys(map(course_of, scene.marks)) if scene.period else {}
-    return [course for course in courses if course[0] > 0 or course[1] < scene.period]
+def courses_of(scene: Scene) -> dict[Course, str]:
+    """The CSS classes of the courses of marks that a moving scene does not show all the time."""
+    courses = dict.fromkeys((mark.start, mark.end, mark.travels) for mark in scene.marks) if scene.period else {}
+    moving = (course for course in courses if course[0] > 0 or course[1] < scene.period)
+    return {course: f"c{place}" for place, course in enumerate(moving)}
 
 
 def moving_rules(scene: Scene) -> str:
@@ -116,18 +101,17 @@ def moving_rules(scene: Scene) -> str:
     if not (courses := courses_of(scene)):
         return ""
     frames, moving, hidden = [], [], []
-    for place, (start, end, (right, down)) in enumerate(courses):
+    for (start, end, (right, down)), name in courses.items():
         begins, ends = (100 * min(moment, scene.period) / scene.period for moment in (start, end))
-        travels = right or down
-        here = ";transform:none" if travels else ""
-        to = f";transform:translate({number(right)}px,{number(down)}px)" if travels else ""
+        here, to = "", ""
+        if right or down:
+            here, to = ";transform:none", f";transform:translate({number(right)}px,{number(down)}px)"
         before = "" if start <= 0 else f"0%,{begins - 0.01:.2f}%{{opacity:0}}"
         after = "" if end >= scene.period else f"{ends + 0.01:.2f}%,100%{{opacity:0{to}}}"
-        frames.append(
-            f"@keyframes c{place}{{{before}{begins:.2f}%{{opacity:1{here}}}{ends:.2f}%{{opacity:1{to}}}{after}}}"
-        )
-        moving.append(f".c{place}{{animation:c{place} {scene.period:g}s linear infinite}}")
-        hidden += [f".c{place}"] * bool(after)
+        shown = f"{begins:.2f}%{{opacity:1{here}}}{ends:.2f}%{{opacity:1{to}}}"
+        frames.append(f"@keyframes {name}{{{before}{shown}{after}}}")
+        moving.append(f".{name}{{animation:{name} {scene.period:g}s linear infinite}}")
+        hidden += [f".{name}"] * bool(after)
     still = f"{','.join(hidden)}{{opacity:0}}" if hidden else ""
     return f"{still}@media(prefers-reduced-motion:no-preference){{{''.join(moving)}}}{''.join(frames)}"
 
@@ -135,9 +119,8 @@ def moving_rules(scene: Scene) -> str:
 def mark_lines(mark: Mark, scene: Scene) -> Iterator[str]:
     """The elements of a mark, in a group with its title, its event and its course."""
     attributes = f' data-event="{mark.event[0]}:{mark.event[1]}"' if mark.event else ""
-    courses = courses_of(scene)
-    if course_of(mark) in courses:
-        attributes += f' class="c{courses.index(course_of(mark))}"'
+    if course := courses_of(scene).get((mark.start, mark.end, mark.travels)):
+        attributes += f' class="{course}"'
     title = f"<title>{escape(mark.title)}</title>" if mark.title else ""
     name, x, y, w, h = css_name(mark.style), number(mark.x), number(mark.y), number(mark.w), number(mark.h)
     classes = f"{mark.kind} {name}" + (" meant" if mark.meant else "")
@@ -153,8 +136,7 @@ def mark_lines(mark: Mark, scene: Scene) -> Iterator[str]:
         colour = "" if mark.style == "plain" else f" in-{name}"
         yield from text_lines(mark.text, mark.x, mark.y, f"{mark.align}{colour}")
     else:
-        corner = 4 if mark.kind == BOX else 0
-        yield f'<rect class="{classes}" x="{x}" y="{y}" width="{w}" height="{h}" rx="{corner}"/>'
+        yield f'<rect class="{classes}" x="{x}" y="{y}" width="{w}" height="{h}" rx="{4 * (mark.kind == BOX)}"/>'
         yield from text_lines(mark.text, mark.x + mark.w / 2, mark.y + mark.h / 2, "middle")
     if attributes or title:
         yield "</g>"
@@ -184,10 +166,10 @@ SLOPES = {"recorded": "|-\\/", "meant": ":·˙˙"}
 
 def to_text(scene: Scene) -> str:
     """The scene as text: its title, its marks, and its caption."""
-    page = Page(to_column(scene.width), round(scene.height / CELL[1]) + 1)
-    for kind, paint in (((BAR, BOX), page.paint_rectangle), ((ARROW,), page.paint_arrow), (KINDS, page.write_on)):
+    page = Page(to_column(WIDTH), round(scene.height / CELL[1]) + 1)
+    for kinds, paint in (((BAR, BOX), page.paint_rectangle), ((ARROW,), page.paint_arrow), (KINDS, page.write_on)):
         for mark in scene.at_end:
-            if mark.kind in kind:
+            if mark.kind in kinds:
                 paint(mark)
     lines = ("".join(row).rstrip() for row in page.cells)
     return "\n".join([scene.title, "", *lines, "", *scene.caption, ""])
@@ -218,7 +200,7 @@ class Page:
         if mark.kind == BAR:
             width = max(1, to_column(mark.x + mark.w) - left)
             for row in range(top, max(top + 1, to_row(mark.y + mark.h))):
-                self.write(left, row, STYLES[mark.style].letter * width)
+                self.write(left, row, STYLES[mark.style][2] * width)
             return
         inside, bottom = to_column(mark.x + mark.w - 1) - left - 1, to_row(mark.y + mark.h - 1)
         edges = "[]" if top == bottom else "||"
@@ -227,14 +209,16 @@ class Page:
             self.write(left, row, f"+{'-' * inside}+" if is_border else f"{edges[0]}{' ' * inside}{edges[1]}")
 
     def paint_arrow(self, mark: Mark) -> None:
-        """A line of characters that follow its slope, and its head."""
+        """A line of characters that follow its slope, and its head. Cells are twice as high as wide."""
         from_column, from_row = to_column(mark.x), to_row(mark.y)
         across, down = to_column(mark.x + mark.w) - from_column, to_row(mark.y + mark.h) - from_row
         steps = max(abs(across), abs(down), 1)
-        character = SLOPES["meant" if mark.meant else "recorded"][slope(across, down)]
+        slope = 2 if (across > 0) == (down > 0) else 3
+        if abs(across) <= abs(down) / 3 or abs(down) * 4 <= abs(across):
+            slope = int(abs(across) > abs(down) / 3)
         for step in range(steps + 1):
-            at = step / steps
-            self.write(from_column + round(across * at), from_row + round(down * at), character)
+            column, row = from_column + round(across * step / steps), from_row + round(down * step / steps)
+            self.write(column, row, SLOPES["meant" if mark.meant else "recorded"][slope])
         flat = abs(across) > 4 * abs(down)
         head = (">" if across > 0 else "<") if flat else ("v" if down > 0 else "^")
         self.write(from_column + across, from_row + down, head)
@@ -247,15 +231,6 @@ class Page:
             text = f" {line} " if mark.kind == BAR and len(line) + 2 <= mark.w // CELL[0] else line
             before = {"start": 0.0, "middle": len(text) / 2, "end": float(len(text))}[mark.align]
             self.write(round(x / CELL[0] - before), to_row(line_y), text)
-
-
-def slope(across: int, down: int) -> int:
-    """The index into `SLOPES`. Cells are twice as high as wide."""
-    if abs(across) <= abs(down) / 3:
-        return 0
-    if abs(down) * 4 <= abs(across):
-        return 1
-    return 2 if (across > 0) == (down > 0) else 3
 
 
 SCENE_PAINTERS: dict[str, Callable[[Scene], str]] = {".svg": to_svg, ".txt": to_text}

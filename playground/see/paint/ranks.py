@@ -22,8 +22,8 @@ from playground.lessons.data_parallel.losses import LOSSES, new_model_and_batch,
 from playground.lessons.data_parallel.machine import resolve_devices
 from playground.lessons.data_parallel.page import WAYS, DataParallelSettings
 from playground.lessons.sgd.lesson import average_gradients
+from playground.measurement import Fields
 from playground.runtime import device
-from playground.see.paint.results import Backward, BucketSent, Change, DataParallelStep, SgdStep
 from playground.training.bert import Model
 from playground.training.bert_config import CLASSES, BertConfig
 from playground.training.net import Net
@@ -38,10 +38,10 @@ SIX = ("scatter", "gather", "reduce", "all_reduce", "broadcast", "all_gather")
 """The collectives that every tutorial has."""
 
 
-def six_collectives(rank: int, size: int) -> dict[str, Change]:
+def six_collectives(rank: int, size: int) -> dict[str, Fields]:
     """Run each of `SIX` as the lesson does."""
     outcomes = {name: getattr(collectives, name)(rank, size) for name in SIX}
-    return {name: Change(held(each["before"]), held(each["after"])) for name, each in outcomes.items()}
+    return {name: {when: held(numbers) for when, numbers in each.items()} for name, each in outcomes.items()}
 
 
 def held(value: object) -> tuple[float, ...]:
@@ -51,16 +51,16 @@ def held(value: object) -> tuple[float, ...]:
     return tuple(value) if isinstance(value, list) else (float(str(value)),)
 
 
-def all_reduce(rank: int, size: int, algorithm: str) -> Change:
+def all_reduce(rank: int, size: int, algorithm: str) -> Fields:
     """An all-reduce of ours; rank r has 2r + 1 in as many elements as there are ranks."""
     tensor = torch.full((size,), 2.0 * rank + 1, device=device())
     before = held(tensor.tolist())
     dist.barrier()
     load_all_reduce(algorithm)(tensor)
-    return Change(before, held(tensor.tolist()))
+    return {"before": before, "after": held(tensor.tolist())}
 
 
-def send_to_last(rank: int, size: int) -> Change:
+def send_to_last(rank: int, size: int) -> Fields:
     """Rank 0 sends a number to the last rank; those between have no part in it."""
     tensor = torch.full((1,), float(rank == 0), device=device())
     before = held(tensor.tolist())
@@ -68,11 +68,13 @@ def send_to_last(rank: int, size: int) -> Change:
         dist.send(tensor, dst=size - 1)
     elif rank == size - 1:
         dist.recv(tensor, src=0)
-    return Change(before, held(tensor.tolist()))
+    return {"before": before, "after": held(tensor.tolist())}
 
 
-def sgd_step(rank: int, size: int) -> SgdStep:
-    """One step as the lesson sgd takes it, on random images, a part of the batch on each rank."""
+def sgd_step(rank: int, size: int) -> Fields:
+    """One step as the lesson sgd takes it, on random images, a part of the batch on each rank, seen at one weight of
+    the model: the weight before and after the step, its gradient on this rank and averaged over all; the numbers of
+    this rank's samples and of the model's parameters, and the largest `difference` of any parameter to rank 0's."""
     model, inputs, labels = new_net(rank, size)
     broadcast_parameters(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=LR)
@@ -88,16 +90,9 @@ def sgd_step(rank: int, size: int) -> SgdStep:
     average_gradients(model)
     average = first(param.grad)
     optimizer.step()
-    return SgdStep(
-        weight=weight,
-        gradient=gradient,
-        average=average,
-        new_weight=first(param),
-        lr=LR,
-        samples=len(inputs),
-        parameters=sum(each.numel() for each in model.parameters()),
-        replicas_max_difference=largest_difference(model),
-    )
+    step = {"weight": weight, "gradient": gradient, "average": average, "new_weight": first(param), "lr": LR}
+    parameters = sum(each.numel() for each in model.parameters())
+    return step | {"samples": len(inputs), "parameters": parameters, "difference": largest_difference(model)}
 
 
 def new_net(rank: int, size: int, batch: int = BATCH) -> tuple[Net, torch.Tensor, torch.Tensor]:
@@ -135,8 +130,13 @@ def bert_steps(rank: int, size: int, steps: int = 4) -> None:
         optimizer.step()
 
 
-def ddp_backward(rank: int, size: int, model_name: str) -> Backward:
-    """A backward of DistributedDataParallel with small buckets: of `Net` or, "four", of a model of four parameters."""
+def ddp_backward(rank: int, size: int, model_name: str) -> Fields:
+    """A backward of DistributedDataParallel with small buckets: of `Net` or, "four", of a model of four parameters.
+
+    Returns the parameters' `names` in the order of the model; `ready`: the number of each parameter and when its
+    gradient was ready, in this order; the buckets `sent`, as rows: see `BackwardWatch.send`; and the `seconds` of
+    backward, at the end of which every gradient is averaged. All times are seconds from its beginning.
+    """
     if model_name == "four":
         torch.manual_seed(SEED)
         layers = OrderedDict(first=nn.Linear(64, 64), relu=nn.ReLU(), second=nn.Linear(64, 64))
@@ -153,7 +153,7 @@ def ddp_backward(rank: int, size: int, model_name: str) -> Backward:
         watch.start()
         loss.backward()
         seconds = watch.now()
-    return Backward(names=watch.names, ready=tuple(watch.ready), sent=tuple(watch.sent), seconds=seconds)
+    return {"names": watch.names, "ready": watch.ready, "sent": watch.sent, "seconds": seconds}
 
 
 class BackwardWatch:
@@ -169,7 +169,7 @@ class BackwardWatch:
 
     def start(self) -> None:
         self.ready: list[tuple[int, float]] = []
-        self.sent: list[BucketSent] = []
+        self.sent: list[Fields] = []
         self.began = time.perf_counter()
 
     def now(self) -> float:
@@ -179,25 +179,28 @@ class BackwardWatch:
         self.ready.append((self.numbers[param], self.now()))
 
     def send(self, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
-        """A communication hook that sends the bucket as DDP would, and takes the time."""
-        parameters = tuple(sorted(self.numbers[param] for param in bucket.parameters()))
-        sent = BucketSent(bucket.index(), bucket.buffer().nbytes, parameters, left=self.now())
+        """A communication hook that sends the bucket as DDP would, and takes the time: a row has the bucket's number,
+        its bytes, the numbers of its parameters, and the seconds until it `left` and until its sum was there, `done`.
+        """
+        parameters = sorted(self.numbers[param] for param in bucket.parameters())
+        sent = {"number": bucket.index(), "bytes": bucket.buffer().nbytes, "parameters": parameters, "left": self.now()}
         self.sent.append(sent)
         return allreduce_hook(None, bucket).then(partial(self.note_done, sent))
 
-    def note_done(self, sent: BucketSent, future: torch.futures.Future[torch.Tensor]) -> torch.Tensor:
-        sent.done = self.now()
+    def note_done(self, sent: Fields, future: torch.futures.Future[torch.Tensor]) -> torch.Tensor:
+        sent["done"] = self.now()
         return future.value()
 
 
-def data_parallel_steps(rank: int, size: int, settings: DataParallelSettings) -> list[DataParallelStep]:
-    """A step of DataParallel by each way to the loss, with its memory accounted for by device."""
+def data_parallel_steps(rank: int, size: int, settings: DataParallelSettings) -> list[Fields]:
+    """A step of DataParallel by each way to the loss, with its memory accounted for by device. Returns for each what it
+    gathers, and the shapes of the batch, of each device's part of it (`chunks`) and of its logits (`outputs`)."""
     devices = resolve_devices(settings.devices)
     model, tokens, targets = new_model_and_batch(settings.batch_size, settings.seed, devices[0])
     for way in WAYS:
-        loss = partial(LOSSES[way], model, tokens, targets, devices, devices[0])
+        loss = partial(LOSSES[way], model, (tokens, targets), devices, devices[0])
         track_step(model, new_optimizer(model), loss, devices)
     chunks = scatter((tokens,), devices)
     outputs = parallel_apply(replicate(model, devices), chunks, None, devices)
-    shapes = tuple(tokens.shape), [tuple(each.shape) for (each,) in chunks], [tuple(each.shape) for each in outputs]
-    return [DataParallelStep(way, *shapes) for way in WAYS]
+    shapes = {"chunks": [tuple(each.shape) for (each,) in chunks], "outputs": [tuple(each.shape) for each in outputs]}
+    return [{"gather": way, "batch": tuple(tokens.shape), **shapes} for way in WAYS]

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf, isfinite
 
 import playground.see.record as record
 from playground.measurement import format_bytes
-from playground.see.analyse import Lane, Message, Ref, match_messages, ref_of
-from playground.see.paint import ARROW, BAR, CELL, TEXT, Drawing, Scene, TimeAxis, add_key, add_lane, shorten
+from playground.see.analyse import Lane, MatchedMessage, Ref, match_messages, ref_of
+from playground.see.paint import ARROW, BAR, CELL, TEXT, Scene, TimeAxis, add_key, add_lane, shorten
 from playground.see.record import BACKGROUND, DEVICE, MAIN, Event, Recording
 
 LABELS = 9 * CELL[0]
@@ -29,14 +29,34 @@ SPANS, PIECES = (record.PHASE, record.COLLECTIVE, record.BUCKET), (record.COMPUT
 """Kinds that contain others, and kinds inside them: all that are drawn as bars, from back to front."""
 
 
-@dataclass(frozen=True)
 class Lanes:
-    """Positions of the lanes."""
+    """The lanes of a recording: one for each rank's main thread, and for each of its other lanes that is not empty."""
 
-    tops: dict[Lane, float]
-    heights: dict[Lane, float]
-    rows: dict[Ref, int]
-    """The row of each span in its lane."""
+    def __init__(self, recording: Recording) -> None:
+        self.rows: dict[Ref, int] = {}
+        """For every span, the first row of its lane that is free at that time: below the span that contains it."""
+        used: dict[Lane, int] = defaultdict(int)
+        ends: dict[Lane, list[float]] = defaultdict(list)
+        for event in (*recording.events(*SPANS), *recording.events(*PIECES)):
+            lane, row = (event.rank, event.lane), 0
+            if event.kind in SPANS:
+                row = next((row for row, end in enumerate(ends[lane]) if end <= event.start), len(ends[lane]))
+                ends[lane][row : row + 1] = [event.end]
+                self.rows[ref_of(event)] = row
+                row += 1
+            used[lane] = max(used[lane], row)
+        most = max((rows for (_, lane), rows in used.items() if lane == MAIN), default=0)
+        self.tops: dict[Lane, float] = {}
+        self.heights: dict[Lane, float] = {}
+        """All main threads' lanes are equally high."""
+        y = 0.0
+        for rank in recording.ranks:
+            for lane in ((rank.rank, name) for name in (MAIN, BACKGROUND, DEVICE)):
+                if lane[1] == MAIN or lane in used:
+                    rows = 1 + min(MOST_SPANS, most) if lane[1] == MAIN else max(1, min(MOST_SPANS, used[lane]))
+                    self.tops[lane], self.heights[lane] = y, float(ROW * rows)
+                    y += ROW * rows
+            y += LANE_GAP
 
     def top(self, event: Event) -> float:
         """The top of an event's bar. A main thread's pieces have a row below its spans; in other lanes, where several
@@ -50,26 +70,30 @@ class Lanes:
 
 def lay_out(recording: Recording, title: str = "", *, unit: str = "") -> Scene:
     """The scene of a recording. With `unit`, times are in this unit, as from `to_logical_time`, not in seconds."""
-    drawing = Drawing(title or " ".join(recording.command))
+    scene = Scene(title or " ".join(recording.command))
     start = min((event.start for event in recording.events()), default=0.0)
-    axis = TimeAxis(x=LABELS, w=drawing.width - LABELS - CELL[0], start=start, end=recording.end)
-    lanes = add_lanes(drawing, recording)
-    notes = add_bars(drawing, recording, axis, lanes)
-    messages = match_messages(recording).matched
-    drawn = messages
+    axis, lanes = TimeAxis(x=LABELS, start=start, end=recording.end), Lanes(recording)
+    for rank in recording.ranks:
+        title = f"rank {rank.rank} on {rank.host}, {rank.device}" + (" (cut off)" if rank.is_cut_off else "")
+        for lane, top in lanes.tops.items():
+            if lane[0] == rank.rank:
+                name = f"rank {rank.rank}" if lane[1] == MAIN else lane[1]
+                add_lane(scene, name, LABELS, top, lanes.heights[lane], title)
+    notes = add_bars(scene, recording, axis, lanes)
+    messages = drawn = match_messages(recording)[0]
     if len(messages) > MOST_ARROWS:
         longest = sorted(messages, key=lambda message: message.send.start - message.receive.end)[:MOST_ARROWS]
-        drawn = tuple(sorted(longest, key=lambda message: message.send.start))
+        drawn = sorted(longest, key=lambda message: message.send.start)
         notes.append(f"{len(drawn)} of {len(messages)} messages are drawn, the longest; {ALL}.")
     for message in drawn:
-        add_message(drawing, message, axis, lanes)
-    y = drawing.bottom + CELL[1] / 2
+        add_message(scene, message, axis, lanes)
+    y = scene.bottom + CELL[1] / 2
     for at, align in ((0.0, "start"), (0.5, "middle"), (1.0, "end")):
         seconds = (axis.end - axis.start) * at
         text = f"{unit} {seconds:g}" if unit else f"{seconds * 1e3:.4g} ms"
-        drawing.add(TEXT, axis.x + axis.w * at, y, text=text, align=align, style="muted")
-    add_key(drawing, {mark.style: mark.style for mark in drawing.marks if mark.kind == BAR})
-    return drawing.scene(*caption_of(recording, notes))
+        scene.add(TEXT, axis.x + axis.w * at, y, text=text, align=align, style="muted")
+    add_key(scene, {mark.style: mark.style for mark in scene.marks if mark.kind == BAR})
+    return scene.with_caption(*caption_of(recording, notes))
 
 
 def style_of(event: Event) -> str:
@@ -77,86 +101,40 @@ def style_of(event: Event) -> str:
     return STYLE_OF_KIND.get(event.kind) or STYLE_OF_NAME.get(event.name, "compute")
 
 
-def add_lanes(drawing: Drawing, recording: Recording) -> Lanes:
-    """Add a lane for each rank's main thread, and for each of its other lanes that is not empty."""
-    rows = span_rows(recording)
-    lanes = Lanes({}, lane_heights(recording, rows), rows)
-    y = 0.0
-    for rank in recording.ranks:
-        title = f"rank {rank.rank} on {rank.host}, {rank.device}" + (" (cut off)" if rank.is_cut_off else "")
-        for lane in (MAIN, BACKGROUND, DEVICE):
-            height = lanes.heights.get((rank.rank, lane))
-            if height is None:
-                continue
-            name = f"rank {rank.rank}" if lane == MAIN else shorten(lane, LABELS - CELL[0])
-            add_lane(drawing, name, LABELS, y, height, title)
-            lanes.tops[rank.rank, lane] = y
-            y += height
-        y += LANE_GAP
-    return lanes
-
-
-def lane_heights(recording: Recording, rows: dict[Ref, int]) -> dict[Lane, float]:
-    """The heights of all main threads' lanes, which are equal, and of other lanes that are not empty."""
-    used: dict[Lane, int] = defaultdict(int)
-    for event in recording.events(*SPANS, *PIECES):
-        used[event.rank, event.lane] = max(used[event.rank, event.lane], 1 + rows.get(ref_of(event), -1))
-    most = max((count for (_, lane), count in used.items() if lane == MAIN), default=0)
-    main = {(rank.rank, MAIN): float(ROW * (1 + min(MOST_SPANS, most))) for rank in recording.ranks}
-    others = {at: float(ROW * max(1, min(MOST_SPANS, count))) for at, count in used.items() if at[1] != MAIN}
-    return main | others
-
-
-def span_rows(recording: Recording) -> dict[Ref, int]:
-    """For every span, the first row that is free at that time: it is below the span that contains it."""
-    rows: dict[Ref, int] = {}
-    ends: dict[Lane, list[float]] = {}
-    for event in recording.events(*SPANS):
-        until = ends.setdefault((event.rank, event.lane), [])
-        row = next((row for row, end in enumerate(until) if end <= event.start), len(until))
-        until[row : row + 1] = [event.end]
-        rows[ref_of(event)] = row
-    return rows
-
-
-def add_bars(drawing: Drawing, recording: Recording, axis: TimeAxis, lanes: Lanes) -> list[str]:
+def add_bars(scene: Scene, recording: Recording, axis: TimeAxis, lanes: Lanes) -> list[str]:
     """Add a bar for each event; those narrower than a pixel share bars. Returns notes on omissions."""
-    short: dict[tuple[int, float], list[tuple[float, float, str, Event]]] = {}
+    short: dict[tuple[int, float], list[tuple[float, float, str, Event]]] = defaultdict(list)
     bars: list[tuple[float, float, Event]] = []
     for event in (*recording.events(*SPANS), *recording.events(*PIECES)):
         left, right = axis.at(event.start), axis.at(event.end)
         if right - left >= 1:
             bars.append((left, right, event))
         else:
-            short.setdefault((event.rank, lanes.top(event)), []).append((left, right, style_of(event), event))
+            short[event.rank, lanes.top(event)].append((left, right, style_of(event), event))
     for left, right, event in bars[:MOST_BARS]:
-        add_bar(drawing, event, left, right, lanes)
-    groups = [group for row in short.values() for group in group_short(row)]
-    for group in groups[: max(0, MOST_BARS - len(bars))]:
-        add_group(drawing, group, lanes)
+        add_bar(scene, event, left, right, lanes)
+    clusters = [cluster for row in short.values() for cluster in cluster_short(row)]
+    for cluster in clusters[: max(0, MOST_BARS - len(bars))]:
+        first, count = cluster.events[0], len(cluster.events)
+        if count == 1:
+            add_bar(scene, first, cluster.left, cluster.left + 1, lanes)
+        else:
+            title = f"rank {first.rank}: {count:,} short events, most of the time {cluster.style}"
+            width = max(cluster.right - cluster.left, 1)
+            scene.add(BAR, cluster.left, lanes.top(first), width, ROW, style=cluster.style, title=title)
     notes = []
-    if len(bars) + len(groups) > MOST_BARS:
-        notes.append(f"{MOST_BARS} of {len(bars) + len(groups)} bars are drawn; {ALL}.")
-    if together := sum(len(group.events) for group in groups if len(group.events) > 1):
+    if len(bars) + len(clusters) > MOST_BARS:
+        notes.append(f"{MOST_BARS} of {len(bars) + len(clusters)} bars are drawn; {ALL}.")
+    if together := sum(len(cluster.events) for cluster in clusters if len(cluster.events) > 1):
         notes.append(f"{together:,} events narrower than a pixel are drawn together with those beside them; {ALL}.")
     return notes
 
 
-def add_group(drawing: Drawing, group: Group, lanes: Lanes) -> None:
-    """Add the bar that short events share; the bar of a single one is its own."""
-    first, left, count = group.events[0], group.left, len(group.events)
-    if count == 1:
-        add_bar(drawing, first, left, left + 1, lanes)
-        return
-    title = f"rank {first.rank}: {count:,} short events, most of the time {group.style}"
-    drawing.add(BAR, left, lanes.top(first), max(group.right - left, 1), ROW, style=group.style, title=title)
-
-
-def add_bar(drawing: Drawing, event: Event, left: float, right: float, lanes: Lanes) -> None:
+def add_bar(scene: Scene, event: Event, left: float, right: float, lanes: Lanes) -> None:
     """Add the bar of an event, with its name where there is room."""
     width = right - left
     look = {"style": style_of(event), "text": shorten(event.name, width) if width > 3 * CELL[0] else ""}
-    drawing.add(BAR, left, lanes.top(event), width, ROW, **look, title=title_of(event), event=ref_of(event))
+    scene.add(BAR, left, lanes.top(event), width, ROW, **look, title=title_of(event), event=ref_of(event))
 
 
 def title_of(event: Event) -> str:
@@ -165,7 +143,7 @@ def title_of(event: Event) -> str:
     return f"rank {event.rank}: {event.name} ({event.kind}), {lasted}"
 
 
-def add_message(drawing: Drawing, message: Message, axis: TimeAxis, lanes: Lanes) -> None:
+def add_message(scene: Scene, message: MatchedMessage, axis: TimeAxis, lanes: Lanes) -> None:
     """Add an arrow from lane to lane, from the beginning of the send to the end of the receive."""
     send, receive = message.send, message.receive
     x, to_x = axis.at(send.start), axis.at(receive.end)
@@ -173,10 +151,10 @@ def add_message(drawing: Drawing, message: Message, axis: TimeAxis, lanes: Lanes
     height = lanes.heights[send.rank, MAIN]
     y, to_y = (y + height, to_y) if to_y > y else (y, to_y + height)
     look = {"style": "message", "title": message_title(message), "event": ref_of(send)}
-    drawing.add(ARROW, x, y, to_x - x, to_y - y, **look)
+    scene.add(ARROW, x, y, to_x - x, to_y - y, **look)
 
 
-def message_title(message: Message) -> str:
+def message_title(message: MatchedMessage) -> str:
     """A description of a message, with its values, or its shape if they were not recorded."""
     send = message.send
     shape = f" of shape {shape_text(send.shape)}" if send.shape else ""
@@ -210,7 +188,7 @@ STEP, TOUCH = 4, 1.0
 
 
 @dataclass
-class Group:
+class Cluster:
     """Short events beside each other."""
 
     left: float = inf
@@ -225,23 +203,22 @@ class Group:
         """The style of most of the time; of equal ones, the first by name."""
         return min(self.seconds, key=lambda style: (-self.seconds[style], style))
 
+    def add(self, left: float, right: float, events: Sequence[Event], seconds: Mapping[str, float]) -> None:
+        self.left, self.right = min(left, self.left), max(right, self.right)
+        self.events += events
+        for style, more in seconds.items():
+            self.seconds[style] += more
 
-def group_short(short: Iterable[tuple[float, float, str, Event]]) -> list[Group]:
-    """Group the short events of a row, given with their edges and styles, into those that touch and look alike."""
-    cells: dict[int, Group] = defaultdict(Group)
+
+def cluster_short(short: Iterable[tuple[float, float, str, Event]]) -> list[Cluster]:
+    """The short events of a row, given with their edges and styles, in clusters that touch and look alike."""
+    cells: dict[int, Cluster] = defaultdict(Cluster)
     for left, right, style, event in short:
-        cell = cells[int(left // STEP)]
-        cell.left, cell.right = min(left, cell.left), max(right, cell.right)
-        cell.events.append(event)
-        cell.seconds[style] += event.seconds
-    groups: list[Group] = []
-    for _, group in sorted(cells.items()):
-        last = groups[-1] if groups else None
-        if last and last.style == group.style and group.left <= last.right + TOUCH:
-            last.right = max(last.right, group.right)
-            last.events += group.events
-            for style, seconds in group.seconds.items():
-                last.seconds[style] += seconds
+        cells[int(left // STEP)].add(left, right, [event], {style: event.seconds})
+    clusters: list[Cluster] = []
+    for _, cell in sorted(cells.items()):
+        if clusters and clusters[-1].style == cell.style and cell.left <= clusters[-1].right + TOUCH:
+            clusters[-1].add(cell.left, cell.right, cell.events, cell.seconds)
         else:
-            groups.append(group)
-    return groups
+            clusters.append(cell)
+    return clusters

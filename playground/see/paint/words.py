@@ -11,7 +11,7 @@ from playground.console.text import Prose, bad, heading, prose
 from playground.measurement import format_seconds
 from playground.see.analyse import Lane, Timeline, match_messages
 from playground.see.analyse.overlap import Overlap, overlaps
-from playground.see.analyse.waits import CAUSES, TRANSFER, UNKNOWN, UNTOLD, Blamer, Chain, Wait, Waits, seconds_by_cause
+from playground.see.analyse.waits import CAUSES, LATE, UNTOLD, Blamer, Chain, Waits, WaitState, seconds_by_cause
 from playground.see.record import MAIN, SEND, Event, Recording
 
 Text = str | Prose | Table
@@ -27,23 +27,22 @@ def recording_texts(recording: Recording) -> list[Text]:
 
 def summary_texts(timeline: Timeline) -> list[Text]:
     """The command, its world, and its duration."""
-    recording = timeline.recording
-    hosts = dict.fromkeys(rank.host for rank in recording.ranks)
-    devices = dict.fromkeys(rank.device.split(":")[0] for rank in recording.ranks)
-    count = sum(len(rank.events) for rank in recording.ranks)
-    ranks, where = plural(recording.size, "rank"), plural(len(hosts), "host")
-    bound = max((rank.clock_bound for rank in recording.ranks), default=0.0)
+    recording, ranks = timeline.recording, timeline.recording.ranks
+    where = plural(len({rank.host for rank in ranks}), "host")
+    devices = dict.fromkeys(rank.device.split(":")[0] for rank in ranks)
+    bound = max((rank.clock_bound for rank in ranks), default=0.0)
     clocks = f"clocks agree within {format_seconds(bound)}" if bound else "one clock"
+    count = plural(sum(len(rank.events) for rank in ranks), "event")
     return [
         prose(heading(f"playground {' '.join(recording.command)}")),
-        f"  {ranks} on {where}, {recording.backend}, {', '.join(devices)}",
-        f"  {format_seconds(timeline.seconds)}, {plural(count, 'event')}; {clocks}",
+        f"  {plural(recording.size, 'rank')} on {where}, {recording.backend}, {', '.join(devices)}",
+        f"  {format_seconds(timeline.seconds)}, {count}; {clocks}",
     ]
 
 
 def missing_texts(recording: Recording) -> list[Text]:
     """A line on what is missing, if anything is."""
-    unmatched = match_messages(recording).unmatched
+    unmatched = match_messages(recording)[1]
     ranks = recording.ranks
     lines = [f"rank {each.rank}: no room for {plural(each.dropped, 'event')}" for each in ranks if each.dropped]
     lines += [f"rank {each.rank}: cut off" for each in ranks if each.is_cut_off]
@@ -59,7 +58,7 @@ def wait_texts(waits: Waits) -> list[Text]:
     """The waits by cause: a row for each rank and thread that waited."""
     if waits.timeline.recording.runs_ahead:
         return [prose(heading("Waits"), f" and what caused them: {UNTOLD}")]
-    of_lane: dict[Lane, list[Wait]] = {}
+    of_lane: dict[Lane, list[WaitState]] = {}
     for wait in waits.all:
         of_lane.setdefault((wait.event.rank, wait.event.lane), []).append(wait)
     if not of_lane:
@@ -67,21 +66,20 @@ def wait_texts(waits: Waits) -> list[Text]:
     sums = {lane: seconds_by_cause(its) for lane, its in of_lane.items()}
     causes = [cause for cause in CAUSES if any(seconds[cause] for seconds in sums.values())]
     with_lanes = any(lane != MAIN for _, lane in of_lane)
-    threads = [Column("thread")] if with_lanes else []
-    times = [Column(name, "ms", right=True) for name in (*(cause.replace(" ", "\n", 1) for cause in causes), "all")]
-    table = Table(RANK_COLUMN, *threads, Column("waits", right=True), *times, Column("of run", "%", right=True))
+    names = (*(cause.replace(" ", "\n", 1) for cause in causes), "all")
+    times = [*(Column(name, "ms", right=True) for name in names), Column("of run", "%", right=True)]
+    table = Table(RANK_COLUMN, *[Column("thread")] * with_lanes, Column("waits", right=True), *times)
     for (rank, lane), seconds in sums.items():
-        cells = [milliseconds(seconds[cause]) for cause in causes]
         whole = sum(seconds.values())
+        cells = [*(milliseconds(each) for each in (*(seconds[cause] for cause in causes), whole))]
         share = f"{100 * whole / waits.timeline.seconds:.0f}"
-        name = [lane] if with_lanes else []
-        table.add(str(rank), *name, f"{len(of_lane[rank, lane]):,}", *cells, milliseconds(whole), share)
+        table.add(str(rank), *[lane] * with_lanes, f"{len(of_lane[rank, lane]):,}", *cells, share)
     return [prose(heading("Waits"), ", by what caused them"), table]
 
 
 def chain_texts(waits: Waits) -> list[Text]:
     """The longest wait that another rank caused, and the chain of its causes."""
-    late = [wait for wait in waits.longest() if wait.cause not in (TRANSFER, UNKNOWN)]
+    late = [wait for wait in waits.longest() if wait.cause in LATE.values()]
     if not late:
         return []
     chain = Blamer(waits).blame(max(late, key=lambda wait: wait.late))
@@ -94,13 +92,10 @@ def chain_texts(waits: Waits) -> list[Text]:
 def link_lines(chain: Chain, waits: Waits) -> Iterator[str]:
     """A line for each wait of a chain, and one for the work that ends it."""
     for wait in chain.waits:
-        if wait.cause == UNKNOWN:
-            yield f"  rank {wait.event.rank} waited for something that is not recorded"
-        elif wait.peer is None or wait.cause == TRANSFER:
-            yield f"  rank {wait.event.rank} waited for the transfer itself"
-        else:
-            peer = wait.peer
-            yield f"  rank {wait.event.rank} waited for rank {peer.rank}'s {peer.name} at {line_text(waits, peer)}"
+        what = "something that is not recorded" if wait.awaited is None else "the transfer itself"
+        if (peer := wait.peer) is not None and wait.cause in LATE.values():
+            what = f"rank {peer.rank}'s {peer.name} at {line_text(waits, peer)}"
+        yield f"  rank {wait.event.rank} waited for {what}"
     if (busy := chain.busy) is not None:
         what = f"{busy.event.name} at" if busy.is_recorded else f"before {busy.event.name} at"
         yield f"  rank {busy.rank} was busy for {format_seconds(busy.seconds)}: {what} {line_text(waits, busy.event)}"

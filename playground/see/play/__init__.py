@@ -15,16 +15,17 @@ import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
+from itertools import pairwise
 from math import inf, isfinite, isnan
 from pathlib import Path
 from string import Template
 
-from playground.see.analyse import Ref, Timeline, Vector, changes_of, logical_times, match_messages, ref_of
-from playground.see.analyse.waits import CAUSES, UNTOLD, Blamer, Chain, Wait, Waits
-from playground.see.paint import INK, PAPER, STYLES, Drawing
+from playground.see.analyse import Ref, Timeline, Vector, holdings_of, logical_times, match_messages, ref_of
+from playground.see.analyse.waits import CAUSES, UNTOLD, Blamer, Chain, Waits, WaitState
+from playground.see.paint import INK, PAPER, STYLES
 from playground.see.paint.painters import css_variables
-from playground.see.paint.timeline import PIECES, ROW, SPANS, Lanes, add_lanes, style_of
-from playground.see.record import Event, RankRecording, Recording
+from playground.see.paint.timeline import PIECES, ROW, SPANS, Lanes, style_of
+from playground.see.record import RankRecording, Recording
 
 MAX_EVENTS = 250_000
 """Events on a page, which then has about 3 MB, and is read in less than a second."""
@@ -50,7 +51,11 @@ MAX_WAITS, MAX_CHAINS = 5_000, 300
 """Numbers of waits, the longest, whose peers and whose chains of causes are on the page."""
 
 
-def to_waits(recording: Recording, places: dict[Ref, int]) -> dict[str, object]:
+Places = dict[Ref, int]
+"""The place of every event among the events of all ranks."""
+
+
+def to_waits(recording: Recording, places: Places) -> dict[str, object]:
     """The waits, the longest first, and the chains of the first of them."""
     waits = Waits(recording)
     longest, blamer = waits.longest(), Blamer(waits)
@@ -63,20 +68,19 @@ def to_waits(recording: Recording, places: dict[Ref, int]) -> dict[str, object]:
     }
 
 
-def to_wait(wait: Wait, places: dict[Ref, int]) -> list[int | None]:
+def to_wait(wait: WaitState, places: Places) -> list[int | None]:
     """The event that waits, the one waited for on another rank, the cause, and nanoseconds until that one began."""
     peer = None if wait.peer is None else places[ref_of(wait.peer)]
     return [places[ref_of(wait.event)], peer, CAUSES.index(wait.cause), nanoseconds(wait.late)]
 
 
-def to_chain(chain: Chain, places: dict[Ref, int]) -> list[object]:
+def to_chain(chain: Chain, places: Places) -> list[object]:
     """The waits after the first; and the work that ends the chain: its event, from when to when, and whether that event
     is the work itself, or came after it."""
-    busy = chain.busy
-    waits = [to_wait(wait, places) for wait in chain.waits[1:]]
-    if busy is None:
-        return [waits]
-    return [waits, places[ref_of(busy.event)], nanoseconds(busy.start), nanoseconds(busy.end), int(busy.is_recorded)]
+    waits: list[object] = [[to_wait(wait, places) for wait in chain.waits[1:]]]
+    if (busy := chain.busy) is None:
+        return waits
+    return [*waits, places[ref_of(busy.event)], *map(nanoseconds, (busy.start, busy.end)), int(busy.is_recorded)]
 
 
 MAX_NUMBERS = 10_000
@@ -107,8 +111,9 @@ def to_columns(recording: Recording) -> dict[str, object]:
     """The data of the page: of a very long recording, its beginning."""
     recording, later = beginning_of(recording)
     places = {ref_of(event): place for place, event in enumerate(recording.events())}
-    lanes, vectors = add_lanes(Drawing(""), recording), Vectors()
+    lanes, vectors = Lanes(recording), Vectors()
     rows = [(rank, lane, top, lanes.heights[rank, lane]) for (rank, lane), top in lanes.tops.items()]
+    ends = [(places[ref_of(send)], places[ref_of(receive)]) for send, receive in match_messages(recording)[0]]
     return {
         "command": " ".join(recording.command),
         "backend": recording.backend,
@@ -118,9 +123,15 @@ def to_columns(recording: Recording) -> dict[str, object]:
         "lanes": rows,
         "bar": ROW,
         "height": max((top + height for _, _, top, height in rows), default=0.0),
-        "arrows": to_arrows(recording, places),
+        # for each message the place of its send, relative to the one before, and that of its receive relative to it
+        "arrows": [step for (last, _), (sent, at) in pairwise([(0, 0), *ends]) for step in (sent - last, at - sent)],
         "holdings": [[*held_by(rank, places, vectors)] for rank in recording.ranks],
-        "valuesOf": [*values_of(recording, places, vectors)],
+        # the places of events whose values are on the page, with those of their vectors
+        "valuesOf": [
+            (places[ref_of(event)], vector)
+            for event in recording.events()
+            if event.values is not None and (vector := vectors.add(event.values)) is not None
+        ],
         "vectors": [*map(to_numbers, vectors.places)],
         "leftOut": len(vectors.left_out),
         "later": later,
@@ -131,9 +142,9 @@ def to_columns(recording: Recording) -> dict[str, object]:
 
 
 def to_events(recording: Recording, lanes: Lanes) -> dict[str, object]:
-    """The ranks with the columns of their events: times, logical times, parents and kinds."""
-    steps = logical_times(recording)
-    waited_for = Timeline(recording).waited_for
+    """The ranks with the columns of their events: times, logical times, parents and kinds; and the fields that repeated
+    events have in common, `whats`, for whose places the script has names (run.js)."""
+    steps, waited_for = logical_times(recording), Timeline(recording).waited_for
     whats: dict[tuple[object, ...], int] = {}
     first = nanoseconds(min((event.start for event in recording.events()), default=0.0))
     ranks = []
@@ -141,25 +152,23 @@ def to_events(recording: Recording, lanes: Lanes) -> dict[str, object]:
         columns: dict[str, list[int]] = {"start": [], "long": [], "step": [], "steps": [], "up": [], "what": []}
         now, then = first, 0
         for event in rank.events:
-            start, at = nanoseconds(event.start), round(steps.get((ref_of(event), False), then))
-            step_end = steps.get((ref_of(event), True))
+            ref, start = ref_of(event), nanoseconds(event.start)
+            at, step_end = round(steps.get((*ref, False), then)), steps.get((*ref, True))
+            is_bar = event.kind in SPANS + PIECES
+            look = event.kind, event.name, event.lane, *((style_of(event), lanes.top(event)) if is_bar else ("", 0.0))
+            what = *look, int(ref in waited_for), event.peer, event.nbytes, event.shape, event.source
             columns["start"].append(start - now)
             columns["long"].append(nanoseconds(event.end) - start if isfinite(event.end) else NEVER)
             columns["step"].append(at - then)
             columns["steps"].append(NEVER if step_end is None else round(step_end) - at)
             columns["up"].append(0 if event.parent is None else event.number - event.parent)
-            what = what_of(event, lanes, ref_of(event) in waited_for)
             columns["what"].append(whats.setdefault(what, len(whats)))
             now, then = start, at
         about = {"rank": rank.rank, "host": rank.host, "device": rank.device, "dropped": rank.dropped}
         bound = nanoseconds(rank.clock_bound)
         ranks.append({**about, "cutOff": rank.is_cut_off, "bound": bound, "packed": pack(columns)})
-    return {
-        "end": max(0, nanoseconds(recording.end) - first),
-        "steps": round(max(steps.values(), default=0)),
-        "ranks": ranks,
-        "whats": [*whats],
-    }
+    end, last = max(0, nanoseconds(recording.end) - first), round(max(steps.values(), default=0))
+    return {"end": end, "steps": last, "ranks": ranks, "whats": [*whats]}
 
 
 def pack(thing: Mapping[str, object]) -> str:
@@ -167,42 +176,17 @@ def pack(thing: Mapping[str, object]) -> str:
     return base64.b64encode(zlib.compress(json.dumps(thing, separators=(",", ":")).encode(), 9)).decode()
 
 
-def what_of(event: Event, lanes: Lanes, is_waited_for: bool) -> tuple[object, ...]:
-    """The fields that repeated events have in common; the script has names for their places (run.js)."""
-    is_bar = event.kind in SPANS + PIECES
-    style, top = (style_of(event), lanes.top(event)) if is_bar else ("", 0.0)
-    look = event.kind, event.name, event.lane, style, top
-    return *look, int(is_waited_for), event.peer, event.nbytes, event.shape, event.source
-
-
-def to_arrows(recording: Recording, places: dict[Ref, int]) -> list[int]:
-    """For each message the place of its send, relative to the one before, and that of its receive relative to it."""
-    arrows, last = list[int](), 0
-    for message in match_messages(recording).matched:
-        sent, received = places[ref_of(message.send)], places[ref_of(message.receive)]
-        arrows += [sent - last, received - sent]
-        last = sent
-    return arrows
-
-
-def held_by(rank: RankRecording, places: dict[Ref, int], vectors: Vectors) -> Iterator[tuple[int, int, int | None]]:
+def held_by(rank: RankRecording, places: Places, vectors: Vectors) -> Iterator[tuple[int, int, int | None]]:
     """The changes of what a rank holds: the event, whether at its end, and the vector.
 
     The vector is None where there was no room for it, and until the next one for which there is.
     """
     last: int | None = NEVER
-    for change in changes_of(rank):
-        vector = vectors.add(change.values)
+    for event, at_end, values in holdings_of(rank):
+        vector = vectors.add(values)
         if vector is not None or last is not None:
-            yield places[ref_of(change.event)], int(change.at_end), vector
+            yield places[ref_of(event)], int(at_end), vector
         last = vector
-
-
-def values_of(recording: Recording, places: dict[Ref, int], vectors: Vectors) -> Iterator[tuple[int, int]]:
-    """The places of events whose values are on the page, with those of their vectors."""
-    for event in recording.events():
-        if event.values is not None and (place := vectors.add(event.values)) is not None:
-            yield places[ref_of(event)], place
 
 
 def to_numbers(vector: Vector) -> list[float | int | str]:

@@ -37,7 +37,7 @@ MAIN, BACKGROUND, DEVICE = "main", "background", "device"
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class SourceLine:
     """A line of the program: the innermost one outside of torch and the recorder."""
 
     file: str
@@ -122,9 +122,9 @@ class Recording:
     began: float
     """Seconds since 1970 on rank 0's host."""
     ranks: tuple[RankRecording, ...]
-    sources: tuple[Source, ...] = ()
+    sources: tuple[SourceLine, ...] = ()
     texts: dict[str, str] = field(default_factory=dict)
-    """Contents of the program's own files, by `Source.file`."""
+    """Contents of the program's own files, by `SourceLine.file`."""
 
     @property
     def size(self) -> int:

@@ -13,8 +13,9 @@ import torch
 from playground.algorithms import messages
 from playground.algorithms.all_reduce import current_phase
 from playground.algorithms.messages import TAG, Addressed, Executor, Group, Subset, Works, is_batched, number_in_whole
+from playground.runtime.tap import ranks_of
 from playground.see.record import COLLECTIVE, COMPUTE, PHASE, RECEIVE, SEND, VALUES
-from playground.see.record.distributed import Groups, RecordedWork, bytes_of, values_of
+from playground.see.record.distributed import GroupCounts, bytes_of, values_of
 from playground.see.record.layout import MAX_VALUES, NONE
 from playground.see.record.recorder import Recorder
 
@@ -32,19 +33,19 @@ class Running(threading.local):
 class RecordingExecutor(Executor):
     """Records what it does. Within a collective, what torch.distributed is called for is not recorded again."""
 
-    def __init__(self, recorder: Recorder, groups: Groups) -> None:
-        self.recorder, self.groups, self.running = recorder, groups, Running()
+    def __init__(self, recorder: Recorder, counts: GroupCounts) -> None:
+        self.recorder, self.counts, self.running = recorder, counts, Running()
 
     def collective(
         self, name: str, call: Callable[[], None], input: torch.Tensor, output: torch.Tensor, group: Group,
         async_op: bool,
     ) -> Any:  # fmt: skip
         """Record the collective from the call until it is done."""
-        ranks, source = self.groups.ranks_of(group), self.recorder.sources.find()
+        ranks, source = ranks_of(group), self.recorder.sources.find()
         number = self.recorder.begin(COLLECTIVE, name, bytes_of(input), input.shape, ranks, source=source)
         whole = functools.partial(self.run_whole, number, call, output, async_op)
         work = super().collective(name, whole, input, output, group, async_op)
-        return None if work is None else RecordedCollectiveWork(self.recorder, work, [(number, ())])
+        return None if work is None else RecordedWork(self.recorder, work, number)
 
     def run_whole(self, number: int, call: Callable[[], None], output: torch.Tensor, async_op: bool) -> None:
         """Run the collective, in this thread."""
@@ -86,8 +87,8 @@ class RecordingExecutor(Executor):
             group, send, receive = group.whole, number_in_whole(group, send), number_in_whole(group, receive)
         now = recorder.clock()
         works = super().start(group, send, receive)
-        ranks, source = self.groups.ranks_of(group), recorder.sources.find(3)
-        counts = self.groups.counts[ranks, TAG]
+        ranks, source = ranks_of(group), recorder.sources.find(3)
+        counts = self.counts[ranks, TAG]
 
         def begin(kind: str, name: str, tensor: torch.Tensor, peer: int) -> int:
             message, offset = next(counts[kind, ranks[peer]]), self.offset_of(tensor)
@@ -167,8 +168,22 @@ class RecordedWorks(Works):
         return None
 
 
-class RecordedCollectiveWork(RecordedWork):
-    """The work of a collective that records its own end, which may be long before a wait for it."""
+class RecordedWork:
+    """The work of a collective of ours, which records its own end: that may be long before a wait for it."""
 
-    def finish(self) -> None:
-        self.pending = ()
+    def __init__(self, recorder: Recorder, work: Any, number: int) -> None:
+        self.recorder, self.work = recorder, work
+        self.numbers = [number]
+        """Of the events that the first wait is for."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.work, name)
+
+    def wait(self) -> Any:
+        numbers, self.numbers = self.numbers, []
+        wait = self.recorder.begin_wait(numbers, self.recorder.sources.find()) if numbers else None
+        try:
+            return self.work.wait()
+        finally:
+            if wait is not None:
+                self.recorder.end(wait)

@@ -26,10 +26,10 @@ from playground.runtime.untrusted import expect_dict, expect_int, expect_text, p
 from playground.see.record import BACKGROUND, DEVICE, MAIN, SCHEMA
 
 RECORD = struct.Struct("<5q7i2H2B6x")
-"""The binary format of a `Record`. The kind is written last: a record without one is incomplete."""
+"""The binary format of a `EventRecord`. The kind is written last: a record without one is incomplete."""
 
 
-class Record(NamedTuple):
+class EventRecord(NamedTuple):
     """An event. -1 means "none"."""
 
     start: int
@@ -57,7 +57,7 @@ class Record(NamedTuple):
 MAX_VALUES = 64
 """Elements of a tensor whose values are recorded; of larger ones only the shape is."""
 SPAN = 128
-"""More than `MAX_VALUES`: see `Record.values`."""
+"""More than `MAX_VALUES`: see `EventRecord.values`."""
 
 HEADER = struct.Struct("<8s3q48x")
 """MAGIC, capacity, dropped, number of values: as long as a record, and before them."""
@@ -137,26 +137,25 @@ def trim(name: str, content: bytes, files: Mapping[str, bytes]) -> bytes:
 
 
 def write_file(path: Path, members: Members) -> None:
-    """Write a file, atomically."""
+    """Write a file, atomically. Its end may get lost: first comes what the rest refers to."""
+
+    def importance(member: tuple[str, bytes]) -> tuple[int, str]:
+        kinds, kind = ("json", *FILES), member[0].rpartition(".")[2]
+        return kinds.index(kind) if kind in kinds else len(kinds), member[0]
+
     packer = zlib.compressobj(FASTEST)
     unfinished = path.with_name(f".{path.name}.unfinished")
     try:
         unfinished.unlink(missing_ok=True)
         with unfinished.open("xb") as file:  # not through a link
             file.write(TITLE + str(SCHEMA).encode() + b"\n")
-            for name, content in sorted(members.files.items(), key=lambda member: importance(member[0])):
+            for name, content in sorted(members.files.items(), key=importance):
                 head = json.dumps({"name": name, "bytes": len(content)}).encode() + b"\n"
                 file.write(packer.compress(head) + packer.compress(content))
             file.write(packer.flush())
         unfinished.replace(path)
     finally:
         unfinished.unlink(missing_ok=True)
-
-
-def importance(name: str) -> tuple[int, str]:
-    """A sort key of members. The end of a file may get lost: first comes what the rest refers to."""
-    kinds, kind = ("json", *FILES), name.rpartition(".")[2]
-    return kinds.index(kind) if kind in kinds else len(kinds), name
 
 
 def read_file(path: Path) -> Members:
@@ -166,18 +165,11 @@ def read_file(path: Path) -> Members:
         if not title.startswith(TITLE) or not version.isdigit():
             raise UsageError(f"{path} is not a recording: make one with --see FILE.playground")
         check_version(str(path), int(version))
-        content, is_whole = inflate(file.read())
-    return Members(split(content), is_cut_off=not is_whole)
-
-
-def inflate(packed: bytes) -> tuple[bytes, bool]:
-    """The inflated content, and whether its end is there. Raises `zlib.error`, or `ValueError` if it is far larger than
-    a recording."""
-    unpacker = zlib.decompressobj()
+        packed, unpacker = file.read(), zlib.decompressobj()
     content = unpacker.decompress(packed, MAX_RATIO * len(packed) + ALLOWANCE)
     if unpacker.unconsumed_tail:
         raise ValueError(f"it inflates to more than {MAX_RATIO} times its size")
-    return content, unpacker.eof
+    return Members(split(content), is_cut_off=not unpacker.eof)
 
 
 def check_version(what: str, version: int) -> None:

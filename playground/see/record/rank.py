@@ -17,7 +17,6 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,10 +29,12 @@ from playground.runtime.host import host_id
 from playground.runtime.meeting.agreement import all_gather_object
 from playground.runtime.rank import steps
 from playground.runtime.remote import Remote
-from playground.see.record import BUCKET, COLLECTIVE, COMPUTE, DEVICE, GRADIENT, PHASE
+from playground.runtime.tap import observing
+from playground.runtime.tap.replacement import replaced
+from playground.see.record import BUCKET, COLLECTIVE, COMPUTE, DEVICE, GRADIENT, PHASE, layout
 from playground.see.record.algorithms import RecordingExecutor
-from playground.see.record.distributed import DistributedHooks, Groups, recorded_agents, replaced
-from playground.see.record.layout import CLOCK, FILES, LANE_CODES, NONE, RECORD, RUN, Record, file_name, place_of, trim
+from playground.see.record.distributed import CallRecorder, new_counts
+from playground.see.record.layout import CLOCK, FILES, LANE_CODES, RECORD, RUN, EventRecord, file_name, place_of, trim
 from playground.see.record.recorder import CAPACITY, Recorder
 from playground.see.record.run import ClockSample
 from playground.see.record.training import BucketHooks, TrainingHooks, recorded_devices
@@ -77,19 +78,12 @@ NEAR = 1000.0
 resolution is 0.06 µs at a second, and 60 µs at 1000 s."""
 
 
-@dataclass(frozen=True)
-class Gpu:
-    """A rank's GPU, and others that its process drives."""
-
-    device: torch.device
-    """The rank's own."""
-
-    def mark(self, device: torch.device) -> torch.cuda.Event:
-        """Record an event after all work that this thread has issued to that device. (In a thread that torch calls back
-        in, or that a rank has started, it may not be the current device.)"""
-        mark = torch.cuda.Event(enable_timing=True)
-        mark.record(torch.cuda.current_stream(device))
-        return mark
+def record_mark(device: torch.device) -> torch.cuda.Event:
+    """Record an event after all work that this thread has issued to that device. (In a thread that torch calls back in,
+    or that a rank has started, it may not be the current device.)"""
+    mark = torch.cuda.Event(enable_timing=True)
+    mark.record(torch.cuda.current_stream(device))
+    return mark
 
 
 Anchor = tuple[torch.cuda.Event, int]
@@ -97,22 +91,29 @@ Anchor = tuple[torch.cuda.Event, int]
 
 
 class DeviceRecorder(Recorder):
-    """A recorder that also records the GPU's times."""
+    """A recorder that also records the times of the rank's GPU, and of others that its process drives."""
 
-    def __init__(self, *args: Any, gpu: Gpu, capacity: int = CAPACITY, **kwargs: Any) -> None:
+    def __init__(
+        self,
+        *args: Any,
+        gpu: torch.device,
+        mark: Callable[[torch.device], torch.cuda.Event] = record_mark,
+        capacity: int = CAPACITY,
+        **kwargs: Any,
+    ) -> None:
         super().__init__(*args, capacity=capacity, reserve=capacity, **kwargs)
-        self.gpu = gpu
+        self.gpu, self.mark = gpu, mark
         self.begun: dict[int, tuple[torch.device, torch.cuda.Event]] = {}
         self.ended: dict[int, torch.cuda.Event] = {}
         """Marks by the number of the event."""
-        self.anchors = {gpu.device: self.anchor(gpu.device)}
+        self.anchors = {gpu: self.anchor(gpu)}
         """The first anchor of each device."""
 
     def begin(self, kind: str, *args: Any, **kwargs: Any) -> int:
         number = super().begin(kind, *args, **kwargs)
         if kind in ON_DEVICE and number != self.unread:
-            device = self.thread.device or self.gpu.device
-            mark = self.gpu.mark(device)
+            device = self.thread.device or self.gpu
+            mark = self.mark(device)
             self.begun[number] = device, mark
             if kind == GRADIENT:  # an instant
                 self.ended[number] = mark
@@ -127,11 +128,11 @@ class DeviceRecorder(Recorder):
         super().end_all(numbers)
         for number in numbers:
             if number in self.begun:
-                self.ended[number] = self.gpu.mark(self.begun[number][0])
+                self.ended[number] = self.mark(self.begun[number][0])
 
     @contextlib.contextmanager
     def working_for(self, device: torch.device) -> Iterator[None]:
-        if device.type == self.gpu.device.type:
+        if device.type == self.gpu.type:
             if device not in self.anchors:
                 self.anchors[device] = self.anchor(device)
             self.thread.device = device
@@ -148,7 +149,7 @@ class DeviceRecorder(Recorder):
 
     def anchor(self, device: torch.device) -> Anchor | None:
         """The current time on both clocks; None if the GPU does not reach the mark."""
-        mark, deadline = self.gpu.mark(device), time.monotonic() + PATIENCE
+        mark, deadline = self.mark(device), time.monotonic() + PATIENCE
         while not mark.query():
             if time.monotonic() > deadline:
                 return None
@@ -161,15 +162,16 @@ class DeviceRecorder(Recorder):
             return
         for gpu, first in self.anchors.items():
             for number, start, end in self.times_on(gpu, first) if first else ():
-                record, lane = Record(*RECORD.unpack_from(self.target, place_of(number))), LANE_CODES[DEVICE]
-                record = record._replace(start=start, end=end, parent=number, lane=lane, wait=NONE, values=NONE)
+                record, lane = EventRecord(*RECORD.unpack_from(self.target, place_of(number))), LANE_CODES[DEVICE]
+                record = record._replace(
+                    start=start, end=end, parent=number, lane=lane, wait=layout.NONE, values=layout.NONE
+                )
                 RECORD.pack_into(self.target, place_of(copy), *record)
                 copy += 1
 
     def times_on(self, device: torch.device, first: Anchor) -> Iterator[tuple[int, int, int]]:
         """The numbers of the events whose work this GPU has done, and their starts and ends in nanoseconds."""
-        last, (near, began), passed = self.anchor(device), first, 0.0
-        found = []
+        last, (near, began), passed, found = self.anchor(device), first, 0.0, []
         for number, (its_device, begun) in list(self.begun.items()):
             ended = self.ended.get(number)  # may be recorded on a different stream
             if its_device == device and ended is not None and begun.query() and ended.query():
@@ -202,7 +204,7 @@ def recorded(
     with contextlib.suppress(OSError):  # the recorder reports it
         folder.mkdir(parents=True, exist_ok=True)
     is_gpu = device().type == "cuda"
-    make: Callable[..., Recorder] = functools.partial(DeviceRecorder, gpu=Gpu(device())) if is_gpu else Recorder
+    make: Callable[..., Recorder] = functools.partial(DeviceRecorder, gpu=device()) if is_gpu else Recorder
     recorder = make(folder, rank, clock=clock, **about)
     if run:
         with contextlib.suppress(OSError):  # then the launcher writes it
@@ -245,30 +247,25 @@ def bring_to_rank_0(folder: Path, rank: int, strangers: list[int]) -> None:
                     print(f"--see: {name} is missing in {folder} ({error.strerror})", file=sys.stderr, flush=True)
 
 
-def recorded_steps(recorder: Recorder) -> contextlib.AbstractContextManager[None]:
-    """Record each step of a lesson in this block as a phase."""
-
-    def wrap(real: Any) -> Any:
-        def attempt(step: Remote, *args: Any) -> Any:
-            with recorder.span(PHASE, step.name):
-                return real(step, *args)
-
-        return attempt
-
-    return replaced(steps, "attempt", wrap)
-
-
 @contextlib.contextmanager
 def installed(recorder: Recorder) -> Iterator[None]:
-    """Install all recorders in this block."""
-    groups = Groups()
+    """Install all recorders in this block; each step of a lesson in it is a phase."""
+
+    def wrap_attempt(attempt: Any) -> Any:
+        def attempt_phase(step: Remote, *args: Any) -> Any:
+            with recorder.span(PHASE, step.name):
+                return attempt(step, *args)
+
+        return attempt_phase
+
+    counts = new_counts()
+    calls = CallRecorder(recorder, counts)
     with (
-        DistributedHooks(recorder, groups).installed(),
-        executed_by(RecordingExecutor(recorder, groups)),
-        recorded_agents(recorder, groups),
-        recorded_steps(recorder),
+        observing(calls),
+        executed_by(RecordingExecutor(recorder, counts)),
+        replaced(steps, "attempt", wrap_attempt),
         recorded_devices(recorder),
-        TrainingHooks(recorder, BucketHooks(recorder, groups)).installed(),
+        TrainingHooks(recorder, BucketHooks(recorder, calls)).installed(),
     ):
         yield
 

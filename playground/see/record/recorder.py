@@ -35,7 +35,7 @@ class Tables:
         try:
             self.file = path.open("w", buffering=1)
         except OSError as error:
-            self.fail(str(error.strerror))
+            on_failure(str(error.strerror))
 
     def write(self, about: str, *values: object) -> None:
         if self.file is not None:
@@ -56,7 +56,7 @@ class Tables:
                 file.close()
 
 
-class Table(dict[Hashable, int]):
+class Numbering(dict[Hashable, int]):
     """Numbers things from 0 on, and writes each to the tables when it is first asked for."""
 
     def __init__(self, tables: Tables, about: str) -> None:
@@ -155,9 +155,9 @@ class Recorder:
         self.sizes = place_of(self.unread + 1), 8 * value_capacity
         self.write_nowhere()
         self.tables = Tables(folder / file_name(rank, layout.TABLES), self.give_up)
-        self.names, self.shapes = Table(self.tables, layout.NAME), Table(self.tables, layout.SHAPE)
-        self.groups = Table(self.tables, layout.GROUP)
-        self.sources = Sources(Table(self.tables, layout.SOURCE).__getitem__)
+        self.names, self.shapes = Numbering(self.tables, layout.NAME), Numbering(self.tables, layout.SHAPE)
+        self.groups = Numbering(self.tables, layout.GROUP)
+        self.sources = Sources(Numbering(self.tables, layout.SOURCE).__getitem__)
         if not self.is_full:
             files = [folder / file_name(rank, kind) for kind in (layout.EVENTS, layout.VALUES)]
             try:

@@ -14,7 +14,7 @@ import struct
 import zlib
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,8 +26,8 @@ from playground.runtime.rank.work import call
 from playground.runtime.remote import remote
 from playground.runtime.temporary_folder import temporary_folder
 from playground.runtime.untrusted import expect_dict, expect_float, expect_int, expect_list, expect_text, parse_json
-from playground.see.record import KINDS, SCHEMA, Event, RankRecording, Recording, Source, layout
-from playground.see.record.layout import HEADER, NONE, RECORD, Members, Record, file_name
+from playground.see.record import KINDS, SCHEMA, Event, RankRecording, Recording, SourceLine, layout
+from playground.see.record.layout import HEADER, NONE, RECORD, EventRecord, Members, file_name
 
 DRIFT = 1e-4
 """Maximum relative difference in speed of two clocks where it has not been measured: quartz stays below it."""
@@ -44,24 +44,20 @@ class ClockSample(NamedTuple):
     """Maximum error of `offset`: half of the shortest round trip."""
 
 
-@dataclass(frozen=True)
-class Clock:
-    """A rank's clock. Without samples it is that of rank 0's host, and nothing is corrected."""
+def to_rank_0(samples: Sequence[ClockSample], time: int) -> float:
+    """Convert a time of a rank's clock to rank 0's, in nanoseconds. Without samples the clock is that of rank 0's
+    host, and nothing is corrected."""
+    if not samples:
+        return time
+    first, last = samples[0], samples[-1]
+    slope = (last.offset - first.offset) / (last.at - first.at) if last.at > first.at else 0.0
+    return time + first.offset + slope * (time - first.at)
 
-    samples: tuple[ClockSample, ...] = ()
 
-    def to_rank_0(self, time: int) -> float:
-        """Convert a time of this clock to rank 0's, in nanoseconds."""
-        if not self.samples:
-            return time
-        first, last = self.samples[0], self.samples[-1]
-        slope = (last.offset - first.offset) / (last.at - first.at) if last.at > first.at else 0.0
-        return time + first.offset + slope * (time - first.at)
-
-    def bound(self, end: int) -> float:
-        """Maximum error of times, in nanoseconds, in a recording until `end` on this clock."""
-        drift = DRIFT * (end - self.samples[0].at) if len(self.samples) == 1 else 0
-        return max((sample.bound for sample in self.samples), default=0) + max(drift, 0)
+def clock_bound(samples: Sequence[ClockSample], end: int) -> float:
+    """Maximum error of converted times, in nanoseconds, in a recording until `end` on the rank's clock."""
+    drift = DRIFT * (end - samples[0].at) if len(samples) == 1 else 0
+    return max((sample.bound for sample in samples), default=0) + max(drift, 0)
 
 
 SECOND = 1e9
@@ -72,70 +68,52 @@ MAX_BYTES = 2**50
 """Maximum size of a tensor."""
 
 
-@dataclass(frozen=True)
-class RankAbout:
-    """A rank's description of itself when its recording begins."""
-
-    time: float
-    """Seconds since 1970."""
-    clock: int
-    """The same moment on the rank's own clock, in nanoseconds."""
-    host: str
-    """The host's name."""
-    host_id: str
-    """Identifies the host, whatever its name."""
-    device: str
+Tables = dict[str, list[Any]]
+"""A rank's description of itself, and the things that its records refer to: what its lines hold, by their subject."""
 
 
-@dataclass
-class RankTables:
-    """A rank's description of itself, and the things that its records refer to."""
-
-    about: RankAbout | None = None
-    """None if its recording never began."""
-    names: list[str] = field(default_factory=list)
-    shapes: list[tuple[int, ...]] = field(default_factory=list)
-    groups: list[tuple[int, ...]] = field(default_factory=list)
-    sources: list[tuple[Source, str]] = field(default_factory=list)
-    """Each with the path of its file."""
-    samples: list[ClockSample] = field(default_factory=list)
-    ended: int | None = None
-    """The end of its recording on its own clock, if it was marked."""
+def read_start(about: object) -> Mapping[str, Any]:
+    """A rank's description of itself: the host's name, what identifies the host whatever its name, and the device; and
+    the time, in seconds since 1970, with the same moment on its own clock, in nanoseconds."""
+    told = expect_dict(about)
+    texts = {name: expect_text(told[name]) for name in ("host", "host_id", "device")}
+    return texts | {"time": expect_float(told["time"], 0, YEAR_10000 - 1), "clock": expect_int(told["clock"])}
 
 
-def read_tables(content: bytes) -> RankTables:
+def read_source(line: object) -> tuple[SourceLine, str]:
+    """A line of the program, and the path of its file."""
+    file, number, function, path = expect_list(line)
+    return SourceLine(expect_text(file), expect_int(number, 0), expect_text(function)), str(path)
+
+
+READERS: dict[str, Callable[..., Any]] = {
+    layout.NAME: expect_text,
+    layout.SHAPE: lambda shape: tuple(expect_int(each, 0) for each in expect_list(shape)),
+    layout.GROUP: lambda group: tuple(expect_int(each, 0, layout.MAX_RANKS - 1) for each in expect_list(group)),
+    layout.SOURCE: read_source,
+    layout.CLOCK: lambda *sample: ClockSample(*map(expect_int, sample)),
+    layout.START: read_start,
+    layout.ENDED: expect_int,
+}
+"""What reads the rest of a line, by its subject."""
+
+
+def read_tables(content: bytes) -> Tables:
     """Read the complete lines. Raises `ValueError`, `KeyError` or `TypeError` for what no rank writes."""
-    read = RankTables()
+    tables: Tables = {subject: [] for subject in READERS}
     for line in content.split(b"\n")[:-1]:
-        about, value, *more = expect_list(parse_json(line))
-        if about == layout.NAME:
-            read.names.append(expect_text(value))
-        elif about == layout.SHAPE:
-            read.shapes.append(tuple(expect_int(each, 0) for each in expect_list(value)))
-        elif about == layout.GROUP:
-            read.groups.append(tuple(expect_int(each, 0, layout.MAX_RANKS - 1) for each in expect_list(value)))
-        elif about == layout.SOURCE:
-            file, number, function, path = expect_list(value)
-            source = Source(expect_text(file), expect_int(number, 0), expect_text(function))
-            read.sources.append((source, str(path)))
-        elif about == layout.CLOCK:
-            read.samples.append(ClockSample(*map(expect_int, (value, *more))))
-        elif about == layout.START:
-            told = expect_dict(value)
-            time, clock = expect_float(told["time"], 0, YEAR_10000 - 1), expect_int(told["clock"])
-            host, host_id, device = (expect_text(told[name]) for name in ("host", "host_id", "device"))
-            read.about = RankAbout(time, clock, host, host_id, device)
-        elif about == layout.ENDED:
-            read.ended = expect_int(value)
-    return read
+        subject, *values = expect_list(parse_json(line))
+        if subject in READERS:
+            tables[subject].append(READERS[subject](*values))
+    return tables
 
 
 def read_events(
     rank: int,
-    tables: RankTables,
-    sources: Mapping[Source, int],
+    tables: Tables,
+    sources: Mapping[SourceLine, int],
     seconds: Callable[[int], float],
-    records: Sequence[Record],
+    records: Sequence[EventRecord],
     values: bytes,
 ) -> Iterator[Event]:
     """The complete events of a rank, in the order of their starts.
@@ -155,25 +133,25 @@ def read_events(
             number=number,
             rank=rank,
             kind=KINDS[record.kind - 1],
-            name=tables.names[record.name],
+            name=tables[layout.NAME][record.name],
             start=seconds(record.start),
             end=seconds(max(record.start, record.end)) if record.end else float("inf"),
             lane=layout.LANES[record.lane],
             parent=numbers.get(record.parent),
             peer=optional(record.peer),
             nbytes=record.nbytes,
-            shape=tables.shapes[record.shape],
-            group=tables.groups[record.group],
+            shape=tables[layout.SHAPE][record.shape],
+            group=tables[layout.GROUP][record.group],
             message=optional(record.message),
             tag=record.tag,
             offset=optional(record.offset),
             awaits=tuple(awaits.get(place, ())),
-            source=None if record.source == NONE else sources[tables.sources[record.source][0]],
+            source=None if record.source == NONE else sources[tables[layout.SOURCE][record.source][0]],
             values=read_values(record.values, values),
         )
 
 
-def check_records(records: Sequence[tuple[int, Record]]) -> None:
+def check_records(records: Sequence[tuple[int, EventRecord]]) -> None:
     """Raise `ValueError` unless each record, given with its place, has its parent before it, and possible numbers."""
     for place, record in records:
         if record.parent != NONE and not 0 <= record.parent < place:
@@ -230,71 +208,78 @@ def merge(members: Members, name: str | Path = "this") -> Recording:
         present = [int(name[1]) for name in map(layout.RANK_FILE.fullmatch, files) if name and name[2] == layout.TABLES]
         size = expect_int(run.get("size", max(present, default=-1) + 1), 0, layout.MAX_RANKS)
         ranks = [read_tables(files.get(file_name(rank, layout.TABLES), b"")) for rank in range(size)]
-        require_compared(ranks)
-        sources = list(dict.fromkeys(source for rank in ranks for source, _ in rank.sources))
+        samples = clock_samples(ranks)
+        starts = [rank[layout.START][-1] for rank in ranks if rank[layout.START]]
+        clocks = (each for each, rank in zip(samples, ranks, strict=True) if rank[layout.START])
+        began = min(to_rank_0(clock, start["clock"]) for clock, start in zip(clocks, starts, strict=True))
+        sources = {source: None for rank in ranks for source, _ in rank[layout.SOURCE]}
+        numbers = {source: number for number, source in enumerate(sources)}
         versions = expect_dict(run.get("versions", {}))
         texts = {each: text.decode(errors="replace") for each, text in files.items() if each.startswith(TEXT)}
+        of_ranks = enumerate(zip(ranks, samples, strict=True))
         return Recording(
             command=tuple(map(expect_text, expect_list(run.get("command", [])))),
             backend=expect_text(run.get("backend", "")),
             versions={expect_text(each): expect_text(version) for each, version in versions.items()},
-            began=next(rank.about.time for rank in ranks if rank.about),
-            ranks=tuple(merge_ranks(ranks, sources, members)),
+            began=starts[0]["time"],
+            ranks=tuple(read_rank(rank, tables, numbers, clock, began, members) for rank, (tables, clock) in of_ranks),
             sources=tuple(sources),
             texts={each.removeprefix(TEXT): text for each, text in texts.items()},
         )
 
 
-def merge_ranks(ranks: Sequence[RankTables], sources: Sequence[Source], members: Members) -> Iterator[RankRecording]:
-    """The ranks' recordings, with times from the moment at which the first of them began."""
-    host = ranks[0].about.host_id if ranks[0].about else None
-    clocks = [Clock(tuple(rank.samples if rank.about and rank.about.host_id != host else ())) for rank in ranks]
-    began = min(clock.to_rank_0(rank.about.clock) for rank, clock in zip(ranks, clocks, strict=True) if rank.about)
-    numbers = {source: number for number, source in enumerate(sources)}
-    for number, (rank, clock) in enumerate(zip(ranks, clocks, strict=True)):
-        yield read_rank(number, rank, numbers, clock, began, members)
-
-
 def read_rank(
-    rank: int, tables: RankTables, sources: Mapping[Source, int], clock: Clock, began: float, members: Members
+    rank: int,
+    tables: Tables,
+    sources: Mapping[SourceLine, int],
+    clock: Sequence[ClockSample],
+    began: float,
+    members: Members,
 ) -> RankRecording:
-    """One rank's recording. Raises `UsageError`, and errors of damaged recordings, for what no rank writes."""
-    about = tables.about
-    if about is None:
+    """One rank's recording, with times from `began` on, in nanoseconds of rank 0's clock. Raises `UsageError`, and
+    errors of damaged recordings, for what no rank writes."""
+    if not tables[layout.START]:
         return RankRecording(rank=rank, host="", device="", events=(), is_cut_off=True)
+    about, ended = tables[layout.START][-1], tables[layout.ENDED]
     content, values = (members.files.get(file_name(rank, kind), b"") for kind in (layout.EVENTS, layout.VALUES))
     magic, capacity, dropped, _ = layout.read_header(content)
     if magic != layout.MAGIC:
         raise UsageError(f"the events of rank {rank} are none: record the run again")
     whole = content[HEADER.size : len(content) // RECORD.size * RECORD.size]
-    records = [Record._make(fields) for fields in RECORD.iter_unpack(whole)]
-    last = tables.ended or max((record.start for record in records), default=0)
+    records = [EventRecord._make(fields) for fields in RECORD.iter_unpack(whole)]
+    last = ended[-1] if ended else max((record.start for record in records), default=0)
 
     def seconds(time: int) -> float:
-        return (clock.to_rank_0(time) - began) / SECOND
+        return (to_rank_0(clock, time) - began) / SECOND
 
-    events = read_events(rank, tables, sources, seconds, records[: expect_int(capacity, 0)], values)
     return RankRecording(
         rank=rank,
-        host=about.host,
-        device=about.device,
-        events=tuple(events),
+        host=about["host"],
+        device=about["device"],
+        events=tuple(read_events(rank, tables, sources, seconds, records[: expect_int(capacity, 0)], values)),
         dropped=expect_int(dropped, 0),
-        is_cut_off=members.is_cut_off or tables.ended is None,
-        clock_bound=clock.bound(last) / SECOND,
+        is_cut_off=members.is_cut_off or not ended,
+        clock_bound=clock_bound(clock, last) / SECOND,
     )
 
 
-def require_compared(ranks: Sequence[RankTables]) -> None:
-    """Raise `UsageError` if no rank has begun, or if a rank on another host never compared its clock with rank 0's."""
-    if not any(rank.about for rank in ranks):
+def clock_samples(ranks: Sequence[Tables]) -> list[Sequence[ClockSample]]:
+    """Each rank's comparisons with rank 0's clock; none on rank 0's host. Raises `UsageError` if no rank has begun, or
+    if a rank on another host never compared its clock."""
+    if not any(rank[layout.START] for rank in ranks):
         raise UsageError("the recording ends before its first rank begins: record the run again")
-    first = ranks[0].about
+    first: Mapping[str, Any] = next(iter(ranks[0][layout.START]), {})
+    samples: list[Sequence[ClockSample]] = []
     for number, rank in enumerate(ranks):
-        about = rank.about
-        if first and about and about.host_id != first.host_id and not rank.samples:
-            clock = f"the clock of rank {number} on {about.host} was never compared with that of rank 0 on {first.host}"
-            raise UsageError(f"{clock}, so that their times do not belong together: record the run again")
+        about: Mapping[str, Any] = next(iter(rank[layout.START]), first)
+        is_strange = about.get("host_id") != first.get("host_id")
+        if first and is_strange and not rank[layout.CLOCK]:
+            clock = f"the clock of rank {number} on {about['host']} was never compared with that of rank 0"
+            raise UsageError(
+                f"{clock} on {first['host']}, so that their times do not belong together: record the run again"
+            )
+        samples.append(rank[layout.CLOCK] if is_strange else ())
+    return samples
 
 
 RECORDED = remote("playground.see.record.rank:recorded")
@@ -344,7 +329,7 @@ def collect(folder: Path) -> Members:
     members = layout.read_folder(folder)
     with refused_if_damaged(folder):
         ranks = [read_tables(content) for name, content in members.files.items() if name.endswith(layout.TABLES)]
-    paths = {source.file: Path(path) for rank in ranks for source, path in rank.sources}
+    paths = {source.file: Path(path) for rank in ranks for source, path in rank[layout.SOURCE]}
     there = ((file, path) for file, path in sorted(paths.items()) if path.is_file())
     texts = {f"{TEXT}{file}": path.read_bytes() for file, path in there if path.stat().st_size <= MAX_TEXT}
     return Members({**members.files, **texts})

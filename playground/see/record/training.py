@@ -17,9 +17,11 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+from playground.runtime.tap import calls_of, ranks_of
+from playground.runtime.tap.replacement import replaced
 from playground.see.record import BUCKET, COLLECTIVE, COMPUTE, GRADIENT, MAIN, MOVE, PHASE, name_of_move
-from playground.see.record.algorithms import RecordedCollectiveWork
-from playground.see.record.distributed import Groups, IssuedWorks, RecordedWork, bytes_of, replaced, set_attribute
+from playground.see.record.algorithms import RecordedWork
+from playground.see.record.distributed import CallRecorder, bytes_of
 from playground.see.record.layout import LANE_CODES, NONE
 from playground.see.record.recorder import Recorder
 from playground.training import device_work, sync
@@ -39,14 +41,15 @@ CALLED = {
 
 
 class BucketHooks:
-    def __init__(self, recorder: Recorder, groups: Groups) -> None:
-        self.recorder, self.groups = recorder, groups
+    def __init__(self, recorder: Recorder, calls: CallRecorder) -> None:
+        self.recorder, self.calls = recorder, calls
         self.left = 0
         """Number of buckets that have left since backward began."""
         self.listened_to: list[Any] = []
         self.under_way: dict[tuple[int, int], int] = {}
         """Numbers of the events of calls that are being issued, by group and operation."""
-        self.issued = IssuedWorks(recorder)
+        self.issued: dict[Any, int] = {}
+        """The same of those that are not over, by the future of their work: torch waits for these by itself."""
 
     @contextlib.contextmanager
     def during_backward(self, number: int) -> Iterator[None]:
@@ -58,11 +61,11 @@ class BucketHooks:
             yield
         finally:
             backwards.remove(number)
-            self.issued.finish_done()
+            self.finish_done()
 
     def begin(self, flat: torch.Tensor) -> int:
         """Begin the next bucket."""
-        recorder, name, ranks = self.recorder, f"bucket {self.left}", self.groups.ranks_of(None)
+        recorder, name, ranks = self.recorder, f"bucket {self.left}", ranks_of(None)
         self.left += 1
         where = {"source": recorder.sources.find(), "parent": recorder.around()}
         return recorder.begin(BUCKET, name, bytes_of(flat), flat.shape, ranks, **where)
@@ -75,12 +78,11 @@ class BucketHooks:
             number = self.recorder.open(self.begin(bucket.flat))
             work = real(bucket, all_reduce)
             self.recorder.leave(number)
-            if isinstance(work, RecordedCollectiveWork):
+            if isinstance(work, RecordedWork):
+                work.numbers.append(number)
                 work.work.future.add_done_callback(lambda _: self.recorder.end(number))
-            elif isinstance(work, RecordedWork):
-                work.pending = [*work.pending, (number, ())]
-            else:  # an all-reduce that was bound before the recording began
-                work = RecordedWork(self.recorder, work, [(number, ())])
+            for call in calls_of(work):
+                self.calls.events[call.number].append(number)
             return work
 
         return start
@@ -106,7 +108,7 @@ class BucketHooks:
 
     def remove(self) -> None:
         """Remove the hooks."""
-        self.issued.finish_done()
+        self.finish_done()
         for group in self.listened_to:
             with contextlib.suppress(RuntimeError):  # it may have been destroyed
                 group.unregister_pre_hook(HOOK_ID)
@@ -121,7 +123,7 @@ class BucketHooks:
         if around in recorder.backwards and name == "ALLREDUCE" and tensors[0].is_floating_point():
             number = self.begin(tensors[0])
         else:
-            nbytes, ranks = sum(map(bytes_of, tensors)), self.groups.ranks_of(group)
+            nbytes, ranks = sum(map(bytes_of, tensors)), ranks_of(group)
             shape, root = tensors[0].shape if len(tensors) == 1 else (), NONE if call.root < 0 else ranks[call.root]
             source = recorder.sources.find(1)  # there may be no other frame: threads of torch's come here
             number = recorder.begin(COLLECTIVE, CALLED[name], nbytes, shape, ranks, root, source=source, parent=around)
@@ -133,7 +135,19 @@ class BucketHooks:
         if number is not None and call.work is None:
             self.recorder.end(number)
         elif number is not None:
-            self.issued.add(call.work, (number, ()))
+            future = call.work.get_future()
+            self.issued[future] = number
+            future.add_done_callback(lambda _: self.finish(future))
+
+    def finish(self, future: Any) -> None:
+        """Record the end of a call, unless it has been recorded before."""
+        if (number := self.issued.pop(future, None)) is not None:
+            self.recorder.end(number)
+
+    def finish_done(self) -> None:
+        """Record the ends of calls that are over: the thread that calls their callbacks may be late."""
+        for future in [future for future in list(self.issued) if future.done()]:
+            self.finish(future)
 
 
 FRAMES = 5
@@ -163,7 +177,7 @@ def recorded_devices(recorder: Recorder) -> Iterator[None]:
         return really_working_for(device) if is_main else recorder.working_for(device)
 
     really_working_for = device_work.working_for
-    with set_attribute(device_work, "moving", moving), set_attribute(device_work, "working_for", working_for):
+    with replaced(device_work, "moving", lambda _: moving), replaced(device_work, "working_for", lambda _: working_for):
         yield
 
 

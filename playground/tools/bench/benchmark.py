@@ -67,30 +67,18 @@ def reduction_pattern(size: int, dtype: torch.dtype, op: object) -> torch.Tensor
     return result / size if op == Op.AVG else result
 
 
-def fill(tensor: torch.Tensor, pattern: torch.Tensor) -> None:
-    """Write the pattern again and again."""
-    pattern = pattern.to(tensor)
-    whole = tensor.numel() // PERIOD * PERIOD
-    tensor[:whole].view(-1, PERIOD).copy_(pattern)
-    tensor[whole:].copy_(pattern[: tensor.numel() - whole])
+def repeat(pattern: torch.Tensor, like: torch.Tensor, start: int = 0) -> torch.Tensor:
+    """As many elements as `like` has of the repeated pattern, from position `start` on."""
+    return pattern.to(like.device).roll(-(start % PERIOD)).repeat(like.numel() // PERIOD + 1)[: like.numel()]
 
 
-def count_wrong(tensor: torch.Tensor, pattern: torch.Tensor, start: int, tolerance: float = 0.0) -> int:
+def count_wrong(tensor: torch.Tensor, pattern: torch.Tensor, start: int = 0, tolerance: float = 0.0) -> int:
     """Count the elements of `tensor` that are not those of the repeated pattern from position `start` on, and further
     off than `tolerance`, relative to the right value."""
-    whole = tensor.numel() // PERIOD * PERIOD
-    pattern = pattern.roll(-(start % PERIOD))
-    rows = tensor[:whole].view(-1, PERIOD), tensor[whole:]
-    expected = pattern, pattern[: tensor.numel() - whole]
-    return sum(int(differ(part, right, tolerance).sum()) for part, right in zip(rows, expected, strict=True))
-
-
-def differ(found: torch.Tensor, right: torch.Tensor, tolerance: float) -> torch.Tensor:
-    """Where `found` is not `right`: True or False per element."""
     if not tolerance:
-        return found != right.to(found)
-    right = right.to(found.device, torch.float64)
-    return ~((found.double() - right).abs() <= tolerance * right)  # not (… > …): NaN is wrong too
+        return int((tensor != repeat(pattern.to(tensor.dtype), tensor, start)).sum())
+    right = repeat(pattern.double(), tensor, start)
+    return int((~((tensor.double() - right).abs() <= tolerance * right)).sum())  # not (… > …): NaN is wrong too
 
 
 def tolerance_of_average(size: int, dtype: torch.dtype) -> float:
@@ -137,7 +125,7 @@ class Workload:
         """Compare every element that this rank ends with, and count those that are wrong. Only an average may be off by
         rounding, see `tolerance_of_average`."""
         self.output.fill_(SENTINEL)
-        fill(self.input, self.pattern(self.rank))
+        self.input.copy_(repeat(self.pattern(self.rank).to(self.dtype), self.input))
         call()
         tolerance = tolerance_of_average(self.size, self.dtype) if self.data_for == dist.ReduceOp.AVG else 0.0
         # Where nothing is expected of a rank, what its buffers hold is not defined.
@@ -234,7 +222,7 @@ class Measurement:
             self.times_us[algorithm] += zip(*by_rank, strict=True)
 
     def rows(self) -> list[Fields]:
-        """The figures of all trials so far, one row per algorithm."""
+        """The figures of all trials so far, one row per algorithm: see `results`."""
         memory = [max(times) for times in self.times_us.get(MEMORY, ())]
         limit_us = median(memory) if memory else None
         return [self.row(*each, limit_us) for each in zip(self.algorithms, self.calls, strict=True)]
@@ -246,28 +234,15 @@ class Measurement:
         [(slowest_rank, often)] = Counter(times.index(max(times)) for times in trials).most_common(1)
         algbw = self.nbytes / p50 / 1000
         return {
-            "size": self.nbytes,
-            "time_us": p50,
-            "algbw": algbw,
-            "busbw": algbw * self.spec.factor(self.size),
-            "p50_us": p50,
-            "p95_us": p95,
-            "p99_us": p99,
-            "trials": len(trials),
-            "calls": calls,
-            "times_us": times_us,
-            "collective": self.spec.name,
-            "count": self.count,
-            "type": self.settings.dtype,
-            "redop": self.settings.op if self.spec.reduces else "none",
-            "root": self.spec.root,
-            "algorithm": algorithm,
-            "wrong": self.wrong[algorithm],
-            "slowest_rank": slowest_rank,
-            "slowest_percent": 100 * often / len(trials),
+            "size": self.nbytes, "time_us": p50, "algbw": algbw, "busbw": algbw * self.spec.factor(self.size),
+            "p50_us": p50, "p95_us": p95, "p99_us": p99, "trials": len(trials), "calls": calls, "times_us": times_us,
+            "collective": self.spec.name, "count": self.count, "type": self.settings.dtype,
+            "redop": self.settings.op if self.spec.reduces else "none", "root": self.spec.root,
+            "algorithm": algorithm, "wrong": self.wrong[algorithm],
+            "slowest_rank": slowest_rank, "slowest_percent": 100 * often / len(trials),
             "rank_us": [median(times) for times in zip(*trials, strict=True)],
             "limit_percent": limit_us and 100 * limit_us / p50,
-        }
+        }  # fmt: skip
 
 
 def run(rank: int, size: int, settings: BenchSettings) -> None:

@@ -14,14 +14,7 @@ from typing import Any
 import click
 
 from playground.console import plots, terminal
-from playground.console.options import (
-    COMMON,
-    flags,
-    names_option,
-    plot_option,
-    refuse,
-    select_names,
-)
+from playground.console.options import COMMON, flags, names_option, plot_option, refuse, select_names
 from playground.console.paths import FilePath
 from playground.console.session import Session, session_command, to_document
 from playground.console.tables import Column, Texts, figures, tabulate
@@ -190,15 +183,9 @@ class Report:
             if rows not in self.shown:
                 self.show(rows)
         self.summarize(error)
-        self.session.print_document(
-            {},
-            environment=self.environment,
-            settings=self.settings.document,
-            rows=self.rows,
-            average_busbw=average_busbw(self.rows),
-            complete=error is None,
-            error=error,
-        )
+        found: Fields = {"environment": self.environment, "settings": self.settings.document, "rows": self.rows}
+        found |= {"average_busbw": average_busbw(self.rows), "complete": error is None, "error": error}
+        self.session.print_document({}, **found)
         if plot:
             plot_bandwidth(f"{world.backend} on {world.device}, {world.size} ranks", self.rows, plot)
 

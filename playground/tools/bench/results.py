@@ -85,15 +85,10 @@ def parse_result(content: object) -> Fields:
     times_us = dict(map(parse_row, map(expect_dict, expect_list(document["rows"]))))
     if document["lesson"] != "bench" or not all(times_us.values()):
         raise ValueError
-    return {
-        "backend": expect_text(document["backend"]),
-        "device": expect_text(document["device"]),
-        "world_size": expect_int(document["world_size"], 1),
-        "dtype": expect_text(settings["dtype"]),
-        "op": expect_text(settings["op"]),
-        "environment": environment and str(Environment(**expect_dict(environment))),  # type: ignore[arg-type]
-        "times_us": times_us,
-    }
+    texts = {name: expect_text(document[name]) for name in ("backend", "device")}
+    texts |= {name: expect_text(settings[name]) for name in ("dtype", "op")}
+    where = environment and str(Environment(**expect_dict(environment)))  # type: ignore[arg-type]
+    return {**texts, "world_size": expect_int(document["world_size"], 1), "environment": where, "times_us": times_us}
 
 
 def parse_row(row: dict[str, object]) -> tuple[Key, list[float]]:

@@ -41,8 +41,8 @@ PINGS = 50
 LATENCY_LIMIT, TRANSFER_SECONDS, TRANSFER_LIMIT = 2.0, 0.2, 1.0
 """Seconds for a ping of a link, for which it is filled, and until the next large packet must have arrived."""
 CHUNK, REPEATS = bytes(2**18), 3
-SLOW, LATE, LEAST_EXCESS = 2.0, 4.0, 2e-4
-"""How many times slower than expected bandwidth and latency are found, and the least latency (s) that matters."""
+LIMITS, LEAST_EXCESS = {"bandwidth": 2.0, "latency": 4.0}, 2e-4
+"""How many times slower than expected is slow, and the least latency (s) that matters."""
 STUCK = "large packets do not arrive"
 Pair = tuple[int, int]
 
@@ -61,12 +61,9 @@ class HostsFacts:
     """By (here, there), as measured here: the `latency`, seconds for a byte there and back, the least of many; the
     `bandwidth`, bytes per second that arrive here; the `problem`, why there is none, or no measurement at all."""
 
-    def slowness(self, which: str) -> dict[Pair, float]:
-        """Seconds that each link takes for a byte, alone ("latency") or among many ("bandwidth"), in its slower
-        direction."""
-        values = {pair: link[which] for pair, link in self.links.items() if not link["problem"]}
-        taken = {pair: value if which == "latency" else 1 / value for pair, value in values.items()}
-        return {(a, b): max(taken[a, b], taken[b, a]) for a, b in taken if a < b and (b, a) in taken}
+    def name(self, *hosts: int) -> str:
+        """The name of a host, or of the link between two."""
+        return "the link between " * (len(hosts) > 1) + " and ".join(self.names[host] for host in hosts)
 
     @property
     def theirs(self) -> list[Finding]:
@@ -88,13 +85,11 @@ class Handler(socketserver.StreamRequestHandler):
         self.server.last_heard = time.monotonic()
         self.wfile.write(json.dumps(said, default=vars).encode() + b"\n")
 
-    def answer_greeting(self, index: int) -> int:
+    def answer_greeting(self, index: int) -> tuple[int, Fields]:
         if index in range(self.server.size):
-            self.server.heard[index] = self.client_address[0]
-        return self.server.index
-
-    def answer_about(self) -> Fields:
-        return self.server.about
+            self.server.heard.add(index)
+            self.server.addresses.setdefault(index, self.client_address[0])
+        return self.server.index, self.server.about
 
     def answer_link(self) -> None:
         """Answers each byte with the same, and then sends as much as the link takes."""
@@ -112,17 +107,20 @@ class Handler(socketserver.StreamRequestHandler):
 
 
 class Listener(socketserver.ThreadingTCPServer):
-    """What listens on this host, the one with that `index` of `size`; `about` is what it says of itself."""
+    """What listens on this host, the one with that `index` of `size`; `about` is what it says of itself, `addresses`
+    those of the hosts that are known."""
 
     daemon_threads, allow_reuse_address, request_queue_size = True, True, 128
 
-    def __init__(self, index: int, size: int, address: str, port: int, about: Fields) -> None:
+    def __init__(
+        self, index: int, size: int, address: str, port: int, about: Fields, addresses: Mapping[int, str]
+    ) -> None:
         self.address_family = family_of(address)
         super().__init__((address, port), Handler)
-        self.index, self.leader, self.size, self.about = index, index, size, about
+        self.index, self.leader, self.size, self.about, self.addresses = index, index, size, about, {**addresses}
         self.port = int(self.server_address[1])
-        self.heard: dict[int, str] = {}
-        """Addresses of the hosts that have greeted this one."""
+        self.heard: set[int] = set()
+        """The hosts that have greeted this one."""
         self.last_heard = time.monotonic()
         self.ended, self.errors = threading.Event(), 0
         threading.Thread(target=self.serve_forever, args=(0.05,), daemon=True).start()
@@ -130,26 +128,28 @@ class Listener(socketserver.ThreadingTCPServer):
     def handle_error(self, request: object, client_address: object) -> None:
         """Whoever has asked what is no question, or has left, gets no answer."""
 
+    def ask(self, host: int, question: str, limit: float = ANSWER_LIMIT, **arguments: object) -> Any:
+        """The answer of a host. Raises `OSError` or `ValueError` if there is none."""
+        with connect(self.addresses[host], self.port, question, limit, **arguments) as connection:
+            return json.loads(connection.makefile().readline())
 
-def listen(
-    hosts: Sequence[str], size: int, port: int, env: RankEnv | None, findings: Sequence[Finding]
-) -> tuple[Listener, dict[int, str]]:
-    """The listener of this host, and the addresses of hosts that are known: all of `hosts`, or, without them, that of
-    the first host of the world that `env` is of. This host is the first of `hosts` whose address it can listen at, and
-    has these `findings`. Raises `UsageError` if there is none."""
+
+def listen(hosts: Sequence[str], size: int, port: int, env: RankEnv | None, findings: Sequence[Finding]) -> Listener:
+    """The listener of this host, which has these `findings`. Known are the addresses of all `hosts`, or, without them,
+    that of the first host of the world that `env` is of. This host is the first of `hosts` whose address it can listen
+    at. Raises `UsageError` if there is none."""
     versions = {"torch": version_of("torch"), "playground": version_of("playground")}
     versions["python"] = platform.python_version()
     about = {"name": platform.node(), "versions": versions, "findings": findings}
     if env and not hosts:
         index = int(os.environ.get("GROUP_RANK", env.rank // env.local_size))
-        return Listener(index, size, "", port, about), {0: env.rendezvous.host}
-    addresses = [([*resolve(name), ""])[0] for name in hosts]
-    taken = ""
+        return Listener(index, size, "", port, about, {0: env.rendezvous.host})
+    addresses, taken = [([*resolve(name), ""])[0] for name in hosts], ""
     for index, address in enumerate(addresses):
         misleads = is_loopback(address) and not all(map(is_loopback, addresses))
         try:
             if address:
-                return Listener(index, size, "" if misleads else address, port, about), dict(enumerate(hosts))
+                return Listener(index, size, "" if misleads else address, port, about, dict(enumerate(hosts)))
         except OSError as failure:
             taken = taken or hosts[index] * (failure.errno == errno.EADDRINUSE)
     if taken:
@@ -162,12 +162,6 @@ def connect(address: str, port: int, question: str, limit: float, **arguments: o
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connection.sendall(json.dumps({"ask": question} | arguments).encode() + b"\n")
     return connection
-
-
-def ask(address: str, port: int, question: str, limit: float = ANSWER_LIMIT, **arguments: object) -> Any:
-    """The answer of a host. Raises `OSError` or `ValueError` if there is none."""
-    with connect(address, port, question, limit, **arguments) as connection, connection.makefile() as answer:
-        return json.loads(answer.readline())
 
 
 def describe(failure: Exception) -> str:
@@ -206,40 +200,41 @@ def receive(connection: socket.socket) -> float:
     return nbytes / (time.perf_counter() - started)
 
 
-def meet(listener: Listener, addresses: dict[int, str], timeout: float) -> dict[int, str] | None:
+def meet(listener: Listener, timeout: float) -> tuple[dict[int, Fields], dict[int, str]] | None:
     """Greet the hosts whose addresses are known until all have come or the time is up. None if one of those
-    before this one is there: it leads. Otherwise this host does, and knows why some do not answer."""
-    end, reached, failures = time.monotonic() + timeout, {listener.index}, dict[int, str]()
+    before this one is there: it leads. Otherwise this host does: what each host says of itself, and why some do not."""
+    end, about, failures = time.monotonic() + timeout, {listener.index: listener.about}, dict[int, str]()
 
     def greet(index: int) -> None:
         try:
-            there = ask(addresses[index], listener.port, "greeting", GREETING_LIMIT, index=listener.index)
+            there, said = listener.ask(index, "greeting", GREETING_LIMIT, index=listener.index)
             if there != index:
                 raise ValueError(f"it is number {there} of its own list")
-            reached.add(index)
-        except (OSError, ValueError) as failure:
-            failures[index] = describe(failure)
+            about[index] = said | {"findings": [Finding(**each) for each in said["findings"]]}
+        except (OSError, ValueError, TypeError) as failure:
+            failures[index] = "it greets, but takes no connection: " * (index in listener.heard) + describe(failure)
 
     with ThreadPoolExecutor(listener.size) as pool:
         while True:
-            list(pool.map(greet, {*addresses} - reached))
-            addresses |= {index: listener.heard[index] for index in {*listener.heard} - {*addresses}}
-            known = reached | {*listener.heard}
+            list(pool.map(greet, listener.addresses.keys() - about))
+            known = {*about} | listener.heard
             listener.leader = min(known)
             if listener.leader < listener.index:
                 return None
             if len(known) == listener.size or time.monotonic() > end:
-                return {index: failures.get(index, "it has not come") for index in {*range(listener.size)} - known}
+                break
             time.sleep(GREETING_INTERVAL)
+        list(pool.map(greet, listener.heard - about.keys()))
+    return about, {index: failures.get(index, "it has not come") for index in {*range(listener.size)} - about.keys()}
 
 
-def follow(listener: Listener, addresses: Mapping[int, str], timeout: float) -> int:
+def follow(listener: Listener, timeout: float) -> int:
     """Answer what the host that leads asks, until it says how many errors there are. Raises `PlaygroundError` if it
     ends or falls silent without having done so."""
     while not listener.ended.wait(FOLLOW_INTERVAL):
         has_left = time.monotonic() > listener.last_heard + timeout + SILENCE
         try:
-            ask(addresses[listener.leader], listener.port, "greeting", index=listener.index)
+            listener.ask(listener.leader, "greeting", index=listener.index)
         except (OSError, ValueError) as failure:
             has_left |= isinstance(failure, ConnectionRefusedError)
         if has_left and not listener.ended.is_set():
@@ -257,16 +252,11 @@ def schedule_rounds(hosts: Sequence[int]) -> Iterator[list[Pair]]:
         circle.insert(1, circle.pop())
 
 
-def lead(listener: Listener, addresses: dict[int, str], listed: Sequence[str], silent: dict[int, str]) -> HostsFacts:
-    """Ask all hosts about themselves, and have each pair measure its link; those that seem broken
-    once more, and those that seem slow, alone. Hosts that are not `listed` go by their own names."""
-    about = {listener.index: listener.about}
-    for index in {*addresses} - {*silent, listener.index}:
-        try:
-            said = ask(addresses[index], listener.port, "about")
-            about[index] = said | {"findings": [Finding(**each) for each in said["findings"]]}
-        except (OSError, ValueError, TypeError) as failure:
-            silent[index] = f"it greets, but takes no connection: {describe(failure)}"
+def lead(
+    listener: Listener, about: Mapping[int, Fields], silent: Mapping[int, str], listed: Sequence[str]
+) -> HostsFacts:
+    """Have each pair of the hosts that are there measure its link; those that seem broken once more, and those that
+    seem slow, alone. Hosts that are not `listed` go by their own names."""
     names = listed or [about[index]["name"] if index in about else f"host {index}" for index in range(listener.size)]
     links: dict[Pair, Fields] = {}
 
@@ -274,9 +264,9 @@ def lead(listener: Listener, addresses: dict[int, str], listed: Sequence[str], s
         for here, there in (pair, pair[::-1]):
             try:
                 if here == listener.index:
-                    link = measure(addresses[there], listener.port)
+                    link = measure(listener.addresses[there], listener.port)
                 else:
-                    link = ask(addresses[here], listener.port, "measure", there=addresses[there])
+                    link = listener.ask(here, "measure", there=listener.addresses[there])
             except (OSError, ValueError) as failure:
                 link = {"latency": math.nan, "bandwidth": math.nan, "problem": describe(failure)}
             before = links.get((here, there), link)
@@ -291,25 +281,17 @@ def lead(listener: Listener, addresses: dict[int, str], listed: Sequence[str], s
             list(pool.map(measure_both_ways, pairs))
         list(pool.map(measure_both_ways, {(min(pair), max(pair)) for pair, link in links.items() if link["problem"]}))
     for _ in range(REPEATS):
-        for pair in find_suspects(found):
+        slow = [who for which in LIMITS for who in blame(found, which)]
+        for pair in [(a, b) for a, b in links if a < b and any({*who} <= {a, b} for who in slow)]:
             measure_both_ways(pair)
     return found
 
 
-def find_suspects(found: HostsFacts) -> list[Pair]:
-    """The links that are slow, and those of hosts that are."""
-    blamed = set[Pair]()
-    for which, limit in (("bandwidth", SLOW), ("latency", LATE)):
-        hosts, links = explain(found.slowness(which))
-        blamed |= {pair for pair, factor in links.items() if max(factor, *(hosts[host] for host in pair)) > limit}
-    return sorted(blamed)
-
-
-def dismiss(listener: Listener, addresses: Mapping[int, str], found: HostsFacts, errors: int) -> None:
+def dismiss(listener: Listener, found: HostsFacts, errors: int) -> None:
     """Tell all hosts that it is over, and how many errors there are."""
-    for index in {*found.about} - {listener.index}:
+    for index in found.about.keys() - {listener.index}:
         with contextlib.suppress(OSError, ValueError):
-            ask(addresses[index], listener.port, "end", errors=errors)
+            listener.ask(index, "end", errors=errors)
 
 
 def explain(slowness: Mapping[Pair, float]) -> tuple[dict[int, float], dict[Pair, float]]:
@@ -320,6 +302,20 @@ def explain(slowness: Mapping[Pair, float]) -> tuple[dict[int, float], dict[Pair
     usual = statistics.median_low(medians.values()) if medians else 1.0
     factors = {host: median / usual for host, median in medians.items()}
     return factors, {(a, b): value / max(medians[a], medians[b]) for (a, b), value in slowness.items()}
+
+
+def blame(found: HostsFacts, which: str) -> dict[tuple[int, ...], float]:
+    """The hosts and links that are slower than others by more than the limit, and how many times. Slowness is the
+    seconds that a link takes for a byte, alone ("latency") or among many ("bandwidth"), in its slower direction."""
+    values = {pair: link[which] for pair, link in found.links.items() if not link["problem"]}
+    taken = {pair: value if which == "latency" else 1 / value for pair, value in values.items()}
+    if which == "latency":
+        least = min(taken.values(), default=0.0)
+        taken = {pair: value if value > least + LEAST_EXCESS else least for pair, value in taken.items()}
+    hosts, links = explain({(a, b): max(taken[a, b], taken[b, a]) for a, b in taken if a < b and (b, a) in taken})
+    factors: dict[tuple[int, ...], float] = {(host,): factor for host, factor in hosts.items()}
+    factors.update((pair, factor) for pair, factor in links.items())
+    return {who: factor for who, factor in factors.items() if factor > LIMITS[which]}
 
 
 def check_answers(found: HostsFacts) -> Iterator[Finding]:
@@ -364,29 +360,17 @@ def check_large_packets(found: HostsFacts) -> Iterator[Finding]:
 
 
 def check_bandwidth(found: HostsFacts) -> Iterator[Finding]:
-    for who, factor in blame(found, found.slowness("bandwidth"), SLOW):
+    for who, factor in blame(found, "bandwidth").items():
         rule = "an all-reduce is as fast as its slowest link"
         fix = "ethtool NAME shows speed and duplex; try another cable, port or switch; leave the host out"
-        yield warning(f"{who} has a bandwidth {factor:.1f} times lower than the others", rule, fix)
+        yield warning(f"{found.name(*who)} has a bandwidth {factor:.1f} times lower than the others", rule, fix)
 
 
 def check_latency(found: HostsFacts) -> Iterator[Finding]:
-    slowness = found.slowness("latency")
-    least = min(slowness.values(), default=0.0)
-    relevant = {pair: value if value > least + LEAST_EXCESS else least for pair, value in slowness.items()}
-    for who, factor in blame(found, relevant, LATE):
-        rule = "a ring of n ranks waits 2 (n - 1) times for a message"
-        saw = f"{who} has a latency {factor:.1f} times higher than the others"
-        yield warning(saw, rule, "look at the route (traceroute), and at what else the hosts do")
-
-
-def blame(found: HostsFacts, slowness: Mapping[Pair, float], limit: float) -> Iterator[tuple[str, float]]:
-    """The hosts and links that are slower than others by more than `limit`, and how many times."""
-    hosts, links = explain(slowness)
-    yield from ((found.names[host], factor) for host, factor in hosts.items() if factor > limit)
-    for (here, there), factor in links.items():
-        if factor > limit:
-            yield f"the link between {found.names[here]} and {found.names[there]}", factor
+    for who, factor in blame(found, "latency").items():
+        saw = f"{found.name(*who)} has a latency {factor:.1f} times higher than the others"
+        fix = "look at the route (traceroute), and at what else the hosts do"
+        yield warning(saw, "a ring of n ranks waits 2 (n - 1) times for a message", fix)
 
 
 CHECKS = find_checks(globals())

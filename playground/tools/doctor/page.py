@@ -92,17 +92,18 @@ def examine(
         ran = script.examine(Path(words[0]), words[1:], settings.seconds, timeout)
         conclude("script", ran, script.summarize(ran))
     if TIERS["hosts"].keys() & chosen:
-        listener, addresses = hosts.listen(settings.hosts, size, settings.port, session.world.rank_env, findings)
+        listener = hosts.listen(settings.hosts, size, settings.port, session.world.rank_env, findings)
         session.bar.show("waiting for the other hosts")
-        silent = hosts.meet(listener, addresses, timeout)
+        met = hosts.meet(listener, timeout)
         session.bar.show("measuring the links")
-        if silent is None:
-            session.say(f"hosts: {([*settings.hosts] or range(size))[listener.leader]} leads, and reports")
-            elsewhere = hosts.follow(listener, addresses, timeout)
+        if met is None:
+            names = settings.hosts or [f"host {number}" for number in range(size)]
+            session.say(f"hosts: {names[listener.leader]} leads, and reports")
+            elsewhere = hosts.follow(listener, timeout)
         else:
-            found = hosts.lead(listener, addresses, settings.hosts, silent)
+            found = hosts.lead(listener, *met, settings.hosts)
             conclude("hosts", found, hosts.summarize(found), found.theirs)
-            hosts.dismiss(listener, addresses, found, count_errors(findings))
+            hosts.dismiss(listener, found, count_errors(findings))
     return findings, facts, elsewhere
 
 

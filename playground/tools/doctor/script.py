@@ -26,9 +26,9 @@ from pathlib import Path
 
 from playground.measurement import Fields, format_bytes
 from playground.runtime.backends import BACKENDS
-from playground.runtime.black_box import COLLECTIVE, MAKE_DDP, RECEIVE, SEND, UNASKED, Operation, RankState
+from playground.runtime.black_box import COLLECTIVE, MAKE_DDP, RECEIVE, SEND, UNASKED, Kind, Operation, RankState
 from playground.runtime.black_box.box import SWITCH, TIME_LIMIT, View, find_boxes
-from playground.runtime.black_box.diagnosis import CURES, ENDED, RUNNING, STRAGGLER, diagnose, find_mismatch
+from playground.runtime.black_box.diagnosis import diagnose, find_mismatch
 from playground.runtime.errors import RankFailed, RankTimeout, UsageError
 from playground.runtime.launcher.examine import line_of
 from playground.runtime.launcher.launch import launch
@@ -121,25 +121,23 @@ def copy_files(path: Path, words: Sequence[str], target: Path) -> tuple[Path, li
     more than `COPIED`, or no room for it."""
     left, copies = COPIED, dict[Path, Path]()
 
-    def copy(source: str, to: str) -> None:
+    def leave_out(place: str, names: list[str]) -> list[str]:
+        """Virtual environments, what cannot be read, what is no file (a pipe has no end), and the copies themselves."""
         nonlocal left
-        left -= os.path.getsize(source)
+        kept = [name for name in names if is_copied(Path(place, name), target)]
+        left -= sum(os.path.getsize(os.path.join(place, name)) for name in kept)
         if left < 0:
             raise UsageError(
                 f"doctor {path.name} runs it in a copy of {folder}, which has more than {format_bytes(COPIED)}: "
                 f"start it in a folder with the script's files, and name data by an absolute path elsewhere"
             )
-        shutil.copy2(source, to)
-
-    def leave_out(place: str, names: list[str]) -> list[str]:
-        """Virtual environments, what cannot be read, what is no file (a pipe has no end), and the copies themselves."""
-        return [name for name in names if not is_copied(Path(place, name), target)]
+        return [name for name in names if name not in kept]
 
     for folder in (Path.cwd(), path.parent):
         if not any(folder.is_relative_to(each) for each in copies):
             copies[folder] = target / str(len(copies)) / folder.name
             try:
-                shutil.copytree(folder, copies[folder], ignore=leave_out, copy_function=copy)
+                shutil.copytree(folder, copies[folder], ignore=leave_out)
             except OSError as failure:
                 why = failure.args[0][0][2] if isinstance(failure, shutil.Error) else failure.strerror
                 raise UsageError(f"doctor {path.name} runs it in a copy of {folder}, which fails: {why}") from None
@@ -173,7 +171,7 @@ def run_script(
     except Elapsed:
         waits = any(state.waits_for and state.since > seconds / 2 for state in last)
         why = diagnose([replace(state, may_act=UNASKED) for state in last]) if waits else None
-        why = None if why and why.kind in (RUNNING, STRAGGLER) else why
+        why = None if why and why.kind in (Kind.RUNNING, Kind.STRAGGLER) else why
     except (RankFailed, RankTimeout) as failed:
         line, why = line_of(failed.traceback) if isinstance(failed, RankFailed) else "", failed.diagnosis
         if not (why and isinstance(failed, RankTimeout)):
@@ -250,7 +248,7 @@ def check_call_counts(script: ScriptFacts) -> Iterator[Finding]:
             if fewer := [other for other, count in others.items() if count < counts[rank][channel]]:
                 saw = f"on {len(states)} ranks: {kind}s of rank {rank}: {counts[rank][channel]} ({line}), "
                 saw += f"{RECEIVE if kind == SEND else kind}s of rank {fewer[0]}: {others[fewer[0]]}"
-                yield error(saw, "a collective is called by its whole group, a send has a receive", CURES[ENDED])
+                yield error(saw, "a collective is called by its whole group, a send has a receive", Kind.ENDED.cure)
                 return
 
 

@@ -18,7 +18,7 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from playground.runtime.backends import BACKENDS
+from playground.runtime.backends import get_backend
 from playground.runtime.backends.nccl import driver_supports
 from playground.runtime.errors import PlaygroundError
 from playground.runtime.launcher.launch import launch
@@ -26,6 +26,8 @@ from playground.runtime.remote import remote
 from playground.tools.doctor import Finding, error, find_checks, warning
 
 TRY = remote("playground.tools.doctor.software:try_torch")
+TRIED = ("gloo", "nccl")
+"""Backends that torch brings along."""
 ELEMENTS = 2**18
 """Number of elements of the tensor that is summed: 1 MiB."""
 SLOW_IMPORT = 20.0
@@ -114,7 +116,7 @@ def try_torch() -> None:
     visible = torch.cuda.device_count() if torch.cuda.is_available() else 0
     tell(driver=driver_supports() or (), visible=visible)
     sums = {}
-    for backend in BACKENDS.values():
+    for backend in map(get_backend, TRIED):
         if ranks := 2 if backend.device_type == "cpu" else min(2, visible):
             tell(stage=f"adding up on {ranks} rank{'s' * (ranks > 1)} with {backend.name}")
             sums[backend.name] = add_on_ranks(backend.name, ranks)

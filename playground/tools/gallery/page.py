@@ -23,10 +23,10 @@ from playground.console.session import Session, session_command, to_document
 from playground.console.tables import RANK_COLUMN, Column, Table, Texts
 from playground.console.text import bad, good, heading, prose
 from playground.measurement import Fields
-from playground.runtime.black_box import UNASKED, RankState, diagnosis, wait_graph
+from playground.runtime.black_box import UNASKED, Kind, RankState, diagnosis
 from playground.runtime.black_box.box import View, find_boxes, process_status
 from playground.runtime.errors import Deadlock, PlaygroundError, RankFailed, RankTimeout, UsageError
-from playground.runtime.launcher.entry import World, run_as_it_is
+from playground.runtime.launcher.entry import CommandWorld, run_as_it_is
 from playground.runtime.meeting.rendezvous import DEFAULT_TIMEOUT
 from playground.runtime.remote import ROOT, Remote, file_of, remote
 from playground.runtime.temporary_folder import temporary_folder
@@ -82,18 +82,16 @@ class Expected:
 
 BOARDS = {
     "calls": {
-        "other-order": Expected(DEADLOCK, TOTAL, wait_graph.COLLECTIVES, only(1), "dist.broadcast(weight"),
-        "absent-rank": Expected(DEADLOCK, TOTAL, diagnosis.ENDED, all_but_first),
-        "rank-branch": Expected(DEADLOCK, TOTAL, wait_graph.COLLECTIVES, only(0), "dist.barrier()"),
-        "unequal-batches": Expected(DEADLOCK, on_all(lambda n: sum(range(2 * n))), diagnosis.ENDED, all_but_first),
-        "other-shape": Expected(DEADLOCK, on_all(lambda n: 4 * n - 1), wait_graph.SHAPES, only(1), "dist.all_reduce("),
-        "other-dtype": Expected(SILENT, on_all(lambda n: 7 * n), wait_graph.DTYPES, only(1), "dist.all_reduce("),
-        "wrong-root": Expected(DEADLOCK, on_all(lambda n: 1), wait_graph.ROOTS, range, "dist.broadcast("),
-        "partial-group": Expected(DEADLOCK, TOTAL, wait_graph.PARTIAL_GROUP, lambda n: [n - 1]),
-        "send-send": Expected(DEADLOCK, lambda n: [n, *range(1, n)], diagnosis.SENDS, range, "dist.send("),
-        "wrong-tag": Expected(
-            DEADLOCK, lambda n: [1, 1, *range(3, n + 1)], diagnosis.WRONG_TAG, lambda n: [0, 1], "dist."
-        ),
+        "other-order": Expected(DEADLOCK, TOTAL, Kind.COLLECTIVES, only(1), "dist.broadcast(weight"),
+        "absent-rank": Expected(DEADLOCK, TOTAL, Kind.ENDED, all_but_first),
+        "rank-branch": Expected(DEADLOCK, TOTAL, Kind.COLLECTIVES, only(0), "dist.barrier()"),
+        "unequal-batches": Expected(DEADLOCK, on_all(lambda n: sum(range(2 * n))), Kind.ENDED, all_but_first),
+        "other-shape": Expected(DEADLOCK, on_all(lambda n: 4 * n - 1), Kind.SHAPES, only(1), "dist.all_reduce("),
+        "other-dtype": Expected(SILENT, on_all(lambda n: 7 * n), Kind.DTYPES, only(1), "dist.all_reduce("),
+        "wrong-root": Expected(DEADLOCK, on_all(lambda n: 1), Kind.ROOTS, range, "dist.broadcast("),
+        "partial-group": Expected(DEADLOCK, TOTAL, Kind.PARTIAL_GROUP, lambda n: [n - 1]),
+        "send-send": Expected(DEADLOCK, lambda n: [n, *range(1, n)], Kind.SENDS, range, "dist.send("),
+        "wrong-tag": Expected(DEADLOCK, lambda n: [1, 1, *range(3, n + 1)], Kind.WRONG_TAG, lambda n: [0, 1], "dist."),
         "message-size": Expected(FAILURE, lambda n: [4, 4, *range(12, 4 * n + 1, 4)], "SIGABRT", only(1)),
     },
     "training": {
@@ -106,10 +104,10 @@ BOARDS = {
     },
     "processes": {
         "killed": Expected(FAILURE, on_all(lambda n: 2 * n * (n + 1)), "SIGKILL", only(1), restarts=1),
-        "stopped": Expected(TIMEOUT, TOTAL, diagnosis.SUSPENDED, only(1)),
-        "straggler": Expected(TIMEOUT, on_all(lambda n: 20 * n), diagnosis.STRAGGLER, only(1), "time.sleep("),
+        "stopped": Expected(TIMEOUT, TOTAL, Kind.SUSPENDED, only(1)),
+        "straggler": Expected(TIMEOUT, on_all(lambda n: 20 * n), Kind.STRAGGLER, only(1), "time.sleep("),
         "collective-in-finally": Expected(
-            DEADLOCK, on_all(lambda n: n - 1), diagnosis.IN_FINALLY, only(1), "dist.barrier()"
+            DEADLOCK, on_all(lambda n: n - 1), Kind.IN_FINALLY, only(1), "dist.barrier()"
         ),
         "port-taken": Expected(FAILURE, on_all(lambda n: True), "EADDRINUSE"),
     },
@@ -140,22 +138,21 @@ returned) and what it said (`told`); the kind of the `diagnosis`, the ranks that
 (`cured`). The `problem`: what is not as expected; empty if the program went wrong as it must, and its cure is right."""
 
 
-def run(world: World, name: str) -> Outcome:
+def run(world: CommandWorld, name: str) -> Outcome:
     """Run a program, recorded if that is wanted, and then its cure, in a folder of their own."""
     expected, error, results = PROGRAMS[name], None, None
     logger, warnings = logging.getLogger("playground"), BufferingHandler(sys.maxsize)
     with temporary_folder(TOOL.name) as folder, contextlib.chdir(folder):
-        world.timeout = STALL if expected.symptom == TIMEOUT else DEFAULT_TIMEOUT
+        timeout = STALL if expected.symptom == TIMEOUT else DEFAULT_TIMEOUT
         logger.addHandler(warnings)
         try:
-            results = world.run(find(name))
+            results = world.run(find(name), timeout=timeout)
         except (RankFailed, RankTimeout) as failed:
             error = failed
         finally:
             logger.removeHandler(warnings)
-        world.timeout, world.restarts, world.around = DEFAULT_TIMEOUT, expected.restarts, run_as_it_is
-        cured = world.run(find(name, "_cured"))
-        world.restarts = 0
+        world.around = run_as_it_is
+        cured = world.run(find(name, "_cured"), timeout=DEFAULT_TIMEOUT, restarts=expected.restarts)
     warned = (record.msg for record in warnings.buffer if isinstance(record.msg, diagnosis.Diagnosis))
     told = error.diagnosis if error else next(warned, None)
     words, culprits = str(told or error or ""), told.culprits if told else ()

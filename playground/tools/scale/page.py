@@ -12,20 +12,16 @@ from playground.algorithms import ALGORITHMS
 from playground.algorithms.cost_model import Machine
 from playground.console.options import pack_options, refuse
 from playground.console.session import Session, session_command
-from playground.console.tables import Column, Table, Texts, numbers
+from playground.console.tables import Column, Table, Texts, figures, tabulate
 from playground.console.text import heading, prose
-from playground.measurement import format_bytes, format_digits, format_seconds
+from playground.measurement import Fields, format_bytes, format_digits, format_seconds
 from playground.runtime.rank.rank import Event
 from playground.runtime.remote import remote
 from playground.tools import TOOLS
 from playground.tools.scale.plan import (
     COSTS,
     DEFAULT_RANKS,
-    Effort,
-    Plan,
-    Point,
-    Prediction,
-    ScaleResult,
+    EFFORT,
     ScaleSettings,
     evaluate,
     predict_cluster,
@@ -34,36 +30,34 @@ from playground.tools.scale.plan import (
 
 TOOL = TOOLS["scale"]
 MEASURE = remote("playground.tools.scale.samples:measure")
-EFFORT = Effort()
 SHORT = {name: ALGORITHMS[name].short_name or name for name in COSTS}
 """Names of algorithms that fit into a cell."""
 MAX_COLUMNS = 4
 """Numbers of ranks in a table; the others are shown with --wide."""
 
 
-def result_texts(result: ScaleResult) -> Texts:
+def result_texts(result: Fields) -> Texts:
     """The machine, how well the model describes it, which algorithm is the fastest on it, and what has been said."""
-    plan, host, node = result.plan, result.predictions["host"], result.parameters.ranks_per_node
-    texts: Texts = [*machine_lines(result.parameters)]
-    if plan and plan.hosts > 1:  # say which link is which
-        between = next(group.ranks for group in plan.groups if group.node == 1)
+    plan, host, node = result["measured"], result["predictions"]["host"], result["parameters"].ranks_per_node
+    texts: Texts = [*machine_lines(result["parameters"])]
+    if plan and plan["hosts"] > 1:  # say which link is which
+        one, other, *_ = next(group["ranks"] for group in plan["groups"] if group["node"] == 1)
         inner = "those within a node, ranks 0 and 1"
-        if plan.ranks_per_host == 1:
+        if plan["ranks_per_host"] == 1:
             inner = "inside a host nothing could be measured, with one rank on each"
-        found = f"as ranks {between[0]} and {between[1]} have found it"
+        found = f"as ranks {one} and {other} have found it"
         texts.append(f"  alpha and beta are of the link between hosts, {found}; {inner}")
-    if result.fit:
+    if result["fit"]:
         about = "The error of predictions, relative to measurements that the model was not fitted to:"
-        texts += ["", about, errors_table([point for point in result.fit["points"] if not point.fitted])]
+        texts += ["", about, errors_table([point for point in result["fit"]["points"] if not point["fitted"]])]
     if plan and host:
-        which, cores = "One host" if plan.hosts > 1 else "This host", plan.cores
+        which, cores = "One host" if plan["hosts"] > 1 else "This host", plan["cores"]
         texts += ["", prose(heading(f"{which}, all ranks on its {cores} core{'s' * (cores > 1)}"))]
         texts += winners_texts(host)
     nodes = f"{node} ranks per node, " * (node > 1)
     about = f", {nodes}every rank with its own cores and its own link"
     texts += ["", prose(heading("A cluster with this latency and bandwidth"), about)]
-    texts += winners_texts(result.predictions["cluster"] or [])
-    return [*texts, "", summary_text(result)]
+    return [*texts, *winners_texts(result["predictions"]["cluster"]), "", summary_text(result)]
 
 
 def machine_lines(machine: Machine) -> list[str]:
@@ -79,63 +73,67 @@ def machine_lines(machine: Machine) -> list[str]:
     return lines
 
 
-def plan_text(plan: Plan) -> str:
+def plan_text(plan: Fields) -> str:
     """The groups that are measured."""
-    if plan.hosts > 1:
+    if plan["hosts"] > 1:
+        each = f"{plan['ranks_per_host']} rank{'s' * (plan['ranks_per_host'] > 1)} each"
         return (
-            f"Hosts: {plan.hosts} with {plan.ranks_per_host} rank{'s' * (plan.ranks_per_host > 1)} each. Fitted to two "
-            f"ranks of one host and to two of different hosts, checked on other sizes and larger groups, measured for "
-            f"{plan.seconds:g} s."
+            f"Hosts: {plan['hosts']} with {each}. Fitted to two ranks of one host and to two of different hosts, "
+            f"checked on other sizes and larger groups, measured for {plan['seconds']:g} s."
         )
     fitted, held_out = (
-        " and ".join(str(len(group.ranks)) for group in plan.groups if bool(group.fitted) is wanted)
-        for wanted in (True, False)
+        " and ".join(str(len(group["ranks"])) for group in plan["groups"] if group[which])
+        for which in ("fitted", "held_out")
     )
-    return f"Fitted to groups of {fitted} ranks, checked on groups of {held_out}, measured for {plan.seconds:g} s."
+    return f"Fitted to groups of {fitted} ranks, checked on groups of {held_out}, measured for {plan['seconds']:g} s."
 
 
-def errors_table(points: Sequence[Point]) -> Table:
+def errors_table(points: Sequence[Fields]) -> Table:
     """Errors of predictions: one row per algorithm, one per place if there are several, and one for all together."""
     by_name: dict[str, list[float]] = {}
     places: dict[str, list[float]] = {}
     for point in points:
-        by_name.setdefault(point.algorithm, []).append(abs(point.error))
-        inside = "inside a host" if point.size <= point.node else "both"
-        places.setdefault("between hosts" if point.node == 1 else inside, []).append(abs(point.error))
-    everything = {"all": [abs(point.error) for point in points]}
-    table = Table("algorithm", *numbers(("median\nerror", "%"), ("worst\nerror", "%")))
-    for name, errors in (by_name | (places if len(places) > 1 else {}) | everything).items():
-        table.add(name, f"{100 * median(errors):.0f}", f"{100 * max(errors):.0f}")
-    return table
+        by_name.setdefault(point["algorithm"], []).append(abs(point["error"]))
+        inside = "inside a host" if point["size"] <= point["node"] else "both"
+        places.setdefault("between hosts" if point["node"] == 1 else inside, []).append(abs(point["error"]))
+    everything = {"all": [error for errors in by_name.values() for error in errors]}
+    groups = by_name | (places if len(places) > 1 else {}) | everything
+    rows = ({"algorithm": name, "median": median(each), "worst": max(each)} for name, each in groups.items())
+    return tabulate(rows, ERRORS)
 
 
-def winners_texts(predictions: Sequence[Prediction]) -> Texts:
+ERRORS = {
+    "algorithm": Column("algorithm"),
+    **figures(("median", "median\nerror", "%", ".0f", 100), ("worst", "worst\nerror", "%", ".0f", 100)),
+}
+
+
+def winners_texts(predictions: Sequence[Fields]) -> Texts:
     """The meaning of a cell, the short names with the full ones, and the table of the fastest algorithms: one row per
     size, one column per number of ranks; without --wide, `MAX_COLUMNS` of them, the first and the last included."""
-    winners = {row.winner for row in predictions}
+    winners = {row["winner"] for row in predictions}
     pairs = [f"{short} = {name}" for name, short in SHORT.items() if name in winners and short != name]
-    ranks = list(dict.fromkeys(row.world_size for row in predictions))
+    ranks = list(dict.fromkeys(row["world_size"] for row in predictions))
     shown = [ranks[ceil((len(ranks) - 1) * place / (MAX_COLUMNS - 1))] for place in range(MAX_COLUMNS)]
-    times = (Column(f"{size:,} ranks", "us", wide=size not in shown) for size in ranks)
-    table = Table(*numbers("size"), *times)
-    for nbytes in dict.fromkeys(row.size for row in predictions):
-        cells = [row for row in predictions if row.size == nbytes]
-        won = (f"{SHORT[row.winner]} {format_digits(1e6 * row.seconds[row.winner])}" for row in cells)
-        table.add(format_bytes(nbytes), *won)
+    columns = {size: Column(f"{size:,} ranks", "us", wide=size not in shown) for size in ranks}
+    rows: dict[int, dict[object, str]] = {}
+    for row in predictions:
+        cells = rows.setdefault(row["size"], {"size": format_bytes(row["size"])})
+        cells[row["world_size"]] = f"{SHORT[row['winner']]} {format_digits(1e6 * row['seconds'][row['winner']])}"
     names = ", ".join(pairs) + "." * bool(pairs)
-    return [f"Per cell: the fastest algorithm, and its time in us. {names}", table]
+    about = f"Per cell: the fastest algorithm, and its time in us. {names}"
+    return [about, tabulate(rows.values(), {"size": Column("size", right=True), **columns})]
 
 
-def summary_text(result: ScaleResult) -> str:
+def summary_text(result: Fields) -> str:
     """The last line: what was predicted, and how well."""
-    rows = result.predictions["cluster"] or []
-    sizes, ranks = [row.size for row in rows], [row.world_size for row in rows]
+    sizes, ranks = ([row[name] for row in result["predictions"]["cluster"]] for name in ("size", "world_size"))
     moved = f"{format_bytes(min(sizes))} to {format_bytes(max(sizes))}"
     what = f"Predicted: all-reduce of {moved} on {min(ranks):,} to {max(ranks):,} ranks"
-    if result.fit is None:
+    if result["fit"] is None:
         return f"{what}, from parameters as given."
-    where = "these hosts" if result.plan and result.plan.hosts > 1 else "this host"
-    return f"{what}; on {where} predictions are off by {result.fit['median_error']:.0%} (median)."
+    where = "these hosts" if result["measured"]["hosts"] > 1 else "this host"
+    return f"{what}; on {where} predictions are off by {result['fit']['median_error']:.0%} (median)."
 
 
 def per_byte(seconds: float) -> str:
@@ -172,20 +170,17 @@ def command(session: Session, settings: ScaleSettings) -> None:
     else:
         result = measure(session)
     session.say(*result_texts(result))
-    session.print_document(
-        {}, parameters=result.parameters, measured=result.plan, fit=result.fit, predictions=result.predictions
-    )
+    session.print_document({}, **result)
 
 
-def measure(session: Session) -> ScaleResult:
+def measure(session: Session) -> Fields:
     """Measure this world, fit the model to it, and check it."""
-    world = session.world
-    session.say(f"scale: {world}")
-    world.warm_up(MEASURE)
+    session.say(f"scale: {session.world}")
+    session.world.warm_up(MEASURE)
 
     def on_report(rank: int, event: Event) -> None:
         if rank == 0 and "plan" in event:
             session.say(plan_text(event["plan"]))
 
-    by_rank = session.launch(MEASURE, EFFORT, on_report=on_report)
-    return evaluate(samples_of([seconds for _, seconds in by_rank]), by_rank[0][0])
+    (plan, _), *_ = by_rank = session.launch(MEASURE, EFFORT, on_report=on_report)
+    return evaluate(samples_of([seconds for _, seconds in by_rank], plan), plan)

@@ -7,8 +7,8 @@ inside a host, and what it costs between hosts.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import chain, product
 from operator import mul
 from statistics import median
@@ -16,7 +16,6 @@ from typing import Any
 
 from playground.algorithms import ALGORITHMS
 from playground.algorithms.cost_model import Cost, Machine, Task
-from playground.algorithms.hosts import Hosts
 from playground.measurement import Fields
 from playground.runtime.errors import UsageError
 from playground.runtime.flags import flag
@@ -69,168 +68,79 @@ COSTS: dict[str, Callable[[Task], Cost]] = {
 """Every algorithm that has a cost, by name."""
 Key = tuple[str, int, int, int]
 """(algorithm, size of the group, bytes, how many of the group share a host)."""
+EFFORT: Fields = {
+    "seconds": 10.0,
+    "fitted": (4, 2 << 10, 32 << 10, 512 << 10, 8 << 20),
+    "held_out": (256, 8 << 10, 128 << 10, 2 << 20),
+    "fitted_between": (4, 2 << 10, 1 << 20, 4 << 20),
+    "held_out_between": (256, 32 << 10, 2 << 20),
+}
+"""How much is measured: for how many seconds rounds begin; sizes in bytes to fit to, and those between them only to
+predict. Both again, from host to host: few, as a link may be slow, and the large ones far above what its buffers hold.
+"""
 
 
-@dataclass(frozen=True)
-class Sample:
-    """The time of one algorithm."""
-
-    algorithm: str
-    size: int
-    """Ranks in the group."""
-    nbytes: int
-    seconds: float
-    node: int = field(default=1, kw_only=True)
-    """How many of the group share a host, where hosts are told apart."""
-
-
-@dataclass(frozen=True)
-class Effort:
-    """How much is measured. Sizes of tensors are in bytes."""
-
-    seconds: float = 10.0
-    """For how long rounds begin."""
-    fitted: tuple[int, ...] = (4, 2 << 10, 32 << 10, 512 << 10, 8 << 20)
-    held_out: tuple[int, ...] = (256, 8 << 10, 128 << 10, 2 << 20)
-    """Sizes only to predict, between those to fit to."""
-    fitted_between: tuple[int, ...] = (4, 2 << 10, 1 << 20, 4 << 20)
-    """Both again, from host to host: few, as a link may be slow, and the large ones far above what its buffers hold."""
-    held_out_between: tuple[int, ...] = (256, 32 << 10, 2 << 20)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Group:
-    """Ranks that are measured together."""
-
-    ranks: tuple[int, ...]
-    node: int = 1
-    """How many of them share a host, where hosts are told apart."""
-    fitted: tuple[int, ...] = ()
-    held_out: tuple[int, ...] = ()
-
-    @property
-    def sizes(self) -> tuple[int, ...]:
-        return (*self.fitted, *self.held_out)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Plan:
-    """The measurements to take."""
-
-    names: tuple[str, ...]
-    """The algorithms."""
-    groups: tuple[Group, ...]
-    seconds: float
-    """For how long rounds begin."""
-    hosts: int = 1
-    ranks_per_host: int
-    cores: int
-    """Cores of each host."""
-    all_cores: int
-    """Cores of all hosts: fewer than theirs together where these are simulated, and share a machine."""
-
-    def is_fitted(self, sample: Sample) -> bool:
-        """Whether the model is fitted to it; others it has only to predict."""
-        return any(
-            (len(group.ranks), group.node) == (sample.size, sample.node) and sample.nbytes in group.fitted
-            for group in self.groups
-        )
-
-    def cores_for(self, sample: Sample) -> int | None:
-        """Those that the ranks of the sample's group share; None if each rank has a host to itself."""
-        if self.ranks_per_host == 1:
-            return None
-        hosts = -(-sample.size // sample.node) if self.hosts > 1 else 1
-        return min(hosts * self.cores, self.all_cores)
-
-
-def plan_for(hosts: Hosts, effort: Effort, cores: int, all_cores: int) -> Plan:
-    """The plan for these hosts. Raises `UsageError` for a world that is too small, too large, or uneven."""
-    size = sum(map(len, hosts.members))
-    if not MIN_RANKS <= size <= MAX_RANKS and not (hosts.several and size <= MAX_RANKS):
+def plan_for(hosts: Sequence[tuple[int, ...]], effort: Fields, cores: int, all_cores: int) -> Fields:
+    """What to measure on these hosts: `names` of algorithms; `groups`; for how many `seconds` rounds begin; how many
+    `hosts`, `ranks_per_host`, and `cores` of each host; `all_cores` of all, fewer than theirs together where hosts are
+    simulated, and share a machine. Raises `UsageError` for a world that is too small, too large, or uneven."""
+    size = sum(map(len, hosts))
+    if not MIN_RANKS <= size <= MAX_RANKS and not (len(hosts) > 1 and size <= MAX_RANKS):
         raise UsageError(
             f"{size} ranks: measuring takes {MIN_RANKS} to {MAX_RANKS}, on several hosts 2 to {MAX_RANKS}; for a "
             f"cluster give --alpha and --beta"
         )
-    one_level = tuple(name for name in COSTS if not ALGORITHMS[name].needs_hosts)
-    return Plan(
-        names=tuple(COSTS) if hosts.several else one_level,
-        groups=tuple(groups_of_hosts(hosts, effort) if hosts.several else groups_of_one_host(size, effort)),
-        seconds=effort.seconds,
-        hosts=len(hosts.members),
-        ranks_per_host=hosts.smallest,
-        cores=cores,
-        all_cores=all_cores,
-    )
+    names = [name for name in COSTS if len(hosts) > 1 or not ALGORITHMS[name].needs_hosts]
+    groups = [*(groups_of_hosts(hosts, effort) if len(hosts) > 1 else groups_of_one_host(size, effort))]
+    return {
+        "names": names, "groups": groups, "seconds": effort["seconds"], "hosts": len(hosts),
+        "ranks_per_host": min(map(len, hosts)), "cores": cores, "all_cores": all_cores,
+    }  # fmt: skip
 
 
-def groups_of_one_host(size: int, effort: Effort) -> Iterator[Group]:
+def group(ranks: Iterable[int], node: int = 1, fitted: Sequence[int] = (), held_out: Sequence[int] = ()) -> Fields:
+    """Ranks that are measured together, `node` of them on each host (where hosts are told apart), with tensors of these
+    sizes in bytes."""
+    return {"ranks": [*ranks], "node": node, "fitted": fitted, "held_out": held_out}
+
+
+def groups_of_one_host(size: int, effort: Fields) -> Iterator[Fields]:
     """Sizes of groups to fit on, and others only to predict."""
     fitted = sorted({2, size // 2})
     for members in fitted:
-        yield Group(ranks=tuple(range(members)), fitted=effort.fitted)
+        yield group(range(members), fitted=effort["fitted"])
     for members in sorted({3, size} - {*fitted}):
-        yield Group(ranks=tuple(range(members)), held_out=effort.held_out)
+        yield group(range(members), held_out=effort["held_out"])
 
 
-def groups_of_hosts(hosts: Hosts, effort: Effort) -> Iterator[Group]:
+def groups_of_hosts(hosts: Sequence[tuple[int, ...]], effort: Fields) -> Iterator[Fields]:
     """Two ranks of one host, and one rank on each of two: each pair has a level to itself, and the model is fitted to
     both. Larger groups, on one level or on both, it has to predict. Raises `UsageError` for hosts that are not alike.
     """
-    first, node = hosts.members[0], hosts.smallest
-    size = node * len(hosts.members)
-    if tuple(chain.from_iterable(hosts.members)) != tuple(range(size)) or {*map(len, hosts.members)} != {node}:
-        counts = ", ".join(str(len(host)) for host in hosts.members)
+    first, node, few = hosts[0], min(map(len, hosts)), effort["held_out_between"]
+    size = node * len(hosts)
+    if tuple(chain.from_iterable(hosts)) != tuple(range(size)) or {*map(len, hosts)} != {node}:
+        counts = ", ".join(str(len(host)) for host in hosts)
         raise UsageError(
             f"hosts with {counts} ranks: measuring both levels takes as many ranks on each host, consecutive ones"
         )
-    heads = tuple(host[0] for host in hosts.members)
-    yield Group(ranks=heads[:2], fitted=effort.fitted_between, held_out=effort.held_out_between)
+    heads = [host[0] for host in hosts]
+    yield group(heads[:2], fitted=effort["fitted_between"], held_out=few)
     if len(heads) > 2:
-        yield Group(ranks=heads, held_out=effort.held_out_between)
+        yield group(heads, held_out=few)
     if node > 1:
-        yield Group(ranks=first[:2], node=2, fitted=effort.fitted, held_out=effort.held_out)
-        yield Group(ranks=tuple(range(size)), node=node, held_out=effort.held_out_between)
+        yield group(first[:2], 2, effort["fitted"], effort["held_out"])
+        yield group(range(size), node, held_out=few)
     if node > 2:
-        yield Group(ranks=first, node=node, held_out=effort.held_out)
+        yield group(first, node, held_out=effort["held_out"])
 
 
-@dataclass(frozen=True)
-class Point(Sample):
-    """A measurement beside what the model predicts."""
-
-    error: float
-    """Relative error of the prediction: positive if it is too long, negative if too short."""
-    fitted: bool
-    """Whether the model was fitted to it; the others it has never seen."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Prediction:
-    """Every algorithm's time for one size of tensor and one number of ranks."""
-
-    size: int
-    """Bytes of the tensor."""
-    world_size: int
-    winner: str
-    """The fastest algorithm."""
-    seconds: dict[str, float]
-    """By algorithm."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class ScaleResult:
-    """The machine, how well the model describes it, and what it predicts."""
-
-    parameters: Machine
-    fit: Fields | None
-    """How well the model describes what was measured: all `points`, and of the absolute errors of those that it was not
-    fitted to, `median_error` and `worst_error`. None if the machine was given, and not measured."""
-    plan: Plan | None
-    """The measurements taken; None if the machine was given."""
-    predictions: dict[str, list[Prediction] | None]
-    """For all sizes and numbers of ranks: "host", with all ranks on one host's cores, None if none was measured, and
-    "cluster", with every rank on cores and a link of its own."""
+def cores_for(sample: Fields, plan: Fields) -> int | None:
+    """Cores that the ranks of the sample's group share; None if each rank has a host to itself."""
+    if plan["ranks_per_host"] == 1:
+        return None
+    hosts = -(-sample["size"] // sample["node"]) if plan["hosts"] > 1 else 1
+    return min(hosts * plan["cores"], plan["all_cores"])
 
 
 SIZES = [4 << 2 * step for step in range(15)]
@@ -246,19 +156,21 @@ def seconds(machine: Machine, size: int, nbytes: int) -> dict[str, float]:
     return {name: machine.seconds(cost(task)) for name, cost in COSTS.items()}
 
 
-def predictions(machine: Machine, ranks: Sequence[int]) -> list[Prediction]:
-    """For all sizes, on all these numbers of ranks."""
+def predict(machine: Machine, ranks: Sequence[int]) -> list[Fields]:
+    """For all `SIZES`, on all these numbers of ranks: the `size` in bytes, the `world_size`, the `seconds` of each
+    algorithm, and the fastest, the `winner`."""
     rows = []
     for nbytes, size in product(SIZES, ranks):
         times = seconds(machine, size, nbytes)
-        rows.append(Prediction(size=nbytes, world_size=size, winner=min(times, key=times.__getitem__), seconds=times))
+        winner = min(times, key=times.__getitem__)
+        rows.append({"size": nbytes, "world_size": size, "winner": winner, "seconds": times})
     return rows
 
 
-def predict_cluster(machine: Machine) -> ScaleResult:
-    """The predictions for a cluster that was not measured."""
-    cluster = predictions(machine, CLUSTER)
-    return ScaleResult(parameters=machine, fit=None, plan=None, predictions={"host": None, "cluster": cluster})
+def predict_cluster(machine: Machine) -> Fields:
+    """As `evaluate`, for a cluster that was not measured."""
+    cluster = predict(machine, CLUSTER)
+    return {"parameters": machine, "measured": None, "fit": None, "predictions": {"host": None, "cluster": cluster}}
 
 
 SWEEPS = 2000
@@ -269,40 +181,48 @@ Terms = tuple[float, float, float, float, float]
 """Factors of alpha, beta, gamma, and of alpha and beta inside a node: the sum of the products is a time."""
 
 
-def evaluate(samples: Sequence[Sample], plan: Plan) -> ScaleResult:
-    """The machine that the fitted samples describe, how well it predicts the others, and what it predicts."""
-    machine = fit([sample for sample in samples if plan.is_fitted(sample)], plan)
-    errors = [(sample, error(machine, sample, plan)) for sample in samples]
-    points = [Point(**vars(sample), error=error, fitted=plan.is_fitted(sample)) for sample, error in errors]
-    host = machine if plan.hosts == 1 else Machine(machine.inner_alpha, machine.inner_beta, machine.gamma, plan.cores)
-    of_host = None if plan.ranks_per_host == 1 else predictions(host, HOST)
-    found = {"host": of_host, "cluster": predictions(replace(machine, cores=None), CLUSTER)}
-    unseen = [abs(point.error) for point in points if not point.fitted]
+def evaluate(samples: Sequence[Fields], plan: Fields) -> Fields:
+    """The machine that the fitted samples describe (`parameters`), the plan (`measured`), how well the model describes
+    the samples (`fit`), and `predictions` on a "host", with all ranks on its cores (None if none was measured), and on
+    a "cluster", with every rank on cores and a link of its own. The `fit`: all `points`, which are samples and the
+    relative `error` of their prediction, positive if that is too long; of the absolute errors of points that the model
+    was not fitted to, `median_error` and `worst_error`."""
+    machine = fit([sample for sample in samples if sample["fitted"]], plan)
+    points = [sample | {"error": error(machine, sample, plan)} for sample in samples]
+    unseen = [abs(point["error"]) for point in points if not point["fitted"]]
+    host = machine
+    if plan["hosts"] > 1:
+        host = Machine(machine.inner_alpha, machine.inner_beta, machine.gamma, plan["cores"])
     quality = {"points": points, "median_error": median(unseen), "worst_error": max(unseen)}
-    return ScaleResult(parameters=machine, fit=quality, plan=plan, predictions=found)
+    on_host = None if plan["ranks_per_host"] == 1 else predict(host, HOST)
+    predictions = {"host": on_host, "cluster": predict(replace(machine, cores=None), CLUSTER)}
+    return {"parameters": machine, "measured": plan, "fit": quality, "predictions": predictions}
 
 
-def samples_of(by_rank: Sequence[Mapping[Key, Sequence[float]]]) -> list[Sample]:
-    """From every rank's seconds per call, round by round: what the slowest rank took, in the lower quartile of rounds.
-    Not in the middle one, because all else that a machine does can only add to it."""
+def samples_of(by_rank: Sequence[Mapping[Key, Sequence[float]]], plan: Fields) -> list[Fields]:
+    """From every rank's seconds per call, round by round: for each key what the slowest rank took, in the lower
+    quartile of rounds. (Not in the middle one, because all else that a machine does can only add to it.) And whether
+    the model is to be `fitted` to it: others it has only to predict."""
+    fitted = {(len(each["ranks"]), each["node"], nbytes) for each in plan["groups"] for nbytes in each["fitted"]}
     samples = []
     for key in by_rank[0]:
         slowest = sorted(map(max, zip(*(times[key] for times in by_rank if key in times), strict=True)))
         name, size, nbytes, node = key
-        samples.append(Sample(name, size, nbytes, slowest[len(slowest) // 4], node=node))
+        sample = {"algorithm": name, "size": size, "nbytes": nbytes, "seconds": slowest[len(slowest) // 4]}
+        samples.append(sample | {"node": node, "fitted": (size, node, nbytes) in fitted})
     return samples
 
 
-def fit(samples: Sequence[Sample], plan: Plan) -> Machine:
+def fit(samples: Sequence[Fields], plan: Fields) -> Machine:
     """The machine whose predictions have the smallest squared relative errors. Whether its path or its share of the
     total decides over an all-reduce depends on what is to be found. So: take the shares first (of several hosts the
     paths: no share depends on the link between them), fit, look again which decides, fit again; of all machines on the
     way, the best."""
     terms = [terms_of(sample, plan) for sample in samples]
-    seconds = [sample.seconds for sample in samples]
-    several = plan.hosts > 1
+    seconds = [sample["seconds"] for sample in samples]
+    several = plan["hosts"] > 1
     decisive = [path if several else share for share, path in terms]
-    cores, node = (None, plan.ranks_per_host) if several else (plan.cores, 1)
+    cores, node = (None, plan["ranks_per_host"]) if several else (plan["cores"], 1)
     seen = []
     for _ in range(REFITS):
         parameters = least_squares(decisive, seconds)
@@ -312,29 +232,29 @@ def fit(samples: Sequence[Sample], plan: Plan) -> Machine:
     return min(seen, key=lambda each: sum(error(each, sample, plan) ** 2 for sample in samples))
 
 
-def terms_of(sample: Sample, plan: Plan) -> tuple[Terms, Terms]:
+def terms_of(sample: Fields, plan: Fields) -> tuple[Terms, Terms]:
     """Each core's share of the total, and the critical path: the longer one decides. (Without shared cores, the path.)
     On several hosts it is the level inside a host that tells what a message costs a core."""
     cost = cost_of(sample)
     inside, between = cost.inside, cost.between
     path = (between.messages, between.bytes, between.added + inside.added, inside.messages, inside.bytes)
-    cores = plan.cores_for(sample)
+    cores = cores_for(sample, plan)
     if cores is None:
         return path, path
     share = cost.total.times(1 / cores)
-    if plan.hosts > 1:
+    if plan["hosts"] > 1:
         return (0, 0, share.added, share.messages, share.bytes), path
     return (share.messages, share.bytes, share.added, 0, 0), path
 
 
-def cost_of(sample: Sample) -> Cost:
-    return COSTS[sample.algorithm](Task(sample.size, sample.nbytes, sample.node))
+def cost_of(sample: Fields) -> Cost:
+    return COSTS[sample["algorithm"]](Task(sample["size"], sample["nbytes"], sample["node"]))
 
 
-def error(machine: Machine, sample: Sample, plan: Plan) -> float:
+def error(machine: Machine, sample: Fields, plan: Fields) -> float:
     """Relative error of the prediction: positive if it is too long, negative if too short."""
-    on_cores = replace(machine, cores=plan.cores_for(sample))
-    return on_cores.seconds(cost_of(sample)) / sample.seconds - 1
+    on_cores = replace(machine, cores=cores_for(sample, plan))
+    return on_cores.seconds(cost_of(sample)) / float(sample["seconds"]) - 1
 
 
 def least_squares(terms: Sequence[Terms], seconds: Sequence[float]) -> list[float]:

@@ -13,49 +13,33 @@ from playground.see.record import RECEIVE, SEND, Recording
 
 
 @few
-@given(recordings())
-def test_every_message_has_both_its_ends(recording: Recording) -> None:
-    messages = match_messages(recording)
-    assert messages.unmatched == ()
-    assert len(messages.matched) == len([*recording.events(SEND)])
-    for message in messages.matched:
-        send, receive = message.send, message.receive
+@given(recordings(), st.data())
+def test_every_message_has_both_its_ends_and_one_that_is_lost_leaves_the_other(
+    recording: Recording, data: st.DataObject
+) -> None:
+    matched, unmatched = match_messages(recording)
+    assert (len(matched), unmatched) == (len([*recording.events(SEND)]), [])
+    for send, receive in matched:
         assert (send.kind, receive.kind) == (SEND, RECEIVE)
         assert (send.rank, send.peer) == (receive.peer, receive.rank)
         assert (send.nbytes, send.tag, send.message) == (receive.nbytes, receive.tag, receive.message)
         assert send.start < receive.end
+    if matched:
+        lost = data.draw(st.sampled_from([*recording.events(SEND, RECEIVE)]))
+        events = [[event for event in rank.events if event != lost] for rank in recording.ranks]
+        left, [alone] = match_messages(recording_of(events))
+        assert (alone.rank, alone.peer, alone.message) == (lost.peer, lost.rank, lost.message)
+        assert len(left) == len(matched) - 1
 
 
-@few
-@given(recordings(), st.data())
-def test_an_end_that_is_lost_leaves_the_other_one(recording: Recording, data: st.DataObject) -> None:
-    ends = [*recording.events(SEND, RECEIVE)]
-    if not ends:
-        return
-    lost = data.draw(st.sampled_from(ends))
-    events = [[event for event in rank.events if event != lost] for rank in recording.ranks]
-    messages = match_messages(recording_of(events))
-    (left,) = messages.unmatched
-    assert (left.rank, left.peer, left.message) == (lost.peer, lost.rank, lost.message)
-    assert len(messages.matched) == len(ends) / 2 - 1
-
-
-def test_a_receive_from_anyone_that_never_ended_is_nobodys() -> None:
+def test_what_has_no_other_end_and_what_has_two_is_not_hidden() -> None:
+    """A receive from anyone that never ended, and the same message twice."""
     recording = play([[Send(1, 8)], [Receive(0, 8), Wait()]])
-    (receive,) = recording.events(RECEIVE)
+    (send,), (receive,) = recording.events(SEND), recording.events(RECEIVE)
     waiting = replace(receive, peer=None, message=None)
-    messages = match_messages(recording_of([recording.ranks[0].events, [waiting]]))
-    assert {event.kind for event in messages.unmatched} == {SEND, RECEIVE}
-    assert messages.matched == ()
-
-
-def test_the_same_message_twice_is_not_hidden() -> None:
-    recording = play([[Send(1, 8)], [Receive(0, 8), Wait()]])
-    (send,) = recording.events(SEND)
+    assert match_messages(recording_of([[send], [waiting]])) == ([], [send, waiting])
     again = replace(send, number=1)
-    messages = match_messages(recording_of([[send, again], recording.ranks[1].events]))
-    assert messages.unmatched == (again,)
-    assert len(messages.matched) == 1
+    assert match_messages(recording_of([[send, again], [receive]])) == ([(send, receive)], [again])
 
 
 def test_the_so_manyth_call_of_each_rank_is_one_collective() -> None:

@@ -18,15 +18,20 @@ moments = st.floats(0, 10)
 spans = st.lists(st.tuples(moments, moments).map(lambda pair: (min(pair), max(pair))), max_size=8)
 
 
-@given(spans, moments, moments)
-def test_a_union_counts_every_moment_once(intervals: list[tuple[float, float]], one: float, other: float) -> None:
-    joined = union(intervals)
+@given(spans, spans, st.tuples(moments, moments))
+def test_intervals(
+    intervals: list[tuple[float, float]], others: list[tuple[float, float]], at: tuple[float, float]
+) -> None:
+    """A union counts every moment once, and what is subtracted is gone."""
+    joined, left = union(intervals), subtract(intervals, others)
     assert all(first[1] < second[0] for first, second in itertools.pairwise(joined))
     assert total(joined) <= total(intervals) + 1e-9
-    inside = total(clip(joined, min(one, other), max(one, other)))
-    assert -1e-9 <= inside <= min(total(joined), abs(one - other)) + 1e-9
+    assert -1e-9 <= total(clip(joined, min(at), max(at))) <= min(total(joined), max(at) - min(at)) + 1e-9
     for first, last in intervals:
         assert total(clip(joined, first, last)) == pytest.approx(last - first)
+    assert total(left) <= total(joined) + 1e-9
+    assert total(union([*left, *others])) == pytest.approx(total(union([*intervals, *others])))
+    assert all(clip(left, first, last) == [] for first, last in others)
 
 
 def test_both_definitions_of_a_step() -> None:
@@ -53,7 +58,7 @@ NAMES = ["forward", "backward", "forward", "backward", "step"]
 
 
 def test_a_pass_without_the_optimizer_is_no_step() -> None:
-    """Gradients that are accumulated, or averaged alone."""
+    """Gradients that are accumulated, or averaged alone; nor is a barrier communication, or what follows the step."""
     events = [Event(at, 0, "compute", name, float(at), at + 1.0) for at, name in enumerate(NAMES)]
     events.append(Event(5, 0, "collective", "all_reduce", 3.5, 3.75, nbytes=8))
     recording = recording_of([events])
@@ -64,11 +69,7 @@ def test_a_pass_without_the_optimizer_is_no_step() -> None:
     (found,) = overlaps(recording)
     assert found.compute == 3 - 0.25  # less what the all-reduce stood still for
     assert (found.communication, found.union, found.overlap) == (0.25, 3.0, 0.0)
-
-
-def test_a_barrier_is_no_communication_and_what_comes_after_the_step_is_no_part_of_it() -> None:
-    events = [Event(at, 0, "compute", name, float(at), at + 1.0) for at, name in enumerate(NAMES)]
-    events.append(Event(5, 0, "collective", "barrier", 3.5, 3.75))
+    events[-1:] = [Event(5, 0, "collective", "barrier", 3.5, 3.75)]
     events.append(Event(6, 0, "collective", "all_gather", 6.0, 7.0, nbytes=8))
     assert overlaps(recording_of([events])) == []
 
@@ -94,12 +95,3 @@ def test_where_the_device_has_told_its_times_they_count() -> None:
         assert (found.overlap, found.compute, found.communication) == (1.0, 4.0, 2.0)
         assert (found.exposed, found.sent, found.early) == (1.0, 1, 1)
     assert overlaps(on_gpus(recording_of([host]))) == []
-
-
-@given(spans, spans)
-def test_what_is_subtracted_is_gone(intervals: list[tuple[float, float]], others: list[tuple[float, float]]) -> None:
-    left = subtract(intervals, others)
-    assert total(left) <= total(union(intervals)) + 1e-9
-    assert total(union([*left, *others])) == pytest.approx(total(union([*intervals, *others])))
-    for first, last in others:
-        assert clip(left, first, last) == []

@@ -13,10 +13,9 @@ import pytest
 from playground.runtime.remote import ROOT
 from playground.see.analyse import ref_of
 from playground.see.command import ALL, FIGURES, RUNS, all_files, chapter_files
-from playground.see.paint import ARROW, BOX, Mark, Scene
+from playground.see.paint import ARROW, BOX, Evidence, Mark, Scene
 from playground.see.paint.painters import to_svg
 from playground.see.paint.ranks import SIX
-from playground.see.paint.results import Evidence, last_step
 from playground.see.paint.training import steps_of_attempts
 from playground.see.record import BUCKET, COLLECTIVE, COMPUTE, MOVE
 
@@ -44,10 +43,6 @@ def of_kind(scene: Scene, kind: str) -> list[Mark]:
     return [mark for mark in scene.marks if mark.kind == kind]
 
 
-def texts(scene: Scene) -> list[str]:
-    return [mark.text for mark in scene.marks if mark.text]
-
-
 def by_speed(names: Any) -> list[Any]:
     """Figures as parameters, those of longer runs for `make stress`."""
     return [pytest.param(name, marks=[pytest.mark.stress] * (ALL[name].run not in QUICK)) for name in sorted(names)]
@@ -66,8 +61,6 @@ def test_reduce_then_broadcast_goes_through_the_root(evidence: Any) -> None:
     assert len(arrows) == 6
     assert not any(mark.meant for mark in arrows)
     assert all(mark.event is not None for mark in arrows)
-    boxes = [mark.text.split("\n")[1] for mark in of_kind(scene, BOX)]
-    assert boxes == ["1", "3", "5", "7", "16", "3", "5", "7", "16", "16", "16", "16"]
     assert "Rank 0 receives 48 B and sends 48 B" in scene.caption[0]
 
 
@@ -89,8 +82,8 @@ def test_inside_a_backend_arrows_are_dashed_and_values_are_those_of_the_run(evid
     assert all(mark.meant for mark in of_kind(scene, ARROW))
     values = [mark.text.split("\n")[1] for mark in of_kind(scene, BOX)]
     assert values[:8] == ["1 2 3 4", "-", "-", "-", "1", "2", "3", "4"]
-    assert [text for text in texts(scene) if "\n" not in text] == [*SIX]
-    assert "T = t0 + t1 + t2 + t3 = 10" in texts(scene_of("F6", evidence))
+    assert [mark.text for mark in scene.marks if mark.text and "\n" not in mark.text] == [*SIX]
+    assert "T = t0 + t1 + t2 + t3 = 10" in {mark.text for mark in scene_of("F6", evidence).marks}
 
 
 def test_all_ranks_take_the_same_step(evidence: Any) -> None:
@@ -99,8 +92,6 @@ def test_all_ranks_take_the_same_step(evidence: Any) -> None:
     own = {mark.text for mark in of_kind(scene, BOX) if mark.style == "backward"}
     assert (len(steps), len(own)) == (1, 4)
     assert any("differ by 0 at most" in line for line in scene.caption)
-    labels = [text for text in texts(scene_of("F11", evidence)) if re.match(r"\d ", text)]
-    assert labels == ["1 samples", "2 model", "3 gradient", "4 average", "5 step"]
 
 
 @pytest.mark.stress
@@ -117,20 +108,10 @@ def test_what_moves_between_devices_was_recorded(name: str, evidence: Any) -> No
 @pytest.mark.stress
 def test_averaging_begins_in_backward_only_where_it_overlaps(evidence: Any) -> None:
     for name, overlaps in (("F12", False), ("F13", True)):
-        for rank in last_step(evidence(ALL[name].run).recorded).ranks:
+        for rank in evidence(ALL[name].run).last_step.ranks:
             backward_ends = max(event.end for event in rank.events if event.name == "backward")
             averaging_starts = min(event.start for event in rank.events if event.kind in (BUCKET, COLLECTIVE))
             assert (averaging_starts < backward_ends) is overlaps
-
-
-def structure(svg: str) -> list[tuple[str, str]]:
-    """What is drawn and written, whatever the numbers are: the classes of shapes, and texts with # for numbers."""
-    found = []
-    for element in ElementTree.fromstring(svg).iter():
-        text = re.sub(r" *[-+]?\d[\d.,]*", "#", element.text or "") if element.tag.endswith("text") else ""
-        if text != "#" and "muted" not in element.get("class", "").split():
-            found.append((element.get("class", ""), text))
-    return found
 
 
 TIMELINES = ("F12", "F13", "bert")
@@ -138,8 +119,13 @@ TIMELINES = ("F12", "F13", "bert")
 
 
 def outline(name: str, svg: str) -> object:
-    """What of a picture is the same in every run."""
-    found = structure(svg)
+    """What of a picture is the same in every run: the classes of shapes, and texts with # for numbers."""
+    found = []
+    for element in ElementTree.fromstring(svg).iter():
+        kind = element.get("class", "")
+        text = re.sub(r" *[-+]?\d[\d.,]*", "#", element.text or "") if element.tag.endswith("text") else ""
+        if text != "#" and "muted" not in kind.split():
+            found.append((kind, text))
     if name not in TIMELINES:
         return found
     return {(kind, text) for kind, text in found if kind != "middle" and "wait" not in kind and text != "wait"}

@@ -2,73 +2,58 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import replace
 from itertools import pairwise
 
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 from recordings import Action, Call, Compute, Pause, Receive, Send, Wait, play, recording_of, ring, training
 
-from playground.see.analyse import to_logical_time
-from playground.see.paint import ARROW, BAR, LANE, Scene
-from playground.see.paint.timeline import MOST_ARROWS, ROW, group_short, lay_out
+from playground.see.analyse import Timeline, to_logical_time
+from playground.see.paint import ARROW, BAR, LANE, Mark, Scene
+from playground.see.paint.painters import to_svg
+from playground.see.paint.timeline import MOST_ARROWS, ROW, cluster_short, lay_out
 from playground.see.record import BACKGROUND, COMPUTE, PHASE, Event
 
 
-def count(scene: Scene) -> Counter[str]:
-    return Counter(mark.kind for mark in scene.marks)
+def of_kind(scene: Scene, kind: str) -> list[Mark]:
+    return [mark for mark in scene.marks if mark.kind == kind]
 
 
-def test_a_ring_has_a_lane_a_rank_and_an_arrow_a_message() -> None:
-    scene = lay_out(ring(4))
-    assert count(scene)[LANE] == 4
-    assert count(scene)[ARROW] == 4 * 6
-    assert {mark.title for mark in scene.marks if mark.kind == ARROW} >= {"rank 0 → rank 1, 4 B: [1]"}
-
-
-def test_bars_are_where_their_events_are() -> None:
-    recording = training(2)
+def test_a_ring_has_a_lane_a_rank_an_arrow_a_message_and_bars_where_its_events_are() -> None:
+    recording = ring(4)
     scene = lay_out(recording)
-    events = {(event.rank, event.number): event for event in recording.events()}
-    lane = next(mark for mark in scene.marks if mark.kind == LANE)
-    for mark in scene.marks:
-        if mark.event and mark.kind == BAR:
+    lanes, arrows = of_kind(scene, LANE), of_kind(scene, ARROW)
+    assert (len(lanes), len(arrows)) == (4, 4 * 6)
+    assert "rank 0 → rank 1, 4 B: [1]" in {mark.title for mark in arrows}
+    events = Timeline(recording).by_ref
+    for mark in of_kind(scene, BAR):
+        if mark.event:
             at = events[mark.event].start / recording.end
-            assert mark.x == pytest.approx(lane.x + lane.w * at, abs=0.1)
+            assert mark.x == pytest.approx(lanes[0].x + lanes[0].w * at, abs=0.1)
 
 
 def test_overlapping_collectives_lie_in_rows_of_their_own() -> None:
     call = Call("all_reduce", 4096, blocking=False)
     both: list[Action] = [call, call, Pause(0.001), Wait()]
     scene = lay_out(play([both, both]))
-    bars = [mark for mark in scene.marks if mark.kind == BAR and mark.style == "communication" and mark.event]
-    rank_0 = {mark.y for mark in bars if mark.event and mark.event[0] == 0}
-    assert len(rank_0) == 2
+    bars = [mark for mark in of_kind(scene, BAR) if mark.style == "communication"]
+    assert len({mark.y for mark in bars if mark.event and mark.event[0] == 0}) == 2
 
 
 def test_of_too_many_messages_some_are_drawn_and_it_is_said() -> None:
-    sends = [Send(1, 8) for _ in range(400)]
-    receives = [Receive(0, 8) for _ in range(400)]
-    scene = lay_out(play([[*sends, Wait()], [*receives, Wait()]]))
-    assert count(scene)[ARROW] == MOST_ARROWS
+    scene = lay_out(play([[*[Send(1, 8)] * 400, Wait()], [*[Receive(0, 8)] * 400, Wait()]]))
+    assert len(of_kind(scene, ARROW)) == MOST_ARROWS
     assert any(line.startswith(f"{MOST_ARROWS} of 400 messages are drawn") for line in scene.caption)
 
 
-@given(st.integers(2, 6))
-@settings(max_examples=5)
-def test_logical_steps_of_a_ring(size: int) -> None:
+def test_logical_steps_of_a_ring_depend_on_no_speed() -> None:
     """Computing takes one, each of 2(N - 1) messages one, and each of N - 1 additions one."""
-    logical = to_logical_time(ring(size))
-    assert logical.end == 1 + 2 * (size - 1) + (size - 1)
-    assert len(list(logical.events())) == len(list(ring(size).events()))
-
-
-def test_logical_time_does_not_depend_on_speed() -> None:
-    one, other = (to_logical_time(ring(4, alpha=alpha, straggler=late)) for alpha, late in ((1e-4, 1), (1e-2, 1)))
-    assert [(event.start, event.end) for event in one.events()] == [
-        (event.start, event.end) for event in other.events()
-    ]
+    for size in (2, 4, 5):
+        one, other = (to_logical_time(ring(size, alpha=alpha, straggler=1)) for alpha in (1e-4, 1e-2))
+        assert one.end == 1 + 2 * (size - 1) + (size - 1)
+        assert len(list(one.events())) == len(list(ring(size).events()))
+        assert [(e.start, e.end) for e in one.events()] == [(e.start, e.end) for e in other.events()]
 
 
 def test_what_waits_for_ever_has_no_logical_end() -> None:
@@ -88,7 +73,7 @@ def test_ends_that_came_before_what_they_waited_for_have_no_logical_time() -> No
 
 def test_of_values_that_are_too_large_the_shape_is_told() -> None:
     scene = lay_out(play([[Send(1, 4000), Wait()], [Receive(0, 4000), Wait()]]))
-    [arrow] = [mark for mark in scene.marks if mark.kind == ARROW]
+    [arrow] = of_kind(scene, ARROW)
     assert arrow.title == "rank 0 → rank 1, 3.906 KiB of shape 1000"
 
 
@@ -96,16 +81,17 @@ def test_short_events_are_drawn_together_where_they_are() -> None:
     """In a long run nothing is a pixel wide, and yet it is seen what ranks do, everywhere."""
     recording = training(2, steps=500)
     scene = lay_out(recording)
-    pieces = [mark for mark in scene.marks if mark.kind == BAR and mark.style in ("forward", "backward", "optimizer")]
+    pieces = [mark for mark in of_kind(scene, BAR) if mark.style in ("forward", "backward", "optimizer")]
     covered = sum(mark.w for mark in pieces if mark.y == min(each.y for each in pieces))
-    assert covered > 0.9 * next(mark.w for mark in scene.marks if mark.kind == LANE)
+    assert covered > 0.9 * of_kind(scene, LANE)[0].w
+    assert len(to_svg(scene)) < 100_000
     assert any("narrower than a pixel are drawn together" in line for line in scene.caption)
 
 
 @given(st.lists(st.tuples(st.floats(0, 500), st.sampled_from(["wait", "compute"])), max_size=60))
 def test_groups_hold_every_short_event_once_and_do_not_overlap(short: list[tuple[float, str]]) -> None:
     events = list(ring(2).events(COMPUTE))[:1] * len(short)
-    groups = group_short((left, left + 0.5, style, event) for (left, style), event in zip(short, events, strict=True))
+    groups = cluster_short((left, left + 0.5, style, event) for (left, style), event in zip(short, events, strict=True))
     assert sum(len(group.events) for group in groups) == len(short)
     for group, following in pairwise(groups):
         assert group.left <= group.right
@@ -126,8 +112,8 @@ def test_threads_that_work_at_once_are_below_each_other() -> None:
     ]  # fmt: skip
     rank = replace(alone.ranks[0], events=(*alone.ranks[0].events, *threads))
     scene = lay_out(replace(alone, ranks=(rank, alone.ranks[1])))
-    bars = {mark.event: mark.y for mark in scene.marks if mark.kind == BAR and mark.event}
+    bars = {mark.event: mark.y for mark in of_kind(scene, BAR) if mark.event}
     tops = [bars[0, event.number] for event in threads]
     assert tops[::2] == tops[1::2] == [tops[0], tops[0] + ROW, tops[0] + 2 * ROW]
-    lanes, before = ([mark.h for mark in each.marks if mark.kind == LANE] for each in (scene, lay_out(alone)))
+    lanes, before = ([mark.h for mark in of_kind(each, LANE)] for each in (scene, lay_out(alone)))
     assert lanes == [before[0], 3 * ROW, before[1]]

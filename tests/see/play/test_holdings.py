@@ -1,4 +1,4 @@
-"""What ranks hold, and the columns that a page has of a recording: no browser is needed to check these."""
+"""What ranks hold, and the columns that a page has of a recording, and how large it is: no browser is needed here."""
 
 from __future__ import annotations
 
@@ -10,16 +10,18 @@ from itertools import accumulate, pairwise
 from math import inf, isnan, nan
 from typing import Any
 
+import pytest
 from hypothesis import given, settings, strategies as st
 from recordings import Action, Begin, End, Instant, Receive, Send, Wait, play, ring
 
-from playground.see.analyse import changes_of
+from playground.see import play as player
+from playground.see.analyse import holdings_of
 from playground.see.play import MAX_NUMBERS, render_page, to_columns, to_json, to_numbers
 from playground.see.record import COLLECTIVE, VALUES, Recording
 
 
 def held(recording: Recording, rank: int) -> list[tuple[float, ...]]:
-    return [change.values for change in changes_of(recording.ranks[rank])]
+    return [change.values for change in holdings_of(recording.ranks[rank])]
 
 
 def test_a_ring_holds_its_sums_chunk_by_chunk() -> None:
@@ -31,14 +33,11 @@ def test_a_ring_holds_its_sums_chunk_by_chunk() -> None:
     assert changed == [1] * len(changed)  # a chunk at a time
 
 
-def test_without_a_collective_what_is_received_is_held() -> None:
-    recording = play(
-        [[Instant(VALUES, "before", (7.0,)), Send(1, 4, (7.0,)), Wait()], [Receive(0, 4, (7.0,)), Wait()], []]
-    )
+def test_what_is_received_is_held_but_for_parts_of_a_collective_s_tensor() -> None:
+    """Of what a collective received it is not told where it belongs."""
+    before = Instant(VALUES, "before", (7.0,))
+    recording = play([[before, Send(1, 4, (7.0,)), Wait()], [Receive(0, 4, (7.0,)), Wait()], []])
     assert [held(recording, rank) for rank in range(3)] == [[(7.0,)], [(7.0,)], []]
-
-
-def test_what_a_collective_received_without_telling_where_is_not_taken_for_the_tensor() -> None:
     inside: list[Action] = [Begin(COLLECTIVE, "ours", 8, (2,)), Instant(VALUES, "before", (1.0, 2.0))]
     recording = play([[Send(1, 4, (9.0,)), Wait()], [*inside, Receive(0, 4, (9.0,)), Wait(), End((1.0, 11.0))]])
     assert held(recording, 1) == [(1.0, 2.0), (1.0, 11.0)]
@@ -86,3 +85,18 @@ def test_values_beyond_what_a_page_has_room_for_are_counted() -> None:
     assert sum(map(len, columns["vectors"])) == MAX_NUMBERS
     assert columns["leftOut"] == 3
     assert [change[2] for change in columns["holdings"][0]][-2:] == [MAX_NUMBERS // 1000 - 1, None]
+
+
+def test_a_page_of_a_lesson_is_small_and_of_a_very_long_run_has_the_beginning(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert len(render_page(ring(8))) <= 120_000
+    recording = ring(4, straggler=1)
+    every = sorted(recording.events(), key=lambda event: event.start)
+    for most in (10, 50, 1000):
+        monkeypatch.setattr(player, "MAX_EVENTS", most)
+        shown, later = player.beginning_of(recording)
+        here = sorted(shown.events(), key=lambda event: event.start)
+        assert [(event.rank, event.number) for event in here] == [(e.rank, e.number) for e in every[: len(here)]]
+        assert 0 < len(here) <= most
+        assert later == len(every) - len(here) == to_columns(recording)["later"]
+        until = every[len(here)].start if later else inf
+        assert [event.end for event in here] == [e.end if e.end <= until else inf for e in every[: len(here)]]

@@ -10,12 +10,15 @@ from typing import Any
 import pytest
 import torch
 from browser import MISSING, Browser, browser
-from recordings import on_gpus, ring, training
+from recordings import on_gpus, recording_of, ring
 
 from playground.algorithms import load_all_reduce
-from playground.see.analyse import Timeline, changes_of, match_messages, ref_of, to_logical_time
+from playground.see.analyse import Timeline, holdings_of, match_messages, ref_of, to_logical_time
 from playground.see.files import paint
-from playground.see.record import COLLECTIVE, COMPUTE, Recording
+from playground.see.paint import BOX, Evidence
+from playground.see.paint.collectives import moving
+from playground.see.paint.painters import TITLE_HEIGHT, to_svg
+from playground.see.record import COLLECTIVE, COMPUTE, Event, Recording
 from playground.see.record.run import Recorded, read_recording
 from playground.testing import World
 
@@ -71,11 +74,11 @@ def states_at(recording: Recording, clock: str, time: float) -> tuple[list[list[
     time += round(min(event.start for event in timed.events()) / unit)
     held: list[list[float]] = [[] for _ in timed.ranks]
     for rank in timed.ranks:
-        for change in changes_of(rank):
-            if round((change.event.end if change.at_end else change.event.start) / unit) <= time:
+        for change in holdings_of(rank):
+            if round(change.time / unit) <= time:
                 held[rank.rank] = [*change.values]
     events = Timeline(timed).by_ref
-    ways = [(events[ref_of(m.send)].start, events[ref_of(m.receive)].end) for m in match_messages(recording).matched]
+    ways = [(events[ref_of(m.send)].start, events[ref_of(m.receive)].end) for m in match_messages(recording)[0]]
     return held, [
         number for number, (sent, arrived) in enumerate(ways) if round(sent / unit) <= time < round(arrived / unit)
     ]
@@ -85,10 +88,6 @@ def reduce_by_ring(rank: int, size: int) -> None:
     load_all_reduce("ring")(torch.full((size + 1,), 0.1 * 10.0**rank))
 
 
-def reduce_by_tutorial_ring(rank: int, size: int) -> None:
-    load_all_reduce("tutorial-ring")(torch.full((size + 1,), 0.1 * 10.0**rank))
-
-
 @pytest.fixture(scope="module")
 def recorded(world: Callable[..., World], tmp_path_factory: pytest.TempPathFactory) -> Recording:
     folder = tmp_path_factory.mktemp("recorded")
@@ -96,8 +95,7 @@ def recorded(world: Callable[..., World], tmp_path_factory: pytest.TempPathFacto
     return read_recording(folder / "0")
 
 
-@pytest.mark.parametrize("clock", ["logical", "real"])
-@pytest.mark.parametrize("which", ["by hand", "of a run"])
+@pytest.mark.parametrize(("which", "clock"), [("by hand", "logical"), ("by hand", "real"), ("of a run", "real")])
 def test_every_step_shows_what_was_recorded(
     which: str, clock: str, recorded: Recording, show: Callable[..., Browser]
 ) -> None:
@@ -118,21 +116,16 @@ def test_every_step_shows_what_was_recorded(
 
 def calm(recording: Recording) -> Recording:
     """Without anything that a rank could wait in."""
-    ranks = tuple(
-        replace(rank, events=tuple(event for event in rank.events if event.kind == COMPUTE)) for rank in recording.ranks
-    )
-    return replace(recording, ranks=ranks)
+    return recording_of([[event for event in rank.events if event.kind == COMPUTE] for rank in recording.ranks])
 
 
 def test_a_wait_leads_to_the_rank_and_the_line_that_caused_it(show: Callable[..., Browser]) -> None:
     """By keyboard alone: the longest wait, then from link to link of its chain."""
     window = show(ring(4, straggler=1))
     window.press("w", KEYS["tab"])
-    last = 0
-    for _ in range(window.ask("return document.querySelectorAll('.chain li').length") - 1):
-        window.press(KEYS["tab"])
-        last += 1
+    last = window.ask("return document.querySelectorAll('.chain li').length") - 1
     assert last >= 1
+    window.press(*[KEYS["tab"]] * last)
     window.press(KEYS["enter"])
     assert window.ask("return document.activeElement.textContent").startswith("rank 1 was busy for")
     assert window.text("h3:has(+ pre)") == "Rank 1: lesson.py:11 in run"
@@ -140,9 +133,7 @@ def test_a_wait_leads_to_the_rank_and_the_line_that_caused_it(show: Callable[...
 
 
 @pytest.mark.parametrize(("change", "heading"), [(on_gpus, "Waits cannot be told on GPUs"), (calm, "No rank waited")])
-def test_why_there_are_no_waits(
-    change: Callable[[Recording], Recording], heading: str, show: Callable[..., Browser]
-) -> None:
+def test_why_there_are_no_waits(change: Any, heading: str, show: Callable[..., Browser]) -> None:
     assert show(change(ring(4, straggler=1))).text("h3:has(+ .waits)").startswith(heading)
 
 
@@ -157,22 +148,35 @@ def test_everything_is_reached_by_keyboard(show: Callable[..., Browser]) -> None
     assert "BUTTON" in seen[len(controls) :]
     window.press(KEYS["end"])
     assert window.text("#status").startswith("Step")
-    assert (
-        window.ask("return document.querySelectorAll('button:not([aria-label]):empty, [tabindex=\"1\"]').length") == 0
-    )
+    unnamed = "return document.querySelectorAll('button:not([aria-label]):empty, [tabindex=\"1\"]').length"
+    assert window.ask(unnamed) == 0
 
 
-@pytest.mark.parametrize("width", [360, 1600])
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_both_widths_in_light_and_dark(width: int, scheme: str, show: Callable[..., Browser]) -> None:
-    window = show(training(), width=width, color_scheme=scheme)
+@pytest.mark.parametrize(("width", "scheme"), [(360, "dark"), (1600, "light")])
+def test_both_widths_and_every_number_has_room_in_its_cell(
+    width: int, scheme: str, show: Callable[..., Browser]
+) -> None:
+    """In light and dark; of a number as many digits are shown as there is room for."""
+
+    def lengthen(event: Event) -> Event:
+        return replace(event, values=event.values and tuple(-0.00681234 * value for value in event.values))
+
+    run = ring(2)
+    ranks = (replace(rank, events=tuple(map(lengthen, rank.events))) for rank in run.ranks)
+    window = show(replace(run, ranks=tuple(ranks)), width=width, color_scheme=scheme)
     assert window.ask("return document.documentElement.scrollWidth") <= width
     for control in ("first", "play", "last", "clock", "whole", "position"):
         left, right = window.ask(f"const b = {control}.getBoundingClientRect(); return [b.left, b.right]")
-        assert left >= 0
-        assert right <= width
+        assert 0 <= left <= right <= width
     brightness = window.ask("return getComputedStyle(document.body).backgroundColor.match(/\\d+/g).map(Number)")
     assert (sum(brightness) > 384) == (scheme == "light")
+    window.press(KEYS["end"])
+    widths = window.ask(
+        "return [...document.querySelectorAll('.cell')].map((cell) => [cell, cell.nextSibling])"
+        ".map((pair) => pair.map((each) => each.getBoundingClientRect().width))"
+    )
+    assert len(widths) >= 2
+    assert all(text <= cell for cell, text in widths)
 
 
 def test_without_motion_playing_goes_from_step_to_step(show: Callable[..., Browser]) -> None:
@@ -188,32 +192,37 @@ def test_without_motion_playing_goes_from_step_to_step(show: Callable[..., Brows
     assert all((time - begun) % 1 == 0 for time in times[:-1])
 
 
-@pytest.mark.parametrize("width", [360, 1600])
-def test_every_number_has_room_in_its_cell(width: int, show: Callable[..., Browser]) -> None:
-    """However long it is: as many are shown as there is room for."""
-    run = ring(2)
-    ranks = (
-        replace(
-            rank,
-            events=tuple(
-                replace(event, values=event.values and tuple(-0.00681234 * value for value in event.values))
-                for event in rank.events
-            ),
-        )
-        for rank in run.ranks
-    )
-    window = show(replace(run, ranks=tuple(ranks)), width=width)
-    window.press(KEYS["end"])
-    widths = window.ask(
-        "return [...document.querySelectorAll('.cell')].map((cell) => [cell, cell.nextSibling])"
-        ".map((pair) => pair.map((each) => each.getBoundingClientRect().width))"
-    )
-    assert len(widths) >= 2
-    assert all(text <= cell for cell, text in widths)
-
-
 def test_a_program_is_shown_as_text(show: Callable[..., Browser]) -> None:
     """Whatever it contains, it is neither run nor does it end the data."""
     text = '</script><script>alert("1")</script><!--&amp;\n' * 40
     window = show(replace(ring(2), texts={"lesson.py": text}))
     assert window.ask("return document.querySelector('pre div').lastChild.textContent") == text.split("\n")[0]
+
+
+SHOWN = """
+document.getAnimations().forEach(each => { each.pause(); each.currentTime = arguments[0] * 1000; });
+const opacity = box => getComputedStyle(box.closest("[class^=c]") || box).opacity;
+return [...document.querySelectorAll("rect.box")].filter(box => opacity(box) > 0.5)
+    .map(box => box.getBoundingClientRect()).map(place => [place.x, place.y].map(Math.round));
+"""
+
+
+def test_marks_of_a_moving_picture_are_there_in_their_time_and_travel(window: Browser, tmp_path: Path) -> None:
+    scene = moving(Evidence(results=[], recording=ring(4)))
+    boxes = [mark for mark in scene.marks if mark.kind == BOX]
+    file = tmp_path / "moving.svg"
+    file.write_text(to_svg(scene))
+    window.open(file, reduced_motion="no-preference")
+    for message in [mark for mark in boxes if any(mark.travels)][::5]:
+        moment = (message.start + message.end) / 2
+        expected = [
+            (mark.x + mark.travels[0] * passed, mark.y + mark.travels[1] * passed + TITLE_HEIGHT)
+            for mark in boxes
+            if mark.start <= moment < mark.end
+            for passed in [(moment - mark.start) / (mark.end - mark.start)]
+        ]
+        found = sorted(map(tuple, window.ask(SHOWN, moment)))
+        assert found == [pytest.approx(place, abs=2) for place in sorted(expected)]
+    window.open(file, reduced_motion="reduce")
+    assert len(window.ask(SHOWN, 0)) == len([mark for mark in scene.at_end if mark.kind == BOX]) == 16
+    assert window.complaints() == []

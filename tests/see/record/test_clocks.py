@@ -1,21 +1,24 @@
-"""Clocks of several hosts on one: what is unknown is estimated within the bound that is told, and never guessed."""
+"""Clocks of several hosts: what is unknown is estimated within the bound that is told, and never guessed."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from hosts import Network
 from hypothesis import given, strategies as st
 
 from playground.algorithms import load_all_reduce
 from playground.runtime import UsageError
-from playground.see.record import RECEIVE, SEND, VALUES
+from playground.see.analyse import match_messages
+from playground.see.record import VALUES
 from playground.see.record.layout import read_folder
 from playground.see.record.rank import recorded
-from playground.see.record.run import SECOND, Clock, ClockSample, merge, read_recording
+from playground.see.record.run import SECOND, ClockSample, clock_bound, merge, read_recording, to_rank_0
 from playground.testing import World
 
 Worlds = Callable[..., World]
@@ -29,18 +32,15 @@ AHEAD, FASTER = 5_000_000, 50e-6
 )  # fmt: skip
 def test_a_steady_drift_is_followed(offset: int, drift: float, length: int, place: float) -> None:
     samples = [ClockSample(at, offset + round(drift * at), 10) for at in (0, length)]
-    clock, time_there = Clock(tuple(samples)), round(place * length)
-    assert clock.to_rank_0(time_there) == pytest.approx(time_there + offset + drift * time_there, abs=2)
-    assert clock.bound(length) == 10
+    time_there = round(place * length)
+    assert to_rank_0(samples, time_there) == pytest.approx(time_there + offset + drift * time_there, abs=2)
+    assert clock_bound(samples, length) == 10
 
 
-def test_one_comparison_bounds_what_follows_by_how_far_clocks_drift() -> None:
-    clock = Clock((ClockSample(0, 7, 10),))
-    assert (clock.to_rank_0(100), clock.bound(10**9)) == (107, 10 + 10**5)
-
-
-def test_a_shared_clock_is_not_corrected() -> None:
-    assert (Clock().to_rank_0(3), Clock().bound(3)) == (3, 0)
+def test_one_comparison_bounds_what_follows_by_how_far_clocks_drift_and_a_shared_clock_is_not_corrected() -> None:
+    samples = [ClockSample(0, 7, 10)]
+    assert (to_rank_0(samples, 100), clock_bound(samples, 10**9)) == (107, 10 + 10**5)
+    assert (to_rank_0([], 3), clock_bound([], 3)) == (3, 0)
 
 
 def send_with_a_wrong_clock(rank: int, size: int, folder: Path) -> list[tuple[int, int]]:
@@ -63,7 +63,9 @@ def send_with_a_wrong_clock(rank: int, size: int, folder: Path) -> list[tuple[in
     return instants
 
 
-def test_two_clocks_become_one_within_the_bound(world: Worlds, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_clocks_become_one_within_the_bound_and_only_if_they_were_compared(
+    world: Worlds, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("PLAYGROUND_HOSTS", "2")
     truth = world(2).run(send_with_a_wrong_clock, tmp_path)
     recording = read_recording(tmp_path)
@@ -72,19 +74,33 @@ def test_two_clocks_become_one_within_the_bound(world: Worlds, tmp_path: Path, m
     told = [[event.start for event in rank.events if event.name == "now"] for rank in recording.ranks]
     for mine, theirs, (before, after), (began, ended) in zip(*told, *truth, strict=True):
         assert (began - after) / SECOND - bound <= theirs - mine <= (ended - before) / SECOND + bound
-    sent = {(event.rank, event.peer, event.message): event.start for event in recording.events(SEND)}
-    for event in recording.events(RECEIVE):
-        assert event.peer is not None
-        assert event.end > sent[event.peer, event.rank, event.message] - bound
-
-
-def test_clocks_that_were_never_compared_are_not_merged(
-    world: Worlds, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("PLAYGROUND_HOSTS", "2")
-    world(2).run(send_with_a_wrong_clock, tmp_path)
+    assert all(send.start - bound < receive.end for send, receive in match_messages(recording)[0])
     members = read_folder(tmp_path)
     lines = members.files["rank-1.tables"].splitlines(keepends=True)
     kept = b"".join(line for line in lines if not line.startswith(b'["clock"'))
     with pytest.raises(UsageError, match=r"the clock of rank 1 on .* was never compared with that of rank 0"):
         merge(type(members)({**members.files, "rank-1.tables": kept}))
+
+
+@pytest.mark.stress
+def test_two_hosts_make_one_recording(hosts: Callable[..., Network], tmp_path: Path) -> None:
+    """Each host writes to a folder of its own, as hosts without a common disk do."""
+    machines = hosts(2).hosts
+    files = [tmp_path / host.name / "ring.playground" for host in machines]
+    for file in files:
+        file.parent.mkdir()
+    programs: list[Any] = [
+        host.torchrun(2, "allreduce", "--algorithm", "ring", "--see", file)
+        for host, file in zip(machines, files, strict=True)
+    ]
+    outcomes = [program.communicate(timeout=120) for program in programs]
+    assert [program.returncode for program in programs] == [0, 0], outcomes
+    assert [file.exists() for file in files] == [True, False]
+    recording = read_recording(files[0])
+    assert [rank.host for rank in recording.ranks] == [host.name for host in machines for _ in range(2)]
+    assert [rank.is_cut_off for rank in recording.ranks] == [False] * 4
+    bound = max(rank.clock_bound for rank in recording.ranks)
+    assert "clocks agree within" in outcomes[0][1]
+    matched, unmatched = match_messages(recording)
+    assert (len(matched) > 0, unmatched) == (True, [])
+    assert all(send.start - bound < receive.end for send, receive in matched)

@@ -38,10 +38,9 @@ def test_messages_of_remote_calls(world: Worlds, tmp_path: Path) -> None:
     results = world(3).run(Recorded(call_the_next_rank, tmp_path))
     recording = read_recording(tmp_path / "0")
     assert results == [[0.0] * CALLS, [], []]
-    messages = match_messages(recording)
-    assert messages.unmatched == ()
-    assert all(message.send.nbytes == message.receive.nbytes for message in messages.matched)
-    assert all(message.send.start <= message.receive.end for message in messages.matched)
+    matched, unmatched = match_messages(recording)
+    assert unmatched == []
+    assert all(send.nbytes == receive.nbytes and send.start <= receive.end for send, receive in matched)
     tensors = Counter((event.rank, event.peer) for event in recording.events(SEND) if event.nbytes != ENVELOPE)
     assert tensors == dict.fromkeys([(0, 1), (1, 2), (2, 1), (1, 0)], CALLS)
     sources = {recording.sources[event.source].function for event in recording.events(SEND) if event.source is not None}

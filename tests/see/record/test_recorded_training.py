@@ -15,7 +15,6 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
-from playground import launch
 from playground.algorithms import load_all_reduce
 from playground.see.record import BUCKET, COMPUTE, GRADIENT, PHASE, Event, RankRecording
 from playground.see.record.run import Recorded, read_recording
@@ -26,8 +25,6 @@ Worlds = Callable[..., World]
 STEPS = 2
 BUCKETS = {"ddp": int(hasattr(dist.ProcessGroup, "register_pre_hook")), "bucketed": 2, "overlapped": 2}
 """How many are told: older versions of torch do not tell of DistributedDataParallel's."""
-
-
 backward = torch.autograd.backward
 """torch's own: when this is imported, nothing is recorded."""
 
@@ -70,10 +67,9 @@ def train(rank: int, size: int, way: str, all_reduce: str, elsewhere: bool = Fal
 
 
 WAYS = [
-    (*way, elsewhere)
-    for elsewhere in (False, True)
-    for way in (("ddp", "backend"), ("bucketed", "backend"), ("overlapped", "backend"), ("overlapped", "ring"))
-]
+    ("ddp", "backend", False), ("bucketed", "backend", False), ("overlapped", "backend", False),
+    ("overlapped", "ring", True), ("ddp", "backend", True),
+]  # fmt: skip
 """With DDP or one of ours, by which all-reduce, and whether backward runs in another thread."""
 
 
@@ -83,9 +79,9 @@ def train_in_all_ways(rank: int, size: int, folder: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def recorded(world: Worlds, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("training")
-    launch(train_in_all_ways, 2, args=(folder,))
+    world(2).run(train_in_all_ways, folder)
     return folder
 
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import sys
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from types import ModuleType
 from typing import Any, BinaryIO
 
 import torch
@@ -15,6 +17,7 @@ import torch.distributed as dist
 from torch import nn
 
 from playground.exercises.cases import Case, Cases
+from playground.runtime.tap.replacement import replaced
 from playground.runtime.temporary_folder import temporary_folder
 
 STEPS = 12
@@ -44,7 +47,7 @@ def cases(rank: int, size: int, seed: int) -> Cases:
         )):  # fmt: skip
             folder = (folders[0] or Path()) / str(number)
             run = partial(live_on, rank, size, seed, folder, kills, kill)
-            yield Case(about, (), run=run, returns={AGAIN: 0, SHARED: "none"} | due, is_coded=False)
+            yield Case(about, (), run=run, returns={AGAIN: 0, SHARED: 0} | due, is_coded=False)
 
 
 def live_on(
@@ -54,7 +57,7 @@ def live_on(
     """Call the solution until it is not killed any more. Ranks take turns, so that a file which they share holds the
     same in every run."""
     taken, found = list[int](), dict[str, object]()
-    mine, shared = set[Path](), set[str]()
+    mine, shared, module = set[Path](), set[Path](), sys.modules[function.__globals__["__name__"]]
     folder.mkdir(exist_ok=True)  # not before: of a case that is not run, rank 0 may have removed it
 
     def solve(model: object, optimizer: object, train: Callable[[int], None]) -> None:
@@ -64,18 +67,15 @@ def live_on(
         for turn in range(size):
             if turn == rank:
                 before = read_times(folder)
-                with (
-                    contextlib.suppress(Killed),
-                    killing(function.__globals__, *kill) if life < kills else contextlib.nullcontext(),
-                ):
+                with contextlib.suppress(Killed), killing(module, *kill) if life < kills else contextlib.nullcontext():
                     found = live(rank, seed, solve, taken)
                 after = read_times(folder)
                 changed = {file for file in before.keys() | after.keys() if before.get(file) != after.get(file)}
-                shared |= {file.name for file in (changed & before.keys()) - mine}
+                shared |= (changed & before.keys()) - mine
                 mine |= changed
             dist.group.WORLD.barrier().wait()
     again = max(0, len(taken) - STEPS - kills)
-    return {AGAIN: again, SHARED: ", ".join(sorted(shared)) or "none"} | found
+    return {AGAIN: again, SHARED: len(shared)} | found
 
 
 def read_times(folder: Path) -> dict[Path, tuple[int, int]]:
@@ -104,9 +104,9 @@ def live(rank: int, seed: int, solve: Callable[..., object], taken: list[int]) -
 
 
 @contextlib.contextmanager
-def killing(imported: dict[str, Any], when: str, operation: str, number: int) -> Iterator[None]:
-    """Raise `Killed` before, after or half-way through the write, or the renaming, of this number. `imported`: what the
-    solution may have imported by its name."""
+def killing(module: ModuleType, when: str, operation: str, number: int) -> Iterator[None]:
+    """Raise `Killed` before, after or half-way through the write, or the renaming, of this number. `module`: the
+    solution's, which may have imported them by their names."""
     calls = 0
 
     def call(real: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -120,19 +120,11 @@ def killing(imported: dict[str, Any], when: str, operation: str, number: int) ->
             raise Killed
 
     functions = (torch.save,) if operation == SAVE else (os.replace, os.rename)
-    places = [
-        (space, name, value)
-        for space in (vars(torch), vars(os), imported)
-        for name, value in space.items()
-        if any(value is each for each in functions)
-    ]
-    try:
-        for space, name, real in places:
-            space[name] = partial(call, real)
+    with contextlib.ExitStack() as replacements:
+        for owner in (torch, os, module):
+            for name in [name for name, value in vars(owner).items() if any(value is each for each in functions)]:
+                replacements.enter_context(replaced(owner, name, lambda real: partial(call, real)))
         yield
-    finally:
-        for space, name, real in places:
-            space[name] = real
 
 
 def write_half(

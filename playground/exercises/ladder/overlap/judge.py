@@ -27,15 +27,6 @@ def cases(rank: int, size: int, seed: int) -> Cases:
             for param in model:
                 param -= 0 if param.grad is None else param.grad
 
-    def describe(parameters: object, grad: object, reduced: int, seen: list[str], hooks: str) -> dict[str, object]:
-        return {
-            "parameter": parameters,
-            "grad": grad,
-            "all_reduce": f"of {reduced} elements in all",
-            "all_reduces when backward ends": ", ".join(seen),
-            "hooks": hooks,
-        }
-
     for about, unused in (
         ("all used", None),
         ("all used, the same model again", None),
@@ -70,3 +61,13 @@ def look() -> str:
     while not REDUCED and time.monotonic() < end:
         time.sleep(0.01)
     return WAITS if threading.get_ident() in WAITED else IN_FLIGHT if REDUCED else NONE
+
+
+def describe(parameters: object, grad: object, reduced: int, seen: list[str], hooks: str) -> dict[str, object]:
+    return {
+        "parameter": parameters,
+        "grad": grad,
+        "all_reduce": f"of {reduced} elements in all",
+        "all_reduces when backward ends": ", ".join(seen),
+        "hooks": hooks,
+    }

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -13,6 +13,7 @@ import torch.distributed as dist
 from playground.exercises.cases import Case, Cases, coded
 from playground.exercises.exercise import COLLECTIVES, COMPUTES, MESSAGES
 from playground.runtime.rank.rank import report
+from playground.runtime.tap.replacement import replaced
 
 SIGN = 3
 """A tag of the judge's own."""
@@ -48,15 +49,19 @@ def let_rank_1_wait(rank: int, size: int, given: tuple[object, object], function
 
 def run_with(pause: Callable[[], object], solve: Callable[[], object]) -> object:
     """Solve, with a pause after each send, and before each other call."""
-    kept = {name: getattr(dist, name) for name in (*MESSAGES, *COLLECTIVES)}
 
-    def call(name: str, *args: Any, **kwargs: Any) -> Any:
-        sent = kept[name](*args, **kwargs) if name == "send" else None
-        pause()
-        return sent if name == "send" else kept[name](*args, **kwargs)
+    def wrap(real: Callable[..., object]) -> Callable[..., object]:
+        def call(*args: object, **kwargs: object) -> object:
+            if real.__name__ != "send":
+                pause()
+                return real(*args, **kwargs)
+            sent = real(*args, **kwargs)
+            pause()
+            return sent
 
-    try:
-        vars(dist).update({name: partial(call, name) for name in kept})
+        return call
+
+    with contextlib.ExitStack() as replacements:
+        for name in (*MESSAGES, *COLLECTIVES):
+            replacements.enter_context(replaced(dist, name, wrap))
         return solve()
-    finally:
-        vars(dist).update(kept)

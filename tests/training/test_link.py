@@ -1,0 +1,67 @@
+"""A simulated link: nothing is faster than its bytes, and nothing else changes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from playground.algorithms import load_all_reduce
+from playground.testing import World
+from playground.training.link import Link
+from playground.training.sync import Overlapped
+
+Worlds = Callable[..., World]
+GBIT, NBYTES = 0.001, 4000
+"""A tensor of so many bytes takes 32 ms, times what an all-reduce sends of it."""
+
+
+def two_at_once(rank: int, size: int, algorithm: str) -> tuple[list[float], float, float]:
+    """What two all-reduces that were started together leave, and the least that they took."""
+    over_link, tensor = Link(GBIT).all_reduce(load_all_reduce(algorithm)), torch.ones(NBYTES // 4)
+    started = time.monotonic()
+    first, second = over_link(tensor, async_op=True), over_link(torch.ones(NBYTES // 4), async_op=True)
+    first.wait()
+    after_first = time.monotonic() - started
+    second.wait()
+    over_link(tensor)
+    return tensor[:2].tolist(), after_first, time.monotonic() - started
+
+
+@pytest.mark.parametrize(("algorithm", "size"), [("backend", 2), ("ring", 3)])
+def test_messages_go_one_after_the_other(algorithm: str, size: int, world: Worlds) -> None:
+    for values, after_first, after_all in world(size).run(two_at_once, algorithm):
+        assert values == [size * size] * 2
+        each = 2 * (size - 1) / size * NBYTES * 8e-9 / GBIT
+        assert after_first >= each
+        assert after_all >= 3 * each
+
+
+def gradients(rank: int, size: int, link: Link | None) -> list[list[float]]:
+    """Those of three ways, after one backward."""
+    found = []
+    for way in ("overlapped", "ddp"):
+        torch.manual_seed(0)
+        model: Any = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
+        sync = None
+        if way == "ddp":
+            model = DistributedDataParallel(model)
+            if link:
+                link.put_under(model)
+        else:
+            sync = Overlapped(model, link.all_reduce(dist.all_reduce) if link else dist.all_reduce, 32)
+        model(torch.full((2, 3), rank + 1.0)).sum().backward()
+        if sync:
+            sync.after_backward()
+        found.append([value for param in model.parameters() for value in param.grad.flatten().tolist()])
+    return found
+
+
+def test_gradients_are_the_same(world: Worlds) -> None:
+    assert world(2).run(gradients, Link(1.0)) == world(2).run(gradients, None)
