@@ -120,9 +120,10 @@ def cli(ctx: click.Context) -> None:
 )
 @click.argument("chapter", metavar="NAME", type=click.Choice([*CHAPTERS]))
 def read(chapter: str) -> None:
-    from playground.console.rendering import render_chapter  # imports rich
+    from playground.console.rendering import render_markdown, to_plain  # imports rich
 
-    text = render_chapter(CHAPTERS[chapter], terminal.width())
+    file = CHAPTERS[chapter]
+    text = render_markdown(to_plain(file.read_text(encoding="utf-8"), file.parent), terminal.width())
     if sys.stdout.isatty():
         click.echo_via_pager(text)
     else:

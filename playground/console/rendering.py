@@ -122,11 +122,6 @@ def natural_widths(table: Table) -> list[int]:
     return widths
 
 
-def render_chapter(file: Path, width: int) -> str:
-    """A chapter as lines of at most `width` columns, and of `WIDEST`."""
-    return render_markdown(to_plain(file.read_text(encoding="utf-8"), file.parent), width)
-
-
 def render_markdown(text: str, width: int) -> str:
     """Markdown as lines of at most `width` columns, and of `WIDEST`."""
     from rich.markdown import CodeBlock, Markdown

@@ -12,7 +12,7 @@ from typing import Any
 
 import click
 
-from playground.console.options import flags, pack_options
+from playground.console.options import pack_options
 from playground.console.session import Session
 from playground.console.steps import Lesson
 from playground.console.tables import Column, Text
@@ -20,7 +20,7 @@ from playground.console.terminal import Bar
 from playground.console.text import good, prose
 from playground.runtime.errors import PlaygroundError, Preempted, RankFailed, UsageError
 from playground.runtime.flags import ANY, flag
-from playground.runtime.launcher.launch import OnRestart, describe_loss, describe_restart
+from playground.runtime.launcher.launch import describe_loss, describe_restart
 from playground.runtime.rank.rank import Event
 from playground.runtime.remote import Remote, remote
 from playground.runtime.signals import stopping_signal
@@ -33,8 +33,6 @@ from playground.training.results import Epoch, TrainingResult, replicas_verdict
 from playground.training.settings import TrainingSettings
 
 MAX_RESTARTS = 1000
-
-
 GRACE = 30.0
 """Seconds for a last snapshot after SIGTERM."""
 
@@ -65,11 +63,6 @@ class SnapshotOptions:
             return None
         return SnapshotSettings(folder=self.snapshots.absolute(), every=self.snapshot_every, resume=self.resume)
 
-    @property
-    def grace_of_ranks(self) -> float | None:
-        """Seconds they have when they are asked to end; None where they could store nothing."""
-        return None if self.snapshots is None else GRACE
-
 
 snapshot_options = pack_options("survival", SnapshotOptions)
 """Gives a command the argument `survival`: its `SnapshotOptions`."""
@@ -99,12 +92,6 @@ data_options = pack_options("data", DataOptions)
 """Gives a command the argument `data`: its `DataOptions`."""
 
 
-training_options = flags(TrainingSettings)
-"""Gives a command the arguments that are fields of `TrainingSettings`, beside loader, data and synchronisation."""
-loader_options = flags(TrainingSettings, group="loader")
-sync_options = flags(TrainingSettings, group="sync")
-
-
 def prepare_data(asked: DataOptions, bar: Bar) -> PreparedData:
     """Get the data onto this host; `bar` shows what takes long. Raises `NoData`, and `UsageError` for a limit beyond
     the data."""
@@ -114,32 +101,9 @@ def prepare_data(asked: DataOptions, bar: Bar) -> PreparedData:
     return replace(data, limit=asked.limit, train=asked.limit or data.train)
 
 
-class NoticePrinter:
-    """Prints reports about snapshots: notices of rank 0, and problems of any rank with its disk, each once."""
-
-    def __init__(self) -> None:
-        self.problems: set[str] = set()
-
-    def __call__(self, rank: int, event: Event) -> None:
-        if rank == 0 and "notice" in event:
-            click.echo(printable(event["notice"]), err=True)
-        if "problem" in event and event["problem"] not in self.problems:
-            self.problems.add(event["problem"])
-            click.echo(printable(event["problem"]), err=True)
-
-
 def echo_loss(failure: RankFailed) -> None:
     """Say that a rank has died and the others continue."""
     click.echo(printable(describe_loss(failure), lines=True), err=True)
-
-
-def echo_restarts(restarts: int) -> OnRestart:
-    """A function that is called before each restart, of `restarts` at most, and says why there is one."""
-
-    def echo(failure: PlaygroundError, count: int) -> None:
-        click.echo(f"{printable(describe_restart(failure, count), lines=True)} of {restarts}", err=True)
-
-    return echo
 
 
 EPOCH_COLUMNS = (
@@ -158,12 +122,12 @@ EPOCH_LEGEND = (
 
 
 class EpochPrinter:
-    """Called with what rank 0 reports of its training: prints a row for each epoch as soon as it is known, and keeps
-    it."""
+    """Called with what ranks report of their training: prints a row for each epoch as soon as it is known, and keeps
+    it; and about snapshots notices of rank 0, and problems of any rank with its disk, each once."""
 
     def __init__(self, session: Session) -> None:
         self.session, self.rows = session, session.rows(*EPOCH_COLUMNS)
-        self.shown, self.epochs = 0, list[Epoch]()
+        self.shown, self.epochs, self.problems = 0, list[Epoch](), set[str]()
         session.say("", EPOCH_LEGEND)
 
     def __call__(self, rank: int, event: Event) -> None:
@@ -175,6 +139,11 @@ class EpochPrinter:
             if epoch.epoch > self.shown:  # a world that was restarted may train it again
                 self.shown = epoch.epoch
                 self.show(epoch)
+        if rank == 0 and "notice" in event:
+            click.echo(printable(event["notice"]), err=True)
+        if "problem" in event and event["problem"] not in self.problems:
+            self.problems.add(event["problem"])
+            click.echo(printable(event["problem"]), err=True)
 
     def show(self, epoch: Epoch) -> None:
         """Print the row of an epoch."""
@@ -260,16 +229,15 @@ def train_and_show(
     check_link(session, asked)
     about = [f"training: {lesson.name}{asked.over_links}"] if asked.link else []
     prepared, settings = announce_data(session, data, asked, *about, check=asked.check_accumulation)
-    printer, notices = EpochPrinter(session), NoticePrinter()
+    printer = EpochPrinter(session)
+    grace = GRACE if survival.snapshots else None  # without snapshots there is nothing to store
 
-    def on_report(rank: int, event: Event) -> None:
-        printer(rank, event)
-        notices(rank, event)
+    def say_why(failure: PlaygroundError, count: int) -> None:
+        click.echo(f"{printable(describe_restart(failure, count), lines=True)} of {survival.restarts}", err=True)
 
-    on_restart, grace = echo_restarts(survival.restarts), survival.grace_of_ranks
     with printer.document_if_stopped(dataset=prepared.summary), resumable_if_preempted(session, survival):
         result, *_ = session.launch(
-            RUN_TRAINING, function, settings, on_report=on_report, on_restart=on_restart, grace=grace
+            RUN_TRAINING, function, settings, on_report=printer, on_restart=say_why, grace=grace
         )
     show_result(session, lesson, settings, prepared, result)
 

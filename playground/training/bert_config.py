@@ -35,11 +35,6 @@ class BertConfig:
         if self.width % self.heads:
             raise UsageError(f"a BERT of width {self.width} with {self.heads} heads: the heads must divide the width")
 
-    def check_length(self, tokens: int) -> None:
-        """Raise `UsageError` for sequences longer than there are positions."""
-        if tokens > self.max_length:
-            raise UsageError(f"--max-length {tokens}: the model has {self.max_length} positions, choose no more")
-
     @property
     def parameters(self) -> int:
         """How many there are in the encoder with its pooler and the head of `CLASSES` classes."""

@@ -25,49 +25,21 @@ class GradSyncSpec:
 
 
 GRAD_SYNCS = {
-    spec.name: spec
-    for spec in (
-        GradSyncSpec(
-            "per-parameter",
-            remote("playground.training.sync:per_parameter"),
-            "one all_reduce per parameter, after backward: the tutorial's loop",
-        ),
-        GradSyncSpec(
-            "none-safe",
-            remote("playground.training.sync:none_safe"),
-            "the same, and a gradient that is None takes part as zero",
-        ),
-        GradSyncSpec(
-            "flat",
-            remote("playground.training.sync:flat"),
-            "one all_reduce for all gradients, copied into one message",
-        ),
-        GradSyncSpec(
-            "bucketed",
-            remote("playground.training.sync:bucketed"),
-            "one all_reduce per bucket of gradients, the last layers' first",
-            needs=("all_reduce", "bucket_cap"),
-        ),
-        GradSyncSpec(
-            "hierarchical",
-            remote("playground.training.sync:hierarchical"),
-            "all gradients in one message, added up inside pairs of ranks, then between the pairs",
-            needs=("all_reduce", "broadcast"),
-        ),
-        GradSyncSpec(
-            "overlapped",
-            remote("playground.training.sync:Overlapped"),
-            "each bucket leaves as soon as its gradients are ready, while backward goes on",
-            needs=("all_reduce", "bucket_cap"),
-        ),
-        GradSyncSpec(
-            "parameters",
-            remote("playground.training.sync:LocalSGD"),
-            "local SGD: each rank steps by its own gradients, then parameters are averaged",
-            needs=("all_reduce", "sync_every"),
-            rung=False,
-        ),
+    name: GradSyncSpec(
+        name, remote(f"playground.training.sync:{code}"), summary, ("all_reduce", *more), rung=name != "parameters"
     )
-}
+    for name, code, more, summary in (
+        ("per-parameter", "per_parameter", (), "one all_reduce per parameter, after backward: the tutorial's loop"),
+        ("none-safe", "none_safe", (), "the same, and a gradient that is None takes part as zero"),
+        ("flat", "flat", (), "one all_reduce for all gradients, copied into one message"),
+        ("bucketed", "bucketed", ("bucket_cap",), "one all_reduce per bucket of gradients, the last layers' first"),
+        ("hierarchical", "hierarchical", ("broadcast",),
+         "all gradients in one message, added up inside pairs of ranks, then between the pairs"),
+        ("overlapped", "Overlapped", ("bucket_cap",),
+         "each bucket leaves as soon as its gradients are ready, while backward goes on"),
+        ("parameters", "LocalSGD", ("sync_every",),
+         "local SGD: each rank steps by its own gradients, then parameters are averaged"),
+    )
+}  # fmt: skip
 RUNGS = {name: spec for name, spec in GRAD_SYNCS.items() if spec.rung}
 """The rungs of the ladder from the tutorial's loop to DistributedDataParallel."""

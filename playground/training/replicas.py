@@ -28,20 +28,16 @@ def broadcast_parameters(model: nn.Module, src: int = 0) -> None:
             tensor.copy_(whole)
 
 
-def largest_difference(model: nn.Module, *, with_buffers: bool = True) -> float:
-    """The largest difference of any parameter or buffer between a rank and rank 0; NaN if only one of the two is NaN.
+@torch.no_grad()
+def find_largest_difference(model: nn.Module, *, with_buffers: bool = True) -> tuple[float, str]:
+    """The largest difference of any parameter or buffer between a rank and rank 0 (NaN if only one of the two is NaN),
+    and the name of the one it is found in; "" if there is none.
 
     Without buffers where each rank keeps its own: the statistics of BatchNorm, if nothing synchronises them.
 
     Replicas that took the same steps are bit-identical, and it is exactly 0.0 (also where training diverged: the same
     NaN on all ranks is no difference), and only then.
     """
-    return find_largest_difference(model, with_buffers=with_buffers)[0]
-
-
-@torch.no_grad()
-def find_largest_difference(model: nn.Module, *, with_buffers: bool = True) -> tuple[float, str]:
-    """The same, and the name of the parameter or buffer it is found in; "" if there is none."""
     by_dtype: dict[torch.dtype, dict[str, torch.Tensor]] = {}
     for name, tensor in chain(model.named_parameters(), model.named_buffers() if with_buffers else ()):
         if tensor.numel():

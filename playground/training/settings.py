@@ -136,16 +136,12 @@ class TrainingSettings:
         """Raise `UsageError` if of `samples` some batches would be left over, whose gradients no step takes."""
         batches = math.ceil(samples / self.batch_size)
         if batches % self.accumulate:
+            divisors = ", ".join(str(divisor) for divisor in range(1, batches + 1) if batches % divisor == 0)
             raise UsageError(
                 f"--accumulate {self.accumulate} does not divide the {batches} batches of an epoch: choose one of "
-                f"{divisors_of(batches)}, or another --batch-size or --limit"
+                f"{divisors}, or another --batch-size or --limit"
             )
 
     def on_all_ranks(self) -> dict[str, object]:
         """The settings that must be the same on every rank: all but the folder, which is each host's own."""
         return {name: value for name, value in asdict(self).items() if name != "folder"}
-
-
-def divisors_of(number: int) -> str:
-    """All of them, as text."""
-    return ", ".join(str(divisor) for divisor in range(1, number + 1) if number % divisor == 0)

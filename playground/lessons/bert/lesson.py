@@ -15,7 +15,7 @@ Source: Devlin et al., BERT, 2019, arXiv 1810.04805; Williams et al., MultiNLI, 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -98,25 +98,17 @@ def train(rank: int, size: int, settings: BertSettings) -> Fields:
 
 
 def take_all_steps(rank: int, size: int, settings: BertSettings) -> tuple[Any, StepLosses]:
-    """The trained model, and its losses."""
+    """The trained model, and the loss before each step."""
     model, loss_of, optimizer = prepare(settings)
     history = StepLosses(settings)
     torch.manual_seed(settings.seed + 1 + rank)  # from here on, other dropout masks on every rank
-    for loss in take_steps(loss_of, optimizer, itertools.islice(batches(settings, rank, size), settings.steps)):
-        history.add(loss)
-    return model, history
-
-
-def take_steps(
-    loss_of: LossFunction, optimizer: torch.optim.Optimizer, batches: Iterable[PairBatch]
-) -> Iterator[torch.Tensor]:
-    """The training loop: a step on each batch. Yields the loss before it."""
-    for batch in batches:
+    for batch in itertools.islice(batches(settings, rank, size), settings.steps):
         optimizer.zero_grad()
         loss = loss_of(batch)
         loss.backward()
         optimizer.step()
-        yield loss
+        history.add(loss)
+    return model, history
 
 
 def prepare(settings: BertSettings) -> tuple[Any, LossFunction, torch.optim.Optimizer]:

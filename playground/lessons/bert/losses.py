@@ -14,7 +14,7 @@ from playground.lessons.bert.page import LOSSES_TO_COMPARE, BertSettings
 from playground.measurement import Fields
 from playground.measurement.interleave import Heartbeat
 from playground.runtime import report, synchronize
-from playground.training.replicas import largest_difference
+from playground.training.replicas import find_largest_difference
 
 
 class StepLosses:
@@ -35,24 +35,20 @@ class StepLosses:
         return time.monotonic()
 
     def add(self, loss: torch.Tensor) -> None:
-        """Count a step: this rank's part of its mean loss."""
+        """Count a step: this rank's part of its mean loss. When a report is due, average the losses since the last one
+        over the ranks, and report the mean of the last `LOSSES_TO_COMPARE` steps, or of all if there were fewer, and
+        the speed since then."""
         self.own.append(loss.detach())
         step = len(self.losses) + len(self.own)
         if step % self.settings.report_every == 0 or step == self.settings.steps:
-            self.report_losses()
+            own = torch.stack(self.own).double()
+            dist.all_reduce(own)
+            self.losses += (own / dist.get_world_size()).tolist()
+            now, loss = self.now(), fmean(self.losses[-LOSSES_TO_COMPARE:])
+            speed = len(own) * self.settings.batch_size / (now - self.reported)
+            self.own, self.reported = [], now
+            report(progress={"way": self.settings.way, "step": step, "loss": loss, "speed": speed})
         self.heartbeat.beat(phase=f"training: {self.settings.way}", step=step, steps=self.settings.steps)
-
-    def report_losses(self) -> None:
-        """Average the losses since the last report over the ranks, and report the mean of the last
-        `LOSSES_TO_COMPARE` steps, or of all if there were fewer, and the speed since the report before."""
-        own = torch.stack(self.own).double()
-        dist.all_reduce(own)
-        self.losses += (own / dist.get_world_size()).tolist()
-        now = self.now()
-        latest = self.losses[-LOSSES_TO_COMPARE:]
-        loss, speed = fmean(latest), len(own) * self.settings.batch_size / (now - self.reported)
-        self.own, self.reported = [], now
-        report(progress={"way": self.settings.way, "step": len(self.losses), "loss": loss, "speed": speed})
 
     def result(self, model: nn.Module, right: float, tested: int) -> Fields:
         """The whole training: every loss, the share of test pairs that are right, seconds of training alone, and the
@@ -62,5 +58,5 @@ class StepLosses:
             "way": self.settings.way, "workers": self.settings.workers, "losses": self.losses,
             "test_accuracy": right / tested, "tested": tested, "seconds": seconds,
             "samples_per_second": self.settings.steps * self.settings.batch_size / seconds,
-            "replicas_max_difference": largest_difference(model),
+            "replicas_max_difference": find_largest_difference(model)[0],
         }  # fmt: skip

@@ -90,15 +90,10 @@ def speed(rank: int, size: int, settings: BertSettings) -> Fields:
 
     A step's time is that of the slowest rank, from fetching the batch to the optimizer's end; the median of several.
     """
-    per_step = median(slowest(time_steps(BertRun(rank, size, settings))))
+    [seconds] = interleave([timed(BertRun(rank, size, settings))], range(WARM_UP + STEPS), Random(0))
+    per_step = median(slowest(seconds[WARM_UP:]))
     rate = settings.batch_size / per_step
     return {"way": settings.way, "workers": settings.workers, "seconds": per_step, "samples_per_second": rate}
-
-
-def time_steps(step: BertRun) -> list[float]:
-    """Seconds of some steps on this rank, after the first few."""
-    [seconds] = interleave([timed(step)], range(WARM_UP + STEPS), Random(0))
-    return seconds[WARM_UP:]
 
 
 def memory(rank: int, size: int, settings: BertSettings) -> list[Fields]:

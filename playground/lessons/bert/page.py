@@ -9,14 +9,13 @@ from dataclasses import asdict, dataclass, replace
 from itertools import chain
 from pathlib import Path
 from statistics import fmean
-from typing import Any, NamedTuple
+from typing import Any
 
 import click
 
 from playground.console.options import ALL, pack_options, refuse
 from playground.console.session import Session
 from playground.console.tables import Column, Table, Texts, bars, figures, numbers, tabulate
-from playground.console.terminal import Bar
 from playground.console.text import Prose, good, heading, prose
 from playground.console.training import RUN_TRAINING, DataOptions
 from playground.lessons import LESSONS
@@ -34,9 +33,8 @@ from playground.training.bert_config import BertConfig
 from playground.training.results import replicas_verdict
 from playground.training.settings import BUCKET_CAP
 
-ONE_PROCESS = ("data-parallel", "loss-in-forward")
 DDP = "ddp"
-WAYS = (*ONE_PROCESS, DDP)
+WAYS = ("data-parallel", "loss-in-forward", DDP)
 """The first two drive all devices from one process; in the last each rank has one."""
 EXACT_STEPS = 20
 """How many losses are compared in float64."""
@@ -84,7 +82,8 @@ class BertSettings:
         if self.batch_size % self.workers:
             why = "DistributedSampler gives all ranks equally many samples"
             raise UsageError(f"{asked}: {why}, so choose a multiple of {self.workers}")
-        self.config.check_length(self.max_length)
+        if self.max_length > (most := self.config.max_length):
+            raise UsageError(f"--max-length {self.max_length}: the model has {most} positions, choose no more")
 
     @property
     def report_every(self) -> int:
@@ -184,17 +183,6 @@ AVERAGING_COLUMNS = {"way": Column("gradients by")} | figures(
 )  # fmt: skip
 
 
-def training_table(trainings: Sequence[Fields]) -> Table:
-    """A row per way: the first and the last loss, and the accuracy of the model."""
-    ends = ({"first": each["losses"][0], "last": fmean(each["losses"][-LOSSES_TO_COMPARE:])} for each in trainings)
-    return tabulate((each | end for each, end in zip(trainings, ends, strict=True)), TRAINING)
-
-
-def same_texts(compared: Sequence[Fields], settings: BertSettings) -> Texts:
-    """The distance of each way's losses from those of one device."""
-    return [tabulate(compared, SAME_LOSSES_COLUMNS)]
-
-
 def speed_texts(speeds: Sequence[Fields], settings: BertSettings) -> Texts:
     """A row per way, a column per number of workers."""
     rates = {(speed["way"], speed["workers"]): speed["samples_per_second"] for speed in speeds}
@@ -274,7 +262,8 @@ def train(session: Session, settings: BertSettings, ways: Sequence[str]) -> list
         session.bar(rank, event)
 
     trainings = [run(session, TRAIN, settings.on(way), on_report)[0] for way in ways]
-    session.say("", training_table(trainings))
+    ends = ({"first": each["losses"][0], "last": fmean(each["losses"][-LOSSES_TO_COMPARE:])} for each in trainings)
+    session.say("", tabulate((each | end for each, end in zip(trainings, ends, strict=True)), TRAINING))
     return trainings
 
 
@@ -304,7 +293,7 @@ def averaging(session: Session, settings: BertSettings, ways: Sequence[str]) -> 
 
 PARTS: dict[str, tuple[Remote, Callable[..., Any], Callable[..., Texts] | None]] = {
     "train": (TRAIN, train, None),
-    "same-losses": (SAME_LOSSES, same_losses, same_texts),
+    "same-losses": (SAME_LOSSES, same_losses, lambda compared, _: [tabulate(compared, SAME_LOSSES_COLUMNS)]),
     "speed": (SPEED, speeds, speed_texts),
     "memory": (MEMORY, memory, memory_texts),
     "averaging": (AVERAGING, averaging, averaging_texts),
@@ -314,16 +303,10 @@ OWN_WORLDS = ("same-losses", "speed")
 """Parts that need other numbers of ranks than the one that was asked for."""
 
 
-class Defaults(NamedTuple):
-    """Defaults that depend on the weights."""
-
-    batch_size: int
-    lr: float
-    max_length: int
-
-
-SMALL, PRETRAINED = Defaults(BertSettings.batch_size, BertSettings.lr, 32), Defaults(128, 3e-5, 512)
-"""For the small model from scratch, on short sentences; and the tutorials', for pretrained weights."""
+SMALL = {"batch_size": BertSettings.batch_size, "lr": BertSettings.lr, "max_length": 32}
+"""Defaults of `BertSettings` for the small model from scratch, on short sentences."""
+PRETRAINED = {"batch_size": 128, "lr": 3e-5, "max_length": 512}
+"""Those for pretrained weights: the tutorials'."""
 ENCODER = ("transformers.models.bert.modeling_bert",)
 """What ranks that load pretrained weights import."""
 WORKERS_AT_LEAST = 2
@@ -331,8 +314,9 @@ WORKERS_AT_LEAST = 2
 DROPOUT = "0, pretrained as published"
 
 
-def by_weights(name: str, shown: str) -> Any:
-    """The flag of `BertSettings`, whose default depends on the weights: --help shows `shown`."""
+def by_weights(name: str, form: str = "") -> Any:
+    """The flag of `BertSettings`, whose default depends on the weights: --help shows both, the second in this form."""
+    shown = f"{SMALL[name]}, pretrained {PRETRAINED[name]:{form}}"
     return like(BertSettings, name, None, click={"show_default": shown})
 
 
@@ -354,9 +338,9 @@ class BertOptions:
     )
     data_dir: Path | None = like(DataOptions, "data_dir", help="Directory where tokenised pairs are put.")
     steps: int = like(BertSettings, "steps")
-    batch_size: int | None = by_weights("batch_size", f"{SMALL.batch_size}, pretrained {PRETRAINED.batch_size}")
-    lr: float | None = by_weights("lr", f"{SMALL.lr:g}, pretrained {PRETRAINED.lr:.5f}")
-    max_length: int | None = by_weights("max_length", f"{SMALL.max_length}, pretrained {PRETRAINED.max_length}")
+    batch_size: int | None = by_weights("batch_size")
+    lr: float | None = by_weights("lr", ".5f")
+    max_length: int | None = by_weights("max_length")
     dropout: float | None = flag(
         None, "Probability that dropout zeroes a feature.", least=0, below=1, click={"show_default": DROPOUT}
     )
@@ -392,7 +376,12 @@ def command(session: Session, asked: BertOptions) -> None:
     world = session.world
     parts = asked.parts(joined=world.rank_env is not None)
     world.warm_up(RUN_TRAINING, TRAIN, SPEED, *(ENCODER if asked.weights != SCRATCH else ()))
-    config, pairs = prepare(asked, session.bar)
+    config: BertConfig | None = None
+    tokenizer: Tokenizer | None = None
+    if asked.weights != SCRATCH:
+        session.bar.announce(f"loading {asked.weights} and its tokenizer")
+        config, tokenizer = load_pretrained(asked.weights)
+    pairs = prepare_pairs(asked.dataset, asked.data_dir, tokenizer, session.bar.announce)
     settings = make_settings(asked, config, pairs, world, session.run.seed)
     settings.check_samples(pairs.train)
     session.say(*header(session, settings, pairs), *left_out(settings, asked.ways))
@@ -411,17 +400,6 @@ def command(session: Session, asked: BertOptions) -> None:
     session.print_document({}, **about, **data, parts=found)
 
 
-def prepare(asked: BertOptions, bar: Bar) -> tuple[BertConfig | None, PairsSource]:
-    """The config of the pretrained model, if one is asked for, and the pairs, on this host; announces what takes long.
-    Raises `UsageError`."""
-    config: BertConfig | None = None
-    tokenizer: Tokenizer | None = None
-    if asked.weights != SCRATCH:
-        bar.announce(f"loading {asked.weights} and its tokenizer")
-        config, tokenizer = load_pretrained(asked.weights)
-    return config, prepare_pairs(asked.dataset, asked.data_dir, tokenizer, bar.announce)
-
-
 def make_settings(
     asked: BertOptions, pretrained: BertConfig | None, pairs: PairsSource, world: CommandWorld, seed: int
 ) -> BertSettings:
@@ -431,7 +409,7 @@ def make_settings(
     config = pretrained or BertConfig(vocabulary=pairs.vocabulary, max_length=length, dropout=0.0)
     if asked.dropout is not None:
         config = replace(config, dropout=asked.dropout)
-    chosen: dict[str, Any] = {**defaults._asdict(), "max_length": min(defaults.max_length, config.max_length)}
+    chosen: dict[str, Any] = {**defaults, "max_length": min(defaults["max_length"], config.max_length)}
     chosen |= {name: value for name in flags_of(BertSettings) if (value := getattr(asked, name)) is not None}
     return BertSettings(
         folder=pairs.folder,
@@ -455,7 +433,7 @@ def header(session: Session, settings: BertSettings, pairs: PairsSource) -> list
         f"model: {config.layers} layers of width {config.width}, {config.parameters:,} parameters "
         f"({format_bytes(4 * config.parameters)}), "
         f"{'from scratch' if settings.weights == SCRATCH else f'pretrained: {settings.weights}'}",
-        f"data: {pairs.name} ({pairs.train:,} + {pairs.test:,} pairs; {pairs.origin})",
+        f"data: {pairs}",
         f"training: {settings.steps} steps of {settings.batch_size} pairs, Adam, learning rate {settings.lr:g}",
     ]
 

@@ -36,7 +36,7 @@ from playground.runtime.files import (
     sha256,
     write_checksums,
 )
-from playground.training.prepare import Say, default_data_dir
+from playground.training.prepare import PreparedData, Say, default_data_dir
 
 DATASETS = ("generated", "multinli")
 SPLITS = ("train", "test")
@@ -46,15 +46,11 @@ CHUNK = 1_000
 """Pairs that are tokenised at once."""
 
 
-@dataclass(frozen=True)
-class PairsSource:
-    """Where tokenised pairs lie, by name and origin, and how many. `vocabulary`: word embeddings a model needs."""
+@dataclass(frozen=True, kw_only=True)
+class PairsSource(PreparedData):
+    """Tokenised pairs, ready on this host. `vocabulary`: word embeddings a model needs."""
 
-    name: str
-    origin: str
-    folder: Path
-    train: int
-    test: int
+    kind: str = "pairs"
     vocabulary: int
 
 
@@ -77,7 +73,8 @@ def prepare_pairs(
     if find_damaged(folder, read_checksums(folder, FILES)):
         tokenise(dataset, read, tokenizer, folder, say)
     sizes = read_sizes(folder)
-    return PairsSource(dataset, origin, folder, *(sizes[name] for name in ("train", "test", "vocabulary")))
+    train, test, vocabulary = (sizes[name] for name in ("train", "test", "vocabulary"))
+    return PairsSource(name=dataset, why=origin, folder=folder, train=train, test=test, vocabulary=vocabulary)
 
 
 def new_word_tokenizer() -> Tokenizer:

@@ -45,7 +45,7 @@ from playground.runtime.temporary_folder import temporary_folder
 from playground.training.data import Batch, Images, partition_dataset
 from playground.training.net import Net
 from playground.training.partition import share
-from playground.training.replicas import flat, largest_difference
+from playground.training.replicas import find_largest_difference, flat
 from playground.training.settings import TrainingSettings
 from playground.training.step import backward, mean_loss_part, training_step
 from playground.training.sync import GradSync
@@ -261,7 +261,7 @@ def train_with(run: DDPRun, baseline: torch.Tensor | None) -> Fields:
     gradient = measure_errors(run.gradients(), exact)
     for number in range(1, STEPS):
         loss = run.step(number)
-    check(largest_difference(run.ddp.module), f"with this hook {DIFFER}")
+    check(find_largest_difference(run.ddp.module)[0], f"with this hook {DIFFER}")
     parameters = run.parameters()
     changed = measure_errors(parameters, parameters if baseline is None else baseline)
     return {
@@ -281,23 +281,18 @@ def check(difference: float, text: str, most: float = 0) -> None:
 
 
 def register(model: DistributedDataParallel, hook: CommHookSpec) -> str:
-    """Let `model` average by that hook. Empty, or the words in which torch or the backend refuses it. All ranks must
-    call this, and get the same answer."""
-    words = refusal(getattr(torch, hook.dtype))
+    """Let `model` average by that hook. Empty, or the words in which torch refuses it, or the backend to add up numbers
+    of its type. All ranks must call this, and get the same answer."""
+    words = ""
+    try:
+        dist.all_reduce(torch.ones(1, device=device()).to(getattr(torch, hook.dtype)))
+    except (RuntimeError, TypeError) as error:
+        words = str(error).splitlines()[0]
     try:
         hook.code(model)
     except TypeError as error:  # what torch says of bf16 where it was built without CUDA
         words = words or str(error).splitlines()[0]
     return next(filter(None, all_gather_object(words)), "")
-
-
-def refusal(dtype: torch.dtype) -> str:
-    """The backend's words if it cannot add up numbers of this type; empty if it can. All ranks must call this."""
-    try:
-        dist.all_reduce(torch.ones(1, device=device()).to(dtype))
-    except (RuntimeError, TypeError) as error:
-        return str(error).splitlines()[0]
-    return ""
 
 
 def register_none(model: DistributedDataParallel) -> None:
@@ -390,7 +385,7 @@ def uneven_inputs(rank: int, size: int, settings: LabSettings) -> list[Fields]:
         for number in range(batches):
             run.step(number)
             steps += 1
-    difference = largest_difference(run.ddp.module)
+    difference, _ = find_largest_difference(run.ddp.module)
     check(difference, f"after Join {DIFFER}")
     counts = {"rank": rank, "batches": batches, "steps": steps, "messages": len(recorder.sent)}
     row = {**counts, "difference": difference, **terminate_early(build_run(settings), batches)}
@@ -475,19 +470,7 @@ def sampler(rank: int, size: int, settings: LabSettings) -> list[Fields]:
     Source: https://docs.pytorch.org/docs/stable/data.html#torch.utils.data.distributed.DistributedSampler
     """
     samples = range(SAMPLES + (SAMPLES % size == 0))  # a number that cannot be shared out evenly
-    rows = []
-    for way, mine in share_out(samples, size, settings.training.seed).items():
-        shares = all_gather_object(mine)
-        counts = Counter(place for theirs in shares for place in theirs)
-        doubled = [place for place in samples if counts[place] > 1]
-        left_out = [place for place in samples if not counts[place]]
-        by_rank = {f"rank {number}": theirs for number, theirs in enumerate(shares)}
-        rows.append({"sampler": way, **by_rank, "doubled": doubled, "left_out": left_out})
-    return rows
-
-
-def share_out(samples: range, size: int, seed: int) -> dict[str, list[int]]:
-    """The positions of this rank's samples, in order, for each way."""
+    seed = settings.training.seed
     without_set_epoch, with_set_epoch, dropping = (
         DistributedSampler(samples, seed=seed, drop_last=drop_last) for drop_last in (False, False, True)
     )
@@ -496,6 +479,13 @@ def share_out(samples: range, size: int, seed: int) -> dict[str, list[int]]:
         with_set_epoch.set_epoch(epoch)
         ways[f"set_epoch({epoch})"] = list(with_set_epoch)
     ways["drop_last"] = list(dropping)
-    train_set, _ = partition_dataset(samples, size, seed)
-    ways["partition_dataset"] = list(train_set.dataset.index)
-    return ways
+    ways["partition_dataset"] = list(partition_dataset(samples, size, seed)[0].dataset.index)
+    rows = []
+    for way, mine in ways.items():  # the positions of this rank's samples, in order
+        shares = all_gather_object(mine)
+        counts = Counter(place for theirs in shares for place in theirs)
+        doubled = [place for place in samples if counts[place] > 1]
+        left_out = [place for place in samples if not counts[place]]
+        by_rank = {f"rank {number}": theirs for number, theirs in enumerate(shares)}
+        rows.append({"sampler": way, **by_rank, "doubled": doubled, "left_out": left_out})
+    return rows

@@ -31,7 +31,6 @@ from playground.lessons import LESSONS
 from playground.runtime.errors import UsageError
 from playground.runtime.flags import flag, flags_of
 from playground.runtime.remote import Remote, remote
-from playground.training.models import MODELS
 from playground.training.settings import TrainingSettings
 
 WARM_UP = 2
@@ -302,7 +301,7 @@ def command(
 def run_and_show_lab(session: Session, data: DataOptions, settings: LabSettings) -> None:
     """Run the parts of the lab and show the results."""
     world, training = session.world, settings.training
-    MODELS["net"].check_batch(training.batch_size, world.size)
+    training.check_batch(world.size)
     parts = [PARTS[name] for name in settings.parts]
     hooks = [HOOKS[name].code for name in settings.hooks] if "hooks" in settings.parts else []
     world.warm_up(RUN_LAB, *(part.code for part in parts), *hooks)

@@ -108,7 +108,10 @@ def conduct(
     """Train twice, undisturbed and with ranks that are killed: do both end with the same bits? Returns what each of the
     kills has cost, and how far the last snapshots differ (see comparison.py); `folder` has one for each training.
     Raises `PlaygroundError` where the device does not repeat itself, so that a difference would prove nothing."""
-    attempts = {name: settings_in(folder / name, settings, asked) for name in ("undisturbed", "repeated", "killed")}
+    attempts = {
+        name: replace(settings, snapshots=SnapshotSettings(folder=folder / name, every=asked.snapshot_every))
+        for name in ("undisturbed", "repeated", "killed")
+    }
     session.bar.show("training, undisturbed")
     train(session, attempts["undisturbed"], asked.way)
     if suspects := get_backend(session.world.backend).may_differ:
@@ -122,11 +125,6 @@ def conduct(
     session.bar.show("training, with ranks that are killed")
     recoveries = train(session, attempts["killed"], asked.way, kills)
     return recoveries, compare(session, folder / "undisturbed", folder / "killed")
-
-
-def settings_in(folder: Path, settings: TrainingSettings, asked: ElasticOptions) -> TrainingSettings:
-    """The training with its snapshots in that folder."""
-    return replace(settings, snapshots=SnapshotSettings(folder=folder, every=asked.snapshot_every))
 
 
 def train(session: Session, settings: TrainingSettings, way: str, kills: Sequence[Kill] = ()) -> list[Fields]:

@@ -38,7 +38,7 @@ from playground.runtime import device
 from playground.runtime.backends import backend_of
 from playground.training.data import Images, batches, partition_dataset
 from playground.training.link import Link
-from playground.training.replicas import all_gather_stacked, flat, largest_difference
+from playground.training.replicas import all_gather_stacked, find_largest_difference, flat
 from playground.training.step import backward, mean_loss_part, training_step
 from playground.training.sync import AllReduce, Broadcast, GradSync, trainable_parameters
 
@@ -315,7 +315,7 @@ def summarize(
                 "p50": p50[number],
                 "p95": p95[number],
                 "loss": loss,
-                "replicas_max_difference": largest_difference(replica.model, with_buffers=False),
+                "replicas_max_difference": find_largest_difference(replica.model, with_buffers=False)[0],
                 "speed_to_first": p50[0] / p50[number],
                 "speed_to_ddp": p50[-1] / p50[number],
                 "caveat": backend_of().describe_overlap() if replica is replicas[-1] else "",

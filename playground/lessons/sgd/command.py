@@ -4,24 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
+from playground.console.options import flags
 from playground.console.session import Session
-from playground.console.training import (
-    DataOptions,
-    SnapshotOptions,
-    data_options,
-    loader_options,
-    snapshot_options,
-    sync_options,
-    train_and_show,
-    training_options,
-)
+from playground.console.training import DataOptions, SnapshotOptions, data_options, snapshot_options, train_and_show
 from playground.lessons import LESSONS
 from playground.runtime.remote import remote
+from playground.training.settings import TrainingSettings
 
 LESSON = LESSONS["sgd"]
+TRAINING = [flags(TrainingSettings, group=group) for group in ("", "sync", "loader")]
 
 
-@LESSON.run_by(training_options, sync_options, loader_options, data_options, snapshot_options)
+@LESSON.run_by(*TRAINING, data_options, snapshot_options)
 def command(session: Session, data: DataOptions, survival: SnapshotOptions, **training: Any) -> None:
     general = remote("playground.training.loop:train_by_hand")
     train_and_show(session, LESSON, general, data, survival, **training)

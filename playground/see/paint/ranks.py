@@ -27,7 +27,7 @@ from playground.runtime import device
 from playground.training.bert import Model
 from playground.training.bert_config import CLASSES, BertConfig
 from playground.training.net import Net
-from playground.training.replicas import broadcast_parameters, largest_difference
+from playground.training.replicas import broadcast_parameters, find_largest_difference
 from playground.training.step import mean_loss_part, training_step
 from playground.training.sync import new_grad_sync
 
@@ -92,7 +92,8 @@ def sgd_step(rank: int, size: int) -> Fields:
     optimizer.step()
     step = {"weight": weight, "gradient": gradient, "average": average, "new_weight": first(param), "lr": LR}
     parameters = sum(each.numel() for each in model.parameters())
-    return step | {"samples": len(inputs), "parameters": parameters, "difference": largest_difference(model)}
+    difference, _ = find_largest_difference(model)
+    return step | {"samples": len(inputs), "parameters": parameters, "difference": difference}
 
 
 def new_net(rank: int, size: int, batch: int = BATCH) -> tuple[Net, torch.Tensor, torch.Tensor]:
