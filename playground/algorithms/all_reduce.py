@@ -332,11 +332,11 @@ def hierarchical(tensor: torch.Tensor, op: Any, group: Group) -> None:
     mine, shares = next(host for host in hosts if group.rank() in host), min(map(len, hosts))
     place = mine.index(group.rank())
     if place >= shares:  # a host with more ranks than the smallest has
-        hand_over(tensor, mine[place % shares], group)
+        hand_over(tensor, op, group, target=mine[place % shares])
         hand_back(tensor, group, source=mine[place % shares])
         return
     extra = mine[place + shares :: shares]
-    add_up(extra, tensor, op, group)
+    hand_over(tensor, op, group, sources=extra)
     inside = Subset(group, mine[:shares], INSIDE)
     reduce_scatter(tensor, op, inside)
     if len(hosts) > 1:
@@ -346,13 +346,11 @@ def hierarchical(tensor: torch.Tensor, op: Any, group: Group) -> None:
     hand_back(tensor, group, targets=extra)
 
 
-def hand_over(tensor: torch.Tensor, target: int, group: Group) -> None:
-    """Send the whole tensor to another rank of the host, which adds it to its own."""
-    exchange(group, send=[(tensor, target)])
-
-
-def add_up(sources: tuple[int, ...], tensor: torch.Tensor, op: Any, group: Group) -> None:
-    """Add what these ranks of the host hand over, one after the other."""
+def hand_over(
+    tensor: torch.Tensor, op: Any, group: Group, sources: tuple[int, ...] = (), target: int | None = None
+) -> None:
+    """Send the whole tensor to a rank of the host, or add to it what others send, one after the other."""
+    exchange(group, send=[] if target is None else [(tensor, target)])
     arrived = tensor.new_empty(len(tensor) if sources else 0)
     for rank in sources:
         exchange(group, receive=[(arrived, rank)])
@@ -414,7 +412,6 @@ PHASES = {
     reduce_scatter.__code__: "reduce-scatter",
     all_gather.__code__: "all-gather",
     hand_over.__code__: f"hand over {INSIDE}",
-    add_up.__code__: f"hand over {INSIDE}",
     hand_back.__code__: f"hand back {INSIDE}",
 }
 """The names of phases, by the function that sends their messages."""

@@ -38,13 +38,12 @@ class AllReduce(Collective):
         """
         op = kind(op)
         check(tensor.dtype, op)
-        name = f"all_reduce ({self.algorithm.__name__})"
-        return run_collective(name, partial(self.run, tensor, op), tensor, tensor, group, async_op)
 
-    def run(self, tensor: torch.Tensor, op: Any, group: Group) -> None:
-        """Do it, here and now."""
-        if (size := group.size()) > 1:
-            all_reduce_by(lambda flat: messages.executor().run(self.algorithm, flat, op, group), tensor, op, size)
+        def call(group: Group) -> None:
+            if (size := group.size()) > 1:
+                all_reduce_by(lambda flat: messages.executor().run(self.algorithm, flat, op, group), tensor, op, size)
+
+        return run_collective(f"all_reduce ({self.algorithm.__name__})", call, tensor, tensor, group, async_op)
 
 
 class ReduceScatter(Collective):
@@ -61,13 +60,13 @@ class ReduceScatter(Collective):
         """
         op = kind(op)
         check(input.dtype, op)
-        call, name = partial(self.run, output, input, op), self.algorithm.__name__
-        return run_collective(name, call, input, output, group, async_op, shares=(input, output))
 
-    def run(self, output: torch.Tensor, input: torch.Tensor, op: Any, group: Group) -> None:
-        """Do it, here and now."""
-        reduce = lambda flat: messages.executor().run(self.algorithm, flat, op, group)  # noqa: E731
-        reduce_scatter_by(reduce, output, input, op, group.rank(), group.size())
+        def call(group: Group) -> None:
+            reduce = lambda flat: messages.executor().run(self.algorithm, flat, op, group)  # noqa: E731
+            reduce_scatter_by(reduce, output, input, op, group.rank(), group.size())
+
+        shares = input, output
+        return run_collective(self.algorithm.__name__, call, input, output, group, async_op, shares)
 
 
 class AllGather(Collective):
@@ -82,13 +81,13 @@ class AllGather(Collective):
         `output` has N times as many elements as `input`, N being the group's size. Raises `ValueError` for tensors that
         do not fit each other.
         """
-        call, name = partial(self.run, output, input), self.algorithm.__name__
-        return run_collective(name, call, input, output, group, async_op, shares=(output, input))
 
-    def run(self, output: torch.Tensor, input: torch.Tensor, group: Group) -> None:
-        """Do it, here and now."""
-        gather = lambda flat: messages.executor().run(self.algorithm, flat, group)  # noqa: E731
-        all_gather_by(gather, output, input, group.rank(), group.size())
+        def call(group: Group) -> None:
+            gather = lambda flat: messages.executor().run(self.algorithm, flat, group)  # noqa: E731
+            all_gather_by(gather, output, input, group.rank(), group.size())
+
+        shares = output, input
+        return run_collective(self.algorithm.__name__, call, input, output, group, async_op, shares)
 
 
 OnFlat = Callable[[torch.Tensor], object]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial, reduce
 from itertools import product
 from random import Random
@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 
 from playground.algorithms import BACKEND, load_algorithm
-from playground.algorithms.operation import ADDS, Op, check, kind
+from playground.algorithms.operation import ADDS, Op, check
 from playground.measurement import Fields, environment, format_bytes
 from playground.measurement.interleave import Heartbeat, gather_by_rank, interleave, percentile, slowest, timed
 from playground.runtime import UsageError, device, report
@@ -47,7 +47,7 @@ MAX_FACTORS = 4
 
 def input_pattern(rank: int, size: int, dtype: torch.dtype, op: object) -> torch.Tensor:
     """The input of `rank` of `size` where `op` (None: nothing) reduces it: `PERIOD` whole numbers, on the CPU."""
-    op, random = kind(op), torch.Generator().manual_seed(rank)
+    random = torch.Generator().manual_seed(rank)
     if op in (Op.SUM, Op.AVG):
         # The largest number up to which the type holds every whole one.
         exact = round(2 / torch.finfo(dtype).eps) if dtype.is_floating_point else torch.iinfo(dtype).max
@@ -61,7 +61,6 @@ def input_pattern(rank: int, size: int, dtype: torch.dtype, op: object) -> torch
 
 def reduction_pattern(size: int, dtype: torch.dtype, op: object) -> torch.Tensor:
     """The right result of a reduction of all ranks' inputs."""
-    op = kind(op)
     patterns = (input_pattern(rank, size, dtype, op) for rank in range(size))
     result = reduce(ADDS[op], patterns)
     return result / size if op == Op.AVG else result
@@ -98,8 +97,7 @@ class Workload:
     def __init__(
         self, settings: BenchSettings, collective: str, count: int, device: torch.device, size: int, rank: int
     ) -> None:
-        self.settings, self.spec, self.count = settings, COLLECTIVES[collective], count
-        self.rank, self.size = rank, size
+        self.spec, self.count, self.rank, self.size = COLLECTIVES[collective], count, rank, size
         self.op = getattr(dist.ReduceOp, OPS[settings.op])
         self.data_for = self.op if self.spec.reduces else None
         self.dtype = getattr(torch, settings.dtype)
@@ -134,11 +132,6 @@ class Workload:
             count_wrong(piece, self.pattern(source), index * self.count, tolerance) for piece, (source, index) in found
         )
 
-    def clear(self) -> None:
-        """Make all numbers zero: however often zeros are reduced, none becomes infinite or too small for its type."""
-        for buffer in (self.input, self.output):
-            buffer.zero_()
-
     def pattern(self, source: int) -> torch.Tensor:
         """The input of the rank `source`, or the right result of the `REDUCTION`."""
         if source == REDUCTION:
@@ -163,14 +156,6 @@ def split_into_passes(iterations: int) -> list[int]:
     """How many trials each pass takes: as equal as can be, none empty."""
     passes = min(PASSES, iterations)
     return [iterations // passes + (number < iterations % passes) for number in range(passes)]
-
-
-def warm_up(candidates: Sequence[Call], calls: int) -> None:
-    heartbeat = Heartbeat()
-    for candidate in candidates:
-        for _ in range(calls):
-            heartbeat.beat()
-            candidate()
 
 
 def copy(nbytes: int) -> Callable[[], object]:
@@ -209,9 +194,14 @@ class Measurement:
                 total = torch.tensor(0 if algorithm == MEMORY else workload.count_wrong(call), device=device())
                 dist.all_reduce(total)
                 self.wrong[algorithm] = int(total.item())
-        workload.clear()
+        for buffer in (workload.input, workload.output):  # zeros, for none becomes infinite, nor too small for its type
+            buffer.zero_()
         candidates = list(calls.values())
-        warm_up(candidates, min(1, self.settings.warmup) if self.calls else self.settings.warmup)
+        heartbeat = Heartbeat()
+        warm_up = min(1, self.settings.warmup) if self.calls else self.settings.warmup
+        for candidate, _ in product(candidates, range(warm_up)):
+            heartbeat.beat()
+            candidate()
         if not self.calls:  # find how many calls of each candidate fill a trial
             seconds_per_call = slowest([timed(call, SAMPLE)() for call in candidates])
             self.calls = [max(1, min(MAX_CALLS, round(TRIAL / seconds))) for seconds in seconds_per_call]
@@ -276,8 +266,6 @@ def run(rank: int, size: int, settings: BenchSettings) -> None:
 
 def check_operation(settings: BenchSettings) -> None:
     """Raise `UsageError` for a reduction that is not defined for tensors of this type."""
-    if not any(COLLECTIVES[collective].reduces for collective in settings.collectives):
-        return
     try:
         check(getattr(torch, settings.dtype), getattr(dist.ReduceOp, OPS[settings.op]))
     except ValueError as error:

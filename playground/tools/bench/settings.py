@@ -133,10 +133,7 @@ class BenchSettings:
     op: str = flag("sum", "Reduction operation.", choices=OPS)
     iterations: int = flag(20, "Number of trials per size.", least=1, most=MAX_TRIALS)
     warmup: int = flag(5, "Number of warm-up calls before timing starts.", least=0, most=MAX_TRIALS)
-    limit: bool = flag(
-        False,
-        "Also measure the memory: a row in which all ranks copy their tensors at once.",
-    )
+    limit: bool = flag(False, "Also measure the memory: a row in which all ranks copy their tensors at once.")
     seed: int = 1234
     """Seed of the order in which algorithms have their turns."""
 
