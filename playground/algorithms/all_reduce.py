@@ -20,7 +20,7 @@ import torch
 
 from playground.algorithms import shared_memory as memory
 from playground.algorithms.collectives import AllGather, AllReduce, ReduceScatter
-from playground.algorithms.cost_model import IN_FLIGHT, PIECE, power_of_two
+from playground.algorithms.cost_model import IN_FLIGHT, PIECE, distances, power_of_two
 from playground.algorithms.messages import (
     Addressed,
     Executor,
@@ -229,12 +229,10 @@ def recursive_doubling(tensor: torch.Tensor, op: Any, group: Group) -> None:
     arrived = torch.empty_like(tensor)
 
     def double(power: int) -> None:
-        distance = 1
-        while distance < power:
+        for distance in distances(power):
             partner = group.rank() ^ distance
             exchange(group, send=[(tensor, partner)], receive=[(arrived, partner)])
             add(tensor, arrived, op)
-            distance *= 2
 
     on_a_power_of_two(double, tensor, arrived, op, group)
 
@@ -253,15 +251,14 @@ def halving_doubling(tensor: torch.Tensor, op: Any, group: Group) -> None:
     arrived = tensor.new_empty((len(tensor) + 1) // 2 if whole else len(tensor))
 
     def halve_and_double(power: int) -> None:
-        mine, given_away, distance = tensor, [], power // 2
-        while distance:
+        mine, given_away = tensor, []
+        for distance in reversed(distances(power)):
             partner = group.rank() ^ distance
             lower, upper = mine.tensor_split(2)
             mine, theirs = (lower, upper) if group.rank() < partner else (upper, lower)
             exchange(group, send=[(theirs, partner)], receive=[(arrived[: len(mine)], partner)])
             add(mine, arrived[: len(mine)], op)
             given_away.append((partner, mine, theirs))
-            distance //= 2
         for partner, mine, theirs in reversed(given_away):
             exchange(group, send=[(mine, partner)], receive=[(theirs, partner)])
 

@@ -24,6 +24,10 @@ class Collective:
     def __init__(self, algorithm: Callable[..., None]) -> None:
         self.algorithm, self.__doc__ = algorithm, algorithm.__doc__
 
+    def by_executor(self, *arguments: Any) -> OnFlat:
+        """The algorithm with these arguments, by the executor in use when it is called."""
+        return lambda flat: messages.executor().run(self.algorithm, flat, *arguments)
+
 
 class AllReduce(Collective):
     """`algorithm(flat, op, group)` leaves the sum over all ranks in a flat tensor. Called like `dist.all_reduce`."""
@@ -41,7 +45,7 @@ class AllReduce(Collective):
 
         def call(group: Group) -> None:
             if (size := group.size()) > 1:
-                all_reduce_by(lambda flat: messages.executor().run(self.algorithm, flat, op, group), tensor, op, size)
+                all_reduce_by(self.by_executor(op, group), tensor, op, size)
 
         return run_collective(f"all_reduce ({self.algorithm.__name__})", call, tensor, tensor, group, async_op)
 
@@ -62,11 +66,9 @@ class ReduceScatter(Collective):
         check(input.dtype, op)
 
         def call(group: Group) -> None:
-            reduce = lambda flat: messages.executor().run(self.algorithm, flat, op, group)  # noqa: E731
-            reduce_scatter_by(reduce, output, input, op, group.rank(), group.size())
+            reduce_scatter_by(self.by_executor(op, group), output, input, op, group.rank(), group.size())
 
-        shares = input, output
-        return run_collective(self.algorithm.__name__, call, input, output, group, async_op, shares)
+        return run_collective(self.algorithm.__name__, call, input, output, group, async_op, shares=(input, output))
 
 
 class AllGather(Collective):
@@ -83,11 +85,9 @@ class AllGather(Collective):
         """
 
         def call(group: Group) -> None:
-            gather = lambda flat: messages.executor().run(self.algorithm, flat, group)  # noqa: E731
-            all_gather_by(gather, output, input, group.rank(), group.size())
+            all_gather_by(self.by_executor(group), output, input, group.rank(), group.size())
 
-        shares = output, input
-        return run_collective(self.algorithm.__name__, call, input, output, group, async_op, shares)
+        return run_collective(self.algorithm.__name__, call, input, output, group, async_op, shares=(output, input))
 
 
 OnFlat = Callable[[torch.Tensor], object]

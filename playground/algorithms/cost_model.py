@@ -26,7 +26,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache, reduce
+from functools import cache
 from itertools import chain, repeat
 from math import ceil
 
@@ -80,9 +80,7 @@ class Cost:
     @staticmethod
     def along(path: Sequence[Step], total: Counts) -> Cost:
         """The cost of these steps, one after the other."""
-        between, inside = (
-            reduce(Counts.__add__, (counts for counts, inner in path if inner is at), Counts()) for at in (False, True)
-        )
+        between, inside = (sum((counts for counts, inner in path if inner is at), Counts()) for at in (False, True))
         return Cost(between, inside, total)
 
 
@@ -191,7 +189,7 @@ def pipelined_ring_cost(task: Task) -> Cost:
 def recursive_doubling_cost(task: Task) -> Cost:
     """log2 P swaps of the whole tensor."""
     swap = Counts(1, task.nbytes, task.nbytes)
-    path = [(swap, is_near(task, distance)) for distance in distances(task)]
+    path = [(swap, is_near(task, distance)) for distance in distances(task.power)]
     return with_way_in_and_out(task, path, swap.times(task.power * len(path)))
 
 
@@ -201,7 +199,7 @@ def halving_doubling_cost(task: Task) -> Cost:
     A part without elements is not sent: over distance d there are P / d parts, each sent by d ranks.
     """
     path, messages = list[Step](), 0
-    for distance in distances(task):
+    for distance in distances(task.power):
         part = task.nbytes * distance / task.power
         path.append((Counts(2, 2 * part, part), is_near(task, distance)))
         messages += 2 * distance * min(task.power // distance, task.elements)
@@ -209,9 +207,9 @@ def halving_doubling_cost(task: Task) -> Cost:
     return with_way_in_and_out(task, path, Counts(messages, 2 * moved, moved))
 
 
-def distances(task: Task) -> list[int]:
+def distances(power: int) -> list[int]:
     """1, 2, 4, … P / 2: how far apart the ranks are that swap."""
-    return [1 << step for step in range(task.power.bit_length() - 1)]
+    return [1 << step for step in range(power.bit_length() - 1)]
 
 
 def is_near(task: Task, distance: int) -> bool:

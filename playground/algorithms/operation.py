@@ -21,7 +21,6 @@ ADDS: dict[Any, Callable[..., torch.Tensor]] = {
     Op.BOR: torch.bitwise_or,
     Op.BXOR: torch.bitwise_xor,
 }
-BITWISE = (Op.BAND, Op.BOR, Op.BXOR)
 
 
 def kind(op: Any) -> Any:
@@ -35,7 +34,7 @@ def check(dtype: torch.dtype, op: Any) -> None:
     if op not in ADDS:
         raise ValueError(f"{op} is not among the operations of our algorithms: {', '.join(each.name for each in ADDS)}")
     fractions = dtype.is_floating_point or dtype.is_complex
-    if op in BITWISE and fractions:
+    if op in (Op.BAND, Op.BOR, Op.BXOR) and fractions:
         raise ValueError(f"{op.name} is defined for integers, not for {name_of(dtype)}")
     if op == Op.AVG and not fractions:
         raise ValueError(

@@ -71,7 +71,7 @@ class SharedStep(FlatStep):
         self.segment = segment
         self.of_all: list[list[torch.Tensor]] = []
         """For each bucket the flat gradients of all ranks."""
-        super().__init__(model)
+        super().__init__(model, all_reduce=lambda flat, op: None)  # nothing is sent
         self.segment.run(Segment.meet)  # the first has written the parameters
 
     def new_bucket(self, params: Sequence[torch.Tensor]) -> Bucket:
@@ -83,9 +83,6 @@ class SharedStep(FlatStep):
 
     def new_momentum(self, values: torch.Tensor) -> torch.Tensor:
         return values.new_zeros(len(range(*self.segment.share_of(values.numel()))))
-
-    def start(self, bucket: Bucket) -> Any:
-        return Done()
 
     def step(self, lr: float, momentum: float) -> None:
         self.segment.run(self.step_for_all, lr, momentum)

@@ -94,15 +94,13 @@ reduce_scatter_single = getattr(dist, "reduce_scatter_single", None) or dist.red
 class Workload:
     """A collective on pieces of `count` elements. Where it works in place, input and output are the same tensor."""
 
-    def __init__(
-        self, settings: BenchSettings, collective: str, count: int, device: torch.device, size: int, rank: int
-    ) -> None:
+    def __init__(self, settings: BenchSettings, collective: str, count: int, size: int, rank: int) -> None:
         self.spec, self.count, self.rank, self.size = COLLECTIVES[collective], count, rank, size
         self.op = getattr(dist.ReduceOp, OPS[settings.op])
         self.data_for = self.op if self.spec.reduces else None
         self.dtype = getattr(torch, settings.dtype)
         self.expected = self.spec.pieces_expected(rank, size)
-        self.input = torch.zeros(self.spec.pieces_given(rank, size) * count, dtype=self.dtype, device=device)
+        self.input = torch.zeros(self.spec.pieces_given(rank, size) * count, dtype=self.dtype, device=device())
         self.output = self.input if self.spec.in_place else self.input.new_zeros(len(self.expected) * count)
         self.input_pieces = list(self.input.split(count)) if self.input.numel() else []
         """Pieces of `count` elements; none on a rank that gives nothing."""
@@ -111,7 +109,8 @@ class Workload:
     def call(self, algorithm: str) -> Callable[[], object]:
         """A call that does it once; of the memory, one that copies the tensors."""
         if algorithm == MEMORY:
-            return copy(max(self.input.nbytes, self.output.nbytes))
+            source = torch.zeros(max(self.input.nbytes, self.output.nbytes), dtype=torch.uint8, device=device())
+            return partial(torch.zeros_like(source).copy_, source)
         if algorithm == BACKEND:
             return partial(BACKEND_CALLS[self.spec.name], self)
         ours = load_algorithm(self.spec.name, algorithm)
@@ -158,13 +157,6 @@ def split_into_passes(iterations: int) -> list[int]:
     return [iterations // passes + (number < iterations % passes) for number in range(passes)]
 
 
-def copy(nbytes: int) -> Callable[[], object]:
-    """A call that copies `nbytes` within the memory of this rank's device."""
-    source = torch.zeros(nbytes, dtype=torch.uint8, device=device())
-    target = torch.zeros_like(source)
-    return lambda: target.copy_(source)
-
-
 class Measurement:
     """One collective at one size: a row per algorithm, all timed in turns."""
 
@@ -186,7 +178,7 @@ class Measurement:
     def measure(self, iterations: int, order: Random) -> None:
         """Take further trials; before the first ones, check the results and warm up. Buffers last for one pass: those
         of all sizes together might not fit into memory. All ranks must call this."""
-        workload = Workload(self.settings, self.spec.name, self.count, device(), self.size, self.rank)
+        workload = Workload(self.settings, self.spec.name, self.count, self.size, self.rank)
         calls = {algorithm: workload.call(algorithm) for algorithm in self.algorithms}
         if not self.calls:
             for algorithm, call in calls.items():
@@ -286,7 +278,7 @@ def call_once(settings: BenchSettings, collective: str, rank: int, size: int) ->
     """Raise `UsageError` if the backend cannot do this with tensors of this type, or not this operation."""
     for algorithm in settings.algorithms_of(collective):
         try:
-            Workload(settings, collective, 1, device(), size, rank).call(algorithm)()
+            Workload(settings, collective, 1, size, rank).call(algorithm)()
         except (RuntimeError, ValueError) as error:
             if not (words := refusal(error)):
                 raise
