@@ -20,7 +20,7 @@ import torch
 
 from playground.algorithms import shared_memory as memory
 from playground.algorithms.collectives import AllGather, AllReduce, ReduceScatter
-from playground.algorithms.cost_model import IN_FLIGHT, PIECE, power_of_two
+from playground.algorithms.cost_model import IN_FLIGHT, PIECE, distances, power_of_two
 from playground.algorithms.messages import (
     Addressed,
     Executor,
@@ -229,12 +229,10 @@ def recursive_doubling(tensor: torch.Tensor, op: Any, group: Group) -> None:
     arrived = torch.empty_like(tensor)
 
     def double(power: int) -> None:
-        distance = 1
-        while distance < power:
+        for distance in distances(power):
             partner = group.rank() ^ distance
             exchange(group, send=[(tensor, partner)], receive=[(arrived, partner)])
             add(tensor, arrived, op)
-            distance *= 2
 
     on_a_power_of_two(double, tensor, arrived, op, group)
 
@@ -253,15 +251,14 @@ def halving_doubling(tensor: torch.Tensor, op: Any, group: Group) -> None:
     arrived = tensor.new_empty((len(tensor) + 1) // 2 if whole else len(tensor))
 
     def halve_and_double(power: int) -> None:
-        mine, given_away, distance = tensor, [], power // 2
-        while distance:
+        mine, given_away = tensor, []
+        for distance in reversed(distances(power)):
             partner = group.rank() ^ distance
             lower, upper = mine.tensor_split(2)
             mine, theirs = (lower, upper) if group.rank() < partner else (upper, lower)
             exchange(group, send=[(theirs, partner)], receive=[(arrived[: len(mine)], partner)])
             add(mine, arrived[: len(mine)], op)
             given_away.append((partner, mine, theirs))
-            distance //= 2
         for partner, mine, theirs in reversed(given_away):
             exchange(group, send=[(mine, partner)], receive=[(theirs, partner)])
 
@@ -332,11 +329,11 @@ def hierarchical(tensor: torch.Tensor, op: Any, group: Group) -> None:
     mine, shares = next(host for host in hosts if group.rank() in host), min(map(len, hosts))
     place = mine.index(group.rank())
     if place >= shares:  # a host with more ranks than the smallest has
-        hand_over(tensor, mine[place % shares], group)
+        hand_over(tensor, op, group, target=mine[place % shares])
         hand_back(tensor, group, source=mine[place % shares])
         return
     extra = mine[place + shares :: shares]
-    add_up(extra, tensor, op, group)
+    hand_over(tensor, op, group, sources=extra)
     inside = Subset(group, mine[:shares], INSIDE)
     reduce_scatter(tensor, op, inside)
     if len(hosts) > 1:
@@ -346,13 +343,11 @@ def hierarchical(tensor: torch.Tensor, op: Any, group: Group) -> None:
     hand_back(tensor, group, targets=extra)
 
 
-def hand_over(tensor: torch.Tensor, target: int, group: Group) -> None:
-    """Send the whole tensor to another rank of the host, which adds it to its own."""
-    exchange(group, send=[(tensor, target)])
-
-
-def add_up(sources: tuple[int, ...], tensor: torch.Tensor, op: Any, group: Group) -> None:
-    """Add what these ranks of the host hand over, one after the other."""
+def hand_over(
+    tensor: torch.Tensor, op: Any, group: Group, sources: tuple[int, ...] = (), target: int | None = None
+) -> None:
+    """Send the whole tensor to a rank of the host, or add to it what others send, one after the other."""
+    exchange(group, send=[] if target is None else [(tensor, target)])
     arrived = tensor.new_empty(len(tensor) if sources else 0)
     for rank in sources:
         exchange(group, receive=[(arrived, rank)])
@@ -414,7 +409,6 @@ PHASES = {
     reduce_scatter.__code__: "reduce-scatter",
     all_gather.__code__: "all-gather",
     hand_over.__code__: f"hand over {INSIDE}",
-    add_up.__code__: f"hand over {INSIDE}",
     hand_back.__code__: f"hand back {INSIDE}",
 }
 """The names of phases, by the function that sends their messages."""

@@ -40,8 +40,6 @@ HANDED_ON = (
 """The operations of gloo."""
 _backends: weakref.WeakKeyDictionary[Any, SharedMemory] = weakref.WeakKeyDictionary()
 """By process group: TORCH_DISTRIBUTED_DEBUG=DETAIL puts a wrapper around one, which does not keep what is in Python."""
-NO_TIME = timedelta(0)
-"""Less than this stands for the group's own timeout."""
 
 
 class SharedMemory(Backend):
@@ -58,7 +56,7 @@ class SharedMemory(Backend):
         self.segment: Any = self.open_segment(world)
         """The memory that all ranks of the group share; None if they share none."""
         self.calls = Calls()
-        weakref.finalize(self, self.calls.end)
+        weakref.finalize(self, self.calls.waiting.put, None)
 
     def getBackendName(self) -> str:  # noqa: N802 - as torch calls it
         return "shm"
@@ -119,7 +117,8 @@ class SharedMemory(Backend):
     all_gather_single, reduce_scatter_single = _allgather_base, _reduce_scatter_base  # as torch 2.14 calls them
 
     def monitored_barrier(self, opts: Any, wait_all_ranks: bool) -> None:
-        self.gloo.monitored_barrier(opts.timeout if opts.timeout >= NO_TIME else self.options._timeout, wait_all_ranks)
+        is_given = opts.timeout >= timedelta(0)  # otherwise the group's own holds
+        self.gloo.monitored_barrier(opts.timeout if is_given else self.options._timeout, wait_all_ranks)
 
     def shutdown(self) -> None:
         """Leave the group. What is under way is ended first, as by gloo, as long as this process lives."""

@@ -57,6 +57,7 @@ class Calls:
 
     def __init__(self) -> None:
         self.waiting: SimpleQueue[tuple[Callable[[], object], Finish] | None] = SimpleQueue()
+        """Calls to make, in order; None lets the threads go: nothing is started any more."""
         self.started = self.made = self.free = 0
         """How many asynchronous calls there were, how many of them have been made, and the threads in no callback."""
         self.change, self.turn = threading.Condition(), threading.Lock()
@@ -108,10 +109,6 @@ class Calls:
                 self.provide_thread()
         return partial(finish, error)
 
-    def end(self) -> None:
-        """Let the threads go: nothing is started any more."""
-        self.waiting.put(None)
-
 
 _calls: weakref.WeakKeyDictionary[Any, Calls] = weakref.WeakKeyDictionary()
 
@@ -120,7 +117,7 @@ def calls_of(group: Any) -> Calls:
     """The calls of this process group, as long as it exists."""
     if not (calls := _calls.get(group)):
         calls = _calls[group] = Calls()
-        weakref.finalize(group, calls.end)
+        weakref.finalize(group, calls.waiting.put, None)
     return calls
 
 

@@ -24,6 +24,10 @@ class Collective:
     def __init__(self, algorithm: Callable[..., None]) -> None:
         self.algorithm, self.__doc__ = algorithm, algorithm.__doc__
 
+    def by_executor(self, *arguments: Any) -> OnFlat:
+        """The algorithm with these arguments, by the executor in use when it is called."""
+        return lambda flat: messages.executor().run(self.algorithm, flat, *arguments)
+
 
 class AllReduce(Collective):
     """`algorithm(flat, op, group)` leaves the sum over all ranks in a flat tensor. Called like `dist.all_reduce`."""
@@ -38,13 +42,12 @@ class AllReduce(Collective):
         """
         op = kind(op)
         check(tensor.dtype, op)
-        name = f"all_reduce ({self.algorithm.__name__})"
-        return run_collective(name, partial(self.run, tensor, op), tensor, tensor, group, async_op)
 
-    def run(self, tensor: torch.Tensor, op: Any, group: Group) -> None:
-        """Do it, here and now."""
-        if (size := group.size()) > 1:
-            all_reduce_by(lambda flat: messages.executor().run(self.algorithm, flat, op, group), tensor, op, size)
+        def call(group: Group) -> None:
+            if (size := group.size()) > 1:
+                all_reduce_by(self.by_executor(op, group), tensor, op, size)
+
+        return run_collective(f"all_reduce ({self.algorithm.__name__})", call, tensor, tensor, group, async_op)
 
 
 class ReduceScatter(Collective):
@@ -61,13 +64,11 @@ class ReduceScatter(Collective):
         """
         op = kind(op)
         check(input.dtype, op)
-        call, name = partial(self.run, output, input, op), self.algorithm.__name__
-        return run_collective(name, call, input, output, group, async_op, shares=(input, output))
 
-    def run(self, output: torch.Tensor, input: torch.Tensor, op: Any, group: Group) -> None:
-        """Do it, here and now."""
-        reduce = lambda flat: messages.executor().run(self.algorithm, flat, op, group)  # noqa: E731
-        reduce_scatter_by(reduce, output, input, op, group.rank(), group.size())
+        def call(group: Group) -> None:
+            reduce_scatter_by(self.by_executor(op, group), output, input, op, group.rank(), group.size())
+
+        return run_collective(self.algorithm.__name__, call, input, output, group, async_op, shares=(input, output))
 
 
 class AllGather(Collective):
@@ -82,13 +83,11 @@ class AllGather(Collective):
         `output` has N times as many elements as `input`, N being the group's size. Raises `ValueError` for tensors that
         do not fit each other.
         """
-        call, name = partial(self.run, output, input), self.algorithm.__name__
-        return run_collective(name, call, input, output, group, async_op, shares=(output, input))
 
-    def run(self, output: torch.Tensor, input: torch.Tensor, group: Group) -> None:
-        """Do it, here and now."""
-        gather = lambda flat: messages.executor().run(self.algorithm, flat, group)  # noqa: E731
-        all_gather_by(gather, output, input, group.rank(), group.size())
+        def call(group: Group) -> None:
+            all_gather_by(self.by_executor(group), output, input, group.rank(), group.size())
+
+        return run_collective(self.algorithm.__name__, call, input, output, group, async_op, shares=(output, input))
 
 
 OnFlat = Callable[[torch.Tensor], object]

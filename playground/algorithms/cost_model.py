@@ -26,8 +26,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache, reduce
-from itertools import zip_longest
+from functools import cache
+from itertools import chain, repeat
 from math import ceil
 
 ELEMENT = 4
@@ -80,9 +80,7 @@ class Cost:
     @staticmethod
     def along(path: Sequence[Step], total: Counts) -> Cost:
         """The cost of these steps, one after the other."""
-        between, inside = (
-            reduce(Counts.__add__, (counts for counts, inner in path if inner is at), Counts()) for at in (False, True)
-        )
+        between, inside = (sum((counts for counts, inner in path if inner is at), Counts()) for at in (False, True))
         return Cost(between, inside, total)
 
 
@@ -108,15 +106,11 @@ class Machine:
     def seconds(self, cost: Cost) -> float:
         """Seconds that an all-reduce of this cost takes here."""
         inside = cost.inside.seconds(self.inner_alpha, self.inner_beta, self.gamma)
-        path = self.seconds_of(cost.between) + inside
+        path = cost.between.seconds(self.alpha, self.beta, self.gamma) + inside
         if self.cores is None:
             return path
         alpha, beta = (self.inner_alpha, self.inner_beta) if self.ranks_per_node > 1 else (self.alpha, self.beta)
         return max(path, cost.total.seconds(alpha, beta, self.gamma) / self.cores)
-
-    def seconds_of(self, counts: Counts) -> float:
-        """Seconds that this takes one rank, or one core."""
-        return counts.seconds(self.alpha, self.beta, self.gamma)
 
 
 @dataclass(frozen=True)
@@ -195,7 +189,7 @@ def pipelined_ring_cost(task: Task) -> Cost:
 def recursive_doubling_cost(task: Task) -> Cost:
     """log2 P swaps of the whole tensor."""
     swap = Counts(1, task.nbytes, task.nbytes)
-    path = [(swap, is_near(task, distance)) for distance in distances(task)]
+    path = [(swap, is_near(task, distance)) for distance in distances(task.power)]
     return with_way_in_and_out(task, path, swap.times(task.power * len(path)))
 
 
@@ -205,7 +199,7 @@ def halving_doubling_cost(task: Task) -> Cost:
     A part without elements is not sent: over distance d there are P / d parts, each sent by d ranks.
     """
     path, messages = list[Step](), 0
-    for distance in distances(task):
+    for distance in distances(task.power):
         part = task.nbytes * distance / task.power
         path.append((Counts(2, 2 * part, part), is_near(task, distance)))
         messages += 2 * distance * min(task.power // distance, task.elements)
@@ -213,9 +207,9 @@ def halving_doubling_cost(task: Task) -> Cost:
     return with_way_in_and_out(task, path, Counts(messages, 2 * moved, moved))
 
 
-def distances(task: Task) -> list[int]:
+def distances(power: int) -> list[int]:
     """1, 2, 4, … P / 2: how far apart the ranks are that swap."""
-    return [1 << step for step in range(task.power.bit_length() - 1)]
+    return [1 << step for step in range(power.bit_length() - 1)]
 
 
 def is_near(task: Task, distance: int) -> bool:
@@ -236,22 +230,16 @@ def binary_tree_cost(task: Task) -> Cost:
     Level k leads to the ranks 2^k - 1 ... 2^(k+1) - 2. Child and parent share a node only on the first one, so a
     level is inside where all its ranks are on that.
     """
-    path = []
-    for level, (messages, additions) in enumerate(critical_path(task.size), 1):
-        inner = min(task.size, 2 ** (level + 1) - 1) <= task.node
+    path, down = [], chain(path_down(task.size), repeat(0))  # the way up is never the shorter one
+    for level, ((arriving, additions), leaving) in enumerate(zip(path_up(task.size), down, strict=False), 1):
+        messages, inner = arriving + leaving, min(task.size, 2 ** (level + 1) - 1) <= task.node
         path.append((Counts(messages, messages * task.nbytes, additions * task.nbytes), inner))
     return Cost.along(path, Counts(2, 2 * task.nbytes, task.nbytes).times(task.size - 1))
 
 
-def critical_path(size: int) -> list[tuple[int, int]]:
-    """The critical path up and down again, level by level from the root: messages one after the other, additions."""
-    levels = zip_longest(path_up(size), path_down(size), fillvalue=None)
-    return [((up[0] if up else 0) + (down or 0), up[1] if up else 0) for up, down in levels]
-
-
 def subtrees(size: int) -> tuple[int, int]:
     """How many ranks lie left and right below the root of a tree of `size` that is filled level by level."""
-    lowest = 1 << (size.bit_length() - 1)
+    lowest = power_of_two(size)
     left = lowest // 2 - 1 + min(size - lowest + 1, lowest // 2)
     return left, size - 1 - left
 
@@ -292,17 +280,15 @@ def hierarchical_cost(task: Task) -> Cost:
     beyond = 0 if hosts == 1 else task.node - shares
     turns = ceil(beyond / shares)
     handing = Counts(2, 2 * task.nbytes, task.nbytes)
-    between = Cost.along([], Counts()) if hosts == 1 else pipelined_ring_cost(Task(hosts, chunk))
+    between = pipelined_ring_cost(Task(hosts, chunk)).between
     inside = handing.times(turns) + Counts(hops, hops * chunk, hops / 2 * chunk)
     rings = Counts(hops * min(shares, task.elements), hops * task.nbytes, hops / 2 * task.nbytes).times(hosts)
     total = rings + handing.times(beyond * (hosts - 1)) + total_between(task, hosts, shares)
-    return Cost(between.between, inside, total)
+    return Cost(between, inside, total)
 
 
 def total_between(task: Task, hosts: int, shares: int) -> Counts:
     """Totals over all rings between hosts: the first shares may have one element more; one without is not sent."""
-    if hosts == 1:
-        return Counts()
     least, more = divmod(task.elements, shares)
     total = Counts()
     for elements, rings in ((least + 1, more), (least, shares - more)):

@@ -104,30 +104,22 @@ class Executor:
         ADDS[op](mine, theirs, out=mine)
 
 
-_plain = _executor = Executor()
+_plain = Executor()
+_executor: Executor | Watcher = _plain
 
 
-class Watcher(Executor):
-    """Leaves it all to the executor that is in use when it is made. A subclass looks on: see `executed_by`."""
+class Watcher:
+    """An executor that leaves it to `inner`, the one in use when it is made. A subclass looks on: see `executed_by`."""
 
     def __init__(self) -> None:
         self.inner = _executor
 
-    def collective(self, *args: Any) -> Any:
-        return self.inner.collective(*args)
-
-    def run(self, algorithm: Callable[..., None], flat: torch.Tensor, *arguments: Any) -> None:
-        self.inner.run(algorithm, flat, *arguments)
-
-    def start(self, group: Group, send: Sequence[Addressed], receive: Sequence[Addressed]) -> Works:
-        return self.inner.start(group, send, receive)
-
-    def add(self, mine: torch.Tensor, theirs: torch.Tensor, op: Any) -> None:
-        self.inner.add(mine, theirs, op)
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
 
 
 @contextlib.contextmanager
-def executed_by(executor: Executor) -> Iterator[None]:
+def executed_by(executor: Executor | Watcher) -> Iterator[None]:
     """In this block, this executor does what our collectives consist of, on this rank."""
     global _executor
     before, _executor = _executor, executor
@@ -137,7 +129,7 @@ def executed_by(executor: Executor) -> Iterator[None]:
         _executor = before
 
 
-def executor() -> Executor:
+def executor() -> Executor | Watcher:
     """The one that is in use."""
     return _executor
 
@@ -147,7 +139,8 @@ def start(group: Group, send: Sequence[Addressed] = (), receive: Sequence[Addres
 
     A message without elements is not sent: both ends know that it is empty.
     """
-    send, receive = drop_empty(send), drop_empty(receive)
+    send = [message for message in send if message[0].numel()]
+    receive = [message for message in receive if message[0].numel()]
     return _executor.start(group, send, receive) if send or receive else Works((), ())
 
 
@@ -161,11 +154,6 @@ def exchange(group: Group, send: Sequence[Addressed] = (), receive: Sequence[Add
 def add(mine: torch.Tensor, theirs: torch.Tensor, op: Any) -> None:
     """Add the second tensor to the first, in place, whatever adding is in this operation."""
     _executor.add(mine, theirs, op)
-
-
-def drop_empty(messages: Sequence[Addressed]) -> list[Addressed]:
-    """The messages that have elements."""
-    return [message for message in messages if message[0].numel()]
 
 
 def is_batched(tensor: torch.Tensor) -> bool:

@@ -21,7 +21,6 @@ ADDS: dict[Any, Callable[..., torch.Tensor]] = {
     Op.BOR: torch.bitwise_or,
     Op.BXOR: torch.bitwise_xor,
 }
-BITWISE = (Op.BAND, Op.BOR, Op.BXOR)
 
 
 def kind(op: Any) -> Any:
@@ -29,17 +28,13 @@ def kind(op: Any) -> Any:
     return getattr(op, "op", op)
 
 
-def check(dtype: torch.dtype, op: Any) -> None:
-    """Raise `ValueError` unless `op` is defined for tensors of this type, and done by our algorithms."""
-    _check_kind(dtype, kind(op))
-
-
 @functools.cache  # as every collective asks; what is raised is not kept
-def _check_kind(dtype: torch.dtype, op: Any) -> None:
+def check(dtype: torch.dtype, op: Any) -> None:
+    """Raise `ValueError` unless `op`, a `kind`, is defined for tensors of this type, and done by our algorithms."""
     if op not in ADDS:
         raise ValueError(f"{op} is not among the operations of our algorithms: {', '.join(each.name for each in ADDS)}")
     fractions = dtype.is_floating_point or dtype.is_complex
-    if op in BITWISE and fractions:
+    if op in (Op.BAND, Op.BOR, Op.BXOR) and fractions:
         raise ValueError(f"{op.name} is defined for integers, not for {name_of(dtype)}")
     if op == Op.AVG and not fractions:
         raise ValueError(

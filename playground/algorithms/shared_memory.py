@@ -38,13 +38,10 @@ OPS = tuple(ADDS)
 DTYPES = tuple(dict.fromkeys(each for each in vars(torch).values() if isinstance(each, torch.dtype)))
 
 
-_said: set[str] = set()
-
-
+@functools.cache
 def say_why_not(excuse: str, rank: int) -> None:
     """Have the first rank say why all send messages, once for each excuse."""
-    if rank == 0 and excuse not in _said:
-        _said.add(excuse)
+    if rank == 0:
         print(f"the ranks share no memory ({excuse}): they send messages", file=sys.stderr)
 
 

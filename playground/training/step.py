@@ -13,13 +13,15 @@ import torch.nn.functional as F
 
 from playground.training.sync import GradSync
 
+Losses = Sequence[Callable[[], torch.Tensor]]
+"""Each runs a forward pass."""
 Moment = Callable[[str], object]
 """Hears "forward", "synced" and "step" (the optimizer's) as each of them is done."""
 
 
 def training_step(
     optimizer: torch.optim.Optimizer,
-    losses: Sequence[Callable[[], torch.Tensor]],
+    losses: Losses,
     sync: GradSync,
     *,
     last: bool = False,
@@ -27,8 +29,8 @@ def training_step(
 ) -> torch.Tensor:
     """One step of the optimizer, for the sum of the losses. Returns that sum, without its graph.
 
-    Each of `losses` runs a forward pass. Of several, as in gradient accumulation, only the last one's backward
-    synchronises. `last` says that what follows is no step.
+    Of several losses, as in gradient accumulation, only the last one's backward synchronises. `last` says that what
+    follows is no step.
     """
     total = backward(optimizer, losses, sync, moment=moment)
     optimizer.step()
@@ -38,11 +40,7 @@ def training_step(
 
 
 def backward(
-    optimizer: torch.optim.Optimizer,
-    losses: Sequence[Callable[[], torch.Tensor]],
-    sync: GradSync,
-    *,
-    moment: Moment = lambda name: None,
+    optimizer: torch.optim.Optimizer, losses: Losses, sync: GradSync, *, moment: Moment = lambda name: None
 ) -> torch.Tensor:
     """All of a training step but the optimizer's part: leaves the synchronised gradients."""
     optimizer.zero_grad()

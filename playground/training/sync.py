@@ -139,13 +139,14 @@ def buckets(tensors: Sequence[torch.Tensor], cap: float = float("inf")) -> Itera
 
 
 class GradSync:
-    """Does nothing by itself: the model sees to it, as DistributedDataParallel does, or each rank trains alone."""
+    """Calls `average(model)` once backward is done; by default does nothing by itself: the model sees to it, as
+    DistributedDataParallel does, or each rank trains alone."""
 
     keeps_replicas_equal = True
     """Whether they are equal after every step, and not only now and then."""
 
-    def __init__(self, model: nn.Module) -> None:
-        self.model = model
+    def __init__(self, model: nn.Module, average: Callable[[nn.Module], object] = lambda model: None) -> None:
+        self.model, self.average = model, average
 
     def no_sync(self) -> contextlib.AbstractContextManager[Any]:
         """Around a forward and backward whose gradients are only to be added to those of the next: nothing is sent."""
@@ -153,6 +154,7 @@ class GradSync:
 
     def after_backward(self) -> None:
         """Before the optimizer's step; not after what was under `no_sync`."""
+        self.average(self.model)
 
     def after_step(self, last: bool) -> None:
         """`last` says that what follows is no step: a test, or the end."""
@@ -163,17 +165,6 @@ class GradSync:
     def optimizer(self, new_optimizer: Callable[[Iterable[nn.Parameter]], Any]) -> Any:
         """The optimizer for the model, `new_optimizer(parameters)` unless it is part of the synchronisation."""
         return new_optimizer(self.model.parameters())
-
-
-class AverageAfterBackward(GradSync):
-    """Gradients are averaged once backward is done: `average(model)` does that."""
-
-    def __init__(self, average: Callable[[nn.Module], None], model: nn.Module) -> None:
-        super().__init__(model)
-        self.average = average
-
-    def after_backward(self) -> None:
-        self.average(self.model)
 
 
 class Overlapped(GradSync):
@@ -350,20 +341,12 @@ def all_reduce_hook(all_reduce: AllReduce, bucket: dist.GradBucket) -> torch.fut
 all_reduce_hook.__annotations__ |= {"bucket": dist.GradBucket, "return": torch.futures.Future[torch.Tensor]}
 
 
-def new_grad_sync(
-    name: str,
-    model: nn.Module,
-    all_reduce: AllReduce = dist.all_reduce,
-    bucket_cap: float = BUCKET_CAP,
-    sync_every: int = 1,
-    broadcast: Broadcast = dist.broadcast,
-) -> GradSync:
-    """The gradient synchronisation of that name for `model`, made once, before its first backward."""
-    spec = GRAD_SYNCS[name]
-    values = {"all_reduce": all_reduce, "bucket_cap": bucket_cap, "sync_every": sync_every, "broadcast": broadcast}
-    code = spec.code.load()
-    needs = {need: values[need] for need in spec.needs}
-    return code(model, **needs) if isinstance(code, type) else AverageAfterBackward(partial(code, **needs), model)
+def new_grad_sync(name: str, model: nn.Module, **values: Any) -> GradSync:
+    """The gradient synchronisation of that name for `model`, made once, before its first backward: with those of the
+    `values`, by name, that it needs, and its own defaults for the others."""
+    code = GRAD_SYNCS[name].code.load()
+    needs = {need: values[need] for need in GRAD_SYNCS[name].needs if need in values}
+    return code(model, **needs) if isinstance(code, type) else GradSync(model, partial(code, **needs))
 
 
 def build_grad_sync(model: nn.Module, settings: TrainingSettings) -> GradSync:
@@ -371,4 +354,5 @@ def build_grad_sync(model: nn.Module, settings: TrainingSettings) -> GradSync:
     all_reduce = load_all_reduce(settings.all_reduce)
     if settings.link:
         all_reduce = Link(settings.link).all_reduce(all_reduce)
-    return new_grad_sync(settings.sync, model, all_reduce, settings.bucket_cap, settings.sync_every)
+    values = {"all_reduce": all_reduce, "bucket_cap": settings.bucket_cap, "sync_every": settings.sync_every}
+    return new_grad_sync(settings.sync, model, **values)

@@ -63,7 +63,7 @@ class Listener(Watcher):
 
     def start(self, group: Group, send: Sequence[Addressed], receive: Sequence[Addressed]) -> Works:
         self.note(number_in_whole(group, send), number_in_whole(group, receive))
-        return super().start(group, send, receive)
+        return self.inner.start(group, send, receive)
 
 
 def observed(

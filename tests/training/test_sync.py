@@ -79,7 +79,7 @@ def all_branches(rank: int, size: int, taken: list[str]) -> dict[tuple[str, str]
 def branches(rank: int, size: int, rung: str, all_reduce: str, taken: list[str]) -> list[dict[str, Any]]:
     """Two steps in which rank r takes the branch taken[r]: the averaged gradients, and what they should be."""
     model = Branches()
-    sync = new_grad_sync(rung, model, load_all_reduce(all_reduce), bucket_cap=100)
+    sync = new_grad_sync(rung, model, all_reduce=load_all_reduce(all_reduce), bucket_cap=100)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     steps = []
     for step in range(2):

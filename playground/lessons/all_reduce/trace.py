@@ -52,7 +52,7 @@ class Tracer(Watcher):
 
     def run(self, algorithm: Callable[..., None], flat: torch.Tensor, *arguments: Any) -> None:
         self.flat = flat
-        super().run(algorithm, flat, *arguments)
+        self.inner.run(algorithm, flat, *arguments)
 
     def start(self, group: Group, send: Sequence[Addressed], receive: Sequence[Addressed]) -> Works:
         sends = [
@@ -60,7 +60,7 @@ class Tracer(Watcher):
         ]
         receives = [{"from": source, "where": self.span(part)} for part, source in number_in_whole(group, receive)]
         self.notes.append(Note(phase=current_phase(group), holds=self.flat.tolist(), sends=sends, receives=receives))
-        return super().start(group, send, receive)
+        return self.inner.start(group, send, receive)
 
     def span(self, part: torch.Tensor) -> Span:
         """Which elements of the collective's tensor a part of it is."""

@@ -64,43 +64,28 @@ class FlatStep(Overlapped):
 
 
 class SharedStep(FlatStep):
-    """The ranks of one host share the parameters. Backward only puts gradients where all can read them; the optimizer's
-    step sums them. Where the ranks share no memory it is `FlatStep`."""
+    """The ranks of one host share the parameters, in `segment`. Backward only puts gradients where all can read them;
+    the optimizer's step sums them."""
 
-    def __init__(self, model: nn.Module, all_reduce: AllReduce = dist.all_reduce) -> None:
-        segment = segment_of(dist.group.WORLD, next(model.parameters()).device)
-        size = dist.get_world_size()
-        self.segment = segment if isinstance(segment, Segment) and 1 < segment.size == size else None
+    def __init__(self, model: nn.Module, segment: Segment) -> None:
+        self.segment = segment
         self.of_all: list[list[torch.Tensor]] = []
         """For each bucket the flat gradients of all ranks."""
-        super().__init__(model, all_reduce)
-        if self.segment:
-            self.segment.run(Segment.meet)  # the first has written the parameters
+        super().__init__(model, all_reduce=lambda flat, op: None)  # nothing is sent
+        self.segment.run(Segment.meet)  # the first has written the parameters
 
     def new_bucket(self, params: Sequence[torch.Tensor]) -> Bucket:
-        if not self.segment:
-            return super().new_bucket(params)
         self.of_all.append(self.segment.allocate(sum(param.numel() for param in params), params[0].dtype))
         return Bucket(params, self.of_all[-1][self.segment.rank])
 
     def new_values(self, params: Sequence[torch.Tensor]) -> torch.Tensor:
-        if not self.segment:
-            return super().new_values(params)
         return self.segment.allocate(sum(param.numel() for param in params), params[0].dtype, tensors=1)[0]
 
     def new_momentum(self, values: torch.Tensor) -> torch.Tensor:
-        if not self.segment:
-            return super().new_momentum(values)
         return values.new_zeros(len(range(*self.segment.share_of(values.numel()))))
 
-    def start(self, bucket: Bucket) -> Any:
-        return Done() if self.segment else super().start(bucket)
-
     def step(self, lr: float, momentum: float) -> None:
-        if self.segment:
-            self.segment.run(self.step_for_all, lr, momentum)
-        else:
-            super().step(lr, momentum)
+        self.segment.run(self.step_for_all, lr, momentum)
 
     def step_for_all(self, segment: Segment, lr: float, momentum: float) -> None:
         """Sum this rank's share of all gradients and take the step for it, block by block, in the cache."""
@@ -117,6 +102,14 @@ class SharedStep(FlatStep):
                 momenta = buffer[first - begin : last - begin].mul_(momentum).add_(total)
                 values[first:last].add_(momenta, alpha=-lr)
         segment.meet()
+
+
+def new_shared_step(model: nn.Module, all_reduce: AllReduce = dist.all_reduce) -> FlatStep:
+    """A `SharedStep` where all ranks share memory; otherwise a `FlatStep`."""
+    segment = segment_of(dist.group.WORLD, next(model.parameters()).device)
+    if isinstance(segment, Segment) and 1 < segment.size == dist.get_world_size():
+        return SharedStep(model, segment)
+    return FlatStep(model, all_reduce)
 
 
 class Done:

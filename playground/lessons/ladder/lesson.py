@@ -20,10 +20,9 @@ from __future__ import annotations
 from functools import partial
 
 import torch
-import torch.distributed as dist
 from torch import nn
 
-from playground.lessons.ladder.flat_step import FlatStep, SharedStep
+from playground.lessons.ladder.flat_step import FlatStep, new_shared_step
 from playground.lessons.ladder.measure import in_ddp, measure
 from playground.lessons.ladder.page import DDP, MODELS, SPARSE, LadderSettings, candidates
 from playground.lessons.ladder.sparse_embeddings import SparseEmbeddings
@@ -34,21 +33,15 @@ from playground.training.replicas import broadcast_parameters
 from playground.training.sync import AllReduce, Broadcast, GradSync, new_grad_sync
 
 
-def new_rung(
-    name: str,
-    model: nn.Module,
-    all_reduce: AllReduce = dist.all_reduce,
-    broadcast: Broadcast = dist.broadcast,
-    bucket_cap: int = 2**20,
-) -> GradSync:
+def new_rung(name: str, model: nn.Module, all_reduce: AllReduce, broadcast: Broadcast, bucket_cap: int) -> GradSync:
     """The gradient synchronisation of that name for `model`; `bucket_cap` is the bytes of a full bucket."""
     if name == SPARSE:
         return SparseEmbeddings(model, all_reduce, bucket_cap)
     if name == DDP:
         return in_ddp(model, bucket_cap)
     if name in ("flat-step", "shared-step"):
-        return (FlatStep if name == "flat-step" else SharedStep)(model, all_reduce)
-    return new_grad_sync(name, model, all_reduce, bucket_cap, broadcast=broadcast)
+        return (FlatStep if name == "flat-step" else new_shared_step)(model, all_reduce)
+    return new_grad_sync(name, model, all_reduce=all_reduce, bucket_cap=bucket_cap, broadcast=broadcast)
 
 
 def run(rank: int, size: int, settings: LadderSettings) -> Fields:

@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from inspect import signature
-from itertools import pairwise
+from itertools import chain, count, pairwise
 from random import Random
 from typing import Any
 
@@ -87,14 +87,11 @@ class Rounds:
 
     def __iter__(self) -> Iterator[None]:
         total = WARM_UP + self.settings.steps
-        for number, (inputs, labels, samples_per_rank) in zip(range(total), self.batches(), strict=False):
+        coming = chain.from_iterable(batches(self.train_set, self.settings.batch_size) for _ in count())
+        for number, (inputs, labels, samples_per_rank) in zip(range(total), coming, strict=False):
             self.number, self.inputs, self.labels, self.samples_per_rank = number, (inputs,), labels, samples_per_rank
             self.heartbeat.beat(phase="measuring all rungs side by side", step=number, steps=total)
             yield
-
-    def batches(self) -> Iterator[tuple[torch.Tensor, torch.Tensor, float]]:
-        while True:
-            yield from batches(self.train_set, self.settings.batch_size)
 
     def step(self, replica: TimedReplica) -> list[float]:
         """Let the replica take this round's step. Seconds of each of its parts."""
@@ -300,16 +297,15 @@ def summarize(
         parts = step_parts(of_parts[last, range(len(last))])
         alone = seconds[:, number, :, -1].amin(0).quantile(0.5).item()
         mine = [len(sent), sum(nbytes for nbytes, _ in sent), sum(nbytes for nbytes, is_early in sent if is_early)]
-        number_sent, sent_bytes, early_bytes = all_gather_stacked(torch.tensor(mine, device=device())).amax(0).tolist()
+        most = all_gather_stacked(torch.tensor(mine, device=device())).amax(0).tolist()
+        sent_by_rank = dict(zip(("messages", "bytes", "early_bytes"), most, strict=True))
         loss, difference_to_ddp = compare_outcomes(replica, replicas[-1])
         rows.append(
             {
                 **parts,
                 "alone": alone,
-                "hidden": max(0.0, 1 - parts["exposed"] / alone) if early_bytes else 0.0,
-                "messages": number_sent,
-                "bytes": sent_bytes,
-                "early_bytes": early_bytes,
+                "hidden": max(0.0, 1 - parts["exposed"] / alone) if sent_by_rank["early_bytes"] else 0.0,
+                **sent_by_rank,
                 "difference_to_ddp": difference_to_ddp,
                 "rung": replica.name,
                 "p50": p50[number],

@@ -59,8 +59,6 @@ LEGEND = (
     "in a step; the loss of the last batch; distance, the largest difference of any parameter from ddp's (rounding, "
     "which grows where it decides which of two numbers a ReLU or max_pool lets through).",
 )
-
-
 BEYOND = {
     "flat-step": "one all_reduce for all gradients, and SGD as three operations on flat tensors",
     "shared-step": "parameters once, in shared memory: each rank sums its share of the gradients and steps for it",
@@ -124,14 +122,9 @@ def result_texts(rungs: Sequence[Rung]) -> Texts:
     sent = figures(("early", "early", "%", ".0f"), ("messages",), ("bytes", "sent", "bytes", ","), wide=True)
     ratios = figures(("speed_to_ddp", "vs.\nddp", "", ".2f"), ("speed_to_first", "vs.\nfirst", "", ".2f"))
     outcome = figures(("loss", "loss", "", ".4f"), ("distance", "distance\nto ddp"), wide=True)
-    columns = {
-        "rung": Column("rung"),
-        **times,
-        **figures(("hidden", "hidden", "%", ".0f", 100)),
-        **sent,
-        **ratios,
-        **outcome,
-    }
+    columns = (
+        {"rung": Column("rung")} | times | figures(("hidden", "hidden", "%", ".0f", 100)) | sent | ratios | outcome
+    )
     shown = [
         rung
         | {name: milliseconds_text(rung[name]) for name in TIMES}

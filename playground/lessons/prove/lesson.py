@@ -32,7 +32,7 @@ from playground.training.net import Net
 from playground.training.partition import share
 from playground.training.replicas import broadcast_parameters, flat
 from playground.training.step import mean_loss_part, training_step
-from playground.training.sync import AverageAfterBackward, GradSync, build_grad_sync, new_grad_sync
+from playground.training.sync import GradSync, build_grad_sync, new_grad_sync
 
 MaxAbs = dict[str, float | None]
 """The largest absolute value of any element of the `gradients` and of the `parameters`. None in local SGD: every rank
@@ -80,7 +80,8 @@ def new_replicas(settings: ProveSettings, dtype: torch.dtype) -> dict[str, Repli
     for name, spec in GRAD_SYNCS.items():
         model = new_net(seed, dtype)
         broadcast_parameters(model)
-        sync = new_grad_sync(name, model, load_all_reduce(settings.all_reduce), settings.bucket_cap)
+        all_reduce = load_all_reduce(settings.all_reduce)
+        sync = new_grad_sync(name, model, all_reduce=all_reduce, bucket_cap=settings.bucket_cap)
         replicas[name] = Replica(model, settings, sync, averages_gradients=spec.rung)
     model = DistributedDataParallel(new_net(seed, dtype), bucket_cap_mb=settings.bucket_cap / 2**20)
     return {**replicas, "ddp": Replica(model, settings, GradSync(model))}
@@ -170,7 +171,7 @@ def summed(rank: int, size: int, settings: ProveSettings) -> Fields:
             dist.all_reduce(param.grad)
 
     model = new_net(settings.seed)
-    ranks = Replica(model, settings, AverageAfterBackward(add_gradients, model))
+    ranks = Replica(model, settings, GradSync(model, add_gradients))
     one_process = OneProcess(new_net(settings.seed), settings)
     faster = OneProcess(new_net(settings.seed), settings, lr=size * settings.lr)
     train_side_by_side(settings, ranks, one_process, faster)

@@ -108,7 +108,7 @@ def training_steps(rank: int, size: int, sync: str, batch: int = 128, steps: int
     """Steps with gradients averaged in this way, one of `GRAD_SYNCS`."""
     model, inputs, labels = new_net(rank, size, batch)
     broadcast_parameters(model)
-    grad_sync = new_grad_sync(sync, model, load_all_reduce("backend"), bucket_cap=52_428)
+    grad_sync = new_grad_sync(sync, model, all_reduce=load_all_reduce("backend"), bucket_cap=52_428)
     optimizer = torch.optim.SGD(model.parameters(), lr=LR)
     for _ in range(steps):
         dist.barrier()

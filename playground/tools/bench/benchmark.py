@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial, reduce
 from itertools import product
 from random import Random
@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 
 from playground.algorithms import BACKEND, load_algorithm
-from playground.algorithms.operation import ADDS, Op, check, kind
+from playground.algorithms.operation import ADDS, Op, check
 from playground.measurement import Fields, environment, format_bytes
 from playground.measurement.interleave import Heartbeat, gather_by_rank, interleave, percentile, slowest, timed
 from playground.runtime import UsageError, device, report
@@ -47,7 +47,7 @@ MAX_FACTORS = 4
 
 def input_pattern(rank: int, size: int, dtype: torch.dtype, op: object) -> torch.Tensor:
     """The input of `rank` of `size` where `op` (None: nothing) reduces it: `PERIOD` whole numbers, on the CPU."""
-    op, random = kind(op), torch.Generator().manual_seed(rank)
+    random = torch.Generator().manual_seed(rank)
     if op in (Op.SUM, Op.AVG):
         # The largest number up to which the type holds every whole one.
         exact = round(2 / torch.finfo(dtype).eps) if dtype.is_floating_point else torch.iinfo(dtype).max
@@ -61,7 +61,6 @@ def input_pattern(rank: int, size: int, dtype: torch.dtype, op: object) -> torch
 
 def reduction_pattern(size: int, dtype: torch.dtype, op: object) -> torch.Tensor:
     """The right result of a reduction of all ranks' inputs."""
-    op = kind(op)
     patterns = (input_pattern(rank, size, dtype, op) for rank in range(size))
     result = reduce(ADDS[op], patterns)
     return result / size if op == Op.AVG else result
@@ -95,16 +94,13 @@ reduce_scatter_single = getattr(dist, "reduce_scatter_single", None) or dist.red
 class Workload:
     """A collective on pieces of `count` elements. Where it works in place, input and output are the same tensor."""
 
-    def __init__(
-        self, settings: BenchSettings, collective: str, count: int, device: torch.device, size: int, rank: int
-    ) -> None:
-        self.settings, self.spec, self.count = settings, COLLECTIVES[collective], count
-        self.rank, self.size = rank, size
+    def __init__(self, settings: BenchSettings, collective: str, count: int, size: int, rank: int) -> None:
+        self.spec, self.count, self.rank, self.size = COLLECTIVES[collective], count, rank, size
         self.op = getattr(dist.ReduceOp, OPS[settings.op])
         self.data_for = self.op if self.spec.reduces else None
         self.dtype = getattr(torch, settings.dtype)
         self.expected = self.spec.pieces_expected(rank, size)
-        self.input = torch.zeros(self.spec.pieces_given(rank, size) * count, dtype=self.dtype, device=device)
+        self.input = torch.zeros(self.spec.pieces_given(rank, size) * count, dtype=self.dtype, device=device())
         self.output = self.input if self.spec.in_place else self.input.new_zeros(len(self.expected) * count)
         self.input_pieces = list(self.input.split(count)) if self.input.numel() else []
         """Pieces of `count` elements; none on a rank that gives nothing."""
@@ -113,7 +109,8 @@ class Workload:
     def call(self, algorithm: str) -> Callable[[], object]:
         """A call that does it once; of the memory, one that copies the tensors."""
         if algorithm == MEMORY:
-            return copy(max(self.input.nbytes, self.output.nbytes))
+            source = torch.zeros(max(self.input.nbytes, self.output.nbytes), dtype=torch.uint8, device=device())
+            return partial(torch.zeros_like(source).copy_, source)
         if algorithm == BACKEND:
             return partial(BACKEND_CALLS[self.spec.name], self)
         ours = load_algorithm(self.spec.name, algorithm)
@@ -133,11 +130,6 @@ class Workload:
         return sum(
             count_wrong(piece, self.pattern(source), index * self.count, tolerance) for piece, (source, index) in found
         )
-
-    def clear(self) -> None:
-        """Make all numbers zero: however often zeros are reduced, none becomes infinite or too small for its type."""
-        for buffer in (self.input, self.output):
-            buffer.zero_()
 
     def pattern(self, source: int) -> torch.Tensor:
         """The input of the rank `source`, or the right result of the `REDUCTION`."""
@@ -165,21 +157,6 @@ def split_into_passes(iterations: int) -> list[int]:
     return [iterations // passes + (number < iterations % passes) for number in range(passes)]
 
 
-def warm_up(candidates: Sequence[Call], calls: int) -> None:
-    heartbeat = Heartbeat()
-    for candidate in candidates:
-        for _ in range(calls):
-            heartbeat.beat()
-            candidate()
-
-
-def copy(nbytes: int) -> Callable[[], object]:
-    """A call that copies `nbytes` within the memory of this rank's device."""
-    source = torch.zeros(nbytes, dtype=torch.uint8, device=device())
-    target = torch.zeros_like(source)
-    return lambda: target.copy_(source)
-
-
 class Measurement:
     """One collective at one size: a row per algorithm, all timed in turns."""
 
@@ -201,7 +178,7 @@ class Measurement:
     def measure(self, iterations: int, order: Random) -> None:
         """Take further trials; before the first ones, check the results and warm up. Buffers last for one pass: those
         of all sizes together might not fit into memory. All ranks must call this."""
-        workload = Workload(self.settings, self.spec.name, self.count, device(), self.size, self.rank)
+        workload = Workload(self.settings, self.spec.name, self.count, self.size, self.rank)
         calls = {algorithm: workload.call(algorithm) for algorithm in self.algorithms}
         if not self.calls:
             for algorithm, call in calls.items():
@@ -209,9 +186,14 @@ class Measurement:
                 total = torch.tensor(0 if algorithm == MEMORY else workload.count_wrong(call), device=device())
                 dist.all_reduce(total)
                 self.wrong[algorithm] = int(total.item())
-        workload.clear()
+        for buffer in (workload.input, workload.output):  # zeros, for none becomes infinite, nor too small for its type
+            buffer.zero_()
         candidates = list(calls.values())
-        warm_up(candidates, min(1, self.settings.warmup) if self.calls else self.settings.warmup)
+        heartbeat = Heartbeat()
+        warm_up = min(1, self.settings.warmup) if self.calls else self.settings.warmup
+        for candidate, _ in product(candidates, range(warm_up)):
+            heartbeat.beat()
+            candidate()
         if not self.calls:  # find how many calls of each candidate fill a trial
             seconds_per_call = slowest([timed(call, SAMPLE)() for call in candidates])
             self.calls = [max(1, min(MAX_CALLS, round(TRIAL / seconds))) for seconds in seconds_per_call]
@@ -276,8 +258,6 @@ def run(rank: int, size: int, settings: BenchSettings) -> None:
 
 def check_operation(settings: BenchSettings) -> None:
     """Raise `UsageError` for a reduction that is not defined for tensors of this type."""
-    if not any(COLLECTIVES[collective].reduces for collective in settings.collectives):
-        return
     try:
         check(getattr(torch, settings.dtype), getattr(dist.ReduceOp, OPS[settings.op]))
     except ValueError as error:
@@ -298,7 +278,7 @@ def call_once(settings: BenchSettings, collective: str, rank: int, size: int) ->
     """Raise `UsageError` if the backend cannot do this with tensors of this type, or not this operation."""
     for algorithm in settings.algorithms_of(collective):
         try:
-            Workload(settings, collective, 1, device(), size, rank).call(algorithm)()
+            Workload(settings, collective, 1, size, rank).call(algorithm)()
         except (RuntimeError, ValueError) as error:
             if not (words := refusal(error)):
                 raise

@@ -44,13 +44,11 @@ RUN = remote("playground.tools.bench.benchmark:run")
 MEASURED = ("begin", "end", "iterations", "warmup", "collectives", "algorithms", "dtype", "op", "limit", "plot")
 """Parameters of a measurement, beside those of every run."""
 
-
-PER_CALL = "per call, in the median trial; each trial counts as on its slowest rank"
 MEANINGS = {
     "size": "of the tensor, or of all ranks' shares of it together",
     "count": "elements of the tensor, or of one rank's share",
     "root": "-1 where there is none",
-    "time_us": PER_CALL,
+    "time_us": "per call, in the median trial; each trial counts as on its slowest rank",
     "algbw": "algorithm bandwidth, size / time",
     "busbw": "bus bandwidth, what each link carries",
     "wrong": "wrong elements in the results of all ranks together",
@@ -142,18 +140,14 @@ class Report:
     def __call__(self, rank: int, event: Mapping[str, Any]) -> None:
         match event:
             case {"start": Environment() as environment}:
-                self.begin(environment)
+                self.environment = environment  # nothing has been measured yet
+                trials = f"{self.settings.iterations} trial{'s' * (self.settings.iterations > 1)} per row"
+                about = str(environment), f"{trials}, spread over the run; the columns:"
+                self.session.say(f"bench: {self.session.world}", *about, *explain(self.columns, self.session.run.wide))
             case {"measured": rows, "complete": complete}:
                 self.measured[rows[0]["collective"], rows[0]["size"]] = rows
                 if complete:
                     self.show(rows)
-
-    def begin(self, environment: Environment) -> None:
-        """Say what is measured, on what, and what the columns mean. Nothing has been measured yet."""
-        self.environment = environment
-        trials = f"{self.settings.iterations} trial{'s' * (self.settings.iterations > 1)} per row"
-        about = str(environment), f"{trials}, spread over the run; the columns:"
-        self.session.say(f"bench: {self.session.world}", *about, *explain(self.columns, self.session.run.wide))
 
     def show(self, rows: list[Fields]) -> None:
         """Print the rows of one size; before the first of a collective, its name."""

@@ -133,10 +133,7 @@ class BenchSettings:
     op: str = flag("sum", "Reduction operation.", choices=OPS)
     iterations: int = flag(20, "Number of trials per size.", least=1, most=MAX_TRIALS)
     warmup: int = flag(5, "Number of warm-up calls before timing starts.", least=0, most=MAX_TRIALS)
-    limit: bool = flag(
-        False,
-        "Also measure the memory: a row in which all ranks copy their tensors at once.",
-    )
+    limit: bool = flag(False, "Also measure the memory: a row in which all ranks copy their tensors at once.")
     seed: int = 1234
     """Seed of the order in which algorithms have their turns."""
 
@@ -157,14 +154,12 @@ class BenchSettings:
     def check_algorithms(self, collective: str) -> None:
         """Raise `UsageError` if one of our algorithms was asked for a collective that does not have it."""
         missing = [name for name in self.algorithms if name not in available_algorithms(collective)]
-        if not missing or {*self.algorithms} in (set(), {*ALGORITHMS}):
+        if not missing or {*self.algorithms} == {*ALGORITHMS}:
             return
-        asked, ours = f"--algorithm {missing[0]} for {collective}", ", ".join(OURS.get(collective, ()))
-        if ours:
-            cure = "leave --algorithm out or ask for what every collective has"
-            raise UsageError(f"{asked}: of ours, {collective} has {ours}, {cure}")
-        ours = f"ours are algorithms for {', '.join(OURS)} alone"
-        raise UsageError(f"{asked}: {ours}, leave --algorithm out for the others")
+        why = f"ours are algorithms for {', '.join(OURS)} alone, leave --algorithm out for the others"
+        if ours := ", ".join(OURS.get(collective, ())):
+            why = f"of ours, {collective} has {ours}, leave --algorithm out or ask for what every collective has"
+        raise UsageError(f"--algorithm {missing[0]} for {collective}: {why}")
 
     def check_world(self, size: int) -> None:
         """Raise `UsageError` if the smallest size does not have an element for each of `size` ranks."""

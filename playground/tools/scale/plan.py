@@ -190,11 +190,9 @@ def evaluate(samples: Sequence[Fields], plan: Fields) -> Fields:
     machine = fit([sample for sample in samples if sample["fitted"]], plan)
     points = [sample | {"error": error(machine, sample, plan)} for sample in samples]
     unseen = [abs(point["error"]) for point in points if not point["fitted"]]
-    host = machine
-    if plan["hosts"] > 1:
-        host = Machine(machine.inner_alpha, machine.inner_beta, machine.gamma, plan["cores"])
+    inside = Machine(machine.inner_alpha, machine.inner_beta, machine.gamma, plan["cores"])
     quality = {"points": points, "median_error": median(unseen), "worst_error": max(unseen)}
-    on_host = None if plan["ranks_per_host"] == 1 else predict(host, HOST)
+    on_host = None if plan["ranks_per_host"] == 1 else predict(inside if plan["hosts"] > 1 else machine, HOST)
     predictions = {"host": on_host, "cluster": predict(replace(machine, cores=None), CLUSTER)}
     return {"parameters": machine, "measured": plan, "fit": quality, "predictions": predictions}
 

@@ -52,7 +52,7 @@ def train(rank: int, size: int, way: str, all_reduce: str, elsewhere: bool = Fal
         model = DistributedDataParallel(model, bucket_cap_mb=1)
         sync = GradSync(model)
     else:
-        sync = new_grad_sync(way, model, load_all_reduce(all_reduce), bucket_cap=40_000)
+        sync = new_grad_sync(way, model, all_reduce=load_all_reduce(all_reduce), bucket_cap=40_000)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for batch in DataLoader(torch.ones(STEPS, 100), num_workers=0):
         optimizer.zero_grad()
