@@ -33,7 +33,7 @@ Piece = tuple[int, int]
 
 
 @dataclass(frozen=True)
-class Collective:
+class CollectiveSpec:
     name: str
     factor: Callable[[int], float]
     """busbw / algbw on N ranks: what a link carries for each byte of the size."""
@@ -61,16 +61,18 @@ def at_root(pieces: Callable[[int, int], list[Piece]]) -> Callable[[int, int], l
 COLLECTIVES = {
     each.name: each
     for each in (
-        Collective("all_reduce", lambda n: 2 * others(n), lambda r, n: [(REDUCTION, 0)], in_place=True, reduces=True),
-        Collective("broadcast", lambda n: 1.0, lambda r, n: [(0, 0)], in_place=True, root=0),
-        Collective(
+        CollectiveSpec(
+            "all_reduce", lambda n: 2 * others(n), lambda r, n: [(REDUCTION, 0)], in_place=True, reduces=True
+        ),
+        CollectiveSpec("broadcast", lambda n: 1.0, lambda r, n: [(0, 0)], in_place=True, root=0),
+        CollectiveSpec(
             "reduce", lambda n: 1.0, at_root(lambda r, n: [(REDUCTION, 0)]), in_place=True, reduces=True, root=0
         ),
-        Collective("all_gather", others, lambda r, n: [(source, 0) for source in range(n)]),
-        Collective("reduce_scatter", others, lambda r, n: [(REDUCTION, r)], lambda r, n: n, reduces=True),
-        Collective("all_to_all", others, lambda r, n: [(source, r) for source in range(n)], lambda r, n: n),
-        Collective("gather", others, at_root(lambda r, n: [(source, 0) for source in range(n)]), root=0),
-        Collective("scatter", others, lambda r, n: [(0, r)], lambda r, n: n if r == 0 else 0, root=0),
+        CollectiveSpec("all_gather", others, lambda r, n: [(source, 0) for source in range(n)]),
+        CollectiveSpec("reduce_scatter", others, lambda r, n: [(REDUCTION, r)], lambda r, n: n, reduces=True),
+        CollectiveSpec("all_to_all", others, lambda r, n: [(source, r) for source in range(n)], lambda r, n: n),
+        CollectiveSpec("gather", others, at_root(lambda r, n: [(source, 0) for source in range(n)]), root=0),
+        CollectiveSpec("scatter", others, lambda r, n: [(0, r)], lambda r, n: n if r == 0 else 0, root=0),
     )
 }
 """By name; r is the rank, n the number of ranks."""
