@@ -12,7 +12,7 @@ With --data-parallel D the ranks are a grid: D pipelines side by side, the repli
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 
 import torch
 import torch.distributed as dist
@@ -111,26 +111,6 @@ class Stage:
             for param in self.model.parameters():
                 dist.all_reduce(param.grad, group=self.grid.column)
                 param.grad /= self.grid.replicas
-
-
-def train(
-    stage: Stage,
-    schedule: Callable[[Stage, int], None],
-    optimizer: torch.optim.Optimizer,
-    batches: Iterable[tuple[torch.Tensor, torch.Tensor]],
-    microbatches: int,
-) -> list[float]:
-    """Train this rank's stage on whole batches, each cut into microbatches. Returns its replica's losses, which only
-    the last stage knows."""
-    losses = []
-    for images, labels in batches:
-        optimizer.zero_grad()
-        stage.load(images, labels, microbatches)
-        schedule(stage, microbatches)
-        stage.finish()
-        optimizer.step()
-        losses.append(stage.loss)
-    return losses
 
 
 class Inbox:
