@@ -35,9 +35,6 @@ from playground.training.replicas import flat
 from playground.training.step import training_step
 from playground.training.sync import GradSync
 
-ROUNDS = 5
-"""Timed calls of each piece of work."""
-
 
 def split(rank: int, size: int, settings: DataParallelSettings) -> list[Fields]:
     """How many of 30 inputs each replica sees on 1, 2 and 3 devices, as it reports itself; and how many of only 2.
@@ -248,6 +245,6 @@ def threads(rank: int, size: int, settings: DataParallelSettings) -> Fields:
     calls = [partial(parallel_apply, replicas[:n], chunks[:n], None, devices[:n]) for n in (1, len(devices))]
     for call in calls:
         call()
-    turns = interleave([timed(call, devices=devices) for call in calls], range(ROUNDS), Random(0))
+    turns = interleave([timed(call, devices=devices) for call in calls], range(5), Random(0))  # five calls of each
     alone, together = (median(seconds) for seconds in turns)
     return {"alone": alone, "together": together}

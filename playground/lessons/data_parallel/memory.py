@@ -255,17 +255,8 @@ def track_memory(
 def label_buckets(ddp: DistributedDataParallel, account: Account) -> None:
     """Have `account` count the buckets of `ddp` as gradients, where DDP rebuilds them: in its second forward. (Those of
     the first step it makes when it is made itself: do that in `with account.labelled("gradients")`.)"""
-    label = account.label
-
-    def before_ddp(*_: object) -> None:
-        nonlocal label
-        label, account.label = account.label, "gradients"
-
-    def before_model(*_: object) -> None:
-        account.label = label
-
-    ddp.register_forward_pre_hook(before_ddp)
-    ddp.module.register_forward_pre_hook(before_model)
+    for module, label in ((ddp, "gradients"), (ddp.module, "activations")):
+        module.register_forward_pre_hook(lambda *_, label=label: setattr(account, "label", label))
 
 
 @contextlib.contextmanager

@@ -174,9 +174,14 @@ ABOUT_DEVICES = "Number of virtual devices, or a list: cpu:0,cpu:1 or cuda:0,cud
 def command(session: Session, devices: str, gather: str | None, output_device: str | None, **chosen: Any) -> None:
     server.preload(SPLIT.module)
     server.warm_up()
-    names, output = resolve_names(devices, output_device)
-    compared, seed = ways_to_compare(names, gather, output), session.run.seed
-    settings = DataParallelSettings(devices=names, output_device=output or names[0], ways=compared, seed=seed, **chosen)
+    # imports torch, at the same time as the ranks' server does
+    from playground.lessons.data_parallel.machine import resolve_devices, resolve_output_device
+
+    resolved = resolve_devices(list_devices(devices))
+    names, output = tuple(map(str, resolved)), str(resolve_output_device(output_device, resolved))
+    compared = ways_to_compare(names, gather, output_device and output)
+    chosen |= {"ways": compared, "seed": session.run.seed}
+    settings = DataParallelSettings(devices=names, output_device=output, **chosen)
     session.run = replace(session.run, backend=backend_for(names[0].partition(":")[0]).name)
     if session.world.rank_env:
         raise UsageError(f"{LESSON.name} starts its processes itself: run it without torchrun, RANK and WORLD_SIZE")
@@ -184,20 +189,15 @@ def command(session: Session, devices: str, gather: str | None, output_device: s
     run_parts(session, settings)
 
 
-def resolve_names(devices: str, output_device: str | None) -> tuple[tuple[str, ...], str | None]:
-    """The names of the devices, from their number, if they are virtual ones, or from a comma-separated list; and of the
-    one to gather on. Raises `UsageError` for those that do not exist."""
-    # imports torch, at the same time as the ranks' server does
-    from playground.lessons.data_parallel.machine import resolve_devices, resolve_output_device
-
+def list_devices(devices: str) -> list[str]:
+    """The names that --devices stands for: a number of virtual devices, or a comma-separated list."""
     if devices.isdecimal():
         check_device_count(float(devices))  # before that many names are made
-        names = [f"cpu:{number}" for number in range(int(devices))]
-    elif "" in (names := [name.strip() for name in devices.split(",")]):
+        return [f"cpu:{number}" for number in range(int(devices))]
+    names = [name.strip() for name in devices.split(",")]
+    if "" in names:
         raise UsageError(f"--devices {devices!r}: a name is missing, write cpu:0,cpu:1 or a number")
-    resolved = resolve_devices(names)
-    output = None if output_device is None else resolve_output_device(output_device, resolved)
-    return tuple(map(str, resolved)), output and str(output)
+    return names
 
 
 def run_parts(session: Session, settings: DataParallelSettings) -> None:

@@ -131,7 +131,6 @@ class Stopwatch:
     exactly; those of several hosts began when they left a barrier, at almost the same moment."""
 
     def __init__(self) -> None:
-        self.on_gpu = device().type == "cuda"
         self.slots: list[Fields] = []
         dist.barrier()
         here = host.host_id()
@@ -140,7 +139,7 @@ class Stopwatch:
     def now(self) -> float:
         """Seconds, when this rank's work so far is done. On a GPU only what was computed: to wait for messages, too,
         would be to wait for a neighbour that may be waiting for us."""
-        if self.on_gpu:
+        if device().type == "cuda":
             torch.cuda.current_stream().synchronize()
         return time.perf_counter()
 
@@ -160,11 +159,8 @@ class MeasuredStage(Stage):
         super().__init__(model, grid)
         self.stopwatch, self.most_held = Stopwatch(), 0
 
-    def forward(self, m: int) -> None:
-        super().forward(m)
-        self.most_held = max(self.most_held, len(self.held))
-
     def compute(self, m: int, inputs: torch.Tensor) -> torch.Tensor:
+        self.most_held = max(self.most_held, len(self.held) + 1)  # with this one
         with self.stopwatch.slot("F", m):
             return super().compute(m, inputs)
 

@@ -192,12 +192,11 @@ def draw(step: Sequence[Sequence[Fields]], width: int) -> list[str]:
 
 def model_text(settings: PipelineSettings) -> str:
     """The model, and how it is cut."""
-    each = BLOCKS // settings.stages
     replicas = f" on each of {settings.data_parallel} replicas" if settings.data_parallel > 1 else ""
     return (
-        f"model: {BLOCKS} equal blocks (linear {WIDTH} x {WIDTH}, ReLU), {each} in each of {settings.stages} "
-        f"stage{'s' * (settings.stages > 1)}; batches of {settings.batch_size} samples, in {settings.microbatches} "
-        f"microbatches of {settings.microbatch_size}{replicas}"
+        f"model: {BLOCKS} equal blocks (linear {WIDTH} x {WIDTH}, ReLU), {BLOCKS // settings.stages} in each of "
+        f"{settings.stages} stage{'s' * (settings.stages > 1)}; batches of {settings.batch_size} samples, in "
+        f"{settings.microbatches} microbatches of {settings.microbatch_size}{replicas}"
     )
 
 
