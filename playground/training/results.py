@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 from playground.algorithms import ALGORITHMS
 from playground.runtime.errors import PlaygroundError
 
-Row = dict[str, Any]
-"""A result that is only shown: values by their names, as a table and the document have them."""
 ROUNDING = 1e-4
 """How far replicas may drift apart where each adds in an order of its own (three of them, ten epochs: 1.2e-7)."""
 

@@ -16,10 +16,10 @@ from playground.lessons.bert import grammar, measure
 from playground.lessons.bert.lesson import train
 from playground.lessons.bert.page import DDP, EXACT, WAYS, BertSettings, averaging_texts, compare_losses
 from playground.lessons.bert.prepare import PairsSource, prepare_pairs
+from playground.measurement import Fields
 from playground.runtime.backends import BACKENDS
 from playground.training.bert import Model
 from playground.training.bert_config import BertConfig
-from playground.training.results import Row
 
 Run = Callable[..., Any]
 SMALL: dict[str, Any] = {"width": 16, "layers": 2, "heads": 2, "intermediate": 32, "max_length": 32, "dropout": 0.0}
@@ -41,7 +41,7 @@ def settings(pairs: PairsSource) -> BertSettings:
     )  # fmt: skip
 
 
-def train_exactly(world: Run, settings: BertSettings) -> Row:
+def train_exactly(world: Run, settings: BertSettings) -> Fields:
     """What rank 0 returned; all have returned the same losses."""
     results = world(settings.ranks).run(train, replace(settings, double=True))
     assert all(result["losses"] == results[0]["losses"] for result in results)

@@ -31,12 +31,12 @@ from playground.lessons.parameter_server.page import (
     steps_verdict,
 )
 from playground.lessons.sgd.lesson import average_gradients
+from playground.measurement import Fields
 from playground.remote import AGENTS
 from playground.remote.agent import agents
 from playground.runtime import PlaygroundError, RankFailed, launch
 from playground.testing import World
 from playground.training.replicas import flat
-from playground.training.results import Row
 
 Run = Callable[..., Any]
 Worlds = Callable[..., World]
@@ -192,14 +192,14 @@ class PatientServer(MeasuredServer):
         return super().may_go_on(push) and (is_early or bool(self.lost))
 
 
-def train_until_killed(rank: int, size: int, settings: ServerSettings, culprit: int) -> list[Row]:
+def train_until_killed(rank: int, size: int, settings: ServerSettings, culprit: int) -> list[Fields]:
     """All modes, without all-reduce before. In the first one the culprit is killed; the server reports each mode."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(experiment, "MeasuredServer", PatientServer)
         return train_all_modes(rank, size, settings, culprit)
 
 
-def train_all_modes(rank: int, size: int, settings: ServerSettings, culprit: int) -> list[Row]:
+def train_all_modes(rank: int, size: int, settings: ServerSettings, culprit: int) -> list[Fields]:
     workers = dist.new_group(list(range(1, size)))
     with AGENTS[settings.over]() as agent:
         lesson.servers.clear()

@@ -27,10 +27,10 @@ from playground.lessons.pipeline.page import (
     summarize,
 )
 from playground.lessons.pipeline.stages import cut, make_grid, new_model
+from playground.measurement import Fields
 from playground.runtime import PlaygroundError, RankFailed, device
 from playground.testing import World
 from playground.training.replicas import flat
-from playground.training.results import Row
 
 Run = Callable[..., Any]
 Worlds = Callable[..., World]
@@ -154,13 +154,13 @@ class SimulatedStage:
         self.forward, self.backward = (lambda m, kind=kind: self.order.append((kind, m)) for kind in "FB")
 
 
-def simulate(name: str, stages: int, microbatches: int) -> list[list[Row]]:
+def simulate(name: str, stages: int, microbatches: int) -> list[list[Fields]]:
     """What each stage does, and when, if nothing but computing takes time."""
     paper = [SimulatedStage(stage, stages) for stage in range(stages)]
     for stage in paper:
         SCHEDULES[name].code(stage, microbatches)
     ends: dict[tuple[int, str, int], float] = {}
-    steps: list[list[Row]] = [[] for _ in paper]
+    steps: list[list[Fields]] = [[] for _ in paper]
     while any(stage.order for stage in paper):
         before = len(ends)
         for s, (stage, done) in enumerate(zip(paper, steps, strict=True)):

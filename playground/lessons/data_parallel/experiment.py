@@ -29,17 +29,14 @@ from playground.lessons.data_parallel.losses import (
 from playground.lessons.data_parallel.machine import HOST, copy_to, resolve_devices
 from playground.lessons.data_parallel.memory import Account, track_memory, track_utilisation
 from playground.lessons.data_parallel.page import MEANS, DataParallelSettings
+from playground.measurement import Fields
 from playground.measurement.interleave import interleave, timed
 from playground.training.replicas import flat
-from playground.training.results import Row
 from playground.training.step import training_step
 from playground.training.sync import GradSync
 
-ROUNDS = 5
-"""Timed calls of each piece of work."""
 
-
-def split(rank: int, size: int, settings: DataParallelSettings) -> list[Row]:
+def split(rank: int, size: int, settings: DataParallelSettings) -> list[Fields]:
     """How many of 30 inputs each replica sees on 1, 2 and 3 devices, as it reports itself; and how many of only 2.
 
     | device | 30 on 1 | 30 on 2 | 30 on 3 | 2 on 3 |
@@ -56,7 +53,7 @@ def split(rank: int, size: int, settings: DataParallelSettings) -> list[Row]:
             seen[int(numbers[0])] = len(numbers)
             return numbers
 
-    shares: list[Row] = [{"device": device} for device in devices]
+    shares: list[Fields] = [{"device": device} for device in devices]
     for batch, many in [*((30, many) for many in range(1, len(devices) + 1)), (2, len(devices))]:
         seen.clear()
         data_parallel(Counting(), torch.arange(batch), devices[:many])
@@ -66,7 +63,7 @@ def split(rank: int, size: int, settings: DataParallelSettings) -> list[Row]:
     return shares
 
 
-def one_step(rank: int, size: int, settings: DataParallelSettings) -> list[Row]:
+def one_step(rank: int, size: int, settings: DataParallelSettings) -> list[Fields]:
     """One training step: what each part of it moves from where to where, and what every device holds after it."""
     devices, output_device = resolve_devices(settings.devices), torch.device(settings.output_device)
     model, tokens, targets = new_model_and_batch(settings.batch_size, settings.seed, devices[0])
@@ -94,7 +91,7 @@ def one_step(rank: int, size: int, settings: DataParallelSettings) -> list[Row]:
         if name == "synced":
             after("backward")
 
-    steps: dict[torch.device, Row] = {each: {"device": str(each), "held": {}, "received": []} for each in devices}
+    steps: dict[torch.device, Fields] = {each: {"device": str(each), "held": {}, "received": []} for each in devices}
     with track_memory(devices) as account:
         account.put_module(model, devices[0])
         after("(before)")
@@ -106,7 +103,7 @@ def one_step(rank: int, size: int, settings: DataParallelSettings) -> list[Row]:
     return list(steps.values())
 
 
-def ways(rank: int, size: int, settings: DataParallelSettings) -> list[Row]:
+def ways(rank: int, size: int, settings: DataParallelSettings) -> list[Fields]:
     """What fills the memory of a device and keeps it busy, and what helps: gathering logits on one device, or on
     another; computing the loss inside forward; leaving outputs where they are, with the criterion in parallel.
 
@@ -155,7 +152,7 @@ def track_step(
     return account
 
 
-def two_means(rank: int, size: int, settings: DataParallelSettings) -> list[Row]:
+def two_means(rank: int, size: int, settings: DataParallelSettings) -> list[Fields]:
     """The mean of the devices' mean losses is the mean over all samples only if all chunks are of one size; weighted
     by the sizes it always is.
 
@@ -173,29 +170,29 @@ def two_means(rank: int, size: int, settings: DataParallelSettings) -> list[Row]
     return found
 
 
-def claims(rank: int, size: int, settings: DataParallelSettings) -> tuple[list[Row], list[Row]]:
+def claims(rank: int, size: int, settings: DataParallelSettings) -> tuple[list[Fields], list[Fields]]:
     """Two sentences put to the test: "two models sit on the first device" and "the replicas differ, so training does
-    not go well"."""
+    not go well".
+
+    Of the first: how many bytes of parameters each device holds once there are replicas, and how many parameters of its
+    replica are the model's own memory, of how many. Of the second: the steps of `compare_replicas`.
+    """
     devices = resolve_devices(settings.devices)
-    return count_models(settings, devices), compare_replicas(settings, devices)
-
-
-def count_models(settings: DataParallelSettings, devices: list[torch.device]) -> list[Row]:
-    """How many bytes of parameters each device holds once there are replicas, and what of them the replicas share."""
-    model, _, _ = new_model_and_batch(1, settings.seed, devices[0])
+    model, *_ = new_model_and_batch(1, settings.seed, devices[0])
     with track_memory(devices) as account:
         account.put_module(model, devices[0])
         replicas = replicate(model, devices)
         held = account.held_by_label
     own = {parameter.data_ptr() for parameter in model.parameters()}
     shared = [sum(tensor.data_ptr() in own for tensor in parameters_of(replica, model)) for replica in replicas]
-    return [
+    copies = [
         {"device": str(device), "parameters": held[device]["parameters"], "shared": count, "of": len(own)}
         for device, count in zip(devices, shared, strict=True)
     ]
+    return copies, compare_replicas(settings, devices)
 
 
-def compare_replicas(settings: DataParallelSettings, devices: list[torch.device]) -> list[Row]:
+def compare_replicas(settings: DataParallelSettings, devices: list[torch.device]) -> list[Fields]:
     """Steps of DataParallel with two samples per device, and as many on one device with all of them, in float64: the
     largest differences of the other replicas' parameters and gradients from the first one's, and of the two models
     after each step."""
@@ -205,14 +202,12 @@ def compare_replicas(settings: DataParallelSettings, devices: list[torch.device]
     alone, steps = copy.deepcopy(parallel), []
     optimizers = [new_optimizer(each) for each in (parallel, alone)]
     for step in range(1, settings.steps + 1):
-        chunks = scatter((tokens, targets), devices)
-        used = devices[: len(chunks)]
-        replicas = replicate(parallel, used)
+        chunks, replicas = scatter((tokens, targets), devices), replicate(parallel, devices)
         first, *others = (parameters_of(replica, parallel) for replica in replicas)
         for parameter in chain(first, *others):
             parameter.retain_grad()
         replicas_differ = max((largest_difference(first, other) for other in others), default=0.0)
-        losses = gather(parallel_apply(replicas, chunks, None, used), devices[0])
+        losses = gather(parallel_apply(replicas, chunks, None, devices), devices[0])
         together = weighted_mean(losses, [len(chunk) for chunk, _ in chunks])
         on_one_device = alone(tokens.to(devices[0]), targets.to(devices[0]))
         for optimizer, loss in zip(optimizers, (together, on_one_device), strict=True):
@@ -241,17 +236,15 @@ def largest_difference(tensors: Sequence[torch.Tensor], others: Sequence[torch.T
     return (flat(tensors).cpu() - flat(others).cpu()).abs().max().item()
 
 
-def threads(rank: int, size: int, settings: DataParallelSettings) -> Row:
+def threads(rank: int, size: int, settings: DataParallelSettings) -> Fields:
     """Many small operations on one device, then as many on each at once: threads take turns at the GIL."""
     torch.set_num_threads(1)
     devices = resolve_devices(settings.devices)
     model, inputs = nn.Sequential(*[nn.Linear(8, 8)] * 1000).requires_grad_(False).to(devices[0]), torch.zeros(4, 8)
     replicas, chunks = replicate(model, devices), [(inputs.to(each),) for each in devices]
-    calls = [
-        partial(parallel_apply, replicas[:count], chunks[:count], None, devices[:count]) for count in (1, len(devices))
-    ]
+    calls = [partial(parallel_apply, replicas[:n], chunks[:n], None, devices[:n]) for n in (1, len(devices))]
     for call in calls:
         call()
-    turns = interleave([timed(call, devices=devices) for call in calls], range(ROUNDS), Random(0))
+    turns = interleave([timed(call, devices=devices) for call in calls], range(5), Random(0))  # five calls of each
     alone, together = (median(seconds) for seconds in turns)
     return {"alone": alone, "together": together}

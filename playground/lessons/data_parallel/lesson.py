@@ -70,17 +70,15 @@ def replicate(module: nn.Module, devices: Devices) -> list[nn.Module]:
     """
     devices = resolve_devices(devices)
     machine.check_module_is_on(module, devices[0])
-    copies = {each: machine.broadcast(each, devices) for each in (*module.parameters(), *module.buffers())}
-    replicas = {each: [each._replicate_for_data_parallel() for _ in devices] for each in module.modules()}
-    for each, its_replicas in replicas.items():
-        for number, replica in enumerate(its_replicas):
-            for name, child in each._modules.items():
-                replica._modules[name] = None if child is None else replicas[child][number]
-            for name, parameter in each._parameters.items():
-                setattr(replica, name, None if parameter is None else copies[parameter][number])
-            for name, buffer in each._buffers.items():
-                replica._buffers[name] = None if buffer is None else copies[buffer][number]
-    return replicas[module]
+    tensors = (*module.parameters(), *module.buffers())
+    copies: dict[Any, Any] = {each: machine.broadcast(each, devices) for each in tensors}
+    copies |= {each: [each._replicate_for_data_parallel() for _ in devices] for each in module.modules()}
+    for each in module.modules():
+        parts = {**each._modules, **each._parameters, **each._buffers}
+        for number, replica in enumerate(copies[each]):
+            for name, part in parts.items():
+                setattr(replica, name, None if part is None else copies[part][number])
+    return copies[module]
 
 
 def parallel_apply(

@@ -13,7 +13,6 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from playground.lessons.data_parallel import machine
 from playground.lessons.data_parallel.lesson import (
     DataParallel,
     chunk_sizes,
@@ -23,7 +22,7 @@ from playground.lessons.data_parallel.lesson import (
     replicate,
     scatter,
 )
-from playground.lessons.data_parallel.machine import Device, Devices, copy_to
+from playground.lessons.data_parallel.machine import copy_to
 from playground.runtime.errors import UsageError
 
 VOCABULARY, WIDTH, LENGTH = 30_000, 32, 8
@@ -86,8 +85,8 @@ class DataParallelModel(DataParallel):
         return self.run_replicas(inputs, kwargs)
 
 
-class DataParallelCriterion(nn.Module):
-    """`criterion(output, target)` in parallel, on what `DataParallelModel` has left on the devices.
+class DataParallelCriterion(DataParallel):
+    """A criterion as the module: `module(output, target)` in parallel, on what `DataParallelModel` left on the devices.
 
     The targets are cut as the inputs were. A criterion with `reduction` "mean" (taken for granted if it has none) must
     mean the average over samples that weigh the same: with class weights or ignored targets, take "sum" and divide.
@@ -95,22 +94,14 @@ class DataParallelCriterion(nn.Module):
     Raises `UsageError` for targets that make another number of chunks than there are outputs.
     """
 
-    def __init__(
-        self, criterion: nn.Module, device_ids: Devices = None, output_device: Device | None = None, dim: int = 0
-    ) -> None:
-        super().__init__()
-        self.criterion, self.dim = criterion, dim
-        self.devices = machine.resolve_devices(device_ids)
-        self.output_device = machine.resolve_output_device(output_device, self.devices)
-
     def forward(self, outputs: list[Any], targets: torch.Tensor) -> torch.Tensor:
         chunks = scatter(targets, self.devices, self.dim)
         if len(chunks) != len(outputs):
             raise UsageError(f"targets in {len(chunks)} chunks for {len(outputs)} outputs: give both the same devices")
         used, pairs = self.devices[: len(chunks)], list(zip(outputs, chunks, strict=True))
-        parts = parallel_apply(replicate(self.criterion, used), pairs, None, used)
+        parts = parallel_apply(replicate(self.module, used), pairs, None, used)
         losses = gather(parts, self.output_device, self.dim)
-        reduction = getattr(self.criterion, "reduction", "mean")
+        reduction = getattr(self.module, "reduction", "mean")
         if reduction == "mean":
             return weighted_mean(losses, [chunk.shape[self.dim] for chunk in chunks])
         return losses.sum() if reduction == "sum" else losses

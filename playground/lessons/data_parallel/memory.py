@@ -37,6 +37,8 @@ MOVED_LABELS = {
     "gather": "gathered outputs", "gradients of outputs": "gradients",
 }  # fmt: skip
 """Labels of the copies that each part of a step makes; copies of other parts have the label of the step's phase."""
+Seconds = dict[torch.device, float]
+"""By device."""
 _thread = threading.local()  # tracker: of this thread; move: (target, label) while it copies
 
 
@@ -50,11 +52,10 @@ class Account:
     (and what it needs to compute it). Hand `moment` to `training_step`, so that the account hears of the phases.
     """
 
-    def __init__(self, devices: Sequence[torch.device], timed: bool = False) -> None:
-        self.timed, self.label = timed, "activations"
+    def __init__(self, devices: Sequence[torch.device], busy: Seconds | None = None) -> None:
+        self.busy, self.label = busy, "activations"
+        """`busy`: in which operations computed; None if they are not timed."""
         self.moved: Counter[tuple[str, torch.device, torch.device]] = Counter()
-        self.busy = dict.fromkeys(devices, 0.0)
-        """Seconds in which operations computed, if they are `timed`."""
         self.holdings: weakref.WeakKeyDictionary[Any, list[Any]] = weakref.WeakKeyDictionary()
         """[device, label, bytes] of each storage that is alive."""
         self.lock = threading.RLock()
@@ -103,26 +104,22 @@ class Account:
         """A moment of the training step is over: what is made from now on has the label of the next."""
         self.label = NEXT_LABEL[name]
 
-    @contextlib.contextmanager
-    def labelled(self, label: str) -> Iterator[None]:
+    def labelled(self, label: str) -> contextlib.AbstractContextManager[None]:
         """Tensors made meanwhile, except copies to other devices, have this label."""
-        with replaced(self, "label", label):
-            yield
+        return replaced(self, "label", label)
 
     def device_of(self, tensor: torch.Tensor) -> torch.device:
         """Where a tensor in CPU memory was put."""
         device: torch.device = self.holdings.get(tensor.untyped_storage(), [HOST])[0]
         return device
 
-    @contextlib.contextmanager
     def moving(
         self, part: str, moved: Sequence[tuple[torch.device, torch.Tensor]], target: torch.device
-    ) -> Iterator[None]:
+    ) -> contextlib.AbstractContextManager[None]:
         """Record the copies; what operations make meanwhile lies on `target`."""
         for source, each in moved:
             self.moved[part, source, target] += each.nbytes
-        with replaced(_thread, "move", (target, MOVED_LABELS.get(part))):
-            yield
+        return replaced(_thread, "move", (target, MOVED_LABELS.get(part)))
 
     @contextlib.contextmanager
     def working_for(self, device: torch.device) -> Iterator[None]:
@@ -176,7 +173,7 @@ def by_label(held: Counter[str]) -> dict[str, int]:
 class AllocationTracker(TorchDispatchMode):
     """Sees every operation of its thread, backward's too, and puts what it makes on the account.
 
-    What has no operands is made on `device`. If the account is `timed`, operations are timed too: in seconds that the
+    What has no operands is made on `device`. If the account has `busy`, operations are timed too: in seconds that the
     thread computes, not those in which it waits for a core or for the GIL.
     """
 
@@ -193,9 +190,10 @@ class AllocationTracker(TorchDispatchMode):
         if device != HOST:
             made = [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
             self.account.put(*made, device=device, label=label)
-        if self.account.timed and not move and func.namespace == "aten":  # neither a copy nor communication
+        busy = self.account.busy
+        if busy is not None and not move and func.namespace == "aten":  # neither a copy nor communication
             with self.account.lock:
-                self.account.busy[device] = self.account.busy.get(device, 0.0) + seconds
+                busy[device] = busy.get(device, 0.0) + seconds
         return result
 
     def common_device(self, func: Any, *operands: Any) -> torch.device:
@@ -212,8 +210,8 @@ class AllocationTracker(TorchDispatchMode):
 class GpuAccount(Account):
     """An account of GPUs: moves and labels are recorded as usual, the number of bytes comes from the allocator."""
 
-    def __init__(self, devices: Sequence[torch.device], timed: bool = False) -> None:
-        super().__init__(devices, timed)
+    def __init__(self, devices: Sequence[torch.device]) -> None:
+        super().__init__(devices)
         for device in devices:
             torch.cuda.reset_peak_memory_stats(device)
 
@@ -240,11 +238,12 @@ class GpuAccount(Account):
 
 @contextlib.contextmanager
 def track_memory(
-    devices: Sequence[torch.device], default: torch.device = HOST, timed: bool = False
+    devices: Sequence[torch.device], default: torch.device = HOST, busy: Seconds | None = None
 ) -> Iterator[Account]:
     """Keep an account of `devices` in this block. It slows every operation down: do not time anything in it. `default`
-    is where what has no operands is made: in a rank, all of whose work is one device's, that device."""
-    account = (GpuAccount if devices[0].type == "cuda" else Account)(devices, timed)
+    is where what has no operands is made: in a rank, all of whose work is one device's, that device. Virtual devices'
+    operations are timed into `busy`, seconds by device, if it is given."""
+    account = GpuAccount(devices) if devices[0].type == "cuda" else Account(devices, busy)
     observers.append(account)
     try:
         with account.working_for(default):
@@ -256,21 +255,12 @@ def track_memory(
 def label_buckets(ddp: DistributedDataParallel, account: Account) -> None:
     """Have `account` count the buckets of `ddp` as gradients, where DDP rebuilds them: in its second forward. (Those of
     the first step it makes when it is made itself: do that in `with account.labelled("gradients")`.)"""
-    label = account.label
-
-    def before_ddp(*_: object) -> None:
-        nonlocal label
-        label, account.label = account.label, "gradients"
-
-    def before_model(*_: object) -> None:
-        account.label = label
-
-    ddp.register_forward_pre_hook(before_ddp)
-    ddp.module.register_forward_pre_hook(before_model)
+    for module, label in ((ddp, "gradients"), (ddp.module, "activations")):
+        module.register_forward_pre_hook(lambda *_, label=label: setattr(account, "label", label))
 
 
 @contextlib.contextmanager
-def track_utilisation(devices: Sequence[torch.device]) -> Iterator[dict[torch.device, float]]:
+def track_utilisation(devices: Sequence[torch.device]) -> Iterator[Seconds]:
     """Find out the share of the time, 0 to 1, in which each of `devices` computes in this block: known at its end.
 
     On virtual devices operations are timed one by one, and count for the device where they run: in seconds that their
@@ -282,8 +272,8 @@ def track_utilisation(devices: Sequence[torch.device]) -> Iterator[dict[torch.de
 
     On GPUs it is the time in which at least one kernel runs, as torch's profiler records it, without NCCL's.
     """
-    share = dict.fromkeys(devices, 0.0)
-    with (track_kernels if devices[0].type == "cuda" else track_operations)(devices) as busy:
+    share, busy = dict.fromkeys(devices, 0.0), dict.fromkeys(devices, 0.0)
+    with track_kernels(busy) if devices[0].type == "cuda" else track_memory(devices, devices[0], busy):
         start = time.perf_counter()
         yield share
         synchronize(devices)
@@ -292,29 +282,17 @@ def track_utilisation(devices: Sequence[torch.device]) -> Iterator[dict[torch.de
 
 
 @contextlib.contextmanager
-def track_operations(devices: Sequence[torch.device]) -> Iterator[dict[torch.device, float]]:
-    """Time every operation, on virtual devices: seconds by device."""
-    with track_memory(devices, default=devices[0], timed=True) as account:
-        yield account.busy
-
-
-@contextlib.contextmanager
-def track_kernels(devices: Sequence[torch.device]) -> Iterator[dict[torch.device, float]]:
-    """Have torch's profiler record the kernels of every GPU: seconds by device, at the end of the block."""
-    busy: dict[torch.device, float] = {}
-    synchronize(devices)
+def track_kernels(busy: Seconds) -> Iterator[None]:
+    """Have torch's profiler record the kernels of the GPUs in `busy`: seconds by device, at the end of the block."""
+    synchronize([*busy])
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
-        yield busy
-    events = [event for event in profiler.events() if is_computing(event)]
-    for device in devices:
-        ranges = [event.time_range for event in events if event.device_index == device.index]
+        yield
+    kernels = [event for event in profiler.events() if event.device_type == torch.autograd.DeviceType.CUDA]
+    neither = ("nccl", "memcpy", "memset")  # communication and copies: no device computes in them
+    for device in busy:
+        own = (event for event in kernels if event.device_index == device.index)
+        ranges = [event.time_range for event in own if not event.name.lower().startswith(neither)]
         busy[device] = covered([(each.start, each.end) for each in ranges]) / 1e6  # they are in microseconds
-
-
-def is_computing(event: Any) -> bool:
-    """Whether an event of the profiler is a kernel of a GPU, and neither a copy nor communication."""
-    kernel = event.device_type == torch.autograd.DeviceType.CUDA
-    return kernel and not event.name.lower().startswith(("nccl", "memcpy", "memset"))
 
 
 def covered(spans: Sequence[tuple[float, float]]) -> float:

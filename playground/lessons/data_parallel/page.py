@@ -11,15 +11,15 @@ import click
 
 from playground.console.options import flags
 from playground.console.session import Session
-from playground.console.tables import Column, Table, Texts, bars, figures, numbers, tabulate
+from playground.console.tables import Column, Table, Text, Texts, bars, figures, numbers, tabulate
 from playground.console.text import heading, prose
 from playground.lessons import LESSONS
+from playground.measurement import Fields
 from playground.runtime.backends import backend_for
 from playground.runtime.errors import UsageError
 from playground.runtime.flags import check_flags, flag
 from playground.runtime.launcher import server
 from playground.runtime.remote import Remote
-from playground.training.results import Row
 
 MAX_DEVICES, MAX_BATCH_SIZE = 64, 256
 WAYS = ("logits", "loss", "outputs")
@@ -47,15 +47,10 @@ class DataParallelSettings:
             raise UsageError(f"--devices {names}: a device named twice would count twice, name each once")
         for device in (self.output_device, *(device for _, device in self.ways)):
             if device not in self.devices:
-                names = ", ".join(self.devices)
-                raise UsageError(f"output device {device} is none of the devices {names}: choose one of them")
+                raise UsageError(
+                    f"output device {device} is none of the devices {names.replace(',', ', ')}: choose one of them"
+                )
         check_flags(self)
-
-    @property
-    def on_first_device(self) -> DataParallelSettings:
-        """One step of the same training on the first device alone."""
-        first = self.devices[0]
-        return replace(self, devices=(first,), output_device=first, ways=(("logits", first),), steps=1)
 
 
 def check_device_count(count: float) -> None:
@@ -108,11 +103,9 @@ COSTS = figures(
     ("seconds", "time\nper step", "ms", ".1f", 1000),
     ("loss", "loss", "", ".6f"),
 )
-NUMBER = Column("", right=True)
-"""Those of other names."""
 
 
-def step_texts(devices: Sequence[Row]) -> Texts:
+def step_texts(devices: Sequence[Fields]) -> Texts:
     """The copies in each part of a step, and the bytes on each device after it."""
     moved = Table("part", "from", "to", *numbers(("moved", "bytes", ",")))
     for name in PARTS:
@@ -125,7 +118,7 @@ def step_texts(devices: Sequence[Row]) -> Texts:
     return ["  What is copied between devices:", moved, "  What each device holds after each part:", held]
 
 
-def ways_texts(ways: Sequence[Row], alone: Row) -> Texts:
+def ways_texts(ways: Sequence[Fields], alone: Fields) -> Texts:
     """Memory, time and utilisation of each way to the loss; `alone` is the same step on the first device only."""
     gathered, first = {"gather": Column("gathered"), "output_device": Column("on")}, alone["devices"][0]
     names = [device["device"] for device in ways[0]["devices"]]
@@ -143,17 +136,6 @@ def ways_texts(ways: Sequence[Row], alone: Row) -> Texts:
         tabulate(ways, gathered | COSTS),
         "  Share of a step in which each device computes:",
         by_device("share", "%", ".0f", 100),
-    ]
-
-
-def claims_texts(models: Sequence[Row], compared: Sequence[Row]) -> Texts:
-    """Copies of the model on each device, and differences of replicas from each other and from one device."""
-    return [
-        "  The model lies on the first device once. What each device has while replicas run:",
-        tabulate(models, COLUMNS, NUMBER),
-        "  Replicas are equal in every forward, as copies of one model, though their gradients are not: these are "
-        "added up, and the model goes where one device would take it. Largest differences, in float64:",
-        tabulate(compared, COLUMNS, NUMBER),
     ]
 
 
@@ -192,24 +174,19 @@ ABOUT_DEVICES = "Number of virtual devices, or a list: cpu:0,cpu:1 or cuda:0,cud
 def command(session: Session, devices: str, gather: str | None, output_device: str | None, **chosen: Any) -> None:
     server.preload(SPLIT.module)
     server.warm_up()
-    names, output = resolve_names(devices, output_device)
-    compared, seed = ways_to_compare(names, gather, output), session.run.seed
-    settings = DataParallelSettings(devices=names, output_device=output or names[0], ways=compared, seed=seed, **chosen)
+    # imports torch, at the same time as the ranks' server does
+    from playground.lessons.data_parallel.machine import resolve_devices, resolve_output_device
+
+    resolved = resolve_devices(list_devices(devices))
+    names, output = tuple(map(str, resolved)), str(resolve_output_device(output_device, resolved))
+    compared = ways_to_compare(names, gather, output_device and output)
+    chosen |= {"ways": compared, "seed": session.run.seed}
+    settings = DataParallelSettings(devices=names, output_device=output, **chosen)
     session.run = replace(session.run, backend=backend_for(names[0].partition(":")[0]).name)
     if session.world.rank_env:
         raise UsageError(f"{LESSON.name} starts its processes itself: run it without torchrun, RANK and WORLD_SIZE")
     session.say(f"{LESSON.name}: one process, {len(names)} device{'s' * (len(names) > 1)}: {', '.join(names)}")
     run_parts(session, settings)
-
-
-def resolve_names(devices: str, output_device: str | None) -> tuple[tuple[str, ...], str | None]:
-    """The names of the devices, and of the one to gather on. Raises `UsageError` for those that do not exist."""
-    # imports torch, at the same time as the ranks' server does
-    from playground.lessons.data_parallel.machine import resolve_devices, resolve_output_device
-
-    resolved = resolve_devices(list_devices(devices))
-    output = None if output_device is None else resolve_output_device(output_device, resolved)
-    return tuple(map(str, resolved)), output and str(output)
 
 
 def list_devices(devices: str) -> list[str]:
@@ -229,22 +206,33 @@ def run_parts(session: Session, settings: DataParallelSettings) -> None:
     def run(part: Remote, settings: DataParallelSettings = settings) -> Any:
         return session.launch(part, settings, phase=part.name)[0]
 
-    def show(part: Remote, texts: Texts) -> None:
+    def show(part: Remote, *texts: Text) -> None:
         session.say("", prose(heading(part.name), f": {part.summary}"), *texts)
 
-    shares = run(SPLIT)
-    show(SPLIT, ["  inputs per device; 30 on 2: 30 inputs on 2 devices", tabulate(shares, COLUMNS, NUMBER)])
+    def table(rows: Sequence[Fields]) -> Table:
+        return tabulate(rows, COLUMNS, others=Column("", right=True))
+
+    shares, first, count = run(SPLIT), settings.devices[0], len(settings.devices)
+    show(SPLIT, "  inputs per device; 30 on 2: 30 inputs on 2 devices", table(shares))
     devices = run(ONE_STEP)
-    show(ONE_STEP, step_texts(devices))
-    ways, [alone] = run(COMPARE), run(COMPARE, settings.on_first_device)
-    show(COMPARE, ways_texts(ways, alone))
+    show(ONE_STEP, *step_texts(devices))
+    on_first = replace(settings, devices=(first,), output_device=first, ways=(("logits", first),), steps=1)
+    ways, [alone] = run(COMPARE), run(COMPARE, on_first)
+    show(COMPARE, *ways_texts(ways, alone))
     means = run(TWO_MEANS)
-    show(TWO_MEANS, [tabulate(means, COLUMNS, NUMBER)])
+    show(TWO_MEANS, table(means))
     copies, steps = run(CLAIMS)
-    show(CLAIMS, claims_texts(copies, steps))
+    show(
+        CLAIMS,
+        "  The model lies on the first device once. What each device has while replicas run:",
+        table(copies),
+        "  Replicas are equal in every forward, as copies of one model, though their gradients are not: these are "
+        "added up, and the model goes where one device would take it. Largest differences, in float64:",
+        table(steps),
+    )
     threads = run(THREADS)
-    show(THREADS, [threads_text(**threads, devices=len(settings.devices))])
-    session.say("", ending(len(settings.devices)), f"Shown: {LESSON.shown}.")
+    show(THREADS, threads_text(**threads, devices=count))
+    session.say("", ending(count), f"Shown: {LESSON.shown}.")
     session.print_document(
         {
             "split": shares, "one_step": devices,

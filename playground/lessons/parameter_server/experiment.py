@@ -30,11 +30,8 @@ from playground.lessons.parameter_server.lesson import (
     train_with_server,
     whole_batches,
 )
-from playground.lessons.parameter_server.page import (
-    ALL_REDUCE,
-    SERVER,
-    ServerSettings,
-)
+from playground.lessons.parameter_server.page import ALL_REDUCE, SERVER, ServerSettings
+from playground.measurement import Fields
 from playground.measurement.interleave import Heartbeat
 from playground.remote import AGENTS
 from playground.remote.agent import Agent
@@ -44,13 +41,12 @@ from playground.runtime.meeting.agreement import require_same_on_all_ranks
 from playground.training.data import Images
 from playground.training.net import Net
 from playground.training.replicas import flat
-from playground.training.results import Row
 
-delivered: SimpleQueue[tuple[Row, torch.Tensor] | None] = SimpleQueue()
+delivered: SimpleQueue[tuple[Fields, torch.Tensor] | None] = SimpleQueue()
 """On the server's rank: the workers' result without it, with the parameters; None if one of them died."""
 
 
-def run(rank: int, size: int, settings: ServerSettings) -> list[Row] | Row | None:
+def run(rank: int, size: int, settings: ServerSettings) -> list[Fields] | Fields | None:
     """Repeat the published mistake, train by all-reduce, then by a server in every mode.
 
     The server's rank returns the results of all-reduce and of each mode, each worker that of the mistake.
@@ -65,7 +61,7 @@ def run(rank: int, size: int, settings: ServerSettings) -> list[Row] | Row | Non
         return mistake
 
 
-def serve(agent: Any, workers: int, settings: ServerSettings) -> list[Row]:
+def serve(agent: Any, workers: int, settings: ServerSettings) -> list[Fields]:
     """The server's part: wait for the result of all-reduce, then serve in every mode."""
     agent.on_loss(lambda rank: delivered.put(None))
     by_all_reduce = delivered.get()
@@ -75,20 +71,21 @@ def serve(agent: Any, workers: int, settings: ServerSettings) -> list[Row]:
     return [result, *(serve_mode(agent, mode, workers, settings, parameters) for mode in settings.modes)]
 
 
-def serve_mode(agent: Any, mode: str, workers: int, settings: ServerSettings, early_by_all_reduce: torch.Tensor) -> Row:
-    """Make the server, announce it, and wait. Other threads answer the workers' calls. `early_by_all_reduce`: the
+def serve_mode(agent: Any, mode: str, workers: int, settings: ServerSettings, early_parameters: torch.Tensor) -> Fields:
+    """Make the server, announce it, and wait. Other threads answer the workers' calls. `early_parameters`: the
     parameters after the first few steps without a server, to compare with."""
     server = MeasuredServer(new_model(settings), mode, workers, settings)
     servers[:] = [server]
     agent.on_loss(lambda rank: server.lose_worker(rank - 1))
     agent.barrier()
     server.join()
-    return server.result(early_by_all_reduce)
+    return server.result(early_parameters)
 
 
 def work(agent: Any, workers: Any, settings: ServerSettings) -> None:
     """A worker's part: by all-reduce first, then with a server in every mode."""
-    warm_up(settings, workers)
+    images, labels, _ = next(whole_batches(settings, workers))
+    F.nll_loss(new_model(settings)(images), labels).backward()  # a gradient that is not used: the first takes longer
     result, parameters = train_by_all_reduce(workers, settings)
     if agent.rank == SERVER + 1:
         agent.call(SERVER, deliver, result, parameters)
@@ -97,18 +94,12 @@ def work(agent: Any, workers: Any, settings: ServerSettings) -> None:
         train_with_server(agent, workers, settings)
 
 
-def warm_up(settings: ServerSettings, workers: Any) -> None:
-    """Compute a gradient that is not used: the first one takes longer."""
-    images, labels, _ = next(whole_batches(settings, workers))
-    F.nll_loss(new_model(settings)(images), labels).backward()
-
-
-def deliver(result: Row, parameters: torch.Tensor) -> None:
+def deliver(result: Fields, parameters: torch.Tensor) -> None:
     """Runs on the server: keep the result of all-reduce."""
     delivered.put((result, parameters))
 
 
-def train_by_all_reduce(workers: Any, settings: ServerSettings) -> tuple[Row, torch.Tensor]:
+def train_by_all_reduce(workers: Any, settings: ServerSettings) -> tuple[Fields, torch.Tensor]:
     """Train on every worker. Returns the result (its bytes are those of a ring), and the early parameters."""
     model, size = new_model(settings), dist.get_world_size(workers)
     optimizer = torch.optim.SGD(model.parameters(), lr=settings.lr, momentum=settings.momentum)
@@ -158,11 +149,11 @@ class LossHistory:
         """Count a gradient of `samples` samples, whose losses sum to `loss`."""
         self.losses.append((time.perf_counter() - self.started, samples, loss))
 
-    def result(self, **about: Any) -> Row:
+    def result(self, **about: Any) -> Fields:
         """The result of a mode, and the curve of its losses: as many steps from one point to the next, the last few to
         the last. A point's loss is the mean over the samples since the one before, with dropout on; seconds are those
         from the start."""
-        points, seen = list[Row](), 0
+        points, seen = list[Fields](), 0
         stride = self.per_step * ceil(len(self.losses) / self.per_step / POINTS)
         for first in range(0, len(self.losses), stride):
             seconds, samples, losses = zip(*self.losses[first : first + stride], strict=True)
@@ -202,7 +193,7 @@ class MeasuredServer(ParameterServer):
         self.bytes += parameters.nbytes
         return parameters, version, finished
 
-    def result(self, early_by_all_reduce: torch.Tensor) -> Row:
+    def result(self, early_by_all_reduce: torch.Tensor) -> Fields:
         """The result of the mode. `early_by_all_reduce`: the parameters after as many gradients as `early`, without a
         server; `difference_to_all_reduce` is the largest of any parameter.
 
@@ -235,7 +226,7 @@ models: list[nn.Module] = []
 """On the server's rank, the model that all workers train."""
 
 
-def repeat_the_mistake(agent: Any, workers: Any) -> Row | None:
+def repeat_the_mistake(agent: Any, workers: Any) -> Fields | None:
     """The parameter server that many have copied: the workers' forward passes run through the server's own parameters.
 
     Every worker has the server compute part of its forward pass, so that its graph holds the server's parameters. Then
@@ -254,7 +245,7 @@ def repeat_the_mistake(agent: Any, workers: Any) -> Row | None:
     return met
 
 
-def meet(agent: Any, workers: Any) -> Row:
+def meet(agent: Any, workers: Any) -> Fields:
     """One worker's part: the version of the server's parameters that its forward pass read, the one that its backward
     pass found, and the error of that, or nothing."""
     worker, error, ours = dist.get_rank(workers), "", isinstance(agent, Agent)

@@ -15,10 +15,11 @@ from playground.console.tables import Column, Table, Texts, figures, numbers, ta
 from playground.console.text import Prose, good, heading, prose
 from playground.console.training import DataOptions, announce_data, data_options, echo_loss
 from playground.lessons import LESSONS
+from playground.measurement import Fields
 from playground.remote import AGENTS
 from playground.runtime.errors import PlaygroundError
 from playground.runtime.flags import check_choice, flag, like
-from playground.training.results import ROUNDING, Row
+from playground.training.results import ROUNDING
 from playground.training.settings import TrainingSettings
 
 LESSON = LESSONS["parameter-server"]
@@ -46,11 +47,7 @@ class ServerSettings(TrainingSettings):
         3, "Stale-synchronous: number of gradients that a worker may be ahead of the slowest.", least=0, metavar="K"
     )
     slow_worker: float = flag(
-        1.0,
-        "Slow the last worker down: its gradients take so many times as long.",
-        least=1,
-        most=1e6,
-        metavar="FACTOR",
+        1.0, "Slow the last worker down: its gradients take so many times as long.", least=1, most=1e6, metavar="FACTOR"
     )
     over: str = flag(
         "send-recv",
@@ -71,7 +68,7 @@ class ServerSettings(TrainingSettings):
         return min(5, self.steps)
 
 
-def steps_verdict(modes: Sequence[Row]) -> str:
+def steps_verdict(modes: Sequence[Fields]) -> str:
     """The verdict on the synchronous server's steps, or on the number of gradients, if it was not one of the modes.
     Raises `PlaygroundError` if its steps differ from those of all-reduce by more than rounding."""
     for difference in (each["difference_to_all_reduce"] for each in modes if each["mode"] == "sync"):
@@ -89,7 +86,7 @@ LARGEST = 8
 """Staleness from which on gradients are counted together."""
 
 
-def mistake_texts(met: Sequence[Row]) -> Texts:
+def mistake_texts(met: Sequence[Fields]) -> Texts:
     """The result of each worker of the published server."""
     about = (
         ": the workers' forward passes run through the server's own parameters; worker 0 goes "
@@ -103,7 +100,7 @@ def mistake_texts(met: Sequence[Row]) -> Texts:
     return [prose(heading("the mistake"), about), table, *errors[:1]]
 
 
-def result_texts(modes: Sequence[Row]) -> Texts:
+def result_texts(modes: Sequence[Fields]) -> Texts:
     """The result of each mode; the loss as it fell; the age of the gradients."""
     about = ": each worker computes on a copy of its own; the server adds and steps."
     curve = "loss, and the seconds after which it was reached, by the share of gradients:"
@@ -114,7 +111,7 @@ def result_texts(modes: Sequence[Row]) -> Texts:
     return texts
 
 
-def loss_text(mode: Row) -> Prose:
+def loss_text(mode: Fields) -> Prose:
     """The workers that died in this mode or before it, and when."""
     own, total = mode["gradients_by_worker"], sum(mode["gradients_by_worker"])
     lost = (
@@ -141,7 +138,7 @@ COLUMNS = {
 }
 
 
-def summary_table(modes: Sequence[Row]) -> Table:
+def summary_table(modes: Sequence[Fields]) -> Table:
     """A row per mode."""
     rows = []
     for each in modes:
@@ -152,7 +149,7 @@ def summary_table(modes: Sequence[Row]) -> Table:
     return tabulate(rows, COLUMNS)
 
 
-def curve_table(modes: Sequence[Row]) -> Table:
+def curve_table(modes: Sequence[Fields]) -> Table:
     """The loss of every mode, with the seconds that it took."""
     table = Table(*numbers(("done", "%", ".0f"), *(each["mode"] for each in modes)))
     for number, points in enumerate(zip(*(each["points"] for each in modes), strict=True), 1):
@@ -161,7 +158,7 @@ def curve_table(modes: Sequence[Row]) -> Table:
     return table
 
 
-def histogram(modes: Sequence[Row]) -> Table:
+def histogram(modes: Sequence[Fields]) -> Table:
     """A bar per staleness, for every mode that has any."""
     counts = {each["mode"]: binned(each["staleness"]) for each in modes if max(each["staleness"])}
     table = Table(*numbers("staleness"), *counts)
@@ -180,15 +177,11 @@ def binned(staleness: dict[int, int]) -> list[int]:
     return counts
 
 
+MODE, ABOUT_MODES = click.Choice(tuple(MODES)), "When the server takes a step; may be repeated."
+
+
 @LESSON.run_by(
-    click.option(
-        "--mode",
-        "modes",
-        type=click.Choice(tuple(MODES)),
-        multiple=True,
-        show_default="all of them",
-        help="When the server takes a step; may be repeated.",
-    ),
+    click.option("--mode", "modes", type=MODE, multiple=True, show_default="all of them", help=ABOUT_MODES),
     flags(ServerSettings, "staleness", "slow_worker", "over", "steps", "batch_size", "lr", "momentum"),
     data_options,
 )

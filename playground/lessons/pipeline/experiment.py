@@ -20,21 +20,21 @@ import torch.nn.functional as F
 from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 
-from playground.lessons.pipeline.lesson import Stage, train
+from playground.lessons.pipeline.lesson import Stage
 from playground.lessons.pipeline.page import BLOCKS, SCHEDULES, WARM_UP, WIDTH, PipelineSettings
 from playground.lessons.pipeline.stages import Grid, cut, make_grid, new_model
+from playground.measurement import Fields
 from playground.runtime import device, host, report, synchronize
 from playground.runtime.backends import backend_of
 from playground.runtime.meeting.agreement import all_gather_object
 from playground.training.data import Batch, Images
 from playground.training.replicas import flat
-from playground.training.results import Row
 
 FEW = 4
 """Samples of a microbatch, where schedules are compared with one process."""
 
 
-def run(rank: int, size: int, settings: PipelineSettings) -> list[Row]:
+def run(rank: int, size: int, settings: PipelineSettings) -> list[Fields]:
     """With each schedule, on this rank: one batch in float64, compared with one process; then training in float32."""
     grid, model = make_grid(settings.data_parallel), new_model(BLOCKS, WIDTH, settings.seed).to(device())
     differences = compare(copy.deepcopy(model).double(), grid, settings)
@@ -54,7 +54,7 @@ def compare(model: nn.Sequential, grid: Grid, settings: PipelineSettings) -> dic
     own = cut(model, grid.stage, grid.stages)
     report(phase="one process")
     F.cross_entropy(model(images), labels).backward()
-    expected, found = gradients(own), {}
+    expected, found = flat(param.grad for param in own.parameters()), {}
     warm_up(own, grid, few, torch.float64)
     for name in settings.schedules:
         report(phase=f"{name}: comparing with one process")
@@ -63,7 +63,7 @@ def compare(model: nn.Sequential, grid: Grid, settings: PipelineSettings) -> dic
         stage.load(images, labels, settings.microbatches)
         SCHEDULES[name].code(stage, settings.microbatches)
         stage.finish()
-        found[name] = (gradients(own) - expected).abs().max().item()
+        found[name] = (flat(param.grad for param in own.parameters()) - expected).abs().max().item()
     return found
 
 
@@ -93,29 +93,26 @@ def warm_up(model: nn.Module, grid: Grid, settings: PipelineSettings, dtype: tor
     synchronize()
 
 
-def train_and_measure(name: str, model: nn.Module, grid: Grid, settings: PipelineSettings, difference: float) -> Row:
+def train_and_measure(name: str, model: nn.Module, grid: Grid, settings: PipelineSettings, difference: float) -> Fields:
     """Train this stage by one schedule, and measure: the microbatches whose activations it held at once, at most, and
     the bytes that autograd saved for them, in float32, without parameters; on the last stage the losses of this
     replica's part of the batch, by step; and the forwards and backwards of the steps that are timed, in order, in
     seconds on a clock that all ranks share. Activations are counted in the first step, which is not timed."""
     stage, counter, code = MeasuredStage(model, grid), ActivationCounter(model), SCHEDULES[name].code
-    steps: list[list[Row]] = []
-
-    def begin_steps() -> Iterator[Batch]:
-        every = settings.steps + WARM_UP
-        for number, batch in enumerate(batches(settings, every)):
-            report(phase=f"{name}: training", step=number, steps=every)
-            dist.barrier()
-            stage.stopwatch.slots = []
-            steps.append(stage.stopwatch.slots)
-            yield batch
-
-    def schedule(stage: Stage, microbatches: int) -> None:
-        with counter if len(steps) == 1 else contextlib.nullcontext():
-            code(stage, microbatches)
-
     optimizer = torch.optim.SGD(model.parameters(), lr=settings.lr, momentum=settings.momentum)
-    losses = train(stage, schedule, optimizer, begin_steps(), settings.microbatches)
+    losses, steps, every = list[float](), list[list[Fields]](), settings.steps + WARM_UP
+    for number, (images, labels) in enumerate(batches(settings, every)):
+        report(phase=f"{name}: training", step=number, steps=every)
+        dist.barrier()
+        stage.stopwatch.slots = []
+        optimizer.zero_grad()
+        stage.load(images, labels, settings.microbatches)
+        with contextlib.nullcontext() if number else counter:
+            code(stage, settings.microbatches)
+        stage.finish()
+        optimizer.step()
+        losses.append(stage.loss)
+        steps.append(stage.stopwatch.slots)
     held, known = {"held": stage.most_held, "held_bytes": counter.peak}, losses if grid.is_last else []
     return {"gradient_difference": difference, **held, "losses": known, "steps": steps[WARM_UP:]}
 
@@ -129,18 +126,12 @@ def batches(settings: PipelineSettings, steps: int, dtype: torch.dtype = torch.f
         yield images.flatten(1).to(device(), dtype), labels.to(device())
 
 
-def gradients(model: nn.Module) -> torch.Tensor:
-    """All gradients in a row, [elements]."""
-    return flat(param.grad for param in model.parameters())
-
-
 class Stopwatch:
     """Seconds since all ranks made theirs together. Ranks of a host have one clock, so that their times can be compared
     exactly; those of several hosts began when they left a barrier, at almost the same moment."""
 
     def __init__(self) -> None:
-        self.on_gpu = device().type == "cuda"
-        self.slots: list[Row] = []
+        self.slots: list[Fields] = []
         dist.barrier()
         here = host.host_id()
         self.origin = min(start for there, start in all_gather_object((here, self.now())) if there == here)
@@ -148,7 +139,7 @@ class Stopwatch:
     def now(self) -> float:
         """Seconds, when this rank's work so far is done. On a GPU only what was computed: to wait for messages, too,
         would be to wait for a neighbour that may be waiting for us."""
-        if self.on_gpu:
+        if device().type == "cuda":
             torch.cuda.current_stream().synchronize()
         return time.perf_counter()
 
@@ -168,11 +159,8 @@ class MeasuredStage(Stage):
         super().__init__(model, grid)
         self.stopwatch, self.most_held = Stopwatch(), 0
 
-    def forward(self, m: int) -> None:
-        super().forward(m)
-        self.most_held = max(self.most_held, len(self.held))
-
     def compute(self, m: int, inputs: torch.Tensor) -> torch.Tensor:
+        self.most_held = max(self.most_held, len(self.held) + 1)  # with this one
         with self.stopwatch.slot("F", m):
             return super().compute(m, inputs)
 

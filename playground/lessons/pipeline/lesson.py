@@ -12,7 +12,8 @@ With --data-parallel D the ranks are a grid: D pipelines side by side, the repli
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -113,44 +114,19 @@ class Stage:
                 param.grad /= self.grid.replicas
 
 
-def train(
-    stage: Stage,
-    schedule: Callable[[Stage, int], None],
-    optimizer: torch.optim.Optimizer,
-    batches: Iterable[tuple[torch.Tensor, torch.Tensor]],
-    microbatches: int,
-) -> list[float]:
-    """Train this rank's stage on whole batches, each cut into microbatches. Returns its replica's losses, which only
-    the last stage knows."""
-    losses = []
-    for images, labels in batches:
-        optimizer.zero_grad()
-        stage.load(images, labels, microbatches)
-        schedule(stage, microbatches)
-        stage.finish()
-        optimizer.step()
-        losses.append(stage.loss)
-    return losses
-
-
 class Inbox:
     """A tensor from rank `source` for each tensor of `like`, in order. While one is worked on the next may arrive."""
 
     def __init__(self, source: int, group: dist.ProcessGroup, like: Sequence[torch.Tensor]) -> None:
-        self.source, self.group, self.buffers = source, group, (torch.empty_like(each) for each in like)
-        self.expect()
-
-    def expect(self) -> None:
-        """Let the next tensor come, if there is one."""
-        self.tensor = next(self.buffers, None)
-        if self.tensor is not None:
-            self.request = dist.irecv(self.tensor, self.source, group=self.group)
+        buffers = map(torch.empty_like, like)
+        self.coming: Iterator[Any] = ((buffer, dist.irecv(buffer, source, group=group)) for buffer in buffers)
+        self.first = next(self.coming)
 
     def take(self) -> torch.Tensor:
         """The next tensor, as soon as it is there."""
-        self.request.wait()
-        tensor = self.tensor
-        self.expect()
+        tensor, request = self.first
+        request.wait()
+        self.first = next(self.coming, None)
         return tensor
 
 

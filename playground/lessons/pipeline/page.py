@@ -17,12 +17,11 @@ from playground.console.tables import GAP, RANK_COLUMN, Column, Table, Texts, fi
 from playground.console.text import good, heading, prose
 from playground.console.training import RUN_TRAINING, DataOptions, announce_data, data_options
 from playground.lessons import LESSONS
-from playground.measurement import format_seconds
+from playground.measurement import Fields, format_seconds
 from playground.runtime import host
 from playground.runtime.errors import PlaygroundError, UsageError
 from playground.runtime.flags import check_at_least_one, check_choice, flag
 from playground.runtime.remote import Remote
-from playground.training.results import Row
 from playground.training.settings import TrainingSettings
 
 
@@ -31,7 +30,6 @@ class ScheduleSpec:
     """A schedule and what it promises, as functions and as papers write these: S is the number of stages, M that of
     microbatches, s the stage, 0 for the first."""
 
-    name: str
     code: Remote
     """Called as `schedule(stage, microbatches)`, by every stage."""
     bubble_rule: str
@@ -43,22 +41,15 @@ class ScheduleSpec:
     """Microbatches whose activations a stage holds at most, given s, S and M."""
 
 
-def pipelined_bubble(stages: int, microbatches: int) -> float:
-    """The last stage waits S - 1 slots for its first microbatch, and all stages have M + S - 1 of them."""
-    return (stages - 1) / (microbatches + stages - 1)
-
-
 LESSON = LESSONS["pipeline"]
 NAIVE, GPIPE, ONE_FORWARD_ONE_BACKWARD = map(LESSON.remote, ("naive", "gpipe", "one_forward_one_backward"))
 EXPERIMENT = LESSON.remote("run", "experiment")
-PIPELINED = ("(S-1)/(M+S-1)", pipelined_bubble)
+PIPELINED = ("(S-1)/(M+S-1)", lambda n, m: (n - 1) / (m + n - 1))
+"""Of M + S - 1 slots the last stage waits S - 1 for its first microbatch."""
 SCHEDULES = {
-    spec.name: spec
-    for spec in (
-        ScheduleSpec("naive", NAIVE, "(S-1)/S", lambda n, m: (n - 1) / n, "1", lambda s, n, m: 1),
-        ScheduleSpec("gpipe", GPIPE, *PIPELINED, "M", lambda s, n, m: m),
-        ScheduleSpec("1f1b", ONE_FORWARD_ONE_BACKWARD, *PIPELINED, "min(M, S-s)", lambda s, n, m: min(m, n - s)),
-    )
+    "naive": ScheduleSpec(NAIVE, "(S-1)/S", lambda n, m: (n - 1) / n, "1", lambda s, n, m: 1),
+    "gpipe": ScheduleSpec(GPIPE, *PIPELINED, "M", lambda s, n, m: m),
+    "1f1b": ScheduleSpec(ONE_FORWARD_ONE_BACKWARD, *PIPELINED, "min(M, S-s)", lambda s, n, m: min(m, n - s)),
 }
 """By name; n is S, and m is M."""
 BLOCKS = 24
@@ -132,25 +123,25 @@ EXACT = 1e-12
 """How far gradients in float64 may be from one process's: rounding, for microbatches are added up in another order."""
 
 
-def span(step: Sequence[Sequence[Row]]) -> float:
+def span(step: Sequence[Sequence[Fields]]) -> float:
     """Seconds from the first start to the last end, on any rank."""
     slots = [slot for rank in step for slot in rank]
     return max(slot["end"] for slot in slots) - min(slot["start"] for slot in slots)
 
 
-def bubble(step: Sequence[Sequence[Row]]) -> float:
+def bubble(step: Sequence[Sequence[Fields]]) -> float:
     """The share of the ranks' time in which they neither computed a forward nor a backward."""
     busy = sum(slot["end"] - slot["start"] for rank in step for slot in rank)
     return 1 - busy / (len(step) * span(step))
 
 
-def typical_step(ranks: Sequence[Row]) -> Sequence[Sequence[Row]]:
+def typical_step(ranks: Sequence[Fields]) -> Sequence[Sequence[Fields]]:
     """The slots of every rank in the step whose bubble is the median."""
     steps = sorted(zip(*(rank["steps"] for rank in ranks), strict=True), key=bubble)
     return steps[len(steps) // 2]
 
 
-def summarize(name: str, ranks: Sequence[Row], settings: PipelineSettings) -> Row:
+def summarize(name: str, ranks: Sequence[Fields], settings: PipelineSettings) -> Fields:
     """The figures of a schedule over all ranks, which stand replica by replica, and within each stage by stage. Of what
     is held, a number for each stage, in the replica that held most; losses are those of the whole batch, by step."""
     spec, stages, microbatches = SCHEDULES[name], settings.stages, settings.microbatches
@@ -168,7 +159,7 @@ def summarize(name: str, ranks: Sequence[Row], settings: PipelineSettings) -> Ro
     }
 
 
-def check(name: str, found: Row) -> None:
+def check(name: str, found: Fields) -> None:
     """Raise `PlaygroundError` if gradients are not one process's, or more is held than the schedule promises."""
     if not found["gradient_difference"] <= EXACT:
         differ = f"gradients differ from one process's by {found['gradient_difference']:.1e}"
@@ -181,16 +172,15 @@ def check(name: str, found: Row) -> None:
 
 FILL = {"F": "-", "B": "="}
 """Filler after the name of a forward or backward."""
-IDLE = "."
 
 
-def draw(step: Sequence[Sequence[Row]], width: int) -> list[str]:
+def draw(step: Sequence[Sequence[Fields]], width: int) -> list[str]:
     """A line of `width` characters for each rank, all on one scale: F0-- and B0== are the forward and the backward of
     microbatch 0, dots are idle time. What takes less than a character may not be seen."""
     first, scale = min(slot["start"] for rank in step for slot in rank), width / span(step)
     lines = []
     for rank in step:
-        line = IDLE * width
+        line = "." * width
         for slot in rank:
             start, end = (round((slot[time] - first) * scale) for time in ("start", "end"))
             kind, name, length = slot["kind"], f"{slot['kind']}{slot['microbatch']}", end - start
@@ -202,24 +192,15 @@ def draw(step: Sequence[Sequence[Row]], width: int) -> list[str]:
 
 def model_text(settings: PipelineSettings) -> str:
     """The model, and how it is cut."""
-    each = BLOCKS // settings.stages
     replicas = f" on each of {settings.data_parallel} replicas" if settings.data_parallel > 1 else ""
     return (
-        f"model: {BLOCKS} equal blocks (linear {WIDTH} x {WIDTH}, ReLU), {each} in each of {settings.stages} "
-        f"stage{'s' * (settings.stages > 1)}; batches of {settings.batch_size} samples, in {settings.microbatches} "
-        f"microbatches of {settings.microbatch_size}{replicas}"
+        f"model: {BLOCKS} equal blocks (linear {WIDTH} x {WIDTH}, ReLU), {BLOCKS // settings.stages} in each of "
+        f"{settings.stages} stage{'s' * (settings.stages > 1)}; batches of {settings.batch_size} samples, in "
+        f"{settings.microbatches} microbatches of {settings.microbatch_size}{replicas}"
     )
 
 
-def crowded_text(ranks: int, cores: int) -> str:
-    """Why bubbles do not show where ranks share cores."""
-    return (
-        f"{ranks} ranks share {cores} core{'s' * (cores > 1)}: while one stage waits, another uses its core, so the "
-        f"bubble that is measured says little; gradients, activations and losses hold all the same"
-    )
-
-
-def timeline_texts(name: str, step: Sequence[Sequence[Row]], stages: int, width: int) -> Texts:
+def timeline_texts(name: str, step: Sequence[Sequence[Fields]], stages: int, width: int) -> Texts:
     """One step, a row for each rank. `width`: characters that the text may take."""
     several = len(step) > stages
     columns = [RANK_COLUMN, Column("stage", right=True)][: 1 + several]
@@ -231,7 +212,7 @@ def timeline_texts(name: str, step: Sequence[Sequence[Row]], stages: int, width:
     return [prose(heading(name), f": {SCHEDULES[name].code.summary}"), table]
 
 
-def held_texts(found: Mapping[str, Row]) -> Texts:
+def held_texts(found: Mapping[str, Fields]) -> Texts:
     """Microbatches held by every stage with each schedule, against the rule."""
     table = Table(*numbers("stage", *(f"{name}\n{SCHEDULES[name].held_rule}" for name in found)))
     held = [zip(each["held"], each["held_bytes"], strict=True) for each in found.values()]
@@ -250,7 +231,7 @@ COSTS = {"schedule": Column("schedule")} | figures(
 )
 
 
-def cost_texts(found: Mapping[str, Row]) -> Texts:
+def cost_texts(found: Mapping[str, Fields]) -> Texts:
     """All schedules side by side."""
     ends = {name: {"first": each["losses"][0], "last": each["losses"][-1]} for name, each in found.items()}
     rows = ({"schedule": name, **each, **ends[name]} for name, each in found.items())
@@ -262,13 +243,12 @@ def cost_texts(found: Mapping[str, Row]) -> Texts:
     return [prose(heading("cost"), f": {about}"), tabulate(rows, COSTS)]
 
 
-def same_losses_text(found: Mapping[str, Row]) -> str:
+def same_losses_text(found: Mapping[str, Fields]) -> str:
     """The conclusion from the losses."""
     losses = [each["losses"] for each in found.values()]
-    steps = len(losses[0])
     if all(each == losses[0] for each in losses):
-        return f"the losses of all {steps} steps have the same bits in every schedule"
-    return f"the losses of {steps} steps differ by rounding"
+        return f"the losses of all {len(losses[0])} steps have the same bits in every schedule"
+    return f"the losses of {len(losses[0])} steps differ by rounding"
 
 
 ORDERS, ABOUT_ORDERS = click.Choice([*SCHEDULES, ALL]), "The order in which stages work."
@@ -285,8 +265,11 @@ def command(session: Session, data: DataOptions, schedule: str, **chosen: Any) -
     asked = PipelineSettings(size=world.size, folder=data.folder, **chosen)
     world.warm_up(RUN_TRAINING, EXPERIMENT)
     prepared, settings = announce_data(session, data, asked, model_text(asked))
-    if (crowd := world.local_size) > host.cores() and world.device == "cpu":
-        session.say(crowded_text(crowd, host.cores()))
+    if world.local_size > (cores := host.cores()) and world.device == "cpu":
+        session.say(
+            f"{world.local_size} ranks share {cores} core{'s' * (cores > 1)}: while one stage waits, another uses its "
+            f"core, so the bubble that is measured says little; gradients, activations and losses hold all the same"
+        )
     by_rank = session.launch(RUN_TRAINING, EXPERIMENT, settings)
     ranks = dict(zip(settings.schedules, zip(*by_rank, strict=True), strict=True))
     found = {name: summarize(name, each, settings) for name, each in ranks.items()}
