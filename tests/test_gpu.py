@@ -235,7 +235,7 @@ BUCKETS = ["bucket 0", "bucket 1"]
     [
         (("sgd",), ["all_reduce"] * 8),
         (("sgd", "--sync", "overlapped", "--bucket-cap-mb", "0.02"), BUCKETS),
-        (("ddp",), BUCKETS[:1]),
+        pytest.param(("ddp",), BUCKETS[:1], marks=pytest.mark.stress),
     ],
     ids=["sgd", "overlapped", "ddp"],
 )

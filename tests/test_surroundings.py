@@ -45,6 +45,7 @@ def test_an_error_keeps_its_exit_code_where_nobody_can_be_told() -> None:
         assert shell(f"{COMMAND} nosuch 2> {stderr}").returncode == 2
 
 
+@pytest.mark.stress
 def test_neither_a_working_folder_nor_a_temporary_one_nor_many_open_files_are_needed(tmp_path: Path) -> None:
     """Nor standard input and standard error."""
     gone = tmp_path / "gone"
@@ -113,6 +114,7 @@ def test_a_script_on_standard_input_can_send_what_it_imports(tmp_path: Path) -> 
     assert os.listdir(deep) == []
 
 
+@pytest.mark.stress
 def test_a_file_called_playground_in_the_working_folder_is_none_of_ours(tmp_path: Path) -> None:
     work, scripts = tmp_path / "work", tmp_path / "scripts"
     work.mkdir()

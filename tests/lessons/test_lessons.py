@@ -153,6 +153,7 @@ def test_the_tutorial_s_program_runs_as_it_stands(method: str, tmp_path: Path) -
     assert sorted(shown.stdout.splitlines(), key=lambda line: line.split()[::-1]) == lines
 
 
+@pytest.mark.stress
 def test_the_tutorials_processes_by_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("MASTER_ADDR", "MASTER_PORT"):
         monkeypatch.setenv(name, "set by whoever is next")

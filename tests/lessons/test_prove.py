@@ -102,6 +102,7 @@ def each_all_reduce(rank: int, size: int, settings: ProveSettings) -> Proof:
     return {each.all_reduce: lesson.compare(each, torch.float64) for each in every}
 
 
+@pytest.mark.stress
 def test_every_all_reduce_proves_it(world: Worlds, digits_folder: Path) -> None:
     [by_all_reduce, *_] = world(3).run(each_all_reduce, settings_for(digits_folder, batch_size=16))
     assert list(by_all_reduce) == list(ALL_REDUCES)

@@ -65,7 +65,7 @@ def change_after_saving(rank: int, size: int, folder: Path) -> list[bool]:
     return [all((tensor == each.step).all() for tensor in each.shared["tensors"]) for each in loaded]
 
 
-@pytest.mark.parametrize("backend", ["gloo", pytest.param("nccl", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("backend", ["gloo", pytest.param("nccl", marks=[pytest.mark.gpu, pytest.mark.stress])])
 def test_training_may_change_tensors_when_save_has_returned(tmp_path: Path, world: Any, backend: str) -> None:
     assert world(1, backend=backend).run(change_after_saving, tmp_path) == [[True] * 3]
 
