@@ -2,7 +2,7 @@
 
     python -m playground prove
     python -m playground prove -n 3 --batch-size 64
-    python -m playground prove -n 8 --all-reduce ring --bucket-cap-mb 0.001
+    python -m playground prove -n 8 --all-reduce ring
 
 Each rank computes two things: its part of the work of N ranks, and, alone, the whole work of one process. Both start
 from the same weights and see the same batches, without dropout; after every step gradients and parameters are compared.
