@@ -73,6 +73,7 @@ def cells_of(table: str) -> list[list[str]]:
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()[2:]]
 
 
+@pytest.mark.stress
 def test_rows_are_printed_and_kept(rows: list[Row], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     kept = tmp_path / "gpu.md"
     assert not carry_out_all(rows, MACHINE, Log(kept), deadline=ENOUGH)

@@ -104,6 +104,7 @@ def test_a_script_on_standard_input_cannot_send_its_own_functions() -> None:
     assert "UsageError: mine was defined in a notebook, at a prompt or in a script on standard input" in last
 
 
+@pytest.mark.stress
 def test_a_script_on_standard_input_can_send_what_it_imports(tmp_path: Path) -> None:
     """And the temporary folder may have a long name."""
     deep = tmp_path / ("x" * 120)  # a socket in there could have no name: 108 bytes are the most

@@ -280,6 +280,7 @@ def test_bad_requests_get_one_line(words: tuple[str, ...], message: str, folder:
     assert len(shown.err.splitlines()) == 1
 
 
+@pytest.mark.stress
 def test_a_class_is_judged_each_in_processes_of_its_own(folder: Path, run_cli: Run) -> None:
     """What one solution patches, prints to descriptor 1, or leaves running, is nothing to the others. The document has
     what the text has."""
