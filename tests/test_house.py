@@ -12,10 +12,12 @@ from pathlib import Path
 import pytest
 
 import playground
+from playground.algorithms import ALGORITHMS
 from playground.app import TOOLS
 from playground.console.steps import Lesson
 from playground.lessons import PATH
-from playground.runtime.remote import remote
+from playground.runtime.remote import Remote, remote
+from playground.training.grad_syncs import GRAD_SYNCS
 
 ROOT = Path(playground.__file__).parent
 MODULES = {
@@ -294,6 +296,17 @@ def test_every_name_that_remote_takes_is_there() -> None:
     references = {each for each in strings if isinstance(each, str) and re.fullmatch(r"playground(\.\w+)+:\w+", each)}
     assert [each for each in references if each.split(":")[1] not in names_at_top(each.split(":")[0])] == []
     assert len(references) > 25
+
+
+TABLES = [*GRAD_SYNCS.values(), *ALGORITHMS.values()]
+"""What they name is put together: no string has it whole."""
+
+
+@pytest.mark.parametrize("spec", TABLES, ids=lambda spec: spec.name)
+def test_what_a_table_names_is_there(spec: object) -> None:
+    code = getattr(spec, "code", None)
+    assert isinstance(code, Remote)
+    assert callable(code.load())
 
 
 def test_options_and_results_are_typed() -> None:

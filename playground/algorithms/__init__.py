@@ -38,7 +38,7 @@ class AlgorithmSpec:
 
     @functools.cached_property
     def cost(self) -> Remote | None:
-        """Of an all-reduce, a function from a `Task` to its `Cost`."""
+        """The cost of an all-reduce: a function from a `Task` to a `Cost`."""
         return remote(f"playground.algorithms.cost_model:{self.code.name}_cost") if self.has_messages else None
 
 

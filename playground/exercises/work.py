@@ -34,7 +34,7 @@ class Progress(TypedDict, total=False):
     """What is known of one exercise."""
 
     digest: str
-    """Of the solution that has passed; missing if none has."""
+    """The solution that has passed, as a digest; missing if none has."""
     hints: int
     """How many were shown."""
     gave_up: bool

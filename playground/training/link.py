@@ -49,14 +49,14 @@ class Link:
         """Let DistributedDataParallel average its buckets over this link, by a communication hook."""
         all_reduce = self.all_reduce(dist.all_reduce)
 
-        def average(_: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+        def average(bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
             tensor = bucket.buffer().div_(dist.get_world_size())
             transmission = all_reduce(tensor, async_op=True)
             future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
             threading.Thread(target=lambda: (transmission.wait(), future.set_result(tensor)), daemon=True).start()
             return future
 
-        model.register_comm_hook(None, lambda state, bucket: average(state, bucket))
+        model.register_comm_hook(None, lambda _, bucket: average(bucket))
 
 
 class Transmission:

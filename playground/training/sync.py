@@ -343,7 +343,10 @@ all_reduce_hook.__annotations__ |= {"bucket": dist.GradBucket, "return": torch.f
 
 def new_grad_sync(name: str, model: nn.Module, **values: Any) -> GradSync:
     """The gradient synchronisation of that name for `model`, made once, before its first backward: with those of the
-    `values`, by name, that it needs, and its own defaults for the others."""
+    `values`, by name, that it needs, and its own defaults for the others. Raises `TypeError` for a value that none of
+    them needs."""
+    if unknown := values.keys() - {need for spec in GRAD_SYNCS.values() for need in spec.needs}:
+        raise TypeError(f"no gradient synchronisation takes {', '.join(sorted(unknown))}")
     code = GRAD_SYNCS[name].code.load()
     needs = {need: values[need] for need in GRAD_SYNCS[name].needs if need in values}
     return code(model, **needs) if isinstance(code, type) else GradSync(model, partial(code, **needs))
@@ -351,8 +354,9 @@ def new_grad_sync(name: str, model: nn.Module, **values: Any) -> GradSync:
 
 def build_grad_sync(model: nn.Module, settings: TrainingSettings) -> GradSync:
     """The gradient synchronisation for `model` that `settings` ask for."""
-    all_reduce = load_all_reduce(settings.all_reduce)
+    all_reduce, broadcast = load_all_reduce(settings.all_reduce), dist.broadcast
     if settings.link:
-        all_reduce = Link(settings.link).all_reduce(all_reduce)
-    values = {"all_reduce": all_reduce, "bucket_cap": settings.bucket_cap, "sync_every": settings.sync_every}
-    return new_grad_sync(settings.sync, model, **values)
+        link = Link(settings.link)
+        all_reduce, broadcast = link.all_reduce(all_reduce), link.broadcast(broadcast)
+    values = {"bucket_cap": settings.bucket_cap, "sync_every": settings.sync_every}
+    return new_grad_sync(settings.sync, model, all_reduce=all_reduce, broadcast=broadcast, **values)

@@ -45,7 +45,7 @@ LESSON = LESSONS["pipeline"]
 NAIVE, GPIPE, ONE_FORWARD_ONE_BACKWARD = map(LESSON.remote, ("naive", "gpipe", "one_forward_one_backward"))
 EXPERIMENT = LESSON.remote("run", "experiment")
 PIPELINED = ("(S-1)/(M+S-1)", lambda n, m: (n - 1) / (m + n - 1))
-"""Of M + S - 1 slots the last stage waits S - 1 for its first microbatch."""
+"""The last stage waits S - 1 of M + S - 1 slots for its first microbatch."""
 SCHEDULES = {
     "naive": ScheduleSpec(NAIVE, "(S-1)/S", lambda n, m: (n - 1) / n, "1", lambda s, n, m: 1),
     "gpipe": ScheduleSpec(GPIPE, *PIPELINED, "M", lambda s, n, m: m),

@@ -80,7 +80,7 @@ class Launcher:
     def __init__(self, line: Connection, rank: int, size: int) -> None:
         self.line, self.rank, self.size = line, rank, size
         self.assignments: SimpleQueue[Assignment | None] = SimpleQueue()
-        """Of this rank; None when it may leave."""
+        """What this rank is to run; None when it may leave."""
         self.lock = threading.Lock()
         self.main_thread = threading.get_ident()
         self.debugger: RankDebugger | None = None

@@ -174,7 +174,7 @@ class RecordedWork:
     def __init__(self, recorder: Recorder, work: Any, number: int) -> None:
         self.recorder, self.work = recorder, work
         self.numbers = [number]
-        """Of the events that the first wait is for."""
+        """Numbers of the events that the first wait is for."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.work, name)

@@ -63,7 +63,7 @@ class ScriptFacts:
     """For each number of ranks: the `size`; whether it `has_returned` on all of them (otherwise it has failed, or its
     time was up); the `failure` of a rank, empty for none; the `diagnosis`, of a deadlock the only sign."""
     states: Sequence[Sequence[RankState]] = field(repr=False)
-    """Of each run, rank by rank."""
+    """The states of each run, rank by rank."""
 
     @property
     def operations(self) -> Iterator[Operation]:
