@@ -60,7 +60,7 @@ HEAVIER = (
     "elastic", "elastic --kills 10 --seed 7 --way ddp -n 3", "ddp --lab", "ddp --lab buckets --dataset digits",
     "sgd --sync parameters --sync-every 5 --limit 6000 --epochs 3 --dataset digits",
     "bert --only memory", "break send-send --see hang.html", "parameter-server --slow-worker 5 --dataset digits",
-    "parameter-server", "parameter-server -n 9 --mode async --over rpc",
+    "parameter-server", "parameter-server -n 9 --mode async",
     "parameter-server --slow-worker 5 --mode stale-synchronous --staleness 50",
     "parameter-server -n 4 --mode async --steps 2000",
     "pipeline", "pipeline --dataset digits", "pipeline --schedule gpipe --microbatches 32",

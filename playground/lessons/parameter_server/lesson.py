@@ -2,11 +2,11 @@
 
     python -m playground parameter-server
     python -m playground parameter-server --slow-worker 5
-    python -m playground parameter-server -n 9 --mode async --over rpc
+    python -m playground parameter-server -n 9 --mode async
 
 Rank 0 is the server. A worker pulls the parameters, computes a gradient on its part of a batch and pushes it; the reply
 brings the parameters for the next one. When the server takes a step, and when it replies, is the mode: synchronous,
-asynchronous, or in between. All that travels are remote calls, over our own agent (playground/remote/) or torch's RPC.
+asynchronous, or in between. All that travels are remote calls (playground/remote/).
 No graph reaches from a worker into the server's parameters, so none breaks when they change. In the server that many
 have copied one does, and it fails with more than one worker: experiment.py.
 Sources: Li et al., Scaling Distributed Machine Learning with the Parameter Server, 2014; Ho et al., More Effective
@@ -28,6 +28,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from playground.lessons.parameter_server.page import SERVER, ServerSettings
+from playground.remote.agent import Agent
 from playground.runtime import PeerDisconnected, device, synchronize
 from playground.training.data import Images, batches, partition_dataset
 from playground.training.net import Net
@@ -152,7 +153,7 @@ def push(computed: Push) -> Parameters:
     return servers[0].push(computed)
 
 
-def train_with_server(agent: Any, workers: Any, settings: ServerSettings) -> None:
+def train_with_server(agent: Agent, workers: Any, settings: ServerSettings) -> None:
     """Compute a gradient on a copy of the parameters, push it, and get the next copy, until the server says enough."""
     model, coming = new_model(settings), whole_batches(settings, workers)
     worker = dist.get_rank(workers)

@@ -7,12 +7,10 @@ Source: https://docs.pytorch.org/tutorials/advanced/rpc_ddp_tutorial.html
 
 from __future__ import annotations
 
-import threading
 from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.distributed.autograd as dist_autograd
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -25,11 +23,9 @@ WORDS, WIDTH, CLASSES, SAMPLES = 10, 8, 2, 6
 SEED = 1234
 embeddings: list[nn.Embedding] = []
 """On the owner."""
-one_at_a_time = threading.Lock()
-"""On the owner, whose threads answer several trainers at once."""
 
 
-def gradients_are_right(agent: Any, trainers: Any) -> bool:
+def gradients_are_right(agent: Agent, trainers: Any) -> bool:
     """Whether, after a backward pass, the gradients of this rank's part are those of one process, to 1e-12.
 
     `trainers`: the group of all ranks but the owner's.
@@ -45,33 +41,18 @@ def gradients_are_right(agent: Any, trainers: Any) -> bool:
     return all((ours - theirs).abs().max().item() <= 1e-12 for ours, theirs in pairs)
 
 
-def train(agent: Any, layer: nn.Module, trainers: Any) -> list[torch.Tensor]:
+def train(agent: Agent, layer: nn.Module, trainers: Any) -> list[torch.Tensor]:
     """A trainer's backward pass. Returns the gradients of its layer."""
     words, labels = batch(dist.get_rank(trainers))
     model = DistributedDataParallel(layer, process_group=trainers)
-    if isinstance(agent, Agent):
-        rows = apply_remotely(agent, OWNER, look_up, words)
-        loss_of(model, rows, labels).backward()
-        return [param.grad for param in layer.parameters()]
-    with dist_autograd.context() as context:
-        rows = agent.call(OWNER, look_up, words)
-        dist_autograd.backward(context, [loss_of(model, rows, labels)])
-        agent.call(OWNER, add_gradient_of, context)
-        gradients = dist_autograd.get_gradients(context)
-        return [gradients[param] for param in layer.parameters()]
+    rows = apply_remotely(agent, OWNER, look_up, words)
+    loss_of(model, rows, labels).backward()
+    return [param.grad for param in layer.parameters()]
 
 
 def look_up(words: torch.Tensor) -> torch.Tensor:
     """Runs on the owner."""
     return embeddings[0](words)
-
-
-def add_gradient_of(context: int) -> None:
-    """Runs on the owner: torch keeps gradients apart for each context."""
-    weight = embeddings[0].weight
-    gradient = dist_autograd.get_gradients(context)[weight]
-    with one_at_a_time:
-        weight.grad = gradient if weight.grad is None else weight.grad + gradient
 
 
 def new_parts() -> tuple[nn.Embedding, nn.Linear]:
