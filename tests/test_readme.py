@@ -33,7 +33,8 @@ EXCERPT = re.compile(r"\]\(([^)]+)\):\n\n( *)```python\n(.*?)^\2```$", re.DOTALL
 NOT_RUN = {
     "python -m playground sgd --backend nccl -n 2": "two GPUs",
     "python -m playground hello --backend nccl": "a GPU",
-    "python -m playground bert --weights bert-base-cased --dataset multinli --backend nccl -n 4": "GPUs, and a network",
+    "python -m playground bert --weights bert-base-cased --dataset multinli --batch-size 128 --lr 3e-5 "
+    "--max-length 512": "GPUs, and a network",
     "python -m playground bert --weights FOLDER --way ddp --steps 20 --only train": "somebody's weights",
     "python -m playground ladder --model resnet18 --plot ladder.svg": "half a minute",
     "python -m playground ladder --model bert": "half a minute",
@@ -52,7 +53,7 @@ NOT_RUN = {
 }
 """The commands that are not run here, with what they need. (Ranks started by hand: tests/runtime/test_join.py.)"""
 HEAVIER = (
-    "bert", "bert --only same-losses", "bert --only averaging", "bert --way ddp --only train",
+    "bert", "bert --only same-losses", "bert --way ddp --only train",
     "bert --way ddp --only train --dropout 0.1", "data-parallel",
     "data-parallel --devices 2 --batch-size 8", "data-parallel --devices 3 --steps 1",
     "prove", "prove -n 3 --steps 5 --dataset digits", "ladder", "ladder --bucket-cap-mb 25",
