@@ -148,7 +148,7 @@ def let_go() -> None:
 
 
 def counts() -> list[int]:
-    return list(current_agent().counts.values())
+    return [count for _, count in current_agent().objects.values()]
 
 
 def ask_for_counts() -> list[int]:
@@ -254,7 +254,7 @@ def call_oneself(rank: int, size: int) -> tuple[list[int], bool, str, str]:
         copy.append(3)
         assert reference.to_here() == [1]
         del reference
-        return mine, tensor.any().item(), str(caught.value), str(counts())
+        return mine, tensor.any().item(), str(caught.value), str(agent.call(rank, counts))
 
 
 def append_to(mine: list[int], tensor: torch.Tensor) -> list[int]:
