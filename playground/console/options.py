@@ -22,7 +22,7 @@ from typing import Any, cast, get_args, get_type_hints
 import click
 from click.core import ParameterSource
 
-from playground.console.paths import FilePath
+from playground.console.paths import FILE
 from playground.runtime.backends import BACKENDS
 from playground.runtime.errors import UsageError
 from playground.runtime.flags import Flag, flag, flags_of
@@ -93,7 +93,7 @@ def type_of(flag: Flag, value_type: type) -> Any:
         return click.IntRange(cast("int", low), cast("int", high))
     if value_type is float:
         return Finite(low, high, min_open=flag.above is not None, max_open=flag.below is not None)
-    return FilePath() if value_type is Path else None
+    return FILE if value_type is Path else None
 
 
 def pack_options(
@@ -138,14 +138,8 @@ def read_names(known: Collection[str], texts: Iterable[str]) -> tuple[str, ...]:
 def take_names(known: Collection[str], default: Sequence[str]) -> Mapping[str, Any]:
     """Arguments of `click.option` for several names of a table, with commas between them, or `ALL`. Its value is the
     words given; empty if it is left out, for which --help shows `default`. `select_names` makes names of the words."""
-
-    def complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
-        before, comma, word = incomplete.rpartition(",")  # only names that are not there yet
-        names = [name for name in (*known, ALL) if name not in before.split(",")]
-        return [f"{before}{comma}{name}" for name in names if name.startswith(word)]
-
     about = {"multiple": True, "metavar": "NAME,…", "show_default": ",".join(default)}
-    return {"callback": lambda ctx, param, texts: read_names(known, texts), "shell_complete": complete, **about}
+    return {"callback": lambda ctx, param, texts: read_names(known, texts), **about}
 
 
 def select_names(known: Collection[str], words: Sequence[str]) -> tuple[str, ...]:
@@ -221,7 +215,7 @@ COMMON = ("size", "backend", "timeout", "seed", "wide", "as_json", "see")
 
 
 def plot_option(about: str) -> Callable[[Any], Any]:
-    return click.option("--plot", type=FilePath(), metavar="FILE", help=f"Also draw {about}: .svg or .png.")
+    return click.option("--plot", type=FILE, metavar="FILE", help=f"Also draw {about}: .svg or .png.")
 
 
 HEADINGS = {

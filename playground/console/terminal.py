@@ -19,7 +19,6 @@ printed meanwhile, by this process or by a rank, appears above the bar. Afterwar
 
 from __future__ import annotations
 
-import io
 import os
 import shutil
 import sys
@@ -59,12 +58,6 @@ def is_same_terminal() -> bool:
         return sys.stdout.isatty() and os.path.sameopenfile(sys.stdout.fileno(), sys.stderr.fileno())
     except (OSError, ValueError):
         return False
-
-
-def replace_unencodable() -> None:
-    """Have characters that stdout's encoding lacks replaced by a question mark, where printing them would raise."""
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")
 
 
 class Bar:

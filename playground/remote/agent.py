@@ -102,7 +102,7 @@ class Future:
         self.outcome: tuple[bool, Any] | None = None
         """(True, what the function returned), or (False, what `wait` raises)."""
         if rank == agent.rank:
-            self.receive = partial(copy, agent.answer(rank, number, partial(copy, request)))
+            self.receive: Callable[[], Any] = partial(copy, agent.answer(rank, number, partial(copy, request)))
             return
         sent, envelope = agent.send(rank, REQUEST, number, request), torch.empty(ENVELOPE, dtype=torch.uint8)
         work = or_lost(rank, agent.group.recv, [envelope], rank, REPLY + number)
