@@ -18,7 +18,7 @@ def test_a_lesson_s_file_runs_that_lesson_with_its_options(tmp_path: Path) -> No
     command = [sys.executable, str(tmp_path / "lesson.py"), "--algorithm", "wing"]
     done = subprocess.run(command, capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (2, "")
-    assert "'wing' is not one of 'ring', " in done.stderr
+    assert "'wing' is not one of 'reduce-broadcast', " in done.stderr
     assert 'run_lesson("allreduce")' in (PACKAGE / "lessons" / "all_reduce" / "lesson.py").read_text(encoding="utf-8")
 
 
