@@ -86,13 +86,3 @@ def test_batches_are_those_of_transformers(
     assert torch.equal(batch.token_type_ids, theirs["token_type_ids"])
     assert torch.equal(batch.attention_mask, theirs["attention_mask"].bool())
     assert batch.labels.tolist() == labels
-
-
-def test_damaged_files_are_named_and_made_again(source: PairsSource, tmp_path: Path) -> None:
-    name, whole = "train-tokens.i32", {file: (source.folder / file).read_bytes() for file in prepare.FILES}
-    (source.folder / name).write_bytes(whole[name][:-1])
-    said: list[str] = []
-    assert prepare_pairs("generated", tmp_path / "data", say=said.append) == source
-    assert said[0] == f"{name} in {source.folder}: damaged, so they are made again"
-    assert {file: (source.folder / file).read_bytes() for file in prepare.FILES} == whole
-    assert not list(source.folder.glob(".unfinished-*"))

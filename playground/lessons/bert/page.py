@@ -27,7 +27,6 @@ from playground.runtime.backends import get_backend
 from playground.runtime.errors import PlaygroundError, UsageError
 from playground.runtime.flags import check_at_least_one, check_choice, check_flags, flag, like
 from playground.runtime.launcher.entry import CommandWorld
-from playground.runtime.rank.rank import Event
 from playground.runtime.remote import Remote
 from playground.training.bert_config import BertConfig
 from playground.training.results import replicas_verdict
@@ -38,9 +37,7 @@ WAYS = ("data-parallel", "loss-in-forward", DDP)
 EXACT_STEPS = 20
 """How many losses are compared in float64."""
 LOSSES_TO_COMPARE = 10
-"""Number of steps over which the loss that is shown is a mean."""
-REPORTS = 6
-"""How often the loss is reported, about."""
+"""Number of steps over which the last loss that is shown is a mean."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,11 +78,6 @@ class BertSettings:
             raise UsageError(f"{asked}: {why}, so choose a multiple of {self.workers}")
         if self.max_length > (most := self.config.max_length):
             raise UsageError(f"--max-length {self.max_length}: the model has {most} positions, choose no more")
-
-    @property
-    def report_every(self) -> int:
-        """Steps between two reports of the loss."""
-        return -(-self.steps // REPORTS)
 
     @property
     def devices(self) -> tuple[str, ...]:
@@ -146,17 +138,6 @@ def compare_losses(alone: Fields, others: Sequence[Fields]) -> list[Fields]:
     return result
 
 
-TRAINING_LEGEND = (
-    f"  loss: the mean over the last {LOSSES_TO_COMPARE} steps' global batches, before each step; speed: since the row "
-    f"before."
-)
-PROGRESS = (
-    Column("way", width=15),
-    Column("step", right=True, width=6),
-    Column("loss", "", ".4f", right=True, width=8),
-    Column("speed", "samples/s", ",.0f", right=True, width=11),
-)
-"""The columns of training while it runs."""
 WAY = {"way": Column("way")}
 TRAINING = WAY | figures(
     ("workers",), ("first", "first\nloss", "", ".4f"), ("last", "last\nloss", "", ".4f"),
@@ -205,35 +186,23 @@ WORKERS = (1, 2, 4)
 """Numbers of workers on which the speed is measured."""
 
 
-def run(
-    session: Session, code: Remote, settings: BertSettings, on_report: Callable[[int, Event], None] | None = None
-) -> Any:
+def run(session: Session, code: Remote, settings: BertSettings) -> Any:
     """The results of all ranks, in a world with as many as the way takes."""
     session.bar.show(f"{code.name.replace('_', ' ')}: {settings.way}, {settings.workers} workers")
     config, around = session.world.config, session.world.around
     world = CommandWorld(settings.ranks, around=around, backend=config.backend, timeout=config.timeout)
-    return world.run(RUN_TRAINING, code, settings, on_report=on_report or session.bar)
-
-
-def show(session: Session, code: Remote, texts: Texts) -> None:
-    """Show a part: its name, its summary, and its tables."""
-    session.say("", prose(heading(code.name.replace("_", " ")), f": {code.summary}"), *texts)
+    return world.run(RUN_TRAINING, code, settings, on_report=session.bar)
 
 
 def train(session: Session, settings: BertSettings, ways: Sequence[str]) -> list[Fields]:
-    """Train by each way, and show how far it has come while it does."""
-    show(session, TRAIN, [TRAINING_LEGEND])
-    rows = session.rows(*PROGRESS)
+    """Train by each way."""
+    return [run(session, TRAIN, settings.on(way))[0] for way in ways]
 
-    def on_report(rank: int, event: Event) -> None:
-        if rank == 0 and "progress" in event:
-            rows.say(*event["progress"].values())
-        session.bar(rank, event)
 
-    trainings = [run(session, TRAIN, settings.on(way), on_report)[0] for way in ways]
+def training_texts(trainings: Sequence[Fields], settings: BertSettings) -> Texts:
+    """A row per way."""
     ends = ({"first": each["losses"][0], "last": fmean(each["losses"][-LOSSES_TO_COMPARE:])} for each in trainings)
-    session.say("", tabulate((each | end for each, end in zip(trainings, ends, strict=True)), TRAINING))
-    return trainings
+    return [tabulate((each | end for each, end in zip(trainings, ends, strict=True)), TRAINING)]
 
 
 def same_losses(session: Session, settings: BertSettings, ways: Sequence[str]) -> list[Fields]:
@@ -254,8 +223,8 @@ def memory(session: Session, settings: BertSettings, ways: Sequence[str]) -> dic
     return {way: list(chain(*run(session, MEMORY, settings.on(way)))) for way in ways}
 
 
-PARTS: dict[str, tuple[Remote, Callable[..., Any], Callable[..., Texts] | None]] = {
-    "train": (TRAIN, train, None),
+PARTS: dict[str, tuple[Remote, Callable[..., Any], Callable[..., Texts]]] = {
+    "train": (TRAIN, train, training_texts),
     "same-losses": (SAME_LOSSES, same_losses, lambda compared, _: [tabulate(compared, SAME_LOSSES_COLUMNS)]),
     "speed": (SPEED, speeds, speed_texts),
     "memory": (MEMORY, memory, memory_texts),
@@ -316,15 +285,15 @@ def command(session: Session, asked: BertOptions, **chosen: Any) -> None:
     for name in (name for name in PARTS if name in (asked.only or PARTS)):
         code, find, texts = PARTS[name]
         found[name] = find(session, settings, asked.ways)
-        if texts:
-            show(session, code, texts(found[name], settings))
+        about = prose(heading(code.name.replace("_", " ")), f": {code.summary}")
+        session.say("", about, *texts(found[name], settings))
     for training in found.get("train", ()):
         if not all(map(math.isfinite, training["losses"])):
             click.echo(f"{training['way']} diverged: the loss is no longer finite; try a smaller --lr", err=True)
     session.say("", ending(session, found))
-    about = {"weights": settings.weights, "model": settings.config, "batch_size": settings.batch_size}
+    recipe = {"weights": settings.weights, "model": settings.config, "batch_size": settings.batch_size}
     data = {"dataset": pairs.name, "train": pairs.train, "test": pairs.test}
-    session.print_document({}, **about, **data, parts=found)
+    session.print_document({}, **recipe, **data, parts=found)
 
 
 def make_settings(
