@@ -149,6 +149,7 @@ def run() -> NoReturn:
     """Run the command line and exit: 0 done, 2 asked for the impossible, 1 a rank failed, 75 preempted, 128 + the
     signal's number if one ended it (Ctrl-C 130, SIGTERM 143, SIGHUP 129, a closed pipe for the output 141)."""
     try:
+        surroundings.leave_deleted_folder()
         code = cli.main(prog_name="playground", standalone_mode=False) or 0
         sys.stdout.flush()
         leave(code)

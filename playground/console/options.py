@@ -22,7 +22,6 @@ from typing import Any, cast, get_args, get_type_hints
 import click
 from click.core import ParameterSource
 
-from playground.console.paths import FILE
 from playground.runtime.backends import BACKENDS
 from playground.runtime.errors import UsageError
 from playground.runtime.flags import Flag, flag, flags_of
@@ -30,6 +29,7 @@ from playground.runtime.launcher.launch import MAX_RANKS
 from playground.runtime.meeting.rendezvous import DEFAULT_TIMEOUT
 
 MEGABYTE = 2**20
+FILE = click.Path(path_type=Path)
 Changes = Mapping[str, Mapping[str, Any]]
 """Arguments of `click.option`, by field."""
 
@@ -212,6 +212,21 @@ class RunOptions:
 
 COMMON = ("size", "backend", "timeout", "seed", "wide", "as_json", "see")
 """The options of nearly every run: fields of `RunOptions`."""
+
+
+def check_writable(flag: str, file: Path) -> None:
+    """Raise `UsageError` if `file`, the value of the option `flag`, could not be written now. It stays as it is."""
+    folder = file.absolute().parent
+    if not folder.is_dir():
+        raise UsageError(f"{flag} {file}: there is no such folder as {folder}, create it first")
+    is_new = not file.exists()
+    try:
+        if is_new or not file.is_fifo():  # opening a FIFO would wait for its reader
+            file.open("ab").close()
+    except OSError as error:
+        raise UsageError(f"{flag} {file} cannot be written: {error.strerror}") from None
+    if is_new:
+        file.unlink(missing_ok=True)
 
 
 def plot_option(about: str) -> Callable[[Any], Any]:

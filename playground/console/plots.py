@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from playground.console.paths import check_writable
+from playground.console.options import check_writable
 from playground.runtime.errors import UsageError
 
 SUFFIXES = (".svg", ".png")

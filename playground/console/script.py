@@ -12,7 +12,6 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from types import FrameType
 from typing import NoReturn
 
 HERE = os.path.join(os.sep, "playground", "console", "script.py")
@@ -38,18 +37,9 @@ def is_our_command() -> bool:
 
 
 def leave_quietly_on_ctrl_c() -> None:
-    """Until the command line takes over (`app.Commands`). Does nothing in any other program, nor where Ctrl-C is
-    ignored."""
-    installed = os.path.basename(sys.argv[0]) == "playground" if sys.argv else False
-    if (installed or is_our_command()) and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        signal.signal(signal.SIGINT, leave_at_once)
-
-
-def leave_at_once(number: int, frame: FrameType | None) -> NoReturn:
-    """There is nothing to clean up yet. Of the ranks that others have started, the first alone speaks."""
-    if os.environ.get("RANK", "0") == "0":
-        os.write(2, b"playground: interrupted\n")
-    os._exit(128 + number)
+    """Until the command line takes over (`app.Commands`), Ctrl-C ends our command without a traceback."""
+    if is_our_command() and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def run_lesson(name: str) -> NoReturn:

@@ -13,8 +13,7 @@ from pathlib import Path
 import click
 
 from playground.console import terminal
-from playground.console.options import RunOptions
-from playground.console.paths import FILE
+from playground.console.options import FILE, RunOptions
 from playground.console.session import Session, to_document
 from playground.console.tables import Column, Table
 from playground.exercises import EXERCISES

@@ -36,10 +36,7 @@ def working_folder() -> str | None:
         return None
 
 
-def leave_deleted_folder() -> bool:
-    """Go to the root if the working folder has been deleted, and say whether: in such a folder oneMKL ends whoever
-    imports torch."""
-    deleted = working_folder() is None
-    if deleted:
+def leave_deleted_folder() -> None:
+    """Go to the root if the working folder has been deleted: in such a folder oneMKL ends whoever imports torch."""
+    if working_folder() is None:
         os.chdir(os.sep)
-    return deleted

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import click
 
-from playground.console.paths import FILE, check_writable
+from playground.console.options import FILE, check_writable
 from playground.console.session import Session, session_command
 from playground.console.tables import Column, Table
 from playground.lessons.data_parallel.page import DataParallelSettings

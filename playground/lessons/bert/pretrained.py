@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import importlib
-import sys
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -47,8 +46,7 @@ def use_library(name: str, asked: str) -> Iterator[Any]:
         raise UsageError(f"{asked} needs the package {name} ({error}): pip install 'playground[bert]'") from None
     logging.set_verbosity_error()
     importlib.import_module("huggingface_hub.utils.logging").set_verbosity_error()  # of each retry it writes two lines
-    if not sys.stderr.isatty():
-        logging.disable_progress_bar()
+    logging.disable_progress_bar()
     try:
         yield library
     except Exception as error:  # which ones it raises depends on its version, and on that of its HTTP library
