@@ -55,7 +55,6 @@ class Megabytes(Finite):
 
 
 def options(*decorators: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Several click options as one decorator, in the order given."""
     return lambda command: functools.reduce(lambda decorated, each: each(decorated), reversed(decorators), command)
 
 

@@ -33,7 +33,6 @@ def new_axes(title: str, xlabel: str, ylabel: str) -> tuple[Any, Any]:
 
 
 def save(figure: Any, file: Path) -> None:
-    """Write the figure, in the format that the file's suffix says."""
     try:
         figure.savefig(file)
     except OSError as error:

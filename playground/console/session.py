@@ -98,7 +98,6 @@ class Session:
             terminal.say(*texts, wide=self.run.wide)
 
     def rows(self, *columns: Column) -> Rows:
-        """A table whose rows are said one by one: see `Rows`."""
         return Rows(self.say, *columns)
 
     def print_document(self, steps: Mapping[str, Sequence[object]], **more: object) -> None:

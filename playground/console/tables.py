@@ -63,8 +63,6 @@ NARROWEST = 14
 
 @dataclass(frozen=True)
 class Column:
-    """A column of a table."""
-
     heading: str
     unit: str = ""
     """Unit of all its numbers; shown below the heading, in parentheses."""
@@ -85,16 +83,13 @@ class Column:
 
     @property
     def lines(self) -> list[str]:
-        """Its heading."""
         return [*self.heading.split("\n"), *([f"({self.unit})"] if self.unit else [])]
 
     @property
     def name(self) -> str:
-        """Its heading in one line."""
         return " ".join(self.lines)
 
     def cell(self, value: object) -> CellText:
-        """A value as this column shows it."""
         if isinstance(value, int | float) and not isinstance(value, bool):
             return format(value if self.scale == 1 else self.scale * value, self.format)
         return value if isinstance(value, Styled) else cell(value)
@@ -154,13 +149,11 @@ class Rows:
         self.print, self.columns, self.started = say, columns, False
 
     def say(self, *values: object) -> None:
-        """Say a row; before the first, the heading."""
         self.print(Table(*self.columns, rows=[values], headed=not self.started))
         self.started = True
 
 
 def cell(value: object) -> str:
-    """A value as a cell shows it; None is a dash."""
     return "-" if value is None else str(value)
 
 

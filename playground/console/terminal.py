@@ -39,7 +39,6 @@ NARROWEST = 40
 
 
 def width() -> int:
-    """Columns that text may take."""
     return max(NARROWEST, shutil.get_terminal_size((80, 24)).columns)
 
 

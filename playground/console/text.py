@@ -29,7 +29,6 @@ class Prose:
 
 
 def prose(*parts: str | Styled) -> Prose:
-    """The parts, one after the other, as one text."""
     return Prose(parts)
 
 

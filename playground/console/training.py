@@ -37,8 +37,6 @@ GRACE = 30.0
 
 @dataclass(frozen=True, kw_only=True)
 class SnapshotOptions:
-    """Snapshots and restarts of a training run."""
-
     snapshots: Path | None = flag(
         None, "Take snapshots of the training, in this folder, and resume from the newest.", metavar="DIR"
     )
@@ -56,7 +54,6 @@ class SnapshotOptions:
 
     @property
     def settings(self) -> SnapshotSettings | None:
-        """As a training run takes them."""
         if self.snapshots is None:
             return None
         return SnapshotSettings(folder=self.snapshots.absolute(), every=self.snapshot_every, resume=self.resume)
@@ -68,8 +65,6 @@ snapshot_options = pack_options("survival", SnapshotOptions)
 
 @dataclass(frozen=True, kw_only=True)
 class DataOptions:
-    """The data to train on, and where it is or can be fetched."""
-
     dataset: str = flag(
         "auto", "auto: MNIST if it is here or can be downloaded, else generated digits.", choices=prepare.DATASETS
     )
@@ -143,7 +138,6 @@ class EpochPrinter:
             click.echo(printable(event["problem"]), err=True)
 
     def show(self, epoch: Epoch) -> None:
-        """Print the row of an epoch."""
         accuracies = 100 * epoch.train_accuracy, 100 * epoch.test_accuracy
         of_ranks = (
             f"Rank {rank}, epoch {epoch.epoch}: {'-' if loss is None else f'{loss:.4f}'}"

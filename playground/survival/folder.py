@@ -55,7 +55,6 @@ def find_snapshots(folder: Path) -> list[tuple[int, Path]]:
 
 
 def name_file(step: int, content: bytes) -> str:
-    """The name of the snapshot of `step` with this content."""
     return f"step-{step:08d}-{hashlib.sha256(content).hexdigest()[:16]}.pt"
 
 

@@ -73,7 +73,6 @@ class SnapshotWriter:
             report(problem=f"step {step} has no snapshot: {why}; training went on")
 
     def close(self) -> None:
-        """Wait for what is being written, and let others have the folder."""
         self.thread.shutdown()
         self.unlock()
 

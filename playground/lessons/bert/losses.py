@@ -25,7 +25,6 @@ class StepLosses:
         self.started = time.monotonic()
 
     def add(self, loss: torch.Tensor) -> None:
-        """Count a step."""
         self.own.append(loss.detach())
         self.heartbeat.beat(phase=f"training: {self.settings.way}", step=len(self.own), steps=self.settings.steps)
 

@@ -34,7 +34,6 @@ class BertRun:
         self.take(next(self.coming))
 
     def take(self, batch: PairBatch) -> None:
-        """A step on that batch."""
         training_step(self.optimizer, [partial(self.loss, batch)], GradSync(self.model))
 
 

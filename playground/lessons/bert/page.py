@@ -81,7 +81,6 @@ class BertSettings:
 
     @property
     def devices(self) -> tuple[str, ...]:
-        """Names of the devices of one process."""
         return tuple(f"{self.device_type}:{number}" for number in range(self.workers))
 
     @property
@@ -151,7 +150,6 @@ SAME_LOSSES_COLUMNS = WAY | figures(
 
 
 def speed_texts(speeds: Sequence[Fields], settings: BertSettings) -> Texts:
-    """A row per way, a column per number of workers."""
     rates = {(speed["way"], speed["workers"]): speed["samples_per_second"] for speed in speeds}
     counts = sorted({count for _, count in rates})
     rates_by = [(f"{count} worker{'s' * (count > 1)}", "samples/s", ",.0f") for count in counts]
@@ -187,7 +185,6 @@ WORKERS = (1, 2, 4)
 
 
 def run(session: Session, code: Remote, settings: BertSettings) -> Any:
-    """The results of all ranks, in a world with as many as the way takes."""
     session.bar.show(f"{code.name.replace('_', ' ')}: {settings.way}, {settings.workers} workers")
     config, around = session.world.config, session.world.around
     world = CommandWorld(settings.ranks, around=around, backend=config.backend, timeout=config.timeout)
@@ -195,12 +192,10 @@ def run(session: Session, code: Remote, settings: BertSettings) -> Any:
 
 
 def train(session: Session, settings: BertSettings, ways: Sequence[str]) -> list[Fields]:
-    """Train by each way."""
     return [run(session, TRAIN, settings.on(way))[0] for way in ways]
 
 
 def training_texts(trainings: Sequence[Fields], settings: BertSettings) -> Texts:
-    """A row per way."""
     ends = ({"first": each["losses"][0], "last": fmean(each["losses"][-LOSSES_TO_COMPARE:])} for each in trainings)
     return [tabulate((each | end for each, end in zip(trainings, ends, strict=True)), TRAINING)]
 
@@ -312,7 +307,6 @@ def make_settings(
 
 
 def header(session: Session, settings: BertSettings, pairs: PairsSource) -> list[str]:
-    """The workers, the model, the data and the training."""
     config, count = settings.config, settings.workers
     return [
         f"{LESSON.name}: {session.world.backend} on {session.world.device}, {count} worker{'s' * (count > 1)}: devices "

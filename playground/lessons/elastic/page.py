@@ -87,8 +87,6 @@ RECOVERY = {"failure": Column("failure", wraps=True)} | figures(
 
 @dataclass(frozen=True, kw_only=True)
 class ElasticOptions:
-    """The training, and the ranks that are killed."""
-
     kills: int = flag(
         2,
         "Number of ranks that are killed, one after the other, each after a step drawn at random.",

@@ -235,7 +235,6 @@ def meet(agent: Agent, workers: Any) -> Fields:
 
 
 def compute(images: torch.Tensor) -> torch.Tensor:
-    """On the server: a forward pass through its parameters."""
     return models[0](images)
 
 

@@ -98,13 +98,11 @@ class ParameterServer:
             self.waiting.clear()
 
     def step(self, gradient: torch.Tensor) -> None:
-        """Take a step of the optimizer."""
         load_gradients(self.model, gradient)
         self.optimizer.step()
         self.version += 1
 
     def may_go_on(self, push: Push) -> bool:
-        """Whether the worker may have new parameters now."""
         if self.mode == "sync":
             return self.version > push.version
         ahead = self.taken[push.worker] - min(self.taken[worker] for worker in {push.worker, *self.active})
@@ -172,14 +170,12 @@ def train_with_server(agent: Agent, workers: Any, settings: ServerSettings) -> N
 
 @torch.no_grad()
 def load_parameters(model: nn.Module, parameters: torch.Tensor) -> None:
-    """Copy the server's parameters into the model."""
     params = list(model.parameters())
     for param, part in zip(params, unflatten(parameters, params), strict=True):
         param.copy_(part)
 
 
 def load_gradients(model: nn.Module, gradient: torch.Tensor) -> None:
-    """Cut a worker's gradient into every parameter's own."""
     params = list(model.parameters())
     for param, part in zip(params, unflatten(gradient, params), strict=True):
         param.grad = part.to(param.device)

@@ -76,7 +76,6 @@ SHOWN = len("is at version 2; expected version 1 instead")
 
 
 def mistake_texts(met: Sequence[Fields]) -> Texts:
-    """The result of each worker of the published server."""
     about = (
         ": the workers' forward passes run through the server's own parameters; worker 0 goes "
         "backward and steps, then the others go backward."
@@ -90,7 +89,6 @@ def mistake_texts(met: Sequence[Fields]) -> Texts:
 
 
 def result_texts(modes: Sequence[Fields]) -> Texts:
-    """The result of each mode, and the workers that it lost."""
     about = ": each worker computes on a copy of its own; the server adds and steps."
     rows = []
     for each in modes:
@@ -102,7 +100,6 @@ def result_texts(modes: Sequence[Fields]) -> Texts:
 
 
 def loss_text(mode: Fields) -> Prose:
-    """The workers that died in this mode or before it, and when."""
     own, total = mode["gradients_by_worker"], sum(mode["gradients_by_worker"])
     lost = (
         f"worker {worker} was lost after {taken} of {total} gradients ({own[worker]} of its own)"

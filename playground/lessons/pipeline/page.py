@@ -103,7 +103,6 @@ class PipelineSettings(TrainingSettings):
 
     @property
     def microbatch_size(self) -> int:
-        """Samples in a microbatch."""
         return self.batch_size // self.data_parallel // self.microbatches
 
 
@@ -159,7 +158,6 @@ def check(name: str, found: Fields) -> None:
 
 
 def model_text(settings: PipelineSettings) -> str:
-    """The model, and how it is cut."""
     replicas = f" on each of {settings.data_parallel} replicas" if settings.data_parallel > 1 else ""
     return (
         f"model: {BLOCKS} equal blocks (linear {WIDTH} x {WIDTH}, ReLU), {BLOCKS // settings.stages} in each of "
@@ -169,7 +167,6 @@ def model_text(settings: PipelineSettings) -> str:
 
 
 def held_texts(found: Mapping[str, Fields]) -> Texts:
-    """Microbatches held by every stage with each schedule, against the rule."""
     table = Table(*numbers("stage", *(f"{name}\n{SCHEDULES[name].held_rule}" for name in found)))
     held = [zip(each["held"], each["held_bytes"], strict=True) for each in found.values()]
     for stage, row in enumerate(zip(*held, strict=True)):
@@ -188,7 +185,6 @@ COSTS = {"schedule": Column("schedule")} | figures(
 
 
 def cost_texts(found: Mapping[str, Fields]) -> Texts:
-    """All schedules side by side."""
     ends = {name: {"first": each["losses"][0], "last": each["losses"][-1]} for name, each in found.items()}
     rows = ({"schedule": name, **each, **ends[name]} for name, each in found.items())
     rules = ", ".join(f"{name} {SCHEDULES[name].bubble_rule}" for name in found)

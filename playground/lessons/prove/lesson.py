@@ -233,7 +233,6 @@ def new_batch_norm_net(seed: int) -> nn.Module:
 
 
 def train_side_by_side(settings: ProveSettings, *runs: OneProcess) -> None:
-    """Let all of them take the same steps."""
     for images, labels in global_batches(settings):
         for run in runs:
             run.step(images, labels)

@@ -96,7 +96,6 @@ def failure(proof: Proof) -> str:
 
 
 def is_broken(result: Fields) -> bool:
-    """Whether the failure mode did make a difference beyond rounding."""
     return max(result["breaks"].values()) > EXACT
 
 
@@ -145,7 +144,6 @@ def explanation(proof: Proof) -> str:
 
 
 def break_table(result: Fields) -> Table:
-    """The differences that are broken, and those that must hold if the explanation is right."""
     found = {"is broken": result["breaks"], "rounding": result["holds"]}
     rows = ((number_text(each), what, expected) for expected, of in found.items() for what, each in of.items())
     return Table(*numbers("difference"), Column("of", wraps=True), "expected", rows=rows)

@@ -51,18 +51,15 @@ def train(agent: Agent, layer: nn.Module, trainers: Any) -> list[torch.Tensor]:
 
 
 def look_up(words: torch.Tensor) -> torch.Tensor:
-    """Runs on the owner."""
     return embeddings[0](words)
 
 
 def new_parts() -> tuple[nn.Embedding, nn.Linear]:
-    """The model, the same on every rank."""
     torch.manual_seed(SEED)
     return nn.Embedding(WORDS, WIDTH).double(), nn.Linear(WIDTH, CLASSES).double()
 
 
 def batch(trainer: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """A trainer's words and labels."""
     draw = torch.Generator().manual_seed(SEED + trainer)
     return torch.randint(WORDS, (SAMPLES,), generator=draw), torch.randint(CLASSES, (SAMPLES,), generator=draw)
 
