@@ -7,7 +7,6 @@ import json
 import math
 import re
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,6 @@ import torch.nn.functional as F
 from ranks import difference, worked
 from torch import nn
 
-from playground.algorithms import ALL_REDUCES
 from playground.lessons.prove import lesson
 from playground.lessons.prove.batch_norm import convert_sync_batchnorm
 from playground.lessons.prove.lesson import max_abs_diff, parameters
@@ -89,21 +87,6 @@ def test_the_process_they_are_compared_with_is_plain_sgd(world: Worlds, digits_f
     for there in world(2).run(one_process, settings):
         here = torch.cat([param.detach().flatten() for param in model.parameters()])
         assert (torch.tensor(there, dtype=torch.float64) - here).abs().max() <= 1e-14
-
-
-def each_all_reduce(rank: int, size: int, settings: ProveSettings) -> Proof:
-    """One step of the proof in float64 with every all-reduce."""
-    every = (replace(settings, all_reduce=name, steps=1) for name in ALL_REDUCES)
-    return {each.all_reduce: lesson.compare(each, torch.float64) for each in every}
-
-
-@pytest.mark.stress
-def test_every_all_reduce_proves_it(world: Worlds, digits_folder: Path) -> None:
-    [by_all_reduce, *_] = world(3).run(each_all_reduce, settings_for(digits_folder, batch_size=16))
-    assert list(by_all_reduce) == list(ALL_REDUCES)
-    for comparison in by_all_reduce.values():
-        [step] = comparison["steps"]
-        assert 0 < max(step["differences"].values()) <= 1e-12
 
 
 def with_a_lazy_sync(rank: int, size: int, settings: ProveSettings) -> Proof:

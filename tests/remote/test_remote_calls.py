@@ -240,28 +240,3 @@ def call_each_other_deeply(rank: int, size: int, depth: int) -> int:
 def test_calls_within_calls_may_be_many(world: Worlds) -> None:
     """Each waits for the next: there is a thread for every one of them."""
     assert world(2).run(call_each_other_deeply, 100) == [101, 101]
-
-
-def call_oneself(rank: int, size: int) -> tuple[list[int], bool, str, str]:
-    """What a call to this rank itself does to its argument, and whether it says where an error came from."""
-    mine, tensor = [1], torch.zeros(2000)
-    with Agent() as agent:
-        assert agent.call(rank, append_to, mine, tensor) == [1, 2]
-        with pytest.raises(LookupError) as caught:
-            agent.call(rank, fail, "here")
-        reference = agent.remote(rank, list, mine)
-        copy = reference.to_here()
-        copy.append(3)
-        assert reference.to_here() == [1]
-        del reference
-        return mine, tensor.any().item(), str(caught.value), str(agent.call(rank, counts))
-
-
-def append_to(mine: list[int], tensor: torch.Tensor) -> list[int]:
-    tensor += 1
-    mine.append(2)
-    return mine
-
-
-def test_a_call_to_oneself_copies_too(world: Worlds) -> None:
-    assert world(2).run(call_oneself) == [([1], False, "here", "[]")] * 2

@@ -107,8 +107,8 @@ def test_the_newest_are_kept_and_those_of_a_later_step(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "damage",
-    [lambda content: content[:-1], lambda content: b"", lambda content: bytes([content[0] ^ 1]) + content[1:]],
-    ids=["cut off", "empty", "a bit"],
+    [lambda content: b"", lambda content: bytes([content[0] ^ 1]) + content[1:]],
+    ids=["empty", "a bit"],
 )
 def test_a_damaged_snapshot_is_named_and_passed_over(
     damage: Callable[[bytes], bytes], tmp_path: Path, choose: Callable[..., Any]
