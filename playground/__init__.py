@@ -61,20 +61,9 @@ if TYPE_CHECKING:
     )
 
 __all__ = [
-    "Deadlock",
-    "ForkServerFailed",
-    "PeerDisconnected",
-    "PlaygroundError",
-    "Preempted",
-    "RankFailed",
-    "RankTimeout",
-    "RendezvousTimeout",
-    "UsageError",
-    "launch",
-    "preempted",
-    "report",
-    "restart_count",
-]
+    "Deadlock", "ForkServerFailed", "PeerDisconnected", "PlaygroundError", "Preempted", "RankFailed", "RankTimeout",
+    "RendezvousTimeout", "UsageError", "launch", "preempted", "report", "restart_count",
+]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

@@ -195,9 +195,7 @@ class RunOptions:
     )
     seed: int = flag(1234, "Seed of the random number generators.", least=0, most=2**32)
     init_method: str | None = flag(
-        None,
-        "How the ranks meet, instead of at our own store: env://, tcp://HOST:PORT or file:///PATH.",
-        metavar="URL",
+        None, "How the ranks meet, instead of at our own store: env://, tcp://HOST:PORT or file:///PATH.", metavar="URL"
     )
     wide: bool = flag(False, "Show all columns of every table, even if lines get wider than the terminal.")
     as_json: bool = flag(False, "Print one JSON document instead of text.", name="--json")

@@ -45,9 +45,8 @@ class SnapshotOptions:
     )
     resume: str = flag(
         SnapshotSettings.resume,
-        "auto: from the newest snapshot in the folder, if there is one; no: from the start, in a folder that has "
-        "none; or from the snapshot at PATH.",
-        metavar=f"{AUTO}|{NO}|PATH",
+        "auto: from the newest snapshot in the folder, if there is one; no: from the start, in a folder without any.",
+        choices=(AUTO, NO),
         needs={"snapshots": ANY},
     )
     restarts: int = flag(0, "How often to restart all ranks after a failure.", least=0, most=MAX_RESTARTS, metavar="K")

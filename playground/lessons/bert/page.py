@@ -142,7 +142,7 @@ TRAINING = WAY | figures(
     ("workers",), ("first", "first\nloss", "", ".4f"), ("last", "last\nloss", "", ".4f"),
     ("test_accuracy", "test\naccuracy", "%", ".2f", 100), ("samples_per_second", "speed", "samples/s", ",.0f"),
     ("seconds", "time", "s", ".1f"),
-) | figures(("tested", "test\npairs", "", ","), wide=True)  # fmt: skip
+)  # fmt: skip
 SAME_LOSSES_COLUMNS = WAY | figures(
     ("workers",), ("steps",), ("first", "first\nloss", "", ".9f"), ("last", "last\nloss", "", ".9f"),
     ("difference", "largest difference\nto one device", "", ".1e"),
@@ -258,10 +258,7 @@ class BertOptions:
         return WAYS if self.way == ALL else (self.way,)
 
 
-@LESSON.run_by(
-    pack_options("asked", BertOptions),
-    flags(BertSettings, "steps", "batch_size", "lr", "max_length"),
-)
+@LESSON.run_by(pack_options("asked", BertOptions), flags(BertSettings, "steps", "batch_size", "lr", "max_length"))
 def command(session: Session, asked: BertOptions, **chosen: Any) -> None:
     world = session.world
     if world.rank_env:

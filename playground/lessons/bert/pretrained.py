@@ -1,6 +1,4 @@
 """Pretrained BERTs and MultiNLI as the tutorials have them: through `transformers` and `datasets`, the extra `bert`.
-
-Both are imported only when something pretrained is asked for.
 Source: Williams et al., MultiNLI, 2018, arXiv 1704.05426; https://huggingface.co/datasets/nyu-mll/multi_nli
 """
 
@@ -18,23 +16,21 @@ from playground.training.bert_config import BertConfig
 SCRATCH = "scratch"
 """In the place of a model's name: no pretrained weights."""
 BASE = "bert-base-cased"
-"""The model on the hub that the tutorials train."""
 MULTINLI = "nyu-mll/multi_nli"
 SPLITS = {"train": "train", "test": "validation_matched"}
 """Labels of MultiNLI's test set were never published: the matched development set is the test set."""
 
 
 class Tokenizer(NamedTuple):
-    """`encode` gives the ids of each text, without special tokens; `pad`, `cls` and `sep` are the ids of those."""
+    """`encode` gives the ids of each text, without special tokens; `pad`, `cls` and `sep` are the ids of those, and
+    `vocabulary` is the number of all. Tokenizers that share a `fingerprint` give every text the same ids."""
 
     encode: Callable[[list[str]], list[list[int]]]
     vocabulary: int
-    """How many tokens there are."""
     pad: int
     cls: int
     sep: int
     fingerprint: str
-    """Tokenizers that share it give every text the same ids."""
 
 
 @contextlib.contextmanager
@@ -56,8 +52,7 @@ def use_library(name: str, asked: str) -> Iterator[Any]:
 
 
 def load_encoder(weights: str) -> Any:
-    """The `transformers.BertModel` of that name on the hub, or in that folder. Raises `UsageError` if it is not
-    whole."""
+    """The `transformers.BertModel` of that name on the hub, or in that folder. Raises `UsageError`."""
     asked = f"--weights {weights}"
     with use_library("transformers", asked) as transformers:
         encoder, loaded = transformers.BertModel.from_pretrained(weights, output_loading_info=True)

@@ -159,10 +159,7 @@ def ending(proof: Proof, breaks: Mapping[str, Fields]) -> str:
     return f" (largest difference of parameters after the last step: {', '.join(ends)}); {broken}."
 
 
-@LESSON.run_by(
-    flags(ProveSettings, "batch_size", "steps", "lr", "all_reduce"),
-    data_options,
-)
+@LESSON.run_by(flags(ProveSettings, "batch_size", "steps", "lr", "all_reduce"), data_options)
 def command(session: Session, data: DataOptions, **chosen: Any) -> None:
     world = session.world
     asked = ProveSettings(folder=data.folder, limit=data.limit, seed=session.run.seed, **chosen)
