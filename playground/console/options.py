@@ -1,5 +1,4 @@
-"""Options: made of the flags of a dataclass and packed into one object; names of a table; amounts of memory; and
-options that do not go together. The options of every run stand at the end.
+"""Options: made of the flags of a dataclass and packed into one object; names of a table; those of every run.
 
 An option that has no effect is refused by name. What it needs stands with its flag, or beside the options of a command:
 

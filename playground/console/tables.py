@@ -5,13 +5,8 @@
     session.say(tabulate(rows, COLUMNS))
 
 A table fits the terminal. Columns with `wide` are shown with --wide only; if the others do not fit, those with `wraps`
-become narrower and then columns are left out, the rightmost first. A line below names them. With
---wide all columns are shown, however wide the lines.
-
-Rows that are printed one by one, as they become known, are those of `session.rows`:
-
-    rows = session.rows(Column("size", "bytes", right=True, width=12), Column("time", "us", right=True, width=10))
-    rows.say("1,024", "12.1")    # the first call prints the heading too
+become narrower and then columns are left out, the rightmost first. A line below names them. Rows that are printed one
+by one, as they become known, are those of `session.rows`.
 """
 
 from __future__ import annotations

@@ -7,14 +7,9 @@
 | FORCE_COLOR           | colour in a pipe too                                              |
 | TERM=dumb, a pipe     | no colour and no bars                                             |
 
-A bar on stderr shows what is being done, while something takes long; nothing where stderr is no terminal.
-
-    with session.bar() as bar:
-        bar.show("drawing digits", 1200, 70000)     # phase, how much is done, of how much
-        session.world.run(WORK, on_report=bar)      # ranks call report(phase="measuring 1 MiB", step=3, steps=20)
-
-It takes what rank 0 reports: events with `phase`, and with `step` and `steps` where the end is known. Text that is
-printed meanwhile, by this process or by a rank, appears above the bar. Afterwards the bar is gone.
+A bar on stderr shows what is being done, while something takes long; nothing where stderr is no terminal. It takes what
+rank 0 reports: events with `phase`, and with `step` and `steps` where the end is known. Text that is printed meanwhile
+appears above the bar. Afterwards the bar is gone.
 """
 
 from __future__ import annotations

@@ -70,10 +70,8 @@ class BertSettings:
         check_choice("way", self.way, WAYS)
         check_at_least_one(self, "workers", "threads")
         check_flags(self)
-        asked = f"--batch-size {self.batch_size} for {self.workers} workers"
-        if self.batch_size < self.workers:
-            raise UsageError(f"{asked}: it is for all together, so at least one each")
         if self.batch_size % self.workers:
+            asked = f"--batch-size {self.batch_size} for {self.workers} workers"
             why = "DistributedSampler gives all ranks equally many samples"
             raise UsageError(f"{asked}: {why}, so choose a multiple of {self.workers}")
         if self.max_length > (most := self.config.max_length):
@@ -113,9 +111,8 @@ class BertSettings:
             raise UsageError(f"--batch-size {self.batch_size}: there are {samples} pairs to train on, choose no more")
 
     def on_all_ranks(self) -> dict[str, object]:
-        """Settings that must be the same on every rank: all but a host's own folders and devices."""
-        own = ("folder", "threads", "device_count")
-        return {name: value for name, value in asdict(self).items() if name not in own}
+        """Settings that must be the same on every rank."""
+        return asdict(self)
 
 
 EXACT = 1e-12
@@ -305,12 +302,12 @@ def make_settings(
 
 def header(session: Session, settings: BertSettings, pairs: PairsSource) -> list[str]:
     config, count = settings.config, settings.workers
+    origin = "from scratch" if settings.weights == SCRATCH else f"pretrained: {settings.weights}"
+    size = f"{config.parameters:,} parameters ({format_bytes(4 * config.parameters)})"
     return [
         f"{LESSON.name}: {session.world.backend} on {session.world.device}, {count} worker{'s' * (count > 1)}: devices "
         f"of one process, or ranks with a device each",
-        f"model: {config.layers} layers of width {config.width}, {config.parameters:,} parameters "
-        f"({format_bytes(4 * config.parameters)}), "
-        f"{'from scratch' if settings.weights == SCRATCH else f'pretrained: {settings.weights}'}",
+        f"model: {config.layers} layers of width {config.width}, {size}, {origin}",
         f"data: {pairs}",
         f"training: {settings.steps} steps of {settings.batch_size} pairs, Adam, learning rate {settings.lr:g}",
     ]

@@ -19,8 +19,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -38,17 +37,14 @@ Parameters = tuple[torch.Tensor, int, bool]
 """(all parameters, flattened, their version, whether the training has ended)"""
 
 
-@dataclass(frozen=True)
-class Push:
-    """A worker's result on its part of a batch."""
+class Push(NamedTuple):
+    """A worker's result on its part of a batch: the flattened gradient of the mean loss, as if its part were the batch,
+    the version of the parameters it was computed on, and the loss, summed over the samples."""
 
     worker: int
     gradient: torch.Tensor
-    """Gradient of all parameters, flattened: of the mean loss, as if its part were the batch."""
     version: int
-    """Version of the parameters it was computed on."""
     loss: float
-    """Loss, summed over the samples."""
     samples: int
 
 
