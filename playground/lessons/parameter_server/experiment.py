@@ -32,9 +32,7 @@ from playground.measurement import Fields
 from playground.measurement.interleave import Heartbeat
 from playground.remote.agent import Agent
 from playground.remote.autograd import apply_remotely
-from playground.runtime import device
 from playground.runtime.meeting.agreement import require_same_on_all_ranks
-from playground.training.data import Images
 from playground.training.net import Net
 from playground.training.replicas import flat
 
@@ -101,15 +99,10 @@ def train_by_all_reduce(workers: Any, settings: ServerSettings) -> tuple[Fields,
         staleness={0: settings.steps * size},
         gradients_by_worker=[settings.steps] * size,
         bytes_per_step=round(2 * ring.total.bytes / size),
-        test_accuracy=test_accuracy(model, settings),
         lost_workers={},
         difference_to_all_reduce=0.0,
     )
     return result, early
-
-
-TESTED = 2_000
-"""Images of the test set."""
 
 
 def summarize(mode: str, seconds: float, losses: Sequence[tuple[float, int]], **about: Any) -> Fields:
@@ -170,18 +163,9 @@ class MeasuredServer(ParameterServer):
             staleness=dict(sorted(self.staleness.items())),
             gradients_by_worker=self.taken,
             bytes_per_step=round(self.bytes / self.settings.steps),
-            test_accuracy=test_accuracy(self.model, self.settings),
             lost_workers=self.lost,
             difference_to_all_reduce=(self.early - early_by_all_reduce).abs().max().item(),
         )
-
-
-@torch.no_grad()
-def test_accuracy(model: nn.Module, settings: ServerSettings) -> float:
-    """The share of right answers for the first `TESTED` images of the test set."""
-    images, labels = Images(settings.folder, "t10k", TESTED).span(0, TESTED)
-    images = images.to(device(), torch.get_default_dtype())
-    return (model.eval()(images).argmax(1).cpu() == labels).double().mean().item()
 
 
 IN_PLACE = re.compile(r"one of the variables needed for gradient computation .*? instead")

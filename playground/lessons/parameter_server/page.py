@@ -114,7 +114,6 @@ COLUMNS = {"mode": Column("mode")} | figures(
     ("speed", "speed", "samples/s", ",.0f"),
     ("seconds", "time", "s", ".2f"),
     ("last_loss", "last\nloss", "", ".3f"),
-    ("test_accuracy", "test", "%", ".1f", 100),
     ("mean_staleness", "mean\nstaleness", "", ".2f"),
     ("bytes_per_step", "busiest\nrank", "bytes/step", ","),
 )
