@@ -10,7 +10,6 @@ we ask for, and would be run. The command line imports nothing of theirs: for it
 from __future__ import annotations
 
 import os
-import signal
 import sys
 from typing import NoReturn
 
@@ -34,12 +33,6 @@ def is_our_command() -> bool:
     """Whether Python is about to run `python -m playground`: as long as it looks for the module, `sys.argv` says so."""
     asked = (word.removeprefix("-m").partition(".")[0] for word in sys.orig_argv[1:])
     return sys.argv[:1] == ["-m"] and "playground" in asked
-
-
-def leave_quietly_on_ctrl_c() -> None:
-    """Until the command line takes over (`app.Commands`), Ctrl-C ends our command without a traceback."""
-    if is_our_command() and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def run_lesson(name: str) -> NoReturn:
