@@ -89,7 +89,7 @@ RECOVERY = {"failure": Column("failure", wraps=True)} | figures(
 class ElasticOptions:
     kills: int = flag(
         2,
-        "Number of ranks that are killed, one after the other, each at a random step.",
+        "Number of ranks that are killed, one by one, each at a random step.",
         least=1,
         most=1000,
         metavar="K",
