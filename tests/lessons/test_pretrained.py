@@ -50,7 +50,21 @@ def test_our_encoder_computes_what_theirs_does(folder: Path) -> None:
 
 @pytest.mark.stress
 def test_the_command_trains_them(folder: Path, tmp_path: Path, run_cli: Run) -> None:
-    words = ("--data-dir", tmp_path, "--steps", 2, "--batch-size", 8, "--only", "train", "--way", "ddp", "--json")
+    words = (
+        "--data-dir",
+        tmp_path,
+        "--steps",
+        2,
+        "--batch-size",
+        8,
+        "--only",
+        "train",
+        "--way",
+        "ddp",
+        "--max-length",
+        10,
+        "--json",
+    )
     shown = run_cli("bert", "--weights", folder, *words)
     assert shown.code == 0, shown.err
     document = json.loads(shown.out)
