@@ -36,12 +36,6 @@ def test_a_chapter_is_shown_whole(run_cli: Run, monkeypatch: pytest.MonkeyPatch)
         assert [line for line in code if "".join(line.split()) not in letters] == []
 
 
-def test_an_unknown_name_is_one_line(run_cli: Run) -> None:
-    shown = run_cli("read", "juggling")
-    assert (shown.code, shown.out, shown.err.count("\n")) == (2, "", 1)
-    assert "'juggling' is not one of 'hello', " in shown.err
-
-
 def test_there_is_a_pager_on_a_terminal_and_torch_is_not_imported(tmp_path: Path) -> None:
     paged = tmp_path / "paged"
     pager = tmp_path / "pager"

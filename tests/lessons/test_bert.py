@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from processes import by_hand
 
 from playground.lessons.bert import grammar, measure
 from playground.lessons.bert.lesson import train
@@ -158,14 +157,6 @@ def test_what_cannot_be_trained_is_refused_in_one_line(words: tuple[Any, ...], m
     assert (shown.code, shown.out) == (2, "")
     assert message in shown.err
     assert len(shown.err.splitlines()) == 1
-
-
-def test_a_world_that_is_joined_is_refused(bert: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in by_hand(0, 1, "29500").items():
-        monkeypatch.setenv(name, value)
-    shown = bert("--way", "ddp")
-    assert (shown.code, shown.out) == (2, "")
-    assert "bert starts worlds of its own" in shown.err
 
 
 def test_ways_of_one_process_take_the_devices_there_are(settings: BertSettings) -> None:
