@@ -36,10 +36,8 @@ def is_our_command() -> bool:
 
 
 def run_lesson(name: str) -> NoReturn:
-    """Make this process the command of that name, with the options that it was given: `python
-    playground/lessons/p2p/lesson.py` is `python -m playground p2p`. A new program, and not a call: ranks import the
-    main script of the process that starts them, and modules that lie beside it would come before others of the same
-    name."""
+    """Make this process the command of that name, with the options that it was given. A new program, and not a call:
+    ranks import the main script of the process that starts them, and what lies beside it would come first."""
     flags = sys.orig_argv[1 : len(sys.orig_argv) - len(sys.argv)]
     sys.stdout.flush()
     os.execv(sys.executable, [sys.executable, *flags, "-m", "playground", name, *sys.argv[1:]])

@@ -158,20 +158,18 @@ def speed_texts(speeds: Sequence[Fields], settings: BertSettings) -> Texts:
 
 
 def memory_texts(ways: Mapping[str, Sequence[Fields]], settings: BertSettings) -> Texts:
-    """A bar per device and way, and the bytes by label."""
+    """A bar per device and way."""
     rows = [
         (f"{way}, {f'rank {number}' if way == DDP else each['device']}", each["held"])
         for way, devices in ways.items()
         for number, each in enumerate(devices)
     ]
     labels = list(dict.fromkeys(label for _, held in rows for label in held))
-    cells = ((name, *(held.get(label, 0) for label in labels)) for name, held in rows)
-    table = Table("device", *numbers(*((label.replace(" ", "\n"), "bytes", ",") for label in labels)), rows=cells)
     about = (
         f"  A batch of {settings.batch_size} pairs, padded to {settings.max_length} tokens. Gradients are those of "
         f"parameters and, on the way back through the layers, of activations; optimizer state: Adam's two moments."
     )
-    return [about, *bars(rows, labels, width=30), "", table]
+    return [about, *bars(rows, labels, width=30)]
 
 
 LESSON = LESSONS["bert"]
