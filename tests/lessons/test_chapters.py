@@ -138,7 +138,7 @@ def read_rows(table: str) -> Rows:
     """The numbers of each row, by the cells before the first number; of rows with one name, one after the other."""
     rows: Rows = {}
     for line in SHOWN.findall(table):
-        first, *cells = re.split(r"  +", re.sub(r"[█▓▒░]+", "", line))
+        first, *cells = re.split(r"  +", re.sub(r"[█▓▒░]+#?", "", line))
         numbers = [NUMBER.fullmatch(cell.partition(" = ")[0]) for cell in cells]
         if any(numbers):
             words = cells[: next(place for place, number in enumerate(numbers) if number)]
