@@ -40,7 +40,7 @@ NOT_RUN = {
     "python -m playground why 4711": "a run that stands still",
     "PLAYGROUND_HOSTS=2 python -m playground scale -n 4": "a quarter of a minute",
     "GLOO_SOCKET_IFNAME=eth1 python -m playground doctor": "a machine with these faults",
-    "python -m playground doctor --hosts a,b,c,d": "four machines",
+    "python -m playground doctor --hosts a,b,c": "three machines",
     "python -m playground doctor --hosts a,b": "two machines",
     "python -m playground doctor train.py --epochs 1": "a script with these faults",
     "torchrun --nnodes 2 --node-rank N --nproc-per-node 4 --master-addr first.host --master-port 29500 "

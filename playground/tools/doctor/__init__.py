@@ -21,8 +21,6 @@ class Finding:
     fix: str
     check: str = ""
     """Name of the check that found it."""
-    host: str = ""
-    """The host it was found on; empty for this one, and for what is between hosts."""
 
 
 error, warning = partial(Finding, ERROR), partial(Finding, WARNING)
