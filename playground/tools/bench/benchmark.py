@@ -1,6 +1,20 @@
 """A rank's part of a benchmark: try every call once, then check and time them, size by size, pass by pass.
 
 The patterns and `Workload`: a collective, and the result it must leave. `Measurement`: the times.
+
+A row is one algorithm of one collective at one size:
+
+| values                        | what they are                                                                        |
+|-------------------------------|--------------------------------------------------------------------------------------|
+| size, count                   | bytes, as nccl-tests counts them; elements of the tensor, or of a rank's share of it |
+| time_us = p50_us, p95, p99    | per call, in µs: percentiles of the trials, each on its slowest rank                 |
+| algbw, busbw                  | GB/s: size / time; what a link carries for that, comparable between worlds           |
+| trials, calls, times_us       | number of trials; calls in a row, per trial; time per call of each trial, in µs      |
+| type, redop, root             | data type; reduction, or "none"; root, -1 where all ranks do the same                |
+| wrong                         | elements of the results that are not what they must be, on all ranks together        |
+| slowest_rank, slowest_percent | the rank that took longest in most trials, and in how many of them it did            |
+| rank_us                       | per call, in µs: each rank's own median, in rank order                               |
+| limit_percent                 | time of the memory, if that was measured, as a percentage of this row's; else None   |
 """
 
 from __future__ import annotations
@@ -204,7 +218,7 @@ class Measurement:
             self.times_us[algorithm] += zip(*by_rank, strict=True)
 
     def rows(self) -> list[Fields]:
-        """The figures of all trials so far, one row per algorithm: see `results`."""
+        """The figures of all trials, one row per algorithm."""
         memory = [max(times) for times in self.times_us.get(MEMORY, ())]
         limit_us = median(memory) if memory else None
         return [self.row(*each, limit_us) for each in zip(self.algorithms, self.calls, strict=True)]
@@ -228,9 +242,9 @@ class Measurement:
 
 
 def run(rank: int, size: int, settings: BenchSettings) -> None:
-    """Measure what the settings ask for. Rank 0 reports the `Environment`, then in every pass, for each size, the rows
-    `measured`, with all trials so far, and whether they are `complete`. Raises `UsageError` if the backend cannot do
-    it, or the ranks were not all given the same settings."""
+    """Measure what the settings ask for. Rank 0 reports the `Environment`, then in the last pass, for each size, the
+    rows `measured`. Raises `UsageError` if the backend cannot do it, or the ranks were not all given the same settings.
+    """
     require_same_on_all_ranks(settings.document)
     settings.check_world(size)
     check_operation(settings)
@@ -252,8 +266,8 @@ def run(rank: int, size: int, settings: BenchSettings) -> None:
                 steps = len(passes) * len(measurements)
                 report(phase=f"pass {number} of {len(passes)}: {each}", step=done, steps=steps)
             each.measure(trials, order)
-            if rank == 0:
-                report(measured=each.rows(), complete=number == len(passes))
+            if rank == 0 and number == len(passes):
+                report(measured=each.rows())
 
 
 def check_operation(settings: BenchSettings) -> None:
