@@ -64,6 +64,11 @@ TORCHES: list[tuple[str, str, dict[str, Any], str]] = [
 ]
 
 
+def test_ranks_add_up() -> None:
+    assert software.add_on_ranks("gloo", 2) == ""
+
+
+@pytest.mark.stress
 def test_this_machine_is_examined(run_cli: Run) -> None:
     """Whatever it lacks, and whatever else runs on it: torch can be imported, and two ranks add up."""
     shown = run_cli("doctor", "--json")
