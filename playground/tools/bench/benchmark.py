@@ -19,7 +19,6 @@ A row is one algorithm of one collective at one size:
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Callable
 from functools import partial, reduce
@@ -251,7 +250,6 @@ def run(rank: int, size: int, settings: BenchSettings) -> None:
     hosts = len(set(all_gather_object(host_id())))
     if settings.limit and hosts > 1:
         raise UsageError(f"--limit on {hosts} hosts: it measures the memory that all ranks share, leave it out")
-    check_gpu_memory(settings, size, hosts)
     order = Random(settings.seed)
     for collective in settings.collectives:
         call_once(settings, collective, rank, size)
@@ -276,16 +274,6 @@ def check_operation(settings: BenchSettings) -> None:
         check(getattr(torch, settings.dtype), getattr(dist.ReduceOp, OPS[settings.op]))
     except ValueError as error:
         raise UsageError(f"--op {settings.op} --dtype {settings.dtype}: {error}") from None
-
-
-def check_gpu_memory(settings: BenchSettings, size: int, hosts: int) -> None:
-    """Raise `UsageError` for sizes that this rank's GPU cannot hold. (The launcher checks the memory of the host.)"""
-    if device().type != "cuda":
-        return
-    sharing = math.ceil(size / hosts / torch.cuda.device_count())
-    needed, free = settings.memory(sharing, size), torch.cuda.mem_get_info()[0]
-    if needed > free:
-        raise UsageError(f"this needs about {needed:,} bytes of GPU memory and {free:,} are free: use a smaller --end")
 
 
 def call_once(settings: BenchSettings, collective: str, rank: int, size: int) -> None:
