@@ -33,7 +33,7 @@ Versions = Mapping[str, str]
 
 @dataclass(frozen=True, kw_only=True)
 class HostsFacts:
-    """What this host has found out about the others, by name."""
+    """The results of this host's greetings, by the names of the others."""
 
     versions: Mapping[str, Versions]
     """Versions of packages on each host that answers, this one first."""

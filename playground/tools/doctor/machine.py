@@ -37,7 +37,7 @@ NETWORK_LIMIT = 5.0
 TENSOR = 2**24
 """Bytes that are tried to be put into /dev/shm."""
 DEFAULT_PORT = 29500
-"""That of torchrun and of most tutorials."""
+"""The default of torchrun and of most tutorials."""
 ESSENTIAL, SHADOWABLE = {"torch", "torchvision", "numpy"}, sys.stdlib_module_names - {"test"}
 """Modules without which nothing runs, and those of Python's own."""
 VARIABLES = {backend.interface_variable: backend for backend in BACKENDS.values()}
@@ -124,7 +124,7 @@ def find_shadows() -> list[tuple[str, str]]:
 
 @dataclass(frozen=True, kw_only=True)
 class MachineFacts:
-    """What is known of this machine."""
+    """The facts of this machine."""
 
     environ: Mapping[str, str] = field(default_factory=lambda: dict(os.environ), repr=False)
     several_hosts: bool = False

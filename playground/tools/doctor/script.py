@@ -50,7 +50,7 @@ class Elapsed(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class ScriptFacts:
-    """What is known of a script."""
+    """The facts of a script."""
 
     path: Path
     folder: str

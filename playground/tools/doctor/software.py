@@ -36,12 +36,12 @@ SMI = "nvidia-smi --query-gpu=name,memory.used,memory.total,utilization.gpu --fo
 
 @dataclass(frozen=True, kw_only=True)
 class TorchFacts:
-    """What is known of torch here."""
+    """The facts of torch here."""
 
     version: str = ""
     """Empty if it is not installed."""
     stage: str = ""
-    """What the process was doing when it ended or its time was up; empty if it came to its end."""
+    """The stage at which the process ended or its time was up; empty if it came to its end."""
     problem: str = ""
     """How it ended."""
     import_seconds: float = 0.0
@@ -52,7 +52,7 @@ class TorchFacts:
     visible: int = 0
     """Number of GPUs that torch shows."""
     sums: Mapping[str, str] = field(default_factory=dict)
-    """What went wrong when ranks added up a tensor, by backend; empty if nothing did."""
+    """The problem that ranks had when they added up a tensor, by backend; empty for none."""
     gpus: tuple[tuple[str, int, int, int], ...] = ()
     """Name, MiB of memory in use and in all, and utilisation in percent, of each GPU of the machine."""
 
