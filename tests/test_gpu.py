@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 import json
 import os
 import re
@@ -30,7 +29,7 @@ from playground.lessons.pipeline.experiment import Stopwatch
 from playground.lessons.pipeline.page import EXACT
 from playground.lessons.sgd.lesson import average_gradients
 from playground.measurement.interleave import timed
-from playground.runtime import RankFailed, RankTimeout, device, report
+from playground.runtime import RankFailed, RankTimeout, device
 from playground.runtime.backends import BACKENDS
 from playground.runtime.backends.nccl import SHARES_A_GPU, format_version, nccl_version
 from playground.see.analyse import match_messages
@@ -345,32 +344,6 @@ def test_the_rank_that_failed_is_named(how: str, reason: str, pair: int, nccl: W
 def test_a_hang_is_reported_with_every_rank_s_place(pair: int, world: Worlds) -> None:
     with pytest.raises(RankTimeout, match=r"time\.sleep\(1000\)"):
         world(pair, backend="nccl", timeout=30).run(go_wrong, "hang", 1)
-
-
-def wait_for_one_who_is_busy(rank: int, size: int) -> None:
-    """Rank 0 waits in an operation, for two seconds at most, while rank 1 is busy with something else."""
-    group = dist.new_group(list(range(size)), timeout=datetime.timedelta(seconds=2))
-    if rank == 1:
-        for _ in range(240):
-            time.sleep(0.5)
-            report(still="busy")
-    tensor = torch.ones(1, device=device())
-    dist.all_reduce(tensor, group=group)
-    tensor.item()
-
-
-@pytest.mark.stress
-def test_an_operation_that_never_ends_is_ended_and_explained(
-    pair: int, nccl: World, capfd: pytest.CaptureFixture[str]
-) -> None:
-    """The other rank gives signs of life, so that it is the operation's own timeout that passes. What torch says of it
-    reaches the user: that its time was up and, unless it is ProcessGroupNCCL2's, which operation it was."""
-    with pytest.raises(RankFailed, match=f"^rank 0 of {pair} ") as caught:
-        nccl.run(wait_for_one_who_is_busy)
-    said = capfd.readouterr().err + caught.value.traceback  # where it does not abort, torch raises
-    if "WorkNCCL.cpp" not in said:
-        assert re.search(r"(?i)all_?reduce", said.replace("dist.all_reduce", "")), said
-    assert re.search(r"(?i)timeout|timed out", said), said
 
 
 def uses_cuda(rank: int, size: int) -> bool:

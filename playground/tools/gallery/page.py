@@ -132,10 +132,11 @@ def read_body(function: Remote) -> dict[int, str]:
 
 
 Outcome = Fields
-"""The results of a program (`name`) and its cure. The `symptom`; the class of what `launch` raised (`error`, empty if it
-returned) and what it said (`told`); the kind of the `diagnosis`, the ranks that it names (`culprits`) and the `line`:
-"calls.py:12 in other_order". What each rank returned (`results`, None if `launch` raised), and each rank of the cure
-(`cured`). The `problem`: what is not as expected; empty if the program went wrong as it must, and its cure is right."""
+"""The results of a program (`name`) and its cure. The `symptom`; the class of the exception of `launch` (`error`, empty
+for none) and its message (`told`); the kind of the `diagnosis`, the ranks that it names (`culprits`) and the `line`:
+"calls.py:12 in other_order". The return value of each rank (`results`, None if `launch` raised), and of each rank of
+the cure (`cured`). The `problem`: what is not as expected; empty if the program went wrong as it must, and its cure is
+right."""
 
 
 def run(world: CommandWorld, name: str) -> Outcome:
@@ -289,8 +290,8 @@ def list_family(pid: int) -> Iterator[int]:
 
 
 def look_twice(boxes: Sequence[View]) -> list[RankState]:
-    """The state of each rank. One that goes on between two looks is in the program. From outside, no deadlock is proved:
-    its launcher does that."""
+    """The state of each rank. One that goes on between two looks is in the program. From outside, no deadlock is
+    proved: its launcher does that."""
     before = [box.progress for box in boxes]
     time.sleep(BETWEEN_LOOKS)
     return [replace(box.read_since(was), may_act=UNASKED) for box, was in zip(boxes, before, strict=True)]

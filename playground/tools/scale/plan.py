@@ -74,8 +74,8 @@ predict."""
 
 
 def plan_for(size: int, effort: Fields, cores: int) -> Fields:
-    """Plan a measurement on `size` ranks of one host, which share `cores`: `fitted` and `held_out`, bytes by size of the
-    group; for how many `seconds` rounds begin. Raises `UsageError` for a world that is too small or too large."""
+    """Plan a measurement on `size` ranks of one host, which share `cores`: `fitted` and `held_out`, bytes by size of
+    the group; for how many `seconds` rounds begin. Raises `UsageError` for a world that is too small or too large."""
     if not MIN_RANKS <= size <= MAX_RANKS:
         raise UsageError(
             f"{size} ranks: measuring takes {MIN_RANKS} to {MAX_RANKS}; for a cluster give --alpha and --beta"
