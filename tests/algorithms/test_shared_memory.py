@@ -381,7 +381,7 @@ def leave_often(rank: int, world_size: int, count: int) -> list[list[tuple[Any, 
     return [run_forked(2 + k % 3, meet_and_leave, 30.0, 1 + k % 5) for k in range(count)]
 
 
-@pytest.mark.parametrize("count", [5, pytest.param(100, marks=pytest.mark.stress)])
+@pytest.mark.parametrize("count", [3, pytest.param(100, marks=pytest.mark.stress)])
 def test_a_peer_that_leaves_when_all_have_come_is_no_loss(count: int, world: Worlds) -> None:
     for k, results in enumerate(world(1, timeout=600.0, fresh=True).run(leave_often, count)[0]):
         assert results == [(None, 1 + k % 5)] * (2 + k % 3)
