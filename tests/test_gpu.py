@@ -310,16 +310,6 @@ def test_every_message_of_a_recording_is_over(newest: str, start_cli: Start, pai
 
 
 @pytest.mark.stress
-def test_what_gpus_waited_for_is_not_told(run_cli: Run, size: int, data_dir: Path, tmp_path: Path) -> None:
-    file = tmp_path / "run.playground"
-    shown(run_cli, "sgd", "-n", size, "--dataset", "digits", "--data-dir", data_dir, "--epochs", 1, "--see", file)
-    assert "cannot be told on GPUs" in " ".join(run_cli("see", file).out.split())
-    document = json.loads(run_cli("see", file, "--json").out)
-    assert [rank["waits"] for rank in document["ranks"]] == [None] * size
-    assert document["overlap"]
-
-
-@pytest.mark.stress
 def test_a_run_leaves_cleanly_and_nothing_behind(start_cli: Start, size: int) -> None:
     run = start_cli("collectives", "--backend", "nccl", "-n", size, "--json")
     out, err = run.communicate(timeout=ENOUGH)
