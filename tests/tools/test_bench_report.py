@@ -1,4 +1,4 @@
-"""What the benchmark makes of its trials: passes, the slowest rank, columns; sizes in words."""
+"""What the benchmark makes of its trials: the slowest rank, columns; sizes in words."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from playground.console.rendering import render
 from playground.console.tables import Table
 from playground.tools.bench import page, settings
-from playground.tools.bench.benchmark import Measurement, split_into_passes
+from playground.tools.bench.benchmark import Measurement
 from playground.tools.bench.settings import ALGORITHMS, COLLECTIVES, BenchSettings
 
 EVERYTHING = BenchSettings(collectives=tuple(COLLECTIVES), algorithms=ALGORITHMS, sizes=(64, 2**32), limit=True)
@@ -21,15 +21,9 @@ ROW = {
 }  # fmt: skip
 
 
-def test_passes_share_the_trials() -> None:
-    assert [split_into_passes(iterations) for iterations in (1, 3, 4, 10)] == [[1], [1] * 3, [1] * 4, [3, 3, 2, 2]]
-
-
 def test_a_trial_counts_as_on_its_slowest_rank_and_says_which() -> None:
     measured = Measurement(replace(EVERYTHING, limit=False), "reduce", 64, 0, 2)
-    measured.wrong, trials = {"backend": 0}, [(1.0, 2.0), (5.0, 6.0), (3.0, 4.0), (9.0, 8.0)]
-    measured.times_us["backend"] = [*trials]
-    row = measured.row("backend", 1, None)
+    row = measured.row("backend", 1, 0, [(1.0, 2.0), (5.0, 6.0), (3.0, 4.0), (9.0, 8.0)])
     assert (row["times_us"], row["time_us"], row["rank_us"]) == ([2, 6, 4, 9], 5, [4, 5])
     assert (row["slowest_rank"], row["slowest_percent"]) == (1, 75)
 

@@ -138,7 +138,7 @@ class Report:
             case {"start": Environment() as environment}:
                 self.environment = environment
                 trials = f"{self.settings.iterations} trial{'s' * (self.settings.iterations > 1)} per row"
-                about = str(environment), f"{trials}, spread over the run; the columns:"
+                about = str(environment), f"{trials}; the columns:"
                 self.session.say(f"bench: {self.session.world}", *about, *explain(self.columns, self.session.run.wide))
             case {"measured": rows}:
                 self.show(rows)
