@@ -40,6 +40,7 @@ NOT_RUN = {
     "python -m playground ladder --model resnet18 --plot ladder.svg": "half a minute",
     "python -m playground ladder --model bert": "half a minute",
     "python -m playground why 4711": "a run that stands still",
+    "PLAYGROUND_HOSTS=2 python -m playground scale -n 4": "a quarter of a minute",
     "GLOO_SOCKET_IFNAME=eth1 python -m playground doctor": "a machine with these faults",
     "python -m playground doctor --hosts a,b,c": "three machines",
     "python -m playground doctor --hosts a,b": "two machines",

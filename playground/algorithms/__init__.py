@@ -27,7 +27,7 @@ class AlgorithmSpec:
     needs_hosts: bool = False
     """Whether it differs from the others only where ranks are on several hosts."""
     has_messages: bool = True
-    """Whether it sends messages of its own, which can be shown."""
+    """Whether it sends messages of its own, which can be shown, and whose cost follows from the links."""
     function: str = ""
     """Its function in all_reduce.py, where the name does not say it."""
 
@@ -38,9 +38,8 @@ class AlgorithmSpec:
 
     @functools.cached_property
     def cost(self) -> Remote | None:
-        """The cost of an all-reduce: a function from a `Task` to a `Cost`. None where it depends on hosts."""
-        has_cost = self.has_messages and not self.needs_hosts
-        return remote(f"playground.algorithms.cost_model:{self.code.name}_cost") if has_cost else None
+        """The cost of an all-reduce: a function from a `Task` to a `Cost`."""
+        return remote(f"playground.algorithms.cost_model:{self.code.name}_cost") if self.has_messages else None
 
 
 ALGORITHMS = {

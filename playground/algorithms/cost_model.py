@@ -12,8 +12,11 @@ Messages, bytes and additions are counted in two ways:
 
 `added` counts the bytes a rank itself works through: those it adds, and those it copies to keep an order.
 
-A function `Task -> Cost` for each algorithm of all_reduce.py follows the model; but for the hierarchical one, which
-differs from a ring only where messages inside a host cost less than between hosts.
+Two levels: rank r lives on node r // R. A message inside a node costs inner_alpha + bytes * inner_beta, and no more
+than one between nodes. A step in which some rank must wait for a message between nodes is a step between nodes. Every
+rank has its own link out of its node.
+
+A function `Task -> Cost` for each algorithm of all_reduce.py follows the model.
 
 Not in the model: what caches save, what newly allocated memory costs, and links that several messages share on the way.
 Source: Hockney: The Communication Challenge for MPP (1994). This module does not import torch.
@@ -21,8 +24,10 @@ Source: Hockney: The Communication Challenge for MPP (1994). This module does no
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import chain, repeat
 from math import ceil
 
 ELEMENT = 4
@@ -57,14 +62,26 @@ def power_of_two(size: int) -> int:
     return 1 << (size.bit_length() - 1)
 
 
+Step = tuple[Counts, bool]
+"""Part of a critical path, and whether all of it happens inside nodes."""
+
+
 @dataclass(frozen=True)
 class Cost:
     """The cost of an all-reduce."""
 
-    path: Counts
-    """On the critical path."""
+    between: Counts
+    """On the critical path, in the steps between nodes."""
+    inside: Counts
+    """On the critical path, in the steps inside nodes."""
     total: Counts
     """Totals over all ranks."""
+
+    @staticmethod
+    def along(path: Sequence[Step], total: Counts) -> Cost:
+        """The cost of these steps, one after the other."""
+        between, inside = (sum((counts for counts, inner in path if inner is at), Counts()) for at in (False, True))
+        return Cost(between, inside, total)
 
 
 @dataclass(frozen=True)
@@ -78,12 +95,22 @@ class Machine:
     gamma: float = 0
     """Seconds per byte added."""
     cores: int | None = None
-    """Cores that all ranks share; None on a cluster, where each has its own."""
+    """Cores that all ranks share; None on a cluster, where each has its own. A message costs a core as much as it costs
+    inside a node, if there are any."""
+    ranks_per_node: int = 1
+    inner_alpha: float = 0
+    """Seconds per message inside a node."""
+    inner_beta: float = 0
+    """Seconds per byte inside a node."""
 
     def seconds(self, cost: Cost) -> float:
         """Seconds that an all-reduce of this cost takes here."""
-        path, total = (counts.seconds(self.alpha, self.beta, self.gamma) for counts in (cost.path, cost.total))
-        return path if self.cores is None else max(path, total / self.cores)
+        inside = cost.inside.seconds(self.inner_alpha, self.inner_beta, self.gamma)
+        path = cost.between.seconds(self.alpha, self.beta, self.gamma) + inside
+        if self.cores is None:
+            return path
+        alpha, beta = (self.inner_alpha, self.inner_beta) if self.ranks_per_node > 1 else (self.alpha, self.beta)
+        return max(path, cost.total.seconds(alpha, beta, self.gamma) / self.cores)
 
 
 @dataclass(frozen=True)
@@ -94,6 +121,8 @@ class Task:
     """N."""
     nbytes: int
     """S."""
+    node: int = 1
+    """R, the number of ranks per node."""
 
     @property
     def elements(self) -> int:
@@ -105,28 +134,42 @@ class Task:
         """P, the largest power of two up to N."""
         return power_of_two(self.size)
 
+    @property
+    def one_node(self) -> bool:
+        """Whether all ranks are on one node."""
+        return self.size <= self.node
+
 
 def reduce_broadcast_cost(task: Task) -> Cost:
-    """Rank 0 receives from each of the others, one after the other, then sends to each: its link is the path."""
-    root = Counts(2, 2 * task.nbytes, task.nbytes).times(task.size - 1)
-    return Cost(path=root, total=root)
+    """Rank 0 receives from each of the others, one after the other, then sends to each: its link is the path.
+
+    Of the others, the ranks of its own node are inside.
+    """
+    others, beside = task.size - 1, min(task.size, task.node) - 1
+    both_ways = Counts(2, 2 * task.nbytes, task.nbytes)
+    path = [(both_ways.times(beside), True), (both_ways.times(others - beside), False)]
+    return Cost.along(path, both_ways.times(others))
 
 
 def all_to_all_cost(task: Task) -> Cost:
-    """Every link carries N - 1 messages in and out. A rank also copies its own tensor aside, and the first one into
-    place."""
-    rank = Counts(1, task.nbytes, task.nbytes).times(task.size - 1) + Counts(added=2 * task.nbytes)
-    return Cost(path=rank, total=rank.times(task.size))
+    """Every link carries N - 1 messages in and out. The path is that of a rank on the last node, the least filled:
+    most of its messages go between nodes. A rank also copies its own tensor aside, and the first one into place.
+    """
+    others = task.size - 1
+    beside = others if task.one_node else others % task.node
+    one, copies = Counts(1, task.nbytes, task.nbytes), Counts(added=2 * task.nbytes)
+    path = [(one.times(beside), True), (one.times(others - beside) + copies, False)]
+    return Cost.along(path, (one.times(others) + copies).times(task.size))
 
 
 def tutorial_ring_cost(task: Task) -> Cost:
-    """N - 1 steps of a whole tensor, and one copy."""
+    """N - 1 steps of a whole tensor, and one copy. Beyond one node, each step waits for the link between nodes."""
     rank = Counts(1, task.nbytes, task.nbytes).times(task.size - 1) + Counts(added=task.nbytes)
-    return Cost(path=rank, total=rank.times(task.size))
+    return Cost.along([(rank, task.one_node)], rank.times(task.size))
 
 
 def ring_cost(task: Task, pieces: int = 1) -> Cost:
-    """2 (N - 1) steps of a chunk, in pieces.
+    """2 (N - 1) steps of a chunk, in pieces; beyond one node, each step waits for the link between nodes.
 
     With two pieces or more, two are in flight: while one is added the next arrives, so that of all additions only that
     of one piece is on the path. A chunk without elements is not sent.
@@ -135,7 +178,7 @@ def ring_cost(task: Task, pieces: int = 1) -> Cost:
     added = chunk * hops / 2 if pieces == 1 else chunk / pieces
     sent = min(task.size * pieces, task.elements)
     total = Counts(hops * sent, hops * task.nbytes, hops / 2 * task.nbytes)
-    return Cost(path=Counts(hops * pieces, hops * chunk, added), total=total)
+    return Cost.along([(Counts(hops * pieces, hops * chunk, added), task.one_node)], total)
 
 
 def pipelined_ring_cost(task: Task) -> Cost:
@@ -146,8 +189,8 @@ def pipelined_ring_cost(task: Task) -> Cost:
 def recursive_doubling_cost(task: Task) -> Cost:
     """log2 P swaps of the whole tensor."""
     swap = Counts(1, task.nbytes, task.nbytes)
-    path = swap.times(len(distances(task.power)))
-    return with_way_in_and_out(task, path, path.times(task.power))
+    path = [(swap, is_near(task, distance)) for distance in distances(task.power)]
+    return with_way_in_and_out(task, path, swap.times(task.power * len(path)))
 
 
 def halving_doubling_cost(task: Task) -> Cost:
@@ -155,10 +198,12 @@ def halving_doubling_cost(task: Task) -> Cost:
 
     A part without elements is not sent: over distance d there are P / d parts, each sent by d ranks.
     """
-    power, steps = task.power, distances(task.power)
-    messages = sum(2 * distance * min(power // distance, task.elements) for distance in steps)
-    moved = (power - 1) * task.nbytes
-    path = Counts(2 * len(steps), 2 * moved / power, moved / power)
+    path, messages = list[Step](), 0
+    for distance in distances(task.power):
+        part = task.nbytes * distance / task.power
+        path.append((Counts(2, 2 * part, part), is_near(task, distance)))
+        messages += 2 * distance * min(task.power // distance, task.elements)
+    moved = (task.power - 1) * task.nbytes
     return with_way_in_and_out(task, path, Counts(messages, 2 * moved, moved))
 
 
@@ -167,18 +212,29 @@ def distances(power: int) -> list[int]:
     return [1 << step for step in range(power.bit_length() - 1)]
 
 
-def with_way_in_and_out(task: Task, path: Counts, total: Counts) -> Cost:
+def is_near(task: Task, distance: int) -> bool:
+    """Whether all who swap over `distance` do so inside nodes: blocks of 2 * distance ranks must not straddle two."""
+    return task.power <= task.node or task.node % (2 * distance) == 0
+
+
+def with_way_in_and_out(task: Task, path: list[Step], total: Counts) -> Cost:
     """These costs of the first P ranks, and the way in and out of the last E, all at once: they hand in their tensor,
     and get the result."""
     way, extra = Counts(2, 2 * task.nbytes, task.nbytes), task.size - task.power
-    return Cost(path=path + way.times(extra > 0), total=total + way.times(extra))
+    return Cost.along([*path, *([(way, task.one_node)] if extra else [])], total + way.times(extra))
 
 
 def binary_tree_cost(task: Task) -> Cost:
-    """The sums go up level by level, and the result comes down; a parent's link serves its children in turn."""
-    (up, additions), down = way_up(task.size), way_down(task.size)
-    path = Counts(up + down, (up + down) * task.nbytes, additions * task.nbytes)
-    return Cost(path=path, total=Counts(2, 2 * task.nbytes, task.nbytes).times(task.size - 1))
+    """The sums go up level by level, and the result comes down; a parent's link serves its children in turn.
+
+    Level k leads to the ranks 2^k - 1 ... 2^(k+1) - 2. Child and parent share a node only on the first one, so a
+    level is inside where all its ranks are on that.
+    """
+    path, down = [], chain(path_down(task.size), repeat(0))  # the way up is never the shorter one
+    for level, ((arriving, additions), leaving) in enumerate(zip(path_up(task.size), down, strict=False), 1):
+        messages, inner = arriving + leaving, min(task.size, 2 ** (level + 1) - 1) <= task.node
+        path.append((Counts(messages, messages * task.nbytes, additions * task.nbytes), inner))
+    return Cost.along(path, Counts(2, 2 * task.nbytes, task.nbytes).times(task.size - 1))
 
 
 def subtrees(size: int) -> tuple[int, int]:
@@ -189,24 +245,53 @@ def subtrees(size: int) -> tuple[int, int]:
 
 
 @cache
-def way_up(size: int) -> tuple[int, int]:
-    """On the critical path up a tree: messages that arrive in turn, and additions.
+def path_up(size: int) -> tuple[tuple[int, int], ...]:
+    """On the critical path up a tree, level by level from the root: messages that arrive in turn, and additions.
 
     The left subtree is never done sooner. If the right one is done at the same time, two messages arrive in turn; if
     it is done sooner, its message has already arrived.
     """
     if size == 1:
-        return 0, 0
+        return ()
     left, right = subtrees(size)
-    messages, additions = way_up(left)
-    tie = right > 0 and way_up(right)[0] == messages
-    return messages + 1 + tie, additions + 1 + (right > 0)
+    below = path_up(left)
+    tie = right > 0 and sum(messages for messages, _ in path_up(right)) == sum(messages for messages, _ in below)
+    return ((1 + tie, 1 + (right > 0)), *below)
 
 
 @cache
-def way_down(size: int) -> int:
-    """Messages on the critical path down a tree, until the last child has its own."""
+def path_down(size: int) -> tuple[int, ...]:
+    """On the critical path down a tree, level by level: messages until the child on the path has its own."""
     if size == 1:
-        return 0
+        return ()
     left, right = subtrees(size)
-    return max(1 + way_down(left), 2 + way_down(right) if right else 0)
+    ways = [(1, *path_down(left))] + ([(2, *path_down(right))] if right else [])
+    return max(ways, key=lambda way: (sum(way), len(way)))
+
+
+def hierarchical_cost(task: Task) -> Cost:
+    """Two rings: inside, of a chunk per rank of a host; between, of one rank per host, on that chunk.
+
+    The last host may have fewer ranks than the others, whose further ones then hand over and get back whole tensors.
+    """
+    hosts = ceil(task.size / task.node)
+    shares = min(task.node, task.size - (hosts - 1) * task.node)
+    hops, chunk = 2 * (shares - 1), ceil(task.elements / shares) * ELEMENT
+    beyond = 0 if hosts == 1 else task.node - shares
+    turns = ceil(beyond / shares)
+    handing = Counts(2, 2 * task.nbytes, task.nbytes)
+    between = pipelined_ring_cost(Task(hosts, chunk)).between
+    inside = handing.times(turns) + Counts(hops, hops * chunk, hops / 2 * chunk)
+    rings = Counts(hops * min(shares, task.elements), hops * task.nbytes, hops / 2 * task.nbytes).times(hosts)
+    total = rings + handing.times(beyond * (hosts - 1)) + total_between(task, hosts, shares)
+    return Cost(between, inside, total)
+
+
+def total_between(task: Task, hosts: int, shares: int) -> Counts:
+    """Totals over all rings between hosts: the first shares may have one element more; one without is not sent."""
+    least, more = divmod(task.elements, shares)
+    total = Counts()
+    for elements, rings in ((least + 1, more), (least, shares - more)):
+        if elements:
+            total += pipelined_ring_cost(Task(hosts, elements * ELEMENT)).total.times(rings)
+    return total

@@ -1,4 +1,4 @@
-"""The all-reduce in two levels, on any number of hosts: right, the same bits everywhere, and few bytes leave a host."""
+"""The all-reduce in two levels, on any number of hosts: right, the same bits everywhere, and as cheap as it says."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from drawn_tensors import agree, any_tensor, bits_of, data_for, few
 from hypothesis import given, strategies as st
 from ranks import observed
 
-from playground.algorithms import load_all_reduce, messages
+from playground.algorithms import ALGORITHMS, load_all_reduce, messages
 from playground.algorithms.all_reduce import choose, hierarchical, pipelined_ring, recursive_doubling
 from playground.algorithms.collectives import AllReduce
-from playground.algorithms.cost_model import PIECE
+from playground.algorithms.cost_model import PIECE, Machine, Task, hierarchical_cost
 from playground.algorithms.messages import Addressed, Executor, hosts_of
 from playground.runtime import RankFailed, UsageError
 from playground.runtime.host import host_id, ranks_by_host
@@ -107,18 +107,40 @@ def count_on_hosts(rank: int, size: int, asked: list[tuple[int, int]]) -> list[l
     return sent
 
 
-@pytest.mark.parametrize(("size", "node"), [(4, 2), (5, 5), (5, 1), pytest.param(8, 4, marks=pytest.mark.stress)])
-def test_few_bytes_leave_a_host(size: int, node: int, world: Worlds) -> None:
-    """2 (H - 1) / H tensors for all its ranks together."""
-    hosts, nbytes = size // node, 840 * 4
-    by_rank = world(size).run(count_on_hosts, [(node, nbytes)])
-    left = sum(bytes_ for rank in range(node) for to, bytes_ in by_rank[rank][0] if to >= node)
-    assert left == pytest.approx(2 * (hosts - 1) / hosts * nbytes)
+@pytest.mark.parametrize("size", [2, 5, *(pytest.param(size, marks=pytest.mark.stress) for size in (3, 4, 6, 7, 8))])
+def test_the_cost_is_that_of_the_messages_really_sent(size: int, world: Worlds) -> None:
+    """In all; and what leaves a host is, on equal hosts, 2 (H - 1) / H tensors for all its ranks together."""
+    asked = [(node, nbytes) for node in range(1, size + 1) for nbytes in (4, 20, 840 * 4)]
+    by_rank = world(size).run(count_on_hosts, asked)
+    for position, (node, nbytes) in enumerate(asked):
+        sent = [(rank, *message) for rank in range(size) for message in by_rank[rank][position]]
+        total = hierarchical_cost(Task(size, nbytes, node)).total
+        assert (total.messages, total.bytes) == (len(sent), sum(bytes_ for _, _, bytes_ in sent)), (node, nbytes)
+        hosts = size // node
+        if size == hosts * node and nbytes == 840 * 4:
+            left = sum(bytes_ for rank, to, bytes_ in sent if rank // node == 0 != to // node)
+            assert left == pytest.approx(2 * (hosts - 1) / hosts * nbytes)
 
 
+@pytest.mark.parametrize(
+    ("size", "node", "between", "inside"),
+    [(8, 4, 2, 6), (8, 8, 0, 14), (8, 1, 14, 0), (12, 4, 4, 6), (5, 3, 2, 2 + 2), (5, 4, 2, 2 * 3), (10, 4, 4, 2 + 2)],
+)
+def test_messages_on_the_critical_path(size: int, node: int, between: int, inside: int) -> None:
+    """Two rings; where the last host has fewer ranks, the others' further ones hand over and get back, in turn."""
+    cost = hierarchical_cost(Task(size, 1 << 20, node))
+    assert (cost.between.messages, cost.inside.messages) == (between, inside)
+
+
+@pytest.mark.parametrize(("size", "node"), [(4, 2), (8, 2), (8, 4), (32, 4)])
 @pytest.mark.parametrize(("nbytes", "expected"), [(4, recursive_doubling), (16 << 20, hierarchical)])
-def test_auto_takes_two_levels_for_large_tensors(nbytes: int, expected: AllReduce) -> None:
-    assert choose(nbytes, 8, 4) is expected
+def test_auto_takes_what_wins_in_the_model(size: int, node: int, nbytes: int, expected: AllReduce) -> None:
+    """10 Gbit/s between hosts, ten times as much inside."""
+    two_levels = Machine(5e-5, 8e-10, 1e-11, None, node, 5e-6, 8e-11)
+    costs = {spec.code.load(): spec.cost.load() for spec in ALGORITHMS.values() if spec.cost}
+    seconds = {code: two_levels.seconds(cost(Task(size, nbytes, node))) for code, cost in costs.items()}
+    assert min(seconds, key=seconds.__getitem__) is expected
+    assert choose(nbytes, size, size // node) is expected
 
 
 def test_auto_needs_two_levels_for_it() -> None:

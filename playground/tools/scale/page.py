@@ -15,8 +15,7 @@ from playground.console.session import Session, session_command
 from playground.console.tables import Column, Table, Texts, figures, tabulate
 from playground.console.text import heading, prose
 from playground.measurement import Fields, format_bytes, format_digits, format_seconds
-from playground.runtime.errors import UsageError
-from playground.runtime.host import cores
+from playground.runtime.rank.rank import Event
 from playground.runtime.remote import remote
 from playground.tools import TOOLS
 from playground.tools.scale.plan import (
@@ -25,7 +24,6 @@ from playground.tools.scale.plan import (
     EFFORT,
     ScaleSettings,
     evaluate,
-    plan_for,
     predict_cluster,
     samples_of,
 )
@@ -40,40 +38,66 @@ MAX_COLUMNS = 4
 
 def result_texts(result: Fields) -> Texts:
     """The machine, how well the model describes it, which algorithm is the fastest on it, and what has been said."""
-    plan = result["measured"]
+    plan, host, node = result["measured"], result["predictions"]["host"], result["parameters"].ranks_per_node
     texts: Texts = [*machine_lines(result["parameters"])]
-    if plan:
+    if plan and plan["hosts"] > 1:  # say which link is which
+        one, other, *_ = next(group["ranks"] for group in plan["groups"] if group["node"] == 1)
+        inner = "those within a node, ranks 0 and 1"
+        if plan["ranks_per_host"] == 1:
+            inner = "inside a host nothing could be measured, with one rank on each"
+        found = f"as ranks {one} and {other} have found it"
+        texts.append(f"  alpha and beta are of the link between hosts, {found}; {inner}")
+    if result["fit"]:
         about = "The error of predictions, relative to measurements that the model was not fitted to:"
         texts += ["", about, errors_table([point for point in result["fit"]["points"] if not point["fitted"]])]
-        cores = f"{plan['cores']} core{'s' * (plan['cores'] > 1)}"
-        texts += ["", prose(heading(f"This host, all ranks on its {cores}"))]
-        texts += winners_texts(result["predictions"]["host"])
-    about = ", every rank with its own cores and its own link"
+    if plan and host:
+        which, cores = "One host" if plan["hosts"] > 1 else "This host", plan["cores"]
+        texts += ["", prose(heading(f"{which}, all ranks on its {cores} core{'s' * (cores > 1)}"))]
+        texts += winners_texts(host)
+    nodes = f"{node} ranks per node, " * (node > 1)
+    about = f", {nodes}every rank with its own cores and its own link"
     texts += ["", prose(heading("A cluster with this latency and bandwidth"), about)]
     return [*texts, *winners_texts(result["predictions"]["cluster"]), "", summary_text(result)]
 
 
 def machine_lines(machine: Machine) -> list[str]:
     """The latency of a message, the bandwidth, and the speed of adding."""
-    return [
+    lines = [
         f"  alpha: {format_seconds(machine.alpha)} per message (latency)",
         f"  beta: {per_byte(machine.beta)} (inverse bandwidth)",
         f"  gamma: {per_byte(machine.gamma)} added or copied",
     ]
+    if machine.ranks_per_node > 1:
+        inner = f"alpha {format_seconds(machine.inner_alpha)}, beta {per_byte(machine.inner_beta)}"
+        lines.append(f"  within a node of {machine.ranks_per_node} ranks: {inner}")
+    return lines
 
 
 def plan_text(plan: Fields) -> str:
     """The groups that are measured."""
-    fitted, held_out = (" and ".join(map(str, plan[which])) for which in ("fitted", "held_out"))
+    if plan["hosts"] > 1:
+        each = f"{plan['ranks_per_host']} rank{'s' * (plan['ranks_per_host'] > 1)} each"
+        return (
+            f"Hosts: {plan['hosts']} with {each}. Fitted to two ranks of one host and to two of different hosts, "
+            f"checked on other sizes and larger groups, measured for {plan['seconds']:g} s."
+        )
+    fitted, held_out = (
+        " and ".join(str(len(group["ranks"])) for group in plan["groups"] if group[which])
+        for which in ("fitted", "held_out")
+    )
     return f"Fitted to groups of {fitted} ranks, checked on groups of {held_out}, measured for {plan['seconds']:g} s."
 
 
 def errors_table(points: Sequence[Fields]) -> Table:
-    """Errors of predictions: one row per algorithm, and one for all together."""
+    """Errors of predictions: one row per algorithm, one per place if there are several, and one for all together."""
     by_name: dict[str, list[float]] = {}
+    places: dict[str, list[float]] = {}
     for point in points:
         by_name.setdefault(point["algorithm"], []).append(abs(point["error"]))
-    groups = by_name | {"all": [error for errors in by_name.values() for error in errors]}
+        inside = "inside a host" if point["size"] <= point["node"] else "both"
+        places.setdefault("between hosts" if point["node"] == 1 else inside, []).append(abs(point["error"]))
+    everything = {"all": [error for errors in by_name.values() for error in errors]}
+    groups = by_name | (places if len(places) > 1 else {}) | everything
     rows = ({"algorithm": name, "median": median(each), "worst": max(each)} for name, each in groups.items())
     return tabulate(rows, ERRORS)
 
@@ -108,7 +132,8 @@ def summary_text(result: Fields) -> str:
     what = f"Predicted: all-reduce of {moved} on {min(ranks):,} to {max(ranks):,} ranks"
     if result["fit"] is None:
         return f"{what}, from parameters as given."
-    return f"{what}; on this host predictions are off by {result['fit']['median_error']:.0%} (median)."
+    where = "these hosts" if result["measured"]["hosts"] > 1 else "this host"
+    return f"{what}; on {where} predictions are off by {result['fit']['median_error']:.0%} (median)."
 
 
 def per_byte(seconds: float) -> str:
@@ -130,7 +155,8 @@ WITHOUT_RANKS = "has no effect with --alpha and --beta, which start no ranks: le
 def command(session: Session, settings: ScaleSettings) -> None:
     """Predict the time of every all-reduce algorithm from latency, bandwidth and the speed of addition.
 
-    By default these are fitted to measurements on this host, and checked against other sizes and numbers of ranks. To
+    By default these are fitted to measurements on this host, and checked against other sizes and numbers of ranks. On
+    several hosts (under torchrun), messages inside a host and between hosts have a latency and a bandwidth each. To
     predict for any other machine, give them as options; then nothing is measured.
 
     \b
@@ -148,11 +174,13 @@ def command(session: Session, settings: ScaleSettings) -> None:
 
 
 def measure(session: Session) -> Fields:
-    """Measure this world, fit the model to it, and check it. Raises `UsageError` for several hosts."""
-    world = session.world
-    if world.local_size < world.size:
-        raise UsageError("scale measures one host: run it on one of them, or give --alpha and --beta")
-    plan = plan_for(world.size, EFFORT, cores())
-    session.say(f"scale: {world}", plan_text(plan))
-    world.warm_up(MEASURE)
-    return evaluate(samples_of(session.launch(MEASURE, plan), plan), plan)
+    """Measure this world, fit the model to it, and check it."""
+    session.say(f"scale: {session.world}")
+    session.world.warm_up(MEASURE)
+
+    def on_report(rank: int, event: Event) -> None:
+        if rank == 0 and "plan" in event:
+            session.say(plan_text(event["plan"]))
+
+    (plan, _), *_ = by_rank = session.launch(MEASURE, EFFORT, on_report=on_report)
+    return evaluate(samples_of([seconds for _, seconds in by_rank], plan), plan)

@@ -1,17 +1,21 @@
 """The plan of a measurement, and the model fitted to it: latency, bandwidth and the speed of adding, how far it is from
-what was held out, and its predictions. Does not import torch."""
+what was held out, and its predictions. Does not import torch.
+
+The ranks of one host share its cores, and the model has one level. On several hosts it has two: what a message costs
+inside a host, and what it costs between hosts.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import product
+from itertools import chain, product
 from operator import mul
 from statistics import median
 from typing import Any
 
 from playground.algorithms import ALGORITHMS
-from playground.algorithms.cost_model import Cost, Counts, Machine, Task
+from playground.algorithms.cost_model import Cost, Machine, Task
 from playground.measurement import Fields
 from playground.runtime.errors import UsageError
 from playground.runtime.flags import flag
@@ -62,31 +66,81 @@ COSTS: dict[str, Callable[[Task], Cost]] = {
     name: spec.cost.load() for name, spec in ALGORITHMS.items() if spec.cost is not None
 }
 """Every algorithm that has a cost, by name."""
-Key = tuple[str, int, int]
-"""(algorithm, size of the group, bytes)."""
+Key = tuple[str, int, int, int]
+"""(algorithm, size of the group, bytes, how many of the group share a host)."""
 EFFORT: Fields = {
     "seconds": 10.0,
     "fitted": (4, 2 << 10, 32 << 10, 512 << 10, 8 << 20),
     "held_out": (256, 8 << 10, 128 << 10, 2 << 20),
+    "fitted_between": (4, 2 << 10, 1 << 20, 4 << 20),
+    "held_out_between": (256, 32 << 10, 2 << 20),
 }
 """How much is measured: for how many seconds rounds begin; sizes in bytes to fit to, and those between them only to
-predict."""
+predict. Both again, from host to host: few, as a link may be slow, and the large ones far above what its buffers hold.
+"""
 
 
-def plan_for(size: int, effort: Fields, cores: int) -> Fields:
-    """Plan a measurement on `size` ranks of one host, which share `cores`: `fitted` and `held_out`, bytes by size of
-    the group; for how many `seconds` rounds begin. Raises `UsageError` for a world that is too small or too large."""
-    if not MIN_RANKS <= size <= MAX_RANKS:
+def plan_for(hosts: Sequence[tuple[int, ...]], effort: Fields, cores: int, all_cores: int) -> Fields:
+    """What to measure on these hosts: `names` of algorithms; `groups`; for how many `seconds` rounds begin; how many
+    `hosts`, `ranks_per_host`, and `cores` of each host; `all_cores` of all, fewer than theirs together where hosts are
+    simulated, and share a machine. Raises `UsageError` for a world that is too small, too large, or uneven."""
+    size = sum(map(len, hosts))
+    if not MIN_RANKS <= size <= MAX_RANKS and not (len(hosts) > 1 and size <= MAX_RANKS):
         raise UsageError(
-            f"{size} ranks: measuring takes {MIN_RANKS} to {MAX_RANKS}; for a cluster give --alpha and --beta"
+            f"{size} ranks: measuring takes {MIN_RANKS} to {MAX_RANKS}, on several hosts 2 to {MAX_RANKS}; for a "
+            f"cluster give --alpha and --beta"
         )
-    fitted = sorted({2, size // 2})
+    names = [name for name in COSTS if len(hosts) > 1 or not ALGORITHMS[name].needs_hosts]
+    groups = [*(groups_of_hosts(hosts, effort) if len(hosts) > 1 else groups_of_one_host(size, effort))]
     return {
-        "fitted": dict.fromkeys(fitted, effort["fitted"]),
-        "held_out": dict.fromkeys(sorted({3, size} - {*fitted}), effort["held_out"]),
-        "seconds": effort["seconds"],
-        "cores": cores,
-    }
+        "names": names, "groups": groups, "seconds": effort["seconds"], "hosts": len(hosts),
+        "ranks_per_host": min(map(len, hosts)), "cores": cores, "all_cores": all_cores,
+    }  # fmt: skip
+
+
+def group(ranks: Iterable[int], node: int = 1, fitted: Sequence[int] = (), held_out: Sequence[int] = ()) -> Fields:
+    """Ranks that are measured together, `node` of them on each host (where hosts are told apart), with tensors of these
+    sizes in bytes."""
+    return {"ranks": [*ranks], "node": node, "fitted": fitted, "held_out": held_out}
+
+
+def groups_of_one_host(size: int, effort: Fields) -> Iterator[Fields]:
+    """Sizes of groups to fit on, and others only to predict."""
+    fitted = sorted({2, size // 2})
+    for members in fitted:
+        yield group(range(members), fitted=effort["fitted"])
+    for members in sorted({3, size} - {*fitted}):
+        yield group(range(members), held_out=effort["held_out"])
+
+
+def groups_of_hosts(hosts: Sequence[tuple[int, ...]], effort: Fields) -> Iterator[Fields]:
+    """Two ranks of one host, and one rank on each of two: each pair has a level to itself, and the model is fitted to
+    both. Larger groups, on one level or on both, it has to predict. Raises `UsageError` for hosts that are not alike.
+    """
+    first, node, few = hosts[0], min(map(len, hosts)), effort["held_out_between"]
+    size = node * len(hosts)
+    if tuple(chain.from_iterable(hosts)) != tuple(range(size)) or {*map(len, hosts)} != {node}:
+        counts = ", ".join(str(len(host)) for host in hosts)
+        raise UsageError(
+            f"hosts with {counts} ranks: measuring both levels takes as many ranks on each host, consecutive ones"
+        )
+    heads = [host[0] for host in hosts]
+    yield group(heads[:2], fitted=effort["fitted_between"], held_out=few)
+    if len(heads) > 2:
+        yield group(heads, held_out=few)
+    if node > 1:
+        yield group(first[:2], 2, effort["fitted"], effort["held_out"])
+        yield group(range(size), node, held_out=few)
+    if node > 2:
+        yield group(first, node, held_out=effort["held_out"])
+
+
+def cores_for(sample: Fields, plan: Fields) -> int | None:
+    """Cores that the ranks of the sample's group share; None if each rank has a host to itself."""
+    if plan["ranks_per_host"] == 1:
+        return None
+    hosts = -(-sample["size"] // sample["node"]) if plan["hosts"] > 1 else 1
+    return min(hosts * plan["cores"], plan["all_cores"])
 
 
 SIZES = [4 << 2 * step for step in range(15)]
@@ -98,7 +152,7 @@ CLUSTER = [2**power for power in range(1, 17)]
 
 def seconds(machine: Machine, size: int, nbytes: int) -> dict[str, float]:
     """Time of each algorithm on `size` ranks for `nbytes`."""
-    task = Task(size, nbytes)
+    task = Task(size, nbytes, machine.ranks_per_node)
     return {name: machine.seconds(cost(task)) for name, cost in COSTS.items()}
 
 
@@ -120,24 +174,26 @@ def predict_cluster(machine: Machine) -> Fields:
 
 
 SWEEPS = 2000
-"""Enough for three parameters to settle to their last digits, in a fraction of a second."""
+"""Enough for five parameters to settle to their last digits, in a fraction of a second."""
 REFITS = 10
 
-Terms = tuple[float, float, float]
-"""Factors of alpha, beta and gamma: the sum of the products is a time."""
+Terms = tuple[float, float, float, float, float]
+"""Factors of alpha, beta, gamma, and of alpha and beta inside a node: the sum of the products is a time."""
 
 
 def evaluate(samples: Sequence[Fields], plan: Fields) -> Fields:
     """The machine that the fitted samples describe (`parameters`), the plan (`measured`), how well the model describes
-    the samples (`fit`), and `predictions` on a "host", with all ranks on its cores, and on a "cluster", with every rank
-    on cores and a link of its own. The `fit`: all `points`, which are samples and the relative `error` of their
-    prediction, positive if that is too long; of the absolute errors of points that the model was not fitted to,
-    `median_error` and `worst_error`."""
-    machine = fit([sample for sample in samples if sample["fitted"]], plan["cores"])
-    points = [sample | {"error": error(machine, sample)} for sample in samples]
+    the samples (`fit`), and `predictions` on a "host", with all ranks on its cores (None if none was measured), and on
+    a "cluster", with every rank on cores and a link of its own. The `fit`: all `points`, which are samples and the
+    relative `error` of their prediction, positive if that is too long; of the absolute errors of points that the model
+    was not fitted to, `median_error` and `worst_error`."""
+    machine = fit([sample for sample in samples if sample["fitted"]], plan)
+    points = [sample | {"error": error(machine, sample, plan)} for sample in samples]
     unseen = [abs(point["error"]) for point in points if not point["fitted"]]
+    inside = Machine(machine.inner_alpha, machine.inner_beta, machine.gamma, plan["cores"])
     quality = {"points": points, "median_error": median(unseen), "worst_error": max(unseen)}
-    predictions = {"host": predict(machine, HOST), "cluster": predict(replace(machine, cores=None), CLUSTER)}
+    on_host = None if plan["ranks_per_host"] == 1 else predict(inside if plan["hosts"] > 1 else machine, HOST)
+    predictions = {"host": on_host, "cluster": predict(replace(machine, cores=None), CLUSTER)}
     return {"parameters": machine, "measured": plan, "fit": quality, "predictions": predictions}
 
 
@@ -145,42 +201,58 @@ def samples_of(by_rank: Sequence[Mapping[Key, Sequence[float]]], plan: Fields) -
     """From every rank's seconds per call, round by round: for each key what the slowest rank took, in the lower
     quartile of rounds. (Not in the middle one, because all else that a machine does can only add to it.) And whether
     the model is to be `fitted` to it: others it has only to predict."""
+    fitted = {(len(each["ranks"]), each["node"], nbytes) for each in plan["groups"] for nbytes in each["fitted"]}
     samples = []
     for key in by_rank[0]:
         slowest = sorted(map(max, zip(*(times[key] for times in by_rank if key in times), strict=True)))
-        name, size, nbytes = key
+        name, size, nbytes, node = key
         sample = {"algorithm": name, "size": size, "nbytes": nbytes, "seconds": slowest[len(slowest) // 4]}
-        samples.append(sample | {"fitted": size in plan["fitted"]})
+        samples.append(sample | {"node": node, "fitted": (size, node, nbytes) in fitted})
     return samples
 
 
-def fit(samples: Sequence[Fields], cores: int) -> Machine:
+def fit(samples: Sequence[Fields], plan: Fields) -> Machine:
     """The machine whose predictions have the smallest squared relative errors. Whether its path or its share of the
-    total decides over an all-reduce depends on what is to be found. So: take the shares first, fit, look again which
-    decides, fit again; of all machines on the way, the best."""
-    costs = [cost_of(sample) for sample in samples]
-    terms = [(terms_of(cost.total.times(1 / cores)), terms_of(cost.path)) for cost in costs]
+    total decides over an all-reduce depends on what is to be found. So: take the shares first (of several hosts the
+    paths: no share depends on the link between them), fit, look again which decides, fit again; of all machines on the
+    way, the best."""
+    terms = [terms_of(sample, plan) for sample in samples]
     seconds = [sample["seconds"] for sample in samples]
-    decisive = [share for share, _ in terms]
+    several = plan["hosts"] > 1
+    decisive = [path if several else share for share, path in terms]
+    cores, node = (None, plan["ranks_per_host"]) if several else (plan["cores"], 1)
     seen = []
     for _ in range(REFITS):
-        alpha, beta, gamma = parameters = least_squares(decisive, seconds)
-        seen.append(Machine(alpha, beta, gamma, cores))
+        parameters = least_squares(decisive, seconds)
+        alpha, beta, gamma, inner_alpha, inner_beta = parameters
+        seen.append(Machine(alpha, beta, gamma, cores, node, inner_alpha, inner_beta))
         decisive = [max(both, key=lambda each: sum(map(mul, each, parameters))) for both in terms]
-    return min(seen, key=lambda each: sum(error(each, sample) ** 2 for sample in samples))
+    return min(seen, key=lambda each: sum(error(each, sample, plan) ** 2 for sample in samples))
 
 
-def terms_of(counts: Counts) -> Terms:
-    return counts.messages, counts.bytes, counts.added
+def terms_of(sample: Fields, plan: Fields) -> tuple[Terms, Terms]:
+    """Each core's share of the total, and the critical path: the longer one decides. (Without shared cores, the path.)
+    On several hosts it is the level inside a host that tells what a message costs a core."""
+    cost = cost_of(sample)
+    inside, between = cost.inside, cost.between
+    path = (between.messages, between.bytes, between.added + inside.added, inside.messages, inside.bytes)
+    cores = cores_for(sample, plan)
+    if cores is None:
+        return path, path
+    share = cost.total.times(1 / cores)
+    if plan["hosts"] > 1:
+        return (0, 0, share.added, share.messages, share.bytes), path
+    return (share.messages, share.bytes, share.added, 0, 0), path
 
 
 def cost_of(sample: Fields) -> Cost:
-    return COSTS[sample["algorithm"]](Task(sample["size"], sample["nbytes"]))
+    return COSTS[sample["algorithm"]](Task(sample["size"], sample["nbytes"], sample["node"]))
 
 
-def error(machine: Machine, sample: Fields) -> float:
+def error(machine: Machine, sample: Fields, plan: Fields) -> float:
     """Relative error of the prediction: positive if it is too long, negative if too short."""
-    return machine.seconds(cost_of(sample)) / float(sample["seconds"]) - 1
+    on_cores = replace(machine, cores=cores_for(sample, plan))
+    return on_cores.seconds(cost_of(sample)) / float(sample["seconds"]) - 1
 
 
 def least_squares(terms: Sequence[Terms], seconds: Sequence[float]) -> list[float]:

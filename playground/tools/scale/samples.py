@@ -7,8 +7,9 @@ machine does meanwhile then meets all alike. Ranks outside a group wait without 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
+from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -20,26 +21,43 @@ from playground.algorithms.cost_model import ELEMENT
 from playground.measurement import Fields
 from playground.measurement.interleave import interleave, slowest, timed
 from playground.runtime import report
-from playground.tools.scale.plan import COSTS, Key
+from playground.runtime.host import cores, host_id, ranks_by_host
+from playground.runtime.meeting.agreement import all_gather_object
+from playground.tools.scale.plan import Key, plan_for
 
 BLOCK = 0.004
 """Seconds that the calls timed together are to take, so that starting them does not count."""
 MAX_CALLS = 50
 
 
-def measure(rank: int, size: int, plan: Fields) -> dict[Key, list[float]]:
-    """Seconds per call on this rank, round by round, of every algorithm, in the groups of the plan. Rounds begin until
-    its seconds have passed. The one before the first warms up, and finds how many calls fill a block."""
+def measure(rank: int, size: int, effort: Fields) -> tuple[Fields, dict[Key, list[float]]]:
+    """The plan, and seconds per call on this rank, round by round, of every algorithm, in groups that suit the hosts of
+    this world. Rank 0 reports the plan. Rounds begin until the effort's seconds have passed. The one before the first
+    warms up, and finds how many calls fill a block. Raises `UsageError` for a world that cannot be measured."""
+    hosts = ranks_by_host(all_gather_object(host_id()))
+    plan = plan_for(hosts, effort, cores(), count_cores())
+    if rank == 0:
+        report(plan=plan)
     turns = []
-    for members, sizes in (plan["fitted"] | plan["held_out"]).items():
-        group = dist.new_group(range(members))
-        turns += [Turn(nbytes, members, group) for nbytes in sizes]
+    for group in plan["groups"]:
+        process_group = dist.new_group(group["ranks"])
+        turns += [
+            Turn(plan["names"], nbytes, group, process_group) for nbytes in (*group["fitted"], *group["held_out"])
+        ]
     outcomes = interleave(turns, rounds(plan["seconds"]), Random(0))
-    return {
-        (name, turn.size, turn.nbytes): [seconds[name] for seconds in by_round[1:]]
+    seconds = {
+        (name, len(turn.ranks), turn.nbytes, turn.node): [seconds[name] for seconds in by_round[1:]]
         for turn, by_round in zip(turns, outcomes, strict=True)
         for name in by_round[0]
     }
+    return plan, seconds
+
+
+def count_cores() -> int:
+    """Cores of all machines together: hosts that are containers or namespaces may share one. All ranks must call it."""
+    boot_id = Path("/proc/sys/kernel/random/boot_id")
+    machine = boot_id.read_text() if boot_id.exists() else host_id()
+    return sum(dict(all_gather_object((machine, cores()))).values())
 
 
 def rounds(seconds: float) -> Iterator[int]:
@@ -58,10 +76,10 @@ def rounds(seconds: float) -> Iterator[int]:
 class Turn:
     """All algorithms, one after the other, on one group and one size of tensor."""
 
-    def __init__(self, nbytes: int, size: int, group: Any) -> None:
-        """The group has the first `size` ranks."""
-        self.nbytes, self.size, self.group = nbytes, size, group
-        self.names, self.calls = [*COSTS], dict.fromkeys(COSTS, 1)
+    def __init__(self, names: Sequence[str], nbytes: int, members: Fields, group: Any) -> None:
+        self.names, self.nbytes, self.group = names, nbytes, group
+        self.ranks, self.node = members["ranks"], members["node"]
+        self.calls = dict.fromkeys(names, 1)
         self.number = 0
         """Number of the round."""
 
@@ -69,7 +87,7 @@ class Turn:
         """Seconds per call of each algorithm; nothing on a rank outside the group."""
         dist.barrier()
         number, self.number = self.number, self.number + 1
-        if dist.get_rank() >= self.size:
+        if dist.get_rank() not in self.ranks:
             return {}
         seconds = {}
         first = number % len(self.names)  # different each round: it may meet ranks still leaving the barrier

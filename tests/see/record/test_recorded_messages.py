@@ -54,7 +54,7 @@ def test_messages_and_bytes_are_those_of_the_closed_forms(
     sends = list(recording.events(SEND))
     for name, spec in ALGORITHMS.items():
         if spec.cost is not None:
-            total = spec.cost.load()(Task(size, NUMEL * ELEMENT)).total
+            total = spec.cost.load()(Task(size, NUMEL * ELEMENT, size)).total
             code = spec.code.name
             mine = [event.nbytes for event in sends if around(recording, event) == f"all_reduce ({code})"]
             pieces = 2 if batched and name == "pipelined-ring" else 1
