@@ -53,7 +53,7 @@ ALGORITHMS = {
         AlgorithmSpec("recursive-doubling", short_name="doubling"),
         AlgorithmSpec("halving-doubling", short_name="halving"),
         AlgorithmSpec("binary-tree", short_name="tree"),
-        AlgorithmSpec("hierarchical", needs_hosts=True),
+        AlgorithmSpec("hierarchical", short_name="levels", needs_hosts=True),
         AlgorithmSpec("shared-memory", has_messages=False),
         AlgorithmSpec("auto", has_messages=False),
     )
