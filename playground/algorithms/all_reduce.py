@@ -314,8 +314,7 @@ INSIDE, BETWEEN = "inside hosts", "between hosts"
 @AllReduce
 def hierarchical(tensor: torch.Tensor, op: Any, group: Group) -> None:
     """In two levels: sums of shares inside each host, of each share between hosts, then collected inside each host. Few
-    bytes leave a host. On one host, and where hosts have different numbers of ranks, it is the ring;
-    PLAYGROUND_HOSTS=2 in the environment shows it on two.
+    bytes leave a host. On one host it is the ring; PLAYGROUND_HOSTS=2 in the environment shows it on two.
 
     With H hosts of L ranks each, all of which could also share memory: but so every step can be shown, and the cost
     follows from the links at both levels. K is the number of pieces in which the pipelined ring sends a chunk.
@@ -327,21 +326,44 @@ def hierarchical(tensor: torch.Tensor, op: Any, group: Group) -> None:
     | rank >= 0 | 2 * (L - 1) + 2 * (H - 1) * K | 2 * (L - 1) / L * S + 2 * (H - 1) / H * S / L |
     """
     hosts = hosts_of(group, tensor.device)
-    if len({*map(len, hosts)}) > 1:  # between hosts a share needs a rank on each of them
-        hosts = (tuple(range(group.size())),)
-    mine = next(host for host in hosts if group.rank() in host)
-    place, inside = mine.index(group.rank()), Subset(group, mine, INSIDE)
+    mine, shares = next(host for host in hosts if group.rank() in host), min(map(len, hosts))
+    place = mine.index(group.rank())
+    if place >= shares:  # a host with more ranks than the smallest has
+        hand_over(tensor, op, group, target=mine[place % shares])
+        hand_back(tensor, group, source=mine[place % shares])
+        return
+    extra = mine[place + shares :: shares]
+    hand_over(tensor, op, group, sources=extra)
+    inside = Subset(group, mine[:shares], INSIDE)
     reduce_scatter(tensor, op, inside)
     if len(hosts) > 1:
         between = Subset(group, [host[place] for host in hosts], BETWEEN)
-        pipelined_ring.algorithm(tensor.tensor_split(len(mine))[place], op, between)
+        pipelined_ring.algorithm(tensor.tensor_split(shares)[place], op, between)
     all_gather(tensor, inside)
+    hand_back(tensor, group, targets=extra)
+
+
+def hand_over(
+    tensor: torch.Tensor, op: Any, group: Group, sources: tuple[int, ...] = (), target: int | None = None
+) -> None:
+    """Send the whole tensor to a rank of the host, or add to it what others send, one after the other."""
+    exchange(group, send=[] if target is None else [(tensor, target)])
+    arrived = tensor.new_empty(len(tensor) if sources else 0)
+    for rank in sources:
+        exchange(group, receive=[(arrived, rank)])
+        add(tensor, arrived, op)
+
+
+def hand_back(tensor: torch.Tensor, group: Group, targets: tuple[int, ...] = (), source: int | None = None) -> None:
+    """Send the result to ranks of the host, or receive it."""
+    receive = [] if source is None else [(tensor, source)]
+    exchange(group, send=[(tensor, rank) for rank in targets], receive=receive)
 
 
 SMALL = 512 * 1024
 """Bytes up to which the number of messages decides, on one host without memory that its ranks share: the messages of
 all ranks together, which share its cores. There a tree beats recursive doubling, which wins where every rank has its
-own core. This and the following limits were found by measuring."""
+own core. This and the following limits were found by measuring; `scale` shows what a cluster would choose."""
 LARGE = 1024 * 1024
 """Bytes beyond which only the number of bytes does."""
 SMALL_BETWEEN_HOSTS = 32 * 1024
@@ -386,6 +408,8 @@ def shared_memory(tensor: torch.Tensor, op: Any, group: Group) -> None:
 PHASES = {
     reduce_scatter.__code__: "reduce-scatter",
     all_gather.__code__: "all-gather",
+    hand_over.__code__: f"hand over {INSIDE}",
+    hand_back.__code__: f"hand back {INSIDE}",
 }
 """The names of phases, by the function that sends their messages."""
 

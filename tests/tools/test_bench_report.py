@@ -1,15 +1,17 @@
-"""What the benchmark makes of its trials: the slowest rank, columns; sizes in words."""
+"""What the benchmark makes of its trials: passes, the slowest rank, columns; sizes in words."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
+from hypothesis import given, strategies as st
 
 from playground.console.rendering import render
 from playground.console.tables import Table
 from playground.tools.bench import page, settings
-from playground.tools.bench.benchmark import Measurement
+from playground.tools.bench.benchmark import PASSES, Measurement, split_into_passes
 from playground.tools.bench.settings import ALGORITHMS, COLLECTIVES, BenchSettings
 
 EVERYTHING = BenchSettings(collectives=tuple(COLLECTIVES), algorithms=ALGORITHMS, sizes=(64, 2**32), limit=True)
@@ -21,9 +23,19 @@ ROW = {
 }  # fmt: skip
 
 
+@given(st.integers(1, 1000))
+def test_passes_share_the_trials(iterations: int) -> None:
+    passes = split_into_passes(iterations)
+    assert sum(passes) == iterations
+    assert len(passes) == min(PASSES, iterations)
+    assert max(passes) - min(passes) <= 1
+
+
 def test_a_trial_counts_as_on_its_slowest_rank_and_says_which() -> None:
     measured = Measurement(replace(EVERYTHING, limit=False), "reduce", 64, 0, 2)
-    row = measured.row("backend", 1, 0, [(1.0, 2.0), (5.0, 6.0), (3.0, 4.0), (9.0, 8.0)])
+    measured.wrong, trials = {"backend": 0}, [(1.0, 2.0), (5.0, 6.0), (3.0, 4.0), (9.0, 8.0)]
+    measured.times_us["backend"] = [*trials]
+    row = measured.row("backend", 1, None)
     assert (row["times_us"], row["time_us"], row["rank_us"]) == ([2, 6, 4, 9], 5, [4, 5])
     assert (row["slowest_rank"], row["slowest_percent"]) == (1, 75)
 
@@ -45,14 +57,21 @@ def test_columns_are_explained_where_they_are_shown() -> None:
     assert page.MEANINGS.keys() <= shown.keys()
 
 
-def test_sizes_in_words() -> None:
-    for text, size in {"7": 7, "7k": 7 << 10, "64M": 64 << 20, "2G": 2 << 30, "1025": 1025}.items():
-        assert settings.parse(text) == settings.parse(settings.to_text(size)) == size
-    for text in ("", "0", "-1", "1.5M", "M", "1T"):
-        with pytest.raises(ValueError, match="is no size"):
-            settings.parse(text)
+@given(st.integers(1, 2**50), st.sampled_from("KMG"))
+def test_a_size_that_is_written_is_read(size: int, unit: str) -> None:
+    assert settings.parse(settings.to_text(size)) == size
+    assert settings.parse(f"7{unit}") == settings.parse(f"7{unit.lower()}") == 7 * 1024 ** (1 + "KMG".index(unit))
 
 
-@pytest.mark.parametrize(("begin", "end", "sizes"), [(4, 64, (4, 16, 64)), (4, 63, (4, 16)), (5, 4, ())])
-def test_sizes_grow_by_the_factor_up_to_the_end(begin: int, end: int, sizes: tuple[int, ...]) -> None:
-    assert settings.geometric_range(begin, end) == sizes
+@given(st.text(max_size=5).filter(lambda text: not text.strip()[:1].isdigit()))
+def test_what_is_no_size_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="is no size"):
+        settings.parse(text)
+
+
+@given(st.integers(1, 1000), st.integers(1, 10**9))
+def test_sizes_grow_by_the_factor_up_to_the_end(begin: int, end: int) -> None:
+    row = settings.geometric_range(begin, end)
+    assert (row[0] == begin) if row else end < begin
+    assert all(larger == settings.FACTOR * smaller for smaller, larger in pairwise(row))
+    assert not row or row[-1] <= end < row[-1] * settings.FACTOR

@@ -1,26 +1,13 @@
-"""A rank's part of a benchmark: try every call once, then check and time them, size by size.
+"""A rank's part of a benchmark: try every call once, then check and time them, size by size, pass by pass.
 
 The patterns and `Workload`: a collective, and the result it must leave. `Measurement`: the times.
-
-A row is one algorithm of one collective at one size:
-
-| values                        | what they are                                                                        |
-|-------------------------------|--------------------------------------------------------------------------------------|
-| size, count                   | bytes, as nccl-tests counts them; elements of the tensor, or of a rank's share of it |
-| time_us = p50_us, p95, p99    | per call, in µs: percentiles of the trials, each on its slowest rank                 |
-| algbw, busbw                  | GB/s: size / time; what a link carries for that, comparable between worlds           |
-| trials, calls, times_us       | number of trials; calls in a row, per trial; time per call of each trial, in µs      |
-| type, redop, root             | data type; reduction, or "none"; root, -1 where all ranks do the same                |
-| wrong                         | elements of the results that are not what they must be, on all ranks together        |
-| slowest_rank, slowest_percent | the rank that took longest in most trials, and in how many of them it did            |
-| rank_us                       | per call, in µs: each rank's own median, in rank order                               |
-| limit_percent                 | time of the memory, if that was measured, as a percentage of this row's; else None   |
 """
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial, reduce
 from itertools import product
 from random import Random
@@ -39,6 +26,7 @@ from playground.runtime.host import host_id
 from playground.runtime.meeting.agreement import all_gather_object, require_same_on_all_ranks
 from playground.tools.bench.settings import COLLECTIVES, DTYPES, MEMORY, OPS, REDUCTION, BenchSettings
 
+PASSES = 4
 TRIAL = 0.006
 """Seconds a trial is to take."""
 MAX_CALLS = 200
@@ -163,6 +151,12 @@ BACKEND_CALLS: dict[str, Callable[[Workload], object]] = {
 """The backend's own call of each collective."""
 
 
+def split_into_passes(iterations: int) -> list[int]:
+    """How many trials each pass takes: as equal as can be, none empty."""
+    passes = min(PASSES, iterations)
+    return [iterations // passes + (number < iterations % passes) for number in range(passes)]
+
+
 class Measurement:
     """One collective at one size: a row per algorithm, all timed in turns."""
 
@@ -171,35 +165,52 @@ class Measurement:
         self.count = settings.count(collective, nbytes, size)
         self.nbytes = self.count * DTYPES[settings.dtype] * (1 if self.spec.in_place else size)
         self.algorithms = (*settings.algorithms_of(collective), *[MEMORY] * settings.limit)
+        self.wrong: dict[str, int] = {}
+        """Wrong elements of each algorithm's results, on all ranks together."""
+        self.calls: list[int] = []
+        """Calls in a row, per trial, of each algorithm."""
+        self.times_us: dict[str, list[tuple[float, ...]]] = {name: [] for name in self.algorithms}
+        """Time per call of each algorithm, in µs, the same on every rank: [trial][rank]."""
 
-    def rows(self, order: Random) -> list[Fields]:
-        """Check the results, warm up, and time. Returns a row per algorithm. All ranks must call this."""
+    def __str__(self) -> str:
+        return f"{self.spec.name}, {format_bytes(self.nbytes)}"
+
+    def measure(self, iterations: int, order: Random) -> None:
+        """Take further trials; before the first ones, check the results and warm up. Buffers last for one pass: those
+        of all sizes together might not fit into memory. All ranks must call this."""
         workload = Workload(self.settings, self.spec.name, self.count, self.size, self.rank)
-        candidates = [workload.call(algorithm) for algorithm in self.algorithms]
-        wrong = []
-        for algorithm, call in zip(self.algorithms, candidates, strict=True):
-            report(checking=True)
-            total = torch.tensor(0 if algorithm == MEMORY else workload.count_wrong(call), device=device())
-            dist.all_reduce(total)
-            wrong.append(int(total.item()))
+        calls = {algorithm: workload.call(algorithm) for algorithm in self.algorithms}
+        if not self.calls:
+            for algorithm, call in calls.items():
+                report(checking=True)
+                total = torch.tensor(0 if algorithm == MEMORY else workload.count_wrong(call), device=device())
+                dist.all_reduce(total)
+                self.wrong[algorithm] = int(total.item())
         for buffer in (workload.input, workload.output):  # zeros, for none becomes infinite, nor too small for its type
             buffer.zero_()
+        candidates = list(calls.values())
         heartbeat = Heartbeat()
-        for candidate, _ in product(candidates, range(self.settings.warmup)):
+        warm_up = min(1, self.settings.warmup) if self.calls else self.settings.warmup
+        for candidate, _ in product(candidates, range(warm_up)):
             heartbeat.beat()
             candidate()
-        seconds_per_call = slowest([timed(call, SAMPLE)() for call in candidates])
-        calls = [max(1, min(MAX_CALLS, round(TRIAL / seconds))) for seconds in seconds_per_call]
-        timers = [timed(call, times) for call, times in zip(candidates, calls, strict=True)]
-        outcomes = interleave(timers, range(self.settings.iterations), order)
-        trials = [[*zip(*gather_by_rank([1e6 * each for each in seconds]), strict=True)] for seconds in outcomes]
-        limit_us = median(map(max, trials[-1])) if self.settings.limit else None
-        rows = [self.row(*row) for row in zip(self.algorithms, calls, wrong, trials, strict=True)]
-        return [row | {"limit_percent": limit_us and 100 * limit_us / row["time_us"]} for row in rows]
+        if not self.calls:  # find how many calls of each candidate fill a trial
+            seconds_per_call = slowest([timed(call, SAMPLE)() for call in candidates])
+            self.calls = [max(1, min(MAX_CALLS, round(TRIAL / seconds))) for seconds in seconds_per_call]
+        timers = [timed(call, times) for call, times in zip(candidates, self.calls, strict=True)]
+        outcomes = interleave(timers, range(iterations), order)
+        for algorithm, seconds in zip(self.algorithms, outcomes, strict=True):
+            by_rank = gather_by_rank([1e6 * each for each in seconds])
+            self.times_us[algorithm] += zip(*by_rank, strict=True)
 
-    def row(self, algorithm: str, calls: int, wrong: int, trials: Sequence[tuple[float, ...]]) -> Fields:
-        """The figures of an algorithm: `calls` in a row per trial, `wrong` elements on all ranks together, and of each
-        trial the time per call in µs on each rank."""
+    def rows(self) -> list[Fields]:
+        """The figures of all trials so far, one row per algorithm: see `results`."""
+        memory = [max(times) for times in self.times_us.get(MEMORY, ())]
+        limit_us = median(memory) if memory else None
+        return [self.row(*each, limit_us) for each in zip(self.algorithms, self.calls, strict=True)]
+
+    def row(self, algorithm: str, calls: int, limit_us: float | None) -> Fields:
+        trials = self.times_us[algorithm]
         times_us = [max(times) for times in trials]
         p50, p95, p99 = (percentile(times_us, percent) for percent in (50, 95, 99))
         [(slowest_rank, often)] = Counter(times.index(max(times)) for times in trials).most_common(1)
@@ -209,34 +220,40 @@ class Measurement:
             "p50_us": p50, "p95_us": p95, "p99_us": p99, "trials": len(trials), "calls": calls, "times_us": times_us,
             "collective": self.spec.name, "count": self.count, "type": self.settings.dtype,
             "redop": self.settings.op if self.spec.reduces else "none", "root": self.spec.root,
-            "algorithm": algorithm, "wrong": wrong,
+            "algorithm": algorithm, "wrong": self.wrong[algorithm],
             "slowest_rank": slowest_rank, "slowest_percent": 100 * often / len(trials),
             "rank_us": [median(times) for times in zip(*trials, strict=True)],
+            "limit_percent": limit_us and 100 * limit_us / p50,
         }  # fmt: skip
 
 
 def run(rank: int, size: int, settings: BenchSettings) -> None:
-    """Measure what the settings ask for. Rank 0 reports the `Environment`, then, for each size, the rows `measured`.
-    Raises `UsageError` if the backend cannot do it, or the ranks were not all given the same settings."""
+    """Measure what the settings ask for. Rank 0 reports the `Environment`, then in every pass, for each size, the rows
+    `measured`, with all trials so far, and whether they are `complete`. Raises `UsageError` if the backend cannot do
+    it, or the ranks were not all given the same settings."""
     require_same_on_all_ranks(settings.document)
     settings.check_world(size)
     check_operation(settings)
     hosts = len(set(all_gather_object(host_id())))
     if settings.limit and hosts > 1:
         raise UsageError(f"--limit on {hosts} hosts: it measures the memory that all ranks share, leave it out")
+    check_gpu_memory(settings, size, hosts)
     order = Random(settings.seed)
     for collective in settings.collectives:
         call_once(settings, collective, rank, size)
     if rank == 0:
         report(start=environment.describe())
-    what = [*product(settings.collectives, settings.sizes)]
-    for step, (collective, nbytes) in enumerate(what):
-        measurement = Measurement(settings, collective, nbytes, rank, size)
-        if rank == 0:
-            report(phase=f"{collective}, {format_bytes(measurement.nbytes)}", step=step, steps=len(what))
-        rows = measurement.rows(order)
-        if rank == 0:
-            report(measured=rows)
+    what = product(settings.collectives, settings.sizes)
+    measurements = [Measurement(settings, collective, nbytes, rank, size) for collective, nbytes in what]
+    passes = split_into_passes(settings.iterations)
+    for number, trials in enumerate(passes, 1):
+        for done, each in enumerate(measurements, len(measurements) * (number - 1)):
+            if rank == 0:
+                steps = len(passes) * len(measurements)
+                report(phase=f"pass {number} of {len(passes)}: {each}", step=done, steps=steps)
+            each.measure(trials, order)
+            if rank == 0:
+                report(measured=each.rows(), complete=number == len(passes))
 
 
 def check_operation(settings: BenchSettings) -> None:
@@ -245,6 +262,16 @@ def check_operation(settings: BenchSettings) -> None:
         check(getattr(torch, settings.dtype), getattr(dist.ReduceOp, OPS[settings.op]))
     except ValueError as error:
         raise UsageError(f"--op {settings.op} --dtype {settings.dtype}: {error}") from None
+
+
+def check_gpu_memory(settings: BenchSettings, size: int, hosts: int) -> None:
+    """Raise `UsageError` for sizes that this rank's GPU cannot hold. (The launcher checks the memory of the host.)"""
+    if device().type != "cuda":
+        return
+    sharing = math.ceil(size / hosts / torch.cuda.device_count())
+    needed, free = settings.memory(sharing, size), torch.cuda.mem_get_info()[0]
+    if needed > free:
+        raise UsageError(f"this needs about {needed:,} bytes of GPU memory and {free:,} are free: use a smaller --end")
 
 
 def call_once(settings: BenchSettings, collective: str, rank: int, size: int) -> None:

@@ -1,25 +1,31 @@
-"""The command `bench`: measure collectives, the backend's and ours; a row as soon as it is complete, and averages of
-all. Does not import torch."""
+"""The command `bench`: measure collectives, the backend's and ours, or compare two results; a row as soon as it is
+complete, averages of all, and two results beside each other. Does not import torch."""
 
 from __future__ import annotations
 
+import contextlib
+import signal
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
-from statistics import mean
 from typing import Any
 
 import click
 
-from playground.console import plots
-from playground.console.options import flags, names_option, plot_option, select_names
-from playground.console.session import Session, session_command
-from playground.console.tables import Column
+from playground.console import plots, terminal
+from playground.console.options import COMMON, flags, names_option, plot_option, refuse, select_names
+from playground.console.paths import FilePath
+from playground.console.session import Session, session_command, to_document
+from playground.console.tables import Column, Texts, figures, tabulate
 from playground.console.text import bad, good, heading, prose
 from playground.measurement import Fields, environment, format_bytes, format_digits
 from playground.measurement.environment import Environment
 from playground.runtime.errors import PlaygroundError, UsageError
 from playground.runtime.remote import remote
+from playground.runtime.signals import stopping_signal
 from playground.tools import TOOLS
+from playground.tools.bench.results import average_busbw, compare, load
 from playground.tools.bench.settings import (
     ALGORITHMS,
     COLLECTIVES,
@@ -35,6 +41,9 @@ from playground.tools.bench.settings import (
 
 TOOL = TOOLS["bench"]
 RUN = remote("playground.tools.bench.benchmark:run")
+MEASURED = ("begin", "end", "iterations", "warmup", "collectives", "algorithms", "dtype", "op", "limit", "plot")
+"""Parameters of a measurement, beside those of every run."""
+
 MEANINGS = {
     "size": "of the tensor, or of all ranks' shares of it together",
     "count": "elements of the tensor, or of one rank's share",
@@ -116,64 +125,118 @@ def plot_bandwidth(title: str, rows: Sequence[Fields], file: Path) -> None:
     plots.save(figure, file)
 
 
-def average_busbw(rows: Sequence[Fields]) -> dict[str, dict[str, float]]:
-    """GB/s by collective and algorithm: the mean over all sizes."""
-    values: dict[str, dict[str, list[float]]] = {}
-    for row in rows:
-        values.setdefault(row["collective"], {}).setdefault(row["algorithm"], []).append(row["busbw"])
-    return {name: {each: mean(values) for each, values in found.items()} for name, found in values.items()}
-
-
 class Report:
-    """Takes the reports of rank 0: prints each row once it is complete, keeps all."""
+    """Takes the reports of rank 0: prints each row once it is complete, keeps all. When something ends the run, they
+    are the result."""
 
     def __init__(self, session: Session, settings: BenchSettings) -> None:
         self.session, self.settings, self.columns = session, settings, columns_of(settings)
         self.printed = session.rows(*self.columns.values())
         self.environment: Environment | None = None
-        self.rows: list[Fields] = []
+        self.measured: dict[tuple[str, int], list[Fields]] = {}
+        """By collective and size, a row per algorithm."""
+        self.shown: list[list[Fields]] = []
 
     def __call__(self, rank: int, event: Mapping[str, Any]) -> None:
         match event:
             case {"start": Environment() as environment}:
-                self.environment = environment
+                self.environment = environment  # nothing has been measured yet
                 trials = f"{self.settings.iterations} trial{'s' * (self.settings.iterations > 1)} per row"
-                about = str(environment), f"{trials}; the columns:"
+                about = str(environment), f"{trials}, spread over the run; the columns:"
                 self.session.say(f"bench: {self.session.world}", *about, *explain(self.columns, self.session.run.wide))
-            case {"measured": rows}:
-                self.show(rows)
+            case {"measured": rows, "complete": complete}:
+                self.measured[rows[0]["collective"], rows[0]["size"]] = rows
+                if complete:
+                    self.show(rows)
 
     def show(self, rows: list[Fields]) -> None:
         """Print the rows of one size; before the first of a collective, its name."""
         collective = rows[0]["collective"]
-        if not self.rows or self.rows[-1]["collective"] != collective:
+        if not self.shown or self.shown[-1][0]["collective"] != collective:
             op = f"{self.settings.op} of " * COLLECTIVES[collective].reduces
             self.session.say("", prose(heading(collective), f": {op}{self.settings.dtype}"))
         for row in rows:
             self.printed.say(*cells(row, self.columns))
-        self.rows += rows
+        self.shown.append(rows)
 
-    def finish(self, plot: Path | None) -> None:
-        """Say the averages, and, in the last line, what was measured; write the document and the plot. Raises
-        `PlaygroundError` if elements of the results are wrong."""
+    @property
+    def rows(self) -> list[Fields]:
+        return [row for rows in self.measured.values() for row in rows]
+
+    @property
+    def wrong(self) -> int:
+        """Elements that are wrong, in all results together."""
+        return sum(row["wrong"] for row in self.rows)
+
+    def finish(self, error: str | None, plot: Path | None) -> None:
+        """Show and write what there is. `error` is the cause if the run ended early: some rows then lack trials."""
         world = self.session.world
-        if not world.is_main:
+        if not world.is_main or not self.rows:
             return
-        averages, wrong = average_busbw(self.rows), sum(row["wrong"] for row in self.rows)
-        self.session.say("")
-        for collective, algorithms in averages.items():
-            values = ", ".join(f"{algorithm} {format_digits(busbw)}" for algorithm, busbw in algorithms.items())
-            self.session.say(f"Average busbw (GB/s), {collective}: {values}")
-        sizes = [row["size"] for row in self.rows]
-        what = f"{', '.join(averages)} from {format_bytes(min(sizes))} to {format_bytes(max(sizes))}"
-        verdict = bad(f"{wrong:,} elements are wrong") if wrong else good("every element is right")
-        self.session.say(prose(f"Measured: {what}; of all results, ", verdict, "."))
-        found = {"environment": self.environment, "settings": self.settings.document, "rows": self.rows}
-        self.session.print_document({}, **found, average_busbw=averages)
+        for rows in self.measured.values():
+            if rows not in self.shown:
+                self.show(rows)
+        self.summarize(error)
+        found: Fields = {"environment": self.environment, "settings": self.settings.document, "rows": self.rows}
+        found |= {"average_busbw": average_busbw(self.rows), "complete": error is None, "error": error}
+        self.session.print_document({}, **found)
         if plot:
             plot_bandwidth(f"{world.backend} on {world.device}, {world.size} ranks", self.rows, plot)
-        if wrong:
-            raise PlaygroundError(f"{wrong} elements of the results are wrong: see the column #wrong")
+
+    def summarize(self, error: str | None) -> None:
+        """Say the averages, and, in the last line, what was measured."""
+        averages = [
+            f"Average busbw (GB/s), {collective}: "
+            + ", ".join(f"{algorithm} {format_digits(busbw)}" for algorithm, busbw in algorithms.items())
+            for collective, algorithms in average_busbw(self.rows).items()
+        ]
+        names, sizes = dict.fromkeys(row["collective"] for row in self.rows), [row["size"] for row in self.rows]
+        what = f"{', '.join(names)} from {format_bytes(min(sizes))} to {format_bytes(max(sizes))}"
+        if error:
+            trials = f"{min(row['trials'] for row in self.rows)} or more of {self.settings.iterations} trials per row"
+            self.session.say("", *averages, prose("Measured ", bad("in part"), f": {what}, {trials}."))
+        else:
+            verdict = bad(f"{self.wrong:,} elements are wrong") if self.wrong else good("every element is right")
+            last = prose(f"Measured: {what}; of all results, ", verdict, ".")
+            self.session.say("", *averages, last)
+
+
+def difference_texts(comparison: Mapping[str, Sequence[Fields]], before: Fields, after: Fields) -> Texts:
+    """Two results beside each other: what decides, a table per collective, what only one has, and a summary."""
+    texts: Texts = []
+    results = {"before": before["environment"], "after": after["environment"]}
+    if before["environment"] != after["environment"]:
+        texts += [f"{name}: {environment}" for name, environment in results.items() if environment]
+    texts.append(
+        "before, after: the median of the trials. A row is faster or slower if the ranges in which the middle 95 % of "
+        "its trials lie, before and after, do not overlap; if they do, the trials show no difference."
+    )
+    for collective, changes in groupby(comparison["rows"], key=itemgetter("collective")):
+        texts += ["", prose(heading(collective)), tabulate(map(shown_change, changes), CHANGES)]
+    texts.append("")
+    for name in results:
+        by_algorithm = groupby(comparison[f"only_{name}"], itemgetter("collective", "algorithm"))
+        for (collective, algorithm), missing in by_algorithm:
+            sizes = ", ".join(str(row["size"]) for row in missing)
+            texts.append(f"Only {name}: {collective} by {algorithm} at {sizes} bytes.")
+    verdicts = [row["verdict"] for row in comparison["rows"]]
+    counts = ", ".join(f"{verdicts.count(verdict)} {verdict}" for verdict in dict.fromkeys(verdicts))
+    return [*texts, f"Compared: {len(verdicts)} row{'s' * (len(verdicts) > 1)}: {counts}."]
+
+
+CHANGES = {
+    "algorithm": Column("algorithm"),
+    **figures(("size", "size", "B"), ("before_us", "before", "us", ".1f"), ("after_us", "after", "us", ".1f")),
+    **figures(("ratio", "after /\nbefore", "", ".2f")),
+    "verdict": Column("verdict"),
+    **figures(("before_range_us", "range before", "us"), ("after_range_us", "range after", "us"), wide=True),
+}
+
+
+def shown_change(row: Fields) -> Fields:
+    ranges = {name: "{:.1f} to {:.1f}".format(*row[name]) for name in ("before_range_us", "after_range_us")}
+    style = {"faster": good, "slower": bad}.get(row["verdict"], str)
+    return row | ranges | {"verdict": style(row["verdict"])}
 
 
 def read_size(ctx: click.Context, param: click.Parameter, text: str) -> int:
@@ -199,11 +262,24 @@ bench_options = (
     names_option("--algorithm", "algorithms", known=ALGORITHMS, default=DEFAULT_ALGORITHMS["all_reduce"], help=WHICH),
     flags(BenchSettings, "dtype", "op", "limit"),
     plot_option("bus bandwidth against size"),
+    click.option(
+        "--diff",
+        type=FilePath(),
+        nargs=2,
+        metavar="BEFORE AFTER",
+        help="Compare two files that --json printed, instead of measuring.",
+    ),
+    refuse(
+        *({*COMMON, *MEASURED} - {"wide", "as_json"}),
+        why=lambda given: given["diff"] and "has no effect with --diff, which measures nothing: leave one of them out",
+    ),
 )
 
 
 @session_command(TOOL.name, *bench_options, short_help=TOOL.purpose)
-def command(session: Session, begin: int, end: int, plot: Path | None, **asked: Any) -> None:
+def command(
+    session: Session, begin: int, end: int, plot: Path | None, diff: tuple[Path, Path] | None, **asked: Any
+) -> None:
     """Measure the bandwidth of collectives, the backend's and ours side by side, in the terms of nccl-tests.
 
     Every element of every result is checked. Then the algorithms are timed in turns, in random order, so that their
@@ -212,8 +288,17 @@ def command(session: Session, begin: int, end: int, plot: Path | None, **asked: 
     \b
         python -m playground bench --limit
         python -m playground bench -n 4 --algorithm all -b 4 -e 64M
-        python -m playground bench --collective all --json
+        python -m playground bench --collective all --json > before.json
     """
+    if diff:
+        before, after = diff
+        one, other = load(before), load(after)
+        comparison = compare(one, other)
+        if session.run.as_json:
+            click.echo(to_document({"lesson": TOOL.name, "before": before, "after": after, **comparison}))
+        else:
+            terminal.say(*difference_texts(comparison, one, other), wide=session.run.wide)
+        return
     if begin > end:
         raise UsageError(f"--begin {to_text(begin)} is beyond --end {to_text(end)}: sizes go from small to large")
     asked["collectives"] = select_names(COLLECTIVES, asked["collectives"] or DEFAULT_COLLECTIVES)
@@ -221,9 +306,7 @@ def command(session: Session, begin: int, end: int, plot: Path | None, **asked: 
     settings = BenchSettings(sizes=geometric_range(begin, end), seed=session.run.seed, **asked)
     check_before_start(session, settings, plot)
     session.world.warm_up(RUN)
-    report = Report(session, settings)
-    session.launch(RUN, settings, on_report=report)
-    report.finish(plot)
+    measure(session, settings, plot)
 
 
 def check_before_start(session: Session, settings: BenchSettings, plot: Path | None) -> None:
@@ -237,3 +320,24 @@ def check_before_start(session: Session, settings: BenchSettings, plot: Path | N
             what = f"{still[0]} moves nothing, its bandwidth is 0"
             raise UsageError(f"--plot with {world.size} rank: {what}; use at least -n 2")
         plots.check(plot)
+
+
+def measure(session: Session, settings: BenchSettings, plot: Path | None) -> None:
+    """Measure, and show what was measured, whatever ends the run."""
+    report = Report(session, settings)
+    try:
+        session.launch(RUN, settings, on_report=report)
+    except BaseException as error:
+        with contextlib.suppress(PlaygroundError, OSError):
+            report.finish(describe(error), plot)
+        raise
+    report.finish(None, plot)
+    if report.wrong:
+        raise PlaygroundError(f"{report.wrong} elements of the results are wrong: see the column #wrong")
+
+
+def describe(error: BaseException) -> str:
+    """In one line, what ended the run."""
+    if number := stopping_signal(error):
+        return "interrupted" if number == signal.SIGINT else f"ended by {number.name}"
+    return (str(error) or type(error).__name__).splitlines()[0]
