@@ -306,12 +306,3 @@ def test_ctrl_c_ends_a_restart(delay: float) -> None:
     finally:
         signal.signal(signal.SIGALRM, handler)
     assert soon(lambda: children_of_the_server() <= before)
-
-
-@pytest.mark.stress
-def test_ranks_that_are_spawned_are_replaced_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "CAN_FORK", False)
-    seen = Restarts()
-    results = launch(go_wrong_at_first, 2, args=("kill", [1]), restarts=1, on_restart=seen.on_restart)
-    assert results == [(0, 1), (1, 1)]
-    assert seen.headlines == [f"rank 1 of 2 {KILLED}"]

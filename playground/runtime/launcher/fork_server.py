@@ -191,8 +191,7 @@ class ForkServer:
 
     def keep_lifeline(self) -> None:
         """Have the kernel kill this rank, too, when the launcher is gone; it signals one owner for each opened file."""
-        with contextlib.suppress(OSError):  # no /proc: the rank notices by its line
-            kill_at_end_of_file(os.open(f"/proc/self/fd/{self.lifeline}", os.O_RDONLY | os.O_NONBLOCK))
+        kill_at_end_of_file(os.open(f"/proc/self/fd/{self.lifeline}", os.O_RDONLY | os.O_NONBLOCK))
         os.close(self.lifeline)
 
     def reap(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import pickle
 import resource
 import socket
@@ -106,6 +107,8 @@ class LaunchConfig:
                     f"expendable rank {rank} of {size}: use ranks 1 to {size - 1}; "
                     "at rank 0 is the store where all meet"
                 )
+        if not hasattr(os, "pidfd_open"):
+            raise UsageError("ranks need Linux 5.3 or newer, which has descriptors of processes")
         limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         needed = FILES + FILES_PER_RANK * size
         if limit != resource.RLIM_INFINITY and limit < needed:

@@ -122,8 +122,7 @@ class RankHandle:
     def vanish(self) -> None:
         """The process has ended unasked."""
         self.vanished = True
-        self.process.join(self.backend.exit_limit)
-        code = self.process.exitcode
+        code = self.process.join(self.backend.exit_limit)
         if code == UNGUARDED:
             self.fail(UsageError("ranks import this script: put its launch() under if __name__ == '__main__':"))
         else:
