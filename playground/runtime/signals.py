@@ -15,7 +15,6 @@ from types import FrameType
 from typing import NoReturn
 
 from playground.runtime.forks import call_in_children
-from playground.runtime.temporary_folder import remove_empty_cache
 
 TERMINATING = (signal.SIGTERM, signal.SIGHUP)
 """Signals that ask a program to end, besides Ctrl-C: from its supervisor, or from a terminal that is closed."""
@@ -77,7 +76,7 @@ def raise_safely(error: Interrupted | Terminated, number: int, frame: FrameType 
         elif raised() is None and time.monotonic() > limit:
             signal.signal(signal.SIGALRM, signal.SIG_IGN)  # its next call would say it once more
             os.write(2, b"playground: interrupted\n" * (number == signal.SIGINT and speaks()))
-            exit_now(128 + number)
+            os._exit(128 + number)
 
     signal.signal(signal.SIGALRM, retry)
     signal.setitimer(signal.ITIMER_REAL, RETRY_INTERVAL, RETRY_INTERVAL)
@@ -167,15 +166,9 @@ def wait_and_exit(signals: int, seconds: float) -> NoReturn:
             break
     stopping.set()
     time.sleep(seconds)
-    exit_now(128 + first)
+    os._exit(128 + first)
 
 
 def speaks() -> bool:
     """Whether this process says that it was interrupted: of the ranks that others have started, the first alone."""
     return os.environ.get("RANK", "0") == "0"
-
-
-def exit_now(code: int) -> NoReturn:
-    """Exit wherever the main thread is."""
-    remove_empty_cache()
-    os._exit(code)

@@ -38,8 +38,6 @@ class RankHandle:
         self.result: bytes | None = None
         self.clean = False
         """Whether its process can run something else as a new one would."""
-        self.paused = False
-        """Whether a person is debugging it."""
         self.stack = UNHEARD
         self.activity: Activity | None = None
         """What it does besides its main thread, as of the stack. None if it has not answered."""
@@ -108,8 +106,6 @@ class RankHandle:
         elif kind == "box":
             with contextlib.suppress(OSError, ValueError):  # it is gone, or may not be looked at
                 self.box = View(self.process.pid, *content)
-        elif kind == "paused":
-            self.paused = content[0]
         elif kind == "stack":
             self.stack, self.activity = content
         elif kind == "failed":

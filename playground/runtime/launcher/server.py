@@ -28,8 +28,6 @@ from playground.runtime.forks import call_in_children, close_in_children
 from playground.runtime.launcher.fork_server import LAUNCHER_ONLY, MESSAGE, REFUSED, InheritedFd
 from playground.runtime.launcher.output import Redirection
 from playground.runtime.signals import describe_signal
-from playground.runtime.surroundings import working_folder
-from playground.runtime.temporary_folder import remove_empty_cache
 
 MAX_ANSWER = 2**14
 """Bytes of an answer: the reason for a refusal can be long, the kernel does not cut it."""
@@ -213,7 +211,6 @@ def release() -> None:
     with _lock:
         while _server:
             _server.pop().end()
-    remove_empty_cache()  # that of ranks, and of a server, that were killed
 
 
 # Once, and before anybody can register what asks ranks to leave: at the exit that comes first, being the later one.
@@ -325,11 +322,10 @@ def describe_program(name: str, streams: Sequence[Connection]) -> dict[str, obje
         "sys_argv": sys.argv,
         "orig_dir": process.ORIGINAL_DIR,  # type: ignore[attr-defined]
         "start_method": mp.get_start_method(),
+        "dir": os.getcwd(),
     }
     if streams:
         program["streams"] = Redirection(*streams)
-    if folder := working_folder():  # otherwise the rank stays where it is
-        program["dir"] = folder
     script = sys.modules["__main__"]
     if script.__spec__ is not None:
         program["init_main_from_name"] = script.__spec__.name

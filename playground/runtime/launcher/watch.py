@@ -80,7 +80,7 @@ class WorldWatch:
         if self.notice.take():
             for rank in self.ranks:
                 rank.order("end")
-        self.silence = 0.0 if received or any(rank.paused for rank in self.ranks) else self.silence + pause
+        self.silence = 0.0 if received else self.silence + pause
         if self.examiner.find_deadlock():
             began = time.monotonic()
             self.raise_deadlock()

@@ -7,6 +7,7 @@ went wrong: if another rank was lost first, which, and how.
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import socket
 import sys
@@ -130,4 +131,4 @@ def exit_stuck(watch: PeerWatch) -> NoReturn:
     prepare_to_leave(failed, watch)
     with contextlib.suppress(OSError):
         print(f"playground: {failed}", file=sys.stderr, flush=True)
-    signals.exit_now(failed.exit_code)
+    os._exit(failed.exit_code)

@@ -23,9 +23,7 @@ from playground.runtime.black_box.hooks import hooks
 from playground.runtime.errors import RankFailed
 from playground.runtime.meeting.environment import RankEnv
 from playground.runtime.meeting.store import await_everyone, choose_interface, connect, leave_together
-from playground.runtime.surroundings import working_folder
 from playground.runtime.tap.replacement import Replacement
-from playground.runtime.temporary_folder import remove_empty_cache
 
 Arguments = dict[str, Any]
 """Those of a call, by name."""
@@ -123,7 +121,6 @@ class Member:
         if dist.is_initialized():  # the function may have destroyed it
             dist.destroy_process_group()
         leave_together(self.store, self.env.rank, self.env.size)
-        remove_empty_cache()
 
 
 class ProcessState:
@@ -159,7 +156,7 @@ def read_settings() -> list[Any]:
     """The settings of a process that the next function to run there would notice."""
     return [
         dict(os.environ),
-        working_folder(),
+        os.getcwd(),
         list(sys.path),
         [signal.getsignal(number) for number in signal.valid_signals()],
         (sys.excepthook, threading.excepthook, sys.gettrace(), sys.getprofile(), sys.getrecursionlimit()),
