@@ -145,25 +145,6 @@ def test_every_world_meets_in_the_way_that_was_asked_for(method: str, tmp_path: 
     assert os.listdir(tmp_path) == []
 
 
-def leave_a_child_that_holds_the_port(rank: int, size: int) -> int:
-    """As a killed rank's workers do, until they notice."""
-    dist.barrier()
-    if rank == 0 and restart_count() == 0:
-        if os.fork() == 0:
-            time.sleep(0.3)
-            os._exit(0)
-        misbehave("kill")
-    dist.barrier()
-    return restart_count()
-
-
-def test_a_port_may_be_free_a_little_later() -> None:
-    seen = Restarts()
-    run = partial(launch, leave_a_child_that_holds_the_port, 2, restarts=1, on_restart=seen.on_restart)
-    assert run(init_method=f"tcp://127.0.0.1:{free_port()}") == [1, 1]
-    assert seen.headlines == [f"rank 0 of 2 {KILLED}"]
-
-
 def print_and_fail_once(rank: int, size: int, words: list[str]) -> list[str]:
     print(f"rank {rank} begins, restart {restart_count()}")
     report(pid=os.getpid())

@@ -136,8 +136,9 @@ class RankState:
     """What, besides its main thread, may still call operations, or is not known of it: "what thread Thread-1 does"."""
     moves: bool = False
     """Whether data is under way to or from it, or may be."""
-    world: tuple[int, int, int] = (0, 0, 0)
-    """How many worlds the program has formed itself; if any, the rank's number in the latest, and how many ranks that
-    has. Operations name ranks by that world's numbers."""
+    worlds: int = 0
+    """How many worlds the program has formed itself: operations name ranks by their numbers in the latest."""
+    is_renumbered: bool = False
+    """Whether its number there is not the launcher's."""
     end: str = ""
     """How it ended, if it is dead: "was killed by SIGKILL"; what it raised, if it has failed."""

@@ -39,7 +39,7 @@ from playground.runtime.black_box import (
 from playground.runtime.black_box.sources import NONE, Sources
 
 NAME = "black-box-of-a-rank"
-MAGIC = int.from_bytes(b"PLAYBOX2", "little")
+MAGIC = int.from_bytes(b"PLAYBOX3", "little")
 SWITCH = "PLAYGROUND_BLACK_BOX"
 """Environment variable that turns black boxes off, with the value 0."""
 CAPACITY = 2048
@@ -84,7 +84,7 @@ Known = tuple[int, int]
 def open_box(rank: int, size: int, world: str) -> Box | None:
     """This process's black box. `world` is the same for all ranks of a world, and for no others. None if it is turned
     off, or the system has no such memory."""
-    if os.environ.get(SWITCH) == "0" or not hasattr(os, "memfd_create"):
+    if os.environ.get(SWITCH) == "0":
         return None
     with contextlib.suppress(OSError):
         return Box(rank, size, world)
@@ -110,10 +110,10 @@ class Box:
     def begin_program(self) -> None:
         """A program begins, in a process group of its own."""
         self.worlds = -1
-        self.begin_world(self.words[RANK], self.words[SIZE])
+        self.begin_world(self.words[RANK])
         self.words[PROGRAMS] += 1
 
-    def begin_world(self, number: int, size: int) -> None:
+    def begin_world(self, number: int) -> None:
         """A world begins, in which this rank has another number, maybe: nothing has been called there."""
         words = self.words
         self.worlds += 1
@@ -128,7 +128,7 @@ class Box:
         words[MAIN], words[USED] = NONE, 0
         self.around = NONE
         """The operation of the main thread in which it may call others."""
-        self.write("world", self.world, words[LAST] + 1, self.worlds, number, size)
+        self.write("world", self.world, words[LAST] + 1, self.worlds, number != words[RANK])
         for place in range(COUNTS, COUNTS + MOST_CHANNELS):
             words[place] = 0
         self.call = self.make_call()
@@ -269,7 +269,7 @@ class View:
         """What the rank does, with its latest operations. What is half written is left out."""
         content, lines = self.memory[:TEXTS], self.read_lines()
         words = memoryview(content)[:RING].cast("q")
-        first, *world = lines[0][2:] if lines else [words[LAST] + 1, 0, 0, 0]
+        first, worlds, is_renumbered = lines[0][2:] if lines else [words[LAST] + 1, 0, False]
         main, now = words[MAIN], time.monotonic()
         numbers = [*range(max(first, words[LAST] - latest + 1), words[LAST] + 1)]
         numbers = numbers if main in numbers or main < first else [main, *numbers]
@@ -285,7 +285,8 @@ class View:
             counts=counts,
             since=now - (inside.issued if inside else max(latest_times, default=now)),
             may_act=FULL if words[COUNTS + MOST_CHANNELS - 1] else "",
-            world=(world[0], world[1], world[2]),
+            worlds=worlds,
+            is_renumbered=is_renumbered,
         )
 
     def read_lines(self) -> list[list[Any]]:

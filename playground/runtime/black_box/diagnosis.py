@@ -32,8 +32,8 @@ from playground.runtime.black_box.wait_graph import (
     find_difference,
     find_minority,
     is_at,
+    leave_out_renumbered,
     list_known,
-    renumber,
 )
 
 ACTS = {
@@ -103,7 +103,7 @@ def has_called(operation: Operation, kind: Kind) -> Predicate:
 def diagnose(states: Sequence[RankState]) -> Diagnosis | None:
     """Who waits for whom, and why; None if no rank waits in an operation, is stopped or dead. Only states of the same
     moment prove a deadlock: states between which no rank has moved."""
-    states = renumber(states)
+    states = leave_out_renumbered(states)
     graph, idle = WaitGraph(states), WaitGraph([replace(state, may_act="") for state in states])
     if firm := graph.find_blocked(find_firm(graph), set()):
         blocked = firm | {rank for rank in idle.find_blocked(idle.waits, set()) if idle.waits[rank].missing & firm}
@@ -149,7 +149,7 @@ def tell(states: Sequence[RankState]) -> str:
 
 def find_mismatch(states: Sequence[RankState]) -> Diagnosis | None:
     """The first operation that ranks called differently, although it may have worked; None if none is known."""
-    graph = WaitGraph(renumber(states))
+    graph = WaitGraph(leave_out_renumbered(states))
     meetings: dict[tuple[object, ...], dict[int, Operation]] = {}
     for rank, state in graph.states.items():
         for one in list_known(state):

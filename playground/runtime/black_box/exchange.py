@@ -103,7 +103,7 @@ def decode(text: bytes) -> RankState:
     waits_for = content.pop("waits_for")
     operations = tuple(operation_of(each) for each in content.pop("operations"))
     counts = {(kind, tuple(group), *more): count for (kind, group, *more), count in content.pop("counts")}
-    content |= {"world": tuple(content["world"]), "waits_for": waits_for and operation_of(waits_for)}
+    content |= {"waits_for": waits_for and operation_of(waits_for)}
     return RankState(**content, operations=operations, counts=counts)
 
 

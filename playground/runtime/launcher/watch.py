@@ -76,7 +76,7 @@ class WorldWatch:
         limit = START_LIMIT if starting and not any(rank.is_stopped() for rank in starting) else self.timeout
         pause = max(0.0, min(limit - self.silence, self.examiner.seconds_left))
         seconds = min(pause, self.notice.seconds_left)
-        received = receive(self.ranks, seconds, self.on_report, self.notice.descriptors)
+        received = receive(self.ranks, seconds, self.on_report)
         if self.notice.take():
             for rank in self.ranks:
                 rank.order("end")
@@ -156,17 +156,15 @@ class WorldWatch:
         return ask_for_stacks(unfinished, self.on_report)
 
 
-def receive(
-    ranks: Iterable[RankHandle], seconds: float, on_report: Progress = ignore_report, others: Sequence[int] = ()
-) -> bool:
+def receive(ranks: Iterable[RankHandle], seconds: float, on_report: Progress = ignore_report) -> bool:
     """Wait for messages of these ranks and take in what there is; False if `seconds` passed in silence.
 
-    What a rank prints counts as a message, and is passed on as it comes. So do descriptors in `others` that are ready.
+    What a rank prints counts as a message, and is passed on as it comes.
     """
     present = [rank for rank in ranks if not rank.vanished]
     sources = [rank.line for rank in present] + [rank.process.sentinel for rank in present]
     outputs = {output.pipe: output for rank in ranks for output in rank.outputs if not output.pipe.closed}
-    ready: set[Any] = set(wait([*sources, *others, *outputs], seconds))
+    ready: set[Any] = set(wait([*sources, *outputs], seconds))
     for pipe in outputs.keys() & ready:
         outputs[pipe].relay()
     events: list[tuple[int, Event]] = []

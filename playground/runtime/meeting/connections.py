@@ -44,14 +44,12 @@ def detect_silence_of(port: int) -> None:
         with contextlib.suppress(OSError):
             if connection.getpeername()[1] == port:
                 keep_alive(connection)
-                if hasattr(socket, "TCP_USER_TIMEOUT"):
-                    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, SILENCE * 1000)
+                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, SILENCE * 1000)
 
 
 def keep_alive(connection: socket.socket) -> None:
     """Have the kernel ask every second whether the other host is there; the connection fails `SILENCE` seconds after
     the last answer. It is the other kernel that answers, however busy the process is."""
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for name, value in {"TCP_KEEPIDLE": 1, "TCP_KEEPINTVL": 1, "TCP_KEEPCNT": SILENCE - 1}.items():
-        if hasattr(socket, name):
-            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+    for option, value in ((socket.TCP_KEEPIDLE, 1), (socket.TCP_KEEPINTVL, 1), (socket.TCP_KEEPCNT, SILENCE - 1)):
+        connection.setsockopt(socket.IPPROTO_TCP, option, value)

@@ -84,7 +84,7 @@ class PeerEnds:
         self.selector.register(wakeups, selectors.EVENT_READ)
         neighbours = {(own.rank + step) % len(peers) for step in (1, -1)}
         for peer in peers:
-            if peer.machine == own.machine and peer.rank != own.rank and hasattr(os, "pidfd_open"):
+            if peer.machine == own.machine and peer.rank != own.rank:
                 try:
                     self.selector.register(os.pidfd_open(peer.pid), selectors.EVENT_READ, peer)
                 except ProcessLookupError:

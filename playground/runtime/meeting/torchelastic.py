@@ -25,7 +25,7 @@ RUN_ID = "TORCHELASTIC_RUN_ID"
 def end_with_torchrun() -> None:
     """From now on, if torchrun has started this process, it ends as soon as that one does (Linux). torchrun ends its
     ranks first, unless it is killed."""
-    if RUN_ID in os.environ and hasattr(os, "pidfd_open"):
+    if RUN_ID in os.environ:
         with contextlib.suppress(OSError):  # a container may refuse it
             pidfd = os.pidfd_open(os.getppid())
             if os.getppid() == 1 and not re.search(rb"python|torchrun", Path("/proc/1/cmdline").read_bytes()):

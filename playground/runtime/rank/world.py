@@ -134,14 +134,13 @@ class ProcessState:
 
     def __init__(self) -> None:
         self.random_state = torch.get_rng_state()
-        self.cores = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else None
+        self.cores = os.sched_getaffinity(0)
 
     def begin(self) -> None:
         """To be called before each function."""
         torch.set_rng_state(self.random_state)
-        if self.cores is not None:
-            with contextlib.suppress(OSError):
-                os.sched_setaffinity(0, self.cores)
+        with contextlib.suppress(OSError):
+            os.sched_setaffinity(0, self.cores)
         self.threads = set(threading.enumerate())
         self.settings = read_settings()
 
@@ -169,8 +168,6 @@ def read_settings() -> list[Any]:
 
 def has_children() -> bool:
     """Whether this process has child processes, ended ones that were not waited for included."""
-    if not hasattr(os, "waitid"):
-        return False
     try:
         os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:
