@@ -269,7 +269,7 @@ class View:
         """What the rank does, with its latest operations. What is half written is left out."""
         content, lines = self.memory[:TEXTS], self.read_lines()
         words = memoryview(content)[:RING].cast("q")
-        first, worlds, is_renumbered = lines[0][2:] if lines else [words[LAST] + 1, 0, False]
+        first, worlds, moved = lines[0][2:] if lines else [words[LAST] + 1, 0, False]
         main, now = words[MAIN], time.monotonic()
         numbers = [*range(max(first, words[LAST] - latest + 1), words[LAST] + 1)]
         numbers = numbers if main in numbers or main < first else [main, *numbers]
@@ -286,7 +286,7 @@ class View:
             since=now - (inside.issued if inside else max(latest_times, default=now)),
             may_act=FULL if words[COUNTS + MOST_CHANNELS - 1] else "",
             worlds=worlds,
-            is_renumbered=is_renumbered,
+            is_renumbered=bool(moved),
         )
 
     def read_lines(self) -> list[list[Any]]:

@@ -8,9 +8,6 @@ import socket
 import stat
 from collections.abc import Iterator
 
-SILENCE = 4
-"""Seconds without an answer after which the host at the other end counts as gone."""
-
 
 def tcp_connections() -> Iterator[socket.socket]:
     """A duplicate of each connected TCP socket of this process, closed when the next one is asked for."""
@@ -32,24 +29,3 @@ def shut_down_connections(spare_port: int) -> None:
         with contextlib.suppress(OSError):
             if spare_port not in (connection.getpeername()[1], connection.getsockname()[1]):
                 connection.shutdown(socket.SHUT_RDWR)
-
-
-def detect_silence_of(port: int) -> None:
-    """Have every connection to `port` fail when its host has not answered for `SILENCE` seconds.
-
-    For connections whose other end always reads: to one that has data waiting for a reader, TCP_USER_TIMEOUT would put
-    an end too.
-    """
-    for connection in tcp_connections():
-        with contextlib.suppress(OSError):
-            if connection.getpeername()[1] == port:
-                keep_alive(connection)
-                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, SILENCE * 1000)
-
-
-def keep_alive(connection: socket.socket) -> None:
-    """Have the kernel ask every second whether the other host is there; the connection fails `SILENCE` seconds after
-    the last answer. It is the other kernel that answers, however busy the process is."""
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for option, value in ((socket.TCP_KEEPIDLE, 1), (socket.TCP_KEEPINTVL, 1), (socket.TCP_KEEPCNT, SILENCE - 1)):
-        connection.setsockopt(socket.IPPROTO_TCP, option, value)

@@ -7,7 +7,6 @@ of them. The first loss to be noticed goes into the store, where every rank look
 from __future__ import annotations
 
 import contextlib
-import errno
 import fcntl
 import json
 import os
@@ -32,7 +31,7 @@ from playground.runtime.black_box.diagnosis import Diagnosis
 from playground.runtime.black_box.exchange import Exchange
 from playground.runtime.forks import close_in_children
 from playground.runtime.host import namespace_id
-from playground.runtime.meeting.connections import SILENCE, detect_silence_of, keep_alive, shut_down_connections
+from playground.runtime.meeting.connections import shut_down_connections
 from playground.runtime.meeting.environment import RankEnv
 from playground.runtime.meeting.rendezvous import address_towards
 from playground.runtime.meeting.store import connect_as_client
@@ -92,7 +91,6 @@ class PeerEnds:
             elif peer.rank in neighbours:
                 with contextlib.suppress(OSError):  # there may be no way to it
                     link = socket.create_connection((peer.address, peer.port), LINK_TIMEOUT)
-                    keep_alive(link)
                     self.selector.register(link, selectors.EVENT_READ, peer)
 
     def wait(self, seconds: float) -> list[tuple[Peer, Loss | None]]:
@@ -110,9 +108,6 @@ class PeerEnds:
         loss = None
         if not isinstance(key.fileobj, socket.socket):
             loss = Loss([peer.rank], f"{describe_end(key.fd, peer.pid)} on {peer.host}")
-        elif key.fileobj.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) in (errno.ETIMEDOUT, errno.EHOSTUNREACH):
-            ranks = [each.rank for each in self.peers if each.machine == peer.machine]
-            loss = Loss(ranks, f"{peer.host} has been silent for {SILENCE} s")
         self.forget(key)
         return peer, loss
 
@@ -131,7 +126,7 @@ class PeerEnds:
 
 
 def describe_end(pidfd: int, pid: int) -> str:
-    """How a process ended, which need not be a child of this one (Linux only)."""
+    """How a process ended, which need not be a child of this one."""
     status = exit_status(pidfd, pid)
     if status is None:
         return "ended"
@@ -146,19 +141,16 @@ def describe_end(pidfd: int, pid: int) -> str:
 def exit_status(pidfd: int, pid: int) -> int | None:
     """The status that the parent of the process gets from wait(). Linux before 6.15 forgets it when the parent has
     asked: None."""
-    try:
+    with contextlib.suppress(OSError):
         fcntl.ioctl(pidfd, PIDFD_GET_INFO, info := bytearray(INFO_EXIT.to_bytes(64, sys.byteorder)))
         mask, _, *_, status = struct.unpack("QQ11Ii", info)
         if mask & INFO_EXIT:
             return status
-    except OSError:
-        pass
-    try:
+    with contextlib.suppress(OSError, ValueError):  # the parent has not asked yet
         status = int(Path(f"/proc/{pid}/stat").read_text().split()[-1])
         signal.pidfd_send_signal(pidfd, 0)  # which is refused if the number may be somebody else's by now
         return status
-    except (OSError, ValueError):
-        return None
+    return None
 
 
 def machine() -> str:
@@ -176,8 +168,6 @@ ACKNOWLEDGE_TIMEOUT = 0.7
 """Seconds for which a rank that leaves waits until the others know of the loss. torchrun grants little more."""
 KILLED = re.compile(r"killed by SIG(?!TERM|INT|HUP)")
 """How no process ends that was asked to end."""
-SILENT = re.compile(r"timed out|No route to host|unreachable")
-"""Errors of a connection whose other end has not answered."""
 
 
 class PeerWatch:
@@ -213,7 +203,6 @@ class PeerWatch:
         # without a way to the others, what gloo says of them has to do
         with contextlib.suppress(dist.DistStoreError, dist.DistNetworkError, OSError):
             self.store = connect_as_client(self.env, self.timeout)
-            detect_silence_of(self.env.rendezvous.port)
             self.exchange_addresses()
             if hooks.box:
                 self.exchange = Exchange(self.store, self.env.rank, self.env.size, hooks.box, self.env.rendezvous.port)
@@ -250,9 +239,10 @@ class PeerWatch:
                 self.poll()
             if self.leaving and not self.known.is_set():
                 self.store.set(f"rank {self.env.rank} left", "yes")
-        except (dist.DistStoreError, dist.DistNetworkError) as error:
+        except (dist.DistStoreError, dist.DistNetworkError):
             if not (self.closing.is_set() or signals.stopping.is_set()):
-                self.accept(self.noticed or self.loss_of_store(str(error)))
+                place = f"the store at {self.env.rendezvous.place}, which it or its torchrun served"
+                self.accept(self.noticed or Loss([0], f"{place}, is gone"))
             elif self.noticed and not self.leaving:
                 self.accept(self.noticed)
         finally:
@@ -326,20 +316,3 @@ class PeerWatch:
                 if self.store.add("acknowledged", 0) >= self.env.size - len(self.loss.ranks):
                     return
                 time.sleep(0.02)
-
-    def lost_local_pids(self) -> list[int]:
-        """The process numbers of the lost ranks on this machine."""
-        lost = (
-            [self.peers[rank] for rank in self.loss.ranks if rank != self.env.rank] if self.loss and self.peers else []
-        )
-        return [peer.pid for peer in lost if peer.machine == machine()]
-
-    def loss_of_store(self, error: str) -> Loss:
-        """The loss that is behind the loss of the store."""
-        place = self.env.rendezvous.place
-        others = [peer for peer in self.peers if peer.machine != machine()]
-        if SILENT.search(error) and others:
-            hosts = {peer.host for peer in others}
-            silent = hosts.pop() if len(hosts) == 1 else f"the store at {place}"
-            return Loss([peer.rank for peer in others], f"{silent} has been silent for {SILENCE} s")
-        return Loss([0], f"the store at {place}, which it or its torchrun served, is gone")

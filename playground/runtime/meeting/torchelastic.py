@@ -53,13 +53,3 @@ def write_error_file(error: PlaygroundError) -> None:
     details = {"py_callstack": str(error), "timestamp": str(timestamp)}
     with contextlib.suppress(OSError), open(path, "w", encoding="utf-8") as file:
         json.dump({"message": {"message": error.headline, "extraInfo": details}}, file)
-
-
-def await_reaped(pid: int, seconds: float) -> None:
-    """Wait until torchrun has seen that its process `pid` has ended, `seconds` at most.
-
-    Its processes end one by one, and the first that it sees ended is the first that it reports.
-    """
-    end = time.monotonic() + seconds
-    while ERROR_FILE in os.environ and os.path.exists(f"/proc/{pid}") and time.monotonic() < end:
-        time.sleep(0.01)
