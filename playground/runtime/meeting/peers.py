@@ -11,7 +11,6 @@ import fcntl
 import json
 import os
 import re
-import selectors
 import signal
 import socket
 import struct
@@ -21,6 +20,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from datetime import timedelta
+from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
@@ -75,54 +75,48 @@ class PeerEnds:
 
     def __init__(self, own: Peer, peers: Sequence[Peer]) -> None:
         """`own` is this rank among the `peers`, which are all ranks of the world, in order."""
-        self.peers = peers
-        self.ended_before: list[Peer] = []
-        """Peers whose processes were gone already."""
-        self.selector = selectors.DefaultSelector()
-        self.wakeup, wakeups = socket.socketpair()
-        self.selector.register(wakeups, selectors.EVENT_READ)
+        self.sources: dict[Any, Peer] = {}
+        """The peers by what is ready when their process ends: a pidfd, or a connection to a neighbour elsewhere."""
+        self.wakeup, self.wakeups = socket.socketpair()
         neighbours = {(own.rank + step) % len(peers) for step in (1, -1)}
         for peer in peers:
             if peer.machine == own.machine and peer.rank != own.rank:
-                try:
-                    self.selector.register(os.pidfd_open(peer.pid), selectors.EVENT_READ, peer)
-                except ProcessLookupError:
-                    self.ended_before.append(peer)
+                self.sources[open_pidfd(peer.pid)] = peer
             elif peer.rank in neighbours:
                 with contextlib.suppress(OSError):  # there may be no way to it
-                    link = socket.create_connection((peer.address, peer.port), LINK_TIMEOUT)
-                    self.selector.register(link, selectors.EVENT_READ, peer)
+                    self.sources[socket.create_connection((peer.address, peer.port), LINK_TIMEOUT)] = peer
 
     def wait(self, seconds: float) -> list[tuple[Peer, Loss | None]]:
-        """The peers whose processes have ended, and how; None where another rank of the peer's host can say it.
+        """The peers whose processes have ended, and how; None where another rank of the peer's host may say it.
 
         Returns when there is such a peer, when `wakeup` is closed, or after `seconds`.
         """
-        before, self.ended_before = self.ended_before, []
-        keys = [key for key, _ in self.selector.select(0 if before else seconds)]
-        return [*((peer, None) for peer in before), *(self.read(key) for key in keys if key.data)]
+        return [self.read(each) for each in wait([*self.sources, self.wakeups], seconds) if each in self.sources]
 
-    def read(self, key: selectors.SelectorKey) -> tuple[Peer, Loss | None]:
-        """The peer whose end is to be read at `key`, and how it came."""
-        peer: Peer = key.data
-        loss = None
-        if not isinstance(key.fileobj, socket.socket):
-            loss = Loss([peer.rank], f"{describe_end(key.fd, peer.pid)} on {peer.host}")
-        self.forget(key)
-        return peer, loss
-
-    def forget(self, key: selectors.SelectorKey) -> None:
-        self.selector.unregister(key.fileobj)
-        if isinstance(key.fileobj, socket.socket):
-            key.fileobj.close()
-        else:
-            os.close(key.fd)
+    def read(self, source: Any) -> tuple[Peer, Loss | None]:
+        peer = self.sources.pop(source)
+        if isinstance(source, socket.socket):
+            source.close()
+            return peer, None
+        end = describe_end(source, peer.pid)
+        os.close(source)
+        return peer, Loss([peer.rank], f"{end} on {peer.host}")
 
     def close(self) -> None:
         """Let go of all that is left."""
-        for key in list(self.selector.get_map().values()):
-            self.forget(key)
-        self.selector.close()
+        for source in self.sources:
+            source.close() if isinstance(source, socket.socket) else os.close(source)
+        self.wakeups.close()
+
+
+def open_pidfd(pid: int) -> int | socket.socket:
+    """A descriptor that is ready when the process ends: if it has ended, a connection whose other end is closed."""
+    try:
+        return os.pidfd_open(pid)
+    except ProcessLookupError:
+        gone, end = socket.socketpair()
+        end.close()
+        return gone
 
 
 def describe_end(pidfd: int, pid: int) -> str:
@@ -153,15 +147,10 @@ def exit_status(pidfd: int, pid: int) -> int | None:
     return None
 
 
-def machine() -> str:
-    """This machine, or this container, if it has process numbers of its own."""
-    return namespace_id("pid")
-
-
 POLL_INTERVAL = 0.2
 """Seconds between two looks into the store."""
 LOCAL_REPORT_TIMEOUT = 1.5
-"""Seconds in which, when a process of another host has ended, another rank there may report how."""
+"""Seconds for which, when a process of another host has ended, a rank there may report how, or it may leave."""
 ADDRESS_TIMEOUT = 10.0
 """Seconds for which a rank waits for the addresses of all: they have met before."""
 ACKNOWLEDGE_TIMEOUT = 0.7
@@ -184,8 +173,6 @@ class PeerWatch:
         self.store: dist.Store | None = None
         self.peers: list[Peer] = []
         self.exchange: Exchange | None = None
-        self.suspects: dict[int, float] = {}
-        """When the connection to a rank of another host broke."""
         self.noticed: Loss | None = None
         """The loss that this rank has noticed itself, and not reported yet."""
         self.closing = threading.Event()
@@ -215,7 +202,7 @@ class PeerWatch:
         self.listener = socket.create_server((where, 0), family=socket.AF_INET6 if ":" in where else socket.AF_INET)
         close_in_children(self.listener)  # a child may outlive the rank
         port = self.listener.getsockname()[1]
-        own = Peer(self.env.rank, socket.gethostname(), machine(), os.getpid(), where, port)
+        own = Peer(self.env.rank, socket.gethostname(), namespace_id("pid"), os.getpid(), where, port)
         self.store.set(f"rank {self.env.rank}", json.dumps(asdict(own)))
         addresses = self.store.multi_get([f"rank {rank}" for rank in range(self.env.size)])
         self.peers = [Peer(**json.loads(each)) for each in addresses]
@@ -266,20 +253,15 @@ class PeerWatch:
                 self.report(Loss([], deadlock.sentence, asdict(deadlock)))
 
     def report_ends(self, ends: list[tuple[Peer, Loss | None]]) -> None:
-        """Report the peers that have ended without leaving in order."""
+        """Report the peers that have ended without leaving in order, those first of which it is known how."""
         assert self.store
-        for peer, loss in ends:
+        for peer, loss in sorted(ends, key=lambda end: end[1] is None):
             if self.store.check([f"rank {peer.rank} left"]):
                 continue
+            if loss is None and not self.closing.wait(LOCAL_REPORT_TIMEOUT):
+                loss = Loss([peer.rank], f"its process on {peer.host} has ended")
             if loss:
                 self.report(loss)
-            else:
-                self.suspects[peer.rank] = time.monotonic()
-        for rank, since in self.suspects.items():
-            suspect = self.peers[rank]
-            others = (peer for peer in self.peers if peer.machine == suspect.machine and peer.rank not in self.suspects)
-            if time.monotonic() - since > (LOCAL_REPORT_TIMEOUT if any(others) else 0.0):
-                self.report(Loss([rank], f"its process on {suspect.host} has ended"))
 
     def report(self, loss: Loss) -> None:
         """Tell all of a loss, unless they know of an earlier one."""
