@@ -156,6 +156,7 @@ def test_waiting():
 """
 
 
+@pytest.mark.stress
 def test_what_is_ignored_is_not_inherited_and_a_test_that_waits_for_what_never_comes_fails(tmp_path: Path) -> None:
     (tmp_path / "test_in_a_session.py").write_text(IN_A_SESSION)
     done = pytest_session("-p", "conftest", tmp_path, PYTHONPATH="tests:tests/support")

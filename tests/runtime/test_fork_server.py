@@ -117,13 +117,6 @@ def test_a_stopped_process_dies_with_its_launcher(begin: Begin) -> None:
     assert process.exitcode == server.LOST_BY_THE_SERVER
 
 
-def test_a_server_that_is_stopped_while_it_is_asked_is_named(begin: Begin, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "STOPPED_LOOKS", 1)
-    client = begin(busy="import os; os.kill(os.getpid(), 19)")
-    with pytest.raises(ForkServerFailed, match=f"is stopped .SIGSTOP.: kill -CONT {client.pid} lets it go on"):
-        client.fork([])
-
-
 def test_a_server_stopped_later_does_not_keep_anybody_waiting_for_an_exit_code(begin: Begin) -> None:
     client = begin()
     process = server.ForkedProcess(time.sleep, (60,))
@@ -157,16 +150,6 @@ def test_a_server_without_torch_says_so(begin: Begin) -> None:
     for _ in range(2):
         with pytest.raises(ForkServerFailed, match=expected):
             client.fork([])
-
-
-def test_a_request_with_too_many_descriptors_is_refused_and_the_next_is_not(begin: Begin) -> None:
-    client = begin(few="import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (16, 16))")
-    for _ in range(3):
-        with pytest.raises(ForkServerFailed, match="has no file descriptor left"):
-            client.fork([0] * 20)
-    _, *descriptors = client.fork([])
-    for descriptor in descriptors:
-        os.close(descriptor)
 
 
 def test_the_end_of_a_child_that_is_no_rank_does_not_disturb_the_server(begin: Begin) -> None:

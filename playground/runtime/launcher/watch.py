@@ -49,8 +49,8 @@ class WorldWatch:
         on_loss: Callable[[RankFailed], None],
         notice: PreemptionNotice,
     ) -> None:
-        """`timeout`: maximum silence of all ranks in seconds (`START_LIMIT` while one is coming up, unless it is
-        stopped). `notice`: of a preemption, which is passed on to the ranks."""
+        """`timeout`: maximum silence of all ranks in seconds (`START_LIMIT` while one is coming up). `notice`: of a
+        preemption, which is passed on to the ranks."""
         self.ranks, self.timeout, self.on_report, self.on_loss, self.notice = ranks, timeout, on_report, on_loss, notice
         self.examiner = Examiner(ranks)
         self.silence = 0.0
@@ -72,8 +72,7 @@ class WorldWatch:
 
     def look(self) -> None:
         """Wait for messages, and act upon them, upon silence, and upon what the ranks' black boxes show."""
-        starting = [rank for rank in self.ranks if not rank.up]
-        limit = START_LIMIT if starting and not any(rank.is_stopped() for rank in starting) else self.timeout
+        limit = self.timeout if all(rank.up for rank in self.ranks) else START_LIMIT
         pause = max(0.0, min(limit - self.silence, self.examiner.seconds_left))
         seconds = min(pause, self.notice.seconds_left)
         received = receive(self.ranks, seconds, self.on_report)
