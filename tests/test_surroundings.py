@@ -60,22 +60,6 @@ def test_all_standard_streams_may_be_closed() -> None:
     assert (closed.returncode, closed.stdout, closed.stderr) == (0, "", "")
 
 
-def test_too_few_open_files_are_said_before_anything_starts() -> None:
-    limit = 10  # of which Python itself needs most
-    limited = shell(f"ulimit -n {limit}; {COMMAND} hello -n 8")
-    assert limited.returncode == 2
-    assert limited.stderr == (
-        f"playground: a world of 8 ranks needs 64 open files, and the limit here is {limit}: "
-        f"raise it (ulimit -n 64) or take fewer ranks\n"
-    )
-
-
-@pytest.mark.stress
-def test_no_more_open_files_are_asked_for_than_do() -> None:
-    limited = shell(f"ulimit -n 40; {COMMAND} collectives -n 2")
-    assert (limited.returncode, limited.stderr) == (0, "")
-
-
 @pytest.mark.skipif(sys.platform != "linux", reason="others do not hold to that limit")
 def test_too_little_memory_for_torch_is_one_line() -> None:
     limited = shell(f"ulimit -v 600000; {COMMAND} hello -n 2")

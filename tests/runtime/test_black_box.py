@@ -342,15 +342,11 @@ def wait_for_ranks_in_an_operation(pid: int, count: int) -> None:
 def test_a_run_is_asked_why_it_stands_still(run_cli: Callable[..., Any], tmp_path: Path) -> None:
     script = tmp_path / "stands_still.py"
     script.write_text(SCRIPT)
-    with subprocess.Popen([sys.executable, script], stderr=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen([sys.executable, script]) as process:
         try:
             wait_for_ranks_in_an_operation(process.pid, 2)
             told = run_cli("why", process.pid).out
             assert told.startswith("rank 0 is in the program while ranks 1-2 are in all_reduce (stands_still.py:9)\n")
-            process.send_signal(signal.SIGQUIT)
-            assert process.stderr
-            assert process.stderr.readline() == told.splitlines(keepends=True)[0]
-            assert process.poll() is None
         finally:
             process.kill()
 

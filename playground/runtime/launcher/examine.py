@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
-import signal
-import sys
 import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from types import FrameType, MappingProxyType
+from types import MappingProxyType
 
 from playground.runtime.black_box import DEAD, FINISHED, IN_OPERATION, IN_PROGRAM, STOPPED, UNASKED, RankState
 from playground.runtime.black_box.box import CAPACITY, LATEST
-from playground.runtime.black_box.diagnosis import Diagnosis, diagnose, find_mismatch, tell
+from playground.runtime.black_box.diagnosis import Diagnosis, diagnose, find_mismatch
 from playground.runtime.black_box.sources import PACKAGES
 from playground.runtime.errors import RankFailed
 from playground.runtime.launcher.rank_handle import RankHandle
-from playground.runtime.rank.preemption import handle
 
 INTERVAL = 0.25
 """Seconds between two looks."""
@@ -124,15 +120,6 @@ class Examiner:
     def find_mismatch(self) -> Diagnosis | None:
         """An operation in which the ranks did not agree although all of them have returned."""
         return find_mismatch(self.states(latest=LATEST_OF_ENDED))
-
-    def print_on_request(self) -> contextlib.AbstractContextManager[None]:
-        """In this block, SIGQUIT has who waits for whom printed on stderr, and all continue."""
-
-        def print_waits(number: int, frame: FrameType | None) -> None:
-            with contextlib.suppress(OSError):
-                print(tell(self.states(latest=CAPACITY)), file=sys.stderr, flush=True)
-
-        return handle(signal.SIGQUIT, print_waits)
 
 
 def line_of(stack: str) -> str:

@@ -6,7 +6,6 @@ import contextlib
 import logging
 import os
 import pickle
-import resource
 import socket
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
@@ -29,8 +28,6 @@ OnRestart = Callable[[PlaygroundError, int], None]
 """Takes (failure, count): why a world failed, and how many restarts there have been, the coming one included."""
 MAX_RANKS = 128
 """On one host: beyond it the sockets of a full mesh, size² of them, meet the limits of common machines."""
-FILES, FILES_PER_RANK = 24, 5
-"""Open descriptors of a launcher, and of a rank in two process groups: 13 + 5 * size and 25 + 3 * size, measured."""
 HEAD_START = 5.0
 """Seconds by which the ranks' own timeouts come after the launcher's, which can say where every rank is."""
 
@@ -106,13 +103,6 @@ class LaunchConfig:
                 )
         if not hasattr(os, "pidfd_open"):
             raise UsageError("ranks need Linux 5.3 or newer, which has descriptors of processes")
-        limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        needed = FILES + FILES_PER_RANK * size
-        if limit != resource.RLIM_INFINITY and limit < needed:
-            raise UsageError(
-                f"a world of {size} ranks needs {needed} open files, and the limit here is {limit}: "
-                f"raise it (ulimit -n {needed}) or take fewer ranks"
-            )
         backends.get_backend(self.backend).check(size)
 
 
@@ -201,7 +191,7 @@ def start_rank(env: RankEnv, backend: str, listener: socket.socket | None) -> Ra
     outputs, ends = open_pipes(env.rank)
     try:
         name = f"rank {env.rank} of {env.size}"
-        process, line = server.start(name, rank_process.main, env, backend, listener, streams=ends)
+        process, line = server.start(name, rank_process.main, env, backend, listener, *ends)
     except BaseException:
         for output in outputs:
             output.pipe.close()

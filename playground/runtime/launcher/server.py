@@ -16,7 +16,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from multiprocessing import process, reduction
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerProcess, set_spawning_popen
@@ -26,7 +26,6 @@ from typing import Any
 from playground.runtime.errors import ForkServerFailed
 from playground.runtime.forks import call_in_children, close_in_children
 from playground.runtime.launcher.fork_server import LAUNCHER_ONLY, MESSAGE, REFUSED, InheritedFd
-from playground.runtime.launcher.output import Redirection
 from playground.runtime.signals import describe_signal
 
 MAX_ANSWER = 2**14
@@ -179,9 +178,7 @@ def warm_up() -> None:
     running_server()
 
 
-def start(
-    name: str, main: Callable[..., None], *args: Any, streams: Sequence[Connection] = ()
-) -> tuple[ForkedProcess, Connection]:
+def start(name: str, main: Callable[..., None], *args: Any) -> tuple[ForkedProcess, Connection]:
     """A new process that runs `main(line, *args)`, and our end of that line: see `ForkedProcess`."""
     ours, theirs = mp.Pipe()
     close_in_children(ours)
@@ -191,7 +188,7 @@ def start(
         end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", int(START_LIMIT), 0))
     try:
         with theirs:
-            return ForkedProcess(main, (theirs, *args), name, streams), ours
+            return ForkedProcess(main, (theirs, *args), name), ours
     except BaseException:  # Ctrl-C too: the process may come to be all the same, and ends when it finds the line dead
         ours.close()
         raise
@@ -229,25 +226,19 @@ def running_server() -> ForkServerClient:
 
 
 class ForkedProcess:
-    """A new process that calls `main(*args)`, once the server has done its imports. Its stdout and stderr go into
-    `streams`. Raises `ForkServerFailed` if there can be no process.
+    """A new process that calls `main(*args)`, once the server has done its imports. Raises `ForkServerFailed` if there
+    can be no process.
 
     How it ended is heard from the server. Signals, and whether it has ended, need none: it may be stopped or dead.
     """
 
-    def __init__(
-        self,
-        main: Callable[..., object],
-        args: tuple[Any, ...] = (),
-        name: str = "",
-        streams: Sequence[Connection] = (),
-    ) -> None:
+    def __init__(self, main: Callable[..., object], args: tuple[Any, ...] = (), name: str = "") -> None:
         self.fds: list[int] = []
         self.returncode: int | None = None
         work = io.BytesIO()
         set_spawning_popen(self)  # type: ignore[arg-type]
         try:
-            reduction.dump(describe_program(name, streams), work)
+            reduction.dump(describe_program(name), work)
             reduction.dump(ForkServerProcess(target=main, args=args, name=name), work)
         finally:
             set_spawning_popen(None)
@@ -312,9 +303,8 @@ def find_modules_as_here() -> list[str]:
     return [folder or start for folder in sys.path if folder or start]
 
 
-def describe_program(name: str, streams: Sequence[Connection]) -> dict[str, object]:
-    """What `multiprocessing.spawn` needs in a new process to find this program's modules, the script among them. Its
-    output goes into `streams` before it imports the script."""
+def describe_program(name: str) -> dict[str, object]:
+    """What `multiprocessing.spawn` needs in a new process to find this program's modules, the script among them."""
     program: dict[str, object] = {
         "name": name,
         "authkey": process.current_process().authkey,
@@ -324,8 +314,6 @@ def describe_program(name: str, streams: Sequence[Connection]) -> dict[str, obje
         "start_method": mp.get_start_method(),
         "dir": os.getcwd(),
     }
-    if streams:
-        program["streams"] = Redirection(*streams)
     script = sys.modules["__main__"]
     if script.__spec__ is not None:
         program["init_main_from_name"] = script.__spec__.name

@@ -59,12 +59,10 @@ class WorldWatch:
         """Return once every rank has handed in its result. Raise as soon as one fails, or ranks are in a deadlock, or
         all are silent too long.
 
-        An expendable rank that dies is lost: `on_loss` is called, and its result is not waited for. On SIGQUIT (Ctrl-\\
-        at a terminal), who waits for whom is printed on stderr.
+        An expendable rank that dies is lost: `on_loss` is called, and its result is not waited for.
         """
-        with self.examiner.print_on_request():
-            while not all(rank.done for rank in self.ranks):
-                self.look()
+        while not all(rank.done for rank in self.ranks):
+            self.look()
         for rank in self.ranks:
             rank.relay_output()
         if mismatch := self.examiner.find_mismatch():

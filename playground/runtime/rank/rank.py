@@ -32,6 +32,7 @@ from typing import TYPE_CHECKING, Any
 from playground.runtime.black_box.activity import look
 from playground.runtime.errors import PeerDisconnected, PlaygroundError, RankFailed
 from playground.runtime.forks import call_in_children, close_in_children
+from playground.runtime.launcher.output import redirect
 from playground.runtime.meeting.environment import RankEnv
 from playground.runtime.rank.preemption import (
     clear_preemption,
@@ -119,8 +120,11 @@ class Launcher:
         self.send("result", pickled, clean)
 
 
-def main(line: Connection, env: RankEnv, backend: str, listener: socket.socket | None) -> None:
+def main(
+    line: Connection, env: RankEnv, backend: str, listener: socket.socket | None, stdout: Connection, stderr: Connection
+) -> None:
     """The life of a rank."""
+    redirect(stdout, stderr)
     launcher = Launcher(line, env.rank, env.size)
     launcher.send("up")
     report_to(partial(launcher.send, "report"))
