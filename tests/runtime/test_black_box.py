@@ -23,7 +23,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from processes import ENOUGH, free_port
-from programs import ForkedProgram
+from programs import SCRIPT, ForkedProgram
 from torch.nn.parallel import DistributedDataParallel
 
 from playground import Deadlock, RankFailed
@@ -164,7 +164,6 @@ def is_continued(rank: int, size: int) -> float:
 @pytest.mark.parametrize(
     ("fn", "results"),
     [
-        (comes_late, [2.0, 2.0]),
         (has_sent_before, [0.0, 20.0]),
         (is_continued, [2.0, 2.0]),
     ],
@@ -314,7 +313,7 @@ def forks(rank: int, size: int) -> int:
     return len(view.read().operations)
 
 
-SCRIPT = """
+STANDS_STILL = """
 import os, time, torch, torch.distributed as dist
 from playground import launch
 
@@ -339,16 +338,15 @@ def wait_for_ranks_in_an_operation(pid: int, count: int) -> None:
     raise AssertionError("the ranks never came to the operation")
 
 
-def test_a_run_is_asked_why_it_stands_still(run_cli: Callable[..., Any], tmp_path: Path) -> None:
-    script = tmp_path / "stands_still.py"
-    script.write_text(SCRIPT)
-    with subprocess.Popen([sys.executable, script]) as process:
-        try:
-            wait_for_ranks_in_an_operation(process.pid, 2)
-            told = run_cli("why", process.pid).out
-            assert told.startswith("rank 0 is in the program while ranks 1-2 are in all_reduce (stands_still.py:9)\n")
-        finally:
-            process.kill()
+def test_a_run_is_asked_why_it_stands_still(
+    run_cli: Callable[..., Any], fork_program: Fork, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / f"{SCRIPT}.py").write_text(STANDS_STILL)
+    monkeypatch.syspath_prepend(tmp_path)
+    program = fork_program(SCRIPT)
+    wait_for_ranks_in_an_operation(program.pid, 2)
+    told = run_cli("why", program.pid).out
+    assert told.startswith(f"rank 0 is in the program while ranks 1-2 are in all_reduce ({SCRIPT}.py:9)\n")
 
 
 def test_a_process_that_is_none_of_ours_is_refused_in_a_line(run_cli: Callable[..., Any]) -> None:

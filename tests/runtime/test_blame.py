@@ -41,7 +41,6 @@ def told_by_ranks(err: str) -> list[str]:
         ("kill", 1, KILLED + " on {host}"),
         ("kill", 0, KILLED + " on {host}"),  # it serves the store
         ("raise", 1, "failed on {host}: ValueError: this rank has had enough"),
-        ("raise", 0, "failed on {host}: ValueError: this rank has had enough"),
         ("terminate", 1, "(ended by SIGTERM|ended) on {host}"),
         ("vanish", 2, r"(exited with code 7|ended) on {host}"),
     ],

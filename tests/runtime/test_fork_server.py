@@ -153,8 +153,8 @@ def test_a_server_without_torch_says_so(begin: Begin) -> None:
 
 
 def test_the_end_of_a_child_that_is_no_rank_does_not_disturb_the_server(begin: Begin) -> None:
-    client = begin(parent="import subprocess; subprocess.Popen(['sleep', '0.3'])")
-    process = server.ForkedProcess(time.sleep, (1,))
+    client = begin(parent="import subprocess; subprocess.Popen(['sleep', '0.1'])")
+    process = server.ForkedProcess(time.sleep, (0.4,))
     process.join(ENOUGH)
     assert process.exitcode == 0
     assert client.is_running()

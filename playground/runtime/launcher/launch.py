@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
 import os
 import pickle
@@ -138,15 +139,14 @@ def launch(
             expendable=frozenset(config.expendable),
         )  # fmt: skip
         with await_preemption(config.grace) as notice:
-            for count in range(config.restarts):
+            for count in itertools.count():
                 try:
                     return run_world(replace(work, restart_count=count), size, config, notice)
                 except PlaygroundError as error:
                     failure = error
-                if notice.has_come or isinstance(failure, (UsageError, Preempted)):
-                    raise failure
+                if count == config.restarts or notice.has_come or isinstance(failure, (UsageError, Preempted)):
+                    break
                 config.on_restart(failure, count + 1)
-            return run_world(replace(work, restart_count=config.restarts), size, config, notice)
     except PlaygroundError as error:
         failure = error
     raise failure.with_traceback(None)  # where the launcher stood is no help

@@ -278,7 +278,7 @@ class ForkedProcess:
             elif left == 0:
                 break
             else:
-                wait([self.status] if has_ended else [self.status, self.pidfd], min(left, 1.0))
+                wait([self.status] if has_ended else [self.status, self.pidfd], min(left, 0.2))
         return self.returncode
 
     def terminate(self) -> None:
