@@ -25,7 +25,6 @@ stopping = threading.Event()
 postponed: dict[int, float] = {}
 """Signals that first leave such a program some time, in seconds: what it does until then is its own affair."""
 RETRY_INTERVAL = 0.02
-"""Seconds between two attempts to raise what a signal raises."""
 IMPORT_LIMIT = 0.3
 """Seconds that an import may go on after such a signal; then the process exits where it is."""
 

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 COLLECTIVE, SEND, RECEIVE = "collective", "send", "receive"
-"""Kinds of operations."""
 NEW_GROUP, MAKE_DDP, BUFFERS, BACKWARD = "new_group", "DDP's __init__", "DDP's forward", "DDP's backward"
 """Collectives that call no method of the process group: all ranks of the world meet in the first, and in the others
 DistributedDataParallel compares parameters, broadcasts buffers and averages gradients. Each is counted by itself."""
@@ -88,7 +87,6 @@ class Operation:
     peer: int | None = None
     """Rank in the world: the receiver, the sender (None: anyone), or the root of a collective that has one."""
     tag: int = 0
-    """A message's."""
     number: int = 0
     """The group's, as torch counts groups: the world's is 0, and groups of the same ranks differ by it."""
     members: tuple[int, ...] = ()

@@ -41,7 +41,6 @@ from playground.runtime.black_box.sources import NONE, Sources
 NAME = "black-box-of-a-rank"
 MAGIC = int.from_bytes(b"PLAYBOX3", "little")
 SWITCH = "PLAYGROUND_BLACK_BOX"
-"""Environment variable that turns black boxes off, with the value 0."""
 CAPACITY = 2048
 """Number of operations in the ring."""
 LATEST = 64
@@ -51,7 +50,6 @@ MOST_CHANNELS = 8192
 MOST_RAISED = 64
 """Number of classes of exceptions that are told apart."""
 TEXT = 2**22
-"""Bytes of the text."""
 TITLE, PID, RANK, SIZE, PROGRAMS, ENDED, LAST, MAIN, USED = range(9)
 """Places in the header, in units of 8 bytes. `PROGRAMS` counts those that have begun, `ENDED` those that have returned;
 `LAST` is the number of the latest operation, from 1 on, `MAIN` of that which the main thread is in, or -1; `USED` are

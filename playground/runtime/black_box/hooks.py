@@ -301,5 +301,4 @@ def find_timeout(*args: Any) -> timedelta | None:
 
 
 hooks = Hooks()
-"""This process's."""
 call_in_children(hooks.forget)

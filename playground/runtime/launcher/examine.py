@@ -17,7 +17,6 @@ from playground.runtime.errors import RankFailed
 from playground.runtime.launcher.rank_handle import RankHandle
 
 INTERVAL = 0.25
-"""Seconds between two looks."""
 MOST_INTERVALS = 16
 """Number of intervals that the next look waits at most if a deadlock was found, but not borne out."""
 LATEST_OF_ENDED = 256

@@ -15,7 +15,6 @@ from multiprocessing.connection import Connection, Pipe, wait
 from playground.runtime.forks import close_in_children
 
 READ_AT_ONCE = 2**16
-"""Bytes: what a pipe holds."""
 
 
 def redirect(stdout: Connection, stderr: Connection) -> None:

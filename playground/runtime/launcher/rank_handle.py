@@ -47,13 +47,10 @@ class RankHandle:
         self.failure: PlaygroundError | None = None
         self.failed_at = 0.0
         self.vanished = False
-        """Whether its process has ended unasked."""
         self.lost = False
         """Whether it has died, and the others continue."""
         self.assigned = 0
-        """How often it was given something to do."""
         self.box: View | None = None
-        """Its black box, once it has named the file."""
 
     def assign(self, work: Assignment) -> None:
         """Give it something to do."""

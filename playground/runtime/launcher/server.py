@@ -162,9 +162,7 @@ UNGUARDED = 97
 LOST_BY_THE_SERVER = 256
 """In the place of the exit code of a rank whose fork server is gone, or stopped: it is not known how it ended."""
 PRELOADED = ["torch.distributed", "playground.runtime.rank.world"]
-"""Modules that the server imports, once for all ranks."""
 _server: list[ForkServerClient] = []
-"""The one that runs, if one does."""
 _lock = threading.Lock()
 
 

@@ -31,7 +31,6 @@ AFTERMATH = 0.25
 LEAVE_LIMIT = 30.0
 """Seconds a rank has to destroy its process group and give its memory back, all results being in."""
 LOOK_INTERVAL = 1.0
-"""Seconds between two looks for ranks that have not left."""
 
 
 def ignore_report(rank: int, event: Event) -> None:

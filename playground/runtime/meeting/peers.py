@@ -148,7 +148,6 @@ def exit_status(pidfd: int, pid: int) -> int | None:
 
 
 POLL_INTERVAL = 0.2
-"""Seconds between two looks into the store."""
 LOCAL_REPORT_TIMEOUT = 1.5
 """Seconds for which, when a process of another host has ended, a rank there may report how, or it may leave."""
 ADDRESS_TIMEOUT = 10.0
@@ -168,7 +167,6 @@ class PeerWatch:
         self.timeout = timedelta(seconds=min(timeout, ADDRESS_TIMEOUT))
         self.loss: Loss | None = None
         self.known = threading.Event()
-        """Set when there is a loss."""
         self.lock = threading.Lock()
         self.store: dist.Store | None = None
         self.peers: list[Peer] = []

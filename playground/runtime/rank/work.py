@@ -30,11 +30,9 @@ class Assignment:
     timeout: float
     """Seconds that an operation of the process group may take."""
     restart_count: int = 0
-    """How often it has been given to a world that failed."""
     preemptible: bool
     """Whether the launcher passes on the signals that ask the ranks to end soon."""
     expendable: frozenset[int]
-    """Ranks without which the others may continue."""
 
     def move_in(self) -> None:
         """Make the launcher's surroundings this process's own."""

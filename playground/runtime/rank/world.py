@@ -26,7 +26,6 @@ from playground.runtime.meeting.store import await_everyone, choose_interface, c
 from playground.runtime.tap.replacement import Replacement
 
 Arguments = dict[str, Any]
-"""Those of a call, by name."""
 
 
 class Member:
