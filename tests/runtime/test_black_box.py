@@ -27,7 +27,7 @@ from programs import SCRIPT, ForkedProgram
 from torch.nn.parallel import DistributedDataParallel
 
 from playground import Deadlock, RankFailed
-from playground.runtime.black_box import FINISHED, IN_OPERATION, SEND
+from playground.runtime.black_box import SEND, Doing
 from playground.runtime.black_box.box import LENGTH, MAGIC, NAME, Box, View, find_boxes, open_box
 from playground.testing import World
 from playground.tools.gallery.page import list_family
@@ -243,7 +243,7 @@ def test_the_ring_keeps_the_latest_operations_and_all_counts() -> None:
     assert [each.index for each in state.operations] == list(range(4990, 5000))
     assert state.counts == {(SEND, (0, 1), 1, 7, 0): 5000}
     box.end_program()
-    assert View(os.getpid(), box.file).read().doing == FINISHED
+    assert View(os.getpid(), box.file).read().doing == Doing.FINISHED
     box.begin_program()
     assert View(os.getpid(), box.file).read().operations == ()
 
@@ -332,7 +332,7 @@ def wait_for_ranks_in_an_operation(pid: int, count: int) -> None:
     deadline = time.monotonic() + ENOUGH
     while time.monotonic() < deadline:
         states = [box.read() for box in find_boxes(list_family(pid)) if box.world]
-        if sum(state.doing == IN_OPERATION and state.since > 0.3 for state in states) == count:
+        if sum(state.doing == Doing.IN_OPERATION and state.since > 0.3 for state in states) == count:
             return
         time.sleep(0.1)
     raise AssertionError("the ranks never came to the operation")

@@ -17,15 +17,20 @@ NEW_GROUP, MAKE_DDP, BUFFERS, BACKWARD = "new_group", "DDP's __init__", "DDP's f
 DistributedDataParallel compares parameters, broadcasts buffers and averages gradients. Each is counted by itself."""
 ISSUED, AWAITED, DONE = "issued", "awaited", "done"
 """Where an operation is: it has been called; the main thread is in the call, or waits for its `Work`; it is over."""
-IN_OPERATION, IN_PROGRAM, FINISHED, STOPPED, DEAD = "in an operation", "in the program", "finished", "stopped", "dead"
-"""What a rank does: waits in an operation; runs the program; has returned from it; SIGSTOP; its process is gone."""
-
 UNASKED = "what its other threads and callbacks do"
 """What is not known of a rank that is only seen from outside."""
 
 Channel = tuple[str, tuple[int, ...], int | None, int, int]
 """What operations are counted by: for a message its kind, for a collective "collective", or the name of one that is
 counted by itself; the group's ranks, the peer (of a message), the tag, and the group's number."""
+
+
+class Doing(StrEnum):
+    """What a rank does: waits in an operation; runs the program; has returned from it; SIGSTOP; its process is gone; no
+    state of it is given, as of one on another host."""
+
+    IN_OPERATION, IN_PROGRAM, FINISHED = "in an operation", "in the program", "finished"
+    STOPPED, DEAD, NOT_SEEN = "stopped", "dead", "not seen"
 
 
 class Kind(StrEnum):
@@ -119,11 +124,11 @@ class RankState:
     """A rank at one moment."""
 
     rank: int
-    doing: str
+    doing: Doing
     operations: tuple[Operation, ...] = ()
     """The latest ones, in the order in which they were called."""
     waits_for: Operation | None = None
-    """The operation that its main thread is in, with `IN_OPERATION`."""
+    """The operation that its main thread is in, with `Doing.IN_OPERATION`."""
     counts: Mapping[Channel, int] = field(default_factory=dict)
     """How many operations it has called so far, by channel. Complete, unlike `operations`."""
     line: str = ""

@@ -24,18 +24,7 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from playground.runtime.black_box import (
-    AWAITED,
-    DONE,
-    FINISHED,
-    IN_OPERATION,
-    IN_PROGRAM,
-    ISSUED,
-    STOPPED,
-    Operation,
-    RankState,
-    channel_of,
-)
+from playground.runtime.black_box import AWAITED, DONE, ISSUED, Doing, Operation, RankState, channel_of
 from playground.runtime.black_box.sources import NONE, Sources
 
 NAME = "black-box-of-a-rank"
@@ -277,7 +266,7 @@ class View:
         latest_times = [max(operation.issued, operation.done) for operation in operations.values()]
         return RankState(
             rank=words[RANK],
-            doing=FINISHED if self.has_ended else IN_OPERATION if inside else IN_PROGRAM,
+            doing=Doing.FINISHED if self.has_ended else Doing.IN_OPERATION if inside else Doing.IN_PROGRAM,
             operations=tuple(operations.values()),
             waits_for=inside,
             counts=counts,
@@ -302,9 +291,9 @@ class View:
         program, and about to do something else."""
         state = self.read(latest)
         if is_stopped(self.pid):
-            return replace(state, doing=STOPPED)
-        moves = state.doing == IN_OPERATION and self.progress != progress
-        return replace(state, doing=IN_PROGRAM) if moves else state
+            return replace(state, doing=Doing.STOPPED)
+        moves = state.doing == Doing.IN_OPERATION and self.progress != progress
+        return replace(state, doing=Doing.IN_PROGRAM) if moves else state
 
     @property
     def world(self) -> tuple[str, int] | None:

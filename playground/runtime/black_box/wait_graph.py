@@ -33,21 +33,17 @@ from playground.runtime.black_box import (
     BACKWARD,
     COLLECTIVE,
     DONE,
-    FINISHED,
-    IN_OPERATION,
-    IN_PROGRAM,
     NEW_GROUP,
     RECEIVE,
     SEND,
     Channel,
+    Doing,
     Kind,
     Operation,
     RankState,
 )
 
 RENUMBERED = "which rank has which number now"
-NOT_SEEN = "not seen"
-"""What a rank does of which no state is given, as on another host."""
 NEED_ALL = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier", NEW_GROUP, BACKWARD)
 """What names of collectives begin with that need all ranks."""
 FROM_ROOT, TO_ROOT = ("broadcast", "scatter"), ("reduce", "gather")
@@ -93,12 +89,12 @@ class WaitGraph:
         self.pessimistic = pessimistic
         self.states = {state.rank: state for state in states}
         self.meetings: dict[tuple[Channel, int], dict[int, Operation | None]] = {}
-        waiting = [state for state in self.states.values() if state.doing == IN_OPERATION]
+        waiting = [state for state in self.states.values() if state.doing == Doing.IN_OPERATION]
         self.waits = {one.rank: self.find_wait(one.rank, one.waits_for) for one in waiting if one.waits_for}
         missing = set[int]().union(*(wait.missing for wait in self.waits.values()))
         unseen = missing - self.states.keys()
-        self.states |= {rank: RankState(rank=rank, doing=NOT_SEEN, moves=True) for rank in unseen}
-        self.finished = {rank for rank in self.find_doing(FINISHED) if not self.states[rank].may_act}
+        self.states |= {rank: RankState(rank=rank, doing=Doing.NOT_SEEN, moves=True) for rank in unseen}
+        self.finished = {rank for rank in self.find_doing(Doing.FINISHED) if not self.states[rank].may_act}
 
     def find_doing(self, doing: str) -> set[int]:
         return {rank for rank, state in self.states.items() if state.doing == doing}
@@ -194,13 +190,8 @@ def leave_out_renumbered(states: Sequence[RankState]) -> list[RankState]:
     worlds = max((state.worlds for state in states), default=0)
     if all(state.worlds == worlds and not state.is_renumbered for state in states):
         return [*states]
-    return [
-        replace(
-            state, doing=IN_PROGRAM if state.doing == IN_OPERATION else state.doing, waits_for=None, operations=(),
-            counts={}, may_act=RENUMBERED,
-        )
-        for state in states
-    ]  # fmt: skip
+    blank = [replace(state, waits_for=None, operations=(), counts={}, may_act=RENUMBERED) for state in states]
+    return [replace(one, doing=Doing.IN_PROGRAM) if one.doing == Doing.IN_OPERATION else one for one in blank]
 
 
 def list_known(state: RankState) -> Iterator[Operation]:
