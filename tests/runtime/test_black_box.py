@@ -22,7 +22,8 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from processes import ENOUGH, free_port
+from joined_rank import cross
+from processes import ENOUGH, by_hand, free_port
 from programs import SCRIPT, ForkedProgram
 from torch.nn.parallel import DistributedDataParallel
 
@@ -357,22 +358,10 @@ def test_a_process_that_is_none_of_ours_is_refused_in_a_line(run_cli: Callable[.
     assert "has started no ranks" in result.err
 
 
-def test_under_torchrun_a_deadlock_is_proved(fork_program: Fork, tmp_path: Path) -> None:
-    script = tmp_path / "crossed.py"
-    script.write_text(
-        "import torch, torch.distributed as dist\n"
-        "def run(rank, size):\n"
-        "    (dist.barrier if rank else lambda: dist.all_reduce(torch.ones(1)))()\n"
-    )
-    torchrun = ("torch.distributed.run", "--nproc-per-node", 2, "--master-port", free_port())
-    main = tmp_path / "main.py"
-    main.write_text(
-        "import sys\nfrom crossed import run\nfrom playground.runtime.errors import PlaygroundError\n"
-        "from playground.runtime.launcher.entry import CommandWorld\nimport os\n"
-        "try:\n    CommandWorld(None, timeout=300.0).run(run)\n"
-        "except PlaygroundError as error:\n    print(error, file=sys.stderr, flush=True)\n    os._exit(1)\n"
-    )
-    program = fork_program(*torchrun, str(main))
-    _, err = program.communicate(timeout=ENOUGH)
-    assert "rank 1 of 2 ends with the others" in err
-    assert "deadlock: rank 0 is in all_reduce (crossed.py:3) where rank 1 is in barrier (:3)" in err
+def test_in_a_world_that_is_joined_a_deadlock_is_proved(fork_program: Fork) -> None:
+    port = free_port()
+    programs = [fork_program("joined_rank", "cross", **by_hand(rank, 2, port)) for rank in range(2)]
+    first, second = (program.communicate(timeout=ENOUGH)[1] for program in programs)
+    where = f"joined_rank.py:{cross.__code__.co_firstlineno + 2}"
+    assert f"deadlock: rank 0 is in all_reduce ({where}) where rank 1 is in" in first
+    assert "rank 1 of 2 ends with the others: " in second
