@@ -148,7 +148,7 @@ def exit_after(seconds: float) -> None:
     os.set_blocking(wakeup, False)
     signal.set_wakeup_fd(wakeup, warn_on_full_buffer=False)
     call_in_children(partial(signal.set_wakeup_fd, -1))  # what is sent to a child does not end this process
-    threading.Thread(target=wait_and_exit, args=(signals, seconds), name="signals", daemon=True).start()
+    threading.Thread(target=wait_and_exit, args=(signals, seconds), name="wait for signals", daemon=True).start()
 
 
 def wait_and_exit(signals: int, seconds: float) -> NoReturn:

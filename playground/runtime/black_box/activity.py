@@ -25,7 +25,10 @@ from playground.runtime.meeting.connections import tcp_connections
 
 BETWEEN_LOOKS = 0.1
 """Seconds between two looks that show whether something moves."""
-HARMLESS = ("launcher", "watch the peers", "signals", "torchrun", "close the process group", "tqdm_monitor", TIME_LIMIT)
+HARMLESS = (
+    "launcher", "watch the peers", "wait for signals", "wait for torchrun", "close the process group", "tqdm_monitor",
+    TIME_LIMIT,
+)  # fmt: skip
 NAMED, LOOPS = re.compile(r"pt_|gloo_"), re.compile(r"pt_tcpstore|gloo_tcp_loop")
 """Names of torch's threads, which act only if something is called or comes in; of those that also wake up for other
 reasons: their work is seen in the sockets."""

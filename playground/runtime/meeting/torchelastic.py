@@ -30,7 +30,7 @@ def end_with_torchrun() -> None:
             pidfd = os.pidfd_open(os.getppid())
             if os.getppid() == 1 and not re.search(rb"python|torchrun", Path("/proc/1/cmdline").read_bytes()):
                 exit_without_torchrun(None)  # the parent is the first process of the system or of the container
-            threading.Thread(target=exit_without_torchrun, args=(pidfd,), name="torchrun", daemon=True).start()
+            threading.Thread(target=exit_without_torchrun, args=(pidfd,), name="wait for torchrun", daemon=True).start()
 
 
 def exit_without_torchrun(pidfd: int | None) -> NoReturn:
