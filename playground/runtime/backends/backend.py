@@ -19,7 +19,6 @@ class Backend:
     device_type: str
     """Where its tensors live: "cpu" or "cuda"."""
     summary: str
-    """A few words for --help."""
     interface_variable: str
     """The environment variable that names the network interface it may use."""
     trusts_host_name = False
@@ -69,10 +68,6 @@ class Backend:
         import torch
 
         return torch.device(self.device_type)
-
-    def connects_later(self) -> bool:
-        """Whether ranks connect to each other also when their process group is formed already."""
-        return False
 
     def count_devices(self) -> int:
         """How many devices one process can drive here; 0 for any number: a CPU counts as as many as are asked for."""

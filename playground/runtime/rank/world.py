@@ -11,7 +11,6 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 
@@ -22,16 +21,11 @@ from playground.runtime import backends, host
 from playground.runtime.black_box.box import open_box
 from playground.runtime.black_box.hooks import hooks
 from playground.runtime.errors import RankFailed
-from playground.runtime.meeting.connections import open_sockets
 from playground.runtime.meeting.environment import RankEnv
 from playground.runtime.meeting.store import await_everyone, choose_interface, connect, leave_together
-from playground.runtime.meeting.strangers import StrangerConnected, shut_out_strangers
-from playground.runtime.surroundings import working_folder
 from playground.runtime.tap.replacement import Replacement
-from playground.runtime.temporary_folder import remove_empty_cache
 
 Arguments = dict[str, Any]
-"""Those of a call, by name."""
 
 
 class Member:
@@ -45,10 +39,6 @@ class Member:
         self.box = open_box(env.rank, env.size, env.rendezvous.place)
         self.groups_formed = 0
         self.group: dist.ProcessGroup | None = None
-        self.sockets: set[int] | None = {*open_sockets()}
-        """Inodes of those that are neither the store's nor the first group's, until that is formed."""
-        if listener:  # is the store's
-            self.sockets.discard(os.fstat(listener.fileno()).st_ino)
         torch.set_num_threads(host.threads_per_rank(env.local_size))
         host.use_batch_scheduling()
         host.keep_freed_memory()
@@ -66,11 +56,10 @@ class Member:
         place |= {} if self.joined else {"RANK": env.rank, "WORLD_SIZE": env.size}
         os.environ.update({name: str(number) for name, number in place.items()} | self.address)
         try:
-            with self.strangers_shut_out():
-                torch_init_process_group(
-                    self.backend.name, store=self.open_store(), rank=env.rank, world_size=env.size,
-                    timeout=timedelta(seconds=timeout), device_id=self.device,
-                )  # fmt: skip
+            torch_init_process_group(
+                self.backend.name, store=self.open_store(), rank=env.rank, world_size=env.size,
+                timeout=timedelta(seconds=timeout), device_id=self.device,
+            )  # fmt: skip
         except RuntimeError as error:  # dist.DistError is one; ProcessGroupNCCL2 raises no other
             words = self.backend.explain_init_failure(error)
             raise RankFailed(env.rank, env.size, f"could not enter the world: {words}") from error
@@ -79,19 +68,6 @@ class Member:
         members[:] = [self]
         if self.box:
             hooks.begin_program(self.box, timedelta(seconds=timeout))
-
-    @contextlib.contextmanager
-    def strangers_shut_out(self) -> Iterator[None]:
-        """While a process group is formed. In a world that we have launched, its sockets take no connection after that,
-        and with the first group the store takes none either. Raises `RankFailed` if another user has connected."""
-        known, self.sockets = {*open_sockets()} if self.sockets is None else self.sockets, None
-        yield
-        if not self.joined and not self.backend.connects_later():
-            try:
-                shut_out_strangers(known)
-            except StrangerConnected as error:
-                words = f"is not alone with the ranks of its world: {error}"
-                raise RankFailed(self.env.rank, self.env.size, words) from None
 
     @property
     def address(self) -> dict[str, str]:
@@ -144,7 +120,6 @@ class Member:
         if dist.is_initialized():  # the function may have destroyed it
             dist.destroy_process_group()
         leave_together(self.store, self.env.rank, self.env.size)
-        remove_empty_cache()
 
 
 class ProcessState:
@@ -158,14 +133,13 @@ class ProcessState:
 
     def __init__(self) -> None:
         self.random_state = torch.get_rng_state()
-        self.cores = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else None
+        self.cores = os.sched_getaffinity(0)
 
     def begin(self) -> None:
         """To be called before each function."""
         torch.set_rng_state(self.random_state)
-        if self.cores is not None:
-            with contextlib.suppress(OSError):
-                os.sched_setaffinity(0, self.cores)
+        with contextlib.suppress(OSError):
+            os.sched_setaffinity(0, self.cores)
         self.threads = set(threading.enumerate())
         self.settings = read_settings()
 
@@ -180,7 +154,7 @@ def read_settings() -> list[Any]:
     """The settings of a process that the next function to run there would notice."""
     return [
         dict(os.environ),
-        working_folder(),
+        os.getcwd(),
         list(sys.path),
         [signal.getsignal(number) for number in signal.valid_signals()],
         (sys.excepthook, threading.excepthook, sys.gettrace(), sys.getprofile(), sys.getrecursionlimit()),
@@ -193,8 +167,6 @@ def read_settings() -> list[Any]:
 
 def has_children() -> bool:
     """Whether this process has child processes, ended ones that were not waited for included."""
-    if not hasattr(os, "waitid"):
-        return False
     try:
         os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:
@@ -204,20 +176,17 @@ def has_children() -> bool:
 
 members: list[Member] = []
 """The world that this process is a member of, if any."""
-torch_init_process_group, torch_new_group = dist.init_process_group, dist.new_group
-torch_destroy_process_group = dist.destroy_process_group
+torch_init_process_group, torch_destroy_process_group = dist.init_process_group, dist.destroy_process_group
 
 
 @functools.wraps(torch_init_process_group)
 def init_process_group(*args: Any, **kwargs: Any) -> None:
     """torch's own; a rank of a world that we have launched may call it although its process group stands already."""
     call = inspect.signature(torch_init_process_group).bind(*args, **kwargs).arguments
-    with contextlib.ExitStack() as formed:
-        for member in members:
-            if not member.joined and (ours := member.make_way(call)) is not call:
-                call = ours  # otherwise it may have a store of its own, to which others are still to connect
-                formed.enter_context(member.strangers_shut_out())
-        torch_init_process_group(**call)
+    for member in members:
+        if not member.joined:
+            call = member.make_way(call)
+    torch_init_process_group(**call)
     hooks.begin_world(call.get("timeout"))
 
 
@@ -232,17 +201,7 @@ def destroy_process_group(group: dist.ProcessGroup | None = None) -> None:
     torch_destroy_process_group(group)
 
 
-@functools.wraps(torch_new_group)
-def new_group(*args: Any, **kwargs: Any) -> Any:
-    """torch's own; in a world that we have launched, only ranks are in the group."""
-    with contextlib.ExitStack() as formed:
-        for member in members:
-            formed.enter_context(member.strangers_shut_out())
-        return torch_new_group(*args, **kwargs)
-
-
 # Modules imported from here on find these: the user's too, because the fork server imports ours first.
 for _module in (dist, dist.distributed_c10d):
     Replacement(_module, "init_process_group", lambda _: init_process_group).install()
-    Replacement(_module, "new_group", lambda _: new_group).install()
     Replacement(_module, "destroy_process_group", lambda _: destroy_process_group).install()
