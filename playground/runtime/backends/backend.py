@@ -69,6 +69,10 @@ class Backend:
 
         return torch.device(self.device_type)
 
+    def connects_later(self) -> bool:
+        """Whether ranks connect to each other also when their process group is formed already."""
+        return False
+
     def count_devices(self) -> int:
         """How many devices one process can drive here; 0 for any number: a CPU counts as as many as are asked for."""
         return 0

@@ -5,6 +5,7 @@ Source: https://github.com/pytorch/gloo; shm: playground/algorithms/backend.py
 
 from __future__ import annotations
 
+import os
 import re
 
 from playground.runtime.backends.backend import Backend
@@ -22,6 +23,9 @@ class Gloo(Backend):
     summary = "CPU"
     interface_variable = "GLOO_SOCKET_IFNAME"
     trusts_host_name = True
+
+    def connects_later(self) -> bool:
+        return os.environ.get("TORCH_GLOO_LAZY_INIT", "").lower() in ("1", "t", "true", "y", "yes")
 
     def explain_init_failure(self, error: Exception) -> str:
         """As in `Backend`. A rank that came to the meeting and no further is named: it is the last number of the key

@@ -88,6 +88,9 @@ class Nccl(Backend):
 
         return torch.device("cuda", torch.cuda.current_device())
 
+    def connects_later(self) -> bool:
+        return True
+
     def count_devices(self) -> int:
         import torch
 

@@ -6,18 +6,37 @@ import contextlib
 import os
 import socket
 import stat
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
+
+
+def open_sockets() -> dict[int, int]:
+    """By inode, which tells it from any other, the descriptor of each socket of this process."""
+    found = {}
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):  # closed by now
+            status = os.fstat(int(name))
+            if stat.S_ISSOCK(status.st_mode):
+                found[status.st_ino] = int(name)
+    return found
+
+
+def tcp_sockets(known: Container[int] = ()) -> Iterator[socket.socket]:
+    """A duplicate of each TCP socket of this process, except those whose inodes are `known`. It is closed when the next
+    one is asked for."""
+    for inode, descriptor in open_sockets().items():
+        with contextlib.suppress(OSError):  # closed by now
+            if inode not in known:
+                with socket.socket(fileno=os.dup(descriptor)) as duplicate:
+                    if duplicate.family in (socket.AF_INET, socket.AF_INET6) and duplicate.type == socket.SOCK_STREAM:
+                        yield duplicate
 
 
 def tcp_connections() -> Iterator[socket.socket]:
-    """A duplicate of each connected TCP socket of this process, closed when the next one is asked for."""
-    for name in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(OSError):  # closed by now
-            if stat.S_ISSOCK(os.fstat(int(name)).st_mode):
-                with socket.socket(fileno=os.dup(int(name))) as duplicate:
-                    if duplicate.family in (socket.AF_INET, socket.AF_INET6) and duplicate.type == socket.SOCK_STREAM:
-                        duplicate.getpeername()  # of one that listens, an error
-                        yield duplicate
+    """As `tcp_sockets`: those that are connected."""
+    for each in tcp_sockets():
+        with contextlib.suppress(OSError):  # it listens
+            each.getpeername()
+            yield each
 
 
 def shut_down_connections(spare_port: int) -> None:

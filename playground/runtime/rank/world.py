@@ -11,6 +11,7 @@ import socket
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 
@@ -21,8 +22,10 @@ from playground.runtime import backends, host
 from playground.runtime.black_box.box import open_box
 from playground.runtime.black_box.hooks import hooks
 from playground.runtime.errors import RankFailed
+from playground.runtime.meeting.connections import open_sockets
 from playground.runtime.meeting.environment import RankEnv
 from playground.runtime.meeting.store import await_everyone, choose_interface, connect, leave_together
+from playground.runtime.meeting.strangers import StrangerConnected, shut_out_strangers
 from playground.runtime.tap.replacement import Replacement
 
 Arguments = dict[str, Any]
@@ -39,6 +42,10 @@ class Member:
         self.box = open_box(env.rank, env.size, env.rendezvous.place)
         self.groups_formed = 0
         self.group: dist.ProcessGroup | None = None
+        self.sockets: set[int] | None = {*open_sockets()}
+        """Inodes of those that are neither the store's nor the first group's, until that is formed."""
+        if listener:  # is the store's
+            self.sockets.discard(os.fstat(listener.fileno()).st_ino)
         torch.set_num_threads(host.threads_per_rank(env.local_size))
         host.use_batch_scheduling()
         host.keep_freed_memory()
@@ -56,10 +63,11 @@ class Member:
         place |= {} if self.joined else {"RANK": env.rank, "WORLD_SIZE": env.size}
         os.environ.update({name: str(number) for name, number in place.items()} | self.address)
         try:
-            torch_init_process_group(
-                self.backend.name, store=self.open_store(), rank=env.rank, world_size=env.size,
-                timeout=timedelta(seconds=timeout), device_id=self.device,
-            )  # fmt: skip
+            with self.strangers_shut_out():
+                torch_init_process_group(
+                    self.backend.name, store=self.open_store(), rank=env.rank, world_size=env.size,
+                    timeout=timedelta(seconds=timeout), device_id=self.device,
+                )  # fmt: skip
         except RuntimeError as error:  # dist.DistError is one; ProcessGroupNCCL2 raises no other
             words = self.backend.explain_init_failure(error)
             raise RankFailed(env.rank, env.size, f"could not enter the world: {words}") from error
@@ -68,6 +76,19 @@ class Member:
         members[:] = [self]
         if self.box:
             hooks.begin_program(self.box, timedelta(seconds=timeout))
+
+    @contextlib.contextmanager
+    def strangers_shut_out(self) -> Iterator[None]:
+        """While a process group is formed. In a world that we have launched, its sockets take no connection after that,
+        and with the first group the store takes none either. Raises `RankFailed` if another user has connected."""
+        known, self.sockets = {*open_sockets()} if self.sockets is None else self.sockets, None
+        yield
+        if not self.joined and not self.backend.connects_later():
+            try:
+                shut_out_strangers(known)
+            except StrangerConnected as error:
+                words = f"is not alone with the ranks of its world: {error}"
+                raise RankFailed(self.env.rank, self.env.size, words) from None
 
     @property
     def address(self) -> dict[str, str]:
@@ -176,17 +197,20 @@ def has_children() -> bool:
 
 members: list[Member] = []
 """The world that this process is a member of, if any."""
-torch_init_process_group, torch_destroy_process_group = dist.init_process_group, dist.destroy_process_group
+torch_init_process_group, torch_new_group = dist.init_process_group, dist.new_group
+torch_destroy_process_group = dist.destroy_process_group
 
 
 @functools.wraps(torch_init_process_group)
 def init_process_group(*args: Any, **kwargs: Any) -> None:
     """torch's own; a rank of a world that we have launched may call it although its process group stands already."""
     call = inspect.signature(torch_init_process_group).bind(*args, **kwargs).arguments
-    for member in members:
-        if not member.joined:
-            call = member.make_way(call)
-    torch_init_process_group(**call)
+    with contextlib.ExitStack() as formed:
+        for member in members:
+            if not member.joined and (ours := member.make_way(call)) is not call:
+                call = ours  # otherwise it may have a store of its own, to which others are still to connect
+                formed.enter_context(member.strangers_shut_out())
+        torch_init_process_group(**call)
     hooks.begin_world(call.get("timeout"))
 
 
@@ -201,7 +225,17 @@ def destroy_process_group(group: dist.ProcessGroup | None = None) -> None:
     torch_destroy_process_group(group)
 
 
+@functools.wraps(torch_new_group)
+def new_group(*args: Any, **kwargs: Any) -> Any:
+    """torch's own; in a world that we have launched, only ranks are in the group."""
+    with contextlib.ExitStack() as formed:
+        for member in members:
+            formed.enter_context(member.strangers_shut_out())
+        return torch_new_group(*args, **kwargs)
+
+
 # Modules imported from here on find these: the user's too, because the fork server imports ours first.
 for _module in (dist, dist.distributed_c10d):
     Replacement(_module, "init_process_group", lambda _: init_process_group).install()
+    Replacement(_module, "new_group", lambda _: new_group).install()
     Replacement(_module, "destroy_process_group", lambda _: destroy_process_group).install()
