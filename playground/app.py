@@ -149,7 +149,6 @@ def run() -> NoReturn:
     """Run the command line and exit: 0 done, 2 asked for the impossible, 1 a rank failed, 75 preempted, 128 + the
     signal's number if one ended it (Ctrl-C 130, SIGTERM 143, SIGHUP 129, a closed pipe for the output 141)."""
     try:
-        surroundings.leave_deleted_folder()
         code = cli.main(prog_name="playground", standalone_mode=False) or 0
         sys.stdout.flush()
         leave(code)
@@ -192,5 +191,5 @@ def leave(code: int, why: str = "") -> NoReturn:
     if code and distributed and distributed.is_initialized():
         with contextlib.suppress(OSError):
             sys.stdout.flush()
-        signals.exit_now(code)
+        os._exit(code)
     sys.exit(code)
