@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
-
 import pytest
-from hypothesis import given, strategies as st
 from recordings import Action, Call, Compute, Pause, Receive, Send, Wait, play, ring, training
 
 from playground.see.analyse import Timeline, to_logical_time
 from playground.see.paint import ARROW, BAR, LANE, Mark, Scene
 from playground.see.paint.painters import to_svg
-from playground.see.paint.timeline import MOST_ARROWS, cluster_short, lay_out
-from playground.see.record import COMPUTE
+from playground.see.paint.timeline import MOST_ARROWS, lay_out
 
 
 def of_kind(scene: Scene, kind: str) -> list[Mark]:
@@ -71,13 +67,3 @@ def test_short_events_are_drawn_together_where_they_are() -> None:
     assert covered > 0.9 * of_kind(scene, LANE)[0].w
     assert len(to_svg(scene)) < 100_000
     assert any("narrower than a pixel are drawn together" in line for line in scene.caption)
-
-
-@given(st.lists(st.tuples(st.floats(0, 500), st.sampled_from(["wait", "compute"])), max_size=60))
-def test_groups_hold_every_short_event_once_and_do_not_overlap(short: list[tuple[float, str]]) -> None:
-    events = list(ring(2).events(COMPUTE))[:1] * len(short)
-    groups = cluster_short((left, left + 0.5, style, event) for (left, style), event in zip(short, events, strict=True))
-    assert sum(len(group.events) for group in groups) == len(short)
-    for group, following in pairwise(groups):
-        assert group.left <= group.right
-        assert group.right <= following.left + 0.5
