@@ -33,8 +33,6 @@ GRAD_SYNCS = {
         ("none-safe", "none_safe", (), "the same, and a gradient that is None takes part as zero"),
         ("flat", "flat", (), "one all_reduce for all gradients, copied into one message"),
         ("bucketed", "bucketed", ("bucket_cap",), "one all_reduce per bucket of gradients, the last layers' first"),
-        ("hierarchical", "hierarchical", ("broadcast",),
-         "all gradients in one message, added up inside pairs of ranks, then between the pairs"),
         ("overlapped", "Overlapped", ("bucket_cap",),
          "each bucket leaves as soon as its gradients are ready, while backward goes on"),
         ("parameters", "LocalSGD", ("sync_every",),

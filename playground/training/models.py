@@ -17,8 +17,6 @@ class ModelSpec:
     code: Remote
     """Its class: called without arguments, it makes a model of images [batch, 1, 28, 28] → log-probabilities
     [batch, 10]."""
-    parameters: int
-    """How many float32 parameters it has."""
     batch_size: int
     """Default size of a global batch where steps are timed."""
     steps: int
@@ -48,7 +46,6 @@ MODELS: dict[str, ModelSpec] = {
         ModelSpec(
             name="net",
             code=remote("playground.training.net:Net"),
-            parameters=21_840,
             batch_size=128,
             steps=100,
             # The usual 25 MB would hold all gradients in one bucket, which cannot leave before the last is ready.
@@ -57,7 +54,6 @@ MODELS: dict[str, ModelSpec] = {
         ModelSpec(
             name="resnet18",
             code=remote("playground.training.net:ResNet18"),
-            parameters=11_175_370,
             batch_size=32,
             steps=20,
             bucket_cap_mb=25.0,

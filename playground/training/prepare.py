@@ -60,11 +60,9 @@ class PreparedData:
     """Samples to train on."""
     test: int
     limit: int | None = None
-    kind: str = "images"
 
     def __str__(self) -> str:
-        counts = " + ".join(f"{samples:,}" for samples in (self.train, self.test) if samples)
-        return f"{self.name} ({counts} {self.kind}; {self.why})"
+        return f"{self.name} ({self.train:,} + {self.test:,} images; {self.why})"
 
     def settings(self, asked: Settings) -> Settings:
         """The settings `asked` for, on this data."""

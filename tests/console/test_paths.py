@@ -32,7 +32,7 @@ def test_a_deleted_working_folder_is_no_obstacle(run_cli: Run, deleted_folder: N
 
 
 def test_paths_relative_to_a_deleted_folder_are_refused(run_cli: Run, deleted_folder: None) -> None:
-    shown = run_cli("ladder", "--plot", "rungs.svg")
+    shown = run_cli("bench", "--plot", "rungs.svg")
     assert (shown.code, shown.out) == (2, "")
     assert "rungs.svg is relative to the working folder, which has been deleted: use a full path." in shown.err
     assert shown.err.count("\n") == 1

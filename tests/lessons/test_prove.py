@@ -38,7 +38,7 @@ from playground.training.run import run_training
 
 Run = Callable[..., Any]
 Worlds = Callable[..., World]
-SYNCS = ["per-parameter", "none-safe", "flat", "bucketed", "hierarchical", "overlapped", "parameters", "ddp"]
+SYNCS = ["per-parameter", "none-safe", "flat", "bucketed", "overlapped", "parameters", "ddp"]
 BREAKS = ["summed", "unweighted_shares", "own_weights", "batch_norm"]
 
 

@@ -30,7 +30,6 @@ from playground.training.sync import (
     Overlapped,
     buckets,
     build_grad_sync,
-    hierarchical,
     new_grad_sync,
     per_parameter,
 )
@@ -124,25 +123,6 @@ def tutorial_without_a_gradient(rank: int, size: int) -> None:
 def test_the_tutorials_loop_names_the_parameter_without_a_gradient(world: Worlds) -> None:
     with pytest.raises(RankFailed, match=r"rank 1 of 3 .*layers\.c\.weight has no gradient on rank 1"):
         world(3, timeout=20).run(tutorial_without_a_gradient)
-
-
-def who_talks_to_whom(rank: int, size: int) -> tuple[float, list[int]]:
-    """The mean of the ranks' gradients, and the sizes of the groups in which this rank adds them up."""
-    model, sizes = nn.Linear(1, 1, bias=False), list[int]()
-    model.weight.grad = torch.full((1, 1), 2.0**rank)
-
-    def recording(tensor: torch.Tensor, *, group: Any, **options: Any) -> None:
-        sizes.append(dist.get_world_size(group))
-        dist.all_reduce(tensor, group=group, **options)
-
-    hierarchical(model, recording)
-    return model.weight.grad.item(), sizes
-
-
-@pytest.mark.parametrize(("size", "sizes"), [(5, [[2, 3], [2], [2, 3], [2], [1, 3]]), (2, [[2, 1], [2]])])
-def test_pairs_of_ranks_add_up_then_their_leaders(size: int, sizes: list[list[int]], world: Worlds) -> None:
-    for _ in range(2):  # the groups are made once
-        assert world(size).run(who_talks_to_whom) == [(pytest.approx((2**size - 1) / size), each) for each in sizes]
 
 
 def memory_of_gradients(rank: int, size: int, cap: int) -> dict[str, Any]:

@@ -286,7 +286,7 @@ def memory(session: Session, settings: BertSettings, ways: Sequence[str]) -> dic
 
 
 def averaging(session: Session, settings: BertSettings, ways: Sequence[str]) -> list[Fields]:
-    """What averaging costs with DDP, and with the rung that sends rows."""
+    """The cost of averaging with DDP, and with the rung overlapped."""
     found: list[Fields] = run(session, AVERAGING, settings.on(DDP))[0]
     return found
 

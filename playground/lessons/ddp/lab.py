@@ -1,7 +1,7 @@
 """DistributedDataParallel taken apart: what it sends and when, and what each of its options changes.
 
     python -m playground ddp --lab
-    python -m playground ddp --lab hooks --comm-hook fp16,powersgd
+    python -m playground ddp --lab hooks
     python -m playground ddp --lab checkpoint -n 3
 
 Whatever is compared starts from the same parameters and takes the same samples with the same dropout masks. Each part
@@ -34,9 +34,9 @@ from torch.distributed.algorithms.join import Join
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data.distributed import DistributedSampler
 
-from playground.lessons.ddp.page import HOOKS, PARTS, STEPS, WARM_UP, CommHookSpec, LabSettings
+from playground.lessons.ddp.page import ACCUMULATED, HOOKS, PARTS, STEPS, WARM_UP, LabSettings
 from playground.measurement import Fields
-from playground.runtime import PlaygroundError, UsageError, device, report
+from playground.runtime import PlaygroundError, device, report
 from playground.runtime.backends import backend_of
 from playground.runtime.meeting.agreement import all_gather_object, require_same_on_all_ranks
 from playground.runtime.rank import steps
@@ -55,6 +55,7 @@ PASSES = 3
 BATCHES = 3
 """Batches of rank 0 in uneven_inputs; every further rank has one more."""
 SAMPLES = 10
+FILE = "/checkpoint.pt"
 ROUNDING = 1e-12
 """How far apart two sums of the same float64 numbers may be, relative to their norm."""
 DIFFER = "replicas differ by up to {:.2g}: they must not at all"
@@ -207,14 +208,9 @@ def buckets(rank: int, size: int, settings: LabSettings) -> list[Fields]:
         since = passes.index(passes[-1]) + 1
         for when, sent in (("1", passes[0]), (f"{since} …", passes[-1])):
             rows += [{"bucket_cap_mb": cap, "backward": when, **bucket} for bucket in sent]
-    check_buckets(all_gather_object(rows))
-    return rows
-
-
-def check_buckets(recorded: list[list[Fields]]) -> None:
-    """Raise `PlaygroundError` unless every rank, in rank order, recorded the same buckets."""
-    if any(theirs != recorded[0] for theirs in recorded):
+    if any(theirs != rows for theirs in all_gather_object(rows)):
         raise PlaygroundError("the ranks' buckets differ, though all must send the same ones in the same order")
+    return rows
 
 
 def record_passes(run: DDPRun) -> tuple[BucketRecorder, list[list[Fields]]]:
@@ -233,20 +229,15 @@ def hooks(rank: int, size: int, settings: LabSettings) -> list[Fields]:
     the first gradient, whose exact mean is added up in float64, and of the parameters after some steps, against those
     without a hook.
 
-    One row per hook, the baseline first. Raises `UsageError` if a required one is refused.
+    One row per hook, that without a hook first. Raises `PlaygroundError` if replicas differ with one of them.
     """
     rows: list[Fields] = []
     baseline: torch.Tensor | None = None
-    for name in settings.hooks:
+    for name, register in HOOKS.items():
         run = build_run(settings)
-        if words := register(run.ddp, HOOKS[name]):
-            if name in settings.required:
-                raise UsageError(f"--comm-hook {name}: refused here ({words}): choose another")
-            rows.append({"hook": name, "sends": f"refused here: {words}"})
-            continue
-        row = train_with(run, baseline)
+        register(run.ddp)
+        rows.append({"hook": name, **train_with(run, baseline)})
         baseline = run.parameters() if baseline is None else baseline
-        rows.append({"hook": name, **row})
     return rows
 
 
@@ -258,18 +249,18 @@ def train_with(run: DDPRun, baseline: torch.Tensor | None) -> Fields:
     messages = SentMessages()
     with observing(messages):
         loss = run.step(0)
-    gradient = measure_errors(run.gradients(), exact)
+    _, gradient_error = measure_errors(run.gradients(), exact)
     for number in range(1, STEPS):
         loss = run.step(number)
     check(find_largest_difference(run.ddp.module)[0], f"with this hook {DIFFER}")
     parameters = run.parameters()
-    changed = measure_errors(parameters, parameters if baseline is None else baseline)
+    _, parameters_error = measure_errors(parameters, parameters if baseline is None else baseline)
     return {
         "sends": ", ".join(sorted({dtype for dtype, _ in messages.sent})),
         "messages": len(messages.sent),
         "sent": sum(nbytes for _, nbytes in messages.sent),
-        **dict(zip(("gradient_max", "gradient_rel"), gradient, strict=True)),
-        **dict(zip(("parameters_max", "parameters_rel"), changed, strict=True)),
+        "gradient_rel": gradient_error,
+        "parameters_rel": parameters_error,
         "loss": mean(all_gather_object(loss)),
     }
 
@@ -278,21 +269,6 @@ def check(difference: float, text: str, most: float = 0) -> None:
     """Raise `PlaygroundError`, with the text and the difference in it, if that is more than `most`, or not a number."""
     if not difference <= most:
         raise PlaygroundError(text.format(difference))
-
-
-def register(model: DistributedDataParallel, hook: CommHookSpec) -> str:
-    """Let `model` average by that hook. Empty, or the words in which torch refuses it, or the backend to add up numbers
-    of its type. All ranks must call this, and get the same answer."""
-    words = ""
-    try:
-        dist.all_reduce(torch.ones(1, device=device()).to(getattr(torch, hook.dtype)))
-    except (RuntimeError, TypeError) as error:
-        words = str(error).splitlines()[0]
-    try:
-        hook.code(model)
-    except TypeError as error:  # what torch says of bf16 where it was built without CUDA
-        words = words or str(error).splitlines()[0]
-    return next(filter(None, all_gather_object(words)), "")
 
 
 def register_none(model: DistributedDataParallel) -> None:
@@ -306,8 +282,8 @@ def register_fp16(model: DistributedDataParallel) -> None:
 
 
 def register_bf16(model: DistributedDataParallel) -> None:
-    """8 bits of precision, and the range of float32. Raises `TypeError` where torch was built without it."""
-    model.register_comm_hook(None, bf16_compress_hook)
+    """8 bits of precision, and the range of float32."""
+    model.register_comm_hook(None, lambda _, bucket: bf16_compress_hook(None, bucket))  # torch wants CUDA for its own
 
 
 def register_power_sgd(model: DistributedDataParallel) -> None:
@@ -347,11 +323,10 @@ def accumulation(rank: int, size: int, settings: LabSettings) -> list[Fields]:
     One row per way. Raises `PlaygroundError` if gradients differ by more than rounding.
     Source: https://docs.pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html (no_sync)
     """
-    many = settings.training.accumulate
     model = build_model(settings.training.seed).double().eval()
     run = DDPRun(model, settings.training, settings.caps[-1])
     recorder, _ = record_passes(run)
-    small = [run.batch(number) for number in range(many)]
+    small = [run.batch(number) for number in range(ACCUMULATED)]
     images, labels = (torch.cat(parts) for parts in zip(*small, strict=True))
     rows: list[Fields] = []
     whole: torch.Tensor | None = None
@@ -361,7 +336,7 @@ def accumulation(rank: int, size: int, settings: LabSettings) -> list[Fields]:
         ("no_sync but for the last", small, run.sync),
     ):
         recorder.clear()
-        backward(run.optimizer, [partial(run.loss, run.ddp, batch, many) for batch in batches], sync)
+        backward(run.optimizer, [partial(run.loss, run.ddp, batch, ACCUMULATED) for batch in batches], sync)
         gradients = run.gradients()
         whole = gradients if whole is None else whole
         largest, relative = measure_errors(gradients, whole)
@@ -388,22 +363,8 @@ def uneven_inputs(rank: int, size: int, settings: LabSettings) -> list[Fields]:
     difference, _ = find_largest_difference(run.ddp.module)
     check(difference, f"after Join {DIFFER}")
     counts = {"rank": rank, "batches": batches, "steps": steps, "messages": len(recorder.sent)}
-    row = {**counts, "difference": difference, **terminate_early(build_run(settings), batches)}
-    rows: list[Fields] = all_gather_object(row)
+    rows: list[Fields] = all_gather_object({**counts, "difference": difference})
     return rows
-
-
-def terminate_early(run: DDPRun, batches: int) -> Fields:
-    """Take as many steps as there are until the first rank is done. What Join, told to raise, then says on this one."""
-    steps, says = 0, "none: no rank had to wait"
-    try:
-        with Join([run.ddp], throw_on_early_termination=True):
-            for number in range(batches):
-                run.step(number)
-                steps += 1
-    except RuntimeError as error:
-        says = str(error).splitlines()[0]
-    return {"early_end": steps, "error": says}
 
 
 def checkpoint(rank: int, size: int, settings: LabSettings) -> list[Fields]:
@@ -415,8 +376,12 @@ def checkpoint(rank: int, size: int, settings: LabSettings) -> list[Fields]:
     """
     run = build_run(settings)
     train(run, range(STEPS))
-    with contextlib.ExitStack() as stack:
-        file = save_on_rank_0(run, rank, stack)
+    with temporary_folder("checkpoint") if rank == 0 else contextlib.nullcontext() as folder:
+        place = [str(folder)]
+        if rank == 0:
+            torch.save({"model": run.ddp.module.state_dict(), "optimizer": run.optimizer.state_dict()}, place[0] + FILE)
+        dist.broadcast_object_list(place, src=0)  # orders what follows after writing, as a barrier would
+        file = Path(place[0] + FILE)
         state: State = torch.load(file, map_location=device(), weights_only=True)  # which runs no code in it
         read = all_gather_object(file.stat().st_size)  # rank 0 removes the file when all have read it
     train(run, range(STEPS, 2 * STEPS))
@@ -431,22 +396,6 @@ def checkpoint(rank: int, size: int, settings: LabSettings) -> list[Fields]:
 def train(run: DDPRun, steps: range) -> None:
     for number in steps:
         run.step(number)
-
-
-def save_on_rank_0(run: DDPRun, rank: int, stack: contextlib.ExitStack) -> Path:
-    """The file that rank 0 has written, on every rank; `stack` removes it. Raises `UsageError` on all ranks if one of
-    them, on another host, does not see it."""
-    message: list[str | None] = [None]
-    if rank == 0:
-        folder = stack.enter_context(temporary_folder("checkpoint"))
-        state: State = {"model": run.ddp.module.state_dict(), "optimizer": run.optimizer.state_dict()}
-        torch.save(state, folder / "checkpoint.unfinished")  # under its name it is whole or not there
-        message = [str((folder / "checkpoint.unfinished").replace(folder / "checkpoint.pt"))]
-    dist.broadcast_object_list(message, src=0)  # orders what follows after writing, as a barrier would
-    file = Path(str(message[0]))
-    if not all(all_gather_object(file.exists())):
-        raise UsageError(f"checkpoint: not all ranks see {file}: set TMPDIR to a folder that all hosts share")
-    return file
 
 
 def resume(settings: LabSettings, state: State, names: tuple[str, ...]) -> torch.Tensor:
