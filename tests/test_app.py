@@ -180,7 +180,7 @@ def test_a_hang_ends_with_exit_code_1_and_the_stacks(run_cli: Run, monkeypatch: 
         (["collectives", "--only", "all_g"], "all_gather"),
         (["p2"], "p2p"),
         (["sgd", "--syn"], "--sync"),
-        (["ddp", "--comm-hook", "fp16,po"], "fp16,powersgd"),
+        (["bench", "--collective", "all_reduce,all_g"], "all_reduce,all_gather"),
     ],
 )
 def test_shell_completion(typed: list[str], offered: str) -> None:

@@ -169,14 +169,16 @@ def messages_of(name: str) -> dict[str, list[int]]:
         sent.append(tensor.nbytes)
         return real(tensor, **options)
 
+    def recording_bucket(bucket: dist.GradBucket) -> Any:
+        sent.append(bucket.buffer().nbytes)
+        return allreduce_hook(None, bucket)
+
     cap, images = 50_000, torch.zeros(2, 1, 28, 28)
     new_sync, real = partial(new_rung, name, bucket_cap=cap), dist.all_reduce
     counted = count_messages(new_sync, Net(), dist.all_reduce, (images,))
     replica = TimedReplica(name, Net(), new_sync, recording, partial(torch.optim.SGD, lr=0.01))
     if name == DDP:
-        replica.sync.model.register_comm_hook(
-            None, lambda _, bucket: (sent.append(bucket.buffer().nbytes), allreduce_hook(None, bucket))[1]
-        )
+        replica.sync.model.register_comm_hook(None, lambda _, bucket: recording_bucket(bucket))
     replica.step((images,), torch.zeros(2, dtype=torch.int64), 2)
     sent.clear()
     replica.average_alone()
