@@ -16,7 +16,7 @@ from hypothesis import given, settings, strategies as st
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from playground.lessons.data_parallel.lesson import data_parallel
+from playground.lessons.data_parallel.lesson import DataParallel
 from playground.lessons.data_parallel.machine import copy_to, use_device
 from playground.lessons.data_parallel.memory import label_buckets, track_memory, track_utilisation
 from playground.lessons.data_parallel.page import LABELS
@@ -85,7 +85,7 @@ def test_every_kind_has_its_label() -> None:
     forward_held = {}
 
     def forward() -> torch.Tensor:
-        outputs = data_parallel(model, inputs, [FIRST, SECOND])
+        outputs = DataParallel(model, [FIRST, SECOND])(inputs)
         loss = mean_square(outputs, copy_to(targets, FIRST, "targets"))
         forward_held.update(account.held_by_label)
         return loss
@@ -228,7 +228,7 @@ def test_work_counts_for_the_device_that_does_it() -> None:
 def test_the_threads_of_replicas_and_backward_count_too() -> None:
     model, inputs = nn.Linear(300, 300), torch.ones(60, 300)
     with track_utilisation(DEVICES) as use:
-        outputs = data_parallel(model, inputs, DEVICES)
+        outputs = DataParallel(model, DEVICES)(inputs)
         forward = dict(use)
         outputs.sum().backward()
     assert set(forward.values()) == {0.0}, "it is known at the end"

@@ -46,9 +46,6 @@ def resolve_device(device: Device) -> torch.device:
         device = f"{'cuda' if torch.cuda.is_available() else 'cpu'}:{device}"
     try:
         resolved = torch.device(device)
-        number = str(device).partition(":")[2]
-        if number and int(number) != resolved.index:  # torch keeps 8 bits of it: cpu:256 would be cpu:0
-            raise RuntimeError
     except RuntimeError:
         raise UsageError(f"device {device!r} is unknown: write cpu:0, cpu:1, … or cuda:0, cuda:1, …") from None
     if resolved.type not in ("cpu", "cuda"):
@@ -186,8 +183,6 @@ def threads(devices: Sequence[torch.device]) -> Iterator[list[ThreadPoolExecutor
 
     A new thread each time would have to set up again what the libraries below keep for a thread, memory above all: two
     threads would then be no faster than one. (A process that was forked has none of its parent's threads.)
-    Backward is torch's own affair: autograd has one thread per GPU, but a single one for the CPU, and so for all
-    virtual devices.
     """
     workers: dict[tuple[int, int, torch.device], ThreadPoolExecutor] = _callers.__dict__.setdefault("workers", {})
     keys = [(os.getpid(), number, device) for number, device in enumerate(devices)]
@@ -230,12 +225,15 @@ def capture_modes(devices: Sequence[torch.device]) -> Callable[[int], contextlib
     return enter
 
 
-def restate(error: BaseException, message: str) -> BaseException:
-    """An error of the same type that says `message`; a RuntimeError if that type wants something else."""
-    try:
-        return type(error)(message)
-    except TypeError:
-        return RuntimeError(message)
+def chunk_sizes(batch: int, devices: int) -> list[int]:
+    """How many samples each device gets, as `torch.chunk` cuts: all the same, the last one what is left. Too few
+    samples for all the devices leave some without a chunk: then fewer replicas run.
+
+    >>> chunk_sizes(30, 3), chunk_sizes(10, 4), chunk_sizes(5, 4), chunk_sizes(0, 4)
+    ([10, 10, 10], [3, 3, 3, 1], [2, 2, 1], [0])
+    """
+    most = -(-batch // devices)
+    return [min(most, batch - start) for start in range(0, batch, most)] if batch else [0]
 
 
 def batch_size(inputs: Any, dim: int = 0) -> int:

@@ -106,7 +106,7 @@ class Account:
 
     def labelled(self, label: str) -> contextlib.AbstractContextManager[None]:
         """Tensors made meanwhile, except copies to other devices, have this label."""
-        return replaced(self, "label", label)
+        return temporarily(self, label=label)
 
     def device_of(self, tensor: torch.Tensor) -> torch.device:
         """Where a tensor in CPU memory was put."""
@@ -119,17 +119,17 @@ class Account:
         """Record the copies; what operations make meanwhile lies on `target`."""
         for source, each in moved:
             self.moved[part, source, target] += each.nbytes
-        return replaced(_thread, "move", (target, MOVED_LABELS.get(part)))
+        return temporarily(_thread, move=(target, MOVED_LABELS.get(part)))
 
     @contextlib.contextmanager
     def working_for(self, device: torch.device) -> Iterator[None]:
         """Have this thread, which works for `device` meanwhile, counted too."""
         before = getattr(_thread, "tracker", None)
         if before and before.account is self:  # the thread is tracked: one tracker is enough
-            with replaced(before, "device", device):
+            with temporarily(before, device=device):
                 yield
         else:
-            with replaced(_thread, "tracker", AllocationTracker(self, device)), _thread.tracker:
+            with temporarily(_thread, tracker=AllocationTracker(self, device)), _thread.tracker:
                 yield
 
     @property
@@ -155,14 +155,14 @@ class Account:
 
 
 @contextlib.contextmanager
-def replaced(owner: object, name: str, value: object) -> Iterator[None]:
-    """In this block the attribute has that value, afterwards again the one before; None if it had none."""
-    before = getattr(owner, name, None)
-    setattr(owner, name, value)
+def temporarily(owner: object, **values: object) -> Iterator[None]:
+    """In this block the attributes have these values, afterwards again those before; None if they had none."""
+    before = {name: getattr(owner, name, None) for name in values}
+    vars(owner).update(values)
     try:
         yield
     finally:
-        setattr(owner, name, before)
+        vars(owner).update(before)
 
 
 def by_label(held: Counter[str]) -> dict[str, int]:
@@ -268,9 +268,7 @@ def track_utilisation(devices: Sequence[torch.device]) -> Iterator[Seconds]:
     with fewer cores than devices the shares therefore add up to the cores at most. What the first thread does without
     saying where counts for the first device. Not inside `track_memory`.
 
-    Looking on costs some 16 us per operation, in which no device computes: of small operations shares are too low.
-
-    On GPUs it is the time in which at least one kernel runs, as torch's profiler records it, without NCCL's.
+    On GPUs it is the time of all kernels, as torch's profiler records it, without NCCL's.
     """
     share, busy = dict.fromkeys(devices, 0.0), dict.fromkeys(devices, 0.0)
     with track_kernels(busy) if devices[0].type == "cuda" else track_memory(devices, devices[0], busy):
@@ -287,22 +285,8 @@ def track_kernels(busy: Seconds) -> Iterator[None]:
     synchronize([*busy])
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
         yield
-    kernels = [event for event in profiler.events() if event.device_type == torch.autograd.DeviceType.CUDA]
     neither = ("nccl", "memcpy", "memset")  # communication and copies: no device computes in them
-    for device in busy:
-        own = (event for event in kernels if event.device_index == device.index)
-        ranges = [event.time_range for event in own if not event.name.lower().startswith(neither)]
-        busy[device] = covered([(each.start, each.end) for each in ranges]) / 1e6  # they are in microseconds
-
-
-def covered(spans: Sequence[tuple[float, float]]) -> float:
-    """How much time lies in at least one of `spans`, (begin, end).
-
-    >>> covered([(0, 2), (1, 3), (5, 6), (5, 6)])
-    4.0
-    """
-    total, until = 0.0, float("-inf")
-    for begin, end in sorted(spans):
-        total += max(0.0, end - max(begin, until))
-        until = max(until, end)
-    return total
+    gpus = {device.index: device for device in busy}
+    for event in profiler.events():
+        if event.device_type == torch.autograd.DeviceType.CUDA and not event.name.lower().startswith(neither):
+            busy[gpus[event.device_index]] += event.time_range.elapsed_us() / 1e6

@@ -76,25 +76,15 @@ PARTS = ("scatter", "replicate", "parallel_apply", "gather", "loss", "backward",
 MOVES = {"backward": ("gradients of outputs", "reduce")}
 """The copies that belong to a part, unless they are called like it."""
 
-MEANS = ("mean", "mean of means", "weighted mean")
-"""Means of a batch's losses: over all samples, over the chunks' means, and over those weighted by the chunks' sizes."""
-
-
 COLUMNS = {
     "device": Column("device"),
-    "chunks": Column("chunks", wraps=True),
-    "means": Column("mean loss\nof each chunk", wraps=True),
     **figures(
         ("parameters", "parameters", "bytes", ","),
         ("shared", "of its replica, the\nmodel's own memory", "parameters"),
         ("of", "of", "parameters"),
         ("loss", "loss", "", ".6f"),
-        ("replicas_differ", "parameters of\nthe replicas", "", ".1g"),
-        ("gradients_differ", "their\ngradients", "", ".1g"),
+        ("replicas_differ", "difference from\nthe model's", "", ".1g"),
         ("from_one_device", "the model, from\none device's", "", ".1g"),
-        ("mean", "mean", "", "g"),
-        ("mean of means", "mean of\nmeans", "", "g"),
-        ("weighted mean", "weighted\nmean", "", "g"),
     ),
 }
 """Columns by the names of values in rows."""
@@ -159,8 +149,8 @@ def ending(devices: int) -> str:
 
 
 LESSON = LESSONS["data-parallel"]
-SPLIT, ONE_STEP, COMPARE, TWO_MEANS, CLAIMS, THREADS = (
-    LESSON.remote(name, "experiment") for name in ("split", "one_step", "ways", "two_means", "claims", "threads")
+SPLIT, ONE_STEP, COMPARE, CLAIMS, THREADS = (
+    LESSON.remote(name, "experiment") for name in ("split", "one_step", "ways", "claims", "threads")
 )
 ABOUT_DEVICES = "Number of virtual devices, or a list: cpu:0,cpu:1 or cuda:0,cuda:1."
 
@@ -219,15 +209,13 @@ def run_parts(session: Session, settings: DataParallelSettings) -> None:
     on_first = replace(settings, devices=(first,), output_device=first, ways=(("logits", first),), steps=1)
     ways, [alone] = run(COMPARE), run(COMPARE, on_first)
     show(COMPARE, *ways_texts(ways, alone))
-    means = run(TWO_MEANS)
-    show(TWO_MEANS, table(means))
     copies, steps = run(CLAIMS)
     show(
         CLAIMS,
         "  The model lies on the first device once. What each device has while replicas run:",
         table(copies),
-        "  Replicas are equal in every forward, as copies of one model, though their gradients are not: these are "
-        "added up, and the model goes where one device would take it. Largest differences, in float64:",
+        "  Replicas are equal in every forward, as copies of one model. Their gradients are added up, and the model "
+        "goes where one device would take it. Largest differences, in float64:",
         table(steps),
     )
     threads = run(THREADS)
@@ -239,5 +227,5 @@ def run_parts(session: Session, settings: DataParallelSettings) -> None:
             **{f"gather {way['gather']} on {way['output_device']}": way["devices"] for way in ways},
         },
         devices=settings.devices, output_device=settings.output_device, batch_size=settings.batch_size, ways=ways,
-        one_device=alone, means=means, claims={"copies": copies, "steps": steps}, threads=threads,
+        one_device=alone, claims={"copies": copies, "steps": steps}, threads=threads,
     )  # fmt: skip
