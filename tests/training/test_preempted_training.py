@@ -144,7 +144,7 @@ def test_the_command(words: list[Any], run_cli: Run, tmp_path: Path) -> None:
 def test_processes_that_fetch_batches_leave_a_signal_to_the_ranks(
     words: list[Any], fork_program: Callable[..., ForkedProgram], tmp_path: Path
 ) -> None:
-    process = fork_program("playground", *words, "--loader", "per-sample", "--loader-workers", 1, "--snapshot-every", 1)
+    process = fork_program("playground", *words, "--loader-workers", 1, "--snapshot-every", 1)
     wait_for_a_snapshot(tmp_path / "snapshots")
     os.killpg(process.pid, signal.SIGTERM)
     _, err = process.communicate(timeout=ENOUGH)

@@ -19,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 from playground.algorithms import load_all_reduce
 from playground.runtime import RankFailed, UsageError
 from playground.testing import World
-from playground.training.data import Images, partition_dataset, partition_test_set, training_images
+from playground.training.data import Images, partition_dataset, partition_test_set
 from playground.training.grad_syncs import RUNGS
 from playground.training.loop import train
 from playground.training.net import Net
@@ -226,7 +226,7 @@ def trained(rank: int, size: int, folder: Path, settings: dict[str, Any]) -> dic
     model: nn.Module = Doubled()
     in_ddp = settings.get("sync") == "ddp"
     chosen = TrainingSettings(folder=folder, **{**settings, "sync": "flat"} if in_ddp else settings)
-    train_set, _ = partition_dataset(training_images(chosen), chosen.batch_size)
+    train_set, _ = partition_dataset(Images(chosen.folder, "train", chosen.limit), chosen.batch_size)
     if in_ddp:
         sync = GradSync(DistributedDataParallel(model))
     else:

@@ -19,6 +19,7 @@ from playground.lessons import LESSONS
 from playground.runtime import UsageError
 from playground.runtime.remote import Remote, remote
 from playground.testing import World
+from playground.training import prepare
 from playground.training.data import Images, partition_dataset, partition_test_set
 from playground.training.grad_syncs import RUNGS
 from playground.training.loop import train
@@ -165,7 +166,7 @@ def tutorial_s_loader(rank: int, size: int, cache: Path) -> tuple[int, list[int]
     """The batch size, the length of each batch, and the tutorial's own count of them."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(cache))
-        patch.setattr("torchvision.datasets.MNIST.mirrors", ["file:///nowhere/"])
+        patch.setattr(prepare, "MIRRORS", ("file:///nowhere/",))
         train_set, bsz = partition_dataset()
     num_batches = ceil(len(train_set.dataset) / float(bsz))
     return bsz, [len(target) for data, target in train_set], num_batches
@@ -258,7 +259,6 @@ def test_ranks_that_were_told_different_things_are_stopped(world: Worlds, digits
         ({"loader_workers": -1}, "loader_workers -1: it must be between 0 and 64"),
         ({"lr": float("nan")}, "lr nan: it must be a finite number"),
         ({"sync_every": 2}, "--sync-every 2 is for parameters"),
-        ({"lr": 1e39}, r"lr 1e\+39: no float32 is larger than 3.4e\+38"),
     ],
 )
 def test_settings_that_cannot_be_are_refused_wherever_they_are_made(change: dict[str, Any], message: str) -> None:
