@@ -11,7 +11,6 @@ from playground.runtime.errors import UsageError
 from playground.runtime.flags import check_flags, flag
 from playground.survival.folder import SnapshotSettings
 from playground.training.grad_syncs import GRAD_SYNCS
-from playground.training.models import MODELS
 
 BUCKET_CAP = 25 * 2**20
 """Bytes after which a bucket of gradients is full; DistributedDataParallel's default too."""
@@ -112,8 +111,10 @@ class TrainingSettings:
         return f", over simulated links of {self.link:g} Gbit/s" if self.link else ""
 
     def check_batch(self, size: int) -> None:
-        """Raise `UsageError` if `Net` cannot be trained on a batch that `size` ranks share."""
-        MODELS["net"].check_batch(self.batch_size, size)
+        """Raise `UsageError` if a global batch is too small for each of `size` ranks to get a sample."""
+        if self.batch_size < size:
+            asked = f"--batch-size {self.batch_size} for {size} ranks"
+            raise UsageError(f"{asked}: it is for all together, so at least one each")
 
     def check_samples(self, samples: int) -> None:
         """Raise `UsageError` if `samples` to train on are less than one whole batch."""

@@ -346,11 +346,6 @@ def test_what_cannot_be_shared_out(module: nn.Module, inputs: Any, devices: list
     assert "\n" not in str(caught.value)
 
 
-def test_targets_for_other_devices() -> None:
-    with pytest.raises(UsageError, match="targets in 2 chunks for 1 outputs"):
-        DataParallelCriterion(nn.MSELoss(), DEVICES[:2])([torch.ones(4)], torch.ones(4))
-
-
 @pytest.mark.gpu
 def test_on_gpus_it_is_torch_s_own() -> None:
     gpus = [torch.device("cuda", number) for number in range(torch.cuda.device_count())]

@@ -196,17 +196,18 @@ def test_the_account_is_within_5_percent_of_the_process_s_memory(dropout: float)
 
 
 @pytest.mark.gpu
-def test_on_gpus_labels_and_the_allocator_s_peak_agree() -> None:
+def test_on_gpus_the_account_is_within_what_the_allocator_knows() -> None:
     gpu = torch.device("cuda", 0)
     model, inputs = nn.Linear(1000, 1000).to(gpu), torch.ones(64, 1000, device=gpu)
     optimizer = torch.optim.Adam(model.parameters())
+    torch.cuda.reset_peak_memory_stats(gpu)
     with track_memory([gpu]) as account:
         account.put_module(model, gpu)
         account.put(inputs, device=gpu, label="inputs")
         training_step(optimizer, [lambda: model(inputs).sum()], GradSync(model), moment=account.moment)
         assert account.held_by_label[gpu]["optimizer state"] >= 2 * 4 * 1_001_000
-    assert sum(account.at_peak[gpu].values()) == account.peak[gpu]
-    assert account.at_peak[gpu]["other"] <= 0.05 * account.peak[gpu] + 2**25, "libraries keep some workspace"
+        assert account.held[gpu] <= torch.cuda.memory_allocated(gpu)
+    assert torch.cuda.max_memory_allocated(gpu) <= 1.05 * account.peak[gpu] + 2**25, "libraries keep some workspace"
 
 
 DEVICES = [torch.device("cpu", number) for number in range(3)]

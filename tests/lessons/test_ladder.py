@@ -222,7 +222,7 @@ RESNET18 = {
 
 @pytest.mark.stress
 def test_resnet18(ladder: Run) -> None:
-    document = ladder("--model", "resnet18", "--batch-size", 8)
+    document = ladder("--model", "resnet18", "--batch-size", 8, "--bucket-cap-mb", 25)
     assert by_name(document, "messages") == RESNET18
     assert by_name(document, "bytes") == dict.fromkeys(NAMES, 4 * 11_175_370) | {"shared-step": 0}
     assert set(by_name(document, "replicas_max_difference").values()) == {0.0}

@@ -183,7 +183,7 @@ def placed(rank: int, size: int, local_ranks: list[int]) -> dict[str, object]:
         ([0, 1, 2], ["0 x 3 + 0 = 0", "0 x 3 + 1 = 1", "0 x 3 + 2 = 2"]),
         ([0, 1, 0, 1], ["0 x 2 + 0 = 0", "0 x 2 + 1 = 1", "1 x 2 + 0 = 2", "1 x 2 + 1 = 3"]),
         ([0, 0], ["0 x 1 + 0 = 0", "1 x 1 + 0 = 1"]),
-        ([0, 1, 0, 0], ["0 + 0 = 0", "0 + 1 = 1", "2 + 0 = 2", "2 + 1 + 0 = 3"]),
+        ([0, 1, 0, 0], ["0 + 0 = 0", "0 + 1 = 1", "2 + 0 = 2", "3 + 0 = 3"]),
     ],
 )
 def test_a_rank_is_a_sum(local_ranks: list[int], sums: list[str], world: Worlds) -> None:

@@ -15,7 +15,6 @@ from torch import nn
 
 from playground.lessons.data_parallel.lesson import DataParallel, gather, parallel_apply, replicate, scatter
 from playground.lessons.data_parallel.machine import chunk_sizes, copy_to
-from playground.runtime.errors import UsageError
 
 VOCABULARY, WIDTH, LENGTH = 30_000, 32, 8
 """Words there are, features of a word, words in a sample."""
@@ -82,14 +81,10 @@ class DataParallelCriterion(DataParallel):
 
     The targets are cut as the inputs were. A criterion with `reduction` "mean" (taken for granted if it has none) must
     mean the average over samples that weigh the same: with class weights or ignored targets, take "sum" and divide.
-
-    Raises `UsageError` for targets that make another number of chunks than there are outputs.
     """
 
     def forward(self, outputs: list[Any], targets: torch.Tensor) -> torch.Tensor:
         chunks = scatter(targets, self.devices, self.dim)
-        if len(chunks) != len(outputs):
-            raise UsageError(f"targets in {len(chunks)} chunks for {len(outputs)} outputs: give both the same devices")
         used, pairs = self.devices[: len(chunks)], list(zip(outputs, chunks, strict=True))
         parts = parallel_apply(replicate(self.module, used), pairs, None, used)
         losses = gather(parts, self.output_device, self.dim)

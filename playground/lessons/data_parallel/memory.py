@@ -1,12 +1,9 @@
-"""The memory of each device, and the copies between devices: real for GPUs, an account kept here for virtual devices.
+"""The memory of each device, and the copies between devices: an account of what tensors hold.
 
 For torch all of `cpu:0 … cpu:3` is one CPU. In a `with track_memory(devices) as account:` they are told apart as GPUs
 are: the result of an operation lies where its operands lie, and only a copy takes it elsewhere; an operation on tensors
 of two devices is an error. The bytes of a storage count from when an operation returns it until the last tensor that
-uses it is gone: parameters and their copies, inputs, outputs, activations saved for backward, gradients, the
-optimizer's state. Temporary memory of an operation does not count.
-
-On GPUs the totals are those of torch's allocator (`torch.cuda.max_memory_allocated`), for the whole process.
+uses it is gone. Temporary memory of an operation does not count, nor what libraries keep.
 """
 
 from __future__ import annotations
@@ -43,13 +40,12 @@ _thread = threading.local()  # tracker: of this thread; move: (target, label) wh
 
 
 class Account:
-    """An account of virtual devices: the bytes `moved` by (part of the step, source, target), and per device the bytes
-    held now and at most, by label.
+    """The bytes `moved` by (part of the step, source, target), and per device those held now and at most, by label.
 
-    The labels are those of `LABELS`. The caller labels what it puts on the account; tensors that move between
-    devices, by the part of the step that moves it; everything else by the phase of the step, `label`: what forward
-    makes are activations, what backward makes gradients (of activations too), what the optimizer makes is its state
-    (and what it needs to compute it). Hand `moment` to `training_step`, so that the account hears of the phases.
+    The labels are those of `LABELS`: the caller's, for what it puts on the account; for a tensor that moves, that of
+    the part of the step that moves it; for everything else that of the phase of the step, `label`: forward makes
+    activations, backward gradients (of activations too), the optimizer its state. Hand `moment` to `training_step`, so
+    that the account hears of the phases.
     """
 
     def __init__(self, devices: Sequence[torch.device], busy: Seconds | None = None) -> None:
@@ -64,22 +60,25 @@ class Account:
         self._at_peak: dict[torch.device, Counter[str]] = {device: Counter() for device in devices}
 
     def put(self, *tensors: torch.Tensor, device: torch.device, label: str | None = None) -> None:
-        """Count these on `device`, unless they are counted already; under `label`, even if they are. Without a label
-        they count under that of the phase of the step."""
+        """Count these on `device`, or on the GPU where they lie, unless they are counted already; under `label`, even
+        if they are. Without a label they count under that of the phase of the step."""
         with self.lock:
-            for storage in (tensor.untyped_storage() for tensor in tensors):
+            for tensor in tensors:
+                storage, place = tensor.untyped_storage(), tensor.device if tensor.is_cuda else device
+                if place == HOST:
+                    continue
                 if known := self.holdings.get(storage):
                     there, before, nbytes = known
                     self._held[there].update({before: -nbytes})
                     self._held[there].update({label or before: nbytes})
                     known[1] = label or before
                     continue
-                self.holdings[storage] = holding = [device, label or self.label, storage.nbytes()]
+                self.holdings[storage] = holding = [place, label or self.label, storage.nbytes()]
                 weakref.finalize(storage, self.released.append, holding).atexit = False
-                held = self.count_held().setdefault(device, Counter())
+                held = self.count_held().setdefault(place, Counter())
                 held[holding[1]] += holding[2]
-                if held.total() > self._at_peak.setdefault(device, Counter()).total():
-                    self._at_peak[device] = held.copy()
+                if held.total() > self._at_peak.setdefault(place, Counter()).total():
+                    self._at_peak[place] = held.copy()
 
     def count_held(self) -> dict[torch.device, Counter[str]]:
         """The bytes that each device holds, by label, without what has been released."""
@@ -187,9 +186,8 @@ class AllocationTracker(TorchDispatchMode):
         seconds = time.thread_time() - start
         move = getattr(_thread, "move", None)
         device, label = move or (self.common_device(func, args, kwargs), None)
-        if device != HOST:
-            made = [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
-            self.account.put(*made, device=device, label=label)
+        made = [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
+        self.account.put(*made, device=device, label=label)
         busy = self.account.busy
         if busy is not None and not move and func.namespace == "aten":  # neither a copy nor communication
             with self.account.lock:
@@ -207,35 +205,6 @@ class AllocationTracker(TorchDispatchMode):
         return devices.pop() if devices else self.device
 
 
-class GpuAccount(Account):
-    """An account of GPUs: moves and labels are recorded as usual, the number of bytes comes from the allocator."""
-
-    def __init__(self, devices: Sequence[torch.device]) -> None:
-        super().__init__(devices)
-        for device in devices:
-            torch.cuda.reset_peak_memory_stats(device)
-
-    @property
-    def held(self) -> dict[torch.device, int]:
-        return {device: torch.cuda.memory_allocated(device) for device in self._held}
-
-    @property
-    def peak(self) -> dict[torch.device, int]:
-        return {device: torch.cuda.max_memory_allocated(device) for device in self._held}
-
-    @property
-    def at_peak(self) -> dict[torch.device, dict[str, int]]:
-        """With what the tensors do not account for as "other": rounding, and what libraries keep."""
-        peak, known = self.peak, super().at_peak
-        return {each: known[each] | {"other": max(0, peak[each] - sum(known[each].values()))} for each in known}
-
-    def put(self, *tensors: torch.Tensor, device: torch.device, label: str | None = None) -> None:
-        """A GPU's tensor says itself where it lies; one in the host's memory does not count."""
-        for tensor in tensors:
-            if tensor.is_cuda:
-                super().put(tensor, device=tensor.device, label=label)
-
-
 @contextlib.contextmanager
 def track_memory(
     devices: Sequence[torch.device], default: torch.device = HOST, busy: Seconds | None = None
@@ -243,7 +212,7 @@ def track_memory(
     """Keep an account of `devices` in this block. It slows every operation down: do not time anything in it. `default`
     is where what has no operands is made: in a rank, all of whose work is one device's, that device. Virtual devices'
     operations are timed into `busy`, seconds by device, if it is given."""
-    account = GpuAccount(devices) if devices[0].type == "cuda" else Account(devices, busy)
+    account = Account(devices, busy)
     observers.append(account)
     try:
         with account.working_for(default):

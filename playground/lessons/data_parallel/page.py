@@ -45,11 +45,6 @@ class DataParallelSettings:
         names = ",".join(self.devices)
         if len(set(self.devices)) < len(self.devices):
             raise UsageError(f"--devices {names}: a device named twice would count twice, name each once")
-        for device in (self.output_device, *(device for _, device in self.ways)):
-            if device not in self.devices:
-                raise UsageError(
-                    f"output device {device} is none of the devices {names.replace(',', ', ')}: choose one of them"
-                )
         check_flags(self)
 
 
@@ -69,8 +64,8 @@ def ways_to_compare(
     return tuple(dict.fromkeys([*((way, devices[0]) for way in WAYS), ("logits", elsewhere)]))
 
 
-LABELS = ("parameters", "gradients", "optimizer state", "activations", "gathered outputs", "inputs", "other")
-"""Kinds of what a device holds; "other" on GPUs only, where the allocator knows of more than tensors."""
+LABELS = ("parameters", "gradients", "optimizer state", "activations", "gathered outputs", "inputs")
+"""Kinds of what a device holds."""
 PARTS = ("scatter", "replicate", "parallel_apply", "gather", "loss", "backward", "optimizer.step")
 """The parts of a training step, in order."""
 MOVES = {"backward": ("gradients of outputs", "reduce")}

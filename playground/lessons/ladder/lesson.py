@@ -1,7 +1,7 @@
 """From `average_gradients` to DistributedDataParallel, rung by rung, each measured.
 
     python -m playground ladder
-    python -m playground ladder --model resnet18
+    python -m playground ladder --model resnet18 --steps 20 --batch-size 32
     python -m playground ladder -n 4 --bucket-cap-mb 0.02 --all-reduce ring
 
 All train the same model on the same batches with the same dropout masks. In every round each takes one step, in an
@@ -22,11 +22,10 @@ from torch import nn
 
 from playground.lessons.ladder.flat_step import FlatStep, new_shared_step
 from playground.lessons.ladder.measure import in_ddp, measure
-from playground.lessons.ladder.page import DDP, LadderSettings, candidates
+from playground.lessons.ladder.page import DDP, MODELS, LadderSettings, candidates
 from playground.measurement import Fields
 from playground.runtime import device, host
 from playground.runtime.meeting.agreement import require_same_on_all_ranks
-from playground.training.models import MODELS
 from playground.training.replicas import broadcast_parameters
 from playground.training.sync import AllReduce, GradSync, new_grad_sync
 
@@ -48,7 +47,7 @@ def run(rank: int, size: int, settings: LadderSettings) -> Fields:
     require_same_on_all_ranks(settings.on_all_ranks())
     host.keep_to_one_core()
     torch.manual_seed(settings.seed)
-    model = MODELS[settings.model].code().to(device(), memory_format=torch.channels_last)
+    model = MODELS[settings.model]().to(device(), memory_format=torch.channels_last)
     broadcast_parameters(model)
     rungs = {name: partial(new_rung, name, bucket_cap=settings.bucket_cap) for name in candidates(settings.link)}
     return measure(rungs, model, settings)

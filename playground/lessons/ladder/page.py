@@ -13,15 +13,18 @@ from playground.console.text import good, prose
 from playground.console.training import DataOptions, announce_data, check_link, data_options
 from playground.lessons import LESSONS
 from playground.measurement import Fields
+from playground.runtime.errors import UsageError
 from playground.runtime.flags import flag, like
+from playground.runtime.remote import remote
 from playground.training.grad_syncs import GRAD_SYNCS
-from playground.training.models import MODELS
 from playground.training.results import replicas_verdict
 from playground.training.settings import TrainingSettings
 
 LESSON = LESSONS["ladder"]
 RUN = LESSON.remote("run")
 DDP = "ddp"
+MODELS = {"net": remote("playground.training.net:Net"), "resnet18": remote("playground.training.net:ResNet18")}
+"""The models to train, of 21,840 and of 11,175,370 parameters."""
 PARTS = ("forward", "backward", "exposed", "step")
 """Parts of a training step, in order."""
 TIMES = ("p50", "p95", *PARTS, "alone")
@@ -123,27 +126,15 @@ def fastest_text(rungs: Sequence[Rung]) -> str:
     )
 
 
-BY_MODEL = {
-    field: {
-        "default": None,
-        "show_default": ", ".join(f"{getattr(spec, shown):g} for {name}" for name, spec in MODELS.items()),
-    }
-    for field, shown in (("steps", "steps"), ("batch_size", "batch_size"), ("bucket_cap", "bucket_cap_mb"))
-}
-"""Options whose default is that of the model."""
-
-
-@LESSON.run_by(
-    flags(LadderSettings, "model", *BY_MODEL, "all_reduce", "link", changes=BY_MODEL),
-    data_options,
-)
+@LESSON.run_by(flags(LadderSettings, "model", "steps", "batch_size", "bucket_cap", "all_reduce", "link"), data_options)
 def command(session: Session, data: DataOptions, model: str, **chosen: Any) -> None:
-    world, spec = session.world, MODELS[model]
-    of_model = {"steps": spec.steps, "batch_size": spec.batch_size, "bucket_cap": int(spec.bucket_cap_mb * 2**20)}
-    chosen = {name: value or of_model.get(name, value) for name, value in chosen.items()}
+    world = session.world
     asked = LadderSettings(folder=data.folder, model=model, limit=data.limit, seed=session.run.seed, **chosen)
-    spec.check_batch(asked.batch_size, world.size)
-    world.warm_up(RUN, *spec.preload)
+    asked.check_batch(world.size)
+    if model == "resnet18" and asked.batch_size < 2 * world.size:
+        why = f"resnet18's BatchNorm needs two samples or more on each, so at least {2 * world.size}"
+        raise UsageError(f"--batch-size {asked.batch_size} for {world.size} ranks: {why}")
+    world.warm_up(RUN)
     work = f"training: {model}, {asked.steps} steps of {asked.batch_size} samples{asked.over_links}"
     check_link(session, asked)
     about = Table("rung", Column("what it does", wraps=True), rows=candidates(asked.link).items())
