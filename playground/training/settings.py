@@ -94,11 +94,6 @@ class TrainingSettings:
 
     def __post_init__(self) -> None:
         check_flags(self)
-        if self.sync_every > 1 and "sync_every" not in GRAD_SYNCS[self.sync].needs:
-            raise UsageError(
-                f"--sync-every {self.sync_every} is for parameters: with --sync {self.sync} gradients are averaged at "
-                f"every step"
-            )
 
     @property
     def is_tutorial(self) -> bool:

@@ -12,15 +12,12 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data.distributed import DistributedSampler
 
 from playground.lessons.ddp.lab import (
     DIFFER,
     ROUNDING,
-    DDPRun,
-    build_model,
     build_run,
     check,
     hooks,
@@ -33,8 +30,6 @@ from playground.runtime.launcher.server import preload
 from playground.runtime.remote import Remote
 from playground.testing import World
 from playground.training.net import Net
-from playground.training.partition import share
-from playground.training.replicas import flat
 from playground.training.settings import TrainingSettings
 from playground.training.sync import buckets
 
@@ -87,28 +82,20 @@ def test_buckets_are_what_ddp_is_known_to_build(size: int, lab: Lab) -> None:
     assert [row["bucket_cap_mb"] for row in rows] == [0.001] * 6 + [0.02] * 4 + [25.0] * 2
 
 
-def thin() -> int:
-    """The oracle: bytes of the two thin matrices of each matrix of Net, of rank one, and of its vectors."""
-    shapes = [(len(param), param.numel() // len(param)) for param in Net().parameters()]
-    return sum(4 * (rows + columns if columns > 1 else rows) for rows, columns in shapes)
-
-
 @pytest.mark.parametrize(("size", "cap"), [(1, 25.0), (3, 0.001)])
 def test_hooks_send_less_and_err_more(size: int, cap: float, lab: Lab) -> None:
     rows = {row.pop("hook"): row for row in lab("hooks", size, cap)}
-    assert list(rows) == ["none", "fp16", "bf16", "powersgd"]
+    assert list(rows) == ["none", "fp16", "bf16"]
     sent = {name: (row["sends"], row["sent"]) for name, row in rows.items()}
     assert sent == {
         "none": ("float32", 87_360), "fp16": ("float16", 43_680), "bf16": ("bfloat16", 43_680),
-        "powersgd": ("float32", thin()),
     }  # fmt: skip
-    assert [row["messages"] // rows["none"]["messages"] for row in rows.values()] == [1, 1, 1, 3]
+    assert [row["messages"] // rows["none"]["messages"] for row in rows.values()] == [1, 1, 1]
     wrong = [row["gradient_rel"] for row in rows.values()]
     assert wrong == sorted(wrong)
-    assert wrong[0] < 2**-20, "rounding of float32"
+    assert wrong[0] == 0
     assert 2**-14 < wrong[1] < 2**-9, "fp16 rounds to 11 bits"
     assert 2**-11 < wrong[2] < 2**-7, "bf16 rounds to 8 bits"
-    assert 0.1 < wrong[3] < 2
     apart = [row["parameters_rel"] for row in rows.values()]
     assert apart == sorted(apart)
     assert apart[0] == 0 < apart[1]
@@ -142,28 +129,6 @@ def test_a_hook_that_averages_nothing_is_found_out(world: Worlds, digits_folder:
         world(2).run(a_hook_that_averages_nothing, digits_folder)
 
 
-def exact_mean(rank: int, size: int, folder: Path) -> tuple[float, float, float]:
-    """The largest difference between a run's exact mean and the gradient of one process with the whole batch, and what
-    DDP leaves; and the largest number of that gradient."""
-    training = TrainingSettings(folder=folder, batch_size=7)
-    run = DDPRun(build_model(training.seed).double().eval(), training, 25)
-    mean = run.exact_mean(1)
-    images, labels = run.images.__getitems__(range(7, 14))
-    alone = build_model(training.seed).double().eval()
-    F.nll_loss(alone(images.double()), labels).backward()
-    whole = flat(param.grad for param in alone.parameters())
-    run.backward(1)
-    assert len(run.batch(1)[1]) == share(7, rank, size)
-    to_alone, to_ddp, largest = ((mean - whole), (mean - run.gradients()), whole)
-    return to_alone.abs().max().item(), to_ddp.abs().max().item(), largest.abs().max().item()
-
-
-def test_the_exact_mean_is_the_gradient_of_the_whole_batch(world: Worlds, digits_folder: Path) -> None:
-    for to_alone, to_ddp, largest in world(3).run(exact_mean, digits_folder):
-        assert max(to_alone, to_ddp) < 1e-14
-        assert largest > 1e-3
-
-
 def test_verdicts() -> None:
     """What a notebook that runs an experiment is given too."""
     for difference in (1e-9, float("nan")):
@@ -177,7 +142,7 @@ def test_no_sync_spares_messages_and_changes_nothing(size: int, cap: float, mess
     rows = lab("accumulation", size, cap)
     assert [row["batches"] for row in rows] == [1, 4, 4]
     assert [row["messages"] for row in rows] == [messages, 4 * messages, messages]
-    assert (rows[0]["max_error"], rows[0]["rel_error"]) == (0, 0)
+    assert rows[0]["rel_error"] == 0
     assert all(row["rel_error"] < 1e-14 for row in rows)
 
 
@@ -194,9 +159,9 @@ def test_join_lets_ranks_be_done_at_different_times(size: int, lab: Lab) -> None
 def test_training_goes_on_from_a_checkpoint(size: int, cap: float, lab: Lab) -> None:
     without_momentum, whole = lab("checkpoint", size, cap)
     assert without_momentum["read"] == whole["read"] > 2 * sum(SIZES.values())
-    assert (whole["loaded"], whole["max_error"], whole["rel_error"]) == ("model, optimizer", 0, 0)
+    assert (whole["loaded"], whole["rel_error"]) == ("model, optimizer", 0)
     assert without_momentum["loaded"] == "model"
-    assert without_momentum["max_error"] > 1e-5
+    assert without_momentum["rel_error"] > 1e-5
 
 
 def watched_run(rank: int, size: int, folder: Path) -> int:

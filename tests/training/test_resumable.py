@@ -128,14 +128,13 @@ class Draws:
 
 def test_ranks_that_are_new_draw_numbers_of_their_own_on_every_kind_of_device(monkeypatch: pytest.MonkeyPatch) -> None:
     taken = torch.Generator().manual_seed(4).get_state()
-    own = {"history": {}, "random_numbers": {"cpu": taken, "cuda": taken}}
+    own = {"history": {"total": torch.zeros(3)}, "random_numbers": {"cpu": taken, "cuda": taken}}
     snapshot = Snapshot(step=6, fingerprint={"seed": 3}, shared={}, own=[own])
-    history: Any = SimpleNamespace(combine=lambda histories: {})
     drawn: list[list[float]] = []
     for rank in range(3):
         kinds = {"cpu": Draws(), "cuda": Draws()}
         monkeypatch.setattr(resumable, "DRAWS_FROM", kinds)
-        mine = redistribute(snapshot, rank, history)
+        mine = redistribute(snapshot, rank)
         resumable.ResumableRun.draw_as_before(SimpleNamespace(random_numbers=mine["random_numbers"]))  # type: ignore[arg-type]
         drawn += [[torch.rand(1, generator=kind.generator).item() for kind in kinds.values()]]
     assert drawn[0] == 2 * [torch.rand(1, generator=torch.Generator().manual_seed(4)).item()]

@@ -258,7 +258,6 @@ def test_ranks_that_were_told_different_things_are_stopped(world: Worlds, digits
         ({"sync": "telepathy"}, "sync 'telepathy' is unknown"),
         ({"loader_workers": -1}, "loader_workers -1: it must be between 0 and 64"),
         ({"lr": float("nan")}, "lr nan: it must be a finite number"),
-        ({"sync_every": 2}, "--sync-every 2 is for parameters"),
     ],
 )
 def test_settings_that_cannot_be_are_refused_wherever_they_are_made(change: dict[str, Any], message: str) -> None:

@@ -57,7 +57,6 @@ def replicate(module: nn.Module, devices: Devices) -> list[nn.Module]:
     (the running statistics of BatchNorm) stays, what the others change is lost.
     """
     devices = resolve_devices(devices)
-    machine.check_module_is_on(module, devices[0])
     tensors = (*module.parameters(), *module.buffers())
     copies: dict[Any, Any] = {each: machine.broadcast(each, devices) for each in tensors}
     copies |= {each: [each._replicate_for_data_parallel() for _ in devices] for each in module.modules()}
@@ -115,8 +114,7 @@ class DataParallel(nn.Module):
     """`module`, each forward shared out over `device_ids`, by default all GPUs or, without one, cpu:0. Outputs are
     gathered on `output_device`, by default the first. A number names a GPU or, without one, a virtual device.
 
-    Raises `UsageError` for devices that are not there or of two kinds, an output device outside the list, inputs
-    without a batch dimension or of different batch sizes, and a module that lies elsewhere than on the first device.
+    Raises `UsageError` for devices that are not there or of two kinds.
     """
 
     def __init__(
@@ -125,8 +123,7 @@ class DataParallel(nn.Module):
         super().__init__()
         self.module, self.dim = module, dim
         self.devices = resolve_devices(device_ids)
-        self.output_device = machine.resolve_output_device(output_device, self.devices)
-        machine.check_module_is_on(module, self.devices[0])
+        self.output_device = self.devices[0] if output_device is None else resolve_devices([output_device])[0]
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         outputs = self.run_replicas(inputs, kwargs)

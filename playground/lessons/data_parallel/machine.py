@@ -11,7 +11,6 @@ import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from itertools import chain
 from typing import Any, TypeAlias
 
 import torch
@@ -47,23 +46,12 @@ def resolve_device(device: Device) -> torch.device:
     try:
         resolved = torch.device(device)
     except RuntimeError:
-        raise UsageError(f"device {device!r} is unknown: write cpu:0, cpu:1, … or cuda:0, cuda:1, …") from None
+        resolved = torch.device("meta")
     if resolved.type not in ("cpu", "cuda"):
-        raise UsageError(f"device {resolved} is neither cpu nor cuda: write cpu:0, cpu:1, … or cuda:0, cuda:1, …")
+        raise UsageError(f"device {device!r} is unknown: write cpu:0, cpu:1, … or cuda:0, cuda:1, …")
     resolved = torch.device(resolved.type, resolved.index or 0)
     if resolved.type == "cuda" and resolved.index >= (count := torch.cuda.device_count()):
         raise UsageError(f"device {resolved} is absent, this machine shows {count} GPUs: use cpu:0, …")
-    return resolved
-
-
-def resolve_output_device(output_device: Device | None, devices: list[torch.device]) -> torch.device:
-    """Where outputs are gathered: the first device unless another of the list is named. Raises `UsageError`."""
-    if output_device is None:
-        return devices[0]
-    resolved = resolve_device(output_device)
-    if resolved not in devices:
-        names = ", ".join(map(str, devices))
-        raise UsageError(f"output device {resolved} is none of the devices {names}: choose one of them")
     return resolved
 
 
@@ -99,15 +87,6 @@ def use_device(device: torch.device) -> Iterator[None]:
     observed = observers[-1].working_for(device) if observers else contextlib.nullcontext()
     with on_gpu, observed, device_work.working_for(device):
         yield
-
-
-def check_module_is_on(module: nn.Module, device: torch.device) -> None:
-    """Raise `UsageError` if a parameter or buffer of `module` is not on `device`, from which it is to be copied."""
-    for name, tensor in chain(module.named_parameters(), module.named_buffers()):
-        there = device_of(tensor)
-        if there != device and not (there == HOST and device.type == "cpu"):
-            why = f"a module is copied from the first device, so move it to {device} before"
-            raise UsageError(f"{name} of {type(module).__name__} is on {there}: {why}")
 
 
 def copy_to(tensor: torch.Tensor, device: torch.device, part: str) -> torch.Tensor:
@@ -237,20 +216,9 @@ def chunk_sizes(batch: int, devices: int) -> list[int]:
 
 
 def batch_size(inputs: Any, dim: int = 0) -> int:
-    """The size that all tensors in `inputs` have in `dim`; 0 if there is no tensor.
-
-    Raises `UsageError` for tensors without that dimension, or whose sizes in it differ.
-    """
-    tensors = list(tensors_in(inputs))
-    for tensor in tensors:
-        if not -tensor.dim() <= dim < tensor.dim():
-            missing = f"an input of shape {list(tensor.shape)} has no batch dimension {dim}"
-            todo = "every tensor is cut along it, so give it one, or pass a number instead of a tensor"
-            raise UsageError(f"{missing}: {todo}")
-    sizes = [tensor.shape[dim] for tensor in tensors]
-    if len(set(sizes)) > 1:
-        raise UsageError(f"inputs of different batch sizes {', '.join(map(str, sizes))}: all must have the same")
-    return sizes[0] if sizes else 0
+    """The size of the first tensor in `inputs` in `dim`; 0 if there is no tensor."""
+    first = next(tensors_in(inputs), None)
+    return 0 if first is None else first.shape[dim]
 
 
 def tensors_in(value: Any) -> Iterator[torch.Tensor]:

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from statistics import mean
@@ -29,7 +28,6 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import (
     bf16_compress_hook,
     fp16_compress_hook,
 )
-from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 from torch.distributed.algorithms.join import Join
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data.distributed import DistributedSampler
@@ -63,7 +61,6 @@ RESUMED = (
     "resumed from the checkpoint, parameters differ by up to {:.2g} from those of an uninterrupted run: they must not "
     "at all"
 )
-Hook = Callable[[Any, dist.GradBucket], torch.futures.Future[torch.Tensor]]
 State = dict[str, Any]
 """state_dict() of the model and of the optimizer, under these names."""
 
@@ -110,13 +107,6 @@ class DDPRun:
         report(batch=number)
         return float(training_step(self.optimizer, [partial(self.numbered_loss, self.ddp, number)], self.sync))
 
-    def exact_mean(self, number: int) -> torch.Tensor:
-        """The mean over all ranks of their own gradients, flat, added up in float64."""
-        grads = torch.autograd.grad(self.numbered_loss(self.ddp.module, number), self.params)
-        mean = flat(grads).double()
-        dist.all_reduce(mean)
-        return mean / dist.get_world_size()
-
     def gradients(self) -> torch.Tensor:
         """All of them, flat, as float64."""
         return flat(param.grad for param in self.params).double()
@@ -139,10 +129,9 @@ def build_run(settings: LabSettings, bucket_cap_mb: float | None = None) -> DDPR
     return DDPRun(model, settings.training, bucket_cap_mb or settings.caps[-1])
 
 
-def measure_errors(values: torch.Tensor, reference: torch.Tensor) -> tuple[float, float]:
-    """The largest difference of an element of two flat vectors, and the norm of all, relative to the reference's."""
-    difference = values - reference
-    return difference.abs().max().item(), (difference.norm() / reference.norm()).item()
+def relative_error(values: torch.Tensor, reference: torch.Tensor) -> float:
+    """The norm of the difference of two flat vectors, relative to the reference's."""
+    return ((values - reference).norm() / reference.norm()).item()
 
 
 class SentMessages(Observer):
@@ -224,45 +213,42 @@ def record_passes(run: DDPRun) -> tuple[BucketRecorder, list[list[Fields]]]:
 
 
 def hooks(rank: int, size: int, settings: LabSettings) -> list[Fields]:
-    """A communication hook averages buckets in a way of its own: as fp16 or bf16, or, as PowerSGD does, each matrix as
-    the product of two thin ones (what that leaves out of a gradient it adds to the next). What is saved, the error of
-    the first gradient, whose exact mean is added up in float64, and of the parameters after some steps, against those
-    without a hook.
+    """A communication hook averages buckets in a way of its own, as fp16 or bf16. What is saved, and the errors of the
+    first gradient and of the parameters after some steps, against those without a hook.
 
     One row per hook, that without a hook first. Raises `PlaygroundError` if replicas differ with one of them.
     """
     rows: list[Fields] = []
-    baseline: torch.Tensor | None = None
+    baseline: tuple[torch.Tensor, torch.Tensor] | None = None
     for name, register in HOOKS.items():
         run = build_run(settings)
         register(run.ddp)
-        rows.append({"hook": name, **train_with(run, baseline)})
-        baseline = run.parameters() if baseline is None else baseline
+        messages, gradients, loss = train_with_hook(run)
+        results = gradients, run.parameters()
+        baseline = baseline or results
+        errors = [relative_error(mine, theirs) for mine, theirs in zip(results, baseline, strict=True)]
+        sent = {
+            "sends": ", ".join(sorted({dtype for dtype, _ in messages})),
+            "messages": len(messages),
+            "sent": sum(nbytes for _, nbytes in messages),
+        }
+        changed = {"gradient_rel": errors[0], "parameters_rel": errors[1], "loss": mean(all_gather_object(loss))}
+        rows.append({"hook": name, **sent, **changed})
     return rows
 
 
-def train_with(run: DDPRun, baseline: torch.Tensor | None) -> Fields:
-    """Take `STEPS` steps. `baseline` are the parameters after as many steps without a hook; None if these are they."""
+def train_with_hook(run: DDPRun) -> tuple[list[tuple[str, int]], torch.Tensor, float]:
+    """Take `STEPS` steps. Returns the messages of the first, its gradients, and this rank's part of the last loss."""
     for _ in range(WARM_UP):
         run.backward(0)
-    exact = run.exact_mean(0)
     messages = SentMessages()
     with observing(messages):
         loss = run.step(0)
-    _, gradient_error = measure_errors(run.gradients(), exact)
+    gradients = run.gradients()
     for number in range(1, STEPS):
         loss = run.step(number)
     check(find_largest_difference(run.ddp.module)[0], f"with this hook {DIFFER}")
-    parameters = run.parameters()
-    _, parameters_error = measure_errors(parameters, parameters if baseline is None else baseline)
-    return {
-        "sends": ", ".join(sorted({dtype for dtype, _ in messages.sent})),
-        "messages": len(messages.sent),
-        "sent": sum(nbytes for _, nbytes in messages.sent),
-        "gradient_rel": gradient_error,
-        "parameters_rel": parameters_error,
-        "loss": mean(all_gather_object(loss)),
-    }
+    return messages.sent, gradients, loss
 
 
 def check(difference: float, text: str, most: float = 0) -> None:
@@ -284,28 +270,6 @@ def register_fp16(model: DistributedDataParallel) -> None:
 def register_bf16(model: DistributedDataParallel) -> None:
     """8 bits of precision, and the range of float32."""
     model.register_comm_hook(None, lambda _, bucket: bf16_compress_hook(None, bucket))  # torch wants CUDA for its own
-
-
-def register_power_sgd(model: DistributedDataParallel) -> None:
-    """PowerSGD with matrices of rank one; what that leaves out is kept for the next step. The first passes average
-    plainly: errors are kept per bucket, and buckets change.
-
-    Source: Vogels et al., 2019, arXiv 1905.13727
-    """
-    state = PowerSGDState(process_group=None, matrix_approximation_rank=1, start_powerSGD_iter=WARM_UP)
-    model.register_comm_hook(state, one_at_a_time(powerSGD_hook))
-
-
-def one_at_a_time(hook: Hook) -> Hook:
-    """`hook`, done with each bucket before the next. PowerSGD sends again when its first message has arrived, and
-    waits, in the threads of gloo. With several buckets under way all of those can be waiting, which hangs; or they send
-    in an order of their own on every rank, and messages meet that do not belong together, which aborts the process."""
-
-    def wait_for(future: torch.futures.Future[torch.Tensor]) -> torch.futures.Future[torch.Tensor]:
-        future.wait()
-        return future
-
-    return lambda state, bucket: wait_for(hook(state, bucket))
 
 
 class SendEveryTime(GradSync):
@@ -339,10 +303,10 @@ def accumulation(rank: int, size: int, settings: LabSettings) -> list[Fields]:
         backward(run.optimizer, [partial(run.loss, run.ddp, batch, ACCUMULATED) for batch in batches], sync)
         gradients = run.gradients()
         whole = gradients if whole is None else whole
-        largest, relative = measure_errors(gradients, whole)
-        check(relative, f"{way}: gradients differ by {{}}, more than rounding does", ROUNDING)
+        error = relative_error(gradients, whole)
+        check(error, f"{way}: gradients differ by {{}}, more than rounding does", ROUNDING)
         counts = {"batches": len(batches), "messages": len(recorder.sent)}
-        rows.append({"way": way, **counts, "max_error": largest, "rel_error": relative})
+        rows.append({"way": way, **counts, "rel_error": error})
     return rows
 
 
@@ -387,9 +351,9 @@ def checkpoint(rank: int, size: int, settings: LabSettings) -> list[Fields]:
     train(run, range(STEPS, 2 * STEPS))
     rows: list[Fields] = []
     for names in (("model",), ("model", "optimizer")):
-        errors = measure_errors(resume(settings, state, names), run.parameters())
-        rows.append({"loaded": ", ".join(names), "read": read[rank], "max_error": errors[0], "rel_error": errors[1]})
-    check(errors[0], RESUMED)
+        error = relative_error(resume(settings, state, names), run.parameters())
+        rows.append({"loaded": ", ".join(names), "read": read[rank], "rel_error": error})
+    check(error, RESUMED)
     return rows
 
 

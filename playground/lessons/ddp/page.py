@@ -31,8 +31,7 @@ from playground.runtime.remote import Remote, remote
 from playground.training.settings import TrainingSettings
 
 WARM_UP = 2
-"""Backward passes that precede every comparison. In the first, DDP has not arranged its buckets yet; a hook that keeps
-something per bucket begins after them."""
+"""Backward passes that precede every comparison: in the first, DDP has not arranged its buckets yet."""
 STEPS = 5
 """Steps with each hook in the part hooks, before and after the part checkpoint."""
 
@@ -41,7 +40,6 @@ HOOKS = {
     "none": remote("playground.lessons.ddp.lab:register_none"),
     "fp16": remote("playground.lessons.ddp.lab:register_fp16"),
     "bf16": remote("playground.lessons.ddp.lab:register_bf16"),
-    "powersgd": remote("playground.lessons.ddp.lab:register_power_sgd"),
 }
 """By name, functions called as `register(model)`: register the hook, with a new state, with a DistributedDataParallel.
 The others are compared with the first."""
@@ -104,7 +102,7 @@ COLUMNS = {
         ("bucket_cap_mb", "bucket cap", "MiB", "g"), ("bucket",), ("bytes", "size", "bytes", ","),
         ("ready", "gradients\nready"), ("messages",), ("sent", "sent", "bytes", ","),
         ("gradient_rel", "gradient\nrel. error", "", ".1e"), ("parameters_rel", "parameters\nrel. error", "", ".1e"),
-        ("loss", "loss", "", ".6f"), ("batches",), ("steps",), ("max_error", "max. error", "", ".1e"),
+        ("loss", "loss", "", ".6f"), ("batches",), ("steps",),
         ("rel_error", "rel. error", "", ".1e"), ("difference",), ("read", "read", "bytes", ","),
     ),
 }  # fmt: skip
