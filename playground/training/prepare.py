@@ -37,10 +37,7 @@ MNIST = {
 NETWORK_TIMEOUT = 10.0
 """Seconds without a byte from a server before it counts as out of reach."""
 DATASETS = ("auto", "mnist", "digits")
-
 Say = Callable[[str], None]
-
-
 Settings = TypeVar("Settings", bound=Any)
 
 

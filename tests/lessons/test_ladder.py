@@ -153,7 +153,6 @@ def test_messages_are_counted(cap: float, messages: int, early: int, ladder: Run
         assert document["steps"][0]["ranks"][0][rung["rung"]].keys() == {*PARTS}
         assert min(rung[name] for name in (*PARTS, "alone")) > 0
         assert 0 <= rung["hidden"] <= 1
-        assert rung["p50"] == rung["p95"]
         assert rung["speed_to_ddp"] == pytest.approx(document["rungs"][-1]["p50"] / rung["p50"])
 
 

@@ -5,15 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-import pytest
 import torch
 from torchvision.datasets.mnist import read_image_file, read_label_file
 
 from playground.lessons import LESSONS
-from playground.runtime import UsageError
 from playground.testing import World
 from playground.training.data import MEAN, STD, Images, partition_dataset
-from playground.training.digits import idx
 from playground.training.run import run_training
 from playground.training.settings import TrainingSettings
 
@@ -32,29 +29,6 @@ def test_one_loader_reads_what_torchvision_reads(digits_folder: Path) -> None:
         image, label = ours[7]
         assert torch.equal(image, got[7])
         assert label == classes[7]
-
-
-@pytest.mark.parametrize(
-    ("place", "content"),
-    [(0, b"\1"), (4, b"\x7f"), (0, b"")],
-    ids=["kind", "more samples than there are bytes", "cut off"],
-)
-def test_a_damaged_idx_file_is_refused_in_one_line(place: int, content: bytes, tmp_path: Path) -> None:
-    whole = idx(torch.zeros(2, 28, 28, dtype=torch.uint8)).ljust(place, b"\0")
-    damaged = whole[:place] + content + whole[place + len(content) :] if content else whole[:11]
-    (tmp_path / "train-images-idx3-ubyte").write_bytes(damaged)
-    (tmp_path / "train-labels-idx1-ubyte").write_bytes(idx(torch.zeros(2, dtype=torch.uint8)))
-    with pytest.raises(UsageError, match="train-images-idx3-ubyte is damaged") as caught:
-        Images(tmp_path, "train")
-    assert "\n" not in str(caught.value)
-
-
-def test_labels_must_be_those_of_the_images(tmp_path: Path) -> None:
-    (tmp_path / "train-images-idx3-ubyte").write_bytes(idx(torch.zeros(2, 28, 28, dtype=torch.uint8)))
-    for labels in ([1], [1, 10]):
-        (tmp_path / "train-labels-idx1-ubyte").write_bytes(idx(torch.tensor(labels, dtype=torch.uint8)))
-        with pytest.raises(UsageError, match="its labels are not those of its images"):
-            Images(tmp_path, "train")
 
 
 def labels_of_batches(rank: int, size: int, folder: Path) -> list[int]:

@@ -62,8 +62,7 @@ def devices_of(inputs: Sequence[Any]) -> list[torch.device]:
 
 
 observers: list[Any] = []
-"""Accounts of virtual devices, or of what real ones do (`Account` in memory.py). The last one is told what is `moving`
-and which device a thread is `working_for`, and asked for the `device_of` a tensor."""
+"""Accounts of devices, as `Account` in memory.py. The last one is called."""
 
 
 def device_of(tensor: torch.Tensor) -> torch.device:

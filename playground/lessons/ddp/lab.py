@@ -53,14 +53,10 @@ PASSES = 3
 BATCHES = 3
 """Batches of rank 0 in uneven_inputs; every further rank has one more."""
 SAMPLES = 10
-FILE = "/checkpoint.pt"
 ROUNDING = 1e-12
 """How far apart two sums of the same float64 numbers may be, relative to their norm."""
 DIFFER = "replicas differ by up to {:.2g}: they must not at all"
-RESUMED = (
-    "resumed from the checkpoint, parameters differ by up to {:.2g} from those of an uninterrupted run: they must not "
-    "at all"
-)
+RESUMED = "resumed from the checkpoint, parameters differ by {:.2g} of their norm from an uninterrupted run's"
 State = dict[str, Any]
 """state_dict() of the model and of the optimizer, under these names."""
 
@@ -86,26 +82,29 @@ class DDPRun:
         images, labels = self.images.span(first, shares[-1])
         return images.to(device(), self.params[0].dtype), labels.to(device())
 
-    def loss(self, model: nn.Module, batch: Batch, batches: int = 1) -> torch.Tensor:
+    def loss(self, batch: Batch, batches: int = 1) -> torch.Tensor:
         """This rank's part of the mean loss over `batches` batches, of which `batch` is one, or all."""
         images, labels = batch
         samples_per_rank = batches * self.training.batch_size / dist.get_world_size()
-        return mean_loss_part(model(images), labels, samples_per_rank)
+        return mean_loss_part(self.ddp(images), labels, samples_per_rank)
 
-    def numbered_loss(self, model: nn.Module, number: int) -> torch.Tensor:
+    def numbered_loss(self, number: int) -> torch.Tensor:
         """This rank's part of the mean loss over that batch, with the dropout masks drawn for it."""
+        report(batch=number)
         torch.manual_seed(self.training.seed + 1 + dist.get_rank() + dist.get_world_size() * number)
-        return self.loss(model, self.batch(number))
+        return self.loss(self.batch(number))
 
     def backward(self, number: int) -> float:
         """Leave in every `param.grad` its mean over all ranks for one batch. This rank's part of the loss."""
-        report(batch=number)
-        return float(backward(self.optimizer, [partial(self.numbered_loss, self.ddp, number)], self.sync))
+        return float(backward(self.optimizer, [partial(self.numbered_loss, number)], self.sync))
 
     def step(self, number: int) -> float:
         """The same, and the optimizer's step. The gradients stay."""
-        report(batch=number)
-        return float(training_step(self.optimizer, [partial(self.numbered_loss, self.ddp, number)], self.sync))
+        return float(training_step(self.optimizer, [partial(self.numbered_loss, number)], self.sync))
+
+    def train(self, steps: range) -> None:
+        for number in steps:
+            self.step(number)
 
     def gradients(self) -> torch.Tensor:
         """All of them, flat, as float64."""
@@ -125,8 +124,7 @@ def build_model(seed: int) -> nn.Module:
 
 def build_run(settings: LabSettings, bucket_cap_mb: float | None = None) -> DDPRun:
     """A run from its start, with the lab's last bucket cap unless another is given."""
-    model = build_model(settings.training.seed)
-    return DDPRun(model, settings.training, bucket_cap_mb or settings.caps[-1])
+    return DDPRun(build_model(settings.training.seed), settings.training, bucket_cap_mb or settings.caps[-1])
 
 
 def relative_error(values: torch.Tensor, reference: torch.Tensor) -> float:
@@ -300,7 +298,7 @@ def accumulation(rank: int, size: int, settings: LabSettings) -> list[Fields]:
         ("no_sync but for the last", small, run.sync),
     ):
         recorder.clear()
-        backward(run.optimizer, [partial(run.loss, run.ddp, batch, ACCUMULATED) for batch in batches], sync)
+        backward(run.optimizer, [partial(run.loss, batch, ACCUMULATED) for batch in batches], sync)
         gradients = run.gradients()
         whole = gradients if whole is None else whole
         error = relative_error(gradients, whole)
@@ -339,27 +337,22 @@ def checkpoint(rank: int, size: int, settings: LabSettings) -> list[Fields]:
     it ends elsewhere than one that was never interrupted.
     """
     run = build_run(settings)
-    train(run, range(STEPS))
+    run.train(range(STEPS))
     with temporary_folder("checkpoint") if rank == 0 else contextlib.nullcontext() as folder:
-        place = [str(folder)]
+        place = [f"{folder}/checkpoint.pt"]
         if rank == 0:
-            torch.save({"model": run.ddp.module.state_dict(), "optimizer": run.optimizer.state_dict()}, place[0] + FILE)
+            torch.save({"model": run.ddp.module.state_dict(), "optimizer": run.optimizer.state_dict()}, place[0])
         dist.broadcast_object_list(place, src=0)  # orders what follows after writing, as a barrier would
-        file = Path(place[0] + FILE)
+        file = Path(place[0])
         state: State = torch.load(file, map_location=device(), weights_only=True)  # which runs no code in it
         read = all_gather_object(file.stat().st_size)  # rank 0 removes the file when all have read it
-    train(run, range(STEPS, 2 * STEPS))
+    run.train(range(STEPS, 2 * STEPS))
     rows: list[Fields] = []
     for names in (("model",), ("model", "optimizer")):
         error = relative_error(resume(settings, state, names), run.parameters())
         rows.append({"loaded": ", ".join(names), "read": read[rank], "rel_error": error})
     check(error, RESUMED)
     return rows
-
-
-def train(run: DDPRun, steps: range) -> None:
-    for number in steps:
-        run.step(number)
 
 
 def resume(settings: LabSettings, state: State, names: tuple[str, ...]) -> torch.Tensor:
@@ -370,7 +363,7 @@ def resume(settings: LabSettings, state: State, names: tuple[str, ...]) -> torch
     run.ddp.module.load_state_dict(state["model"])
     if "optimizer" in names:
         run.optimizer.load_state_dict(state["optimizer"])
-    train(run, range(STEPS, 2 * STEPS))
+    run.train(range(STEPS, 2 * STEPS))
     return run.parameters()
 
 

@@ -270,7 +270,7 @@ def summarize(
     """A row for each replica, in order, as `page` describes it; the last is the one in DistributedDataParallel.
     `seconds` are those of `time_in_turn`, `messages` what `count_messages` has found."""
     steps = seconds[..., : len(PARTS)].sum(-1).amax(0)  # [replica, round], on the slowest rank
-    p50, p95 = (steps.quantile(quantile, dim=1).tolist() for quantile in (0.5, 0.95))
+    p50 = steps.quantile(0.5, dim=1).tolist()
     rows = []
     for number, (replica, sent) in enumerate(zip(replicas, messages, strict=True)):
         of_parts = seconds[:, number, :, : len(PARTS)]  # [rank, round, part]
@@ -290,7 +290,6 @@ def summarize(
                 "difference_to_ddp": difference_to_ddp,
                 "rung": replica.name,
                 "p50": p50[number],
-                "p95": p95[number],
                 "loss": loss,
                 "replicas_max_difference": find_largest_difference(replica.model, with_buffers=False)[0],
                 "speed_to_first": p50[0] / p50[number],

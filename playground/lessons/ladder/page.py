@@ -27,7 +27,7 @@ MODELS = {"net": remote("playground.training.net:Net"), "resnet18": remote("play
 """The models to train, of 21,840 and of 11,175,370 parameters."""
 PARTS = ("forward", "backward", "exposed", "step")
 """Parts of a training step, in order."""
-TIMES = ("p50", "p95", *PARTS, "alone")
+TIMES = ("p50", *PARTS, "alone")
 """Figures of a rung that are shown in milliseconds, in order."""
 LEGEND = (
     "  p50: median time of a step, on its slowest rank. Its parts are medians on the rank that is the last to start "
@@ -35,7 +35,7 @@ LEGEND = (
     "averaged (in the row parameters, what averaging them takes after the optimizer's step; shared-step sums in that "
     "step). alone: what the same averaging takes without a backward to hide behind; hidden: the share of it that is "
     "not exposed. vs. ddp, vs. first: how many times as fast as ddp, and as the first rung.",
-    "  With --wide: p95, which 95 of 100 steps stay below; step, the optimizer's; early, the share of the bytes that "
+    "  With --wide: step, the optimizer's; early, the share of the bytes that "
     "are sent before the last gradient is ready (nothing else can be hidden); messages and bytes that a rank sends "
     "in a step; the loss of the last batch; distance, the largest difference of any parameter from ddp's (rounding, "
     "which grows where it decides which of two numbers a ReLU or max_pool lets through).",
@@ -74,7 +74,7 @@ Rung = Fields
   `hidden`: the share of it that is not exposed, 0 to 1.
 - `messages`, `bytes`: per step, on the rank that sends most; `early_bytes`: of those that leave before the last
   gradient is ready, for no more can be hidden.
-- `rung`: its name; `p50`, `p95`: the times of a step on its slowest rank that 50 and 95 of 100 steps stay below.
+- `rung`: its name; `p50`: the median time of a step on its slowest rank.
 - `loss`: the mean over the last global batch; `difference_to_ddp`: the largest difference of any parameter to
   DistributedDataParallel's, on any rank; `replicas_max_difference`: between a rank and rank 0, where BatchNorm's
   statistics are each rank's own.
@@ -94,7 +94,7 @@ def agreement(rungs: Sequence[Rung], all_reduce: str) -> str:
 
 def result_texts(rungs: Sequence[Rung]) -> Texts:
     """The meaning of the columns, a row per rung, and caveats."""
-    times = {part: Column(part, "ms", right=True, wide=part in ("p95", "step")) for part in TIMES}
+    times = {part: Column(part, "ms", right=True, wide=part == "step") for part in TIMES}
     sent = figures(("early", "early", "%", ".0f"), ("messages",), ("bytes", "sent", "bytes", ","), wide=True)
     ratios = figures(("speed_to_ddp", "vs.\nddp", "", ".2f"), ("speed_to_first", "vs.\nfirst", "", ".2f"))
     outcome = figures(("loss", "loss", "", ".4f"), ("distance", "distance\nto ddp"), wide=True)
