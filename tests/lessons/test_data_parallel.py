@@ -57,7 +57,7 @@ def gradients(run: Callable[[torch.Tensor], torch.Tensor], module: nn.Module, in
 
 
 @given(st.integers(1, 8), st.integers(1, 33))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 def test_gradients_are_those_of_one_device_with_the_whole_batch(devices: int, batch: int) -> None:
     module, inputs = model(), torch.randn(batch, 5, dtype=torch.float64)
     parallel = DataParallel(module, DEVICES[:devices], DEVICES[devices - 1])
@@ -106,7 +106,7 @@ def same(one: Any, other: Any) -> bool:
 
 
 @given(NESTED, st.integers(1, 9), st.integers(1, 8))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=25, deadline=None)
 def test_scatter_cuts_every_tensor_and_keeps_everything_else(shape: Any, batch: int, devices: int) -> None:
     """torch.chunk at every tensor, all else as it is; gather puts the tensors together again."""
     value = tree_map(lambda leaf: torch.randn(batch, 2) if leaf == "tensor" else leaf or 0, shape)
@@ -237,14 +237,14 @@ def test_the_loss_inside_forward_gathers_a_thousandth_and_evens_the_peaks_out() 
     devices = ("cpu:0", "cpu:1", "cpu:2", "cpu:3")
     compared = ways_to_compare(devices, None)
     assert compared == (("logits", "cpu:0"), ("loss", "cpu:0"), ("outputs", "cpu:0"), ("logits", "cpu:1"))
-    [results] = launch(experiment.ways, 1, args=(on(*devices, ways=compared, batch_size=32, steps=1, seed=0),))
+    [results] = launch(experiment.ways, 1, args=(on(*devices, ways=compared, batch_size=16, steps=1, seed=0),))
     logits, inside, outputs, elsewhere = results
     assert all(way["seconds"] > 0 for way in results)
     assert max(inside["gathered"], outputs["gathered"]) <= logits["gathered"] / 1000
-    assert logits["gathered"] == elsewhere["gathered"] == 24 * 8 * 30_000 * 4
+    assert logits["gathered"] == elsewhere["gathered"] == 12 * 8 * 30_000 * 4
     peaks = [[device["peak"] for device in way["devices"]] for way in results]
     assert peaks[0][0] > 3 * max(peaks[0][1:])
-    assert max(peaks[1]) < 1.5 * min(peaks[1])
+    assert max(peaks[1]) < 2 * min(peaks[1])
     assert peaks[3].index(max(peaks[3])) == 1
     assert [way["loss"] for way in results] == pytest.approx([logits["loss"]] * 4, rel=1e-6)
     for device in (device for way in results for device in way["devices"]):

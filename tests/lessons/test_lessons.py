@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import ast
 import importlib
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -135,22 +132,22 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.stress)])
-def test_the_tutorial_s_program_runs_as_it_stands(method: str, tmp_path: Path) -> None:
-    """With a port of its own, that is: the default is taken where two tests run at once. Forked processes need not
-    import torch, which takes each of those that are spawned two seconds."""
+def test_the_tutorial_s_program_runs_as_it_stands(run_script: Callable[..., Any]) -> None:
+    """With a port of its own, that is: the default is taken where two tests run at once. And forked, for processes that
+    are spawned import torch."""
     program = SPAWNED
-    if method == "fork":
-        forked = (('"spawn"', '"fork"'), ("mp.spawn(", "mp.start_processes("), ("=3)", '=3, start_method="fork")'))
-        for spawned, instead in forked:
-            assert program.count(spawned) == 1
-            program = program.replace(spawned, instead)
-    (tmp_path / "tutorial.py").write_text(program)
-    place = {**os.environ, "MASTER_PORT": str(free_port()), "PYTHONUNBUFFERED": ""}  # a line is then one write
-    shown = subprocess.run([sys.executable, tmp_path / "tutorial.py"], env=place, capture_output=True, text=True)
-    assert (shown.returncode, shown.stderr) == (0, "")
+    forked = (
+        ('"spawn"', '"fork", force=True'),
+        ("mp.spawn(", "mp.start_processes("),
+        ("=3)", '=3, start_method="fork")'),
+    )
+    for spawned, instead in forked:
+        assert program.count(spawned) == 1
+        program = program.replace(spawned, instead)
+    shown = run_script(program, MASTER_PORT=str(free_port()))
+    assert (shown.code, shown.err) == (0, "")
     lines = [f"Rank {rank} of {size}" for size in (2, 3) for rank in range(size)]
-    assert sorted(shown.stdout.splitlines(), key=lambda line: line.split()[::-1]) == lines
+    assert sorted(shown.out.splitlines(), key=lambda line: line.split()[::-1]) == lines
 
 
 @pytest.mark.stress

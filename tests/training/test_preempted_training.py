@@ -81,7 +81,7 @@ def folder_of(settings: TrainingSettings) -> Path:
 
 @pytest.mark.parametrize(
     ("size", "way", "moments"),
-    [(2, "sgd", [1, 5]), (3, "ddp", [3, 4]), pytest.param(2, "sgd", range(1, 10), marks=pytest.mark.stress)],
+    [(2, "sgd", [1, 5]), (3, "ddp", [3]), pytest.param(2, "sgd", range(1, 10), marks=pytest.mark.stress)],
 )
 def test_the_end_has_the_same_bits(
     size: int, way: str, moments: list[int], settings: TrainingSettings, tmp_path: Path

@@ -106,7 +106,7 @@ class Silent(http.server.SimpleHTTPRequestHandler):
 def served(folder: Path) -> Iterator[str]:
     """`folder` as an http:// address on loopback."""
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), partial(Silent, directory=str(folder))) as server:
-        thread = threading.Thread(target=server.serve_forever)
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
         yield f"http://127.0.0.1:{server.server_port}"
         server.shutdown()
@@ -121,7 +121,7 @@ def test_mnist_comes_over_http(mirror: Path, tmp_path: Path) -> None:
 
 
 def test_a_server_that_never_answers_is_given_up(mirror: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prepare, "NETWORK_TIMEOUT", 0.3)
+    monkeypatch.setattr(prepare, "NETWORK_TIMEOUT", 0.1)
     with socket.create_server(("127.0.0.1", 0)) as deaf, pytest.raises(NoData, match="timed out"):
         prepare.prepare("mnist", tmp_path / "data", f"http://127.0.0.1:{deaf.getsockname()[1]}")
 

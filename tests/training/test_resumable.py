@@ -59,13 +59,12 @@ def count_differing(one: TrainingSettings, other: TrainingSettings) -> int:
 @pytest.mark.parametrize(
     ("size", "lesson", "kills", "options"),
     [
-        (2, by_hand, [(1, 4)], {}),
         (3, with_ddp, [(0, 6), (2, 8)], {}),
         (3, by_hand, [(2, 1), (1, 10)], {"sync": "overlapped", "all_reduce": "ring"}),
         (2, by_hand, [(0, 9)], {"sync": "parameters", "sync_every": 3}),
-        (2, with_ddp, [(1, 5)], {"accumulate": 5, "epochs": 6}),
+        pytest.param(2, with_ddp, [(1, 5)], {"accumulate": 5, "epochs": 6}, marks=pytest.mark.stress),
     ],
-    ids=["sgd", "ddp", "overlapped", "local SGD", "accumulate"],
+    ids=["ddp", "overlapped", "local SGD", "accumulate"],
 )
 def test_the_end_has_the_same_bits(
     size: int, lesson: Any, kills: list[Kill], options: dict[str, Any], settings: TrainingSettings, tmp_path: Path
@@ -99,10 +98,8 @@ def test_a_run_that_is_beyond_its_last_epoch_leaves_the_snapshots_as_they_are(se
     assert position == {"epoch": 2, "step": 3, "total": 8}
 
 
-@pytest.mark.parametrize(("before", "now"), [(1, 3), (3, 2)])
-def test_another_number_of_ranks_goes_on_and_says_what_is_exact(
-    before: int, now: int, settings: TrainingSettings
-) -> None:
+def test_another_number_of_ranks_goes_on_and_says_what_is_exact(settings: TrainingSettings) -> None:
+    before, now = 3, 2
     train(before, by_hand, settings, [])
     for _, file in find_snapshots(snapshots_of(settings).folder)[:2]:
         file.unlink()  # what is left is in the second epoch, one step done

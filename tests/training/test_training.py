@@ -102,15 +102,14 @@ def test_n_ranks_equal_one_process_on_the_whole_batch(sync: str, world: Worlds, 
     assert (alone - torch.tensor(together[0], dtype=torch.float64)).abs().max() < 1e-12
 
 
-@pytest.mark.parametrize("size", [3, 8])
-def test_no_sample_is_dropped_or_doubled(size: int, world: Worlds, digits_folder: Path) -> None:
-    """101 samples in batches of 8 leave 5: with 8 ranks, three have nothing to do in the last step but must take it."""
-    results = world(size).run(which_samples, digits_folder, 101, 8)
+def test_no_sample_is_dropped_or_doubled(world: Worlds, digits_folder: Path) -> None:
+    """98 samples in batches of 8 leave 2: of 3 ranks, one has nothing to do in the last step but must take it."""
+    results = world(3).run(which_samples, digits_folder, 98, 8)
     for step in range(13):
-        assert sum(result["lengths"][step] for result in results) == (8 if step < 12 else 5)
+        assert sum(result["lengths"][step] for result in results) == (8 if step < 12 else 2)
     for epoch in (slice(0, 13), slice(13, 26)):
         trained = [sample for result in results for step in result["steps"][epoch] for sample in step]
-        assert sorted(trained) == list(range(101))
+        assert sorted(trained) == list(range(98))
     assert results[0]["steps"][:13] != results[0]["steps"][13:], "every epoch has an order of its own"
     tested = [sample for result in results for sample in result["tested"]]
     assert sorted(tested) == list(range(200))
@@ -212,17 +211,17 @@ def train_in(world: World, run: Remote, folder: Path, **changes: Any) -> list[Tr
 
 def test_sgd_learns_and_every_way_of_averaging_learns_the_same(world: Worlds, digits_folder: Path) -> None:
     runs = {
-        "sgd": train_in(world(2), LESSONS["sgd"].remote("run"), digits_folder, epochs=5, lr=0.1),
-        "flat": train_in(world(2), BY_HAND, digits_folder, epochs=5, lr=0.1, sync="flat"),
-        "per-parameter": train_in(world(2), BY_HAND, digits_folder, epochs=5, lr=0.1, sync="per-parameter"),
-        "ddp": train_in(world(2), LESSONS["ddp"].remote("run"), digits_folder, epochs=5, lr=0.1),
-        "ddp, general": train_in(world(2), WITH_DDP, digits_folder, epochs=5, lr=0.1),
+        "sgd": train_in(world(2), LESSONS["sgd"].remote("run"), digits_folder, epochs=3, lr=0.1),
+        "flat": train_in(world(2), BY_HAND, digits_folder, epochs=3, lr=0.1, sync="flat"),
+        "per-parameter": train_in(world(2), BY_HAND, digits_folder, epochs=3, lr=0.1, sync="per-parameter"),
+        "ddp": train_in(world(2), LESSONS["ddp"].remote("run"), digits_folder, epochs=3, lr=0.1),
+        "ddp, general": train_in(world(2), WITH_DDP, digits_folder, epochs=3, lr=0.1),
     }
     for first, second in runs.values():
         assert list(map(without_times, first.epochs)) == list(map(without_times, second.epochs))
         assert first.replicas_max_difference == 0.0
-        assert first.epochs[-1].loss < first.epochs[0].loss - 0.05
-        assert [epoch.tested for epoch in first.epochs] == [200] * 5
+        assert first.epochs[-1].loss < first.epochs[0].loss - 0.02
+        assert [epoch.tested for epoch in first.epochs] == [200] * 3
     losses = {sync: [epoch.loss for epoch in run[0].epochs] for sync, run in runs.items()}
     for sync in runs:
         assert losses[sync] == pytest.approx(losses["sgd"], rel=1e-4), sync
