@@ -2,7 +2,6 @@
 
     python -m playground zero
     python -m playground zero -n 4 --layers 6 --way zero-3
-    python -m playground zero --way ddp --cap-mb 3
 
 An all-reduce is a reduce-scatter and an all-gather. With the optimizer's step between these two, a rank steps for its
 share of the parameters alone: then it needs its share of the optimizer's state (zero-1), of the gradients (zero-2)
@@ -23,6 +22,8 @@ from torch import nn
 
 from playground.lessons.zero.shares import Row, units
 from playground.training.sync import GradSync, buckets, trainable_parameters
+
+SECOND = "a second backward before the optimizer's step: put the first one under no_sync"
 
 
 class DDP(GradSync):
@@ -62,7 +63,7 @@ class Zero1(DDP):
     def after_backward(self) -> None:
         for row in self.rows:
             if row.share.grad is not None:
-                raise RuntimeError("a second backward before the optimizer's step: put the first one under no_sync")
+                raise RuntimeError(SECOND)
             for param in row.params:
                 param.grad = row.add(param)
             mine = row.cut(row.gradients)
@@ -72,16 +73,9 @@ class Zero1(DDP):
     def after_step(self, last: bool) -> None:
         for row in self.rows:
             dist.all_gather_into_tensor(row.values, row.share.detach())
-            row.gradients.zero_()
             row.share.grad = None
-
-    def clip_grad_norm(self, max_norm: float) -> torch.Tensor:
-        """As `torch.nn.utils.clip_grad_norm_`, by the norm of all ranks' shares together, which it returns."""
-        squares = sum(row.share.grad.square().sum() for row in self.rows)
-        dist.all_reduce(squares)
-        for row in self.rows:
-            row.share.grad *= (max_norm / (squares.sqrt() + 1e-6)).clamp(max=1.0)
-        return squares.sqrt()
+            if row.gradients is not None:
+                row.gradients.zero_()
 
 
 class Zero2(Zero1):
@@ -101,14 +95,18 @@ class Zero2(Zero1):
     def collect(self, row: Row, param: torch.Tensor) -> None:
         """Called by backward when `param.grad` is complete."""
         if self.is_syncing:
-            row.add(param)
-            param.grad = None
+            if row not in self.waiting:
+                raise RuntimeError(SECOND)
+            row.missing.discard(param)
             while self.waiting and not self.waiting[0].missing:  # in one order on all ranks
                 self.reduce(self.waiting.pop(0))
 
     def reduce(self, row: Row) -> None:
-        """Start the reduce-scatter of a row when the one before it is done: no more than two rows of gradients."""
+        """Start the reduce-scatter of a row, when the one before is done."""
         self.finish()
+        for param in row.params:
+            row.add(param)
+            param.grad = None
         mine = row.gradients.new_empty(row.share_numel)
         self.reducing = row, mine, dist.reduce_scatter_tensor(mine, row.gradients, async_op=True)
 
@@ -117,20 +115,14 @@ class Zero2(Zero1):
             row, mine, work = self.reducing
             work.wait()
             row.share.grad = mine if row.share.grad is None else row.share.grad + mine
-            row.gradients, row.views, row.missing, self.reducing = None, {}, set(row.params), None
+            row.missing, self.reducing = set(row.params), None
+            row.drop_gradients()
 
     def after_backward(self) -> None:
         for row in self.waiting:  # where backward has not been on this rank
-            for param in [*row.missing]:
-                row.add(param)
             self.reduce(row)
         self.finish()
         self.waiting = self.rows[:]
-
-    def after_step(self, last: bool) -> None:
-        for row in self.rows:
-            dist.all_gather_into_tensor(row.values, row.share.detach())
-            row.share.grad = None
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -151,7 +143,7 @@ class Zero3(Zero2):
         self.units = [[rows[params[0]] for params in buckets(own)] for _, own in units(model)]
         for number, (module, _) in enumerate(units(model)):
             module.register_forward_pre_hook(lambda *_, number=number: self.gather(number, number + 1))
-            module.register_forward_hook(lambda module, *_, number=number: module.training and self.free(number))
+            module.register_forward_hook(lambda module, *_, number=number: self.free(number, module.training))
             module.register_full_backward_pre_hook(lambda *_, number=number: self.gather(number, number - 1))
         for row in self.rows:
             row.share = nn.Parameter(row.share.detach().clone())
@@ -165,13 +157,13 @@ class Zero3(Zero2):
         for row in self.units[number]:
             row.wait()
 
-    def free(self, number: int) -> None:
-        for row in self.units[number]:
+    def free(self, number: int, is_training: bool) -> None:
+        for row in self.units[number] if is_training else ():  # a test may keep all
             row.free()
 
     def reduce(self, row: Row) -> None:
-        super().reduce(row)
         row.free()
+        super().reduce(row)
 
     def after_step(self, last: bool) -> None:
         for row in self.rows:

@@ -57,7 +57,7 @@ class TorchZero1(GradSync):
     """DistributedDataParallel with torch's own ZeroRedundancyOptimizer."""
 
     def optimizer(self, new_optimizer: Callable[..., Any]) -> Any:
-        return ZeroRedundancyOptimizer(self.model.parameters(), torch.optim.AdamW, lr=gpt.LR)
+        return ZeroRedundancyOptimizer(self.model.parameters(), torch.optim.AdamW, lr=gpt.LR, fused=True)
 
 
 def in_ddp(model: nn.Module) -> nn.Module:
@@ -86,7 +86,7 @@ class Replica:
         config = gpt.GPTConfig(layers=settings.layers, width=settings.width)
         self.model = gpt.new_model(config, settings.seed).to(device(), dtype)
         self.sync = GradSync(self.model) if name == "alone" else (WAYS | TORCH_S_OWN)[name](self.model)
-        self.optimizer, self.steps = self.sync.optimizer(partial(torch.optim.AdamW, lr=gpt.LR)), 0
+        self.optimizer, self.steps = self.sync.optimizer(partial(torch.optim.AdamW, lr=gpt.LR, fused=True)), 0
 
     def step(
         self,

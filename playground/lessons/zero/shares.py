@@ -26,7 +26,7 @@ class Row:
             param.data = view
         self.share = nn.Parameter(self.cut(self.values))
         self.gradients: torch.Tensor | None = None
-        self.missing: set[torch.Tensor] = set(params)  # whose gradients are not in `gradients` yet
+        self.missing: set[torch.Tensor] = set(params)  # those whose gradients are not complete
         self.gathering: Any = None
 
     def cut(self, row: torch.Tensor) -> torch.Tensor:
@@ -40,8 +40,10 @@ class Row:
             self.views = views_of(self.gradients[: self.numel], self.params)
         view = self.views[param]
         view.zero_() if param.grad is None else torch.mul(param.grad, 1 / dist.get_world_size(), out=view)
-        self.missing.discard(param)
         return view
+
+    def drop_gradients(self) -> None:
+        self.gradients, self.views = None, {}
 
     def gather(self) -> None:
         """Start to fetch the parameters from all ranks, unless they are here, or on their way."""
@@ -60,6 +62,17 @@ class Row:
         there again after the next `gather`."""
         self.wait()
         self.values.untyped_storage().resize_(0)
+
+
+def clip_grad_norm(rows: Sequence[Row], max_norm: float) -> torch.Tensor:
+    """As `torch.nn.utils.clip_grad_norm_`, by the norm of all ranks' shares together, which it returns. All must call
+    this, after backward."""
+    norm = torch.stack([row.share.grad.square().sum() for row in rows]).sum()
+    dist.all_reduce(norm)
+    norm.sqrt_()
+    for row in rows:
+        row.share.grad *= (max_norm / (norm + 1e-6)).clamp(max=1.0)
+    return norm
 
 
 def units(model: nn.Module) -> list[tuple[nn.Module, list[nn.Parameter]]]:
