@@ -7,6 +7,7 @@ now (zero-3 resizes them), of floating-point numbers alone. What an operation ne
 from __future__ import annotations
 
 import ctypes
+import re
 import resource
 import time
 from collections.abc import Callable, Iterator
@@ -29,7 +30,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from playground.lessons.zero.lesson import WAYS
-from playground.lessons.zero.page import CAPPED_STEPS, EXACT_STEPS, OUT_OF_MEMORY, TIMED_STEPS, WARM_UP, ZeroSettings
+from playground.lessons.zero.page import ZeroSettings
+from playground.lessons.zero.results import CAPPED_STEPS, EXACT_STEPS, OUT_OF_MEMORY, TIMED_STEPS, WARM_UP
 from playground.measurement import Fields
 from playground.measurement.interleave import Heartbeat, gather_by_rank, interleave
 from playground.runtime import PlaygroundError, device, report, synchronize
@@ -200,8 +202,8 @@ def compare(name: str, settings: ZeroSettings) -> float:
 
 
 def train_in_turn(settings: ZeroSettings) -> list[Fields]:
-    """For each way the median `seconds` of a step on its slowest rank, and the `losses` of whole batches, by step. While
-    steps are timed all ways take one in turn; then torch's own stop."""
+    """For each way the median `seconds` of a step on its slowest rank, and the `losses` of whole batches, by step. As
+    long as steps are timed, all ways take one in turn; then torch's own stop."""
     replicas = {name: Replica(name, settings) for name in settings.ways}
     coming, order = batches(settings.batch_size, settings.seed), Random(settings.seed)
     mine: list[tuple[torch.Tensor, torch.Tensor]] = []
@@ -261,22 +263,22 @@ def train_under_limit(rank: int, size: int, settings: ZeroSettings, name: str) -
     """The same for one way, with a cap that the kernel keeps, on the bytes beyond those that the process has without a
     model. What it refuses is an error, which ends this rank."""
     ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, OWN_PAGES)
-    small = Replica("zero-3", replace(settings, width=48, layers=1))  # starts threads, whose stacks count, too
+    small = Replica("zero-3", replace(settings, width=12, layers=1))  # starts threads, whose stacks count, too
     small.step(own_part(next(batches(size, settings.seed))))
-    replica, coming = Replica(name, settings), batches(size, settings.seed)
     before = resource.getrlimit(resource.RLIMIT_DATA)
     resource.setrlimit(resource.RLIMIT_DATA, (data_bytes() + settings.cap, before[1]))
-    most = 0
     try:
-        for _, batch in zip(range(CAPPED_STEPS), coming, strict=False):
+        replica = Replica(name, settings)
+        for _, batch in zip(range(CAPPED_STEPS), batches(size, settings.seed), strict=False):
             replica.step(own_part(batch))
     except RuntimeError as error:
         if "allocate memory" in str(error):
-            raise PlaygroundError(f"{OUT_OF_MEMORY} in step {replica.steps}: {str(error).splitlines()[0]}") from None
+            refused = re.sub(r"^.*DefaultCPUAllocator: |\. Error.*", "", str(error).partition("\n")[0])
+            raise PlaygroundError(f"{OUT_OF_MEMORY}: {refused}") from None
         raise
     finally:
         resource.setrlimit(resource.RLIMIT_DATA, before)
-    return {"way": name, "died": "", "steps": replica.steps, "peak": most}
+    return {"way": name, "died": "", "steps": CAPPED_STEPS}
 
 
 def data_bytes() -> int:
