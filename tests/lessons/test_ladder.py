@@ -19,7 +19,6 @@ from playground.lessons.ladder.lesson import new_rung, run
 from playground.lessons.ladder.measure import WARM_UP, TimedReplica, count_messages, future_of
 from playground.lessons.ladder.page import (
     BERT,
-    BEYOND,
     DDP,
     MODELS,
     PARTS,
@@ -42,9 +41,11 @@ from playground.training.sync import AllReduce
 
 Run = Callable[..., Any]
 Worlds = Callable[..., Any]
-NAMES = [*GRAD_SYNCS, *BEYOND, DDP]
+NAMES = [*GRAD_SYNCS, DDP]
 NET = 87_360
 """Bytes of Net's gradients."""
+CONV1 = 1040
+"""Those of its first layer, which come last."""
 FIRST = 66_240
 """The bytes of its linear layers, which come first."""
 
@@ -165,11 +166,15 @@ def test_messages_are_counted(cap: float, messages: int, early: int, ladder: Run
     assert set(by_name(document, "replicas_max_difference").values()) == {0.0}
     assert by_name(document, "messages") == {
         "per-parameter": 8, "none-safe": 8, "flat": 1, "hierarchical": 3, "parameters": 1, "flat-step": 1,
-        "shared-step": 0, "bucketed": messages, "overlapped": messages, "ddp": messages,
+        "shared-step": 0, "zero-1": 2, "zero-2": 8, "zero-3": 12,
+        "bucketed": messages, "overlapped": messages, "ddp": messages,
     }  # fmt: skip
-    assert by_name(document, "bytes") == dict.fromkeys(NAMES, NET) | {"hierarchical": 3 * NET, "shared-step": 0}
+    assert by_name(document, "bytes") == dict.fromkeys(NAMES, NET) | {
+        "hierarchical": 3 * NET, "shared-step": 0, "zero-3": 3 * NET // 2,
+    }  # fmt: skip
     left = by_name(document, "early_bytes")
     assert [left.pop(name) for name in ("overlapped", "ddp")] == [pytest.approx(early, rel=0.02)] * 2
+    assert (left.pop("zero-2"), left.pop("zero-3")) == ((NET - CONV1) // 2, NET + (NET - CONV1) // 2)
     assert set(left.values()) == {0}
 
 

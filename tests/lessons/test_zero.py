@@ -102,7 +102,10 @@ def train_awkward(rank: int, size: int, clips: bool) -> dict[str, float]:
     start.out.float()
     for name in WAYS:
         models = {"ours": copy.deepcopy(start), "theirs": copy.deepcopy(start)}
-        syncs = {"ours": WAYS[name](models["ours"]), "theirs": new_grad_sync("none-safe", models["theirs"])}
+        syncs: dict[str, Any] = {
+            "ours": WAYS[name](models["ours"]),
+            "theirs": new_grad_sync("none-safe", models["theirs"]),
+        }
         new_sgd = partial(torch.optim.SGD, lr=0.1, momentum=0.9)
         optimizers = {each: sync.optimizer(new_sgd) for each, sync in syncs.items()}
         torch.manual_seed(rank)
@@ -155,7 +158,7 @@ def test_a_second_backward_is_refused_in_one_line(world: Worlds) -> None:
 
 def losses(rank: int, size: int, way: str, folder: Path, steps: int, then: str) -> list[float]:
     """Losses of whole batches of 12; then the ranks `save` what they are, or before they `load` what others were."""
-    replica = Replica(way, small(size), torch.float64)
+    replica: Any = Replica(way, small(size), torch.float64)
     coming, found = batches(12, 5), []
     if then == "load":
         snapshot.load(folder, replica.sync, replica.optimizer)

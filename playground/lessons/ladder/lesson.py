@@ -10,8 +10,8 @@ order that changes, so that whatever else the machine does meets all of them. In
 gradients without a backward to hide behind, which shows how much of that it hides in its steps.
 `--bucket-cap-mb` holds for the rungs and for DistributedDataParallel. `--all-reduce` is for the rungs:
 DistributedDataParallel has the backend's.
-Every rung stands in playground/training/sync.py, and is what `sgd --sync` takes. Beside this are those for embeddings,
-sparse_embeddings.py, and those beyond DistributedDataParallel, flat_step.py; what is measured of them, and how:
+Every rung stands in playground/training, in sync.py or flat_step.py, or is a lesson of its own (zero), and is what
+`sgd --sync` takes. Beside this is the one for embeddings, sparse_embeddings.py; what is measured of all, and how:
 measure.py.
 """
 
@@ -22,7 +22,6 @@ from functools import partial
 import torch
 from torch import nn
 
-from playground.lessons.ladder.flat_step import FlatStep, new_shared_step
 from playground.lessons.ladder.measure import in_ddp, measure
 from playground.lessons.ladder.page import DDP, MODELS, SPARSE, LadderSettings, candidates
 from playground.lessons.ladder.sparse_embeddings import SparseEmbeddings
@@ -39,8 +38,6 @@ def new_rung(name: str, model: nn.Module, all_reduce: AllReduce, broadcast: Broa
         return SparseEmbeddings(model, all_reduce, bucket_cap)
     if name == DDP:
         return in_ddp(model, bucket_cap)
-    if name in ("flat-step", "shared-step"):
-        return (FlatStep if name == "flat-step" else new_shared_step)(model, all_reduce)
     return new_grad_sync(name, model, all_reduce=all_reduce, bucket_cap=bucket_cap, broadcast=broadcast)
 
 

@@ -59,23 +59,21 @@ LEGEND = (
     "in a step; the loss of the last batch; distance, the largest difference of any parameter from ddp's (rounding, "
     "which grows where it decides which of two numbers a ReLU or max_pool lets through).",
 )
-BEYOND = {
-    "flat-step": "one all_reduce for all gradients, and SGD as three operations on flat tensors",
-    "shared-step": "parameters once, in shared memory: each rank sums its share of the gradients and steps for it",
-}
+ON_NO_LINK = ("shared-step", "zero-1", "zero-2", "zero-3")
+"""Rungs without an all-reduce, whose messages a simulated link does not delay."""
 
 
 def candidates(model: str, link: float = 0.0) -> dict[str, str]:
     """The candidates for this model, by name, with a summary: every gradient synchronisation, in order, with one for
-    embeddings where there are any, those that go beyond DistributedDataParallel, then that. Over a simulated link no
-    memory is shared."""
+    embeddings where there are any, then DistributedDataParallel. Over a simulated link without those that it would not
+    delay."""
     rungs: dict[str, str] = {}
     for name, spec in GRAD_SYNCS.items():
-        rungs[name] = spec.summary
+        if not (link and name in ON_NO_LINK):
+            rungs[name] = spec.summary
         if name == "overlapped" and model == BERT:
             rungs[SPARSE] = "overlapped, and of an embedding's gradient only the rows that some rank used"
-    beyond = {name: summary for name, summary in BEYOND.items() if not link or name != "shared-step"}
-    return rungs | beyond | {DDP: "DistributedDataParallel, which does what overlapped does in C++"}
+    return rungs | {DDP: "DistributedDataParallel, which does what overlapped does in C++"}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -83,7 +83,8 @@ class Zero2(Zero1):
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__(model)
-        self.is_syncing, self.waiting, self.reducing = True, self.rows[:], None
+        self.is_syncing, self.waiting = True, self.rows[:]
+        self.reducing: Any = None
         for row in self.rows:
             for param in row.params:
                 param.register_post_accumulate_grad_hook(partial(self.collect, row))

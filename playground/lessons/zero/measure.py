@@ -166,7 +166,7 @@ def count(name: str, settings: ZeroSettings) -> Fields:
     """Bytes in a step with one sequence for each rank, so that activations are few: `parameters`, `gradients` and
     `optimizer` as held before the optimizer's step, `peak` at most in the step, `sent` in it, `series`, held after each
     operation; `model_bytes` and `unit_bytes`, of the parameters of the model and of its largest unit."""
-    replica, counter, rows = Replica(name, settings), ByteCounter(), dict[str, Any]()
+    replica, counter, rows = Replica(name, settings), ByteCounter(), Fields()
     coming = batches(dist.get_world_size(), settings.seed)
     units = [sum(param.nbytes for param in unit.parameters()) for unit in gpt_units(settings)]
 
@@ -266,7 +266,7 @@ def train_under_limit(rank: int, size: int, settings: ZeroSettings, name: str) -
     small = Replica("zero-3", replace(settings, width=12, layers=1))  # starts threads, whose stacks count, too
     small.step(own_part(next(batches(size, settings.seed))))
     before = resource.getrlimit(resource.RLIMIT_DATA)
-    resource.setrlimit(resource.RLIMIT_DATA, (data_bytes() + settings.cap, before[1]))
+    resource.setrlimit(resource.RLIMIT_DATA, (data_bytes() + (settings.cap or 0), before[1]))
     try:
         replica = Replica(name, settings)
         for _, batch in zip(range(CAPPED_STEPS), batches(size, settings.seed), strict=False):

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from playground.console.tables import Column, Texts, figures, tabulate
 from playground.console.text import heading, prose
 from playground.measurement import Fields, format_bytes
 from playground.runtime.errors import PlaygroundError
 
-HELD = {
+HELD: dict[str, tuple[str, Callable[[int], float]]] = {
     "ddp": ("4P", lambda n: 4.0), "zero-1": ("2P + 2P/N", lambda n: 2 + 2 / n),
     "zero-2": ("P + 3P/N", lambda n: 1 + 3 / n), "zero-3": ("4P/N", lambda n: 4 / n),
 }  # fmt: skip

@@ -25,7 +25,7 @@ class Row:
             view.copy_(param.detach())
             param.data = view
         self.share = nn.Parameter(self.cut(self.values))
-        self.gradients: torch.Tensor | None = None
+        self.gradients: Any = None
         self.missing: set[torch.Tensor] = set(params)  # those whose gradients are not complete
         self.gathering: Any = None
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -12,6 +11,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard
 
 from playground.lessons.zero.lesson import Zero1
+from playground.measurement import Fields
 from playground.runtime import device
 
 
@@ -29,15 +29,15 @@ def load(folder: Path, sync: Zero1, optimizer: torch.optim.Optimizer) -> None:
     sync.after_step(last=True)
 
 
-def shares(sync: Zero1, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+def shares(sync: Zero1, optimizer: torch.optim.Optimizer) -> Fields:
     """The memory of all shares, as parts of tensors without the zeros that make shares equal; single numbers as they
     are."""
-    mesh, state = init_device_mesh(device().type, (dist.get_world_size(),)), dict[str, Any]()
+    mesh, state = init_device_mesh(device().type, (dist.get_world_size(),)), Fields()
     for number, row in enumerate(sync.rows):
         own = max(0, min(row.share_numel, row.numel - row.rank * row.share_numel))
         for name, value in {"values": row.share.detach(), **optimizer.state[row.share]}.items():
             if value.dim():
-                shape: dict[str, Any] = {"shape": torch.Size([row.numel]), "stride": (1,)}
-                value = DTensor.from_local(value[:own], mesh, [Shard(0)], run_check=False, **shape)
+                shape = torch.Size([row.numel])
+                value = DTensor.from_local(value[:own], mesh, [Shard(0)], run_check=False, shape=shape, stride=(1,))
             state[f"{number}.{name}"] = value
     return state

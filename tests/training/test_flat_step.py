@@ -14,9 +14,9 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from playground.algorithms import background, load_all_reduce
-from playground.lessons.ladder.flat_step import FlatStep, new_shared_step
 from playground.runtime.errors import RankFailed
 from playground.testing import World
+from playground.training.flat_step import FlatStep, new_shared_step
 from playground.training.net import Net
 from playground.training.step import training_step
 from playground.training.sync import all_reduce_hook, new_grad_sync
