@@ -27,7 +27,7 @@ from playground.runtime.signals import stopping_signal
 from playground.runtime.untrusted import printable
 from playground.survival.folder import AUTO, NO, SnapshotSettings
 from playground.training import prepare
-from playground.training.grad_syncs import RUNGS
+from playground.training.grad_syncs import GRAD_SYNCS
 from playground.training.prepare import PreparedData, Settings
 from playground.training.results import Epoch, TrainingResult, replicas_verdict
 from playground.training.settings import TrainingSettings
@@ -252,7 +252,7 @@ def show_result(
     about = {"dataset": data.summary, "replicas_max_difference": result.replicas_max_difference}
     session.print_document({"run": losses}, best=best, epochs=result.epochs, complete=True, **about)
     verdict = replicas_verdict(result.replicas_max_difference, settings.all_reduce, result.replicas_differ_in)
-    averaged = "gradients" if settings.sync in RUNGS else "parameters"
+    averaged = "parameters" if "sync_every" in GRAD_SYNCS[settings.sync].needs else "gradients"
     session.say(
         prose(
             f"Shown: {lesson.conclude(session.world.size, averaged=averaged)}{settings.over_links}; ",

@@ -76,7 +76,7 @@ def train(
     settings.check_accumulation(len(train_set.dataset.data))
     torch.manual_seed(settings.seed + 1 + dist.get_rank())  # other dropout masks on every rank, the same every run
     history = History(sync.model, train_set, test_set)
-    optimizer = torch.optim.SGD(sync.model.parameters(), lr=settings.lr, momentum=settings.momentum)
+    optimizer = sync.optimizer(partial(torch.optim.SGD, lr=settings.lr, momentum=settings.momentum))
     run = ResumableRun(
         settings.snapshots, partial(identify, settings, sync), sync, optimizer, history,
         partial(warm_up, optimizer, sync, train_set),

@@ -95,6 +95,14 @@ class TrainingSettings:
     def __post_init__(self) -> None:
         check_flags(self)
 
+        spec = GRAD_SYNCS[self.sync]
+        if self.snapshots and spec.takes_step:
+            raise UsageError(f"--sync {self.sync} takes no snapshots: it has the optimizer's state; use another --sync")
+        for name in ("all_reduce", "link"):
+            if getattr(self, name) != getattr(TrainingSettings, name) and "all_reduce" not in spec.needs:
+                option = f"--{name.replace('_', '-')} {getattr(self, name)}"
+                raise UsageError(f"{option}: --sync {self.sync} has no all-reduce, leave one of them out")
+
     @property
     def is_tutorial(self) -> bool:
         """Whether the tutorial's loop will do: `average_gradients` after each backward, on the backend's all_reduce."""

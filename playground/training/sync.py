@@ -269,9 +269,10 @@ def new_grad_sync(name: str, model: nn.Module, **values: Any) -> GradSync:
     them needs."""
     if unknown := values.keys() - {need for spec in GRAD_SYNCS.values() for need in spec.needs}:
         raise TypeError(f"no gradient synchronisation takes {', '.join(sorted(unknown))}")
-    code = GRAD_SYNCS[name].code.load()
-    needs = {need: values[need] for need in GRAD_SYNCS[name].needs if need in values}
-    return code(model, **needs) if isinstance(code, type) else GradSync(model, partial(code, **needs))
+    spec = GRAD_SYNCS[name]
+    code, needs = spec.code.load(), {need: values[need] for need in spec.needs if need in values}
+    makes_one = spec.takes_step or isinstance(code, type)
+    return code(model, **needs) if makes_one else GradSync(model, partial(code, **needs))
 
 
 def build_grad_sync(model: nn.Module, settings: TrainingSettings) -> GradSync:

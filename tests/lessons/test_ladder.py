@@ -19,7 +19,6 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 from playground.lessons.ladder.lesson import new_rung, run
 from playground.lessons.ladder.measure import WARM_UP, TimedReplica, count_messages
 from playground.lessons.ladder.page import (
-    BEYOND,
     DDP,
     PARTS,
     LadderSettings,
@@ -36,9 +35,11 @@ from playground.training.sync import AllReduce
 
 Run = Callable[..., Any]
 Worlds = Callable[..., Any]
-NAMES = [*GRAD_SYNCS, *BEYOND, DDP]
+NAMES = [*GRAD_SYNCS, DDP]
 NET = 87_360
 """Bytes of Net's gradients."""
+CONV1 = 1040
+"""Those of its first layer, which come last."""
 FIRST = 66_240
 """The bytes of its linear layers, which come first."""
 
@@ -141,11 +142,12 @@ def test_messages_are_counted(ladder: Run) -> None:
     assert set(by_name(document, "replicas_max_difference").values()) == {0.0}
     assert by_name(document, "messages") == {
         "per-parameter": 8, "none-safe": 8, "flat": 1, "parameters": 1, "flat-step": 1, "shared-step": 0,
-        "bucketed": 2, "overlapped": 2, "ddp": 2,
+        "zero-1": 2, "zero-2": 8, "zero-3": 12, "bucketed": 2, "overlapped": 2, "ddp": 2,
     }  # fmt: skip
-    assert by_name(document, "bytes") == dict.fromkeys(NAMES, NET) | {"shared-step": 0}
+    assert by_name(document, "bytes") == dict.fromkeys(NAMES, NET) | {"shared-step": 0, "zero-3": 3 * NET // 2}
     left = by_name(document, "early_bytes")
     assert [left.pop(name) for name in ("overlapped", "ddp")] == [pytest.approx(FIRST, rel=0.02)] * 2
+    assert (left.pop("zero-2"), left.pop("zero-3")) == ((NET - CONV1) // 2, NET + (NET - CONV1) // 2)
     assert set(left.values()) == {0}
     assert document["timed_steps"] == 1
     for rung in document["rungs"]:

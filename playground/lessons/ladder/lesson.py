@@ -9,8 +9,8 @@ order that changes, so that whatever else the machine does meets all of them. In
 gradients without a backward to hide behind, which shows how much of that it hides in its steps.
 `--bucket-cap-mb` holds for the rungs and for DistributedDataParallel. `--all-reduce` is for the rungs:
 DistributedDataParallel has the backend's.
-Every rung is in playground/training/sync.py, for `sgd --sync` too; those beyond DistributedDataParallel are in
-flat_step.py, and the measurement in measure.py.
+Every rung is in playground/training, in sync.py or flat_step.py, or is a lesson of its own (zero), and is what
+`sgd --sync` takes. The measurement is in measure.py.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from functools import partial
 import torch
 from torch import nn
 
-from playground.lessons.ladder.flat_step import FlatStep, new_shared_step
 from playground.lessons.ladder.measure import in_ddp, measure
 from playground.lessons.ladder.page import DDP, MODELS, LadderSettings, candidates
 from playground.measurement import Fields
@@ -34,8 +33,6 @@ def new_rung(name: str, model: nn.Module, all_reduce: AllReduce, bucket_cap: int
     """The gradient synchronisation of that name for `model`; `bucket_cap` is the bytes of a full bucket."""
     if name == DDP:
         return in_ddp(model, bucket_cap)
-    if name in ("flat-step", "shared-step"):
-        return (FlatStep if name == "flat-step" else new_shared_step)(model, all_reduce)
     return new_grad_sync(name, model, all_reduce=all_reduce, bucket_cap=bucket_cap)
 
 

@@ -36,6 +36,7 @@ from playground.measurement import Fields, environment
 from playground.measurement.interleave import Heartbeat, interleave
 from playground.runtime import device
 from playground.runtime.backends import backend_of
+from playground.runtime.tap import Call, Observer, observing
 from playground.training.data import Images, batches, partition_dataset
 from playground.training.link import Link
 from playground.training.replicas import all_gather_stacked, find_largest_difference, flat
@@ -230,8 +231,22 @@ def count_messages(
     for _ in range(2):  # DistributedDataParallel rebuilds its buckets after the first backward
         sent.clear()
         missing.update(params)
-        training_step(optimizer, [lambda: sync.model(*inputs).sum()], sync)
+        with observing(ShareMessages(sent, missing)):
+            training_step(optimizer, [lambda: sync.model(*inputs).sum()], sync)
     return sent
+
+
+class ShareMessages(Observer):
+    """Adds the collectives on shares, which rungs call without being given them, to those `sent`: each is a half of an
+    all-reduce of the whole that is cut or put together."""
+
+    def __init__(self, sent: list[tuple[int, bool]], missing: set[Any]) -> None:
+        self.sent, self.missing = sent, missing
+
+    def begun(self, call: Call) -> None:
+        if call.name in ("reduce_scatter_tensor", "all_gather_into_tensor"):
+            whole = max(tensor.nbytes for tensor in (*call.inputs, *call.outputs))
+            self.sent.append((whole // 2, bool(self.missing)))
 
 
 def over_link(link: Link, new_sync: NewSync, model: nn.Module, all_reduce: AllReduce) -> GradSync:
@@ -272,6 +287,8 @@ def summarize(
     steps = seconds[..., : len(PARTS)].sum(-1).amax(0)  # [replica, round], on the slowest rank
     p50 = steps.quantile(0.5, dim=1).tolist()
     rows = []
+    for replica in replicas:
+        replica.sync.after_step(last=True)  # a comparison follows
     for number, (replica, sent) in enumerate(zip(replicas, messages, strict=True)):
         of_parts = seconds[:, number, :, : len(PARTS)]  # [rank, round, part]
         last = of_parts[..., PARTS.index("exposed")].argmin(0)  # the rank that came last waited for the shortest time

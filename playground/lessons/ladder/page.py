@@ -40,18 +40,15 @@ LEGEND = (
     "in a step; the loss of the last batch; distance, the largest difference of any parameter from ddp's (rounding, "
     "which grows where it decides which of two numbers a ReLU or max_pool lets through).",
 )
-BEYOND = {
-    "flat-step": "one all_reduce for all gradients, and SGD as three operations on flat tensors",
-    "shared-step": "parameters once, in shared memory: each rank sums its share of the gradients and steps for it",
-}
+ON_NO_LINK = ("shared-step", "zero-1", "zero-2", "zero-3")
+"""Rungs without an all-reduce, whose messages a simulated link does not delay."""
 
 
 def candidates(link: float = 0.0) -> dict[str, str]:
-    """The candidates by name, with a summary: every gradient synchronisation, in order, those that go beyond
-    DistributedDataParallel, then that. Over a simulated link no memory is shared."""
-    rungs = {name: spec.summary for name, spec in GRAD_SYNCS.items()}
-    beyond = {name: summary for name, summary in BEYOND.items() if not link or name != "shared-step"}
-    return rungs | beyond | {DDP: "DistributedDataParallel, which does what overlapped does in C++"}
+    """The candidates by name, with a summary: every gradient synchronisation, in order, then DistributedDataParallel.
+    Over a simulated link without those that it would not delay."""
+    rungs = {name: spec.summary for name, spec in GRAD_SYNCS.items() if not (link and name in ON_NO_LINK)}
+    return rungs | {DDP: "DistributedDataParallel, which does what overlapped does in C++"}
 
 
 @dataclass(frozen=True, kw_only=True)

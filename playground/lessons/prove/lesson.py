@@ -13,6 +13,7 @@ what must hold if its explanation is right: a difference that is rounding, and n
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -119,7 +120,7 @@ class Replica:
         shares = shares or [share(settings.batch_size, each, size) for each in range(size)]
         self.mine = slice(sum(shares[:rank]), sum(shares[: rank + 1]))
         self.samples_per_rank = settings.batch_size / size
-        self.optimizer = torch.optim.SGD(model.parameters(), lr=settings.lr, momentum=settings.momentum)
+        self.optimizer = sync.optimizer(partial(torch.optim.SGD, lr=settings.lr, momentum=settings.momentum))
 
     def step(self, images: torch.Tensor, labels: torch.Tensor) -> None:
         """`images` and `labels` are the whole batch, of which this rank takes its share."""
@@ -127,12 +128,13 @@ class Replica:
         def loss() -> torch.Tensor:
             return self.loss(self.model(images[self.mine]), labels[self.mine], self.samples_per_rank)
 
-        training_step(self.optimizer, [loss], self.sync)
+        training_step(self.optimizer, [loss], self.sync, last=True)  # a comparison follows
 
     def difference_from(self, one_process: OneProcess) -> MaxAbs:
         """The largest difference of any gradient, if they were averaged, and of any parameter, on this rank."""
-        difference = max_abs(self.model, one_process.model)
-        return difference if self.averages_gradients else {**difference, "gradients": None}
+        if self.averages_gradients:
+            return max_abs(self.model, one_process.model)
+        return {"gradients": None, "parameters": differ(parameters, self, one_process)}
 
 
 def new_net(seed: int, dtype: torch.dtype = torch.float64) -> nn.Module:

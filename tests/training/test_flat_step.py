@@ -12,8 +12,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from playground.lessons.ladder.flat_step import FlatStep, new_shared_step
 from playground.testing import World
+from playground.training.flat_step import FlatStep, new_shared_step
 from playground.training.net import Net
 from playground.training.step import training_step
 from playground.training.sync import new_grad_sync
