@@ -83,8 +83,6 @@ def test_a_run_that_ended_goes_on_for_more_epochs(settings: TrainingSettings, tm
     at_once = replace(longer, snapshots=snapshots_of(settings, folder=tmp_path / "at once"))
     train(2, by_hand, at_once, [])
     assert count_differing(longer, at_once) == 0
-    again = train(2, by_hand, longer, [])
-    assert len(again[0].epochs) == 3
 
 
 def test_a_run_that_is_beyond_its_last_epoch_leaves_the_snapshots_as_they_are(settings: TrainingSettings) -> None:

@@ -200,7 +200,7 @@ def two_backwards(rank: int, size: int, rung: str, under_no_sync: bool) -> float
     return max((ours.grad - theirs.grad).abs().max().item() for ours, theirs in pairs)
 
 
-@pytest.mark.parametrize("rung", NONE_SAFE)
+@pytest.mark.parametrize("rung", ["flat", "overlapped"])
 def test_gradients_add_up_under_no_sync(rung: str, world: Worlds) -> None:
     assert max(world(3).run(two_backwards, rung, True)) < 1e-15
 
@@ -254,7 +254,7 @@ def max_abs_diff(one: dict[str, Any], other: dict[str, Any]) -> float:
 def test_accumulated_batches_are_one_larger_batch(world: Worlds, digits_folder: Path) -> None:
     """Eight batches of 12, four at a time, take the two steps of two batches of 48."""
     larger, one_by_one = run(world, 3, digits_folder, batch_size=48), run(world, 3, digits_folder)
-    for sync in (*RUNGS, "ddp"):
+    for sync in ("flat", "overlapped", "ddp"):
         accumulated = run(world, 3, digits_folder, sync=sync, accumulate=4)
         assert max_abs_diff(accumulated, larger) < 1e-12, sync
         assert max_abs_diff(accumulated, one_by_one) > 1e-3, sync
