@@ -176,7 +176,6 @@ ROWS = (
     *(Row(f"sgd {{on}} {{few}} --all-reduce {name}") for name in ("ring", "auto")),
     Row("ladder {on} {data} --json", verdict=ladder_verdict),
     Row("ladder {on} {data} --json", verdict=ladder_verdict, environ=OLD),
-    Row("ladder {on} --model bert --json", verdict=ladder_verdict, limit=300),
     Row("ddp {on} {few}"),
     Row("ddp {on} {data} --lab"),
     Row("prove {on} {data}"),

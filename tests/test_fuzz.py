@@ -145,29 +145,9 @@ def see(file: Path) -> None:
     paint_steps(recording, file.with_name("steps.svg"))
 
 
-def make_images() -> Files:
-    import torch
-
-    from playground.training.digits import idx
-    from playground.training.prepare import MNIST
-
-    images, labels = torch.arange(3 * 784).view(3, 28, 28).to(torch.uint8), torch.tensor([0, 9, 5], dtype=torch.uint8)
-    contents = [idx(images), idx(labels)]
-    return {f"raw/{name}": contents[1 if "labels" in name else 0] for name in MNIST}
-
-
-def read_images(folder: Path) -> None:
-    from playground.training.data import Images
-
-    for split in ("train", "t10k"):
-        images = Images(folder / "raw", split)
-        images.span(0, 2 if len(images) else 0)
-
-
 FORMATS = {
     "recording": Format(pack_recording, lambda folder: see(folder / "run.playground")),
     "recording's members": Format(make_recording, lambda folder: see(folder / "run.playground"), write_recording),
-    "MNIST": Format(make_images, read_images),
 }
 
 

@@ -115,6 +115,12 @@ PATH = (
         shown="the gradients of a model in stages on {ranks} are those of one process",
         default_size=2,
     ),
+    Lesson(
+        name="zero",
+        teaches="from DDP to FSDP: the optimizer's state, the gradients, the parameters in shares, and what it costs",
+        shown="{ranks} with shares of the training's memory train as one process does",
+        default_size=2,
+    ),
 )
 
 LESSONS = {lesson.name: lesson for lesson in PATH}

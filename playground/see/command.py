@@ -96,7 +96,7 @@ def pipeline_arguments(folder: Path) -> tuple[object, ...]:
 
 DEVICES = tuple(f"cpu:{number}" for number in range(4))
 BOTH = tuple((gather, DEVICES[0]) for gather in ("logits", "loss"))
-WAYS = DataParallelSettings(devices=DEVICES, output_device=DEVICES[0], batch_size=32, steps=2, ways=BOTH)
+WAYS = DataParallelSettings(devices=DEVICES, batch_size=32, steps=2, ways=BOTH)
 ALL_REDUCE = remote("playground.see.paint.ranks:all_reduce")
 STEPS = remote("playground.see.paint.ranks:training_steps")
 BACKWARD = remote("playground.see.paint.ranks:ddp_backward")
