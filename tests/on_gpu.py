@@ -187,6 +187,7 @@ ROWS = (
     Row("ladder {on} --model bert --json", verdict=ladder_verdict, limit=300),
     Row("ddp {on} {few}"),
     Row("ddp {on} {data} --lab"),
+    Row("zero {on} --layers 2 --steps 5"),
     Row("prove {on} {data}"),
     Row("rpc {on}", needs=FOR.pair),
     *(Row(f"parameter-server {{on}} {{data}} --steps 20 --over {over}", needs=FOR.pair) for over in AGENTS),
