@@ -1,7 +1,6 @@
 """From DDP to FSDP in three steps: what a rank need not hold, and what is sent instead.
 
-    python -m playground zero
-    python -m playground zero -n 4 --layers 6 --way zero-3
+    python -m playground zero -n 4 --layers 6
 
 An all-reduce is a reduce-scatter and an all-gather. With the optimizer's step between these two, a rank steps for its
 share of the parameters alone: then it needs its share of the optimizer's state (zero-1), of the gradients (zero-2)

@@ -32,6 +32,12 @@ class Row:
         """This rank's share of a row."""
         return row[self.rank * self.share_numel :][: self.share_numel]
 
+    def expect_gradients(self) -> None:
+        """Free the gradients, and expect those of the next backward."""
+        self.gradients: Any = None
+        self.views: dict[torch.Tensor, torch.Tensor] = {}
+        self.missing: set[torch.Tensor] = set(self.params)  # those whose gradients are not complete
+
     def add(self, param: torch.Tensor) -> torch.Tensor:
         """Put this rank's part of the mean gradient of `param` into `gradients`: zero, if backward did not reach it."""
         if self.gradients is None:
@@ -40,12 +46,6 @@ class Row:
         view = self.views[param]
         view.zero_() if param.grad is None else torch.mul(param.grad, 1 / dist.get_world_size(), out=view)
         return view
-
-    def expect_gradients(self) -> None:
-        """Free the gradients, and expect those of the next backward."""
-        self.gradients: Any = None
-        self.views: dict[torch.Tensor, torch.Tensor] = {}
-        self.missing: set[torch.Tensor] = set(self.params)  # those whose gradients are not complete
 
     def gather(self) -> None:
         """Start to fetch the parameters from all ranks, unless they are here, or on their way."""
