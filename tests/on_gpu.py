@@ -178,6 +178,7 @@ ROWS = (
     Row("ladder {on} {data} --json", verdict=ladder_verdict, environ=OLD),
     Row("ddp {on} {few}"),
     Row("ddp {on} {data} --lab"),
+    Row("zero {on} --layers 2 --steps 5"),
     Row("prove {on} {data}"),
     Row("rpc {on}", needs=FOR.pair),
     Row("parameter-server {on} {data} --steps 20", needs=FOR.pair),

@@ -69,6 +69,8 @@ HEAVIER = (
     "parameter-server -n 4 --mode async --steps 2000",
     "pipeline", "pipeline --dataset digits", "pipeline --schedule gpipe --microbatches 32",
     "pipeline -n 4 --schedule 1f1b --microbatches 2", "pipeline -n 4 --data-parallel 2",
+    "zero", "zero -n 4 --layers 6 --steps 20", "zero -n 2 --layers 6 --steps 20", "zero -n 4 --layers 6 --cap-mb 7",
+    "zero -n 4 --layers 5 --width 516 --cap-mb 170 --kernel",
 )  # fmt: skip
 """Commands that wait for `make stress`: a smaller run of the same lesson, or the lesson's own test, is in the suite."""
 EXACT = ("p2p", "collectives", "allreduce")
@@ -82,6 +84,7 @@ SMALLER = {
     "prove": (*FEW_SAMPLES, "--batch-size", "16"),
     "parameter-server": (*FEW_SAMPLES, "--batch-size", "64", "--steps", "8"),
     "pipeline": (*FEW_SAMPLES, "--batch-size", "32", "--steps", "1"),
+    "zero": ("--layers", "1", "--steps", "1"),
     "bench": ("--iterations", "2"),
 }
 """Options that make a command quick and leave the form of its output as it is."""

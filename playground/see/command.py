@@ -17,6 +17,7 @@ from playground.console.tables import Column, Table
 from playground.lessons.data_parallel.page import DataParallelSettings
 from playground.lessons.ladder.page import LadderSettings
 from playground.lessons.pipeline.page import PipelineSettings
+from playground.lessons.zero.page import ZeroSettings
 from playground.runtime.errors import UsageError
 from playground.runtime.files import temporary_folder
 from playground.runtime.host import cores
@@ -97,6 +98,7 @@ def pipeline_arguments(folder: Path) -> tuple[object, ...]:
 DEVICES = tuple(f"cpu:{number}" for number in range(4))
 BOTH = tuple((gather, DEVICES[0]) for gather in ("logits", "loss"))
 WAYS = DataParallelSettings(devices=DEVICES, batch_size=32, steps=2, ways=BOTH)
+ZERO = ZeroSettings(size=4, ways=("ddp", "zero-1", "zero-2", "zero-3"), layers=6)
 ALL_REDUCE = remote("playground.see.paint.ranks:all_reduce")
 STEPS = remote("playground.see.paint.ranks:training_steps")
 BACKWARD = remote("playground.see.paint.ranks:ddp_backward")
@@ -116,6 +118,7 @@ RUNS = {
     "bert": FigureRun(remote("playground.see.paint.ranks:bert_steps"), 2, recorded=True),
     "elastic": FigureRun(remote("playground.lessons.elastic.lesson:run"), 3, elastic_arguments, restarts=2),
     "pipeline": FigureRun(remote("playground.lessons.pipeline.experiment:run"), 2, pipeline_arguments),
+    "zero": FigureRun(remote("playground.lessons.zero.measure:count_ways"), 4, (ZERO,)),
     "ddp": FigureRun(BACKWARD, 2, ("net",)),
     "ddp, four parameters": FigureRun(BACKWARD, 2, ("four",)),
     "data-parallel": FigureRun(remote("playground.see.paint.ranks:data_parallel_steps"), 1, (WAYS,), recorded=True),
@@ -165,6 +168,7 @@ CHAPTERS = {
     "bert": Figure("bert/step", "bert", training.bert_step),
     "elastic": Figure("elastic/attempts", "elastic", training.attempts),
     "pipeline": Figure("pipeline/schedules", "pipeline", training.schedules),
+    "zero": Figure("zero/step", "zero", training.bytes_over_a_step),
     "see": Figure("see/ring", "ring", collectives.ring),
     "moving": Figure("see/moving", "ring", collectives.moving),
 }

@@ -1,7 +1,6 @@
 """From DDP to FSDP in three steps: what a rank need not hold, and what is sent instead.
 
-    python -m playground zero
-    python -m playground zero -n 4 --layers 6 --way zero-3
+    python -m playground zero -n 4 --layers 6
 
 An all-reduce is a reduce-scatter and an all-gather. With the optimizer's step between these two, a rank steps for its
 share of the parameters alone: then it needs its share of the optimizer's state (zero-1), of the gradients (zero-2)
@@ -83,8 +82,7 @@ class Zero2(Zero1):
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__(model)
-        self.is_syncing, self.waiting = True, self.rows[:]
-        self.reducing: Any = None
+        self.is_syncing, self.waiting, self.reducing = True, self.rows[:], list[Any]()
         for row in self.rows:
             for param in row.params:
                 param.register_post_accumulate_grad_hook(partial(self.collect, row))
@@ -109,15 +107,14 @@ class Zero2(Zero1):
             row.add(param)
             param.grad = None
         mine = row.gradients.new_empty(row.share_numel)
-        self.reducing = row, mine, dist.reduce_scatter_tensor(mine, row.gradients, async_op=True)
+        self.reducing = [(row, mine, dist.reduce_scatter_tensor(mine, row.gradients, async_op=True))]
 
     def finish(self) -> None:
-        if self.reducing:
-            row, mine, work = self.reducing
+        for row, mine, work in self.reducing:
             work.wait()
             row.share.grad = mine if row.share.grad is None else row.share.grad + mine
-            row.missing, self.reducing = set(row.params), None
-            row.drop_gradients()
+            row.expect_gradients()
+        self.reducing = []
 
     def after_backward(self) -> None:
         for row in self.waiting:  # where backward has not been on this rank

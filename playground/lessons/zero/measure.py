@@ -150,7 +150,8 @@ class ByteCounter(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        self.hold(*(leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)))
+        if not func.is_view:  # views make no memory, and may be of a backend's own
+            self.hold(*(leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)))
         if func.namespace == "c10d":
             size = dist.get_world_size()
             times = next((times for name, times in COLLECTIVES.items() if name in func.name()), 0)
@@ -162,15 +163,22 @@ class ByteCounter(TorchDispatchMode):
         return result
 
 
+def count_ways(rank: int, size: int, settings: ZeroSettings) -> list[Fields]:
+    """The bytes of each way, on this rank."""
+    return [{"way": name, **count(name, settings)} for name in settings.ways]
+
+
 def count(name: str, settings: ZeroSettings) -> Fields:
     """Bytes in a step with one sequence for each rank, so that activations are few: `parameters`, `gradients` and
-    `optimizer` as held before the optimizer's step, `peak` at most in the step, `sent` in it, `series`, held after each
-    operation; `model_bytes` and `unit_bytes`, of the parameters of the model and of its largest unit."""
-    replica, counter, rows = Replica(name, settings), ByteCounter(), Fields()
+    `optimizer` as held before the optimizer's step, `peak` at most in the step, `sent` in it; `series`, held after each
+    operation of "forward", of backward until "synced", and of the "step"; `model_bytes` and `unit_bytes`, those of the
+    parameters of the model and of its largest unit."""
+    replica, counter, rows, series = Replica(name, settings), ByteCounter(), Fields(), dict[str, list[int]]()
     coming = batches(dist.get_world_size(), settings.seed)
     units = [sum(param.nbytes for param in unit.parameters()) for unit in gpt_units(settings)]
 
     def moment(what: str) -> None:
+        series[what], counter.series = counter.series, []
         if what == "synced":
             parameters, state = counter.held(replica.parameters()), counter.held(replica.state())
             rows.update(parameters=parameters, optimizer=state, gradients=counter.held() - parameters - state)
@@ -180,8 +188,10 @@ def count(name: str, settings: ZeroSettings) -> Fields:
         replica.step(own_part(next(coming)))
         counter.series, counter.sent = [], 0.0
         replica.step(own_part(next(coming)), moment)
-    return {**rows, "peak": max(counter.series), "sent": round(counter.sent), "series": counter.series,
-            "model_bytes": sum(units), "unit_bytes": max(units)}  # fmt: skip
+        series["step"] += counter.series
+    peak = max(max(part) for part in series.values())
+    sizes = {"peak": peak, "sent": round(counter.sent), "model_bytes": sum(units), "unit_bytes": max(units)}
+    return {**rows, **sizes, "series": series}
 
 
 def gpt_units(settings: ZeroSettings) -> list[nn.Module]:

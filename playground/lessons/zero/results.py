@@ -27,7 +27,8 @@ EXACT, CLOSE = 1e-12, 0.05
 
 def summarize(ranks: Sequence[Fields], size: int) -> Fields:
     """A way's figures over all ranks: of bytes the most that one has, with their closed forms."""
-    row = {**ranks[0], **{name: max(each[name] for each in ranks) for name in (*KINDS, "peak", "sent", "difference")}}
+    row = {name: value for name, value in ranks[0].items() if name != "series"}
+    row |= {name: max(each[name] for each in ranks) for name in (*KINDS, "peak", "sent", "difference")}
     way, whole = TORCH.get(row["way"], row["way"]), row["model_bytes"]
     return row | {
         "held": max(sum(each[name] for name in KINDS) for each in ranks),

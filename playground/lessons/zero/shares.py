@@ -25,13 +25,18 @@ class Row:
             view.copy_(param.detach())
             param.data = view
         self.share = nn.Parameter(self.cut(self.values))
-        self.gradients: Any = None
-        self.missing: set[torch.Tensor] = set(params)  # those whose gradients are not complete
         self.gathering: Any = None
+        self.expect_gradients()
 
     def cut(self, row: torch.Tensor) -> torch.Tensor:
         """This rank's share of a row."""
         return row[self.rank * self.share_numel :][: self.share_numel]
+
+    def expect_gradients(self) -> None:
+        """Free the gradients, and expect those of the next backward."""
+        self.gradients: Any = None
+        self.views: dict[torch.Tensor, torch.Tensor] = {}
+        self.missing: set[torch.Tensor] = set(self.params)  # those whose gradients are not complete
 
     def add(self, param: torch.Tensor) -> torch.Tensor:
         """Put this rank's part of the mean gradient of `param` into `gradients`: zero, if backward did not reach it."""
@@ -41,9 +46,6 @@ class Row:
         view = self.views[param]
         view.zero_() if param.grad is None else torch.mul(param.grad, 1 / dist.get_world_size(), out=view)
         return view
-
-    def drop_gradients(self) -> None:
-        self.gradients, self.views = None, {}
 
     def gather(self) -> None:
         """Start to fetch the parameters from all ranks, unless they are here, or on their way."""
