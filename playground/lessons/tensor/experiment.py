@@ -12,7 +12,7 @@ import torch._dynamo  # the optimizer imports it at its first step: here the for
 from torch import nn
 
 from playground.lessons.tensor.lesson import Ranks, backward, cut, vocabulary_loss
-from playground.lessons.tensor.page import EXACT_STEPS, TensorSettings
+from playground.lessons.tensor.page import EXACT_STEPS, HEADS, LAYERS, LENGTH, VOCABULARY, WIDTH, TensorSettings
 from playground.measurement import Fields
 from playground.measurement.traffic import SlowLink, Traffic
 from playground.runtime import device, report, synchronize
@@ -21,7 +21,7 @@ from playground.runtime.tap import observing
 from playground.training.activations import ActivationCounter
 from playground.training.gpt import LR, GPTConfig, copying, copying_loss, new_model, set_lr
 
-CONFIG = GPTConfig()
+CONFIG = GPTConfig(layers=LAYERS, width=WIDTH, heads=HEADS, length=LENGTH, vocabulary=VOCABULARY)
 
 
 def run(rank: int, size: int, settings: TensorSettings) -> list[Fields]:
@@ -40,8 +40,9 @@ def batches(settings: TensorSettings) -> Iterator[tuple[torch.Tensor, torch.Tens
 
 def compare(way: str, settings: TensorSettings) -> Fields:
     """The largest difference of any loss and parameter from one process's, after steps of AdamW in float64."""
-    ranks, whole_model, model = Ranks(sequence=way == "sequence"), *(
-        new_model(CONFIG, settings.seed).to(device(), torch.float64) for _ in range(2)
+    ranks, whole_model, model = (
+        Ranks(sequence=way == "sequence"),
+        *(new_model(CONFIG, settings.seed).to(device(), torch.float64) for _ in range(2)),
     )
     whole = cut(model, ranks)
     of_one, own = (torch.optim.AdamW(each.parameters(), lr=LR) for each in (whole_model, model))
@@ -102,4 +103,6 @@ def train(way: str, settings: TensorSettings) -> Fields:
         "calls": dict(traffic.calls),
         "step_seconds": median(seconds[1:] or seconds),
         "losses": losses,
+        "first": losses[0],
+        "last": losses[-1],
     }

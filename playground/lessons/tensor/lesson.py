@@ -13,8 +13,8 @@ input; where they meet, forward adds up. These two are each other's mirror image
     enter   nothing      all_reduce      sequence parallel:  all_gather       reduce_scatter
     leave   all_reduce   nothing                             reduce_scatter   all_gather
 
-With sequence parallelism the ranks also share the tokens outside these pairs: norms and sums are computed once, and not
-on every rank. An all_reduce is a reduce_scatter and an all_gather, so the same bytes are sent.
+With sequence parallelism the ranks also share the tokens outside these pairs. An all_reduce is a reduce_scatter and an
+all_gather, so the same bytes are sent.
 Sources: Shoeybi et al., Megatron-LM, 2019, arXiv 1909.08053; Korthikanti et al., Reducing Activation Recomputation in
 Large Transformer Models, 2022, arXiv 2205.05198
 """
@@ -48,8 +48,7 @@ class Mirrored(torch.autograd.Function):
 class Ranks:
     """The ranks of `group` (all, by default) that a model is cut over, and what they exchange.
 
-    A hidden tensor is [batch, length, width]. With `sequence`, between `leave` and the next `enter` each rank has the
-    tokens [batch, length / N, width] that are its part.
+    A hidden tensor is [batch, length, width]; with `sequence` and outside of `enter` … `leave`, [batch, length / N, width].
     """
 
     def __init__(self, group: dist.ProcessGroup | None = None, sequence: bool = False) -> None:
@@ -57,7 +56,7 @@ class Ranks:
         self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
 
     def enter(self, tensor: torch.Tensor) -> torch.Tensor:
-        """From what the ranks have in common to what each of them computes with its part of a matrix."""
+        """From the ranks' common input to their parts of a matrix."""
         there, back = (self.all_gather, self.reduce_scatter) if self.sequence else (self.nothing, self.all_reduce)
         return Mirrored.apply(tensor, there, back)
 
@@ -107,8 +106,8 @@ def cut_outputs(linear: nn.Linear, ranks: Ranks) -> None:
 
 
 class RowParallel(nn.Module):
-    """The linear layer behind a column-parallel one: this rank has its part of the inputs, and so a summand of each
-    output. The bias is added once, after the sum."""
+    """Behind column-parallel layers: this rank has its part of the inputs, and so a summand of each output. The bias is
+    added once, after the sum."""
 
     def __init__(self, linear: nn.Linear, ranks: Ranks) -> None:
         super().__init__()
@@ -133,9 +132,8 @@ class VocabularyEmbedding(nn.Module):
 
 def find_here(ids: torch.Tensor, count: int, rank: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Where ids are among the `count` that this rank has, 0 for those elsewhere; and whether they are here."""
-    local = ids - rank * count
-    is_mine = (local >= 0) & (local < count)
-    return local.where(is_mine, 0), is_mine
+    is_mine = ids // count == rank
+    return (ids - rank * count).where(is_mine, 0), is_mine
 
 
 def vocabulary_loss(logits: torch.Tensor, targets: torch.Tensor, ranks: Ranks) -> torch.Tensor:
