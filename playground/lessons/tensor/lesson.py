@@ -48,7 +48,7 @@ class Mirrored(torch.autograd.Function):
 class Ranks:
     """The ranks of `group` (all, by default) that a model is cut over, and what they exchange.
 
-    A hidden tensor is [batch, length, width]; with `sequence` and outside of `enter` … `leave`, [batch, length / N, width].
+    A hidden tensor is [batch, length, width]; with `sequence` and outside of `enter` … `leave` [batch, length / N, …].
     """
 
     def __init__(self, group: dist.ProcessGroup | None = None, sequence: bool = False) -> None:
