@@ -1,4 +1,4 @@
-"""The mean over tokens, of which ranks have unequally many. One process in float64 is the oracle."""
+"""Judges of the exercises on bert."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from playground.exercises.cases import Case, Cases, gradients
 LENGTH, PADDING = 7, -100
 
 
-def cases(rank: int, size: int, seed: int) -> Cases:
+def token_loss(rank: int, size: int, seed: int) -> Cases:
+    """The mean over tokens, of which ranks have unequally many. One process in float64 is the oracle."""
     for about, shortest in (("sentences of different lengths", 1), ("a rank without tokens", 0)):
         torch.manual_seed(seed)
         whole = nn.Linear(3, 4).double()

@@ -1,13 +1,41 @@
-"""Stale synchronous parallel, by a clock of our own: when a worker pushes follows from when it got its replies."""
+"""Judges of the exercises on parameter_server."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 import torch.distributed as dist
 
 from playground.exercises.cases import Case, Cases
+from playground.exercises.exercise import count
+
+
+def sync(rank: int, size: int, seed: int) -> Cases:
+    """A synchronous parameter server: what the workers compute their gradients at says when it took its steps."""
+    for steps, slow in ((1, 0), (4, 1)):
+        start = torch.arange(5, dtype=torch.float64)
+        targets = start + torch.arange(1, size).pow(2)[:, None]  # where each worker's gradient is zero
+        points = [start]
+        for _ in range(steps):
+            points.append(points[-1] - 0.5 * (points[-1] - targets).mean(dim=0))
+        parameters, seen = start.clone(), list[torch.Tensor]()
+        yield Case(
+            count(steps, "step"),
+            (parameters, partial(compute, targets[rank - 1], seen), steps, 0.5),
+            held={"seen": seen, "parameters": parameters},
+            expected={"seen": points[:-1] if rank else [], "parameters": points[-1]},
+            is_coded=False,
+            most=dict.fromkeys([0] if rank else range(1, size), 5 * steps),
+            delay=0.05 * (rank == slow),
+        )
+
+
+def compute(target: torch.Tensor, seen: list[torch.Tensor], parameters: torch.Tensor) -> torch.Tensor:
+    """A worker's gradient. `seen`: what it was computed at so far."""
+    seen.append(parameters.clone())
+    return parameters - target
 
 
 class Workers:
@@ -58,7 +86,8 @@ def replies(durations: Sequence[float], steps: int, staleness: int) -> list[tupl
     )
 
 
-def cases(rank: int, size: int, seed: int) -> Cases:
+def stale(rank: int, size: int, seed: int) -> Cases:
+    """Stale synchronous parallel, by a clock of our own: when a worker pushes follows from when it got its replies."""
     durations = (1.0, 2.31, 0.87, 3.77)[: size - 1]
     for staleness, steps in ((2, 5), (1, 4), (0, 3)):
         workers, parameters = Workers(durations, steps), torch.tensor(0)

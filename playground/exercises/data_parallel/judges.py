@@ -1,4 +1,4 @@
-"""What DataParallel does with a batch, between processes: cut it, compute, and put the outputs together."""
+"""Judges of the exercises on data_parallel."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import time
 import torch
 from torch import nn
 
-from playground.exercises.cases import Case, Cases
+from playground.exercises.cases import UNEVEN, Case, Cases
 from playground.exercises.exercise import count
 
 FEATURES, OUTPUTS = 3, 2
@@ -15,7 +15,8 @@ TURN = 0.05
 """Seconds between two ranks' outputs: they come in the same order in every run."""
 
 
-def cases(rank: int, size: int, seed: int) -> Cases:
+def scatter_gather(rank: int, size: int, seed: int) -> Cases:
+    """What DataParallel does with a batch, between processes: cut it, compute, and put the outputs together."""
     for place, samples in enumerate((6, 7, 1, 60, 0)):
         module = nn.Linear(FEATURES, OUTPUTS)
         for param in module.parameters():
@@ -29,3 +30,11 @@ def cases(rank: int, size: int, seed: int) -> Cases:
         about = f"{count(samples, 'sample')}{', rank 1 is slow' * (place == 0)}"
         given, most = (module, None if rank else batch, samples), {0: float("inf")} if rank else to_others
         yield Case(about, given, returns=None if rank else total, most=most)
+
+
+def mean(rank: int, size: int, seed: int) -> Cases:
+    """The mean over samples, where ranks have different numbers of them."""
+    for about, samples in (UNEVEN | {"100,000 samples on rank 0": (100_000, 1, 0, 2, 3)}).items():
+        everyones = [torch.arange(number) % 5 + 10.0**other for other, number in enumerate(samples[:size])]
+        due = torch.cat(everyones).double().mean().item()
+        yield Case(about, (everyones[rank],), returns=due, is_coded=False)

@@ -1,4 +1,4 @@
-"""The learner writes the judge: it is given trainings that are right, and others that are not."""
+"""Judges of the exercises on prove."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from playground.exercises.cases import Case, Cases
 LR, STEPS = 0.1, 3
 
 
-def cases(rank: int, size: int, seed: int) -> Cases:
+def judge(rank: int, size: int, seed: int) -> Cases:
+    """The learner writes the judge: it is given trainings that are right, and others that are not."""
     for about, mistake in (
         ("right: each rank computes whole batches", "alone"),
         ("right: averaged gradients", ""),

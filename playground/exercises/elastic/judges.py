@@ -1,10 +1,11 @@
-"""Training that is killed and started again, life after life. One that is never killed is the oracle, to the bit."""
+"""Judges of the exercises on elastic."""
 
 from __future__ import annotations
 
 import contextlib
 import io
 import os
+import random
 import sys
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -30,7 +31,8 @@ class Killed(BaseException):
     """Ends a life; what catches `Exception` does not catch it."""
 
 
-def cases(rank: int, size: int, seed: int) -> Cases:
+def snapshot(rank: int, size: int, seed: int) -> Cases:
+    """Training that is killed and started again. One that is never killed is the oracle, to the bit."""
     due = live(rank, seed, lambda model, optimizer, train: [train(step) for step in range(STEPS)], [])
     with temporary_folder("snapshot") if rank == 0 else contextlib.nullcontext() as own:
         folders = [own]
@@ -138,3 +140,21 @@ def write_half(
         Path(file).write_bytes(half)
     else:
         file.write(half)
+
+
+def agree(rank: int, size: int, seed: int) -> Cases:
+    """All ranks choose one snapshot, which all of them have."""
+    draw = random.Random(seed)  # the same on all ranks
+    last = size - 1
+    situations: dict[str, list[list[int]]] = {
+        "the last rank lacks the newest": [[20, 10, 30]] * last + [[10, 20]],
+        "the last rank lacks one in the middle": [[10, 20]] * last + [[30, 10]],
+        "many, with gaps": [[*draw.sample(range(2, 40), 30), 1] for _ in range(size)],
+        "the first step alone": [[0]] * size,
+        "the last rank has none": [[10]] * last + [[]],
+        "none in common": [[10 + 5 * (other % 2), 1000 + other] for other in range(size)],
+    }
+    for about, everyones in situations.items():
+        common = [step for step in everyones[0] if all(step in each for each in everyones)]
+        newest = sorted(common)[-1] if common else None
+        yield Case(about, (list(everyones[rank]),), returns=newest, is_coded=False)

@@ -1,4 +1,4 @@
-"""Remote calls over messages: requests are numbered, and replies find their way back in any order."""
+"""Judges of the exercises on rpc."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ class Service:
         return ready
 
 
-def cases(rank: int, size: int, seed: int) -> Cases:
+def call(rank: int, size: int, seed: int) -> Cases:
+    """Remote calls over messages: requests are numbered, and replies find their way back in any order."""
     for batch, calls in ((2, [0, 3, 4, 2, 5]), (1, [0, 3, 3, 3, 3]), (4, [0, 6, 0, 1, 7]), (ALL, [0, 3, 2, 3, 1])):
         arguments = [10**8 * rank + 7 * number % 3 for number in range(calls[rank])]
         about = "all answers at the end" if batch == ALL else f"{count(batch, 'answer')} at a time"
