@@ -2,7 +2,12 @@ import torch
 import torch.distributed as dist
 
 
-def vocabulary_loss(rank: int, size: int, logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+def vocabulary_loss(
+    rank: int,
+    size: int,
+    logits: torch.Tensor,
+    targets: torch.Tensor,
+) -> torch.Tensor:
     """Return the mean cross entropy over all tokens, on every rank.
 
     logits: [tokens, vocabulary / N], this rank's part of the vocabulary:
