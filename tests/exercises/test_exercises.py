@@ -35,7 +35,7 @@ Run = Callable[..., Any]
 ALL = list(CATALOGUE.values())
 MISTAKES = [(exercise, mistake.name) for exercise in ALL for mistake in exercise.mistakes]
 OTHERS = re.findall(
-    r"^## ([\w-]+): (.+)\n\n```python\n(.*?)```\n",
+    r"^## ([\w-]+): ([^\n]+)\n\n```python\n(.*?)```\n",
     Path(__file__).with_name("right_solutions.md").read_text(encoding="utf-8"),
     re.MULTILINE | re.DOTALL,
 )
