@@ -174,7 +174,7 @@ class RecordedWork:
     def __init__(self, recorder: Recorder, work: Any, number: int) -> None:
         self.recorder, self.work = recorder, work
         self.numbers = [number]
-        """Numbers of the events that the first wait is for."""
+        """Numbers of the events that the first wait is for: the collective's, and that of the bucket it averages."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.work, name)
@@ -187,3 +187,4 @@ class RecordedWork:
         finally:
             if wait is not None:
                 self.recorder.end(wait)
+            self.recorder.end_once(numbers)

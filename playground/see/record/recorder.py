@@ -115,8 +115,6 @@ class ThreadState(threading.local):
         """Numbers of the spans around that one."""
         self.is_inside = False
         """Whether the thread is inside a call that is recorded as a whole."""
-        self.batch: list[Any] | None = None
-        """Messages of the batch that is being started."""
         self.device: Any = None
         """The device whose work this thread does, if it is not the rank's own."""
 
@@ -144,7 +142,7 @@ class Recorder:
         for `reserve` more, which `begin` does not use."""
         self.folder, self.rank, self.clock = folder, rank, clock
         self.next_number = itertools.count().__next__  # atomic, as it is one call into C
-        self.values_lock = threading.Lock()
+        self.one_at_a_time = threading.Lock()
         self.thread = ThreadState()
         self.backwards: list[int] = []
         """Numbers of the running backward passes, in order. Autograd calls hooks in threads of its own, one per GPU."""
@@ -240,15 +238,16 @@ class Recorder:
         """Record the end of an event, now."""
         self.words[WORDS * (number + 1) + END] = self.clock()
 
+    def end_once(self, numbers: Iterable[int]) -> None:
+        """Record the end of these events, unless they are over: of two threads that learn of it the first counts."""
+        with self.one_at_a_time:
+            self.end_all([number for number in numbers if not self.words[WORDS * (number + 1) + END]])
+
     def end_all(self, numbers: Iterable[int]) -> None:
         """Record the end of all these events, now."""
         now, words = self.clock(), self.words
         for number in numbers:
             words[WORDS * (number + 1) + END] = now
-
-    def resume(self, number: int) -> None:
-        """Remove the end of an event that is not over yet."""
-        self.words[WORDS * (number + 1) + END] = 0
 
     def instant(self, kind: str, name: str, values: Sequence[float] | None = None, **what: Any) -> None:
         """Record an event that takes no time."""
@@ -261,7 +260,7 @@ class Recorder:
         if values is None or len(values) > MAX_VALUES:
             return
         count = len(values)
-        with self.values_lock:
+        with self.one_at_a_time:
             position = self.values_used
             if position + count > self.value_capacity:
                 return
