@@ -22,7 +22,7 @@ from playground.runtime.errors import PlaygroundError, UsageError
 from playground.runtime.launcher.entry import CommandWorld
 from playground.runtime.untrusted import printable
 from playground.see.analyse import match_messages, to_logical_time
-from playground.see.paint.painters import check_ending, paint_scene, to_svg, to_text, write
+from playground.see.paint.painters import check_ending, paint_scene, to_svg, write
 from playground.see.paint.timeline import lay_out
 from playground.see.paint.words import plural, to_words
 from playground.see.play import render_page
@@ -33,7 +33,7 @@ from playground.see.record.run import RECORDED, Recorded, collect, describe_run,
 PAINTERS: dict[str, Callable[[Recording], str]] = {
     ".html": render_page,
     ".svg": lambda recording: to_svg(lay_out(recording)),
-    ".txt": lambda recording: f"{to_text(lay_out(recording))}\n{to_words(recording)}",
+    ".txt": to_words,
     ".json": lambda recording: to_chrome(recording),
 }
 PAINTED = tuple(PAINTERS)
