@@ -1,6 +1,6 @@
 """In a rank: records a function that it runs.
 
-Before and after it, ranks on several hosts compare their clocks with rank 0's. On a GPU a receive returns at once, and
+Before it, ranks on other hosts than rank 0's compare their clocks with that. On a GPU a receive returns at once, and
 only orders what comes after it: a message has arrived when its value has been read.
 
 A rank only issues work to its GPU, and is soon ahead of it. At the start and end of its events it therefore records
@@ -33,10 +33,9 @@ from playground.runtime.tap import observing
 from playground.runtime.tap.replacement import replaced
 from playground.see.record import BUCKET, COLLECTIVE, COMPUTE, DEVICE, GRADIENT, PHASE, layout
 from playground.see.record.algorithms import RecordingExecutor
-from playground.see.record.distributed import CallRecorder, new_counts
-from playground.see.record.layout import CLOCK, FILES, LANE_CODES, RECORD, RUN, EventRecord, file_name, place_of, trim
+from playground.see.record.distributed import CallRecorder
+from playground.see.record.layout import FILES, LANE_CODES, RECORD, RUN, EventRecord, file_name, place_of, trim
 from playground.see.record.recorder import CAPACITY, Recorder
-from playground.see.record.run import ClockSample
 from playground.see.record.training import BucketHooks, TrainingHooks, recorded_devices
 
 ROUNDS = 100
@@ -44,10 +43,11 @@ ROUNDS = 100
 TAG = 20171
 
 
-def compare_clocks(rank: int, ranks: list[int], clock: Callable[[], int]) -> ClockSample | None:
+def compare_clocks(rank: int, ranks: list[int], clock: Callable[[], int]) -> tuple[int, int]:
     """Compare the clocks of `ranks`, one after the other, with rank 0's. These, and rank 0, must call this.
 
-    Returns the comparison of this rank; None on rank 0. Source: Cristian, Probabilistic clock synchronization (1989)
+    Returns the offset of rank 0's clock to this rank's, and its maximum error: half of the shortest round trip. Source:
+    Cristian, Probabilistic clock synchronization (1989)
     """
     ping, pong = torch.zeros(2, 1, dtype=torch.int64, device=device())
     if rank == 0:
@@ -56,7 +56,7 @@ def compare_clocks(rank: int, ranks: list[int], clock: Callable[[], int]) -> Clo
                 dist.recv(ping, other, tag=TAG)
                 ping.item()
                 dist.send(pong.fill_(clock()), other, tag=TAG)
-        return None
+        return 0, 0
     samples = []
     for _ in range(ROUNDS):
         asked = clock()
@@ -64,8 +64,8 @@ def compare_clocks(rank: int, ranks: list[int], clock: Callable[[], int]) -> Clo
         dist.recv(pong, 0, tag=TAG)
         theirs, answered = int(pong.item()), clock()
         middle = (asked + answered) // 2
-        samples.append(ClockSample(at=middle, offset=theirs - middle, bound=(answered - asked + 1) // 2))
-    return min(samples, key=lambda sample: sample.bound)
+        samples.append((theirs - middle, (answered - asked + 1) // 2))
+    return min(samples, key=lambda sample: sample[1])
 
 
 ON_DEVICE = (COMPUTE, GRADIENT, BUCKET, COLLECTIVE)
@@ -200,7 +200,9 @@ def recorded(
     returns nanoseconds.
     """
     hosts = all_gather_object(host_id())
-    about = {"host": socket.gethostname(), "host_id": hosts[rank], "device": str(device())}
+    strangers = [other for other, host in enumerate(hosts) if host != hosts[0]]
+    offset, bound = compare_clocks(rank, strangers, clock) if strangers and rank in (0, *strangers) else (0, 0)
+    about = {"host": socket.gethostname(), "device": str(device()), "offset": offset, "bound": bound}
     with contextlib.suppress(OSError):  # the recorder reports it
         folder.mkdir(parents=True, exist_ok=True)
     is_gpu = device().type == "cuda"
@@ -210,25 +212,14 @@ def recorded(
         with contextlib.suppress(OSError):  # then the launcher writes it
             (folder / RUN).write_text(run)
     _recorders[:] = [recorder]
-    strangers = [other for other, host in enumerate(hosts) if host != hosts[0]]
     try:
-        compare(recorder, rank, strangers)
         with installed(recorder):
             yield recorder
-        stands = dist.is_initialized() and dist.get_world_size() == size  # the function may have left its group
-        if stands:
-            compare(recorder, rank, strangers)
     finally:
         _recorders.clear()
         recorder.stop()
-    if stands and strangers:
+    if strangers and dist.is_initialized() and dist.get_world_size() == size:  # the function may have left its group
         bring_to_rank_0(folder, rank, strangers)
-
-
-def compare(recorder: Recorder, rank: int, ranks: list[int]) -> None:
-    """Compare the clocks of these ranks with rank 0's, and record the result."""
-    if ranks and rank in (0, *ranks) and (sample := compare_clocks(rank, ranks, recorder.clock)):
-        recorder.tables.write(CLOCK, *sample)
 
 
 def bring_to_rank_0(folder: Path, rank: int, strangers: list[int]) -> None:
@@ -258,11 +249,10 @@ def installed(recorder: Recorder) -> Iterator[None]:
 
         return attempt_phase
 
-    counts = new_counts()
-    calls = CallRecorder(recorder, counts)
+    calls = CallRecorder(recorder)
     with (
         observing(calls),
-        executed_by(RecordingExecutor(recorder, counts)),
+        executed_by(RecordingExecutor(recorder, calls)),
         replaced(steps, "attempt", wrap_attempt),
         recorded_devices(recorder),
         TrainingHooks(recorder, BucketHooks(recorder, calls)).installed(),

@@ -115,6 +115,10 @@ class ThreadState(threading.local):
         """Numbers of the spans around that one."""
         self.is_inside = False
         """Whether the thread is inside a call that is recorded as a whole."""
+        self.flat: Any = None
+        """The tensor of our collective that the thread is running."""
+        self.phase, self.phase_number = "", NONE
+        """The phase of it, and the number of its event."""
         self.device: Any = None
         """The device whose work this thread does, if it is not the rank's own."""
 

@@ -14,7 +14,7 @@ from playground.see.record import BACKGROUND, BUCKET, COLLECTIVE, COMPUTE, DEVIC
 from playground.see.record.rank import PATIENCE, DeviceRecorder
 from playground.see.record.run import read_recording
 
-ABOUT = {"host": "here", "host_id": "here 1", "device": "cuda:0"}
+ABOUT = {"host": "here", "device": "cuda:0", "offset": 0, "bound": 0}
 MILLISECOND = 1_000_000
 DEVICES = [torch.device("cuda", number) for number in range(2)]
 

@@ -16,7 +16,7 @@ from playground.see.record.layout import HEADER, MAX_VALUES, RECORD, read_folder
 from playground.see.record.recorder import Recorder
 from playground.see.record.run import collect, merge, read_recording
 
-ABOUT = {"host": "here", "host_id": "here 1", "device": "cpu"}
+ABOUT = {"host": "here", "device": "cpu", "offset": 0, "bound": 0}
 
 
 def new_recorder(folder: Path, capacity: int = 100, **more: int) -> Recorder:
@@ -70,7 +70,7 @@ from pathlib import Path
 from playground.see.record.run import read_recording
 from playground.see.record.recorder import Recorder
 
-recorder = Recorder(Path(sys.argv[1]), 0, host="here", host_id="here 1", device="cpu")
+recorder = Recorder(Path(sys.argv[1]), 0, host="here", device="cpu", offset=0, bound=0)
 for number in range(30_000):
     recorder.end(recorder.begin("compute", f"{number} {'long ' * 30}"))
 recorder.stop()
@@ -158,10 +158,10 @@ def test_whatever_is_missing_what_is_read_is_the_beginning(tmp_path: Path) -> No
     for number, count in enumerate((0, 3, MAX_VALUES, MAX_VALUES + 1, 1)):
         recorder.instant(VALUES, f"{number}", [float(number)] * count)
     recorder.stop()
-    members = read_folder(tmp_path)
-    events, whole = merge(members).ranks[0].events, members.files["rank-0.events"]
+    files = read_folder(tmp_path)
+    events, whole = merge(files).ranks[0].events, files["rank-0.events"]
     for cut in range(0, len(whole) + 1, 13):
-        left = merge(type(members)({**members.files, "rank-0.events": whole[:cut]})).ranks[0].events
+        left = merge({**files, "rank-0.events": whole[:cut]}).ranks[0].events
         assert left == events[: max(0, (cut - HEADER.size) // RECORD.size)]
 
 
