@@ -66,7 +66,8 @@ class RecordingExecutor(Executor):
                 thread.phase_number = recorder.open(recorder.begin(PHASE, phase))
         was_inside, thread.is_inside = thread.is_inside, False
         try:
-            return super().start(group, send, receive)
+            works = super().start(group, send, receive)
+            return RecordedWorks(self.calls, works.sends, works.receives)
         finally:
             thread.is_inside = was_inside
 
@@ -80,6 +81,24 @@ class RecordingExecutor(Executor):
         if mine.numel() <= MAX_VALUES:
             recorder.put_values(number, values_of(mine))
             self.calls.note_values()
+
+
+class RecordedWorks(Works):
+    """Messages under way: the program waits for all that are to be received, and for all that are sent."""
+
+    def __init__(self, calls: CallRecorder, sends: Sequence[Any], receives: Sequence[Any]) -> None:
+        super().__init__(sends, receives)
+        self.calls = calls
+
+    def received(self) -> None:
+        with self.calls.waiting_together(self.receives):
+            super().received()
+        if self.receives:
+            self.calls.note_values()
+
+    def sent(self) -> None:
+        with self.calls.waiting_together(self.sends):
+            super().sent()
 
 
 class RecordedWork:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import threading
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 
 from playground.remote.agent import agents
-from playground.runtime.tap import MESSAGES, Call, Observer
+from playground.runtime.tap import MESSAGES, Call, Observer, calls_of
 from playground.see.record import COLLECTIVE, MAIN, RECEIVE, SEND, VALUES
 from playground.see.record.layout import LANE_CODES, MAX_VALUES, NONE
 from playground.see.record.recorder import Recorder
@@ -119,7 +121,23 @@ class CallRecorder(Observer):
             if call.method in MESSAGES and not call.blocks:
                 self.in_turn.release()
 
+    @contextlib.contextmanager
+    def waiting_together(self, works: Sequence[Any]) -> Iterator[None]:
+        """Record the waits in this block, which are for these works, as one."""
+        calls = [call for work in works for call in calls_of(work)]
+        if calls:
+            self.waiting(calls)
+        self.thread.is_waiting = True
+        try:
+            yield
+        finally:
+            self.thread.is_waiting = False
+            if calls:
+                self.waited(calls)
+
     def waiting(self, calls: Sequence[Call]) -> None:
+        if self.thread.is_waiting:
+            return
         numbers = [number for call in calls for number in self.events.get(call.number, ())]
         # threads of an agent listen for requests all the time, which is not a wait of the rank
         is_agents = any(calls[0].group is agent.group for agent in agents)
@@ -128,7 +146,7 @@ class CallRecorder(Observer):
 
     def waited(self, calls: Sequence[Call]) -> None:
         """The wait ends, and at that moment what it was for, unless that has failed."""
-        if (wait := self.waits.pop(calls[0].number, None)) is not None:
+        if not self.thread.is_waiting and (wait := self.waits.pop(calls[0].number, None)) is not None:
             awaited = [number for call in calls for number in self.events.get(call.number, ())]
             self.recorder.end_once([wait, *awaited])
 
@@ -141,7 +159,6 @@ class CallRecorder(Observer):
                 self.recorder.note_sender(number, sender, self.next_message(RECEIVE, sender, call))
             if call.method != "send":
                 self.recorder.put_values(number, values_of_all(call.outputs or call.inputs))
-                self.note_values()
 
     def failed(self, calls: Sequence[Call], error: BaseException) -> None:
         for call in calls:
