@@ -19,8 +19,8 @@ from zipfile import ZIP_DEFLATED, BadZipFile, ZipFile
 from playground.runtime.errors import UsageError
 from playground.see.record import BACKGROUND, DEVICE, MAIN
 
-RECORD = struct.Struct("<5q7i2H2B6x")
-"""The binary format of a `EventRecord`. The kind is written last: a record without one is incomplete."""
+RECORD = struct.Struct("<5q9i2B2x")
+"""The binary format of an `EventRecord`. The kind is written last: a record without one is incomplete."""
 
 
 class EventRecord(NamedTuple):

@@ -158,8 +158,6 @@ class DeviceRecorder(Recorder):
     def write_device_lane(self) -> None:
         """Copy the events whose work the GPUs have done into the reserve, with the GPU's times."""
         copy = self.use_reserve()
-        if self.is_full:
-            return
         for gpu, first in self.anchors.items():
             for number, start, end in self.times_on(gpu, first) if first else ():
                 record, lane = EventRecord(*RECORD.unpack_from(self.target, place_of(number))), LANE_CODES[DEVICE]
