@@ -73,9 +73,6 @@ ON_DEVICE = (COMPUTE, GRADIENT, BUCKET, COLLECTIVE)
 messages have none.)"""
 PATIENCE = 1.0
 """Seconds that the end of a recording waits for a GPU, which may wait for a rank that is gone."""
-NEAR = 1000.0
-"""Maximum distance, in milliseconds, to the mark from which others are measured. CUDA's times are float32: their
-resolution is 0.06 µs at a second, and 60 µs at 1000 s."""
 
 
 def record_mark(device: torch.device) -> torch.cuda.Event:
@@ -91,7 +88,7 @@ Anchor = tuple[torch.cuda.Event, int]
 
 
 class DeviceRecorder(Recorder):
-    """A recorder that also records the times of the rank's GPU, and of others that its process drives."""
+    """A recorder that also records the times of the rank's GPU, but not of others that its process drives."""
 
     def __init__(
         self,
@@ -103,20 +100,17 @@ class DeviceRecorder(Recorder):
     ) -> None:
         super().__init__(*args, capacity=capacity, reserve=capacity, **kwargs)
         self.gpu, self.mark = gpu, mark
-        self.begun: dict[int, tuple[torch.device, torch.cuda.Event]] = {}
+        self.begun: dict[int, torch.cuda.Event] = {}
         self.ended: dict[int, torch.cuda.Event] = {}
         """Marks by the number of the event."""
-        self.anchors = {gpu: self.anchor(gpu)}
-        """The first anchor of each device."""
+        self.first = self.anchor()
 
     def begin(self, kind: str, *args: Any, **kwargs: Any) -> int:
         number = super().begin(kind, *args, **kwargs)
-        if kind in ON_DEVICE and number != self.unread:
-            device = self.thread.device or self.gpu
-            mark = self.mark(device)
-            self.begun[number] = device, mark
+        if kind in ON_DEVICE and number != self.unread and self.thread.device in (None, self.gpu):
+            self.begun[number] = self.mark(self.gpu)
             if kind == GRADIENT:  # an instant
-                self.ended[number] = mark
+                self.ended[number] = self.begun[number]
         return number
 
     def end(self, number: int) -> None:
@@ -128,14 +122,11 @@ class DeviceRecorder(Recorder):
         super().end_all(numbers)
         for number in numbers:
             if number in self.begun:
-                self.ended[number] = self.mark(self.begun[number][0])
+                self.ended[number] = self.mark(self.gpu)
 
     @contextlib.contextmanager
     def working_for(self, device: torch.device) -> Iterator[None]:
-        if device.type == self.gpu.type:
-            if device not in self.anchors:
-                self.anchors[device] = self.anchor(device)
-            self.thread.device = device
+        self.thread.device = device
         try:
             with super().working_for(device):
                 yield
@@ -147,41 +138,31 @@ class DeviceRecorder(Recorder):
             self.write_device_lane()
         super().stop()
 
-    def anchor(self, device: torch.device) -> Anchor | None:
+    def anchor(self) -> Anchor | None:
         """The current time on both clocks; None if the GPU does not reach the mark."""
-        mark, deadline = self.mark(device), time.monotonic() + PATIENCE
+        mark, deadline = self.mark(self.gpu), time.monotonic() + PATIENCE
         while not mark.query():
             if time.monotonic() > deadline:
                 return None
         return mark, self.clock()
 
     def write_device_lane(self) -> None:
-        """Copy the events whose work the GPUs have done into the reserve, with the GPU's times."""
-        copy = self.use_reserve()
-        for gpu, first in self.anchors.items():
-            for number, start, end in self.times_on(gpu, first) if first else ():
-                record, lane = EventRecord(*RECORD.unpack_from(self.target, place_of(number))), LANE_CODES[DEVICE]
-                record = record._replace(
-                    start=start, end=end, parent=number, lane=lane, wait=layout.NONE, values=layout.NONE
-                )
+        """Copy the events whose work the GPU has done into the reserve, with the GPU's times."""
+        copy, last = self.use_reserve(), self.anchor()
+        if self.first is None:
+            return
+        mark, began = self.first
+        rate = 1e6 if last is None else (last[1] - began) / mark.elapsed_time(last[0])  # host ns in a ms of the GPU
+        for number, begun in list(self.begun.items()):
+            ended = self.ended.get(number)  # may be recorded on a different stream
+            if ended is not None and begun.query() and ended.query():
+                start = began + round(rate * mark.elapsed_time(begun))
+                record = EventRecord(*RECORD.unpack_from(self.target, place_of(number)))._replace(
+                    start=start, end=start + round(rate * begun.elapsed_time(ended)),
+                    parent=number, lane=LANE_CODES[DEVICE], wait=layout.NONE, values=layout.NONE,
+                )  # fmt: skip
                 RECORD.pack_into(self.target, place_of(copy), *record)
                 copy += 1
-
-    def times_on(self, device: torch.device, first: Anchor) -> Iterator[tuple[int, int, int]]:
-        """The numbers of the events whose work this GPU has done, and their starts and ends in nanoseconds."""
-        last, (near, began), passed, found = self.anchor(device), first, 0.0, []
-        for number, (its_device, begun) in list(self.begun.items()):
-            ended = self.ended.get(number)  # may be recorded on a different stream
-            if its_device == device and ended is not None and begun.query() and ended.query():
-                since = near.elapsed_time(begun)
-                if since > NEAR:
-                    near, passed, since = begun, passed + since, 0.0
-                found.append((number, passed + since, begun.elapsed_time(ended)))
-        rate = 1e6  # nanoseconds of the host in a millisecond of the GPU
-        if last is not None:
-            rate = (last[1] - began) / (passed + near.elapsed_time(last[0]))
-        for number, start, milliseconds in found:
-            yield number, began + round(rate * start), began + round(rate * start) + round(rate * milliseconds)
 
 
 _recorders: list[Recorder] = []

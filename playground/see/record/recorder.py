@@ -75,7 +75,7 @@ END, VALUES_AT = 1, 4
 PEER_AT, MESSAGE_AT, WAIT_AT = 11, 12, 14
 LANE_AT = 76
 """Offsets in a record, in units of 8, 4 and 1 bytes."""
-CAPACITY_AT, DROPPED_AT, VALUES_USED_AT = 1, 2, 3
+DROPPED_AT, VALUES_USED_AT = 2, 3
 """Offsets in the header, in units of 8 bytes."""
 KIND_CODES = {kind: code for code, kind in enumerate(KINDS, 1)}
 CAPACITY, VALUE_CAPACITY = 2**18, 2**20
