@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 from zipfile import ZIP_DEFLATED, BadZipFile, ZipFile
@@ -63,7 +63,7 @@ LANE_CODES = {lane: code for code, lane in enumerate(LANES)}
 
 EVENTS, VALUES, TABLES = "events", "values", "tables"
 FILES = (TABLES, EVENTS, VALUES)
-"""The files of each rank."""
+"""The files of each rank, those first that others are read with."""
 RUN = "run.json"
 """A description of the run."""
 RANK_FILE = re.compile(rf"rank-(\d{{1,9}})\.({'|'.join(FILES)})")
@@ -82,6 +82,8 @@ def file_name(rank: int, kind: str) -> str:
     return f"rank-{rank}.{kind}"
 
 
+CHUNK = 2**16
+"""Bytes read at once: where so many are zero, there is no further record."""
 FASTEST = 1
 """The zlib level: records are so alike that slower ones gain little."""
 MAX_RATIO, ALLOWANCE = 100, 2**24
@@ -101,9 +103,29 @@ def read_folder(folder: Path) -> Files:
     tables = sorted(folder.rglob(f"*.{TABLES}"))
     if not tables:
         raise UsageError(f"{folder} is a folder without a recording: name a file that --see has written")
-    ours = (file for file in tables[-1].parent.iterdir() if file.name == RUN or RANK_FILE.fullmatch(file.name))
-    files = {file.name: file.read_bytes() for file in ours if file.is_file()}
-    return {name: trim(name, content, files) for name, content in files.items()}
+    folder = tables[-1].parent
+    run = {RUN: (folder / RUN).read_bytes()} if (folder / RUN).is_file() else {}
+    ranks = sorted(int(name[1]) for file in folder.iterdir() if (name := RANK_FILE.fullmatch(file.name)))
+    return run | {name: content for rank in dict.fromkeys(ranks) for name, content in read_rank_files(folder, rank)}
+
+
+def read_rank_files(folder: Path, rank: int) -> Iterator[tuple[str, bytes]]:
+    """The names and contents of a rank's files, without the unused room at their ends."""
+    capacity = values_used = 0
+    for kind in FILES:
+        file = folder / file_name(rank, kind)
+        if file.is_file():
+            with file.open("rb") as opened:
+                if kind == EVENTS:
+                    content = b""
+                    while (part := opened.read(CHUNK)).strip(b"\0"):
+                        content += part
+                    _, capacity, _, values_used = read_header(content)
+                    content = content[: place_of(max(0, capacity))].rstrip(b"\0")
+                    content += bytes(-len(content) % RECORD.size)
+                else:
+                    content = opened.read(8 * max(0, values_used) if kind == VALUES else -1)
+            yield file.name, content
 
 
 def read_zip(path: Path) -> Files:
@@ -133,13 +155,3 @@ def write_zip(path: Path, files: Files) -> None:
 def read_header(events: bytes) -> tuple[bytes, int, int, int]:
     """The header of a rank's events; one of none if it is missing."""
     return HEADER.unpack_from(events) if len(events) >= HEADER.size else (MAGIC, 0, 0, 0)
-
-
-def trim(name: str, content: bytes, files: Files) -> bytes:
-    """The content without unused room at its end."""
-    of_rank, _, kind = name.rpartition(".")
-    _, capacity, _, values_used = read_header(files.get(f"{of_rank}.{EVENTS}", b""))
-    if kind == EVENTS:
-        content = content[: place_of(max(0, capacity))].rstrip(b"\0")
-        return content + bytes(-len(content) % RECORD.size)
-    return content[: 8 * max(0, values_used)] if kind == VALUES else content

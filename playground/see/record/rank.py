@@ -34,7 +34,7 @@ from playground.runtime.tap.replacement import replaced
 from playground.see.record import BUCKET, COLLECTIVE, COMPUTE, DEVICE, GRADIENT, PHASE, layout
 from playground.see.record.algorithms import RecordingExecutor
 from playground.see.record.distributed import CallRecorder
-from playground.see.record.layout import FILES, LANE_CODES, RECORD, RUN, EventRecord, file_name, place_of, trim
+from playground.see.record.layout import LANE_CODES, RECORD, RUN, EventRecord, place_of, read_rank_files
 from playground.see.record.recorder import CAPACITY, Recorder
 from playground.see.record.training import BucketHooks, TrainingHooks, recorded_devices
 
@@ -203,12 +203,8 @@ def recorded(
 
 def bring_to_rank_0(folder: Path, rank: int, strangers: list[int]) -> None:
     """Copy the files of these ranks, which may be on other disks, into rank 0's folder. All ranks must call this."""
-    files = {}
-    if rank in strangers:
-        present = (file for kind in FILES if (file := folder / file_name(rank, kind)).exists())
-        files = {file.name: file.read_bytes() for file in present}
-        files = {name: trim(name, content, files) for name, content in files.items()}
-    for theirs in all_gather_object(files):
+    files = read_rank_files(folder, rank) if rank in strangers else ()
+    for theirs in all_gather_object(dict(files)):
         if rank == 0:
             for name, content in theirs.items():
                 try:
