@@ -117,9 +117,10 @@ def read_rank_files(folder: Path, rank: int) -> Iterator[tuple[str, bytes]]:
         if file.is_file():
             with file.open("rb") as opened:
                 if kind == EVENTS:
-                    content = b""
+                    parts = []
                     while (part := opened.read(CHUNK)).strip(b"\0"):
-                        content += part
+                        parts.append(part)
+                    content = b"".join(parts)
                     _, capacity, _, values_used = read_header(content)
                     content = content[: place_of(max(0, capacity))].rstrip(b"\0")
                     content += bytes(-len(content) % RECORD.size)

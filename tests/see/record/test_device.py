@@ -126,15 +126,3 @@ def test_what_the_gpu_does_not_get_to_is_left_out(
     assert [event.name for event in host] == ["forward", "backward", "all_reduce"]
     assert [event.name for event in device] == ([] if breaks else ["forward"])
     assert not read_recording(tmp_path).ranks[0].is_cut_off
-
-
-@pytest.mark.parametrize("forwards", [2, 5])
-def test_every_event_that_found_room_has_some_on_the_gpu(forwards: int, tmp_path: Path) -> None:
-    gpu = FakeGpu(HostClock())
-    recorder = new_recorder(tmp_path, gpu, capacity=3)
-    for _ in range(forwards):
-        record_forward(recorder, gpu)
-    recorder.stop()
-    host, device = lanes(tmp_path)
-    assert [event.parent for event in device] == [event.number for event in host]
-    assert (len(host), read_recording(tmp_path).ranks[0].dropped) == (min(forwards, 3), max(forwards - 3, 0))
