@@ -73,7 +73,7 @@ def make_recording() -> Files:
         SEND,
         VALUES,
     )
-    from playground.see.record.layout import CLOCK, LANE_CODES, RUN
+    from playground.see.record.layout import LANE_CODES, RUN
     from playground.see.record.recorder import Recorder
     from playground.see.record.run import describe_run
 
@@ -83,9 +83,8 @@ def make_recording() -> Files:
             ticks = iter(range(rank * 50, 10**9, 1000))
             recorder = Recorder(
                 folder, rank, capacity=200, value_capacity=500, clock=lambda ticks=ticks: next(ticks),  # type: ignore[misc]
-                host=f"host {rank}", host_id=f"host {rank}", device="cuda:0",
+                host=f"host {rank}", device="cuda:0", offset=5, bound=100,
             )  # fmt: skip
-            recorder.tables.write(CLOCK, 0, 5, 100)
             source = recorder.sources.find(1)
             ring = recorder.open(recorder.begin(COLLECTIVE, "all_reduce (ring)", 16, (4,), group, source=source))
             recorder.instant(VALUES, "before", [1.0, 2.0, 3.0, 4.0], parent=ring)
@@ -116,19 +115,18 @@ def make_recording() -> Files:
             copy = recorder.begin(COMPUTE, "forward", parent=training + 2)
             recorder.set_lane(copy, LANE_CODES[DEVICE])
             recorder.end(copy)
-            recorder.tables.write(CLOCK, 10**6, 7, 100)
             recorder.stop()
         (folder / RUN).write_text(describe_run(["allreduce", "-n", "2"], "gloo", 2))
-        from playground.see.record.layout import read_members
+        from playground.see.record.layout import read_files
 
-        return dict(read_members(folder).files)
+        return dict(read_files(folder))
 
 
 def write_recording(folder: Path, files: Files) -> None:
     """The members as one file."""
-    from playground.see.record.layout import Members, write_file
+    from playground.see.record.layout import write_zip
 
-    write_file(folder / "run.playground", Members(files))
+    write_zip(folder / "run.playground", files)
 
 
 def pack_recording() -> Files:
