@@ -116,6 +116,7 @@ RUNS = {
     "bert": FigureRun(remote("playground.see.paint.ranks:bert_steps"), 2, recorded=True),
     "elastic": FigureRun(remote("playground.lessons.elastic.lesson:run"), 3, elastic_arguments, restarts=2),
     "pipeline": FigureRun(remote("playground.lessons.pipeline.experiment:run"), 2, pipeline_arguments),
+    "tensor": FigureRun(remote("playground.see.paint.ranks:cut_mlp"), 2),
     "ddp": FigureRun(BACKWARD, 2, ("net",)),
     "ddp, four parameters": FigureRun(BACKWARD, 2, ("four",)),
     "data-parallel": FigureRun(remote("playground.see.paint.ranks:data_parallel_steps"), 1, (WAYS,), recorded=True),
@@ -165,6 +166,7 @@ CHAPTERS = {
     "bert": Figure("bert/step", "bert", training.bert_step),
     "elastic": Figure("elastic/attempts", "elastic", training.attempts),
     "pipeline": Figure("pipeline/schedules", "pipeline", training.schedules),
+    "tensor": Figure("tensor/cut_mlp", "tensor", collectives.cut_mlp),
     "see": Figure("see/ring", "ring", collectives.ring),
     "moving": Figure("see/moving", "ring", collectives.moving),
 }

@@ -53,8 +53,10 @@ def heads(rank: int, size: int, seed: int) -> Cases:
         width = HEAD_WIDTH * of_rank * size
         tokens, weights, bias = torch.randn(length, width), torch.randn(4, width, width), torch.randn(width)
         tokens, weights, bias = (each.double() for each in (tokens, weights, bias))
-        rows = (F.linear(tokens, weight).unflatten(-1, (-1, HEAD_WIDTH)).transpose(0, 1) for weight in weights[:3])
-        mixed = F.scaled_dot_product_attention(*rows, is_causal=True).transpose(0, 1).flatten(1)
+        query, key, value = (
+            F.linear(tokens, weight).unflatten(-1, (-1, HEAD_WIDTH)).transpose(0, 1) for weight in weights[:3]
+        )
+        mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True).transpose(0, 1).flatten(1)
         parts = [*weights[:3].chunk(size, 1)[rank].clone(), weights[3].chunk(size, 1)[rank].clone()]
         about = f"{count(length, 'token')}, {count(of_rank, 'head')} on each rank"
         yield Case(about, (tokens, *parts, bias, HEAD_WIDTH), F.linear(mixed, weights[3], bias), is_coded=False)
