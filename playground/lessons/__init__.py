@@ -121,6 +121,12 @@ PATH = (
         shown="{ranks} with shares of the training's memory train as one process does",
         default_size=2,
     ),
+    Lesson(
+        name="tensor",
+        teaches="every matrix cut over ranks: column- and row-parallel layers, heads, vocabulary, sequence",
+        shown="a transformer whose matrices {ranks} share is that of one process",
+        default_size=2,
+    ),
 )
 
 LESSONS = {lesson.name: lesson for lesson in PATH}

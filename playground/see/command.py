@@ -119,6 +119,7 @@ RUNS = {
     "elastic": FigureRun(remote("playground.lessons.elastic.lesson:run"), 3, elastic_arguments, restarts=2),
     "pipeline": FigureRun(remote("playground.lessons.pipeline.experiment:run"), 2, pipeline_arguments),
     "zero": FigureRun(remote("playground.lessons.zero.measure:count_ways"), 4, (ZERO,)),
+    "tensor": FigureRun(remote("playground.see.paint.ranks:cut_mlp"), 2),
     "ddp": FigureRun(BACKWARD, 2, ("net",)),
     "ddp, four parameters": FigureRun(BACKWARD, 2, ("four",)),
     "data-parallel": FigureRun(remote("playground.see.paint.ranks:data_parallel_steps"), 1, (WAYS,), recorded=True),
@@ -169,6 +170,7 @@ CHAPTERS = {
     "elastic": Figure("elastic/attempts", "elastic", training.attempts),
     "pipeline": Figure("pipeline/schedules", "pipeline", training.schedules),
     "zero": Figure("zero/step", "zero", training.bytes_over_a_step),
+    "tensor": Figure("tensor/cut_mlp", "tensor", collectives.cut_mlp),
     "see": Figure("see/ring", "ring", collectives.ring),
     "moving": Figure("see/moving", "ring", collectives.moving),
 }

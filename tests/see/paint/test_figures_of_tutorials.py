@@ -17,7 +17,7 @@ from playground.see.paint.painters import to_svg
 from playground.see.paint.training import steps_of_attempts
 from playground.see.record import COMPUTE, MOVE
 
-QUICK = ("ring", "collectives", "sgd", "hello")
+QUICK = ("ring", "collectives", "sgd", "hello", "tensor")
 """Runs of a few milliseconds."""
 
 
