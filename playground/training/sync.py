@@ -263,6 +263,35 @@ class LocalSGD(GradSync):
                     average_together(params, self.all_reduce)
 
 
+def all_reduce_hook(all_reduce: AllReduce, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    """A communication hook, by which DistributedDataParallel averages its buckets with an all-reduce of ours:
+
+        model.register_comm_hook(load_all_reduce("shared-memory"), all_reduce_hook)
+
+    In a thread, while backward goes on; the last bucket at once, for it has nothing to overlap.
+    Source: https://docs.pytorch.org/docs/stable/ddp_comm_hooks.html
+    """
+    message = bucket.buffer().div_(dist.get_world_size())
+    begun: torch.futures.Future[Any] = torch.futures.Future()
+    if bucket.is_last():
+        all_reduce(message, op=dist.ReduceOp.SUM)
+        begun.set_result(message)
+        return begun
+    work: Any = all_reduce(message, op=dist.ReduceOp.SUM, async_op=True)
+
+    def end(_: object) -> torch.Tensor:
+        work.wait()
+        return message
+
+    ended = begun.then(end)  # so that an error in it is one to C++ too
+    work.future.add_done_callback(lambda _: begun.set_result(None))
+    return ended
+
+
+# torch compares them with its classes, not with their names
+all_reduce_hook.__annotations__ |= {"bucket": dist.GradBucket, "return": torch.futures.Future[torch.Tensor]}
+
+
 def new_grad_sync(name: str, model: nn.Module, **values: Any) -> GradSync:
     """The gradient synchronisation of that name for `model`, made once, before its first backward: with those of the
     `values`, by name, that it needs, and its own defaults for the others. Raises `TypeError` for a value that none of

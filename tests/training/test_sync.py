@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +17,7 @@ from ranks import small_model
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from playground.algorithms import load_all_reduce
+from playground.algorithms import background, load_all_reduce
 from playground.runtime import RankFailed, UsageError
 from playground.testing import World
 from playground.training.data import Images, partition_dataset, partition_test_set
@@ -25,9 +26,11 @@ from playground.training.loop import train
 from playground.training.net import Net
 from playground.training.replicas import broadcast_parameters
 from playground.training.settings import TrainingSettings
+from playground.training.step import training_step
 from playground.training.sync import (
     GradSync,
     Overlapped,
+    all_reduce_hook,
     buckets,
     build_grad_sync,
     new_grad_sync,
@@ -258,6 +261,50 @@ def test_accumulated_batches_are_one_larger_batch(world: Worlds, digits_folder: 
         accumulated = run(world, 3, digits_folder, sync=sync, accumulate=4)
         assert max_abs_diff(accumulated, larger) < 1e-12, sync
         assert max_abs_diff(accumulated, one_by_one) > 1e-3, sync
+
+
+def by_hook(rank: int, size: int, all_reduce: str, cap: float) -> tuple[float, list[float]]:
+    """The largest difference between DistributedDataParallel with its own all-reduce and with ours; the parameters."""
+    torch.manual_seed(0)
+    start = nn.Sequential(nn.Linear(300, 300), nn.ReLU(), nn.Linear(300, 300), nn.ReLU(), nn.Linear(300, 3))
+    models = [DistributedDataParallel(copy.deepcopy(start), bucket_cap_mb=cap) for _ in range(2)]
+    models[0].register_comm_hook(load_all_reduce(all_reduce), all_reduce_hook)
+    optimizers = [torch.optim.SGD(model.parameters(), lr=0.1) for model in models]
+    torch.manual_seed(rank)
+    for _ in range(3):
+        batch = torch.randn(4, 300)
+        for model, optimizer in zip(models, optimizers, strict=True):
+            training_step(optimizer, [lambda model=model, batch=batch: model(batch).square().mean()], GradSync(model))
+    ours, theirs = (torch.cat([param.detach().flatten() for param in model.parameters()]) for model in models)
+    return (ours - theirs).abs().max().item(), ours.tolist()
+
+
+@pytest.mark.parametrize(("size", "all_reduce", "cap"), [(2, "ring", 25.0), (3, "shared-memory", 0.1)])
+def test_ddp_with_our_all_reduce(size: int, all_reduce: str, cap: float, world: Worlds) -> None:
+    """In one bucket, and in several, some of which are averaged in a thread."""
+    results = world(size).run(by_hook, all_reduce, cap)
+    assert all(difference < 1e-6 for difference, _ in results)
+    assert all(values == results[0][1] for _, values in results)
+
+
+def fail_in_hook(rank: int, size: int) -> None:
+    """In a thread; the last bucket, which is averaged at once, is right."""
+
+    def fail() -> None:
+        raise RuntimeError("the all-reduce is broken")
+
+    def broken(tensor: torch.Tensor, op: Any, async_op: bool = False) -> Any:
+        return background.start(background.Calls(), fail, in_thread=True) if async_op else None
+
+    model = DistributedDataParallel(nn.Sequential(nn.Linear(600, 600), nn.Linear(600, 600)), bucket_cap_mb=0.1)
+    model.register_comm_hook(broken, all_reduce_hook)
+    for _ in range(2):  # DistributedDataParallel has one bucket before its first backward
+        model(torch.randn(2, 600)).sum().backward()
+
+
+def test_an_error_in_the_hook_is_raised_by_backward(world: Worlds) -> None:
+    with pytest.raises(RankFailed, match="the all-reduce is broken"):
+        world(2, fresh=True).run(fail_in_hook)
 
 
 def test_batches_that_would_be_left_over_are_refused(world: Worlds, digits_folder: Path) -> None:
