@@ -170,6 +170,9 @@ def check_link(session: Session, settings: TrainingSettings) -> None:
 
 RUN_TRAINING = remote("playground.training.run:run_training")
 
+LOADER_MODULES = {"per-sample": ["torchvision.transforms"]}
+"""Modules that the fork server imports for the ranks, by the way to fetch samples."""
+
 
 def train_and_show(
     session: Session, lesson: Lesson, general: Remote, data: DataOptions, survival: SnapshotOptions, **training: Any
@@ -183,7 +186,7 @@ def train_and_show(
     asked = TrainingSettings(folder=data.folder, **training)
     asked.check_batch(session.world.size)
     function = lesson.remote("run") if asked.is_tutorial else general
-    session.world.warm_up(function, RUN_TRAINING)
+    session.world.warm_up(function, RUN_TRAINING, *LOADER_MODULES.get(asked.loader, ()))
     check_link(session, asked)
     about = [f"training: {lesson.name}{asked.over_links}"] if asked.link else []
     prepared, settings = announce_data(session, data, asked, *about, check=asked.check_accumulation)

@@ -13,12 +13,14 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from PIL import Image
 from torch.utils.data import DataLoader, Dataset, Sampler, default_collate
 
 from playground.runtime import device
 from playground.training.digits import SIDE
 from playground.training.partition import DataPartitioner, Partition, share, shares
 from playground.training.prepare import default_data_dir, prepare
+from playground.training.settings import TrainingSettings
 
 MEAN, STD = 0.1307, 0.3081
 """Mean and standard deviation of MNIST's training pixels, by which every image is shifted and scaled."""
@@ -52,6 +54,28 @@ class Images(Dataset[Batch]):
     def span(self, first: int, count: int) -> Batch:
         """`count` samples in the order of the file from number `first` on; after the last comes the first again."""
         return self.__getitems__([place % len(self) for place in range(first, first + count)])
+
+
+class ImagesOneByOne(Images):
+    """The same, fetched as tutorials do: each sample by itself, made a picture, then transformed by torchvision."""
+
+    __getitems__ = None  # type: ignore[assignment]
+
+    def __init__(self, folder: Path, split: str, limit: int | None = None) -> None:
+        from torchvision import transforms
+
+        super().__init__(folder, split, limit)
+        self.transform = transforms.Compose([transforms.ToTensor(), transforms.Normalize((MEAN,), (STD,))])
+
+    def __getitem__(self, position: int) -> Batch:
+        picture = Image.fromarray(self.images[position, 0].numpy())
+        return self.transform(picture), self.labels[position].long()
+
+
+def training_images(settings: TrainingSettings) -> Dataset[Batch]:
+    """The images to train on, fetched as `settings.loader` says."""
+    kind = ImagesOneByOne if settings.loader == "per-sample" else Images
+    return kind(settings.folder, "train", settings.limit)
 
 
 def map_idx_file(file: Path, *sample: int) -> torch.Tensor:

@@ -14,6 +14,8 @@ from playground.training.grad_syncs import GRAD_SYNCS
 
 BUCKET_CAP = 25 * 2**20
 """Bytes after which a bucket of gradients is full; DistributedDataParallel's default too."""
+LOADERS = ("batch", "per-sample")
+"""Ways to fetch samples: whole batches; and as tutorials do, one by one."""
 MAX_LOADER_WORKERS = 64
 BEYOND_TUTORIAL = ("sync", "all_reduce", "link", "accumulate", "snapshots")
 """Settings that the tutorial's loop knows nothing of."""
@@ -40,6 +42,12 @@ class TrainingSettings:
     momentum: float = flag(0.5, "Momentum of SGD.", least=0)
     seed: int = 1234
     accumulate: int = flag(1, "Accumulate the gradients of K batches for each step.", least=1, metavar="K")
+    loader: str = flag(
+        LOADERS[0],
+        "Load whole batches at once or, as tutorials do, sample by sample.",
+        choices=LOADERS,
+        group="loader",
+    )
     loader_workers: int = flag(
         0,
         "DataLoader's num_workers: processes of each rank that load its batches ahead; with 0 it loads them itself.",

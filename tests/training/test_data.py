@@ -10,9 +10,9 @@ from torchvision.datasets.mnist import read_image_file, read_label_file
 
 from playground.lessons import LESSONS
 from playground.testing import World
-from playground.training.data import MEAN, STD, Images, partition_dataset
+from playground.training.data import MEAN, STD, Images, partition_dataset, training_images
 from playground.training.run import run_training
-from playground.training.settings import TrainingSettings
+from playground.training.settings import LOADERS, TrainingSettings
 
 Worlds = Callable[..., World]
 
@@ -31,24 +31,26 @@ def test_one_loader_reads_what_torchvision_reads(digits_folder: Path) -> None:
         assert label == classes[7]
 
 
-def labels_of_batches(rank: int, size: int, folder: Path) -> list[int]:
-    """The lengths of the batches of this rank."""
-    batches, _ = partition_dataset(Images(folder, "train", 17), 8)
-    found = list(batches)
+def batches_by(rank: int, size: int, folder: Path, loader: str) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """The batches of this rank, fetched by that loader."""
+    settings = TrainingSettings(folder=folder, limit=17, loader=loader)
+    found = list(partition_dataset(training_images(settings), 8)[0])
     assert {(images.dtype, images.shape[1:]) for images, _ in found} == {(torch.float32, (1, 28, 28))}
-    return [len(labels) for _, labels in found]
+    return found
 
 
-def test_a_rank_may_have_an_empty_batch(world: Worlds, digits_folder: Path) -> None:
+def test_both_loaders_give_the_same_batches(world: Worlds, digits_folder: Path) -> None:
     """17 samples in batches of 8 leave one, so that of 3 ranks two have an empty batch."""
-    assert world(3).run(labels_of_batches, digits_folder) == [[3, 3, 1], [3, 3, 0], [2, 2, 0]]
+    whole, single = (world(3).run(batches_by, digits_folder, loader) for loader in LOADERS)
+    assert [[len(labels) for _, labels in mine] for mine in whole] == [[3, 3, 1], [3, 3, 0], [2, 2, 0]]
+    torch.testing.assert_close(single, whole)
 
 
 def test_loader_workers_change_nothing(world: Worlds, digits_folder: Path) -> None:
     """Dropout masks of the second epoch included: a loader draws a random number for each epoch."""
     alone, helped = (
         world(2).run(run_training, LESSONS["sgd"].remote("run"), TrainingSettings(
-            folder=digits_folder, limit=130, epochs=2, batch_size=16, loader_workers=workers
+            folder=digits_folder, limit=130, epochs=2, batch_size=16, loader="per-sample", loader_workers=workers
         ))[0].epochs
         for workers in (0, 1)
     )  # fmt: skip
