@@ -38,6 +38,7 @@ NOT_RUN = {
     "python -m playground bert --weights bert-base-cased --dataset multinli --batch-size 128 --lr 3e-5 "
     "--max-length 512": "GPUs, and a network",
     "python -m playground bert --weights FOLDER --way ddp --steps 20 --only train": "somebody's weights",
+    "python -m playground ladder --model bert": "half a minute",
     "python -m playground ladder --model resnet18 --steps 20 --batch-size 32 --bucket-cap-mb 25": "half a minute",
     "python -m playground why 4711": "a run that stands still",
     "PLAYGROUND_HOSTS=2 python -m playground scale -n 4": "a quarter of a minute",

@@ -151,12 +151,13 @@ def announce_data(
     data: DataOptions,
     asked: Settings,
     *about: Text,
+    ready: PreparedData | None = None,
     check: Callable[[int], None] | None = None,
 ) -> tuple[PreparedData, Settings]:
-    """Prepare the data, and say the head of the run: its world, the data, and `about`. Returns the data, and the
-    settings `asked` for on it. Raises `UsageError` for less data than one batch, or what `check`
+    """Prepare the data, unless it is `ready`, and say the head of the run: its world, the data, and `about`. Returns
+    the data, and the settings `asked` for on it. Raises `UsageError` for less data than one batch, or what `check`
     raises, which is called with the number of samples in its place."""
-    prepared = prepare_data(data, session.bar)
+    prepared = ready or prepare_data(data, session.bar)
     (check or asked.check_samples)(prepared.train)
     session.say(f"{session.name}: {session.world}", f"data: {prepared}", *about)
     return prepared, prepared.settings(asked)

@@ -55,9 +55,11 @@ class PreparedData:
     """Samples to train on."""
     test: int
     limit: int | None = None
+    kind: str = "images"
 
     def __str__(self) -> str:
-        return f"{self.name} ({self.train:,} + {self.test:,} images; {self.why})"
+        counts = f"{self.train:,} + {self.test:,}" if self.test else f"{self.train:,}"
+        return f"{self.name} ({counts} {self.kind}; {self.why})"
 
     def settings(self, asked: Settings) -> Settings:
         """The settings `asked` for, on this data."""

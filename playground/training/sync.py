@@ -12,7 +12,7 @@ every all_reduce in here waits for all of them.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from functools import partial
 from typing import Any
 
@@ -135,7 +135,7 @@ class Overlapped(GradSync):
     Backward goes through the layers from the last to the first: the last layers' gradients are ready early. A bucket
     leaves as soon as its last gradient is ready and all buckets before it have left: the order of messages must be the
     same on every rank, whatever order gradients get ready in. A gradient that backward does not reach on this rank
-    takes part as zero.
+    takes part as zero. The gradients of parameters that are `excluded` stay as they are.
     Source: Li et al., PyTorch Distributed, 2020, arXiv 2006.15704, section 3.2
     """
 
@@ -144,10 +144,12 @@ class Overlapped(GradSync):
         model: nn.Module,
         all_reduce: AllReduce = dist.all_reduce,
         bucket_cap: float = BUCKET_CAP,
+        excluded: Set[nn.Parameter] = frozenset(),
     ) -> None:
         super().__init__(model)
         self.all_reduce = all_reduce
-        self.buckets = [self.new_bucket(params) for params in buckets(trainable_parameters(model)[::-1], bucket_cap)]
+        params = [param for param in trainable_parameters(model)[::-1] if param not in excluded]
+        self.buckets = [self.new_bucket(of_bucket) for of_bucket in buckets(params, bucket_cap)]
         self.works: list[Any] = []
         """Outstanding work handles of the buckets that have left, in their order."""
         self.is_syncing = True
@@ -177,12 +179,20 @@ class Overlapped(GradSync):
         """Start the all_reduce of a bucket. Returns what is to be waited for."""
         return bucket.start(self.all_reduce)
 
-    def after_backward(self) -> None:
-        """Start the buckets with a gradient that backward did not reach, and those behind them; then wait for all."""
+    def start_remaining(self) -> None:
+        """Start what backward has not: buckets with a gradient that it did not reach, and those behind them."""
         for bucket in self.remaining:
             for param in list(bucket.missing):
                 bucket.add(param)
             self.works.append(self.start(bucket))
+
+    def after_backward(self) -> None:
+        """Wait until every `param.grad` is the mean."""
+        self.start_remaining()
+        self.finish()
+
+    def finish(self) -> None:
+        """Wait for all buckets, and expect the next backward."""
         for bucket in self.buckets:
             self.works.pop(0).wait()
             bucket.missing.update(bucket.views)

@@ -204,6 +204,9 @@ CLAIMS: dict[tuple[str, str], Callable[[list[Rows]], bool]] = {
     ("ladder", "the step is 1.25 times as fast"): lambda tables: (
         round(tables[1]["flat"][0] / tables[1]["overlapped"][0], 2) == 1.25
     ),
+    ("ladder", "`sparse-embeddings` is 1.90 times as fast as DDP"): lambda tables: (
+        round(tables[2]["ddp"][0] / tables[2]["sparse-embeddings"][0], 2) == read_figures("ladder")[4][0] == 1.9
+    ),
     ("ddp", "loss and accuracy are the same to the last digit"): lambda tables: all(
         tables[0][epoch][:3] == read_tables("sgd")[0][epoch][:3] for epoch in ("1", "2")
     ),

@@ -218,6 +218,7 @@ def test_resnet18(ladder: Run) -> None:
         (("--batch-size", "1"), "--batch-size 1 for 2 ranks"),
         (("--batch-size", "601", "--dataset", "digits", "--data-dir", "{data_dir}"), "there are 600 samples"),
         (("--model", "resnet18", "--batch-size", "3"), "BatchNorm needs two samples or more on each, so at least 4"),
+        (("--model", "bert", "--limit", "100"), "--limit has no effect with --model bert: it is for --model net or"),
     ],
 )
 def test_bad_input(words: tuple[str, ...], message: str, run_cli: Run, data_dir: Path) -> None:

@@ -31,7 +31,8 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 from torch.nn.parallel import DistributedDataParallel
 
 from playground.algorithms import load_all_reduce
-from playground.lessons.ladder.page import PARTS, LadderSettings
+from playground.lessons.ladder.page import BERT, PARTS, LadderSettings
+from playground.lessons.ladder.sparse_embeddings import ZipfSequences
 from playground.measurement import Fields, environment
 from playground.measurement.interleave import Heartbeat, interleave
 from playground.runtime import device
@@ -83,9 +84,8 @@ class Rounds:
 
     def __init__(self, settings: LadderSettings) -> None:
         self.settings, self.heartbeat = settings, Heartbeat()
-        samples = len(Images(settings.folder, "train", settings.limit)) // settings.batch_size * settings.batch_size
-        images = Images(settings.folder, "train", samples)
-        self.train_set, _ = partition_dataset(images, settings.batch_size, settings.seed)
+        samples = len(training_set(settings, settings.limit)) // settings.batch_size * settings.batch_size
+        self.train_set, _ = partition_dataset(training_set(settings, samples), settings.batch_size, settings.seed)
 
     def __iter__(self) -> Iterator[None]:
         total = WARM_UP + self.settings.steps
@@ -99,6 +99,11 @@ class Rounds:
         """Let the replica take this round's step. Seconds of each of its parts."""
         torch.manual_seed(self.settings.seed + 1 + self.number * dist.get_world_size() + dist.get_rank())
         return replica.step(self.inputs, self.labels, self.samples_per_rank)
+
+
+def training_set(settings: LadderSettings, limit: int | None) -> Images | ZipfSequences:
+    """The training data of the model: images, or sequences of token ids. `limit` keeps the first."""
+    return ZipfSequences(limit) if settings.model == BERT else Images(settings.folder, "train", limit)
 
 
 class Clock:
@@ -151,13 +156,21 @@ class TimedReplica:
     ) -> None:
         self.name, self.clock, self.model = name, Clock(), copy.deepcopy(start)
         for param in trainable_parameters(self.model):  # before the rung's own: hooks are called in order
-            param.register_post_accumulate_grad_hook(lambda _: self.clock.take("gradient"))
+            param.register_post_accumulate_grad_hook(self.take_gradient)
         self.sync = new_sync(self.model, all_reduce)
         self.optimizer, self.loss_part = self.sync.optimizer(new_optimizer), loss_part
         self.loss = 0.0
         """This rank's part of the last batch's mean loss."""
         self.inputs: tuple[torch.Tensor, ...] = ()
         """The first samples of the last batch."""
+        self.sparse: dict[torch.Tensor, torch.Tensor] = {}
+        """The last gradients of the parameters for which backward computes sparse ones."""
+
+    def take_gradient(self, param: torch.Tensor) -> None:
+        """Called by backward when `param.grad` is complete."""
+        self.clock.take("gradient")
+        if param.grad is not None and param.grad.is_sparse:
+            self.sparse[param] = param.grad
 
     def step(self, inputs: tuple[torch.Tensor, ...], labels: torch.Tensor, samples_per_rank: float) -> list[float]:
         """Train on this rank's share of a batch: the model is called with `*inputs`. Seconds of each of `PARTS`."""
@@ -175,11 +188,13 @@ class TimedReplica:
 
     def average_alone(self) -> list[float]:
         """Seconds from gradients that are all ready at once to their averages, or to those of the parameters. A step
-        must come first: in the order of its gradients DistributedDataParallel arranges its buckets."""
+        must come first: in the order of its gradients DistributedDataParallel arranges its buckets, and where gradients
+        are sparse, they are as sparse as that step's."""
+        params = trainable_parameters(self.model)
 
         def ready_gradients() -> torch.Tensor:
             self.sync.model(*self.inputs)  # without a forward before it DistributedDataParallel ignores a backward
-            return ReadyGradients.apply(self.clock, *trainable_parameters(self.model))
+            return ReadyGradients.apply(self.clock, [self.sparse.get(param) for param in params], *params)
 
         backward(self.optimizer, [ready_gradients], self.sync)
         self.sync.after_step(last=False)
@@ -188,20 +203,21 @@ class TimedReplica:
 
 
 class ReadyGradients(torch.autograd.Function):
-    """A loss whose backward computes nothing: the gradients of all parameters, which are zero, are ready at once. That
-    moment is the clock's "start"."""
+    """A loss whose backward computes nothing: the gradients of all parameters are ready at once. Those that are not
+    among the `known`, which has None in their place, are zero. That moment is the clock's "start"."""
 
     @staticmethod
-    def forward(ctx: Any, clock: Clock, *params: torch.Tensor) -> torch.Tensor:
-        ctx.clock = clock
+    def forward(ctx: Any, clock: Clock, known: list[torch.Tensor | None], *params: torch.Tensor) -> torch.Tensor:
+        ctx.clock, ctx.known = clock, known
         ctx.save_for_backward(*params)
         return params[0].new_zeros(())
 
     @staticmethod
     def backward(ctx: Any, _: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        gradients = [torch.zeros_like(param) for param in ctx.saved_tensors]
+        pairs = zip(ctx.known, ctx.saved_tensors, strict=True)
+        gradients = [torch.zeros_like(param) if known is None else known.clone() for known, param in pairs]
         ctx.clock.start()
-        return None, *gradients
+        return None, None, *gradients
 
 
 def count_messages(

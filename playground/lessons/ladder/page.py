@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from playground.console.options import flags
+from playground.console.options import flags, only_with
 from playground.console.session import Session
 from playground.console.tables import Column, Table, Texts, figures, tabulate
 from playground.console.text import good, prose
@@ -17,14 +18,28 @@ from playground.runtime.errors import UsageError
 from playground.runtime.flags import flag, like
 from playground.runtime.remote import remote
 from playground.training.grad_syncs import GRAD_SYNCS
+from playground.training.prepare import PreparedData
 from playground.training.results import replicas_verdict
 from playground.training.settings import TrainingSettings
 
 LESSON = LESSONS["ladder"]
 RUN = LESSON.remote("run")
-DDP = "ddp"
-MODELS = {"net": remote("playground.training.net:Net"), "resnet18": remote("playground.training.net:ResNet18")}
-"""The models to train, of 21,840 and of 11,175,370 parameters."""
+DDP, BERT, SPARSE = "ddp", "bert", "sparse-embeddings"
+IMAGE_MODELS = {"net": remote("playground.training.net:Net"), "resnet18": remote("playground.training.net:ResNet18")}
+"""Of 21,840 and of 11,175,370 parameters."""
+MODELS = IMAGE_MODELS | {BERT: LESSON.remote("TokenBert", "sparse_embeddings")}
+"""The models to train; the last, of 13,457,283 parameters, on token ids drawn by Zipf's law, in place of images."""
+TOKENS = PreparedData(
+    name="zipf", folder=Path(), why="as frequent as words are in a text", train=4096, test=0,
+    kind="sequences of token ids",
+)  # fmt: skip
+"""Token ids, which each rank draws for itself."""
+OF_BERT = {"steps": 10, "batch_size": 16, "bucket_cap": 2 * 2**20}
+"""Defaults for bert, which differ from those of `LadderSettings`."""
+BY_MODEL = {
+    name: {"default": None, "show_default": shown}
+    for name, shown in zip(OF_BERT, ("100, for bert 10", "128, for bert 16", "0.05, for bert 2"), strict=True)
+}
 PARTS = ("forward", "backward", "exposed", "step")
 """Parts of a training step, in order."""
 TIMES = ("p50", *PARTS, "alone")
@@ -44,10 +59,16 @@ ON_NO_LINK = ("shared-step", "zero-1", "zero-2", "zero-3")
 """Rungs without an all-reduce, whose messages a simulated link does not delay."""
 
 
-def candidates(link: float = 0.0) -> dict[str, str]:
-    """The candidates by name, with a summary: every gradient synchronisation, in order, then DistributedDataParallel.
-    Over a simulated link without those that it would not delay."""
-    rungs = {name: spec.summary for name, spec in GRAD_SYNCS.items() if not (link and name in ON_NO_LINK)}
+def candidates(model: str, link: float = 0.0) -> dict[str, str]:
+    """The candidates for this model by name, with a summary: every gradient synchronisation, in order, with one for
+    embeddings where there are any, then DistributedDataParallel. Over a simulated link without those that it would not
+    delay."""
+    rungs: dict[str, str] = {}
+    for name, spec in GRAD_SYNCS.items():
+        if not (link and name in ON_NO_LINK):
+            rungs[name] = spec.summary
+        if name == "overlapped" and model == BERT:
+            rungs[SPARSE] = "overlapped, and of an embedding's gradient only the rows that some rank used"
     return rungs | {DDP: "DistributedDataParallel, which does what overlapped does in C++"}
 
 
@@ -69,8 +90,8 @@ Rung = Fields
   rank that came last to the averaging: it waits for messages, and not for slower ranks.
 - `alone`: the median time of the same averaging with no backward to hide behind, on the rank that came last to it;
   `hidden`: the share of it that is not exposed, 0 to 1.
-- `messages`, `bytes`: per step, on the rank that sends most; `early_bytes`: of those that leave before the last
-  gradient is ready, for no more can be hidden.
+- `messages`, `bytes`: per step, on the rank that sends most (where only the rows in use of an embedding travel, in the
+  first step); `early_bytes`: of those that leave before the last gradient is ready, for no more can be hidden.
 - `rung`: its name; `p50`: the median time of a step on its slowest rank.
 - `loss`: the mean over the last global batch; `difference_to_ddp`: the largest difference of any parameter to
   DistributedDataParallel's, on any rank; `replicas_max_difference`: between a rank and rank 0, where BatchNorm's
@@ -123,10 +144,16 @@ def fastest_text(rungs: Sequence[Rung]) -> str:
     )
 
 
-@LESSON.run_by(flags(LadderSettings, "model", "steps", "batch_size", "bucket_cap", "all_reduce", "link"), data_options)
+@LESSON.run_by(
+    flags(LadderSettings, "model", *BY_MODEL, "all_reduce", "link", changes=BY_MODEL),
+    data_options,
+    only_with("dataset", "data_dir", "limit", model=tuple(IMAGE_MODELS)),
+)
 def command(session: Session, data: DataOptions, model: str, **chosen: Any) -> None:
-    world = session.world
-    asked = LadderSettings(folder=data.folder, model=model, limit=data.limit, seed=session.run.seed, **chosen)
+    world, is_bert = session.world, model == BERT
+    folder, tokens, chosen_for = (Path(), TOKENS, OF_BERT) if is_bert else (data.folder, None, {})
+    chosen = chosen_for | {name: value for name, value in chosen.items() if value is not None}
+    asked = LadderSettings(folder=folder, model=model, limit=data.limit, seed=session.run.seed, **chosen)
     asked.check_batch(world.size)
     if model == "resnet18" and asked.batch_size < 2 * world.size:
         why = f"resnet18's BatchNorm needs two samples or more on each, so at least {2 * world.size}"
@@ -134,8 +161,8 @@ def command(session: Session, data: DataOptions, model: str, **chosen: Any) -> N
     world.warm_up(RUN)
     work = f"training: {model}, {asked.steps} steps of {asked.batch_size} samples{asked.over_links}"
     check_link(session, asked)
-    about = Table("rung", Column("what it does", wraps=True), rows=candidates(asked.link).items())
-    prepared, settings = announce_data(session, data, asked, work, "", about)
+    about = Table("rung", Column("what it does", wraps=True), rows=candidates(model, asked.link).items())
+    prepared, settings = announce_data(session, data, asked, work, "", about, ready=tokens)
     result: Fields = session.launch(RUN, settings)[0]
     rungs = result["rungs"]
     verdict = agreement(rungs, settings.all_reduce)

@@ -1,0 +1,80 @@
+"""Only the rows in use of an embedding's gradient travel; all else is as if the whole gradient were averaged."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from playground.lessons.ladder.lesson import new_rung
+from playground.lessons.ladder.measure import TimedReplica, count_messages
+from playground.lessons.ladder.page import BERT, SPARSE, candidates
+from playground.lessons.ladder.sparse_embeddings import SparseEmbeddings, TokenBert
+from playground.testing import World
+from playground.training.bert_config import BertConfig
+from playground.training.replicas import flat
+from playground.training.step import training_step
+from playground.training.sync import GradSync
+
+STEPS: list[list[list[int]]] = [[[1, 4, 4], [9, 1, 0], [4, 1, 2]], [[3], [], [3, 3, 0, 5, 7]], [[], [], []]]
+
+
+class Reader(nn.Module):
+    """Ids [n] → a loss. `again` has the weight of `words`, `tied` that of the output; `lengths` is not called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(5)
+        self.words, self.again = nn.Embedding(11, 3, padding_idx=0), nn.Embedding(11, 3)
+        self.lengths, self.tied, self.output = nn.Embedding(8, 3), nn.Embedding(4, 3), nn.Linear(3, 4)
+        self.again.weight, self.output.weight = self.words.weight, self.tied.weight
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        words = self.words(ids) + self.again(ids.flip(0)) + self.lengths.weight[: len(ids)] + self.tied(ids % 4)
+        return self.output(words.tanh()).logsumexp(-1).sum()
+
+
+def compare(rank: int, size: int) -> tuple[float, list[float]]:
+    """How far the gradients and parameters of steps of Adam are from those with DDP; all of them."""
+    seen: list[list[torch.Tensor]] = [[], []]
+    in_ddp = DistributedDataParallel(Reader().double(), find_unused_parameters=True)
+    for found, sync in zip(seen, (SparseEmbeddings(Reader().double()), GradSync(in_ddp)), strict=True):
+        optimizer = torch.optim.Adam(sync.model.parameters(), lr=0.01)
+        for ids in (torch.tensor(by_rank[rank], dtype=torch.int64) for by_rank in (*STEPS, STEPS[0])):
+            parts = (ids[:1], ids[1:]) if found else (ids,)  # of two, only the last is averaged
+            training_step(optimizer, [partial(sync.model, part) for part in parts], sync)
+            found += [*(param.grad.clone() for param in sync.model.parameters()), flat(sync.model.parameters())]
+    ours, theirs = map(flat, seen)
+    return (ours - theirs).abs().max().item(), ours.tolist()
+
+
+def test_it_is_the_mean_of_the_dense_gradients(world: Callable[..., World]) -> None:
+    results = world(3).run(compare)
+    assert all(difference < 1e-13 and values == results[0][1] for difference, values in results)
+
+
+def messages(rank: int, size: int) -> tuple[list[int], list[int]]:
+    """The bytes counted for a step, and those that a step and then averaging alone send."""
+    model, sent = TokenBert(BertConfig(vocabulary=900, width=8, layers=1, heads=1, intermediate=8, max_length=4)), []
+
+    def recording(tensor: torch.Tensor, **options: object) -> object:
+        sent.append(tensor.nbytes)
+        return dist.all_reduce(tensor, **options)
+
+    ids, new_sync = torch.tensor([[1, 2, 2, 0], [3, 1 + rank, 0, 0]]), partial(new_rung, SPARSE, bucket_cap=2**20)
+    replica = TimedReplica(SPARSE, model, new_sync, recording, partial(torch.optim.SGD, lr=0.01))
+    replica.step((ids,), torch.zeros(2, dtype=torch.int64), 2)
+    replica.average_alone()
+    return [nbytes for nbytes, _ in count_messages(new_sync, model, dist.all_reduce, (ids,))], sent
+
+
+def test_only_rows_in_use_travel(world: Callable[..., World]) -> None:
+    """Buckets, then a byte per row, then the rows that any rank has used, once each: of words 1 to 3, of all else."""
+    for counted, sent in world(2).run(messages):
+        assert sent == 2 * counted
+        assert counted[-2:] == [900 + 4 + 2, 4 * 8 * (3 + 4 + 1)]
+    assert [name for name in candidates(BERT) if name not in candidates("net")] == [SPARSE]
