@@ -70,6 +70,20 @@ class FigureRun:
         return Evidence(results=results, arguments=arguments, reports=tuple(reports))
 
 
+@dataclass(frozen=True)
+class ChangingRun(FigureRun):
+    """A function that worlds of different sizes run, one after the other."""
+
+    ends: tuple[tuple[int, int], ...] = ()
+    """The size of each world, and the step at which it ends."""
+
+    def make(self, name: str, folder: Path) -> Evidence:
+        """As above; the results are those of rank 0 of each world."""
+        file = folder / f"{name}.pt"
+        results = [launch(self.work, size, args=(file, end))[0] for size, end in self.ends]
+        return Evidence(results=results, arguments=self.ends)
+
+
 def draw_digits(folder: Path) -> Path:
     """Draw digits into the folder if they are not there. Returns their folder."""
     prepare.find_or_draw_digits(folder, "for the figures", lambda line: None, IMAGES, TEST_IMAGES)
@@ -114,6 +128,7 @@ RUNS = {
     "hello": FigureRun(remote("playground.lessons.hello.lesson:who_am_i"), 3),
     "bert": FigureRun(remote("playground.see.paint.ranks:bert_steps"), 2, recorded=True),
     "elastic": FigureRun(remote("playground.lessons.elastic.lesson:run"), 3, elastic_arguments, restarts=2),
+    "hosts": ChangingRun(remote("playground.lessons.elastic.hosts:run"), 2, ends=((2, 10), (1, 21), (2, 32))),
     "pipeline": FigureRun(remote("playground.lessons.pipeline.experiment:run"), 2, pipeline_arguments),
     "ddp": FigureRun(BACKWARD, 2, ("net",)),
     "ddp, four parameters": FigureRun(BACKWARD, 2, ("four",)),
@@ -163,6 +178,7 @@ CHAPTERS = {
     "hello": Figure("hello/one_world", "hello", collectives.one_world),
     "bert": Figure("bert/step", "bert", training.bert_step),
     "elastic": Figure("elastic/attempts", "elastic", training.attempts),
+    "hosts": Figure("elastic/hosts", "hosts", training.hosts),
     "pipeline": Figure("pipeline/schedules", "pipeline", training.schedules),
     "see": Figure("see/ring", "ring", collectives.ring),
     "moving": Figure("see/moving", "ring", collectives.moving),

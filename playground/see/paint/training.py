@@ -5,6 +5,7 @@ as they leave; steps on the stages of a pipeline, and on ranks that are killed.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from math import ceil
 
 import playground.see.paint as paint
@@ -210,6 +211,24 @@ def attempts(run: Evidence) -> Scene:
     steps, starts, ends = steps_of_attempts(run)
     scene = Scene("A rank is killed; all restart, and resume from a snapshot")
     bars = []
+    for number, pieces in enumerate(pieces_of_starts(starts, ends)):
+        note = f"killed after {ends[number]}" if ends[number] < steps else f"step {steps}: the end"
+        bars.append((f"attempt {number + 1}", pieces, note))
+    add_bars(scene, bars, most=steps)
+    add_key(scene, STEPS_KEY)
+    return scene.with_caption(
+        f"Training of {steps} steps on {len(run.results)} ranks, of which one is killed after step "
+        f"{' and one after step '.join(map(str, ends[:-1]))}."
+    )
+
+
+STEPS_KEY = {"plain": "from a snapshot", "forward": "steps taken", "wait": "lost, and redone"}
+
+
+def pieces_of_starts(starts: Sequence[int], ends: Sequence[int]) -> list[list[paint.Mark]]:
+    """The steps of a training that was started several times: for each start, the steps that it had from a snapshot,
+    those that it took, and those of them that the next start took again."""
+    bars = []
     for number, (start, end) in enumerate(zip(starts, ends, strict=True), 1):
         kept = min([end, *starts[number : number + 1]])
         pieces = [
@@ -217,12 +236,23 @@ def attempts(run: Evidence) -> Scene:
             piece(kept - start, "forward", f"steps {start + 1} to {kept}"),
             piece(end - kept, "wait", f"{end - kept} steps that are redone"),
         ]
-        bars.append((f"attempt {number}", pieces, f"killed after {end}" if end < steps else f"step {end}: the end"))
-    add_bars(scene, bars, most=steps)
-    add_key(scene, {"plain": "from a snapshot", "forward": "steps taken", "wait": "lost, and redone"})
+        bars.append(pieces)
+    return bars
+
+
+def hosts(run: Evidence) -> Scene:
+    """hosts: the number of ranks changes, and the training goes on from a snapshot."""
+    scene, bars = Scene("A host leaves and another joins: all ranks restart, from the newest snapshot"), []
+    starts, ends = [losses[0][0] - 1 for losses in run.results], [end for _, end in run.arguments]
+    for number, (pieces, (size, _)) in enumerate(zip(pieces_of_starts(starts, ends), run.arguments, strict=True), 1):
+        bars += [(f"start {number}, rank {rank}", pieces, f"1/{size} of each batch") for rank in range(size)]
+    add_bars(scene, bars, most=ends[-1])
+    add_key(scene, STEPS_KEY)
+    seen = [dict(losses) for losses in run.results]
+    twice = [abs(one[step] - next_[step]) for one, next_ in pairwise(seen) for step in one.keys() & next_.keys()]
     return scene.with_caption(
-        f"Training of {steps} steps on {len(run.results)} ranks, of which one is killed after step "
-        f"{' and one after step '.join(map(str, ends[:-1]))}."
+        f"Steps 1 to {ends[-1]}, each with the same batch, whatever the number of ranks. "
+        f"{len(twice)} steps are taken twice, on different numbers of ranks: their losses differ by {max(twice):.0e}."
     )
 
 
