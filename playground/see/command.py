@@ -16,6 +16,7 @@ from playground.console.session import Session, session_command
 from playground.console.tables import Column, Table
 from playground.lessons.data_parallel.page import DataParallelSettings
 from playground.lessons.ladder.page import LadderSettings
+from playground.lessons.parameter_server.page import ServerSettings
 from playground.lessons.pipeline.page import PipelineSettings
 from playground.runtime.errors import UsageError
 from playground.runtime.host import cores
@@ -107,6 +108,11 @@ def pipeline_arguments(folder: Path) -> tuple[object, ...]:
     return (PipelineSettings(size=2, folder=draw_digits(folder), microbatches=4, steps=3),)
 
 
+def server_arguments(folder: Path) -> tuple[object, ...]:
+    """Few steps of three workers, the last of which is slow."""
+    return (ServerSettings(folder=draw_digits(folder), batch_size=384, steps=6, slow_worker=3, staleness=1),)
+
+
 DEVICES = tuple(f"cpu:{number}" for number in range(4))
 BOTH = tuple((gather, DEVICES[0]) for gather in ("logits", "loss"))
 WAYS = DataParallelSettings(devices=DEVICES, output_device=DEVICES[0], batch_size=32, steps=2, ways=BOTH)
@@ -129,6 +135,9 @@ RUNS = {
     "bert": FigureRun(remote("playground.see.paint.ranks:bert_steps"), 2, recorded=True),
     "elastic": FigureRun(remote("playground.lessons.elastic.lesson:run"), 3, elastic_arguments, restarts=2),
     "hosts": ChangingRun(remote("playground.lessons.elastic.hosts:run"), 2, ends=((2, 10), (1, 21), (2, 32))),
+    "reduce-scatter": FigureRun(remote("playground.lessons.collectives.lesson:reduce_scatter"), 4),
+    "rpc": FigureRun(remote("playground.lessons.rpc.lesson:remote_call"), 2),
+    "parameter-server": FigureRun(remote("playground.see.paint.ranks:server_modes"), 4, server_arguments),
     "pipeline": FigureRun(remote("playground.lessons.pipeline.experiment:run"), 2, pipeline_arguments),
     "ddp": FigureRun(BACKWARD, 2, ("net",)),
     "ddp, four parameters": FigureRun(BACKWARD, 2, ("four",)),
@@ -140,10 +149,11 @@ RUNS = {
 @dataclass(frozen=True)
 class Figure:
     path: str
-    """The chapter whose README shows it, a lesson or `see`, and the name of its file, without the ending."""
+    """The chapter that it is about, a lesson or `see`, and the name of its file, without the ending."""
     run: str
     """The run that it is drawn from: a name of `RUNS`."""
     draw: Callable[[Evidence], Scene]
+    in_chapter: bool = True
 
     @property
     def shows(self) -> str:
@@ -155,7 +165,7 @@ FIGURES = {
     "F1": Figure("data_parallel/dp_forward", "data-parallel", dp.forward),
     "F2": Figure("data_parallel/dp_backward", "data-parallel", dp.backward),
     "F3": Figure("ladder/backward_step", "ladder", training.backward_and_step),
-    "F4": Figure("data_parallel/dp_training", "data-parallel, memory", dp.memory_and_utilisation),
+    "F4": Figure("data_parallel/dp_training", "data-parallel, memory", dp.memory_and_utilisation, in_chapter=False),
     "F5": Figure("data_parallel/dp_forward_2", "data-parallel", dp.loss_in_forward),
     "F6": Figure("all_reduce/allreduce", "collectives", collectives.all_reduce_sum),
     "F7": Figure("all_reduce/allreduce_1", "reduce-broadcast", collectives.reduce_broadcast),
@@ -168,7 +178,7 @@ FIGURES = {
     "F14": Figure("ladder/step_parts", "ladder", training.normalised_parts),
     "F15": Figure("ladder/overlap", "ladder", training.with_and_without_overlap),
     "F16": Figure("ddp/buckets", "ddp", training.filling),
-    "F17": Figure("data_parallel/dp_criterion", "data-parallel", dp.parallel_criterion),
+    "F17": Figure("data_parallel/dp_criterion", "data-parallel", dp.parallel_criterion, in_chapter=False),
     "F18": Figure("data_parallel/dp_memory", "data-parallel, memory", dp.imbalance),
     "F19": Figure("ddp/bucket", "ddp, four parameters", training.same_on_both),
     "F20": Figure("p2p/p2p", "send", collectives.point_to_point),
@@ -179,6 +189,9 @@ CHAPTERS = {
     "bert": Figure("bert/step", "bert", training.bert_step),
     "elastic": Figure("elastic/attempts", "elastic", training.attempts),
     "hosts": Figure("elastic/hosts", "hosts", training.hosts),
+    "reduce-scatter": Figure("collectives/reduce_scatter", "reduce-scatter", collectives.reduce_scatter),
+    "rpc": Figure("rpc/call", "rpc", collectives.remote_call),
+    "parameter-server": Figure("parameter_server/modes", "parameter-server", training.server_modes),
     "pipeline": Figure("pipeline/schedules", "pipeline", training.schedules),
     "see": Figure("see/ring", "ring", collectives.ring),
     "moving": Figure("see/moving", "ring", collectives.moving),
@@ -319,8 +332,8 @@ def all_files(folder: Path) -> dict[str, Path]:
 
 def chapter_files() -> dict[str, Path]:
     """The pictures of the chapters' READMEs, by the figure's name."""
-    rooms = {name: "" if figure.path.startswith(f"{SEE.name}/") else "lessons" for name, figure in ALL.items()}
-    paths = {name: Path(rooms[name], figure.path) for name, figure in ALL.items()}
+    shown = {name: figure.path for name, figure in ALL.items() if figure.in_chapter}
+    paths = {name: Path("" if path.startswith(f"{SEE.name}/") else "lessons", path) for name, path in shown.items()}
     return {name: ROOT / "playground" / path.parent / "figures" / f"{path.name}.svg" for name, path in paths.items()}
 
 

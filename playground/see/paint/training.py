@@ -9,6 +9,7 @@ from itertools import pairwise
 from math import ceil
 
 import playground.see.paint as paint
+from playground.lessons.parameter_server.page import ServerSettings
 from playground.lessons.pipeline.page import PipelineSettings, bubble, span, typical_step
 from playground.measurement import Fields, format_bytes
 from playground.see.paint import CELL, Band, Evidence, Scene, add_bars, add_key, add_lane, bands_scene, box, piece
@@ -245,7 +246,10 @@ def hosts(run: Evidence) -> Scene:
     scene, bars = Scene("A host leaves and another joins: all ranks restart, from the newest snapshot"), []
     starts, ends = [losses[0][0] - 1 for losses in run.results], [end for _, end in run.arguments]
     for number, (pieces, (size, _)) in enumerate(zip(pieces_of_starts(starts, ends), run.arguments, strict=True), 1):
-        bars += [(f"start {number}, rank {rank}", pieces, f"1/{size} of each batch") for rank in range(size)]
+        bars += [
+            (f"start {number}, rank {rank}", pieces, f"{'all' if size == 1 else f'1/{size}'} of each batch")
+            for rank in range(size)
+        ]
     add_bars(scene, bars, most=ends[-1])
     add_key(scene, STEPS_KEY)
     seen = [dict(losses) for losses in run.results]
@@ -301,3 +305,26 @@ def add_schedule(scene: Scene, name: str, step: Sequence[Sequence[Fields]], axis
             text = str(slot["microbatch"]) if width > CELL[0] else ""
             title = f"{style} of microbatch {slot['microbatch']}, {(end - start) * 1e3:.3g} ms"
             scene.add(paint.BAR, left, y, width, ROW, style=style, text=text, title=title)
+
+
+def server_modes(run: Evidence) -> Scene:
+    """parameter-server: when workers wait, in three modes."""
+    settings: ServerSettings = run.arguments[0]
+    scene = Scene("Three workers, one of them slow: who computes, and who waits")
+    waits = {mode: [worker[number] for worker in run.results[1:]] for number, mode in enumerate(settings.modes)}
+    axis = paint.TimeAxis(x=LABELS, start=0.0, end=max(spans[-1][1] for of_mode in waits.values() for spans in of_mode))
+    for mode, of_mode in waits.items():
+        y, end = scene.bottom + (CELL[1] if scene.marks else 0), max(spans[-1][1] for spans in of_mode)
+        scene.add(paint.TEXT, CELL[0], y + CELL[1] / 2, text=f"{mode}: {end * 1e3:,.0f} ms", align="start")
+        for worker, spans in enumerate(of_mode):
+            y += 1.5 * ROW
+            add_lane(scene, f"worker {worker}", axis.x, y, ROW, style="muted")
+            computing = [(one[1], other[0]) for one, other in pairwise(spans)]
+            for style, pieces in (("compute", computing), ("wait", spans)):
+                for left, right in ((axis.at(start), axis.at(end)) for start, end in pieces):
+                    scene.add(paint.BAR, left, y, right - left, ROW, style=style, title=f"worker {worker}: {style}")
+    add_key(scene, {"compute": "computes a gradient", "wait": "waits for the server"})
+    about = f"{settings.steps * (len(run.results) - 1)} gradients in each mode; the last worker takes"
+    return scene.with_caption(
+        f"{about} {settings.slow_worker:g} times as long. Stale: at most {settings.staleness} ahead."
+    )

@@ -19,7 +19,18 @@ from playground.see.paint.ranks import SIX
 from playground.see.paint.training import steps_of_attempts
 from playground.see.record import BUCKET, COLLECTIVE, COMPUTE, MOVE
 
-QUICK = ("send", "ring", "reduce-broadcast", "all-to-all", "collectives", "sgd", "sgd on three", "hello")
+QUICK = (
+    "send",
+    "ring",
+    "reduce-broadcast",
+    "all-to-all",
+    "collectives",
+    "sgd",
+    "sgd on three",
+    "hello",
+    "reduce-scatter",
+    "rpc",
+)
 """Runs of a few milliseconds."""
 
 
@@ -114,7 +125,7 @@ def test_averaging_begins_in_backward_only_where_it_overlaps(evidence: Any) -> N
             assert (averaging_starts < backward_ends) is overlaps
 
 
-TIMELINES = ("F12", "F13", "bert")
+TIMELINES = ("F12", "F13", "bert", "parameter-server")
 """Here what is drawn as a bar of its own, and which names have room, depends on how long it took; so does a wait."""
 
 
