@@ -17,11 +17,11 @@ from playground.runtime.remote import ROOT
 LESSONS = {lesson.name: CHAPTERS[lesson.name] for lesson in PATH}
 FORMED = [name for name, file in CHAPTERS.items() if file.name == "README.md"]
 """Chapters of lessons and tools; the other pages have no boxes, runs and exercises."""
-PAGES = dict(
-    (page.relative_to(ROOT / "playground").as_posix() if page.name != "README.md" else name, page)
+PAGES = {
+    page.relative_to(ROOT / "playground").as_posix() if page.name != "README.md" else name: page
     for name in [*LESSONS, *(name for name in FORMED if name not in LESSONS)]
     for page in sorted(CHAPTERS[name].parent.glob("*.md"))
-)
+}
 """All that is read of lessons and tools, in the order of the path: chapters by name, further pages by file."""
 BOX = re.compile(
     r"# .+\n\n> - \*\*Why it matters\*\*: (?:.*\n>)+ "
@@ -205,12 +205,7 @@ CLAIMS: dict[tuple[str, str], Callable[[list[Rows]], bool]] = {
         "lessons/ladder/beyond.md",
         "nothing of `shared-step` is `exposed`, and it is the fastest rung",
     ): lambda _: (
-        [
-            row[3] < 0.1 and row[0] == min(each[0] for each in rows.values())
-            for rows in read_tables("ladder")[:1]
-            for row in [rows["shared-step"]]
-        ]
-        == [True]
+        min((row[0], name, row[3] < 0.1) for name, row in read_tables("ladder")[0].items())[1:] == ("shared-step", True)
     ),
     ("ladder", "`parameters` costs what `flat` does after each step"): lambda tables: near(
         tables[0]["parameters"][3], tables[0]["flat"][3], 0.1
