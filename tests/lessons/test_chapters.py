@@ -89,6 +89,13 @@ def test_a_run_is_short(name: str) -> None:
     assert [len(run.splitlines()) for run in runs if len(run.splitlines()) > LONGEST_RUN] == []
 
 
+@pytest.mark.parametrize("name", PAGES)
+def test_every_source_has_a_year(name: str) -> None:
+    text = PAGES[name].read_text(encoding="utf-8")
+    for source in re.split(r"^- ", text.partition("## Sources\n\n")[2], flags=re.MULTILINE)[1:]:
+        assert re.search(r"\b(19|20)\d\d\b", source.partition("\n\n")[0]), source
+
+
 @pytest.mark.parametrize("name", FORMED)
 def test_every_exercise_has_its_outcome_folded_away(name: str) -> None:
     exercises = CHAPTERS[name].read_text(encoding="utf-8").split("## Try this")[1].split("\n## ")[0]
