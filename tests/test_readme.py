@@ -248,7 +248,8 @@ def test_the_path_says_how_many_minutes_each_chapter_takes() -> None:
         chapter = (ROOT / lesson.path / "README.md").read_text(encoding="utf-8")
         said = re.search(r"(\d+) minutes\s+(?:> +)?to read", chapter)
         words = re.sub(r"^( *)```.*?^\1```$", "", chapter, flags=re.DOTALL | re.MULTILINE).split()
-        assert said and minutes[lesson.name] == said[1], lesson.name
+        assert said, lesson.name
+        assert minutes[lesson.name] == said[1], lesson.name
         assert abs(int(said[1]) - len(words) / 150) <= 1, f"{lesson.name}: {len(words)} words"
     assert f"{round(sum(map(int, minutes.values())) / 30) / 2:g} hours in all" in " ".join(text.split())
 

@@ -118,7 +118,7 @@ def test_kills_come_one_after_the_other() -> None:
 def test_the_number_of_ranks_changes_and_the_losses_do_not(tmp_path: Path) -> None:
     """Each start resumes from the newest snapshot, so that steps after it are taken twice."""
     undisturbed = dict(launch(hosts.run, 2, args=(tmp_path / "undisturbed.pt",))[0])
-    losses, starts = {}, []
+    starts, losses = [], dict[int, float]()
     for size, end in ((2, 30), (1, 61), (2, 100)):
         taken = launch(hosts.run, size, args=(tmp_path / "changing.pt", end))[0]
         starts.append(taken[0][0])
@@ -140,7 +140,7 @@ def test_a_host_leaves_and_another_joins(tmp_path: Path) -> None:
         soon = "--rdzv-conf=last_call_timeout=1,keep_alive_interval=1,keep_alive_max_attempt=3,join_timeout=120"
         soon += f",is_host={int(not agents)}"
         words = ["--nnodes=1:2", "--local-addr=127.0.0.1", "--max-restarts=10", *rendezvous, soon]
-        program = [sys.executable, "-m", "torch.distributed.run", *words, hosts.__file__, tmp_path / "snapshot.pt"]
+        program = [sys.executable, "-m", "torch.distributed.run", *words, hosts.__file__, f"{tmp_path}/snapshot.pt"]
         environ = {**os.environ, "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", "OMP_NUM_THREADS": "1"}
         with said.open("ab") as file:
             return subprocess.Popen([*program, "5000"], env=environ, stdout=file, stderr=subprocess.DEVNULL)

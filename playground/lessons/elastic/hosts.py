@@ -1,6 +1,6 @@
 """A host leaves and another joins: the same training on two ranks, on one, and on two again.
 
-    torchrun --nnodes 1:2 … playground/lessons/elastic/hosts.py snapshot.pt [STEPS]
+    torchrun --nnodes 1:2 … playground/lessons/elastic/hosts.py snapshot.pt 300
 
 torchrun's agents restart all ranks at each change, and each start resumes from the newest snapshot.
 Source: https://docs.pytorch.org/docs/stable/elastic/run.html
@@ -58,5 +58,5 @@ def run(
 
 if __name__ == "__main__":
     dist.init_process_group("gloo")
-    run(dist.get_rank(), dist.get_world_size(), Path(sys.argv[1]), *map(int, sys.argv[2:]), pause=0.2)
+    run(dist.get_rank(), dist.get_world_size(), Path(sys.argv[1]), int(sys.argv[2]), pause=0.2)
     dist.destroy_process_group()
