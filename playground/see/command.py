@@ -92,8 +92,8 @@ def draw_digits(folder: Path) -> Path:
 
 
 def ladder_arguments(folder: Path) -> tuple[object, ...]:
-    """Twenty steps of each rung."""
-    return (LadderSettings(folder=draw_digits(folder), steps=20),)
+    """Thirty steps of each rung, as the chapter's run takes them."""
+    return (LadderSettings(folder=draw_digits(folder), steps=30),)
 
 
 def elastic_arguments(folder: Path) -> tuple[object, ...]:
