@@ -47,7 +47,6 @@ TRIES, TRIES_IF_CROWDED = 60, 5
 """How often a rank looks for a signal before it sleeps: where each rank has a core, and where it keeps another from
 its core by looking."""
 SLICE = 0.05
-"""Seconds of sleep between two looks at the peers."""
 LOST = "Connection closed by peer"
 """How gloo begins to say that a peer has ended; whoever reads errors knows these words."""
 CALL = struct.Struct("QQQQ")
@@ -356,7 +355,6 @@ class Layout:
 
 
 segments: weakref.WeakSet[Segment] = weakref.WeakSet()
-"""All segments of this process that are in use."""
 
 
 def give_up_all() -> None:

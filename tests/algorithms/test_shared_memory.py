@@ -365,7 +365,7 @@ def lose_some(rank: int, world_size: int, count: int) -> list[str]:
 @pytest.mark.parametrize("count", [4, pytest.param(300, marks=pytest.mark.stress)])
 def test_whoever_waits_for_a_lost_rank_hears_of_it(count: int, world: Worlds) -> None:
     """Killed, stopped or gone inside a call, at any moment."""
-    assert world(1, timeout=600.0, fresh=True).run(lose_some, count) == [[]]  # a fork wants no threads of OpenMP
+    assert world(1, timeout=600.0).run(lose_some, count) == [[]]
 
 
 def meet_and_leave(segment: Segment, number: int) -> int:
