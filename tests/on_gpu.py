@@ -28,7 +28,6 @@ from types import SimpleNamespace
 import torch
 
 from playground.lessons.pipeline.page import BLOCKS
-from playground.remote import AGENTS
 from playground.runtime.backends import BACKENDS
 from playground.runtime.backends.nccl import SHARES_A_GPU, driver_version, format_version, nccl_version
 from playground.runtime.errors import UsageError
@@ -182,7 +181,7 @@ ROWS = (
     Row("ddp {on} {data} --lab"),
     Row("prove {on} {data}"),
     Row("rpc {on}", needs=FOR.pair),
-    *(Row(f"parameter-server {{on}} {{data}} --steps 20 --over {over}", needs=FOR.pair) for over in AGENTS),
+    Row("parameter-server {on} {data} --steps 20", needs=FOR.pair),
     Row("parameter-server {on} {data} --steps 20 --slow-worker 3", needs=FOR.pair),
     Row("bench {on} --collective all --limit -e 64M --json", verdict=bench_verdict),
     Row("bench {on} --algorithm all -e 4M --json", verdict=bench_verdict, needs=FOR.pair),

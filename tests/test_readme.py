@@ -36,7 +36,8 @@ EXCERPT = re.compile(r"\]\(([^)]+)\):\n\n( *)```python\n(.*?)^\2```$", re.DOTALL
 NOT_RUN = {
     "python -m playground sgd --backend nccl -n 2": "two GPUs",
     "python -m playground hello --backend nccl": "a GPU",
-    "python -m playground bert --weights bert-base-cased --dataset multinli --backend nccl -n 4": "GPUs, and a network",
+    "python -m playground bert --weights bert-base-cased --dataset multinli --batch-size 128 --lr 3e-5 "
+    "--max-length 512": "GPUs, and a network",
     "python -m playground bert --weights FOLDER --way ddp --steps 20 --only train": "somebody's weights",
     "python -m playground ladder --model resnet18 --plot ladder.svg": "half a minute",
     "python -m playground why 4711": "a run that stands still",

@@ -96,8 +96,8 @@ PATH = (
     ),
     Lesson(
         name="rpc",
-        teaches="remote calls, remote references, backward across ranks: by send and recv, and by torch's RPC",
-        shown="calls, objects and graphs that reach from rank to rank, over send and recv as over torch's RPC",
+        teaches="remote calls, remote references, backward across ranks, by send and recv",
+        shown="calls, objects and graphs that reach from rank to rank, over send and recv",
         default_size=3,
         min_size=2,
         options=BARE,

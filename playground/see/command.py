@@ -11,7 +11,7 @@ from pathlib import Path
 
 import click
 
-from playground.console.paths import FilePath, check_writable
+from playground.console.options import FILE, check_writable
 from playground.console.session import Session, session_command
 from playground.console.tables import Column, Table
 from playground.lessons.data_parallel.page import DataParallelSettings
@@ -202,11 +202,11 @@ ALL = FIGURES | CHAPTERS
 
 @session_command(
     SEE.name,
-    click.argument("file", type=FilePath(), required=False),
+    click.argument("file", type=FILE, required=False),
     click.option(
         "-o",
         "--output",
-        type=FilePath(),
+        type=FILE,
         metavar="OUT",
         help="Paint FILE: .html plays it, .svg is a picture, .txt is words, .json is a trace for Perfetto.",
     ),
@@ -214,14 +214,12 @@ ALL = FIGURES | CHAPTERS
     click.option(
         "--figure",
         "figures",
-        type=(click.Choice(tuple(ALL), case_sensitive=False), FilePath()),
+        type=(click.Choice(tuple(ALL), case_sensitive=False), FILE),
         multiple=True,
         metavar="NAME OUT",
         help="Run what a figure is drawn from, F1 to F21 of the tutorials or a chapter's, and paint it.",
     ),
-    click.option(
-        "--all", "folder", type=FilePath(), metavar="DIR", help="All figures of the tutorials, into a folder."
-    ),
+    click.option("--all", "folder", type=FILE, metavar="DIR", help="All figures of the tutorials, into a folder."),
     click.option("--chapters", is_flag=True, help="The pictures of the chapters' READMEs, where they stand."),
     only=("wide", "as_json"),
     size=1,

@@ -17,7 +17,7 @@ from typing import Any
 
 import click
 
-from playground.console.paths import check_writable
+from playground.console.options import check_writable
 from playground.runtime.errors import PlaygroundError, UsageError
 from playground.runtime.launcher.entry import CommandWorld
 from playground.runtime.untrusted import printable

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import signal
 import threading
@@ -136,7 +135,7 @@ def test_the_command(words: list[Any], run_cli: Run, tmp_path: Path) -> None:
     step = find_snapshots(folder)[0][0]
     assert shown.code == os.EX_TEMPFAIL
     assert shown.err == f"playground: preempted by SIGTERM after step {step}; the same command resumes from there\n"
-    assert json.loads(shown.out)["stopped_by"] == shown.err.removeprefix("playground: ").strip()
+    assert shown.out == ""
     again = run_cli(*words, "-n", 2, "--epochs", max(1, step // 5))  # to the end of that epoch, or beyond it
     assert (again.code, again.err) == (0, "")
 

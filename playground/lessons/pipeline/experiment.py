@@ -145,7 +145,6 @@ class Stopwatch:
 
     @contextlib.contextmanager
     def slot(self, kind: str, microbatch: int) -> Iterator[None]:
-        """Take the time of the block."""
         start = self.now()
         yield
         times = {"start": start - self.origin, "end": self.now() - self.origin}
@@ -191,6 +190,5 @@ class ActivationCounter(saved_tensors_hooks):
         return saved
 
     def free(self, place: int, nbytes: int) -> None:
-        """One holder of the memory at `place` is gone."""
         self.holders[place] -= 1
         self.nbytes -= 0 if self.holders[place] else nbytes

@@ -16,7 +16,6 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 from torch.nn.parallel import DistributedDataParallel
 
 from playground.algorithms import load_all_reduce
-from playground.lessons.bert.page import BUCKETS
 from playground.lessons.collectives import lesson as collectives
 from playground.lessons.data_parallel.experiment import track_step
 from playground.lessons.data_parallel.lesson import parallel_apply, replicate, scatter
@@ -124,7 +123,8 @@ def bert_steps(rank: int, size: int, steps: int = 4) -> None:
     """Steps of the lesson's encoder by DistributedDataParallel, on random pairs, with about four buckets."""
     torch.manual_seed(SEED)
     config = BertConfig(vocabulary=VOCABULARY)
-    ddp = DistributedDataParallel(Model(config).to(device()), bucket_cap_mb=4 * config.parameters / BUCKETS / 2**20)
+    quarter = config.parameters / 2**20  # of 4 bytes each
+    ddp = DistributedDataParallel(Model(config).to(device()), bucket_cap_mb=quarter)
     optimizer = torch.optim.Adam(ddp.parameters(), fused=True)
     tokens = torch.randint(VOCABULARY, (BATCH, TOKENS), device=device())
     labels = torch.randint(CLASSES, (BATCH,), device=device())
