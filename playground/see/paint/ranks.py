@@ -212,16 +212,19 @@ def data_parallel_steps(rank: int, size: int, settings: DataParallelSettings) ->
     return [{"gather": way, "batch": tuple(tokens.shape), **shapes} for way in WAYS]
 
 
-class TimedCalls:
-    """An agent that takes the time of each call: (start, end), in seconds from `began` on."""
+class TimedAgent(Agent):
+    """Takes the time of each call: (start, end), in seconds from `start_clock` on."""
 
-    def __init__(self, agent: Agent) -> None:
-        self.agent, self.began = agent, time.perf_counter()
-        self.spans: list[tuple[float, float]] = []
+    def __init__(self) -> None:
+        self.start_clock()
+        super().__init__()
 
-    def call(self, rank: int, function: Callable[..., Any], *args: object) -> Any:
+    def start_clock(self) -> None:
+        self.began, self.spans = time.perf_counter(), list[tuple[float, float]]()
+
+    def call(self, rank: int, function: Callable[..., Any], *args: Any) -> Any:
         start = time.perf_counter() - self.began
-        result = self.agent.call(rank, function, *args)
+        result = super().call(rank, function, *args)
         self.spans.append((start, time.perf_counter() - self.began))
         return result
 
@@ -230,17 +233,17 @@ def server_modes(rank: int, size: int, settings: ServerSettings) -> list[list[tu
     """A training with a parameter server in each mode. Returns when this worker waited for the server; rank 0 is it."""
     workers = dist.new_group(list(range(1, size)))
     server_lesson.new_model(settings)(torch.zeros(1, 1, 28, 28)).sum().backward()  # the first takes longer
-    with Agent() as agent:
-        waits = []
+    agent, waits = TimedAgent(), []
+    with agent:
         for mode in settings.modes:
             if rank == SERVER:
                 model = server_lesson.new_model(settings)
                 server_lesson.servers[:] = [server_lesson.ParameterServer(model, mode, size - 1, settings)]
             agent.barrier()
-            timed = TimedCalls(agent)
+            agent.start_clock()
             if rank == SERVER:
                 server_lesson.servers[0].join()
             else:
-                server_lesson.train_with_server(timed, workers, settings)
-            waits.append(timed.spans)
+                server_lesson.train_with_server(agent, workers, settings)
+            waits.append(agent.spans)
     return waits
