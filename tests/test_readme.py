@@ -215,14 +215,18 @@ def test_commands_print_what_is_shown(
     for shown in group:
         assert shown.words[:3] == OURS.split()
         words = [word.replace("/home/me/", f"{tmp_path}/") for word in shown.words[3:]]
-        smaller = SMALLER.get(words[0], ())
-        quick = () if shown.output else WITHOUT_OUTPUT.get(" ".join(words), WITHOUT_OUTPUT.get(words[0], ()))
+        words, redirected = (words[:-2], words[-1]) if ">" in words else (words, None)
+        smaller = () if "--diff" in words else SMALLER.get(words[0], ())
+        quick = WITHOUT_OUTPUT.get(" ".join(words), WITHOUT_OUTPUT.get(words[0], ()))
+        quick = () if shown.output or "--diff" in words else quick
         with monkeypatch.context() as patch:
             for name, value in shown.environ.items():
                 patch.setenv(name, value)
             result = run_cli(*words, *smaller, *quick)
         assert result.code == 0, result.err
-        assert too_wide(result.out) == []
+        assert redirected or too_wide(result.out) == []
+        if redirected:
+            Path(redirected).write_text(result.out)
         if shown.output:
             check_output(result.out, list(shown.output), words[0] in EXACT)
 
