@@ -187,6 +187,9 @@ CATALOGUE = {
         Exercise("parameter_server/stale", (3, 2, 5)),
         Exercise("pipeline/gpipe", preload=(SYMBOLIC,)),
         Exercise("pipeline/one_forward_one_backward", preload=(SYMBOLIC,)),
+        Exercise("zero/own_share", forbidden=("all_reduce",)),
+        Exercise("zero/reduce_hook", forbidden=("all_reduce",)),
+        Exercise("zero/gather_free"),
     )
 }
 """All exercises by name, in order."""
