@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
-import os
-import signal
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 
 import click
 
 from playground.console import terminal
-from playground.console.options import RunOptions
-from playground.console.paths import FilePath
+from playground.console.options import FILE, RunOptions
 from playground.console.session import Session, to_document
 from playground.console.tables import Column, Table
 from playground.exercises import EXERCISES
@@ -27,8 +23,6 @@ from playground.runtime.untrusted import printable
 
 POLL = 0.3
 """Seconds between two looks at the files that are watched."""
-BECOME_SUBREAPER = 36
-"""Option of `prctl`: descendants whose parents have ended become children of this process."""
 
 NAME = click.Choice(tuple(CATALOGUE))
 
@@ -71,12 +65,12 @@ def show_markdown(text: str) -> None:
 
 
 @click.command("check", short_help=EXERCISES["check"].purpose)
-@click.argument("files", metavar="[FILE]...", type=FilePath(), nargs=-1)
+@click.argument("files", metavar="[FILE]...", type=FILE, nargs=-1)
 @click.option("--watch", is_flag=True, help="Check again whenever a file is saved, until Ctrl-C.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of text.")
 @click.option("-n", "--world-size", "size", type=click.IntRange(1), help="Check on this number of ranks only.")
 @click.option("--seed", type=click.IntRange(0, 2**32), default=0, show_default=True, help="Seed of random inputs.")
-@click.option("--see", type=FilePath(), metavar="OUT", help="Record the case that fails, and the reference's run.")
+@click.option("--see", type=FILE, metavar="OUT", help="Record the case that fails, and the reference's run.")
 def check(files: tuple[Path, ...], watch: bool, as_json: bool, size: int | None, seed: int, see: Path | None) -> None:
     """Run solutions, by default all of this folder, on real ranks, and say what is wrong with them. FILE may be the
     name of an exercise; several files of one exercise get a line each. Solutions are run as programs of yours: this is
@@ -120,8 +114,7 @@ def find_file(file: Path) -> Path:
 def check_all(files: Iterable[Path], size: int | None, seed: int, say: bool) -> list[Verdict]:
     files, verdicts = list(files), []
     for file in files:
-        with ending_orphans():
-            verdict = check_file(file, size, seed)
+        verdict = check_file(file, size, seed)
         verdicts.append(verdict)
         lines = tell_lines(verdict)
         if sum(other.name == file.name for other in files) > 1:
@@ -131,29 +124,6 @@ def check_all(files: Iterable[Path], size: int | None, seed: int, say: bool) -> 
         if say:
             terminal.say(*map(printable, lines))
     return verdicts
-
-
-@contextlib.contextmanager
-def ending_orphans() -> Iterator[None]:
-    """End what a solution leaves behind: processes that it has started, and those that they have."""
-    prctl = ctypes.CDLL(None).prctl
-    prctl(BECOME_SUBREAPER, 1, 0, 0, 0)
-    own = children()
-    try:
-        yield
-    finally:
-        while left := children() - own:  # of those that end, the children come here next
-            for child in left:
-                with contextlib.suppress(ProcessLookupError, ChildProcessError):
-                    os.kill(child, signal.SIGKILL)
-                    os.waitpid(child, 0)
-        prctl(BECOME_SUBREAPER, 0, 0, 0, 0)
-
-
-def children() -> set[int]:
-    """Process ids of this process's children."""
-    files = Path("/proc/self/task").glob("*/children")
-    return {int(child) for file in files for child in file.read_text().split()}
 
 
 def record(file: Path, verdict: Verdict, see: Path) -> None:

@@ -34,8 +34,6 @@ OF_GRADIENTS = (
     ("flat", "flat", ALL_REDUCE, "one all_reduce for all gradients, copied into one message"),
     ("bucketed", "bucketed", (*ALL_REDUCE, "bucket_cap"),
      "one all_reduce per bucket of gradients, the last layers' first"),
-    ("hierarchical", "hierarchical", (*ALL_REDUCE, "broadcast"),
-     "all gradients in one message, added up inside pairs of ranks, then between the pairs"),
     ("overlapped", "Overlapped", (*ALL_REDUCE, "bucket_cap"),
      "each bucket leaves as soon as its gradients are ready, while backward goes on"),
 )  # fmt: skip
