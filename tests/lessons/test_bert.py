@@ -13,7 +13,7 @@ import torch.nn.functional as F
 
 from playground.lessons.bert import grammar, measure
 from playground.lessons.bert.lesson import train
-from playground.lessons.bert.page import DDP, EXACT, WAYS, BertSettings, compare_losses
+from playground.lessons.bert.page import DDP, EXACT, WAYS, BertSettings, averaging_texts, compare_losses
 from playground.lessons.bert.prepare import PairsSource, prepare_pairs
 from playground.measurement import Fields
 from playground.training.bert import Model
@@ -121,6 +121,17 @@ def test_what_devices_hold(way: str, settings: BertSettings, world: Run) -> None
     assert held[0]["held"]["parameters"] == of_the_model
 
 
+def test_rows_that_are_not_used_do_not_travel(settings: BertSettings, world: Run) -> None:
+    large = replace(settings, config=replace(settings.config, vocabulary=5_000))
+    sparse, ddp = world(2).run(measure.averaging, large)[0]
+    assert (sparse["way"], ddp["way"]) == ("sparse-embeddings", "ddp")
+    assert ddp["bytes"] == 4 * large.config.parameters
+    rows = 4 * large.config.width * 5_000
+    assert sparse["bytes"] < ddp["bytes"] - rows + rows // 10
+    assert sparse["difference_to_ddp"] < 1e-3
+    assert "  ddp: hides nothing here." in averaging_texts([sparse, ddp | {"caveat": "hides nothing here"}], large)
+
+
 @pytest.fixture
 def bert(run_cli: Run, pairs: PairsSource, monkeypatch: pytest.MonkeyPatch) -> Run:
     """The command on these pairs, with a smaller model."""
@@ -149,6 +160,7 @@ def test_the_document_has_what_was_asked_for(bert: Run) -> None:
     [
         (("-n", 3), "choose a multiple of 3"),
         (("--batch-size", 4000), "there are 240 pairs to train on"),
+        (("--way", "data-parallel", "--only", "averaging"), "--only averaging is about ranks that average gradients"),
         (("--dataset", "multinli"), "--dataset multinli needs a tokenizer: add --weights"),
     ],
 )
