@@ -66,7 +66,7 @@ def make_recording() -> Files:
         SEND,
         VALUES,
     )
-    from playground.see.record.layout import CLOCK, LANE_CODES, RUN
+    from playground.see.record.layout import LANE_CODES, RUN
     from playground.see.record.recorder import Recorder
     from playground.see.record.run import describe_run
 
@@ -76,9 +76,8 @@ def make_recording() -> Files:
             ticks = iter(range(rank * 50, 10**9, 1000))
             recorder = Recorder(
                 folder, rank, capacity=200, value_capacity=500, clock=lambda ticks=ticks: next(ticks),  # type: ignore[misc]
-                host=f"host {rank}", host_id=f"host {rank}", device="cuda:0",
+                host=f"host {rank}", device="cuda:0", offset=5, bound=100,
             )  # fmt: skip
-            recorder.tables.write(CLOCK, 0, 5, 100)
             source = recorder.sources.find(1)
             ring = recorder.open(recorder.begin(COLLECTIVE, "all_reduce (ring)", 16, (4,), group, source=source))
             recorder.instant(VALUES, "before", [1.0, 2.0, 3.0, 4.0], parent=ring)
@@ -109,19 +108,18 @@ def make_recording() -> Files:
             copy = recorder.begin(COMPUTE, "forward", parent=training + 2)
             recorder.set_lane(copy, LANE_CODES[DEVICE])
             recorder.end(copy)
-            recorder.tables.write(CLOCK, 10**6, 7, 100)
             recorder.stop()
         (folder / RUN).write_text(describe_run(["allreduce", "-n", "2"], "gloo", 2))
-        from playground.see.record.layout import read_members
+        from playground.see.record.layout import read_files
 
-        return dict(read_members(folder).files)
+        return dict(read_files(folder))
 
 
 def write_recording(folder: Path, files: Files) -> None:
     """The members as one file."""
-    from playground.see.record.layout import Members, write_file
+    from playground.see.record.layout import write_zip
 
-    write_file(folder / "run.playground", Members(files))
+    write_zip(folder / "run.playground", files)
 
 
 def pack_recording() -> Files:
@@ -147,29 +145,9 @@ def see(file: Path) -> None:
     paint_steps(recording, file.with_name("steps.svg"))
 
 
-def make_images() -> Files:
-    import torch
-
-    from playground.training.digits import idx
-    from playground.training.prepare import MNIST
-
-    images, labels = torch.arange(3 * 784).view(3, 28, 28).to(torch.uint8), torch.tensor([0, 9, 5], dtype=torch.uint8)
-    contents = [idx(images), idx(labels)]
-    return {f"raw/{name}": contents[1 if "labels" in name else 0] for name in MNIST}
-
-
-def read_images(folder: Path) -> None:
-    from playground.training.data import Images
-
-    for split in ("train", "t10k"):
-        images = Images(folder / "raw", split)
-        images.span(0, 2 if len(images) else 0)
-
-
 FORMATS = {
     "recording": Format(pack_recording, lambda folder: see(folder / "run.playground")),
     "recording's members": Format(make_recording, lambda folder: see(folder / "run.playground"), write_recording),
-    "MNIST": Format(make_images, read_images),
 }
 
 

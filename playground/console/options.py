@@ -230,7 +230,7 @@ def plot_option(about: str) -> Callable[[Any], Any]:
 
 
 HEADINGS = {
-    "Training": ("epochs", "batch_size", "lr", "momentum", "accumulate", "loader", "loader_workers"),
+    "Training": ("epochs", "batch_size", "lr", "momentum", "accumulate", "loader_workers"),
     "Ranks": ("size", "backend", "timeout", "seed", "init_method"),
     "Data": ("dataset", "data_dir", "limit"),
     "Snapshots": ("snapshots", "snapshot_every", "resume", "restarts"),

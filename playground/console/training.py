@@ -25,7 +25,7 @@ from playground.runtime.remote import Remote, remote
 from playground.runtime.untrusted import printable
 from playground.survival.folder import AUTO, NO, SnapshotSettings
 from playground.training import prepare
-from playground.training.grad_syncs import RUNGS
+from playground.training.grad_syncs import GRAD_SYNCS
 from playground.training.prepare import PreparedData, Settings
 from playground.training.results import Epoch, TrainingResult, replicas_verdict
 from playground.training.settings import TrainingSettings
@@ -151,13 +151,12 @@ def announce_data(
     data: DataOptions,
     asked: Settings,
     *about: Text,
-    ready: PreparedData | None = None,
     check: Callable[[int], None] | None = None,
 ) -> tuple[PreparedData, Settings]:
-    """Prepare the data, unless it is `ready`, and say the head of the run: its world, the data, and `about`. Returns
-    the data, and the settings `asked` for on it. Raises `UsageError` for less data than one batch, or what `check`
+    """Prepare the data, and say the head of the run: its world, the data, and `about`. Returns the data, and the
+    settings `asked` for on it. Raises `UsageError` for less data than one batch, or what `check`
     raises, which is called with the number of samples in its place."""
-    prepared = ready or prepare_data(data, session.bar)
+    prepared = prepare_data(data, session.bar)
     (check or asked.check_samples)(prepared.train)
     session.say(f"{session.name}: {session.world}", f"data: {prepared}", *about)
     return prepared, prepared.settings(asked)
@@ -219,7 +218,7 @@ def show_result(
     about = {"dataset": data.summary, "replicas_max_difference": result.replicas_max_difference}
     session.print_document({"run": losses}, best=best, epochs=result.epochs, **about)
     verdict = replicas_verdict(result.replicas_max_difference, settings.all_reduce, result.replicas_differ_in)
-    averaged = "gradients" if settings.sync in RUNGS else "parameters"
+    averaged = "parameters" if "sync_every" in GRAD_SYNCS[settings.sync].needs else "gradients"
     session.say(
         prose(
             f"Shown: {lesson.conclude(session.world.size, averaged=averaged)}{settings.over_links}; ",

@@ -1,14 +1,14 @@
-"""What an exercise is: one folder, `exercises/<lesson>/<function>/`, of four files. Does not import torch.
+"""An exercise: a judge, and a folder of three files, `exercises/<lesson>/<function>/`. Does not import torch.
 
 | file            | what is in it                                                                                  |
 |-----------------|------------------------------------------------------------------------------------------------|
 | `reference.py`  | the solution; what is between `# write this` and `# until here` is not in the stub; 80 columns |
-| `judge.py`      | `cases(rank, size, seed)`, which every rank runs: inputs and expected results                  |
-| `text.md`       | the task, and three hints: the idea, the place, nearly the code                                |
+| `text.md`       | the task, the calls to use and those that are not allowed; hints: the idea, the place, the code |
 | `mistakes.diff` | wrong solutions, as changes of the reference: a name, a sentence on what goes wrong, the lines |
 
 The exercise `token-ring` lies in the folder `token_ring`; the learner writes the function `token_ring` in
-`token_ring.py`.
+`token_ring.py`. Its judge is `token_ring(rank, size, seed)` in the lesson's `judges.py`: every rank runs it, and it
+yields inputs and expected results.
 """
 
 from __future__ import annotations
@@ -30,7 +30,6 @@ COLLECTIVES = (
     "reduce_scatter_tensor", "all_to_all", "all_to_all_single", "barrier", "monitored_barrier", "all_gather_object",
     "broadcast_object_list", "gather_object", "scatter_object_list", "new_group",
 )  # fmt: skip
-GATHERS = ("all_gather", "all_gather_into_tensor", "all_gather_object")
 GAP = re.compile(r"^( *)# write this\n(.*?)^ *# until here\n", re.MULTILINE | re.DOTALL)
 MISTAKE = re.compile(r"^# (.+?)(?: \((\w+)\))?\n(?:# (.+)\n)?((?:[-+ @].*\n)+)", re.MULTILINE)
 """Its name, how a check ends (fail, where nothing is said), what goes wrong, and the lines."""
@@ -58,8 +57,6 @@ class Exercise:
     """The lesson's folder and the function's name: p2p/token_ring."""
     worlds: tuple[int, ...] = (2, 3, 1, 5, 4)
     """Numbers of ranks, those first whose failures are easiest to read."""
-    forbidden: tuple[str, ...] = ()
-    """Functions of torch.distributed that would be the answer; all others may be used."""
     builds_on: tuple[str, ...] = ()
     """Exercises whose functions this one may import."""
     preload: tuple[str, ...] = ()
@@ -84,8 +81,8 @@ class Exercise:
 
     @property
     def module(self) -> str:
-        """The judge's name."""
-        return f"{__package__}.{self.folder.replace('/', '.')}.judge"
+        """The module of its judge, a function of the exercise's own name."""
+        return f"{__package__}.{self.folder.partition('/')[0]}.judges"
 
     def read(self, file: str) -> str:
         return (FOLDER / self.folder / file).read_text(encoding="utf-8")
@@ -105,9 +102,13 @@ class Exercise:
 
     @property
     def task(self) -> str:
-        """What is to be done, and which calls would be the answer."""
-        names = ", ".join(f"dist.{name}" for name in self.forbidden)
-        return self.read("text.md").partition("\n## Hints\n")[0] + f"\nNot here: {names}.\n" * bool(names)
+        """The text before the hints. Its last paragraph names the calls to use, and those that would be the answer."""
+        return self.read("text.md").partition("\n## Hints\n")[0]
+
+    @property
+    def forbidden(self) -> tuple[str, ...]:
+        """Functions of torch.distributed that would be the answer; all others may be used."""
+        return tuple(re.findall(r"`dist\.(\w+)`", self.task.partition("Not here: ")[2]))
 
     @property
     def hints(self) -> tuple[str, ...]:
@@ -121,7 +122,8 @@ class Exercise:
 
     def digest(self, source: str) -> str:
         """Identity of a solution, however its lines end, and of the judge: another one may not let it pass."""
-        return hashlib.sha256(f"{self}{self.read('judge.py')}{normalise(source)}".encode()).hexdigest()[:16]
+        text = f"{self}{self.forbidden}{self.read('../judges.py')}{normalise(source)}"
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def patch(source: str, changes: str) -> str:
@@ -149,25 +151,17 @@ CATALOGUE = {
         Exercise("p2p/swap"),
         Exercise("p2p/shift", (2, 3, 5, 4)),
         Exercise("p2p/token_ring", (2, 3, 5, 4)),
-        Exercise("p2p/anyone", (2, 3, 5, 4), forbidden=("gather", "gather_object")),
+        Exercise("p2p/anyone", (2, 3, 5, 4)),
         Exercise("p2p/column", (2, 3)),
-        Exercise("collectives/broadcast", forbidden=("broadcast", "broadcast_object_list", "scatter", "all_reduce")),
+        Exercise("collectives/broadcast"),
         Exercise("collectives/gather_uneven"),
         Exercise("collectives/groups", (4, 5)),
-        Exercise("allreduce/chain", forbidden=("all_reduce",)),
-        Exercise("allreduce/reduce_scatter", forbidden=("reduce_scatter", "reduce_scatter_tensor", "all_reduce")),
-        Exercise("allreduce/all_gather", forbidden=GATHERS),
-        Exercise(
-            "allreduce/ring",
-            forbidden=("all_reduce", "reduce_scatter", "reduce_scatter_tensor", *GATHERS),
-            builds_on=("reduce-scatter",),
-        ),
-        Exercise("allreduce/doubling", (2, 4, 3, 6, 1), forbidden=("all_reduce",)),
-        Exercise(
-            "data_parallel/scatter_gather",
-            (3, 2, 1, 5, 4),
-            forbidden=("scatter", "scatter_object_list", "gather", "gather_object"),
-        ),
+        Exercise("allreduce/chain"),
+        Exercise("allreduce/reduce_scatter"),
+        Exercise("allreduce/all_gather"),
+        Exercise("allreduce/ring", builds_on=("reduce-scatter",)),
+        Exercise("allreduce/doubling", (2, 4, 3, 6, 1)),
+        Exercise("data_parallel/scatter_gather", (3, 2, 1, 5, 4)),
         Exercise("data_parallel/mean"),
         Exercise("sgd/epochs"),
         Exercise("sgd/same_start"),
@@ -180,13 +174,16 @@ CATALOGUE = {
         Exercise("ddp/hook", (2, 3, 1, 4), preload=(COMPILER,)),
         Exercise("prove/judge", (2, 3, 4), preload=(COMPILER,)),
         Exercise("bert/token_loss", builds_on=("average",)),
-        Exercise("elastic/snapshot", (2, 3, 1), forbidden=("barrier",), preload=(COMPILER,)),
+        Exercise("elastic/snapshot", (2, 3, 1), preload=(COMPILER,)),
         Exercise("elastic/agree"),
         Exercise("rpc/call", (2, 3, 5)),
-        Exercise("parameter_server/sync", (2, 3, 5), forbidden=("all_reduce",)),
+        Exercise("parameter_server/sync", (2, 3, 5)),
         Exercise("parameter_server/stale", (3, 2, 5)),
         Exercise("pipeline/gpipe", preload=(SYMBOLIC,)),
         Exercise("pipeline/one_forward_one_backward", preload=(SYMBOLIC,)),
+        Exercise("tensor/mirrored", (2, 3, 1, 4)),
+        Exercise("tensor/heads", (2, 3, 1, 4)),
+        Exercise("tensor/vocabulary_loss", (2, 3, 1, 4)),
     )
 }
 """All exercises by name, in order."""

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
-import os
-import signal
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 
 import click
@@ -26,8 +23,6 @@ from playground.runtime.untrusted import printable
 
 POLL = 0.3
 """Seconds between two looks at the files that are watched."""
-BECOME_SUBREAPER = 36
-"""Option of `prctl`: descendants whose parents have ended become children of this process."""
 
 NAME = click.Choice(tuple(CATALOGUE))
 
@@ -119,8 +114,7 @@ def find_file(file: Path) -> Path:
 def check_all(files: Iterable[Path], size: int | None, seed: int, say: bool) -> list[Verdict]:
     files, verdicts = list(files), []
     for file in files:
-        with ending_orphans():
-            verdict = check_file(file, size, seed)
+        verdict = check_file(file, size, seed)
         verdicts.append(verdict)
         lines = tell_lines(verdict)
         if sum(other.name == file.name for other in files) > 1:
@@ -130,29 +124,6 @@ def check_all(files: Iterable[Path], size: int | None, seed: int, say: bool) -> 
         if say:
             terminal.say(*map(printable, lines))
     return verdicts
-
-
-@contextlib.contextmanager
-def ending_orphans() -> Iterator[None]:
-    """End what a solution leaves behind: processes that it has started, and those that they have."""
-    prctl = ctypes.CDLL(None).prctl
-    prctl(BECOME_SUBREAPER, 1, 0, 0, 0)
-    own = children()
-    try:
-        yield
-    finally:
-        while left := children() - own:  # of those that end, the children come here next
-            for child in left:
-                with contextlib.suppress(ProcessLookupError, ChildProcessError):
-                    os.kill(child, signal.SIGKILL)
-                    os.waitpid(child, 0)
-        prctl(BECOME_SUBREAPER, 0, 0, 0, 0)
-
-
-def children() -> set[int]:
-    """Process ids of this process's children."""
-    files = Path("/proc/self/task").glob("*/children")
-    return {int(child) for file in files for child in file.read_text().split()}
 
 
 def record(file: Path, verdict: Verdict, see: Path) -> None:

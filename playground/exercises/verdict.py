@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ast
 import symtable
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -278,11 +277,6 @@ def find_fault(exercise: Exercise, text: str) -> str:
         if called.rpartition(".")[2] in ("launch", "spawn"):
             return f"line {node.lineno} starts ranks: put {called}(…) under if __name__ == '__main__':"
     return ""
-
-
-def is_library(name: str) -> bool:
-    """Whether a file of this name would be imported in the place of somebody else's."""
-    return name in sys.stdlib_module_names or name in ("torch", "numpy", "playground", "pytest", "click", "rich")
 
 
 def tell_lines(verdict: Verdict) -> list[str]:

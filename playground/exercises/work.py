@@ -19,7 +19,7 @@ from typing import TypedDict, cast
 import click
 
 from playground.exercises.exercise import BLOCKED, CATALOGUE, ERROR, PASS, Exercise, find_exercise
-from playground.exercises.verdict import Solution, Verdict, check_solution, is_library, tell_lines
+from playground.exercises.verdict import Solution, Verdict, check_solution, tell_lines
 from playground.runtime.errors import UsageError
 from playground.runtime.untrusted import expect_dict, parse_json, printable
 
@@ -146,10 +146,7 @@ def check_file(file: Path, world: int | None, seed: int) -> Verdict:
     name = file.stem
     verdict = Verdict(exercise=name, file=str(file), status=BLOCKED, seed=seed)
     if file.suffix == ".py" and name.replace("_", "-") not in CATALOGUE:
-        words = f"no exercise is called {name}: `exercise` lists them"
-        if is_library(name):
-            words = f"it has a library's name, which Python would import in the place of {name}: rename it"
-        return replace(verdict, words=words)
+        return replace(verdict, words=f"no exercise is called {name}: `exercise` lists them")
     try:
         return Workbook(file.parent).check(file, read_text(file), world, seed)
     except UsageError as error:

@@ -115,6 +115,18 @@ PATH = (
         shown="the gradients of a model in stages on {ranks} are those of one process",
         default_size=2,
     ),
+    Lesson(
+        name="zero",
+        teaches="from DDP to FSDP: the optimizer's state, the gradients, the parameters in shares, and what it costs",
+        shown="{ranks} with shares of the training's memory train as one process does",
+        default_size=2,
+    ),
+    Lesson(
+        name="tensor",
+        teaches="every matrix cut over ranks: column- and row-parallel layers, heads, vocabulary, sequence",
+        shown="a transformer whose matrices {ranks} share is that of one process",
+        default_size=2,
+    ),
 )
 
 LESSONS = {lesson.name: lesson for lesson in PATH}

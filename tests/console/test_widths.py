@@ -17,7 +17,7 @@ from playground.lessons import LESSONS
 
 DIGITS = ("--dataset", "digits")
 COMMANDS: list[tuple[Any, ...]] = [
-    ("collectives", "-n", 8, "--only", "gather_object", "--only", "all_to_all", "--only", "reduce_operations"),
+    ("collectives", "-n", 8, "--only", "all_gather_object", "--only", "all_to_all", "--only", "reduce_operations"),
     ("allreduce", "-n", 8, "--algorithm", "ring"),
     ("scale", "--alpha", "2e-5", "--beta", "1e-9"),
 ]

@@ -15,7 +15,7 @@ from hypothesis import given, strategies as st
 from ranks import misbehave
 from torch import nn
 
-from playground.lessons.pipeline.experiment import ActivationCounter, MeasuredStage
+from playground.lessons.pipeline.experiment import MeasuredStage
 from playground.lessons.pipeline.lesson import Stage
 from playground.lessons.pipeline.page import (
     EXACT,
@@ -29,6 +29,7 @@ from playground.lessons.pipeline.stages import cut, make_grid, new_model
 from playground.measurement import Fields
 from playground.runtime import PlaygroundError, RankFailed, device
 from playground.testing import World
+from playground.training.activations import ActivationCounter
 from playground.training.replicas import flat
 
 Run = Callable[..., Any]

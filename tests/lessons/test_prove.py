@@ -34,7 +34,8 @@ from playground.training.run import run_training
 
 Run = Callable[..., Any]
 Worlds = Callable[..., World]
-SYNCS = ["per-parameter", "none-safe", "flat", "bucketed", "hierarchical", "overlapped", "parameters", "ddp"]
+OF_PARAMETERS = ["parameters", "flat-step", "shared-step", "zero-1", "zero-2", "zero-3"]
+SYNCS = ["per-parameter", "none-safe", "flat", "bucketed", "overlapped", *OF_PARAMETERS, "ddp"]
 BREAKS = ["summed", "unweighted_shares", "own_weights", "batch_norm"]
 
 
@@ -204,7 +205,7 @@ def test_as_text(run_cli: Run, data_dir: Path) -> None:
     assert (shown.code, shown.err) == (0, "")
     assert lines[2] == "training: 3 steps, batches of 7 = 1 x 4 + 1 x 3, without dropout"
     assert [line.split() for line in lines if line.startswith("  after step")] == [["after", "step", "1", "2", "3"]] * 2
-    rows = [line.split()[0] for line in lines if re.match(r"  [a-z-]+ .*\de-\d+$", line)]
+    rows = [line.split()[0] for line in lines if re.match(r"  [a-z0-3-]+ .*\de-\d+$", line)]
     assert rows == SYNCS * 2
     assert sum(line.startswith("Why not 0: ") for line in lines) == 1
     assert [line.split(":")[0] for line in lines if line.split(":")[0] in BREAKS] == BREAKS

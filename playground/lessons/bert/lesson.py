@@ -31,8 +31,9 @@ from playground.lessons.bert.losses import StepLosses
 from playground.lessons.bert.page import BertSettings
 from playground.lessons.bert.pairs import PairBatch, Pairs
 from playground.lessons.bert.pretrained import SCRATCH, load_encoder
-from playground.lessons.data_parallel.lesson import DataParallel, chunk_sizes
+from playground.lessons.data_parallel.lesson import DataParallel
 from playground.lessons.data_parallel.losses import weighted_mean
+from playground.lessons.data_parallel.machine import chunk_sizes
 from playground.measurement import Fields
 from playground.runtime import device
 from playground.training.bert import Model

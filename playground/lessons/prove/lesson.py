@@ -93,7 +93,7 @@ class OneProcess:
 
     def step(self, images: torch.Tensor, labels: torch.Tensor) -> None:
         """`images` and `labels` are the whole batch."""
-        training_step(self.optimizer, [partial(self.loss, images, labels)], self.sync)
+        training_step(self.optimizer, [partial(self.loss, images, labels)], self.sync, last=True)  # it is compared next
 
 
 class Replica(OneProcess):
@@ -116,6 +116,7 @@ class Replica(OneProcess):
         shares = shares or [share(settings.batch_size, each, size) for each in range(size)]
         self.mine = slice(sum(shares[:rank]), sum(shares[: rank + 1]))
         self.samples_per_rank = settings.batch_size / size
+        self.optimizer = self.sync.optimizer(partial(torch.optim.SGD, lr=settings.lr, momentum=settings.momentum))
 
     def loss(self, images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         return self.loss_of(self.model(images[self.mine]), labels[self.mine], self.samples_per_rank)

@@ -1,0 +1,31 @@
+"""Judges of the exercises on collectives."""
+
+from __future__ import annotations
+
+from playground.exercises.cases import Case, Cases, inputs
+
+
+def broadcast(rank: int, size: int, seed: int) -> Cases:
+    """A collective of messages, from any root."""
+    for place, (about, give) in enumerate(inputs()):
+        root = (place + seed) % size
+        tensor = give(rank)
+        yield Case(f"{about}, root {root}", (tensor, root), held=tensor, expected=give(root))
+
+
+def gather_uneven(rank: int, size: int, seed: int) -> Cases:
+    """all_gather takes tensors of one size: what has several is padded, and the padding taken off again."""
+    for place, (about, give) in enumerate(inputs(9, 9, 9, 9)):
+        lengths = [(4 * other + 3 * place + 5) % 8 for other in range(size)]
+        everyones = [give(other)[:length].clone() for other, length in enumerate(lengths)]
+        for tensor in everyones[: size * (place > 0)]:  # what padding is made of, in a place where there is none
+            tensor[-1:] = (0, float("nan"), 0, -1)[place]
+        about = f"{', '.join(map(str, lengths))} elements, {about.split()[-1]}"
+        yield Case(about, (everyones[rank],), returns=everyones)
+
+
+def groups(rank: int, size: int, seed: int) -> Cases:
+    """Two groups: every rank makes both, in the same order, and roots are named by their ranks in the world."""
+    for about, give in inputs(6, 7):
+        tensor = give(rank)
+        yield Case(about, (tensor,), held=tensor, expected=give(rank % 2))

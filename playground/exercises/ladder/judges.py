@@ -1,0 +1,144 @@
+"""Judges of the exercises on ladder."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+
+from playground.exercises.cases import REDUCED, WAITED, Case, Cases, gradients
+
+Shapes = Sequence[tuple[int, ...]]
+
+
+def give_gradients(rank: int, size: int, shapes: Shapes, unused: int | None = None) -> list[torch.Tensor]:
+    """N (1 + (i + k) % 5) 10^r in element i of gradient k of rank r: each digit of the mean is a rank's. `unused`: a
+    gradient that is zero on odd ranks."""
+    gradients = []
+    for k, shape in enumerate(shapes):
+        row = (torch.arange(torch.Size(shape).numel()) + k) % 5 + 1.0
+        gradients.append((row * (0 if k == unused and rank % 2 else size * 10**rank)).view(shape))
+    return gradients
+
+
+def average_gradients(size: int, shapes: Shapes, unused: int | None = None) -> list[torch.Tensor]:
+    """The mean of all ranks' gradients."""
+    everyones = [give_gradients(rank, size, shapes, unused) for rank in range(size)]
+    return [sum(each[1:], each[0]) / size for each in zip(*everyones, strict=True)]
+
+
+def describe_reductions(elements: Sequence[int] = REDUCED) -> str:
+    """The calls of all_reduce: by default those of the solution so far."""
+    return f"of {', '.join(map(str, elements))} elements" if elements else "not called"
+
+
+SHAPES = {
+    "2 gradients of 6 and 2 elements": ((2, 3), (2,)),
+    "1 gradient of 4 elements": ((2, 2),),
+    "4 gradients, one of them empty": ((3,), (0,), (1, 2, 2), ()),
+    "2 gradients, the second not contiguous": ((3,), (4, 2)),
+}
+
+
+def flat(rank: int, size: int, seed: int) -> Cases:
+    """One all_reduce for all gradients, and the means back in their places."""
+    for about, shapes in SHAPES.items():
+        gradients, means = give_gradients(rank, size, shapes), average_gradients(size, shapes)
+        if "not contiguous" in about:
+            gradients[1], means[1] = gradients[1].t(), means[1].t()
+        yield Case(
+            about,
+            (gradients,),
+            held=lambda gradients=(*gradients,): {"gradients": gradients, "all_reduce": describe_reductions()},
+            expected={"gradients": means, "all_reduce": describe_reductions([sum(each.numel() for each in means)])},
+        )
+
+
+EQUAL: Shapes = ((4,),) * 4
+LINEAR: Shapes = ((2, 3), (2,), (1, 2), (1,))
+
+
+def buckets(rank: int, size: int, seed: int) -> Cases:
+    """Buckets: the same on all ranks, the last parameters first, none larger than it must be."""
+    for about, shapes, cap, due, unused in (  # due: the elements of each bucket
+        ("4 parameters of 4 elements, cap 8", EQUAL, 8, (8, 8), None),
+        ("parameters of 6, 2, 2 and 1 elements, cap 4", LINEAR, 4, (3, 2, 6), None),
+        ("parameters of 6, 2, 2 and 1 elements, cap 100", LINEAR, 100, (11,), None),
+        ("parameters of 6, 2, 2 and 1 elements, cap 1", LINEAR, 1, (1, 2, 2, 6), None),
+        ("odd ranks have no gradient of parameter 1, cap 4", EQUAL, 4, (4,) * 4, 1),
+        ("parameters of 1, 2 and 3 elements, cap 4", ((1,), (2,), (3,)), 4, (3, 3), None),
+    ):
+        model = nn.ParameterList([nn.Parameter(torch.zeros(shape)) for shape in shapes])
+        for place, gradient in enumerate(give_gradients(rank, size, shapes, unused)):
+            model[place].grad = None if place == unused and rank % 2 else gradient
+        yield Case(
+            about,
+            (model, cap),
+            held=lambda model=model: {"grad": gradients(model), "all_reduce": describe_reductions()},
+            expected={"grad": average_gradients(size, shapes, unused), "all_reduce": describe_reductions(due)},
+        )
+
+
+IN_FLIGHT, WAITS, NONE = "begun", "waited for", "none begun"
+BEGINS = 0.5
+"""Seconds that a thread of the solution may take to begin one."""
+
+
+def overlap(rank: int, size: int, seed: int) -> Cases:
+    """All-reduces in backward: begun there, in one order on all ranks, and over before the step."""
+    model = nn.ParameterList([nn.Parameter(torch.zeros(shape)) for shape in EQUAL])
+    seen: list[str] = []
+    model[0].register_hook(lambda gradient: seen.append(look()))
+
+    def step() -> None:
+        with torch.no_grad():
+            for param in model:
+                param -= 0 if param.grad is None else param.grad
+
+    for about, unused in (
+        ("all used", None),
+        ("all used, the same model again", None),
+        ("odd ranks do not use parameter 2", 2),
+    ):
+        seen.clear()
+        loss = torch.zeros(())
+        for place, gradient in enumerate(give_gradients(rank, size, EQUAL)):
+            model[place].grad = None
+            model[place].data.zero_()
+            if place != unused or rank % 2 == 0:
+                loss = loss + (model[place] * gradient).sum()
+        means = average_gradients(size, EQUAL, unused)
+        due = describe(means, means, sum(mean.numel() for mean in means), [IN_FLIGHT] * (unused is None), "removed")
+        yield Case(
+            about,
+            (model, loss, step),
+            held=lambda unused=unused: describe(
+                [-param for param in model],
+                gradients(model),
+                sum(REDUCED),
+                seen if unused is None else [],
+                "left" if any(param._post_accumulate_grad_hooks for param in model) else "removed",
+            ),
+            expected=due,
+        )
+
+
+def look() -> str:
+    """What has become of all-reduces when the last gradient of backward is ready."""
+    end = time.monotonic() + BEGINS
+    while not REDUCED and time.monotonic() < end:
+        time.sleep(0.01)
+    return WAITS if threading.get_ident() in WAITED else IN_FLIGHT if REDUCED else NONE
+
+
+def describe(parameters: object, grad: object, reduced: int, seen: list[str], hooks: str) -> dict[str, object]:
+    return {
+        "parameter": parameters,
+        "grad": grad,
+        "all_reduce": f"of {reduced} elements in all",
+        "all_reduces when backward ends": ", ".join(seen),
+        "hooks": hooks,
+    }

@@ -1,0 +1,125 @@
+"""Judges of the exercises on pipeline."""
+
+from __future__ import annotations
+
+import copy
+from functools import partial
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+
+from playground.exercises.cases import Case, Cases, gradients
+from playground.exercises.exercise import count
+
+WIDTH = 3
+
+
+def new_pipeline(
+    rank: int, size: int, seed: int, microbatches: int
+) -> tuple[nn.Module, torch.Tensor, torch.Tensor, list[torch.Tensor | None]]:
+    """One rank's part of a model that is the same on all ranks: its stage, [samples, WIDTH] → as much; inputs, zeros on
+    all but the first rank, and targets, zeros on all but the last one, both [microbatches, samples, WIDTH]; and the
+    gradients of the stage's parameters, of the mean squared error over the batch."""
+    torch.manual_seed(seed)
+    stages = [nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh()).double() for _ in range(size)]
+    inputs, targets = torch.randn(2, microbatches, 4, WIDTH).double()
+    whole = copy.deepcopy(stages)
+    F.mse_loss(nn.Sequential(*whole)(inputs), targets).backward()
+    if rank > 0:
+        inputs = torch.zeros_like(inputs)
+    if rank < size - 1:
+        targets = torch.zeros_like(targets)
+    return stages[rank], inputs, targets, gradients(whole[rank])
+
+
+def gpipe(rank: int, size: int, seed: int) -> Cases:
+    """Forward through all stages and back, one microbatch after the other. One process is the oracle."""
+    for microbatches in (3, 1, 6):
+        stage, inputs, targets, due = new_pipeline(rank, size, seed, microbatches)
+        order: list[str] = []
+        stage.register_forward_hook(partial(note, order))
+        forward, backward = ([f"{step}{m}" for m in range(microbatches)] for step in "FB")
+        yield Case(
+            count(microbatches, "microbatch", "es"),
+            (stage, inputs, targets),
+            held=lambda stage=stage, order=order, forwards=microbatches: {
+                "forward": order[:forwards],
+                "backward": sorted(order[forwards:]),
+                "grad": gradients(stage),
+            },
+            expected={"forward": forward, "backward": backward, "grad": due},
+            is_coded=False,
+        )
+
+
+def note(order: list[str], stage: object, args: object, output: torch.Tensor) -> None:
+    """The stage goes forward: F0 is its first microbatch, B0 the backward of it."""
+    number = sum(step[0] == "F" for step in order)
+    order.append(f"F{number}")
+    output.register_hook(lambda gradient: order.append(f"B{number}"))
+
+
+class StageProgram:
+    """Forward and backward of one rank's stage, with their messages; the order of the calls is kept."""
+
+    def __init__(self, rank: int, size: int, stage: nn.Module, inputs: torch.Tensor, targets: torch.Tensor) -> None:
+        self.stage, self.inputs, self.targets = stage, inputs, targets
+        self.before, self.behind = rank - 1, (rank + 1) % size
+        self.order: list[str] = []
+        self.sending: list[dist.Work] = []
+        self.held: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+
+    def forward(self, m: int) -> None:
+        self.order.append(f"F{m}")
+        if not 0 <= m < len(self.inputs):
+            raise IndexError(f"forward({m}): there are {len(self.inputs)} microbatches")
+        features = self.inputs[m]
+        if self.before >= 0:
+            dist.recv(features, self.before)
+            features.requires_grad_()
+        output = self.stage(features)
+        if self.behind:
+            self.sending.append(dist.isend(output.detach(), self.behind))
+        else:
+            output = F.mse_loss(output, self.targets[m]) / len(self.inputs)
+        self.held[m] = features, output
+
+    def backward(self, m: int) -> None:
+        self.order.append(f"B{m}")
+        if m not in self.held:
+            raise IndexError(f"backward({m}): it has not gone forward, or was backward already")
+        features, output = self.held.pop(m)
+        gradient = torch.empty_like(output) if self.behind else None
+        if gradient is not None:
+            dist.recv(gradient, self.behind)
+        output.backward(gradient)
+        if self.before >= 0:
+            self.sending.append(dist.isend(features.grad, self.before))
+
+    def finish(self) -> None:
+        for request in self.sending:
+            request.wait()
+
+
+def one_forward_one_backward(rank: int, size: int, seed: int) -> Cases:
+    """The order of 1F1B: what a stage keeps is bounded by its place, and no stage waits for one that waits for it."""
+    for microbatches in (4, 2, 1):
+        *mine, due = new_pipeline(rank, size, seed, microbatches)
+        stage = StageProgram(rank, size, *mine)
+        order, forwards, backwards = list[str](), 0, 0
+        while backwards < microbatches:  # forward, while there is room for its activations
+            if forwards < microbatches and forwards - backwards < size - rank:
+                order.append(f"F{forwards}")
+                forwards += 1
+            else:
+                order.append(f"B{backwards}")
+                backwards += 1
+        yield Case(
+            count(microbatches, "microbatch", "es"),
+            (stage, microbatches),
+            held=lambda stage=stage: {"order": stage.order, "grad": gradients(stage.stage)},
+            expected={"order": order, "grad": due},
+            is_coded=False,
+        )

@@ -1,0 +1,86 @@
+"""Steps on flat tensors, and in shared memory: the same as torch's own."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from playground.testing import World
+from playground.training.flat_step import FlatStep, new_shared_step
+from playground.training.net import Net
+from playground.training.step import training_step
+from playground.training.sync import new_grad_sync
+
+Worlds = Callable[..., World]
+SYNCS = {"flat": FlatStep, "shared": new_shared_step}
+
+
+class Branches(nn.Module):
+    """A layer that only even ranks use, one of another type, one that nobody trains, and a channels_last one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(1, 3, 3).to(memory_format=torch.channels_last)
+        self.even, self.out = nn.Linear(12, 12), nn.Linear(12, 2).double()
+        self.fixed = nn.Parameter(torch.ones(12), requires_grad=False)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        hidden = self.conv(inputs).flatten(1)
+        hidden = self.even(hidden) if dist.get_rank() % 2 == 0 else hidden
+        return self.out((hidden * self.fixed).double())
+
+
+def train(rank: int, size: int, name: str, steps: int, momentum: float) -> dict[str, Any]:
+    """The largest difference to the same training by torch.optim.SGD, after all steps; parameters of this rank."""
+    torch.manual_seed(0)
+    start = Branches()
+    models = {"ours": copy.deepcopy(start), "theirs": copy.deepcopy(start)}
+    new_sgd = partial(torch.optim.SGD, lr=0.1, momentum=momentum)
+    syncs = {"ours": SYNCS[name](models["ours"]), "theirs": new_grad_sync("none-safe", models["theirs"])}
+    optimizers = {"ours": syncs["ours"].optimizer(new_sgd), "theirs": new_sgd(models["theirs"].parameters())}
+    torch.manual_seed(rank)
+    for step in range(steps):
+        batches = [torch.randn(2, 1, 4, 4) for _ in range(1 + step % 2)]  # of two, only the last is averaged
+        for each, model in models.items():
+            losses = [lambda model=model, batch=batch: model(batch).square().mean() for batch in batches]
+            training_step(optimizers[each], losses, syncs[each])
+    pairs = zip(models["ours"].parameters(), models["theirs"].parameters(), strict=True)
+    flat = torch.cat([param.detach().flatten().double() for param in models["ours"].parameters()])
+    strides = models["ours"].conv.weight.stride() == start.conv.weight.stride()
+    dist.barrier()
+    return {
+        "difference": max((ours - theirs).abs().max().item() for ours, theirs in pairs),
+        "values": flat.tolist(), "strides": strides,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(("size", "momentum"), [(1, 0.9), (3, 0.9)])
+@pytest.mark.parametrize("name", SYNCS)
+def test_steps_are_those_of_sgd(name: str, size: int, momentum: float, world: Worlds) -> None:
+    """Also for a gradient that some ranks do not have, and for one added up over two batches."""
+    results = world(size).run(train, name, 5, momentum)
+    assert all(result["difference"] < 1e-6 for result in results), results
+    assert all(result["values"] == results[0]["values"] and result["strides"] for result in results)
+
+
+def refuse(rank: int, size: int) -> list[str]:
+    told = []
+    for new in (torch.optim.Adam, partial(torch.optim.SGD, lr=0.1, weight_decay=0.1)):
+        try:
+            FlatStep(Net()).optimizer(new)
+        except ValueError as error:
+            told.append(str(error))
+    return told
+
+
+def test_other_optimizers_are_refused(world: Worlds) -> None:
+    (told,) = world(1).run(refuse)
+    assert len(told) == 2
+    assert all(line.startswith("only SGD with lr and momentum is done on flat tensors") for line in told)
