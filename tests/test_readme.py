@@ -53,7 +53,7 @@ NOT_RUN = {
 }
 """The commands that are not run here, with what they need. (Ranks started by hand: tests/runtime/test_join.py.)"""
 HEAVIER = (
-    "bert", "bert --only same-losses", "bert --way ddp --only train",
+    "bert", "bert --only same-losses", "bert --only averaging", "bert --way ddp --only train",
     "bert --way ddp --only train --dropout 0.1", "data-parallel",
     "data-parallel --devices 2 --batch-size 8", "data-parallel --devices 3 --steps 1",
     "prove", "prove -n 3 --steps 5 --dataset digits", "ladder", "ladder --bucket-cap-mb 25",

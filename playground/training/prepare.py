@@ -55,9 +55,10 @@ class PreparedData:
     """Samples to train on."""
     test: int
     limit: int | None = None
+    kind: str = "images"
 
     def __str__(self) -> str:
-        return f"{self.name} ({self.train:,} + {self.test:,} images; {self.why})"
+        return f"{self.name} ({self.train:,} + {self.test:,} {self.kind}; {self.why})"
 
     def settings(self, asked: Settings) -> Settings:
         """The settings `asked` for, on this data."""
