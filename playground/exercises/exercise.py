@@ -146,6 +146,7 @@ CATALOGUE = {
     each.name: each
     for each in (
         Exercise("hello/whoami"),
+        Exercise("hello/rendezvous"),
         Exercise("hello/share"),
         Exercise("p2p/handover", (2, 3, 5)),
         Exercise("p2p/swap"),
@@ -155,6 +156,7 @@ CATALOGUE = {
         Exercise("p2p/column", (2, 3)),
         Exercise("collectives/broadcast"),
         Exercise("collectives/gather_uneven"),
+        Exercise("collectives/all_to_all"),
         Exercise("collectives/groups", (4, 5)),
         Exercise("allreduce/chain"),
         Exercise("allreduce/reduce_scatter"),
@@ -163,15 +165,21 @@ CATALOGUE = {
         Exercise("allreduce/doubling", (2, 4, 3, 6, 1)),
         Exercise("data_parallel/scatter_gather", (3, 2, 1, 5, 4)),
         Exercise("data_parallel/mean"),
+        Exercise("sgd/partition"),
         Exercise("sgd/epochs"),
         Exercise("sgd/same_start"),
         Exercise("sgd/average"),
         Exercise("sgd/weighted", builds_on=("average",)),
         Exercise("ladder/flat"),
         Exercise("ladder/buckets", builds_on=("flat",)),
+        Exercise("ladder/early"),
         Exercise("ladder/overlap"),
+        Exercise("ladder/local_sgd"),
         Exercise("ddp/accumulate", preload=(COMPILER,)),
         Exercise("ddp/hook", (2, 3, 1, 4), preload=(COMPILER,)),
+        Exercise("ddp/error_feedback"),
+        Exercise("ddp/uneven", builds_on=("average",)),
+        Exercise("ddp/accuracy"),
         Exercise("prove/judge", (2, 3, 4), preload=(COMPILER,)),
         Exercise("bert/token_loss", builds_on=("average",)),
         Exercise("elastic/snapshot", (2, 3, 1), preload=(COMPILER,)),
@@ -181,6 +189,7 @@ CATALOGUE = {
         Exercise("parameter_server/stale", (3, 2, 5)),
         Exercise("pipeline/gpipe", preload=(SYMBOLIC,)),
         Exercise("pipeline/one_forward_one_backward", preload=(SYMBOLIC,)),
+        Exercise("pipeline/clip"),
     )
 }
 """All exercises by name, in order."""

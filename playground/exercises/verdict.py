@@ -122,6 +122,9 @@ class Attempt:
                 self.case, self.about = event["number"], event["about"]
         elif "group" in event:
             self.groups.setdefault(rank, []).append(event["group"])
+        elif "standstill" in event:
+            self.at = event["standstill"]
+            raise Ended(self.find_standstill())
         elif event:
             raise Ended({"rank": rank, **event})
 

@@ -34,11 +34,11 @@ from playground.runtime.launcher.server import preload
 Run = Callable[..., Any]
 ALL = list(CATALOGUE.values())
 MISTAKES = [(exercise, mistake.name) for exercise in ALL for mistake in exercise.mistakes]
-OTHERS = re.findall(
-    r"^## ([\w-]+): (.+)\n\n```python\n(.*?)```\n",
-    Path(__file__).with_name("right_solutions.md").read_text(encoding="utf-8"),
-    re.MULTILINE | re.DOTALL,
-)
+OTHERS = [
+    (CATALOGUE[title.partition(": ")[0]], title.partition(": ")[2], text.removesuffix("```\n"))
+    for section in Path(__file__).with_name("right_solutions.md").read_text(encoding="utf-8").split("\n## ")[1:]
+    for title, text in [section.split("\n\n```python\n")]
+]
 """Right solutions that are not the reference: exercise, difference and text."""
 IMPORTS = """\
 import copy, datetime, math, threading
@@ -70,7 +70,7 @@ def test_the_reference_passes_and_the_stub_is_not_written_yet(exercise: Exercise
         assert judge(exercise, stub).words == "not written yet"
 
 
-@pytest.mark.parametrize(("exercise", "way", "text"), [parameters(CATALOGUE[name], *other) for name, *other in OTHERS])
+@pytest.mark.parametrize(("exercise", "way", "text"), [parameters(*each) for each in OTHERS])
 def test_another_way_is_right_too(exercise: Exercise, way: str, text: str) -> None:
     verdict = judge(exercise, IMPORTS + text)
     assert (verdict.status, verdict.passed) == (PASS, exercise.worlds), tell_lines(verdict)
