@@ -54,6 +54,7 @@ def init_process(rank: int, size: int, fn: Callable[[int, int], object], backend
     os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
     os.environ.setdefault("MASTER_PORT", "29500")
     dist.init_process_group(backend, rank=rank, world_size=size)
+    dist.barrier()  # a rank that leaves while others still connect to it makes them fail
     fn(rank, size)
     dist.destroy_process_group()
 

@@ -32,8 +32,6 @@ class Backend:
     """Whether a second thread may communicate while the first one does."""
     may_be_kept = True
     """Whether a process can form one process group of this backend after the other as well as new processes can."""
-    exit_limit = 1.0
-    """Seconds in which the process of a rank that has hung up ends, and its exit code is known."""
     stuck_limit = 3.0
     """Seconds in which a thread that waits for a lost peer gets out of it, once all connections are shut down."""
     loads_kernels_late = False

@@ -40,7 +40,6 @@ class Nccl(Backend):
     batches_messages = True
     may_be_kept = False  # what a communicator leaves on the device goes with its process
     allows_threads = False  # torch keeps the batch that is being collected in one place for all threads
-    exit_limit = 10.0  # a process that is killed releases its device first
     stuck_limit = 0.0  # it waits in the driver, for the device, and no connection that ends changes that
     loads_kernels_late = True  # CUDA_MODULE_LOADING=LAZY, the default since CUDA 12.2
     may_differ = "NCCL's NVLS, for one, may add in any order: try NCCL_NVLS_ENABLE=0"

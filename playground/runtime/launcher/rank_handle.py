@@ -20,6 +20,9 @@ from playground.runtime.signals import describe_signal
 
 GRACE = 1.0
 """Seconds a rank has to answer, or to end once asked to, before it is stopped harder."""
+EXIT_LIMIT = 10.0
+"""Seconds in which the process of a rank that has hung up ends, and its exit code is known: one that was killed first
+gives its memory back, on a busy machine later than in a second."""
 
 
 class RankHandle:
@@ -122,7 +125,7 @@ class RankHandle:
     def vanish(self) -> None:
         """The process has ended unasked."""
         self.vanished = True
-        self.process.join(self.backend.exit_limit)
+        self.process.join(EXIT_LIMIT)
         code = self.process.exitcode
         if code == UNGUARDED:
             self.fail(UsageError("ranks import this script: put its launch() under if __name__ == '__main__':"))
