@@ -73,7 +73,7 @@ def rendezvous(rank: int, size: int, seed: int) -> Cases:
         address, returned = f"127.0.0.1:{4000 + 100 * attempt + rank}", list[object]()
         run = partial(meet, rank, size, attempt, address, returned)
         held = partial(look, rank, size, address, returned)
-        due = {"addresses": "all", "own address": "in its place", "ranks": list(range(size))}
+        due = {"their addresses": "all", "this one's address": "in its place", "ranks": list(range(size))}
         yield Case(f"attempt {attempt}", (), run=run, held=held, expected=due, is_coded=False)
 
 
@@ -89,17 +89,22 @@ def meet(
 def look(rank: int, size: int, address: str, returned: list[object]) -> object:
     """What all processes got, which is the same in every run."""
     everyones, addresses = gather(returned[0]), gather(address)
-    if not all(isinstance(each, tuple) and len(each) == 2 and isinstance(each[1], list) for each in everyones):
+    if not all(map(is_answer, everyones)):
         return returned[0]
     number, mine = everyones[rank]
-    found = "all"
+    # Not which ranks lack some: that differs from run to run.
+    found = "all" if all({*each} == {*addresses} for _, each in everyones) else "not all"
     if any(isinstance(each, bytes) for each in mine):
         found = "bytes"
-    elif any(sorted(each) != sorted(addresses) for _, each in everyones):  # on which ranks differs from run to run
-        found = "not all"
-    is_own = found == "all" and number in range(size) and mine[number] == address
-    place = "in its place" if is_own else "elsewhere"
-    return {"addresses": found, "own address": place, "ranks": sorted(number for number, _ in everyones)}
+    is_own = number in range(len(mine)) and mine[number] == address
+    place = "" if found != "all" else "in its place" if is_own else "elsewhere"
+    return {"their addresses": found, "this one's address": place, "ranks": sorted(number for number, _ in everyones)}
+
+
+def is_answer(returned: Any) -> bool:
+    """Whether it is a number and a list."""
+    kinds = [type(each) for each in returned] if isinstance(returned, (tuple, list)) else []
+    return kinds == [int, list]
 
 
 def share(rank: int, size: int, seed: int) -> Cases:

@@ -124,12 +124,15 @@ def partition(rank: int, size: int, seed: int) -> Cases:
 
 def keep(found: list[Any], rank: int, size: int, *given: Any) -> None:
     *arguments, function = given
-    found.append([int(index) for index in function(rank, size, *arguments)])
+    returned = function(rank, size, *arguments)
+    found.append(None if returned is None else [int(index) for index in returned])
 
 
-def look_at_partitions(rank: int, samples: int, sizes: list[float], found: list[list[int]]) -> dict[str, object]:
-    mine = found[0]
-    held = Counter(index for each in gather(mine) for index in each)
+def look_at_partitions(rank: int, samples: int, sizes: list[float], found: list[list[int]]) -> object:
+    mine, everyones = found[0], gather(found[0])
+    if None in everyones:
+        return mine
+    held = Counter(index for each in everyones for index in each)
     is_shuffled = samples < 100 or mine != sorted(mine)
     return {
         "in no partition": len({*range(samples)} - {*held}),
