@@ -4,7 +4,8 @@ PYTHON ?= python3
 unexport PYTHONDONTWRITEBYTECODE
 BIN := .venv/bin
 # The tests that need a GPU, on two simulated ones.
-SIMULATED := $(BIN)/python tests/simulated_gpu 2 $(BIN)/python -m pytest
+SIMULATED := $(BIN)/python tests/simulated_gpu 2 $(BIN)/python -m pytest \
+	$(shell grep -rl --include='test_*.py' mark.gpu tests)
 QUICK := tests/test_house.py tests/algorithms tests/runtime/test_launch.py tests/training/test_sync.py
 OLDEST := $(shell sed -n 's/.*"torch>=\([0-9.]*\).*/\1/p' pyproject.toml).0
 

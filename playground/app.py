@@ -16,7 +16,6 @@ import click
 from playground import tools
 from playground.console import session, terminal
 from playground.console.options import format_options
-from playground.console.paths import leave_deleted_folder
 from playground.console.steps import steps_command
 from playground.exercises import EXERCISES
 from playground.lessons import LESSONS, PATH
@@ -165,7 +164,6 @@ def run() -> NoReturn:
     signal's number if one ended it (Ctrl-C 130, SIGTERM 143, SIGHUP 129, a closed pipe for the output 141)."""
     try:
         terminal.replace_unencodable()
-        leave_deleted_folder()
         code = cli.main(prog_name="playground", standalone_mode=False) or 0
         sys.stdout.flush()
         leave(code)
@@ -208,5 +206,5 @@ def leave(code: int, why: str = "") -> NoReturn:
     if code and distributed and distributed.is_initialized():
         with contextlib.suppress(OSError):
             sys.stdout.flush()
-        signals.exit_now(code)
+        os._exit(code)
     sys.exit(code)

@@ -2,12 +2,10 @@
 
     make gpu                         # two ranks where one GPU can be shared, else a rank for each GPU
     make gpu N=8
-    python tests/on_gpu.py 8 --begin 20
 
 The table is Markdown: lesson, ranks, seconds, exit code, verdict (what the row shows, or its last word). Each row is
-printed, and written to gpu.md, as soon as it is done. When the time is up, or Ctrl-C or SIGTERM comes, those that were
-not done are listed, and `--begin` takes up the first of them. The exit code is 1 if anything failed or is left. On a
-simulated GPU (PLAYGROUND_SIMULATED_GPU in the environment) no figure is printed, and nothing is kept.
+printed as soon as it is done. The exit code is 1 if anything failed. On a simulated GPU (PLAYGROUND_SIMULATED_GPU in
+the environment) no figure is printed.
 """
 
 from __future__ import annotations
@@ -36,9 +34,6 @@ from playground.runtime.backends.nccl import SHARES_A_GPU, driver_version, forma
 from playground.runtime.errors import UsageError
 from playground.training.grad_syncs import GRAD_SYNCS
 
-DEADLINE = 1200.0
-"""Seconds after which no row begins but the last."""
-KEPT = Path("gpu.md")
 SIMULATED = "SIMULATED: no GPU has run this, and none of it says how fast one is"
 PROGRAMS = {
     "pytest": ("-m", "pytest", "-q", "-p", "no:cacheprovider", str(Path(__file__).parent)),
@@ -112,8 +107,6 @@ class Row:
     """The exit code that it should have."""
     limit: float = 180.0
     """Seconds that it may take."""
-    is_last: bool = False
-    """Whether it begins though the time for all is up."""
 
     @property
     def name(self) -> str:
@@ -198,7 +191,7 @@ ROWS = (
     Row("collectives {on}", needs=FOR.shares_with_four, ranks=RANKS.four),
     Row("hello {on}", needs=FOR.cannot_share, ranks=RANKS.one_too_many, verdict=refused, code=2),
     # Failures, signals, and what is certain of results: with a deadline of their own.
-    Row("pytest -m gpu", needs=FOR.real, limit=900, is_last=True),
+    Row("pytest -m gpu", needs=FOR.real, limit=900),
 )  # fmt: skip
 
 
@@ -230,39 +223,16 @@ def is_simulated() -> bool:
     return "PLAYGROUND_SIMULATED_GPU" in os.environ
 
 
-class Log:
-    """Prints lines and, unless the GPU is simulated, appends them to a file, each at once."""
-
-    def __init__(self, file: Path) -> None:
-        self.file = None if is_simulated() else file
-
-    def say(self, line: str) -> None:
-        print(line, flush=True)
-        if self.file:
-            with self.file.open("a", encoding="utf-8") as kept:
-                kept.write(f"{line}\n")
-
-
-def carry_out_all(rows: Sequence[Row], machine: Machine, log: Log, deadline: float, begin: int = 1) -> bool:
-    """Carry out the rows from the `begin`-th on. Whether all were begun, and ended as they should.
-
-    None begins after `deadline` seconds but the last; each has its own limit.
-    """
-    end, all_fine, left = time.monotonic() + deadline, True, dict(enumerate(rows[begin - 1 :], begin))
-    log.say("| lesson | ranks | seconds | exit code | verdict |\n|---|---|---|---|---|")
-    try:
-        with tempfile.TemporaryDirectory() as folder:
-            for number, row in [*left.items()]:
-                if time.monotonic() < end or row.is_last:
-                    is_fine, line = carry_out(row, machine, Path(folder))
-                    log.say(line)
-                    all_fine &= is_fine
-                    del left[number]
-    finally:
-        if left:
-            names = ", ".join(f"{number} `{row.name}`" for number, row in left.items())
-            log.say(f"\nNot done, take up with --begin {min(left)}: {names}.")
-    return all_fine and not left
+def carry_out_all(rows: Sequence[Row], machine: Machine) -> bool:
+    """Carry out the rows, and print each. Whether all ended as they should."""
+    all_fine = True
+    print("| lesson | ranks | seconds | exit code | verdict |\n|---|---|---|---|---|", flush=True)
+    with tempfile.TemporaryDirectory() as folder:
+        for row in rows:
+            is_fine, line = carry_out(row, machine, Path(folder))
+            print(line, flush=True)
+            all_fine &= is_fine
+    return all_fine
 
 
 def find_machine(ranks: int | None) -> Machine:
@@ -286,7 +256,6 @@ def describe(machine: Machine) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("ranks", nargs="?", type=int, help="number of ranks")
-    parser.add_argument("--begin", type=int, default=1, metavar="ROW", help="number of the first row to carry out")
     asked = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     try:
@@ -294,16 +263,11 @@ def main() -> int:
     except UsageError as why:
         print(f"no GPU tier here: {why}", file=sys.stderr)
         return why.exit_code
-    log = Log(KEPT)
-    if is_simulated():
-        print(SIMULATED, flush=True)
-    try:
-        log.say(f"\n{describe(machine)}\n")
-        rows = [row for row in ROWS if row.needs(machine)]
-        return 0 if carry_out_all(rows, machine, log, DEADLINE, asked.begin) else 1
-    finally:
-        if is_simulated():
-            print(SIMULATED, flush=True)
+    note = f"{SIMULATED}\n" * is_simulated()
+    print(f"{note}\n{describe(machine)}\n")
+    is_fine = carry_out_all([row for row in ROWS if row.needs(machine)], machine)
+    print(note)
+    return 0 if is_fine else 1
 
 
 if __name__ == "__main__":

@@ -154,36 +154,6 @@ def see(file: Path) -> None:
     paint_steps(recording, file.with_name("steps.svg"))
 
 
-def make_results() -> Files:
-    from playground.console.session import to_document
-    from playground.measurement.environment import Environment
-
-    times = [100.0, 101.5, 99.25, 102.0, 98.0]
-    rows = [
-        {"collective": collective, "algorithm": name, "size": size, "times_us": times}
-        for collective in ("all_reduce", "broadcast") for name in ("ring", "backend") for size in (64, 4096)
-    ]  # fmt: skip
-    environment = Environment(hardware="abacus", cores=2, memory=2**34, gpus=["GPU"], os="Linux", python="3", torch="2")
-    document = {
-        "lesson": "bench", "backend": "gloo", "device": "cpu", "world_size": 2, "environment": environment,
-        "rows": rows, "settings": {"dtype": "float32", "op": "sum"},
-    }  # fmt: skip
-    content = to_document(document).encode()
-    return {"before.json": content, "after.json": content}
-
-
-def compare_results(folder: Path) -> None:
-    from playground.console.rendering import render
-    from playground.console.session import to_document
-    from playground.tools.bench.page import difference_texts
-    from playground.tools.bench.results import compare, load
-
-    before, after = load(folder / "before.json"), load(folder / "after.json")
-    comparison = compare(before, after)
-    render(difference_texts(comparison, before, after), 80)
-    to_document(comparison)
-
-
 def make_images() -> Files:
     import torch
 
@@ -207,7 +177,6 @@ FORMATS = {
     "recording": Format(pack_recording, lambda folder: see(folder / "run.playground")),
     "recording's members": Format(make_recording, lambda folder: see(folder / "run.playground"), write_recording),
     "ranks' folder": Format(make_recording, see),
-    "bench results": Format(make_results, compare_results),
     "MNIST": Format(make_images, read_images),
 }
 

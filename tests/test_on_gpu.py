@@ -1,16 +1,14 @@
-"""The table of `make gpu`: its rows are commands that exist, and it is kept whatever happens. No GPU is needed."""
+"""The table of `make gpu`: its rows are commands that exist, and each is printed. No GPU is needed."""
 
 from __future__ import annotations
 
-import signal
-import sys
+import re
 from pathlib import Path
 
 import click
 import on_gpu
 import pytest
-from on_gpu import ROWS, SIMULATED, Log, Machine, Row, carry_out_all, last_line
-from processes import ENOUGH
+from on_gpu import ROWS, Machine, Row, carry_out_all, last_line
 
 from playground.app import COMMANDS, cli
 from playground.exercises import EXERCISES
@@ -48,13 +46,10 @@ def test_the_table_leaves_no_lesson_out() -> None:
     assert {*COMMANDS} - tabled == {"scale", "break", "why", *EXERCISES}, "which know no backend but gloo"
     hangs_first = [row.words.split()[0] for row in ROWS[:2]]
     assert hangs_first == ["pipeline", "pipeline"]
-    assert [row.is_last for row in ROWS] == [False] * (len(ROWS) - 1) + [True]
 
 
-@pytest.fixture
-def rows(monkeypatch: pytest.MonkeyPatch) -> list[Row]:
-    """One that is fine, one that fails, one that hangs, and the last."""
-    monkeypatch.delenv("PLAYGROUND_SIMULATED_GPU", raising=False)
+def test_rows_are_printed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """One that is fine, one that fails, one that hangs; on a simulated GPU without a figure."""
     programs = {
         "say": "import sys; print('first'); print(*sys.argv[1:])",
         "fail": "import sys; print('no luck', file=sys.stderr); sys.exit(3)",
@@ -62,59 +57,24 @@ def rows(monkeypatch: pytest.MonkeyPatch) -> list[Row]:
     }
     for name, words in programs.items():
         monkeypatch.setitem(on_gpu.PROGRAMS, name, ("-c", words))
-    return [
+    rows = [
         Row("say {on}", verdict=lambda out: f"said | {last_line(out)}"), Row("fail", environ={"WHY": "1"}),
-        Row("hang", limit=2), Row("say end", is_last=True),
+        Row("hang", limit=0.2),
     ]  # fmt: skip
-
-
-def cells_of(table: str) -> list[list[str]]:
-    """The cells of each row, without the heading."""
-    return [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()[2:]]
-
-
-@pytest.mark.stress
-def test_rows_are_printed_and_kept(rows: list[Row], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    kept = tmp_path / "gpu.md"
-    assert not carry_out_all(rows, MACHINE, Log(kept), deadline=ENOUGH)
-    out, err = capsys.readouterr()
-    assert kept.read_text() == out
-    said, failed, hung, last = cells_of(out)
-    assert (said[0], said[1], said[3:]) == ("`say`", "1", ["0", "said / --backend nccl -n 1"])
-    assert (failed[0], failed[3:]) == ("`WHY=1 fail`", ["3", "no luck"])
-    assert (hung[0], hung[3:]) == ("`hang`", ["none", "not done after 2 s"])
-    assert float(hung[2]) >= 2
-    assert (last[0], last[3:]) == ("`say end`", ["0", "end"])
-    assert "so far" in err
-    fine = [rows[0], rows[3], Row("fail", code=3)]
-    assert carry_out_all(fine, MACHINE, Log(kept), deadline=ENOUGH)
-
-
-def test_what_is_left_when_the_time_is_up_is_listed(
-    rows: list[Row], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The last row has a limit of its own, and begins all the same."""
-    assert not carry_out_all(rows, MACHINE, Log(tmp_path / "gpu.md"), deadline=0, begin=2)
-    table, _, left = capsys.readouterr().out.rpartition("\n\n")
-    assert [cells[0] for cells in cells_of(table)] == ["`say end`"]
-    assert left == "Not done, take up with --begin 2: 2 `WHY=1 fail`, 3 `hang`.\n"
-
-
-def test_a_simulated_gpu_says_so_and_leaves_no_figure(
-    rows: list[Row], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
     monkeypatch.setenv("PLAYGROUND_SIMULATED_GPU", "1")
-    monkeypatch.setattr(on_gpu, "find_machine", lambda ranks: MACHINE)
-    monkeypatch.setattr(on_gpu, "describe", lambda machine: "1 x none")
-    monkeypatch.setattr(on_gpu, "ROWS", rows[:2])
-    monkeypatch.setattr(sys, "argv", ["on_gpu.py"])
-    monkeypatch.setattr(on_gpu, "KEPT", tmp_path / "gpu.md")
-    before = signal.getsignal(signal.SIGTERM)
-    try:
-        assert on_gpu.main() == 1
-    finally:
-        signal.signal(signal.SIGTERM, before)
-    first, *_, last = lines = capsys.readouterr().out.splitlines()
-    assert first == last == SIMULATED
-    assert "| `say` | 1 | - | 0 | as it should be |" in lines
-    assert not (tmp_path / "gpu.md").exists()
+    assert not carry_out_all(rows, MACHINE)
+    monkeypatch.delenv("PLAYGROUND_SIMULATED_GPU")
+    assert carry_out_all([rows[0], Row("fail", code=3)], MACHINE)
+    out, _ = capsys.readouterr()
+    simulated, real = ([*map(cells_of, table.splitlines()[2:])] for table in re.split(r"(?<=\n)(?=\| lesson)", out))
+    assert simulated[0] == ["`say`", "1", "-", "0", "as it should be"]
+    assert simulated[1:] == [
+        ["`WHY=1 fail`", "1", "-", "3", "no luck"],
+        ["`hang`", "1", "-", "none", "not done after 1 s"],
+    ]
+    assert float(real[0][2]) > 0
+    assert real[0][3:] == ["0", "said / --backend nccl -n 1"]
+
+
+def cells_of(line: str) -> list[str]:
+    return [cell.strip() for cell in line.strip("|").split("|")]

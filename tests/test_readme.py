@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import shlex
-import subprocess
 import sys
 import textwrap
 from collections.abc import Callable, Iterator
@@ -15,12 +14,15 @@ from typing import Any
 
 import pytest
 from processes import ENOUGH, session_ends
+from programs import SCRIPT, ForkedProgram
 from ranks import needs_shm
 from widths import too_wide
 
 from playground.app import TOOLS
 from playground.console.steps import Lesson
 from playground.lessons import PATH
+
+pytest_plugins = ["pytester"]
 
 ROOT = Path(__file__).parents[1]
 ROOT_README = ROOT / "README.md"
@@ -40,7 +42,7 @@ NOT_RUN = {
     "python -m playground why 4711": "a run that stands still",
     "PLAYGROUND_HOSTS=2 python -m playground scale -n 4": "a quarter of a minute",
     "GLOO_SOCKET_IFNAME=eth1 python -m playground doctor": "a machine with these faults",
-    "python -m playground doctor --hosts a,b,c,d": "four machines",
+    "python -m playground doctor --hosts a,b,c": "three machines",
     "python -m playground doctor --hosts a,b": "two machines",
     "python -m playground doctor train.py --epochs 1": "a script with these faults",
     "torchrun --nnodes 2 --node-rank N --nproc-per-node 4 --master-addr first.host --master-port 29500 "
@@ -59,7 +61,9 @@ HEAVIER = (
     "ladder -n 3 --all-reduce tutorial-ring --dataset digits",
     "elastic", "elastic --kills 10 --seed 7 --way ddp -n 3", "ddp --lab", "ddp --lab buckets --dataset digits",
     "sgd --sync parameters --sync-every 5 --limit 6000 --epochs 3 --dataset digits",
-    "bert --only memory", "break send-send --see hang.html", "parameter-server --slow-worker 5 --dataset digits",
+    "elastic --dataset digits", "ddp --lab accumulation --dataset digits", "ladder --steps 30 --dataset digits",
+    "see --figure F9 ring.svg", "rpc", "bert --only memory", "break send-send --see hang.html",
+    "parameter-server --slow-worker 5 --dataset digits",
     "parameter-server", "parameter-server -n 9 --mode async --over rpc",
     "parameter-server --slow-worker 5 --mode stale-synchronous --staleness 50",
     "parameter-server -n 4 --mode async --steps 2000",
@@ -209,18 +213,14 @@ def test_commands_print_what_is_shown(
     for shown in group:
         assert shown.words[:3] == OURS.split()
         words = [word.replace("/home/me/", f"{tmp_path}/") for word in shown.words[3:]]
-        words, redirected = (words[:-2], words[-1]) if ">" in words else (words, None)
-        smaller = () if "--diff" in words else SMALLER.get(words[0], ())
-        quick = WITHOUT_OUTPUT.get(" ".join(words), WITHOUT_OUTPUT.get(words[0], ()))
-        quick = () if shown.output or "--diff" in words else quick
+        smaller = SMALLER.get(words[0], ())
+        quick = () if shown.output else WITHOUT_OUTPUT.get(" ".join(words), WITHOUT_OUTPUT.get(words[0], ()))
         with monkeypatch.context() as patch:
             for name, value in shown.environ.items():
                 patch.setenv(name, value)
             result = run_cli(*words, *smaller, *quick)
         assert result.code == 0, result.err
-        assert redirected or too_wide(result.out) == []
-        if redirected:
-            Path(redirected).write_text(result.out)
+        assert too_wide(result.out) == []
         if shown.output:
             check_output(result.out, list(shown.output), words[0] in EXACT)
 
@@ -313,6 +313,10 @@ def test_the_two_line_difference_is_the_real_one() -> None:
             assert all(line[1:] in lines for lines in source.values())
 
 
+LONG = ("bert", "ladder", "parameter_server", "pipeline", "prove")
+"""Lessons whose cells take as long as their own tests."""
+
+
 def python_blocks(kind: str) -> list[Any]:
     """The blocks of Python of one kind, as parameters: scripts to be started, test modules, or cells of a notebook."""
     found = []
@@ -322,7 +326,13 @@ def python_blocks(kind: str) -> list[Any]:
             this = "script" if "__main__" in block else "test" if "def test_" in block else "cell"
             if this == kind:
                 heavier = this == "script" and readme is not ROOT_README  # each script starts a process, for seconds
-                heavier |= readme.parent.name in ("bert", "ladder", "pipeline", "prove")  # long, as their own tests are
+                heavier |= readme.parent.name in (
+                    "bert",
+                    "ladder",
+                    "parameter_server",
+                    "pipeline",
+                    "prove",
+                )  # long, as their own tests are
                 marks = [pytest.mark.stress] * heavier
                 found.append(pytest.param(block, id=f"{readme.parent.name} {number}", marks=marks))
     return found
@@ -350,16 +360,16 @@ def test_cells_run(
 
 
 @pytest.mark.parametrize("block", python_blocks("script"))
-def test_scripts_run_and_leave_nothing_behind(block: str, tmp_path: Path) -> None:
-    (tmp_path / "script.py").write_text(block)
-    process = subprocess.Popen(
-        [sys.executable, tmp_path / "script.py"],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
-    )  # fmt: skip
-    printed, complaints = process.communicate(timeout=ENOUGH)
-    assert (process.returncode, complaints) == (0, "")
+def test_scripts_run_and_leave_nothing_behind(
+    block: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fork_program: Callable[..., ForkedProgram]
+) -> None:
+    (tmp_path / f"{SCRIPT}.py").write_text(block)
+    monkeypatch.syspath_prepend(tmp_path)
+    program = fork_program(SCRIPT)
+    printed, complaints = program.communicate(timeout=ENOUGH)
+    assert (program.returncode, complaints) == (0, "")
     check_printed(block, printed)
-    assert session_ends(process.pid)
+    assert session_ends(program.pid)
 
 
 @pytest.mark.parametrize("block", python_blocks("test"))

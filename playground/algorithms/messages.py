@@ -1,4 +1,4 @@
-"""What our algorithms are made of: messages between the ranks of a group, and adding what has arrived.
+"""The parts of our algorithms: messages between the ranks of a group, and adding what has arrived.
 
 Messages are `dist.isend` and `dist.irecv`, called on the group itself: the checks that torch's functions repeat at
 every message would be a tenth of the time of a ring. nccl wants the messages of one step started together, in a batch.

@@ -67,29 +67,11 @@ def processor() -> str:
 
 
 def memory(which: str) -> int:
-    """Bytes of memory: "MemTotal", or "MemAvailable", which a container may limit. All of the memory, if the system
-    does not distinguish them."""
+    """Bytes of memory: "MemTotal", or "MemAvailable". All of the memory, if the system does not distinguish them."""
     try:
         found = re.search(rf"^{which}:\s*(\d+) kB$", Path("/proc/meminfo").read_text(), re.MULTILINE)
     except OSError:
         found = None
     if not found:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    amount = int(found[1]) * 1024
-    return min([amount, *container_headroom()]) if which == "MemAvailable" else amount
-
-
-def container_headroom(root: Path = Path("/sys/fs/cgroup")) -> list[int]:
-    """The bytes that this process's container may still allocate, those included that hold files which the kernel can
-    read again; empty if there is no limit. Source: https://docs.kernel.org/admin-guide/cgroup-v2.html (and v1, whose
-    files have other names)"""
-    v1 = ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "memory/memory.stat")
-    for limit, usage, parts in (("memory.max", "memory.current", "memory.stat"), v1):
-        try:
-            used = int((root / usage).read_text())
-            text = (root / parts).read_text() if (root / parts).exists() else ""
-            cached = re.search(r"^(?:total_)?inactive_file (\d+)$", text, re.MULTILINE)
-            return [max(0, int((root / limit).read_text()) - used + (int(cached[1]) if cached else 0))]
-        except (OSError, ValueError):  # no such file, or "max": no limit
-            continue
-    return []
+    return int(found[1]) * 1024

@@ -30,6 +30,13 @@ class NoData(UsageError):
         self.why = why or message
 
 
+@contextlib.contextmanager
+def temporary_folder(purpose: str) -> Iterator[Path]:
+    """A new folder, removed at the end of the block."""
+    with tempfile.TemporaryDirectory(prefix=f"playground-{purpose}-", ignore_cleanup_errors=True) as folder:
+        yield Path(folder)
+
+
 def belongs_to_another(folder: Path, own: int) -> bool:
     """Whether `folder` is another user's, who may have put links in it that lead to files of ours. Root is trusted.
     `own`: the owner of the files that we make there, which on a network's disk need not be this user."""

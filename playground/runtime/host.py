@@ -12,7 +12,6 @@ import ctypes
 import functools
 import os
 import socket
-import sys
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -73,9 +72,7 @@ def digest(identity: str) -> int:
 @functools.cache
 def cores() -> int:
     """CPU cores this process may use when it first asks (its affinity mask, not what the machine has)."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+    return len(os.sched_getaffinity(0))
 
 
 def threads_per_rank(local_ranks: int) -> int:
@@ -95,7 +92,7 @@ def use_batch_scheduling() -> None:
     other spins: most of what small messages cost where cores are scarce. Threads created later inherit this.
     Source: sched(7), SCHED_BATCH
     """
-    if tuning_is_on() and hasattr(os, "SCHED_BATCH"):
+    if tuning_is_on():
         with contextlib.suppress(OSError):
             os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
 
@@ -106,11 +103,9 @@ def keep_freed_memory() -> None:
     Every step of training frees what the next one asks for. Given back, each page of it must be found and cleared
     again: for Net and 64 images up to 850 page faults a step, a fifth of its time. Source: mallopt(3)
     """
-    if tuning_is_on() and sys.platform == "linux":
-        mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-        if mallopt:
-            mallopt(M_TRIM_THRESHOLD, KEPT)
-            mallopt(M_MMAP_THRESHOLD, FROM_THE_HEAP)
+    if tuning_is_on() and (mallopt := getattr(ctypes.CDLL(None), "mallopt", None)):
+        mallopt(M_TRIM_THRESHOLD, KEPT)
+        mallopt(M_MMAP_THRESHOLD, FROM_THE_HEAP)
 
 
 def keep_to_one_core() -> None:
@@ -120,7 +115,7 @@ def keep_to_one_core() -> None:
     one of two cores. Where ranks cannot be shared out evenly it is left to itself: then it has to move them about. The
     threads that the backend has already started are not bound: what they do is short and urgent.
     """
-    if not tuning_is_on() or not hasattr(os, "sched_setaffinity"):
+    if not tuning_is_on():
         return
     rank, ranks, cores = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"]), os.sched_getaffinity(0)
     if ranks > len(cores) and ranks % len(cores) == 0:

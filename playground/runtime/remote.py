@@ -18,7 +18,6 @@ from typing import Any
 from playground.runtime.errors import UsageError
 
 ROOT = Path(__file__).parents[2]
-"""The folder that the package lies in."""
 
 
 @dataclass(frozen=True)

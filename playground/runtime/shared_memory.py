@@ -47,11 +47,10 @@ TRIES, TRIES_IF_CROWDED = 60, 5
 """How often a rank looks for a signal before it sleeps: where each rank has a core, and where it keeps another from
 its core by looking."""
 SLICE = 0.05
-"""Seconds of sleep between two looks at the peers."""
 LOST = "Connection closed by peer"
 """How gloo begins to say that a peer has ended; whoever reads errors knows these words."""
 CALL = struct.Struct("QQQQ")
-"""What ranks compare of a call: which it is, and three numbers whose meaning is the caller's."""
+"""The numbers of a call that ranks compare: which it is, and three numbers whose meaning is the caller's."""
 GONE, BROKEN = 1, 2
 """A rank's flag, when it takes part in no further call, and when it has left a call."""
 
@@ -133,7 +132,7 @@ class Segment:
         ]
         """By round of a meeting: its number, and the addresses of the semaphore to post and of the one to wait for."""
         self.rounds_left = self.rounds
-        """What is left of the current meeting. An address is 0 where this rank has posted before."""
+        """The rest of the current meeting. An address is 0 where this rank has posted before."""
         self.hasty = 0
         """The thread whose call is not to sleep before all ranks have come to it; 0 if there is none."""
         self.views: dict[tuple[int, torch.dtype, int], list[torch.Tensor]] = {}
@@ -356,7 +355,6 @@ class Layout:
 
 
 segments: weakref.WeakSet[Segment] = weakref.WeakSet()
-"""All segments of this process that are in use."""
 
 
 def give_up_all() -> None:

@@ -15,7 +15,6 @@ from types import FrameType
 from typing import NoReturn
 
 from playground.runtime.forks import call_in_children
-from playground.runtime.temporary_folder import remove_empty_cache
 
 TERMINATING = (signal.SIGTERM, signal.SIGHUP)
 """Signals that ask a program to end, besides Ctrl-C: from its supervisor, or from a terminal that is closed."""
@@ -26,7 +25,6 @@ stopping = threading.Event()
 postponed: dict[int, float] = {}
 """Signals that first leave such a program some time, in seconds: what it does until then is its own affair."""
 RETRY_INTERVAL = 0.02
-"""Seconds between two attempts to raise what a signal raises."""
 IMPORT_LIMIT = 0.3
 """Seconds that an import may go on after such a signal; then the process exits where it is."""
 
@@ -77,7 +75,7 @@ def raise_safely(error: Interrupted | Terminated, number: int, frame: FrameType 
         elif raised() is None and time.monotonic() > limit:
             signal.signal(signal.SIGALRM, signal.SIG_IGN)  # its next call would say it once more
             os.write(2, b"playground: interrupted\n" * (number == signal.SIGINT and speaks()))
-            exit_now(128 + number)
+            os._exit(128 + number)
 
     signal.signal(signal.SIGALRM, retry)
     signal.setitimer(signal.ITIMER_REAL, RETRY_INTERVAL, RETRY_INTERVAL)
@@ -150,7 +148,7 @@ def exit_after(seconds: float) -> None:
     os.set_blocking(wakeup, False)
     signal.set_wakeup_fd(wakeup, warn_on_full_buffer=False)
     call_in_children(partial(signal.set_wakeup_fd, -1))  # what is sent to a child does not end this process
-    threading.Thread(target=wait_and_exit, args=(signals, seconds), name="signals", daemon=True).start()
+    threading.Thread(target=wait_and_exit, args=(signals, seconds), name="wait for signals", daemon=True).start()
 
 
 def wait_and_exit(signals: int, seconds: float) -> NoReturn:
@@ -167,15 +165,9 @@ def wait_and_exit(signals: int, seconds: float) -> NoReturn:
             break
     stopping.set()
     time.sleep(seconds)
-    exit_now(128 + first)
+    os._exit(128 + first)
 
 
 def speaks() -> bool:
     """Whether this process says that it was interrupted: of the ranks that others have started, the first alone."""
     return os.environ.get("RANK", "0") == "0"
-
-
-def exit_now(code: int) -> NoReturn:
-    """Exit wherever the main thread is."""
-    remove_empty_cache()
-    os._exit(code)

@@ -1,4 +1,4 @@
-"""Surroundings of a process that may be missing: standard streams that are closed or full, a deleted working folder."""
+"""Surroundings of a process that may be missing: standard streams that are closed or full."""
 
 from __future__ import annotations
 
@@ -26,20 +26,3 @@ def discard_output() -> None:
     os.close(null)
     with contextlib.suppress(OSError, ValueError):
         sys.stdout.flush()
-
-
-def working_folder() -> str | None:
-    """Its path; None if it has been deleted."""
-    try:
-        return os.getcwd()
-    except OSError:
-        return None
-
-
-def leave_deleted_folder() -> bool:
-    """Go to the root if the working folder has been deleted, and say whether: in such a folder oneMKL ends whoever
-    imports torch."""
-    deleted = working_folder() is None
-    if deleted:
-        os.chdir(os.sep)
-    return deleted

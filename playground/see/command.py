@@ -18,11 +18,11 @@ from playground.lessons.data_parallel.page import DataParallelSettings
 from playground.lessons.ladder.page import LadderSettings
 from playground.lessons.pipeline.page import PipelineSettings
 from playground.runtime.errors import UsageError
+from playground.runtime.files import temporary_folder
 from playground.runtime.host import cores
 from playground.runtime.launcher.launch import launch
 from playground.runtime.rank.rank import Event as Report
 from playground.runtime.remote import ROOT, Remote, remote
-from playground.runtime.temporary_folder import temporary_folder
 from playground.see import SEE
 from playground.see.analyse.overlap import overlaps
 from playground.see.analyse.waits import Waits, seconds_by_cause

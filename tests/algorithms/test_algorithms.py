@@ -23,7 +23,7 @@ from playground.testing import World
 Worlds = Callable[..., World]
 NAMES = sorted(ALGORITHMS)
 Case = tuple[str, list[int], str, tuple[str, str], int]
-cases = st.lists(st.tuples(st.sampled_from(NAMES), *any_tensor), min_size=100, max_size=100)
+cases = st.lists(st.tuples(st.sampled_from(NAMES), *any_tensor), min_size=60, max_size=60)
 
 
 def reduce_by_backend(tensor: torch.Tensor, op: str) -> torch.Tensor:

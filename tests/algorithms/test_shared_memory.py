@@ -146,7 +146,7 @@ def test_tensors_that_lie_in_shared_memory(elements: int, size: int, world: Worl
 
 def call_differently(rank: int, size: int, calls: list[str]) -> None:
     made = {
-        "sum of 4": lambda: dist.all_reduce(torch.ones(4)), "sum of 5": lambda: dist.all_reduce(torch.ones(5)),
+        "sum of 4": lambda: dist.all_reduce(torch.ones(4)),
         "double": lambda: dist.all_reduce(torch.ones(4, dtype=torch.float64), dist.ReduceOp.MAX),
         "broadcast": lambda: dist.broadcast(torch.ones(4), 1), "from 0": lambda: dist.broadcast(torch.ones(4), 0),
         "async": lambda: dist.all_reduce(torch.ones(SLOT), async_op=True).wait(),
@@ -158,8 +158,7 @@ def call_differently(rank: int, size: int, calls: list[str]) -> None:
 @pytest.mark.parametrize(
     ("calls", "words"),
     [
-        (["sum of 4", "sum of 5"], "rank 0 called all_reduce(4 float32, SUM), rank 1 called all_reduce(5 float32"),
-        (["double", "sum of 4"], "rank 0 called all_reduce(4 float64, MAX), rank 1 called all_reduce(4 float32, SUM)"),
+        (["sum of 4", "double"], "rank 0 called all_reduce(4 float32, SUM), rank 1 called all_reduce(4 float64, MAX)"),
         (["broadcast", "from 0"], "(4 float32, from rank 1), rank 1 called broadcast(4 float32, from rank 0)"),
         (["sum of 4", "async"], "rank 1 called all_reduce(1048576 float32, SUM)"),
     ],
@@ -363,10 +362,10 @@ def lose_some(rank: int, world_size: int, count: int) -> list[str]:
     return wrong
 
 
-@pytest.mark.parametrize("count", [8, pytest.param(300, marks=pytest.mark.stress)])
+@pytest.mark.parametrize("count", [4, pytest.param(300, marks=pytest.mark.stress)])
 def test_whoever_waits_for_a_lost_rank_hears_of_it(count: int, world: Worlds) -> None:
     """Killed, stopped or gone inside a call, at any moment."""
-    assert world(1, timeout=600.0, fresh=True).run(lose_some, count) == [[]]  # a fork wants no threads of OpenMP
+    assert world(1, timeout=600.0).run(lose_some, count) == [[]]
 
 
 def meet_and_leave(segment: Segment, number: int) -> int:
@@ -382,7 +381,7 @@ def leave_often(rank: int, world_size: int, count: int) -> list[list[tuple[Any, 
     return [run_forked(2 + k % 3, meet_and_leave, 30.0, 1 + k % 5) for k in range(count)]
 
 
-@pytest.mark.parametrize("count", [5, pytest.param(100, marks=pytest.mark.stress)])
+@pytest.mark.parametrize("count", [3, pytest.param(100, marks=pytest.mark.stress)])
 def test_a_peer_that_leaves_when_all_have_come_is_no_loss(count: int, world: Worlds) -> None:
     for k, results in enumerate(world(1, timeout=600.0, fresh=True).run(leave_often, count)[0]):
         assert results == [(None, 1 + k % 5)] * (2 + k % 3)

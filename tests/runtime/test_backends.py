@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import errno
 import importlib.metadata
 import os
 import re
@@ -14,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from playground.runtime import UsageError, host
+from playground.runtime import UsageError
 from playground.runtime.backends import BACKENDS, backend_for, get_backend, nccl
 from playground.runtime.launcher.entry import CommandWorld
 from playground.runtime.launcher.rank_handle import describe_exit
@@ -149,23 +148,6 @@ def test_a_machine_without_what_nccl_needs_says_so(monkeypatch: pytest.MonkeyPat
         NCCL.check(1)
 
 
-def test_a_driver_too_old_for_this_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    for driver, built_for in ((13020, "12.8"), (0, None)):
-        libraries(monkeypatch, libcuda=Library(cuDriverGetVersion=driver))
-        nccl.check_driver(built_for)
-    libraries(monkeypatch, libcuda=Library(cuDriverGetVersion=12040))
-    with pytest.raises(UsageError) as told:
-        nccl.check_driver("13.2")
-    assert str(told.value) == (
-        "backend nccl: this torch was built for CUDA 13.2, and the GPU's driver only knows CUDA 12.4: update the "
-        "driver, install a torch built for CUDA 12, or use --backend gloo"
-    )
-    libraries(monkeypatch)  # no driver is not an old one
-    assert nccl.driver_supports() is None
-    assert nccl.driver_version() == ""
-    nccl.check_driver("13.2")
-
-
 def test_two_ranks_on_one_gpu_where_only_nccl_could_tell(monkeypatch: pytest.MonkeyPatch) -> None:
     error = RuntimeError("ncclInvalidUsage: This usually reflects invalid usage.\nLast error:\nDuplicate GPU detected")
     monkeypatch.setattr(nccl, "nccl_version", lambda: (2, 28, 9))
@@ -193,22 +175,6 @@ def test_what_nccl_logs_when_it_aborts_is_not_silenced(monkeypatch: pytest.Monke
         monkeypatch.delenv("TORCH_CPP_LOG_LEVEL")
         CommandWorld(1, backend=backend)
         assert os.environ["TORCH_CPP_LOG_LEVEL"] == level
-
-
-def test_a_host_that_refuses_scheduling_policies_runs_ranks_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = []
-
-    def refuse(*words: Any) -> None:
-        asked.append(words)
-        raise OSError(errno.EINVAL, "Invalid argument")  # what gVisor says
-
-    monkeypatch.setattr(os, "sched_setscheduler", refuse)
-    monkeypatch.setattr(os, "sched_setaffinity", refuse)
-    monkeypatch.setenv("LOCAL_RANK", "0")
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", str(2 * len(os.sched_getaffinity(0))))
-    host.use_batch_scheduling()
-    host.keep_to_one_core()
-    assert len(asked) == 2
 
 
 def test_a_rank_that_gloo_waits_for_in_vain_is_named_in_words() -> None:

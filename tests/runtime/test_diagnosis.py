@@ -23,17 +23,7 @@ from random_programs import (
 )
 from torch.distributed import HashStore
 
-from playground.runtime.black_box import (
-    BACKWARD,
-    DEAD,
-    FINISHED,
-    IN_OPERATION,
-    IN_PROGRAM,
-    NEW_GROUP,
-    STOPPED,
-    Operation,
-    RankState,
-)
+from playground.runtime.black_box import BACKWARD, NEW_GROUP, Doing, Operation, RankState
 from playground.runtime.black_box.box import Box
 from playground.runtime.black_box.diagnosis import diagnose, find_mismatch
 from playground.runtime.black_box.exchange import Exchange, encode
@@ -117,11 +107,11 @@ def test_the_gallery_is_told_apart(
 @pytest.mark.parametrize(
     ("changed", "kind", "sentence"),
     [
-        ({"doing": IN_PROGRAM, "line": "train.py:20 in main"}, "straggler",
+        ({"doing": Doing.IN_PROGRAM, "line": "train.py:20 in main"}, "straggler",
          "rank 2 is in the program (train.py:20) while ranks 0-1 are in all_reduce (:1)"),
-        ({"doing": STOPPED, "line": "train.py:20 in main"}, "stopped",
+        ({"doing": Doing.STOPPED, "line": "train.py:20 in main"}, "stopped",
          "rank 2 is stopped (train.py:20) while ranks 0-1 are in all_reduce (:1)"),
-        ({"doing": DEAD, "end": "was killed by SIGKILL"}, "dead",
+        ({"doing": Doing.DEAD, "end": "was killed by SIGKILL"}, "dead",
          "rank 2 was killed by SIGKILL while ranks 0-1 are in all_reduce (train.py:1)"),
         ({"may_act": "what thread Timer does"}, "a rank that does not take part",
          "probably a deadlock: rank 2 is in recv from rank 0 (train.py:1) where ranks 0-1\nare in all_reduce (:1)"),
@@ -167,14 +157,14 @@ def test_a_rank_that_is_not_seen_may_act() -> None:
 
 def test_functions_of_one_algorithm_meet() -> None:
     states = run([collective("all_gather")], [collective("all_gather_into_tensor")])
-    states = [replace(state, doing=IN_OPERATION, waits_for=state.operations[0]) for state in states]
+    states = [replace(state, doing=Doing.IN_OPERATION, waits_for=state.operations[0]) for state in states]
     found = diagnose(states)
     assert found
     assert (found.kind, found.proved) == ("in progress", False)
 
 
 def test_what_all_have_called_is_in_progress() -> None:
-    states = [replace(state, doing=IN_OPERATION, waits_for=state.operations[0]) for state in run([SUM], [SUM])]
+    states = [replace(state, doing=Doing.IN_OPERATION, waits_for=state.operations[0]) for state in run([SUM], [SUM])]
     found = diagnose(states)
     assert found
     assert (found.kind, found.culprits, found.proved) == ("in progress", (), False)
@@ -201,7 +191,7 @@ def test_a_table_is_no_wider_than_a_terminal() -> None:
     states = [
         RankState(
             rank=rank,
-            doing=IN_OPERATION,
+            doing=Doing.IN_OPERATION,
             waits_for=(
                 call := collective(("barrier", "all_gather_into_tensor")[rank % 2], 64, index=123456, line=line)
             ),
@@ -270,18 +260,18 @@ def look_at_right_programs(number: int, share: float, rng: random.Random) -> int
                 found = diagnose(states)
                 assert found is None or (found.kind in ("straggler", "in progress") and not found.proved), str(found)
                 rank = rng.choice(gloo.ranks)
-                states[rank] = replace(states[rank], doing=rng.choice((STOPPED, DEAD)), waits_for=None)
+                states[rank] = replace(states[rank], doing=rng.choice((Doing.STOPPED, Doing.DEAD)), waits_for=None)
                 found = diagnose(states)
                 assert found is not None
                 assert not found.proved
                 looks += 1
-        assert {state.doing for state in gloo.states()} == {FINISHED}
+        assert {state.doing for state in gloo.states()} == {Doing.FINISHED}
         assert find_mismatch(gloo.states()) is None
     return looks
 
 
 def test_right_programs_are_never_in_a_deadlock() -> None:
-    assert look_at_right_programs(1000, 0.1, random.Random(0)) > 2000
+    assert look_at_right_programs(300, 0.1, random.Random(0)) > 600
 
 
 @pytest.mark.stress
@@ -295,7 +285,7 @@ def test_wrong_programs_are_diagnosed() -> None:
     rng = random.Random(0)
     rates = {how: Counter[str]() for how in MISTAKES}
     for how, count in rates.items():
-        while count["stands"] < 150:
+        while count["stands"] < 50:
             if (mistake := make_mistake(how, rng.randint(2, 5), rng)) is None:
                 continue
             found = diagnose(mistake.states)

@@ -5,10 +5,7 @@ from __future__ import annotations
 import contextlib
 import datetime
 import os
-import platform
-import resource
 import socket
-import statistics
 import subprocess
 import sys
 import threading
@@ -16,8 +13,6 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from itertools import pairwise
-from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
@@ -29,12 +24,11 @@ from programs import Outcome
 from ranks import go_wrong
 
 import playground
-from playground.runtime import PeerDisconnected, RankFailed, RankTimeout, UsageError, host, report
+from playground.runtime import PeerDisconnected, RankFailed, RankTimeout, UsageError, report
 from playground.runtime.host import cores
 from playground.runtime.launcher import watch
 from playground.runtime.rank.preemption import PreemptionNotice
 from playground.runtime.rank.rank import failure
-from playground.training.net import Net
 
 launch = partial(playground.launch, fresh=True)
 """Every test here is about the life of new processes."""
@@ -72,40 +66,6 @@ def test_each_rank_gets_its_share_of_the_cores_and_listens_on_loopback_only() ->
         assert set(result["listening"]) <= {"0100007F", "00000000000000000000000001000000"}
 
 
-def cores_to_train_on(rank: int, size: int) -> list[int]:
-    host.keep_to_one_core()
-    host.keep_to_one_core()  # a rank may train twice
-    return sorted(os.sched_getaffinity(0))
-
-
-def test_ranks_that_outnumber_the_cores_share_them_out() -> None:
-    bound = playground.launch(cores_to_train_on, cores() * 2)
-    assert sorted(bound) == sorted([[core] for core in os.sched_getaffinity(0)] * 2)
-    many = cores() * 2 - 1  # which cannot be shared out evenly
-    assert playground.launch(cores_to_train_on, many) == [sorted(os.sched_getaffinity(0))] * many
-
-
-def page_faults(rank: int, size: int) -> float:
-    """How many there are in most steps of training, once memory has grown to what it needs."""
-    model, images = Net().to(memory_format=torch.channels_last), torch.rand(64, 1, 28, 28)
-
-    def step() -> None:
-        model.zero_grad()
-        model(images).sum().backward()
-
-    faults = [resource.getrusage(resource.RUSAGE_SELF).ru_minflt]
-    for _ in range(40):
-        step()
-        faults.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt)
-    return statistics.median(after - before for before, after in pairwise(faults[20:]))
-
-
-@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="mallopt is glibc's")
-def test_ranks_use_freed_memory_again() -> None:
-    """The kernel would have to find and clear hundreds of pages in every step."""
-    assert max(launch(page_faults, 2)) < 20
-
-
 @pytest.mark.parametrize("method", ["env://", "tcp://127.0.0.1:0", "file://{tmp_path}/meet here"])
 def test_ranks_meet_by_every_method(method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And run as the system has them, if they are not to be tuned."""
@@ -132,21 +92,6 @@ def test_the_rank_that_failed_is_named(how: str, culprit: int, reason: str) -> N
     assert str(caught.value).count("Traceback") == (1 if how in ("raise", "exit") else 0)
     assert "go_wrong" in str(caught.value) or how not in ("raise", "exit")
     assert all_gone(pids, expected=3)
-
-
-def report_and_vanish(rank: int, size: int) -> None:
-    report(last="words")
-    os._exit(7)
-
-
-def test_the_last_words_of_a_rank_are_heard(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also if, while the launcher looks for what is ready, they come after it has looked at the line, and the end of
-    the process before it looks at that: here it never looks at the line."""
-    monkeypatch.setattr(watch, "wait", lambda objects, seconds: wait([s for s in objects if type(s) is int], seconds))
-    heard: list[dict[str, Any]] = []
-    with pytest.raises(RankFailed, match="rank 0 of 1 exited with code 7"):
-        launch(report_and_vanish, 1, on_report=lambda rank, event: heard.append(event))
-    assert heard == [{"last": "words"}]
 
 
 def all_gone(pids: dict[int, int], expected: int) -> bool:
@@ -228,20 +173,6 @@ def test_a_report_that_cannot_be_read_is_not_taken_for_a_lost_rank() -> None:
         launch(report_odd, 1)
 
 
-class Unwilling:
-    def __reduce__(self) -> Any:
-        raise OSError("the disk that this lies on is gone")
-
-
-def report_unwillingly(rank: int, size: int) -> None:
-    report(what=Unwilling())
-
-
-def test_a_report_that_cannot_be_sent_is_not_taken_for_a_lost_launcher() -> None:
-    with pytest.raises(RankFailed, match=r"^rank 0 of 1 failed: OSError: the disk that this lies on is gone"):
-        launch(report_unwillingly, 1)
-
-
 def test_a_connection_of_the_user_s_is_no_peer() -> None:
     words = "Connection reset by peer"
     assert type(failure(ConnectionResetError(104, words), 0, 1)) is RankFailed
@@ -266,6 +197,7 @@ def test_a_hang_is_reported_with_every_rank_s_place(how: str) -> None:
 
 def wait_in_vain(rank: int, size: int) -> None:
     """Rank 0 waits, with a timeout of its own, for a rank that does not come."""
+    dist.barrier()  # both are here: on a busy machine one begins seconds before the other
     if rank == 1:
         time.sleep(1000)
     group = dist.new_group(list(range(size)), timeout=datetime.timedelta(seconds=1))
@@ -284,7 +216,7 @@ def test_a_rank_that_reports_is_not_hung(monkeypatch: pytest.MonkeyPatch) -> Non
     """However long it takes. Here no time passes: the silences are those that the launcher was ready to wait."""
     messages: list[bool] = []
     monkeypatch.setattr(watch, "receive", lambda *_: messages.pop())
-    world = watch.WorldWatch([], 1.0, watch.ignore_report, lambda failure: None, PreemptionNotice(None))
+    world = watch.WorldWatch([], 1.0, watch.ignore_report, lambda failure: None, PreemptionNotice(0.0))
 
     def look(*received: bool) -> None:
         messages[:] = received
@@ -344,7 +276,8 @@ def stay(rank: int, size: int) -> None:
 
 
 def test_a_rank_that_does_not_leave_is_told_where_it_stands(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watch, "LEAVE_LIMIT", 1.0)
+    monkeypatch.setattr(watch, "LEAVE_LIMIT", 0.2)
+    monkeypatch.setattr(watch, "LOOK_INTERVAL", 0.1)
     with pytest.raises(RankFailed, match="did not leave cleanly: still there") as caught:
         launch(stay, 2)
     assert "threading.py" in caught.value.others[1]
@@ -366,36 +299,6 @@ def test_a_script_without_a_guard_is_told_so_once(run_script: Callable[[str], Ou
     )
     assert done.out.count("put its launch() under if __name__ == '__main__':") == 1
     assert done.err == ""
-
-
-@pytest.mark.parametrize("size", [0, pytest.param(10_000_000, marks=pytest.mark.stress)])
-def test_a_rank_that_is_stopped_before_it_is_up_is_not_waited_for(
-    size: int, run_script: Callable[[str], Outcome]
-) -> None:
-    """Nor while it is sent more than fits into the socket to it."""
-    done = run_script(
-        f"""
-        import os, signal
-        from multiprocessing import current_process
-        from playground import launch
-        from playground.runtime.launcher import server
-
-        if current_process().name == "rank 1 of 2":
-            os.kill(os.getpid(), signal.SIGSTOP)
-
-        def measure(rank, size, text):
-            return len(text)
-
-        if __name__ == "__main__":
-            launch(measure, 1, args=(b"",))  # the server does its imports
-            server.START_LIMIT = 2.0
-            try:
-                print(launch(measure, 2, args=(bytes({size}),), timeout=1))
-            except Exception as error:
-                print(error)
-        """,
-    )
-    assert "no sign of life for 1 s from rank 1 of 2" in done.out
 
 
 def test_a_function_from_a_prompt_is_refused_with_the_way_out() -> None:

@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import io
 import os
 import re
 import signal
-import subprocess
 import sys
-import textwrap
 import time
 from collections import Counter
 from multiprocessing import Pipe
-from pathlib import Path
 
 import pytest
 import torch.distributed as dist
 from hypothesis import given, settings, strategies as st
-from processes import ENOUGH
 
 from playground import RankFailed, launch
 from playground.runtime.launcher.output import Output
@@ -99,40 +94,6 @@ def test_lines_are_whole_however_they_are_cut(lines: list[str], cuts: st.DataObj
         output.relay_all()
     output.pipe.close()
     assert written.getvalue() == "".join(f"{line}\n" for line in lines)
-
-
-def test_what_a_script_prints_while_ranks_import_it_says_which_rank(tmp_path: Path) -> None:
-    script = tmp_path / "script.py"
-    script.write_text(
-        textwrap.dedent("""
-        import sys
-
-        from playground import launch
-
-        print("imported")
-        print("imported", file=sys.stderr)
-
-        def say(rank, size):
-            print("run")
-
-        if __name__ == "__main__":
-            launch(say, 2)
-        """)
-    )
-    terminal, its_end = os.openpty()
-    with open(terminal, "rb", buffering=0) as screen:
-        environ = {**os.environ, "TERM": "dumb"}
-        done = subprocess.Popen([sys.executable, script], stdout=its_end, stderr=its_end, env=environ)
-        os.close(its_end)
-        shown = b""
-        with contextlib.suppress(OSError):  # Linux tells so that nobody has the terminal open any more
-            while arrived := screen.read(4096):
-                shown += arrived
-        assert done.wait(ENOUGH) == 0
-    told = Counter(shown.decode().splitlines())
-    assert told == {"imported": 2, **{f"[rank {rank}] run": 1 for rank in range(2)}} | {
-        f"[rank {rank}] imported": 2 for rank in range(2)
-    }
 
 
 class Terminal(io.StringIO):

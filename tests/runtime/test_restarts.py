@@ -110,18 +110,6 @@ def test_whoever_started_a_world_restarts_it(monkeypatch: pytest.MonkeyPatch) ->
     assert restart_count() == 2
 
 
-def test_what_on_restart_raises_ends_the_launch() -> None:
-    seen = Restarts()
-
-    def enough(failure: PlaygroundError, count: int) -> None:
-        raise failure
-
-    with pytest.raises(RankFailed, match=KILLED):
-        launch(go_wrong_at_first, 2, args=("kill", [0]), restarts=9, on_restart=enough, on_report=seen.on_report)
-    assert len(seen.pids) == 2
-    assert not any(map(is_alive, seen.pids))
-
-
 def pid_and_count(rank: int, size: int) -> tuple[int, int]:
     return os.getpid(), restart_count()
 
@@ -143,58 +131,6 @@ def test_every_world_meets_in_the_way_that_was_asked_for(method: str, tmp_path: 
     run = partial(launch, go_wrong_at_first, 2, init_method=init_method, restarts=1, on_restart=lambda *failure: None)
     assert run(args=("kill", [0])) == [(0, 1), (1, 1)]
     assert os.listdir(tmp_path) == []
-
-
-def leave_a_child_that_holds_the_port(rank: int, size: int) -> int:
-    """As a killed rank's workers do, until they notice."""
-    dist.barrier()
-    if rank == 0 and restart_count() == 0:
-        if os.fork() == 0:
-            time.sleep(0.3)
-            os._exit(0)
-        misbehave("kill")
-    dist.barrier()
-    return restart_count()
-
-
-def test_a_port_may_be_free_a_little_later() -> None:
-    seen = Restarts()
-    run = partial(launch, leave_a_child_that_holds_the_port, 2, restarts=1, on_restart=seen.on_restart)
-    assert run(init_method=f"tcp://127.0.0.1:{free_port()}") == [1, 1]
-    assert seen.headlines == [f"rank 0 of 2 {KILLED}"]
-
-
-def print_and_fail_once(rank: int, size: int, words: list[str]) -> list[str]:
-    print(f"rank {rank} begins, restart {restart_count()}")
-    report(pid=os.getpid())
-    words.append("by a rank")
-    dist.barrier()
-    if rank == 0 and restart_count() == 0:
-        print("a line without an end", end="", flush=True)
-        misbehave("kill")
-    dist.barrier()
-    return words
-
-
-def test_output_reports_and_arguments_are_as_before(capfd: pytest.CaptureFixture[str]) -> None:
-    reports: list[int] = []
-    words = ["as it was"]
-
-    def on_report(rank: int, event: dict[str, Any]) -> None:
-        reports.append(rank)
-        words.append("by the launcher")
-
-    def on_restart(failure: PlaygroundError, count: int) -> None:
-        print("restart", flush=True)
-
-    results = launch(print_and_fail_once, 2, args=(words,), restarts=1, on_report=on_report, on_restart=on_restart)
-    assert results == [["as it was", "by a rank"]] * 2
-    assert sorted(reports) == [0, 0, 1, 1]
-    first, second = capfd.readouterr().out.split("restart\n")
-    assert sorted(first.splitlines()) == [
-        "a line without an end", "rank 0 begins, restart 0", "rank 1 begins, restart 0",
-    ]  # fmt: skip
-    assert sorted(second.splitlines()) == ["rank 0 begins, restart 1", "rank 1 begins, restart 1"]
 
 
 def children_of_the_server() -> set[int]:
@@ -264,23 +200,6 @@ def test_any_rank_may_be_killed_at_any_moment(kills: int, tmp_path: Path) -> Non
     assert soon(lambda: children_of_the_server() <= killer.spared)
 
 
-@pytest.mark.stress
-@pytest.mark.parametrize("seed", range(5))
-def test_a_rank_may_be_killed_while_it_leaves(seed: int) -> None:
-    seen = Restarts()
-
-    def on_restart(failure: PlaygroundError, count: int) -> None:
-        seen.on_restart(failure, count)
-        if count == 3:
-            killer.told_to_stop.set()  # on a busy machine it would be faster than any world
-
-    with Killer(longest_pause=0.3, seed=seed) as killer:
-        results = launch(pid_and_count, 3, restarts=4, on_restart=on_restart)
-    assert [count for _, count in results] == [len(seen.counts)] * 3
-    assert [line for line in seen.headlines if KILLED not in line] == []
-    assert soon(lambda: children_of_the_server() <= killer.spared)
-
-
 def fail_once_then_wait(rank: int, size: int) -> None:
     if restart_count():
         time.sleep(1000)
@@ -306,12 +225,3 @@ def test_ctrl_c_ends_a_restart(delay: float) -> None:
     finally:
         signal.signal(signal.SIGALRM, handler)
     assert soon(lambda: children_of_the_server() <= before)
-
-
-@pytest.mark.stress
-def test_ranks_that_are_spawned_are_replaced_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "CAN_FORK", False)
-    seen = Restarts()
-    results = launch(go_wrong_at_first, 2, args=("kill", [1]), restarts=1, on_restart=seen.on_restart)
-    assert results == [(0, 1), (1, 1)]
-    assert seen.headlines == [f"rank 1 of 2 {KILLED}"]

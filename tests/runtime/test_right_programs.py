@@ -23,8 +23,7 @@ TIMEOUT = 300.0
 """Seconds, above what any of them takes on the busiest machine."""
 BACKENDS = ["gloo", pytest.param("shm", marks=needs_shm)]
 QUICK = (
-    "unknown_thread_sends_main_in_a_collective", "callback_sends_main_returned", "own_rank_first_in_new_group",
-    "receive_before_new_group", "another_number", "peer_destroys_the_group", "retry", "asynchronous_in_opposite_orders",
+    "unknown_thread_sends_main_in_a_collective", "callback_sends_main_returned", "another_number", "retry",
 )  # fmt: skip
 """One for each source of progress."""
 NAMES_A_BACKEND = {"test_get_backend", "test_ddp_logging_data_cpu"}

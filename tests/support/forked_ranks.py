@@ -10,6 +10,8 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from playground.runtime.shared_memory import Segment, open_segment
 
 fork: Any = multiprocessing.get_context("fork")
@@ -18,7 +20,7 @@ fork: Any = multiprocessing.get_context("fork")
 def run_forked(size: int, fn: Callable[..., Any], timeout: float, *args: Any) -> list[tuple[Any, int | None]]:
     """What `fn(segment, *args)` returned on each of `size` ranks, or its error's text, or None; and its exit code.
 
-    To be called by a rank of a world of one, which has torch, and no threads of its own at work.
+    To be called by a rank of a world of one, which has torch, and no threads of its own at work but OpenMP's.
     """
     pipes = [fork.Pipe() for _ in range(size)]
     processes = [fork.Process(target=live, args=(number, pipes, fn, timeout, args)) for number in range(size)]
@@ -50,6 +52,7 @@ def is_stopped(pid: int) -> bool:
 def live(
     rank: int, pipes: Sequence[tuple[Connection, Connection]], fn: Callable[..., Any], timeout: float, args: Any
 ) -> None:
+    torch.set_num_threads(1)  # the threads of OpenMP's pool are not forked along, and would be waited for
     line = pipes[rank][1]
     for number, (ours, theirs) in enumerate(pipes):
         ours.close()

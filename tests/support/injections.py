@@ -123,8 +123,9 @@ class Run:
         killed = injection and injection.target in (LAUNCHER, GROUP) and injection.number in (*FATAL, SIGSTOP)
         others = (
             "torchelastic_",
-            *["torchinductor_", "playground-"] * bool(killed),
-        )  # the next run removes what a killed one left
+            "torchinductor_",
+            *["playground-"] * bool(killed),
+        )
         if files := [name for name in os.listdir(self.folder / "temporary") if not name.startswith(others)]:
             yield f"TMPDIR has {', '.join(files)}; nothing"
         code, err = self.process.poll(), (self.folder / "err").read_text(errors="replace")

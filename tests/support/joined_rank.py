@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import sys
 import time
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -46,8 +46,14 @@ def wait(rank: int, size: int, how: str) -> None:
     time.sleep(3600)
 
 
+def cross(rank: int, size: int, how: str) -> None:
+    """The ranks call different collectives."""
+    (dist.barrier if rank else lambda: dist.all_reduce(torch.ones(1)))()
+
+
 def main() -> NoReturn:
-    fn, grace, limit = {"store": (store, 60.0, 0.1), "wait": (wait, 0.3, 0.1)}.get(sys.argv[1], (go_wrong, None, 1.0))
+    ways: dict[str, Any] = {"store": (store, 60.0, 0.1), "wait": (wait, 0.3, 0.1), "cross": (cross, None, 0.3)}
+    fn, grace, limit = ways.get(sys.argv[1], (go_wrong, None, 0.3))
     signals.exit_after(limit)
     signals.handle_termination()
     try:

@@ -10,19 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from playground.runtime.black_box import (
-    COLLECTIVE,
-    DONE,
-    FINISHED,
-    IN_OPERATION,
-    IN_PROGRAM,
-    ISSUED,
-    NEW_GROUP,
-    RECEIVE,
-    SEND,
-    Operation,
-    RankState,
-)
+from playground.runtime.black_box import COLLECTIVE, DONE, ISSUED, NEW_GROUP, RECEIVE, SEND, Doing, Operation, RankState
 
 NAMES = ("all_reduce", "broadcast", "reduce", "all_gather_into_tensor", "barrier", "scatter", "gather", "all_to_all")
 ROOTED = ("broadcast", "reduce", "scatter", "gather")
@@ -124,7 +112,7 @@ class AbstractGloo:
         known = [replace(one, state=DONE if (rank, one.line) in self.over else ISSUED) for one in called]
         return RankState(
             rank=rank,
-            doing=IN_OPERATION if waiting else FINISHED if ended else IN_PROGRAM,
+            doing=Doing.IN_OPERATION if waiting else Doing.FINISHED if ended else Doing.IN_PROGRAM,
             operations=tuple(known[-64:]),
             waits_for=waiting,
             counts=Counter(one.channel for one in called),
@@ -334,6 +322,6 @@ def make_mistake(how: str, size: int, rng: random.Random) -> Mistake | None:
     for _ in stand_still(gloo, rng):
         pass
     states = gloo.states()
-    if {state.doing for state in states} == {FINISHED}:  # the calls agree by chance
+    if {state.doing for state in states} == {Doing.FINISHED}:  # the calls agree by chance
         return None
     return Mistake(how, rank, replace(missed, index=same.index(missed)), programs, states)

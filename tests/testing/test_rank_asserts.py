@@ -29,7 +29,7 @@ def _as_a_person_would_run_it(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
 
 
 FAILING = """
-import os, time
+import os
 import pytest
 import torch, torch.distributed as dist
 import checks_of_mine
@@ -45,21 +45,13 @@ def compare_lists(rank, size):
         assert [f"item {i}" for i in range(20)] == ["item"] * 20
     dist.barrier()
 
-def look_up(rank, size):
-    raise LookupError("not here")
-
 def call_helper(rank, size, limit):
     checks_of_mine.check_names(limit)
-
-def hang(rank, size):
-    if rank == 1:
-        time.sleep(1000)
-    dist.barrier()
 
 def main():
     assert os.environ["RANK"] == "none"
 
-@pytest.mark.parametrize("fn", [everybodys_sum, compare_lists, look_up])
+@pytest.mark.parametrize("fn", [everybodys_sum, compare_lists])
 def test_function(world, fn):
     world(2).run(fn)
 
@@ -71,9 +63,6 @@ def test_function_without_parameters(world):
 
 def test_impossible(world):
     world(0).run(main)
-
-def test_hang(world):
-    world(2, timeout=1).run(hang)
 
 def test_after_all_that(world):
     assert world(4).run(max) == [4] * 4
@@ -95,7 +84,7 @@ def failing(pytester: pytest.Pytester) -> pytest.Pytester:
 def test_a_failure_is_the_users_lines_and_values(failing: pytest.Pytester) -> None:
     failing.makepyfile(test_failing=FAILING)
     result = failing.runpytest_inprocess("-v", "-p", "no:cacheprovider", "-p", "no:randomly")
-    result.assert_outcomes(failed=7, passed=1)
+    result.assert_outcomes(failed=5, passed=1)
     result.stdout.fnmatch_lines(
         [
             ">       world(2).run(fn)",
@@ -112,15 +101,11 @@ def test_a_failure_is_the_users_lines_and_values(failing: pytest.Pytester) -> No
             "E *Full output truncated*",
             "*Captured stdout call*",
             "about to fail",
-            "E *RankFailed: rank [01] of 2 failed: LookupError: not here",
             "E *assert 2 > 3",
             "E        +  where 2 = len([[]'x', 'y'[]])",
             "E *assert '0' == 'none'",
             ">       world(0).run(main)",
             "E *UsageError: a world of 0 ranks*",
-            "E*RankTimeout: no sign of life for 1 s from ranks 0, 1 of 2*",
-            "*rank 1 stands at:*",
-            "*time.sleep(1000)*",
         ]
     )
     result.stdout.no_fnmatch_line("*playground?runtime?*.py*")
@@ -142,7 +127,7 @@ def test_verbosity_and_debugger_of_pytest_hold(failing: pytest.Pytester) -> None
     result = failing.runpytest_inprocess(
         "-vv", "--tb=short", "--pdb", "--pdbcls=debuggers:Reporter", "-k", "compare_lists", "-p", "no:cacheprovider"
     )
-    result.assert_outcomes(failed=1, deselected=7)
+    result.assert_outcomes(failed=1, deselected=5)
     result.stdout.fnmatch_lines(
         [
             "test_verbose.py:*: in test_function",
@@ -160,7 +145,7 @@ def test_plain_asserts_stay_plain_and_one_line_is_one_line(failing: pytest.Pytes
     result = failing.runpytest_inprocess(
         "--assert=plain", "--tb=line", "-k", "everybodys_sum", "-p", "no:cacheprovider"
     )
-    result.assert_outcomes(failed=1, deselected=7)
+    result.assert_outcomes(failed=1, deselected=5)
     result.stdout.fnmatch_lines(["*test_plain.py:*: *RankFailed: rank [01] of 2 failed: AssertionError"])
     result.stdout.no_fnmatch_line("*assert 3 == 5*")
     result.stdout.no_fnmatch_line("*playground?runtime?*.py*")

@@ -1,22 +1,18 @@
-"""What the benchmark makes of its trials: passes, the slowest rank, suspicions, columns; sizes in words."""
+"""What the benchmark makes of its trials: passes, the slowest rank, columns; sizes in words."""
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
-from itertools import pairwise, product
+from itertools import pairwise
 
 import pytest
 from hypothesis import given, strategies as st
 
 from playground.console.rendering import render
 from playground.console.tables import Table
-from playground.measurement import Fields
 from playground.tools.bench import page, settings
 from playground.tools.bench.benchmark import PASSES, Measurement, split_into_passes
-from playground.tools.bench.results import find_suspicions
 from playground.tools.bench.settings import ALGORITHMS, COLLECTIVES, BenchSettings
-from playground.tools.doctor.machine import CHECKS
 
 EVERYTHING = BenchSettings(collectives=tuple(COLLECTIVES), algorithms=ALGORITHMS, sizes=(64, 2**32), limit=True)
 ROW = {
@@ -42,26 +38,6 @@ def test_a_trial_counts_as_on_its_slowest_rank_and_says_which() -> None:
     row = measured.row("backend", 1, None)
     assert (row["times_us"], row["time_us"], row["rank_us"]) == ([2, 6, 4, 9], 5, [4, 5])
     assert (row["slowest_rank"], row["slowest_percent"]) == (1, 75)
-
-
-def suspect(*rows: Fields) -> list[str]:
-    return find_suspicions([row | {"trials": 5, "root": -1} for row in rows])
-
-
-def test_a_suspicious_row_names_the_doctor_s_check() -> None:
-    small, large = ROW | {"size": 4, "times_us": [7.0, 9.0]}, ROW | {"size": 16, "times_us": [5.0, 6.0]}
-    [about_size] = suspect(large, small)
-    assert about_size.startswith("reduce_scatter by recursive-doubling: 4 bytes take longer than 16, ")
-    assert suspect(small, large | {"times_us": [5.0, 8.0]}) == []  # in some trials only
-    assert suspect(small, large | {"algorithm": "ring"}) == []
-    both = product(("ring", "auto"), (1, 2))
-    rows = [ROW | {"algorithm": name, "size": size, "times_us": [size]} for name, size in both]
-    [about_rank] = suspect(*rows)
-    assert about_rank.startswith("Rank 127 is the last in every row, ")
-    assert suspect(*rows[:3]) == suspect(*rows[1:], rows[0] | {"slowest_rank": 1}) == []
-    assert suspect(*(row | {"slowest_percent": 80.0} for row in rows)) == []
-    named = re.findall(r"doctor --check ([\w,-]+)", f"{about_size} {about_rank}")
-    assert {name for names in named for name in names.split(",")} <= {*CHECKS}
 
 
 def test_the_widest_row_fits_80_columns() -> None:

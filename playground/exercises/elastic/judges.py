@@ -18,8 +18,8 @@ import torch.distributed as dist
 from torch import nn
 
 from playground.exercises.cases import Case, Cases
+from playground.runtime.files import temporary_folder
 from playground.runtime.tap.replacement import replaced
-from playground.runtime.temporary_folder import temporary_folder
 
 STEPS = 12
 BEFORE, HALF, AFTER = "before", "half-way through", "after"

@@ -38,10 +38,10 @@ from playground.lessons.ddp.page import HOOKS, PARTS, STEPS, WARM_UP, CommHookSp
 from playground.measurement import Fields
 from playground.runtime import PlaygroundError, UsageError, device, report
 from playground.runtime.backends import backend_of
+from playground.runtime.files import temporary_folder
 from playground.runtime.meeting.agreement import all_gather_object, require_same_on_all_ranks
 from playground.runtime.rank import steps
 from playground.runtime.tap import Call, Observer, observing
-from playground.runtime.temporary_folder import temporary_folder
 from playground.training.data import Batch, Images, partition_dataset
 from playground.training.net import Net
 from playground.training.partition import share

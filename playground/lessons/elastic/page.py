@@ -18,10 +18,10 @@ from playground.lessons import LESSONS
 from playground.measurement import Fields
 from playground.runtime.backends import get_backend
 from playground.runtime.errors import PlaygroundError, UsageError
+from playground.runtime.files import temporary_folder
 from playground.runtime.flags import flag, like
 from playground.runtime.launcher.entry import CommandWorld
 from playground.runtime.rank.rank import Event
-from playground.runtime.temporary_folder import temporary_folder
 from playground.survival.folder import SnapshotSettings
 from playground.training.settings import TrainingSettings
 

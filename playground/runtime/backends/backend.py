@@ -19,7 +19,6 @@ class Backend:
     device_type: str
     """Where its tensors live: "cpu" or "cuda"."""
     summary: str
-    """A few words for --help."""
     interface_variable: str
     """The environment variable that names the network interface it may use."""
     trusts_host_name = False

@@ -53,13 +53,12 @@ class Nccl(Backend):
     refusals = (*Backend.refusals, "requires a group with a CPU-capable backend")
 
     def check(self, local_ranks: int, joined: bool = False) -> str:
-        """As in `Backend`. Refused: a torch without NCCL, a driver too old for it, no GPU, and more ranks than GPUs
+        """As in `Backend`. Refused: a torch without NCCL, no GPU, and more ranks than GPUs
         where NCCL is too old to share one."""
         import torch
 
         if not torch.distributed.is_nccl_available():
             raise UsageError(f"backend nccl is not part of this torch ({torch.__version__}): use --backend gloo")
-        check_driver(torch.version.cuda)
         gpus = torch.cuda.device_count()
         if not gpus:
             raise UsageError("backend nccl needs a GPU and this machine shows none: use --backend gloo")
@@ -149,21 +148,6 @@ class Nccl(Backend):
 def only_nccl_can_tell(gpus: int, joined: bool) -> bool:
     """Whether the one GPU in sight may be this rank's own: Slurm can show each of its tasks a different one."""
     return joined and gpus == 1
-
-
-def check_driver(built_for: str | None) -> None:
-    """Raise `UsageError` if the GPU's driver is too old for the CUDA that torch was built for ("13.2").
-
-    A driver runs programs built for its own major version or an older one.
-    Source: https://docs.nvidia.com/deploy/cuda-compatibility
-    """
-    supported = driver_supports()
-    if built_for and supported and supported[0] < int(built_for.split(".")[0]):
-        raise UsageError(
-            f"backend nccl: this torch was built for CUDA {built_for}, and the GPU's driver only knows CUDA "
-            f"{format_version(supported)}: update the driver, install a torch built for CUDA {supported[0]}, "
-            f"or use --backend gloo"
-        )
 
 
 def driver_supports() -> tuple[int, int] | None:

@@ -12,21 +12,25 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 COLLECTIVE, SEND, RECEIVE = "collective", "send", "receive"
-"""Kinds of operations."""
 NEW_GROUP, MAKE_DDP, BUFFERS, BACKWARD = "new_group", "DDP's __init__", "DDP's forward", "DDP's backward"
 """Collectives that call no method of the process group: all ranks of the world meet in the first, and in the others
 DistributedDataParallel compares parameters, broadcasts buffers and averages gradients. Each is counted by itself."""
 ISSUED, AWAITED, DONE = "issued", "awaited", "done"
 """Where an operation is: it has been called; the main thread is in the call, or waits for its `Work`; it is over."""
-IN_OPERATION, IN_PROGRAM, FINISHED, STOPPED, DEAD = "in an operation", "in the program", "finished", "stopped", "dead"
-"""What a rank does: waits in an operation; runs the program; has returned from it; SIGSTOP; its process is gone."""
-
 UNASKED = "what its other threads and callbacks do"
 """What is not known of a rank that is only seen from outside."""
 
 Channel = tuple[str, tuple[int, ...], int | None, int, int]
 """What operations are counted by: for a message its kind, for a collective "collective", or the name of one that is
 counted by itself; the group's ranks, the peer (of a message), the tag, and the group's number."""
+
+
+class Doing(StrEnum):
+    """What a rank does: waits in an operation; runs the program; has returned from it; SIGSTOP; its process is gone; no
+    state of it is given, as of one on another host."""
+
+    IN_OPERATION, IN_PROGRAM, FINISHED = "in an operation", "in the program", "finished"
+    STOPPED, DEAD, NOT_SEEN = "stopped", "dead", "not seen"
 
 
 class Kind(StrEnum):
@@ -88,7 +92,6 @@ class Operation:
     peer: int | None = None
     """Rank in the world: the receiver, the sender (None: anyone), or the root of a collective that has one."""
     tag: int = 0
-    """A message's."""
     number: int = 0
     """The group's, as torch counts groups: the world's is 0, and groups of the same ranks differ by it."""
     members: tuple[int, ...] = ()
@@ -121,11 +124,11 @@ class RankState:
     """A rank at one moment."""
 
     rank: int
-    doing: str
+    doing: Doing
     operations: tuple[Operation, ...] = ()
     """The latest ones, in the order in which they were called."""
     waits_for: Operation | None = None
-    """The operation that its main thread is in, with `IN_OPERATION`."""
+    """The operation that its main thread is in, with `Doing.IN_OPERATION`."""
     counts: Mapping[Channel, int] = field(default_factory=dict)
     """How many operations it has called so far, by channel. Complete, unlike `operations`."""
     line: str = ""
@@ -136,8 +139,9 @@ class RankState:
     """What, besides its main thread, may still call operations, or is not known of it: "what thread Thread-1 does"."""
     moves: bool = False
     """Whether data is under way to or from it, or may be."""
-    world: tuple[int, int, int] = (0, 0, 0)
-    """How many worlds the program has formed itself; if any, the rank's number in the latest, and how many ranks that
-    has. Operations name ranks by that world's numbers."""
+    worlds: int = 0
+    """How many worlds the program has formed itself: operations name ranks by their numbers in the latest."""
+    is_renumbered: bool = False
+    """Whether its number there is not the launcher's."""
     end: str = ""
     """How it ended, if it is dead: "was killed by SIGKILL"; what it raised, if it has failed."""

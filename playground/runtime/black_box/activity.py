@@ -25,8 +25,10 @@ from playground.runtime.meeting.connections import tcp_connections
 
 BETWEEN_LOOKS = 0.1
 """Seconds between two looks that show whether something moves."""
-HARMLESS = ("launcher", "watch the peers", "close the process group", "tqdm_monitor", TIME_LIMIT)
-"""Names of Python's threads that call no operation."""
+HARMLESS = (
+    "launcher", "watch the peers", "wait for signals", "wait for torchrun", "close the process group", "tqdm_monitor",
+    TIME_LIMIT,
+)  # fmt: skip
 NAMED, LOOPS = re.compile(r"pt_|gloo_"), re.compile(r"pt_tcpstore|gloo_tcp_loop")
 """Names of torch's threads, which act only if something is called or comes in; of those that also wake up for other
 reasons: their work is seen in the sockets."""
@@ -41,7 +43,6 @@ TCP_INFO, TRANSFER = 11, struct.Struct("=24xI92x2Q")
 """unacked (packets), bytes_acked and bytes_received of struct tcp_info"""
 
 callbacks: weakref.WeakSet[Any] = weakref.WeakSet()
-"""Callbacks of futures that have not run yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,9 +57,7 @@ class Activity:
     """Threads that run, or wait for a core or a disk. What has arrived in a socket and is not read although all others
     sleep is read by none of them: nobody has asked for it yet."""
     transferred: tuple[list[int], ...]
-    """Bytes that each of its connections has sent and received."""
     ticks: tuple[bytes, ...]
-    """Processor time that each thread has used, in ticks."""
 
 
 def look(spare_port: int = 0) -> Activity | None:

@@ -24,24 +24,12 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from playground.runtime.black_box import (
-    AWAITED,
-    DONE,
-    FINISHED,
-    IN_OPERATION,
-    IN_PROGRAM,
-    ISSUED,
-    STOPPED,
-    Operation,
-    RankState,
-    channel_of,
-)
+from playground.runtime.black_box import AWAITED, DONE, ISSUED, Doing, Operation, RankState, channel_of
 from playground.runtime.black_box.sources import NONE, Sources
 
 NAME = "black-box-of-a-rank"
-MAGIC = int.from_bytes(b"PLAYBOX2", "little")
+MAGIC = int.from_bytes(b"PLAYBOX3", "little")
 SWITCH = "PLAYGROUND_BLACK_BOX"
-"""Environment variable that turns black boxes off, with the value 0."""
 CAPACITY = 2048
 """Number of operations in the ring."""
 LATEST = 64
@@ -51,7 +39,6 @@ MOST_CHANNELS = 8192
 MOST_RAISED = 64
 """Number of classes of exceptions that are told apart."""
 TEXT = 2**22
-"""Bytes of the text."""
 TITLE, PID, RANK, SIZE, PROGRAMS, ENDED, LAST, MAIN, USED = range(9)
 """Places in the header, in units of 8 bytes. `PROGRAMS` counts those that have begun, `ENDED` those that have returned;
 `LAST` is the number of the latest operation, from 1 on, `MAIN` of that which the main thread is in, or -1; `USED` are
@@ -84,7 +71,7 @@ Known = tuple[int, int]
 def open_box(rank: int, size: int, world: str) -> Box | None:
     """This process's black box. `world` is the same for all ranks of a world, and for no others. None if it is turned
     off, or the system has no such memory."""
-    if os.environ.get(SWITCH) == "0" or not hasattr(os, "memfd_create"):
+    if os.environ.get(SWITCH) == "0":
         return None
     with contextlib.suppress(OSError):
         return Box(rank, size, world)
@@ -110,10 +97,10 @@ class Box:
     def begin_program(self) -> None:
         """A program begins, in a process group of its own."""
         self.worlds = -1
-        self.begin_world(self.words[RANK], self.words[SIZE])
+        self.begin_world(self.words[RANK])
         self.words[PROGRAMS] += 1
 
-    def begin_world(self, number: int, size: int) -> None:
+    def begin_world(self, number: int) -> None:
         """A world begins, in which this rank has another number, maybe: nothing has been called there."""
         words = self.words
         self.worlds += 1
@@ -128,7 +115,7 @@ class Box:
         words[MAIN], words[USED] = NONE, 0
         self.around = NONE
         """The operation of the main thread in which it may call others."""
-        self.write("world", self.world, words[LAST] + 1, self.worlds, number, size)
+        self.write("world", self.world, words[LAST] + 1, self.worlds, number != words[RANK])
         for place in range(COUNTS, COUNTS + MOST_CHANNELS):
             words[place] = 0
         self.call = self.make_call()
@@ -269,7 +256,7 @@ class View:
         """What the rank does, with its latest operations. What is half written is left out."""
         content, lines = self.memory[:TEXTS], self.read_lines()
         words = memoryview(content)[:RING].cast("q")
-        first, *world = lines[0][2:] if lines else [words[LAST] + 1, 0, 0, 0]
+        first, worlds, moved = lines[0][2:] if lines else [words[LAST] + 1, 0, False]
         main, now = words[MAIN], time.monotonic()
         numbers = [*range(max(first, words[LAST] - latest + 1), words[LAST] + 1)]
         numbers = numbers if main in numbers or main < first else [main, *numbers]
@@ -279,13 +266,14 @@ class View:
         latest_times = [max(operation.issued, operation.done) for operation in operations.values()]
         return RankState(
             rank=words[RANK],
-            doing=FINISHED if self.has_ended else IN_OPERATION if inside else IN_PROGRAM,
+            doing=Doing.FINISHED if self.has_ended else Doing.IN_OPERATION if inside else Doing.IN_PROGRAM,
             operations=tuple(operations.values()),
             waits_for=inside,
             counts=counts,
             since=now - (inside.issued if inside else max(latest_times, default=now)),
             may_act=FULL if words[COUNTS + MOST_CHANNELS - 1] else "",
-            world=(world[0], world[1], world[2]),
+            worlds=worlds,
+            is_renumbered=bool(moved),
         )
 
     def read_lines(self) -> list[list[Any]]:
@@ -303,9 +291,9 @@ class View:
         program, and about to do something else."""
         state = self.read(latest)
         if is_stopped(self.pid):
-            return replace(state, doing=STOPPED)
-        moves = state.doing == IN_OPERATION and self.progress != progress
-        return replace(state, doing=IN_PROGRAM) if moves else state
+            return replace(state, doing=Doing.STOPPED)
+        moves = state.doing == Doing.IN_OPERATION and self.progress != progress
+        return replace(state, doing=Doing.IN_PROGRAM) if moves else state
 
     @property
     def world(self) -> tuple[str, int] | None:

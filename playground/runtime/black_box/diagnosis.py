@@ -12,38 +12,39 @@ from dataclasses import dataclass, replace
 
 from playground.runtime.black_box import (
     COLLECTIVE,
-    DEAD,
-    FINISHED,
-    IN_PROGRAM,
     NEW_GROUP,
     RECEIVE,
     SEND,
-    STOPPED,
     Channel,
+    Doing,
     Kind,
     Operation,
     RankState,
 )
 from playground.runtime.black_box.wait_graph import (
-    NOT_SEEN,
     TO_ROOT,
     Dependency,
     WaitGraph,
     find_difference,
     find_minority,
     is_at,
+    leave_out_renumbered,
     list_known,
-    renumber,
 )
 
 ACTS = {
-    FINISHED: ("has finished", "have finished"),
-    STOPPED: ("is stopped", "are stopped"),
-    IN_PROGRAM: ("is in the program", "are in the program"),
-    NOT_SEEN: ("is not seen", "are not seen"),
+    Doing.FINISHED: ("has finished", "have finished"),
+    Doing.STOPPED: ("is stopped", "are stopped"),
+    Doing.IN_PROGRAM: ("is in the program", "are in the program"),
+    Doing.NOT_SEEN: ("is not seen", "are not seen"),
 }
 """What a rank does that is in no operation, and what several do."""
-LATE = {DEAD: Kind.LOST, STOPPED: Kind.SUSPENDED, IN_PROGRAM: Kind.STRAGGLER, NOT_SEEN: Kind.UNSEEN}
+LATE = {
+    Doing.DEAD: Kind.LOST,
+    Doing.STOPPED: Kind.SUSPENDED,
+    Doing.IN_PROGRAM: Kind.STRAGGLER,
+    Doing.NOT_SEEN: Kind.UNSEEN,
+}
 """What it is if others wait for such a rank."""
 WIDTH, WIDTHS = 80, (12, 26, 7, 17, 10)
 """Columns: of a text, and the most of each cell of a table if there is no room for more."""
@@ -103,7 +104,7 @@ def has_called(operation: Operation, kind: Kind) -> Predicate:
 def diagnose(states: Sequence[RankState]) -> Diagnosis | None:
     """Who waits for whom, and why; None if no rank waits in an operation, is stopped or dead. Only states of the same
     moment prove a deadlock: states between which no rank has moved."""
-    states = renumber(states)
+    states = leave_out_renumbered(states)
     graph, idle = WaitGraph(states), WaitGraph([replace(state, may_act="") for state in states])
     if firm := graph.find_blocked(find_firm(graph), set()):
         blocked = firm | {rank for rank in idle.find_blocked(idle.waits, set()) if idle.waits[rank].missing & firm}
@@ -117,7 +118,7 @@ def diagnose(states: Sequence[RankState]) -> Diagnosis | None:
 def find_firm(graph: WaitGraph) -> list[int]:
     """The ranks that can only wait: no other thread of theirs may act, their operation does not give up, and no data is
     under way between those that take part in it."""
-    moving = {rank for rank, state in graph.states.items() if state.moves or state.doing == STOPPED}
+    moving = {rank for rank, state in graph.states.items() if state.moves or state.doing == Doing.STOPPED}
     return [
         rank
         for rank, wait in graph.waits.items()
@@ -131,7 +132,7 @@ def list_unknown(graph: WaitGraph, blocked: set[int]) -> str:
     for rank in {*blocked}.union(*(wait.parties for wait in waits)):
         state = graph.states[rank]
         reasons = (
-            (state.may_act, rank in blocked or state.doing == FINISHED),
+            (state.may_act, rank in blocked or state.doing == Doing.FINISHED),
             ("whether data is under way", state.moves),
             ("whether it gives up", rank in blocked and graph.waits[rank].operation.may_give_up),
         )
@@ -149,7 +150,7 @@ def tell(states: Sequence[RankState]) -> str:
 
 def find_mismatch(states: Sequence[RankState]) -> Diagnosis | None:
     """The first operation that ranks called differently, although it may have worked; None if none is known."""
-    graph = WaitGraph(renumber(states))
+    graph = WaitGraph(leave_out_renumbered(states))
     meetings: dict[tuple[object, ...], dict[int, Operation]] = {}
     for rank, state in graph.states.items():
         for one in list_known(state):
@@ -237,7 +238,8 @@ def find_late(graph: WaitGraph) -> Diagnosis | None:
     """Who comes last, if nobody is blocked."""
     awaited = set[int]().union(*(wait.missing for wait in graph.waits.values()))
     for doing, kind in LATE.items():
-        late = graph.find_doing(doing) & (awaited if doing in (IN_PROGRAM, NOT_SEEN) else graph.states.keys())
+        must_be_awaited = doing in (Doing.IN_PROGRAM, Doing.NOT_SEEN)
+        late = graph.find_doing(doing) & (awaited if must_be_awaited else graph.states.keys())
         if late:
             other = min(late, key=lambda rank: (-graph.states[rank].since, rank))
             waiting = [rank for rank, wait in graph.waits.items() if other in wait.missing] or graph.waits
@@ -263,7 +265,7 @@ def describe(
         waiting = [one for one in same if other in graph.waits[one].missing or one == rank]
         parties.append((waiting, acts[rank]))
     rows = {one: list_cells(graph, one) for one in acts}
-    since = {one: graph.states[one].since for one in acts if graph.states[one].doing != NOT_SEEN}
+    since = {one: graph.states[one].since for one in acts if graph.states[one].doing != Doing.NOT_SEEN}
     return compose(kind, culprits, parties, draw_table(rows, since), unknown)
 
 
@@ -276,7 +278,7 @@ def find_act(graph: WaitGraph, rank: int, kind: Kind, disputed: Dependency | Non
     if wait:
         what = detail(wait.operation, kind)
         return Predicate(f"is in {what}", f"are in {what}", wait.operation.line, wait.operation.name)
-    last = state.operations[-1].line if state.operations and state.doing == FINISHED else ""
+    last = state.operations[-1].line if state.operations and state.doing == Doing.FINISHED else ""
     one, several = ACTS.get(state.doing) or (state.end, re.sub("^was ", "were ", state.end))
     return Predicate(one or "is dead", several or "are dead", state.line or last)
 
@@ -285,7 +287,7 @@ def list_cells(graph: WaitGraph, rank: int) -> tuple[str, str, str]:
     """What a rank does, where, and whom it waits for."""
     state, wait = graph.states[rank], graph.waits.get(rank)
     if wait is None:
-        return (state.doing == DEAD and state.end) or state.doing, state.line, ""
+        return (state.doing == Doing.DEAD and state.end) or state.doing, state.line, ""
     told = Kind.WRONG_TAG if wait.operation.kind != COLLECTIVE and wait.operation.tag else Kind.ROOTS
     doing = f"{detail(wait.operation, told)} #{wait.operation.index}"
     awaited = "any of " * (wait.any_one and len(wait.missing) > 1) + format_ranks(wait.missing)

@@ -12,7 +12,7 @@ import os
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
-from playground.runtime.black_box import IN_PROGRAM, UNASKED, Operation, RankState
+from playground.runtime.black_box import UNASKED, Doing, Operation, RankState
 from playground.runtime.black_box.activity import Activity, compare, look
 from playground.runtime.black_box.box import LATEST, Box, View
 from playground.runtime.black_box.diagnosis import Diagnosis, diagnose, find_mismatch
@@ -83,7 +83,7 @@ class Exchange:
         """What all ranks do: those that have told nothing are in the program."""
         keys = [f"state {rank}" for rank in range(self.size)]
         return [
-            decode(self.store.get(key)) if self.store.check([key]) else RankState(rank=rank, doing=IN_PROGRAM)
+            decode(self.store.get(key)) if self.store.check([key]) else RankState(rank=rank, doing=Doing.IN_PROGRAM)
             for rank, key in enumerate(keys)
         ]
 
@@ -103,7 +103,7 @@ def decode(text: bytes) -> RankState:
     waits_for = content.pop("waits_for")
     operations = tuple(operation_of(each) for each in content.pop("operations"))
     counts = {(kind, tuple(group), *more): count for (kind, group, *more), count in content.pop("counts")}
-    content |= {"world": tuple(content["world"]), "waits_for": waits_for and operation_of(waits_for)}
+    content |= {"waits_for": waits_for and operation_of(waits_for)}
     return RankState(**content, operations=operations, counts=counts)
 
 

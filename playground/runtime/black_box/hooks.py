@@ -79,7 +79,7 @@ class Hooks:
     def begin_world(self, timeout: timedelta | None) -> None:
         """The program has formed a world of its own, with this timeout if it is not None."""
         if self.box:
-            self.box.begin_world(dist.get_rank(), dist.get_world_size())
+            self.box.begin_world(dist.get_rank())
         self.meet_group(dist.group.WORLD, timeout)
 
     @contextlib.contextmanager
@@ -301,5 +301,4 @@ def find_timeout(*args: Any) -> timedelta | None:
 
 
 hooks = Hooks()
-"""This process's."""
 call_in_children(hooks.forget)

@@ -14,7 +14,6 @@ from types import CodeType, FrameType
 from playground.runtime.remote import ROOT
 
 NONE = -1
-"""The number of no line."""
 MOST_CODES = 10_000
 """Number of codes that are kept: a program may make ever more of them."""
 Line = tuple[str, int, str, str]

@@ -16,7 +16,7 @@ on to its timeout, and what is said then begins with "probably":
 | data under way, also to and from ranks that have come       | `activity.compare`, and `diagnosis.find_firm`       |
 | a rank that is stopped, not seen, or gives no answer        | `RankState.moves`, `diagnosis.find_firm`            |
 | calls of other groups, members in another order             | `tap.number_of`, `hooks.Hooks.wrap_new_group`       |
-| a world that the program forms itself, with other numbers   | `renumber`                                          |
+| a world that the program forms itself, with other numbers   | `leave_out_renumbered`                              |
 | more calls than are counted                                 | `box.FULL`                                          |
 
 Source: Hilbrich, de Supinski, Schulz, Müller: A Graph Based Approach for MPI Deadlock Detection (2009)
@@ -33,21 +33,17 @@ from playground.runtime.black_box import (
     BACKWARD,
     COLLECTIVE,
     DONE,
-    FINISHED,
-    IN_OPERATION,
-    IN_PROGRAM,
     NEW_GROUP,
     RECEIVE,
     SEND,
     Channel,
+    Doing,
     Kind,
     Operation,
     RankState,
 )
 
 RENUMBERED = "which rank has which number now"
-NOT_SEEN = "not seen"
-"""What a rank does of which no state is given, as on another host."""
 NEED_ALL = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier", NEW_GROUP, BACKWARD)
 """What names of collectives begin with that need all ranks."""
 FROM_ROOT, TO_ROOT = ("broadcast", "scatter"), ("reduce", "gather")
@@ -93,12 +89,12 @@ class WaitGraph:
         self.pessimistic = pessimistic
         self.states = {state.rank: state for state in states}
         self.meetings: dict[tuple[Channel, int], dict[int, Operation | None]] = {}
-        waiting = [state for state in self.states.values() if state.doing == IN_OPERATION]
+        waiting = [state for state in self.states.values() if state.doing == Doing.IN_OPERATION]
         self.waits = {one.rank: self.find_wait(one.rank, one.waits_for) for one in waiting if one.waits_for}
         missing = set[int]().union(*(wait.missing for wait in self.waits.values()))
         unseen = missing - self.states.keys()
-        self.states |= {rank: RankState(rank=rank, doing=NOT_SEEN, moves=True) for rank in unseen}
-        self.finished = {rank for rank in self.find_doing(FINISHED) if not self.states[rank].may_act}
+        self.states |= {rank: RankState(rank=rank, doing=Doing.NOT_SEEN, moves=True) for rank in unseen}
+        self.finished = {rank for rank in self.find_doing(Doing.FINISHED) if not self.states[rank].may_act}
 
     def find_doing(self, doing: str) -> set[int]:
         return {rank for rank, state in self.states.items() if state.doing == doing}
@@ -188,43 +184,14 @@ class WaitGraph:
         return failing if failing < self.waits.keys() | self.finished else set()
 
 
-def renumber(states: Sequence[RankState]) -> list[RankState]:
-    """The states with the ranks' numbers in the launcher's world, where the program has formed worlds itself. Only
-    ranks of the latest world are compared; the others are about to form it, or nothing is known of them."""
-    latest = max((state.world for state in states), default=(0, 0, 0))
-    if not latest[0]:
+def leave_out_renumbered(states: Sequence[RankState]) -> list[RankState]:
+    """The states; where the program has formed worlds itself, those of ranks that have not formed the latest, or have
+    another number in it than their launcher's, are left blank: operations of others do not name these ranks."""
+    worlds = max((state.worlds for state in states), default=0)
+    if all(state.worlds == worlds and not state.is_renumbered for state in states):
         return [*states]
-    inside = [state for state in states if (state.world[0], state.world[2]) == (latest[0], latest[2])]
-    numbers = {state.world[1]: state.rank for state in inside}
-    known = len(numbers) == len(inside) and numbers.keys() == {*range(latest[2])}
-    others = {number: -1 - number for number in range(latest[2])} | numbers
-    found = []
-    for state in states:
-        if state not in inside or len(numbers) < len(inside):
-            doing = IN_PROGRAM if state.doing == IN_OPERATION else state.doing
-            state = replace(state, doing=doing, waits_for=None, operations=(), counts={}, may_act=RENUMBERED)
-        else:
-            state = replace(state, may_act=state.may_act or (RENUMBERED if not known else ""))
-            calls, waits_for = [translate(one, others) for one in state.operations], state.waits_for
-            counts = {
-                (kind, to_ranks(group, others), None if peer is None else others[peer], tag, which): count
-                for (kind, group, peer, tag, which), count in state.counts.items()
-            }
-            waits_for = waits_for and translate(waits_for, others)
-            state = replace(state, operations=tuple(calls), counts=counts, waits_for=waits_for)
-        found.append(state)
-    return found
-
-
-def translate(operation: Operation, ranks: Mapping[int, int]) -> Operation:
-    peer = None if operation.peer is None else ranks[operation.peer]
-    return replace(
-        operation, group=to_ranks(operation.group, ranks), members=to_ranks(operation.members, ranks), peer=peer
-    )
-
-
-def to_ranks(numbers: Iterable[int], ranks: Mapping[int, int]) -> tuple[int, ...]:
-    return tuple(ranks[number] for number in numbers)
+    blank = [replace(state, waits_for=None, operations=(), counts={}, may_act=RENUMBERED) for state in states]
+    return [replace(one, doing=Doing.IN_PROGRAM) if one.doing == Doing.IN_OPERATION else one for one in blank]
 
 
 def list_known(state: RankState) -> Iterator[Operation]:

@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
-import signal
-import sys
 import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from types import FrameType, MappingProxyType
+from types import MappingProxyType
 
-from playground.runtime.black_box import DEAD, FINISHED, IN_OPERATION, IN_PROGRAM, STOPPED, UNASKED, RankState
+from playground.runtime.black_box import UNASKED, Doing, RankState
 from playground.runtime.black_box.box import CAPACITY, LATEST
-from playground.runtime.black_box.diagnosis import Diagnosis, diagnose, find_mismatch, tell
+from playground.runtime.black_box.diagnosis import Diagnosis, diagnose, find_mismatch
 from playground.runtime.black_box.sources import PACKAGES
 from playground.runtime.errors import RankFailed
 from playground.runtime.launcher.rank_handle import RankHandle
-from playground.runtime.rank.preemption import handle
 
 INTERVAL = 0.25
-"""Seconds between two looks."""
 MOST_INTERVALS = 16
 """Number of intervals that the next look waits at most if a deadlock was found, but not borne out."""
 LATEST_OF_ENDED = 256
@@ -94,19 +89,20 @@ class Examiner:
             state = self.state_of(rank, latest)
             unasked = (rank.activity and rank.activity.may_act) or UNASKED
             may_act, moves = (unasked, False) if seen is None else seen.get(rank.number, ("", False))
-            if still is not None and rank not in still and state.doing == IN_OPERATION:
-                state = replace(state, doing=IN_PROGRAM)
+            if still is not None and rank not in still and state.doing == Doing.IN_OPERATION:
+                state = replace(state, doing=Doing.IN_PROGRAM)
             states.append(replace(state, may_act=state.may_act or may_act, moves=moves))
         return states
 
     def state_of(self, rank: RankHandle, latest: int) -> RankState:
-        nothing = RankState(rank=rank.number, doing=IN_PROGRAM)
+        nothing = RankState(rank=rank.number, doing=Doing.IN_PROGRAM)
         state = rank.box.read(latest) if rank.box and rank.box.programs == rank.assigned else nothing
         if rank.failure or rank.vanished:
-            return replace(state, doing=DEAD, end=rank.failure.reason if isinstance(rank.failure, RankFailed) else "")
+            end = rank.failure.reason if isinstance(rank.failure, RankFailed) else ""
+            return replace(state, doing=Doing.DEAD, end=end)
         if rank.result is not None:
-            return replace(state, doing=FINISHED)
-        return replace(state, doing=STOPPED) if rank.is_stopped() else state
+            return replace(state, doing=Doing.FINISHED)
+        return replace(state, doing=Doing.STOPPED) if rank.is_stopped() else state
 
     def explain(
         self,
@@ -117,22 +113,14 @@ class Examiner:
         """Why the ranks stand still, or one has failed, as far as it is known. `stacks` say where ranks are."""
         states = self.states(still, CAPACITY, seen)
         states = [replace(each, line=line_of(stacks.get(each.rank, ""))) for each in states]
-        if any(state.doing == DEAD for state in states):  # gloo aborts a process that gets another size than it expects
+        # Before others: gloo aborts a process that gets another size than it expects.
+        if any(state.doing == Doing.DEAD for state in states):
             return find_mismatch(states) or diagnose(states)
         return diagnose(states) or find_mismatch(states)
 
     def find_mismatch(self) -> Diagnosis | None:
         """An operation in which the ranks did not agree although all of them have returned."""
         return find_mismatch(self.states(latest=LATEST_OF_ENDED))
-
-    def print_on_request(self) -> contextlib.AbstractContextManager[None]:
-        """In this block, SIGQUIT has who waits for whom printed on stderr, and all continue."""
-
-        def print_waits(number: int, frame: FrameType | None) -> None:
-            with contextlib.suppress(OSError):
-                print(tell(self.states(latest=CAPACITY)), file=sys.stderr, flush=True)
-
-        return handle(signal.SIGQUIT, print_waits)
 
 
 def line_of(stack: str) -> str:

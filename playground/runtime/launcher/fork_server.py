@@ -33,8 +33,7 @@ from multiprocessing import spawn
 from multiprocessing.connection import wait
 from typing import NoReturn
 
-from playground.runtime.surroundings import leave_deleted_folder, open_standard_streams
-from playground.runtime.temporary_folder import remove_empty_cache
+from playground.runtime.surroundings import open_standard_streams
 
 MESSAGE = struct.Struct("q")
 REFUSED = -1
@@ -62,7 +61,6 @@ def serve(lifeline: int, modules: list[str]) -> NoReturn:
     """Import `modules`, then fork a rank for each request that arrives at standard input, until that ends."""
     kill_at_end_of_file(lifeline)
     open_standard_streams()
-    leave_deleted_folder()
     requests = socket.socket(fileno=os.dup(0))
     with open(os.devnull, "rb") as nothing:
         os.dup2(nothing.fileno(), 0)
@@ -100,7 +98,6 @@ def import_all(modules: list[str]) -> str:
             if "torch" not in sys.modules or isinstance(error, MemoryError):
                 why = " ".join(f"{type(error).__name__}: {error}".split())
                 return f"cannot import {name} ({why}): is torch installed, is there memory (ulimit -v)?"
-    remove_empty_cache()
     return ""
 
 
@@ -191,8 +188,7 @@ class ForkServer:
 
     def keep_lifeline(self) -> None:
         """Have the kernel kill this rank, too, when the launcher is gone; it signals one owner for each opened file."""
-        with contextlib.suppress(OSError):  # no /proc: the rank notices by its line
-            kill_at_end_of_file(os.open(f"/proc/self/fd/{self.lifeline}", os.O_RDONLY | os.O_NONBLOCK))
+        kill_at_end_of_file(os.open(f"/proc/self/fd/{self.lifeline}", os.O_RDONLY | os.O_NONBLOCK))
         os.close(self.lifeline)
 
     def reap(self) -> None:

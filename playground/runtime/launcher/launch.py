@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
+import os
 import pickle
-import resource
 import socket
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
@@ -20,7 +21,7 @@ from playground.runtime.launcher.watch import WorldWatch, ignore_report, release
 from playground.runtime.meeting.environment import RankEnv
 from playground.runtime.meeting.rendezvous import DEFAULT_TIMEOUT, prepare_rendezvous, remove_store
 from playground.runtime.rank import rank as rank_process
-from playground.runtime.rank.preemption import PreemptionNotice, raise_if_preempted
+from playground.runtime.rank.preemption import PreemptionNotice, await_preemption, raise_if_preempted
 from playground.runtime.rank.rank import Progress
 from playground.runtime.rank.work import Assignment, prepare_work
 
@@ -28,13 +29,8 @@ OnRestart = Callable[[PlaygroundError, int], None]
 """Takes (failure, count): why a world failed, and how many restarts there have been, the coming one included."""
 MAX_RANKS = 128
 """On one host: beyond it the sockets of a full mesh, size² of them, meet the limits of common machines."""
-FILES, FILES_PER_RANK = 24, 5
-"""Open descriptors of a launcher, and of a rank in two process groups: 13 + 5 * size and 25 + 3 * size, measured."""
 HEAD_START = 5.0
 """Seconds by which the ranks' own timeouts come after the launcher's, which can say where every rank is."""
-PORT_LIMIT = 10.0
-"""Seconds for which what a killed rank has forked may still hold the world's port. (A worker of torch's DataLoader
-looks every five whether its rank is there.)"""
 
 
 def log_restart(failure: PlaygroundError, count: int) -> None:
@@ -106,13 +102,8 @@ class LaunchConfig:
                     f"expendable rank {rank} of {size}: use ranks 1 to {size - 1}; "
                     "at rank 0 is the store where all meet"
                 )
-        limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        needed = FILES + FILES_PER_RANK * size
-        if limit != resource.RLIM_INFINITY and limit < needed:
-            raise UsageError(
-                f"a world of {size} ranks needs {needed} open files, and the limit here is {limit}: "
-                f"raise it (ulimit -n {needed}) or take fewer ranks"
-            )
+        if not hasattr(os, "pidfd_open"):
+            raise UsageError("ranks need Linux 5.3 or newer, which has descriptors of processes")
         backends.get_backend(self.backend).check(size)
 
 
@@ -147,16 +138,15 @@ def launch(
             fn, args, timeout=config.timeout + HEAD_START, preemptible=config.grace is not None,
             expendable=frozenset(config.expendable),
         )  # fmt: skip
-        with PreemptionNotice(config.grace) as notice:
-            for count in range(config.restarts):
+        with await_preemption(config.grace) as notice:
+            for count in itertools.count():
                 try:
                     return run_world(replace(work, restart_count=count), size, config, notice)
                 except PlaygroundError as error:
                     failure = error
-                if notice.has_come or isinstance(failure, (UsageError, Preempted)):
-                    raise failure
+                if count == config.restarts or notice.has_come or isinstance(failure, (UsageError, Preempted)):
+                    break
                 config.on_restart(failure, count + 1)
-            return run_world(replace(work, restart_count=config.restarts), size, config, notice)
     except PlaygroundError as error:
         failure = error
     raise failure.with_traceback(None)  # where the launcher stood is no help
@@ -170,7 +160,7 @@ def run_world(work: Assignment, size: int, config: LaunchConfig, notice: Preempt
         reusable = not config.fresh and init_method is None and backends.get_backend(backend).may_be_kept
         ranks = kept.take(size, backend) if reusable else []
         if not ranks:
-            start(ranks, size, backend, init_method, PORT_LIMIT if work.restart_count else 0.0)
+            start(ranks, size, backend, init_method)
         for rank in ranks:
             rank.assign(work)
         WorldWatch(ranks, config.timeout, config.on_report, config.on_loss, notice).run()
@@ -188,12 +178,9 @@ def run_world(work: Assignment, size: int, config: LaunchConfig, notice: Preempt
             remove_store(init_method)
 
 
-def start(ranks: list[RankHandle], size: int, backend: str, init_method: str | None, port_limit: float) -> None:
-    """Start the ranks of a new world, each added to `ranks` as soon as there is something to be stopped.
-
-    The port that `init_method` names may be taken for another `port_limit` seconds.
-    """
-    rendezvous, listener = prepare_rendezvous(init_method, port_limit)
+def start(ranks: list[RankHandle], size: int, backend: str, init_method: str | None) -> None:
+    """Start the ranks of a new world, each added to `ranks` as soon as there is something to be stopped."""
+    rendezvous, listener = prepare_rendezvous(init_method)
     with listener or contextlib.nullcontext():
         for number in range(size):
             env = RankEnv(rank=number, size=size, local_rank=number, local_size=size, rendezvous=rendezvous)
@@ -204,7 +191,7 @@ def start_rank(env: RankEnv, backend: str, listener: socket.socket | None) -> Ra
     outputs, ends = open_pipes(env.rank)
     try:
         name = f"rank {env.rank} of {env.size}"
-        process, line = server.start(name, rank_process.main, env, backend, listener, streams=ends)
+        process, line = server.start(name, rank_process.main, env, backend, listener, *ends)
     except BaseException:
         for output in outputs:
             output.pipe.close()

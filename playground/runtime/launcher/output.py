@@ -15,12 +15,12 @@ from multiprocessing.connection import Connection, Pipe, wait
 from playground.runtime.forks import close_in_children
 
 READ_AT_ONCE = 2**16
-"""Bytes: what a pipe holds."""
 
 
 def redirect(stdout: Connection, stderr: Connection) -> None:
     """In a rank: from now on, whatever this process prints goes into these pipes, a line at a time."""
-    for number, pipe in enumerate((stdout, stderr), 1):
+    for number, (stream, pipe) in enumerate(((sys.stdout, stdout), (sys.stderr, stderr)), 1):
+        stream.flush()  # what its import of the program has printed
         with pipe:
             os.dup2(pipe.fileno(), number)
     sys.stdout, sys.stderr = open_lines(1), open_lines(2)
@@ -29,16 +29,6 @@ def redirect(stdout: Connection, stderr: Connection) -> None:
 def open_lines(number: int) -> io.TextIOWrapper:
     """A text stream to this file descriptor that hands over each line as soon as it is complete."""
     return open(number, "w", encoding="utf-8", errors="backslashreplace", buffering=1, closefd=False)
-
-
-class Redirection:
-    """Redirects the streams of the process that unpickles it."""
-
-    def __init__(self, stdout: Connection, stderr: Connection) -> None:
-        self.pipes = stdout, stderr
-
-    def __reduce__(self) -> tuple[object, ...]:
-        return redirect, self.pipes
 
 
 class Output:

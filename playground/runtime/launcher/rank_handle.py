@@ -41,21 +41,16 @@ class RankHandle:
         self.result: bytes | None = None
         self.clean = False
         """Whether its process can run something else as a new one would."""
-        self.paused = False
-        """Whether a person is debugging it."""
         self.stack = UNHEARD
         self.activity: Activity | None = None
         """What it does besides its main thread, as of the stack. None if it has not answered."""
         self.failure: PlaygroundError | None = None
         self.failed_at = 0.0
         self.vanished = False
-        """Whether its process has ended unasked."""
         self.lost = False
         """Whether it has died, and the others continue."""
         self.assigned = 0
-        """How often it was given something to do."""
         self.box: View | None = None
-        """Its black box, once it has named the file."""
 
     def assign(self, work: Assignment) -> None:
         """Give it something to do."""
@@ -111,8 +106,6 @@ class RankHandle:
         elif kind == "box":
             with contextlib.suppress(OSError, ValueError):  # it is gone, or may not be looked at
                 self.box = View(self.process.pid, *content)
-        elif kind == "paused":
-            self.paused = content[0]
         elif kind == "stack":
             self.stack, self.activity = content
         elif kind == "failed":
@@ -125,8 +118,7 @@ class RankHandle:
     def vanish(self) -> None:
         """The process has ended unasked."""
         self.vanished = True
-        self.process.join(EXIT_LIMIT)
-        code = self.process.exitcode
+        code = self.process.join(EXIT_LIMIT)
         if code == UNGUARDED:
             self.fail(UsageError("ranks import this script: put its launch() under if __name__ == '__main__':"))
         else:

@@ -1,7 +1,4 @@
-"""Where ranks come from: a server process that has imported torch once and forks itself for each rank.
-
-Where the system has no such thing, ranks are spawned, and each imports torch itself.
-"""
+"""Where ranks come from: a server process that has imported torch once and forks itself for each rank."""
 
 from __future__ import annotations
 
@@ -9,6 +6,7 @@ import atexit
 import contextlib
 import fcntl
 import io
+import math
 import multiprocessing as mp
 import os
 import signal
@@ -18,20 +16,17 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
-from multiprocessing import popen_fork, process, reduction
+from collections.abc import Callable
+from multiprocessing import process, reduction
 from multiprocessing.connection import Connection, wait
-from multiprocessing.context import set_spawning_popen
+from multiprocessing.context import ForkServerProcess, set_spawning_popen
 from multiprocessing.spawn import get_executable
 from typing import Any
 
 from playground.runtime.errors import ForkServerFailed
 from playground.runtime.forks import call_in_children, close_in_children
 from playground.runtime.launcher.fork_server import LAUNCHER_ONLY, MESSAGE, REFUSED, InheritedFd
-from playground.runtime.launcher.output import Redirection, redirect
 from playground.runtime.signals import describe_signal
-from playground.runtime.surroundings import working_folder
-from playground.runtime.temporary_folder import remove_empty_cache
 
 MAX_ANSWER = 2**14
 """Bytes of an answer: the reason for a refusal can be long, the kernel does not cut it."""
@@ -151,11 +146,10 @@ class ForkServerClient:
 def spawn(words: list[str], stdin: int, kept: int) -> int:
     """Start a program that has nothing of ours open but standard streams and `kept`; its process id."""
     files: list[tuple[int, ...]] = []
-    with contextlib.suppress(OSError):  # no /proc
-        for descriptor in map(int, os.listdir("/proc/self/fd")):
-            with contextlib.suppress(OSError):  # closed by now
-                if descriptor > 2 and os.get_inheritable(descriptor):
-                    files.append((os.POSIX_SPAWN_CLOSE, descriptor))
+    for descriptor in map(int, os.listdir("/proc/self/fd")):
+        with contextlib.suppress(OSError):  # closed by now
+            if descriptor > 2 and os.get_inheritable(descriptor):
+                files.append((os.POSIX_SPAWN_CLOSE, descriptor))
     files += [(os.POSIX_SPAWN_DUP2, stdin, 0), (os.POSIX_SPAWN_DUP2, kept, kept)]
     try:
         return os.posix_spawn(words[0], words, os.environ, file_actions=files, setsigmask=LAUNCHER_ONLY)
@@ -163,25 +157,12 @@ def spawn(words: list[str], stdin: int, kept: int) -> int:
         raise ForkServerFailed(f"cannot be started ({error.strerror}): is there a limit (ulimit -u, -v)?") from error
 
 
-def has_pidfds() -> bool:
-    """Whether the system has descriptors of processes (Linux from 5.3 on). A rank is not this process's child, and by
-    its number alone a signal might reach whoever has got that number since."""
-    try:
-        os.close(os.pidfd_open(os.getpid()))
-    except (AttributeError, OSError):
-        return False
-    return True
-
-
 UNGUARDED = 97
 """Exit code of a rank that met a launch() while importing the user's script."""
 LOST_BY_THE_SERVER = 256
 """In the place of the exit code of a rank whose fork server is gone, or stopped: it is not known how it ended."""
 PRELOADED = ["torch.distributed", "playground.runtime.rank.world"]
-"""Modules that the server imports, once for all ranks."""
-CAN_FORK = "forkserver" in mp.get_all_start_methods() and has_pidfds()
 _server: list[ForkServerClient] = []
-"""The one that runs, if one does."""
 _lock = threading.Lock()
 
 
@@ -192,44 +173,23 @@ def preload(*modules: str) -> None:
 
 def warm_up() -> None:
     """Let the server begin with its imports, if it has not: this returns at once."""
-    if CAN_FORK:
-        running_server()
+    running_server()
 
 
-def start(
-    name: str, main: Callable[..., None], *args: Any, streams: Sequence[Connection] = ()
-) -> tuple[process.BaseProcess, Connection]:
-    """A new process that runs `main(line, *args)`, and our end of that line. Its stdout and stderr go into `streams`.
-
-    Returns when the process exists: the first time, when the server has done its imports. Raises `ForkServerFailed`
-    if there can be no process.
-    """
+def start(name: str, main: Callable[..., None], *args: Any) -> tuple[ForkedProcess, Connection]:
+    """A new process that runs `main(line, *args)`, and our end of that line: see `ForkedProcess`."""
     ours, theirs = mp.Pipe()
     close_in_children(ours)
     with socket.socket(fileno=os.dup(ours.fileno())) as end:
         end.setblocking(True)  # otherwise `socket.setdefaulttimeout` counts here
         # A message that is not taken in (the process is stopped) raises BlockingIOError.
         end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", int(START_LIMIT), 0))
-    started: process.BaseProcess
-    if CAN_FORK:
-        started = ForkedProcess(target=main, args=(theirs, *args), name=name)
-        started.streams = streams
-    else:
-        started = mp.get_context("spawn").Process(target=run_redirected, args=(streams, main, theirs, *args), name=name)
     try:
         with theirs:
-            started.start()
+            return ForkedProcess(main, (theirs, *args), name), ours
     except BaseException:  # Ctrl-C too: the process may come to be all the same, and ends when it finds the line dead
         ours.close()
         raise
-    return started, ours
-
-
-def run_redirected(streams: Sequence[Connection], main: Callable[..., None], *args: Any) -> None:
-    """In a spawned process: run `main(*args)`. (What its import of the script has printed was not redirected.)"""
-    if streams:
-        redirect(*streams)
-    main(*args)
 
 
 def leave_if_imported() -> None:
@@ -246,7 +206,6 @@ def release() -> None:
     with _lock:
         while _server:
             _server.pop().end()
-    remove_empty_cache()  # that of ranks, and of a server, that were killed
 
 
 # Once, and before anybody can register what asks ranks to leave: at the exit that comes first, being the later one.
@@ -264,33 +223,21 @@ def running_server() -> ForkServerClient:
         return _server[0]
 
 
-class ForkedPopen(popen_fork.Popen):
-    """Behind a `ForkedProcess`: asks the server for it, and hears from the server how it ended. Signals, and whether it
-    has ended, need no server, which may be stopped or dead."""
+class ForkedProcess:
+    """A new process that calls `main(*args)`, once the server has done its imports. Raises `ForkServerFailed` if there
+    can be no process.
 
-    method = "forkserver"
+    How it ended is heard from the server. Signals, and whether it has ended, need none: it may be stopped or dead.
+    """
 
-    def __init__(self, process_obj: process.BaseProcess) -> None:
+    def __init__(self, main: Callable[..., object], args: tuple[Any, ...] = (), name: str = "") -> None:
         self.fds: list[int] = []
-        self.polling = threading.Lock()
-        super().__init__(process_obj)
-
-    def duplicate_for_child(self, fd: int) -> int:
-        self.fds.append(fd)
-        return len(self.fds) - 1
-
-    def DupFd(self, index: int) -> Any:  # noqa: N802 (its name in multiprocessing)
-        return InheritedFd(index)
-
-    def _launch(self, process_obj: process.BaseProcess) -> None:
+        self.returncode: int | None = None
         work = io.BytesIO()
         set_spawning_popen(self)  # type: ignore[arg-type]
         try:
-            program = describe_program(process_obj.name)
-            if isinstance(process_obj, ForkedProcess) and process_obj.streams:  # also while it imports the program
-                program["streams"] = Redirection(*process_obj.streams)
-            reduction.dump(program, work)
-            reduction.dump(process_obj, work)
+            reduction.dump(describe_program(name), work)
+            reduction.dump(ForkServerProcess(target=main, args=args, name=name), work)
         finally:
             set_spawning_popen(None)
         self.server = running_server()
@@ -301,50 +248,50 @@ class ForkedPopen(popen_fork.Popen):
         with contextlib.suppress(BrokenPipeError), open(pipe, "wb") as to_rank:
             to_rank.write(work.getbuffer())
 
-    def poll(self, flag: int = os.WNOHANG) -> int | None:
-        """The exit code; None while there is none, without waiting for it if `flag` says so. When there is one, the
-        process has ended.
+    def duplicate_for_child(self, fd: int) -> int:
+        self.fds.append(fd)
+        return len(self.fds) - 1
 
-        The exit code can be read once, and multiprocessing polls all processes whenever a thread starts another.
-        """
-        if not self.polling.acquire(blocking=flag != os.WNOHANG):
-            return self.returncode
-        with contextlib.ExitStack() as polled:
-            polled.callback(self.polling.release)
-            while self.returncode is None:
-                has_ended = bool(wait([self.pidfd], 0))
-                if wait([self.status], 0):
-                    message = os.read(self.sentinel, MESSAGE.size)
-                    if not message:  # the server is gone; the process may be stopped, or hold the GIL, and not notice
-                        self.kill()
-                        wait([self.pidfd])
-                    self.returncode = MESSAGE.unpack(message)[0] if message else LOST_BY_THE_SERVER
-                elif has_ended and self.server.is_stopped():
-                    self.returncode = LOST_BY_THE_SERVER
-                elif flag == os.WNOHANG:
-                    break
-                else:
-                    wait([self.status] if has_ended else [self.status, self.pidfd], 1.0)
-            return self.returncode
+    def DupFd(self, index: int) -> Any:  # noqa: N802 (its name in multiprocessing)
+        return InheritedFd(index)
 
-    def _send_signal(self, sig: int) -> None:
+    @property
+    def exitcode(self) -> int | None:
+        """None as long as it runs."""
+        return self.join(0.0)
+
+    def join(self, seconds: float = math.inf) -> int | None:
+        """Wait for its end. The exit code; None if it still runs after `seconds`."""
+        end = time.monotonic() + seconds
+        while self.returncode is None:
+            has_ended, left = bool(wait([self.pidfd], 0)), max(0.0, end - time.monotonic())
+            if wait([self.status], 0):
+                message = os.read(self.sentinel, MESSAGE.size)
+                if not message:  # the server is gone; the process may be stopped, or hold the GIL, and not notice
+                    self.kill()
+                    wait([self.pidfd])
+                self.returncode = MESSAGE.unpack(message)[0] if message else LOST_BY_THE_SERVER
+            elif has_ended and self.server.is_stopped():
+                self.returncode = LOST_BY_THE_SERVER
+            elif left == 0:
+                break
+            else:
+                wait([self.status] if has_ended else [self.status, self.pidfd], min(left, 0.2))
+        return self.returncode
+
+    def terminate(self) -> None:
+        self.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+    def send_signal(self, number: int) -> None:
         with contextlib.suppress(ProcessLookupError):  # it has ended, and the server has waited for it
-            signal.pidfd_send_signal(self.pidfd.fileno(), sig)
+            signal.pidfd_send_signal(self.pidfd.fileno(), number)
 
     def close(self) -> None:
         self.pidfd.close()
         self.status.close()
-
-
-class ForkedProcess(process.BaseProcess):
-    """A process that the fork server forks: `multiprocessing.Process` in all else."""
-
-    _start_method = "forkserver"
-    streams: Sequence[Connection] = ()
-
-    @staticmethod
-    def _Popen(process_obj: process.BaseProcess) -> ForkedPopen:  # noqa: N802 (its name in multiprocessing)
-        return ForkedPopen(process_obj)
 
 
 def find_modules_as_here() -> list[str]:
@@ -363,9 +310,8 @@ def describe_program(name: str) -> dict[str, object]:
         "sys_argv": sys.argv,
         "orig_dir": process.ORIGINAL_DIR,  # type: ignore[attr-defined]
         "start_method": mp.get_start_method(),
+        "dir": os.getcwd(),
     }
-    if folder := working_folder():  # otherwise the rank stays where it is
-        program["dir"] = folder
     script = sys.modules["__main__"]
     if script.__spec__ is not None:
         program["init_main_from_name"] = script.__spec__.name

@@ -31,7 +31,6 @@ AFTERMATH = 0.25
 LEAVE_LIMIT = 30.0
 """Seconds a rank has to destroy its process group and give its memory back, all results being in."""
 LOOK_INTERVAL = 1.0
-"""Seconds between two looks for ranks that have not left."""
 
 
 def ignore_report(rank: int, event: Event) -> None:
@@ -49,8 +48,8 @@ class WorldWatch:
         on_loss: Callable[[RankFailed], None],
         notice: PreemptionNotice,
     ) -> None:
-        """`timeout`: maximum silence of all ranks in seconds (`START_LIMIT` while one is coming up, unless it is
-        stopped). `notice`: of a preemption, which is passed on to the ranks."""
+        """`timeout`: maximum silence of all ranks in seconds (`START_LIMIT` while one is coming up). `notice`: of a
+        preemption, which is passed on to the ranks."""
         self.ranks, self.timeout, self.on_report, self.on_loss, self.notice = ranks, timeout, on_report, on_loss, notice
         self.examiner = Examiner(ranks)
         self.silence = 0.0
@@ -59,12 +58,10 @@ class WorldWatch:
         """Return once every rank has handed in its result. Raise as soon as one fails, or ranks are in a deadlock, or
         all are silent too long.
 
-        An expendable rank that dies is lost: `on_loss` is called, and its result is not waited for. On SIGQUIT (Ctrl-\\
-        at a terminal), who waits for whom is printed on stderr.
+        An expendable rank that dies is lost: `on_loss` is called, and its result is not waited for.
         """
-        with self.examiner.print_on_request():
-            while not all(rank.done for rank in self.ranks):
-                self.look()
+        while not all(rank.done for rank in self.ranks):
+            self.look()
         for rank in self.ranks:
             rank.relay_output()
         if mismatch := self.examiner.find_mismatch():
@@ -72,15 +69,14 @@ class WorldWatch:
 
     def look(self) -> None:
         """Wait for messages, and act upon them, upon silence, and upon what the ranks' black boxes show."""
-        starting = [rank for rank in self.ranks if not rank.up]
-        limit = START_LIMIT if starting and not any(rank.is_stopped() for rank in starting) else self.timeout
+        limit = self.timeout if all(rank.up for rank in self.ranks) else START_LIMIT
         pause = max(0.0, min(limit - self.silence, self.examiner.seconds_left))
         seconds = min(pause, self.notice.seconds_left)
-        received = receive(self.ranks, seconds, self.on_report, self.notice.descriptors)
+        received = receive(self.ranks, seconds, self.on_report)
         if self.notice.take():
             for rank in self.ranks:
                 rank.order("end")
-        self.silence = 0.0 if received or any(rank.paused for rank in self.ranks) else self.silence + pause
+        self.silence = 0.0 if received else self.silence + pause
         if self.examiner.find_deadlock():
             began = time.monotonic()
             self.raise_deadlock()
@@ -156,17 +152,15 @@ class WorldWatch:
         return ask_for_stacks(unfinished, self.on_report)
 
 
-def receive(
-    ranks: Iterable[RankHandle], seconds: float, on_report: Progress = ignore_report, others: Sequence[int] = ()
-) -> bool:
+def receive(ranks: Iterable[RankHandle], seconds: float, on_report: Progress = ignore_report) -> bool:
     """Wait for messages of these ranks and take in what there is; False if `seconds` passed in silence.
 
-    What a rank prints counts as a message, and is passed on as it comes. So do descriptors in `others` that are ready.
+    What a rank prints counts as a message, and is passed on as it comes.
     """
     present = [rank for rank in ranks if not rank.vanished]
     sources = [rank.line for rank in present] + [rank.process.sentinel for rank in present]
     outputs = {output.pipe: output for rank in ranks for output in rank.outputs if not output.pipe.closed}
-    ready: set[Any] = set(wait([*sources, *others, *outputs], seconds))
+    ready: set[Any] = set(wait([*sources, *outputs], seconds))
     for pipe in outputs.keys() & ready:
         outputs[pipe].relay()
     events: list[tuple[int, Event]] = []

@@ -6,18 +6,13 @@ import contextlib
 import os
 import socket
 import stat
-import sys
 from collections.abc import Container, Iterator
-
-SILENCE = 4
-"""Seconds without an answer after which the host at the other end counts as gone."""
-OPEN_FILES = "/proc/self/fd" if sys.platform == "linux" else "/dev/fd"
 
 
 def open_sockets() -> dict[int, int]:
     """By inode, which tells it from any other, the descriptor of each socket of this process."""
     found = {}
-    for name in os.listdir(OPEN_FILES):
+    for name in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):  # closed by now
             status = os.fstat(int(name))
             if stat.S_ISSOCK(status.st_mode):
@@ -53,26 +48,3 @@ def shut_down_connections(spare_port: int) -> None:
         with contextlib.suppress(OSError):
             if spare_port not in (connection.getpeername()[1], connection.getsockname()[1]):
                 connection.shutdown(socket.SHUT_RDWR)
-
-
-def detect_silence_of(port: int) -> None:
-    """Have every connection to `port` fail when its host has not answered for `SILENCE` seconds.
-
-    For connections whose other end always reads: to one that has data waiting for a reader, TCP_USER_TIMEOUT would put
-    an end too.
-    """
-    for connection in tcp_connections():
-        with contextlib.suppress(OSError):
-            if connection.getpeername()[1] == port:
-                keep_alive(connection)
-                if hasattr(socket, "TCP_USER_TIMEOUT"):
-                    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, SILENCE * 1000)
-
-
-def keep_alive(connection: socket.socket) -> None:
-    """Have the kernel ask every second whether the other host is there; the connection fails `SILENCE` seconds after
-    the last answer. It is the other kernel that answers, however busy the process is."""
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for name, value in {"TCP_KEEPIDLE": 1, "TCP_KEEPINTVL": 1, "TCP_KEEPCNT": SILENCE - 1}.items():
-        if hasattr(socket, name):
-            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)

@@ -7,6 +7,7 @@ went wrong: if another rank was lost first, which, and how.
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import socket
 import sys
@@ -26,15 +27,13 @@ from playground.runtime.meeting.agreement import all_gather_object
 from playground.runtime.meeting.environment import RankEnv
 from playground.runtime.meeting.peers import POLL_INTERVAL, Loss, PeerWatch
 from playground.runtime.meeting.rendezvous import listen
-from playground.runtime.meeting.torchelastic import await_reaped, write_error_file
+from playground.runtime.meeting.torchelastic import write_error_file
 from playground.runtime.rank.preemption import preempt_on_sigterm, raise_if_preempted, run_until_preempted
 from playground.runtime.rank.rank import failure, report_to
 from playground.runtime.rank.world import Member
 
 EXPLANATION_TIMEOUT = 3.0
 """Seconds in which, when a peer has hung up, word must come of which rank was lost."""
-PRECEDENCE = 2.0
-"""Seconds for which a rank lets the process of the rank that was lost go first, at most."""
 HUNG_UP = re.compile(r"Connection timed out|No route to host")
 """Messages of gloo about a lost peer, besides those that `failure` knows."""
 
@@ -97,7 +96,8 @@ def explain(error: BaseException, watch: PeerWatch) -> BaseException:
         if isinstance(failed, RankFailed) and TIMED_OUT.search(failed.traceback):
             failed.diagnosis = watch.explain()
         watch.report(Loss([watch.env.rank], f"failed on {socket.gethostname()}: {why}"))
-    prepare_to_leave(failed, watch)
+    watch.await_acknowledged()
+    write_error_file(failed)
     return failed
 
 
@@ -116,18 +116,11 @@ def describe_loss(watch: PeerWatch) -> PlaygroundError:
     )
 
 
-def prepare_to_leave(failed: PlaygroundError, watch: PeerWatch) -> None:
-    """See to it that all learn of the loss, and that torchrun sees the lost rank end before this one."""
-    watch.await_acknowledged()
-    for pid in watch.lost_local_pids():
-        await_reaped(pid, PRECEDENCE)
-    write_error_file(failed)
-
-
 def exit_stuck(watch: PeerWatch) -> NoReturn:
     """End this process after a loss: its main thread does not get to it."""
     failed = describe_loss(watch)
-    prepare_to_leave(failed, watch)
+    watch.await_acknowledged()
+    write_error_file(failed)
     with contextlib.suppress(OSError):
         print(f"playground: {failed}", file=sys.stderr, flush=True)
-    signals.exit_now(failed.exit_code)
+    os._exit(failed.exit_code)

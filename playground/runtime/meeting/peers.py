@@ -7,12 +7,10 @@ of them. The first loss to be noticed goes into the store, where every rank look
 from __future__ import annotations
 
 import contextlib
-import errno
 import fcntl
 import json
 import os
 import re
-import selectors
 import signal
 import socket
 import struct
@@ -22,6 +20,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from datetime import timedelta
+from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +31,7 @@ from playground.runtime.black_box.diagnosis import Diagnosis
 from playground.runtime.black_box.exchange import Exchange
 from playground.runtime.forks import close_in_children
 from playground.runtime.host import namespace_id
-from playground.runtime.meeting.connections import SILENCE, detect_silence_of, keep_alive, shut_down_connections
+from playground.runtime.meeting.connections import shut_down_connections
 from playground.runtime.meeting.environment import RankEnv
 from playground.runtime.meeting.rendezvous import address_towards
 from playground.runtime.meeting.store import connect_as_client
@@ -76,62 +75,52 @@ class PeerEnds:
 
     def __init__(self, own: Peer, peers: Sequence[Peer]) -> None:
         """`own` is this rank among the `peers`, which are all ranks of the world, in order."""
-        self.peers = peers
-        self.ended_before: list[Peer] = []
-        """Peers whose processes were gone already."""
-        self.selector = selectors.DefaultSelector()
-        self.wakeup, wakeups = socket.socketpair()
-        self.selector.register(wakeups, selectors.EVENT_READ)
+        self.sources: dict[Any, Peer] = {}
+        """The peers by what is ready when their process ends: a pidfd, or a connection to a neighbour elsewhere."""
+        self.wakeup, self.wakeups = socket.socketpair()
         neighbours = {(own.rank + step) % len(peers) for step in (1, -1)}
         for peer in peers:
-            if peer.machine == own.machine and peer.rank != own.rank and hasattr(os, "pidfd_open"):
-                try:
-                    self.selector.register(os.pidfd_open(peer.pid), selectors.EVENT_READ, peer)
-                except ProcessLookupError:
-                    self.ended_before.append(peer)
+            if peer.machine == own.machine and peer.rank != own.rank:
+                self.sources[open_pidfd(peer.pid)] = peer
             elif peer.rank in neighbours:
                 with contextlib.suppress(OSError):  # there may be no way to it
-                    link = socket.create_connection((peer.address, peer.port), LINK_TIMEOUT)
-                    keep_alive(link)
-                    self.selector.register(link, selectors.EVENT_READ, peer)
+                    self.sources[socket.create_connection((peer.address, peer.port), LINK_TIMEOUT)] = peer
 
     def wait(self, seconds: float) -> list[tuple[Peer, Loss | None]]:
-        """The peers whose processes have ended, and how; None where another rank of the peer's host can say it.
+        """The peers whose processes have ended, and how; None where another rank of the peer's host may say it.
 
         Returns when there is such a peer, when `wakeup` is closed, or after `seconds`.
         """
-        before, self.ended_before = self.ended_before, []
-        keys = [key for key, _ in self.selector.select(0 if before else seconds)]
-        return [*((peer, None) for peer in before), *(self.read(key) for key in keys if key.data)]
+        return [self.read(each) for each in wait([*self.sources, self.wakeups], seconds) if each in self.sources]
 
-    def read(self, key: selectors.SelectorKey) -> tuple[Peer, Loss | None]:
-        """The peer whose end is to be read at `key`, and how it came."""
-        peer: Peer = key.data
-        loss = None
-        if not isinstance(key.fileobj, socket.socket):
-            loss = Loss([peer.rank], f"{describe_end(key.fd, peer.pid)} on {peer.host}")
-        elif key.fileobj.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) in (errno.ETIMEDOUT, errno.EHOSTUNREACH):
-            ranks = [each.rank for each in self.peers if each.machine == peer.machine]
-            loss = Loss(ranks, f"{peer.host} has been silent for {SILENCE} s")
-        self.forget(key)
-        return peer, loss
-
-    def forget(self, key: selectors.SelectorKey) -> None:
-        self.selector.unregister(key.fileobj)
-        if isinstance(key.fileobj, socket.socket):
-            key.fileobj.close()
-        else:
-            os.close(key.fd)
+    def read(self, source: Any) -> tuple[Peer, Loss | None]:
+        peer = self.sources.pop(source)
+        if isinstance(source, socket.socket):
+            source.close()
+            return peer, None
+        end = describe_end(source, peer.pid)
+        os.close(source)
+        return peer, Loss([peer.rank], f"{end} on {peer.host}")
 
     def close(self) -> None:
         """Let go of all that is left."""
-        for key in list(self.selector.get_map().values()):
-            self.forget(key)
-        self.selector.close()
+        for source in self.sources:
+            source.close() if isinstance(source, socket.socket) else os.close(source)
+        self.wakeups.close()
+
+
+def open_pidfd(pid: int) -> int | socket.socket:
+    """A descriptor that is ready when the process ends: if it has ended, a connection whose other end is closed."""
+    try:
+        return os.pidfd_open(pid)
+    except ProcessLookupError:
+        gone, end = socket.socketpair()
+        end.close()
+        return gone
 
 
 def describe_end(pidfd: int, pid: int) -> str:
-    """How a process ended, which need not be a child of this one (Linux only)."""
+    """How a process ended, which need not be a child of this one."""
     status = exit_status(pidfd, pid)
     if status is None:
         return "ended"
@@ -146,38 +135,27 @@ def describe_end(pidfd: int, pid: int) -> str:
 def exit_status(pidfd: int, pid: int) -> int | None:
     """The status that the parent of the process gets from wait(). Linux before 6.15 forgets it when the parent has
     asked: None."""
-    try:
+    with contextlib.suppress(OSError):
         fcntl.ioctl(pidfd, PIDFD_GET_INFO, info := bytearray(INFO_EXIT.to_bytes(64, sys.byteorder)))
         mask, _, *_, status = struct.unpack("QQ11Ii", info)
         if mask & INFO_EXIT:
             return status
-    except OSError:
-        pass
-    try:
+    with contextlib.suppress(OSError, ValueError):  # the parent has not asked yet
         status = int(Path(f"/proc/{pid}/stat").read_text().split()[-1])
         signal.pidfd_send_signal(pidfd, 0)  # which is refused if the number may be somebody else's by now
         return status
-    except (OSError, ValueError):
-        return None
-
-
-def machine() -> str:
-    """This machine, or this container, if it has process numbers of its own."""
-    return namespace_id("pid")
+    return None
 
 
 POLL_INTERVAL = 0.2
-"""Seconds between two looks into the store."""
 LOCAL_REPORT_TIMEOUT = 1.5
-"""Seconds in which, when a process of another host has ended, another rank there may report how."""
+"""Seconds for which, when a process of another host has ended, a rank there may report how, or it may leave."""
 ADDRESS_TIMEOUT = 10.0
 """Seconds for which a rank waits for the addresses of all: they have met before."""
 ACKNOWLEDGE_TIMEOUT = 0.7
 """Seconds for which a rank that leaves waits until the others know of the loss. torchrun grants little more."""
 KILLED = re.compile(r"killed by SIG(?!TERM|INT|HUP)")
 """How no process ends that was asked to end."""
-SILENT = re.compile(r"timed out|No route to host|unreachable")
-"""Errors of a connection whose other end has not answered."""
 
 
 class PeerWatch:
@@ -189,13 +167,10 @@ class PeerWatch:
         self.timeout = timedelta(seconds=min(timeout, ADDRESS_TIMEOUT))
         self.loss: Loss | None = None
         self.known = threading.Event()
-        """Set when there is a loss."""
         self.lock = threading.Lock()
         self.store: dist.Store | None = None
         self.peers: list[Peer] = []
         self.exchange: Exchange | None = None
-        self.suspects: dict[int, float] = {}
-        """When the connection to a rank of another host broke."""
         self.noticed: Loss | None = None
         """The loss that this rank has noticed itself, and not reported yet."""
         self.closing = threading.Event()
@@ -213,7 +188,6 @@ class PeerWatch:
         # without a way to the others, what gloo says of them has to do
         with contextlib.suppress(dist.DistStoreError, dist.DistNetworkError, OSError):
             self.store = connect_as_client(self.env, self.timeout)
-            detect_silence_of(self.env.rendezvous.port)
             self.exchange_addresses()
             if hooks.box:
                 self.exchange = Exchange(self.store, self.env.rank, self.env.size, hooks.box, self.env.rendezvous.port)
@@ -226,7 +200,7 @@ class PeerWatch:
         self.listener = socket.create_server((where, 0), family=socket.AF_INET6 if ":" in where else socket.AF_INET)
         close_in_children(self.listener)  # a child may outlive the rank
         port = self.listener.getsockname()[1]
-        own = Peer(self.env.rank, socket.gethostname(), machine(), os.getpid(), where, port)
+        own = Peer(self.env.rank, socket.gethostname(), namespace_id("pid"), os.getpid(), where, port)
         self.store.set(f"rank {self.env.rank}", json.dumps(asdict(own)))
         addresses = self.store.multi_get([f"rank {rank}" for rank in range(self.env.size)])
         self.peers = [Peer(**json.loads(each)) for each in addresses]
@@ -250,9 +224,10 @@ class PeerWatch:
                 self.poll()
             if self.leaving and not self.known.is_set():
                 self.store.set(f"rank {self.env.rank} left", "yes")
-        except (dist.DistStoreError, dist.DistNetworkError) as error:
+        except (dist.DistStoreError, dist.DistNetworkError):
             if not (self.closing.is_set() or signals.stopping.is_set()):
-                self.accept(self.noticed or self.loss_of_store(str(error)))
+                place = f"the store at {self.env.rendezvous.place}, which it or its torchrun served"
+                self.accept(self.noticed or Loss([0], f"{place}, is gone"))
             elif self.noticed and not self.leaving:
                 self.accept(self.noticed)
         finally:
@@ -276,20 +251,15 @@ class PeerWatch:
                 self.report(Loss([], deadlock.sentence, asdict(deadlock)))
 
     def report_ends(self, ends: list[tuple[Peer, Loss | None]]) -> None:
-        """Report the peers that have ended without leaving in order."""
+        """Report the peers that have ended without leaving in order, those first of which it is known how."""
         assert self.store
-        for peer, loss in ends:
+        for peer, loss in sorted(ends, key=lambda end: end[1] is None):
             if self.store.check([f"rank {peer.rank} left"]):
                 continue
+            if loss is None and not self.closing.wait(LOCAL_REPORT_TIMEOUT):
+                loss = Loss([peer.rank], f"its process on {peer.host} has ended")
             if loss:
                 self.report(loss)
-            else:
-                self.suspects[peer.rank] = time.monotonic()
-        for rank, since in self.suspects.items():
-            suspect = self.peers[rank]
-            others = (peer for peer in self.peers if peer.machine == suspect.machine and peer.rank not in self.suspects)
-            if time.monotonic() - since > (LOCAL_REPORT_TIMEOUT if any(others) else 0.0):
-                self.report(Loss([rank], f"its process on {suspect.host} has ended"))
 
     def report(self, loss: Loss) -> None:
         """Tell all of a loss, unless they know of an earlier one."""
@@ -326,20 +296,3 @@ class PeerWatch:
                 if self.store.add("acknowledged", 0) >= self.env.size - len(self.loss.ranks):
                     return
                 time.sleep(0.02)
-
-    def lost_local_pids(self) -> list[int]:
-        """The process numbers of the lost ranks on this machine."""
-        lost = (
-            [self.peers[rank] for rank in self.loss.ranks if rank != self.env.rank] if self.loss and self.peers else []
-        )
-        return [peer.pid for peer in lost if peer.machine == machine()]
-
-    def loss_of_store(self, error: str) -> Loss:
-        """The loss that is behind the loss of the store."""
-        place = self.env.rendezvous.place
-        others = [peer for peer in self.peers if peer.machine != machine()]
-        if SILENT.search(error) and others:
-            hosts = {peer.host for peer in others}
-            silent = hosts.pop() if len(hosts) == 1 else f"the store at {place}"
-            return Loss([peer.rank for peer in others], f"{silent} has been silent for {SILENCE} s")
-        return Loss([0], f"the store at {place}, which it or its torchrun served, is gone")

@@ -9,12 +9,9 @@ Source: https://docs.pytorch.org/docs/stable/distributed.html#initialization
 from __future__ import annotations
 
 import contextlib
-import errno
 import ipaddress
 import os
 import socket
-import sys
-import time
 from dataclasses import dataclass
 from fcntl import ioctl
 from urllib.parse import urlsplit
@@ -23,10 +20,8 @@ from playground.runtime.errors import UsageError
 
 DEFAULT_TIMEOUT = 60.0
 """Seconds that ranks wait for each other, at the meeting and in any operation."""
-LOOPBACK_INTERFACE = "lo0" if sys.platform == "darwin" else "lo"
+LOOPBACK_INTERFACE = "lo"
 GET_ADDRESS = 0x8915  # SIOCGIFADDR
-POLL_INTERVAL = 0.02
-"""Seconds between two attempts to have a port that is taken."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,12 +43,10 @@ class Rendezvous:
         return self.path or f"{bracket_ipv6(self.host)}:{self.port}"
 
 
-def prepare_rendezvous(
-    init_method: str | None = None, port_limit: float = 0.0
-) -> tuple[Rendezvous, socket.socket | None]:
+def prepare_rendezvous(init_method: str | None = None) -> tuple[Rendezvous, socket.socket | None]:
     """For a world on this host: the rendezvous, and the socket on which rank 0 will serve the store.
 
-    Raises `UsageError` for a method that `check_method` refuses and for a port that is taken, for `port_limit` seconds.
+    Raises `UsageError` for a method that `check_method` refuses and for a port that is taken.
     """
     check_method(init_method)
     if init_method is None or init_method == "env://":
@@ -62,7 +55,7 @@ def prepare_rendezvous(
     scheme, host, port, path = parse_init_method(init_method)
     if scheme == "file":
         return Rendezvous(path=path), None
-    listener = listen(host, port, port_limit)
+    listener = listen(host, port)
     return Rendezvous(host=host, port=listener.getsockname()[1]), listener
 
 
@@ -116,19 +109,11 @@ def parse_init_method(init_method: str) -> tuple[str, str, int, str]:
     raise UsageError(f"--init-method {init_method}: use env://, tcp://HOST:PORT or file:///PATH")
 
 
-def listen(host: str, port: int, limit: float = 0.0) -> socket.socket:
-    """A listening socket; port 0 lets the kernel choose. Raises `UsageError` if the port cannot be had: if it is taken,
-    after `limit` seconds."""
-    end = time.monotonic() + limit
+def listen(host: str, port: int) -> socket.socket:
+    """A listening socket; port 0 lets the kernel choose. Raises `UsageError` if the port cannot be had."""
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-        while True:
-            try:
-                return socket.create_server((host, port), family=family, backlog=1024)
-            except OSError as error:
-                if error.errno != errno.EADDRINUSE or time.monotonic() >= end:
-                    raise
-            time.sleep(POLL_INTERVAL)
+        return socket.create_server((host, port), family=family, backlog=1024)
     except OSError as error:
         why = os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror
         raise UsageError(f"cannot listen on {host}:{port} ({why}): choose another port") from None
@@ -152,13 +137,11 @@ def address_towards(host: str, family: int = socket.AF_UNSPEC) -> str:
 
 
 def interface_towards(host: str) -> str | None:
-    """The network interface over which this machine reaches `host`; None where we cannot tell (Linux and IPv4 only).
+    """The network interface over which this machine reaches `host`; None where we cannot tell (IPv4 only).
 
     Left to itself, gloo takes the one its own host name resolves to, on many machines loopback: then no other host
     reaches it (gloo#367, pytorch/pytorch#68726).
     """
-    if sys.platform != "linux":
-        return None
     with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         ours = socket.inet_aton(address_towards(host, socket.AF_INET))
         for _, name in socket.if_nameindex():

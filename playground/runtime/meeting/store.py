@@ -20,7 +20,6 @@ from playground.runtime.meeting.environment import RankEnv
 from playground.runtime.meeting.rendezvous import LOOPBACK_INTERFACE, Rendezvous, interface_towards
 
 POLL_INTERVAL = 0.01
-"""Seconds between two looks of rank 0 for ranks that have come."""
 LEAVE_TIMEOUT = timedelta(seconds=15)
 """How long rank 0 waits for the others to leave: longer than a launcher does, who then knows whom it waited for."""
 MAX_NAMED = 8

@@ -25,12 +25,12 @@ RUN_ID = "TORCHELASTIC_RUN_ID"
 def end_with_torchrun() -> None:
     """From now on, if torchrun has started this process, it ends as soon as that one does (Linux). torchrun ends its
     ranks first, unless it is killed."""
-    if RUN_ID in os.environ and hasattr(os, "pidfd_open"):
+    if RUN_ID in os.environ:
         with contextlib.suppress(OSError):  # a container may refuse it
             pidfd = os.pidfd_open(os.getppid())
             if os.getppid() == 1 and not re.search(rb"python|torchrun", Path("/proc/1/cmdline").read_bytes()):
                 exit_without_torchrun(None)  # the parent is the first process of the system or of the container
-            threading.Thread(target=exit_without_torchrun, args=(pidfd,), name="torchrun", daemon=True).start()
+            threading.Thread(target=exit_without_torchrun, args=(pidfd,), name="wait for torchrun", daemon=True).start()
 
 
 def exit_without_torchrun(pidfd: int | None) -> NoReturn:
@@ -53,13 +53,3 @@ def write_error_file(error: PlaygroundError) -> None:
     details = {"py_callstack": str(error), "timestamp": str(timestamp)}
     with contextlib.suppress(OSError), open(path, "w", encoding="utf-8") as file:
         json.dump({"message": {"message": error.headline, "extraInfo": details}}, file)
-
-
-def await_reaped(pid: int, seconds: float) -> None:
-    """Wait until torchrun has seen that its process `pid` has ended, `seconds` at most.
-
-    Its processes end one by one, and the first that it sees ended is the first that it reports.
-    """
-    end = time.monotonic() + seconds
-    while ERROR_FILE in os.environ and os.path.exists(f"/proc/{pid}") and time.monotonic() < end:
-        time.sleep(0.01)

@@ -105,37 +105,17 @@ def preempt_on_sigterm(grace: float | None) -> Iterator[None]:
 
 
 class PreemptionNotice:
-    """A launcher's handler of SIGTERM while it is entered. After the first one the ranks have `grace` seconds to end;
-    the second one ends the launch. With None, the signal does what it did before."""
+    """A launcher's handler of SIGTERM, in `await_preemption`."""
 
-    def __init__(self, grace: float | None) -> None:
+    def __init__(self, grace: float) -> None:
         self.grace, self.launcher = grace, os.getpid()
-        self.has_come = False
+        self.has_come = self.is_passed_on = False
         self.deadline = math.inf
-        self.descriptors: list[int] = []
-        """To `wait` for: ready when the signal has come."""
-        self.exits = contextlib.ExitStack()
-
-    def __enter__(self) -> PreemptionNotice:
-        if self.grace is not None and threading.current_thread() is threading.main_thread():
-            wakeups, self.wakeup = os.pipe()
-            self.descriptors.append(wakeups)
-            for descriptor in (wakeups, self.wakeup):
-                self.exits.callback(os.close, descriptor)
-            self.exits.enter_context(handle(signal.SIGTERM, self.on_signal))
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        self.exits.close()
-        if kind is signals.Terminated:
-            signals.cancel_retry()
 
     def on_signal(self, number: int, frame: FrameType | None) -> None:
         if self.has_come or os.getpid() != self.launcher:  # a second one, or one that is sent to a child
             signals.exit_orderly(number, frame)
-        assert self.grace is not None
         self.has_come, self.deadline = True, time.monotonic() + self.grace
-        os.write(self.wakeup, b"!")
 
     @property
     def seconds_left(self) -> float:
@@ -145,11 +125,24 @@ class PreemptionNotice:
     def take(self) -> bool:
         """Whether the ranks are to be asked to end: once. Ends this process, as the signal would, if they have had
         their time."""
-        if not self.has_come:
-            return False
         if self.seconds_left == 0:
             logging.getLogger("playground").warning("SIGTERM: no end within %g s", self.grace)
             sys.exit(128 + signal.SIGTERM)
-        is_new = bool(self.descriptors)
-        self.descriptors.clear()  # they stay ready
+        is_new, self.is_passed_on = self.has_come and not self.is_passed_on, self.has_come
         return is_new
+
+
+@contextlib.contextmanager
+def await_preemption(grace: float | None) -> Iterator[PreemptionNotice]:
+    """In this block the first SIGTERM leaves the ranks `grace` seconds to end, and the second one ends the launch. With
+    None, the signal does what it did before."""
+    notice = PreemptionNotice(grace or 0.0)
+    if grace is None:
+        yield notice
+        return
+    try:
+        with handle(signal.SIGTERM, notice.on_signal):
+            yield notice
+    except signals.Terminated:
+        signals.cancel_retry()
+        raise

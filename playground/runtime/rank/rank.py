@@ -7,7 +7,6 @@
 | `("report", event)`          | `"leave"`: every rank has its result, you may go     |
 | `("result", pickled, clean)` | `"end"`: you are asked to, soon (`preempted()`)      |
 | `("failed", error)`          | end of file: the launcher is gone, go at once        |
-| `("paused", flag)`           |                                                      |
 | `("box", file)`              |                                                      |
 
 A rank that failed does not leave by itself: it keeps its sockets open until the launcher stops it, so that no peer
@@ -18,9 +17,7 @@ in its result waits too: for the order to leave, or for more work.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
-import pdb
 import pickle
 import re
 import socket
@@ -35,6 +32,7 @@ from typing import TYPE_CHECKING, Any
 from playground.runtime.black_box.activity import look
 from playground.runtime.errors import PeerDisconnected, PlaygroundError, RankFailed
 from playground.runtime.forks import call_in_children, close_in_children
+from playground.runtime.launcher.output import redirect
 from playground.runtime.meeting.environment import RankEnv
 from playground.runtime.rank.preemption import (
     clear_preemption,
@@ -83,8 +81,6 @@ class Launcher:
         """What this rank is to run; None when it may leave."""
         self.lock = threading.Lock()
         self.main_thread = threading.get_ident()
-        self.debugger: RankDebugger | None = None
-        """This process's, once it has met a breakpoint."""
         close_in_children(line)
         threading.Thread(target=self.follow_orders, name="launcher", daemon=True).start()
 
@@ -124,12 +120,15 @@ class Launcher:
         self.send("result", pickled, clean)
 
 
-def main(line: Connection, env: RankEnv, backend: str, listener: socket.socket | None) -> None:
+def main(
+    line: Connection, env: RankEnv, backend: str, listener: socket.socket | None, stdout: Connection, stderr: Connection
+) -> None:
     """The life of a rank."""
+    redirect(stdout, stderr)
     launcher = Launcher(line, env.rank, env.size)
     launcher.send("up")
     report_to(partial(launcher.send, "report"))
-    sys.breakpointhook = partial(debug, launcher)
+    sys.breakpointhook = refuse_breakpoint
     try:
         live(launcher, env, backend, listener)
     except BaseException as error:  # whatever it is, SystemExit included: the launcher must receive it
@@ -193,41 +192,8 @@ def user_frames(stack: traceback.StackSummary) -> list[traceback.FrameSummary]:
     return theirs or list(stack)
 
 
-class RankDebugger(pdb.Pdb):
-    """Python's debugger at a terminal that several ranks share: whoever holds its lock is the one that speaks. Raises
-    `OSError` if there is no terminal."""
-
-    def __init__(self, launcher: Launcher) -> None:
-        terminal = open("/dev/tty"), open("/dev/tty", "w")  # noqa: SIM115 (they stay open as long as the process)
-        super().__init__(stdin=terminal[0], stdout=terminal[1], nosigint=True)
-        self.prompt = f"(rank {launcher.rank} Pdb) "
-        self.launcher = launcher
-
-    def interaction(self, *args: Any, **kwargs: Any) -> None:
-        """Wait for the terminal; meanwhile, and as long as a person thinks, this rank's silence is no hang."""
-        self.launcher.send("paused", True)
-        fcntl.flock(self.stdin, fcntl.LOCK_EX)
-        try:
-            super().interaction(*args, **kwargs)
-        finally:
-            fcntl.flock(self.stdin, fcntl.LOCK_UN)
-            self.launcher.send("paused", False)
-
-
-def debug(launcher: Launcher, *args: Any, **kwargs: Any) -> Any:
-    """What `breakpoint()` does in a rank: let a person debug it from there on.
-
-    Peers that wait for this rank inside an operation of the process group do so for its timeout, no longer.
-    Raises `RuntimeError` if this process has no terminal.
-    """
-    if "PYTHONBREAKPOINT" in os.environ:  # somebody has chosen a debugger, or none
+def refuse_breakpoint(*args: Any, **kwargs: Any) -> Any:
+    """What `breakpoint()` does in a rank, unless PYTHONBREAKPOINT names a debugger or is 0: raise `RuntimeError`."""
+    if "PYTHONBREAKPOINT" in os.environ:
         return sys.__breakpointhook__(*args, **kwargs)
-    try:
-        launcher.debugger = launcher.debugger or RankDebugger(launcher)
-    except OSError:
-        raise RuntimeError(
-            "breakpoint() in a rank needs a terminal, and there is none: run the program in one, "
-            "or set PYTHONBREAKPOINT=0 to pass over breakpoints"
-        ) from None
-    launcher.debugger.set_trace(sys._getframe(1))
-    return None
+    raise RuntimeError("breakpoint() needs a keyboard, and ranks have none: print there, or set PYTHONBREAKPOINT=0")

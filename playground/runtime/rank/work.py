@@ -14,7 +14,6 @@ from typing import Any
 from playground.runtime.errors import UsageError
 from playground.runtime.launcher.server import find_modules_as_here
 from playground.runtime.meeting.environment import RESTART_COUNT
-from playground.runtime.surroundings import working_folder
 
 Function = Callable[..., Any]
 
@@ -26,16 +25,14 @@ class Assignment:
 
     pickled: bytes
     environ: dict[str, str]
-    folder: str | None
+    folder: str
     path: list[str]
     timeout: float
     """Seconds that an operation of the process group may take."""
     restart_count: int = 0
-    """How often it has been given to a world that failed."""
     preemptible: bool
     """Whether the launcher passes on the signals that ask the ranks to end soon."""
     expendable: frozenset[int]
-    """Ranks without which the others may continue."""
 
     def move_in(self) -> None:
         """Make the launcher's surroundings this process's own."""
@@ -43,9 +40,8 @@ class Assignment:
             del os.environ[name]
         os.environ.update(self.environ | {RESTART_COUNT: str(self.restart_count)})
         sys.path[:] = self.path
-        if self.folder is not None:
-            with contextlib.suppress(OSError):  # it has been deleted since
-                os.chdir(self.folder)
+        with contextlib.suppress(OSError):  # it has been deleted since
+            os.chdir(self.folder)
 
     def load(self) -> tuple[Function, tuple[Any, ...]]:
         """The function and its arguments. Imports the module that the function lies in."""
@@ -69,8 +65,8 @@ def prepare_work(fn: Function, args: tuple[Any, ...], **more: Any) -> Assignment
             f"{fn!r} or its arguments cannot be sent to another process ({error}): "
             f"use a function at the top of a module, and plain data"
         ) from None
-    folder, path = working_folder(), find_modules_as_here()
-    return Assignment(pickled=pickled, environ=dict(os.environ), folder=folder, path=path, **more)
+    environ, folder, path = dict(os.environ), os.getcwd(), find_modules_as_here()
+    return Assignment(pickled=pickled, environ=environ, folder=folder, path=path, **more)
 
 
 def call(fn: Function, rank: int, size: int, *args: Any) -> Any:

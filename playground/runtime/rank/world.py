@@ -26,12 +26,9 @@ from playground.runtime.meeting.connections import open_sockets
 from playground.runtime.meeting.environment import RankEnv
 from playground.runtime.meeting.store import await_everyone, choose_interface, connect, leave_together
 from playground.runtime.meeting.strangers import StrangerConnected, shut_out_strangers
-from playground.runtime.surroundings import working_folder
 from playground.runtime.tap.replacement import Replacement
-from playground.runtime.temporary_folder import remove_empty_cache
 
 Arguments = dict[str, Any]
-"""Those of a call, by name."""
 
 
 class Member:
@@ -144,7 +141,6 @@ class Member:
         if dist.is_initialized():  # the function may have destroyed it
             dist.destroy_process_group()
         leave_together(self.store, self.env.rank, self.env.size)
-        remove_empty_cache()
 
 
 class ProcessState:
@@ -158,14 +154,13 @@ class ProcessState:
 
     def __init__(self) -> None:
         self.random_state = torch.get_rng_state()
-        self.cores = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else None
+        self.cores = os.sched_getaffinity(0)
 
     def begin(self) -> None:
         """To be called before each function."""
         torch.set_rng_state(self.random_state)
-        if self.cores is not None:
-            with contextlib.suppress(OSError):
-                os.sched_setaffinity(0, self.cores)
+        with contextlib.suppress(OSError):
+            os.sched_setaffinity(0, self.cores)
         self.threads = set(threading.enumerate())
         self.settings = read_settings()
 
@@ -180,7 +175,7 @@ def read_settings() -> list[Any]:
     """The settings of a process that the next function to run there would notice."""
     return [
         dict(os.environ),
-        working_folder(),
+        os.getcwd(),
         list(sys.path),
         [signal.getsignal(number) for number in signal.valid_signals()],
         (sys.excepthook, threading.excepthook, sys.gettrace(), sys.getprofile(), sys.getrecursionlimit()),
@@ -193,8 +188,6 @@ def read_settings() -> list[Any]:
 
 def has_children() -> bool:
     """Whether this process has child processes, ended ones that were not waited for included."""
-    if not hasattr(os, "waitid"):
-        return False
     try:
         os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:

@@ -74,9 +74,7 @@ METHODS = {
 """By the name of the method. Those that this torch lacks are left out: names differ between its versions."""
 METHODS = {method: operation for method, operation in METHODS.items() if hasattr(ProcessGroup, method)}
 MESSAGES = ("send", "recv", "recv_anysource")
-"""The methods that are no collectives."""
 ROOTED = ("broadcast", "reduce", "gather", "scatter")
-"""The operations that have a root."""
 _ranks: WeakKeyDictionary[Any, tuple[int, ...]] = WeakKeyDictionary()
 
 
@@ -111,7 +109,6 @@ class Call:
     blocks: bool
     """Whether the program gets no work to wait for: it waits in the call, or torch keeps the work to itself."""
     work: Any = None
-    """A weak reference to its work."""
 
     @property
     def name(self) -> str:
@@ -193,7 +190,6 @@ class UnderWay:
 
     calls: list[Call]
     work: Any
-    """A weak reference."""
     future: Any = None
     """The work's, if somebody has asked for it."""
 
@@ -214,7 +210,6 @@ class Tap:
         self.works: dict[int, UnderWay] = {}
         """By the id of the work, as long as the program has that."""
         self.open: set[UnderWay] = set()
-        """Those that are not over."""
         self.thread = threading.local()
         """`batch`: the calls of the batch that this thread is starting, if the backend makes one work of them."""
         places: dict[str, Wrap] = {method: partial(self.wrap_operation, method) for method in METHODS}

@@ -25,7 +25,7 @@ from playground.runtime.errors import PlaygroundError, UsageError
 from playground.runtime.remote import remote
 from playground.runtime.signals import stopping_signal
 from playground.tools import TOOLS
-from playground.tools.bench.results import average_busbw, compare, find_suspicions, load
+from playground.tools.bench.results import average_busbw, compare, load
 from playground.tools.bench.settings import (
     ALGORITHMS,
     COLLECTIVES,
@@ -198,7 +198,7 @@ class Report:
         else:
             verdict = bad(f"{self.wrong:,} elements are wrong") if self.wrong else good("every element is right")
             last = prose(f"Measured: {what}; of all results, ", verdict, ".")
-            self.session.say("", *averages, *find_suspicions(self.rows), last)
+            self.session.say("", *averages, last)
 
 
 def difference_texts(comparison: Mapping[str, Sequence[Fields]], before: Fields, after: Fields) -> Texts:

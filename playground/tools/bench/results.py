@@ -1,5 +1,4 @@
-"""The rows of a benchmark: their averages, what no algorithm explains, and the comparison of two results: rows that
-became faster, slower, or differ no more than trials do. Does not import torch.
+"""The rows of a benchmark: their averages, and the comparison of two results. Does not import torch.
 
 A row is one algorithm of one collective at one size:
 
@@ -19,7 +18,6 @@ A row is one algorithm of one collective at one size:
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
 from pathlib import Path
 from statistics import mean, median, quantiles
 
@@ -28,8 +26,6 @@ from playground.measurement.environment import Environment
 from playground.runtime.errors import UsageError
 from playground.runtime.untrusted import expect_dict, expect_float, expect_int, expect_list, expect_text, parse_json
 
-ALWAYS, MIN_ROWS = 90.0, 4
-"""Percent of the trials in which a rank is the last, and number of rows, from which on that is no chance."""
 MUST_AGREE = ("backend", "device", "world_size", "dtype", "op")
 """Fields of a result that must be the same in both, or they cannot be compared."""
 MIN_TRIALS = 5
@@ -47,22 +43,6 @@ def average_busbw(rows: Sequence[Fields]) -> dict[str, dict[str, float]]:
     for row in rows:
         values.setdefault(row["collective"], {}).setdefault(row["algorithm"], []).append(row["busbw"])
     return {name: {each: mean(values) for each, values in found.items()} for name, found in values.items()}
-
-
-def find_suspicions(rows: Sequence[Fields]) -> list[str]:
-    """What no algorithm explains: a size that takes longer than the next larger one, in every trial of both, and one
-    rank that is the last in every row. With the check of `doctor` that looks for the cause."""
-    found, trusted = [], [row for row in rows if row["trials"] >= MIN_TRIALS]
-    for row, larger in pairwise(sorted(trusted, key=lambda row: (row["collective"], row["algorithm"], row["size"]))):
-        is_next = (row["collective"], row["algorithm"]) == (larger["collective"], larger["algorithm"])
-        if is_next and min(row["times_us"]) > max(larger["times_us"]):
-            what = f"{row['size']:,} bytes take longer than {larger['size']:,}"
-            found.append(f"{row['collective']} by {row['algorithm']}: {what}, see doctor --check threads,cores.")
-    alike = [row for row in trusted if row["root"] == -1]  # elsewhere one rank has to be the last
-    last = {row["slowest_rank"] if row["slowest_percent"] >= ALWAYS else -1 for row in alike}
-    if len(last) == 1 and -1 not in last and len({row["algorithm"] for row in alike}) > 1 and len(alike) >= MIN_ROWS:
-        found.append(f"Rank {last.pop()} is the last in every row, see doctor --check threads,cores on its host.")
-    return found
 
 
 def load(file: Path) -> Fields:

@@ -1,4 +1,4 @@
-"""What a check finds, and how checks are run; the four tiers of them lie beside this. Does not import torch."""
+"""Findings, and how checks are run; the four tiers of checks lie beside this. Does not import torch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ ERROR, WARNING = "error", "warning"
 
 @dataclass(frozen=True)
 class Finding:
-    """What is wrong: one line each for what was seen, the rule, and the fix."""
+    """A fault, in one line each: what was seen, the rule, and the fix."""
 
     severity: str
     saw: str
@@ -21,8 +21,6 @@ class Finding:
     fix: str
     check: str = ""
     """Name of the check that found it."""
-    host: str = ""
-    """The host it was found on; empty for this one, and for what is between hosts."""
 
 
 error, warning = partial(Finding, ERROR), partial(Finding, WARNING)
@@ -38,7 +36,7 @@ def find_checks(module: Mapping[str, Any]) -> dict[str, Check]:
 
 
 def run_checks(checks: Mapping[str, Check], chosen: Iterable[str], facts: object) -> Iterator[Finding]:
-    """What those of `checks` that are `chosen` find in the facts."""
+    """Run those of `checks` that are `chosen` on the facts."""
     for name in chosen:
         for finding in checks[name](facts) if name in checks else ():
             yield replace(finding, check=name)

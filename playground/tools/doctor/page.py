@@ -34,7 +34,7 @@ class DoctorSettings:
         None, "Hosts to examine, in the same order on each of them, where this command is to be started, too.",
         name="--hosts", metavar="HOST,…",
     )  # fmt: skip
-    port: int = flag(29600, "Port at which they ask each other.", least=1, most=65535)
+    port: int = flag(29600, "Port at which they greet each other.", least=1, most=65535)
     seconds: float = flag(10.0, "Seconds for which a script runs on each number of ranks, at most.", above=0, below=1e6)
 
     @property
@@ -50,39 +50,33 @@ class DoctorSettings:
 
 def count(findings: Sequence[Finding], number: int) -> str:
     """How many checks there were, and how many findings of each severity."""
-    errors = count_errors(findings)
+    errors = sum(each.severity == ERROR for each in findings)
     found = {"error": errors, "warning": len(findings) - errors}
     amounts = [f"{amount} {what}{'s' * (amount > 1)}" for what, amount in found.items() if amount]
     return f"{number} check{'s' * (number > 1)}, {', '.join(amounts) or 'nothing found'}"
 
 
-def count_errors(findings: Sequence[Finding]) -> int:
-    return sum(each.severity == ERROR for each in findings)
-
-
 def finding_text(finding: Finding) -> Prose:
     severity = bad(finding.severity) if finding.severity == ERROR else finding.severity
-    where = f" on {finding.host}" * bool(finding.host)
-    lines = f", {finding.check}{where}: {finding.saw}\n    rule: {finding.rule}\n    fix: {finding.fix}"
+    lines = f", {finding.check}: {finding.saw}\n    rule: {finding.rule}\n    fix: {finding.fix}"
     return prose("  ", severity, lines)
 
 
 def examine(
-    session: Session, settings: DoctorSettings, chosen: Sequence[str], words: Sequence[str], size: int, timeout: float
-) -> tuple[list[Finding], dict[str, object], int]:
-    """Examine tier by tier, and say what each has found: this machine, a script with its arguments (`words`), `size`
-    hosts. Returns all findings, the facts of each tier, and the number of errors that the host that leads has found."""
-    findings, facts, elsewhere = list[Finding](), dict[str, object](), 0
+    session: Session, settings: DoctorSettings, chosen: Sequence[str], words: Sequence[str], timeout: float
+) -> tuple[list[Finding], dict[str, object]]:
+    """Examine tier by tier, and say what each has found: this machine, its torch, a script with its arguments
+    (`words`), the other hosts. Returns all findings, and the facts of each tier."""
+    findings, facts = list[Finding](), dict[str, object]()
 
-    def conclude(tier: str, found: object, summary: str = "", theirs: Sequence[Finding] = ()) -> None:
-        new, number = [*run_checks(TIERS[tier], chosen, found), *theirs], sum(name in TIERS[tier] for name in chosen)
+    def conclude(tier: str, found: object, summary: str = "") -> None:
+        new, number = [*run_checks(TIERS[tier], chosen, found)], sum(name in TIERS[tier] for name in chosen)
         facts[tier] = found
         findings.extend(new)
         session.say(f"{tier}: {count(new, number)}" + f" ({summary})" * bool(summary), *map(finding_text, new))
 
     if TIERS["machine"].keys() & chosen:
-        several = machine.spans_hosts() or not all(map(is_loopback, settings.hosts))
-        conclude("machine", machine.MachineFacts(several_hosts=several))
+        conclude("machine", machine.MachineFacts(several_hosts=not all(map(is_loopback, settings.hosts))))
     if TIERS["torch"].keys() & chosen:
         session.bar.show("torch, in a process of its own")
         torch = software.examine(timeout)
@@ -92,19 +86,11 @@ def examine(
         ran = script.examine(Path(words[0]), words[1:], settings.seconds, timeout)
         conclude("script", ran, script.summarize(ran))
     if TIERS["hosts"].keys() & chosen:
-        listener = hosts.listen(settings.hosts, size, settings.port, session.world.rank_env, findings)
-        session.bar.show("waiting for the other hosts")
-        met = hosts.meet(listener, timeout)
-        session.bar.show("measuring the links")
-        if met is None:
-            names = settings.hosts or [f"host {number}" for number in range(size)]
-            session.say(f"hosts: {names[listener.leader]} leads, and reports")
-            elsewhere = hosts.follow(listener, timeout)
-        else:
-            found = hosts.lead(listener, *met, settings.hosts)
-            conclude("hosts", found, hosts.summarize(found), found.theirs)
-            hosts.dismiss(listener, found, count_errors(findings))
-    return findings, facts, elsewhere
+        with hosts.listen(settings.hosts, settings.port) as listener:
+            session.bar.show("waiting for the other hosts")
+            met = hosts.meet(listener, settings.hosts, timeout)
+        conclude("hosts", met, hosts.summarize(met))
+    return findings, facts
 
 
 @session_command(
@@ -121,9 +107,9 @@ def examine(
 def command(
     session: Session, words: Sequence[str], settings: DoctorSettings, check: Sequence[str], timeout: float
 ) -> None:
-    """Examine this machine, torch, and, with --hosts or under torchrun, the hosts and their links. Or a script for
-    torchrun: what would break on nccl, on more ranks, or with unequal data. It runs on 2 ranks, then on 3, unseen,
-    in a copy of the working folder.
+    """Examine this machine, torch, and, with --hosts, the connections between hosts. Or a script for torchrun: what
+    would break on nccl, on more ranks, or with unequal data. It runs on 2 ranks, then on 3, unseen, in a copy of the
+    working folder.
 
     Of each finding: what was seen, the rule, and the fix. Exit code 1 if one is an error.
 
@@ -133,21 +119,16 @@ def command(
         python -m playground doctor --hosts a,b,c
         python -m playground doctor train.py --epochs 1
     """
-    env = session.world.rank_env
-    size = len(settings.hosts) or (env.size // env.local_size if env else 1)
-    if words and (env or settings.hosts):
-        raise UsageError(f"doctor {words[0]} starts ranks of its own, here: run it without torchrun and --hosts")
-    if env and env.local_rank:
-        return  # one process examines a host
-    chosen = choose(check, ["script"] if words else ["machine", "torch", *["hosts"] * (size > 1)])
+    if session.world.rank_env:
+        raise UsageError(f"{TOOL.name} examines a host from one process: run it without torchrun, RANK and WORLD_SIZE")
+    if words and settings.hosts:
+        raise UsageError(f"doctor {words[0]} starts ranks of its own, here: run it without --hosts")
+    chosen = choose(check, ["script"] if words else ["machine", "torch", *["hosts"] * bool(settings.hosts)])
     session.say(f"{TOOL.name}: {platform.node()}, {platform.platform()}, Python {platform.python_version()}", "")
-    findings, facts, elsewhere = examine(session, settings, chosen, words, size, timeout)
+    findings, facts = examine(session, settings, chosen, words, timeout)
     session.print_document({}, findings=findings, **facts)
-    if count_errors(findings):
-        checks = dict.fromkeys(each.check for each in findings if each.severity == ERROR)
+    if checks := dict.fromkeys(each.check for each in findings if each.severity == ERROR):
         raise PlaygroundError(f"not fit for distributed training: {', '.join(checks)}")
-    if elsewhere:
-        raise PlaygroundError("not fit for distributed training: the host that leads tells why")
     session.say("", prose("Shown: ", good("fit for distributed training"), "."))
 
 
@@ -156,6 +137,6 @@ def choose(asked: Sequence[str], tiers: Sequence[str]) -> tuple[str, ...]:
     known = [name for tier in tiers for name in TIERS[tier]]
     if missing := next((name for name in asked if name not in (*known, *tiers, ALL)), ""):
         about = next(tier for tier in TIERS if missing in (tier, *TIERS[tier]))
-        cure = {"hosts": "several hosts: add --hosts, or start it by torchrun", "script": "a script: name one"}
+        cure = {"hosts": "several hosts: add --hosts", "script": "a script: name one"}
         raise UsageError(f"--check {missing} is about {cure.get(about, 'this machine: leave out the script')}")
     return select_names(known, [*asked, *(name for tier in tiers if tier in asked for name in TIERS[tier])] or [ALL])

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ast
 import contextlib
-import linecache
 import logging
 import os
 import re
@@ -19,7 +18,6 @@ import signal
 import sys
 import tempfile
 import threading
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -44,8 +42,6 @@ LEADER = "process group"
 """Key of a report: the id of the process group that a rank leads. With a space, it is none of the script's own."""
 NOT_IN_NCCL = ("monitored_barrier", "all_gather_coalesced")
 """Operations that torch's nccl backend lacks."""
-Message = tuple[int, int, tuple[int, ...]]
-"""Sender, receiver, group."""
 
 
 class Elapsed(Exception):
@@ -54,7 +50,7 @@ class Elapsed(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class ScriptFacts:
-    """What is known of a script."""
+    """The facts of a script."""
 
     path: Path
     folder: str
@@ -83,8 +79,8 @@ def examine(path: Path, words: Sequence[str], seconds: float, timeout: float) ->
     runs, states = list[Fields](), list[Sequence[RankState]]()
     with tempfile.TemporaryDirectory(prefix="doctor-", ignore_cleanup_errors=True) as folder:
         for size in SIZES:
-            here, argv = copy_files(Path(os.path.abspath(path)), words, Path(folder).resolve() / f"{size}-ranks")
-            run, seen = run_script(here, argv, size, seconds, timeout)
+            here = Path(folder).resolve() / f"{size}-ranks"
+            run, seen = run_script(here, [str(copy_files(path, here)), *words], size, seconds, timeout)
             runs, states = [*runs, run], [*states, seen]
             if has_failed(run):
                 break
@@ -115,11 +111,14 @@ def is_copied(path: Path, target: Path) -> bool:
     return is_plain and not (path / "pyvenv.cfg").is_file() and path.resolve() not in target.parents
 
 
-def copy_files(path: Path, words: Sequence[str], target: Path) -> tuple[Path, list[str]]:
-    """Copy the working folder, and that of the script if it lies elsewhere: returns the copy of the working folder, and
-    the script's with its arguments, where what lies in a copied folder is the copy. Raises `UsageError` if there is
-    more than `COPIED`, or no room for it."""
-    left, copies = COPIED, dict[Path, Path]()
+def copy_files(path: Path, target: Path) -> Path:
+    """Copy the working folder to `target`. Returns the script there. Raises `UsageError` if the script is not in that
+    folder, if there is more than `COPIED`, or no room for it."""
+    left, here = COPIED, Path.cwd()
+    script = Path(os.path.abspath(path))
+    about = f"doctor {path} runs it in a copy of the working folder, {here}"
+    if not script.is_relative_to(here):
+        raise UsageError(f"{about}: start it in a folder that holds the script")
 
     def leave_out(place: str, names: list[str]) -> list[str]:
         """Virtual environments, what cannot be read, what is no file (a pipe has no end), and the copies themselves."""
@@ -127,24 +126,16 @@ def copy_files(path: Path, words: Sequence[str], target: Path) -> tuple[Path, li
         kept = [name for name in names if is_copied(Path(place, name), target)]
         left -= sum(os.path.getsize(os.path.join(place, name)) for name in kept)
         if left < 0:
-            raise UsageError(
-                f"doctor {path.name} runs it in a copy of {folder}, which has more than {format_bytes(COPIED)}: "
-                f"start it in a folder with the script's files, and name data by an absolute path elsewhere"
-            )
+            why = f"which has more than {format_bytes(COPIED)}: name data by an absolute path elsewhere"
+            raise UsageError(f"{about}, {why}")
         return [name for name in names if name not in kept]
 
-    for folder in (Path.cwd(), path.parent):
-        if not any(folder.is_relative_to(each) for each in copies):
-            copies[folder] = target / str(len(copies)) / folder.name
-            try:
-                shutil.copytree(folder, copies[folder], ignore=leave_out)
-            except OSError as failure:
-                why = failure.args[0][0][2] if isinstance(failure, shutil.Error) else failure.strerror
-                raise UsageError(f"doctor {path.name} runs it in a copy of {folder}, which fails: {why}") from None
-    longest_first = sorted(map(str, copies), key=len, reverse=True)
-    inside = re.compile(rf"(?<![\w./-])({'|'.join(map(re.escape, longest_first))})(?=/|$)")
-    argv = [inside.sub(lambda found: str(copies[Path(found[0])]), word) for word in (str(path), *words)]
-    return next(iter(copies.values())), argv
+    try:
+        shutil.copytree(here, target, ignore=leave_out)
+    except OSError as failure:
+        why = failure.args[0][0][2] if isinstance(failure, shutil.Error) else failure.strerror
+        raise UsageError(f"{about}, which fails: {why}") from None
+    return target / script.relative_to(here)
 
 
 def run_script(
@@ -208,15 +199,6 @@ def run_on_rank(rank: int, size: int, here: Path, argv: Sequence[str], seconds: 
             raise
 
 
-def list_messages(states: Sequence[RankState]) -> Iterator[tuple[int, Message, Operation]]:
-    """The known parts of messages whose ends are known, each with the rank that called it."""
-    for state in states:
-        for one in state.operations:
-            if one.kind != COLLECTIVE and one.peer is not None:
-                ends = (state.rank, one.peer) if one.kind == SEND else (one.peer, state.rank)
-                yield state.rank, (*ends, one.group), one
-
-
 def check_agreement(script: ScriptFacts) -> Iterator[Finding]:
     for run in (run for run in script.runs if run["diagnosis"]):
         saw = f"on {run['size']} ranks: {' '.join(run['diagnosis'].sentence.split())}"
@@ -252,20 +234,6 @@ def check_call_counts(script: ScriptFacts) -> Iterator[Finding]:
                 return
 
 
-def check_branches(script: ScriptFacts) -> Iterator[Finding]:
-    met: dict[object, dict[str, str]] = {}
-    for states in script.states:
-        for one in (one for state in states for one in state.operations if one.peer is None):
-            file, _, number = one.line.partition(" in ")[0].rpartition(":")
-            source = linecache.getline(str(script.path.with_name(file or "?")), int(number or 0))
-            if one.kind == COLLECTIVE and one.name in source:  # not what DDP calls, or `join`
-                met.setdefault((len(states), one.channel, one.index), {})[one.line] = one.name
-    calls = {tuple(sorted(lines)): name for lines in met.values() for name in lines.values() if len(lines) > 1}
-    for lines, name in calls.items():
-        saw = f"ranks meet in {name} from different lines: {', '.join(lines)}"
-        yield warning(saw, "a collective in a branch needs its like in the others", "call it after the branches")
-
-
 def check_any_source(script: ScriptFacts) -> Iterator[Finding]:
     for line in sorted({one.line for one in script.operations if one.kind == RECEIVE and one.peer is None}):
         yield warning(f"a receive from anyone ({line})", "nccl receives from a given rank only", "pass src to recv")
@@ -274,49 +242,6 @@ def check_any_source(script: ScriptFacts) -> Iterator[Finding]:
 def check_nccl_operations(script: ScriptFacts) -> Iterator[Finding]:
     for name, line in sorted({(one.name, one.line) for one in script.operations if one.name in NOT_IN_NCCL}):
         yield warning(f"{name} ({line})", "nccl lacks it", "call it in a group of gloo: new_group(backend='gloo')")
-
-
-def check_tags(script: ScriptFacts) -> Iterator[Finding]:
-    for states in script.states:
-        parts: dict[tuple[str, Message], list[Operation]] = {}
-        for _, message, one in list_messages(states):
-            parts.setdefault((one.kind, message), []).append(one)
-        for (kind, message), sent in parts.items():
-            if kind == SEND and len(tags := {one.tag for one in sent}) > 1:
-                orders = [[(one.tag, one.index) for one in part] for part in (sent, parts.get((RECEIVE, message), []))]
-                known = {*orders[0]} & {*orders[1]}
-                mixed = [key for key in orders[0] if key in known] != [key for key in orders[1] if key in known]
-                saw = f"tags {', '.join(map(str, sorted(tags)))} from rank {message[0]} to rank {message[1]}, "
-                saw += f"{'not ' * mixed}received in the order of sending ({sent[0].line})"
-                rule = "nccl ignores tags: messages between two ranks arrive in the order of sending"
-                yield warning(saw, rule, "receive in the order of sending")
-                return
-
-
-def check_message_order(script: ScriptFacts) -> Iterator[Finding]:
-    """Play the messages as nccl may run them: those of a rank one after the other, unless it calls them in a batch."""
-    for states in script.states:
-        parts = [(rank, (*message, one.tag, one.index), one) for rank, message, one in list_messages(states)]
-        known = Counter(key for _, key, _ in parts)
-        queues: dict[int, list[dict[object, Operation]]] = {state.rank: [] for state in states}
-        for rank, key, one in ((rank, key, one) for rank, key, one in parts if known[key] == 2):
-            last = next(reversed(queues[rank][-1].values())) if queues[rank] else None
-            if last and last.line == one.line and not 0 < last.done < one.issued:
-                queues[rank][-1][key] = one
-            else:
-                queues[rank].append({key: one})
-        while True:
-            heads = Counter(key for queue in queues.values() for key in next(iter(queue), {}))
-            if not (ready := {key for key, count in heads.items() if count == 2}):
-                break
-            for queue in filter(None, queues.values()):
-                queue[0] = {key: one for key, one in queue[0].items() if key not in ready}
-                queue[:] = filter(None, queue)
-        if stuck := {one.line for queue in queues.values() for one in next(iter(queue), {}).values()}:
-            saw = f"on {len(states)} ranks: messages, called one by one, cross each other ({', '.join(sorted(stuck))})"
-            rule = "nccl runs them in the order of calls, and large ones wait for their receivers"
-            yield warning(saw, rule, "call them together: batch_isend_irecv")
-            return
 
 
 def check_device(script: ScriptFacts) -> Iterator[Finding]:

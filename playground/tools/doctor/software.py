@@ -30,20 +30,18 @@ TRIED = ("gloo", "nccl")
 """Backends that torch brings along."""
 ELEMENTS = 2**18
 """Number of elements of the tensor that is summed: 1 MiB."""
-SLOW_IMPORT = 20.0
-"""Seconds; from a local disk torch takes 2."""
 REINSTALL = "pip install --force-reinstall torch torchvision"
 SMI = "nvidia-smi --query-gpu=name,memory.used,memory.total,utilization.gpu --format=csv,noheader,nounits"
 
 
 @dataclass(frozen=True, kw_only=True)
 class TorchFacts:
-    """What is known of torch here."""
+    """The facts of torch here."""
 
     version: str = ""
     """Empty if it is not installed."""
     stage: str = ""
-    """What the process was doing when it ended or its time was up; empty if it came to its end."""
+    """The stage at which the process ended or its time was up; empty if it came to its end."""
     problem: str = ""
     """How it ended."""
     import_seconds: float = 0.0
@@ -54,7 +52,7 @@ class TorchFacts:
     visible: int = 0
     """Number of GPUs that torch shows."""
     sums: Mapping[str, str] = field(default_factory=dict)
-    """What went wrong when ranks added up a tensor, by backend; empty if nothing did."""
+    """The problem that ranks had when they added up a tensor, by backend; empty for none."""
     gpus: tuple[tuple[str, int, int, int], ...] = ()
     """Name, MiB of memory in use and in all, and utilisation in percent, of each GPU of the machine."""
 
@@ -155,9 +153,6 @@ def check_torch_import(torch: TorchFacts) -> Iterator[Finding]:
     elif torch.problem:
         rule = "a process imports torch, ranks of this machine add up a tensor, torchvision is built for this torch"
         yield error(f"a process ended while {torch.stage}: {torch.problem}", rule, REINSTALL)
-    elif torch.import_seconds > SLOW_IMPORT:
-        saw = f"importing torch took {torch.import_seconds:.0f} s"
-        yield warning(saw, "from a local disk it takes 2 s", "install torch on a local disk, not on a shared one")
 
 
 def check_gpu_driver(torch: TorchFacts) -> Iterator[Finding]:
@@ -179,10 +174,6 @@ def check_all_reduce(torch: TorchFacts) -> Iterator[Finding]:
 
 
 def check_gpus(torch: TorchFacts) -> Iterator[Finding]:
-    kinds = sorted({name for name, *_ in torch.gpus})
-    if len(kinds) > 1:
-        fix = "train on GPUs of one kind: export CUDA_VISIBLE_DEVICES"
-        yield warning(f"GPUs of {len(kinds)} kinds: {', '.join(kinds)}", "all ranks wait for the slowest", fix)
     for number, (_, used, total, percent) in enumerate(torch.gpus):
         if used > total / 10 or percent > 10:
             saw = f"GPU {number} is busy: {percent} % of its time, {used:,} of {total:,} MiB"

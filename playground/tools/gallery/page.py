@@ -26,10 +26,10 @@ from playground.measurement import Fields
 from playground.runtime.black_box import UNASKED, Kind, RankState, diagnosis
 from playground.runtime.black_box.box import View, find_boxes, process_status
 from playground.runtime.errors import Deadlock, PlaygroundError, RankFailed, RankTimeout, UsageError
+from playground.runtime.files import temporary_folder
 from playground.runtime.launcher.entry import CommandWorld, run_as_it_is
 from playground.runtime.meeting.rendezvous import DEFAULT_TIMEOUT
 from playground.runtime.remote import ROOT, Remote, file_of, remote
-from playground.runtime.temporary_folder import temporary_folder
 from playground.tools import TOOLS
 
 TOOL = TOOLS["break"]
@@ -41,7 +41,7 @@ BETWEEN_LOOKS = 0.3
 """Seconds: a rank that makes no progress meanwhile stands still."""
 DEADLOCK, TIMEOUT, FAILURE, SILENT = "deadlock", "timeout", "failure", "wrong values"
 ERRORS = {DEADLOCK: Deadlock, TIMEOUT: RankTimeout, FAILURE: RankFailed}
-"""What `launch` raises, by symptom: of several that fit, the first."""
+"""Exceptions that `launch` raises, by symptom: of several that fit, the first."""
 Ranks = Callable[[int], Sequence[int]]
 Values = Callable[[int], Sequence[object]]
 """A value for each rank of a world of this size."""
@@ -112,7 +112,7 @@ BOARDS = {
         "port-taken": Expected(FAILURE, on_all(lambda n: True), "EADDRINUSE"),
     },
 }
-"""What is expected of the programs of each board on n ranks, by the name that the command takes."""
+"""Expectations of the programs of each board on n ranks, by the name that the command takes."""
 PROGRAMS = {name: expected for rows in BOARDS.values() for name, expected in rows.items()}
 
 
@@ -132,10 +132,11 @@ def read_body(function: Remote) -> dict[int, str]:
 
 
 Outcome = Fields
-"""What a program (`name`) and its cure came to. The `symptom`; the class of what `launch` raised (`error`, empty if it
-returned) and what it said (`told`); the kind of the `diagnosis`, the ranks that it names (`culprits`) and the `line`:
-"calls.py:12 in other_order". What each rank returned (`results`, None if `launch` raised), and each rank of the cure
-(`cured`). The `problem`: what is not as expected; empty if the program went wrong as it must, and its cure is right."""
+"""The results of a program (`name`) and its cure. The `symptom`; the class of the exception of `launch` (`error`, empty
+for none) and its message (`told`); the kind of the `diagnosis`, the ranks that it names (`culprits`) and the `line`:
+"calls.py:12 in other_order". The return value of each rank (`results`, None if `launch` raised), and of each rank of
+the cure (`cured`). The `problem`: what is not as expected; empty if the program went wrong as it must, and its cure is
+right."""
 
 
 def run(world: CommandWorld, name: str) -> Outcome:
@@ -173,7 +174,7 @@ def run(world: CommandWorld, name: str) -> Outcome:
 
 
 def find_problem(found: Outcome) -> str:
-    """What is not as expected, in words; empty if everything is."""
+    """The first thing that is not as expected, in words; empty if everything is."""
     expected, size = PROGRAMS[found["name"]], len(found["cured"])
     culprits, right, named = [*expected.culprits(size)], [*expected.right(size)], [*found["culprits"]]
     if expected.symptom == FAILURE:
@@ -243,14 +244,14 @@ def command(session: Session, name: str | None) -> None:
 
 
 def board_texts(function: Remote) -> Texts:
-    """What the program shows, and its code."""
+    """The summary of the program, and its code."""
     about = prose(heading(function.name.replace("_", "-")), f": {function.summary}")
     code = (f"{number:>4}  {line}" for number, line in read_body(function).items())
     return [about, f"  {file_of(function.module).relative_to(ROOT)}", *code]
 
 
 def outcome_texts(outcome: Outcome) -> Texts:
-    """What is said about the program, the difference to its cure, and the values."""
+    """The diagnosis of the program, the difference to its cure, and the values."""
     changes = {"-": bad, "+": good}
     wrong, cured = ([*read_body(find(outcome["name"], suffix)).values()] for suffix in ("", "_cured"))
     lines = [*difflib.unified_diff(wrong, cured, lineterm="", n=1)][2:]
@@ -289,8 +290,8 @@ def list_family(pid: int) -> Iterator[int]:
 
 
 def look_twice(boxes: Sequence[View]) -> list[RankState]:
-    """What each rank does. One that goes on between two looks is in the program. From outside, no deadlock is proved:
-    its launcher does that."""
+    """The state of each rank. One that goes on between two looks is in the program. From outside, no deadlock is
+    proved: its launcher does that."""
     before = [box.progress for box in boxes]
     time.sleep(BETWEEN_LOOKS)
     return [replace(box.read_since(was), may_act=UNASKED) for box, was in zip(boxes, before, strict=True)]
