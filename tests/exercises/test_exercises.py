@@ -264,7 +264,7 @@ def test_what_is_no_solution_gets_one_line(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("exercise", "juggle"), "'juggle' is not one of 'whoami', 'share'"),
+        (("exercise", "juggle"), "'juggle' is not one of 'whoami'"),
         (("check",), "there is no solution in this folder"),
         (("check", "swap.py", "-n", "9"), "-n 9: swap is checked on 1, 2, 3, 4, 5 ranks, choose one of them"),
         (("check", "--see", "mine.html"), "--see records a case of one solution"),
