@@ -29,7 +29,6 @@ from playground.exercises.exercise import (
 from playground.exercises.observation import explain_digits
 from playground.exercises.verdict import Solution, Verdict, check_solution, tell_lines
 from playground.exercises.work import Workbook, progress_file
-from playground.runtime.launcher.server import preload
 
 Run = Callable[..., Any]
 ALL = list(CATALOGUE.values())
@@ -52,7 +51,6 @@ QUICK = {"column", "swap-in a batch", "handover-bystanders receive", "column-a v
 
 
 def judge(exercise: Exercise, text: str, world: int | None = None) -> Verdict:
-    preload(*exercise.preload)
     before = Workbook(Path("nowhere")).solutions_before(exercise)
     return check_solution(Solution(exercise, text, exercise.file), before, world)
 
