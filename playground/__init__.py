@@ -36,10 +36,9 @@ may die, and the others go on. What `launch` raises is a `PlaygroundError`:
 Importing this package does not import torch.
 """
 
-from playground.console.script import leave_quietly_on_ctrl_c, put_working_folder_last
+from playground.console.script import put_working_folder_last
 
 put_working_folder_last()  # before anything else is imported
-leave_quietly_on_ctrl_c()
 
 from typing import TYPE_CHECKING, Any  # noqa: E402
 
@@ -61,20 +60,9 @@ if TYPE_CHECKING:
     )
 
 __all__ = [
-    "Deadlock",
-    "ForkServerFailed",
-    "PeerDisconnected",
-    "PlaygroundError",
-    "Preempted",
-    "RankFailed",
-    "RankTimeout",
-    "RendezvousTimeout",
-    "UsageError",
-    "launch",
-    "preempted",
-    "report",
-    "restart_count",
-]
+    "Deadlock", "ForkServerFailed", "PeerDisconnected", "PlaygroundError", "Preempted", "RankFailed", "RankTimeout",
+    "RendezvousTimeout", "UsageError", "launch", "preempted", "report", "restart_count",
+]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

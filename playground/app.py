@@ -107,9 +107,12 @@ class Commands(click.Group):
 @click.version_option(package_name="playground")
 @click.pass_context
 def cli(ctx: click.Context) -> None:
-    """Learn, test and measure distributed data parallelism, one primitive at a time."""
+    """Learn, test and measure distributed data parallelism, one primitive at a time.
+
+    Start with: python -m playground hello, then read its chapter: python -m playground read hello
+    """
     if ctx.invoked_subcommand is None:
-        show_path()
+        click.echo(ctx.get_help())
 
 
 @click.command(
@@ -119,30 +122,13 @@ def cli(ctx: click.Context) -> None:
 )
 @click.argument("chapter", metavar="NAME", type=click.Choice([*CHAPTERS]))
 def read(chapter: str) -> None:
-    from playground.console.rendering import render_markdown, to_plain  # imports rich
+    from playground.console.rendering import render_markdown  # imports rich
 
-    file = CHAPTERS[chapter]
-    text = render_markdown(to_plain(file.read_text(encoding="utf-8"), file.parent), terminal.width())
+    text = render_markdown(CHAPTERS[chapter].read_text(encoding="utf-8"), terminal.width())
     if sys.stdout.isatty():
         click.echo_via_pager(text)
     else:
         click.echo(text, nl=False)
-
-
-def show_path() -> None:
-    """What `python -m playground` says: the path, how to begin, and what measures."""
-    formatter = click.HelpFormatter(width=terminal.width())
-    formatter.write_text("The path, in order:")
-    formatter.write_paragraph()
-    formatter.indent()
-    formatter.write_dl([(f"{number}. {lesson.name}", lesson.teaches) for number, lesson in enumerate(PATH, 1)])
-    formatter.dedent()
-    formatter.write_paragraph()
-    formatter.write_text(f"Start with: python -m playground {PATH[0].name}")
-    formatter.write_text(f"Then read its chapter: python -m playground {READ} {PATH[0].name}")
-    formatter.write_text(f"Beside the path: {', '.join(f'python -m playground {name}' for name in TOOLS)}")
-    formatter.write_text(f"Exercises that check themselves: python -m playground {next(iter(EXERCISES))}")
-    click.echo(formatter.getvalue().rstrip())
 
 
 def main() -> NoReturn:
@@ -163,7 +149,6 @@ def run() -> NoReturn:
     """Run the command line and exit: 0 done, 2 asked for the impossible, 1 a rank failed, 75 preempted, 128 + the
     signal's number if one ended it (Ctrl-C 130, SIGTERM 143, SIGHUP 129, a closed pipe for the output 141)."""
     try:
-        terminal.replace_unencodable()
         code = cli.main(prog_name="playground", standalone_mode=False) or 0
         sys.stdout.flush()
         leave(code)

@@ -28,7 +28,6 @@ from types import SimpleNamespace
 import torch
 
 from playground.lessons.pipeline.page import BLOCKS
-from playground.remote import AGENTS
 from playground.runtime.backends import BACKENDS
 from playground.runtime.backends.nccl import SHARES_A_GPU, driver_version, format_version, nccl_version
 from playground.runtime.errors import UsageError
@@ -133,6 +132,7 @@ ROWS = (
     # What may hang: a kernel's first launch beside a receive.
     Row("pipeline {on} {data} --timeout 30", needs=FOR.pair, ranks=RANKS.stages),
     Row("pipeline {on} {data} --timeout 30", needs=FOR.pair, ranks=RANKS.stages, environ=EAGER),
+    Row("tensor --backend nccl -n 2 --steps 5", needs=FOR.pair),
     # The same bits: these train undisturbed twice first, and say if that differs. NVLS takes several GPUs.
     Row("elastic {on} {data}"),
     Row("elastic {on} {data} --way ddp"),
@@ -177,12 +177,12 @@ ROWS = (
     *(Row(f"sgd {{on}} {{few}} --all-reduce {name}") for name in ("ring", "auto")),
     Row("ladder {on} {data} --json", verdict=ladder_verdict),
     Row("ladder {on} {data} --json", verdict=ladder_verdict, environ=OLD),
-    Row("ladder {on} --model bert --json", verdict=ladder_verdict, limit=300),
     Row("ddp {on} {few}"),
     Row("ddp {on} {data} --lab"),
+    Row("zero {on} --layers 2 --steps 5"),
     Row("prove {on} {data}"),
     Row("rpc {on}", needs=FOR.pair),
-    *(Row(f"parameter-server {{on}} {{data}} --steps 20 --over {over}", needs=FOR.pair) for over in AGENTS),
+    Row("parameter-server {on} {data} --steps 20", needs=FOR.pair),
     Row("parameter-server {on} {data} --steps 20 --slow-worker 3", needs=FOR.pair),
     Row("bench {on} --collective all --limit -e 64M --json", verdict=bench_verdict),
     Row("bench {on} --algorithm all -e 4M --json", verdict=bench_verdict, needs=FOR.pair),

@@ -110,6 +110,7 @@ ALLOWED = {
 """Lower rooms first: nothing below imports what is above it, by whatever kind of import or by a name in a string."""
 EXCEPTIONS = {
     "playground.console.steps": {"playground.lessons"},  # a lesson's folder is found by its name
+    "playground.training.grad_syncs": {"playground.lessons.zero.lesson"},  # the table names what stands on a board
 }
 """What else is imported or named, by module."""
 
@@ -385,7 +386,7 @@ def test_sgd_by_hand_is_whole_in_one_file() -> None:
 def test_data_parallel_is_whole_in_one_file() -> None:
     """Its four calls and the module, without a trace of whoever keeps account of what they do."""
     source = (ROOT / "lessons" / "data_parallel" / "lesson.py").read_text(encoding="utf-8")
-    assert len(source.splitlines()) <= 190
+    assert len(source.splitlines()) <= 150
     for line in (
         *(f"def {part}(" for part in ("scatter", "replicate", "parallel_apply", "gather")),
         "class DataParallel(",

@@ -35,10 +35,10 @@ EXCERPT = re.compile(r"\]\(([^)]+)\):\n\n( *)```python\n(.*?)^\2```$", re.DOTALL
 NOT_RUN = {
     "python -m playground sgd --backend nccl -n 2": "two GPUs",
     "python -m playground hello --backend nccl": "a GPU",
-    "python -m playground bert --weights bert-base-cased --dataset multinli --backend nccl -n 4": "GPUs, and a network",
+    "python -m playground bert --weights bert-base-cased --dataset multinli --batch-size 128 --lr 3e-5 "
+    "--max-length 512": "GPUs, and a network",
     "python -m playground bert --weights FOLDER --way ddp --steps 20 --only train": "somebody's weights",
-    "python -m playground ladder --model resnet18 --plot ladder.svg": "half a minute",
-    "python -m playground ladder --model bert": "half a minute",
+    "python -m playground ladder --model resnet18 --steps 20 --batch-size 32 --bucket-cap-mb 25": "half a minute",
     "python -m playground why 4711": "a run that stands still",
     "PLAYGROUND_HOSTS=2 python -m playground scale -n 4": "a quarter of a minute",
     "GLOO_SOCKET_IFNAME=eth1 python -m playground doctor": "a machine with these faults",
@@ -54,7 +54,7 @@ NOT_RUN = {
 }
 """The commands that are not run here, with what they need. (Ranks started by hand: tests/runtime/test_join.py.)"""
 HEAVIER = (
-    "bert", "bert --only same-losses", "bert --only averaging", "bert --way ddp --only train",
+    "bert", "bert --only same-losses", "bert --way ddp --only train",
     "bert --way ddp --only train --dropout 0.1", "data-parallel",
     "data-parallel --devices 2 --batch-size 8", "data-parallel --devices 3 --steps 1",
     "prove", "prove -n 3 --steps 5 --dataset digits", "ladder", "ladder --bucket-cap-mb 25",
@@ -64,11 +64,14 @@ HEAVIER = (
     "elastic --dataset digits", "ddp --lab accumulation --dataset digits", "ladder --steps 30 --dataset digits",
     "see --figure F9 ring.svg", "rpc", "bert --only memory", "break send-send --see hang.html",
     "parameter-server --slow-worker 5 --dataset digits",
-    "parameter-server", "parameter-server -n 9 --mode async --over rpc",
+    "parameter-server", "parameter-server -n 9 --mode async",
     "parameter-server --slow-worker 5 --mode stale-synchronous --staleness 50",
     "parameter-server -n 4 --mode async --steps 2000",
+    "tensor", "tensor --link 0.5",
     "pipeline", "pipeline --dataset digits", "pipeline --schedule gpipe --microbatches 32",
     "pipeline -n 4 --schedule 1f1b --microbatches 2", "pipeline -n 4 --data-parallel 2",
+    "zero", "zero -n 4 --layers 6 --steps 20", "zero -n 2 --layers 6 --steps 20", "zero -n 4 --layers 6 --cap-mb 7",
+    "zero -n 4 --layers 5 --width 516 --cap-mb 170 --kernel",
 )  # fmt: skip
 """Commands that wait for `make stress`: a smaller run of the same lesson, or the lesson's own test, is in the suite."""
 EXACT = ("p2p", "collectives", "allreduce")
@@ -82,6 +85,8 @@ SMALLER = {
     "prove": (*FEW_SAMPLES, "--batch-size", "16"),
     "parameter-server": (*FEW_SAMPLES, "--batch-size", "64", "--steps", "8"),
     "pipeline": (*FEW_SAMPLES, "--batch-size", "32", "--steps", "1"),
+    "zero": ("--layers", "1", "--steps", "1"),
+    "tensor": ("--steps", "1"),
     "bench": ("--iterations", "2"),
 }
 """Options that make a command quick and leave the form of its output as it is."""

@@ -1,5 +1,4 @@
-"""Options: made of the flags of a dataclass and packed into one object; names of a table; amounts of memory; and
-options that do not go together. The options of every run stand at the end.
+"""Options: made of the flags of a dataclass and packed into one object; names of a table; those of every run.
 
 An option that has no effect is refused by name. What it needs stands with its flag, or beside the options of a command:
 
@@ -22,7 +21,6 @@ from typing import Any, cast, get_args, get_type_hints
 import click
 from click.core import ParameterSource
 
-from playground.console.paths import FilePath
 from playground.runtime.backends import BACKENDS
 from playground.runtime.errors import UsageError
 from playground.runtime.flags import Flag, flag, flags_of
@@ -30,6 +28,7 @@ from playground.runtime.launcher.launch import MAX_RANKS
 from playground.runtime.meeting.rendezvous import DEFAULT_TIMEOUT
 
 MEGABYTE = 2**20
+FILE = click.Path(path_type=Path)
 Changes = Mapping[str, Mapping[str, Any]]
 """Arguments of `click.option`, by field."""
 
@@ -55,7 +54,6 @@ class Megabytes(Finite):
 
 
 def options(*decorators: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Several click options as one decorator, in the order given."""
     return lambda command: functools.reduce(lambda decorated, each: each(decorated), reversed(decorators), command)
 
 
@@ -93,7 +91,7 @@ def type_of(flag: Flag, value_type: type) -> Any:
         return click.IntRange(cast("int", low), cast("int", high))
     if value_type is float:
         return Finite(low, high, min_open=flag.above is not None, max_open=flag.below is not None)
-    return FilePath() if value_type is Path else None
+    return FILE if value_type is Path else None
 
 
 def pack_options(
@@ -138,14 +136,8 @@ def read_names(known: Collection[str], texts: Iterable[str]) -> tuple[str, ...]:
 def take_names(known: Collection[str], default: Sequence[str]) -> Mapping[str, Any]:
     """Arguments of `click.option` for several names of a table, with commas between them, or `ALL`. Its value is the
     words given; empty if it is left out, for which --help shows `default`. `select_names` makes names of the words."""
-
-    def complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
-        before, comma, word = incomplete.rpartition(",")  # only names that are not there yet
-        names = [name for name in (*known, ALL) if name not in before.split(",")]
-        return [f"{before}{comma}{name}" for name in names if name.startswith(word)]
-
     about = {"multiple": True, "metavar": "NAME,…", "show_default": ",".join(default)}
-    return {"callback": lambda ctx, param, texts: read_names(known, texts), "shell_complete": complete, **about}
+    return {"callback": lambda ctx, param, texts: read_names(known, texts), **about}
 
 
 def select_names(known: Collection[str], words: Sequence[str]) -> tuple[str, ...]:
@@ -202,9 +194,7 @@ class RunOptions:
     )
     seed: int = flag(1234, "Seed of the random number generators.", least=0, most=2**32)
     init_method: str | None = flag(
-        None,
-        "How the ranks meet, instead of at our own store: env://, tcp://HOST:PORT or file:///PATH.",
-        metavar="URL",
+        None, "How the ranks meet, instead of at our own store: env://, tcp://HOST:PORT or file:///PATH.", metavar="URL"
     )
     wide: bool = flag(False, "Show all columns of every table, even if lines get wider than the terminal.")
     as_json: bool = flag(False, "Print one JSON document instead of text.", name="--json")
@@ -220,12 +210,27 @@ COMMON = ("size", "backend", "timeout", "seed", "wide", "as_json", "see")
 """The options of nearly every run: fields of `RunOptions`."""
 
 
+def check_writable(flag: str, file: Path) -> None:
+    """Raise `UsageError` if `file`, the value of the option `flag`, could not be written now. It stays as it is."""
+    folder = file.absolute().parent
+    if not folder.is_dir():
+        raise UsageError(f"{flag} {file}: there is no such folder as {folder}, create it first")
+    is_new = not file.exists()
+    try:
+        if is_new or not file.is_fifo():  # opening a FIFO would wait for its reader
+            file.open("ab").close()
+    except OSError as error:
+        raise UsageError(f"{flag} {file} cannot be written: {error.strerror}") from None
+    if is_new:
+        file.unlink(missing_ok=True)
+
+
 def plot_option(about: str) -> Callable[[Any], Any]:
-    return click.option("--plot", type=FilePath(), metavar="FILE", help=f"Also draw {about}: .svg or .png.")
+    return click.option("--plot", type=FILE, metavar="FILE", help=f"Also draw {about}: .svg or .png.")
 
 
 HEADINGS = {
-    "Training": ("epochs", "batch_size", "lr", "momentum", "accumulate", "loader", "loader_workers"),
+    "Training": ("epochs", "batch_size", "lr", "momentum", "accumulate", "loader_workers"),
     "Ranks": ("size", "backend", "timeout", "seed", "init_method"),
     "Data": ("dataset", "data_dir", "limit"),
     "Snapshots": ("snapshots", "snapshot_every", "resume", "restarts"),

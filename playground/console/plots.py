@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from playground.console.paths import check_writable
+from playground.console.options import check_writable
 from playground.runtime.errors import UsageError
 
 SUFFIXES = (".svg", ".png")
@@ -33,7 +33,6 @@ def new_axes(title: str, xlabel: str, ylabel: str) -> tuple[Any, Any]:
 
 
 def save(figure: Any, file: Path) -> None:
-    """Write the figure, in the format that the file's suffix says."""
     try:
         figure.savefig(file)
     except OSError as error:

@@ -6,7 +6,6 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 
 from rich.cells import cell_len
 from rich.console import Console, RenderableType
@@ -21,10 +20,6 @@ from playground.runtime.untrusted import printable
 WORD = re.compile(r"\S+\s*")
 WIDEST = 80
 """Columns: longer lines are hard to read."""
-FENCE = re.compile(r"(^ *```.*?^ *```$)", re.DOTALL | re.MULTILINE)
-TABLE = re.compile(r"^\|.*\n\|[-| :]+\|\n(?:\|.*\n)+", re.MULTILINE)
-FIGURE, LINK_INSIDE = re.compile(r"!\[(.*?)\]\((.*?)\)"), re.compile(r"\[([^\]]+)\]\((?!https?:)[^)]*\)")
-FOLDED, FOLD_ENDS = re.compile(r"<details><summary>(.*?)</summary>"), re.compile(r" *</details>")
 
 
 def render(texts: Iterable[str | Prose | Table], width: int, *, wide: bool = False, colour: bool | None = False) -> str:
@@ -124,45 +119,9 @@ def natural_widths(table: Table) -> list[int]:
 
 def render_markdown(text: str, width: int) -> str:
     """Markdown as lines of at most `width` columns, and of `WIDEST`."""
-    from rich.markdown import CodeBlock, Markdown
-    from rich.syntax import Syntax
-
-    class Fence(CodeBlock):
-        """Without the margins of rich's own: what is `WIDEST` wide is not broken."""
-
-        def __rich_console__(self, *_: object) -> Iterator[Syntax]:
-            text = str(self.text).rstrip()
-            yield Syntax(text, self.lexer_name, theme="ansi_dark", word_wrap=True, background_color="default")
-
-    class Chapter(Markdown):
-        elements = Markdown.elements | {"fence": Fence, "code_block": Fence}
+    from rich.markdown import Markdown
 
     console = new_console(min(WIDEST, width), None)
     with console.capture() as captured:
-        console.print(Chapter(text, hyperlinks=False))
+        console.print(Markdown(text, code_theme="ansi_dark", hyperlinks=False))
     return "".join(f"{line.rstrip()}\n" for line in captured.get().splitlines())
-
-
-def to_plain(text: str, folder: Path) -> str:
-    """Replace all that only a browser can show: a figure by its description and file, a link within the repository by
-    its text, a folded part by its title and text, a table that is too wide by a list."""
-    parts = FENCE.split(text)
-    for place in range(0, len(parts), 2):
-        part = FIGURE.sub(lambda figure: f"{figure[1]}: {folder / figure[2]}", parts[place])
-        part = FOLD_ENDS.sub("", FOLDED.sub(r"*\1:*", LINK_INSIDE.sub(r"\1", part)))
-        parts[place] = TABLE.sub(lambda table: to_list(table[0]), part)
-    return "".join(parts)
-
-
-def to_list(table: str) -> str:
-    """A table of Markdown as it is if it fits, or else a list: of more than two columns, with their names."""
-    lines = table.splitlines()
-    if max(map(len, lines)) <= WIDEST:
-        return table
-    head, _, *rows = ([cell.strip() for cell in line.strip("|").split(" | ")] for line in lines)
-    if len(head) == 2:
-        return "".join(f"- {first}: {second}\n" for first, second in rows)
-    return "".join(
-        f"{first}\n\n" + "".join(f"- *{name}:* {cell}\n" for name, cell in zip(head[1:], others, strict=False)) + "\n"
-        for first, *others in rows
-    )

@@ -10,9 +10,7 @@ we ask for, and would be run. The command line imports nothing of theirs: for it
 from __future__ import annotations
 
 import os
-import signal
 import sys
-from types import FrameType
 from typing import NoReturn
 
 HERE = os.path.join(os.sep, "playground", "console", "script.py")
@@ -37,26 +35,9 @@ def is_our_command() -> bool:
     return sys.argv[:1] == ["-m"] and "playground" in asked
 
 
-def leave_quietly_on_ctrl_c() -> None:
-    """Until the command line takes over (`app.Commands`). Does nothing in any other program, nor where Ctrl-C is
-    ignored."""
-    installed = os.path.basename(sys.argv[0]) == "playground" if sys.argv else False
-    if (installed or is_our_command()) and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        signal.signal(signal.SIGINT, leave_at_once)
-
-
-def leave_at_once(number: int, frame: FrameType | None) -> NoReturn:
-    """There is nothing to clean up yet. Of the ranks that others have started, the first alone speaks."""
-    if os.environ.get("RANK", "0") == "0":
-        os.write(2, b"playground: interrupted\n")
-    os._exit(128 + number)
-
-
 def run_lesson(name: str) -> NoReturn:
-    """Make this process the command of that name, with the options that it was given: `python
-    playground/lessons/p2p/lesson.py` is `python -m playground p2p`. A new program, and not a call: ranks import the
-    main script of the process that starts them, and modules that lie beside it would come before others of the same
-    name."""
+    """Make this process the command of that name, with the options that it was given. A new program, and not a call:
+    ranks import the main script of the process that starts them, and what lies beside it would come first."""
     flags = sys.orig_argv[1 : len(sys.orig_argv) - len(sys.argv)]
     sys.stdout.flush()
     os.execv(sys.executable, [sys.executable, *flags, "-m", "playground", name, *sys.argv[1:]])

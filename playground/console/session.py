@@ -14,7 +14,7 @@ from typing import Any
 import click
 
 from playground.console import terminal
-from playground.console.options import COMMON, RunOptions, options, pack_options, refuse
+from playground.console.options import COMMON, RunOptions, options, pack_options
 from playground.console.tables import Column, Rows, Text
 from playground.console.terminal import Bar
 from playground.runtime import signals
@@ -98,7 +98,6 @@ class Session:
             terminal.say(*texts, wide=self.run.wide)
 
     def rows(self, *columns: Column) -> Rows:
-        """A table whose rows are said one by one: see `Rows`."""
         return Rows(self.say, *columns)
 
     def print_document(self, steps: Mapping[str, Sequence[object]], **more: object) -> None:
@@ -132,10 +131,6 @@ def session_command(
 
         pack = pack_options("run", RunOptions, only=only, changes={"size": {"show_default": str(size)}})
         make: Callable[..., click.Command] = click.command(name, click.Command, **about)
-        return make(options(pack, *decorators, NO_TABLE)(with_session))
+        return make(options(pack, *decorators)(with_session))
 
     return decorate
-
-
-WIDE_JSON = "is for tables and --json prints none: leave one of them out"
-NO_TABLE = refuse("wide", why=lambda given: WIDE_JSON if given["as_json"] else "")

@@ -39,11 +39,9 @@ class Lesson:
 
     @property
     def path(self) -> str:
-        """Its folder, seen from the top of the repository."""
         return f"playground/lessons/{self.folder or self.name.replace('-', '_')}"
 
     def module(self, part: str = "lesson") -> str:
-        """The name of one of its modules."""
         return f"{self.path.replace('/', '.')}.{part}"
 
     @property
@@ -61,7 +59,6 @@ class Lesson:
 
     @property
     def steps(self) -> list[str]:
-        """The functions of `lesson.py` that ranks run, in order."""
         return rank_functions(self.module())
 
     @property
@@ -71,7 +68,6 @@ class Lesson:
 
     @property
     def texts(self) -> dict[str, str]:
-        """The docstrings of its steps."""
         return docstrings(self.module())
 
     def run_by(self, *decorators: Callable[[Any], Any]) -> Callable[[Callable[..., None]], click.Command]:

@@ -5,13 +5,8 @@
     session.say(tabulate(rows, COLUMNS))
 
 A table fits the terminal. Columns with `wide` are shown with --wide only; if the others do not fit, those with `wraps`
-become narrower and then columns are left out, the rightmost first. A line below names them. With
---wide all columns are shown, however wide the lines.
-
-Rows that are printed one by one, as they become known, are those of `session.rows`:
-
-    rows = session.rows(Column("size", "bytes", right=True, width=12), Column("time", "us", right=True, width=10))
-    rows.say("1,024", "12.1")    # the first call prints the heading too
+become narrower and then columns are left out, the rightmost first. A line below names them. Rows that are printed one
+by one, as they become known, are those of `session.rows`.
 """
 
 from __future__ import annotations
@@ -63,8 +58,6 @@ NARROWEST = 14
 
 @dataclass(frozen=True)
 class Column:
-    """A column of a table."""
-
     heading: str
     unit: str = ""
     """Unit of all its numbers; shown below the heading, in parentheses."""
@@ -85,16 +78,13 @@ class Column:
 
     @property
     def lines(self) -> list[str]:
-        """Its heading."""
         return [*self.heading.split("\n"), *([f"({self.unit})"] if self.unit else [])]
 
     @property
     def name(self) -> str:
-        """Its heading in one line."""
         return " ".join(self.lines)
 
     def cell(self, value: object) -> CellText:
-        """A value as this column shows it."""
         if isinstance(value, int | float) and not isinstance(value, bool):
             return format(value if self.scale == 1 else self.scale * value, self.format)
         return value if isinstance(value, Styled) else cell(value)
@@ -154,13 +144,11 @@ class Rows:
         self.print, self.columns, self.started = say, columns, False
 
     def say(self, *values: object) -> None:
-        """Say a row; before the first, the heading."""
         self.print(Table(*self.columns, rows=[values], headed=not self.started))
         self.started = True
 
 
 def cell(value: object) -> str:
-    """A value as a cell shows it; None is a dash."""
     return "-" if value is None else str(value)
 
 

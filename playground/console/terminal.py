@@ -7,19 +7,13 @@
 | FORCE_COLOR           | colour in a pipe too                                              |
 | TERM=dumb, a pipe     | no colour and no bars                                             |
 
-A bar on stderr shows what is being done, while something takes long; nothing where stderr is no terminal.
-
-    with session.bar() as bar:
-        bar.show("drawing digits", 1200, 70000)     # phase, how much is done, of how much
-        session.world.run(WORK, on_report=bar)      # ranks call report(phase="measuring 1 MiB", step=3, steps=20)
-
-It takes what rank 0 reports: events with `phase`, and with `step` and `steps` where the end is known. Text that is
-printed meanwhile, by this process or by a rank, appears above the bar. Afterwards the bar is gone.
+A bar on stderr shows what is being done, while something takes long; nothing where stderr is no terminal. It takes what
+rank 0 reports: events with `phase`, and with `step` and `steps` where the end is known. Text that is printed meanwhile
+appears above the bar. Afterwards the bar is gone.
 """
 
 from __future__ import annotations
 
-import io
 import os
 import shutil
 import sys
@@ -40,7 +34,6 @@ NARROWEST = 40
 
 
 def width() -> int:
-    """Columns that text may take."""
     return max(NARROWEST, shutil.get_terminal_size((80, 24)).columns)
 
 
@@ -59,12 +52,6 @@ def is_same_terminal() -> bool:
         return sys.stdout.isatty() and os.path.sameopenfile(sys.stdout.fileno(), sys.stderr.fileno())
     except (OSError, ValueError):
         return False
-
-
-def replace_unencodable() -> None:
-    """Have characters that stdout's encoding lacks replaced by a question mark, where printing them would raise."""
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")
 
 
 class Bar:

@@ -1,9 +1,6 @@
-"""Pieces of text with a meaning that has a colour: headings, ranks, verdicts. Does not import rich.
+"""Pieces of text with a meaning that has a colour: headings, ranks, verdicts. Nothing in a text is read as markup.
 
-    session.say(prose(heading("ring"), ": each rank sends to its right neighbour"))
-    session.say(prose("Shown: 4 ranks agree; ", good("all replicas are bit-identical"), "."))
-
-Text is data: nothing in it is read as markup.
+session.say(prose("Shown: 4 ranks agree; ", good("all replicas are bit-identical"), "."))
 """
 
 from __future__ import annotations
@@ -29,7 +26,6 @@ class Prose:
 
 
 def prose(*parts: str | Styled) -> Prose:
-    """The parts, one after the other, as one text."""
     return Prose(parts)
 
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -23,11 +22,10 @@ from playground.runtime.flags import ANY, flag
 from playground.runtime.launcher.launch import describe_loss, describe_restart
 from playground.runtime.rank.rank import Event
 from playground.runtime.remote import Remote, remote
-from playground.runtime.signals import stopping_signal
 from playground.runtime.untrusted import printable
 from playground.survival.folder import AUTO, NO, SnapshotSettings
 from playground.training import prepare
-from playground.training.grad_syncs import RUNGS
+from playground.training.grad_syncs import GRAD_SYNCS
 from playground.training.prepare import PreparedData, Settings
 from playground.training.results import Epoch, TrainingResult, replicas_verdict
 from playground.training.settings import TrainingSettings
@@ -39,8 +37,6 @@ GRACE = 30.0
 
 @dataclass(frozen=True, kw_only=True)
 class SnapshotOptions:
-    """Snapshots and restarts of a training run."""
-
     snapshots: Path | None = flag(
         None, "Take snapshots of the training, in this folder, and resume from the newest.", metavar="DIR"
     )
@@ -49,16 +45,14 @@ class SnapshotOptions:
     )
     resume: str = flag(
         SnapshotSettings.resume,
-        "auto: from the newest snapshot in the folder, if there is one; no: from the start, in a folder that has "
-        "none; or from the snapshot at PATH.",
-        metavar=f"{AUTO}|{NO}|PATH",
+        "auto: from the newest snapshot in the folder, if there is one; no: from the start, in a folder without any.",
+        choices=(AUTO, NO),
         needs={"snapshots": ANY},
     )
     restarts: int = flag(0, "How often to restart all ranks after a failure.", least=0, most=MAX_RESTARTS, metavar="K")
 
     @property
     def settings(self) -> SnapshotSettings | None:
-        """As a training run takes them."""
         if self.snapshots is None:
             return None
         return SnapshotSettings(folder=self.snapshots.absolute(), every=self.snapshot_every, resume=self.resume)
@@ -70,8 +64,6 @@ snapshot_options = pack_options("survival", SnapshotOptions)
 
 @dataclass(frozen=True, kw_only=True)
 class DataOptions:
-    """The data to train on, and where it is or can be fetched."""
-
     dataset: str = flag(
         "auto", "auto: MNIST if it is here or can be downloaded, else generated digits.", choices=prepare.DATASETS
     )
@@ -122,12 +114,12 @@ EPOCH_LEGEND = (
 
 
 class EpochPrinter:
-    """Called with what ranks report of their training: prints a row for each epoch as soon as it is known, and keeps
-    it; and about snapshots notices of rank 0, and problems of any rank with its disk, each once."""
+    """Called with what ranks report of their training: prints a row for each epoch as soon as it is known; and about
+    snapshots notices of rank 0, and problems of any rank with its disk, each once."""
 
     def __init__(self, session: Session) -> None:
         self.session, self.rows = session, session.rows(*EPOCH_COLUMNS)
-        self.shown, self.epochs, self.problems = 0, list[Epoch](), set[str]()
+        self.shown, self.problems = 0, set[str]()
         session.say("", EPOCH_LEGEND)
 
     def __call__(self, rank: int, event: Event) -> None:
@@ -135,7 +127,6 @@ class EpochPrinter:
             self.session.say("  going on after step {step} of epoch {epoch}".format(**event["resumed"]))
         if rank == 0 and "finished" in event:
             epoch: Epoch = event["finished"]
-            self.epochs = [*self.epochs[: epoch.epoch - 1], epoch]
             if epoch.epoch > self.shown:  # a world that was restarted may train it again
                 self.shown = epoch.epoch
                 self.show(epoch)
@@ -146,7 +137,6 @@ class EpochPrinter:
             click.echo(printable(event["problem"]), err=True)
 
     def show(self, epoch: Epoch) -> None:
-        """Print the row of an epoch."""
         accuracies = 100 * epoch.train_accuracy, 100 * epoch.test_accuracy
         of_ranks = (
             f"Rank {rank}, epoch {epoch.epoch}: {'-' if loss is None else f'{loss:.4f}'}"
@@ -155,48 +145,18 @@ class EpochPrinter:
         speed = epoch.samples_per_second, epoch.seconds
         self.rows.say(epoch.epoch, epoch.loss, *accuracies, *speed, "\n".join(of_ranks))
 
-    @contextlib.contextmanager
-    def document_if_stopped(self, **about: object) -> Iterator[None]:
-        """If Ctrl-C, SIGTERM or a failed rank ends the training in here, print the document before raising further: the
-        epochs so far, `complete` false, `stopped_by` (the signal, or the failure), and the fields `about`."""
-        try:
-            yield
-        except UsageError:  # nothing was trained
-            raise
-        except (PlaygroundError, KeyboardInterrupt, SystemExit) as error:
-            best = max(self.epochs, key=lambda epoch: epoch.test_accuracy, default=None)
-            number = stopping_signal(error)
-            stop = {"complete": False, "stopped_by": number.name if number else str(error).partition("\n")[0]}
-            self.session.print_document({}, **about, best=best, epochs=self.epochs, **stop)
-            raise
-
-
-@contextlib.contextmanager
-def resumable_if_preempted(session: Session, survival: SnapshotOptions) -> Iterator[None]:
-    """Add to `Preempted`, raised in here, a hint how to resume. Of a world that was joined, only the process that shows
-    results raises it; the others exit with the same code."""
-    try:
-        yield
-    except Preempted as preemption:
-        if not session.world.is_main:
-            sys.exit(preemption.exit_code)
-        newest = "" if survival.resume == AUTO else f" with --resume {AUTO}"
-        preemption.hint = f"the same command{newest} resumes from there"
-        raise
-
 
 def announce_data(
     session: Session,
     data: DataOptions,
     asked: Settings,
     *about: Text,
-    ready: PreparedData | None = None,
     check: Callable[[int], None] | None = None,
 ) -> tuple[PreparedData, Settings]:
-    """Prepare the data, unless it is `ready`, and say the head of the run: its world, the data, and `about`. Returns
-    the data, and the settings `asked` for on it. Raises `UsageError` for less data than one batch, or what `check`
+    """Prepare the data, and say the head of the run: its world, the data, and `about`. Returns the data, and the
+    settings `asked` for on it. Raises `UsageError` for less data than one batch, or what `check`
     raises, which is called with the number of samples in its place."""
-    prepared = ready or prepare_data(data, session.bar)
+    prepared = prepare_data(data, session.bar)
     (check or asked.check_samples)(prepared.train)
     session.say(f"{session.name}: {session.world}", f"data: {prepared}", *about)
     return prepared, prepared.settings(asked)
@@ -209,8 +169,6 @@ def check_link(session: Session, settings: TrainingSettings) -> None:
 
 
 RUN_TRAINING = remote("playground.training.run:run_training")
-LOADER_MODULES = {"per-sample": ["torchvision.transforms"]}
-"""Modules that the fork server imports for the ranks, by the way to fetch samples."""
 
 
 def train_and_show(
@@ -219,13 +177,13 @@ def train_and_show(
     """Train as the lesson's own `run` does or, where its loop will not do, as `general` does. `training`: further
     fields of `TrainingSettings`. Training whose ranks fail is restarted as often as `survival` allows, from its
     snapshots, if it takes any. Training that diverges is a result like any other, with a word about it on stderr.
-    Training that is stopped leaves its document, with the epochs it had finished, and its exit code."""
+    `Preempted` gets a hint how to resume; of a world that was joined, only the process that shows results raises it."""
     session.restarts = survival.restarts
     training |= {"limit": data.limit, "seed": session.run.seed, "snapshots": survival.settings}
     asked = TrainingSettings(folder=data.folder, **training)
     asked.check_batch(session.world.size)
     function = lesson.remote("run") if asked.is_tutorial else general
-    session.world.warm_up(function, RUN_TRAINING, *LOADER_MODULES.get(asked.loader, ()))
+    session.world.warm_up(function, RUN_TRAINING)
     check_link(session, asked)
     about = [f"training: {lesson.name}{asked.over_links}"] if asked.link else []
     prepared, settings = announce_data(session, data, asked, *about, check=asked.check_accumulation)
@@ -235,10 +193,15 @@ def train_and_show(
     def say_why(failure: PlaygroundError, count: int) -> None:
         click.echo(f"{printable(describe_restart(failure, count), lines=True)} of {survival.restarts}", err=True)
 
-    with printer.document_if_stopped(dataset=prepared.summary), resumable_if_preempted(session, survival):
-        result, *_ = session.launch(
-            RUN_TRAINING, function, settings, on_report=printer, on_restart=say_why, grace=grace
-        )
+    try:
+        how: dict[str, Any] = {"on_report": printer, "on_restart": say_why, "grace": grace}
+        result, *_ = session.launch(RUN_TRAINING, function, settings, **how)
+    except Preempted as preemption:
+        if not session.world.is_main:
+            sys.exit(preemption.exit_code)
+        newest = "" if survival.resume == AUTO else f" with --resume {AUTO}"
+        preemption.hint = f"the same command{newest} resumes from there"
+        raise
     show_result(session, lesson, settings, prepared, result)
 
 
@@ -253,9 +216,9 @@ def show_result(
         click.echo("training diverged: the loss is no longer a finite number; try a smaller --lr", err=True)
     losses = [{"loss": loss} for loss in result.epochs[-1].loss_per_rank]
     about = {"dataset": data.summary, "replicas_max_difference": result.replicas_max_difference}
-    session.print_document({"run": losses}, best=best, epochs=result.epochs, complete=True, **about)
+    session.print_document({"run": losses}, best=best, epochs=result.epochs, **about)
     verdict = replicas_verdict(result.replicas_max_difference, settings.all_reduce, result.replicas_differ_in)
-    averaged = "gradients" if settings.sync in RUNGS else "parameters"
+    averaged = "parameters" if "sync_every" in GRAD_SYNCS[settings.sync].needs else "gradients"
     session.say(
         prose(
             f"Shown: {lesson.conclude(session.world.size, averaged=averaged)}{settings.over_links}; ",

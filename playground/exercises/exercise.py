@@ -190,6 +190,9 @@ CATALOGUE = {
         Exercise("pipeline/gpipe", preload=(SYMBOLIC,)),
         Exercise("pipeline/one_forward_one_backward", preload=(SYMBOLIC,)),
         Exercise("pipeline/clip"),
+        Exercise("tensor/mirrored", (2, 3, 1, 4)),
+        Exercise("tensor/heads", (2, 3, 1, 4)),
+        Exercise("tensor/vocabulary_loss", (2, 3, 1, 4)),
     )
 }
 """All exercises by name, in order."""

@@ -10,8 +10,7 @@ from pathlib import Path
 import click
 
 from playground.console import terminal
-from playground.console.options import RunOptions
-from playground.console.paths import FilePath
+from playground.console.options import FILE, RunOptions
 from playground.console.session import Session, to_document
 from playground.console.tables import Column, Table
 from playground.exercises import EXERCISES
@@ -66,12 +65,12 @@ def show_markdown(text: str) -> None:
 
 
 @click.command("check", short_help=EXERCISES["check"].purpose)
-@click.argument("files", metavar="[FILE]...", type=FilePath(), nargs=-1)
+@click.argument("files", metavar="[FILE]...", type=FILE, nargs=-1)
 @click.option("--watch", is_flag=True, help="Check again whenever a file is saved, until Ctrl-C.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of text.")
 @click.option("-n", "--world-size", "size", type=click.IntRange(1), help="Check on this number of ranks only.")
 @click.option("--seed", type=click.IntRange(0, 2**32), default=0, show_default=True, help="Seed of random inputs.")
-@click.option("--see", type=FilePath(), metavar="OUT", help="Record the case that fails, and the reference's run.")
+@click.option("--see", type=FILE, metavar="OUT", help="Record the case that fails, and the reference's run.")
 def check(files: tuple[Path, ...], watch: bool, as_json: bool, size: int | None, seed: int, see: Path | None) -> None:
     """Run solutions, by default all of this folder, on real ranks, and say what is wrong with them. FILE may be the
     name of an exercise; several files of one exercise get a line each. Solutions are run as programs of yours: this is

@@ -96,8 +96,8 @@ PATH = (
     ),
     Lesson(
         name="rpc",
-        teaches="remote calls, remote references, backward across ranks: by send and recv, and by torch's RPC",
-        shown="calls, objects and graphs that reach from rank to rank, over send and recv as over torch's RPC",
+        teaches="remote calls, remote references, backward across ranks, by send and recv",
+        shown="calls, objects and graphs that reach from rank to rank, over send and recv",
         default_size=3,
         min_size=2,
         options=BARE,
@@ -113,6 +113,18 @@ PATH = (
         name="pipeline",
         teaches="a model in stages over ranks: naive, GPipe and 1F1B, and what each costs",
         shown="the gradients of a model in stages on {ranks} are those of one process",
+        default_size=2,
+    ),
+    Lesson(
+        name="zero",
+        teaches="from DDP to FSDP: the optimizer's state, the gradients, the parameters in shares, and what it costs",
+        shown="{ranks} with shares of the training's memory train as one process does",
+        default_size=2,
+    ),
+    Lesson(
+        name="tensor",
+        teaches="every matrix cut over ranks: column- and row-parallel layers, heads, vocabulary, sequence",
+        shown="a transformer whose matrices {ranks} share is that of one process",
         default_size=2,
     ),
 )

@@ -7,12 +7,10 @@
 A message is an envelope of fixed size, so that a rank that knows nothing of it can receive it: its header and a pickle.
 What does not fit follows, and the memory of larger tensors and arrays, each from where it lies. The function runs on
 the other rank, in a thread that listens for requests. The reply has the request's number in its tag, so that the caller
-receives it itself; an exception is returned as an exception, with its traceback. Agents have a process group of their
-own, so that no other message of the program can be taken for a request.
+receives it itself. Agents have a process group of their own, so that no other message can be taken for a request.
 
-A rank that dies breaks its own connections and no others. Threads that listen to it or wait for its reply get an error
-at once; calls among the others continue. Objects that must not move stay with their owner, and others refer to them:
-see `RemoteReference`. Pickles with memory beside them: https://peps.python.org/pep-0574/
+A rank that dies breaks its own connections and no others: calls among the others continue. Objects that must not move
+stay with their owner: see `RemoteReference`. Pickles with memory beside them: https://peps.python.org/pep-0574/
 """
 
 from __future__ import annotations
@@ -39,7 +37,6 @@ from playground.runtime.errors import UsageError
 
 ENVELOPE = 4096
 """Size in bytes; one of 64 would take gloo as long."""
-EMPTY = bytes(ENVELOPE)
 HEADER = struct.Struct("<qQQ")
 """Number of the call, number of buffers that follow, bytes of the pickle and of the buffers' sizes behind it."""
 SMALL = 1024
@@ -50,37 +47,28 @@ REQUEST = 0
 REPLY = 2**30
 """Added to the number in the tag of a reply: the other rank may send a request of its own with this number."""
 STOP = 0
-"""Number of a request that ends the thread which receives it. The reply is the number of those that still listen."""
+"""Number of a request that ends the thread which receives it. The reply is how many still listen."""
 NO_LIMIT = timedelta(days=1000)
 """Timeout of receives: one of gloo's that times out breaks the connection permanently. The launcher ends hung ranks."""
 Messages = list[torch.Tensor]
-Receive = Callable[[int], torch.Tensor]
-"""Receives the next message, of this number of bytes."""
 agents: list[Agent] = []
-"""The open agents of this process."""
 
 
 def reduce_tensor(tensor: torch.Tensor) -> Any:
-    """How to rebuild a plain CPU tensor from its elements, without its graph. All others are left to torch's
-    `__reduce_ex__`, which is slower, and reduces parameters to plain ones. Raises `UsageError` on accelerators."""
+    """How to rebuild a dense CPU tensor from its elements, without its graph. Raises `UsageError` on accelerators."""
     if not tensor.is_cpu:
         raise UsageError(f"a tensor on {tensor.device} in a remote call: these carry CPU tensors, use .cpu()")
-    if type(tensor) is not torch.Tensor or tensor.layout != torch.strided:
-        return tensor.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
     elements = tensor.detach().resolve_conj().resolve_neg().contiguous()
     memory = elements.as_strided((elements.numel(),), (1,)).view(torch.uint8).numpy()  # strides of 0 or 1 vary
-    leaf = tensor.requires_grad and tensor.is_leaf
-    return rebuild_tensor, (pickle.PickleBuffer(memory), str(tensor.dtype)[6:], tuple(tensor.shape), leaf)
+    return rebuild_tensor, (pickle.PickleBuffer(memory), str(tensor.dtype)[6:], tuple(tensor.shape))
 
 
-def rebuild_tensor(memory: Any, dtype: str, shape: tuple[int, ...], requires_grad: bool) -> torch.Tensor:
+def rebuild_tensor(memory: Any, dtype: str, shape: tuple[int, ...]) -> torch.Tensor:
     kind = getattr(torch, dtype)
-    tensor = torch.frombuffer(memory, dtype=kind).view(shape) if len(memory) else torch.empty(shape, dtype=kind)
-    return tensor.requires_grad_() if requires_grad else tensor
+    return torch.frombuffer(memory, dtype=kind).view(shape) if len(memory) else torch.empty(shape, dtype=kind)
 
 
-REDUCE = {**copyreg.dispatch_table, torch.Tensor: reduce_tensor, torch.nn.Parameter: reduce_tensor}
-"""How to pickle objects of a type in another way than their own."""
+REDUCE = {**copyreg.dispatch_table, torch.Tensor: reduce_tensor}
 
 
 def travels_inside(buffer: pickle.PickleBuffer, buffers: Messages) -> bool:
@@ -92,8 +80,8 @@ def travels_inside(buffer: pickle.PickleBuffer, buffers: Messages) -> bool:
     return False
 
 
-def unpack(envelope: torch.Tensor, receive: Receive) -> Any:
-    """The object in an envelope and the messages that follow it."""
+def unpack(envelope: torch.Tensor, receive: Callable[[int], torch.Tensor]) -> Any:
+    """The object in an envelope and the messages that follow it: `receive` gets the next, of that number of bytes."""
     _, count, length = HEADER.unpack_from(envelope.numpy())
     body = envelope.numpy().data[HEADER.size :] if length <= ROOM else receive(length).numpy().data
     sizes = struct.unpack_from(f"<{count}Q", body, length - 8 * count) if count else ()
@@ -106,71 +94,55 @@ def copy(messages: Messages) -> Any:
     return unpack(next(coming), lambda nbytes: next(coming).clone())
 
 
-class RemoteTraceback(Exception):
-    """The traceback of a remote exception: the `__cause__` of the exception that the caller gets."""
-
-    def __str__(self) -> str:
-        return f"\n{self.args[0]}"
-
-
 class Future:
     """The reply to a request to `rank`. Its envelope is being received already, so that the other rank need not wait
     until it is asked for."""
 
     def __init__(self, agent: Agent, rank: int, number: int, request: Messages) -> None:
-        self.agent, self.rank, self.lock = agent, rank, threading.Lock()
-        self.receive = partial(agent.receive, rank, REPLY + number)
         self.outcome: tuple[bool, Any] | None = None
         """(True, what the function returned), or (False, what `wait` raises)."""
         if rank == agent.rank:
-            self.outcome = with_cause(*copy(agent.answer(rank, number, partial(copy, request))))
-        else:
-            self.sent: object = agent.send(rank, REQUEST, number, request)
-            self.envelope = torch.empty(ENVELOPE, dtype=torch.uint8)
-            self.work = agent.start_receiving(rank, REPLY + number, self.envelope)
-            agent.outstanding.add(self)
+            self.receive: Callable[[], Any] = partial(copy, agent.answer(rank, number, partial(copy, request)))
+            return
+        sent, envelope = agent.send(rank, REQUEST, number, request), torch.empty(ENVELOPE, dtype=torch.uint8)
+        work = or_lost(rank, agent.group.recv, [envelope], rank, REPLY + number)
+
+        def receive(sent: object = sent) -> Any:  # the request must last until then
+            or_lost(rank, work.wait)
+            return unpack(envelope, partial(agent.receive, rank, REPLY + number))
+
+        self.receive = receive
 
     def wait(self) -> Any:
         """Wait for the function's result. Raises its exception, or `DistNetworkError` if the rank is lost."""
-        with self.lock:
-            if self.outcome is None:
-                self.agent.outstanding.discard(self)
-                try:
-                    or_lost(self.rank, self.work.wait)
-                    self.outcome = with_cause(*unpack(self.envelope, self.receive))
-                except BaseException as error:  # whatever it is, the reply comes only once
-                    self.outcome = False, error
-                self.sent = None
+        if self.outcome is None:
+            try:
+                succeeded, value = self.receive()
+                if not succeeded:
+                    value, where = value
+                    value.__cause__ = RuntimeError(f"\n{where}")
+                self.outcome = succeeded, value
+            except BaseException as error:  # whatever it is, the reply comes only once
+                self.outcome = False, error
+            del self.receive
         succeeded, value = self.outcome
         if succeeded:
             return value
         raise value
 
 
-def with_cause(succeeded: bool, value: Any) -> tuple[bool, Any]:
-    """A reply, of which (exception, traceback) has become the exception with its cause."""
-    if not succeeded:
-        value, where = value
-        value.__cause__ = RemoteTraceback(where)
-    return succeeded, value
-
-
 class Agent:
     """This rank's end of all remote calls. Every rank creates one at the same point, and closes it when all do.
 
-    At any time one thread listens to each rank. It answers the request that it receives, while another one listens: so
-    a function may make calls of its own, also to the rank that called it.
+    A thread listens to each rank. While it answers a request, another one listens: so functions may make calls.
     """
 
     def __init__(self) -> None:
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
         self.group = dist.new_group(timeout=NO_LIMIT, backend="gloo")
-        self.requests = itertools.count(1)
-        self.outstanding: set[Future] = set()
-        self.numbers, self.objects = itertools.count(), dict[int, Any]()
-        """The objects that this rank owns, by number."""
-        self.counts, self.counting = Counter[int](), threading.RLock()
-        """Number of references to each of them."""
+        self.requests = itertools.count(STOP + 1)
+        self.numbers, self.objects, self.counting = itertools.count(), dict[int, list[Any]](), threading.Lock()
+        """The objects that this rank owns, by number: [object, number of references to it]."""
         self.dropped: deque[tuple[int, int]] = deque()
         """(owner, number) of references dropped here that the owner has not been told of yet."""
         self.others = [rank for rank in range(self.size) if rank != self.rank]
@@ -179,7 +151,7 @@ class Agent:
         """Number of threads that listen to each rank."""
         self.stopped: set[int] = set()
         """Ranks that make no more requests: they have closed their agent, or are lost."""
-        self.lost: list[int] = []
+        self.lost: set[int] = set()
         """Ranks to which the connection broke."""
         self.arrived: Counter[int] = Counter()
         """On rank 0: the number of times that each rank has come to the barrier."""
@@ -193,36 +165,44 @@ class Agent:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: Any) -> None:
+        """Wait until no rank makes calls any more, and stop answering. All ranks that are not lost must come here, and
+        have waited for their futures."""
         if kind is None:
-            self.close()
+            self.give_back()
+            self.barrier()
+            for rank in self.others:
+                with contextlib.suppress(dist.DistNetworkError):  # it is lost
+                    while Future(self, rank, STOP, self.pack(rank, STOP, None)).wait():
+                        pass
+            for thread in self.threads:
+                thread.join()
         agents.remove(self)
 
     def call(self, rank: int, function: Callable[..., Any], *args: Any) -> Any:
         """Run `function(*args)` on that rank. Returns its result, or raises its exception.
 
-        Arguments and result are copied as pickle copies, also where `rank` is this one. Tensors are CPU tensors; they
-        arrive contiguous and without their autograd graph. Raises `TypeError` for what cannot be sent: arguments
-        before anything was sent, a result after the function has run. An exception that is not an `Exception`, as
-        `SystemExit`, or does not survive pickling, arrives as a `RuntimeError` with the same text.
+        Arguments and result are copied as pickle copies, also where `rank` is this one. Tensors are dense CPU tensors;
+        they arrive contiguous and without their autograd graph. Raises what pickle raises for what cannot be sent. An
+        exception that is not an `Exception`, as `SystemExit`, or does not survive pickling, arrives as a
+        `RuntimeError` with the same text.
         """
         return self.call_async(rank, function, *args).wait()
 
     def call_async(self, rank: int, function: Callable[..., Any], *args: Any) -> Future:
-        """Like `call`, but returns a future, whose `wait()` returns the result. Tensors and arrays of more than 1 KiB
-        are read when they are sent, arguments and result alike: do not change them until the reply is there."""
+        """Like `call`, but returns a future. Tensors and arrays of more than 1 KiB are read when they are sent: do not
+        change them until the reply is there."""
         if not 0 <= rank < self.size:
             raise UsageError(f"a remote call to rank {rank}: there are ranks 0 to {self.size - 1}")
         self.give_back()
-        number = next(self.requests) % REPLY or next(self.requests) % REPLY  # never STOP
-        return Future(self, rank, number, self.pack(rank, number, (function, args), "the arguments"))
+        number = next(self.requests)
+        return Future(self, rank, number, self.pack(rank, number, (function, args)))
 
     def remote(self, rank: int, function: Callable[..., Any], *args: Any) -> RemoteReference:
         """Run `function(*args)` on that rank, and keep the result there. Returns a reference to it."""
         return RemoteReference(self, rank, self.call(rank, call_agent, "keep", function, args))
 
     def on_loss(self, callback: Callable[[int], None]) -> None:
-        """Call `callback(rank)` for each rank that is lost: now for those already lost, later ones in another thread.
-        It may be called twice for the same rank."""
+        """Call `callback(rank)` for each rank that is lost, perhaps twice; for later ones in another thread."""
         self.report_loss = callback
         for rank in list(self.lost):
             callback(rank)
@@ -237,24 +217,10 @@ class Agent:
             self.arrived[rank] += 1
             often = self.arrived[rank]
             self.changed.notify_all()
-            here, lost = self.arrived, self.lost
-            self.changed.wait_for(lambda: all(here[each] >= often or each in lost for each in range(self.size)))
-
-    def close(self) -> None:
-        """Wait until no rank makes calls any more, and stop answering. All ranks that are not lost must call this."""
-        for future in list(self.outstanding):
-            future.wait()
-        self.give_back()
-        self.barrier()
-        for rank in self.others:
-            with contextlib.suppress(dist.DistNetworkError):  # it is lost
-                while Future(self, rank, STOP, self.pack(rank, STOP, None, "the end")).wait():
-                    pass
-        for thread in self.threads:
-            thread.join()
+            everyone = {*range(self.size)}
+            self.changed.wait_for(lambda: all(self.arrived[each] >= often for each in everyone - self.lost))
 
     def start_thread(self, rank: int) -> None:
-        """Start a thread that listens to that rank."""
         thread = threading.Thread(target=self.listen, args=(rank,), name=f"remote calls of rank {rank}", daemon=True)
         thread.start()
         self.threads.append(thread)
@@ -275,56 +241,46 @@ class Agent:
             with self.changed:
                 self.listening[rank] -= 1
                 left = self.listening[rank]
-                self.stopped |= {rank} if number == STOP else set()
-            if number == STOP:
-                reply = self.pack(rank, STOP, (True, left), "the end")
-            else:
-                if not left:
+                if number == STOP:
+                    self.stopped.add(rank)
+                elif not left:
                     self.start_thread(rank)
-                reply = self.answer(rank, number, partial(unpack, envelope, partial(self.receive, rank, number)))
+            obtain = partial(unpack, envelope, partial(self.receive, rank, number))
+            reply = self.answer(rank, number, obtain) if number != STOP else self.pack(rank, STOP, (True, left))
             with contextlib.suppress(dist.DistNetworkError):  # the caller is lost, as its listener finds out
-                for work in self.send(rank, REPLY + number, number, reply)[0]:
+                for work in self.send(rank, REPLY + number, number, reply):
                     or_lost(rank, work.wait)
 
     def lose(self, rank: int) -> None:
         """Record that a rank is lost, as each thread that listened to it finds out."""
         with self.changed:
-            if rank in self.lost:
-                return
             self.stopped.add(rank)
-            self.lost.append(rank)
+            self.lost.add(rank)
             self.changed.notify_all()
         self.report_loss(rank)
 
     def answer(self, caller: int, number: int, obtain: Callable[[], Any]) -> Messages:
-        """Run the request that `obtain` returns. Returns the messages of the reply: (True, what the function returned),
-        or (False, (its exception, its traceback)). The request's references are given back before the reply: after the
-        last reply there are no calls."""
+        """Run the request that `obtain` returns. Returns the messages of the reply: (True, the function's result), or
+        (False, (its exception, its traceback)). References are given back before: after the last reply are no calls."""
         try:
             request = obtain()
-            reply = self.pack(caller, number, (True, request[0](*request[1])), "the result")
+            reply = self.pack(caller, number, (True, request[0](*request[1])))
         except BaseException as error:  # SystemExit included: the caller must get it
             trace = error.__traceback__ and error.__traceback__.tb_next  # without this frame
             words = "".join(traceback.format_exception(type(error), error, trace)).rstrip()
-            reply = self.pack(caller, number, (False, (portable(error), words)), "the error")
+            reply = self.pack(caller, number, (False, (portable(error), words)))
         request = None
         self.give_back()
         return reply
 
-    def pack(self, rank: int, number: int, obj: Any, what: str) -> Messages:
-        """The messages with `obj` for that rank: an envelope, the pickle if it does not fit, larger buffers. Raises
-        `TypeError` if it cannot be sent, `UsageError` if it has a tensor on an accelerator."""
+    def pack(self, rank: int, number: int, obj: Any) -> Messages:
+        """The messages with `obj` for that rank: an envelope, the pickle if it does not fit, larger buffers."""
         buffers: Messages = []
-        file = io.BytesIO(EMPTY)
+        file = io.BytesIO(bytes(ENVELOPE))
         file.seek(HEADER.size)
-        try:
-            pickler = pickle.Pickler(file, -1, buffer_callback=lambda buffer: travels_inside(buffer, buffers))
-            pickler.dispatch_table = {**REDUCE, RemoteReference: partial(self.lend, rank)}
-            pickler.dump(obj)
-        except (UsageError, dist.DistNetworkError):
-            raise
-        except Exception as error:
-            raise TypeError(f"{what} cannot be sent: {type(error).__name__}: {error}") from error
+        pickler = pickle.Pickler(file, -1, buffer_callback=lambda buffer: travels_inside(buffer, buffers))
+        pickler.dispatch_table = {**REDUCE, RemoteReference: partial(self.lend, rank)}
+        pickler.dump(obj)
         if buffers:
             file.write(struct.pack(f"<{len(buffers)}Q", *(buffer.nbytes for buffer in buffers)))
         length, inside = file.tell() - HEADER.size, file.getbuffer()
@@ -332,56 +288,41 @@ class Agent:
         message = torch.frombuffer(inside, dtype=torch.uint8)
         return [message, *buffers] if length <= ROOM else [message[:ENVELOPE], message[HEADER.size :], *buffers]
 
-    def send(self, rank: int, tag: int, number: int, messages: Messages) -> tuple[list[Any], Messages]:
-        """Start sending the envelope with this tag and the rest with it or, after a `REQUEST`, with the number. Returns
-        the works, and the messages, which must last as long. Raises `DistNetworkError` if the rank is lost.
-
-        This is `dist.isend`, called on the group itself, which takes less time.
-        """
+    def send(self, rank: int, tag: int, number: int, messages: Messages) -> list[Any]:
+        """Start sending the envelope with this tag and the rest with it or, after a `REQUEST`, with the number, as
+        `dist.isend` does, but on the group itself, which takes less time. Returns the works, which hold the messages.
+        Raises `DistNetworkError` if the rank is lost."""
         tags = [tag, *[tag or number] * (len(messages) - 1)]
-        pairs = zip(messages, tags, strict=True)
-        return [or_lost(rank, self.group.send, [each], rank, to) for each, to in pairs], messages
-
-    def start_receiving(self, rank: int, tag: int, memory: torch.Tensor) -> Any:
-        """Start filling memory with a message from that rank. Returns the work."""
-        return or_lost(rank, self.group.recv, [memory], rank, tag)
+        return [or_lost(rank, self.group.send, [each], rank, to) for each, to in zip(messages, tags, strict=True)]
 
     def receive(self, rank: int, tag: int, nbytes: int) -> torch.Tensor:
-        """Receive a message from that rank. Raises `DistNetworkError` if the rank is lost."""
+        """Receive a message. Raises `DistNetworkError` if the rank is lost."""
         memory = torch.empty(nbytes, dtype=torch.uint8)
-        or_lost(rank, self.start_receiving(rank, tag, memory).wait)
+        or_lost(rank, lambda: self.group.recv([memory], rank, tag).wait())
         return memory
 
     def keep(self, function: Callable[..., Any], args: tuple[Any, ...]) -> int:
-        """Run the function, and keep its result with one reference. Returns its number."""
+        """Keep the function's result, with one reference. Returns its number."""
         number = next(self.numbers)
-        self.objects[number] = function(*args)
-        self.count(number, 1)
+        self.objects[number] = [function(*args), 1]
         return number
 
     def count(self, number: int, change: int) -> None:
         """Adjust the reference count of an object of this rank, which is dropped at zero."""
         with self.counting:
-            self.counts[number] += change
-            if self.counts[number] <= 0:
-                del self.counts[number]
-                self.objects.pop(number, None)
+            self.objects[number][1] += change
+            if self.objects[number][1] <= 0:
+                del self.objects[number]
 
     def lend(self, rank: int, reference: RemoteReference) -> Any:
-        """Count a reference for `rank`. Returns how to rebuild it there, as `__reduce__` does. It is not counted for
-        its owner: the caller's own reference lives until the reply has come."""
-        if rank != reference.owner == self.rank:
-            self.count(reference.number, 1)
-        elif rank != reference.owner:
+        """Count a reference for `rank`, unless that is its owner. Returns how to rebuild it there."""
+        if rank != reference.owner:
             self.call(reference.owner, call_agent, "count", reference.number, 1)
         return borrow, (reference.owner, reference.number)
 
     def drop(self, owner: int, number: int) -> None:
-        """Drop a reference. This may happen in the middle of anything, so another owner is told later."""
-        if owner == self.rank:
-            self.count(number, -1)
-        else:
-            self.dropped.append((owner, number))
+        """Drop a reference. This may happen in the middle of anything, so its owner is told later."""
+        self.dropped.append((owner, number))
 
     def give_back(self) -> None:
         """Tell the owners which references were dropped here."""
@@ -404,8 +345,7 @@ def portable(error: BaseException) -> Exception:
     with contextlib.suppress(Exception):
         if isinstance(error, Exception) and type(kept := pickle.loads(pickle.dumps(error))) is type(error):
             return kept
-    words = "".join(traceback.format_exception_only(error)).strip()
-    return RuntimeError(words.removeprefix(f"{type(error).__module__}."))
+    return RuntimeError(f"{type(error).__name__}: {error}")
 
 
 def current_agent() -> Agent:
@@ -414,11 +354,9 @@ def current_agent() -> Agent:
 
 
 class RemoteReference:
-    """A reference to an object on rank `owner`, by a number that the owner gave it.
-
-    The owner counts references. A reference is counted for a rank before it is sent there, so that no count reaches
-    zero while it is under way. A rank that drops one tells the owner with its next call or answer.
-    """
+    """A reference to an object on rank `owner`, by a number that the owner gave it. On its owner it arrives as the
+    object. The owner counts references: one is counted for a rank before it is sent there, so that no count reaches
+    zero while it is under way. A rank that drops one tells the owner with its next call or answer."""
 
     def __init__(self, agent: Agent, owner: int, number: int) -> None:
         self.agent, self.owner, self.number = agent, owner, number
@@ -426,15 +364,19 @@ class RemoteReference:
 
     def to_here(self) -> Any:
         """A copy of the object."""
-        return self.agent.call(self.owner, RemoteReference.local_value, self)
+        return self.agent.call(self.owner, identity, self)
 
     def call(self, method: str, *args: Any) -> Any:
         """Call a method of the object on the owner's rank. Returns its result."""
         return self.agent.call(self.owner, call_method, self, method, args)
 
-    def local_value(self) -> Any:
-        """The object itself, on the owner."""
-        return self.agent.objects[self.number]
+
+def identity(obj: Any) -> Any:
+    return obj
+
+
+def call_method(obj: Any, method: str, args: tuple[Any, ...]) -> Any:
+    return getattr(obj, method)(*args)
 
 
 def call_agent(method: str, *args: Any) -> Any:
@@ -442,14 +384,7 @@ def call_agent(method: str, *args: Any) -> Any:
     return getattr(current_agent(), method)(*args)
 
 
-def call_method(reference: RemoteReference, method: str, args: tuple[Any, ...]) -> Any:
-    """On the owner: call a method of the object."""
-    return getattr(reference.local_value(), method)(*args)
-
-
-def borrow(owner: int, number: int) -> RemoteReference:
-    """On any rank: rebuild a reference that has arrived."""
+def borrow(owner: int, number: int) -> Any:
+    """On any rank: rebuild a reference that has arrived; on its owner, the object."""
     agent = current_agent()
-    if owner == agent.rank:
-        agent.count(number, 1)
-    return RemoteReference(agent, owner, number)
+    return agent.objects[number][0] if owner == agent.rank else RemoteReference(agent, owner, number)

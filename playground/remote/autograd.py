@@ -4,8 +4,7 @@
     output.sum().backward()      # runs the backward on rank 1, too, and returns the input's gradient
 
 The part of the graph inside a remote call stays where it was computed, and the caller's part holds a reference to it.
-Where forward sends the inputs and receives the output, backward sends the gradient of the output and receives those of
-the inputs. Gradients of tensors on the other rank, such as parameters, are accumulated in their `.grad` there.
+Gradients of tensors on the other rank, such as parameters, are accumulated in their `.grad` there.
 """
 
 from __future__ import annotations

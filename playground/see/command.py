@@ -11,12 +11,13 @@ from pathlib import Path
 
 import click
 
-from playground.console.paths import FilePath, check_writable
+from playground.console.options import FILE, check_writable
 from playground.console.session import Session, session_command
 from playground.console.tables import Column, Table
 from playground.lessons.data_parallel.page import DataParallelSettings
 from playground.lessons.ladder.page import LadderSettings
 from playground.lessons.pipeline.page import PipelineSettings
+from playground.lessons.zero.page import ZeroSettings
 from playground.runtime.errors import UsageError
 from playground.runtime.files import temporary_folder
 from playground.runtime.host import cores
@@ -28,7 +29,7 @@ from playground.see.analyse.overlap import overlaps
 from playground.see.analyse.waits import Waits, seconds_by_cause
 from playground.see.files import PAINTED, amount, paint, paint_steps
 from playground.see.paint import Evidence, Scene, collectives, data_parallel as dp, training
-from playground.see.paint.painters import SCENE_PAINTERS, check_ending, paint_scene
+from playground.see.paint.painters import check_ending, paint_scene
 from playground.see.paint.words import plural, recording_texts
 from playground.see.record import Recording
 from playground.see.record.run import RECORDED, read_recording, record_run
@@ -36,6 +37,7 @@ from playground.survival.folder import SnapshotSettings
 from playground.training import prepare
 from playground.training.settings import TrainingSettings
 
+PICTURE = ".svg"
 IMAGES, TEST_IMAGES = 1280, 128
 """Numbers of digits that are drawn for training and for its test set."""
 
@@ -95,7 +97,8 @@ def pipeline_arguments(folder: Path) -> tuple[object, ...]:
 
 DEVICES = tuple(f"cpu:{number}" for number in range(4))
 BOTH = tuple((gather, DEVICES[0]) for gather in ("logits", "loss"))
-WAYS = DataParallelSettings(devices=DEVICES, output_device=DEVICES[0], batch_size=32, steps=2, ways=BOTH)
+WAYS = DataParallelSettings(devices=DEVICES, batch_size=32, steps=2, ways=BOTH)
+ZERO = ZeroSettings(size=4, ways=("ddp", "zero-1", "zero-2", "zero-3"), layers=6)
 ALL_REDUCE = remote("playground.see.paint.ranks:all_reduce")
 STEPS = remote("playground.see.paint.ranks:training_steps")
 BACKWARD = remote("playground.see.paint.ranks:ddp_backward")
@@ -115,6 +118,8 @@ RUNS = {
     "bert": FigureRun(remote("playground.see.paint.ranks:bert_steps"), 2, recorded=True),
     "elastic": FigureRun(remote("playground.lessons.elastic.lesson:run"), 3, elastic_arguments, restarts=2),
     "pipeline": FigureRun(remote("playground.lessons.pipeline.experiment:run"), 2, pipeline_arguments),
+    "zero": FigureRun(remote("playground.lessons.zero.measure:count_ways"), 4, (ZERO,)),
+    "tensor": FigureRun(remote("playground.see.paint.ranks:cut_mlp"), 2),
     "ddp": FigureRun(BACKWARD, 2, ("net",)),
     "ddp, four parameters": FigureRun(BACKWARD, 2, ("four",)),
     "data-parallel": FigureRun(remote("playground.see.paint.ranks:data_parallel_steps"), 1, (WAYS,), recorded=True),
@@ -164,6 +169,8 @@ CHAPTERS = {
     "bert": Figure("bert/step", "bert", training.bert_step),
     "elastic": Figure("elastic/attempts", "elastic", training.attempts),
     "pipeline": Figure("pipeline/schedules", "pipeline", training.schedules),
+    "zero": Figure("zero/step", "zero", training.bytes_over_a_step),
+    "tensor": Figure("tensor/cut_mlp", "tensor", collectives.cut_mlp),
     "see": Figure("see/ring", "ring", collectives.ring),
     "moving": Figure("see/moving", "ring", collectives.moving),
 }
@@ -173,11 +180,11 @@ ALL = FIGURES | CHAPTERS
 
 @session_command(
     SEE.name,
-    click.argument("file", type=FilePath(), required=False),
+    click.argument("file", type=FILE, required=False),
     click.option(
         "-o",
         "--output",
-        type=FilePath(),
+        type=FILE,
         metavar="OUT",
         help="Paint FILE: .html plays it, .svg is a picture, .txt is words, .json is a trace for Perfetto.",
     ),
@@ -185,13 +192,10 @@ ALL = FIGURES | CHAPTERS
     click.option(
         "--figure",
         "figures",
-        type=(click.Choice(tuple(ALL), case_sensitive=False), FilePath()),
+        type=(click.Choice(tuple(ALL), case_sensitive=False), FILE),
         multiple=True,
         metavar="NAME OUT",
         help="Run what a figure is drawn from, F1 to F21 of the tutorials or a chapter's, and paint it.",
-    ),
-    click.option(
-        "--all", "folder", type=FilePath(), metavar="DIR", help="All figures of the tutorials, into a folder."
     ),
     click.option("--chapters", is_flag=True, help="The pictures of the chapters' READMEs, where they stand."),
     only=("wide", "as_json"),
@@ -204,7 +208,6 @@ def command(
     output: Path | None,
     steps: bool,
     figures: tuple[tuple[str, Path], ...],
-    folder: Path | None,
     chapters: bool,
 ) -> None:
     """Look at a run that was recorded with --see, or draw every figure of the tutorials from runs on this machine.
@@ -215,26 +218,25 @@ def command(
         python -m playground see ring.playground -o ring.html
         python -m playground see ring.playground -o ring.svg --steps
         python -m playground see --figure F9 ring.svg
-        python -m playground see --all figures
     """
-    choices = {"FILE": file, "--figure": figures, "--all": folder, "--chapters": chapters}
+    choices = {"FILE": file, "--figure": figures, "--chapters": chapters}
     asked = [name for name, value in choices.items() if value]
     if len(asked) != 1:
         given = " and ".join(asked) if asked else "nothing"
-        raise UsageError(f"{given} to be seen: name one of a FILE, --figure NAME OUT, --all DIR and --chapters")
+        raise UsageError(f"{given} to be seen: name one of a FILE, --figure NAME OUT and --chapters")
     for option, value in (("-o", output), ("--steps", steps)):
         if value and not file:
             raise UsageError(f"{option} is for a recording, not for {asked[0]}: leave it out")
     if file:
         see_file(session, file, output, steps)
     else:
-        see_figures(session, files_of(dict(figures), folder, chapters))
+        see_figures(session, files_of(dict(figures), chapters))
 
 
 def see_file(session: Session, file: Path, output: Path | None, steps: bool) -> None:
     """Print a recording in words, or paint it. Raises `UsageError`, before it is read, if it could not be painted."""
-    if steps and (output is None or output.suffix not in SCENE_PAINTERS):
-        raise UsageError(f"--steps is for a picture, so -o must name one that ends in {' or '.join(SCENE_PAINTERS)}")
+    if steps and (output is None or output.suffix != PICTURE):
+        raise UsageError(f"--steps is for a picture, so -o must name one that ends in {PICTURE}")
     if output:
         check_ending(output, PAINTED, "-o")
         check_writable("-o", output)
@@ -276,29 +278,18 @@ def document_of(recording: Recording) -> dict[str, object]:
     }
 
 
-def files_of(figures: dict[str, Path], folder: Path | None, chapters: bool) -> dict[str, Path]:
+def files_of(figures: dict[str, Path], chapters: bool) -> dict[str, Path]:
     """The files of the figures that were asked for. Raises `UsageError` if one cannot be written."""
     flag, files = "--figure", figures
-    if folder:
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise UsageError(f"--all {folder} cannot be created: {error.strerror}") from None
-        flag, files = "--all", all_files(folder)
-    elif chapters:
+    if chapters:
         load = os.getloadavg()[0]
         if load > cores() / 2:
             raise UsageError(f"this machine is busy (load {load:.1f} on {cores()} cores), and figures show times: wait")
         flag, files = "--chapters", chapter_files()
     for file in files.values():
-        check_ending(file.absolute(), tuple(SCENE_PAINTERS), flag)
+        check_ending(file.absolute(), (PICTURE,), flag)
         check_writable(flag, file.absolute())
     return {name: file.absolute() for name, file in files.items()}
-
-
-def all_files(folder: Path) -> dict[str, Path]:
-    """The SVG files of all figures of the tutorials in a folder, by the figure's name."""
-    return {name: folder / f"{name}_{Path(figure.path).name}.svg" for name, figure in FIGURES.items()}
 
 
 def chapter_files() -> dict[str, Path]:

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import re
 import shutil
 import sys
 from collections import defaultdict
@@ -17,23 +16,23 @@ from typing import Any
 
 import click
 
-from playground.console.paths import check_writable
-from playground.runtime.errors import PlaygroundError, UsageError
+from playground.console.options import check_writable
+from playground.runtime.errors import UsageError
 from playground.runtime.launcher.entry import CommandWorld
 from playground.runtime.untrusted import printable
 from playground.see.analyse import match_messages, to_logical_time
-from playground.see.paint.painters import check_ending, paint_scene, to_svg, to_text, write
+from playground.see.paint.painters import check_ending, paint_scene, to_svg, write
 from playground.see.paint.timeline import lay_out
 from playground.see.paint.words import plural, to_words
 from playground.see.play import render_page
 from playground.see.record import GRADIENT, RECEIVE, SEND, VALUES, Event, Recording
-from playground.see.record.layout import FILES, RUN, TABLES, write_file
+from playground.see.record.layout import RUN, TABLES, write_zip
 from playground.see.record.run import RECORDED, Recorded, collect, describe_run, merge
 
 PAINTERS: dict[str, Callable[[Recording], str]] = {
     ".html": render_page,
     ".svg": lambda recording: to_svg(lay_out(recording)),
-    ".txt": lambda recording: f"{to_text(lay_out(recording))}\n{to_words(recording)}",
+    ".txt": to_words,
     ".json": lambda recording: to_chrome(recording),
 }
 PAINTED = tuple(PAINTERS)
@@ -41,8 +40,6 @@ PAINTED = tuple(PAINTERS)
 FLAG = "--see"
 KEPT = ".playground"
 """The ending of a recording to be read again."""
-IN_FOLDER = re.compile(rf"\d+(/\d+(/({re.escape(RUN)}|rank-\d+\.({'|'.join(FILES)})))?)?")
-"""Paths in the ranks' folder: world, restart, file."""
 
 
 def paint(recording: Recording, file: Path) -> None:
@@ -59,8 +56,8 @@ class Recordings:
     """The recordings of a command's worlds: the first goes to the file that was asked for, the others into a folder
     beside it, numbered from 2 on; those of an earlier command are removed from there.
 
-    Raises `UsageError` for an unknown ending, a file that cannot be written, or a folder in the place of the ranks'
-    that holds anything else.
+    Raises `UsageError` for an unknown ending or a file that cannot be written. Where that fails after the run, a line
+    says so, and where the ranks' folder is left: `see` reads it, too.
     """
 
     def __init__(self, file: Path) -> None:
@@ -68,15 +65,9 @@ class Recordings:
         check_writable(FLAG, file)
         self.file = file.absolute()
         self.folder = self.file.with_name(f"{file.name}.ranks")
-        """The folder that ranks write to. It is left only if no file could be made of it: `see` reads it, too."""
+        """The folder that ranks write to."""
         self.others = self.file.with_name(f"{file.name}.worlds")
-        if self.others.exists() and not self.others.is_dir():
-            raise UsageError(f"{FLAG} {file}: {self.others} is no folder, and more worlds are to go there: remove it")
-        if strange := find_strange(self.folder):
-            raise UsageError(f"{FLAG} {file}: {strange} is in the way of what ranks record: move it, or name another")
         self.worlds = self.written = 0
-        self.failure: PlaygroundError | None = None
-        """The error that kept a recording from being written."""
 
     @contextlib.contextmanager
     def __call__(self, world: CommandWorld, fn: Callable[..., Any]) -> Iterator[Callable[..., Any]]:
@@ -91,26 +82,9 @@ class Recordings:
         world.warm_up(RECORDED)
         try:
             yield Recorded(fn, folder, run)
-        except BaseException as error:
+        finally:
             if world.is_main:
-                with contextlib.suppress(PlaygroundError):  # the first error is the one reported
-                    if not self.write_all(folder, run) and not isinstance(error, UsageError):
-                        click.echo(f"{FLAG}: no rank had begun to record, so there is nothing to be seen", err=True)
-            raise
-        if world.is_main:
-            try:
                 self.write_all(folder, run)
-            except PlaygroundError as error:
-                context = click.get_current_context(silent=True)
-                if context is None:
-                    raise
-                self.failure = self.failure or error  # raised after the command has shown its results
-                context.call_on_close(self.check)
-
-    def check(self) -> None:
-        """Raise `PlaygroundError` if a recording was not written, unless another error is being raised."""
-        if self.failure and sys.exc_info()[0] is None:
-            raise self.failure
 
     def remove_others(self) -> None:
         """Remove the recordings of an earlier command beside the file."""
@@ -120,27 +94,22 @@ class Recordings:
         with contextlib.suppress(OSError):  # there is something else in it, or it is not there
             self.others.rmdir()
 
-    def write_all(self, folder: Path, run: str) -> int:
-        """Write a file for each attempt of one world, the failed ones and the last. Returns their number. Called by
-        rank 0, or by the process that started the ranks.
-
-        Raises `PlaygroundError` where that fails; then the ranks' folder is left.
-        """
-        attempts = sorted({file.parent for file in folder.glob(f"*/*.{TABLES}")}, key=lambda each: int(each.name))
-        for attempt in attempts:
+    def write_all(self, folder: Path, run: str) -> None:
+        """Write a file for each attempt of one world, the failed ones and the last. Called by rank 0, or by the process
+        that started the ranks."""
+        for attempt in sorted({file.parent for file in folder.glob(f"*/*.{TABLES}")}, key=lambda each: int(each.name)):
             try:
                 if not (attempt / RUN).exists():  # rank 0 had not written it
                     (attempt / RUN).write_text(run)
-                line = self.write(attempt)
+                click.echo(self.write(attempt), err=True)
             except (OSError, UsageError) as error:
-                kind, why = (PlaygroundError, error.strerror) if isinstance(error, OSError) else (UsageError, error)
+                why = error.strerror if isinstance(error, OSError) else error
                 shown = f"`playground see {attempt}` shows what the ranks have written"
-                raise kind(f"{FLAG} {self.file.name}: no recording could be written ({why}): {shown}") from None
-            click.echo(line, err=True)
+                click.echo(f"{FLAG} {self.file.name}: no recording could be written ({why}): {shown}", err=True)
+                return
         shutil.rmtree(folder, ignore_errors=True)
         with contextlib.suppress(OSError):  # there is something else in it
             self.folder.rmdir()
-        return len(attempts)
 
     def write(self, folder: Path) -> str:
         """Write the file of this recording. Returns a line about it."""
@@ -148,20 +117,13 @@ class Recordings:
         if self.written > 1:
             self.others.mkdir(exist_ok=True)
             file = self.others / f"{self.written}{self.file.suffix}"
-        members = collect(folder)
-        recording = merge(members, folder)
+        files = collect(folder)
+        recording = merge(files, folder)
         if file.suffix == KEPT:
-            write_file(file, members)
+            write_zip(file, files)
         else:
             paint(recording, file)
         return f"{FLAG}: {printable(str(file.relative_to(self.file.parent)))} shows {describe(recording)}"
-
-
-def find_strange(folder: Path) -> Path | None:
-    """The first file in a folder that no recording rank has left there; the folder itself if it is a file."""
-    if not folder.is_dir():
-        return folder if folder.exists() else None
-    return next((file for file in folder.rglob("*") if not IN_FOLDER.fullmatch(str(file.relative_to(folder)))), None)
 
 
 def without_option(words: Sequence[str]) -> list[str]:

@@ -36,8 +36,8 @@ class SnapshotSettings:
     every: int = 100
     """Steps of the optimizer between two snapshots."""
     resume: str = AUTO
-    """`AUTO`: from the newest in the folder, if there is one. `NO`: from the start, in a folder without any. Or the
-    path of a snapshot. (A world that was restarted always resumes from the newest.)"""
+    """`AUTO`: from the newest in the folder, if there is one. `NO`: from the start, in a folder without any. (A world
+    that was restarted always resumes from the newest.)"""
 
     def __post_init__(self) -> None:
         check_at_least_one(self, "every")
@@ -55,7 +55,6 @@ def find_snapshots(folder: Path) -> list[tuple[int, Path]]:
 
 
 def name_file(step: int, content: bytes) -> str:
-    """The name of the snapshot of `step` with this content."""
     return f"step-{step:08d}-{hashlib.sha256(content).hexdigest()[:16]}.pt"
 
 

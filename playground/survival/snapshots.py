@@ -73,7 +73,6 @@ class SnapshotWriter:
             report(problem=f"step {step} has no snapshot: {why}; training went on")
 
     def close(self) -> None:
-        """Wait for what is being written, and let others have the folder."""
         self.thread.shutdown()
         self.unlock()
 
@@ -105,18 +104,19 @@ def read_snapshot(file: Path) -> Snapshot:
 def choose_snapshot(settings: SnapshotSettings, fingerprint: Fingerprint, restarted: bool) -> Snapshot | None:
     """The snapshot to resume from; None to begin at the start. Those that are damaged are named in reports and passed
     over. Raises `UsageError` if it is of another run."""
-    resume, files = AUTO if restarted else settings.resume, [file for _, file in find_snapshots(settings.folder)]
-    if resume == NO and files:
-        raise UsageError(f"--resume {NO}: {settings.folder} holds snapshots: take {AUTO}, or a folder without any")
-    for file in files if resume in (AUTO, NO) else [Path(resume)]:
+    files = [file for _, file in find_snapshots(settings.folder)]
+    if settings.resume == NO and not restarted:
+        if files:
+            raise UsageError(f"--resume {NO}: {settings.folder} holds snapshots: take {AUTO}, or a folder without any")
+        return None
+    for file in files:
         try:
             snapshot = read_snapshot(file)
-            check_same_run(file, snapshot.fingerprint, fingerprint)
-            return snapshot
         except ValueError as error:
-            if resume != AUTO:
-                raise UsageError(f"--resume {file}: {error}: name another snapshot, or take {AUTO}") from None
             report(notice=f"snapshot {file.name} is damaged, {error}: looking for one before it")
+            continue
+        check_same_run(file, snapshot.fingerprint, fingerprint)
+        return snapshot
     return None
 
 

@@ -29,9 +29,6 @@ class BertConfig:
     layer_norm_eps: float = 1e-12
 
     def __post_init__(self) -> None:
-        for name in ("vocabulary", "width", "layers", "heads", "intermediate", "max_length", "segments"):
-            if getattr(self, name) < 1:
-                raise UsageError(f"a BERT with {name} {getattr(self, name)}: it must be at least 1")
         if self.width % self.heads:
             raise UsageError(f"a BERT of width {self.width} with {self.heads} heads: the heads must divide the width")
 

@@ -1,7 +1,7 @@
 """Gradient synchronisation: every way to keep the replicas of a model equal, by name, naive first.
 
-Importing this does not import torch. A new one is a function or class in sync.py and an entry here: choices, help,
-ladder, prove and the tests derive from this table.
+Importing this does not import torch. A new one is a function or class and an entry here: choices, help, ladder, prove
+and the tests derive from this table.
 """
 
 from __future__ import annotations
@@ -21,25 +21,42 @@ class GradSyncSpec:
     needs: tuple[str, ...] = ("all_reduce",)
     """Which settings of a training run it takes, and which collectives."""
     rung: bool = True
-    """Whether it averages gradients, and so is a rung of the ladder to DistributedDataParallel."""
+    """Whether it leaves the mean of the gradients in every `param.grad`, and so is a rung of the ladder to
+    DistributedDataParallel."""
+    takes_step: bool = False
+    """Whether the optimizer is part of it: `GradSync.optimizer` is another than was asked for."""
 
 
+ALL_REDUCE = ("all_reduce",)
+OF_GRADIENTS = (
+    ("per-parameter", "per_parameter", ALL_REDUCE, "one all_reduce per parameter, after backward: the tutorial's loop"),
+    ("none-safe", "none_safe", ALL_REDUCE, "the same, and a gradient that is None takes part as zero"),
+    ("flat", "flat", ALL_REDUCE, "one all_reduce for all gradients, copied into one message"),
+    ("bucketed", "bucketed", (*ALL_REDUCE, "bucket_cap"),
+     "one all_reduce per bucket of gradients, the last layers' first"),
+    ("overlapped", "Overlapped", (*ALL_REDUCE, "bucket_cap"),
+     "each bucket leaves as soon as its gradients are ready, while backward goes on"),
+)  # fmt: skip
+OF_PARAMETERS = (
+    ("parameters", remote("playground.training.sync:LocalSGD"), (*ALL_REDUCE, "sync_every"),
+     "local SGD: each rank steps by its own gradients, then parameters are averaged"),
+    ("flat-step", remote("playground.training.flat_step:FlatStep"), ALL_REDUCE,
+     "one all_reduce for all gradients, and SGD as three operations on flat tensors"),
+    ("shared-step", remote("playground.training.flat_step:new_shared_step"), ALL_REDUCE,
+     "parameters once, in shared memory: each rank steps for its share, as in zero-1"),
+    ("zero-1", remote("playground.lessons.zero.lesson:Zero1"), (),
+     "reduce-scatter the gradients, step for a share of the parameters, all-gather"),
+    ("zero-2", remote("playground.lessons.zero.lesson:Zero2"), (),
+     "each layer's gradients are reduced to their owners while backward goes on"),
+    ("zero-3", remote("playground.lessons.zero.lesson:Zero3"), (),
+     "and each layer's parameters are gathered when they are needed: FSDP"),
+)  # fmt: skip
 GRAD_SYNCS = {
-    name: GradSyncSpec(
-        name, remote(f"playground.training.sync:{code}"), summary, ("all_reduce", *more), rung=name != "parameters"
-    )
-    for name, code, more, summary in (
-        ("per-parameter", "per_parameter", (), "one all_reduce per parameter, after backward: the tutorial's loop"),
-        ("none-safe", "none_safe", (), "the same, and a gradient that is None takes part as zero"),
-        ("flat", "flat", (), "one all_reduce for all gradients, copied into one message"),
-        ("bucketed", "bucketed", ("bucket_cap",), "one all_reduce per bucket of gradients, the last layers' first"),
-        ("hierarchical", "hierarchical", ("broadcast",),
-         "all gradients in one message, added up inside pairs of ranks, then between the pairs"),
-        ("overlapped", "Overlapped", ("bucket_cap",),
-         "each bucket leaves as soon as its gradients are ready, while backward goes on"),
-        ("parameters", "LocalSGD", ("sync_every",),
-         "local SGD: each rank steps by its own gradients, then parameters are averaged"),
-    )
-}  # fmt: skip
+    name: GradSyncSpec(name, remote(f"playground.training.sync:{code}"), summary, needs)
+    for name, code, needs, summary in OF_GRADIENTS
+} | {
+    name: GradSyncSpec(name, code, summary, needs, rung=False, takes_step=name != "parameters")
+    for name, code, needs, summary in OF_PARAMETERS
+}
 RUNGS = {name: spec for name, spec in GRAD_SYNCS.items() if spec.rung}
 """The rungs of the ladder from the tutorial's loop to DistributedDataParallel."""

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from typing import Any
 
 import torch
 import torch._dynamo  # the optimizer imports it at its first step: here the fork server does, once for all ranks
-import torch.distributed as dist
 from torch import nn
 from torch.utils.data import DataLoader
 
@@ -80,12 +79,6 @@ class History:
         for epoch in self.finished:
             report(finished=epoch)
         self.total, self.steps, self.seconds = state["total"].to(self.device), state["steps"], state["seconds"]
-
-    def combine(self, states: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
-        """The counts that this rank continues from, when a different number of ranks has counted `states`: rank 0 of
-        all of them, so that the sum is right."""
-        total = torch.stack([state["total"] for state in states]).sum(0)
-        return {**states[0], "total": total if dist.get_rank() == 0 else torch.zeros_like(total)}
 
     def result(self) -> TrainingResult:
         """Everything. All ranks must call this, and get the same."""

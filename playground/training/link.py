@@ -28,8 +28,7 @@ class Link:
 
         def call(tensor: torch.Tensor, *args: Any, async_op: bool = False, **options: Any) -> Transmission | None:
             size = dist.get_world_size(options.get("group"))
-            nbytes = hops(size) * tensor.nbytes if size > 0 else 0.0  # -1: this rank is not in the group
-            self.free = max(self.free, time.monotonic()) + nbytes * self.seconds_per_byte
+            self.free = max(self.free, time.monotonic()) + hops(size) * tensor.nbytes * self.seconds_per_byte
             transmission = Transmission(collective(tensor, *args, async_op=True, **options), self.free)
             if async_op:
                 return transmission
@@ -41,9 +40,6 @@ class Link:
     def all_reduce(self, all_reduce: Callable[..., Any]) -> Callable[..., Any]:
         """An all-reduce over this link: a rank sends 2 (N - 1) / N of the tensor, as by a ring."""
         return self.slow_down(all_reduce, lambda size: 2 * (size - 1) / size)
-
-    def broadcast(self, broadcast: Callable[..., Any]) -> Callable[..., Any]:
-        return self.slow_down(broadcast, lambda size: float(size > 1))
 
     def put_under(self, model: DistributedDataParallel) -> None:
         """Let DistributedDataParallel average its buckets over this link, by a communication hook."""

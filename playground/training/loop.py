@@ -21,15 +21,7 @@ from playground.runtime import device
 from playground.runtime.files import sha256
 from playground.survival.snapshots import Fingerprint
 from playground.training import net
-from playground.training.data import (
-    Batch,
-    Images,
-    batches,
-    collate,
-    partition_dataset,
-    partition_test_set,
-    training_images,
-)
+from playground.training.data import Batch, Images, batches, collate, partition_dataset, partition_test_set
 from playground.training.history import History
 from playground.training.net import Net
 from playground.training.replicas import broadcast_parameters
@@ -39,7 +31,7 @@ from playground.training.settings import TrainingSettings
 from playground.training.step import backward, training_step
 from playground.training.sync import GradSync, build_grad_sync
 
-MAY_DIFFER = ("snapshots", "epochs", "loader", "loader_workers")
+MAY_DIFFER = ("snapshots", "epochs", "loader_workers")
 """Settings that change no number at any step."""
 
 
@@ -67,7 +59,7 @@ def prepare_and_train(
 ) -> TrainingResult:
     """`Net` on MNIST: prepared as in the lessons, then trained by `train`."""
     torch.manual_seed(settings.seed)
-    images = training_images(settings)
+    images = Images(settings.folder, "train", settings.limit)
     train_set, _ = partition_dataset(images, settings.batch_size, settings.seed, settings.loader_workers)
     test_set = partition_test_set(Images(settings.folder, "t10k"))
     sync = new_sync(Net().to(device(), memory_format=torch.channels_last), settings)
@@ -84,7 +76,7 @@ def train(
     settings.check_accumulation(len(train_set.dataset.data))
     torch.manual_seed(settings.seed + 1 + dist.get_rank())  # other dropout masks on every rank, the same every run
     history = History(sync.model, train_set, test_set)
-    optimizer = torch.optim.SGD(sync.model.parameters(), lr=settings.lr, momentum=settings.momentum)
+    optimizer = sync.optimizer(partial(torch.optim.SGD, lr=settings.lr, momentum=settings.momentum))
     run = ResumableRun(
         settings.snapshots, partial(identify, settings, sync), sync, optimizer, history,
         partial(warm_up, optimizer, sync, train_set),

@@ -1,4 +1,4 @@
-"""The models that are trained here. Their names and what else is known of them without torch: models.py."""
+"""The models that are trained on images."""
 
 from __future__ import annotations
 

@@ -7,18 +7,16 @@ is checked against its checksum at each call.
 
 from __future__ import annotations
 
-import contextlib
+import gzip
 import http.client
 import os
 import shutil
-import socket
-import sys
-from collections.abc import Callable, Iterator
+import zlib
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
-from urllib.parse import urlsplit
-from urllib.request import url2pathname
+from urllib.request import urlopen
 
 from playground.runtime.files import (
     NoData,
@@ -39,10 +37,7 @@ MNIST = {
 NETWORK_TIMEOUT = 10.0
 """Seconds without a byte from a server before it counts as out of reach."""
 DATASETS = ("auto", "mnist", "digits")
-
 Say = Callable[[str], None]
-
-
 Settings = TypeVar("Settings", bound=Any)
 
 
@@ -60,11 +55,9 @@ class PreparedData:
     """Samples to train on."""
     test: int
     limit: int | None = None
-    kind: str = "images"
 
     def __str__(self) -> str:
-        counts = " + ".join(f"{samples:,}" for samples in (self.train, self.test) if samples)
-        return f"{self.name} ({counts} {self.kind}; {self.why})"
+        return f"{self.name} ({self.train:,} + {self.test:,} images; {self.why})"
 
     def settings(self, asked: Settings) -> Settings:
         """The settings `asked` for, on this data."""
@@ -86,7 +79,9 @@ def describe_data(name: str, folder: Path, why: str) -> PreparedData:
 
 
 MIRROR = "PLAYGROUND_MNIST_MIRROR"
-"""Environment variable: a folder or an address to fetch MNIST from, in place of torchvision's servers."""
+"""Environment variable: a folder or an address to fetch MNIST from, in place of `MIRRORS`."""
+MIRRORS = ("https://ossci-datasets.s3.amazonaws.com/mnist/", "http://yann.lecun.com/exdb/mnist/")
+"""Where torchvision looks for MNIST."""
 
 
 def default_data_dir() -> Path:
@@ -97,31 +92,12 @@ def default_data_dir() -> Path:
         raise NoData("there is no home directory to keep data in: choose a folder with --data-dir") from None
 
 
-def check_mirror(address: str) -> None:
-    """Raise `NoData` for what can be neither a folder nor an address to fetch from."""
-    try:
-        url = urlsplit(address)
-        host, _ = url.hostname, url.port
-    except ValueError as error:
-        raise NoData(f"{MIRROR}={address}: {error}") from None
-    if url.scheme in ("http", "https"):
-        usable = bool(host)
-    else:
-        usable = "://" not in address or (url.scheme == "file" and host in (None, "localhost") and bool(url.path))
-    if not address or not usable:
-        raise NoData(f"{MIRROR}={address!r}: use a folder, file:///FOLDER, http://HOST/PATH or https://HOST/PATH")
-
-
 def prepare(dataset: str, data_dir: Path, mirror: str | None = None, say: Say = lambda line: None) -> PreparedData:
     """The data `dataset` ("mnist", "digits", or "auto": MNIST if it can be had, else digits), ready in `data_dir`.
 
-    `mirror` replaces torchvision's servers: a folder, or an http://, https:// or file:// address that holds the four
-    .gz files. `say` is told what takes time. Raises `NoData`.
+    `mirror` replaces the usual servers: a folder, or an http://, https:// or file:// address that holds the four .gz
+    files. `say` is told what takes time. Raises `NoData`.
     """
-    if mirror is not None:
-        check_mirror(mirror)
-    if any("\ud800" <= character <= "\udfff" for character in str(data_dir)):  # how Python writes other bytes
-        raise NoData(f"data directory {str(data_dir)!r}: torch reads no path but UTF-8; choose another with --data-dir")
     if dataset != "digits" and not find_damaged(raw_folder(data_dir, "mnist"), MNIST):
         return describe_data("mnist", raw_folder(data_dir, "mnist"), f"found in {data_dir}")
     if dataset == "digits" and not find_damaged(raw := raw_folder(data_dir, "digits"), read_checksums(raw, MNIST)):
@@ -150,16 +126,13 @@ def find_or_fetch_mnist(data_dir: Path, mirror: str | None, say: Say) -> Prepare
         return describe_data("mnist", raw, f"found in {data_dir}")
     problems = [f"{name} in {raw} is damaged" for name in wrong if (raw / name).exists()]
     say("looking for MNIST")
-    import torchvision.datasets
-
-    for address in [str(raw), *([mirror] if mirror else torchvision.datasets.MNIST.mirrors)]:
+    for address in [mirror] if mirror else MIRRORS:
         try:
             with replace_files(raw, MNIST) as folder:
-                fetch(address, folder, torchvision.datasets.MNIST.resources)
+                fetch(address, folder)
             return describe_data("mnist", raw, f"from {address}")
-        except (OSError, RuntimeError, EOFError, ValueError, http.client.HTTPException) as error:
-            if address != str(raw):
-                problems.append(f"{address}: {describe(error)}")
+        except (OSError, RuntimeError, EOFError, ValueError, zlib.error, http.client.HTTPException) as error:
+            problems.append(f"{address}: {error}")
     raise NoData(
         f"MNIST is not in {data_dir} and could not be fetched ({'; '.join(problems)}): "
         f"set {MIRROR} to a folder or address that holds {', '.join(name + '.gz' for name in MNIST)}",
@@ -167,46 +140,16 @@ def find_or_fetch_mnist(data_dir: Path, mirror: str | None, say: Say) -> Prepare
     )
 
 
-def describe(error: Exception) -> str:
-    """Why something could not be fetched, in a few words."""
-    if isinstance(error, OSError) and error.strerror:
-        return f"{error.strerror}{f': {os.fsdecode(error.filename)}' if error.filename else ''}"
-    return str(error) or type(error).__name__
-
-
-def fetch(address: str, folder: Path, resources: list[tuple[str, str]]) -> None:
-    """Bring each of `resources` (name.gz, MD5) from `address` into `folder`, and unpack it there."""
-    from torchvision.datasets.utils import check_integrity, download_and_extract_archive
-
-    local = folder_of(address)
-    for name, md5 in resources:
-        if local:
-            shutil.copyfile(local / name, folder / name)
-            if not check_integrity(str(folder / name), md5):
-                raise RuntimeError(f"{name} is damaged")
-        with tame_torchvision():
-            download_and_extract_archive(f"{address.rstrip('/')}/{name}", str(folder), filename=name, md5=md5)
-
-
-def folder_of(address: str) -> Path | None:
-    """The folder an address means, or None if it is one on the network."""
-    url = urlsplit(address)
-    if url.scheme in ("http", "https"):
-        return None
-    return Path(url2pathname(url.path) if url.scheme == "file" else address)
-
-
-@contextlib.contextmanager
-def tame_torchvision() -> Iterator[None]:
-    """Let no connection made here wait longer than `NETWORK_TIMEOUT`: torchvision sets no limit. Keep what it prints
-    off stdout, and its bar off anything but a terminal."""
-    with contextlib.ExitStack() as stack:
-        stack.callback(socket.setdefaulttimeout, socket.getdefaulttimeout())
-        socket.setdefaulttimeout(NETWORK_TIMEOUT)
-        out = sys.stderr if sys.stderr.isatty() else stack.enter_context(open(os.devnull, "w"))
-        stack.enter_context(contextlib.redirect_stdout(out))
-        stack.enter_context(contextlib.redirect_stderr(out))
-        yield
+def fetch(address: str, folder: Path) -> None:
+    """Unpack the four files from `address`, a folder's or a server's, into `folder`."""
+    url = address if "://" in address else Path(address).absolute().as_uri()
+    for name in MNIST:
+        with (
+            urlopen(f"{url.rstrip('/')}/{name}.gz", timeout=NETWORK_TIMEOUT) as packed,
+            gzip.open(packed) as stream,
+            open(folder / name, "wb") as file,
+        ):
+            shutil.copyfileobj(stream, file)
 
 
 def find_or_draw_digits(data_dir: Path, why: str, say: Say, train: int = 60_000, test: int = 10_000) -> PreparedData:

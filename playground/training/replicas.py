@@ -38,30 +38,23 @@ def find_largest_difference(model: nn.Module, *, with_buffers: bool = True) -> t
     Replicas that took the same steps are bit-identical, and it is exactly 0.0 (also where training diverged: the same
     NaN on all ranks is no difference), and only then.
     """
-    by_dtype: dict[torch.dtype, dict[str, torch.Tensor]] = {}
-    for name, tensor in chain(model.named_parameters(), model.named_buffers() if with_buffers else ()):
-        if tensor.numel():
-            by_dtype.setdefault(tensor.dtype, {})[name] = tensor
-    names = [name for tensors in by_dtype.values() for name in tensors]
-    mine = [each for tensors in by_dtype.values() for each in differences_to_rank_0(list(tensors.values()))]
+    tensors = dict(chain(model.named_parameters(), model.named_buffers() if with_buffers else ()))
+    names = [name for name, tensor in tensors.items() if tensor.numel()]
+    mine = [difference_to_rank_0(tensors[name].flatten()) for name in names]
     largest = all_gather_stacked(torch.stack(mine)).amax(0) if mine else torch.zeros(1)
     where = int(largest.argmax())
     return largest[where].item(), names[where] if largest[where] != 0 else ""
 
 
-def differences_to_rank_0(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """For each of these tensors, which are of one type, the largest difference of an element, in float64."""
-    mine = flat(tensors)
+def difference_to_rank_0(mine: torch.Tensor) -> torch.Tensor:
+    """The largest difference of an element [elements], in float64."""
     root = mine.clone()
     dist.broadcast(root, src=0)
     same_bits = (mine.view(torch.uint8) == root.view(torch.uint8)).view(len(mine), -1).all(dim=1)
     if not (mine.is_floating_point() or mine.is_complex()):
         mine, root = mine.long(), root.long()
-    difference, lengths = (mine - root).abs().masked_fill(same_bits, 0), [each.numel() for each in tensors]
-    return [
-        part.max().double().clamp(min=0 if same.all() else SMALLEST)  # 0.0 and -0.0 are not the same bits
-        for part, same in zip(difference.split(lengths), same_bits.split(lengths), strict=True)
-    ]
+    largest = (mine - root).abs().masked_fill(same_bits, 0).max().double()
+    return largest if same_bits.all() else largest.clamp(min=SMALLEST)  # 0.0 and -0.0 are not the same bits
 
 
 def flat(tensors: Iterable[torch.Tensor]) -> torch.Tensor:

@@ -72,7 +72,7 @@ class ResumableRun:
     def resume(self, snapshot: Snapshot) -> None:
         """Be where the run was when its ranks took this snapshot, though there were more or fewer of them."""
         rank, size, before = dist.get_rank(), dist.get_world_size(), len(snapshot.own)
-        own = snapshot.own[rank] if size == before else redistribute(snapshot, rank, self.history)
+        own = snapshot.own[rank] if size == before else redistribute(snapshot, rank)
         state: Mapping[str, Any] = {**snapshot.shared, **own}
         self.position = self.saved = Position(**state["position"])
         self.model.load_state_dict(state["model"])
@@ -164,11 +164,12 @@ class ResumableRun:
                 self.writer.close()
 
 
-def redistribute(snapshot: Snapshot, rank: int, history: History) -> Mapping[str, Any]:
+def redistribute(snapshot: Snapshot, rank: int) -> Mapping[str, Any]:
     """What rank `rank` resumes from as its own, when a different number of ranks took the snapshot. A new rank gets a
     seed for every kind of device that follows from the run, and that no other rank and no other step has."""
     own = {**snapshot.own[min(rank, len(snapshot.own) - 1)]}
-    own["history"] = history.combine([each["history"] for each in snapshot.own])
+    total = torch.stack([each["history"]["total"] for each in snapshot.own]).sum(0)  # rank 0 has the counts of all
+    own["history"] = {**own["history"], "total": total if rank == 0 else torch.zeros_like(total)}
     if rank >= len(snapshot.own):
         seed = Random(f"{snapshot.fingerprint} {rank} {snapshot.step}").getrandbits(63)  # by the hash of the string
         own["random_numbers"] = dict.fromkeys(own["random_numbers"], seed)

@@ -11,14 +11,9 @@ from playground.runtime.errors import UsageError
 from playground.runtime.flags import check_flags, flag
 from playground.survival.folder import SnapshotSettings
 from playground.training.grad_syncs import GRAD_SYNCS
-from playground.training.models import MODELS
 
 BUCKET_CAP = 25 * 2**20
 """Bytes after which a bucket of gradients is full; DistributedDataParallel's default too."""
-FLOAT32_MAX = (2 - 2**-23) * 2.0**127
-"""The largest number that a parameter, and what is added to it, can be."""
-LOADERS = ("batch", "per-sample")
-"""Ways to fetch samples: whole batches; and as tutorials do, one by one."""
 MAX_LOADER_WORKERS = 64
 BEYOND_TUTORIAL = ("sync", "all_reduce", "link", "accumulate", "snapshots")
 """Settings that the tutorial's loop knows nothing of."""
@@ -45,12 +40,6 @@ class TrainingSettings:
     momentum: float = flag(0.5, "Momentum of SGD.", least=0)
     seed: int = 1234
     accumulate: int = flag(1, "Accumulate the gradients of K batches for each step.", least=1, metavar="K")
-    loader: str = flag(
-        LOADERS[0],
-        "Load whole batches at once or, as tutorials do, sample by sample.",
-        choices=LOADERS,
-        group="loader",
-    )
     loader_workers: int = flag(
         0,
         "DataLoader's num_workers: processes of each rank that load its batches ahead; with 0 it loads them itself.",
@@ -105,13 +94,14 @@ class TrainingSettings:
 
     def __post_init__(self) -> None:
         check_flags(self)
-        if self.lr > FLOAT32_MAX:
-            raise UsageError(f"lr {self.lr:g}: no float32 is larger than {FLOAT32_MAX:.2g}, and parameters are float32")
-        if self.sync_every > 1 and "sync_every" not in GRAD_SYNCS[self.sync].needs:
-            raise UsageError(
-                f"--sync-every {self.sync_every} is for parameters: with --sync {self.sync} gradients are averaged at "
-                f"every step"
-            )
+
+        spec = GRAD_SYNCS[self.sync]
+        if self.snapshots and spec.takes_step:
+            raise UsageError(f"--sync {self.sync} takes no snapshots: it has the optimizer's state; use another --sync")
+        for name in ("all_reduce", "link"):
+            if getattr(self, name) != getattr(TrainingSettings, name) and "all_reduce" not in spec.needs:
+                option = f"--{name.replace('_', '-')} {getattr(self, name)}"
+                raise UsageError(f"{option}: --sync {self.sync} has no all-reduce, leave one of them out")
 
     @property
     def is_tutorial(self) -> bool:
@@ -124,8 +114,10 @@ class TrainingSettings:
         return f", over simulated links of {self.link:g} Gbit/s" if self.link else ""
 
     def check_batch(self, size: int) -> None:
-        """Raise `UsageError` if `Net` cannot be trained on a batch that `size` ranks share."""
-        MODELS["net"].check_batch(self.batch_size, size)
+        """Raise `UsageError` if a global batch is too small for each of `size` ranks to get a sample."""
+        if self.batch_size < size:
+            asked = f"--batch-size {self.batch_size} for {size} ranks"
+            raise UsageError(f"{asked}: it is for all together, so at least one each")
 
     def check_samples(self, samples: int) -> None:
         """Raise `UsageError` if `samples` to train on are less than one whole batch."""

@@ -12,10 +12,9 @@ every all_reduce in here waits for all of them.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
@@ -28,8 +27,6 @@ from playground.training.settings import BUCKET_CAP, TrainingSettings
 
 AllReduce = Callable[..., object]
 """Called as `all_reduce(tensor, op=…)`, in place; with `async_op=True` it returns at once something to `wait()` for."""
-Broadcast = Callable[..., object]
-"""Called as `broadcast(tensor, src=…, group=…)`, in place."""
 
 
 def per_parameter(model: nn.Module, all_reduce: AllReduce = dist.all_reduce) -> None:
@@ -63,42 +60,6 @@ def bucketed(model: nn.Module, all_reduce: AllReduce = dist.all_reduce, bucket_c
     gradients."""
     for grads in buckets(gradients(model)[::-1], bucket_cap):
         average_together(grads, all_reduce)
-
-
-def hierarchical(
-    model: nn.Module, all_reduce: AllReduce = dist.all_reduce, broadcast: Broadcast = dist.broadcast
-) -> None:
-    """All gradients in one message, added up inside pairs of ranks, between the leaders of the pairs, and sent back.
-
-    Where the ranks of a pair are close to each other (on one host) and pairs are far apart, one message of each pair
-    crosses the slow links instead of one of every rank. What pairs exchange are sums, so that a rank alone weighs what
-    it should. All ranks get the same bits: those of their leaders.
-    Source: Goyal et al., Accurate, Large Minibatch SGD, 2017, arXiv 1706.02677, section 4
-    """
-    mine, leader, leaders = groups_of(dist.group.WORLD)
-
-    def in_two_levels(tensor: torch.Tensor, op: Any) -> None:
-        all_reduce(tensor, op=op, group=mine)
-        if dist.get_rank() == leader:
-            all_reduce(tensor, op=op, group=leaders)
-        broadcast(tensor, src=leader, group=mine)
-
-    flat(model, in_two_levels)
-
-
-Groups = tuple[Any, int, Any]
-"""A rank's group, the first rank of that, its leader, and the group of all leaders."""
-_groups: WeakKeyDictionary[Any, Groups] = WeakKeyDictionary()
-
-
-def groups_of(world: Any) -> Groups:
-    """Pairs of consecutive ranks, the last rank alone if their number is odd. They are made at the first call, by every
-    rank in the same order, as `new_group` demands: each has connections of its own."""
-    if world not in _groups:
-        size, leader = dist.get_world_size(), dist.get_rank() // 2 * 2
-        pairs = {first: dist.new_group(list(range(first, min(first + 2, size)))) for first in range(0, size, 2)}
-        _groups[world] = pairs[leader], leader, dist.new_group(list(pairs))
-    return _groups[world]
 
 
 def average_together(grads: Sequence[torch.Tensor], all_reduce: AllReduce) -> None:
@@ -174,7 +135,7 @@ class Overlapped(GradSync):
     Backward goes through the layers from the last to the first: the last layers' gradients are ready early. A bucket
     leaves as soon as its last gradient is ready and all buckets before it have left: the order of messages must be the
     same on every rank, whatever order gradients get ready in. A gradient that backward does not reach on this rank
-    takes part as zero. The gradients of parameters that are `excluded` stay as they are.
+    takes part as zero.
     Source: Li et al., PyTorch Distributed, 2020, arXiv 2006.15704, section 3.2
     """
 
@@ -183,12 +144,10 @@ class Overlapped(GradSync):
         model: nn.Module,
         all_reduce: AllReduce = dist.all_reduce,
         bucket_cap: float = BUCKET_CAP,
-        excluded: Set[nn.Parameter] = frozenset(),
     ) -> None:
         super().__init__(model)
         self.all_reduce = all_reduce
-        params = [param for param in trainable_parameters(model)[::-1] if param not in excluded]
-        self.buckets = [self.new_bucket(of_bucket) for of_bucket in buckets(params, bucket_cap)]
+        self.buckets = [self.new_bucket(params) for params in buckets(trainable_parameters(model)[::-1], bucket_cap)]
         self.works: list[Any] = []
         """Outstanding work handles of the buckets that have left, in their order."""
         self.is_syncing = True
@@ -218,20 +177,12 @@ class Overlapped(GradSync):
         """Start the all_reduce of a bucket. Returns what is to be waited for."""
         return bucket.start(self.all_reduce)
 
-    def start_remaining(self) -> None:
-        """Start what backward has not: buckets with a gradient that it did not reach, and those behind them."""
+    def after_backward(self) -> None:
+        """Start the buckets with a gradient that backward did not reach, and those behind them; then wait for all."""
         for bucket in self.remaining:
             for param in list(bucket.missing):
                 bucket.add(param)
             self.works.append(self.start(bucket))
-
-    def after_backward(self) -> None:
-        """Wait until every `param.grad` is the mean."""
-        self.start_remaining()
-        self.finish()
-
-    def finish(self) -> None:
-        """Wait for all buckets, and expect the next backward."""
         for bucket in self.buckets:
             self.works.pop(0).wait()
             bucket.missing.update(bucket.views)
@@ -312,51 +263,22 @@ class LocalSGD(GradSync):
                     average_together(params, self.all_reduce)
 
 
-def all_reduce_hook(all_reduce: AllReduce, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
-    """A communication hook, by which DistributedDataParallel averages its buckets with an all-reduce of ours:
-
-        model.register_comm_hook(load_all_reduce("shared-memory"), all_reduce_hook)
-
-    In a thread, while backward goes on; the last bucket at once, for it has nothing to overlap.
-    Source: https://docs.pytorch.org/docs/stable/ddp_comm_hooks.html
-    """
-    message = bucket.buffer().div_(dist.get_world_size())
-    begun: torch.futures.Future[Any] = torch.futures.Future()
-    if bucket.is_last():
-        all_reduce(message, op=dist.ReduceOp.SUM)
-        begun.set_result(message)
-        return begun
-    work: Any = all_reduce(message, op=dist.ReduceOp.SUM, async_op=True)
-
-    def end(_: object) -> torch.Tensor:
-        work.wait()
-        return message
-
-    ended = begun.then(end)  # so that an error in it is one to C++ too
-    work.future.add_done_callback(lambda _: begun.set_result(None))
-    return ended
-
-
-# torch compares them with its classes, not with their names
-all_reduce_hook.__annotations__ |= {"bucket": dist.GradBucket, "return": torch.futures.Future[torch.Tensor]}
-
-
 def new_grad_sync(name: str, model: nn.Module, **values: Any) -> GradSync:
     """The gradient synchronisation of that name for `model`, made once, before its first backward: with those of the
     `values`, by name, that it needs, and its own defaults for the others. Raises `TypeError` for a value that none of
     them needs."""
     if unknown := values.keys() - {need for spec in GRAD_SYNCS.values() for need in spec.needs}:
         raise TypeError(f"no gradient synchronisation takes {', '.join(sorted(unknown))}")
-    code = GRAD_SYNCS[name].code.load()
-    needs = {need: values[need] for need in GRAD_SYNCS[name].needs if need in values}
-    return code(model, **needs) if isinstance(code, type) else GradSync(model, partial(code, **needs))
+    spec = GRAD_SYNCS[name]
+    code, needs = spec.code.load(), {need: values[need] for need in spec.needs if need in values}
+    makes_one = spec.takes_step or isinstance(code, type)
+    return code(model, **needs) if makes_one else GradSync(model, partial(code, **needs))
 
 
 def build_grad_sync(model: nn.Module, settings: TrainingSettings) -> GradSync:
     """The gradient synchronisation for `model` that `settings` ask for."""
-    all_reduce, broadcast = load_all_reduce(settings.all_reduce), dist.broadcast
+    all_reduce = load_all_reduce(settings.all_reduce)
     if settings.link:
-        link = Link(settings.link)
-        all_reduce, broadcast = link.all_reduce(all_reduce), link.broadcast(broadcast)
+        all_reduce = Link(settings.link).all_reduce(all_reduce)
     values = {"bucket_cap": settings.bucket_cap, "sync_every": settings.sync_every}
-    return new_grad_sync(settings.sync, model, all_reduce=all_reduce, broadcast=broadcast, **values)
+    return new_grad_sync(settings.sync, model, all_reduce=all_reduce, **values)

@@ -42,11 +42,6 @@ def test_an_option_without_effect_is_refused(words: list[str], message: str) -> 
     assert str(caught.value) == message
 
 
-@pytest.mark.parametrize("words", [[], ["--snapshots", "x", "-k", "2"], ["--cap", "3", "--sync", "bucketed"]])
-def test_an_option_with_an_effect_is_taken(words: list[str]) -> None:
-    assert call(*words).keys() == {"snapshots", "sync", "keep", "cap"}
-
-
 def test_what_nobody_typed_is_not_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KEEP", "7")
     assert call()["keep"] == 7

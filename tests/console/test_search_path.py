@@ -20,6 +20,7 @@ def own_files(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.stress
 def test_own_files_in_the_working_folder_are_left_alone(own_files: Path) -> None:
     root = Path(script.__file__).parents[2]  # as if the package were not installed, too
     environ = {**os.environ, "PYTHONPATH": f"{root}"}

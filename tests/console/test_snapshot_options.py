@@ -34,10 +34,3 @@ def test_training_goes_on_where_it_was(train: Run, tmp_path: Path) -> None:
     shown = train("ddp", "--epochs", 3)
     assert "going on after step 0 of epoch 3" in shown.out
     assert [line.split()[0] for line in shown.out.splitlines() if line[:8].strip().isdigit()] == ["1", "2", "3"]
-
-
-def test_resume_no_refuses_a_folder_in_use(train: Run) -> None:
-    assert train("sgd", "--epochs", 1, "--resume", "no").code == 0
-    shown = train("sgd", "--epochs", 1, "--resume", "no")
-    assert shown.code == 2
-    assert "holds snapshots: take auto, or a folder without any" in shown.err

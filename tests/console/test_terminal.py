@@ -68,14 +68,6 @@ def test_the_width_is_that_of_COLUMNS_within_reason(  # noqa: N802
     assert terminal.width() == expected
 
 
-def test_characters_that_stdout_lacks_are_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
-    written = io.BytesIO()
-    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding="latin-1"))
-    terminal.replace_unencodable()
-    terminal.say("0 … 3 → ½")
-    assert written.getvalue() == b"0 ? 3 ? \xbd\n"
-
-
 EVIL = "\x1b]0;owned\x07\x9b2J\r\u202e"
 
 

@@ -17,7 +17,7 @@ from playground.lessons import LESSONS
 
 DIGITS = ("--dataset", "digits")
 COMMANDS: list[tuple[Any, ...]] = [
-    ("collectives", "-n", 8, "--only", "gather_object", "--only", "all_to_all", "--only", "reduce_operations"),
+    ("collectives", "-n", 8, "--only", "all_gather_object", "--only", "all_to_all", "--only", "reduce_operations"),
     ("allreduce", "-n", 8, "--algorithm", "ring"),
     ("scale", "--alpha", "2e-5", "--beta", "1e-9"),
 ]
@@ -50,9 +50,3 @@ def test_wide_shows_every_column(run_cli: Callable[..., Any], data_dir: Path) ->
     [(number, row)] = [(n, row) for n, row in enumerate(wide.splitlines()) if row.startswith("      1 ")]
     lines = [row.split(maxsplit=6)[-1], *(line.strip() for line in wide.splitlines()[number + 1 : number + 3])]
     assert [line[:-6] for line in lines] == [f"Rank {rank}, epoch 1: " for rank in range(3)]
-
-
-def test_wide_without_tables_is_refused(run_cli: Callable[..., Any]) -> None:
-    shown = run_cli("collectives", "--wide", "--json")
-    assert (shown.code, shown.out) == (2, "")
-    assert shown.err == "playground: --wide is for tables and --json prints none: leave one of them out\n"

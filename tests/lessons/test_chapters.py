@@ -138,7 +138,7 @@ def read_rows(table: str) -> Rows:
     """The numbers of each row, by the cells before the first number; of rows with one name, one after the other."""
     rows: Rows = {}
     for line in SHOWN.findall(table):
-        first, *cells = re.split(r"  +", re.sub(r"[█▓▒░]+", "", line))
+        first, *cells = re.split(r"  +", re.sub(r"[█▓▒░]+#?", "", line))
         numbers = [NUMBER.fullmatch(cell.partition(" = ")[0]) for cell in cells]
         if any(numbers):
             words = cells[: next(place for place, number in enumerate(numbers) if number)]
@@ -201,27 +201,15 @@ CLAIMS: dict[tuple[str, str], Callable[[list[Rows]], bool]] = {
     ("ladder", "`parameters` costs what `flat` does after each step"): lambda tables: near(
         tables[0]["parameters"][3], tables[0]["flat"][3], 0.1
     ),
-    ("ladder", "`hierarchical` gains nothing on one host"): lambda tables: all(
-        rungs["hierarchical"][0] >= rungs["flat"][0] for rungs in tables
-    ),
     ("ladder", "the step is 1.25 times as fast"): lambda tables: (
         round(tables[1]["flat"][0] / tables[1]["overlapped"][0], 2) == 1.25
-    ),
-    ("ladder", "`overlapped` takes 110 ms and `bucketed` 143"): lambda tables: (
-        (round(tables[2]["overlapped"][0]), round(tables[2]["bucketed"][0])) == (110, 143)
-    ),
-    ("ladder", "`per-parameter` does as well as `overlapped`"): lambda tables: (
-        tables[2]["per-parameter"][0] <= 1.05 * tables[2]["overlapped"][0]
-    ),
-    ("ladder", "`sparse-embeddings` is 1.90 times as fast as DDP"): lambda tables: (
-        round(tables[2]["ddp"][0] / tables[2]["sparse-embeddings"][0], 2) == read_figures("ladder")[4][0] == 1.9
     ),
     ("ddp", "loss and accuracy are the same to the last digit"): lambda tables: all(
         tables[0][epoch][:3] == read_tables("sgd")[0][epoch][:3] for epoch in ("1", "2")
     ),
     ("ddp", "the difference is rounding), with one message in place of four"): lambda tables: (
         (tables[1]["no_sync but for the last"][1], tables[1]["all send"][1]) == (1, 4)
-        and max(row[3] for row in tables[1].values()) < 1e-14
+        and max(row[2] for row in tables[1].values()) < 1e-14
     ),
     ("ddp", "Without the optimizer the training ends elsewhere"): lambda tables: (
         tables[2]["model"][1] > tables[2]["model, optimizer"][1] == 0
@@ -255,13 +243,13 @@ CLAIMS: dict[tuple[str, str], Callable[[list[Rows]], bool]] = {
     ("parameter-server", "sync is as slow as all-reduce"): lambda tables: (
         abs(tables[1]["sync"][0] / tables[1]["all-reduce"][0] - 1) < 0.02
     ),
-    ("parameter-server", "2.98 steps old on average"): lambda tables: tables[1]["async"][4] == 2.98,
+    ("parameter-server", "2.98 steps old on average"): lambda tables: tables[1]["async"][3] == 2.98,
     (
         "parameter-server",
         "a slightly higher loss with the same number of samples, 1.124 against 1.073",
     ): lambda tables: (tables[1]["async"][2], tables[1]["all-reduce"][2]) == (1.124, 1.073),
     ("parameter-server", "So a server needs more bandwidth"): lambda tables: all(
-        tables[1][mode][5] > tables[1]["all-reduce"][5] for mode in ("sync", "async", "stale-synchronous")
+        tables[1][mode][4] > tables[1]["all-reduce"][4] for mode in ("sync", "async", "stale-synchronous")
     ),
     ("pipeline", "With naive, ranks idle half of the time"): lambda tables: 45 < tables[1]["naive"][0] < 55,
     ("pipeline", "alike in both (14.3 % and 15.3 % here"): lambda tables: (

@@ -17,30 +17,22 @@ from torch.utils._pytree import tree_flatten, tree_map
 
 from playground.lessons.data_parallel import experiment
 from playground.lessons.data_parallel.experiment import claims
-from playground.lessons.data_parallel.lesson import (
-    DataParallel,
-    chunk_sizes,
-    data_parallel,
-    gather,
-    parallel_apply,
-    replicate,
-    scatter,
-)
+from playground.lessons.data_parallel.lesson import DataParallel, gather, parallel_apply, replicate, scatter
 from playground.lessons.data_parallel.losses import (
     DataParallelCriterion,
     DataParallelModel,
     ParallelLossModel,
     weighted_mean,
 )
+from playground.lessons.data_parallel.machine import chunk_sizes
 from playground.lessons.data_parallel.memory import track_memory
 from playground.lessons.data_parallel.page import (
     LABELS,
-    MEANS,
     PARTS,
     DataParallelSettings,
     ways_to_compare,
 )
-from playground.runtime import UsageError, launch
+from playground.runtime import launch
 
 Run = Callable[..., Any]
 DEVICES = [torch.device("cpu", number) for number in range(8)]
@@ -65,7 +57,7 @@ def gradients(run: Callable[[torch.Tensor], torch.Tensor], module: nn.Module, in
 
 
 @given(st.integers(1, 8), st.integers(1, 33))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 def test_gradients_are_those_of_one_device_with_the_whole_batch(devices: int, batch: int) -> None:
     module, inputs = model(), torch.randn(batch, 5, dtype=torch.float64)
     parallel = DataParallel(module, DEVICES[:devices], DEVICES[devices - 1])
@@ -114,7 +106,7 @@ def same(one: Any, other: Any) -> bool:
 
 
 @given(NESTED, st.integers(1, 9), st.integers(1, 8))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=25, deadline=None)
 def test_scatter_cuts_every_tensor_and_keeps_everything_else(shape: Any, batch: int, devices: int) -> None:
     """torch.chunk at every tensor, all else as it is; gather puts the tensors together again."""
     value = tree_map(lambda leaf: torch.randn(batch, 2) if leaf == "tensor" else leaf or 0, shape)
@@ -149,8 +141,8 @@ def test_torch_s_arguments_and_defaults() -> None:
     for ours, theirs in ((DataParallel, nn.DataParallel), (DataParallelModel, nn.DataParallel)):
         taken = [(each.name, each.default) for each in inspect.signature(ours).parameters.values()]
         assert taken == [(each.name, each.default) for each in inspect.signature(theirs).parameters.values()]
-    for own, theirs in ((data_parallel, nn.parallel.data_parallel), (parallel_apply, nn.parallel.parallel_apply)):
-        assert list(inspect.signature(own).parameters) == list(inspect.signature(theirs).parameters)
+    torch_s = inspect.signature(nn.parallel.parallel_apply)
+    assert list(inspect.signature(parallel_apply).parameters) == list(torch_s.parameters)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the devices would be GPUs")
@@ -176,22 +168,16 @@ def test_what_the_first_replica_does_to_buffers_stays() -> None:
 
 
 def test_a_failure_is_told_with_its_device() -> None:
-    class Odd(Exception):
-        def __init__(self, first: str, second: str) -> None:
-            super().__init__(first, second)
-
     class Failing(nn.Module):
-        def forward(self, x: torch.Tensor, odd: bool) -> torch.Tensor:
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
             if x[0] == 2:
-                raise Odd("a", "b") if odd else ValueError("no twos")
+                raise ValueError("no twos")
             return x
 
     threads = torch.get_num_threads()
-    with pytest.raises(ValueError, match="replica 2 on cpu:2: no twos"):
-        data_parallel(Failing(), (torch.arange(4), False), DEVICES[:4])
-    with pytest.raises(RuntimeError, match="replica 2 on cpu:2") as caught:
-        data_parallel(Failing(), (torch.arange(4), True), DEVICES[:4])
-    assert isinstance(caught.value.__cause__, Odd)
+    with pytest.raises(RuntimeError, match="replica 2 on cpu:2: no twos") as caught:
+        DataParallel(Failing(), DEVICES[:4])(torch.arange(4))
+    assert isinstance(caught.value.__cause__, ValueError)
     assert torch.get_num_threads() == threads
 
 
@@ -205,7 +191,7 @@ def test_replicas_run_in_the_caller_s_modes_on_their_share_of_the_threads() -> N
     callers = (torch.enable_grad(), [1, 0, 0]), (torch.inference_mode(), [0, 1, 0]), (torch.autocast("cpu"), [1, 0, 1])
     for mode, expected in callers:
         with mode:
-            assert data_parallel(Modes(), torch.zeros(2), DEVICES[:2]).tolist() == [[*expected, share]] * 2
+            assert DataParallel(Modes(), DEVICES[:2])(torch.zeros(2)).tolist() == [[*expected, share]] * 2
 
 
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
@@ -241,28 +227,24 @@ def test_an_account_is_what_is_kept_alive() -> None:
         assert account.moved == {("scatter", first, second): 2000}
         with pytest.raises(RuntimeError, match="operands on cpu:0 and cpu:1"):
             part + other
-        linear = nn.Linear(2, 2)
-        account.put(*linear.parameters(), device=second)
-        with pytest.raises(UsageError, match="weight of Linear is on cpu:1"):
-            data_parallel(linear, torch.zeros(2, 2), [first, second])
 
 
 def on(*devices: str, **more: Any) -> DataParallelSettings:
-    return DataParallelSettings(devices=devices, output_device=devices[0], **more)
+    return DataParallelSettings(devices=devices, **more)
 
 
 def test_the_loss_inside_forward_gathers_a_thousandth_and_evens_the_peaks_out() -> None:
     devices = ("cpu:0", "cpu:1", "cpu:2", "cpu:3")
-    compared = ways_to_compare(devices, None, None)
+    compared = ways_to_compare(devices, None)
     assert compared == (("logits", "cpu:0"), ("loss", "cpu:0"), ("outputs", "cpu:0"), ("logits", "cpu:1"))
-    [results] = launch(experiment.ways, 1, args=(on(*devices, ways=compared, batch_size=32, steps=1, seed=0),))
+    [results] = launch(experiment.ways, 1, args=(on(*devices, ways=compared, batch_size=16, steps=1, seed=0),))
     logits, inside, outputs, elsewhere = results
     assert all(way["seconds"] > 0 for way in results)
     assert max(inside["gathered"], outputs["gathered"]) <= logits["gathered"] / 1000
-    assert logits["gathered"] == elsewhere["gathered"] == 24 * 8 * 30_000 * 4
+    assert logits["gathered"] == elsewhere["gathered"] == 12 * 8 * 30_000 * 4
     peaks = [[device["peak"] for device in way["devices"]] for way in results]
     assert peaks[0][0] > 3 * max(peaks[0][1:])
-    assert max(peaks[1]) < 1.5 * min(peaks[1])
+    assert max(peaks[1]) < 2 * min(peaks[1])
     assert peaks[3].index(max(peaks[3])) == 1
     assert [way["loss"] for way in results] == pytest.approx([logits["loss"]] * 4, rel=1e-6)
     for device in (device for way in results for device in way["devices"]):
@@ -278,8 +260,7 @@ def test_the_model_is_held_once_and_its_replicas_are_equal() -> None:
     copies, steps = claims(0, 1, on("cpu:0", "cpu:1", "cpu:2", steps=3))
     assert [copy["parameters"] for copy in copies] == [COPY] * 3
     assert [(copy["shared"], copy["of"]) for copy in copies] == [(5, 5), (0, 5), (0, 5)]
-    assert [step["replicas_differ"] for step in steps] == [0.0] * 3
-    assert all(step["gradients_differ"] > 1e-3 for step in steps)
+    assert [copy["replicas_differ"] for copy in copies] == [0.0] * 3
     assert all(step["from_one_device"] <= 1e-12 for step in steps)
     assert [step["loss"] for step in steps] == sorted((step["loss"] for step in steps), reverse=True)
 
@@ -310,22 +291,15 @@ def test_the_split_is_what_its_table_says() -> None:
     assert experiment.split(0, 1, on("cpu:0", "cpu:1", "cpu:2")) == table
 
 
-def test_two_means_agree_only_where_the_chunks_do() -> None:
-    even, uneven = experiment.two_means(0, 1, on("cpu:0", "cpu:1"))
-    assert [even[name] for name in MEANS] == [3.5, 3.5, 3.5]
-    assert (uneven["chunks"], *(uneven[name] for name in MEANS)) == ([3, 2], 3.0, 3.25, 3.0)
-    assert list(uneven) == ["samples", "chunks", "means", "mean", "mean of means", "weighted mean"]
-
-
 def test_one_way_as_json(run_cli: Run) -> None:
-    words = "--devices cpu:2,cpu:0 --gather logits --output-device cpu:0 --steps 1 --batch-size 4 --json"
+    words = "--devices cpu:2,cpu:0 --gather logits --steps 1 --batch-size 4 --json"
     document = json.loads(run_cli("data-parallel", *words.split()).out)
     assert document.items() >= {"lesson": "data-parallel", "world_size": 1, "devices": ["cpu:2", "cpu:0"]}.items()
     assert document["claims"]["copies"][0]["shared"] == 5
     assert document["ways"][0]["devices"][0]["at_peak"].keys() <= {*LABELS}
     steps = {step["name"]: step["ranks"] for step in document["steps"]}
-    assert list(steps) == ["split", "one_step", "gather logits on cpu:0"]
-    assert [row["device"] for row in steps["gather logits on cpu:0"]] == ["cpu:2", "cpu:0"]
+    assert list(steps) == ["split", "one_step", "gather logits on cpu:2"]
+    assert [row["device"] for row in steps["gather logits on cpu:2"]] == ["cpu:2", "cpu:0"]
 
 
 @pytest.mark.parametrize(
@@ -336,7 +310,6 @@ def test_one_way_as_json(run_cli: Run) -> None:
         (["--devices", "65"], "at most 64"),
         (["--devices", "cuda:99"], "cuda:99 is absent"),
         (["--devices", "cpu:0,cpu:0"], "named twice"),
-        (["--devices", "2", "--output-device", "cpu:7"], "output device cpu:7 is none of the devices cpu:0, cpu:1"),
     ],
 )
 def test_bad_input(words: list[str], message: str, run_cli: Run) -> None:
@@ -351,26 +324,6 @@ def test_it_does_not_join_a_world(run_cli: Run, monkeypatch: pytest.MonkeyPatch)
     shown = run_cli("data-parallel")
     assert (shown.code, shown.out) == (2, "")
     assert "run it without torchrun" in shown.err
-
-
-@pytest.mark.parametrize(
-    ("module", "inputs", "devices", "message"),
-    [
-        (nn.Linear(2, 2), torch.tensor(1.0), ["cpu:0", "cpu:1"], r"shape \[\] has no batch dimension 0"),
-        (nn.Bilinear(2, 2, 2), (torch.ones(3, 2), torch.ones(4, 2)), ["cpu:0"], "different batch sizes 3, 4"),
-        (nn.Linear(2, 2, device="meta"), torch.ones(2, 2), ["cpu:0", "cpu:1"], "weight of Linear is on meta"),
-    ],
-)
-def test_what_cannot_be_shared_out(module: nn.Module, inputs: Any, devices: list[str], message: str) -> None:
-    with pytest.raises(UsageError, match=message) as caught:
-        data_parallel(module, inputs, devices)
-    assert caught.value.exit_code == 2
-    assert "\n" not in str(caught.value)
-
-
-def test_targets_for_other_devices() -> None:
-    with pytest.raises(UsageError, match="targets in 2 chunks for 1 outputs"):
-        DataParallelCriterion(nn.MSELoss(), DEVICES[:2])([torch.ones(4)], torch.ones(4))
 
 
 @pytest.mark.gpu

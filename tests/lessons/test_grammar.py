@@ -54,9 +54,11 @@ def test_every_label_is_what_the_sentences_say() -> None:
     assert [judge(premise, hypothesis) for premise, hypothesis, _ in PAIRS] == [label for *_, label in PAIRS]
 
 
-def test_the_hypothesis_alone_says_nothing_about_the_label() -> None:
+def test_the_test_split_is_new_and_the_hypothesis_alone_says_nothing_about_the_label() -> None:
     """A naive Bayes classifier of its words, trained on the training split, is right in a third of the test split."""
     train, test = list(generate_pairs("train")), list(generate_pairs("test"))
+    assert (len(train), len(test)) == tuple(grammar.COUNTS.values())
+    assert not {pair[1] for pair in train} & {pair[1] for pair in test}
     words = Counter((word, pair[2]) for pair in train for word in pair[1].split())
     labels = Counter(label for *_, label in train)
 

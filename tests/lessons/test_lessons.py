@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import ast
 import importlib
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -27,6 +24,7 @@ from playground.runtime.rank.steps import run_steps
 from playground.runtime.remote import Remote
 from playground.testing import World
 from playground.training import run as training_run
+from playground.training.settings import TrainingSettings
 
 Worlds = Callable[..., World]
 TABLED = [
@@ -135,22 +133,22 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.stress)])
-def test_the_tutorial_s_program_runs_as_it_stands(method: str, tmp_path: Path) -> None:
-    """With a port of its own, that is: the default is taken where two tests run at once. Forked processes need not
-    import torch, which takes each of those that are spawned two seconds."""
+def test_the_tutorial_s_program_runs_as_it_stands(run_script: Callable[..., Any]) -> None:
+    """With a port of its own, that is: the default is taken where two tests run at once. And forked, for processes that
+    are spawned import torch."""
     program = SPAWNED
-    if method == "fork":
-        forked = (('"spawn"', '"fork"'), ("mp.spawn(", "mp.start_processes("), ("=3)", '=3, start_method="fork")'))
-        for spawned, instead in forked:
-            assert program.count(spawned) == 1
-            program = program.replace(spawned, instead)
-    (tmp_path / "tutorial.py").write_text(program)
-    place = {**os.environ, "MASTER_PORT": str(free_port()), "PYTHONUNBUFFERED": ""}  # a line is then one write
-    shown = subprocess.run([sys.executable, tmp_path / "tutorial.py"], env=place, capture_output=True, text=True)
-    assert (shown.returncode, shown.stderr) == (0, "")
+    forked = (
+        ('"spawn"', '"fork", force=True'),
+        ("mp.spawn(", "mp.start_processes("),
+        ("=3)", '=3, start_method="fork")'),
+    )
+    for spawned, instead in forked:
+        assert program.count(spawned) == 1
+        program = program.replace(spawned, instead)
+    shown = run_script(program, MASTER_PORT=str(free_port()))
+    assert (shown.code, shown.err) == (0, "")
     lines = [f"Rank {rank} of {size}" for size in (2, 3) for rank in range(size)]
-    assert sorted(shown.stdout.splitlines(), key=lambda line: line.split()[::-1]) == lines
+    assert sorted(shown.out.splitlines(), key=lambda line: line.split()[::-1]) == lines
 
 
 @pytest.mark.stress
@@ -183,7 +181,7 @@ def placed(rank: int, size: int, local_ranks: list[int]) -> dict[str, object]:
         ([0, 1, 2], ["0 x 3 + 0 = 0", "0 x 3 + 1 = 1", "0 x 3 + 2 = 2"]),
         ([0, 1, 0, 1], ["0 x 2 + 0 = 0", "0 x 2 + 1 = 1", "1 x 2 + 0 = 2", "1 x 2 + 1 = 3"]),
         ([0, 0], ["0 x 1 + 0 = 0", "1 x 1 + 0 = 1"]),
-        ([0, 1, 0, 0], ["0 + 0 = 0", "0 + 1 = 1", "2 + 0 = 2", "2 + 1 + 0 = 3"]),
+        ([0, 1, 0, 0], ["0 + 0 = 0", "0 + 1 = 1", "2 + 0 = 2", "3 + 0 = 3"]),
     ],
 )
 def test_a_rank_is_a_sum(local_ranks: list[int], sums: list[str], world: Worlds) -> None:
@@ -202,10 +200,11 @@ def assert_plain(value: Any) -> None:
 
 
 def train_by_two_arguments(rank: int, size: int, data_dir: Path) -> list[float]:
-    """The tutorial's call, where MNIST cannot be had: test accuracies of the defaults on the digits that are there."""
+    """The tutorial's call, where MNIST cannot be had, on the digits that are there: test accuracies after an epoch."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PLAYGROUND_MNIST_MIRROR", str(data_dir / "nothing"))
         patch.setattr(training_run, "default_data_dir", lambda: data_dir)
+        patch.setattr(training_run, "TrainingSettings", partial(TrainingSettings, epochs=1))
         return [lesson.run(rank, size).epochs[-1].test_accuracy for lesson in (sgd, ddp)]
 
 

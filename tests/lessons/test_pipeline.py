@@ -15,7 +15,7 @@ from hypothesis import given, strategies as st
 from ranks import misbehave
 from torch import nn
 
-from playground.lessons.pipeline.experiment import ActivationCounter, MeasuredStage
+from playground.lessons.pipeline.experiment import MeasuredStage
 from playground.lessons.pipeline.lesson import Stage
 from playground.lessons.pipeline.page import (
     EXACT,
@@ -23,13 +23,13 @@ from playground.lessons.pipeline.page import (
     PipelineSettings,
     bubble,
     check,
-    draw,
     summarize,
 )
 from playground.lessons.pipeline.stages import cut, make_grid, new_model
 from playground.measurement import Fields
 from playground.runtime import PlaygroundError, RankFailed, device
 from playground.testing import World
+from playground.training.activations import ActivationCounter
 from playground.training.replicas import flat
 
 Run = Callable[..., Any]
@@ -64,7 +64,7 @@ def pipelined(rank: int, size: int, replicas: int, each: int) -> dict[tuple[str,
     """By schedule and number of microbatches of `each` samples: how far this stage's gradients are from one process's,
     and how many microbatches it held."""
     grid, found = make_grid(replicas), {}
-    for microbatches in (1, 2, 8):
+    for microbatches in (1, 5):
         samples = each * microbatches * replicas
         expected = expected_gradients(samples, grid.stage, grid.stages)
         for name, spec in SCHEDULES.items():
@@ -81,7 +81,7 @@ def pipelined(rank: int, size: int, replicas: int, each: int) -> dict[tuple[str,
 
 @pytest.mark.parametrize(
     ("stages", "replicas"),
-    [(3, 1), (2, 2), *(pytest.param(*grid, marks=pytest.mark.stress) for grid in ((1, 1), (4, 1), (1, 3)))],
+    [(2, 2), *(pytest.param(*grid, marks=pytest.mark.stress) for grid in ((1, 1), (3, 1), (4, 1), (1, 3)))],
 )
 def test_gradients_are_those_of_one_process(stages: int, replicas: int, world: Worlds) -> None:
     by_rank = world(stages * replicas).run(pipelined, replicas, 2)
@@ -138,10 +138,10 @@ def counted_bytes(rank: int, size: int, microbatches: int) -> dict[str, tuple[in
 
 
 def test_activations_take_as_many_bytes_as_microbatches_are_held(world: Worlds) -> None:
-    for found in world(3).run(counted_bytes, 5):
+    for found in world(2).run(counted_bytes, 3):
         one, held = found["naive"]
         assert held == 1
-        assert one >= 4 * 3 * WIDTH * 8  # what four blocks have saved
+        assert one >= 6 * 3 * WIDTH * 8  # what six blocks have saved
         assert {name: peak / held for name, (peak, held) in found.items()} == dict.fromkeys(found, one)
 
 
@@ -185,23 +185,14 @@ def test_the_formulas_are_those_of_the_schedules(name: str, stages: int, microba
         )
         held = [sum(1 if slot["kind"] == "F" else -1 for slot in slots[: place + 1]) for place in range(len(slots))]
         assert (max(held), held[-1]) == (spec.held(stage, stages, microbatches), 0)
-    assert {len(line) for line in draw(steps, 30)} == {30}
-
-
-def test_a_timeline() -> None:
-    assert draw(simulate("1f1b", 2, 3), 48) == [
-        "F0--F1--........B0======F2--B1======....B2======",
-        "....F0--B0======F1--B1======F2--B2======........",
-    ]
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
         (["-n", "3", "--data-parallel", "2"], "choose a multiple of 2 as -n"),
-        (["-n", "5"], "cut into 1, 2, 3, 4, 6, 8, 12 or 24 equal stages"),
-        (["-n", "4", "--data-parallel", "2", "--batch-size", "9"], "choose a multiple of 2"),
-        (["-n", "4", "--data-parallel", "2", "--batch-size", "8"], "a replica's 4 of the 8 samples in a batch make 1"),
+        (["-n", "5"], "choose a divisor of 24"),
+        (["-n", "4", "--data-parallel", "2", "--batch-size", "8"], "choose a multiple of 16"),
         (["--batch-size", "8", "--limit", "4", "--dataset", "digits"], "choose no more"),
     ],
 )

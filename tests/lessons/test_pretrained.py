@@ -50,7 +50,21 @@ def test_our_encoder_computes_what_theirs_does(folder: Path) -> None:
 
 @pytest.mark.stress
 def test_the_command_trains_them(folder: Path, tmp_path: Path, run_cli: Run) -> None:
-    words = ("--data-dir", tmp_path, "--steps", 2, "--batch-size", 8, "--only", "train", "--way", "ddp", "--json")
+    words = (
+        "--data-dir",
+        tmp_path,
+        "--steps",
+        2,
+        "--batch-size",
+        8,
+        "--only",
+        "train",
+        "--way",
+        "ddp",
+        "--max-length",
+        10,
+        "--json",
+    )
     shown = run_cli("bert", "--weights", folder, *words)
     assert shown.code == 0, shown.err
     document = json.loads(shown.out)
@@ -61,7 +75,6 @@ def test_the_command_trains_them(folder: Path, tmp_path: Path, run_cli: Run) -> 
     ("changes", "message"),
     [
         ({"num_hidden_layers": 3}, r"of a BERT encoder\.layer\.2\..* is missing there"),
-        ({"hidden_act": "relu"}, "has the activation relu: our encoder has gelu"),
         ({"hidden_size": 16}, "could not be loaded by transformers"),
     ],
 )
@@ -73,6 +86,7 @@ def test_what_is_no_such_encoder_is_refused(changes: dict[str, Any], message: st
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.stress
 def test_multinli_is_tokenised_as_the_model_wants_it(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

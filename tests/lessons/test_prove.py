@@ -2,32 +2,28 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import math
 import re
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
+from ranks import difference, worked
+from torch import nn
 
-from playground.algorithms import ALL_REDUCES
 from playground.lessons.prove import lesson
+from playground.lessons.prove.batch_norm import convert_sync_batchnorm
 from playground.lessons.prove.lesson import max_abs_diff, parameters
-from playground.lessons.prove.page import (
-    Proof,
-    ProveSettings,
-    check,
-    differences_of,
-    explanation,
-    failure,
-    is_broken,
-)
+from playground.lessons.prove.page import Proof, ProveSettings, check, explanation, failure, is_broken
 from playground.measurement import Fields
 from playground.measurement.interleave import slowest as max_over_ranks
+from playground.runtime import device
 from playground.runtime.errors import PlaygroundError
 from playground.runtime.remote import remote
 from playground.testing import World
@@ -38,7 +34,8 @@ from playground.training.run import run_training
 
 Run = Callable[..., Any]
 Worlds = Callable[..., World]
-SYNCS = ["per-parameter", "none-safe", "flat", "bucketed", "hierarchical", "overlapped", "parameters", "ddp"]
+OF_PARAMETERS = ["parameters", "flat-step", "shared-step", "zero-1", "zero-2", "zero-3"]
+SYNCS = ["per-parameter", "none-safe", "flat", "bucketed", "overlapped", *OF_PARAMETERS, "ddp"]
 BREAKS = ["summed", "unweighted_shares", "own_weights", "batch_norm"]
 
 
@@ -49,8 +46,8 @@ def settings_for(folder: Path, **changes: Any) -> ProveSettings:
 @pytest.mark.parametrize(
     ("size", "steps", "batch_size"),
     [
-        (1, 2, 24), (3, 2, 32), pytest.param(4, 8, 24, marks=pytest.mark.stress),
-        pytest.param(8, 2, 30, marks=pytest.mark.stress),
+        (3, 2, 32), pytest.param(1, 2, 24, marks=pytest.mark.stress),
+        pytest.param(4, 8, 24, marks=pytest.mark.stress), pytest.param(8, 2, 30, marks=pytest.mark.stress),
     ],
 )  # fmt: skip
 def test_n_ranks_are_one_process(size: int, steps: int, batch_size: int, world: Worlds, digits_folder: Path) -> None:
@@ -60,16 +57,13 @@ def test_n_ranks_are_one_process(size: int, steps: int, batch_size: int, world: 
     assert list(proofs[0]) == ["float64", "float32"]
     assert [*GRAD_SYNCS, "ddp"] == SYNCS
     for comparison, bound in zip(proofs[0].values(), (1e-12, 1e-4), strict=True):
-        for number, step in enumerate(comparison["steps"], 1):
+        assert [step["step"] for step in comparison["steps"]] == list(range(1, steps + 1))
+        for step in comparison["steps"]:
             assert list(step["differences"]) == SYNCS
-            assert step["differences"]["parameters"]["gradients"] is None
-            found = [difference for at, *_, difference in differences_of(comparison) if at == number]
-            assert len(found) == 2 * len(SYNCS) - 1
-            assert max(found) <= bound
-            assert (max(found) == 0) == (size == 1), "bit-identical on one rank, rounding on more"
-            assert step["largest"]["gradients"] > 0.01
-            assert step["largest"]["parameters"] > 0.1
-        assert number == steps
+            largest = max(step["differences"].values())
+            assert largest <= bound
+            assert (largest == 0) == (size == 1), "bit-identical on one rank, rounding on more"
+            assert step["largest"] > 0.1
     check(proofs[0], {})
 
 
@@ -96,29 +90,12 @@ def test_the_process_they_are_compared_with_is_plain_sgd(world: Worlds, digits_f
         assert (torch.tensor(there, dtype=torch.float64) - here).abs().max() <= 1e-14
 
 
-def each_all_reduce(rank: int, size: int, settings: ProveSettings) -> Proof:
-    """One step of the proof in float64 with every all-reduce."""
-    every = (replace(settings, all_reduce=name, steps=1) for name in ALL_REDUCES)
-    return {each.all_reduce: lesson.compare(each, torch.float64) for each in every}
-
-
-@pytest.mark.stress
-def test_every_all_reduce_proves_it(world: Worlds, digits_folder: Path) -> None:
-    [by_all_reduce, *_] = world(3).run(each_all_reduce, settings_for(digits_folder, batch_size=16))
-    assert list(by_all_reduce) == list(ALL_REDUCES)
-    for comparison in by_all_reduce.values():
-        found = [difference for *_, difference in differences_of(comparison)]
-        assert len(found) == 2 * len(SYNCS) - 1
-        assert 0 < max(found) <= 1e-12
-
-
 def with_a_lazy_sync(rank: int, size: int, settings: ProveSettings) -> Proof:
-    """The proof, with two more gradient synchronisations in the table, which do nothing."""
+    """The proof, with one more gradient synchronisation in the table, which does nothing."""
     nothing = remote("playground.training.sync:GradSync")
     with pytest.MonkeyPatch.context() as patch:
-        for name, rung in (("lazy", True), ("lazy-local", False)):
-            spec = GradSyncSpec(name=name, summary="averages nothing", code=nothing, needs=(), rung=rung)
-            patch.setitem(GRAD_SYNCS, name, spec)
+        spec = GradSyncSpec(name="lazy", summary="averages nothing", code=nothing, needs=(), rung=True)
+        patch.setitem(GRAD_SYNCS, "lazy", spec)
         return lesson.run(rank, size, settings)
 
 
@@ -126,24 +103,21 @@ def test_what_is_added_to_the_table_is_tested_and_the_proof_can_fail(world: Worl
     settings = settings_for(digits_folder, batch_size=16, steps=2)
     [proof, *_] = world(2).run(with_a_lazy_sync, settings)
     first = proof["float64"]["steps"][0]["differences"]
-    assert list(first) == [*SYNCS[:-1], "lazy", "lazy-local", "ddp"]
-    assert first["lazy"]["gradients"] > 1e-3
-    assert first["lazy-local"] == {"gradients": None, "parameters": first["lazy"]["parameters"]}
-    with pytest.raises(PlaygroundError, match=r"lazy: in float64 the gradients .* after step 1, more than rounding"):
+    assert list(first) == [*SYNCS[:-1], "lazy", "ddp"]
+    assert first["lazy"] > 1e-5
+    with pytest.raises(PlaygroundError, match=r"lazy: in float64 the parameters .* after step 1, more than rounding"):
         check(proof, {})
     for comparison in proof.values():
         for step in comparison["steps"]:
-            del step["differences"]["lazy"], step["differences"]["lazy-local"]
+            del step["differences"]["lazy"]
     check(proof, {})
-    proof["float32"]["steps"][1]["differences"]["ddp"]["parameters"] = 1e-3
+    proof["float32"]["steps"][1]["differences"]["ddp"] = 1e-3
     check(proof, {})
-    proof["float32"]["steps"][0]["differences"]["ddp"]["parameters"] = 1e-3
+    proof["float32"]["steps"][0]["differences"]["ddp"] = 1e-3
     with pytest.raises(PlaygroundError, match=r"ddp: in float32 the parameters .* after step 1,"):
         check(proof, {})
-    proof["float64"]["steps"][1]["differences"]["flat"]["gradients"] = 2e-12
-    with pytest.raises(
-        PlaygroundError, match=r"flat: in float64 the gradients .* after step 2 \(.* after step 1\), more"
-    ):
+    proof["float64"]["steps"][1]["differences"]["flat"] = 2e-12
+    with pytest.raises(PlaygroundError, match=r"flat: in float64 the parameters .* after step 2, more"):
         check(proof, {})
     assert failure(proof).startswith("flat: ")
 
@@ -191,39 +165,66 @@ def test_differences_are_the_largest_of_any_rank_and_never_hide_a_nan(world: Wor
         assert result == {"of two": [2.0, -1.0], "nan": [math.inf], "infinite": [math.inf]}
 
 
+def normalised(rank: int, size: int, shares: list[int]) -> dict[str, float]:
+    """Two steps of BatchNorm over the whole batch, and of ours over this rank's share: by what the outputs, the
+    gradients, the running statistics, and the outputs outside training differ."""
+    torch.manual_seed(0)
+    whole = nn.BatchNorm2d(3).to(device(), torch.float64)
+    for param in whole.parameters():
+        nn.init.uniform_(param, 0.5, 2)
+    ours = convert_sync_batchnorm(nn.Sequential(copy.deepcopy(whole)))[0]
+    mine, differences = slice(sum(shares[:rank]), sum(shares[: rank + 1])), {}
+    for step in ("first", "second"):
+        inputs = (7 + 3 * torch.randn(sum(shares), 3, 4, 5, dtype=torch.float64)).to(device())
+        factors = torch.rand_like(inputs)
+        outputs, gradients = worked(whole, inputs, factors)
+        our_outputs, our_gradients = worked(ours, inputs[mine], factors[mine])
+        differences[f"{step} output"] = difference(our_outputs, outputs[mine])
+        differences[f"{step} gradient of input"] = difference(our_gradients.pop(0), gradients.pop(0)[mine])
+        for ours_of, theirs in zip(our_gradients, gradients, strict=True):
+            dist.all_reduce(ours_of)
+            differences[f"{step} gradient of {len(differences)}"] = difference(ours_of, theirs)
+    for (name, buffer), theirs in zip(ours.named_buffers(), whole.buffers(), strict=True):
+        differences[name] = difference(buffer.double(), theirs.double())
+    return {**differences, "outside training": difference(ours.eval()(inputs[mine]), whole.eval()(inputs)[mine])}
+
+
+def test_our_batch_norm_over_n_ranks_is_batch_norm(world: Worlds) -> None:
+    for differences in world(3).run(normalised, [5, 0, 2]):
+        assert len(differences) == 4 + 4 + 3 + 1
+        assert max(differences.values()) <= 1e-12, differences
+
+
 def prove(run_cli: Run, data_dir: Path, *words: Any) -> Any:
     return run_cli("prove", "--dataset", "digits", "--data-dir", data_dir, *words)
 
 
 def test_as_text(run_cli: Run, data_dir: Path) -> None:
-    shown = prove(run_cli, data_dir, "-n", 3, "--batch-size", 16, "--steps", 4)
+    shown = prove(run_cli, data_dir, "-n", 2, "--batch-size", 7, "--steps", 3, "--all-reduce", "tutorial-ring")
     lines = shown.out.splitlines()
     assert (shown.code, shown.err) == (0, "")
-    assert lines[0].startswith("prove: gloo on cpu, 3 ranks x ")
-    assert lines[2] == "training: 4 steps, batches of 16 = 1 x 6 + 2 x 5, without dropout"
-    assert [line.split() for line in lines if line.startswith("  after step")] == [["after", "step", "1", "2", "4"]] * 4
-    rows = [line.split()[0] for line in lines if re.match(r"  [a-z-]+ .*\de-\d+$", line)]
-    assert rows == [*(name for name in SYNCS if name != "parameters"), *SYNCS] * 2
+    assert lines[2] == "training: 3 steps, batches of 7 = 1 x 4 + 1 x 3, without dropout"
+    assert [line.split() for line in lines if line.startswith("  after step")] == [["after", "step", "1", "2", "3"]] * 2
+    rows = [line.split()[0] for line in lines if re.match(r"  [a-z0-3-]+ .*\de-\d+$", line)]
+    assert rows == SYNCS * 2
     assert sum(line.startswith("Why not 0: ") for line in lines) == 1
     assert [line.split(":")[0] for line in lines if line.split(":")[0] in BREAKS] == BREAKS
     text = " ".join(shown.out.split())
-    assert "Shown: 3 ranks equal one process with the whole batch (largest difference of parameters" in text
+    assert "Shown: 2 ranks equal one process with the whole batch (largest difference of parameters" in text
     assert text.endswith("; broken in 4 of 4 ways.")
 
 
+@pytest.mark.stress
 def test_as_json(run_cli: Run, data_dir: Path) -> None:
-    words = ("-n", 2, "--batch-size", 7, "--steps", 3, "--all-reduce", "tutorial-ring", "--json")
-    shown = prove(run_cli, data_dir, *words)
-    document = json.loads(shown.out)
-    assert (shown.code, shown.err) == (0, "")
+    document = json.loads(prove(run_cli, data_dir, "-n", 2, "--batch-size", 7, "--steps", 3, "--json").out)
     assert document["steps"] == [{"name": "equal", "ranks": [{"samples": 4}, {"samples": 3}]}]
-    assert document["recipe"].items() >= {"batch_size": 7, "all_reduce": "tutorial-ring", "lr": 0.01}.items()
+    assert document["recipe"].items() >= {"batch_size": 7, "all_reduce": "backend", "lr": 0.01}.items()
     assert [len(document["proof"][name]["steps"]) for name in ("float64", "float32")] == [3, 3]
     assert list(document["breaks"]) == BREAKS
 
 
 def test_a_run_that_diverges_fails_and_says_what_helps(run_cli: Run, data_dir: Path) -> None:
-    shown = prove(run_cli, data_dir, "-n", 2, "--batch-size", 8, "--steps", 6, "--lr", 1e20)
+    shown = prove(run_cli, data_dir, "-n", 2, "--batch-size", 8, "--steps", 3, "--lr", 1e20)
     assert shown.code == 1
     assert "Why not 0" not in shown.out
     assert "faster with a larger --lr: try a smaller one" in shown.err
@@ -235,8 +236,7 @@ def test_why_the_difference_is_what_it_is() -> None:
         return Proof(float64=comparison(2.0**-52, exact), float32=comparison(2.0**-23, single))
 
     def comparison(epsilon: float, difference: float) -> Fields:
-        differences = {"ddp": {"gradients": None, "parameters": difference}}
-        return {"epsilon": epsilon, "steps": [{"step": 1, "differences": differences}]}
+        return {"epsilon": epsilon, "steps": [{"step": 1, "differences": {"ddp": difference}}]}
 
     assert explanation(proof(0, 0)).startswith("Why 0: ")
     both = explanation(proof(2**-51, 2**-21))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import json
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -57,16 +56,6 @@ def test_generated_pairs_come_out_as_the_grammar_says_them(source: PairsSource) 
         assert [text.split(" [PAD]")[0] for text in texts_of(batch, vocabulary)] == said
 
 
-def test_the_test_split_is_new_and_balanced() -> None:
-    """What to test on is not trained on, and its hypotheses alone say nothing about the labels."""
-    train, test = ([*generate_pairs(split)] for split in ("train", "test"))
-    assert (len(train), len(test)) == tuple(grammar.COUNTS.values())
-    assert not {pair[1] for pair in train} & {pair[1] for pair in test}
-    for pairs in (train, test):
-        counts = Counter(label for *_, label in pairs)
-        assert all(abs(counts[label] / len(pairs) - 1 / 3) < 0.03 for label in range(3)), counts
-
-
 PAIR = st.tuples(st.text(LETTERS, max_size=12), st.text(LETTERS, max_size=12), st.integers(0, 2))
 
 
@@ -77,7 +66,7 @@ def their_tokenizer(folder: Path) -> Any:
     return transformers.BertTokenizer.from_pretrained(str(folder), do_lower_case=False)
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(st.lists(PAIR, min_size=1, max_size=6), st.integers(5, 30))
 def test_batches_are_those_of_transformers(
     tmp_path_factory: pytest.TempPathFactory, pairs: list[tuple[str, str, int]], max_length: int
@@ -97,13 +86,3 @@ def test_batches_are_those_of_transformers(
     assert torch.equal(batch.token_type_ids, theirs["token_type_ids"])
     assert torch.equal(batch.attention_mask, theirs["attention_mask"].bool())
     assert batch.labels.tolist() == labels
-
-
-def test_damaged_files_are_named_and_made_again(source: PairsSource, tmp_path: Path) -> None:
-    name, whole = "train-tokens.i32", {file: (source.folder / file).read_bytes() for file in prepare.FILES}
-    (source.folder / name).write_bytes(whole[name][:-1])
-    said: list[str] = []
-    assert prepare_pairs("generated", tmp_path / "data", say=said.append) == source
-    assert said[0] == f"{name} in {source.folder}: damaged, so they are made again"
-    assert {file: (source.folder / file).read_bytes() for file in prepare.FILES} == whole
-    assert not list(source.folder.glob(".unfinished-*"))

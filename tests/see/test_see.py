@@ -41,12 +41,11 @@ def test_a_recording_in_words_and_in_logical_steps(recording: Path, run_cli: Cal
     ("words", "reason"),
     [
         ((), "nothing to be seen: name one of a FILE"),
-        (("FILE", "--all", "DIR"), "FILE and --all to be seen: name one"),
-        (("--all", "DIR", "-o", "x.svg"), "-o is for a recording, not for --all"),
+        (("FILE", "--chapters"), "FILE and --chapters to be seen: name one"),
+        (("--chapters", "-o", "x.svg"), "-o is for a recording, not for --chapters"),
         (("FILE", "-o", "x.gif"), "-o x.gif: choose an ending from .html, .svg, .txt, .json"),
         (("FILE", "-o", "x.html", "--steps"), "--steps is for a picture, so -o must name one that ends in"),
         (("--figure", "F99", "ring.svg"), "'F99' is not one of"),
-        (("--all", "FILE/below"), "cannot be created: Not a directory"),
     ],
 )
 def test_what_cannot_be_seen_is_refused_in_one_line(
@@ -69,7 +68,7 @@ def test_no_figures_on_a_busy_machine_nor_by_a_rank_of_a_world(
     assert "this machine is busy (load 1000.0 on " in shown.err
     for name, value in {"RANK": 0, "WORLD_SIZE": 1, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": 1}.items():
         monkeypatch.setenv(name, str(value))
-    outcome = run_cli("see", "--all", tmp_path / "all")
+    outcome = run_cli("see", "--figure", "F9", tmp_path / "ring.svg")
     assert outcome.code == 2
     assert "start this as one process" in outcome.err
 
@@ -80,11 +79,3 @@ def test_a_figure_from_a_run(tmp_path: Path, run_cli: Callable[..., Any]) -> Non
     [figure] = json.loads(outcome.out)["figures"]
     assert (figure["name"], figure["run"], figure["file"]) == ("F20", "send", str(file))
     ElementTree.parse(file)
-
-
-@pytest.mark.stress
-def test_all_figures_from_runs(tmp_path: Path, run_cli: Callable[..., Any]) -> None:
-    outcome = run_cli("see", "--all", tmp_path / "all")
-    assert outcome.out.startswith("see: ")
-    assert "Shown: 21 figures, in" in outcome.out
-    assert len(list((tmp_path / "all").glob("F*_*.svg"))) == 21

@@ -23,7 +23,6 @@ SEGMENTS = 2
 """Packets that a slow cable takes at once; it lets little more pass without delay. With more, what
 is small would travel in no time, and answers would wait behind long queues."""
 RUN_AS = 'hostname "$0" && exec "$@"'
-RUN_WITH_DISK = 'hostname "$0" && mount --bind "$1" "$2" && shift 2 && exec "$@"'
 AGENTS = ("last_call_timeout=1", "keep_alive_interval=1", "keep_alive_max_attempt=3", "join_timeout=120")
 """For torchrun's agents: how soon a host that is gone is given up, and a round begins with fewer than could come."""
 
@@ -62,10 +61,8 @@ class Host:
     def start(self, *words: object, **environ: str) -> subprocess.Popen[str]:
         """Start a program here, in a session of its own."""
         place = ("ip", "netns", "exec", self.namespace, "unshare", "--uts", "--mount", "sh", "-c")
-        disk = self.network.disk_of(self)
-        run_as = (RUN_WITH_DISK if disk else RUN_AS, self.name, *disk)
         program = subprocess.Popen(
-            [*place, *run_as, *map(str, words)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            [*place, RUN_AS, self.name, *map(str, words)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
             start_new_session=True, env={**os.environ, **environ},
         )  # fmt: skip
         self.started.append(program)
@@ -118,7 +115,6 @@ class Network:
 
     def __init__(self, size: int, rate: str | None = None) -> None:
         remove_forgotten()
-        self.mount: Path | None = None
         Network.made += 1
         self.prefix = f"{PREFIX}-{os.getpid()}-{Network.made}"
         self.switch = f"{self.prefix}-switch"
@@ -132,21 +128,6 @@ class Network:
         except BaseException:
             self.remove()
             raise
-
-    def give_own_disks(self, folder: Path) -> None:
-        """From now on, each host sees at `folder` a folder of its own. Here that lies beside it, with the host's name
-        at the end."""
-        self.mount = folder
-        for place in (folder, *(self.real_folder(host) for host in self.hosts)):
-            place.mkdir(parents=True)
-
-    def real_folder(self, host: Host) -> Path:
-        assert self.mount
-        return self.mount.with_name(f"{self.mount.name}-{host.name}")
-
-    def disk_of(self, host: Host) -> tuple[str, ...]:
-        """The folder that a host's programs see and where they see it, if it has a disk of its own."""
-        return (str(self.real_folder(host)), str(self.mount)) if self.mount else ()
 
     def remove(self) -> None:
         for host in self.hosts:

@@ -51,16 +51,3 @@ def test_a_host_that_is_killed_and_replaced_leaves_the_same_bits(
         replacement = start(network.hosts[1], "killed")
     assert [survivor.wait(timeout=300), replacement.wait(timeout=60)] == [0, 0]
     assert compare(0, 1, tmp_path / "undisturbed", tmp_path / "killed")["differing"] == 0
-
-
-@pytest.mark.stress
-def test_hosts_with_a_disk_each_are_refused_in_one_line(hosts: Networks, data_dir: Path, tmp_path: Path) -> None:
-    network = hosts(2)
-    network.give_own_disks(tmp_path / "disk")
-    words = (*TRAIN, "--data-dir", data_dir, "--snapshots", tmp_path / "disk" / "snapshots")
-    programs = [host.torchrun(1, *words) for host in network.hosts]
-    refusal = "disk/snapshots: what rank 0 writes is not seen here; all hosts must share it"
-    for program in programs:
-        said = program.communicate(timeout=300)[1].splitlines()
-        ours = [line for line in said if line.startswith("playground: ")]
-        assert ours == [f"playground: host-b: snapshots in {tmp_path}/{refusal}"]

@@ -4,17 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-import pytest
 import torch
 from torchvision.datasets.mnist import read_image_file, read_label_file
 
 from playground.lessons import LESSONS
-from playground.runtime import UsageError
 from playground.testing import World
-from playground.training.data import MEAN, STD, Images, partition_dataset, training_images
-from playground.training.digits import idx
+from playground.training.data import MEAN, STD, Images, partition_dataset
 from playground.training.run import run_training
 from playground.training.settings import TrainingSettings
 
@@ -35,52 +31,24 @@ def test_one_loader_reads_what_torchvision_reads(digits_folder: Path) -> None:
         assert label == classes[7]
 
 
-@pytest.mark.parametrize(
-    ("place", "content"),
-    [(0, b"\1"), (4, b"\x7f"), (0, b"")],
-    ids=["kind", "more samples than there are bytes", "cut off"],
-)
-def test_a_damaged_idx_file_is_refused_in_one_line(place: int, content: bytes, tmp_path: Path) -> None:
-    whole = idx(torch.zeros(2, 28, 28, dtype=torch.uint8)).ljust(place, b"\0")
-    damaged = whole[:place] + content + whole[place + len(content) :] if content else whole[:11]
-    (tmp_path / "train-images-idx3-ubyte").write_bytes(damaged)
-    (tmp_path / "train-labels-idx1-ubyte").write_bytes(idx(torch.zeros(2, dtype=torch.uint8)))
-    with pytest.raises(UsageError, match="train-images-idx3-ubyte is damaged") as caught:
-        Images(tmp_path, "train")
-    assert "\n" not in str(caught.value)
+def labels_of_batches(rank: int, size: int, folder: Path) -> list[int]:
+    """The lengths of the batches of this rank."""
+    batches, _ = partition_dataset(Images(folder, "train", 17), 8)
+    found = list(batches)
+    assert {(images.dtype, images.shape[1:]) for images, _ in found} == {(torch.float32, (1, 28, 28))}
+    return [len(labels) for _, labels in found]
 
 
-def test_labels_must_be_those_of_the_images(tmp_path: Path) -> None:
-    (tmp_path / "train-images-idx3-ubyte").write_bytes(idx(torch.zeros(2, 28, 28, dtype=torch.uint8)))
-    for labels in ([1], [1, 10]):
-        (tmp_path / "train-labels-idx1-ubyte").write_bytes(idx(torch.tensor(labels, dtype=torch.uint8)))
-        with pytest.raises(UsageError, match="its labels are not those of its images"):
-            Images(tmp_path, "train")
-
-
-def fetched(rank: int, size: int, folder: Path, loader: str) -> list[Any]:
-    """All batches of two epochs."""
-    settings = TrainingSettings(folder=folder, limit=17, loader=loader)
-    batches, _ = partition_dataset(training_images(settings), 8)
-    return [(images.tolist(), labels.tolist(), str(images.dtype)) for _ in range(2) for images, labels in batches]
-
-
-def test_all_loaders_give_the_same_batches(world: Worlds, digits_folder: Path) -> None:
+def test_a_rank_may_have_an_empty_batch(world: Worlds, digits_folder: Path) -> None:
     """17 samples in batches of 8 leave one, so that of 3 ranks two have an empty batch."""
-    whole = world(3).run(fetched, digits_folder, "batch")
-    single = world(3).run(fetched, digits_folder, "per-sample")
-    assert [len(rank[2][1]) for rank in whole] == [1, 0, 0]
-    for mine, theirs in zip(whole, single, strict=True):
-        for (images, labels, dtype), (same_images, same_labels, same_dtype) in zip(mine, theirs, strict=True):
-            assert (labels, dtype) == (same_labels, same_dtype)
-            torch.testing.assert_close(torch.tensor(images), torch.tensor(same_images))
+    assert world(3).run(labels_of_batches, digits_folder) == [[3, 3, 1], [3, 3, 0], [2, 2, 0]]
 
 
 def test_loader_workers_change_nothing(world: Worlds, digits_folder: Path) -> None:
     """Dropout masks of the second epoch included: a loader draws a random number for each epoch."""
     alone, helped = (
         world(2).run(run_training, LESSONS["sgd"].remote("run"), TrainingSettings(
-            folder=digits_folder, limit=130, epochs=2, batch_size=16, loader="per-sample", loader_workers=workers
+            folder=digits_folder, limit=130, epochs=2, batch_size=16, loader_workers=workers
         ))[0].epochs
         for workers in (0, 1)
     )  # fmt: skip

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, strategies as st
+from hypothesis import given, settings, strategies as st
 
 from playground.training.partition import DataPartitioner, share, shares
 
 
-@given(st.integers(0, 5_000), st.integers(1, 64), st.integers(0, 10))
+@settings(max_examples=25)
+@given(st.integers(0, 2_000), st.integers(1, 64), st.integers(0, 10))
 def test_equal_fractions_share_out_every_sample_once(samples: int, size: int, seed: int) -> None:
     data = range(samples)
     partitions = [DataPartitioner(data, [1 / size] * size, seed).use(rank) for rank in range(size)]
@@ -41,7 +42,8 @@ def test_fractions_that_are_none_are_refused(sizes: list[float]) -> None:
         DataPartitioner(range(10), sizes)
 
 
-@given(st.integers(0, 100_000), st.integers(1, 64), st.integers(0, 500))
+@settings(max_examples=40)
+@given(st.integers(0, 10_000), st.integers(1, 64), st.integers(0, 500))
 def test_every_global_batch_is_what_was_asked(samples: int, size: int, more: int) -> None:
     batch_size = size + more
     parts = shares(samples, batch_size, size)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import signal
 import threading
@@ -81,7 +80,7 @@ def folder_of(settings: TrainingSettings) -> Path:
 
 @pytest.mark.parametrize(
     ("size", "way", "moments"),
-    [(2, "sgd", [1, 5]), (3, "ddp", [3, 4]), pytest.param(2, "sgd", range(1, 10), marks=pytest.mark.stress)],
+    [(2, "sgd", [1, 5]), (3, "ddp", [3]), pytest.param(2, "sgd", range(1, 10), marks=pytest.mark.stress)],
 )
 def test_the_end_has_the_same_bits(
     size: int, way: str, moments: list[int], settings: TrainingSettings, tmp_path: Path
@@ -136,7 +135,7 @@ def test_the_command(words: list[Any], run_cli: Run, tmp_path: Path) -> None:
     step = find_snapshots(folder)[0][0]
     assert shown.code == os.EX_TEMPFAIL
     assert shown.err == f"playground: preempted by SIGTERM after step {step}; the same command resumes from there\n"
-    assert json.loads(shown.out)["stopped_by"] == shown.err.removeprefix("playground: ").strip()
+    assert shown.out == ""
     again = run_cli(*words, "-n", 2, "--epochs", max(1, step // 5))  # to the end of that epoch, or beyond it
     assert (again.code, again.err) == (0, "")
 
@@ -144,7 +143,7 @@ def test_the_command(words: list[Any], run_cli: Run, tmp_path: Path) -> None:
 def test_processes_that_fetch_batches_leave_a_signal_to_the_ranks(
     words: list[Any], fork_program: Callable[..., ForkedProgram], tmp_path: Path
 ) -> None:
-    process = fork_program("playground", *words, "--loader", "per-sample", "--loader-workers", 1, "--snapshot-every", 1)
+    process = fork_program("playground", *words, "--loader-workers", 1, "--snapshot-every", 1)
     wait_for_a_snapshot(tmp_path / "snapshots")
     os.killpg(process.pid, signal.SIGTERM)
     _, err = process.communicate(timeout=ENOUGH)

@@ -12,14 +12,14 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from hypothesis import given, strategies as st
-from ranks import observed, small_model
+from ranks import small_model
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from playground.algorithms import load_all_reduce
 from playground.runtime import RankFailed, UsageError
 from playground.testing import World
-from playground.training.data import Images, partition_dataset, partition_test_set, training_images
+from playground.training.data import Images, partition_dataset, partition_test_set
 from playground.training.grad_syncs import RUNGS
 from playground.training.loop import train
 from playground.training.net import Net
@@ -30,7 +30,6 @@ from playground.training.sync import (
     Overlapped,
     buckets,
     build_grad_sync,
-    hierarchical,
     new_grad_sync,
     per_parameter,
 )
@@ -126,25 +125,6 @@ def test_the_tutorials_loop_names_the_parameter_without_a_gradient(world: Worlds
         world(3, timeout=20).run(tutorial_without_a_gradient)
 
 
-def who_talks_to_whom(rank: int, size: int) -> tuple[float, list[int]]:
-    """The mean of the ranks' gradients, and the sizes of the groups in which this rank adds them up."""
-    model, sizes = nn.Linear(1, 1, bias=False), list[int]()
-    model.weight.grad = torch.full((1, 1), 2.0**rank)
-
-    def recording(tensor: torch.Tensor, *, group: Any, **options: Any) -> None:
-        sizes.append(dist.get_world_size(group))
-        dist.all_reduce(tensor, group=group, **options)
-
-    hierarchical(model, recording)
-    return model.weight.grad.item(), sizes
-
-
-@pytest.mark.parametrize(("size", "sizes"), [(5, [[2, 3], [2], [2, 3], [2], [1, 3]]), (2, [[2, 1], [2]])])
-def test_pairs_of_ranks_add_up_then_their_leaders(size: int, sizes: list[list[int]], world: Worlds) -> None:
-    for _ in range(2):  # the groups are made once
-        assert world(size).run(who_talks_to_whom) == [(pytest.approx((2**size - 1) / size), each) for each in sizes]
-
-
 def memory_of_gradients(rank: int, size: int, cap: int) -> dict[str, Any]:
     """Where the overlapped rung's gradients lie, over steps with both ways to zero them."""
     model = Net().to(memory_format=torch.channels_last)
@@ -220,7 +200,7 @@ def two_backwards(rank: int, size: int, rung: str, under_no_sync: bool) -> float
     return max((ours.grad - theirs.grad).abs().max().item() for ours, theirs in pairs)
 
 
-@pytest.mark.parametrize("rung", NONE_SAFE)
+@pytest.mark.parametrize("rung", ["flat", "overlapped"])
 def test_gradients_add_up_under_no_sync(rung: str, world: Worlds) -> None:
     assert max(world(3).run(two_backwards, rung, True)) < 1e-15
 
@@ -246,24 +226,16 @@ def trained(rank: int, size: int, folder: Path, settings: dict[str, Any]) -> dic
     model: nn.Module = Doubled()
     in_ddp = settings.get("sync") == "ddp"
     chosen = TrainingSettings(folder=folder, **{**settings, "sync": "flat"} if in_ddp else settings)
-    train_set, _ = partition_dataset(training_images(chosen), chosen.batch_size)
+    train_set, _ = partition_dataset(Images(chosen.folder, "train", chosen.limit), chosen.batch_size)
     if in_ddp:
         sync = GradSync(DistributedDataParallel(model))
     else:
         broadcast_parameters(model)
         sync = build_grad_sync(model, chosen)
-    messages = 0
-
-    def count(*_: Any) -> None:
-        nonlocal messages
-        messages += 1
-
-    with observed(count):
-        result = train(sync, train_set, partition_test_set(Images(folder, "t10k", 8)), chosen)
+    result = train(sync, train_set, partition_test_set(Images(folder, "t10k", 8)), chosen)
     parameters = torch.cat([param.detach().flatten() for param in model.parameters()])
     return {
-        "parameters": parameters.tolist(), "difference": result.replicas_max_difference, "messages": messages,
-        "loss": result.epochs[-1].loss,
+        "parameters": parameters.tolist(), "difference": result.replicas_max_difference,
     }  # fmt: skip
 
 
@@ -282,16 +254,10 @@ def max_abs_diff(one: dict[str, Any], other: dict[str, Any]) -> float:
 def test_accumulated_batches_are_one_larger_batch(world: Worlds, digits_folder: Path) -> None:
     """Eight batches of 12, four at a time, take the two steps of two batches of 48."""
     larger, one_by_one = run(world, 3, digits_folder, batch_size=48), run(world, 3, digits_folder)
-    for sync in (*RUNGS, "ddp"):
+    for sync in ("flat", "overlapped", "ddp"):
         accumulated = run(world, 3, digits_folder, sync=sync, accumulate=4)
         assert max_abs_diff(accumulated, larger) < 1e-12, sync
         assert max_abs_diff(accumulated, one_by_one) > 1e-3, sync
-
-
-def test_accumulating_saves_messages(world: Worlds, digits_folder: Path) -> None:
-    often = run(world, 2, digits_folder, sync="overlapped", all_reduce="recursive-doubling")
-    seldom = run(world, 2, digits_folder, sync="overlapped", all_reduce="recursive-doubling", accumulate=4)
-    assert (often["messages"], seldom["messages"]) == (16, 4)
 
 
 def test_batches_that_would_be_left_over_are_refused(world: Worlds, digits_folder: Path) -> None:
@@ -299,14 +265,11 @@ def test_batches_that_would_be_left_over_are_refused(world: Worlds, digits_folde
         run(world, 2, digits_folder, accumulate=3)
 
 
-@pytest.mark.parametrize("all_reduce", ["backend", "auto"])
-def test_averaging_parameters_at_every_step_is_averaging_gradients(
-    all_reduce: str, world: Worlds, digits_folder: Path
-) -> None:
+def test_averaging_parameters_at_every_step_is_averaging_gradients(world: Worlds, digits_folder: Path) -> None:
     """SGD's step is linear in the gradients, with momentum too. Every third step is another algorithm."""
     gradients = run(world, 3, digits_folder)
-    assert max_abs_diff(run(world, 3, digits_folder, sync="parameters", all_reduce=all_reduce), gradients) < 1e-12
-    seldom = run(world, 3, digits_folder, sync="parameters", all_reduce=all_reduce, sync_every=3)
+    assert max_abs_diff(run(world, 3, digits_folder, sync="parameters", all_reduce="auto"), gradients) < 1e-12
+    seldom = run(world, 3, digits_folder, sync="parameters", all_reduce="auto", sync_every=3)
     assert max_abs_diff(seldom, gradients) > 1e-3
 
 

@@ -19,6 +19,7 @@ from playground.lessons import LESSONS
 from playground.runtime import UsageError
 from playground.runtime.remote import Remote, remote
 from playground.testing import World
+from playground.training import prepare
 from playground.training.data import Images, partition_dataset, partition_test_set
 from playground.training.grad_syncs import RUNGS
 from playground.training.loop import train
@@ -101,15 +102,14 @@ def test_n_ranks_equal_one_process_on_the_whole_batch(sync: str, world: Worlds, 
     assert (alone - torch.tensor(together[0], dtype=torch.float64)).abs().max() < 1e-12
 
 
-@pytest.mark.parametrize("size", [3, 8])
-def test_no_sample_is_dropped_or_doubled(size: int, world: Worlds, digits_folder: Path) -> None:
-    """101 samples in batches of 8 leave 5: with 8 ranks, three have nothing to do in the last step but must take it."""
-    results = world(size).run(which_samples, digits_folder, 101, 8)
+def test_no_sample_is_dropped_or_doubled(world: Worlds, digits_folder: Path) -> None:
+    """98 samples in batches of 8 leave 2: of 3 ranks, one has nothing to do in the last step but must take it."""
+    results = world(3).run(which_samples, digits_folder, 98, 8)
     for step in range(13):
-        assert sum(result["lengths"][step] for result in results) == (8 if step < 12 else 5)
+        assert sum(result["lengths"][step] for result in results) == (8 if step < 12 else 2)
     for epoch in (slice(0, 13), slice(13, 26)):
         trained = [sample for result in results for step in result["steps"][epoch] for sample in step]
-        assert sorted(trained) == list(range(101))
+        assert sorted(trained) == list(range(98))
     assert results[0]["steps"][:13] != results[0]["steps"][13:], "every epoch has an order of its own"
     tested = [sample for result in results for sample in result["tested"]]
     assert sorted(tested) == list(range(200))
@@ -165,7 +165,7 @@ def tutorial_s_loader(rank: int, size: int, cache: Path) -> tuple[int, list[int]
     """The batch size, the length of each batch, and the tutorial's own count of them."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(cache))
-        patch.setattr("torchvision.datasets.MNIST.mirrors", ["file:///nowhere/"])
+        patch.setattr(prepare, "MIRRORS", ("file:///nowhere/",))
         train_set, bsz = partition_dataset()
     num_batches = ceil(len(train_set.dataset) / float(bsz))
     return bsz, [len(target) for data, target in train_set], num_batches
@@ -211,17 +211,17 @@ def train_in(world: World, run: Remote, folder: Path, **changes: Any) -> list[Tr
 
 def test_sgd_learns_and_every_way_of_averaging_learns_the_same(world: Worlds, digits_folder: Path) -> None:
     runs = {
-        "sgd": train_in(world(2), LESSONS["sgd"].remote("run"), digits_folder, epochs=5, lr=0.1),
-        "flat": train_in(world(2), BY_HAND, digits_folder, epochs=5, lr=0.1, sync="flat"),
-        "per-parameter": train_in(world(2), BY_HAND, digits_folder, epochs=5, lr=0.1, sync="per-parameter"),
-        "ddp": train_in(world(2), LESSONS["ddp"].remote("run"), digits_folder, epochs=5, lr=0.1),
-        "ddp, general": train_in(world(2), WITH_DDP, digits_folder, epochs=5, lr=0.1),
+        "sgd": train_in(world(2), LESSONS["sgd"].remote("run"), digits_folder, epochs=3, lr=0.1),
+        "flat": train_in(world(2), BY_HAND, digits_folder, epochs=3, lr=0.1, sync="flat"),
+        "per-parameter": train_in(world(2), BY_HAND, digits_folder, epochs=3, lr=0.1, sync="per-parameter"),
+        "ddp": train_in(world(2), LESSONS["ddp"].remote("run"), digits_folder, epochs=3, lr=0.1),
+        "ddp, general": train_in(world(2), WITH_DDP, digits_folder, epochs=3, lr=0.1),
     }
     for first, second in runs.values():
         assert list(map(without_times, first.epochs)) == list(map(without_times, second.epochs))
         assert first.replicas_max_difference == 0.0
-        assert first.epochs[-1].loss < first.epochs[0].loss - 0.05
-        assert [epoch.tested for epoch in first.epochs] == [200] * 5
+        assert first.epochs[-1].loss < first.epochs[0].loss - 0.02
+        assert [epoch.tested for epoch in first.epochs] == [200] * 3
     losses = {sync: [epoch.loss for epoch in run[0].epochs] for sync, run in runs.items()}
     for sync in runs:
         assert losses[sync] == pytest.approx(losses["sgd"], rel=1e-4), sync
@@ -257,8 +257,6 @@ def test_ranks_that_were_told_different_things_are_stopped(world: Worlds, digits
         ({"sync": "telepathy"}, "sync 'telepathy' is unknown"),
         ({"loader_workers": -1}, "loader_workers -1: it must be between 0 and 64"),
         ({"lr": float("nan")}, "lr nan: it must be a finite number"),
-        ({"sync_every": 2}, "--sync-every 2 is for parameters"),
-        ({"lr": 1e39}, r"lr 1e\+39: no float32 is larger than 3.4e\+38"),
     ],
 )
 def test_settings_that_cannot_be_are_refused_wherever_they_are_made(change: dict[str, Any], message: str) -> None:

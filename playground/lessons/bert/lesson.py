@@ -31,12 +31,14 @@ from playground.lessons.bert.losses import StepLosses
 from playground.lessons.bert.page import BertSettings
 from playground.lessons.bert.pairs import PairBatch, Pairs
 from playground.lessons.bert.pretrained import SCRATCH, load_encoder
-from playground.lessons.data_parallel.lesson import DataParallel, chunk_sizes
+from playground.lessons.data_parallel.lesson import DataParallel
 from playground.lessons.data_parallel.losses import weighted_mean
+from playground.lessons.data_parallel.machine import chunk_sizes
 from playground.measurement import Fields
 from playground.runtime import device
 from playground.training.bert import Model
 from playground.training.data import collate
+from playground.training.replicas import find_largest_difference
 
 LossFunction = Callable[[PairBatch], torch.Tensor]
 TEST_BATCH = 100
@@ -94,7 +96,9 @@ def train(rank: int, size: int, settings: BertSettings) -> Fields:
     Every rank returns the same figures.
     """
     model, history = take_all_steps(rank, size, settings)
-    return history.result(model, *test(model.module, settings, rank, size))
+    trained, (right, tested) = history.result(), test(model.module, settings, rank, size)
+    about = {"test_accuracy": right / tested, "tested": tested}
+    return {**trained, **about, "replicas_max_difference": find_largest_difference(model)[0]}
 
 
 def take_all_steps(rank: int, size: int, settings: BertSettings) -> tuple[Any, StepLosses]:
@@ -122,7 +126,7 @@ def same_losses(rank: int, size: int, settings: BertSettings) -> Fields:
     """Are all ways one training? In float64 and without dropout, the losses of every step are those of one device: what
     differs is rounding."""
     _, history = take_all_steps(rank, size, settings.exact)
-    return {"way": settings.way, "workers": settings.workers, "losses": history.losses}
+    return {"way": settings.way, "workers": settings.workers, "losses": history.mean()}
 
 
 def build_model(kind: type[Model], settings: BertSettings) -> nn.Module:

@@ -1,4 +1,4 @@
-"""The cost of each way: time, memory, and what averaging gradients can hide behind."""
+"""The cost of each way: time and memory."""
 
 from __future__ import annotations
 
@@ -7,23 +7,18 @@ from random import Random
 from statistics import median
 
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 from torch.nn.parallel import DistributedDataParallel
 
-from playground.lessons.bert.lesson import batches, build_model, prepare
+from playground.lessons.bert.lesson import batches, prepare
 from playground.lessons.bert.page import DDP, BertSettings
 from playground.lessons.bert.pairs import PairBatch, Pairs
 from playground.lessons.data_parallel.experiment import track_step
 from playground.lessons.data_parallel.machine import HOST
 from playground.lessons.data_parallel.memory import label_buckets, track_memory
-from playground.lessons.ladder.lesson import new_rung
-from playground.lessons.ladder.measure import TimedReplica, count_messages, summarize, time_in_turn
-from playground.lessons.ladder.page import SPARSE
 from playground.measurement import Fields
 from playground.measurement.interleave import interleave, slowest, timed
 from playground.runtime import device
-from playground.training.bert import Model
 from playground.training.step import training_step
 from playground.training.sync import GradSync
 
@@ -39,7 +34,6 @@ class BertRun:
         self.take(next(self.coming))
 
     def take(self, batch: PairBatch) -> None:
-        """A step on that batch."""
         training_step(self.optimizer, [partial(self.loss, batch)], GradSync(self.model))
 
 
@@ -52,37 +46,6 @@ def devices_of(settings: BertSettings) -> list[torch.device]:
 
 WARM_UP, STEPS = 3, 10
 """Steps, or rounds of them, that are not counted, and those that are."""
-AVERAGING = ("exposed", "alone", "hidden", "messages", "bytes", "early_bytes", "difference_to_ddp", "caveat")
-"""What of the ladder's figures is about averaging."""
-
-
-def averaging(rank: int, size: int, settings: BertSettings) -> list[Fields]:
-    """The cost of averaging the gradients in a step: with DDP, and with a rung that sends of the word embeddings'
-    gradient only the rows that a step has used. Both take the same steps with Adam, in turn."""
-    torch.set_num_threads(settings.threads)
-    start, coming = build_model(Model, settings), batches(settings, rank, size)
-    new_adam = partial(torch.optim.Adam, lr=settings.lr, fused=True)
-    batch = next(coming)
-    messages, replicas = [], []
-
-    def take_step(replica: TimedReplica) -> list[float]:
-        return replica.step(batch.inputs, batch.labels, settings.batch_size / size)
-
-    for name in (SPARSE, DDP):
-        new_sync = partial(new_rung, name, bucket_cap=settings.bucket_cap)
-        messages.append(count_messages(new_sync, start, dist.all_reduce, batch.inputs))
-        replicas.append(TimedReplica(name, start, new_sync, dist.all_reduce, new_adam, mean_loss))
-        take_step(replicas[-1])
-    seconds = time_in_turn(replicas, take_step, range(WARM_UP + STEPS), settings.seed, WARM_UP)
-    return [
-        {"way": rung["rung"], "seconds": rung["p50"], **{name: rung[name] for name in AVERAGING}}
-        for rung in summarize(replicas, messages, seconds)
-    ]
-
-
-def mean_loss(logits: torch.Tensor, labels: torch.Tensor, samples_per_rank: float) -> torch.Tensor:
-    """This rank's part of the mean loss over the global batch."""
-    return F.cross_entropy(logits, labels, reduction="sum") / samples_per_rank
 
 
 def speed(rank: int, size: int, settings: BertSettings) -> Fields:

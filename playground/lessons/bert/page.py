@@ -13,7 +13,7 @@ from typing import Any
 
 import click
 
-from playground.console.options import ALL, pack_options, refuse
+from playground.console.options import ALL, flags, pack_options
 from playground.console.session import Session
 from playground.console.tables import Column, Table, Texts, bars, figures, numbers, tabulate
 from playground.console.text import Prose, good, heading, prose
@@ -25,25 +25,19 @@ from playground.measurement import Fields, format_bytes
 from playground.runtime import host
 from playground.runtime.backends import get_backend
 from playground.runtime.errors import PlaygroundError, UsageError
-from playground.runtime.flags import check_at_least_one, check_choice, check_flags, flag, flags_of, like
+from playground.runtime.flags import check_at_least_one, check_choice, check_flags, flag, like
 from playground.runtime.launcher.entry import CommandWorld
-from playground.runtime.rank.rank import Event
 from playground.runtime.remote import Remote
 from playground.training.bert_config import BertConfig
 from playground.training.results import replicas_verdict
-from playground.training.settings import BUCKET_CAP
 
 DDP = "ddp"
 WAYS = ("data-parallel", "loss-in-forward", DDP)
 """The first two drive all devices from one process; in the last each rank has one."""
 EXACT_STEPS = 20
 """How many losses are compared in float64."""
-BUCKETS = 4
-"""As many buckets of gradients, about, even the smallest model has where their overlap is measured."""
 LOSSES_TO_COMPARE = 10
-"""Number of steps over which the loss that is shown is a mean."""
-REPORTS = 6
-"""How often the loss is reported, about."""
+"""Number of steps over which the last loss that is shown is a mean."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +61,7 @@ class BertSettings:
     batch_size: int = flag(64, "Global batch size: pairs per step, over all workers.", least=1)
     steps: int = flag(300, "Steps to train.", least=1)
     lr: float = flag(1e-3, "Learning rate of Adam.", least=0)
-    max_length: int = flag(64, "Tokens that a pair is cut to.", least=5)
+    max_length: int = flag(32, "Tokens that a pair is cut to.", least=5)
     double: bool = False
     """Whether to compute in float64."""
     seed: int = 1234
@@ -76,28 +70,15 @@ class BertSettings:
         check_choice("way", self.way, WAYS)
         check_at_least_one(self, "workers", "threads")
         check_flags(self)
-        asked = f"--batch-size {self.batch_size} for {self.workers} workers"
-        if self.batch_size < self.workers:
-            raise UsageError(f"{asked}: it is for all together, so at least one each")
         if self.batch_size % self.workers:
+            asked = f"--batch-size {self.batch_size} for {self.workers} workers"
             why = "DistributedSampler gives all ranks equally many samples"
             raise UsageError(f"{asked}: {why}, so choose a multiple of {self.workers}")
         if self.max_length > (most := self.config.max_length):
             raise UsageError(f"--max-length {self.max_length}: the model has {most} positions, choose no more")
 
     @property
-    def report_every(self) -> int:
-        """Steps between two reports of the loss."""
-        return -(-self.steps // REPORTS)
-
-    @property
-    def bucket_cap(self) -> int:
-        """Bytes of a bucket of gradients: DistributedDataParallel's default, or fewer, so that there are several."""
-        return min(BUCKET_CAP, 4 * self.config.parameters // BUCKETS)
-
-    @property
     def devices(self) -> tuple[str, ...]:
-        """Names of the devices of one process."""
         return tuple(f"{self.device_type}:{number}" for number in range(self.workers))
 
     @property
@@ -130,9 +111,8 @@ class BertSettings:
             raise UsageError(f"--batch-size {self.batch_size}: there are {samples} pairs to train on, choose no more")
 
     def on_all_ranks(self) -> dict[str, object]:
-        """Settings that must be the same on every rank: all but a host's own folders and devices."""
-        own = ("folder", "threads", "device_count")
-        return {name: value for name, value in asdict(self).items() if name not in own}
+        """Settings that must be the same on every rank."""
+        return asdict(self)
 
 
 EXACT = 1e-12
@@ -154,37 +134,19 @@ def compare_losses(alone: Fields, others: Sequence[Fields]) -> list[Fields]:
     return result
 
 
-TRAINING_LEGEND = (
-    f"  loss: the mean over the last {LOSSES_TO_COMPARE} steps' global batches, before each step; speed: since the row "
-    f"before."
-)
-PROGRESS = (
-    Column("way", width=15),
-    Column("step", right=True, width=6),
-    Column("loss", "", ".4f", right=True, width=8),
-    Column("speed", "samples/s", ",.0f", right=True, width=11),
-)
-"""The columns of training while it runs."""
 WAY = {"way": Column("way")}
 TRAINING = WAY | figures(
     ("workers",), ("first", "first\nloss", "", ".4f"), ("last", "last\nloss", "", ".4f"),
     ("test_accuracy", "test\naccuracy", "%", ".2f", 100), ("samples_per_second", "speed", "samples/s", ",.0f"),
     ("seconds", "time", "s", ".1f"),
-) | figures(("tested", "test\npairs", "", ","), wide=True)  # fmt: skip
+)  # fmt: skip
 SAME_LOSSES_COLUMNS = WAY | figures(
     ("workers",), ("steps",), ("first", "first\nloss", "", ".9f"), ("last", "last\nloss", "", ".9f"),
     ("difference", "largest difference\nto one device", "", ".1e"),
 )  # fmt: skip
-AVERAGING_COLUMNS = {"way": Column("gradients by")} | figures(
-    ("messages",), ("bytes", "sent", "bytes", ","), ("early", "early", "%", ".0f", 100),
-    ("seconds", "step", "ms", ".1f", 1000), ("exposed", "exposed", "ms", ".2f", 1000),
-    ("alone", "alone", "ms", ".2f", 1000), ("hidden", "hidden", "%", ".0f", 100),
-    ("difference", "distance\nto ddp", "", ".1e"),
-)  # fmt: skip
 
 
 def speed_texts(speeds: Sequence[Fields], settings: BertSettings) -> Texts:
-    """A row per way, a column per number of workers."""
     rates = {(speed["way"], speed["workers"]): speed["samples_per_second"] for speed in speeds}
     counts = sorted({count for _, count in rates})
     rates_by = [(f"{count} worker{'s' * (count > 1)}", "samples/s", ",.0f") for count in counts]
@@ -196,75 +158,41 @@ def speed_texts(speeds: Sequence[Fields], settings: BertSettings) -> Texts:
 
 
 def memory_texts(ways: Mapping[str, Sequence[Fields]], settings: BertSettings) -> Texts:
-    """A bar per device and way, and the bytes by label."""
+    """A bar per device and way."""
     rows = [
         (f"{way}, {f'rank {number}' if way == DDP else each['device']}", each["held"])
         for way, devices in ways.items()
         for number, each in enumerate(devices)
     ]
     labels = list(dict.fromkeys(label for _, held in rows for label in held))
-    cells = ((name, *(held.get(label, 0) for label in labels)) for name, held in rows)
-    table = Table("device", *numbers(*((label.replace(" ", "\n"), "bytes", ",") for label in labels)), rows=cells)
     about = (
         f"  A batch of {settings.batch_size} pairs, padded to {settings.max_length} tokens. Gradients are those of "
         f"parameters and, on the way back through the layers, of activations; optimizer state: Adam's two moments."
     )
-    return [about, *bars(rows, labels, width=30), "", table]
-
-
-def averaging_texts(found: Sequence[Fields], settings: BertSettings) -> Texts:
-    """A row per way to average."""
-    rows = (
-        {**each, "early": each["early_bytes"] / each["bytes"], "difference": each["difference_to_ddp"] or "0"}
-        for each in found
-    )
-    about = (
-        f"  Per step and rank, in buckets of {format_bytes(settings.bucket_cap)}. early: the share that leaves before "
-        f"the last gradient is ready, as nothing else can be hidden; exposed: from the last gradient to the last "
-        f"average; alone: the same averaging without a backward."
-    )
-    caveats = [f"  {each['way']}: {each['caveat']}." for each in found if each["caveat"]]
-    return [about, tabulate(rows, AVERAGING_COLUMNS), *caveats]
+    return [about, *bars(rows, labels, width=30)]
 
 
 LESSON = LESSONS["bert"]
 TRAIN, SAME_LOSSES = LESSON.remote("train"), LESSON.remote("same_losses")
-SPEED, MEMORY, AVERAGING = (LESSON.remote(name, "measure") for name in ("speed", "memory", "averaging"))
+SPEED, MEMORY = LESSON.remote("speed", "measure"), LESSON.remote("memory", "measure")
 WORKERS = (1, 2, 4)
 """Numbers of workers on which the speed is measured."""
 
 
-def run(
-    session: Session, code: Remote, settings: BertSettings, on_report: Callable[[int, Event], None] | None = None
-) -> Any:
-    """The results of all ranks, in the world that was joined, or in one with as many ranks as the way takes."""
-    world = session.world
+def run(session: Session, code: Remote, settings: BertSettings) -> Any:
     session.bar.show(f"{code.name.replace('_', ' ')}: {settings.way}, {settings.workers} workers")
-    if world.rank_env is None:
-        same = {name: getattr(world.config, name) for name in ("backend", "timeout", "init_method")}
-        world = CommandWorld(settings.ranks, around=world.around, **same)
-    return world.run(RUN_TRAINING, code, settings, on_report=on_report or session.bar)
-
-
-def show(session: Session, code: Remote, texts: Texts) -> None:
-    """Show a part: its name, its summary, and its tables."""
-    session.say("", prose(heading(code.name.replace("_", " ")), f": {code.summary}"), *texts)
+    config, around = session.world.config, session.world.around
+    world = CommandWorld(settings.ranks, around=around, backend=config.backend, timeout=config.timeout)
+    return world.run(RUN_TRAINING, code, settings, on_report=session.bar)
 
 
 def train(session: Session, settings: BertSettings, ways: Sequence[str]) -> list[Fields]:
-    """Train by each way, and show how far it has come while it does."""
-    show(session, TRAIN, [TRAINING_LEGEND])
-    rows = session.rows(*PROGRESS)
+    return [run(session, TRAIN, settings.on(way))[0] for way in ways]
 
-    def on_report(rank: int, event: Event) -> None:
-        if rank == 0 and "progress" in event:
-            rows.say(*event["progress"].values())
-        session.bar(rank, event)
 
-    trainings = [run(session, TRAIN, settings.on(way), on_report)[0] for way in ways]
+def training_texts(trainings: Sequence[Fields], settings: BertSettings) -> Texts:
     ends = ({"first": each["losses"][0], "last": fmean(each["losses"][-LOSSES_TO_COMPARE:])} for each in trainings)
-    session.say("", tabulate((each | end for each, end in zip(trainings, ends, strict=True)), TRAINING))
-    return trainings
+    return [tabulate((each | end for each, end in zip(trainings, ends, strict=True)), TRAINING)]
 
 
 def same_losses(session: Session, settings: BertSettings, ways: Sequence[str]) -> list[Fields]:
@@ -285,28 +213,13 @@ def memory(session: Session, settings: BertSettings, ways: Sequence[str]) -> dic
     return {way: list(chain(*run(session, MEMORY, settings.on(way)))) for way in ways}
 
 
-def averaging(session: Session, settings: BertSettings, ways: Sequence[str]) -> list[Fields]:
-    """What averaging costs with DDP, and with the rung that sends rows."""
-    found: list[Fields] = run(session, AVERAGING, settings.on(DDP))[0]
-    return found
-
-
-PARTS: dict[str, tuple[Remote, Callable[..., Any], Callable[..., Texts] | None]] = {
-    "train": (TRAIN, train, None),
+PARTS: dict[str, tuple[Remote, Callable[..., Any], Callable[..., Texts]]] = {
+    "train": (TRAIN, train, training_texts),
     "same-losses": (SAME_LOSSES, same_losses, lambda compared, _: [tabulate(compared, SAME_LOSSES_COLUMNS)]),
     "speed": (SPEED, speeds, speed_texts),
     "memory": (MEMORY, memory, memory_texts),
-    "averaging": (AVERAGING, averaging, averaging_texts),
 }
 """By the names that --only takes: what ranks run, what runs it, and what shows the results."""
-OWN_WORLDS = ("same-losses", "speed")
-"""Parts that need other numbers of ranks than the one that was asked for."""
-
-
-SMALL = {"batch_size": BertSettings.batch_size, "lr": BertSettings.lr, "max_length": 32}
-"""Defaults of `BertSettings` for the small model from scratch, on short sentences."""
-PRETRAINED = {"batch_size": 128, "lr": 3e-5, "max_length": 512}
-"""Those for pretrained weights: the tutorials'."""
 ENCODER = ("transformers.models.bert.modeling_bert",)
 """What ranks that load pretrained weights import."""
 WORKERS_AT_LEAST = 2
@@ -314,15 +227,9 @@ WORKERS_AT_LEAST = 2
 DROPOUT = "0, pretrained as published"
 
 
-def by_weights(name: str, form: str = "") -> Any:
-    """The flag of `BertSettings`, whose default depends on the weights: --help shows both, the second in this form."""
-    shown = f"{SMALL[name]}, pretrained {PRETRAINED[name]:{form}}"
-    return like(BertSettings, name, None, click={"show_default": shown})
-
-
 @dataclass(frozen=True, kw_only=True)
 class BertOptions:
-    """The options of `bert`. None where the default depends on the weights."""
+    """The options of `bert` beside its settings."""
 
     way: str = flag(ALL, "How to train.", choices=(*WAYS, ALL))
     only: tuple[str, ...] = flag((), "Run only this part; may be repeated.", choices=PARTS, click={"multiple": True})
@@ -337,10 +244,6 @@ class BertOptions:
         choices=DATASETS,
     )
     data_dir: Path | None = like(DataOptions, "data_dir", help="Directory where tokenised pairs are put.")
-    steps: int = like(BertSettings, "steps")
-    batch_size: int | None = by_weights("batch_size")
-    lr: float | None = by_weights("lr", ".5f")
-    max_length: int | None = by_weights("max_length")
     dropout: float | None = flag(
         None, "Probability that dropout zeroes a feature.", least=0, below=1, click={"show_default": DROPOUT}
     )
@@ -349,32 +252,12 @@ class BertOptions:
     def ways(self) -> tuple[str, ...]:
         return WAYS if self.way == ALL else (self.way,)
 
-    def parts(self, joined: bool) -> tuple[str, ...]:
-        """The names of the parts to run. Raises `UsageError` for what a world that is `joined` cannot do."""
-        if joined and self.way != DDP:
-            todo = "add --way ddp, or run it without torchrun, RANK and WORLD_SIZE"
-            raise UsageError(f"{LESSON.name} --way {self.way} drives all devices from one process: {todo}")
-        for name in self.only:
-            if joined and name in OWN_WORLDS:
-                raise UsageError(f"--only {name} starts other numbers of ranks: run it without torchrun")
-        left_out = {*(OWN_WORLDS if joined else ()), *(() if DDP in self.ways else (AVERAGING.name,))}
-        return tuple(name for name in PARTS if name in (self.only or PARTS.keys() - left_out))
 
-
-def without_ranks(only: Sequence[str], way: str, **others: object) -> str:
-    """Why this way has no such part; empty if it has."""
-    if AVERAGING.name not in only or way in (DDP, ALL):
-        return ""
-    return f"{AVERAGING.name} is about ranks that average gradients: leave out --way {way}"
-
-
-@LESSON.run_by(
-    pack_options("asked", BertOptions),
-    refuse("only", why=lambda given: without_ranks(**given)),
-)
-def command(session: Session, asked: BertOptions) -> None:
+@LESSON.run_by(pack_options("asked", BertOptions), flags(BertSettings, "steps", "batch_size", "lr", "max_length"))
+def command(session: Session, asked: BertOptions, **chosen: Any) -> None:
     world = session.world
-    parts = asked.parts(joined=world.rank_env is not None)
+    if world.rank_env:
+        raise UsageError(f"{LESSON.name} starts worlds of its own: run it without torchrun, RANK and WORLD_SIZE")
     world.warm_up(RUN_TRAINING, TRAIN, SPEED, *(ENCODER if asked.weights != SCRATCH else ()))
     config: BertConfig | None = None
     tokenizer: Tokenizer | None = None
@@ -382,69 +265,50 @@ def command(session: Session, asked: BertOptions) -> None:
         session.bar.announce(f"loading {asked.weights} and its tokenizer")
         config, tokenizer = load_pretrained(asked.weights)
     pairs = prepare_pairs(asked.dataset, asked.data_dir, tokenizer, session.bar.announce)
-    settings = make_settings(asked, config, pairs, world, session.run.seed)
+    settings = make_settings(asked, config, pairs, world, seed=session.run.seed, **chosen)
     settings.check_samples(pairs.train)
-    session.say(*header(session, settings, pairs), *left_out(settings, asked.ways))
+    session.say(*header(session, settings, pairs))
     found: dict[str, Any] = {}
-    for name in parts:
+    for name in (name for name in PARTS if name in (asked.only or PARTS)):
         code, find, texts = PARTS[name]
         found[name] = find(session, settings, asked.ways)
-        if texts:
-            show(session, code, texts(found[name], settings))
+        about = prose(heading(code.name.replace("_", " ")), f": {code.summary}")
+        session.say("", about, *texts(found[name], settings))
     for training in found.get("train", ()):
         if not all(map(math.isfinite, training["losses"])):
             click.echo(f"{training['way']} diverged: the loss is no longer finite; try a smaller --lr", err=True)
     session.say("", ending(session, found))
-    about = {"weights": settings.weights, "model": settings.config, "batch_size": settings.batch_size}
+    recipe = {"weights": settings.weights, "model": settings.config, "batch_size": settings.batch_size}
     data = {"dataset": pairs.name, "train": pairs.train, "test": pairs.test}
-    session.print_document({}, **about, **data, parts=found)
+    session.print_document({}, **recipe, **data, parts=found)
 
 
 def make_settings(
-    asked: BertOptions, pretrained: BertConfig | None, pairs: PairsSource, world: CommandWorld, seed: int
+    asked: BertOptions, pretrained: BertConfig | None, pairs: PairsSource, world: CommandWorld, **chosen: Any
 ) -> BertSettings:
-    """The settings asked for, with the defaults that suit the weights and the data. Raises `UsageError`."""
-    defaults = PRETRAINED if pretrained else SMALL
-    length = max(BertConfig.max_length, asked.max_length or 0)
+    """The settings asked for, and the world's devices. Raises `UsageError`."""
+    length = max(BertConfig.max_length, chosen["max_length"])
     config = pretrained or BertConfig(vocabulary=pairs.vocabulary, max_length=length, dropout=0.0)
     if asked.dropout is not None:
         config = replace(config, dropout=asked.dropout)
-    chosen: dict[str, Any] = {**defaults, "max_length": min(defaults["max_length"], config.max_length)}
-    chosen |= {name: value for name in flags_of(BertSettings) if (value := getattr(asked, name)) is not None}
     return BertSettings(
-        folder=pairs.folder,
-        config=config,
-        weights=asked.weights,
-        workers=world.size,
-        device_type=world.device,
+        folder=pairs.folder, config=config, weights=asked.weights, workers=world.size, device_type=world.device,
         device_count=get_backend(world.backend).count_devices(),
-        threads=host.threads_per_rank(max(world.size, WORKERS_AT_LEAST)),
-        seed=seed,
-        **chosen,
-    )
+        threads=host.threads_per_rank(max(world.size, WORKERS_AT_LEAST)), **chosen,
+    )  # fmt: skip
 
 
 def header(session: Session, settings: BertSettings, pairs: PairsSource) -> list[str]:
-    """The workers, the model, the data and the training."""
     config, count = settings.config, settings.workers
+    origin = "from scratch" if settings.weights == SCRATCH else f"pretrained: {settings.weights}"
+    size = f"{config.parameters:,} parameters ({format_bytes(4 * config.parameters)})"
     return [
         f"{LESSON.name}: {session.world.backend} on {session.world.device}, {count} worker{'s' * (count > 1)}: devices "
         f"of one process, or ranks with a device each",
-        f"model: {config.layers} layers of width {config.width}, {config.parameters:,} parameters "
-        f"({format_bytes(4 * config.parameters)}), "
-        f"{'from scratch' if settings.weights == SCRATCH else f'pretrained: {settings.weights}'}",
+        f"model: {config.layers} layers of width {config.width}, {size}, {origin}",
         f"data: {pairs}",
         f"training: {settings.steps} steps of {settings.batch_size} pairs, Adam, learning rate {settings.lr:g}",
     ]
-
-
-def left_out(settings: BertSettings, ways: Sequence[str]) -> list[str]:
-    """A line about the ways that drive fewer devices than asked for, if there are any."""
-    fewer = {way: count for way in ways if (count := settings.on(way).workers) < settings.workers}
-    if not fewer:
-        return []
-    driven, there = f"{min(fewer.values())} of {settings.workers} devices", settings.device_count
-    return [f"{' and '.join(fewer)}: on {driven}, since one process finds {there} GPU{'s' * (there > 1)} here"]
 
 
 def ending(session: Session, found: dict[str, Any]) -> Prose:

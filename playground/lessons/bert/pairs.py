@@ -16,8 +16,6 @@ SPECIAL_TOKENS = 3
 
 
 class PairBatch(NamedTuple):
-    """A batch of pairs."""
-
     input_ids: torch.Tensor
     """[batch, length] int64: padded to the longest pair of the batch."""
     token_type_ids: torch.Tensor
@@ -29,7 +27,6 @@ class PairBatch(NamedTuple):
 
     @property
     def inputs(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """The inputs of the model."""
         return self.input_ids, self.token_type_ids, self.attention_mask
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> PairBatch:

@@ -9,7 +9,7 @@
 
 The arrays are in the byte order of the machine. Meant to be called before any rank starts, and safe if many processes
 call it at once. Pairs that were tokenised once are found again by the checksums of the data, the tokenizer and the
-code, and are whole or made again.
+code.
 """
 
 from __future__ import annotations
@@ -26,16 +26,7 @@ from pathlib import Path
 from playground.lessons.bert import grammar, pretrained
 from playground.lessons.bert.pretrained import Tokenizer
 from playground.runtime.errors import UsageError
-from playground.runtime.files import (
-    CHECKSUMS,
-    NoData,
-    find_damaged,
-    lock_directory,
-    read_checksums,
-    replace_files,
-    sha256,
-    write_checksums,
-)
+from playground.runtime.files import NoData, replace_files, sha256
 from playground.training.prepare import PreparedData, Say, default_data_dir
 
 DATASETS = ("generated", "multinli")
@@ -70,8 +61,9 @@ def prepare_pairs(
     parts = [checksum, tokenizer.fingerprint, sys.byteorder, sha256(Path(__file__))]
     name = f"{dataset}-{hashlib.sha256(' '.join(parts).encode()).hexdigest()[:16]}"
     folder = (data_dir or default_data_dir()) / "pairs" / name
-    if find_damaged(folder, read_checksums(folder, FILES)):
-        tokenise(dataset, read, tokenizer, folder, say)
+    if not all((folder / file).exists() for file in FILES):
+        say(f"reading and tokenising sentence pairs ({dataset}), once")
+        tokenise(read, tokenizer, folder)
     sizes = read_sizes(folder)
     train, test, vocabulary = (sizes[name] for name in ("train", "test", "vocabulary"))
     return PairsSource(name=dataset, why=origin, folder=folder, train=train, test=test, vocabulary=vocabulary)
@@ -87,26 +79,15 @@ def new_word_tokenizer() -> Tokenizer:
     return Tokenizer(encode, len(ids), ids["[PAD]"], ids["[CLS]"], ids["[SEP]"], " ".join(ids))
 
 
-def tokenise(
-    name: str, read: Callable[[str], Iterator[tuple[str, str, int]]], tokenizer: Tokenizer, folder: Path, say: Say
-) -> None:
-    """Write the pairs that `read` gives for a split into `folder` as arrays, all of them or none, unless another
-    process just did."""
-    with lock_directory(folder):
-        damaged = find_damaged(folder, read_checksums(folder, FILES))
-        if not damaged:
-            return
-        if (folder / CHECKSUMS).exists():
-            say(f"{', '.join(damaged)} in {folder}: damaged, so they are made again")
-        say(f"reading and tokenising sentence pairs ({name}), once")
-        try:
-            with replace_files(folder) as unfinished:
-                counts = {split: write_split(unfinished, split, read(split), tokenizer) for split in SPLITS}
-                ids = {name: getattr(tokenizer, name) for name in ("vocabulary", "pad", "cls", "sep")}
-                (unfinished / SIZES).write_text(json.dumps({**counts, **ids}))
-                write_checksums(unfinished, FILES)
-        except OSError as error:
-            raise NoData(f"pairs cannot be written to {folder} ({error.strerror}): choose another --data-dir") from None
+def tokenise(read: Callable[[str], Iterator[tuple[str, str, int]]], tokenizer: Tokenizer, folder: Path) -> None:
+    """Write the pairs that `read` gives for a split into `folder` as arrays, all of them or none."""
+    try:
+        with replace_files(folder) as unfinished:
+            counts = {split: write_split(unfinished, split, read(split), tokenizer) for split in SPLITS}
+            ids = {name: getattr(tokenizer, name) for name in ("vocabulary", "pad", "cls", "sep")}
+            (unfinished / SIZES).write_text(json.dumps({**counts, **ids}))
+    except OSError as error:
+        raise NoData(f"pairs cannot be written to {folder} ({error.strerror}): choose another --data-dir") from None
 
 
 def write_split(folder: Path, split: str, pairs: Iterable[tuple[str, str, int]], tokenizer: Tokenizer) -> int:

@@ -1,6 +1,4 @@
 """Pretrained BERTs and MultiNLI as the tutorials have them: through `transformers` and `datasets`, the extra `bert`.
-
-Both are imported only when something pretrained is asked for.
 Source: Williams et al., MultiNLI, 2018, arXiv 1704.05426; https://huggingface.co/datasets/nyu-mll/multi_nli
 """
 
@@ -9,7 +7,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import importlib
-import sys
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -19,23 +16,21 @@ from playground.training.bert_config import BertConfig
 SCRATCH = "scratch"
 """In the place of a model's name: no pretrained weights."""
 BASE = "bert-base-cased"
-"""The model on the hub that the tutorials train."""
 MULTINLI = "nyu-mll/multi_nli"
 SPLITS = {"train": "train", "test": "validation_matched"}
 """Labels of MultiNLI's test set were never published: the matched development set is the test set."""
 
 
 class Tokenizer(NamedTuple):
-    """`encode` gives the ids of each text, without special tokens; `pad`, `cls` and `sep` are the ids of those."""
+    """`encode` gives the ids of each text, without special tokens; `pad`, `cls` and `sep` are the ids of those, and
+    `vocabulary` is the number of all. Tokenizers that share a `fingerprint` give every text the same ids."""
 
     encode: Callable[[list[str]], list[list[int]]]
     vocabulary: int
-    """How many tokens there are."""
     pad: int
     cls: int
     sep: int
     fingerprint: str
-    """Tokenizers that share it give every text the same ids."""
 
 
 @contextlib.contextmanager
@@ -47,8 +42,7 @@ def use_library(name: str, asked: str) -> Iterator[Any]:
         raise UsageError(f"{asked} needs the package {name} ({error}): pip install 'playground[bert]'") from None
     logging.set_verbosity_error()
     importlib.import_module("huggingface_hub.utils.logging").set_verbosity_error()  # of each retry it writes two lines
-    if not sys.stderr.isatty():
-        logging.disable_progress_bar()
+    logging.disable_progress_bar()
     try:
         yield library
     except Exception as error:  # which ones it raises depends on its version, and on that of its HTTP library
@@ -58,15 +52,12 @@ def use_library(name: str, asked: str) -> Iterator[Any]:
 
 
 def load_encoder(weights: str) -> Any:
-    """The `transformers.BertModel` of that name on the hub, or in that folder. Raises `UsageError` if it is not whole,
-    or not computed as ours is."""
+    """The `transformers.BertModel` of that name on the hub, or in that folder. Raises `UsageError`."""
     asked = f"--weights {weights}"
     with use_library("transformers", asked) as transformers:
         encoder, loaded = transformers.BertModel.from_pretrained(weights, output_loading_info=True)
     if missing := sorted(loaded["missing_keys"]):
         raise UsageError(f"{asked}: of a BERT {missing[0]} is missing there; choose weights of a whole encoder")
-    if encoder.config.hidden_act != "gelu":
-        raise UsageError(f"{asked} has the activation {encoder.config.hidden_act}: our encoder has gelu, as BERT has")
     return encoder
 
 

@@ -216,7 +216,7 @@ def monitored_barrier(rank: int, size: int) -> dict[str, object]:
 
 
 def broadcast_object(rank: int, size: int) -> dict[str, object]:
-    """The object forms move anything that pickles; they are slow, and unpickle what a peer sends.
+    """The object forms, of scatter and gather too, move what pickles; they are slow, and unpickle what a peer sends.
 
     | rank | before      | after       |
     |------|-------------|-------------|
@@ -229,37 +229,6 @@ def broadcast_object(rank: int, size: int) -> dict[str, object]:
     before = objects[0]
     dist.broadcast_object_list(objects, src=0)
     return {"before": before, "after": objects[0]}
-
-
-def scatter_object(rank: int, size: int) -> dict[str, object]:
-    """The root deals out any objects.
-
-    | rank | before                   | after   |
-    |------|--------------------------|---------|
-    | 0    | ['a', 'bb', 'ccc', 'dddd'] | 'a'   |
-    | 1    | None                     | 'bb'    |
-    | 2    | None                     | 'ccc'   |
-    | 3    | None                     | 'dddd'  |
-    """
-    dealt = [chr(ord("a") + r % 26) * (r + 1) for r in range(size)] if rank == 0 else None
-    received: list[Any] = [None]
-    dist.scatter_object_list(received, dealt, src=0)
-    return {"before": dealt, "after": received[0]}
-
-
-def gather_object(rank: int, size: int) -> dict[str, object]:
-    """The root collects any objects.
-
-    | rank | before    | after                                    |
-    |------|-----------|------------------------------------------|
-    | 0    | {'r': 0}  | [{'r': 0}, {'r': 1}, {'r': 2}, {'r': 3}] |
-    | 1    | {'r': 1}  | None                                     |
-    | 2    | {'r': 2}  | None                                     |
-    | 3    | {'r': 3}  | None                                     |
-    """
-    collected: list[Any] | None = [None] * size if rank == 0 else None
-    dist.gather_object({"r": rank}, collected, dst=0)
-    return {"before": {"r": rank}, "after": collected}
 
 
 def all_gather_object(rank: int, size: int) -> dict[str, object]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Sequence
 from functools import partial
-from itertools import chain
 from operator import attrgetter
 from random import Random
 from statistics import median
@@ -17,18 +16,11 @@ from statistics import median
 import torch
 from torch import nn
 
-from playground.lessons.data_parallel.lesson import data_parallel, gather, parallel_apply, replicate, scatter
-from playground.lessons.data_parallel.losses import (
-    LOSSES,
-    ParallelLossModel,
-    TokenLoss,
-    new_model_and_batch,
-    new_optimizer,
-    weighted_mean,
-)
+from playground.lessons.data_parallel.lesson import DataParallel, gather, parallel_apply, replicate, scatter
+from playground.lessons.data_parallel.losses import LOSSES, TokenLoss, new_model_and_batch, new_optimizer
 from playground.lessons.data_parallel.machine import HOST, copy_to, resolve_devices
 from playground.lessons.data_parallel.memory import Account, track_memory, track_utilisation
-from playground.lessons.data_parallel.page import MEANS, DataParallelSettings
+from playground.lessons.data_parallel.page import DataParallelSettings
 from playground.measurement import Fields
 from playground.measurement.interleave import interleave, timed
 from playground.training.replicas import flat
@@ -56,7 +48,7 @@ def split(rank: int, size: int, settings: DataParallelSettings) -> list[Fields]:
     shares: list[Fields] = [{"device": device} for device in devices]
     for batch, many in [*((30, many) for many in range(1, len(devices) + 1)), (2, len(devices))]:
         seen.clear()
-        data_parallel(Counting(), torch.arange(batch), devices[:many])
+        DataParallel(Counting(), devices[:many])(torch.arange(batch))
         sizes = [count for _, count in sorted(seen.items())]
         for number, mine in enumerate(shares):
             mine[f"{batch} on {many}"] = sizes[number] if number < len(sizes) else 0
@@ -65,7 +57,7 @@ def split(rank: int, size: int, settings: DataParallelSettings) -> list[Fields]:
 
 def one_step(rank: int, size: int, settings: DataParallelSettings) -> list[Fields]:
     """One training step: what each part of it moves from where to where, and what every device holds after it."""
-    devices, output_device = resolve_devices(settings.devices), torch.device(settings.output_device)
+    devices = resolve_devices(settings.devices)
     model, tokens, targets = new_model_and_batch(settings.batch_size, settings.seed, devices[0])
     optimizer = new_optimizer(model)
 
@@ -77,9 +69,9 @@ def one_step(rank: int, size: int, settings: DataParallelSettings) -> list[Field
         after("replicate")
         outputs = parallel_apply(replicas, chunks, None, used)
         after("parallel_apply")
-        logits = gather(outputs, output_device)
+        logits = gather(outputs, devices[0])
         after("gather")
-        loss = TokenLoss()(logits, copy_to(targets, output_device, "loss"))
+        loss = TokenLoss()(logits, copy_to(targets, devices[0], "loss"))
         after("loss")
         return loss
 
@@ -152,83 +144,38 @@ def track_step(
     return account
 
 
-def two_means(rank: int, size: int, settings: DataParallelSettings) -> list[Fields]:
-    """The mean of the devices' mean losses is the mean over all samples only if all chunks are of one size; weighted
-    by the sizes it always is.
-
-    For two batches, with losses 1, 2, 3, …: one that the devices share evenly, and one with a sample less.
-    """
-    devices, found = resolve_devices(settings.devices), []
-    for samples in (3 * len(devices), 3 * len(devices) - 1):
-        losses = torch.arange(1, samples + 1, dtype=torch.float64)
-        chunks = scatter(losses, devices)
-        sizes = [len(chunk) for chunk in chunks]
-        means = gather([chunk.mean() for chunk in chunks], devices[0])
-        three = [mean.item() for mean in (losses.mean(), means.mean(), weighted_mean(means, sizes))]
-        batch = {"samples": samples, "chunks": sizes, "means": means.tolist()}
-        found.append({**batch, **dict(zip(MEANS, three, strict=True))})
-    return found
-
-
 def claims(rank: int, size: int, settings: DataParallelSettings) -> tuple[list[Fields], list[Fields]]:
     """Two sentences put to the test: "two models sit on the first device" and "the replicas differ, so training does
     not go well".
 
-    Of the first: how many bytes of parameters each device holds once there are replicas, and how many parameters of its
-    replica are the model's own memory, of how many. Of the second: the steps of `compare_replicas`.
+    Of the first, for each device: the bytes of parameters that it holds once there are replicas, how many parameters of
+    its replica are the model's own memory, of how many, and their largest difference from the model's. Of the second:
+    steps of DataParallel with two samples per device, and as many on one device with all of them, in float64: the loss,
+    and the largest difference of the two models after each step.
     """
     devices = resolve_devices(settings.devices)
-    model, *_ = new_model_and_batch(1, settings.seed, devices[0])
+    model, *batch = new_model_and_batch(2 * len(devices), settings.seed, devices[0])
+    names, parameters = zip(*model.named_parameters(), strict=True)
     with track_memory(devices) as account:
         account.put_module(model, devices[0])
         replicas = replicate(model, devices)
         held = account.held_by_label
-    own = {parameter.data_ptr() for parameter in model.parameters()}
-    shared = [sum(tensor.data_ptr() in own for tensor in parameters_of(replica, model)) for replica in replicas]
-    copies = [
-        {"device": str(device), "parameters": held[device]["parameters"], "shared": count, "of": len(own)}
-        for device, count in zip(devices, shared, strict=True)
-    ]
-    return copies, compare_replicas(settings, devices)
+    copies = []
+    for device, replica in zip(devices, replicas, strict=True):
+        own = [attrgetter(name)(replica) for name in names]  # they are no leaves: `parameters()` has none of them
+        shared = sum(one.data_ptr() == other.data_ptr() for one, other in zip(own, parameters, strict=True))
+        about = {"device": str(device), "parameters": held[device]["parameters"], "shared": shared, "of": len(own)}
+        copies.append({**about, "replicas_differ": largest_difference(own, parameters)})
 
-
-def compare_replicas(settings: DataParallelSettings, devices: list[torch.device]) -> list[Fields]:
-    """Steps of DataParallel with two samples per device, and as many on one device with all of them, in float64: the
-    largest differences of the other replicas' parameters and gradients from the first one's, and of the two models
-    after each step."""
-    model, *_ = new_model_and_batch(1, settings.seed, devices[0])
-    _, tokens, targets = new_model_and_batch(2 * len(devices), settings.seed, devices[0])
-    parallel = ParallelLossModel(model, TokenLoss()).double()
-    alone, steps = copy.deepcopy(parallel), []
-    optimizers = [new_optimizer(each) for each in (parallel, alone)]
+    models, steps = [model.double(), copy.deepcopy(model)], list[Fields]()
+    optimizers = [new_optimizer(each) for each in models]
     for step in range(1, settings.steps + 1):
-        chunks, replicas = scatter((tokens, targets), devices), replicate(parallel, devices)
-        first, *others = (parameters_of(replica, parallel) for replica in replicas)
-        for parameter in chain(first, *others):
-            parameter.retain_grad()
-        replicas_differ = max((largest_difference(first, other) for other in others), default=0.0)
-        losses = gather(parallel_apply(replicas, chunks, None, devices), devices[0])
-        together = weighted_mean(losses, [len(chunk) for chunk, _ in chunks])
-        on_one_device = alone(tokens.to(devices[0]), targets.to(devices[0]))
-        for optimizer, loss in zip(optimizers, (together, on_one_device), strict=True):
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-        gradients, *rest = ([parameter.grad for parameter in replica] for replica in (first, *others))
-        found = {
-            "step": step,
-            "loss": together.item(),
-            "replicas_differ": replicas_differ,
-            "gradients_differ": max((largest_difference(gradients, other) for other in rest), default=0.0),
-            "from_one_device": largest_difference(list(parallel.parameters()), list(alone.parameters())),
-        }
-        steps.append(found)
-    return steps
-
-
-def parameters_of(replica: nn.Module, model: nn.Module) -> list[torch.Tensor]:
-    """A replica's parameters, in the order of the model's. They are no leaves: `parameters()` has none of them."""
-    return [attrgetter(name)(replica) for name, _ in model.named_parameters()]
+        for each, optimizer, used in zip(models, optimizers, (devices, devices[:1]), strict=True):
+            loss = partial(LOSSES["loss"], each, tuple(batch), used, devices[0])
+            taken = training_step(optimizer, [loss], GradSync(each))
+        apart = largest_difference(*(list(each.parameters()) for each in models))
+        steps.append({"step": step, "loss": taken.item(), "from_one_device": apart})
+    return copies, steps
 
 
 def largest_difference(tensors: Sequence[torch.Tensor], others: Sequence[torch.Tensor]) -> float:

@@ -11,8 +11,7 @@ A forward pass of DataParallel is four calls, with torch's arguments:
     output = gather(outputs, 0)
 
 Without GPUs the devices are virtual ones, `cpu:0` and on: each with its own thread and its own memory, and what moves
-between them is copied. On GPUs the same code runs on the real ones: --devices cuda:0,cuda:1. (One process drives them
-all, so what --world-size and --backend say to other lessons, --devices says here.)
+between them is copied. On GPUs the same code runs on the real ones: --devices cuda:0,cuda:1.
 Source: https://docs.pytorch.org/docs/stable/generated/torch.nn.DataParallel.html and
 https://docs.pytorch.org/tutorials/beginner/blitz/data_parallel_tutorial.html
 """
@@ -30,24 +29,13 @@ from playground.lessons.data_parallel import machine
 from playground.lessons.data_parallel.machine import Device, Devices, Join, copy_to, resolve_devices
 
 
-def chunk_sizes(batch: int, devices: int) -> list[int]:
-    """How many samples each device gets, as `torch.chunk` cuts: all the same, the last one what is left. Too few
-    samples for all the devices leave some without a chunk: then fewer replicas run.
-
-    >>> chunk_sizes(30, 3), chunk_sizes(10, 4), chunk_sizes(5, 4), chunk_sizes(0, 4)
-    ([10, 10, 10], [3, 3, 3, 1], [2, 2, 1], [0])
-    """
-    most = -(-batch // devices)
-    return [min(most, batch - start) for start in range(0, batch, most)] if batch else [0]
-
-
 def scatter(inputs: Any, devices: Devices, dim: int = 0) -> list[Any]:
     """`inputs` for each device that gets a chunk: the same structure, its tensors cut along `dim`. Tuples,
     lists and dicts are looked into; anything else goes to every device, or to the first alone if there is no tensor.
     """
     devices = resolve_devices(devices)
-    sizes = chunk_sizes(machine.batch_size(inputs, dim), len(devices))
-    used = devices[: len(sizes)]
+    sizes = machine.chunk_sizes(machine.batch_size(inputs, dim), len(devices))
+    used = devices[: len(sizes)]  # of fewer samples than devices some devices get none
 
     def cut(value: Any) -> list[Any]:
         if isinstance(value, torch.Tensor):
@@ -69,7 +57,6 @@ def replicate(module: nn.Module, devices: Devices) -> list[nn.Module]:
     (the running statistics of BatchNorm) stays, what the others change is lost.
     """
     devices = resolve_devices(devices)
-    machine.check_module_is_on(module, devices[0])
     tensors = (*module.parameters(), *module.buffers())
     copies: dict[Any, Any] = {each: machine.broadcast(each, devices) for each in tensors}
     copies |= {each: [each._replicate_for_data_parallel() for _ in devices] for each in module.modules()}
@@ -88,9 +75,7 @@ def parallel_apply(
     devices: Devices = None,
 ) -> list[Any]:
     """The results of `modules[i](*inputs[i], **kwargs_tup[i])` on `devices[i]`, by default where its input lies, for
-    all i at once, each in its own thread.
-
-    Raises the error of the first replica that failed, with the device's name before the message.
+    all i at once, each in its own thread. Raises `RuntimeError` for the first replica that failed, with its device.
     """
     used = machine.devices_of(inputs) if devices is None else resolve_devices(devices)
     work_as_caller = machine.capture_modes(used)
@@ -105,7 +90,7 @@ def parallel_apply(
         wait(running)
     for number, (device, future) in enumerate(zip(used, running, strict=True)):
         if error := future.exception():
-            raise machine.restate(error, f"replica {number} on {device}: {error}") from error
+            raise RuntimeError(f"replica {number} on {device}: {error}") from error
     return [future.result() for future in running]
 
 
@@ -117,8 +102,6 @@ def gather(outputs: Sequence[Any], device: Device, dim: int = 0) -> Any:
     if isinstance(first, torch.Tensor):
         return Join.apply(target, dim, *(each.reshape(1) if each.dim() == 0 else each for each in outputs))
     if isinstance(first, dict):
-        if any(each.keys() != first.keys() for each in outputs):
-            raise ValueError("the replicas' outputs have different keys: they cannot be joined")
         return machine.remake(first, (gather([each[key] for each in outputs], target, dim) for key in first))
     if isinstance(first, (tuple, list)):
         return machine.remake(first, (gather(each, target, dim) for each in zip(*outputs, strict=True)))
@@ -131,8 +114,7 @@ class DataParallel(nn.Module):
     """`module`, each forward shared out over `device_ids`, by default all GPUs or, without one, cpu:0. Outputs are
     gathered on `output_device`, by default the first. A number names a GPU or, without one, a virtual device.
 
-    Raises `UsageError` for devices that are not there or of two kinds, an output device outside the list, inputs
-    without a batch dimension or of different batch sizes, and a module that lies elsewhere than on the first device.
+    Raises `UsageError` for devices that are not there or of two kinds.
     """
 
     def __init__(
@@ -141,8 +123,7 @@ class DataParallel(nn.Module):
         super().__init__()
         self.module, self.dim = module, dim
         self.devices = resolve_devices(device_ids)
-        self.output_device = machine.resolve_output_device(output_device, self.devices)
-        machine.check_module_is_on(module, self.devices[0])
+        self.output_device = self.devices[0] if output_device is None else resolve_devices([output_device])[0]
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         outputs = self.run_replicas(inputs, kwargs)
@@ -151,25 +132,9 @@ class DataParallel(nn.Module):
     def run_replicas(self, inputs: tuple[Any, ...], kwargs: dict[str, object]) -> list[Any]:
         """The output of each replica, where it was made."""
         chunks, kwargs_chunks = zip(*scatter((inputs, kwargs), self.devices, self.dim), strict=True)
-        if len(self.devices) == 1:
-            machine.check_module_is_on(self.module, self.devices[0])
-            with machine.use_device(self.devices[0]):
-                return [self.module(*chunks[0], **kwargs_chunks[0])]
-        used = self.devices[: len(chunks)]  # of fewer samples than devices some devices get none
-        return parallel_apply(replicate(self.module, used), chunks, kwargs_chunks, used)
-
-
-def data_parallel(
-    module: nn.Module,
-    inputs: Any,
-    device_ids: Devices = None,
-    output_device: Device | None = None,
-    dim: int = 0,
-    module_kwargs: dict[str, object] | None = None,
-) -> Any:
-    """A forward pass of `DataParallel`. `inputs` that are no tuple are the only argument."""
-    arguments = inputs if isinstance(inputs, tuple) else (inputs,)
-    return DataParallel(module, device_ids, output_device, dim).forward(*arguments, **(module_kwargs or {}))
+        used = self.devices[: len(chunks)]
+        replicas = [self.module] if len(self.devices) == 1 else replicate(self.module, used)
+        return parallel_apply(replicas, chunks, kwargs_chunks, used)
 
 
 if __name__ == "__main__":

@@ -13,17 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from playground.lessons.data_parallel.lesson import (
-    DataParallel,
-    chunk_sizes,
-    data_parallel,
-    gather,
-    parallel_apply,
-    replicate,
-    scatter,
-)
-from playground.lessons.data_parallel.machine import copy_to
-from playground.runtime.errors import UsageError
+from playground.lessons.data_parallel.lesson import DataParallel, gather, parallel_apply, replicate, scatter
+from playground.lessons.data_parallel.machine import chunk_sizes, copy_to
 
 VOCABULARY, WIDTH, LENGTH = 30_000, 32, 8
 """Words there are, features of a word, words in a sample."""
@@ -90,14 +81,10 @@ class DataParallelCriterion(DataParallel):
 
     The targets are cut as the inputs were. A criterion with `reduction` "mean" (taken for granted if it has none) must
     mean the average over samples that weigh the same: with class weights or ignored targets, take "sum" and divide.
-
-    Raises `UsageError` for targets that make another number of chunks than there are outputs.
     """
 
     def forward(self, outputs: list[Any], targets: torch.Tensor) -> torch.Tensor:
         chunks = scatter(targets, self.devices, self.dim)
-        if len(chunks) != len(outputs):
-            raise UsageError(f"targets in {len(chunks)} chunks for {len(outputs)} outputs: give both the same devices")
         used, pairs = self.devices[: len(chunks)], list(zip(outputs, chunks, strict=True))
         parts = parallel_apply(replicate(self.module, used), pairs, None, used)
         losses = gather(parts, self.output_device, self.dim)
@@ -124,13 +111,13 @@ Batch = tuple[torch.Tensor, torch.Tensor]
 def gather_logits(model: nn.Module, batch: Batch, devices: list[torch.device], output: torch.device) -> torch.Tensor:
     """As DataParallel is mostly used: all logits come together on one device, and the loss is computed there."""
     tokens, targets = batch
-    logits = data_parallel(model, tokens, devices, output)
+    logits = DataParallel(model, devices, output)(tokens)
     return TokenLoss()(logits, copy_to(targets, output, "targets"))
 
 
 def gather_losses(model: nn.Module, batch: Batch, devices: list[torch.device], output: torch.device) -> torch.Tensor:
     """A cure: each replica computes its loss in forward, and only the losses are gathered, one number per replica."""
-    losses = data_parallel(ParallelLossModel(model, TokenLoss()), batch, devices, output)
+    losses = DataParallel(ParallelLossModel(model, TokenLoss()), devices, output)(*batch)
     return weighted_mean(losses, chunk_sizes(len(batch[0]), len(devices)))
 
 

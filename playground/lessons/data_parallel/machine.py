@@ -11,7 +11,6 @@ import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from itertools import chain
 from typing import Any, TypeAlias
 
 import torch
@@ -46,27 +45,13 @@ def resolve_device(device: Device) -> torch.device:
         device = f"{'cuda' if torch.cuda.is_available() else 'cpu'}:{device}"
     try:
         resolved = torch.device(device)
-        number = str(device).partition(":")[2]
-        if number and int(number) != resolved.index:  # torch keeps 8 bits of it: cpu:256 would be cpu:0
-            raise RuntimeError
     except RuntimeError:
-        raise UsageError(f"device {device!r} is unknown: write cpu:0, cpu:1, … or cuda:0, cuda:1, …") from None
+        resolved = torch.device("meta")
     if resolved.type not in ("cpu", "cuda"):
-        raise UsageError(f"device {resolved} is neither cpu nor cuda: write cpu:0, cpu:1, … or cuda:0, cuda:1, …")
+        raise UsageError(f"device {device!r} is unknown: write cpu:0, cpu:1, … or cuda:0, cuda:1, …")
     resolved = torch.device(resolved.type, resolved.index or 0)
     if resolved.type == "cuda" and resolved.index >= (count := torch.cuda.device_count()):
         raise UsageError(f"device {resolved} is absent, this machine shows {count} GPUs: use cpu:0, …")
-    return resolved
-
-
-def resolve_output_device(output_device: Device | None, devices: list[torch.device]) -> torch.device:
-    """Where outputs are gathered: the first device unless another of the list is named. Raises `UsageError`."""
-    if output_device is None:
-        return devices[0]
-    resolved = resolve_device(output_device)
-    if resolved not in devices:
-        names = ", ".join(map(str, devices))
-        raise UsageError(f"output device {resolved} is none of the devices {names}: choose one of them")
     return resolved
 
 
@@ -77,8 +62,7 @@ def devices_of(inputs: Sequence[Any]) -> list[torch.device]:
 
 
 observers: list[Any] = []
-"""Accounts of virtual devices, or of what real ones do (`Account` in memory.py). The last one is told what is `moving`
-and which device a thread is `working_for`, and asked for the `device_of` a tensor."""
+"""Accounts of devices, as `Account` in memory.py. The last one is called."""
 
 
 def device_of(tensor: torch.Tensor) -> torch.device:
@@ -102,15 +86,6 @@ def use_device(device: torch.device) -> Iterator[None]:
     observed = observers[-1].working_for(device) if observers else contextlib.nullcontext()
     with on_gpu, observed, device_work.working_for(device):
         yield
-
-
-def check_module_is_on(module: nn.Module, device: torch.device) -> None:
-    """Raise `UsageError` if a parameter or buffer of `module` is not on `device`, from which it is to be copied."""
-    for name, tensor in chain(module.named_parameters(), module.named_buffers()):
-        there = device_of(tensor)
-        if there != device and not (there == HOST and device.type == "cpu"):
-            why = f"a module is copied from the first device, so move it to {device} before"
-            raise UsageError(f"{name} of {type(module).__name__} is on {there}: {why}")
 
 
 def copy_to(tensor: torch.Tensor, device: torch.device, part: str) -> torch.Tensor:
@@ -186,8 +161,6 @@ def threads(devices: Sequence[torch.device]) -> Iterator[list[ThreadPoolExecutor
 
     A new thread each time would have to set up again what the libraries below keep for a thread, memory above all: two
     threads would then be no faster than one. (A process that was forked has none of its parent's threads.)
-    Backward is torch's own affair: autograd has one thread per GPU, but a single one for the CPU, and so for all
-    virtual devices.
     """
     workers: dict[tuple[int, int, torch.device], ThreadPoolExecutor] = _callers.__dict__.setdefault("workers", {})
     keys = [(os.getpid(), number, device) for number, device in enumerate(devices)]
@@ -230,29 +203,21 @@ def capture_modes(devices: Sequence[torch.device]) -> Callable[[int], contextlib
     return enter
 
 
-def restate(error: BaseException, message: str) -> BaseException:
-    """An error of the same type that says `message`; a RuntimeError if that type wants something else."""
-    try:
-        return type(error)(message)
-    except TypeError:
-        return RuntimeError(message)
+def chunk_sizes(batch: int, devices: int) -> list[int]:
+    """How many samples each device gets, as `torch.chunk` cuts: all the same, the last one what is left. Too few
+    samples for all the devices leave some without a chunk: then fewer replicas run.
+
+    >>> chunk_sizes(30, 3), chunk_sizes(10, 4), chunk_sizes(5, 4), chunk_sizes(0, 4)
+    ([10, 10, 10], [3, 3, 3, 1], [2, 2, 1], [0])
+    """
+    most = -(-batch // devices)
+    return [min(most, batch - start) for start in range(0, batch, most)] if batch else [0]
 
 
 def batch_size(inputs: Any, dim: int = 0) -> int:
-    """The size that all tensors in `inputs` have in `dim`; 0 if there is no tensor.
-
-    Raises `UsageError` for tensors without that dimension, or whose sizes in it differ.
-    """
-    tensors = list(tensors_in(inputs))
-    for tensor in tensors:
-        if not -tensor.dim() <= dim < tensor.dim():
-            missing = f"an input of shape {list(tensor.shape)} has no batch dimension {dim}"
-            todo = "every tensor is cut along it, so give it one, or pass a number instead of a tensor"
-            raise UsageError(f"{missing}: {todo}")
-    sizes = [tensor.shape[dim] for tensor in tensors]
-    if len(set(sizes)) > 1:
-        raise UsageError(f"inputs of different batch sizes {', '.join(map(str, sizes))}: all must have the same")
-    return sizes[0] if sizes else 0
+    """The size of the first tensor in `inputs` in `dim`; 0 if there is no tensor."""
+    first = next(tensors_in(inputs), None)
+    return 0 if first is None else first.shape[dim]
 
 
 def tensors_in(value: Any) -> Iterator[torch.Tensor]:

@@ -1,12 +1,9 @@
-"""The memory of each device, and the copies between devices: real for GPUs, an account kept here for virtual devices.
+"""The memory of each device, and the copies between devices: an account of what tensors hold.
 
 For torch all of `cpu:0 … cpu:3` is one CPU. In a `with track_memory(devices) as account:` they are told apart as GPUs
 are: the result of an operation lies where its operands lie, and only a copy takes it elsewhere; an operation on tensors
 of two devices is an error. The bytes of a storage count from when an operation returns it until the last tensor that
-uses it is gone: parameters and their copies, inputs, outputs, activations saved for backward, gradients, the
-optimizer's state. Temporary memory of an operation does not count.
-
-On GPUs the totals are those of torch's allocator (`torch.cuda.max_memory_allocated`), for the whole process.
+uses it is gone. Temporary memory of an operation does not count, nor what libraries keep.
 """
 
 from __future__ import annotations
@@ -43,13 +40,12 @@ _thread = threading.local()  # tracker: of this thread; move: (target, label) wh
 
 
 class Account:
-    """An account of virtual devices: the bytes `moved` by (part of the step, source, target), and per device the bytes
-    held now and at most, by label.
+    """The bytes `moved` by (part of the step, source, target), and per device those held now and at most, by label.
 
-    The labels are those of `LABELS`. The caller labels what it puts on the account; tensors that move between
-    devices, by the part of the step that moves it; everything else by the phase of the step, `label`: what forward
-    makes are activations, what backward makes gradients (of activations too), what the optimizer makes is its state
-    (and what it needs to compute it). Hand `moment` to `training_step`, so that the account hears of the phases.
+    The labels are those of `LABELS`: the caller's, for what it puts on the account; for a tensor that moves, that of
+    the part of the step that moves it; for everything else that of the phase of the step, `label`: forward makes
+    activations, backward gradients (of activations too), the optimizer its state. Hand `moment` to `training_step`, so
+    that the account hears of the phases.
     """
 
     def __init__(self, devices: Sequence[torch.device], busy: Seconds | None = None) -> None:
@@ -64,22 +60,25 @@ class Account:
         self._at_peak: dict[torch.device, Counter[str]] = {device: Counter() for device in devices}
 
     def put(self, *tensors: torch.Tensor, device: torch.device, label: str | None = None) -> None:
-        """Count these on `device`, unless they are counted already; under `label`, even if they are. Without a label
-        they count under that of the phase of the step."""
+        """Count these on `device`, or on the GPU where they lie, unless they are counted already; under `label`, even
+        if they are. Without a label they count under that of the phase of the step."""
         with self.lock:
-            for storage in (tensor.untyped_storage() for tensor in tensors):
+            for tensor in tensors:
+                storage, place = tensor.untyped_storage(), tensor.device if tensor.is_cuda else device
+                if place == HOST:
+                    continue
                 if known := self.holdings.get(storage):
                     there, before, nbytes = known
                     self._held[there].update({before: -nbytes})
                     self._held[there].update({label or before: nbytes})
                     known[1] = label or before
                     continue
-                self.holdings[storage] = holding = [device, label or self.label, storage.nbytes()]
+                self.holdings[storage] = holding = [place, label or self.label, storage.nbytes()]
                 weakref.finalize(storage, self.released.append, holding).atexit = False
-                held = self.count_held().setdefault(device, Counter())
+                held = self.count_held().setdefault(place, Counter())
                 held[holding[1]] += holding[2]
-                if held.total() > self._at_peak.setdefault(device, Counter()).total():
-                    self._at_peak[device] = held.copy()
+                if held.total() > self._at_peak.setdefault(place, Counter()).total():
+                    self._at_peak[place] = held.copy()
 
     def count_held(self) -> dict[torch.device, Counter[str]]:
         """The bytes that each device holds, by label, without what has been released."""
@@ -106,7 +105,7 @@ class Account:
 
     def labelled(self, label: str) -> contextlib.AbstractContextManager[None]:
         """Tensors made meanwhile, except copies to other devices, have this label."""
-        return replaced(self, "label", label)
+        return temporarily(self, label=label)
 
     def device_of(self, tensor: torch.Tensor) -> torch.device:
         """Where a tensor in CPU memory was put."""
@@ -119,17 +118,17 @@ class Account:
         """Record the copies; what operations make meanwhile lies on `target`."""
         for source, each in moved:
             self.moved[part, source, target] += each.nbytes
-        return replaced(_thread, "move", (target, MOVED_LABELS.get(part)))
+        return temporarily(_thread, move=(target, MOVED_LABELS.get(part)))
 
     @contextlib.contextmanager
     def working_for(self, device: torch.device) -> Iterator[None]:
         """Have this thread, which works for `device` meanwhile, counted too."""
         before = getattr(_thread, "tracker", None)
         if before and before.account is self:  # the thread is tracked: one tracker is enough
-            with replaced(before, "device", device):
+            with temporarily(before, device=device):
                 yield
         else:
-            with replaced(_thread, "tracker", AllocationTracker(self, device)), _thread.tracker:
+            with temporarily(_thread, tracker=AllocationTracker(self, device)), _thread.tracker:
                 yield
 
     @property
@@ -155,14 +154,14 @@ class Account:
 
 
 @contextlib.contextmanager
-def replaced(owner: object, name: str, value: object) -> Iterator[None]:
-    """In this block the attribute has that value, afterwards again the one before; None if it had none."""
-    before = getattr(owner, name, None)
-    setattr(owner, name, value)
+def temporarily(owner: object, **values: object) -> Iterator[None]:
+    """In this block the attributes have these values, afterwards again those before; None if they had none."""
+    before = {name: getattr(owner, name, None) for name in values}
+    vars(owner).update(values)
     try:
         yield
     finally:
-        setattr(owner, name, before)
+        vars(owner).update(before)
 
 
 def by_label(held: Counter[str]) -> dict[str, int]:
@@ -187,9 +186,8 @@ class AllocationTracker(TorchDispatchMode):
         seconds = time.thread_time() - start
         move = getattr(_thread, "move", None)
         device, label = move or (self.common_device(func, args, kwargs), None)
-        if device != HOST:
-            made = [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
-            self.account.put(*made, device=device, label=label)
+        made = [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
+        self.account.put(*made, device=device, label=label)
         busy = self.account.busy
         if busy is not None and not move and func.namespace == "aten":  # neither a copy nor communication
             with self.account.lock:
@@ -207,35 +205,6 @@ class AllocationTracker(TorchDispatchMode):
         return devices.pop() if devices else self.device
 
 
-class GpuAccount(Account):
-    """An account of GPUs: moves and labels are recorded as usual, the number of bytes comes from the allocator."""
-
-    def __init__(self, devices: Sequence[torch.device]) -> None:
-        super().__init__(devices)
-        for device in devices:
-            torch.cuda.reset_peak_memory_stats(device)
-
-    @property
-    def held(self) -> dict[torch.device, int]:
-        return {device: torch.cuda.memory_allocated(device) for device in self._held}
-
-    @property
-    def peak(self) -> dict[torch.device, int]:
-        return {device: torch.cuda.max_memory_allocated(device) for device in self._held}
-
-    @property
-    def at_peak(self) -> dict[torch.device, dict[str, int]]:
-        """With what the tensors do not account for as "other": rounding, and what libraries keep."""
-        peak, known = self.peak, super().at_peak
-        return {each: known[each] | {"other": max(0, peak[each] - sum(known[each].values()))} for each in known}
-
-    def put(self, *tensors: torch.Tensor, device: torch.device, label: str | None = None) -> None:
-        """A GPU's tensor says itself where it lies; one in the host's memory does not count."""
-        for tensor in tensors:
-            if tensor.is_cuda:
-                super().put(tensor, device=tensor.device, label=label)
-
-
 @contextlib.contextmanager
 def track_memory(
     devices: Sequence[torch.device], default: torch.device = HOST, busy: Seconds | None = None
@@ -243,7 +212,7 @@ def track_memory(
     """Keep an account of `devices` in this block. It slows every operation down: do not time anything in it. `default`
     is where what has no operands is made: in a rank, all of whose work is one device's, that device. Virtual devices'
     operations are timed into `busy`, seconds by device, if it is given."""
-    account = GpuAccount(devices) if devices[0].type == "cuda" else Account(devices, busy)
+    account = Account(devices, busy)
     observers.append(account)
     try:
         with account.working_for(default):
@@ -268,9 +237,7 @@ def track_utilisation(devices: Sequence[torch.device]) -> Iterator[Seconds]:
     with fewer cores than devices the shares therefore add up to the cores at most. What the first thread does without
     saying where counts for the first device. Not inside `track_memory`.
 
-    Looking on costs some 16 us per operation, in which no device computes: of small operations shares are too low.
-
-    On GPUs it is the time in which at least one kernel runs, as torch's profiler records it, without NCCL's.
+    On GPUs it is the time of all kernels, as torch's profiler records it, without NCCL's.
     """
     share, busy = dict.fromkeys(devices, 0.0), dict.fromkeys(devices, 0.0)
     with track_kernels(busy) if devices[0].type == "cuda" else track_memory(devices, devices[0], busy):
@@ -287,22 +254,8 @@ def track_kernels(busy: Seconds) -> Iterator[None]:
     synchronize([*busy])
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
         yield
-    kernels = [event for event in profiler.events() if event.device_type == torch.autograd.DeviceType.CUDA]
     neither = ("nccl", "memcpy", "memset")  # communication and copies: no device computes in them
-    for device in busy:
-        own = (event for event in kernels if event.device_index == device.index)
-        ranges = [event.time_range for event in own if not event.name.lower().startswith(neither)]
-        busy[device] = covered([(each.start, each.end) for each in ranges]) / 1e6  # they are in microseconds
-
-
-def covered(spans: Sequence[tuple[float, float]]) -> float:
-    """How much time lies in at least one of `spans`, (begin, end).
-
-    >>> covered([(0, 2), (1, 3), (5, 6), (5, 6)])
-    4.0
-    """
-    total, until = 0.0, float("-inf")
-    for begin, end in sorted(spans):
-        total += max(0.0, end - max(begin, until))
-        until = max(until, end)
-    return total
+    gpus = {device.index: device for device in busy}
+    for event in profiler.events():
+        if event.device_type == torch.autograd.DeviceType.CUDA and not event.name.lower().startswith(neither):
+            busy[gpus[event.device_index]] += event.time_range.elapsed_us() / 1e6

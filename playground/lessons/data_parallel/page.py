@@ -32,8 +32,6 @@ class DataParallelSettings:
 
     devices: tuple[str, ...]
     """As torch calls them: cpu:0, cpu:1, … or cuda:0, cuda:1, … The model lies on the first."""
-    output_device: str
-    """One of them, where `one_step` gathers."""
     ways: tuple[tuple[str, str], ...] = ()
     """To be compared: one of `WAYS`, and the device where the loss ends up."""
     batch_size: int = flag(32, "Number of samples per step.", least=1, most=MAX_BATCH_SIZE)
@@ -45,11 +43,6 @@ class DataParallelSettings:
         names = ",".join(self.devices)
         if len(set(self.devices)) < len(self.devices):
             raise UsageError(f"--devices {names}: a device named twice would count twice, name each once")
-        for device in (self.output_device, *(device for _, device in self.ways)):
-            if device not in self.devices:
-                raise UsageError(
-                    f"output device {device} is none of the devices {names.replace(',', ', ')}: choose one of them"
-                )
         check_flags(self)
 
 
@@ -59,42 +52,30 @@ def check_device_count(count: float) -> None:
         raise UsageError(f"--devices {count:g}: at most {MAX_DEVICES}, each has a thread and a process here")
 
 
-def ways_to_compare(
-    devices: tuple[str, ...], gather: str | None, output_device: str | None
-) -> tuple[tuple[str, str], ...]:
+def ways_to_compare(devices: tuple[str, ...], gather: str | None) -> tuple[tuple[str, str], ...]:
     """The one way that is asked for or, if `gather` is None, the usual one and its three cures."""
     if gather:
-        return ((gather, output_device or devices[0]),)
-    elsewhere = output_device or devices[min(1, len(devices) - 1)]
+        return ((gather, devices[0]),)
+    elsewhere = devices[min(1, len(devices) - 1)]
     return tuple(dict.fromkeys([*((way, devices[0]) for way in WAYS), ("logits", elsewhere)]))
 
 
-LABELS = ("parameters", "gradients", "optimizer state", "activations", "gathered outputs", "inputs", "other")
-"""Kinds of what a device holds; "other" on GPUs only, where the allocator knows of more than tensors."""
+LABELS = ("parameters", "gradients", "optimizer state", "activations", "gathered outputs", "inputs")
+"""Kinds of what a device holds."""
 PARTS = ("scatter", "replicate", "parallel_apply", "gather", "loss", "backward", "optimizer.step")
 """The parts of a training step, in order."""
 MOVES = {"backward": ("gradients of outputs", "reduce")}
 """The copies that belong to a part, unless they are called like it."""
 
-MEANS = ("mean", "mean of means", "weighted mean")
-"""Means of a batch's losses: over all samples, over the chunks' means, and over those weighted by the chunks' sizes."""
-
-
 COLUMNS = {
     "device": Column("device"),
-    "chunks": Column("chunks", wraps=True),
-    "means": Column("mean loss\nof each chunk", wraps=True),
     **figures(
         ("parameters", "parameters", "bytes", ","),
         ("shared", "of its replica, the\nmodel's own memory", "parameters"),
         ("of", "of", "parameters"),
         ("loss", "loss", "", ".6f"),
-        ("replicas_differ", "parameters of\nthe replicas", "", ".1g"),
-        ("gradients_differ", "their\ngradients", "", ".1g"),
+        ("replicas_differ", "difference from\nthe model's", "", ".1g"),
         ("from_one_device", "the model, from\none device's", "", ".1g"),
-        ("mean", "mean", "", "g"),
-        ("mean of means", "mean of\nmeans", "", "g"),
-        ("weighted mean", "weighted\nmean", "", "g"),
     ),
 }
 """Columns by the names of values in rows."""
@@ -147,20 +128,14 @@ def threads_text(alone: float, together: float, devices: int) -> str:
     )
 
 
-def ending(devices: int) -> str:
-    """Why the path goes on."""
-    times = "once" if devices == 2 else f"{devices - 1} times"
-    return (
-        f"Why the path goes on to processes: in every step the first device sends the model {times} and "
-        f"receives as many gradients, and more with more devices; in a ring no rank sends more than twice the model. "
-        f"Threads take turns wherever Python itself is at work; processes do not. And one process is confined to one "
-        f"machine."
-    )
-
-
+ENDING = (
+    "Why the path goes on to processes: in every step the first device sends the model to each other one and receives "
+    "as many gradients; in a ring no rank sends more than twice the model. Threads take turns wherever Python itself "
+    "is at work; processes do not. And one process is confined to one machine."
+)
 LESSON = LESSONS["data-parallel"]
-SPLIT, ONE_STEP, COMPARE, TWO_MEANS, CLAIMS, THREADS = (
-    LESSON.remote(name, "experiment") for name in ("split", "one_step", "ways", "two_means", "claims", "threads")
+SPLIT, ONE_STEP, COMPARE, CLAIMS, THREADS = (
+    LESSON.remote(name, "experiment") for name in ("split", "one_step", "ways", "claims", "threads")
 )
 ABOUT_DEVICES = "Number of virtual devices, or a list: cpu:0,cpu:1 or cuda:0,cuda:1."
 
@@ -168,20 +143,17 @@ ABOUT_DEVICES = "Number of virtual devices, or a list: cpu:0,cpu:1 or cuda:0,cud
 @LESSON.run_by(
     click.option("--devices", default="4", show_default=True, metavar="N|LIST", help=ABOUT_DEVICES),
     click.option("--gather", type=click.Choice(WAYS), help="What to gather. By default all are compared."),
-    click.option("--output-device", metavar="DEVICE", show_default="the first device", help="Where to gather."),
     flags(DataParallelSettings),
 )
-def command(session: Session, devices: str, gather: str | None, output_device: str | None, **chosen: Any) -> None:
+def command(session: Session, devices: str, gather: str | None, **chosen: Any) -> None:
     server.preload(SPLIT.module)
     server.warm_up()
     # imports torch, at the same time as the ranks' server does
-    from playground.lessons.data_parallel.machine import resolve_devices, resolve_output_device
+    from playground.lessons.data_parallel.machine import resolve_devices
 
-    resolved = resolve_devices(list_devices(devices))
-    names, output = tuple(map(str, resolved)), str(resolve_output_device(output_device, resolved))
-    compared = ways_to_compare(names, gather, output_device and output)
-    chosen |= {"ways": compared, "seed": session.run.seed}
-    settings = DataParallelSettings(devices=names, output_device=output, **chosen)
+    names = tuple(map(str, resolve_devices(list_devices(devices))))
+    chosen |= {"ways": ways_to_compare(names, gather), "seed": session.run.seed}
+    settings = DataParallelSettings(devices=names, **chosen)
     session.run = replace(session.run, backend=backend_for(names[0].partition(":")[0]).name)
     if session.world.rank_env:
         raise UsageError(f"{LESSON.name} starts its processes itself: run it without torchrun, RANK and WORLD_SIZE")
@@ -216,28 +188,26 @@ def run_parts(session: Session, settings: DataParallelSettings) -> None:
     show(SPLIT, "  inputs per device; 30 on 2: 30 inputs on 2 devices", table(shares))
     devices = run(ONE_STEP)
     show(ONE_STEP, *step_texts(devices))
-    on_first = replace(settings, devices=(first,), output_device=first, ways=(("logits", first),), steps=1)
+    on_first = replace(settings, devices=(first,), ways=(("logits", first),), steps=1)
     ways, [alone] = run(COMPARE), run(COMPARE, on_first)
     show(COMPARE, *ways_texts(ways, alone))
-    means = run(TWO_MEANS)
-    show(TWO_MEANS, table(means))
     copies, steps = run(CLAIMS)
     show(
         CLAIMS,
         "  The model lies on the first device once. What each device has while replicas run:",
         table(copies),
-        "  Replicas are equal in every forward, as copies of one model, though their gradients are not: these are "
-        "added up, and the model goes where one device would take it. Largest differences, in float64:",
+        "  Replicas are equal in every forward, as copies of one model. Their gradients are added up, and the model "
+        "goes where one device would take it. Largest differences, in float64:",
         table(steps),
     )
     threads = run(THREADS)
     show(THREADS, threads_text(**threads, devices=count))
-    session.say("", ending(count), f"Shown: {LESSON.shown}.")
+    session.say("", ENDING, f"Shown: {LESSON.shown}.")
     session.print_document(
         {
             "split": shares, "one_step": devices,
             **{f"gather {way['gather']} on {way['output_device']}": way["devices"] for way in ways},
         },
-        devices=settings.devices, output_device=settings.output_device, batch_size=settings.batch_size, ways=ways,
-        one_device=alone, means=means, claims={"copies": copies, "steps": steps}, threads=threads,
+        devices=settings.devices, batch_size=settings.batch_size, ways=ways,
+        one_device=alone, claims={"copies": copies, "steps": steps}, threads=threads,
     )  # fmt: skip

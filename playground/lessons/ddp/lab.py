@@ -1,7 +1,7 @@
 """DistributedDataParallel taken apart: what it sends and when, and what each of its options changes.
 
     python -m playground ddp --lab
-    python -m playground ddp --lab hooks --comm-hook fp16,powersgd
+    python -m playground ddp --lab hooks
     python -m playground ddp --lab checkpoint -n 3
 
 Whatever is compared starts from the same parameters and takes the same samples with the same dropout masks. Each part
@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from statistics import mean
@@ -29,14 +28,13 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import (
     bf16_compress_hook,
     fp16_compress_hook,
 )
-from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 from torch.distributed.algorithms.join import Join
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data.distributed import DistributedSampler
 
-from playground.lessons.ddp.page import HOOKS, PARTS, STEPS, WARM_UP, CommHookSpec, LabSettings
+from playground.lessons.ddp.page import ACCUMULATED, HOOKS, PARTS, STEPS, WARM_UP, LabSettings
 from playground.measurement import Fields
-from playground.runtime import PlaygroundError, UsageError, device, report
+from playground.runtime import PlaygroundError, device, report
 from playground.runtime.backends import backend_of
 from playground.runtime.files import temporary_folder
 from playground.runtime.meeting.agreement import all_gather_object, require_same_on_all_ranks
@@ -58,11 +56,7 @@ SAMPLES = 10
 ROUNDING = 1e-12
 """How far apart two sums of the same float64 numbers may be, relative to their norm."""
 DIFFER = "replicas differ by up to {:.2g}: they must not at all"
-RESUMED = (
-    "resumed from the checkpoint, parameters differ by up to {:.2g} from those of an uninterrupted run: they must not "
-    "at all"
-)
-Hook = Callable[[Any, dist.GradBucket], torch.futures.Future[torch.Tensor]]
+RESUMED = "resumed from the checkpoint, parameters differ by {:.2g} of their norm from an uninterrupted run's"
 State = dict[str, Any]
 """state_dict() of the model and of the optimizer, under these names."""
 
@@ -88,33 +82,29 @@ class DDPRun:
         images, labels = self.images.span(first, shares[-1])
         return images.to(device(), self.params[0].dtype), labels.to(device())
 
-    def loss(self, model: nn.Module, batch: Batch, batches: int = 1) -> torch.Tensor:
+    def loss(self, batch: Batch, batches: int = 1) -> torch.Tensor:
         """This rank's part of the mean loss over `batches` batches, of which `batch` is one, or all."""
         images, labels = batch
         samples_per_rank = batches * self.training.batch_size / dist.get_world_size()
-        return mean_loss_part(model(images), labels, samples_per_rank)
+        return mean_loss_part(self.ddp(images), labels, samples_per_rank)
 
-    def numbered_loss(self, model: nn.Module, number: int) -> torch.Tensor:
+    def numbered_loss(self, number: int) -> torch.Tensor:
         """This rank's part of the mean loss over that batch, with the dropout masks drawn for it."""
+        report(batch=number)
         torch.manual_seed(self.training.seed + 1 + dist.get_rank() + dist.get_world_size() * number)
-        return self.loss(model, self.batch(number))
+        return self.loss(self.batch(number))
 
     def backward(self, number: int) -> float:
         """Leave in every `param.grad` its mean over all ranks for one batch. This rank's part of the loss."""
-        report(batch=number)
-        return float(backward(self.optimizer, [partial(self.numbered_loss, self.ddp, number)], self.sync))
+        return float(backward(self.optimizer, [partial(self.numbered_loss, number)], self.sync))
 
     def step(self, number: int) -> float:
         """The same, and the optimizer's step. The gradients stay."""
-        report(batch=number)
-        return float(training_step(self.optimizer, [partial(self.numbered_loss, self.ddp, number)], self.sync))
+        return float(training_step(self.optimizer, [partial(self.numbered_loss, number)], self.sync))
 
-    def exact_mean(self, number: int) -> torch.Tensor:
-        """The mean over all ranks of their own gradients, flat, added up in float64."""
-        grads = torch.autograd.grad(self.numbered_loss(self.ddp.module, number), self.params)
-        mean = flat(grads).double()
-        dist.all_reduce(mean)
-        return mean / dist.get_world_size()
+    def train(self, steps: range) -> None:
+        for number in steps:
+            self.step(number)
 
     def gradients(self) -> torch.Tensor:
         """All of them, flat, as float64."""
@@ -134,14 +124,12 @@ def build_model(seed: int) -> nn.Module:
 
 def build_run(settings: LabSettings, bucket_cap_mb: float | None = None) -> DDPRun:
     """A run from its start, with the lab's last bucket cap unless another is given."""
-    model = build_model(settings.training.seed)
-    return DDPRun(model, settings.training, bucket_cap_mb or settings.caps[-1])
+    return DDPRun(build_model(settings.training.seed), settings.training, bucket_cap_mb or settings.caps[-1])
 
 
-def measure_errors(values: torch.Tensor, reference: torch.Tensor) -> tuple[float, float]:
-    """The largest difference of an element of two flat vectors, and the norm of all, relative to the reference's."""
-    difference = values - reference
-    return difference.abs().max().item(), (difference.norm() / reference.norm()).item()
+def relative_error(values: torch.Tensor, reference: torch.Tensor) -> float:
+    """The norm of the difference of two flat vectors, relative to the reference's."""
+    return ((values - reference).norm() / reference.norm()).item()
 
 
 class SentMessages(Observer):
@@ -207,14 +195,9 @@ def buckets(rank: int, size: int, settings: LabSettings) -> list[Fields]:
         since = passes.index(passes[-1]) + 1
         for when, sent in (("1", passes[0]), (f"{since} …", passes[-1])):
             rows += [{"bucket_cap_mb": cap, "backward": when, **bucket} for bucket in sent]
-    check_buckets(all_gather_object(rows))
-    return rows
-
-
-def check_buckets(recorded: list[list[Fields]]) -> None:
-    """Raise `PlaygroundError` unless every rank, in rank order, recorded the same buckets."""
-    if any(theirs != recorded[0] for theirs in recorded):
+    if any(theirs != rows for theirs in all_gather_object(rows)):
         raise PlaygroundError("the ranks' buckets differ, though all must send the same ones in the same order")
+    return rows
 
 
 def record_passes(run: DDPRun) -> tuple[BucketRecorder, list[list[Fields]]]:
@@ -228,71 +211,48 @@ def record_passes(run: DDPRun) -> tuple[BucketRecorder, list[list[Fields]]]:
 
 
 def hooks(rank: int, size: int, settings: LabSettings) -> list[Fields]:
-    """A communication hook averages buckets in a way of its own: as fp16 or bf16, or, as PowerSGD does, each matrix as
-    the product of two thin ones (what that leaves out of a gradient it adds to the next). What is saved, the error of
-    the first gradient, whose exact mean is added up in float64, and of the parameters after some steps, against those
-    without a hook.
+    """A communication hook averages buckets in a way of its own, as fp16 or bf16. What is saved, and the errors of the
+    first gradient and of the parameters after some steps, against those without a hook.
 
-    One row per hook, the baseline first. Raises `UsageError` if a required one is refused.
+    One row per hook, that without a hook first. Raises `PlaygroundError` if replicas differ with one of them.
     """
     rows: list[Fields] = []
-    baseline: torch.Tensor | None = None
-    for name in settings.hooks:
+    baseline: tuple[torch.Tensor, torch.Tensor] | None = None
+    for name, register in HOOKS.items():
         run = build_run(settings)
-        if words := register(run.ddp, HOOKS[name]):
-            if name in settings.required:
-                raise UsageError(f"--comm-hook {name}: refused here ({words}): choose another")
-            rows.append({"hook": name, "sends": f"refused here: {words}"})
-            continue
-        row = train_with(run, baseline)
-        baseline = run.parameters() if baseline is None else baseline
-        rows.append({"hook": name, **row})
+        register(run.ddp)
+        messages, gradients, loss = train_with_hook(run)
+        results = gradients, run.parameters()
+        baseline = baseline or results
+        errors = [relative_error(mine, theirs) for mine, theirs in zip(results, baseline, strict=True)]
+        sent = {
+            "sends": ", ".join(sorted({dtype for dtype, _ in messages})),
+            "messages": len(messages),
+            "sent": sum(nbytes for _, nbytes in messages),
+        }
+        changed = {"gradient_rel": errors[0], "parameters_rel": errors[1], "loss": mean(all_gather_object(loss))}
+        rows.append({"hook": name, **sent, **changed})
     return rows
 
 
-def train_with(run: DDPRun, baseline: torch.Tensor | None) -> Fields:
-    """Take `STEPS` steps. `baseline` are the parameters after as many steps without a hook; None if these are they."""
+def train_with_hook(run: DDPRun) -> tuple[list[tuple[str, int]], torch.Tensor, float]:
+    """Take `STEPS` steps. Returns the messages of the first, its gradients, and this rank's part of the last loss."""
     for _ in range(WARM_UP):
         run.backward(0)
-    exact = run.exact_mean(0)
     messages = SentMessages()
     with observing(messages):
         loss = run.step(0)
-    gradient = measure_errors(run.gradients(), exact)
+    gradients = run.gradients()
     for number in range(1, STEPS):
         loss = run.step(number)
     check(find_largest_difference(run.ddp.module)[0], f"with this hook {DIFFER}")
-    parameters = run.parameters()
-    changed = measure_errors(parameters, parameters if baseline is None else baseline)
-    return {
-        "sends": ", ".join(sorted({dtype for dtype, _ in messages.sent})),
-        "messages": len(messages.sent),
-        "sent": sum(nbytes for _, nbytes in messages.sent),
-        **dict(zip(("gradient_max", "gradient_rel"), gradient, strict=True)),
-        **dict(zip(("parameters_max", "parameters_rel"), changed, strict=True)),
-        "loss": mean(all_gather_object(loss)),
-    }
+    return messages.sent, gradients, loss
 
 
 def check(difference: float, text: str, most: float = 0) -> None:
     """Raise `PlaygroundError`, with the text and the difference in it, if that is more than `most`, or not a number."""
     if not difference <= most:
         raise PlaygroundError(text.format(difference))
-
-
-def register(model: DistributedDataParallel, hook: CommHookSpec) -> str:
-    """Let `model` average by that hook. Empty, or the words in which torch refuses it, or the backend to add up numbers
-    of its type. All ranks must call this, and get the same answer."""
-    words = ""
-    try:
-        dist.all_reduce(torch.ones(1, device=device()).to(getattr(torch, hook.dtype)))
-    except (RuntimeError, TypeError) as error:
-        words = str(error).splitlines()[0]
-    try:
-        hook.code(model)
-    except TypeError as error:  # what torch says of bf16 where it was built without CUDA
-        words = words or str(error).splitlines()[0]
-    return next(filter(None, all_gather_object(words)), "")
 
 
 def register_none(model: DistributedDataParallel) -> None:
@@ -306,30 +266,8 @@ def register_fp16(model: DistributedDataParallel) -> None:
 
 
 def register_bf16(model: DistributedDataParallel) -> None:
-    """8 bits of precision, and the range of float32. Raises `TypeError` where torch was built without it."""
-    model.register_comm_hook(None, bf16_compress_hook)
-
-
-def register_power_sgd(model: DistributedDataParallel) -> None:
-    """PowerSGD with matrices of rank one; what that leaves out is kept for the next step. The first passes average
-    plainly: errors are kept per bucket, and buckets change.
-
-    Source: Vogels et al., 2019, arXiv 1905.13727
-    """
-    state = PowerSGDState(process_group=None, matrix_approximation_rank=1, start_powerSGD_iter=WARM_UP)
-    model.register_comm_hook(state, one_at_a_time(powerSGD_hook))
-
-
-def one_at_a_time(hook: Hook) -> Hook:
-    """`hook`, done with each bucket before the next. PowerSGD sends again when its first message has arrived, and
-    waits, in the threads of gloo. With several buckets under way all of those can be waiting, which hangs; or they send
-    in an order of their own on every rank, and messages meet that do not belong together, which aborts the process."""
-
-    def wait_for(future: torch.futures.Future[torch.Tensor]) -> torch.futures.Future[torch.Tensor]:
-        future.wait()
-        return future
-
-    return lambda state, bucket: wait_for(hook(state, bucket))
+    """8 bits of precision, and the range of float32."""
+    model.register_comm_hook(None, lambda _, bucket: bf16_compress_hook(None, bucket))  # torch wants CUDA for its own
 
 
 class SendEveryTime(GradSync):
@@ -347,11 +285,10 @@ def accumulation(rank: int, size: int, settings: LabSettings) -> list[Fields]:
     One row per way. Raises `PlaygroundError` if gradients differ by more than rounding.
     Source: https://docs.pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html (no_sync)
     """
-    many = settings.training.accumulate
     model = build_model(settings.training.seed).double().eval()
     run = DDPRun(model, settings.training, settings.caps[-1])
     recorder, _ = record_passes(run)
-    small = [run.batch(number) for number in range(many)]
+    small = [run.batch(number) for number in range(ACCUMULATED)]
     images, labels = (torch.cat(parts) for parts in zip(*small, strict=True))
     rows: list[Fields] = []
     whole: torch.Tensor | None = None
@@ -361,13 +298,13 @@ def accumulation(rank: int, size: int, settings: LabSettings) -> list[Fields]:
         ("no_sync but for the last", small, run.sync),
     ):
         recorder.clear()
-        backward(run.optimizer, [partial(run.loss, run.ddp, batch, many) for batch in batches], sync)
+        backward(run.optimizer, [partial(run.loss, batch, ACCUMULATED) for batch in batches], sync)
         gradients = run.gradients()
         whole = gradients if whole is None else whole
-        largest, relative = measure_errors(gradients, whole)
-        check(relative, f"{way}: gradients differ by {{}}, more than rounding does", ROUNDING)
+        error = relative_error(gradients, whole)
+        check(error, f"{way}: gradients differ by {{}}, more than rounding does", ROUNDING)
         counts = {"batches": len(batches), "messages": len(recorder.sent)}
-        rows.append({"way": way, **counts, "max_error": largest, "rel_error": relative})
+        rows.append({"way": way, **counts, "rel_error": error})
     return rows
 
 
@@ -388,22 +325,8 @@ def uneven_inputs(rank: int, size: int, settings: LabSettings) -> list[Fields]:
     difference, _ = find_largest_difference(run.ddp.module)
     check(difference, f"after Join {DIFFER}")
     counts = {"rank": rank, "batches": batches, "steps": steps, "messages": len(recorder.sent)}
-    row = {**counts, "difference": difference, **terminate_early(build_run(settings), batches)}
-    rows: list[Fields] = all_gather_object(row)
+    rows: list[Fields] = all_gather_object({**counts, "difference": difference})
     return rows
-
-
-def terminate_early(run: DDPRun, batches: int) -> Fields:
-    """Take as many steps as there are until the first rank is done. What Join, told to raise, then says on this one."""
-    steps, says = 0, "none: no rank had to wait"
-    try:
-        with Join([run.ddp], throw_on_early_termination=True):
-            for number in range(batches):
-                run.step(number)
-                steps += 1
-    except RuntimeError as error:
-        says = str(error).splitlines()[0]
-    return {"early_end": steps, "error": says}
 
 
 def checkpoint(rank: int, size: int, settings: LabSettings) -> list[Fields]:
@@ -414,39 +337,22 @@ def checkpoint(rank: int, size: int, settings: LabSettings) -> list[Fields]:
     it ends elsewhere than one that was never interrupted.
     """
     run = build_run(settings)
-    train(run, range(STEPS))
-    with contextlib.ExitStack() as stack:
-        file = save_on_rank_0(run, rank, stack)
+    run.train(range(STEPS))
+    with temporary_folder("checkpoint") if rank == 0 else contextlib.nullcontext() as folder:
+        place = [f"{folder}/checkpoint.pt"]
+        if rank == 0:
+            torch.save({"model": run.ddp.module.state_dict(), "optimizer": run.optimizer.state_dict()}, place[0])
+        dist.broadcast_object_list(place, src=0)  # orders what follows after writing, as a barrier would
+        file = Path(place[0])
         state: State = torch.load(file, map_location=device(), weights_only=True)  # which runs no code in it
         read = all_gather_object(file.stat().st_size)  # rank 0 removes the file when all have read it
-    train(run, range(STEPS, 2 * STEPS))
+    run.train(range(STEPS, 2 * STEPS))
     rows: list[Fields] = []
     for names in (("model",), ("model", "optimizer")):
-        errors = measure_errors(resume(settings, state, names), run.parameters())
-        rows.append({"loaded": ", ".join(names), "read": read[rank], "max_error": errors[0], "rel_error": errors[1]})
-    check(errors[0], RESUMED)
+        error = relative_error(resume(settings, state, names), run.parameters())
+        rows.append({"loaded": ", ".join(names), "read": read[rank], "rel_error": error})
+    check(error, RESUMED)
     return rows
-
-
-def train(run: DDPRun, steps: range) -> None:
-    for number in steps:
-        run.step(number)
-
-
-def save_on_rank_0(run: DDPRun, rank: int, stack: contextlib.ExitStack) -> Path:
-    """The file that rank 0 has written, on every rank; `stack` removes it. Raises `UsageError` on all ranks if one of
-    them, on another host, does not see it."""
-    message: list[str | None] = [None]
-    if rank == 0:
-        folder = stack.enter_context(temporary_folder("checkpoint"))
-        state: State = {"model": run.ddp.module.state_dict(), "optimizer": run.optimizer.state_dict()}
-        torch.save(state, folder / "checkpoint.unfinished")  # under its name it is whole or not there
-        message = [str((folder / "checkpoint.unfinished").replace(folder / "checkpoint.pt"))]
-    dist.broadcast_object_list(message, src=0)  # orders what follows after writing, as a barrier would
-    file = Path(str(message[0]))
-    if not all(all_gather_object(file.exists())):
-        raise UsageError(f"checkpoint: not all ranks see {file}: set TMPDIR to a folder that all hosts share")
-    return file
 
 
 def resume(settings: LabSettings, state: State, names: tuple[str, ...]) -> torch.Tensor:
@@ -457,7 +363,7 @@ def resume(settings: LabSettings, state: State, names: tuple[str, ...]) -> torch
     run.ddp.module.load_state_dict(state["model"])
     if "optimizer" in names:
         run.optimizer.load_state_dict(state["optimizer"])
-    train(run, range(STEPS, 2 * STEPS))
+    run.train(range(STEPS, 2 * STEPS))
     return run.parameters()
 
 

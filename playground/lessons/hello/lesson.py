@@ -98,13 +98,13 @@ def where_am_i(rank: int, size: int) -> dict[str, object]:
     starts = [0, *(other for other in range(1, size) if local_ranks[other] == 0)]
     per_node = [end - start for start, end in pairwise([*starts, size])]
     node_rank, local_rank = bisect_right(starts, rank) - 1, local_ranks[rank]
-    alike = len(set(per_node)) == 1
-    before = f"{node_rank} x {per_node[0]}" if alike else " + ".join(map(str, per_node[:node_rank])) or "0"
+    first = starts[node_rank]
+    before = f"{node_rank} x {per_node[0]}" if len(set(per_node)) == 1 else str(first)
     return {
         "node_rank": node_rank,
         "ranks_per_node": per_node[node_rank],
         "local_rank": local_rank,
-        "rank_as_a_sum": f"{before} + {local_rank} = {sum(per_node[:node_rank]) + local_rank}",
+        "rank_as_a_sum": f"{before} + {local_rank} = {first + local_rank}",
     }
 
 

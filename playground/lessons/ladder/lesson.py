@@ -1,8 +1,7 @@
 """From `average_gradients` to DistributedDataParallel, rung by rung, each measured.
 
     python -m playground ladder
-    python -m playground ladder --model resnet18 --plot ladder.svg
-    python -m playground ladder --model bert
+    python -m playground ladder --model resnet18 --steps 20 --batch-size 32
     python -m playground ladder -n 4 --bucket-cap-mb 0.02 --all-reduce ring
 
 All train the same model on the same batches with the same dropout masks. In every round each takes one step, in an
@@ -10,9 +9,8 @@ order that changes, so that whatever else the machine does meets all of them. In
 gradients without a backward to hide behind, which shows how much of that it hides in its steps.
 `--bucket-cap-mb` holds for the rungs and for DistributedDataParallel. `--all-reduce` is for the rungs:
 DistributedDataParallel has the backend's.
-Every rung stands in playground/training/sync.py, and is what `sgd --sync` takes. Beside this are those for embeddings,
-sparse_embeddings.py, and those beyond DistributedDataParallel, flat_step.py; what is measured of them, and how:
-measure.py.
+Every rung is in playground/training, in sync.py or flat_step.py, or is a lesson of its own (zero), and is what
+`sgd --sync` takes. The measurement is in measure.py.
 """
 
 from __future__ import annotations
@@ -22,26 +20,20 @@ from functools import partial
 import torch
 from torch import nn
 
-from playground.lessons.ladder.flat_step import FlatStep, new_shared_step
 from playground.lessons.ladder.measure import in_ddp, measure
-from playground.lessons.ladder.page import DDP, MODELS, SPARSE, LadderSettings, candidates
-from playground.lessons.ladder.sparse_embeddings import SparseEmbeddings
+from playground.lessons.ladder.page import DDP, MODELS, LadderSettings, candidates
 from playground.measurement import Fields
 from playground.runtime import device, host
 from playground.runtime.meeting.agreement import require_same_on_all_ranks
 from playground.training.replicas import broadcast_parameters
-from playground.training.sync import AllReduce, Broadcast, GradSync, new_grad_sync
+from playground.training.sync import AllReduce, GradSync, new_grad_sync
 
 
-def new_rung(name: str, model: nn.Module, all_reduce: AllReduce, broadcast: Broadcast, bucket_cap: int) -> GradSync:
+def new_rung(name: str, model: nn.Module, all_reduce: AllReduce, bucket_cap: int) -> GradSync:
     """The gradient synchronisation of that name for `model`; `bucket_cap` is the bytes of a full bucket."""
-    if name == SPARSE:
-        return SparseEmbeddings(model, all_reduce, bucket_cap)
     if name == DDP:
         return in_ddp(model, bucket_cap)
-    if name in ("flat-step", "shared-step"):
-        return (FlatStep if name == "flat-step" else new_shared_step)(model, all_reduce)
-    return new_grad_sync(name, model, all_reduce=all_reduce, bucket_cap=bucket_cap, broadcast=broadcast)
+    return new_grad_sync(name, model, all_reduce=all_reduce, bucket_cap=bucket_cap)
 
 
 def run(rank: int, size: int, settings: LadderSettings) -> Fields:
@@ -52,12 +44,9 @@ def run(rank: int, size: int, settings: LadderSettings) -> Fields:
     require_same_on_all_ranks(settings.on_all_ranks())
     host.keep_to_one_core()
     torch.manual_seed(settings.seed)
-    model = MODELS[settings.model].code().to(device(), memory_format=torch.channels_last)
+    model = MODELS[settings.model]().to(device(), memory_format=torch.channels_last)
     broadcast_parameters(model)
-    rungs = {
-        name: partial(new_rung, name, bucket_cap=settings.bucket_cap)
-        for name in candidates(settings.model, settings.link)
-    }
+    rungs = {name: partial(new_rung, name, bucket_cap=settings.bucket_cap) for name in candidates(settings.link)}
     return measure(rungs, model, settings)
 
 

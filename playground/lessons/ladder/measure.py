@@ -27,25 +27,26 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.parallel import DistributedDataParallel
 
 from playground.algorithms import load_all_reduce
-from playground.lessons.ladder.page import BERT, PARTS, LadderSettings
-from playground.lessons.ladder.sparse_embeddings import ZipfSequences
+from playground.lessons.ladder.page import PARTS, LadderSettings
 from playground.measurement import Fields, environment
 from playground.measurement.interleave import Heartbeat, interleave
 from playground.runtime import device
 from playground.runtime.backends import backend_of
+from playground.runtime.tap import Call, Observer, observing
 from playground.training.data import Images, batches, partition_dataset
 from playground.training.link import Link
 from playground.training.replicas import all_gather_stacked, find_largest_difference, flat
 from playground.training.step import backward, mean_loss_part, training_step
-from playground.training.sync import AllReduce, Broadcast, GradSync, trainable_parameters
+from playground.training.sync import AllReduce, GradSync, trainable_parameters
 
 WARM_UP = 3
 """Rounds that are trained but not timed: DistributedDataParallel rebuilds its buckets after the first."""
-NewSync = Callable[[nn.Module, AllReduce, Broadcast], GradSync]
-"""Makes the gradient synchronisation of a rung for a model, by these collectives."""
+NewSync = Callable[[nn.Module, AllReduce], GradSync]
+"""Makes the gradient synchronisation of a rung for a model, by that all-reduce."""
 Moment = Any
 """Seconds, or an event on a GPU."""
 
@@ -82,8 +83,9 @@ class Rounds:
 
     def __init__(self, settings: LadderSettings) -> None:
         self.settings, self.heartbeat = settings, Heartbeat()
-        samples = len(training_set(settings, settings.limit)) // settings.batch_size * settings.batch_size
-        self.train_set, _ = partition_dataset(training_set(settings, samples), settings.batch_size, settings.seed)
+        samples = len(Images(settings.folder, "train", settings.limit)) // settings.batch_size * settings.batch_size
+        images = Images(settings.folder, "train", samples)
+        self.train_set, _ = partition_dataset(images, settings.batch_size, settings.seed)
 
     def __iter__(self) -> Iterator[None]:
         total = WARM_UP + self.settings.steps
@@ -97,11 +99,6 @@ class Rounds:
         """Let the replica take this round's step. Seconds of each of its parts."""
         torch.manual_seed(self.settings.seed + 1 + self.number * dist.get_world_size() + dist.get_rank())
         return replica.step(self.inputs, self.labels, self.samples_per_rank)
-
-
-def training_set(settings: LadderSettings, limit: int | None) -> Images | ZipfSequences:
-    """The training data of the model: images, or sequences of token ids. `limit` keeps the first."""
-    return ZipfSequences(limit) if settings.model == BERT else Images(settings.folder, "train", limit)
 
 
 class Clock:
@@ -154,21 +151,13 @@ class TimedReplica:
     ) -> None:
         self.name, self.clock, self.model = name, Clock(), copy.deepcopy(start)
         for param in trainable_parameters(self.model):  # before the rung's own: hooks are called in order
-            param.register_post_accumulate_grad_hook(self.take_gradient)
-        self.sync = new_sync(self.model, all_reduce, dist.broadcast)
+            param.register_post_accumulate_grad_hook(lambda _: self.clock.take("gradient"))
+        self.sync = new_sync(self.model, all_reduce)
         self.optimizer, self.loss_part = self.sync.optimizer(new_optimizer), loss_part
         self.loss = 0.0
         """This rank's part of the last batch's mean loss."""
         self.inputs: tuple[torch.Tensor, ...] = ()
         """The first samples of the last batch."""
-        self.sparse: dict[torch.Tensor, torch.Tensor] = {}
-        """The last gradients of the parameters for which backward computes sparse ones."""
-
-    def take_gradient(self, param: torch.Tensor) -> None:
-        """Called by backward when `param.grad` is complete."""
-        self.clock.take("gradient")
-        if param.grad is not None and param.grad.is_sparse:
-            self.sparse[param] = param.grad
 
     def step(self, inputs: tuple[torch.Tensor, ...], labels: torch.Tensor, samples_per_rank: float) -> list[float]:
         """Train on this rank's share of a batch: the model is called with `*inputs`. Seconds of each of `PARTS`."""
@@ -186,13 +175,11 @@ class TimedReplica:
 
     def average_alone(self) -> list[float]:
         """Seconds from gradients that are all ready at once to their averages, or to those of the parameters. A step
-        must come first: in the order of its gradients DistributedDataParallel arranges its buckets, and where gradients
-        are sparse, they are as sparse as that step's."""
-        params = trainable_parameters(self.model)
+        must come first: in the order of its gradients DistributedDataParallel arranges its buckets."""
 
         def ready_gradients() -> torch.Tensor:
             self.sync.model(*self.inputs)  # without a forward before it DistributedDataParallel ignores a backward
-            return ReadyGradients.apply(self.clock, [self.sparse.get(param) for param in params], *params)
+            return ReadyGradients.apply(self.clock, *trainable_parameters(self.model))
 
         backward(self.optimizer, [ready_gradients], self.sync)
         self.sync.after_step(last=False)
@@ -201,21 +188,20 @@ class TimedReplica:
 
 
 class ReadyGradients(torch.autograd.Function):
-    """A loss whose backward computes nothing: the gradients of all parameters are ready at once. Those that are not
-    among the `known`, which has None in their place, are zero. That moment is the clock's "start"."""
+    """A loss whose backward computes nothing: the gradients of all parameters, which are zero, are ready at once. That
+    moment is the clock's "start"."""
 
     @staticmethod
-    def forward(ctx: Any, clock: Clock, known: list[torch.Tensor | None], *params: torch.Tensor) -> torch.Tensor:
-        ctx.clock, ctx.known = clock, known
+    def forward(ctx: Any, clock: Clock, *params: torch.Tensor) -> torch.Tensor:
+        ctx.clock = clock
         ctx.save_for_backward(*params)
         return params[0].new_zeros(())
 
     @staticmethod
     def backward(ctx: Any, _: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        pairs = zip(ctx.known, ctx.saved_tensors, strict=True)
-        gradients = [torch.zeros_like(param) if known is None else known.clone() for known, param in pairs]
+        gradients = [torch.zeros_like(param) for param in ctx.saved_tensors]
         ctx.clock.start()
-        return None, None, *gradients
+        return None, *gradients
 
 
 def count_messages(
@@ -228,29 +214,44 @@ def count_messages(
     params = trainable_parameters(model)
     sent, missing = list[tuple[int, bool]](), set(params)
 
-    def counting(collective: Callable[..., Any]) -> Callable[..., Any]:
-        def call(tensor: torch.Tensor, **options: Any) -> Any:
-            sent.append((tensor.nbytes, bool(missing)))
-            return collective(tensor, **options)
+    def counted(tensor: torch.Tensor, **options: Any) -> Any:
+        sent.append((tensor.nbytes, bool(missing)))
+        return all_reduce(tensor, **options)
 
-        return call
+    def counted_bucket(bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+        sent.append((bucket.buffer().nbytes, bool(missing)))
+        return allreduce_hook(None, bucket)
 
     for param in params:
         param.register_post_accumulate_grad_hook(missing.discard)
-    sync, counted = new_sync(model, counting(all_reduce), counting(dist.broadcast)), counting(dist.all_reduce)
+    sync = new_sync(model, counted)
     if isinstance(sync.model, DistributedDataParallel):
-        sync.model.register_comm_hook(None, lambda _, bucket: future_of(counted(bucket.buffer(), async_op=True)))
+        sync.model.register_comm_hook(None, lambda _, bucket: counted_bucket(bucket))
     optimizer = sync.optimizer(torch.optim.SGD)
     for _ in range(2):  # DistributedDataParallel rebuilds its buckets after the first backward
         sent.clear()
         missing.update(params)
-        training_step(optimizer, [lambda: sync.model(*inputs).sum()], sync)
+        with observing(ShareMessages(sent, missing)):
+            training_step(optimizer, [lambda: sync.model(*inputs).sum()], sync)
     return sent
 
 
-def over_link(link: Link, new_sync: NewSync, model: nn.Module, all_reduce: AllReduce, broadcast: Broadcast) -> GradSync:
+class ShareMessages(Observer):
+    """Adds the collectives on shares, which rungs call without being given them, to those `sent`: each is a half of an
+    all-reduce of the whole that is cut or put together."""
+
+    def __init__(self, sent: list[tuple[int, bool]], missing: set[Any]) -> None:
+        self.sent, self.missing = sent, missing
+
+    def begun(self, call: Call) -> None:
+        if call.name in ("reduce_scatter_tensor", "all_gather_into_tensor"):
+            whole = max(tensor.nbytes for tensor in (*call.inputs, *call.outputs))
+            self.sent.append((whole // 2, bool(self.missing)))
+
+
+def over_link(link: Link, new_sync: NewSync, model: nn.Module, all_reduce: AllReduce) -> GradSync:
     """What `new_sync` makes, its messages over `link`."""
-    sync = new_sync(model, link.all_reduce(all_reduce), link.broadcast(broadcast))
+    sync = new_sync(model, link.all_reduce(all_reduce))
     if isinstance(sync.model, DistributedDataParallel):
         link.put_under(sync.model)
     return sync
@@ -261,11 +262,6 @@ def in_ddp(model: nn.Module, bucket_cap: int) -> GradSync:
     options = signature(DistributedDataParallel).parameters  # what torch calls it depends on its version
     buffers = next(name for name in ("forward_sync_buffers", "broadcast_buffers") if name in options)
     return GradSync(DistributedDataParallel(model, bucket_cap_mb=bucket_cap / 2**20, **{buffers: False}))
-
-
-def future_of(work: Any) -> Any:
-    """The result of a communication hook: the future of a tensor."""
-    return work.get_future().then(lambda done: done.value()[0])
 
 
 def time_in_turn(
@@ -289,8 +285,10 @@ def summarize(
     """A row for each replica, in order, as `page` describes it; the last is the one in DistributedDataParallel.
     `seconds` are those of `time_in_turn`, `messages` what `count_messages` has found."""
     steps = seconds[..., : len(PARTS)].sum(-1).amax(0)  # [replica, round], on the slowest rank
-    p50, p95 = (steps.quantile(quantile, dim=1).tolist() for quantile in (0.5, 0.95))
+    p50 = steps.quantile(0.5, dim=1).tolist()
     rows = []
+    for replica in replicas:
+        replica.sync.after_step(last=True)  # a comparison follows
     for number, (replica, sent) in enumerate(zip(replicas, messages, strict=True)):
         of_parts = seconds[:, number, :, : len(PARTS)]  # [rank, round, part]
         last = of_parts[..., PARTS.index("exposed")].argmin(0)  # the rank that came last waited for the shortest time
@@ -309,7 +307,6 @@ def summarize(
                 "difference_to_ddp": difference_to_ddp,
                 "rung": replica.name,
                 "p50": p50[number],
-                "p95": p95[number],
                 "loss": loss,
                 "replicas_max_difference": find_largest_difference(replica.model, with_buffers=False)[0],
                 "speed_to_first": p50[0] / p50[number],

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
 import time
 from collections import Counter
-from functools import partial
+from collections.abc import Sequence
 from math import ceil
-from queue import SimpleQueue
 from typing import Any
 
 import torch
 import torch._dynamo  # the optimizer imports it at its first step: here the fork server does, once for all ranks
 import torch.distributed as dist
-import torch.distributed.autograd as dist_autograd
 import torch.nn.functional as F
 from torch import nn
 
@@ -33,17 +30,11 @@ from playground.lessons.parameter_server.lesson import (
 from playground.lessons.parameter_server.page import ALL_REDUCE, SERVER, ServerSettings
 from playground.measurement import Fields
 from playground.measurement.interleave import Heartbeat
-from playground.remote import AGENTS
 from playground.remote.agent import Agent
 from playground.remote.autograd import apply_remotely
-from playground.runtime import PeerDisconnected, device
 from playground.runtime.meeting.agreement import require_same_on_all_ranks
-from playground.training.data import Images
 from playground.training.net import Net
 from playground.training.replicas import flat
-
-delivered: SimpleQueue[tuple[Fields, torch.Tensor] | None] = SimpleQueue()
-"""On the server's rank: the workers' result without it, with the parameters; None if one of them died."""
 
 
 def run(rank: int, size: int, settings: ServerSettings) -> list[Fields] | Fields | None:
@@ -53,25 +44,22 @@ def run(rank: int, size: int, settings: ServerSettings) -> list[Fields] | Fields
     """
     require_same_on_all_ranks(settings.on_all_ranks())
     workers = dist.new_group(list(range(1, size)))
-    with AGENTS[settings.over]() as agent:
+    with Agent() as agent:
         mistake = repeat_the_mistake(agent, workers)
+        by_all_reduce: list[Any] = [None if rank == SERVER else train_by_all_reduce(workers, settings)]
+        dist.broadcast_object_list(by_all_reduce, src=SERVER + 1)
+        result, parameters = by_all_reduce[0]
         if rank == SERVER:
-            return serve(agent, size - 1, settings)
-        work(agent, workers, settings)
+            return [result, *(serve_mode(agent, mode, size - 1, settings, parameters) for mode in settings.modes)]
+        for _ in settings.modes:
+            agent.barrier()
+            train_with_server(agent, workers, settings)
         return mistake
 
 
-def serve(agent: Any, workers: int, settings: ServerSettings) -> list[Fields]:
-    """The server's part: wait for the result of all-reduce, then serve in every mode."""
-    agent.on_loss(lambda rank: delivered.put(None))
-    by_all_reduce = delivered.get()
-    if not by_all_reduce:
-        raise PeerDisconnected(SERVER, workers + 1, "has lost a worker in training by all-reduce")
-    result, parameters = by_all_reduce
-    return [result, *(serve_mode(agent, mode, workers, settings, parameters) for mode in settings.modes)]
-
-
-def serve_mode(agent: Any, mode: str, workers: int, settings: ServerSettings, early_parameters: torch.Tensor) -> Fields:
+def serve_mode(
+    agent: Agent, mode: str, workers: int, settings: ServerSettings, early_parameters: torch.Tensor
+) -> Fields:
     """Make the server, announce it, and wait. Other threads answer the workers' calls. `early_parameters`: the
     parameters after the first few steps without a server, to compare with."""
     server = MeasuredServer(new_model(settings), mode, workers, settings)
@@ -82,29 +70,14 @@ def serve_mode(agent: Any, mode: str, workers: int, settings: ServerSettings, ea
     return server.result(early_parameters)
 
 
-def work(agent: Any, workers: Any, settings: ServerSettings) -> None:
-    """A worker's part: by all-reduce first, then with a server in every mode."""
-    images, labels, _ = next(whole_batches(settings, workers))
-    F.nll_loss(new_model(settings)(images), labels).backward()  # a gradient that is not used: the first takes longer
-    result, parameters = train_by_all_reduce(workers, settings)
-    if agent.rank == SERVER + 1:
-        agent.call(SERVER, deliver, result, parameters)
-    for _ in settings.modes:
-        agent.barrier()
-        train_with_server(agent, workers, settings)
-
-
-def deliver(result: Fields, parameters: torch.Tensor) -> None:
-    """Runs on the server: keep the result of all-reduce."""
-    delivered.put((result, parameters))
-
-
 def train_by_all_reduce(workers: Any, settings: ServerSettings) -> tuple[Fields, torch.Tensor]:
     """Train on every worker. Returns the result (its bytes are those of a ring), and the early parameters."""
     model, size = new_model(settings), dist.get_world_size(workers)
     optimizer = torch.optim.SGD(model.parameters(), lr=settings.lr, momentum=settings.momentum)
     coming = whole_batches(settings, workers)
-    history = LossHistory(per_step=1)
+    images, labels, _ = next(whole_batches(settings, workers))
+    F.nll_loss(new_model(settings)(images), labels).backward()  # a gradient that is not used: the first takes longer
+    started, losses = time.perf_counter(), list[tuple[float, int]]()
     for step in range(1, settings.steps + 1):
         with paced(settings, workers):
             images, labels, samples_per_worker = next(coming)
@@ -117,50 +90,30 @@ def train_by_all_reduce(workers: Any, settings: ServerSettings) -> tuple[Fields,
         optimizer.step()
         if step == settings.early_steps:
             early = flat(model.parameters()).cpu()
-        history.add(summed[-1].item(), settings.batch_size)
+        losses.append((summed[-1].item(), settings.batch_size))
     ring = ring_cost(Task(size=size, nbytes=summed[:-1].nbytes))
-    result = history.result(
-        mode=ALL_REDUCE,
+    result = summarize(
+        ALL_REDUCE,
+        time.perf_counter() - started,
+        losses,
         staleness={0: settings.steps * size},
         gradients_by_worker=[settings.steps] * size,
         bytes_per_step=round(2 * ring.total.bytes / size),
-        test_accuracy=test_accuracy(model, settings),
         lost_workers={},
         difference_to_all_reduce=0.0,
     )
     return result, early
 
 
-POINTS = 10
-"""Points of the curve that is shown."""
-TESTED = 2_000
-"""Images of the test set."""
-
-
-class LossHistory:
-    """Counts from its construction on. `per_step`: number of calls of `add` for a step of all workers."""
-
-    def __init__(self, per_step: int) -> None:
-        self.per_step, self.started = per_step, time.perf_counter()
-        self.losses: list[tuple[float, int, float]] = []
-        """(seconds, samples, their summed loss) of each gradient."""
-
-    def add(self, loss: float, samples: int) -> None:
-        """Count a gradient of `samples` samples, whose losses sum to `loss`."""
-        self.losses.append((time.perf_counter() - self.started, samples, loss))
-
-    def result(self, **about: Any) -> Fields:
-        """The result of a mode, and the curve of its losses: as many steps from one point to the next, the last few to
-        the last. A point's loss is the mean over the samples since the one before, with dropout on; seconds are those
-        from the start."""
-        points, seen = list[Fields](), 0
-        stride = self.per_step * ceil(len(self.losses) / self.per_step / POINTS)
-        for first in range(0, len(self.losses), stride):
-            seconds, samples, losses = zip(*self.losses[first : first + stride], strict=True)
-            seen += sum(samples)
-            points.append({"samples": seen, "seconds": seconds[-1], "loss": sum(losses) / sum(samples)})
-        whole = {"seconds": seconds[-1], "samples": seen}
-        return {"mode": about.pop("mode"), **whole, "points": points, **about, "speed": seen / seconds[-1]}
+def summarize(mode: str, seconds: float, losses: Sequence[tuple[float, int]], **about: Any) -> Fields:
+    """The result of a mode. `losses`: of each gradient its samples' summed loss, and their number. `last_loss` is the
+    mean over the samples of the last tenth of the gradients, with dropout on."""
+    samples, last = sum(count for _, count in losses), losses[-ceil(len(losses) / 10) :]
+    last_loss = sum(loss for loss, _ in last) / sum(count for _, count in last)
+    return {
+        "mode": mode, "seconds": seconds, "samples": samples, "speed": samples / seconds, "last_loss": last_loss,
+        **about,
+    }  # fmt: skip
 
 
 class MeasuredServer(ParameterServer):
@@ -168,7 +121,8 @@ class MeasuredServer(ParameterServer):
 
     def __init__(self, model: nn.Module, mode: str, workers: int, settings: ServerSettings) -> None:
         super().__init__(model, mode, workers, settings)
-        self.history, self.heartbeat = LossHistory(per_step=workers), Heartbeat()
+        self.started, self.heartbeat = time.perf_counter(), Heartbeat()
+        self.seconds, self.losses = 0.0, list[tuple[float, int]]()
         self.staleness: Counter[int] = Counter()
         self.bytes = 0
         """Bytes sent and received."""
@@ -178,7 +132,8 @@ class MeasuredServer(ParameterServer):
     def take(self, push: Push) -> None:
         self.bytes += push.gradient.nbytes
         self.staleness[self.version - push.version] += 1
-        self.history.add(push.loss, push.samples)
+        self.losses.append((push.loss, push.samples))
+        self.seconds = time.perf_counter() - self.started
         total = self.settings.steps * self.workers
         self.heartbeat.beat(phase=f"training, {self.mode}", step=self.staleness.total(), steps=total)
         super().take(push)
@@ -201,23 +156,16 @@ class MeasuredServer(ParameterServer):
         `bytes_per_step` are those that the busiest rank sends and receives for a gradient of every worker;
         `lost_workers` has for each that died how many gradients had been taken by then, 0 if it was before this mode.
         """
-        return self.history.result(
-            mode=self.mode,
+        return summarize(
+            self.mode,
+            self.seconds,
+            self.losses,
             staleness=dict(sorted(self.staleness.items())),
             gradients_by_worker=self.taken,
             bytes_per_step=round(self.bytes / self.settings.steps),
-            test_accuracy=test_accuracy(self.model, self.settings),
             lost_workers=self.lost,
             difference_to_all_reduce=(self.early - early_by_all_reduce).abs().max().item(),
         )
-
-
-@torch.no_grad()
-def test_accuracy(model: nn.Module, settings: ServerSettings) -> float:
-    """The share of right answers for the first `TESTED` images of the test set."""
-    images, labels = Images(settings.folder, "t10k", TESTED).span(0, TESTED)
-    images = images.to(device(), torch.get_default_dtype())
-    return (model.eval()(images).argmax(1).cpu() == labels).double().mean().item()
 
 
 IN_PLACE = re.compile(r"one of the variables needed for gradient computation .*? instead")
@@ -226,7 +174,7 @@ models: list[nn.Module] = []
 """On the server's rank, the model that all workers train."""
 
 
-def repeat_the_mistake(agent: Any, workers: Any) -> Fields | None:
+def repeat_the_mistake(agent: Agent, workers: Any) -> Fields | None:
     """The parameter server that many have copied: the workers' forward passes run through the server's own parameters.
 
     Every worker has the server compute part of its forward pass, so that its graph holds the server's parameters. Then
@@ -245,36 +193,32 @@ def repeat_the_mistake(agent: Any, workers: Any) -> Fields | None:
     return met
 
 
-def meet(agent: Any, workers: Any) -> Fields:
+def meet(agent: Agent, workers: Any) -> Fields:
     """One worker's part: the version of the server's parameters that its forward pass read, the one that its backward
     pass found, and the error of that, or nothing."""
-    worker, error, ours = dist.get_rank(workers), "", isinstance(agent, Agent)
-    read, images, labels = agent.call(SERVER, version), torch.ones(4, 1, 28, 28), torch.zeros(4, dtype=torch.int64)
-    # torch.distributed.rpc keeps every worker's gradients in a context of its own
-    with contextlib.nullcontext() if ours else dist_autograd.context() as context:
-        output = apply_remotely(agent, SERVER, compute, images) if ours else agent.call(SERVER, compute, images)
-        loss = F.nll_loss(output, labels)
-        backward = loss.backward if ours else partial(dist_autograd.backward, context, [loss])
-        dist.barrier(workers)
+    worker, error = dist.get_rank(workers), ""
+    read = agent.call(SERVER, version)
+    output = apply_remotely(agent, SERVER, compute, torch.ones(4, 1, 28, 28))
+    loss = F.nll_loss(output, torch.zeros(4, dtype=torch.int64))
+    dist.barrier(workers)
+    found = agent.call(SERVER, version)
+    if worker == 0:
+        loss.backward()
+        agent.call(SERVER, take_step)
+    dist.barrier(workers)
+    if worker > 0:
         found = agent.call(SERVER, version)
-        if worker == 0:
-            backward()
-            agent.call(SERVER, take_step, context)
-        dist.barrier(workers)
-        if worker > 0:
-            found = agent.call(SERVER, version)
-            try:
-                backward()
-            except RuntimeError as raised:
-                told = IN_PLACE.search(str(raised))
-                if not told:
-                    raise
-                error = told[0]
+        try:
+            loss.backward()
+        except RuntimeError as raised:
+            in_place = IN_PLACE.search(str(raised))
+            if not in_place:
+                raise
+            error = in_place[0]
     return {"worker": worker, "version_read": read, "version_found": found, "error": error}
 
 
 def compute(images: torch.Tensor) -> torch.Tensor:
-    """On the server: a forward pass through its parameters."""
     return models[0](images)
 
 
@@ -284,8 +228,7 @@ def version() -> int:
 
 
 @torch.no_grad()
-def take_step(context: int | None) -> None:
-    """On the server: plain SGD, in place, with the gradients in `.grad` or, where torch keeps them, in that context."""
-    gradients = {param: param.grad for param in models[0].parameters()}
-    for param, gradient in (gradients if context is None else dist_autograd.get_gradients(context)).items():
-        param -= 0.01 * gradient
+def take_step() -> None:
+    """On the server: plain SGD, in place."""
+    for param in models[0].parameters():
+        param -= 0.01 * param.grad

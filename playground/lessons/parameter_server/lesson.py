@@ -2,11 +2,11 @@
 
     python -m playground parameter-server
     python -m playground parameter-server --slow-worker 5
-    python -m playground parameter-server -n 9 --mode async --over rpc
+    python -m playground parameter-server -n 9 --mode async
 
 Rank 0 is the server. A worker pulls the parameters, computes a gradient on its part of a batch and pushes it; the reply
 brings the parameters for the next one. When the server takes a step, and when it replies, is the mode: synchronous,
-asynchronous, or in between. All that travels are remote calls, over our own agent (playground/remote/) or torch's RPC.
+asynchronous, or in between. All that travels are remote calls (playground/remote/).
 No graph reaches from a worker into the server's parameters, so none breaks when they change. In the server that many
 have copied one does, and it fails with more than one worker: experiment.py.
 Sources: Li et al., Scaling Distributed Machine Learning with the Parameter Server, 2014; Ho et al., More Effective
@@ -19,8 +19,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -28,6 +27,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from playground.lessons.parameter_server.page import SERVER, ServerSettings
+from playground.remote.agent import Agent
 from playground.runtime import PeerDisconnected, device, synchronize
 from playground.training.data import Images, batches, partition_dataset
 from playground.training.net import Net
@@ -37,17 +37,14 @@ Parameters = tuple[torch.Tensor, int, bool]
 """(all parameters, flattened, their version, whether the training has ended)"""
 
 
-@dataclass(frozen=True)
-class Push:
-    """A worker's result on its part of a batch."""
+class Push(NamedTuple):
+    """A worker's result on its part of a batch: the flattened gradient of the mean loss, as if its part were the batch,
+    the version of the parameters it was computed on, and the loss, summed over the samples."""
 
     worker: int
     gradient: torch.Tensor
-    """Gradient of all parameters, flattened: of the mean loss, as if its part were the batch."""
     version: int
-    """Version of the parameters it was computed on."""
     loss: float
-    """Loss, summed over the samples."""
     samples: int
 
 
@@ -97,13 +94,11 @@ class ParameterServer:
             self.waiting.clear()
 
     def step(self, gradient: torch.Tensor) -> None:
-        """Take a step of the optimizer."""
         load_gradients(self.model, gradient)
         self.optimizer.step()
         self.version += 1
 
     def may_go_on(self, push: Push) -> bool:
-        """Whether the worker may have new parameters now."""
         if self.mode == "sync":
             return self.version > push.version
         ahead = self.taken[push.worker] - min(self.taken[worker] for worker in {push.worker, *self.active})
@@ -152,7 +147,7 @@ def push(computed: Push) -> Parameters:
     return servers[0].push(computed)
 
 
-def train_with_server(agent: Any, workers: Any, settings: ServerSettings) -> None:
+def train_with_server(agent: Agent, workers: Any, settings: ServerSettings) -> None:
     """Compute a gradient on a copy of the parameters, push it, and get the next copy, until the server says enough."""
     model, coming = new_model(settings), whole_batches(settings, workers)
     worker = dist.get_rank(workers)
@@ -171,14 +166,12 @@ def train_with_server(agent: Any, workers: Any, settings: ServerSettings) -> Non
 
 @torch.no_grad()
 def load_parameters(model: nn.Module, parameters: torch.Tensor) -> None:
-    """Copy the server's parameters into the model."""
     params = list(model.parameters())
     for param, part in zip(params, unflatten(parameters, params), strict=True):
         param.copy_(part)
 
 
 def load_gradients(model: nn.Module, gradient: torch.Tensor) -> None:
-    """Cut a worker's gradient into every parameter's own."""
     params = list(model.parameters())
     for param, part in zip(params, unflatten(gradient, params), strict=True):
         param.grad = part.to(param.device)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import zip_longest
 from typing import Any
 
 import click
@@ -16,7 +15,6 @@ from playground.console.text import Prose, good, heading, prose
 from playground.console.training import DataOptions, announce_data, data_options, echo_loss
 from playground.lessons import LESSONS
 from playground.measurement import Fields
-from playground.remote import AGENTS
 from playground.runtime.errors import PlaygroundError
 from playground.runtime.flags import check_choice, flag, like
 from playground.training.results import ROUNDING
@@ -49,11 +47,6 @@ class ServerSettings(TrainingSettings):
     slow_worker: float = flag(
         1.0, "Slow the last worker down: its gradients take so many times as long.", least=1, most=1e6, metavar="FACTOR"
     )
-    over: str = flag(
-        "send-recv",
-        "What carries the remote calls: our own agent over send and recv, or torch.distributed.rpc.",
-        choices=AGENTS,
-    )
     steps: int = flag(100, "Number of gradients of each worker, on average.", least=1)
 
     def __post_init__(self) -> None:
@@ -78,16 +71,11 @@ def steps_verdict(modes: Sequence[Fields]) -> str:
     return "in every mode the server took as many gradients as all-reduce"
 
 
-BAR = 24
-"""Characters of the longest bar of a histogram."""
 SHOWN = len("is at version 2; expected version 1 instead")
 """Characters of an error in a table, from its end."""
-LARGEST = 8
-"""Staleness from which on gradients are counted together."""
 
 
 def mistake_texts(met: Sequence[Fields]) -> Texts:
-    """The result of each worker of the published server."""
     about = (
         ": the workers' forward passes run through the server's own parameters; worker 0 goes "
         "backward and steps, then the others go backward."
@@ -101,18 +89,17 @@ def mistake_texts(met: Sequence[Fields]) -> Texts:
 
 
 def result_texts(modes: Sequence[Fields]) -> Texts:
-    """The result of each mode; the loss as it fell; the age of the gradients."""
     about = ": each worker computes on a copy of its own; the server adds and steps."
-    curve = "loss, and the seconds after which it was reached, by the share of gradients:"
-    texts: Texts = [prose(heading("the right one"), about), summary_table(modes)]
-    texts += [*(loss_text(each) for each in modes if each["lost_workers"]), "", curve, curve_table(modes)]
-    if any(max(each["staleness"]) for each in modes):
-        texts += ["", "staleness: how many steps the server had taken since the worker got its copy", histogram(modes)]
-    return texts
+    rows = []
+    for each in modes:
+        counts = each["staleness"]
+        mean = sum(steps * count for steps, count in counts.items()) / sum(counts.values())
+        rows.append({**each, "mean_staleness": mean})
+    lost = [loss_text(each) for each in modes if each["lost_workers"]]
+    return [prose(heading("the right one"), about), tabulate(rows, COLUMNS), *lost]
 
 
 def loss_text(mode: Fields) -> Prose:
-    """The workers that died in this mode or before it, and when."""
     own, total = mode["gradients_by_worker"], sum(mode["gradients_by_worker"])
     lost = (
         f"worker {worker} was lost after {taken} of {total} gradients ({own[worker]} of its own)"
@@ -123,58 +110,13 @@ def loss_text(mode: Fields) -> Prose:
     return prose(f"{mode['mode']}: ", ", ".join(lost), "; the others computed the rest.")
 
 
-COLUMNS = {
-    "mode": Column("mode"),
-    **figures(
-        ("speed", "speed", "samples/s", ",.0f"),
-        ("seconds", "time", "s", ".2f"),
-        ("last_loss", "last\nloss", "", ".3f"),
-        ("test_accuracy", "test", "%", ".1f", 100),
-        ("mean_staleness", "mean\nstaleness", "", ".2f"),
-        ("bytes_per_step", "busiest\nrank", "bytes/step", ","),
-    ),
-    "taken": Column("gradients\nby worker", wide=True),
-    **figures(("difference_to_all_reduce", "distance to\nall-reduce", "", ".1e"), wide=True),
-}
-
-
-def summary_table(modes: Sequence[Fields]) -> Table:
-    """A row per mode."""
-    rows = []
-    for each in modes:
-        staleness = each["staleness"]
-        mean = sum(steps * count for steps, count in staleness.items()) / sum(staleness.values())
-        taken = " ".join(map(str, each["gradients_by_worker"]))
-        rows.append({**each, "last_loss": each["points"][-1]["loss"], "mean_staleness": mean, "taken": taken})
-    return tabulate(rows, COLUMNS)
-
-
-def curve_table(modes: Sequence[Fields]) -> Table:
-    """The loss of every mode, with the seconds that it took."""
-    table = Table(*numbers(("done", "%", ".0f"), *(each["mode"] for each in modes)))
-    for number, points in enumerate(zip(*(each["points"] for each in modes), strict=True), 1):
-        cells = [f"{point['loss']:.3f} {point['seconds']:6.2f}" for point in points]
-        table.add(100 * number / len(modes[0]["points"]), *cells)
-    return table
-
-
-def histogram(modes: Sequence[Fields]) -> Table:
-    """A bar per staleness, for every mode that has any."""
-    counts = {each["mode"]: binned(each["staleness"]) for each in modes if max(each["staleness"])}
-    table = Table(*numbers("staleness"), *counts)
-    largest = max(map(max, counts.values()))
-    for number, here in enumerate(zip_longest(*counts.values(), fillvalue=0)):
-        name = f"{LARGEST} or more" if number == LARGEST else number
-        table.add(name, *(f"{'█' * round(BAR * count / largest)} {count}".strip() for count in here))
-    return table
-
-
-def binned(staleness: dict[int, int]) -> list[int]:
-    """Number of gradients for each staleness from 0 on; the last counts all of `LARGEST` or more."""
-    counts = [0] * (min(max(staleness), LARGEST) + 1)
-    for steps, count in staleness.items():
-        counts[min(steps, LARGEST)] += count
-    return counts
+COLUMNS = {"mode": Column("mode")} | figures(
+    ("speed", "speed", "samples/s", ",.0f"),
+    ("seconds", "time", "s", ".2f"),
+    ("last_loss", "last\nloss", "", ".3f"),
+    ("mean_staleness", "mean\nstaleness", "", ".2f"),
+    ("bytes_per_step", "busiest\nrank", "bytes/step", ","),
+)
 
 
 MODE, ABOUT_MODES = click.Choice(tuple(MODES)), "When the server takes a step; may be repeated."
@@ -182,7 +124,7 @@ MODE, ABOUT_MODES = click.Choice(tuple(MODES)), "When the server takes a step; m
 
 @LESSON.run_by(
     click.option("--mode", "modes", type=MODE, multiple=True, show_default="all of them", help=ABOUT_MODES),
-    flags(ServerSettings, "staleness", "slow_worker", "over", "steps", "batch_size", "lr", "momentum"),
+    flags(ServerSettings, "staleness", "slow_worker", "steps", "batch_size", "lr", "momentum"),
     data_options,
 )
 def command(session: Session, data: DataOptions, modes: tuple[str, ...], **chosen: Any) -> None:
@@ -191,16 +133,15 @@ def command(session: Session, data: DataOptions, modes: tuple[str, ...], **chose
     asked = ServerSettings(folder=data.folder, limit=data.limit, seed=session.run.seed, **chosen)
     asked.check_batch(workers)
     world.warm_up(RUN)
-    shared = f"shared by {workers} worker{'s' * (workers > 1)}, over {asked.over}"
+    shared = f"shared by {workers} worker{'s' * (workers > 1)}"
     work = f"training: {asked.steps} steps of {asked.batch_size} samples, {shared}"
     rows = {ALL_REDUCE: "no server: the workers average their gradients"} | {mode: MODES[mode] for mode in asked.modes}
     modes_table = Table("mode", Column("what it does", wraps=True), rows=rows.items())
     prepared, settings = announce_data(session, data, asked, work, "", modes_table)
-    expendable = range(1, world.size) if asked.over == "send-recv" else ()  # torch's RPC does not tell who is lost
-    found, *met = session.launch(RUN, settings, expendable=expendable, on_loss=echo_loss)
+    found, *met = session.launch(RUN, settings, expendable=range(1, world.size), on_loss=echo_loss)
     mistakes = [each for each in met if each]  # without those of lost workers
     verdict = steps_verdict(found)
     session.say("", *mistake_texts(mistakes), "", *result_texts(found), "")
     session.say(prose(f"Shown: {LESSON.conclude(workers)}; ", good(verdict), "."))
-    recipe = {name: getattr(asked, name) for name in ("over", "staleness", "slow_worker", "batch_size")}
+    recipe = {name: getattr(asked, name) for name in ("staleness", "slow_worker", "batch_size")}
     session.print_document({"mistake": mistakes}, dataset=prepared.summary, **recipe, modes=found)

@@ -8,8 +8,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import time
-import weakref
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -18,7 +16,6 @@ import torch._dynamo  # the optimizer imports it at its first step: here the for
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
-from torch.autograd.graph import saved_tensors_hooks
 
 from playground.lessons.pipeline.lesson import Stage
 from playground.lessons.pipeline.page import BLOCKS, SCHEDULES, WARM_UP, WIDTH, PipelineSettings
@@ -27,6 +24,7 @@ from playground.measurement import Fields
 from playground.runtime import device, host, report, synchronize
 from playground.runtime.backends import backend_of
 from playground.runtime.meeting.agreement import all_gather_object
+from playground.training.activations import ActivationCounter
 from playground.training.data import Batch, Images
 from playground.training.replicas import flat
 
@@ -145,7 +143,6 @@ class Stopwatch:
 
     @contextlib.contextmanager
     def slot(self, kind: str, microbatch: int) -> Iterator[None]:
-        """Take the time of the block."""
         start = self.now()
         yield
         times = {"start": start - self.origin, "end": self.now() - self.origin}
@@ -167,30 +164,3 @@ class MeasuredStage(Stage):
     def compute_gradients(self, m: int, output: torch.Tensor, gradient: torch.Tensor | None) -> None:
         with self.stopwatch.slot("B", m):
             super().compute_gradients(m, output, gradient)
-
-
-class ActivationCounter(saved_tensors_hooks):
-    """As a context manager: counts the bytes of what forward passes save for backward, parameters left out. Several
-    operations may save the same memory: it counts once, and until the last of them lets go of it."""
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__(self.pack, lambda saved: saved)
-        self.parameters = {param.data_ptr() for param in model.parameters()}
-        self.holders: Counter[int] = Counter()
-        self.nbytes = self.peak = 0
-
-    def pack(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Called by autograd for each tensor it saves. What it returns lives as long as the graph needs it."""
-        saved = tensor.detach()
-        place = tensor.data_ptr()
-        if place not in self.parameters:
-            self.nbytes += 0 if self.holders[place] else tensor.nbytes
-            self.holders[place] += 1
-            self.peak = max(self.peak, self.nbytes)
-            weakref.finalize(saved, self.free, place, tensor.nbytes)
-        return saved
-
-    def free(self, place: int, nbytes: int) -> None:
-        """One holder of the memory at `place` is gone."""
-        self.holders[place] -= 1
-        self.nbytes -= 0 if self.holders[place] else nbytes

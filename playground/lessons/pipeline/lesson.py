@@ -123,7 +123,6 @@ class Inbox:
         self.first = next(self.coming)
 
     def take(self) -> torch.Tensor:
-        """The next tensor, as soon as it is there."""
         tensor, request = self.first
         request.wait()
         self.first = next(self.coming, None)
@@ -143,7 +142,6 @@ class Outbox:
         self.sending = dist.isend(tensor, self.target, group=self.group), tensor
 
     def wait(self) -> None:
-        """Until the last tensor has gone."""
         if self.sending is not None:
             self.sending[0].wait()
             self.sending = None

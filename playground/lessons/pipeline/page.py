@@ -10,14 +10,13 @@ from typing import Any
 
 import click
 
-from playground.console import terminal
 from playground.console.options import ALL, flags, select_names
 from playground.console.session import Session
-from playground.console.tables import GAP, RANK_COLUMN, Column, Table, Texts, figures, numbers, tabulate
+from playground.console.tables import Column, Table, Texts, figures, numbers, tabulate
 from playground.console.text import good, heading, prose
 from playground.console.training import RUN_TRAINING, DataOptions, announce_data, data_options
 from playground.lessons import LESSONS
-from playground.measurement import Fields, format_seconds
+from playground.measurement import Fields
 from playground.runtime import host
 from playground.runtime.errors import PlaygroundError, UsageError
 from playground.runtime.flags import check_at_least_one, check_choice, flag
@@ -83,24 +82,19 @@ class PipelineSettings(TrainingSettings):
         check_at_least_one(self, "size")
         for name in self.schedules:
             check_choice("schedule", name, SCHEDULES)
-        replicas, multiple = self.data_parallel, f"choose a multiple of {self.data_parallel}"
+        replicas = self.data_parallel
         if self.size % replicas:
-            grid = "a grid has stages x replicas ranks"
-            raise UsageError(f"--data-parallel {replicas} on {self.size} ranks: {grid}, so {multiple} as -n")
+            grid = f"a grid has stages x replicas ranks, so choose a multiple of {replicas} as -n"
+            raise UsageError(f"--data-parallel {replicas} on {self.size} ranks: {grid}")
         if BLOCKS % self.stages:
             raise UsageError(
-                f"{self.stages} stages: the model's {BLOCKS} equal blocks can be cut into {either_divisor(BLOCKS)} "
-                f"equal stages, so choose one of these, times --data-parallel, as -n"
+                f"{self.stages} stages: the model's {BLOCKS} blocks are cut into equal stages, so choose a divisor of "
+                f"{BLOCKS}, times --data-parallel, as -n"
             )
-        if self.batch_size % replicas:
-            asked = f"--batch-size {self.batch_size} for {replicas} replicas"
-            raise UsageError(f"{asked}: each gets an equal part, so {multiple}")
-        part = self.batch_size // replicas
-        if part % self.microbatches:
-            of = f"a replica's {part} of the {self.batch_size} samples" if replicas > 1 else f"{part} samples"
+        if self.batch_size % (parts := replicas * self.microbatches):
             raise UsageError(
-                f"--microbatches {self.microbatches}: microbatches are equal, and {of} in a batch make "
-                f"{either_divisor(part)} of them: choose one of these, or another --batch-size"
+                f"--batch-size {self.batch_size}: the microbatches of all replicas are equal, so choose a multiple of "
+                f"{parts}, which is --microbatches x --data-parallel"
             )
 
     @property
@@ -109,14 +103,7 @@ class PipelineSettings(TrainingSettings):
 
     @property
     def microbatch_size(self) -> int:
-        """Samples in a microbatch."""
         return self.batch_size // self.data_parallel // self.microbatches
-
-
-def either_divisor(number: int) -> str:
-    """The divisors of a number, in words: 1, 2 or 4."""
-    *others, last = (str(each) for each in range(1, number + 1) if number % each == 0)
-    return f"{', '.join(others)} or {last}" if others else last
 
 
 EXACT = 1e-12
@@ -170,28 +157,7 @@ def check(name: str, found: Fields) -> None:
             raise PlaygroundError(f"{name}: {what}: this must not be")
 
 
-FILL = {"F": "-", "B": "="}
-"""Filler after the name of a forward or backward."""
-
-
-def draw(step: Sequence[Sequence[Fields]], width: int) -> list[str]:
-    """A line of `width` characters for each rank, all on one scale: F0-- and B0== are the forward and the backward of
-    microbatch 0, dots are idle time. What takes less than a character may not be seen."""
-    first, scale = min(slot["start"] for rank in step for slot in rank), width / span(step)
-    lines = []
-    for rank in step:
-        line = "." * width
-        for slot in rank:
-            start, end = (round((slot[time] - first) * scale) for time in ("start", "end"))
-            kind, name, length = slot["kind"], f"{slot['kind']}{slot['microbatch']}", end - start
-            shown = (name if len(name) <= length else kind).ljust(length, FILL[kind])[:length]
-            line = line[:start] + shown + line[end:]
-        lines.append(line)
-    return lines
-
-
 def model_text(settings: PipelineSettings) -> str:
-    """The model, and how it is cut."""
     replicas = f" on each of {settings.data_parallel} replicas" if settings.data_parallel > 1 else ""
     return (
         f"model: {BLOCKS} equal blocks (linear {WIDTH} x {WIDTH}, ReLU), {BLOCKS // settings.stages} in each of "
@@ -200,20 +166,7 @@ def model_text(settings: PipelineSettings) -> str:
     )
 
 
-def timeline_texts(name: str, step: Sequence[Sequence[Fields]], stages: int, width: int) -> Texts:
-    """One step, a row for each rank. `width`: characters that the text may take."""
-    several = len(step) > stages
-    columns = [RANK_COLUMN, Column("stage", right=True)][: 1 + several]
-    taken = sum(GAP + len(column.heading) for column in columns) + GAP
-    about = f"one step of {format_seconds(span(step))}: F forward, B backward, . idle"
-    table = Table(*columns, Column(about))
-    for rank, line in enumerate(draw(step, max(len(about), width - taken))):
-        table.add(*[str(rank), str(rank % stages)][: 1 + several], line)
-    return [prose(heading(name), f": {SCHEDULES[name].code.summary}"), table]
-
-
 def held_texts(found: Mapping[str, Fields]) -> Texts:
-    """Microbatches held by every stage with each schedule, against the rule."""
     table = Table(*numbers("stage", *(f"{name}\n{SCHEDULES[name].held_rule}" for name in found)))
     held = [zip(each["held"], each["held_bytes"], strict=True) for each in found.values()]
     for stage, row in enumerate(zip(*held, strict=True)):
@@ -232,7 +185,6 @@ COSTS = {"schedule": Column("schedule")} | figures(
 
 
 def cost_texts(found: Mapping[str, Fields]) -> Texts:
-    """All schedules side by side."""
     ends = {name: {"first": each["losses"][0], "last": each["losses"][-1]} for name, each in found.items()}
     rows = ({"schedule": name, **each, **ends[name]} for name, each in found.items())
     rules = ", ".join(f"{name} {SCHEDULES[name].bubble_rule}" for name in found)
@@ -241,14 +193,6 @@ def cost_texts(found: Mapping[str, Fields]) -> Texts:
         f"{rules}. Difference is the largest of any gradient, in float64"
     )
     return [prose(heading("cost"), f": {about}"), tabulate(rows, COSTS)]
-
-
-def same_losses_text(found: Mapping[str, Fields]) -> str:
-    """The conclusion from the losses."""
-    losses = [each["losses"] for each in found.values()]
-    if all(each == losses[0] for each in losses):
-        return f"the losses of all {len(losses[0])} steps have the same bits in every schedule"
-    return f"the losses of {len(losses[0])} steps differ by rounding"
 
 
 ORDERS, ABOUT_ORDERS = click.Choice([*SCHEDULES, ALL]), "The order in which stages work."
@@ -273,11 +217,9 @@ def command(session: Session, data: DataOptions, schedule: str, **chosen: Any) -
     by_rank = session.launch(RUN_TRAINING, EXPERIMENT, settings)
     ranks = dict(zip(settings.schedules, zip(*by_rank, strict=True), strict=True))
     found = {name: summarize(name, each, settings) for name, each in ranks.items()}
-    for name, each in ranks.items():
-        session.say("", *timeline_texts(name, typical_step(each), settings.stages, terminal.width()))
     session.say("", *held_texts(found), "", *cost_texts(found))
     grid = {name: getattr(settings, name) for name in ("stages", "microbatches", "data_parallel")}
     session.print_document(ranks, dataset=prepared.summary, **grid, schedules=found)
     for name, figures_of_it in found.items():
         check(name, figures_of_it)
-    session.say("", prose("Shown: ", good(LESSON.conclude(world.size)), f"; {same_losses_text(found)}."))
+    session.say("", prose("Shown: ", good(LESSON.conclude(world.size)), "."))

@@ -12,7 +12,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 
 class AllReduceSum(torch.autograd.Function):
@@ -34,52 +33,31 @@ class AllReduceSum(torch.autograd.Function):
         return AllReduceSum.apply(gradient)
 
 
-class SyncBatchNorm(_BatchNorm):
-    """[samples, channels, …] → the same shape, normalised by the mean and variance of all ranks' samples.
-
-    Ranks may have different numbers of samples, or none. In eval mode it is BatchNorm. Raises `ValueError` if all ranks
-    together have only one value per channel: then there is no variance.
-    """
-
-    def _check_input_dim(self, input: torch.Tensor) -> None:
-        if input.dim() < 2:
-            raise ValueError(f"expected [samples, channels, ...], got {input.dim()} dimension(s)")
+class SyncBatchNorm(nn.BatchNorm2d):
+    """[samples, channels, height, width] → the same shape, normalised by the mean and variance of all ranks' samples.
+    Ranks may have different numbers of samples, or none. In eval mode it is BatchNorm."""
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         if not self.training:
             return super().forward(input)
-        self._check_input_dim(input)
-        reduced = [dim for dim in range(input.dim()) if dim != 1]
-        per_channel = [-1 if dim == 1 else 1 for dim in range(input.dim())]
-        values = input.to(torch.promote_types(input.dtype, torch.float32))
-        local_count = values.new_tensor([values.numel() // values.size(1)])
-        totals = AllReduceSum.apply(torch.cat([values.sum(reduced), local_count]))
-        sums, count = totals[:-1], totals[-1]
-        if count <= 1:
-            raise ValueError(f"all ranks together have {int(count)} value(s) per channel: a variance needs two")
-        mean = sums / count
+        local_count = input.new_tensor([input.numel() / input.size(1)])
+        totals = AllReduceSum.apply(torch.cat([input.sum((0, 2, 3)), local_count]))
+        mean, count = totals[:-1] / totals[-1], totals[-1]
         # Not E[x²] - E[x]²: where the mean is large, that subtracts two large numbers, and only rounding is left.
-        deviations = values - mean.view(per_channel)
-        variance = AllReduceSum.apply(deviations.square().sum(reduced)) / count
-        if self.track_running_stats:  # move them towards those of this batch, as BatchNorm does
+        deviations = input - mean.view(-1, 1, 1)
+        variance = AllReduceSum.apply(deviations.square().sum((0, 2, 3))) / count
+        with torch.no_grad():
             self.num_batches_tracked += 1
-            step = 1 / self.num_batches_tracked if self.momentum is None else self.momentum
-            unbiased = (variance * count / (count - 1)).detach()
-            self.running_mean += step * (mean.detach() - self.running_mean)
-            self.running_var += step * (unbiased - self.running_var)
-        normalised = deviations * torch.rsqrt(variance + self.eps).view(per_channel)
-        if self.affine:
-            normalised = normalised * self.weight.view(per_channel) + self.bias.view(per_channel)
-        return normalised.to(input.dtype)
+            self.running_mean += self.momentum * (mean - self.running_mean)
+            self.running_var += self.momentum * (variance * count / (count - 1) - self.running_var)
+        scale = self.weight * torch.rsqrt(variance + self.eps)
+        return deviations * scale.view(-1, 1, 1) + self.bias.view(-1, 1, 1)
 
 
 def convert_sync_batchnorm(model: nn.Module) -> nn.Module:
-    """Let every BatchNorm in `model` normalise over all ranks. Returns `model`.
-
-    Unlike with `torch.nn.SyncBatchNorm.convert_sync_batchnorm`, a layer remains the same object, with its parameters,
-    buffers and hooks; only its class changes.
-    """
+    """Let every BatchNorm2d in `model` normalise over all ranks, as `torch.nn.SyncBatchNorm.convert_sync_batchnorm`
+    does. Returns `model`."""
     for layer in model.modules():
-        if isinstance(layer, _BatchNorm):
+        if isinstance(layer, nn.BatchNorm2d):
             layer.__class__ = SyncBatchNorm
     return model

@@ -5,7 +5,7 @@
     python -m playground prove -n 8 --all-reduce ring
 
 Each rank computes two things: its part of the work of N ranks, and, alone, the whole work of one process. Both start
-from the same weights and see the same batches, without dropout; after every step gradients and parameters are compared.
+from the same weights and see the same batches, without dropout; after every step their parameters are compared.
 The proof comes first, then four ways in which N ranks are not one process, as they happen in practice. Each comes with
 what must hold if its explanation is right: a difference that is rounding, and no more.
 """
@@ -13,6 +13,7 @@ what must hold if its explanation is right: a difference that is rounding, and n
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -34,27 +35,20 @@ from playground.training.replicas import broadcast_parameters, flat
 from playground.training.step import mean_loss_part, training_step
 from playground.training.sync import GradSync, build_grad_sync, new_grad_sync
 
-MaxAbs = dict[str, float | None]
-"""The largest absolute value of any element of the `gradients` and of the `parameters`. None in local SGD: every rank
-steps by a gradient of its own, so none is the mean, and none can be compared."""
-
 
 def experiment(rank: int, size: int, settings: ProveSettings) -> tuple[Proof, dict[str, Fields]]:
     """The proof and, where there is another rank to differ from, each way to break it. Every rank returns the same."""
-    proof = run(rank, size, settings)
-    return proof, break_it(rank, size, settings) if size > 1 else {}
+    return run(rank, size, settings), break_it(rank, size, settings) if size > 1 else {}
 
 
 def run(rank: int, size: int, settings: ProveSettings) -> Proof:
     """The proof in float64, which rounds least, and in float32, in which one trains. Every rank returns the same."""
-    proof = {"float64": compare(settings, torch.float64), "float32": compare(settings, torch.float32)}
-    report(part="equal", outcome=proof)
-    return proof
+    return {"float64": compare(settings, torch.float64), "float32": compare(settings, torch.float32)}
 
 
 def compare(settings: ProveSettings, dtype: torch.dtype) -> Fields:
     """N ranks, with every gradient synchronisation, compared with one process on whole batches: the largest difference
-    of any gradient, and of any parameter, on any rank, after each step."""
+    of any parameter, on any rank, after each step."""
     steps = []
     # cuDNN would round float32 to 10 bits (TF32) in some convolutions and not in others, as the batch's size suggests.
     with torch.backends.cudnn.flags(enabled=False):
@@ -62,11 +56,11 @@ def compare(settings: ProveSettings, dtype: torch.dtype) -> Fields:
         coming = global_batches(settings, dtype, f"comparing in {dtype}")
         for step, (images, labels) in enumerate(coming, 1):
             one_process.step(images, labels)
-            found = [max_abs(one_process.model)]
+            found = [max_abs_diff(parameters(one_process.model))]
             for replica in replicas.values():
                 replica.step(images, labels)
-                found.append(replica.difference_from(one_process))
-            largest, *differences = largest_of_all_ranks(found)
+                found.append(differ(replica, one_process))
+            largest, *differences = max_over_ranks(found)
             by_sync = dict(zip(replicas, differences, strict=True))
             steps.append({"step": step, "largest": largest, "differences": by_sync})
     return {"epsilon": torch.finfo(dtype).eps, "steps": steps}
@@ -77,12 +71,12 @@ def new_replicas(settings: ProveSettings, dtype: torch.dtype) -> dict[str, Repli
     weights of its own; those of rank 0, which all then get, are the ones that the one process starts from. (Gradients
     are added up by `settings.all_reduce`; DistributedDataParallel's by the backend's own.)"""
     seed, replicas = settings.seed + dist.get_rank(), {}
-    for name, spec in GRAD_SYNCS.items():
+    for name in GRAD_SYNCS:
         model = new_net(seed, dtype)
         broadcast_parameters(model)
         all_reduce = load_all_reduce(settings.all_reduce)
         sync = new_grad_sync(name, model, all_reduce=all_reduce, bucket_cap=settings.bucket_cap)
-        replicas[name] = Replica(model, settings, sync, averages_gradients=spec.rung)
+        replicas[name] = Replica(model, settings, sync)
     model = DistributedDataParallel(new_net(seed, dtype), bucket_cap_mb=settings.bucket_cap / 2**20)
     return {**replicas, "ddp": Replica(model, settings, GradSync(model))}
 
@@ -94,45 +88,38 @@ class OneProcess:
         self.model, self.sync = model, GradSync(model)  # which does nothing
         self.optimizer = torch.optim.SGD(model.parameters(), lr=lr or settings.lr, momentum=settings.momentum)
 
+    def loss(self, images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        return F.nll_loss(self.model(images), labels)
+
     def step(self, images: torch.Tensor, labels: torch.Tensor) -> None:
-        training_step(self.optimizer, [lambda: F.nll_loss(self.model(images), labels)], self.sync)
+        """`images` and `labels` are the whole batch."""
+        training_step(self.optimizer, [partial(self.loss, images, labels)], self.sync, last=True)  # it is compared next
 
 
-class Replica:
-    """This rank's model, trained on its share of every batch by `loss(output, labels, samples_per_rank)`; `sync` is to
-    keep all replicas equal. `shares` says how many samples each rank gets; without it they are as equal as can be. With
-    `averages_gradients` all replicas have the same gradients after a step; without, as in local SGD, each has its
-    own."""
+class Replica(OneProcess):
+    """This rank's model, trained on its share of every batch by `loss_of(output, labels, samples_per_rank)`; `sync`,
+    or that of the settings, is to keep all replicas equal. `shares` says how many samples each rank gets; without it
+    they are as equal as can be."""
 
     def __init__(
         self,
         model: nn.Module,
         settings: ProveSettings,
-        sync: GradSync,
+        sync: GradSync | None = None,
         *,
-        loss: Callable[[torch.Tensor, torch.Tensor, float], torch.Tensor] = mean_loss_part,
+        loss_of: Callable[[torch.Tensor, torch.Tensor, float], torch.Tensor] = mean_loss_part,
         shares: Sequence[int] = (),
-        averages_gradients: bool = True,
     ) -> None:
-        self.model, self.sync, self.loss, self.averages_gradients = model, sync, loss, averages_gradients
+        super().__init__(model, settings)
+        self.sync, self.loss_of = sync or build_grad_sync(model, settings), loss_of
         rank, size = dist.get_rank(), dist.get_world_size()
         shares = shares or [share(settings.batch_size, each, size) for each in range(size)]
         self.mine = slice(sum(shares[:rank]), sum(shares[: rank + 1]))
         self.samples_per_rank = settings.batch_size / size
-        self.optimizer = torch.optim.SGD(model.parameters(), lr=settings.lr, momentum=settings.momentum)
+        self.optimizer = self.sync.optimizer(partial(torch.optim.SGD, lr=settings.lr, momentum=settings.momentum))
 
-    def step(self, images: torch.Tensor, labels: torch.Tensor) -> None:
-        """`images` and `labels` are the whole batch, of which this rank takes its share."""
-
-        def loss() -> torch.Tensor:
-            return self.loss(self.model(images[self.mine]), labels[self.mine], self.samples_per_rank)
-
-        training_step(self.optimizer, [loss], self.sync)
-
-    def difference_from(self, one_process: OneProcess) -> MaxAbs:
-        """The largest difference of any gradient, if they were averaged, and of any parameter, on this rank."""
-        difference = max_abs(self.model, one_process.model)
-        return difference if self.averages_gradients else {**difference, "gradients": None}
+    def loss(self, images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        return self.loss_of(self.model(images[self.mine]), labels[self.mine], self.samples_per_rank)
 
 
 def new_net(seed: int, dtype: torch.dtype = torch.float64) -> nn.Module:
@@ -155,12 +142,8 @@ def global_batches(
 
 def break_it(rank: int, size: int, settings: ProveSettings) -> dict[str, Fields]:
     """All four ways to break it, in float64, by name. Every rank returns the same."""
-    results = {}
-    for failure_mode in (summed, unweighted_shares, own_weights, batch_norm):
-        name = failure_mode.__name__
-        results[name] = failure_mode(rank, size, settings)
-        report(part=name, outcome=results[name])
-    return results
+    modes = (summed, unweighted_shares, own_weights, batch_norm)
+    return {failure_mode.__name__: failure_mode(rank, size, settings) for failure_mode in modes}
 
 
 def summed(rank: int, size: int, settings: ProveSettings) -> Fields:
@@ -176,8 +159,8 @@ def summed(rank: int, size: int, settings: ProveSettings) -> Fields:
     faster = OneProcess(new_net(settings.seed), settings, lr=size * settings.lr)
     train_side_by_side(settings, ranks, one_process, faster)
     return break_result(
-        breaks={"parameters, compared with one process": differ(parameters, ranks, one_process)},
-        holds={"parameters, compared with one process at N times the --lr": differ(parameters, ranks, faster)},
+        breaks={"parameters, compared with one process": differ(ranks, one_process)},
+        holds={"parameters, compared with one process at N times the --lr": differ(ranks, faster)},
     )
 
 
@@ -189,15 +172,14 @@ def unweighted_shares(rank: int, size: int, settings: ProveSettings) -> Fields:
         return F.nll_loss(output, labels)
 
     shares = [share(settings.batch_size - 1, each, size - 1) for each in range(size - 1)] + [1]
-    models = [new_net(settings.seed), new_net(settings.seed)]
     one_process = OneProcess(new_net(settings.seed), settings)
-    wrong = Replica(models[0], settings, build_grad_sync(models[0], settings), loss=own_mean, shares=shares)
-    right = Replica(models[1], settings, build_grad_sync(models[1], settings), shares=shares)
+    wrong = Replica(new_net(settings.seed), settings, loss_of=own_mean, shares=shares)
+    right = Replica(new_net(settings.seed), settings, shares=shares)
     train_side_by_side(settings, one_process, wrong, right)
     of_sums = "parameters with sums over the whole batch, compared with one process"
     return break_result(
-        breaks={"parameters, compared with one process": differ(parameters, wrong, one_process)},
-        holds={of_sums: differ(parameters, right, one_process)},
+        breaks={"parameters, compared with one process": differ(wrong, one_process)},
+        holds={of_sums: differ(right, one_process)},
     )
 
 
@@ -205,14 +187,14 @@ def own_weights(rank: int, size: int, settings: ProveSettings) -> Fields:
     """Each rank starts from weights of its own. The averaged gradients are the same on all ranks, so all take the same
     steps, and stay as far apart as they were."""
     model = new_net(settings.seed + rank)
-    ranks = Replica(model, settings, build_grad_sync(model, settings))
+    ranks = Replica(model, settings)
     one_process = OneProcess(new_net(settings.seed), settings)
     at_first = minus_rank_0(parameters(model))
     train_side_by_side(settings, ranks, one_process)
     at_last = minus_rank_0(parameters(model))
     return break_result(
         breaks={
-            "parameters, compared with one process": differ(parameters, ranks, one_process),
+            "parameters, compared with one process": differ(ranks, one_process),
             "initial parameters, compared with rank 0": max_abs_diff(at_first),
             "final parameters, compared with rank 0": max_abs_diff(at_last),
         },
@@ -226,20 +208,13 @@ def own_weights(rank: int, size: int, settings: ProveSettings) -> Fields:
 def batch_norm(rank: int, size: int, settings: ProveSettings) -> Fields:
     """BatchNorm normalises by the mean and variance of the samples it sees: a rank's share, not the batch. With
     statistics that are added up over all ranks (SyncBatchNorm) it is the batch again."""
-    models = [new_batch_norm_net(settings.seed), convert_sync_batchnorm(new_batch_norm_net(settings.seed))]
     one_process = OneProcess(new_batch_norm_net(settings.seed), settings)
-    local, synced = (Replica(model, settings, build_grad_sync(model, settings)) for model in models)
+    local = Replica(new_batch_norm_net(settings.seed), settings)
+    synced = Replica(convert_sync_batchnorm(new_batch_norm_net(settings.seed)), settings)
     train_side_by_side(settings, one_process, local, synced)
-    of_synced_statistics = "running statistics with SyncBatchNorm, compared with one process"
     return break_result(
-        breaks={
-            "parameters, compared with one process": differ(parameters, local, one_process),
-            "running statistics, compared with one process": differ(running_stats, local, one_process),
-        },
-        holds={
-            "parameters with SyncBatchNorm, compared with one process": differ(parameters, synced, one_process),
-            of_synced_statistics: differ(running_stats, synced, one_process),
-        },
+        breaks={"parameters, compared with one process": differ(local, one_process)},
+        holds={"parameters with SyncBatchNorm, compared with one process": differ(synced, one_process)},
     )
 
 
@@ -250,16 +225,15 @@ def new_batch_norm_net(seed: int) -> nn.Module:
     return nn.Sequential(*layers, nn.LogSoftmax(1)).to(device(), torch.float64)
 
 
-def train_side_by_side(settings: ProveSettings, *runs: OneProcess | Replica) -> None:
-    """Let all of them take the same steps."""
+def train_side_by_side(settings: ProveSettings, *runs: OneProcess) -> None:
     for images, labels in global_batches(settings):
         for run in runs:
             run.step(images, labels)
 
 
-def differ(of: Callable[[nn.Module], torch.Tensor], ranks: Replica, one_process: OneProcess) -> float:
-    """The largest difference between two models, `of` whichever values, on this rank."""
-    return max_abs_diff(of(ranks.model), of(one_process.model))
+def differ(ranks: Replica, one_process: OneProcess) -> float:
+    """The largest difference of any parameter, on this rank."""
+    return max_abs_diff(parameters(ranks.model), parameters(one_process.model))
 
 
 def break_result(*, breaks: Mapping[str, float], holds: Mapping[str, float]) -> Fields:
@@ -267,12 +241,6 @@ def break_result(*, breaks: Mapping[str, float], holds: Mapping[str, float]) -> 
     failure mode is right: this rank's become the largest on any rank. All ranks must call this."""
     largest = iter(max_over_ranks([*breaks.values(), *holds.values()]))
     return {"breaks": {name: next(largest) for name in breaks}, "holds": {name: next(largest) for name in holds}}
-
-
-def max_abs(model: nn.Module, other: nn.Module | None = None) -> MaxAbs:
-    """Magnitude of the model's gradients and parameters, or their difference from those of `other`, on this rank."""
-    found = ((of.__name__, of(model), of(other) if other else 0.0) for of in (gradients, parameters))
-    return {name: max_abs_diff(*values) for name, *values in found}
 
 
 def parameters(model: nn.Module) -> torch.Tensor:
@@ -285,21 +253,9 @@ def gradients(model: nn.Module) -> torch.Tensor:
     return flat(param.grad for param in model.parameters() if param.grad is not None)
 
 
-def running_stats(model: nn.Module) -> torch.Tensor:
-    """The running means and variances of all BatchNorms, flattened into one vector, [elements]."""
-    return flat(buffer for buffer in model.buffers() if buffer.is_floating_point())
-
-
 def max_abs_diff(one: torch.Tensor, other: torch.Tensor | float = 0.0) -> float:
     """The largest difference between elements; infinite where one of them is not a finite number."""
     return (one - other).abs().nan_to_num(nan=float("inf"), posinf=float("inf")).max().item()
-
-
-def largest_of_all_ranks(found: Sequence[MaxAbs]) -> list[MaxAbs]:
-    """Each of `found`, the largest of any rank (None stays None). All ranks must call this."""
-    largest = iter(max_over_ranks([figure or 0.0 for each in found for figure in each.values()]))
-    pairs = [[(name, figure, next(largest)) for name, figure in each.items()] for each in found]
-    return [{name: None if mine is None else most for name, mine, most in each} for each in pairs]
 
 
 def minus_rank_0(values: torch.Tensor) -> torch.Tensor:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from playground.console.options import Finite, flags
+from playground.console.options import flags
 from playground.console.session import Session
 from playground.console.tables import Column, Table, Texts, numbers
 from playground.console.text import good, heading, prose
@@ -17,7 +17,6 @@ from playground.lessons import LESSONS
 from playground.measurement import Fields
 from playground.runtime.errors import PlaygroundError, UsageError
 from playground.runtime.flags import flag, like
-from playground.runtime.rank.rank import Event
 from playground.training.partition import share
 from playground.training.settings import TrainingSettings
 
@@ -57,20 +56,14 @@ class ProveSettings(TrainingSettings):
 
 Proof = dict[str, Fields]
 """By dtype, float64 and float32: its `epsilon`, the distance from 1 to the next number, and the `steps`. Of each, its
-number `step` from 1 on, the `largest` gradient and parameter of the one process, and the `differences` of N ranks from
-it, the largest on any rank, by gradient synchronisation: of `gradients` (None in local SGD) and `parameters`."""
-
-
-def differences_of(comparison: Fields) -> Iterator[tuple[int, str, str, float]]:
-    """Every difference in one dtype, in order: (step, gradient synchronisation, quantity, difference)."""
-    for step in comparison["steps"]:
-        for sync, differences in step["differences"].items():
-            yield from ((step["step"], sync, *each) for each in differences.items() if each[1] is not None)
+number `step` from 1 on, the `largest` parameter of the one process, and the `differences` of N ranks from it, the
+largest of any parameter on any rank, by gradient synchronisation."""
 
 
 def in_epsilons(comparison: Fields) -> float:
-    """The largest difference of any gradient or parameter, after any step, in units of the dtype's epsilon."""
-    return max(difference for *_, difference in differences_of(comparison)) / float(comparison["epsilon"])
+    """The largest difference of any parameter, after any step, in units of the dtype's epsilon."""
+    largest = max(difference for step in comparison["steps"] for difference in step["differences"].values())
+    return largest / float(comparison["epsilon"])
 
 
 def check(proof: Proof, breaks: Mapping[str, Fields]) -> None:
@@ -92,20 +85,17 @@ def failure(proof: Proof) -> str:
     """The first difference that is more than rounding, in words; empty if N ranks equal one process."""
     for dtype, comparison in proof.items():
         bound = EXACT * comparison["epsilon"] / sys.float_info.epsilon
-        at_first: dict[tuple[str, str], float] = {}
-        for step, sync, quantity, difference in differences_of(comparison):
-            first = at_first.setdefault((sync, quantity), difference)
-            if (step == 1 or dtype == "float64") and not difference <= bound:
-                before = f" ({first:.1e} after step 1)" if step > 1 else ""
-                return (
-                    f"{sync}: in {dtype} the {quantity} of N ranks and of one process differ by {difference:.1e} after "
-                    f"step {step}{before}, more than rounding ({bound:.1e}); {ADVICE}"
-                )
+        for step in comparison["steps"] if dtype == "float64" else comparison["steps"][:1]:
+            for sync, difference in step["differences"].items():
+                if not difference <= bound:
+                    return (
+                        f"{sync}: in {dtype} the parameters of N ranks and of one process differ by {difference:.1e} "
+                        f"after step {step['step']}, more than rounding ({bound:.1e}); {ADVICE}"
+                    )
     return ""
 
 
 def is_broken(result: Fields) -> bool:
-    """Whether the failure mode did make a difference beyond rounding."""
     return max(result["breaks"].values()) > EXACT
 
 
@@ -117,25 +107,21 @@ def shares_text(batch_size: int, size: int) -> str:
 
 
 def proof_texts(proof: Proof) -> Texts:
-    """For each dtype a table of gradients and one of parameters; then why they differ, if it is by rounding."""
+    """For each dtype a table; then why the differences are what they are, if they are rounding."""
     texts: Texts = []
     for dtype, comparison in proof.items():
-        for quantity in ("gradients", "parameters"):
-            largest = max(step["largest"][quantity] for step in comparison["steps"])
-            scale = f"the largest of which is {number_text(largest)}; epsilon is {number_text(comparison['epsilon'])}"
-            texts.append(f"  largest difference of {dtype} {quantity} ({scale}):")
-            texts.append(steps_table(comparison["steps"], quantity))
+        largest = max(step["largest"] for step in comparison["steps"])
+        scale = f"the largest of which is {number_text(largest)}; epsilon is {number_text(comparison['epsilon'])}"
+        texts += [f"  largest difference of {dtype} parameters ({scale}):", steps_table(comparison["steps"])]
     return texts if failure(proof) else [*texts, explanation(proof)]
 
 
-def steps_table(steps: Sequence[Fields], quantity: str) -> Table:
-    """One row per gradient synchronisation that has such a quantity, one column for each of the steps 1, 2, 5, 10, 20,
-    50 … and for the last."""
+def steps_table(steps: Sequence[Fields]) -> Table:
+    """One row per gradient synchronisation, one column for each of the steps 1, 2, 5, 10, 20, 50 … and for the last."""
     shown = [step for step in steps if str(step["step"]).rstrip("0") in ("1", "2", "5") or step is steps[-1]]
     table = Table("after step", *numbers(*(str(step["step"]) for step in shown)))
-    for name, difference in steps[0]["differences"].items():
-        if difference[quantity] is not None:
-            table.add(name, *(number_text(step["differences"][name][quantity]) for step in shown))
+    for name in steps[0]["differences"]:
+        table.add(name, *(number_text(step["differences"][name]) for step in shown))
     return table
 
 
@@ -158,7 +144,6 @@ def explanation(proof: Proof) -> str:
 
 
 def break_table(result: Fields) -> Table:
-    """The differences that are broken, and those that must hold if the explanation is right."""
     found = {"is broken": result["breaks"], "rounding": result["holds"]}
     rows = ((number_text(each), what, expected) for expected, of in found.items() for what, each in of.items())
     return Table(*numbers("difference"), Column("of", wraps=True), "expected", rows=rows)
@@ -167,21 +152,14 @@ def break_table(result: Fields) -> Table:
 def ending(proof: Proof, breaks: Mapping[str, Fields]) -> str:
     """How far parameters are from one process's after the last step, and how many of the failure modes matter."""
     last = {dtype: comparison["steps"][-1]["differences"].values() for dtype, comparison in proof.items()}
-    ends = (f"{number_text(max(each['parameters'] for each in found))} in {dtype}" for dtype, found in last.items())
+    ends = (f"{number_text(max(found))} in {dtype}" for dtype, found in last.items())
     broken = "with one rank nothing can break it"
     if breaks:
         broken = f"broken in {sum(map(is_broken, breaks.values()))} of {len(breaks)} ways"
     return f" (largest difference of parameters after the last step: {', '.join(ends)}); {broken}."
 
 
-@LESSON.run_by(
-    flags(
-        ProveSettings,
-        *("batch_size", "steps", "lr", "all_reduce"),
-        changes={"lr": {"type": Finite(0, min_open=True)}},
-    ),
-    data_options,
-)
+@LESSON.run_by(flags(ProveSettings, "batch_size", "steps", "lr", "all_reduce"), data_options)
 def command(session: Session, data: DataOptions, **chosen: Any) -> None:
     world = session.world
     asked = ProveSettings(folder=data.folder, limit=data.limit, seed=session.run.seed, **chosen)
@@ -191,17 +169,13 @@ def command(session: Session, data: DataOptions, **chosen: Any) -> None:
     work = f"training: {asked.steps} steps, batches of {shares}, without dropout"
     prepared, settings = announce_data(session, data, asked, work)
 
-    def on_report(rank: int, event: Event) -> None:
-        if rank == 0 and "part" in event:
-            name, found = event["part"], event["outcome"]
-            texts = proof_texts(found) if name == "equal" else [break_table(found)]
-            summary = LESSON.texts["compare" if name == "equal" else name]
-            session.say("", prose(heading(name), f": {summary}"), *texts)
-
-    proof, breaks = session.launch(RUN_TRAINING, EXPERIMENT, settings, on_report=on_report)[0]
+    proof, breaks = session.launch(RUN_TRAINING, EXPERIMENT, settings)[0]
+    session.say("", prose(heading("equal"), f": {LESSON.texts['compare']}"), *proof_texts(proof))
+    for name, found in breaks.items():
+        session.say("", prose(heading(name), f": {LESSON.texts[name]}"), break_table(found))
     samples = [{"samples": share(asked.batch_size, rank, world.size)} for rank in range(world.size)]
     recipe = {name: getattr(asked, name) for name in RECIPE}
-    found = {"recipe": recipe, "proof": proof, "breaks": breaks}
-    session.print_document({"equal": samples}, dataset=prepared.summary, **found)
+    about = {"recipe": recipe, "proof": proof, "breaks": breaks}
+    session.print_document({"equal": samples}, dataset=prepared.summary, **about)
     check(proof, breaks)
     session.say("", prose("Shown: ", good(LESSON.conclude(world.size)), ending(proof, breaks)))

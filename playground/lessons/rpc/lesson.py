@@ -4,9 +4,8 @@
     python -m playground rpc -n 4 --only distributed_autograd
 
 So far all ranks ran the same program, and each message had its counterpart. Here a rank asks, and another one answers
-without having planned to: a thread of it listens. All steps but the last are our own, playground/remote/, over send and
-recv: `call` is what torch names `rpc_sync`, `remote` gives what it names an `RRef`. The last one does everything again
-with torch.distributed.rpc, which is in maintenance mode.
+without having planned to: a thread of it listens. This is our own agent, playground/remote/, over send and recv: `call`
+is what torch.distributed.rpc (in maintenance mode) names `rpc_sync`, `remote` gives what it names an `RRef`.
 Tensors in remote calls are CPU tensors. The tables show the run with as many ranks as they have rows.
 Source: https://docs.pytorch.org/docs/stable/rpc.html
 """
@@ -15,13 +14,9 @@ from __future__ import annotations
 
 import torch
 import torch.distributed as dist
-import torch.distributed.autograd as dist_autograd
-from torch.distributed import rpc
 
-from playground.lessons.rpc.embedding import gradients_are_right
 from playground.remote.agent import Agent, current_agent
 from playground.remote.autograd import apply_remotely
-from playground.remote.torch_rpc import TorchAgent, worker_name
 
 weights: list[torch.Tensor] = []
 """This rank's weights, for others to use."""
@@ -134,52 +129,6 @@ def weight() -> torch.Tensor:
 def gradient() -> torch.Tensor:
     """Ours is added to `.grad`, as by any backward pass."""
     return weights[0].grad
-
-
-def beside_ddp(rank: int, size: int) -> dict[str, object]:
-    """Rank 0 owns an embedding; the others train a layer on top of it with DistributedDataParallel. (embedding.py)
-
-    `as_one_process`: whether the gradients here equal those of one process with the whole model and all samples.
-
-    | rank | role        | as_one_process |
-    |------|-------------|----------------|
-    | 0    | "embedding" | True           |
-    | 1    | "trainer"   | True           |
-    | 2    | "trainer"   | True           |
-    """
-    trainers = dist.new_group(list(range(1, size)))
-    with Agent() as agent:
-        right = gradients_are_right(agent, trainers)
-    return {"role": "trainer" if rank else "embedding", "as_one_process": right}
-
-
-def by_torch(rank: int, size: int) -> dict[str, object]:
-    """All of this, except for the exception, with torch.distributed.rpc.
-
-    `gradients`: of the weight here and of the weight there, which torch keeps in a context, and not in `.grad`.
-
-    | rank | call | reference | gradients   | beside_ddp |
-    |------|------|-----------|-------------|------------|
-    | 0    | 10.0 | [0, 10]   | [11.0, 2.0] | True       |
-    | 1    | 21.0 | [1, 11]   | [12.0, 3.0] | True       |
-    | 2    | 2.0  | [2, 12]   | [10.0, 4.0] | True       |
-    """
-    right, here = worker_name((rank + 1) % size), new_weights(rank)
-    trainers = dist.new_group(list(range(1, size)))
-    with TorchAgent() as agent:
-        number = rpc.rpc_sync(right, add_ten_times_the_rank, (torch.tensor(float(rank)),))
-        reference = rpc.remote(right, list, ([rank],))
-        reference.rpc_sync().append(rank + 10)
-        with dist_autograd.context() as context:
-            dist_autograd.backward(context, [rpc.rpc_sync(right, multiply, (here,))])
-            there = rpc.rpc_sync(right, gradient_in, (context,))
-            gradients = [dist_autograd.get_gradients(context)[here].item(), there.item()]
-        outcome = {"call": number.item(), "reference": reference.to_here(), "gradients": gradients}
-        return {**outcome, "beside_ddp": gradients_are_right(agent, trainers)}
-
-
-def gradient_in(context: int) -> torch.Tensor:
-    return dist_autograd.get_gradients(context)[weights[0]]
 
 
 if __name__ == "__main__":

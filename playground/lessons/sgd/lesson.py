@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from playground.runtime import device
-from playground.training.data import Images, batches, partition_dataset, partition_test_set, training_images
+from playground.training.data import Images, batches, partition_dataset, partition_test_set
 from playground.training.history import History
 from playground.training.net import Net
 from playground.training.replicas import broadcast_parameters
@@ -31,7 +31,7 @@ def run(rank: int, size: int, settings: TrainingSettings | None = None) -> Train
     """Train `Net` on this rank's part of the data. Every rank returns the same figures."""
     settings = settings or default_settings()
     torch.manual_seed(settings.seed)
-    images = training_images(settings)
+    images = Images(settings.folder, "train", settings.limit)
     train_set, _ = partition_dataset(images, settings.batch_size, settings.seed, settings.loader_workers)
     test_set = partition_test_set(Images(settings.folder, "t10k"))
     model = Net().to(device(), memory_format=torch.channels_last)

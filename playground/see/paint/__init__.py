@@ -1,7 +1,7 @@
-"""A scene: everything that a figure shows, laid out once, so that all painters agree about it; and its colours.
+"""A scene: everything that a figure shows, laid out; and its colours.
 
 Lengths are pixels, x to the right and y downwards. Texts are in a monospaced type of `TEXT_SIZE`: their width is known
-without a font, as `CELL` is the room of one character. A scene that is `WIDTH` wide is 80 characters wide as text.
+without a font, as `CELL` is the room of one character.
 
 Three layouts are shared by the figures: panels of rows of boxes, with what moves between the rows,
 
@@ -23,29 +23,28 @@ from playground.runtime.rank.rank import Event as Report
 from playground.see.analyse import MatchedMessage, Ref, match_messages
 from playground.see.record import Event, Recording
 
-Colour = tuple[str, str, str]
-"""The colour of a style, in light and in dark surroundings: it fills boxes and bars, and draws lines and texts. The
-letter fills a bar of this style where there are only letters."""
-PAPER, INK = ("#ffffff", "#0d1117", " "), ("#1f2328", "#e6edf3", " ")
+Colour = tuple[str, str]
+"""The colour of a style, in light and in dark surroundings: it fills boxes and bars, and draws lines and texts."""
+PAPER, INK = ("#ffffff", "#0d1117"), ("#1f2328", "#e6edf3")
 """The background, and the texts on it."""
 STYLES: dict[str, Colour] = {
-    "plain": ("#f0f3f6", "#262c36", " "),
-    "muted": ("#59636e", "#9198a1", "."),
-    "forward": ("#a8d4ff", "#0b4a8f", "f"),
-    "backward": ("#ffc680", "#8a4b08", "b"),
-    "optimizer": ("#aceebb", "#1a6b34", "s"),
-    "compute": ("#b6e3e9", "#14555f", "c"),
-    "communication": ("#dcc4ff", "#55299b", "m"),
-    "wait": ("#ffc9c5", "#8e1f19", "w"),
-    "phase": ("#e6eaef", "#31363f", "-"),
-    "value": ("#fff1a8", "#655300", " "),
-    "message": ("#8250df", "#bc8cff", " "),
-    "chunk": ("#cf222e", "#ff7b72", " "),
-    "idle": ("#fafbfc", "#161b22", " "),
-    "bucket 0": ("#a8d4ff", "#0b4a8f", "0"),
-    "bucket 1": ("#ffc680", "#8a4b08", "1"),
-    "bucket 2": ("#aceebb", "#1a6b34", "2"),
-    "bucket 3": ("#dcc4ff", "#55299b", "3"),
+    "plain": ("#f0f3f6", "#262c36"),
+    "muted": ("#59636e", "#9198a1"),
+    "forward": ("#a8d4ff", "#0b4a8f"),
+    "backward": ("#ffc680", "#8a4b08"),
+    "optimizer": ("#aceebb", "#1a6b34"),
+    "compute": ("#b6e3e9", "#14555f"),
+    "communication": ("#dcc4ff", "#55299b"),
+    "wait": ("#ffc9c5", "#8e1f19"),
+    "phase": ("#e6eaef", "#31363f"),
+    "value": ("#fff1a8", "#655300"),
+    "message": ("#8250df", "#bc8cff"),
+    "chunk": ("#cf222e", "#ff7b72"),
+    "idle": ("#fafbfc", "#161b22"),
+    "bucket 0": ("#a8d4ff", "#0b4a8f"),
+    "bucket 1": ("#ffc680", "#8a4b08"),
+    "bucket 2": ("#aceebb", "#1a6b34"),
+    "bucket 3": ("#dcc4ff", "#55299b"),
 }
 BUCKETS = 4
 """Number of colours for buckets, which later buckets reuse."""
@@ -156,11 +155,6 @@ class Scene:
     def turns(self) -> list[Mark]:
         """The arrows that are lit in turn."""
         return [mark for mark in self.marks if mark.kind == ARROW and self.takes_turns]
-
-    @property
-    def at_end(self) -> list[Mark]:
-        """The marks of a still picture: those that are there when the period ends."""
-        return [mark for mark in self.marks if mark.end >= self.period]
 
 
 def shorten(text: str, width: float) -> str:

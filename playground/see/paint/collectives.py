@@ -6,7 +6,7 @@ collectives cannot be seen: they are drawn dashed, as they are meant. One figure
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from math import cos, pi, sin
 from typing import Any
@@ -22,7 +22,19 @@ from playground.see.analyse import (
     ref_of,
     to_logical_time,
 )
-from playground.see.paint import CELL, Band, Evidence, Mark, Panel, Scene, arrow, bands_scene, box, meant_arrows
+from playground.see.paint import (
+    CELL,
+    Band,
+    Evidence,
+    Mark,
+    Panel,
+    Scene,
+    arrow,
+    bands_scene,
+    box,
+    meant_arrows,
+    panels_scene,
+)
 from playground.see.paint.timeline import format_values, lay_out, message_title
 from playground.see.record import COMPUTE, PHASE
 
@@ -221,6 +233,34 @@ def one_world(run: Evidence) -> Scene:
         bands,
         f"{len(ranks)} processes on {ranks[0]['backend']}: who each is, and whom it has heard from, as it says itself.",
         "Dashed: each writes down where it can be reached, and reads the same of the others; that is not recorded.",
+    )
+
+
+def cut_mlp(run: Evidence) -> Scene:
+    """tensor: one token through an MLP that is cut over the ranks, and the gradient back."""
+    ranks: Sequence[Mapping[str, tuple[float, ...]]] = run.results
+    everyone = range(len(ranks))
+
+    def row(name: str, style: str, text: str, label: str, arrows: Sequence[Mark]) -> Band:
+        return Band([box(f"{text}\n{numbers(each[name])}", style) for each in ranks], arrows, label)
+
+    same, exchanged = [arrow(rank, rank) for rank in everyone], [arrow(a, b) for a in everyone for b in everyone]
+    forward = [
+        row("token", "value", "token", "", ()),
+        row("hidden", "compute", "own columns", "enter", same),
+        row("summand", "compute", "own rows", "", same),
+        row("output", "value", "output", "leave", exchanged),
+    ]
+    backward = [
+        Band([box("d output\n1", "backward") for _ in ranks]),
+        row("own", "backward", "own part", "leave", same),
+        row("gradient", "value", "d token", "enter", exchanged),
+    ]
+    return panels_scene(
+        "An MLP cut over two ranks",
+        [("forward: leave adds up", forward), ("backward: enter adds up", backward)],
+        "Each rank has half of the first matrix's outputs, and of the second's inputs. Crossed arrows: an all_reduce. "
+        "d: the gradient of what follows. The numbers are those that the ranks returned.",
     )
 
 

@@ -196,7 +196,6 @@ STYLES = {
     "activations": "compute",
     "gathered outputs": "communication",
     "inputs": "value",
-    "other": "plain",
 }
 
 

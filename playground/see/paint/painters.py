@@ -1,13 +1,13 @@
-"""Painters of scenes: as SVG or as text, by the ending of the file. The same scene gives the same bytes."""
+"""Scenes as SVG: the same scene gives the same bytes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from xml.sax.saxutils import escape, quoteattr
 
 from playground.runtime.errors import UsageError
-from playground.see.paint import ARROW, BAR, BOX, CELL, INK, KINDS, PAPER, STYLES, TEXT, TEXT_SIZE, WIDTH, Mark, Scene
+from playground.see.paint import ARROW, BOX, CELL, INK, PAPER, STYLES, TEXT, TEXT_SIZE, WIDTH, Colour, Mark, Scene
 
 FONT = 'ui-monospace,Menlo,Consolas,"DejaVu Sans Mono",monospace'
 TITLE_HEIGHT = 28
@@ -62,7 +62,7 @@ def style_sheet(scene: Scene) -> str:
     return f"svg{{{light}}}@media(prefers-color-scheme:dark){{svg{{{dark}}}}}{''.join(rules)}"
 
 
-def css_variables(palette: Mapping[str, tuple[str, str, str]]) -> list[str]:
+def css_variables(palette: Mapping[str, Colour]) -> list[str]:
     """Colours as CSS variables, for light and for dark surroundings: `--wait` is the colour of a wait's bar."""
     colours = [(css_name(name), colour) for name, colour in palette.items()]
     return [";".join(f"--{name}:{colour[each]}" for name, colour in colours) for each in range(2)]
@@ -144,15 +144,10 @@ def mark_lines(mark: Mark, scene: Scene) -> Iterator[str]:
 
 def text_lines(text: str, x: float, y: float, classes: str) -> Iterator[str]:
     """The elements of a text of one or more lines, vertically centred at y."""
-    for at, line in lines_around(text, y):
-        yield f'<text class={quoteattr(classes)} x="{number(x)}" y="{number(at)}">{escape(line)}</text>'
-
-
-def lines_around(text: str, y: float) -> Iterator[tuple[float, str]]:
-    """The lines of a text that is vertically centred at y, each with its own y."""
     lines = text.split("\n") if text else []
-    for number, line in enumerate(lines):
-        yield y + (number - (len(lines) - 1) / 2) * LINE, line
+    for place, line in enumerate(lines):
+        at = number(y + (place - (len(lines) - 1) / 2) * LINE)
+        yield f'<text class={quoteattr(classes)} x="{number(x)}" y="{at}">{escape(line)}</text>'
 
 
 def number(value: float) -> str:
@@ -160,86 +155,9 @@ def number(value: float) -> str:
     return f"{value:.1f}".removesuffix(".0")
 
 
-SLOPES = {"recorded": "|-\\/", "meant": ":·˙˙"}
-"""Characters of a line: down, across, down to the right, down to the left."""
-
-
-def to_text(scene: Scene) -> str:
-    """The scene as text: its title, its marks, and its caption."""
-    page = Page(to_column(WIDTH), round(scene.height / CELL[1]) + 1)
-    for kinds, paint in (((BAR, BOX), page.paint_rectangle), ((ARROW,), page.paint_arrow), (KINDS, page.write_on)):
-        for mark in scene.at_end:
-            if mark.kind in kinds:
-                paint(mark)
-    lines = ("".join(row).rstrip() for row in page.cells)
-    return "\n".join([scene.title, "", *lines, "", *scene.caption, ""])
-
-
-def to_column(x: float) -> int:
-    return int(x // CELL[0])
-
-
-def to_row(y: float) -> int:
-    return int(y // CELL[1])
-
-
-class Page:
-    """A rectangle of characters."""
-
-    def __init__(self, columns: int, rows: int) -> None:
-        self.cells = [[" "] * columns for _ in range(rows)]
-
-    def write(self, column: int, row: int, text: str) -> None:
-        """Write in a row. Characters outside of the page are cut off."""
-        for place, character in enumerate(text, column):
-            if 0 <= row < len(self.cells) and 0 <= place < len(self.cells[row]):
-                self.cells[row][place] = character
-
-    def paint_rectangle(self, mark: Mark) -> None:
-        left, top = to_column(mark.x), to_row(mark.y)
-        if mark.kind == BAR:
-            width = max(1, to_column(mark.x + mark.w) - left)
-            for row in range(top, max(top + 1, to_row(mark.y + mark.h))):
-                self.write(left, row, STYLES[mark.style][2] * width)
-            return
-        inside, bottom = to_column(mark.x + mark.w - 1) - left - 1, to_row(mark.y + mark.h - 1)
-        edges = "[]" if top == bottom else "||"
-        for row in range(top, bottom + 1):
-            is_border = row in (top, bottom) and bottom - top > len(mark.text.split("\n"))
-            self.write(left, row, f"+{'-' * inside}+" if is_border else f"{edges[0]}{' ' * inside}{edges[1]}")
-
-    def paint_arrow(self, mark: Mark) -> None:
-        """A line of characters that follow its slope, and its head. Cells are twice as high as wide."""
-        from_column, from_row = to_column(mark.x), to_row(mark.y)
-        across, down = to_column(mark.x + mark.w) - from_column, to_row(mark.y + mark.h) - from_row
-        steps = max(abs(across), abs(down), 1)
-        slope = 2 if (across > 0) == (down > 0) else 3
-        if abs(across) <= abs(down) / 3 or abs(down) * 4 <= abs(across):
-            slope = int(abs(across) > abs(down) / 3)
-        for step in range(steps + 1):
-            column, row = from_column + round(across * step / steps), from_row + round(down * step / steps)
-            self.write(column, row, SLOPES["meant" if mark.meant else "recorded"][slope])
-        flat = abs(across) > 4 * abs(down)
-        head = (">" if across > 0 else "<") if flat else ("v" if down > 0 else "^")
-        self.write(from_column + across, from_row + down, head)
-
-    def write_on(self, mark: Mark) -> None:
-        """Write the text of a mark on top of it."""
-        at = mark.label_at if mark.kind == ARROW else 0.0 if mark.kind == TEXT else 0.5
-        x, y = mark.x + mark.w * at, mark.y + mark.h * at + (0.1 if mark.kind == TEXT else 0.0)
-        for line_y, line in lines_around(mark.text, y):
-            text = f" {line} " if mark.kind == BAR and len(line) + 2 <= mark.w // CELL[0] else line
-            before = {"start": 0.0, "middle": len(text) / 2, "end": float(len(text))}[mark.align]
-            self.write(round(x / CELL[0] - before), to_row(line_y), text)
-
-
-SCENE_PAINTERS: dict[str, Callable[[Scene], str]] = {".svg": to_svg, ".txt": to_text}
-"""Painters by the ending of the file."""
-
-
 def paint_scene(scene: Scene, file: Path) -> None:
-    """Paint a scene in the format of the file's ending. Raises `UsageError` if it cannot be written."""
-    write(SCENE_PAINTERS[file.suffix](scene), file)
+    """Paint a scene as SVG. Raises `UsageError` if it cannot be written."""
+    write(to_svg(scene), file)
 
 
 def check_ending(file: Path, endings: Sequence[str], flag: str) -> None:

@@ -14,7 +14,6 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 from torch.nn.parallel import DistributedDataParallel
 
 from playground.algorithms import load_all_reduce
-from playground.lessons.bert.page import BUCKETS
 from playground.lessons.collectives import lesson as collectives
 from playground.lessons.data_parallel.experiment import track_step
 from playground.lessons.data_parallel.lesson import parallel_apply, replicate, scatter
@@ -22,6 +21,7 @@ from playground.lessons.data_parallel.losses import LOSSES, new_model_and_batch,
 from playground.lessons.data_parallel.machine import resolve_devices
 from playground.lessons.data_parallel.page import WAYS, DataParallelSettings
 from playground.lessons.sgd.lesson import average_gradients
+from playground.lessons.tensor.lesson import Ranks, RowParallel, cut_outputs
 from playground.measurement import Fields
 from playground.runtime import device
 from playground.training.bert import Model
@@ -49,6 +49,28 @@ def held(value: object) -> tuple[float, ...]:
     if value is None:
         return ()
     return tuple(value) if isinstance(value, list) else (float(str(value)),)
+
+
+def cut_mlp(rank: int, size: int) -> dict[str, tuple[float, ...]]:
+    """One token through an MLP that is cut over the ranks, and back from a gradient of ones."""
+    ranks, features = Ranks(), 2 * size
+    up, down = (nn.Linear(*shape, bias=False) for shape in ((2, features), (features, 2)))
+    for linear in (up, down):
+        numbers = torch.arange(linear.weight.numel(), dtype=torch.float32).view_as(linear.weight)
+        linear.weight.data = numbers % 5 - 1
+    down.register_parameter("bias", nn.Parameter(torch.zeros(2)))
+    cut_outputs(up, ranks)
+    row = RowParallel(down, ranks).to(device())
+    token = torch.tensor([[2.0, 1.0]], device=device(), requires_grad=True)
+    entered = ranks.enter(token)
+    entered.retain_grad()
+    hidden = torch.relu(up.to(device())(entered))
+    summand = F.linear(hidden, row.weight)
+    output = row(hidden)
+    output.backward(torch.ones_like(output))
+    found = {"token": token, "hidden": hidden, "summand": summand, "output": output}
+    found |= {"own": entered.grad, "gradient": token.grad}
+    return {name: tuple(each.detach().flatten().tolist()) for name, each in found.items()}
 
 
 def all_reduce(rank: int, size: int, algorithm: str) -> Fields:
@@ -119,7 +141,8 @@ def bert_steps(rank: int, size: int, steps: int = 4) -> None:
     """Steps of the lesson's encoder by DistributedDataParallel, on random pairs, with about four buckets."""
     torch.manual_seed(SEED)
     config = BertConfig(vocabulary=VOCABULARY)
-    ddp = DistributedDataParallel(Model(config).to(device()), bucket_cap_mb=4 * config.parameters / BUCKETS / 2**20)
+    quarter = config.parameters / 2**20  # of 4 bytes each
+    ddp = DistributedDataParallel(Model(config).to(device()), bucket_cap_mb=quarter)
     optimizer = torch.optim.Adam(ddp.parameters(), fused=True)
     tokens = torch.randint(VOCABULARY, (BATCH, TOKENS), device=device())
     labels = torch.randint(CLASSES, (BATCH,), device=device())

@@ -10,7 +10,19 @@ from math import ceil
 import playground.see.paint as paint
 from playground.lessons.pipeline.page import PipelineSettings, bubble, span, typical_step
 from playground.measurement import Fields, format_bytes
-from playground.see.paint import CELL, Band, Evidence, Scene, add_bars, add_key, add_lane, bands_scene, box, piece
+from playground.see.paint import (
+    CELL,
+    WIDTH,
+    Band,
+    Evidence,
+    Scene,
+    add_bars,
+    add_key,
+    add_lane,
+    bands_scene,
+    box,
+    piece,
+)
 from playground.see.paint.collectives import DASHED
 from playground.see.paint.timeline import LABELS, ROW, lay_out
 from playground.see.record import BUCKET, COLLECTIVE, COMPUTE
@@ -18,6 +30,10 @@ from playground.training.settings import TrainingSettings
 
 PARTS = {"forward": "forward", "backward": "backward", "exposed": "communication", "step": "optimizer"}
 """Parts of a step as the ladder measures them, and their styles."""
+PHASES = {"forward": "forward", "synced": "backward", "step": "optimizer"}
+"""Styles of a step's phases, by the moment that ends them."""
+COLUMNS, CURVE = 78, 6 * CELL[1]
+"""Columns of a curve over a step, and its height."""
 KEY = {style: style for style in PARTS.values()}
 FORMULAS = {"backward": "∂J/∂θ", "optimizer": f"θ = θ - {paint.ALPHA} ∂J/∂θ"}
 """Formulas of backward and the optimizer; J is the loss."""
@@ -223,6 +239,29 @@ def attempts(run: Evidence) -> Scene:
     return scene.with_caption(
         f"Training of {steps} steps on {len(run.results)} ranks, of which one is killed after step "
         f"{' and one after step '.join(map(str, ends[:-1]))}."
+    )
+
+
+def bytes_over_a_step(run: Evidence) -> Scene:
+    """zero: the bytes that one rank holds over a step, by four ways."""
+    ways: Sequence[Fields] = run.results[0]
+    most = max(way["peak"] for way in ways)
+    scene = Scene("The bytes that one rank holds over a training step, by four ways")
+    for way in ways:
+        y, held = scene.bottom + CELL[1], [(what, nbytes) for what, part in way["series"].items() for nbytes in part]
+        scene.add(paint.TEXT, CELL[0], y, text=f"{way['way']}: at most {format_bytes(way['peak'])}", align="start")
+        bottom, x = y + CURVE + CELL[1], float(CELL[0])
+        for column in range(COLUMNS):
+            taken = held[len(held) * column // COLUMNS : max(1, len(held) * (column + 1) // COLUMNS)] or held[-1:]
+            what, nbytes = max(taken, key=lambda each: each[1])
+            height = CURVE * nbytes / most
+            look = {"style": PHASES[what], "title": f"{way['way']}: {format_bytes(nbytes)} in {PHASES[what]}"}
+            scene.add(paint.LANE, x, bottom - height, (WIDTH - 2 * CELL[0]) / COLUMNS, height, **look)
+            x += (WIDTH - 2 * CELL[0]) / COLUMNS
+    add_key(scene, {style: style for style in PHASES.values()})
+    return scene.with_caption(
+        f"After each operation, counted on one of {len(run.results)} ranks; parameters of "
+        f"{format_bytes(ways[0]['model_bytes'])}, one sequence for each rank."
     )
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from statistics import median
 
 from playground.console.rendering import render
 from playground.console.tables import RANK_COLUMN, Column, Table
@@ -110,29 +109,15 @@ def line_text(waits: Waits, event: Event) -> str:
 
 
 def overlap_texts(found: Sequence[Overlap]) -> list[Text]:
-    """Medians of the overlap: a row for each kind of training step and rank."""
+    """The overlap: a row for each rank that trains."""
     if not found:
         return []
-    kinds: dict[tuple[int, int, int], list[Overlap]] = {}
+    times = [Column(name, "ms", right=True) for name in ("compute", "commu-\nnication", "overlap")]
+    table = Table(RANK_COLUMN, *times, Column("hidden", "%", right=True))
     for each in found:
-        kinds.setdefault((each.sent, each.early, each.rank), []).append(each)
-    seconds = ("compute", "communication", "overlap", "exposed")
-    names = ("compute", "commu-\nnication", "overlap,\ntorchtitan", "exposed")
-    counts = [Column("sent", right=True), Column("early", right=True), RANK_COLUMN, Column("steps", right=True)]
-    times = [Column(name, "ms", right=True) for name in names]
-    table = Table(*counts, *times, Column("hidden,\nladder", "%", right=True))
-    for (sent, early, rank), its in sorted(kinds.items()):
-        medians = [milliseconds(median(getattr(each, name) for each in its)) for name in seconds]
-        hidden = f"{100 * median(each.hidden for each in its):.0f}"
-        table.add(*map(str, (sent, early, rank, len(its))), *medians, hidden)
-    return [
-        prose(heading("Overlap"), ": medians over the training steps that sent as much, as early"),
-        table,
-        "  sent: buckets and collectives per step; early: before the last gradient was ready",
-        "  overlap, as torchtitan logs it: compute + communication - their union",
-        "  hidden, as the ladder has it: 1 - exposed / alone; exposed is from the last gradient on, alone is what the "
-        "communication took here (the ladder measures it with no backward beside it)",
-    ]
+        seconds = map(milliseconds, (each.compute, each.communication, each.overlap))
+        table.add(str(each.rank), *seconds, f"{100 * each.hidden:.0f}")
+    return [prose(heading("Overlap"), ": communication that computation hides, as torchtitan counts it"), table]
 
 
 def milliseconds(seconds: float) -> str:

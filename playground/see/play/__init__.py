@@ -13,10 +13,9 @@ import html
 import json
 import zlib
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from datetime import UTC, datetime
 from itertools import pairwise
-from math import inf, isfinite, isnan
+from math import isfinite, isnan
 from pathlib import Path
 from string import Template
 
@@ -26,26 +25,6 @@ from playground.see.paint import INK, PAPER, STYLES
 from playground.see.paint.painters import css_variables
 from playground.see.paint.timeline import PIECES, ROW, SPANS, Lanes, style_of
 from playground.see.record import RankRecording, Recording
-
-MAX_EVENTS = 250_000
-"""Events on a page, which then has about 3 MB, and is read in less than a second."""
-
-
-def beginning_of(recording: Recording) -> tuple[Recording, int]:
-    """The first `MAX_EVENTS` events, and how many there are after them.
-
-    Events that are not over by the end of these are shown as not over.
-    """
-    starts = sorted(event.start for event in recording.events())
-    if len(starts) <= MAX_EVENTS:
-        return recording, 0
-    until, ranks = starts[MAX_EVENTS], []
-    for rank in recording.ranks:
-        shown = (event for event in rank.events if event.start < until)
-        events = tuple(event if event.end <= until else replace(event, end=inf) for event in shown)
-        ranks.append(replace(rank, events=events))
-    return replace(recording, ranks=tuple(ranks)), len(starts) - sum(len(rank.events) for rank in ranks)
-
 
 MAX_WAITS, MAX_CHAINS = 5_000, 300
 """Numbers of waits, the longest, whose peers and whose chains of causes are on the page."""
@@ -108,8 +87,7 @@ class Vectors:
 
 
 def to_columns(recording: Recording) -> dict[str, object]:
-    """The data of the page: of a very long recording, its beginning."""
-    recording, later = beginning_of(recording)
+    """The data of the page."""
     places = {ref_of(event): place for place, event in enumerate(recording.events())}
     lanes, vectors = Lanes(recording), Vectors()
     rows = [(rank, lane, top, lanes.heights[rank, lane]) for (rank, lane), top in lanes.tops.items()]
@@ -134,7 +112,6 @@ def to_columns(recording: Recording) -> dict[str, object]:
         ],
         "vectors": [*map(to_numbers, vectors.places)],
         "leftOut": len(vectors.left_out),
-        "later": later,
         **to_waits(recording, places),
         "sources": [[source.file, source.line, source.function] for source in recording.sources],
         "texts": pack({source.file: recording.texts.get(source.file, "") for source in recording.sources}),

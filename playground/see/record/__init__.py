@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from math import isfinite
 
-SCHEMA = 1
+SCHEMA = 2
 """Version of the format of a recording."""
 
 SEND, RECEIVE = "send", "receive"

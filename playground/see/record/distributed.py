@@ -1,19 +1,17 @@
-"""Records torch.distributed: messages between two ranks, and collectives.
-
-All recorders of calls share the numbers of messages, and the values of tensors.
-"""
+"""Records torch.distributed: messages between two ranks, those of our own collectives among them, and collectives."""
 
 from __future__ import annotations
 
 import itertools
 import threading
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import torch
 
 from playground.remote.agent import agents
-from playground.runtime.tap import MESSAGES, Call, Observer
+from playground.runtime.tap import MESSAGES, Call, Observer, calls_of
 from playground.see.record import COLLECTIVE, MAIN, RECEIVE, SEND, VALUES
 from playground.see.record.layout import LANE_CODES, MAX_VALUES, NONE
 from playground.see.record.recorder import Recorder
@@ -21,12 +19,6 @@ from playground.see.record.recorder import Recorder
 Ranks = tuple[int, ...]
 Counts = defaultdict[tuple[str, int], Iterator[int]]
 """Numbers of the next messages, by kind and by the other rank. Both ends count alike."""
-GroupCounts = defaultdict[tuple[Ranks, int], Counts]
-"""The same by group and tag."""
-
-
-def new_counts() -> GroupCounts:
-    return defaultdict(lambda: defaultdict(itertools.count))
 
 
 def bytes_of(tensor: torch.Tensor) -> int:
@@ -57,10 +49,12 @@ def values_of_all(tensors: Sequence[torch.Tensor]) -> list[float] | None:
 
 
 class CallRecorder(Observer):
-    """Records the calls that the tap tells of, but not those in our own collectives, which record themselves."""
+    """Records the calls that the tap tells of."""
 
-    def __init__(self, recorder: Recorder, counts: GroupCounts) -> None:
-        self.recorder, self.counts, self.thread = recorder, counts, recorder.thread
+    def __init__(self, recorder: Recorder) -> None:
+        self.recorder, self.thread = recorder, recorder.thread
+        self.counts: defaultdict[tuple[Ranks, int], Counts] = defaultdict(lambda: defaultdict(itertools.count))
+        """The numbers of the next messages, by group and tag."""
         self.events: dict[int, list[int]] = {}
         """Numbers of the events that end with a call, by its number; the first is its own."""
         self.waits: dict[int, int] = {}
@@ -84,13 +78,26 @@ class CallRecorder(Observer):
         recorder, kind = self.recorder, SEND if call.method == "send" else RECEIVE
         [tensor], other = call.inputs or call.outputs, call.peer
         peer, message = (NONE, NONE) if other is None else (other, self.next_message(kind, other, call))
+        source = recorder.sources.find() if self.thread.source is None else self.thread.source
         number = recorder.begin(
             kind, call.name, bytes_of(tensor), tensor.shape, call.ranks, peer, message, call.tag,
-            source=recorder.sources.find(),
+            self.offset_of(tensor), source,
         )  # fmt: skip
         if kind == SEND:
             recorder.put_values(number, values_of(tensor))
         return number
+
+    def offset_of(self, part: torch.Tensor) -> int:
+        """The first element of this part of the tensor of our collective around it; -1 if it is not part of one."""
+        flat = self.thread.flat
+        behind = NONE if flat is None else part.data_ptr() - flat.data_ptr()
+        return behind // flat.element_size() if flat is not None and 0 <= behind < flat.nbytes else NONE
+
+    def note_values(self) -> None:
+        """Record the values that the rank now holds in our collective."""
+        flat = self.thread.flat
+        if flat is not None and flat.numel() <= MAX_VALUES:
+            self.recorder.instant(VALUES, "holds", values_of(flat), shape=flat.shape)
 
     def next_message(self, kind: str, peer: int, call: Call) -> int:
         """The number of the next message of this kind to or from `peer`."""
@@ -114,7 +121,22 @@ class CallRecorder(Observer):
             if call.method in MESSAGES and not call.blocks:
                 self.in_turn.release()
 
+    def wait_for(self, works: Sequence[Any], wait: Callable[[], None], source: int) -> None:
+        """Call `wait`, which waits for these works of our collective, and record that as one wait in this line."""
+        numbers = [number for work in works for call in calls_of(work) for number in self.events.get(call.number, ())]
+        if not numbers:
+            return wait()
+        number = self.recorder.begin_wait(numbers, source)
+        self.thread.is_waiting = True
+        try:
+            wait()
+        finally:
+            self.thread.is_waiting = False
+            self.recorder.end(number)
+
     def waiting(self, calls: Sequence[Call]) -> None:
+        if self.thread.is_waiting:
+            return
         numbers = [number for call in calls for number in self.events.get(call.number, ())]
         # threads of an agent listen for requests all the time, which is not a wait of the rank
         is_agents = any(calls[0].group is agent.group for agent in agents)
@@ -122,12 +144,16 @@ class CallRecorder(Observer):
             self.waits[calls[0].number] = self.recorder.begin_wait(numbers, self.recorder.sources.find())
 
     def waited(self, calls: Sequence[Call]) -> None:
-        if (wait := self.waits.pop(calls[0].number, None)) is not None:
+        """A wait that failed ends here; others are over when what they are for is done."""
+        if calls[0].number not in self.events and (wait := self.waits.pop(calls[0].number, None)) is not None:
             self.recorder.end(wait)
 
     def done(self, calls: Sequence[Call]) -> None:
         ended = [(call, self.events.pop(call.number)) for call in calls if call.number in self.events]
-        self.recorder.end_all([number for _, numbers in ended for number in numbers])
+        numbers = [number for _, numbers in ended for number in numbers]
+        if (wait := self.waits.pop(calls[0].number, None)) is not None:
+            numbers.append(wait)
+        self.recorder.end_all(numbers)
         for call, [number, *_] in ended:
             if call.method == "recv_anysource":
                 sender = call.find_sender()
@@ -137,10 +163,11 @@ class CallRecorder(Observer):
 
     def failed(self, calls: Sequence[Call], error: BaseException) -> None:
         for call in calls:
+            if call.work is None:
+                self.returned(call)
+            numbers = self.events.pop(call.number, ())
             if call.blocks or call.work is None:
-                if call.work is None:
-                    self.returned(call)
-                self.recorder.end_all(self.events.pop(call.number, ()))
+                self.recorder.end_all(numbers)
 
     def dropped(self, calls: Sequence[Call]) -> None:
         """An agent drops the work of a request when the reply has come, without a wait."""

@@ -1,6 +1,6 @@
 """In a rank: records a function that it runs.
 
-Before and after it, ranks on several hosts compare their clocks with rank 0's. On a GPU a receive returns at once, and
+Before it, ranks on other hosts than rank 0's compare their clocks with that. On a GPU a receive returns at once, and
 only orders what comes after it: a message has arrived when its value has been read.
 
 A rank only issues work to its GPU, and is soon ahead of it. At the start and end of its events it therefore records
@@ -33,10 +33,9 @@ from playground.runtime.tap import observing
 from playground.runtime.tap.replacement import replaced
 from playground.see.record import BUCKET, COLLECTIVE, COMPUTE, DEVICE, GRADIENT, PHASE, layout
 from playground.see.record.algorithms import RecordingExecutor
-from playground.see.record.distributed import CallRecorder, new_counts
-from playground.see.record.layout import CLOCK, FILES, LANE_CODES, RECORD, RUN, EventRecord, file_name, place_of, trim
+from playground.see.record.distributed import CallRecorder
+from playground.see.record.layout import LANE_CODES, RECORD, RUN, EventRecord, place_of, read_rank_files
 from playground.see.record.recorder import CAPACITY, Recorder
-from playground.see.record.run import ClockSample
 from playground.see.record.training import BucketHooks, TrainingHooks, recorded_devices
 
 ROUNDS = 100
@@ -44,10 +43,11 @@ ROUNDS = 100
 TAG = 20171
 
 
-def compare_clocks(rank: int, ranks: list[int], clock: Callable[[], int]) -> ClockSample | None:
+def compare_clocks(rank: int, ranks: list[int], clock: Callable[[], int]) -> tuple[int, int]:
     """Compare the clocks of `ranks`, one after the other, with rank 0's. These, and rank 0, must call this.
 
-    Returns the comparison of this rank; None on rank 0. Source: Cristian, Probabilistic clock synchronization (1989)
+    Returns the offset of rank 0's clock to this rank's, and its maximum error: half of the shortest round trip. Source:
+    Cristian, Probabilistic clock synchronization (1989)
     """
     ping, pong = torch.zeros(2, 1, dtype=torch.int64, device=device())
     if rank == 0:
@@ -56,7 +56,7 @@ def compare_clocks(rank: int, ranks: list[int], clock: Callable[[], int]) -> Clo
                 dist.recv(ping, other, tag=TAG)
                 ping.item()
                 dist.send(pong.fill_(clock()), other, tag=TAG)
-        return None
+        return 0, 0
     samples = []
     for _ in range(ROUNDS):
         asked = clock()
@@ -64,8 +64,8 @@ def compare_clocks(rank: int, ranks: list[int], clock: Callable[[], int]) -> Clo
         dist.recv(pong, 0, tag=TAG)
         theirs, answered = int(pong.item()), clock()
         middle = (asked + answered) // 2
-        samples.append(ClockSample(at=middle, offset=theirs - middle, bound=(answered - asked + 1) // 2))
-    return min(samples, key=lambda sample: sample.bound)
+        samples.append((theirs - middle, (answered - asked + 1) // 2))
+    return min(samples, key=lambda sample: sample[1])
 
 
 ON_DEVICE = (COMPUTE, GRADIENT, BUCKET, COLLECTIVE)
@@ -73,9 +73,6 @@ ON_DEVICE = (COMPUTE, GRADIENT, BUCKET, COLLECTIVE)
 messages have none.)"""
 PATIENCE = 1.0
 """Seconds that the end of a recording waits for a GPU, which may wait for a rank that is gone."""
-NEAR = 1000.0
-"""Maximum distance, in milliseconds, to the mark from which others are measured. CUDA's times are float32: their
-resolution is 0.06 µs at a second, and 60 µs at 1000 s."""
 
 
 def record_mark(device: torch.device) -> torch.cuda.Event:
@@ -91,7 +88,7 @@ Anchor = tuple[torch.cuda.Event, int]
 
 
 class DeviceRecorder(Recorder):
-    """A recorder that also records the times of the rank's GPU, and of others that its process drives."""
+    """A recorder that also records the times of the rank's GPU, but not of others that its process drives."""
 
     def __init__(
         self,
@@ -103,20 +100,17 @@ class DeviceRecorder(Recorder):
     ) -> None:
         super().__init__(*args, capacity=capacity, reserve=capacity, **kwargs)
         self.gpu, self.mark = gpu, mark
-        self.begun: dict[int, tuple[torch.device, torch.cuda.Event]] = {}
+        self.begun: dict[int, torch.cuda.Event] = {}
         self.ended: dict[int, torch.cuda.Event] = {}
         """Marks by the number of the event."""
-        self.anchors = {gpu: self.anchor(gpu)}
-        """The first anchor of each device."""
+        self.first = self.anchor()
 
     def begin(self, kind: str, *args: Any, **kwargs: Any) -> int:
         number = super().begin(kind, *args, **kwargs)
-        if kind in ON_DEVICE and number != self.unread:
-            device = self.thread.device or self.gpu
-            mark = self.mark(device)
-            self.begun[number] = device, mark
+        if kind in ON_DEVICE and number != self.unread and self.thread.device in (None, self.gpu):
+            self.begun[number] = self.mark(self.gpu)
             if kind == GRADIENT:  # an instant
-                self.ended[number] = mark
+                self.ended[number] = self.begun[number]
         return number
 
     def end(self, number: int) -> None:
@@ -128,14 +122,11 @@ class DeviceRecorder(Recorder):
         super().end_all(numbers)
         for number in numbers:
             if number in self.begun:
-                self.ended[number] = self.mark(self.begun[number][0])
+                self.ended[number] = self.mark(self.gpu)
 
     @contextlib.contextmanager
     def working_for(self, device: torch.device) -> Iterator[None]:
-        if device.type == self.gpu.type:
-            if device not in self.anchors:
-                self.anchors[device] = self.anchor(device)
-            self.thread.device = device
+        self.thread.device = device
         try:
             with super().working_for(device):
                 yield
@@ -147,43 +138,31 @@ class DeviceRecorder(Recorder):
             self.write_device_lane()
         super().stop()
 
-    def anchor(self, device: torch.device) -> Anchor | None:
+    def anchor(self) -> Anchor | None:
         """The current time on both clocks; None if the GPU does not reach the mark."""
-        mark, deadline = self.mark(device), time.monotonic() + PATIENCE
+        mark, deadline = self.mark(self.gpu), time.monotonic() + PATIENCE
         while not mark.query():
             if time.monotonic() > deadline:
                 return None
         return mark, self.clock()
 
     def write_device_lane(self) -> None:
-        """Copy the events whose work the GPUs have done into the reserve, with the GPU's times."""
-        copy = self.use_reserve()
-        if self.is_full:
+        """Copy the events whose work the GPU has done into the reserve, with the GPU's times."""
+        copy, last = self.use_reserve(), self.anchor()
+        if self.first is None:
             return
-        for gpu, first in self.anchors.items():
-            for number, start, end in self.times_on(gpu, first) if first else ():
-                record, lane = EventRecord(*RECORD.unpack_from(self.target, place_of(number))), LANE_CODES[DEVICE]
-                record = record._replace(
-                    start=start, end=end, parent=number, lane=lane, wait=layout.NONE, values=layout.NONE
-                )
+        mark, began = self.first
+        rate = 1e6 if last is None else (last[1] - began) / mark.elapsed_time(last[0])  # host ns in a ms of the GPU
+        for number, begun in list(self.begun.items()):
+            ended = self.ended.get(number)  # may be recorded on a different stream
+            if ended is not None and begun.query() and ended.query():
+                start = began + round(rate * mark.elapsed_time(begun))
+                record = EventRecord(*RECORD.unpack_from(self.target, place_of(number)))._replace(
+                    start=start, end=start + round(rate * begun.elapsed_time(ended)),
+                    parent=number, lane=LANE_CODES[DEVICE], wait=layout.NONE, values=layout.NONE,
+                )  # fmt: skip
                 RECORD.pack_into(self.target, place_of(copy), *record)
                 copy += 1
-
-    def times_on(self, device: torch.device, first: Anchor) -> Iterator[tuple[int, int, int]]:
-        """The numbers of the events whose work this GPU has done, and their starts and ends in nanoseconds."""
-        last, (near, began), passed, found = self.anchor(device), first, 0.0, []
-        for number, (its_device, begun) in list(self.begun.items()):
-            ended = self.ended.get(number)  # may be recorded on a different stream
-            if its_device == device and ended is not None and begun.query() and ended.query():
-                since = near.elapsed_time(begun)
-                if since > NEAR:
-                    near, passed, since = begun, passed + since, 0.0
-                found.append((number, passed + since, begun.elapsed_time(ended)))
-        rate = 1e6  # nanoseconds of the host in a millisecond of the GPU
-        if last is not None:
-            rate = (last[1] - began) / (passed + near.elapsed_time(last[0]))
-        for number, start, milliseconds in found:
-            yield number, began + round(rate * start), began + round(rate * start) + round(rate * milliseconds)
 
 
 _recorders: list[Recorder] = []
@@ -200,7 +179,9 @@ def recorded(
     returns nanoseconds.
     """
     hosts = all_gather_object(host_id())
-    about = {"host": socket.gethostname(), "host_id": hosts[rank], "device": str(device())}
+    strangers = [other for other, host in enumerate(hosts) if host != hosts[0]]
+    offset, bound = compare_clocks(rank, strangers, clock) if strangers and rank in (0, *strangers) else (0, 0)
+    about = {"host": socket.gethostname(), "device": str(device()), "offset": offset, "bound": bound}
     with contextlib.suppress(OSError):  # the recorder reports it
         folder.mkdir(parents=True, exist_ok=True)
     is_gpu = device().type == "cuda"
@@ -210,35 +191,20 @@ def recorded(
         with contextlib.suppress(OSError):  # then the launcher writes it
             (folder / RUN).write_text(run)
     _recorders[:] = [recorder]
-    strangers = [other for other, host in enumerate(hosts) if host != hosts[0]]
     try:
-        compare(recorder, rank, strangers)
         with installed(recorder):
             yield recorder
-        stands = dist.is_initialized() and dist.get_world_size() == size  # the function may have left its group
-        if stands:
-            compare(recorder, rank, strangers)
     finally:
         _recorders.clear()
         recorder.stop()
-    if stands and strangers:
+    if strangers and dist.is_initialized() and dist.get_world_size() == size:  # the function may have left its group
         bring_to_rank_0(folder, rank, strangers)
-
-
-def compare(recorder: Recorder, rank: int, ranks: list[int]) -> None:
-    """Compare the clocks of these ranks with rank 0's, and record the result."""
-    if ranks and rank in (0, *ranks) and (sample := compare_clocks(rank, ranks, recorder.clock)):
-        recorder.tables.write(CLOCK, *sample)
 
 
 def bring_to_rank_0(folder: Path, rank: int, strangers: list[int]) -> None:
     """Copy the files of these ranks, which may be on other disks, into rank 0's folder. All ranks must call this."""
-    files = {}
-    if rank in strangers:
-        present = (file for kind in FILES if (file := folder / file_name(rank, kind)).exists())
-        files = {file.name: file.read_bytes() for file in present}
-        files = {name: trim(name, content, files) for name, content in files.items()}
-    for theirs in all_gather_object(files):
+    files = read_rank_files(folder, rank) if rank in strangers else ()
+    for theirs in all_gather_object(dict(files)):
         if rank == 0:
             for name, content in theirs.items():
                 try:
@@ -258,11 +224,10 @@ def installed(recorder: Recorder) -> Iterator[None]:
 
         return attempt_phase
 
-    counts = new_counts()
-    calls = CallRecorder(recorder, counts)
+    calls = CallRecorder(recorder)
     with (
         observing(calls),
-        executed_by(RecordingExecutor(recorder, counts)),
+        executed_by(RecordingExecutor(recorder, calls)),
         replaced(steps, "attempt", wrap_attempt),
         recorded_devices(recorder),
         TrainingHooks(recorder, BucketHooks(recorder, calls)).installed(),

@@ -15,45 +15,28 @@ import threading
 import time
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from playground.runtime.black_box.sources import Sources
 from playground.see.record import BACKGROUND, KINDS, MAIN, PHASE, WAIT, layout
 from playground.see.record.layout import HEADER, LANE_CODES, MAX_VALUES, NONE, RECORD, SPAN, file_name, place_of
 
-MAX_THINGS = 2**16
-"""Maximum number of things in a table: records have two bytes for the number of a name."""
-
 
 class Tables:
-    """A file of lines of JSON that are passed to the system at once, so that they outlive this process."""
+    """A file of lines of JSON that are passed to the system at once, so that they outlive this process. Those for which
+    there is no room are lost."""
 
-    def __init__(self, path: Path, on_failure: Callable[[str], None]) -> None:
-        """`on_failure` is called with the reason when a line cannot be written, after which no other is."""
-        self.file: IO[str] | None = None
-        self.on_failure = on_failure
-        try:
-            self.file = path.open("w", buffering=1)
-        except OSError as error:
-            on_failure(str(error.strerror))
+    def __init__(self, path: Path) -> None:
+        self.file = path.open("w", buffering=1)
 
     def write(self, about: str, *values: object) -> None:
-        if self.file is not None:
-            try:
-                self.file.write(json.dumps([about, *values]) + "\n")
-            except OSError as error:
-                self.fail(str(error.strerror))
-
-    def fail(self, reason: str) -> None:
-        self.close()
-        self.on_failure(reason)
+        with contextlib.suppress(OSError, ValueError):  # ValueError: the file is closed
+            self.file.write(json.dumps([about, *values]) + "\n")
 
     def close(self) -> None:
         """Close the file. Later lines are lost."""
-        file, self.file = self.file, None
-        if file is not None:
-            with contextlib.suppress(OSError):  # a line for which there was no room
-                file.close()
+        with contextlib.suppress(OSError):
+            self.file.close()
 
 
 class Numbering(dict[Hashable, int]):
@@ -67,9 +50,6 @@ class Numbering(dict[Hashable, int]):
     def __missing__(self, thing: Hashable) -> int:
         with self.one_at_a_time:
             if thing not in self:
-                if len(self) == MAX_THINGS:
-                    self.tables.fail(f"more than {MAX_THINGS:,} {self.about}s")
-                    return 0
                 self.tables.write(self.about, thing)
                 self[thing] = len(self)
         return self[thing]
@@ -93,9 +73,9 @@ WORDS, HALVES = RECORD.size // 8, RECORD.size // 4
 """The length of a record in units of 8 and of 4 bytes."""
 END, VALUES_AT = 1, 4
 PEER_AT, MESSAGE_AT, WAIT_AT = 11, 12, 14
-LANE_AT = 72
+LANE_AT = 76
 """Offsets in a record, in units of 8, 4 and 1 bytes."""
-CAPACITY_AT, DROPPED_AT, VALUES_USED_AT = 1, 2, 3
+DROPPED_AT, VALUES_USED_AT = 2, 3
 """Offsets in the header, in units of 8 bytes."""
 KIND_CODES = {kind: code for code, kind in enumerate(KINDS, 1)}
 CAPACITY, VALUE_CAPACITY = 2**18, 2**20
@@ -115,8 +95,14 @@ class ThreadState(threading.local):
         """Numbers of the spans around that one."""
         self.is_inside = False
         """Whether the thread is inside a call that is recorded as a whole."""
-        self.batch: list[Any] | None = None
-        """Messages of the batch that is being started."""
+        self.is_waiting = False
+        """Whether it is inside a wait that is recorded as a whole."""
+        self.flat: Any = None
+        """The tensor of our collective that the thread is running."""
+        self.source: int | None = None
+        """The line on which it starts messages."""
+        self.phase, self.phase_number = "", NONE
+        """The phase of it, and the number of its event."""
         self.device: Any = None
         """The device whose work this thread does, if it is not the rank's own."""
 
@@ -125,8 +111,8 @@ class Recorder:
     """Records the events of one rank.
 
     `begin` returns a number, and `end` takes it; in between other events may begin and end, in any thread. Events for
-    which there is no room, as after the disk was full, are counted; their number is that of a record that is never
-    read.
+    which there is no room are counted; their number is that of a record that is never read. Where there is no room for
+    any of them, a notice says so.
     """
 
     def __init__(
@@ -144,28 +130,31 @@ class Recorder:
         for `reserve` more, which `begin` does not use."""
         self.folder, self.rank, self.clock = folder, rank, clock
         self.next_number = itertools.count().__next__  # atomic, as it is one call into C
-        self.values_lock = threading.Lock()
+        self.one_at_a_time = threading.Lock()
         self.thread = ThreadState()
         self.backwards: list[int] = []
         """Numbers of the running backward passes, in order. Autograd calls hooks in threads of its own, one per GPU."""
-        self.is_full = False
         self.capacity, self.value_capacity = capacity, value_capacity
         self.unread = capacity + reserve
         """The number given to events for which there is no room."""
         self.sizes = place_of(self.unread + 1), 8 * value_capacity
-        self.write_nowhere()
-        self.tables = Tables(folder / file_name(rank, layout.TABLES), self.give_up)
+        files = [folder / file_name(rank, kind) for kind in (layout.TABLES, layout.EVENTS, layout.VALUES)]
+        try:
+            self.tables = Tables(files[0])
+            self.write_to(*map(map_file, files[1:], self.sizes))
+        except OSError as error:
+            for file in files:
+                with contextlib.suppress(OSError):
+                    file.unlink()
+            self.capacity = self.value_capacity = 0
+            self.tables = Tables(Path(os.devnull))
+            self.write_nowhere()
+            notice = f"--see: nothing can be written to {folder} ({error.strerror}): rank {rank} runs unrecorded"
+            with contextlib.suppress(OSError, ValueError):  # stderr is gone, too
+                print(notice, file=sys.stderr, flush=True)
         self.names, self.shapes = Numbering(self.tables, layout.NAME), Numbering(self.tables, layout.SHAPE)
         self.groups = Numbering(self.tables, layout.GROUP)
         self.sources = Sources(Numbering(self.tables, layout.SOURCE).__getitem__)
-        if not self.is_full:
-            files = [folder / file_name(rank, kind) for kind in (layout.EVENTS, layout.VALUES)]
-            try:
-                self.write_to(*map(map_file, files, self.sizes))
-            except OSError as error:
-                for file in files:
-                    file.unlink(missing_ok=True)
-                self.give_up(str(error.strerror))
         self.tables.write(layout.START, {"time": time.time(), "clock": clock(), **about})
 
     def write_nowhere(self) -> None:
@@ -203,7 +192,7 @@ class Recorder:
         if start is None:
             start = self.clock()
         shape_number, name_number, group_number = self.shapes[shape], self.names[name], self.groups[group]
-        number = self.take_number()  # after those: if there is no room for them, there is none for what refers to them
+        number = self.take_number()
         thread = self.thread
         RECORD.pack_into(
             self.target, RECORD.size * (number + 1), start, 0, nbytes, offset, NONE,
@@ -225,30 +214,20 @@ class Recorder:
         self.capacity = min(self.next_number(), self.capacity)
         return self.capacity
 
-    def give_up(self, reason: str) -> None:
-        """Only count events from now on, as there is no room for more, and print a notice, once."""
-        if self.is_full:
-            return
-        self.is_full = True
-        self.value_capacity = 0
-        self.words[CAPACITY_AT] = self.capacity = min(self.capacity, self.next_number() + 1)
-        notice = f"--see: no more can be written to {self.folder} ({reason}): rank {self.rank} goes on unrecorded"
-        with contextlib.suppress(OSError, ValueError):  # stderr is gone, too
-            print(notice, file=sys.stderr, flush=True)
-
     def end(self, number: int) -> None:
         """Record the end of an event, now."""
         self.words[WORDS * (number + 1) + END] = self.clock()
+
+    def end_once(self, numbers: Iterable[int]) -> None:
+        """Record the end of these events, unless they are over: of two threads that learn of it the first counts."""
+        with self.one_at_a_time:
+            self.end_all([number for number in numbers if not self.words[WORDS * (number + 1) + END]])
 
     def end_all(self, numbers: Iterable[int]) -> None:
         """Record the end of all these events, now."""
         now, words = self.clock(), self.words
         for number in numbers:
             words[WORDS * (number + 1) + END] = now
-
-    def resume(self, number: int) -> None:
-        """Remove the end of an event that is not over yet."""
-        self.words[WORDS * (number + 1) + END] = 0
 
     def instant(self, kind: str, name: str, values: Sequence[float] | None = None, **what: Any) -> None:
         """Record an event that takes no time."""
@@ -261,7 +240,7 @@ class Recorder:
         if values is None or len(values) > MAX_VALUES:
             return
         count = len(values)
-        with self.values_lock:
+        with self.one_at_a_time:
             position = self.values_used
             if position + count > self.value_capacity:
                 return

@@ -1,8 +1,8 @@
 """Recordings of whole runs: made, and read with the times of all ranks converted to rank 0's clock. Does not import
 torch: the ranks do.
 
-On one host all processes read the same clock. The clocks of other hosts differ from it, in speed, too: so the ranks
-compare their clocks when the recording begins and when it ends, and in between the difference is interpolated.
+On one host all processes read the same clock. The clocks of other hosts differ from it: so their ranks compare theirs
+with rank 0's when the recording begins.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from playground.runtime.errors import UsageError
 from playground.runtime.files import temporary_folder
@@ -27,39 +27,10 @@ from playground.runtime.rank.work import call
 from playground.runtime.remote import remote
 from playground.runtime.untrusted import expect_dict, expect_float, expect_int, expect_list, expect_text, parse_json
 from playground.see.record import KINDS, SCHEMA, Event, RankRecording, Recording, SourceLine, layout
-from playground.see.record.layout import HEADER, NONE, RECORD, EventRecord, Members, file_name
+from playground.see.record.layout import HEADER, NONE, RECORD, EventRecord, Files, file_name
 
 DRIFT = 1e-4
-"""Maximum relative difference in speed of two clocks where it has not been measured: quartz stays below it."""
-
-
-class ClockSample(NamedTuple):
-    """One comparison with rank 0's clock, in nanoseconds."""
-
-    at: int
-    """Time of the comparison on this rank's clock."""
-    offset: int
-    """Difference of rank 0's clock to this one."""
-    bound: int
-    """Maximum error of `offset`: half of the shortest round trip."""
-
-
-def to_rank_0(samples: Sequence[ClockSample], time: int) -> float:
-    """Convert a time of a rank's clock to rank 0's, in nanoseconds. Without samples the clock is that of rank 0's
-    host, and nothing is corrected."""
-    if not samples:
-        return time
-    first, last = samples[0], samples[-1]
-    slope = (last.offset - first.offset) / (last.at - first.at) if last.at > first.at else 0.0
-    return time + first.offset + slope * (time - first.at)
-
-
-def clock_bound(samples: Sequence[ClockSample], end: int) -> float:
-    """Maximum error of converted times, in nanoseconds, in a recording until `end` on the rank's clock."""
-    drift = DRIFT * (end - samples[0].at) if len(samples) == 1 else 0
-    return max((sample.bound for sample in samples), default=0) + max(drift, 0)
-
-
+"""Maximum relative difference in speed of two clocks: quartz stays below it."""
 SECOND = 1e9
 """Nanoseconds."""
 YEAR_10000 = 253_402_300_800
@@ -73,11 +44,12 @@ Tables = dict[str, list[Any]]
 
 
 def read_start(about: object) -> Mapping[str, Any]:
-    """A rank's description of itself: the host's name, what identifies the host whatever its name, and the device; and
-    the time, in seconds since 1970, with the same moment on its own clock, in nanoseconds."""
+    """A rank's description of itself: its host and its device; the time, in seconds since 1970, with the same moment on
+    its own clock, in nanoseconds; and the `offset` of rank 0's clock to that, with its `bound`."""
     told = expect_dict(about)
-    texts = {name: expect_text(told[name]) for name in ("host", "host_id", "device")}
-    return texts | {"time": expect_float(told["time"], 0, YEAR_10000 - 1), "clock": expect_int(told["clock"])}
+    numbers = {name: expect_int(told[name]) for name in ("clock", "offset", "bound")}
+    texts = {name: expect_text(told[name]) for name in ("host", "device")}
+    return texts | numbers | {"time": expect_float(told["time"], 0, YEAR_10000 - 1)}
 
 
 def read_source(line: object) -> tuple[SourceLine, str]:
@@ -91,7 +63,6 @@ READERS: dict[str, Callable[..., Any]] = {
     layout.SHAPE: lambda shape: tuple(expect_int(each, 0) for each in expect_list(shape)),
     layout.GROUP: lambda group: tuple(expect_int(each, 0, layout.MAX_RANKS - 1) for each in expect_list(group)),
     layout.SOURCE: read_source,
-    layout.CLOCK: lambda *sample: ClockSample(*map(expect_int, sample)),
     layout.START: read_start,
     layout.ENDED: expect_int,
 }
@@ -181,13 +152,12 @@ TEXT = "text/"
 def read_recording(path: str | Path) -> Recording:
     """Read a recording from a file, or from a folder that ranks have written to.
 
-    Of one that was cut off, and of ranks that were killed, the complete events are read. Raises `UsageError` if it is
-    not a recording, is damaged or has another version, or if its ranks have different clocks that were never compared;
-    `OSError` if it cannot be read.
+    Of ranks that were killed, the complete events are read. Raises `UsageError` if it is not a recording, is damaged or
+    has another version; `OSError` if it cannot be read.
     """
     with refused_if_damaged(path):
-        members = layout.read_members(Path(path))
-    return merge(members, path)
+        files = layout.read_files(Path(path))
+    return merge(files, path)
 
 
 @contextlib.contextmanager
@@ -199,49 +169,41 @@ def refused_if_damaged(name: str | Path) -> Iterator[None]:
         raise UsageError(f"{name} is a damaged recording ({error}): record the run again") from None
 
 
-def merge(members: Members, name: str | Path = "this") -> Recording:
+def merge(files: Files, name: str | Path = "this") -> Recording:
     """The recording in a file or folder of this name. Raises `UsageError` as `read_recording`."""
-    files = members.files
     with refused_if_damaged(name):
         run = expect_dict(parse_json(files.get(layout.RUN, b"{}")))
-        layout.check_version("this", expect_int(run.get("schema", SCHEMA)))
+        if (schema := run.get("schema", SCHEMA)) != SCHEMA:
+            raise UsageError(f"{name} is of version {schema}, and this playground reads {SCHEMA}: record the run again")
         present = [int(name[1]) for name in map(layout.RANK_FILE.fullmatch, files) if name and name[2] == layout.TABLES]
         size = expect_int(run.get("size", max(present, default=-1) + 1), 0, layout.MAX_RANKS)
         ranks = [read_tables(files.get(file_name(rank, layout.TABLES), b"")) for rank in range(size)]
-        samples = clock_samples(ranks)
         starts = [rank[layout.START][-1] for rank in ranks if rank[layout.START]]
-        clocks = (each for each, rank in zip(samples, ranks, strict=True) if rank[layout.START])
-        began = min(to_rank_0(clock, start["clock"]) for clock, start in zip(clocks, starts, strict=True))
+        if not starts:
+            raise UsageError("the recording ends before its first rank begins: record the run again")
+        began = min(start["clock"] + start["offset"] for start in starts)
         sources = {source: None for rank in ranks for source, _ in rank[layout.SOURCE]}
         numbers = {source: number for number, source in enumerate(sources)}
         versions = expect_dict(run.get("versions", {}))
         texts = {each: text.decode(errors="replace") for each, text in files.items() if each.startswith(TEXT)}
-        of_ranks = enumerate(zip(ranks, samples, strict=True))
         return Recording(
             command=tuple(map(expect_text, expect_list(run.get("command", [])))),
             backend=expect_text(run.get("backend", "")),
             versions={expect_text(each): expect_text(version) for each, version in versions.items()},
             began=starts[0]["time"],
-            ranks=tuple(read_rank(rank, tables, numbers, clock, began, members) for rank, (tables, clock) in of_ranks),
+            ranks=tuple(read_rank(rank, tables, numbers, began, files) for rank, tables in enumerate(ranks)),
             sources=tuple(sources),
             texts={each.removeprefix(TEXT): text for each, text in texts.items()},
         )
 
 
-def read_rank(
-    rank: int,
-    tables: Tables,
-    sources: Mapping[SourceLine, int],
-    clock: Sequence[ClockSample],
-    began: float,
-    members: Members,
-) -> RankRecording:
+def read_rank(rank: int, tables: Tables, sources: Mapping[SourceLine, int], began: int, files: Files) -> RankRecording:
     """One rank's recording, with times from `began` on, in nanoseconds of rank 0's clock. Raises `UsageError`, and
     errors of damaged recordings, for what no rank writes."""
     if not tables[layout.START]:
         return RankRecording(rank=rank, host="", device="", events=(), is_cut_off=True)
     about, ended = tables[layout.START][-1], tables[layout.ENDED]
-    content, values = (members.files.get(file_name(rank, kind), b"") for kind in (layout.EVENTS, layout.VALUES))
+    content, values = (files.get(file_name(rank, kind), b"") for kind in (layout.EVENTS, layout.VALUES))
     magic, capacity, dropped, _ = layout.read_header(content)
     if magic != layout.MAGIC:
         raise UsageError(f"the events of rank {rank} are none: record the run again")
@@ -250,7 +212,7 @@ def read_rank(
     last = ended[-1] if ended else max((record.start for record in records), default=0)
 
     def seconds(time: int) -> float:
-        return (to_rank_0(clock, time) - began) / SECOND
+        return (time + about["offset"] - began) / SECOND
 
     return RankRecording(
         rank=rank,
@@ -258,28 +220,9 @@ def read_rank(
         device=about["device"],
         events=tuple(read_events(rank, tables, sources, seconds, records[: expect_int(capacity, 0)], values)),
         dropped=expect_int(dropped, 0),
-        is_cut_off=members.is_cut_off or not ended,
-        clock_bound=clock_bound(clock, last) / SECOND,
+        is_cut_off=not ended,
+        clock_bound=(about["bound"] + DRIFT * max(0, last - about["clock"])) / SECOND if about["bound"] else 0.0,
     )
-
-
-def clock_samples(ranks: Sequence[Tables]) -> list[Sequence[ClockSample]]:
-    """Each rank's comparisons with rank 0's clock; none on rank 0's host. Raises `UsageError` if no rank has begun, or
-    if a rank on another host never compared its clock."""
-    if not any(rank[layout.START] for rank in ranks):
-        raise UsageError("the recording ends before its first rank begins: record the run again")
-    first: Mapping[str, Any] = next(iter(ranks[0][layout.START]), {})
-    samples: list[Sequence[ClockSample]] = []
-    for number, rank in enumerate(ranks):
-        about: Mapping[str, Any] = next(iter(rank[layout.START]), first)
-        is_strange = about.get("host_id") != first.get("host_id")
-        if first and is_strange and not rank[layout.CLOCK]:
-            clock = f"the clock of rank {number} on {about['host']} was never compared with that of rank 0"
-            raise UsageError(
-                f"{clock} on {first['host']}, so that their times do not belong together: record the run again"
-            )
-        samples.append(rank[layout.CLOCK] if is_strange else ())
-    return samples
 
 
 RECORDED = remote("playground.see.record.rank:recorded")
@@ -324,12 +267,12 @@ def describe_run(command: Sequence[str], backend: str, size: int) -> str:
     return json.dumps(run)
 
 
-def collect(folder: Path) -> Members:
+def collect(folder: Path) -> Files:
     """The ranks' files, with the program's files that they refer to. Raises `UsageError` for damaged ones."""
-    members = layout.read_folder(folder)
+    files = layout.read_folder(folder)
     with refused_if_damaged(folder):
-        ranks = [read_tables(content) for name, content in members.files.items() if name.endswith(layout.TABLES)]
+        ranks = [read_tables(content) for name, content in files.items() if name.endswith(layout.TABLES)]
     paths = {source.file: Path(path) for rank in ranks for source, path in rank[layout.SOURCE]}
     there = ((file, path) for file, path in sorted(paths.items()) if path.is_file())
     texts = {f"{TEXT}{file}": path.read_bytes() for file, path in there if path.stat().st_size <= MAX_TEXT}
-    return Members({**members.files, **texts})
+    return {**files, **texts}

@@ -46,10 +46,11 @@ class BucketHooks:
         self.left = 0
         """Number of buckets that have left since backward began."""
         self.listened_to: list[Any] = []
+        """Process groups."""
         self.under_way: dict[tuple[int, int], int] = {}
         """Numbers of the events of calls that are being issued, by group and operation."""
-        self.issued: dict[Any, int] = {}
-        """The same of those that are not over, by the future of their work: torch waits for these by itself."""
+        self.issued: list[tuple[Any, int]] = []
+        """The futures of the works of those since backward began, for which torch waits by itself, and the numbers."""
 
     @contextlib.contextmanager
     def during_backward(self, number: int) -> Iterator[None]:
@@ -80,7 +81,7 @@ class BucketHooks:
             self.recorder.leave(number)
             if isinstance(work, RecordedWork):
                 work.numbers.append(number)
-                work.work.future.add_done_callback(lambda _: self.recorder.end(number))
+                work.work.future.add_done_callback(lambda _: self.recorder.end_once([number]))
             for call in calls_of(work):
                 self.calls.events[call.number].append(number)
             return work
@@ -136,18 +137,14 @@ class BucketHooks:
             self.recorder.end(number)
         elif number is not None:
             future = call.work.get_future()
-            self.issued[future] = number
-            future.add_done_callback(lambda _: self.finish(future))
-
-    def finish(self, future: Any) -> None:
-        """Record the end of a call, unless it has been recorded before."""
-        if (number := self.issued.pop(future, None)) is not None:
-            self.recorder.end(number)
+            self.issued.append((future, number))
+            future.add_done_callback(lambda _: self.recorder.end_once([number]))
 
     def finish_done(self) -> None:
         """Record the ends of calls that are over: the thread that calls their callbacks may be late."""
-        for future in [future for future in list(self.issued) if future.done()]:
-            self.finish(future)
+        over = [each for each in self.issued if each[0].done()]
+        self.recorder.end_once([number for _, number in over])
+        self.issued = [each for each in self.issued if each not in over]
 
 
 FRAMES = 5

@@ -14,8 +14,7 @@ from typing import Any
 import click
 
 from playground.console import plots, terminal
-from playground.console.options import COMMON, flags, names_option, plot_option, refuse, select_names
-from playground.console.paths import FilePath
+from playground.console.options import COMMON, FILE, flags, names_option, plot_option, refuse, select_names
 from playground.console.session import Session, session_command, to_document
 from playground.console.tables import Column, Texts, figures, tabulate
 from playground.console.text import bad, good, heading, prose
@@ -264,7 +263,7 @@ bench_options = (
     plot_option("bus bandwidth against size"),
     click.option(
         "--diff",
-        type=FilePath(),
+        type=FILE,
         nargs=2,
         metavar="BEFORE AFTER",
         help="Compare two files that --json printed, instead of measuring.",

@@ -1,4 +1,4 @@
-"""How much of the communication was hidden, by both definitions."""
+"""How much of the communication was hidden."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from math import inf
 
 import pytest
 from hypothesis import given, strategies as st
-from recordings import on_gpus, recording_of, training
+from recordings import on_gpus, recording_of, ring, training
 
 from playground.see.analyse import clip, subtract, total, union
-from playground.see.analyse.overlap import overlaps, passes_of
+from playground.see.analyse.overlap import overlaps
 from playground.see.record import DEVICE, Event
 
 moments = st.floats(0, 10)
@@ -34,64 +34,36 @@ def test_intervals(
     assert all(clip(left, first, last) == [] for first, last in others)
 
 
-def test_both_definitions_of_a_step() -> None:
-    """2 ms of backward beside an all-reduce of 3 ms, whose end is 1 ms after the last gradient."""
+def test_the_overlap_of_training() -> None:
+    """In each of 3 steps 2 ms of backward beside an all-reduce of 3 ms."""
     found = overlaps(training(2, exposed=1e-3, hidden=2e-3, steps=3))
-    assert [(each.rank, each.step) for each in found] == [(rank, step) for rank in range(2) for step in range(3)]
+    assert [each.rank for each in found] == [0, 1]
     for each in found:
-        assert each.compute == pytest.approx(5.5e-3, abs=1e-5)
-        assert each.communication == pytest.approx(3e-3, abs=1e-5)
-        assert each.overlap == pytest.approx(2e-3, abs=1e-5)
-        assert each.exposed == pytest.approx(1e-3, abs=1e-5)
+        assert each.compute == pytest.approx(3 * 5.5e-3, abs=1e-5)
+        assert each.communication == pytest.approx(3 * 3e-3, abs=1e-5)
+        assert each.overlap == pytest.approx(3 * 2e-3, abs=1e-5)
         assert each.hidden == pytest.approx(2 / 3, abs=1e-2)
 
 
-DEVICE_STEP = [
-    ("compute", "forward", 0.0, 1.0),
-    ("compute", "backward", 1.0, 3.0),
-    ("collective", "all_reduce", 2.0, 4.0),
-    ("gradient", "weight", 3.0, 3.0),
-    ("compute", "step", 4.0, 5.0),
-]
-"""What a device does, and when."""
-NAMES = ["forward", "backward", "forward", "backward", "step"]
-
-
-def test_a_pass_without_the_optimizer_is_no_step() -> None:
-    """Gradients that are accumulated, or averaged alone; nor is a barrier communication, or what follows the step."""
-    events = [Event(at, 0, "compute", name, float(at), at + 1.0) for at, name in enumerate(NAMES)]
-    events.append(Event(5, 0, "collective", "all_reduce", 3.5, 3.75, nbytes=8))
-    recording = recording_of([events])
-    assert [[event.name for event in part] for part in passes_of(recording.ranks[0])] == [
-        ["forward", "backward"],
-        ["forward", "backward", "all_reduce", "step"],
-    ]
-    (found,) = overlaps(recording)
-    assert found.compute == 3 - 0.25  # less what the all-reduce stood still for
-    assert (found.communication, found.union, found.overlap) == (0.25, 3.0, 0.0)
-    events[-1:] = [Event(5, 0, "collective", "barrier", 3.5, 3.75)]
-    events.append(Event(6, 0, "collective", "all_gather", 6.0, 7.0, nbytes=8))
-    assert overlaps(recording_of([events])) == []
+def test_what_is_no_training_and_what_moves_no_bytes_is_left_out() -> None:
+    events = [Event(at, 0, "compute", name, float(at), at + 1.0) for at, name in enumerate(("forward", "backward"))]
+    barrier = Event(2, 0, "collective", "barrier", 1.5, 1.75)
+    before = Event(3, 0, "collective", "broadcast", -1.0, -0.5, nbytes=8)
+    (found,) = overlaps(
+        recording_of([[*events, barrier, before, replace(barrier, number=4, name="all_reduce", nbytes=8)]])
+    )
+    assert (found.compute, found.communication, found.overlap) == (1.75, 0.25, 0.0)  # less what stood still for it
+    assert overlaps(recording_of([[*events, barrier]])) == overlaps(ring(2)) == []
 
 
 def test_where_the_device_has_told_its_times_they_count() -> None:
-    """The host issues in no time what the device does for seconds: two steps, before the device has begun the first."""
-    host: list[Event] = []
+    """The host issues in no time what the device does for seconds, and what it waits for has nothing to do with it."""
+    host = [Event(4, 0, "wait", "wait", 0.5, 1.5), Event(5, 0, "send", "send", 0.5, 1.5, nbytes=8)]
     device: list[Event] = []
-    for step in range(2):
-        begun = step / 10
-        for number, (kind, name, start, end) in enumerate(DEVICE_STEP):
-            ref, at = len(host), begun + number / 100
-            nbytes = 8 if kind == "collective" else 0
-            host.append(Event(ref, 0, kind, name, at, inf if nbytes else at + 0.001, nbytes=nbytes))
-            late = 1 + 5 * step
-            device.append(Event(0, 0, kind, name, late + start, late + end, DEVICE, ref, nbytes=nbytes))
-    device = [replace(event, number=number) for number, event in enumerate(device, len(host))]
-    for number, event in enumerate(host[:5], 2 * len(host)):  # what the host waits for has nothing to do with it
-        device.append(replace(event, number=number, kind="wait", start=event.start + 1, end=event.start + 2))
-        device.append(replace(device[-1], number=number + 5, kind="send", nbytes=8))
-    first, second = overlaps(on_gpus(recording_of([[*host, *device]])))
-    for found in (first, second):
-        assert (found.overlap, found.compute, found.communication) == (1.0, 4.0, 2.0)
-        assert (found.exposed, found.sent, found.early) == (1.0, 1, 1)
+    for number, (name, start, end) in enumerate((("forward", 1, 2), ("backward", 2, 4), ("all_reduce", 3, 5))):
+        kind, nbytes = ("collective", 8) if name == "all_reduce" else ("compute", 0)
+        host.append(Event(number, 0, kind, name, number / 10, inf if nbytes else number / 10, nbytes=nbytes))
+        device.append(Event(6 + number, 0, kind, name, start, end, DEVICE, number, nbytes=nbytes))
+    (found,) = overlaps(on_gpus(recording_of([[*host, *device]])))
+    assert (found.overlap, found.compute, found.communication) == (1.0, 3.0, 2.0)
     assert overlaps(on_gpus(recording_of([host]))) == []

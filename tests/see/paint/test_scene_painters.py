@@ -1,4 +1,4 @@
-"""What paints scenes: the same scene as SVG and text, with all that is in it."""
+"""Scenes as SVG, with all that is in them."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from xml.etree import ElementTree
 from hypothesis import given, settings, strategies as st
 from recordings import ring
 
-from playground.see.paint import ARROW, BAR, BOX, KINDS, LANE, STYLES, TEXT, Mark, Scene
-from playground.see.paint.painters import to_svg, to_text
+from playground.see.paint import ARROW, BAR, BOX, KINDS, LANE, STYLES, Mark, Scene
+from playground.see.paint.painters import to_svg
 from playground.see.paint.timeline import lay_out
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -33,7 +33,6 @@ scenes = st.builds(Scene, title=st.text("T<&", max_size=9), marks=st.lists(marks
 @given(scenes)
 @settings(max_examples=50)
 def test_svg_has_every_mark_and_its_text_as_it_is(scene: Scene) -> None:
-    """And as text its lines are never too long."""
     svg = to_svg(scene)
     elements = [*ElementTree.fromstring(svg).iter()]
     for kind in (BOX, BAR, LANE, ARROW):
@@ -42,7 +41,6 @@ def test_svg_has_every_mark_and_its_text_as_it_is(scene: Scene) -> None:
     written = [each.text or "" for each in elements if each.tag == f"{SVG}text"][1:]
     assert written == [line for mark in scene.marks if mark.text for line in mark.text.split("\n")]
     assert to_svg(scene) == svg
-    assert all(len(line) <= 80 for line in to_text(scene).split("\n")[2:])
 
 
 def test_svg_is_for_light_and_dark_and_loads_nothing() -> None:
@@ -53,23 +51,3 @@ def test_svg_is_for_light_and_dark_and_loads_nothing() -> None:
     assert root.findtext(f"{SVG}title") == "all_reduce -n 4"
     assert not list(root.iter(f"{SVG}script"))
     assert re.findall(r"https?://[^\"]*", svg) == ["http://www.w3.org/2000/svg"]
-
-
-def test_text_shows_boxes_bars_and_arrows() -> None:
-    scene = Scene("A title")
-    scene.add(BOX, 0, 0, 80, 48, text="rank 0")
-    scene.add(BAR, 160, 0, 80, 16, style="wait", text="wait")
-    scene.add(ARROW, 40, 48, 0, 32, style="message")
-    scene.add(ARROW, 160, 64, 80, 0, style="message", meant=True)
-    scene.add(TEXT, 0, 104, text="below", align="start")
-    assert to_text(scene.with_caption("A caption.")).split("\n") == [
-        "A title", "",
-        "+--------+          ww wait ww",
-        "| rank 0 |",
-        "+--------+",
-        "     |",
-        "     |              ··········>",
-        "     v",
-        "below",
-        "", "", "A caption.", "",
-    ]  # fmt: skip

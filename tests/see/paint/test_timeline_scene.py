@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from itertools import pairwise
-
 import pytest
-from hypothesis import given, strategies as st
-from recordings import Action, Call, Compute, Pause, Receive, Send, Wait, play, recording_of, ring, training
+from recordings import Action, Call, Compute, Pause, Receive, Send, Wait, play, ring, training
 
 from playground.see.analyse import Timeline, to_logical_time
 from playground.see.paint import ARROW, BAR, LANE, Mark, Scene
 from playground.see.paint.painters import to_svg
-from playground.see.paint.timeline import MOST_ARROWS, ROW, cluster_short, lay_out
-from playground.see.record import BACKGROUND, COMPUTE, PHASE, Event
+from playground.see.paint.timeline import MOST_ARROWS, lay_out
 
 
 def of_kind(scene: Scene, kind: str) -> list[Mark]:
@@ -63,20 +58,6 @@ def test_what_waits_for_ever_has_no_logical_end() -> None:
     }  # fmt: skip
 
 
-def test_ends_that_came_before_what_they_waited_for_have_no_logical_time() -> None:
-    """By clocks that are wrong, or in a damaged recording: each rank sends after it has received the other's."""
-    events = [[Event(at, rank, kind, kind, at, at + 0.5, peer=1 - rank, message=0, group=(0, 1))
-               for at, kind in enumerate(("receive", "send"))] for rank in range(2)]  # fmt: skip
-    logical = to_logical_time(recording_of(events))
-    assert [(event.name, event.start, event.end) for event in logical.events()] == [("receive", 0, float("inf"))] * 2
-
-
-def test_of_values_that_are_too_large_the_shape_is_told() -> None:
-    scene = lay_out(play([[Send(1, 4000), Wait()], [Receive(0, 4000), Wait()]]))
-    [arrow] = of_kind(scene, ARROW)
-    assert arrow.title == "rank 0 → rank 1, 3.906 KiB of shape 1000"
-
-
 def test_short_events_are_drawn_together_where_they_are() -> None:
     """In a long run nothing is a pixel wide, and yet it is seen what ranks do, everywhere."""
     recording = training(2, steps=500)
@@ -86,34 +67,3 @@ def test_short_events_are_drawn_together_where_they_are() -> None:
     assert covered > 0.9 * of_kind(scene, LANE)[0].w
     assert len(to_svg(scene)) < 100_000
     assert any("narrower than a pixel are drawn together" in line for line in scene.caption)
-
-
-@given(st.lists(st.tuples(st.floats(0, 500), st.sampled_from(["wait", "compute"])), max_size=60))
-def test_groups_hold_every_short_event_once_and_do_not_overlap(short: list[tuple[float, str]]) -> None:
-    events = list(ring(2).events(COMPUTE))[:1] * len(short)
-    groups = cluster_short((left, left + 0.5, style, event) for (left, style), event in zip(short, events, strict=True))
-    assert sum(len(group.events) for group in groups) == len(short)
-    for group, following in pairwise(groups):
-        assert group.left <= group.right
-        assert group.right <= following.left + 0.5
-
-
-def test_threads_that_work_at_once_are_below_each_other() -> None:
-    """Each in a row of its own, and what it computes in the same; the main thread's lane is as high as ever."""
-    alone = ring(2)
-    first = len(alone.ranks[0].events)
-    threads = [
-        Event(
-            number=first + 2 * thread + inner, rank=0, kind=COMPUTE if inner else PHASE, name=f"cpu:{thread}",
-            start=0.01 * thread + 0.001 * inner, end=0.1, lane=BACKGROUND, parent=first + 2 * thread if inner else None,
-        )
-        for thread in range(3)
-        for inner in range(2)
-    ]  # fmt: skip
-    rank = replace(alone.ranks[0], events=(*alone.ranks[0].events, *threads))
-    scene = lay_out(replace(alone, ranks=(rank, alone.ranks[1])))
-    bars = {mark.event: mark.y for mark in of_kind(scene, BAR) if mark.event}
-    tops = [bars[0, event.number] for event in threads]
-    assert tops[::2] == tops[1::2] == [tops[0], tops[0] + ROW, tops[0] + 2 * ROW]
-    lanes, before = ([mark.h for mark in of_kind(each, LANE)] for each in (scene, lay_out(alone)))
-    assert lanes == [before[0], 3 * ROW, before[1]]

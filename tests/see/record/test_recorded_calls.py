@@ -5,18 +5,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-import pytest
 import torch
 
 from playground.remote.agent import ENVELOPE, REPLY, Agent, current_agent
 from playground.see.analyse import Timeline, match_messages
-from playground.see.record import COLLECTIVE, RECEIVE, SEND, WAIT
+from playground.see.record import RECEIVE, SEND, WAIT
 from playground.see.record.run import Recorded, read_recording
 from playground.testing import World
 
-RunCli = Callable[..., Any]
 Worlds = Callable[..., World]
 CALLS = 5
 NUMEL = 1000
@@ -52,13 +49,3 @@ def test_messages_of_remote_calls(world: Worlds, tmp_path: Path) -> None:
     assert {reply.peer for reply in replies if reply.tag > REPLY} == {1}
     assert {reply.peer for reply in replies if reply.tag == REPLY} == {1, 2}  # they stop listening
     assert all(event.end < float("inf") for event in recording.events())
-
-
-@pytest.mark.stress
-def test_backward_in_threads_of_torch(run_cli: RunCli, tmp_path: Path) -> None:
-    """DDP's all-reduce comes from a thread that has no other Python frame, so no line of the program."""
-    file = tmp_path / "rpc.playground"
-    assert run_cli("rpc", "-n", "3", "--only", "by_torch", "--see", file).code == 0
-    calls = [event for event in read_recording(file).events(COLLECTIVE) if event.name == "all_reduce"]
-    assert calls
-    assert all(event.source is None and event.lane == "background" for event in calls)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from playground.lessons.data_parallel.lesson import data_parallel
+from playground.lessons.data_parallel.lesson import DataParallel
 from playground.lessons.data_parallel.machine import resolve_devices
 from playground.lessons.data_parallel.memory import track_memory
 from playground.see.record import BACKGROUND, COMPUTE, MOVE, PHASE, Recording, read_move
@@ -28,7 +28,7 @@ def step_on_three(rank: int, size: int) -> Bytes:
     model = nn.Linear(FEATURES, OUTPUTS)
     with track_memory(devices) as account:
         account.put_module(model, devices[0])
-        data_parallel(model, torch.ones(SAMPLES, FEATURES), devices).sum().backward()
+        DataParallel(model, devices).forward(torch.ones(SAMPLES, FEATURES)).sum().backward()
     return {(part, str(source), str(target)): count for (part, source, target), count in account.moved.items()}
 
 

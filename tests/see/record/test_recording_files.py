@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import re
 import shutil
 import signal
 import tracemalloc
-import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -24,7 +22,7 @@ from playground.runtime import RankFailed, UsageError
 from playground.runtime.launcher.entry import CommandWorld
 from playground.see.files import PAINTED, Recordings, without_option
 from playground.see.record import COLLECTIVE, SCHEMA, SEND
-from playground.see.record.layout import RECORD, TITLE, EventRecord, Members, place_of, read_file, write_file
+from playground.see.record.layout import RECORD, EventRecord, place_of, read_zip, write_zip
 from playground.see.record.run import Recorded, collect, describe_run, merge, read_recording
 
 RunCli = Callable[..., Any]
@@ -47,7 +45,7 @@ def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A recording of two ranks, as a file."""
     folder = tmp_path_factory.mktemp("recording")
     launch(Recorded(reduce_once, folder / "ranks", describe_run(["mine"], "gloo", 2)), 2)
-    write_file(folder / "whole.playground", collect(folder / "ranks" / "0"))
+    write_zip(folder / "whole.playground", collect(folder / "ranks" / "0"))
     return folder / "whole.playground"
 
 
@@ -60,50 +58,27 @@ def test_a_file_holds_what_the_folder_held(packed: Path) -> None:
     assert "playground/algorithms/all_reduce.py" in from_file.texts
 
 
-def test_wherever_a_file_is_cut_off_what_is_whole_is_read(packed: Path, tmp_path: Path) -> None:
-    whole, content = read_recording(packed), packed.read_bytes()
-    shorter = tmp_path / "cut.playground"
-    read = 0
-    for length in range(len(content) - 1, 30, -max(1, len(content) // 40)):
-        shorter.write_bytes(content[:length])
-        with contextlib.suppress(UsageError):
-            recording = read_recording(shorter)
-            read += 1
-            assert all(rank.is_cut_off for rank in recording.ranks)
-            for rank, all_of_it in zip(recording.ranks, whole.ranks, strict=False):
-                told = [(event.kind, event.name, event.start) for event in rank.events]
-                assert told == [(event.kind, event.name, event.start) for event in all_of_it.events][: len(told)]
-    assert read > 10
-
-
-@pytest.mark.parametrize(
-    ("content", "words"),
-    [
-        (b"", "is not a recording: make one with --see"),
-        (b"playground recording %d\nx" % (SCHEMA + 1), f"reads version {SCHEMA}: read it with a newer one"),
-        (b"playground recording 0\nx", f"of version 0 and this playground reads version {SCHEMA}: record the run"),
-        (b"playground recording 1\nnothing of zlib's", "is a damaged recording"),
-    ],
-)
-def test_what_is_no_recording_is_refused(content: bytes, words: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kept", [0, 40, -1])
+def test_what_is_no_recording_is_refused_in_one_line(kept: int, packed: Path, tmp_path: Path) -> None:
     file = tmp_path / "some.playground"
-    file.write_bytes(content)
-    with pytest.raises(UsageError, match=words) as caught:
+    file.write_bytes(packed.read_bytes()[:kept])
+    with pytest.raises(UsageError, match=r"is not a recording .*make one with --see") as caught:
         read_recording(file)
     assert "\n" not in str(caught.value)
 
 
 def test_damage_is_named(packed: Path, tmp_path: Path) -> None:
-    files, file = dict(read_file(packed).files), tmp_path / "damaged.playground"
+    files, file = read_zip(packed), tmp_path / "damaged.playground"
     events = bytearray(files["rank-0.events"])
     record = EventRecord(*RECORD.unpack_from(events, place_of(5)))
     RECORD.pack_into(events, place_of(5), *record._replace(parent=5))
     for name, content, words in (
+        ("run.json", b'{"schema": 1}', f"is of version 1, and this playground reads {SCHEMA}"),
         ("rank-0.tables", b"[1\n", "record the run again"),
         ("rank-1.events", b"x" * 200, "record the run again"),
         ("rank-0.events", bytes(events), "event 5 lies in event 5, which does not come before it"),
     ):
-        write_file(file, Members({**files, name: content}))
+        write_zip(file, {**files, name: content})
         with pytest.raises(UsageError, match=words):
             read_recording(file)
     folder = shutil.copytree(packed.parent / "ranks" / "0", tmp_path / "ranks")
@@ -118,12 +93,12 @@ def test_damage_is_named(packed: Path, tmp_path: Path) -> None:
 def test_a_file_that_inflates_to_far_more_than_a_recording_is_refused(tmp_path: Path) -> None:
     """At once, and without much memory."""
     file = tmp_path / "bomb.playground"
-    file.write_bytes(TITLE + b"%d\n" % SCHEMA + zlib.compress(bytes(2**27), 9))
+    write_zip(file, {"rank-0.events": bytes(2**26)})
     tracemalloc.start()
     try:
         with pytest.raises(UsageError, match="more than 100 times its size"):
             read_recording(file)
-        assert tracemalloc.get_traced_memory()[1] < 2**26
+        assert tracemalloc.get_traced_memory()[1] < 2**25
     finally:
         tracemalloc.stop()
 
@@ -131,7 +106,7 @@ def test_a_file_that_inflates_to_far_more_than_a_recording_is_refused(tmp_path: 
 def test_nothing_but_text_reaches_terminals_and_pictures(packed: Path, tmp_path: Path, run_cli: RunCli) -> None:
     """Names, hosts, sources and the command of a recording are whatever somebody has written there."""
     evil = "\x1b]0;owned\x07\x9b31m\0\ud800\uffff\u202e"
-    files = dict(read_file(packed).files)
+    files = dict(read_zip(packed))
     run = json.loads(files["run.json"])
     files["run.json"] = json.dumps({**run, "command": [evil], "backend": evil, "versions": {evil: evil}}).encode()
     lines = [json.loads(line) for line in files["rank-0.tables"].splitlines()]
@@ -141,9 +116,9 @@ def test_nothing_but_text_reaches_terminals_and_pictures(packed: Path, tmp_path:
         elif line[0] == "source":
             line[1] = [evil, line[1][1], evil, evil]
         elif line[0] == "start":
-            line[1] |= {"host": evil, "host_id": line[1]["host_id"], "device": evil}
+            line[1] |= {"host": evil, "device": evil}
     files["rank-0.tables"] = "".join(f"{json.dumps(line)}\n" for line in lines).encode()
-    write_file(tmp_path / "evil.playground", Members(files))
+    write_zip(tmp_path / "evil.playground", files)
     shown = run_cli("see", tmp_path / "evil.playground")
     assert (shown.code, shown.err) == (0, "")
     assert r"\x1b]0;owned\x07\x9b31m\x00\ud800\uffff\u202e" in shown.out.replace("\n", "")
@@ -193,32 +168,13 @@ def test_each_world_of_a_command_has_its_recording(tmp_path: Path) -> None:
     (others / "notes.txt").write_text("mine")
     CommandWorld(1, around=Recordings(file)).run(reduce_once)
     assert (others / "notes.txt").read_text() == anybodys.read_text() == "mine"
-    (tmp_path / "other.playground.worlds").write_text("mine")
-    with pytest.raises(UsageError, match="no folder"):
-        Recordings(tmp_path / "other.playground")
 
 
-def test_a_folder_of_somebody_else_is_left_alone(tmp_path: Path, run_cli: RunCli) -> None:
-    note = tmp_path / "ring.playground.ranks" / "1" / "note.txt"
-    note.parent.mkdir(parents=True)
-    note.write_text("mine")
-    outcome = run_cli("allreduce", "-n", "2", "--see", tmp_path / "ring.playground")
-    assert (outcome.code, outcome.out) == (2, "")
-    assert f"{note} is in the way of what ranks record" in outcome.err
-    assert note.read_text() == "mine"
-    shutil.rmtree(note.parent)
-    (note.parent / "0").mkdir(parents=True)  # what a launcher that was killed has left
-    for name in ("run.json", "rank-0.tables", "rank-0.events"):
-        (note.parent / "0" / name).write_text("")
-    assert run_cli("allreduce", "-n", "2", "--see", tmp_path / "ring.playground").code == 0
-    assert [file.name for file in tmp_path.iterdir()] == ["ring.playground"]
-
-
-def test_results_come_before_a_recording_that_cannot_be_written(tmp_path: Path, run_cli: RunCli) -> None:
+def test_a_recording_that_cannot_be_written_is_no_failure_of_the_run(tmp_path: Path, run_cli: RunCli) -> None:
     file = tmp_path / "ring.playground"
     (tmp_path / f".{file.name}.unfinished").mkdir()
     outcome = run_cli("allreduce", "-n", "2", "--see", file)
-    assert outcome.code == 1
+    assert outcome.code == 0
     assert "Shown:" in outcome.out
     assert "--see ring.playground: no recording could be written (" in outcome.err
     folder = tmp_path / "ring.playground.ranks" / "1" / "0"
@@ -226,24 +182,6 @@ def test_results_come_before_a_recording_that_cannot_be_written(tmp_path: Path, 
     assert run_cli("see", folder).code == 0
 
 
-def die_at_once(rank: int, size: int) -> None:
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-def test_where_nothing_was_recorded_it_is_said(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    world = CommandWorld(2)
-    with pytest.raises(RankFailed, match="SIGKILL"), Recordings(tmp_path / "none.playground")(world, reduce_once):
-        launch(die_at_once, 2)  # before the recording begins
-    assert "--see: no rank had begun to record, so there is nothing to be seen" in capfd.readouterr().err
-    assert list(tmp_path.iterdir()) == []
-
-
 @pytest.mark.parametrize("option", [("--see", "see.html"), ("--see=see.html",), ()])
 def test_a_command_is_shown_without_what_records_it(option: tuple[str, ...]) -> None:
     assert without_option(["allreduce", *option, "-n", "1"]) == ["allreduce", "-n", "1"]
-
-
-def test_see_refuses_before_the_run(run_cli: RunCli, tmp_path: Path) -> None:
-    outcome = run_cli("allreduce", "-n", "2", "--see", tmp_path / "ring.gif")
-    assert (outcome.code, outcome.out) == (2, "")
-    assert "choose an ending" in outcome.err

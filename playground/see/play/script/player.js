@@ -24,7 +24,6 @@ class View {
       `recorded ${run.began}`, ...versions, bound ? `clocks within ${formatTime(bound)}` : ""];
     const missing = [dropped && `${dropped} events were dropped: there was no room for them.`,
       cut.length && `Cut off before its end: rank ${cut.join(", ")}.`,
-      run.later && `${run.later} later events are left out: the page would be too large. playground see reads them all from a .playground file.`,
       run.leftOut && `Of ${run.leftOut} tensors the values are left out: the page would be too large.`];
     return [element("p", {class: "muted"}, facts.filter(Boolean).join(" · ")),
       ...missing.filter(Boolean).map((text) => element("p", {class: "warning"}, text))];

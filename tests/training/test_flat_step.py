@@ -1,4 +1,4 @@
-"""Steps on flat tensors, in shared memory, and DistributedDataParallel with our all-reduce: the same as torch's own."""
+"""Steps on flat tensors, and in shared memory: the same as torch's own."""
 
 from __future__ import annotations
 
@@ -11,15 +11,12 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 
-from playground.algorithms import background, load_all_reduce
-from playground.lessons.ladder.flat_step import FlatStep, new_shared_step
-from playground.runtime.errors import RankFailed
 from playground.testing import World
+from playground.training.flat_step import FlatStep, new_shared_step
 from playground.training.net import Net
 from playground.training.step import training_step
-from playground.training.sync import all_reduce_hook, new_grad_sync
+from playground.training.sync import new_grad_sync
 
 Worlds = Callable[..., World]
 SYNCS = {"flat": FlatStep, "shared": new_shared_step}
@@ -64,60 +61,13 @@ def train(rank: int, size: int, name: str, steps: int, momentum: float) -> dict[
     }  # fmt: skip
 
 
-@pytest.mark.parametrize(("size", "momentum"), [(1, 0.9), (2, 0.0), (3, 0.9)])
+@pytest.mark.parametrize(("size", "momentum"), [(1, 0.9), (3, 0.9)])
 @pytest.mark.parametrize("name", SYNCS)
 def test_steps_are_those_of_sgd(name: str, size: int, momentum: float, world: Worlds) -> None:
     """Also for a gradient that some ranks do not have, and for one added up over two batches."""
     results = world(size).run(train, name, 5, momentum)
     assert all(result["difference"] < 1e-6 for result in results), results
     assert all(result["values"] == results[0]["values"] and result["strides"] for result in results)
-
-
-def by_hook(rank: int, size: int, steps: int, cap: float) -> tuple[float, list[float]]:
-    """The largest difference between DistributedDataParallel with its own all-reduce and with ours; the parameters."""
-    torch.manual_seed(0)
-    start = nn.Sequential(nn.Linear(300, 300), nn.ReLU(), nn.Linear(300, 300), nn.ReLU(), nn.Linear(300, 3))
-    models = [DistributedDataParallel(copy.deepcopy(start), bucket_cap_mb=cap) for _ in range(2)]
-    models[0].register_comm_hook(load_all_reduce("shared-memory"), all_reduce_hook)
-    optimizers = [torch.optim.SGD(model.parameters(), lr=0.1) for model in models]
-    torch.manual_seed(rank)
-    for _ in range(steps):
-        batch = torch.randn(4, 300)
-        for model, optimizer in zip(models, optimizers, strict=True):
-            optimizer.zero_grad()
-            model(batch).square().mean().backward()
-            optimizer.step()
-    pairs = zip(models[0].parameters(), models[1].parameters(), strict=True)
-    values = torch.cat([param.detach().flatten() for param in models[0].parameters()])
-    return max((one - other).abs().max().item() for one, other in pairs), values.tolist()
-
-
-@pytest.mark.parametrize(("size", "cap"), [(2, 25.0), (3, 0.1)])
-def test_ddp_with_our_all_reduce(size: int, cap: float, world: Worlds) -> None:
-    """In buckets some of which are averaged in a thread, and in one."""
-    results = world(size).run(by_hook, 4, cap)
-    assert all(difference < 1e-6 for difference, _ in results)
-    assert all(values == results[0][1] for _, values in results)
-
-
-def fail_in_hook(rank: int, size: int) -> None:
-    """In a thread; the last bucket, which is averaged at once, is right."""
-
-    def fail() -> None:
-        raise RuntimeError("the all-reduce is broken")
-
-    def broken(tensor: torch.Tensor, op: Any, async_op: bool = False) -> Any:
-        return background.start(background.Calls(), fail, in_thread=True) if async_op else None
-
-    model = DistributedDataParallel(nn.Sequential(nn.Linear(600, 600), nn.Linear(600, 600)), bucket_cap_mb=0.1)
-    model.register_comm_hook(broken, all_reduce_hook)
-    for _ in range(2):  # DistributedDataParallel has one bucket before its first backward
-        model(torch.randn(2, 600)).sum().backward()
-
-
-def test_an_error_in_the_hook_is_raised_by_backward(world: Worlds) -> None:
-    with pytest.raises(RankFailed, match="the all-reduce is broken"):
-        world(2, fresh=True).run(fail_in_hook)
 
 
 def refuse(rank: int, size: int) -> list[str]:

@@ -1,0 +1,71 @@
+"""Judges of the exercises on tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from playground.exercises.cases import Case, Cases
+from playground.exercises.exercise import count
+
+HEAD_WIDTH = 2
+
+
+def mirrored(rank: int, size: int, seed: int) -> Cases:
+    """The output and all gradients of an MLP. One process is the oracle."""
+    for length, features in ((1, 1), (3, 2), (2, 5)):
+        torch.manual_seed(seed)
+        tokens, due = torch.randn(2, length, 3).double()
+        up, down = torch.randn(3, features * size).double(), torch.randn(features * size, 3).double()
+        whole = [each.clone().requires_grad_() for each in (tokens, up, down)]
+        output = torch.relu(whole[0] @ whole[1]) @ whole[2]
+        output.backward(due)
+        given = [tokens, up.chunk(size, 1)[rank].clone(), down.chunk(size, 0)[rank].clone()]
+        for each in given:
+            each.requires_grad_()
+        of_tokens, of_up, of_down = (each.grad for each in whole)
+        names = ("tokens.grad", "columns.grad", "rows.grad")
+        parts = (of_tokens, of_up.chunk(size, 1)[rank], of_down.chunk(size, 0)[rank])
+
+        def run(function: Callable[..., torch.Tensor], given: Any = given, due: torch.Tensor = due) -> torch.Tensor:
+            found = function(rank, size, *given)
+            found.backward(due)
+            return found.detach()
+
+        about = f"{count(length, 'token')}, {count(features, 'feature')} on each rank"
+        held = partial(gradients_of, names, given)
+        expected = dict(zip(names, parts, strict=True))
+        yield Case(about, tuple(given), output.detach(), held=held, expected=expected, is_coded=False, run=run)
+
+
+def gradients_of(names: Sequence[str], tensors: Sequence[torch.Tensor]) -> dict[str, torch.Tensor | None]:
+    return {name: each.grad for name, each in zip(names, tensors, strict=True)}
+
+
+def heads(rank: int, size: int, seed: int) -> Cases:
+    """Attention of whole heads. One process is the oracle."""
+    for length, of_rank in ((1, 1), (3, 1), (5, 3)):
+        torch.manual_seed(seed)
+        width = HEAD_WIDTH * of_rank * size
+        tokens, weights, bias = torch.randn(length, width), torch.randn(4, width, width), torch.randn(width)
+        tokens, weights, bias = (each.double() for each in (tokens, weights, bias))
+        query, key, value = (
+            F.linear(tokens, weight).unflatten(-1, (-1, HEAD_WIDTH)).transpose(0, 1) for weight in weights[:3]
+        )
+        mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True).transpose(0, 1).flatten(1)
+        parts = [*weights[:3].chunk(size, 1)[rank].clone(), weights[3].chunk(size, 1)[rank].clone()]
+        about = f"{count(length, 'token')}, {count(of_rank, 'head')} on each rank"
+        yield Case(about, (tokens, *parts, bias, HEAD_WIDTH), F.linear(mixed, weights[3], bias), is_coded=False)
+
+
+def vocabulary_loss(rank: int, size: int, seed: int) -> Cases:
+    """The mean cross entropy of whole logits is the oracle. Few numbers of a token may be sent."""
+    for about, tokens, scale in (("1 token", 1, 1.0), ("7 tokens", 7, 3.0), ("logits up to 1,000", 5, 400.0)):
+        torch.manual_seed(seed)
+        logits, targets = scale * torch.randn(tokens, 6 * size).double(), torch.randint(6 * size, (tokens,))
+        part = logits.chunk(size, 1)[rank].clone()
+        yield Case(about, (part, targets), F.cross_entropy(logits, targets), is_coded=False)

@@ -1,0 +1,1 @@
+"""Every matrix cut over the ranks."""

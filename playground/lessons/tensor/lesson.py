@@ -1,0 +1,180 @@
+"""Tensor parallelism: every matrix of a transformer is cut over the ranks, and all ranks work on each token.
+
+    python -m playground tensor
+    python -m playground tensor -n 4 --way sequence
+    python -m playground tensor --link 0.5
+
+Two matrices that follow each other, as in an MLP, need one sum between ranks: cut the first over its outputs (a column
+of the textbook's matrix each) and the second over its inputs (a row each). Everything between them, the GELU or whole
+heads of attention, stays on a rank. Where the ranks part, backward must add up what each of them says about the common
+input; where they meet, forward adds up. These two are each other's mirror image:
+
+            forward      backward                            forward          backward
+    enter   nothing      all_reduce      sequence parallel:  all_gather       reduce_scatter
+    leave   all_reduce   nothing                             reduce_scatter   all_gather
+
+With sequence parallelism the ranks also share the tokens outside these pairs. An all_reduce is a reduce_scatter and an
+all_gather, so the same bytes are sent.
+Sources: Shoeybi et al., Megatron-LM, 2019, arXiv 1909.08053; Korthikanti et al., Reducing Activation Recomputation in
+Large Transformer Models, 2022, arXiv 2205.05198
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+
+Exchange = Callable[[torch.Tensor], torch.Tensor]
+
+
+class Mirrored(torch.autograd.Function):
+    """One exchange forward, and in backward, for the gradient, its mirror image."""
+
+    @staticmethod
+    def forward(context: Any, tensor: torch.Tensor, forward: Exchange, backward: Exchange) -> torch.Tensor:
+        context.exchange = backward
+        return forward(tensor)
+
+    @staticmethod
+    def backward(context: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        return context.exchange(gradient), None, None
+
+
+class Ranks:
+    """The ranks of `group` (all, by default) that a model is cut over, and what they exchange.
+
+    A hidden tensor is [batch, length, width]; with `sequence` and outside of `enter` … `leave` [batch, length / N, …].
+    """
+
+    def __init__(self, group: dist.ProcessGroup | None = None, sequence: bool = False) -> None:
+        self.group, self.sequence = group, sequence
+        self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
+
+    def enter(self, tensor: torch.Tensor) -> torch.Tensor:
+        """From the ranks' common input to their parts of a matrix."""
+        there, back = (self.all_gather, self.reduce_scatter) if self.sequence else (self.nothing, self.all_reduce)
+        return Mirrored.apply(tensor, there, back)
+
+    def leave(self, tensor: torch.Tensor) -> torch.Tensor:
+        """From the summands that each rank has computed to their sum."""
+        there, back = (self.reduce_scatter, self.all_gather) if self.sequence else (self.all_reduce, self.nothing)
+        return Mirrored.apply(tensor, there, back)
+
+    def add_up(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The sum of all ranks' tensors, on each of them, whether tokens are shared or not."""
+        return Mirrored.apply(tensor, self.all_reduce, self.nothing)
+
+    def nothing(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.view_as(tensor)
+
+    def all_reduce(self, tensor: torch.Tensor, op: Any = dist.ReduceOp.SUM) -> torch.Tensor:
+        total = tensor.clone(memory_format=torch.contiguous_format)
+        dist.all_reduce(total, op=op, group=self.group)
+        return total
+
+    def all_gather(self, part: torch.Tensor) -> torch.Tensor:
+        """[batch, length / N, width] → [batch, length, width]; the collective joins the first dimension."""
+        part = part.transpose(0, 1).contiguous()
+        whole = part.new_empty(self.size * len(part), *part.shape[1:])
+        dist.all_gather_into_tensor(whole, part, group=self.group)
+        return whole.transpose(0, 1).contiguous()
+
+    def reduce_scatter(self, whole: torch.Tensor) -> torch.Tensor:
+        """[batch, length, width] → this rank's [batch, length / N, width] of the sum."""
+        whole = whole.transpose(0, 1).contiguous()
+        part = whole.new_empty(len(whole) // self.size, *whole.shape[1:])
+        dist.reduce_scatter_tensor(part, whole, group=self.group)
+        return part.transpose(0, 1).contiguous()
+
+    def part_of(self, whole: torch.Tensor, dim: int) -> nn.Parameter:
+        """This rank's part of a parameter, of N equal ones along `dim`. Raises `ValueError` if it cannot be cut so."""
+        if whole.shape[dim] % self.size:
+            raise ValueError(f"{whole.shape[dim]} cannot be cut into {self.size} equal parts: choose a divisor as -n")
+        return nn.Parameter(whole.detach().chunk(self.size, dim)[self.rank].clone())
+
+
+def cut_outputs(linear: nn.Linear, ranks: Ranks) -> None:
+    """Column-parallel: this rank computes its part of the outputs, from all inputs. Nothing needs to be exchanged."""
+    linear.weight = ranks.part_of(linear.weight, 0)
+    if linear.bias is not None:
+        linear.bias = ranks.part_of(linear.bias, 0)
+
+
+class RowParallel(nn.Module):
+    """Behind column-parallel layers: this rank has its part of the inputs, and so a summand of each output. The bias is
+    added once, after the sum."""
+
+    def __init__(self, linear: nn.Linear, ranks: Ranks) -> None:
+        super().__init__()
+        self.ranks, self.weight, self.bias = ranks, ranks.part_of(linear.weight, 1), linear.bias
+
+    def forward(self, part: torch.Tensor) -> torch.Tensor:
+        return self.ranks.leave(F.linear(part, self.weight)) + self.bias
+
+
+class VocabularyEmbedding(nn.Module):
+    """An embedding cut over the vocabulary: each token's row is on one rank, and zero on all others."""
+
+    def __init__(self, embedding: nn.Embedding, ranks: Ranks) -> None:
+        super().__init__()
+        self.ranks, self.weight = ranks, ranks.part_of(embedding.weight, 0)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        """Token ids [batch, length] → their rows [batch, length, width], with `sequence` of this rank's tokens."""
+        row, is_mine = find_here(ids, len(self.weight), self.ranks.rank)
+        return self.ranks.leave(F.embedding(row, self.weight) * is_mine.unsqueeze(-1))
+
+
+def find_here(ids: torch.Tensor, count: int, rank: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Where ids are among the `count` that this rank has, 0 for those elsewhere; and whether they are here."""
+    is_mine = ids // count == rank
+    return (ids - rank * count).where(is_mine, 0), is_mine
+
+
+def vocabulary_loss(logits: torch.Tensor, targets: torch.Tensor, ranks: Ranks) -> torch.Tensor:
+    """The mean cross entropy, from logits [batch, length, vocabulary / N], which are never gathered: three all_reduces
+    of [batch, length]. Targets below 0 are ignored."""
+    highest = ranks.all_reduce(logits.detach().amax(-1), dist.ReduceOp.MAX)  # of all ranks: exp must not overflow
+    logits = logits - highest.unsqueeze(-1)
+    total = ranks.add_up(logits.exp().sum(-1))
+    column, is_mine = find_here(targets, logits.shape[-1], ranks.rank)
+    of_target = ranks.add_up(logits.gather(-1, column.unsqueeze(-1)).squeeze(-1) * is_mine)
+    return (total.log() - of_target)[targets >= 0].mean()
+
+
+def cut(model: nn.Sequential, ranks: Ranks) -> list[nn.Parameter]:
+    """Cut a GPT (embedding, blocks, head) over the ranks, in place. Returns the parameters that stay whole."""
+    before = set(model.parameters())
+    embed, *blocks, head = model
+    embed.tokens = VocabularyEmbedding(embed.tokens, ranks)
+    if ranks.sequence:
+        embed.place = lambda ids: torch.arange(ids.shape[1], device=ids.device).chunk(ranks.size)[ranks.rank]
+    for block in blocks:
+        attention = block.attention
+        for linear in (attention.query, attention.key, attention.value, block.up):  # whole heads, if N divides them
+            cut_outputs(linear, ranks)
+        attention.output, block.down = RowParallel(attention.output, ranks), RowParallel(block.down, ranks)
+    cut_outputs(head[1], ranks)
+    for norm in (*(norm for block in blocks for norm in (block.attention_norm, block.mlp_norm)), head[0]):
+        norm.register_forward_hook(lambda norm, inputs, output: ranks.enter(output))  # once for query, key and value
+    return [param for param in model.parameters() if param in before]
+
+
+def backward(loss: torch.Tensor, whole: list[nn.Parameter], ranks: Ranks) -> None:
+    """Compute the gradients. With `sequence`, a parameter that is whole has seen the tokens of this rank alone."""
+    loss.backward()
+    if ranks.sequence:
+        total = ranks.all_reduce(torch.cat([param.grad.flatten() for param in whole]))
+        for param, gradient in zip(whole, total.split([param.numel() for param in whole]), strict=True):
+            param.grad = gradient.view_as(param)
+
+
+if __name__ == "__main__":
+    from playground.console.script import run_lesson
+
+    run_lesson("tensor")

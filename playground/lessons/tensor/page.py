@@ -1,0 +1,120 @@
+"""The command `tensor`: its settings, the closed forms beside what is counted, and its text. Does not import torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import click
+
+from playground.console.options import ALL, flags, select_names
+from playground.console.session import Session
+from playground.console.tables import Column, figures, tabulate
+from playground.console.text import good, heading, prose
+from playground.lessons import LESSONS
+from playground.measurement import Fields
+from playground.runtime.errors import PlaygroundError, UsageError
+from playground.runtime.flags import check_choice, check_flags, flag, like
+from playground.training.settings import TrainingSettings
+
+LESSON = LESSONS["tensor"]
+EXPERIMENT = LESSON.remote("run", "experiment")
+WAYS = {
+    "tensor": "matrices are cut, tokens are not: two all_reduces forward and two backward for each block",
+    "sequence": "and norms and sums share the tokens: a reduce_scatter and an all_gather in place of each all_reduce",
+}
+LAYERS, WIDTH, HEADS, LENGTH, VOCABULARY = 2, 96, 12, 48, 48
+"""Of the model."""
+EXACT_STEPS, EXACT = 5, 1e-12
+"""Steps in float64, and how far losses and parameters may then be from one process's: sums are rounded differently."""
+CLOSE = 0.05
+"""Fraction by which a count may differ from its closed form."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TensorSettings:
+    """Raises `UsageError` if the model cannot be cut over the ranks."""
+
+    size: int
+    """Number of ranks."""
+    ways: tuple[str, ...] = tuple(WAYS)
+    seed: int = 1234
+    batch_size: int = flag(24, "Sequences in a batch, which all ranks work on.", least=1)
+    steps: int = flag(70, "Number of training steps, for each way.", least=1)
+    link: float = like(TrainingSettings, "link")
+
+    def __post_init__(self) -> None:
+        check_flags(self)
+        for way in self.ways:
+            check_choice("way", way, WAYS)
+        if HEADS % self.size:
+            raise UsageError(f"{self.size} ranks for {HEADS} heads: each gets as many, so choose 1, 2, 3, 4, 6 or 12")
+
+
+def closed_forms(way: str, settings: TensorSettings) -> Fields:
+    """Of one rank and step, in bytes of float32. Activations are those of matrices, attention, GELU, norms and loss."""
+    size, layers, tokens = settings.size, LAYERS, settings.batch_size * LENGTH
+    hidden, ring = 4 * tokens * WIDTH, 2 * (size - 1) / size
+    whole = 4 * (LENGTH * WIDTH + (6 * layers + 2) * WIDTH)
+    parts = 4 * (2 * VOCABULARY * WIDTH + layers * (12 * WIDTH**2 + 4 * WIDTH))
+    entered, between = (2 * layers + 1) * hidden, (12 * layers * hidden + 2 * 4 * tokens * VOCABULARY) / size
+    sequence = way == "sequence"
+    return {
+        "parameters": whole + parts / size,
+        "activations": entered + (entered / size if sequence else entered) + between,
+        "messages": 8 * layers + 8 if sequence else 4 * layers + 5,
+        "sent": ring * ((4 * layers + 2) * hidden + 3 * 4 * tokens + whole * sequence),
+    }
+
+
+QUANTITIES = {
+    "parameters": "parameters, bytes",
+    "activations": "kept for backward, bytes",
+    "messages": "collectives in a step",
+    "sent": "sent in a step, bytes",
+}
+NUMBER = ("", ",.0f")
+COUNTS = {"what": Column("on each rank")} | figures(("counted", "counted", *NUMBER), ("form", "closed form", *NUMBER))
+COSTS = {"way": Column("way")} | figures(
+    ("step_seconds", "step", "ms", ".1f", 1000),
+    ("first", "first\nloss", "", ".3f"),
+    ("last", "last\nloss", "", ".3f"),
+    ("loss_difference", "loss, from\none process", "", ".1e"),
+    ("parameter_difference", "parameters, from\none process", "", ".1e"),
+)
+
+
+def check(way: str, found: Fields, settings: TensorSettings, device: str = "cpu") -> None:
+    """Raise `PlaygroundError` if the way is not one process's training, or a count is not that of its closed form."""
+    if not (largest := max(found["loss_difference"], found["parameter_difference"])) <= EXACT:
+        raise PlaygroundError(f"{way}: differs by {largest:.1e} from one process, more than rounding ({EXACT:.0e})")
+    for key, expected in closed_forms(way, settings).items():
+        kernel_decides = key == "activations" and device != "cpu"  # how much attention keeps
+        if abs(found[key] - expected) > CLOSE * expected and not kernel_decides:
+            raise PlaygroundError(f"{way}: {key}: counted {found[key]:,.0f}, and the closed form is {expected:,.0f}")
+
+
+@LESSON.run_by(
+    click.option("--way", type=click.Choice([*WAYS, ALL]), default=ALL, show_default=True, help="The way of cutting."),
+    flags(TensorSettings, "batch_size", "steps", "link"),
+)
+def command(session: Session, way: str, **chosen: Any) -> None:
+    world, ways = session.world, select_names(WAYS, (way,))
+    settings = TensorSettings(size=world.size, ways=ways, seed=session.run.seed, **chosen)
+    world.warm_up(EXPERIMENT)
+    link = f", over simulated links of {settings.link:g} Gbit/s" if settings.link else ""
+    model = f"a GPT of {LAYERS} blocks, width {WIDTH}, {HEADS} heads, sequences of {LENGTH}"
+    session.say(f"{LESSON.name}: {world}, {model}, {settings.batch_size} in a batch{link}")
+    found = dict(zip(ways, zip(*session.launch(EXPERIMENT, settings), strict=True), strict=True))
+    for name, (first, *_) in found.items():
+        expected = closed_forms(name, settings)
+        rows = ({"what": QUANTITIES[key], "counted": float(first[key]), "form": expected[key]} for key in expected)
+        session.say("", prose(heading(name), f": {WAYS[name]}"), tabulate(rows, COUNTS))
+    about = f": a copied sequence; differences are those after {EXACT_STEPS} steps of AdamW in float64"
+    rows = ({"way": name, **ranks[0]} for name, ranks in found.items())
+    session.say("", prose(heading("training"), about), tabulate(rows, COSTS))
+    session.print_document(found, closed_forms={name: closed_forms(name, settings) for name in found})
+    for name, ranks in found.items():
+        for rank in ranks:
+            check(name, rank, settings, world.device)
+    session.say("", prose("Shown: ", good(LESSON.conclude(world.size)), "."))

@@ -1,0 +1,180 @@
+"""From DDP to FSDP in three steps: what a rank need not hold, and what is sent instead.
+
+    python -m playground zero -n 4 --layers 6
+
+An all-reduce is a reduce-scatter and an all-gather. With the optimizer's step between these two, a rank steps for its
+share of the parameters alone: then it needs its share of the optimizer's state (zero-1), of the gradients (zero-2)
+and, but for the layer at work, of the parameters (zero-3, which is FSDP). All train to the same numbers.
+Source: Rajbhandari et al., ZeRO, 2020, arXiv 1910.02054; Zhao et al., PyTorch FSDP, 2023, arXiv 2304.11277
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from playground.lessons.zero.shares import Row, units
+from playground.training.sync import GradSync, buckets, trainable_parameters
+
+SECOND = "a second backward before the optimizer's step: put the first one under no_sync"
+
+
+class DDP(GradSync):
+    """Every rank holds everything: all-reduce the gradients, step for all parameters."""
+
+    is_cut = False
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__(model)
+        self.rows = [Row(params, dist.get_world_size() if self.is_cut else 1) for params in self.parts()]
+
+    def parts(self) -> Iterable[list[nn.Parameter]]:
+        """The parameters of each row: all of one type."""
+        return buckets(trainable_parameters(self.model))
+
+    def optimizer(self, new_optimizer: Callable[[Iterable[nn.Parameter]], Any]) -> Any:
+        """One that computes element by element, as SGD and Adam do: it sees shares, not matrices."""
+        return new_optimizer([row.share for row in self.rows])
+
+    def after_backward(self) -> None:
+        for row in self.rows:
+            for param in row.params:
+                param.grad = row.add(param)
+            dist.all_reduce(row.gradients)
+            row.share.grad = row.gradients
+
+    def after_step(self, last: bool) -> None:
+        for row in self.rows:
+            row.gradients.zero_()
+
+
+class Zero1(DDP):
+    """The optimizer's state in shares: reduce-scatter the gradients, step for this rank's share, all-gather."""
+
+    is_cut = True
+
+    def after_backward(self) -> None:
+        for row in self.rows:
+            if row.share.grad is not None:
+                raise RuntimeError(SECOND)
+            for param in row.params:
+                param.grad = row.add(param)
+            mine = row.cut(row.gradients)
+            dist.reduce_scatter_tensor(mine, row.gradients)
+            row.share.grad = mine
+
+    def after_step(self, last: bool) -> None:
+        for row in self.rows:
+            dist.all_gather_into_tensor(row.values, row.share.detach())
+            row.share.grad = None
+            if row.gradients is not None:
+                row.gradients.zero_()
+
+
+class Zero2(Zero1):
+    """And gradients: a layer's go to their owners as soon as backward has them, and are freed."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__(model)
+        self.is_syncing, self.waiting, self.reducing = True, self.rows[:], list[Any]()
+        for row in self.rows:
+            for param in row.params:
+                param.register_post_accumulate_grad_hook(partial(self.collect, row))
+
+    def parts(self) -> Iterable[list[nn.Parameter]]:
+        """Backward's order: the last layers first."""
+        return [params for _, own in units(self.model)[::-1] for params in buckets(own)]
+
+    def collect(self, row: Row, param: torch.Tensor) -> None:
+        """Called by backward when `param.grad` is complete."""
+        if self.is_syncing:
+            if row not in self.waiting:
+                raise RuntimeError(SECOND)
+            row.missing.discard(param)
+            while self.waiting and not self.waiting[0].missing:  # in one order on all ranks
+                self.reduce(self.waiting.pop(0))
+
+    def reduce(self, row: Row) -> None:
+        """Start the reduce-scatter of a row, when the one before is done."""
+        self.finish()
+        for param in row.params:
+            row.add(param)
+            param.grad = None
+        mine = row.gradients.new_empty(row.share_numel)
+        self.reducing = [(row, mine, dist.reduce_scatter_tensor(mine, row.gradients, async_op=True))]
+
+    def finish(self) -> None:
+        for row, mine, work in self.reducing:
+            work.wait()
+            row.share.grad = mine if row.share.grad is None else row.share.grad + mine
+            row.expect_gradients()
+        self.reducing = []
+
+    def after_backward(self) -> None:
+        for row in self.waiting:  # where backward has not been on this rank
+            self.reduce(row)
+        self.finish()
+        self.waiting = self.rows[:]
+
+    @contextlib.contextmanager
+    def no_sync(self) -> Iterator[None]:
+        self.is_syncing = False
+        try:
+            yield
+        finally:
+            self.is_syncing = True
+
+
+class Zero3(Zero2):
+    """And parameters: a layer's are gathered when forward comes to it, freed, and gathered again for backward; those of
+    the next layer are on their way meanwhile. All ranks must run the same layers in the same order."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__(model)
+        rows = {row.params[0]: row for row in self.rows}
+        self.units = [[rows[params[0]] for params in buckets(own)] for _, own in units(model)]
+        for number, (module, _) in enumerate(units(model)):
+            module.register_forward_pre_hook(lambda *_, number=number: self.gather(number, number + 1))
+            module.register_forward_hook(lambda module, *_, number=number: self.free(number, module.training))
+            module.register_full_backward_pre_hook(lambda *_, number=number: self.gather(number, number - 1))
+        for row in self.rows:
+            row.share = nn.Parameter(row.share.detach().clone())
+            row.free()
+
+    def gather(self, number: int, following: int) -> None:
+        """Fetch a unit's parameters, start to fetch the following unit's, and wait for the first."""
+        for each in (number, following):
+            for row in self.units[each] if 0 <= each < len(self.units) else ():
+                row.gather()
+        for row in self.units[number]:
+            row.wait()
+
+    def free(self, number: int, is_training: bool) -> None:
+        for row in self.units[number] if is_training else ():  # a test may keep all
+            row.free()
+
+    def reduce(self, row: Row) -> None:
+        row.free()
+        super().reduce(row)
+
+    def after_step(self, last: bool) -> None:
+        for row in self.rows:
+            row.share.grad = None
+            if last:
+                row.gather()
+                row.wait()
+
+
+WAYS = {"ddp": DDP, "zero-1": Zero1, "zero-2": Zero2, "zero-3": Zero3}
+
+
+if __name__ == "__main__":
+    from playground.console.script import run_lesson
+
+    run_lesson("zero")

@@ -1,0 +1,91 @@
+"""Parameters in rows that N ranks can cut into equal shares, and the units of a model that are gathered as a whole."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from playground.training.sync import views_of
+
+
+class Row:
+    """Parameters of one type, one after the other in `values`, with zeros behind them, so that they make `cuts` equal
+    shares. The optimizer gets `share`, this rank's, which is part of the same memory, in the parameters' place."""
+
+    def __init__(self, params: Sequence[nn.Parameter], cuts: int) -> None:
+        self.params, self.numel = params, sum(param.numel() for param in params)
+        self.share_numel, self.rank = -(-self.numel // cuts), dist.get_rank() % cuts
+        self.values = params[0].detach().new_zeros(cuts * self.share_numel)
+        for param, view in views_of(self.values[: self.numel], params).items():
+            view.copy_(param.detach())
+            param.data = view
+        self.share = nn.Parameter(self.cut(self.values))
+        self.gathering: Any = None
+        self.expect_gradients()
+
+    def cut(self, row: torch.Tensor) -> torch.Tensor:
+        """This rank's share of a row."""
+        return row[self.rank * self.share_numel :][: self.share_numel]
+
+    def expect_gradients(self) -> None:
+        """Free the gradients, and expect those of the next backward."""
+        self.gradients: Any = None
+        self.views: dict[torch.Tensor, torch.Tensor] = {}
+        self.missing: set[torch.Tensor] = set(self.params)  # those whose gradients are not complete
+
+    def add(self, param: torch.Tensor) -> torch.Tensor:
+        """Put this rank's part of the mean gradient of `param` into `gradients`: zero, if backward did not reach it."""
+        if self.gradients is None:
+            self.gradients = torch.zeros_like(self.values)
+            self.views = views_of(self.gradients[: self.numel], self.params)
+        view = self.views[param]
+        view.zero_() if param.grad is None else torch.mul(param.grad, 1 / dist.get_world_size(), out=view)
+        return view
+
+    def gather(self) -> None:
+        """Start to fetch the parameters from all ranks, unless they are here, or on their way."""
+        if not self.values.untyped_storage().nbytes():
+            self.values.untyped_storage().resize_(self.values.nbytes)
+            self.gathering = dist.all_gather_into_tensor(self.values, self.share.detach(), async_op=True)
+
+    def wait(self) -> None:
+        """Until all parameters are here."""
+        if self.gathering:
+            self.gathering.wait()
+        self.gathering = None
+
+    def free(self) -> None:
+        """Give the memory of the parameters back. Whatever autograd has saved of them refers to `values`, too: it is
+        there again after the next `gather`."""
+        self.wait()
+        self.values.untyped_storage().resize_(0)
+
+
+def clip_grad_norm(rows: Sequence[Row], max_norm: float) -> torch.Tensor:
+    """As `torch.nn.utils.clip_grad_norm_`, by the norm of all ranks' shares together, which it returns. All must call
+    this, after backward."""
+    norm = torch.stack([row.share.grad.square().sum() for row in rows]).sum()
+    dist.all_reduce(norm)
+    norm.sqrt_()
+    for row in rows:
+        row.share.grad *= (max_norm / (norm + 1e-6)).clamp(max=1.0)
+    return norm
+
+
+def units(model: nn.Module) -> list[tuple[nn.Module, list[nn.Parameter]]]:
+    """The modules that are gathered as a whole, with their trainable parameters: the model's children. The model itself
+    is the first, if it has parameters that are no child's, or several children's."""
+    containers = (nn.ModuleList, nn.ModuleDict)  # never called themselves
+    children = [
+        part for child in model.children() for part in (child.children() if isinstance(child, containers) else [child])
+    ]
+    holders = Counter(param for child in children for param in child.parameters())
+    found = [(child, [param for param in child.parameters() if holders[param] == 1]) for child in children]
+    found = [(model, [param for param in model.parameters() if holders[param] != 1]), *found]
+    trainable = [(module, [param for param in own if param.requires_grad]) for module, own in found]
+    return [(module, own) for module, own in trainable if own]

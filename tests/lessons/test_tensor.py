@@ -1,0 +1,138 @@
+"""tensor: a GPT whose matrices are cut is one process's, and PyTorch's own parallel modules."""
+
+from __future__ import annotations
+
+import copy
+import os
+import signal
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.tensor.debug import CommDebugMode
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    PrepareModuleInput,
+    RowwiseParallel,
+    SequenceParallel,
+    loss_parallel,
+    parallelize_module,
+)
+
+from playground import RankFailed, launch
+from playground.lessons.tensor import experiment
+from playground.lessons.tensor.lesson import Ranks, backward, cut, vocabulary_loss
+from playground.lessons.tensor.page import EXACT, WAYS, TensorSettings, check
+from playground.runtime.errors import UsageError
+from playground.testing import World
+from playground.training.gpt import LR, GPTConfig, copying, new_model
+
+Worlds = Callable[..., World]
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4])
+def test_each_way_is_one_process_and_holds_and_sends_what_its_closed_form_says(world: Worlds, size: int) -> None:
+    settings = TensorSettings(size=size, steps=1, batch_size=6)
+    for found in world(size).run(experiment.run, settings):
+        for way, figures in zip(WAYS, found, strict=True):
+            check(way, figures, settings)
+
+
+def parallelize(model: nn.Sequential, mesh: DeviceMesh, sequence: bool) -> None:
+    """The same cuts in the library's words."""
+    between = Shard(1) if sequence else Replicate()
+    embed, *blocks, head = model
+    parallelize_module(embed, mesh, {"tokens": RowwiseParallel(input_layouts=Replicate(), output_layouts=between)})
+    if sequence:
+        embed.place = lambda ids: torch.arange(ids.shape[1]).chunk(mesh.size())[mesh.get_local_rank()]
+    columns = {f"attention.{name}": ColwiseParallel() for name in ("query", "key", "value")}
+    plan: dict[str, Any] = columns | {
+        "attention": PrepareModuleInput(input_layouts=(between,), desired_input_layouts=(Replicate(),)),
+        "attention.output": RowwiseParallel(output_layouts=between),
+        "up": ColwiseParallel(input_layouts=between),
+        "down": RowwiseParallel(output_layouts=between),
+    }
+    for block in blocks:
+        norms = {name: SequenceParallel() for name in ("attention_norm", "mlp_norm") if sequence}
+        parallelize_module(block, mesh, plan | norms)
+    norm = {"0": SequenceParallel()} if sequence else {}
+    parallelize_module(head, mesh, norm | {"1": ColwiseParallel(input_layouts=between, use_local_output=False)})
+
+
+def train_both(rank: int, size: int, sequence: bool, steps: int) -> tuple[float, float, dict[str, int], dict[str, int]]:
+    """The largest difference of a loss and of a parameter, and the collectives of a step, of the library and ours."""
+    mesh, ranks = init_device_mesh("cpu", (size,)), Ranks(sequence=sequence)
+    theirs = new_model(GPTConfig(), 1).double()
+    ours = copy.deepcopy(theirs)
+    whole = cut(ours, ranks)
+    parallelize(theirs, mesh, sequence)
+    of_theirs, of_ours = (torch.optim.AdamW(model.parameters(), lr=LR) for model in (theirs, ours))
+    generator, losses = torch.Generator().manual_seed(3), []
+    for _ in range(steps):
+        tokens, targets = copying(4, generator)
+        of_theirs.zero_grad()
+        of_ours.zero_grad()
+        with CommDebugMode() as their_calls, loss_parallel():
+            expected = F.cross_entropy(theirs(tokens).flatten(0, 1), targets.flatten())
+            expected.backward()
+        with CommDebugMode() as our_calls:
+            loss = vocabulary_loss(ours(tokens), targets, ranks)
+            backward(loss, whole, ranks)
+        if sequence:
+            dist.all_reduce(theirs[0].positions.weight.grad)  # that of one rank's tokens: the plan does not know it
+        of_theirs.step()
+        of_ours.step()
+        losses.append(abs(loss.item() - expected.item()))
+    differences = []
+    for their, our in zip(theirs.parameters(), ours.parameters(), strict=True):
+        local = their.full_tensor() if hasattr(their, "full_tensor") else their
+        for dim in range(our.dim()):
+            local = local.chunk(local.shape[dim] // our.shape[dim], dim)[
+                rank if local.shape[dim] > our.shape[dim] else 0
+            ]
+        differences.append((local - our).abs().max().item())
+    return max(losses), max(differences), count(their_calls), count(our_calls)
+
+
+def count(calls: CommDebugMode) -> dict[str, int]:
+    """Collectives by a name that those of c10d and functional ones share."""
+    names = {"allreduce_": "all_reduce", "_allgather_base_": "gather", "_reduce_scatter_base_": "scatter"}
+    names |= {"all_gather_into_tensor": "gather", "reduce_scatter_tensor": "scatter"}
+    return {
+        names.get(str(call).split(".")[-1], str(call).split(".")[-1]): n for call, n in calls.get_comm_counts().items()
+    }
+
+
+@pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.stress)])
+@pytest.mark.parametrize("sequence", [False, True])
+def test_parallelize_module_trains_the_same_by_as_many_collectives(world: Worlds, size: int, sequence: bool) -> None:
+    for loss, parameters, theirs, ours in world(size).run(train_both, sequence, 3):
+        assert max(loss, parameters) <= EXACT
+        ours["all_reduce"] -= sequence  # of whole parameters' gradients, which the library leaves to the optimizer
+        assert ours == theirs
+
+
+def test_heads_that_cannot_be_shared_are_refused() -> None:
+    with pytest.raises(UsageError, match="5 ranks for 12 heads"):
+        TensorSettings(size=5)
+
+
+def die_in_backward(rank: int, size: int) -> None:
+    ranks, model = Ranks(), new_model(GPTConfig(), 1)
+    whole = cut(model, ranks)
+    tokens, targets = copying(4, torch.Generator().manual_seed(3))
+    loss = vocabulary_loss(model(tokens), targets, ranks)
+    if rank == 1:
+        model[1].up.weight.register_hook(lambda gradient: os.kill(os.getpid(), signal.SIGKILL))
+    backward(loss, whole, ranks)
+
+
+def test_a_rank_that_is_killed_in_backward_is_named() -> None:
+    with pytest.raises(RankFailed, match="rank 1 of 2 was killed by SIGKILL"):
+        launch(die_in_backward, 2)

@@ -1,0 +1,226 @@
+"""ZeRO by hand: one process's training by every way, as many bytes and collectives as promised, and named failures."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import json
+from collections import Counter
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from ranks import misbehave
+from torch import nn
+from torch.distributed.tensor.debug import CommDebugMode
+
+from playground.lessons.zero import snapshot
+from playground.lessons.zero.lesson import WAYS
+from playground.lessons.zero.measure import Replica, batches, compare, count, own_part
+from playground.lessons.zero.page import ZeroSettings
+from playground.lessons.zero.results import CLOSE, EXACT, HELD, SENT, TORCH
+from playground.lessons.zero.shares import clip_grad_norm
+from playground.runtime import PlaygroundError
+from playground.testing import World
+from playground.training.step import backward
+from playground.training.sync import new_grad_sync
+
+Run = Callable[..., Any]
+Worlds = Callable[..., World]
+
+
+def small(size: int, **changes: Any) -> ZeroSettings:
+    return ZeroSettings(size=size, **{"layers": 2, "width": 48, "batch_size": 2 * size, **changes})
+
+
+def collectives(name: str, settings: ZeroSettings) -> dict[str, int]:
+    """Those of the second step, by name."""
+    replica, coming = Replica(name, settings), batches(2 * settings.size, 1)
+    replica.step(own_part(next(coming)))
+    with CommDebugMode() as mode:
+        replica.step(own_part(next(coming)))
+    return dict(Counter({str(call).split(".")[-1].strip("_"): times for call, times in mode.get_comm_counts().items()}))
+
+
+def by_every_way(rank: int, size: int) -> dict[str, dict[str, Any]]:
+    settings = small(size)
+    calls = {name: collectives(name, settings) for name in ("zero-3", "torch-fsdp")}
+    return {"calls": calls} | {
+        name: {**count(name, settings), "difference": compare(name, settings)} for name in (*HELD, *TORCH)
+    }
+
+
+@pytest.mark.parametrize("size", [2, *(pytest.param(size, marks=pytest.mark.stress) for size in (1, 3, 4))])
+def test_every_way_is_one_training_and_holds_and_sends_what_it_should(size: int, world: Worlds) -> None:
+    for found in world(size, timeout=300).run(by_every_way):
+        calls = found.pop("calls")
+        for name, row in found.items():
+            assert row["difference"] <= EXACT, name
+        for name, (_, times) in HELD.items():
+            row, whole = found[name], found[name]["model_bytes"]
+            held = sum(row[kind] for kind in ("parameters", "gradients", "optimizer"))
+            assert held == pytest.approx(times(size) * whole, rel=CLOSE), name
+            assert row["sent"] == pytest.approx(SENT[name] * (size - 1) / size * whole, rel=CLOSE), name
+        assert calls["zero-3"] == calls["torch-fsdp"]
+        assert sum(calls["zero-3"].values()) == 8 + 4  # of four units
+        assert found["zero-3"]["peak"] <= 1.05 * found["torch-fsdp"]["peak"]
+
+
+class Awkward(nn.Module):
+    """What no N divides, a layer that odd ranks do not use and one that none does, a weight in two layers, a frozen
+    layer, a buffer, a parameter of the model's own and one of another type."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(7)
+        self.first, self.norm, self.odd, self.unused = (
+            nn.Linear(5, 7),
+            nn.BatchNorm1d(7),
+            nn.Linear(7, 7),
+            nn.Linear(3, 1),
+        )
+        self.frozen, self.blocks = nn.Linear(7, 7).requires_grad_(False), nn.ModuleList([nn.Linear(7, 7), nn.Tanh()])
+        self.tied, self.scale = nn.Linear(7, 7), nn.Parameter(torch.ones(3, 7))
+        self.tied.weight = self.blocks[0].weight
+        self.out = nn.Linear(7, 1).float()
+
+    def forward(self, inputs: torch.Tensor, takes_odd: bool) -> torch.Tensor:
+        hidden = self.norm(self.first(inputs))
+        hidden = self.odd(hidden) if takes_odd else hidden
+        for block in (*self.blocks, self.frozen):
+            hidden = block(hidden)
+        return self.out((self.tied(hidden) * self.scale.sum(0)).float()).square().mean()
+
+
+def train_awkward(rank: int, size: int, clips: bool) -> dict[str, float]:
+    """The largest difference from gradients averaged one by one, after four steps of one and of two backwards."""
+    start, found = Awkward().double(), {}
+    start.out.float()
+    for name in WAYS:
+        models = {"ours": copy.deepcopy(start), "theirs": copy.deepcopy(start)}
+        syncs: dict[str, Any] = {
+            "ours": WAYS[name](models["ours"]),
+            "theirs": new_grad_sync("none-safe", models["theirs"]),
+        }
+        new_sgd = partial(torch.optim.SGD, lr=0.1, momentum=0.9)
+        optimizers = {each: sync.optimizer(new_sgd) for each, sync in syncs.items()}
+        torch.manual_seed(rank)
+        for step in range(4):
+            inputs = [torch.randn(4, 5, dtype=torch.float64) for _ in range(1 + step % 2)]
+            takes = name == "zero-3" or rank % 2 == 0  # its ranks run the same layers
+            for each, model in models.items():
+                losses = [partial(model, batch, takes) for batch in inputs]
+                backward(optimizers[each], losses, syncs[each])
+                if clips and each == "ours" and name != "ddp":
+                    clip_grad_norm(syncs[each].rows, 0.05)
+                elif clips:
+                    params = [param for group in optimizers[each].param_groups for param in group["params"]]
+                    nn.utils.clip_grad_norm_(params, 0.05)
+                optimizers[each].step()
+                syncs[each].after_step(last=step == 3)
+        pairs = zip(models["ours"].parameters(), models["theirs"].parameters(), strict=True)
+        found[name] = max((ours - theirs).abs().max().item() for ours, theirs in pairs)
+        models["ours"].eval()
+        assert models["ours"](inputs[0], takes).isfinite()
+    return found
+
+
+@pytest.mark.parametrize("clips", [False, True])
+def test_awkward_models_are_trained_right(clips: bool, world: Worlds) -> None:
+    for found in world(3).run(train_awkward, clips):
+        assert max(found.values()) <= 1e-6, found  # a parameter is of float32
+
+
+def backward_twice(rank: int, size: int) -> dict[str, str]:
+    told = {}
+    for name in ("zero-1", "zero-2", "zero-3"):
+        model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 1))
+        sync = WAYS[name](model)
+        model(torch.ones(2, 3)).sum().backward()
+        if name == "zero-1":
+            sync.after_backward()
+            model(torch.ones(2, 3)).sum().backward()
+        again = sync.after_backward if name == "zero-1" else model(torch.ones(2, 3)).sum().backward
+        with pytest.raises(RuntimeError) as caught:
+            again()
+        told[name] = str(caught.value)
+    return told
+
+
+def test_a_second_backward_is_refused_in_one_line(world: Worlds) -> None:
+    for told in world(2).run(backward_twice):
+        assert {*told.values()} == {"a second backward before the optimizer's step: put the first one under no_sync"}
+
+
+def losses(rank: int, size: int, way: str, folder: Path, steps: int, then: str) -> list[float]:
+    """Losses of whole batches of 12; then the ranks `save` what they are, or before they `load` what others were."""
+    replica: Any = Replica(way, small(size), torch.float64)
+    coming, found = batches(12, 5), []
+    if then == "load":
+        snapshot.load(folder, replica.sync, replica.optimizer)
+        replica.steps, coming = 3, itertools.islice(coming, 3, None)
+    for step in range(steps):
+        loss = replica.step(own_part(next(coming)), last=step == steps - 1)
+        dist.all_reduce(loss)
+        found.append(loss.item() / size)
+    if then == "save":
+        snapshot.save(folder, replica.sync, replica.optimizer)
+    return found
+
+
+@pytest.mark.parametrize("way", ["zero-3", pytest.param("zero-1", marks=pytest.mark.stress)])
+def test_a_snapshot_of_four_ranks_resumes_on_two(way: str, world: Worlds, tmp_path: Path) -> None:
+    through = world(2).run(losses, way, tmp_path, 5, "")[0]
+    before = world(4).run(losses, way, tmp_path, 3, "save")[0]
+    after = world(2).run(losses, way, tmp_path, 2, "load")[0]
+    assert [*before, *after] == pytest.approx(through, abs=EXACT)
+
+
+def go_wrong_in_a_step(rank: int, size: int, how: str) -> None:
+    settings = small(size, width=60) if how == "mismatch" and rank == 1 else small(size)
+    replica, number = Replica("zero-3", settings), 0
+
+    def misbehave_in_forward(*_: object) -> None:
+        if rank == 1:
+            misbehave(how)
+
+    if how != "mismatch":
+        replica.model[1].register_forward_hook(misbehave_in_forward)
+    replica.step(own_part(next(batches(size, number))))
+
+
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [("kill", r"^rank 1 of 2 was killed by SIGKILL"), ("hang", "rank 1"), ("mismatch", "all_gather")],
+)
+def test_a_rank_that_fails_in_a_step_is_named(how: str, message: str, world: Worlds) -> None:
+    with pytest.raises(PlaygroundError, match=message) as caught:
+        world(2, timeout=3).run(go_wrong_in_a_step, how)
+    print(caught.value)
+
+
+CAP = ("zero", "--layers", 2, "--cap-mb")
+
+
+def test_under_a_cap_of_the_count_ddp_dies_in_one_line(run_cli: Run) -> None:
+    shown = run_cli(*CAP, 3.7, "--json")
+    assert (shown.code, shown.err) == (0, "")
+    died = {row["way"]: row["died"] for row in json.loads(shown.out)["ways"]}
+    assert died["ddp"].startswith("out of memory in step 2: ")
+    assert died["zero-2"] == died["zero-3"] == ""
+    alone = run_cli(*CAP, 3.7, "--way", "ddp")
+    assert (alone.code, alone.err.count("\n")) == (1, 1)
+    assert "ddp: out of memory in step 2" in alone.err
+
+
+@pytest.mark.stress
+def test_under_a_cap_of_the_kernel_ddp_dies_in_one_line(run_cli: Run) -> None:
+    shown = run_cli("zero", "-n", 4, "--layers", 5, "--width", 516, "--cap-mb", 170, "--kernel", "--json")
+    assert (shown.code, shown.err) == (0, "")
+    died = {row["way"]: row["died"] for row in json.loads(shown.out)["ways"]}
+    assert died["ddp"].startswith("out of memory: can't allocate memory: you tried to allocate ")
+    assert died["zero-2"] == died["zero-3"] == ""
