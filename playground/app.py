@@ -32,9 +32,10 @@ COMMANDS = [*LESSONS, *EXERCISES, *TOOLS]
 CHAPTERS = {
     **{lesson.name: ROOT / lesson.path / "README.md" for lesson in PATH},
     **{tool.name: ROOT.joinpath(*tool.command.module.split(".")[:-1], "README.md") for tool in TOOLS.values()},
+    **{page.stem: page for lesson in PATH for page in sorted((ROOT / lesson.path).glob("[!R]*.md"))},
     **{name: ROOT / "playground" / "lessons" / f"{name}.md" for name in ("map", "running", "tutorials", "glossary")},
 }
-READ, READS = "read", "show a chapter, the map, running, tutorials, or the glossary"
+READ, READS = "read", "show a chapter or a page beside it, the map, running, tutorials, or the glossary"
 COMMAND_LISTS = {
     "The path, in order": {lesson.name: lesson.teaches for lesson in PATH},
     "Exercises that check themselves": {tool.name: tool.purpose for tool in EXERCISES.values()},

@@ -84,6 +84,7 @@ ALLOWED = {
         "see.analyse",
         "see.record",
         "lessons",
+        "remote",
         "console",
         "training",
         "algorithms",
@@ -257,10 +258,11 @@ def called_methods(module: str) -> set[str]:
 
 
 def test_only_world_creates_and_destroys_groups() -> None:
-    """And the first lesson, as the tutorial does."""
+    """And the first lesson, as the tutorial does, and a script for torchrun."""
     names = {"init_process_group", "destroy_process_group"}
     modules = {module for module in MODULES if names & called_methods(module)}
-    assert modules == {"playground.lessons.hello.lesson", "playground.runtime.rank.world"}
+    scripts = {"playground.lessons.hello.lesson", "playground.lessons.elastic.hosts"}
+    assert modules == {*scripts, "playground.runtime.rank.world"}
 
 
 def unchecked_names(module: str) -> Iterator[str]:

@@ -9,6 +9,7 @@ from numbers import Integral, Real
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from playground.exercises.exercise import count
@@ -25,6 +26,8 @@ WIDTHS: list[int] = []
 """In a rank: the bytes of one of those elements, in each of them."""
 WAITED: list[int] = []
 """In a rank: the threads in which the solution has called something that waits, in this case, in order."""
+OWN_GROUP: list[Any] = []
+"""In a rank: the group of the judge itself. The solution's collectives may differ between ranks."""
 UNEVEN = {
     "3 samples each": (3,) * 5,
     "1 sample on rank 0, 3 on rank 1, …": (1, 3, 2, 5, 4),
@@ -86,6 +89,13 @@ def inputs(*sizes: int) -> Iterator[tuple[str, Callable[[int], torch.Tensor]]]:
 
 def gradients(model: nn.Module) -> list[torch.Tensor | None]:
     return [param.grad for param in model.parameters()]
+
+
+def gather(value: Any) -> list[Any]:
+    """The values of all ranks, by rank, for what is looked at once the solution has returned on all of them."""
+    everyones = [None] * dist.get_world_size()
+    dist.all_gather_object(everyones, value, group=OWN_GROUP[0])
+    return everyones
 
 
 def flatten(value: Any, where: str = "") -> Iterator[Leaf]:

@@ -27,7 +27,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
-from playground.exercises.cases import ANYTHING, REDUCED, WAITED, WIDTHS, Case, flatten
+from playground.exercises.cases import ANYTHING, OWN_GROUP, REDUCED, WAITED, WIDTHS, Case, flatten
 from playground.exercises.exercise import COLLECTIVES, ERROR, FAIL, LOOP, MESSAGES, RETURNED
 from playground.exercises.observation import POISON, Observation
 from playground.exercises.verdict import DEADLINE, ENDLESS, NOT_WRITTEN, SHORT_CUT, Solution
@@ -358,18 +358,16 @@ def judge(rank: int, size: int, solutions: tuple[Solution, ...], seed: int, only
     sys.dont_write_bytecode = True
     cases = getattr(importlib.import_module(exercise.module), exercise.function)
     with judged(record):
-        group = dist.new_group()  # the solution's collectives may differ between ranks
+        OWN_GROUP[:] = [dist.new_group()]
         with solving(record):
             functions = [import_solution(each) for each in solutions][-1]
         function = getattr(functions, exercise.function)
         for place, case in enumerate(cases(rank, size, seed)):
             if only in (None, place):
-                run_case(rank, seed, place, case, function, record, group)
+                run_case(rank, seed, place, case, function, record)
 
 
-def run_case(
-    rank: int, seed: int, place: int, case: Case, function: Callable[..., Any], record: Transcript, group: Any
-) -> None:
+def run_case(rank: int, seed: int, place: int, case: Case, function: Callable[..., Any], record: Transcript) -> None:
     """Run one case and report it. Raises `RuntimeError` where nothing else can run after it."""
     record.begin()
     size, threads = record.size, threading.enumerate()
@@ -381,6 +379,7 @@ def run_case(
         left = [each for each in threading.enumerate() if each not in threads and not each.daemon]
         for thread in left:
             thread.join(LAST_WORDS)
+    report(at=RETURNED)
     if left := [each for each in left if each.is_alive()]:
         record.problems.append(("a thread left running", f"{left[0].name} goes on after the end", 0))
     record.problems += [("no wait", f"nobody waits for this {each.kind}", each.line) for each in record.pending]
@@ -402,7 +401,6 @@ def run_case(
     balance = torch.zeros(size, size, dtype=torch.int64)
     balance[rank] += torch.tensor([sum(to == receiver for to, _ in record.sent) for receiver in range(size)])
     balance[:, rank] -= torch.tensor(observation.received)
-    report(at=RETURNED)
-    dist.all_reduce(balance, group=group)
+    dist.all_reduce(balance, group=OWN_GROUP[0])
     if balance.any() or record.pending or left:
         raise RuntimeError("messages or threads are left over: this world cannot run anything else")

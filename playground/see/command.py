@@ -16,6 +16,7 @@ from playground.console.session import Session, session_command
 from playground.console.tables import Column, Table
 from playground.lessons.data_parallel.page import DataParallelSettings
 from playground.lessons.ladder.page import LadderSettings
+from playground.lessons.parameter_server.page import ServerSettings
 from playground.lessons.pipeline.page import PipelineSettings
 from playground.lessons.zero.page import ZeroSettings
 from playground.runtime.errors import UsageError
@@ -72,6 +73,20 @@ class FigureRun:
         return Evidence(results=results, arguments=arguments, reports=tuple(reports))
 
 
+@dataclass(frozen=True)
+class ChangingRun(FigureRun):
+    """A function that worlds of different sizes run, one after the other."""
+
+    ends: tuple[tuple[int, int], ...] = ()
+    """The size of each world, and the step at which it ends."""
+
+    def make(self, name: str, folder: Path) -> Evidence:
+        """As above; the results are those of rank 0 of each world."""
+        file = folder / f"{name}.pt"
+        results = [launch(self.work, size, args=(file, end))[0] for size, end in self.ends]
+        return Evidence(results=results, arguments=self.ends)
+
+
 def draw_digits(folder: Path) -> Path:
     """Draw digits into the folder if they are not there. Returns their folder."""
     prepare.find_or_draw_digits(folder, "for the figures", lambda line: None, IMAGES, TEST_IMAGES)
@@ -79,8 +94,8 @@ def draw_digits(folder: Path) -> Path:
 
 
 def ladder_arguments(folder: Path) -> tuple[object, ...]:
-    """Twenty steps of each rung."""
-    return (LadderSettings(folder=draw_digits(folder), steps=20),)
+    """Thirty steps of each rung, as the chapter's run takes them."""
+    return (LadderSettings(folder=draw_digits(folder), steps=30),)
 
 
 def elastic_arguments(folder: Path) -> tuple[object, ...]:
@@ -93,6 +108,11 @@ def elastic_arguments(folder: Path) -> tuple[object, ...]:
 def pipeline_arguments(folder: Path) -> tuple[object, ...]:
     """Two stages and few microbatches, so that each can be seen."""
     return (PipelineSettings(size=2, folder=draw_digits(folder), microbatches=4, steps=3),)
+
+
+def server_arguments(folder: Path) -> tuple[object, ...]:
+    """Few steps of three workers, the last of which is slow."""
+    return (ServerSettings(folder=draw_digits(folder), batch_size=384, steps=6, slow_worker=3, staleness=1),)
 
 
 DEVICES = tuple(f"cpu:{number}" for number in range(4))
@@ -117,6 +137,10 @@ RUNS = {
     "hello": FigureRun(remote("playground.lessons.hello.lesson:who_am_i"), 3),
     "bert": FigureRun(remote("playground.see.paint.ranks:bert_steps"), 2, recorded=True),
     "elastic": FigureRun(remote("playground.lessons.elastic.lesson:run"), 3, elastic_arguments, restarts=2),
+    "hosts": ChangingRun(remote("playground.lessons.elastic.hosts:run"), 2, ends=((2, 10), (1, 21), (2, 32))),
+    "reduce-scatter": FigureRun(remote("playground.lessons.collectives.lesson:reduce_scatter"), 4),
+    "rpc": FigureRun(remote("playground.lessons.rpc.lesson:remote_call"), 2),
+    "parameter-server": FigureRun(remote("playground.see.paint.ranks:server_modes"), 4, server_arguments),
     "pipeline": FigureRun(remote("playground.lessons.pipeline.experiment:run"), 2, pipeline_arguments),
     "zero": FigureRun(remote("playground.lessons.zero.measure:count_ways"), 4, (ZERO,)),
     "tensor": FigureRun(remote("playground.see.paint.ranks:cut_mlp"), 2),
@@ -130,10 +154,11 @@ RUNS = {
 @dataclass(frozen=True)
 class Figure:
     path: str
-    """The chapter whose README shows it, a lesson or `see`, and the name of its file, without the ending."""
+    """The chapter that it is about, a lesson or `see`, and the name of its file, without the ending."""
     run: str
     """The run that it is drawn from: a name of `RUNS`."""
     draw: Callable[[Evidence], Scene]
+    in_chapter: bool = True
 
     @property
     def shows(self) -> str:
@@ -145,7 +170,7 @@ FIGURES = {
     "F1": Figure("data_parallel/dp_forward", "data-parallel", dp.forward),
     "F2": Figure("data_parallel/dp_backward", "data-parallel", dp.backward),
     "F3": Figure("ladder/backward_step", "ladder", training.backward_and_step),
-    "F4": Figure("data_parallel/dp_training", "data-parallel, memory", dp.memory_and_utilisation),
+    "F4": Figure("data_parallel/dp_training", "data-parallel, memory", dp.memory_and_utilisation, in_chapter=False),
     "F5": Figure("data_parallel/dp_forward_2", "data-parallel", dp.loss_in_forward),
     "F6": Figure("all_reduce/allreduce", "collectives", collectives.all_reduce_sum),
     "F7": Figure("all_reduce/allreduce_1", "reduce-broadcast", collectives.reduce_broadcast),
@@ -158,7 +183,7 @@ FIGURES = {
     "F14": Figure("ladder/step_parts", "ladder", training.normalised_parts),
     "F15": Figure("ladder/overlap", "ladder", training.with_and_without_overlap),
     "F16": Figure("ddp/buckets", "ddp", training.filling),
-    "F17": Figure("data_parallel/dp_criterion", "data-parallel", dp.parallel_criterion),
+    "F17": Figure("data_parallel/dp_criterion", "data-parallel", dp.parallel_criterion, in_chapter=False),
     "F18": Figure("data_parallel/dp_memory", "data-parallel, memory", dp.imbalance),
     "F19": Figure("ddp/bucket", "ddp, four parameters", training.same_on_both),
     "F20": Figure("p2p/p2p", "send", collectives.point_to_point),
@@ -168,6 +193,10 @@ CHAPTERS = {
     "hello": Figure("hello/one_world", "hello", collectives.one_world),
     "bert": Figure("bert/step", "bert", training.bert_step),
     "elastic": Figure("elastic/attempts", "elastic", training.attempts),
+    "hosts": Figure("elastic/hosts", "hosts", training.hosts),
+    "reduce-scatter": Figure("collectives/reduce_scatter", "reduce-scatter", collectives.reduce_scatter),
+    "rpc": Figure("rpc/call", "rpc", collectives.remote_call),
+    "parameter-server": Figure("parameter_server/modes", "parameter-server", training.server_modes),
     "pipeline": Figure("pipeline/schedules", "pipeline", training.schedules),
     "zero": Figure("zero/step", "zero", training.bytes_over_a_step),
     "tensor": Figure("tensor/cut_mlp", "tensor", collectives.cut_mlp),
@@ -294,8 +323,8 @@ def files_of(figures: dict[str, Path], chapters: bool) -> dict[str, Path]:
 
 def chapter_files() -> dict[str, Path]:
     """The pictures of the chapters' READMEs, by the figure's name."""
-    rooms = {name: "" if figure.path.startswith(f"{SEE.name}/") else "lessons" for name, figure in ALL.items()}
-    paths = {name: Path(rooms[name], figure.path) for name, figure in ALL.items()}
+    shown = {name: figure.path for name, figure in ALL.items() if figure.in_chapter}
+    paths = {name: Path("" if path.startswith(f"{SEE.name}/") else "lessons", path) for name, path in shown.items()}
     return {name: ROOT / "playground" / path.parent / "figures" / f"{path.name}.svg" for name, path in paths.items()}
 
 

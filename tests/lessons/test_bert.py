@@ -13,7 +13,7 @@ import torch.nn.functional as F
 
 from playground.lessons.bert import grammar, measure
 from playground.lessons.bert.lesson import train
-from playground.lessons.bert.page import DDP, EXACT, WAYS, BertSettings, compare_losses
+from playground.lessons.bert.page import DDP, EXACT, WAYS, BertSettings, averaging_texts, compare_losses
 from playground.lessons.bert.prepare import PairsSource, prepare_pairs
 from playground.measurement import Fields
 from playground.training.bert import Model
@@ -121,6 +121,14 @@ def test_what_devices_hold(way: str, settings: BertSettings, world: Run) -> None
     assert held[0]["held"]["parameters"] == of_the_model
 
 
+def test_averaging_is_that_of_the_ladder(settings: BertSettings, world: Run) -> None:
+    rung, ddp = world(2).run(measure.averaging, settings)[0]
+    assert (rung["way"], ddp["way"]) == ("overlapped", "ddp")
+    assert rung["bytes"] == ddp["bytes"] == 4 * settings.config.parameters
+    assert rung["difference_to_ddp"] < 1e-3
+    assert "  ddp: hides nothing here." in averaging_texts([rung, ddp | {"caveat": "hides nothing here"}], settings)
+
+
 @pytest.fixture
 def bert(run_cli: Run, pairs: PairsSource, monkeypatch: pytest.MonkeyPatch) -> Run:
     """The command on these pairs, with a smaller model."""
@@ -149,6 +157,7 @@ def test_the_document_has_what_was_asked_for(bert: Run) -> None:
     [
         (("-n", 3), "choose a multiple of 3"),
         (("--batch-size", 4000), "there are 240 pairs to train on"),
+        (("--way", "data-parallel", "--only", "averaging"), "--only averaging is about ranks that average gradients"),
         (("--dataset", "multinli"), "--dataset multinli needs a tokenizer: add --weights"),
     ],
 )

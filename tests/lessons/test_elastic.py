@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from processes import by_hand
+from processes import ENOUGH, by_hand, free_port
 
+from playground import launch
+from playground.lessons.elastic import hosts
 from playground.lessons.elastic.page import Witness, draw_kills
 from playground.runtime import PlaygroundError, RankFailed
 
@@ -79,3 +87,60 @@ def test_kills_come_one_after_the_other() -> None:
     assert [step for _, step in kills] == list(range(1, 10))
     assert {rank for rank, _ in kills} <= {0, 1, 2}
     assert draw_kills(2, 3, 10, seed=1) == draw_kills(2, 3, 10, seed=1)
+
+
+def test_the_number_of_ranks_changes_and_the_losses_do_not(tmp_path: Path) -> None:
+    """Each start resumes from the newest snapshot, so that steps after it are taken twice."""
+    undisturbed = dict(launch(hosts.run, 2, args=(tmp_path / "undisturbed.pt",))[0])
+    starts, losses = [], dict[int, float]()
+    for size, end in ((2, 30), (1, 61), (2, 100)):
+        taken = launch(hosts.run, size, args=(tmp_path / "changing.pt", end))[0]
+        starts.append(taken[0][0])
+        losses |= dict(taken)
+    assert starts == [1, 29, 61]
+    assert losses == pytest.approx(undisturbed, abs=1e-6, rel=0)
+    assert undisturbed[100] < undisturbed[1] / 2
+
+
+@pytest.mark.stress
+def test_a_host_leaves_and_another_joins(tmp_path: Path) -> None:
+    """Two agents of torchrun, of which the second is ended and later started again. (More steps than any machine takes
+    meanwhile: nothing here ends by itself.)"""
+    said, port = tmp_path / "said.txt", free_port()
+    agents: list[subprocess.Popen[bytes]] = []
+
+    def start() -> subprocess.Popen[bytes]:
+        rendezvous = ["--rdzv-backend=c10d", "--rdzv-id=elastic", f"--rdzv-endpoint=127.0.0.1:{port}"]
+        soon = "--rdzv-conf=last_call_timeout=1,keep_alive_interval=1,keep_alive_max_attempt=3,join_timeout=120"
+        soon += f",is_host={int(not agents)}"
+        words = ["--nnodes=1:2", "--local-addr=127.0.0.1", "--max-restarts=10", *rendezvous, soon]
+        program = [sys.executable, "-m", "torch.distributed.run", *words, hosts.__file__, f"{tmp_path}/snapshot.pt"]
+        environ = {**os.environ, "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", "OMP_NUM_THREADS": "1"}
+        with said.open("ab") as file:
+            return subprocess.Popen([*program, "5000"], env=environ, stdout=file, stderr=subprocess.DEVNULL)
+
+    def taken() -> list[tuple[int, int, float]]:
+        found = re.findall(r"^step (\d+), world size (\d): loss ([\d.]+)$", said.read_text(), re.MULTILINE)
+        return [(int(step), int(size), float(loss)) for step, size, loss in found]
+
+    try:
+        agents.append(start())
+        for size in (2, 1, 2):
+            before, end = len(taken()), time.monotonic() + 4 * ENOUGH
+            if size == 1:
+                agents[-1].send_signal(signal.SIGTERM)
+            else:
+                agents.append(start())
+            while [ranks for _, ranks, _ in taken()[before:]].count(size) < 6:
+                assert time.monotonic() < end, said.read_text()
+                assert agents[0].poll() is None
+                time.sleep(0.1)
+    finally:
+        for agent in agents:
+            agent.terminate()
+        for agent in agents:
+            agent.wait()
+    losses = {step: loss for step, _, loss in taken()}
+    undisturbed = dict(launch(hosts.run, 2, args=(tmp_path / "undisturbed.pt", max(losses)))[0])
+    assert losses == pytest.approx(undisturbed, abs=1e-6, rel=0)
+    assert [step for step, _, _ in taken()] != sorted(losses), "no step was taken again"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from playground.exercises.cases import Case, Cases, inputs
+from playground.exercises.observation import OWN
 
 
 def broadcast(rank: int, size: int, seed: int) -> Cases:
@@ -29,3 +30,12 @@ def groups(rank: int, size: int, seed: int) -> Cases:
     for about, give in inputs(6, 7):
         tensor = give(rank)
         yield Case(about, (tensor,), held=tensor, expected=give(rank % 2))
+
+
+def all_to_all(rank: int, size: int, seed: int) -> Cases:
+    """A matrix of chunks is transposed: chunk s of rank r, which is s + 1 times what rank r has, goes to rank s."""
+    for about, give in inputs():
+        chunks, due = ([(other + 1) * give(rank) for other in range(size)] for _ in range(2))
+        returns, most = [(rank + 1) * give(other) for other in range(size)], dict.fromkeys(range(size), len(chunks[0]))
+        held, expected = {OWN: chunks}, {OWN: due}
+        yield Case(about, (chunks,), returns=returns, held=held, expected=expected, is_coded=False, most=most)

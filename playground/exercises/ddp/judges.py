@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from playground.exercises.cases import REDUCED, WAITED, WIDTHS, Case, Cases, gradients
+from playground.exercises.cases import REDUCED, UNEVEN, WAITED, WIDTHS, Case, Cases, gather, gradients
 from playground.exercises.exercise import count
 
 
@@ -94,3 +94,86 @@ def register(real: Callable[..., None], hooks: list[str], state: object, hook: C
         return future
 
     real(state, look)
+
+
+def accuracy(rank: int, size: int, seed: int) -> Cases:
+    """The accuracy of a whole test set, of which each sample is computed once."""
+    for samples in (10, 7, 1, 100):
+        seen = list[int]()
+        due = sum(map(is_right, range(samples))) / samples
+        held, expected = partial(count_samples, samples, seen), {"never computed": 0, "computed again": 0}
+        given = (samples, partial(is_right, seen=seen))
+        yield Case(count(samples, "sample"), given, due, held=held, expected=expected, is_coded=False)
+
+
+def is_right(index: int, seen: list[int] | None = None) -> bool:
+    """Whether the model gets a sample right: the first ones more often than others. `seen`: those computed so far."""
+    if seen is not None:
+        seen.append(index)
+    return index % 7 < 3 or index < 5
+
+
+def count_samples(samples: int, seen: list[int]) -> dict[str, int]:
+    computed = [index for each in gather(seen) for index in each]
+    return {"never computed": samples - len({*computed}), "computed again": len(computed) - len({*computed})}
+
+
+def uneven(rank: int, size: int, seed: int) -> Cases:
+    """Steps with as many ranks as still have a batch. One process in float64 is the oracle."""
+    for about, numbers in UNEVEN.items():
+        torch.manual_seed(seed)
+        model = nn.Linear(3, 1).double()
+        alone = copy.deepcopy(model)
+        everyones = [[tuple(torch.randn(2, 4, 3).double()) for _ in range(number)] for number in numbers[:size]]
+        everyones = [[(inputs, targets[:, :1]) for inputs, targets in each] for each in everyones]
+        for number in range(max(numbers[:size])):
+            alone.zero_grad()
+            losses = [F.mse_loss(alone(each[number][0]), each[number][1]) for each in everyones if number < len(each)]
+            torch.stack(losses).mean().backward()
+            take_step(alone)
+        given, due = (model, everyones[rank], partial(take_step, model)), list(alone.parameters())
+        held = {"parameter": list(model.parameters())}
+        about = about.replace("sample", "batch").replace("batchs", "batches")
+        yield Case(about, given, held=held, expected={"parameter": due}, is_coded=False)
+
+
+def take_step(model: nn.Module) -> None:
+    with torch.no_grad():
+        for param in model.parameters():
+            param -= 0.1 * param.grad
+
+
+def error_feedback(rank: int, size: int, seed: int) -> Cases:
+    """Several steps with one residual, which is looked at after each of them."""
+    for about, compress in (("the largest element travels", keep_largest), ("multiples of 4 travel", round_to_4)):
+        given = [torch.tensor([6.0, 4, 1, -3]).roll(other) + other for other in range(size)]
+        residuals, means, sums = [torch.zeros(4) for _ in range(size)], [], []
+        for _ in range(4):
+            totals = [gradient + residual for gradient, residual in zip(given, residuals, strict=True)]
+            sent = [compress(total) for total in totals]
+            residuals = [total - each for total, each in zip(totals, sent, strict=True)]
+            means.append(torch.stack(sent).mean(dim=0))
+            sums.append(residuals[rank])
+        returns = {"gradient": means, "residual": sums}
+        run = partial(take_steps, rank, size, given[rank], compress)
+        yield Case(f"4 steps, {about}", (), returns=returns, run=run, is_coded=False)
+
+
+def keep_largest(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor * (torch.arange(tensor.numel()) == tensor.abs().argmax())
+
+
+def round_to_4(tensor: torch.Tensor) -> torch.Tensor:
+    return (tensor / 4).round() * 4
+
+
+def take_steps(
+    rank: int, size: int, given: torch.Tensor, compress: Callable[..., Any], function: Callable[..., Any]
+) -> dict[str, list[torch.Tensor]]:
+    residual, held = torch.zeros(4), dict[str, list[torch.Tensor]](gradient=[], residual=[])
+    for _ in range(4):
+        gradient = given.clone()
+        function(rank, size, gradient, residual, compress)
+        held["gradient"].append(gradient)
+        held["residual"].append(residual.clone())
+    return held

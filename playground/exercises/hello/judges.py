@@ -2,9 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import os
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any
 
-from playground.exercises.cases import Case, Cases
+import torch.distributed as dist
+from torch.distributed import distributed_c10d
+
+from playground.exercises.cases import Case, Cases, gather
+from playground.exercises.exercise import RETURNED
+from playground.runtime.rank.rank import report
 
 
 def whoami(rank: int, size: int, seed: int) -> Cases:
@@ -17,6 +28,83 @@ def whoami(rank: int, size: int, seed: int) -> Cases:
             yield Case(f"nodes of {ranks}", (), returns=returns, is_coded=False, gives_rank=False)
     finally:
         os.environ.update(kept)
+
+
+class WatchedStore:
+    """The world's store, for one attempt: a wait that cannot end is a deadlock. It is proved where every process waits
+    or has returned, and what is waited for is still not there after that was seen."""
+
+    def __init__(self, rank: int, size: int, attempt: int) -> None:
+        self.rank, self.size, store = rank, size, distributed_c10d._get_default_store()
+        self.inner = dist.PrefixStore("exercise", store)
+        self.states = dist.PrefixStore(f"judge{attempt}", store)
+        self.note(False)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+    def note(self, waits_for: list[str] | bool) -> None:
+        """Write what this process does: it waits for keys, runs (False), or has returned (True)."""
+        self.states.set(str(self.rank), json.dumps(waits_for))
+
+    def get(self, key: str) -> bytes:
+        self.wait([key])
+        return self.inner.get(key)
+
+    def wait(self, keys: list[str], timeout: object = None) -> None:
+        self.note(keys)
+        while not self.inner.check(keys):
+            self.find_standstill()
+            report()  # a sign of life
+            time.sleep(0.01)
+        self.note(False)
+
+    def find_standstill(self) -> None:
+        states = [json.loads(self.states.get(str(rank))) for rank in range(self.size)]
+        if all(states) and not any(self.inner.check(keys) for keys in states if keys is not True):
+            at = [RETURNED if keys is True else (f"waits for {', '.join(keys)}", None, 0) for keys in states]
+            report(standstill=dict(enumerate(at)))
+            threading.Event().wait()
+
+
+def rendezvous(rank: int, size: int, seed: int) -> Cases:
+    """Ranks from a store: who gets which differs from run to run, so what all got is looked at together."""
+    for attempt in range(2):
+        address, returned = f"127.0.0.1:{4000 + 100 * attempt + rank}", list[object]()
+        run = partial(meet, rank, size, attempt, address, returned)
+        held = partial(look, rank, size, address, returned)
+        due = {"their addresses": "all", "this one's address": "in its place", "ranks": list(range(size))}
+        yield Case(f"attempt {attempt}", (), run=run, held=held, expected=due, is_coded=False)
+
+
+def meet(
+    rank: int, size: int, attempt: int, address: str, returned: list[object], function: Callable[..., object]
+) -> None:
+    store = WatchedStore(rank, size, attempt)
+    dist.group.WORLD.barrier().wait()  # all have noted that they run
+    returned.append(function(size, store, attempt, address))
+    store.note(True)
+
+
+def look(rank: int, size: int, address: str, returned: list[object]) -> object:
+    """What all processes got, which is the same in every run."""
+    everyones, addresses = gather(returned[0]), gather(address)
+    if not all(map(is_answer, everyones)):
+        return returned[0]
+    number, mine = everyones[rank]
+    # Not which ranks lack some: that differs from run to run.
+    found = "all" if all({*each} == {*addresses} for _, each in everyones) else "not all"
+    if any(isinstance(each, bytes) for each in mine):
+        found = "bytes"
+    is_own = number in range(len(mine)) and mine[number] == address
+    place = "" if found != "all" else "in its place" if is_own else "elsewhere"
+    return {"their addresses": found, "this one's address": place, "ranks": sorted(number for number, _ in everyones)}
+
+
+def is_answer(returned: Any) -> bool:
+    """Whether it is a number and a list."""
+    kinds = [type(each) for each in returned] if isinstance(returned, (tuple, list)) else []
+    return kinds == [int, list]
 
 
 def share(rank: int, size: int, seed: int) -> Cases:

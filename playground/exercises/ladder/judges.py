@@ -5,11 +5,13 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 from torch import nn
 
 from playground.exercises.cases import REDUCED, WAITED, Case, Cases, gradients
+from playground.exercises.exercise import count
 
 Shapes = Sequence[tuple[int, ...]]
 
@@ -87,8 +89,20 @@ BEGINS = 0.5
 """Seconds that a thread of the solution may take to begin one."""
 
 
+ALL_USED = (("all used", None), ("all used, the same model again", None))
+
+
+def early(rank: int, size: int, seed: int) -> Cases:
+    """All-reduces in backward: begun there, and over before the step."""
+    return reduce_in_backward(rank, size, ALL_USED)
+
+
 def overlap(rank: int, size: int, seed: int) -> Cases:
-    """All-reduces in backward: begun there, in one order on all ranks, and over before the step."""
+    """The same, in one order on all ranks, where not all of them use all parameters."""
+    return reduce_in_backward(rank, size, (*ALL_USED, ("odd ranks do not use parameter 2", 2)))
+
+
+def reduce_in_backward(rank: int, size: int, situations: Sequence[tuple[str, int | None]]) -> Cases:
     model = nn.ParameterList([nn.Parameter(torch.zeros(shape)) for shape in EQUAL])
     seen: list[str] = []
     model[0].register_hook(lambda gradient: seen.append(look()))
@@ -98,11 +112,7 @@ def overlap(rank: int, size: int, seed: int) -> Cases:
             for param in model:
                 param -= 0 if param.grad is None else param.grad
 
-    for about, unused in (
-        ("all used", None),
-        ("all used, the same model again", None),
-        ("odd ranks do not use parameter 2", 2),
-    ):
+    for about, unused in situations:
         seen.clear()
         loss = torch.zeros(())
         for place, gradient in enumerate(give_gradients(rank, size, EQUAL)):
@@ -142,3 +152,28 @@ def describe(parameters: object, grad: object, reduced: int, seen: list[str], ho
         "all_reduces when backward ends": ", ".join(seen),
         "hooks": hooks,
     }
+
+
+def local_sgd(rank: int, size: int, seed: int) -> Cases:
+    """Steps that differ between ranks, so that it shows when parameters were averaged."""
+    for steps, every in ((4, 2), (5, 2), (3, 1), (2, 5)):
+        model, *everyones = (nn.Linear(2, 1) for _ in range(size + 1))
+        for param in (param for each in (model, *everyones) for param in each.parameters()):
+            nn.init.ones_(param)
+        for number in range(1, steps + 1):
+            for other, each in enumerate(everyones):
+                change(other, each, number)
+            for params in zip(*(each.parameters() for each in everyones), strict=True):
+                mean = torch.stack(params).mean(dim=0).detach()
+                for param in params if number % every == 0 or number == steps else ():
+                    param.data.copy_(mean)
+        held, due = {"parameter": [*model.parameters()]}, {"parameter": [*everyones[rank].parameters()]}
+        about, step = f"{count(steps, 'step')}, every {every}", partial(change, rank, model)
+        yield Case(about, (model, step, steps, every), held=held, expected=due, is_coded=False)
+
+
+@torch.no_grad()
+def change(rank: int, model: nn.Module, number: int) -> None:
+    """Step `number` of a rank."""
+    for param in model.parameters():
+        param.mul_(1 / (rank + 2)).add_(number * 10**rank)

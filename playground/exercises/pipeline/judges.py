@@ -123,3 +123,22 @@ def one_forward_one_backward(rank: int, size: int, seed: int) -> Cases:
             expected={"order": order, "grad": due},
             is_coded=False,
         )
+
+
+def clip(rank: int, size: int, seed: int) -> Cases:
+    """The norm of gradients of which each rank has a part."""
+    for about, max_norm, without in (
+        ("a norm that is too large", 1.0, None),
+        ("a norm within the limit", 1e6, None),
+        ("no gradients on the last rank", 2.0, size - 1),
+    ):
+        everyones = [[torch.arange(6).view(2, 3) + 1.0 + other, torch.full((2,), 3.0)] for other in range(size)]
+        squares = [each.square().sum() for r, grads in enumerate(everyones) for each in grads if r != without]
+        norm = sum(squares, torch.zeros(())).sqrt().item()
+        stage = nn.Linear(3, 2)
+        for param, grad in zip(stage.parameters(), everyones[rank], strict=True):
+            param.grad = None if rank == without else grad.clone()
+        factor = min(1.0, max_norm / norm) if norm else 1.0
+        due = [None if rank == without else grad * factor for grad in everyones[rank]]
+        held, expected = partial(lambda stage: {"grad": gradients(stage)}, stage), {"grad": due}
+        yield Case(about, (stage, max_norm), norm, held=held, expected=expected, is_coded=False)

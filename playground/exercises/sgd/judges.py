@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import copy
+from collections import Counter
 from functools import partial
+from typing import Any
 
 import torch
 from torch import nn
 from torch.nn.functional import mse_loss
 
-from playground.exercises.cases import UNEVEN, Case, Cases, coded, gradients
+from playground.exercises.cases import UNEVEN, Case, Cases, coded, gather, gradients
 from playground.exercises.exercise import count
 
 
@@ -102,3 +104,39 @@ def weighted(rank: int, size: int, seed: int) -> Cases:
         mse_loss(alone(all_inputs), all_targets).backward()
         due = gradients(alone.float())
         yield Case(about, (model, *everyones[rank]), held=partial(gradients, model), expected=due, is_coded=False)
+
+
+def partition(rank: int, size: int, seed: int) -> Cases:
+    """Any order will do, if it is the same on all ranks: what counts is which samples are in which partition."""
+    for samples, first in ((103, 1 / size), (101, 0.5), (60_000, 1 / size), (2, 1 / size)):
+        sizes = [1.0] if size == 1 else [first] + [(1 - first) / (size - 1)] * (size - 1)
+        shares = ", ".join(f"{each:.3g}" for each in sizes)
+        found = list[list[int]]()
+        yield Case(
+            f"{count(samples, 'sample')}, partitions of {shares}",
+            (samples, sizes, seed + 3),
+            run=partial(keep, found, rank, size, samples, sizes, seed + 3),
+            held=partial(look_at_partitions, rank, samples, sizes, found),
+            expected={"in no partition": 0, "in several": 0, "order": "shuffled", "size": "as asked"},
+            is_coded=False,
+        )
+
+
+def keep(found: list[Any], rank: int, size: int, *given: Any) -> None:
+    *arguments, function = given
+    returned = function(rank, size, *arguments)
+    found.append(None if returned is None else [int(index) for index in returned])
+
+
+def look_at_partitions(rank: int, samples: int, sizes: list[float], found: list[list[int]]) -> object:
+    mine, everyones = found[0], gather(found[0])
+    if None in everyones:
+        return mine
+    held = Counter(index for each in everyones for index in each)
+    is_shuffled = samples < 100 or mine != sorted(mine)
+    return {
+        "in no partition": len({*range(samples)} - {*held}),
+        "in several": sum(times > 1 for times in held.values()),
+        "order": "shuffled" if is_shuffled else "as before",
+        "size": "as asked" if abs(len(mine) - sizes[rank] * samples) < 1 + 1e-6 else f"{len(mine)} samples",
+    }

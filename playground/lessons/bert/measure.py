@@ -1,25 +1,30 @@
-"""The cost of each way: time and memory."""
+"""The cost of each way: time, memory, and what averaging gradients can hide behind."""
 
 from __future__ import annotations
 
 from functools import partial
+from operator import methodcaller
 from random import Random
 from statistics import median
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch.nn.parallel import DistributedDataParallel
 
-from playground.lessons.bert.lesson import batches, prepare
+from playground.lessons.bert.lesson import batches, build_model, prepare
 from playground.lessons.bert.page import DDP, BertSettings
 from playground.lessons.bert.pairs import PairBatch, Pairs
 from playground.lessons.data_parallel.experiment import track_step
 from playground.lessons.data_parallel.machine import HOST
 from playground.lessons.data_parallel.memory import label_buckets, track_memory
+from playground.lessons.ladder.lesson import new_rung
+from playground.lessons.ladder.measure import TimedReplica, count_messages, summarize, time_in_turn
 from playground.measurement import Fields
 from playground.measurement.interleave import interleave, slowest, timed
 from playground.runtime import device
-from playground.training.step import training_step
+from playground.training.bert import Model
+from playground.training.step import mean_loss_part, training_step
 from playground.training.sync import GradSync
 
 
@@ -46,6 +51,32 @@ def devices_of(settings: BertSettings) -> list[torch.device]:
 
 WARM_UP, STEPS = 3, 10
 """Steps, or rounds of them, that are not counted, and those that are."""
+AVERAGING = ("exposed", "alone", "hidden", "messages", "bytes", "early_bytes", "difference_to_ddp", "caveat")
+"""Those of the ladder's figures that are about averaging."""
+
+
+def averaging(rank: int, size: int, settings: BertSettings) -> list[Fields]:
+    """The cost of averaging the gradients in a step: with DDP, and with the ladder's rung that does the same in Python.
+    Both take the same steps with Adam, in turn."""
+    torch.set_num_threads(settings.threads)
+    start, batch = build_model(Model, settings), next(batches(settings, rank, size))
+    new_adam = partial(torch.optim.Adam, lr=settings.lr, fused=True)
+    take_step = methodcaller("step", batch.inputs, batch.labels, settings.batch_size / size)
+    messages, replicas = [], []
+
+    def mean_loss(logits: torch.Tensor, labels: torch.Tensor, samples_per_rank: float) -> torch.Tensor:
+        return mean_loss_part(logits.log_softmax(-1), labels, samples_per_rank)
+
+    for name in ("overlapped", DDP):
+        new_sync = partial(new_rung, name, bucket_cap=settings.bucket_cap)
+        messages.append(count_messages(new_sync, start, dist.all_reduce, batch.inputs))
+        replicas.append(TimedReplica(name, start, new_sync, dist.all_reduce, new_adam, mean_loss))
+        take_step(replicas[-1])
+    seconds = time_in_turn(replicas, take_step, range(WARM_UP + STEPS), settings.seed, WARM_UP)
+    return [
+        {"way": rung["rung"], "seconds": rung["p50"], **{name: rung[name] for name in AVERAGING}}
+        for rung in summarize(replicas, messages, seconds)
+    ]
 
 
 def speed(rank: int, size: int, settings: BertSettings) -> Fields:

@@ -30,6 +30,7 @@ from playground.runtime.launcher.entry import CommandWorld
 from playground.runtime.remote import Remote
 from playground.training.bert_config import BertConfig
 from playground.training.results import replicas_verdict
+from playground.training.settings import BUCKET_CAP
 
 DDP = "ddp"
 WAYS = ("data-parallel", "loss-in-forward", DDP)
@@ -76,6 +77,11 @@ class BertSettings:
             raise UsageError(f"{asked}: {why}, so choose a multiple of {self.workers}")
         if self.max_length > (most := self.config.max_length):
             raise UsageError(f"--max-length {self.max_length}: the model has {most} positions, choose no more")
+
+    @property
+    def bucket_cap(self) -> int:
+        """Bytes of a bucket of gradients: DistributedDataParallel's default, or a quarter of the gradients if less."""
+        return min(BUCKET_CAP, self.config.parameters)
 
     @property
     def devices(self) -> tuple[str, ...]:
@@ -144,6 +150,12 @@ SAME_LOSSES_COLUMNS = WAY | figures(
     ("workers",), ("steps",), ("first", "first\nloss", "", ".9f"), ("last", "last\nloss", "", ".9f"),
     ("difference", "largest difference\nto one device", "", ".1e"),
 )  # fmt: skip
+AVERAGING_COLUMNS = {"way": Column("gradients by")} | figures(
+    ("messages",), ("bytes", "sent", "bytes", ","), ("early", "early", "%", ".0f", 100),
+    ("seconds", "step", "ms", ".1f", 1000), ("exposed", "exposed", "ms", ".2f", 1000),
+    ("alone", "alone", "ms", ".2f", 1000), ("hidden", "hidden", "%", ".0f", 100),
+    ("difference", "distance\nto ddp", "", ".1e"),
+)  # fmt: skip
 
 
 def speed_texts(speeds: Sequence[Fields], settings: BertSettings) -> Texts:
@@ -172,9 +184,24 @@ def memory_texts(ways: Mapping[str, Sequence[Fields]], settings: BertSettings) -
     return [about, *bars(rows, labels, width=30)]
 
 
+def averaging_texts(found: Sequence[Fields], settings: BertSettings) -> Texts:
+    """A row per way to average."""
+    rows = (
+        {**each, "early": each["early_bytes"] / each["bytes"], "difference": each["difference_to_ddp"] or "0"}
+        for each in found
+    )
+    about = (
+        f"  Per step and rank, in buckets of {format_bytes(settings.bucket_cap)}. early: the share that leaves before "
+        f"the last gradient is ready, as nothing else can be hidden; exposed: from the last gradient to the last "
+        f"average; alone: the same averaging without a backward."
+    )
+    caveats = [f"  {each['way']}: {each['caveat']}." for each in found if each["caveat"]]
+    return [about, tabulate(rows, AVERAGING_COLUMNS), *caveats]
+
+
 LESSON = LESSONS["bert"]
 TRAIN, SAME_LOSSES = LESSON.remote("train"), LESSON.remote("same_losses")
-SPEED, MEMORY = LESSON.remote("speed", "measure"), LESSON.remote("memory", "measure")
+SPEED, MEMORY, AVERAGING = (LESSON.remote(name, "measure") for name in ("speed", "memory", "averaging"))
 WORKERS = (1, 2, 4)
 """Numbers of workers on which the speed is measured."""
 
@@ -218,6 +245,7 @@ PARTS: dict[str, tuple[Remote, Callable[..., Any], Callable[..., Texts]]] = {
     "same-losses": (SAME_LOSSES, same_losses, lambda compared, _: [tabulate(compared, SAME_LOSSES_COLUMNS)]),
     "speed": (SPEED, speeds, speed_texts),
     "memory": (MEMORY, memory, memory_texts),
+    "averaging": (AVERAGING, lambda session, asked, _: run(session, AVERAGING, asked.on(DDP))[0], averaging_texts),
 }
 """By the names that --only takes: what ranks run, what runs it, and what shows the results."""
 ENCODER = ("transformers.models.bert.modeling_bert",)
@@ -258,6 +286,9 @@ def command(session: Session, asked: BertOptions, **chosen: Any) -> None:
     world = session.world
     if world.rank_env:
         raise UsageError(f"{LESSON.name} starts worlds of its own: run it without torchrun, RANK and WORLD_SIZE")
+    without = "" if DDP in asked.ways else AVERAGING.name
+    if without in asked.only:
+        raise UsageError(f"--only {without} is about ranks that average gradients: leave out --way {asked.way}")
     world.warm_up(RUN_TRAINING, TRAIN, SPEED, *(ENCODER if asked.weights != SCRATCH else ()))
     config: BertConfig | None = None
     tokenizer: Tokenizer | None = None
@@ -269,7 +300,7 @@ def command(session: Session, asked: BertOptions, **chosen: Any) -> None:
     settings.check_samples(pairs.train)
     session.say(*header(session, settings, pairs))
     found: dict[str, Any] = {}
-    for name in (name for name in PARTS if name in (asked.only or PARTS)):
+    for name in (name for name in PARTS if name in (asked.only or PARTS) and name != without):
         code, find, texts = PARTS[name]
         found[name] = find(session, settings, asked.ways)
         about = prose(heading(code.name.replace("_", " ")), f": {code.summary}")

@@ -9,14 +9,14 @@ of the textbook's matrix each) and the second over its inputs (a row each). Ever
 heads of attention, stays on a rank. Where the ranks part, backward must add up what each of them says about the common
 input; where they meet, forward adds up. These two are each other's mirror image:
 
-            forward      backward                            forward          backward
-    enter   nothing      all_reduce      sequence parallel:  all_gather       reduce_scatter
-    leave   all_reduce   nothing                             reduce_scatter   all_gather
+                              forward          backward
+    enter                     nothing          all_reduce
+    leave                     all_reduce       nothing
+    enter, tokens shared      all_gather       reduce_scatter
+    leave, tokens shared      reduce_scatter   all_gather
 
-With sequence parallelism the ranks also share the tokens outside these pairs. An all_reduce is a reduce_scatter and an
-all_gather, so the same bytes are sent.
-Sources: Shoeybi et al., Megatron-LM, 2019, arXiv 1909.08053; Korthikanti et al., Reducing Activation Recomputation in
-Large Transformer Models, 2022, arXiv 2205.05198
+Sequence parallelism shares the tokens outside these pairs. The same bytes are sent.
+Sources: Shoeybi et al., Megatron-LM, 2019, arXiv 1909.08053; Korthikanti et al., 2022, arXiv 2205.05198
 """
 
 from __future__ import annotations

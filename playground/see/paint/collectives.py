@@ -236,6 +236,36 @@ def one_world(run: Evidence) -> Scene:
     )
 
 
+def reduce_scatter(run: Evidence) -> Scene:
+    """reduce-scatter: each rank gets its share of the sum."""
+    ranks = range(len(run.results))
+    before = boxes(tuple(row["before"]) for row in run.results)
+    after = boxes(((row["after"],) for row in run.results), "value")
+    return bands_scene(
+        "reduce_scatter: rank r gets the sum of all elements r",
+        [Band(before, label="before"), Band(after, meant_arrows(ranks, ranks), "after")],
+        f"dist.reduce_scatter on {len(ranks)} ranks: values before and after are those of the run.",
+        DASHED,
+    )
+
+
+def remote_call(run: Evidence) -> Scene:
+    """rpc: a call, and its reply."""
+    before, after = run.results[0]["before"], run.results[0]["after"]
+    idle = box("rank 1\nits program\nis busy", "idle")
+    request = arrow(0, 2, f"request: f, {before:g}", meant=True)
+    reply = arrow(2, 0, f"reply: {after:g}", meant=True)
+    bands = [
+        Band([box(f"rank 0\ncall(1, f, {before:g})"), idle, box("rank 1\na thread\nlistens")]),
+        Band([box("waits", "wait"), idle, box(f"f({before:g}) = {after:g}", "compute")], [request]),
+        Band([box(f"{after:g}", "value"), idle, box("listens")], [reply]),
+    ]
+    about = (
+        f"The first call of the lesson on {len(run.results)} ranks. Dashed: requests and replies, as they are meant."
+    )
+    return bands_scene("A function runs on another rank", bands, about)
+
+
 def cut_mlp(run: Evidence) -> Scene:
     """tensor: one token through an MLP that is cut over the ranks, and the gradient back."""
     ranks: Sequence[Mapping[str, tuple[float, ...]]] = run.results

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
+from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -20,9 +22,12 @@ from playground.lessons.data_parallel.lesson import parallel_apply, replicate, s
 from playground.lessons.data_parallel.losses import LOSSES, new_model_and_batch, new_optimizer
 from playground.lessons.data_parallel.machine import resolve_devices
 from playground.lessons.data_parallel.page import WAYS, DataParallelSettings
+from playground.lessons.parameter_server import lesson as server_lesson
+from playground.lessons.parameter_server.page import SERVER, ServerSettings
 from playground.lessons.sgd.lesson import average_gradients
 from playground.lessons.tensor.lesson import Ranks, RowParallel, cut_outputs
 from playground.measurement import Fields
+from playground.remote.agent import Agent
 from playground.runtime import device
 from playground.training.bert import Model
 from playground.training.bert_config import CLASSES, BertConfig
@@ -228,3 +233,40 @@ def data_parallel_steps(rank: int, size: int, settings: DataParallelSettings) ->
     outputs = parallel_apply(replicate(model, devices), chunks, None, devices)
     shapes = {"chunks": [tuple(each.shape) for (each,) in chunks], "outputs": [tuple(each.shape) for each in outputs]}
     return [{"gather": way, "batch": tuple(tokens.shape), **shapes} for way in WAYS]
+
+
+class TimedAgent(Agent):
+    """Takes the time of each call: (start, end), in seconds from `start_clock` on."""
+
+    def __init__(self) -> None:
+        self.start_clock()
+        super().__init__()
+
+    def start_clock(self) -> None:
+        self.began, self.spans = time.perf_counter(), list[tuple[float, float]]()
+
+    def call(self, rank: int, function: Callable[..., Any], *args: Any) -> Any:
+        start = time.perf_counter() - self.began
+        result = super().call(rank, function, *args)
+        self.spans.append((start, time.perf_counter() - self.began))
+        return result
+
+
+def server_modes(rank: int, size: int, settings: ServerSettings) -> list[list[tuple[float, float]]]:
+    """A training with a parameter server in each mode. Returns when this worker waited for the server; rank 0 is it."""
+    workers = dist.new_group(list(range(1, size)))
+    server_lesson.new_model(settings)(torch.zeros(1, 1, 28, 28)).sum().backward()  # the first takes longer
+    agent, waits = TimedAgent(), []
+    with agent:
+        for mode in settings.modes:
+            if rank == SERVER:
+                model = server_lesson.new_model(settings)
+                server_lesson.servers[:] = [server_lesson.ParameterServer(model, mode, size - 1, settings)]
+            agent.barrier()
+            agent.start_clock()
+            if rank == SERVER:
+                server_lesson.servers[0].join()
+            else:
+                server_lesson.train_with_server(agent, workers, settings)
+            waits.append(agent.spans)
+    return waits

@@ -5,9 +5,11 @@ as they leave; steps on the stages of a pipeline, and on ranks that are killed.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from math import ceil
 
 import playground.see.paint as paint
+from playground.lessons.parameter_server.page import ServerSettings
 from playground.lessons.pipeline.page import PipelineSettings, bubble, span, typical_step
 from playground.measurement import Fields, format_bytes
 from playground.see.paint import (
@@ -226,6 +228,24 @@ def attempts(run: Evidence) -> Scene:
     steps, starts, ends = steps_of_attempts(run)
     scene = Scene("A rank is killed; all restart, and resume from a snapshot")
     bars = []
+    for number, pieces in enumerate(pieces_of_starts(starts, ends)):
+        note = f"killed after {ends[number]}" if ends[number] < steps else f"step {steps}: the end"
+        bars.append((f"attempt {number + 1}", pieces, note))
+    add_bars(scene, bars, most=steps)
+    add_key(scene, STEPS_KEY)
+    return scene.with_caption(
+        f"Training of {steps} steps on {len(run.results)} ranks, of which one is killed after step "
+        f"{' and one after step '.join(map(str, ends[:-1]))}."
+    )
+
+
+STEPS_KEY = {"plain": "from a snapshot", "forward": "steps taken", "wait": "lost, and redone"}
+
+
+def pieces_of_starts(starts: Sequence[int], ends: Sequence[int]) -> list[list[paint.Mark]]:
+    """The steps of a training that was started several times: for each start, the steps that it had from a snapshot,
+    those that it took, and those of them that the next start took again."""
+    bars = []
     for number, (start, end) in enumerate(zip(starts, ends, strict=True), 1):
         kept = min([end, *starts[number : number + 1]])
         pieces = [
@@ -233,12 +253,26 @@ def attempts(run: Evidence) -> Scene:
             piece(kept - start, "forward", f"steps {start + 1} to {kept}"),
             piece(end - kept, "wait", f"{end - kept} steps that are redone"),
         ]
-        bars.append((f"attempt {number}", pieces, f"killed after {end}" if end < steps else f"step {end}: the end"))
-    add_bars(scene, bars, most=steps)
-    add_key(scene, {"plain": "from a snapshot", "forward": "steps taken", "wait": "lost, and redone"})
+        bars.append(pieces)
+    return bars
+
+
+def hosts(run: Evidence) -> Scene:
+    """hosts: the number of ranks changes, and the training goes on from a snapshot."""
+    scene, bars = Scene("A host leaves and another joins: all ranks restart, from the newest snapshot"), []
+    starts, ends = [losses[0][0] - 1 for losses in run.results], [end for _, end in run.arguments]
+    for number, (pieces, (size, _)) in enumerate(zip(pieces_of_starts(starts, ends), run.arguments, strict=True), 1):
+        bars += [
+            (f"start {number}, rank {rank}", pieces, f"{'all' if size == 1 else f'1/{size}'} of each batch")
+            for rank in range(size)
+        ]
+    add_bars(scene, bars, most=ends[-1])
+    add_key(scene, STEPS_KEY)
+    seen = [dict(losses) for losses in run.results]
+    twice = [abs(one[step] - next_[step]) for one, next_ in pairwise(seen) for step in one.keys() & next_.keys()]
     return scene.with_caption(
-        f"Training of {steps} steps on {len(run.results)} ranks, of which one is killed after step "
-        f"{' and one after step '.join(map(str, ends[:-1]))}."
+        f"Steps 1 to {ends[-1]}, each with the same batch, whatever the number of ranks. "
+        f"{len(twice)} steps are taken twice, on different numbers of ranks: their losses differ by {max(twice):.0e}."
     )
 
 
@@ -310,3 +344,26 @@ def add_schedule(scene: Scene, name: str, step: Sequence[Sequence[Fields]], axis
             text = str(slot["microbatch"]) if width > CELL[0] else ""
             title = f"{style} of microbatch {slot['microbatch']}, {(end - start) * 1e3:.3g} ms"
             scene.add(paint.BAR, left, y, width, ROW, style=style, text=text, title=title)
+
+
+def server_modes(run: Evidence) -> Scene:
+    """parameter-server: when workers wait, in three modes."""
+    settings: ServerSettings = run.arguments[0]
+    scene = Scene("Three workers, one of them slow: who computes, and who waits")
+    waits = {mode: [worker[number] for worker in run.results[1:]] for number, mode in enumerate(settings.modes)}
+    axis = paint.TimeAxis(x=LABELS, start=0.0, end=max(spans[-1][1] for of_mode in waits.values() for spans in of_mode))
+    for mode, of_mode in waits.items():
+        y, end = scene.bottom + (CELL[1] if scene.marks else 0), max(spans[-1][1] for spans in of_mode)
+        scene.add(paint.TEXT, CELL[0], y + CELL[1] / 2, text=f"{mode}: {end * 1e3:,.0f} ms", align="start")
+        for worker, spans in enumerate(of_mode):
+            y += 1.5 * ROW
+            add_lane(scene, f"worker {worker}", axis.x, y, ROW, style="muted")
+            computing = [(one[1], other[0]) for one, other in pairwise(spans)]
+            for style, pieces in (("compute", computing), ("wait", spans)):
+                for left, right in ((axis.at(start), axis.at(end)) for start, end in pieces):
+                    scene.add(paint.BAR, left, y, right - left, ROW, style=style, title=f"worker {worker}: {style}")
+    add_key(scene, {"compute": "computes a gradient", "wait": "waits for the server"})
+    about = f"{settings.steps * (len(run.results) - 1)} gradients in each mode; the last worker takes"
+    return scene.with_caption(
+        f"{about} {settings.slow_worker:g} times as long. Stale: at most {settings.staleness} ahead."
+    )

@@ -9,11 +9,15 @@ from xml.etree import ElementTree
 
 import pytest
 
+from playground.lessons.ladder.page import candidates
+from playground.lessons.parameter_server.page import MODES
+from playground.lessons.pipeline.page import SCHEDULES
 from playground.runtime.remote import ROOT
 from playground.see.analyse import ref_of
 from playground.see.command import ALL, FIGURES, RUNS, chapter_files
-from playground.see.paint import ARROW, BOX, Evidence, Mark, Scene
+from playground.see.paint import ARROW, BOX, STYLES, Evidence, Mark, Scene
 from playground.see.paint.painters import to_svg
+from playground.see.paint.ranks import SIX
 from playground.see.paint.training import steps_of_attempts
 from playground.see.record import COMPUTE, MOVE
 
@@ -74,7 +78,7 @@ def test_what_moves_between_devices_was_recorded(name: str, evidence: Any) -> No
 
 SAME = ("F6", "F7", "F8", "F9", "F20", "F21", "see", "moving")
 """In these nothing depends on times or on the machine, but for the order of their messages."""
-TIMELINES = ("F12", "F13", "bert")
+TIMELINES = ("F12", "F13", "bert", "parameter-server")
 """Here what is drawn as a bar of its own, and which names have room, depends on how long it took; so does a wait."""
 
 
@@ -99,6 +103,23 @@ def test_the_picture_of_a_chapter_is_what_a_run_draws(name: str, evidence: Any) 
         assert sorted(there.split("\n")) == sorted(drawn.split("\n"))
     else:
         assert outline(name, there) == outline(name, drawn)
+
+
+NAMED = {
+    "F14": tuple(candidates("net")),
+    "F21": SIX,
+    "pipeline": tuple(SCHEDULES),
+    "parameter-server": tuple(MODES),
+}
+"""The rungs, collectives, schedules and modes that a picture must show, and no other."""
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_a_picture_has_the_names_of_today(name: str) -> None:
+    """If this fails, the picture is older than the code: python -m playground see --chapters."""
+    texts = re.findall(r"<text[^>]*>([^<:]*)(?:: [\d,]+ ms)?<", chapter_files()[name].read_text(encoding="utf-8"))
+    shown = {text.strip() for text in texts if re.fullmatch(r"[a-z0-9]*[a-z][a-z0-9_-]*", text.strip())}
+    assert shown - STYLES.keys() == {*NAMED[name]}
 
 
 def test_every_picture_is_in_its_readme() -> None:

@@ -1,0 +1,102 @@
+"""Judges of the exercises on zero."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from playground.exercises.cases import Case, Cases, coded, gradients
+from playground.exercises.ladder.judges import Shapes, average_gradients, give_gradients
+
+EQUAL: Shapes = ((4,),) * 4
+OUT, EACH = 2, 3
+"""Rows of a weight, and elements of each that are a rank's."""
+
+
+def own_share(rank: int, size: int, seed: int) -> Cases:
+    """The optimizer's step between the halves of an all-reduce: each rank for its share."""
+    for elements in (2 * size, 2 * size - 1):
+        [gradient], [mean] = give_gradients(rank, size, [(elements,)]), average_gradients(size, [(elements,)])
+        parameters, stepped = torch.zeros(elements), list[int]()
+
+        def step(share: torch.Tensor, gradient: torch.Tensor, stepped: list[int] = stepped) -> None:
+            stepped.append(len(share))
+            share -= gradient
+
+        yield Case(
+            f"{elements} parameters",
+            (parameters, gradient, step),
+            held=lambda parameters=parameters, stepped=stepped: {
+                "parameters": -parameters,
+                "step": f"called for {', '.join(map(str, stepped)) or 'no'} elements",
+            },
+            expected={"parameters": mean, "step": f"called for {-(-elements // size)} elements"},
+        )
+
+
+def reduce_hook(rank: int, size: int, seed: int) -> Cases:
+    """Gradients that are reduced to their owners in backward, and freed elsewhere."""
+    model = nn.ParameterList([nn.Parameter(torch.zeros(shape)) for shape in EQUAL])
+    held: list[int] = []
+    model[0].register_hook(lambda gradient: held.append(sum(param.grad is not None for param in [*model][1:])))
+    for about, unused in (("all used", None), ("odd ranks do not use parameter 2", 2)):
+        held.clear()
+        loss = torch.zeros(())
+        for place, gradient in enumerate(give_gradients(rank, size, EQUAL)):
+            model[place].grad = None
+            if place != unused or rank % 2 == 0:
+                loss = loss + (model[place] * gradient).sum()
+        means = average_gradients(size, EQUAL, unused)
+        owned = sum(number % size == rank for number in range(1, len(EQUAL)))
+        yield Case(
+            about,
+            (model, loss),
+            held=lambda unused=unused: {
+                "grad": gradients(model),
+                "gradients of 1 to 3 held when that of 0 is computed": [*held] if unused is None else [],
+                "hooks": "left" if any(param._post_accumulate_grad_hooks for param in model) else "removed",
+            },
+            expected={
+                "grad": [mean if number % size == rank else None for number, mean in enumerate(means)],
+                "gradients of 1 to 3 held when that of 0 is computed": [owned] if unused is None else [],
+                "hooks": "removed",
+            },
+        )
+
+
+def gather_free(rank: int, size: int, seed: int) -> Cases:
+    """A layer whose weight is gathered for forward and for backward, and freed after both."""
+    whole = torch.cat([coded(other, OUT * EACH, torch.float32) for other in range(size)]).view(OUT, -1)
+    for about, scale in (("weights of 1 to 5", 1.0), ("twice these", 2.0)):
+        layer = nn.Linear(whole.shape[1], OUT, bias=False)
+        share = scale * whole.flatten().chunk(size)[rank]
+
+        def use(function: Callable[..., Any], layer: nn.Linear = layer, share: torch.Tensor = share) -> object:
+            storage = layer.weight.untyped_storage()
+            function(torch.distributed.get_rank(), torch.distributed.get_world_size(), layer, share)
+            freed = [storage.nbytes()]
+            inputs = torch.ones(1, layer.in_features, requires_grad=True)
+            output = layer(inputs)
+            freed.append(storage.nbytes())
+            output.sum().backward()
+            return {
+                "output": output,
+                "gradient of the input": inputs.grad,
+                "gradient of the weight": layer.weight.grad,
+                "bytes before, between, after": [*freed, storage.nbytes()],
+            }
+
+        yield Case(
+            about,
+            (layer, share),
+            returns={
+                "output": scale * whole.sum(1)[None],
+                "gradient of the input": scale * whole.sum(0)[None],
+                "gradient of the weight": torch.ones_like(whole),
+                "bytes before, between, after": [0, 0, 0],
+            },
+            run=use,
+        )
