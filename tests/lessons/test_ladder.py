@@ -201,6 +201,18 @@ RESNET18 = {
 
 
 @pytest.mark.stress
+def test_bert(run_cli: Run) -> None:
+    shown = run_cli("ladder", "--model", "bert", "--steps", 2, "--json")
+    assert (shown.code, shown.err) == (0, "")
+    document = json.loads(shown.out)
+    assert (document["dataset"]["name"], document["batch_size"]) == ("zipf", 16)
+    assert set(by_name(document, "replicas_max_difference").values()) == {0.0}
+    assert max(by_name(document, "difference_to_ddp").values()) < 1e-5
+    sent = by_name(document, "bytes")
+    assert sent["overlapped"] == sent["ddp"] == 4 * 13_457_283 > 5 * sent["sparse-embeddings"]
+
+
+@pytest.mark.stress
 def test_resnet18(ladder: Run) -> None:
     document = ladder("--model", "resnet18", "--batch-size", 8, "--bucket-cap-mb", 25)
     assert by_name(document, "messages") == RESNET18

@@ -46,7 +46,8 @@ class DataParallelSettings:
         if len(set(self.devices)) < len(self.devices):
             raise UsageError(f"--devices {names}: a device named twice would count twice, name each once")
         if (output := self.output_device) and output not in self.devices:
-            raise UsageError(f"output device {output} is none of the devices {', '.join(self.devices)}: choose one")
+            known = ", ".join(self.devices)
+            raise UsageError(f"output device {output} is none of the devices {known}: choose one of them")
         check_flags(self)
 
 
