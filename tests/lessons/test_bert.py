@@ -121,12 +121,15 @@ def test_what_devices_hold(way: str, settings: BertSettings, world: Run) -> None
     assert held[0]["held"]["parameters"] == of_the_model
 
 
-def test_averaging_is_that_of_the_ladder(settings: BertSettings, world: Run) -> None:
-    rung, ddp = world(2).run(measure.averaging, settings)[0]
-    assert (rung["way"], ddp["way"]) == ("overlapped", "ddp")
-    assert rung["bytes"] == ddp["bytes"] == 4 * settings.config.parameters
-    assert rung["difference_to_ddp"] < 1e-3
-    assert "  ddp: hides nothing here." in averaging_texts([rung, ddp | {"caveat": "hides nothing here"}], settings)
+def test_rows_that_are_not_used_do_not_travel(settings: BertSettings, world: Run) -> None:
+    large = replace(settings, config=replace(settings.config, vocabulary=5_000))
+    sparse, ddp = world(2).run(measure.averaging, large)[0]
+    assert (sparse["way"], ddp["way"]) == ("sparse-embeddings", "ddp")
+    assert ddp["bytes"] == 4 * large.config.parameters
+    rows = 4 * large.config.width * 5_000
+    assert sparse["bytes"] < ddp["bytes"] - rows + rows // 10
+    assert sparse["difference_to_ddp"] < 1e-3
+    assert "  ddp: hides nothing here." in averaging_texts([sparse, ddp | {"caveat": "hides nothing here"}], large)
 
 
 @pytest.fixture
