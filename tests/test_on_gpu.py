@@ -72,7 +72,7 @@ def test_rows_are_printed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
         ["`WHY=1 fail`", "1", "-", "3", "no luck"],
         ["`hang`", "1", "-", "none", "not done after 1 s"],
     ]
-    assert float(real[0][2]) > 0
+    assert float(real[0][2]) >= 0  # seconds, where it has a GPU
     assert real[0][3:] == ["0", "said / --backend nccl -n 1"]
 
 
