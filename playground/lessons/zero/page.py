@@ -31,7 +31,7 @@ class ZeroSettings:
 
     size: int
     ways: tuple[str, ...] = (*HELD, *TORCH)
-    layers: int = flag(4, "Number of the GPT's blocks.", least=1)
+    layers: int = flag(2, "Number of the GPT's blocks.", least=1)
     width: int = flag(96, "Width of the GPT, a multiple of its 12 heads.", least=12)
     batch_size: int = flag(24, "Global batch size: sequences per step, over all ranks.", least=1)
     steps: int = flag(60, "Number of training steps, by each way of ours.", least=1)
