@@ -78,8 +78,9 @@ class Session:
     def launch(
         self, function: Callable[..., Any], *args: Any, phase: str = "", on_report: Progress | None = None, **how: Any
     ) -> list[Any]:
-        """What `function(rank, size, *args)` returned on each rank, in rank order. The bar shows `phase` and then what
-        rank 0 reports; `on_report` hears of it first. Other arguments, and what it raises: see `CommandWorld.run`."""
+        """The return value of `function(rank, size, *args)` on each rank, in rank order. The bar shows `phase` and then
+        what rank 0 reports; `on_report` hears of it first. Other arguments, and what it raises: see
+        `CommandWorld.run`."""
 
         def forward(rank: int, event: Event) -> None:
             if on_report:

@@ -1,4 +1,4 @@
-"""What a judge gives a solution, and what must come of it."""
+"""The inputs that a judge gives a solution, and the results that it expects."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from playground.exercises.observation import Leaf
 
 ANYTHING = object()
 PLAIN: dict[type, type] = {bool: bool, Integral: int, Real: float, str: str}
-"""What numpy's numbers count as, too."""
+"""Plain types, as which numpy's numbers count, too."""
 MAX_VALUES = 2**16
 """Number of values of a tensor that are looked at: the first ones of a larger tensor."""
 REDUCED: list[int] = []
@@ -45,11 +45,11 @@ class Case:
     """Its size and dtype, for example."""
     args: tuple[Any, ...]
     returns: object = ANYTHING
-    """What it must return."""
+    """The expected return value."""
     held: object = ()
-    """What else is looked at after the call: an argument, say, or a function that returns it."""
+    """Further values to look at after the call: an argument, say, or a function that returns it."""
     expected: object = ()
-    """What `held` must be then."""
+    """The expected value of `held`."""
     is_coded: bool = True
     """Whether each digit of a number says how often that rank's share is in it."""
     most: int | Mapping[int, float] | None = None

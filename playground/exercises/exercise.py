@@ -76,7 +76,7 @@ class Exercise:
 
     @property
     def file(self) -> str:
-        """What the learner's file is called."""
+        """The name of the learner's file."""
         return f"{self.function}.py"
 
     @property
@@ -93,7 +93,7 @@ class Exercise:
 
     @property
     def stub(self) -> str:
-        """What the learner begins with."""
+        """The learner's first version."""
         return GAP.sub(lambda gap: f"{gap[1]}raise NotImplementedError  # write this\n", self.read("reference.py"))
 
     @property

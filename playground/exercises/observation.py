@@ -1,4 +1,4 @@
-"""What a rank did in one case, and the first thing that is wrong with it. Does not import torch."""
+"""A rank's actions in one case, and the first that is wrong. Does not import torch."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Leaf:
 
 @dataclass(frozen=True)
 class Observation:
-    """What one rank did in one case."""
+    """The actions of one rank in one case."""
 
     about: str
     """The case: its size and dtype, for example."""
@@ -135,7 +135,7 @@ def describe_difference(seen: Observation, rank: int, observed: Mapping[int, Obs
 
 
 def describe_messages(seen: Observation, rank: int, observed: Mapping[int, Observation]) -> Found:
-    """What is wrong with the messages that this rank sent."""
+    """The faults of the messages that this rank sent."""
     sent = count_elements(seen.sent)
     if isinstance(seen.most, int) and (total := sum(sent.values())) > seen.most:
         return {"words": f"sent {count(total, 'element')}; {seen.most} are enough"}

@@ -139,7 +139,7 @@ def record(file: Path, verdict: Verdict, see: Path) -> None:
 
 
 def next_steps(verdict: Verdict, file: Path) -> str:
-    """What to do after a failure."""
+    """The next steps after a failure."""
     each = find_exercise(verdict.exercise)
     used = Workbook(file.absolute().parent).of(each).get("hints", 0)
     hint = f"hint {each.name} ({used + 1} of {len(each.hints)})" if used < len(each.hints) else f"solution {each.name}"

@@ -53,7 +53,7 @@ def stop(words: str, line: int) -> NoReturn:
 
 @dataclass
 class Transcript:
-    """What the solution in `file` does in one case."""
+    """The record of the solution in `file` in one case."""
 
     file: str
     size: int
@@ -133,9 +133,9 @@ class Request:
     line: int
     tensor: torch.Tensor
     copy: torch.Tensor
-    """What is being sent, received or summed."""
+    """The tensor that is sent, received or summed."""
     held: torch.Tensor
-    """What `tensor` has to hold until the message is over."""
+    """The content that `tensor` must keep until the message is over."""
 
     def __post_init__(self) -> None:
         self.record.pending.append(self)
@@ -186,7 +186,7 @@ def bits(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def fill(tensor: torch.Tensor) -> torch.Tensor:
-    """What travels for a tensor: gloo refuses one without elements where the receiver names no source."""
+    """The message for a tensor: gloo refuses one without elements where the receiver names no source."""
     return tensor if tensor.numel() else tensor.new_zeros(1)
 
 

@@ -62,7 +62,7 @@ class Verdict:
     """The failure in one line, without its mistake."""
     mistake: str = ""
     says: str = ""
-    """What goes wrong with that mistake."""
+    """The consequence of that mistake."""
     passed: tuple[int, ...] = ()
     """Sizes of the worlds that passed."""
     world: int | None = None
@@ -81,7 +81,7 @@ class Verdict:
     ranks: tuple[str, ...] = ()
     """Where each rank stands, if they wait for each other."""
     printed: str = ""
-    """What the solution printed in this case, on the rank that is named."""
+    """The solution's output in this case, on the rank that is named."""
 
     @property
     def exit_code(self) -> int:
@@ -96,7 +96,7 @@ class Ended(Exception):
 
 
 class Attempt:
-    """What the ranks of one world of `size` reported, and what follows from it."""
+    """The reports of the ranks of one world of `size`, and the conclusions."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -254,7 +254,7 @@ def is_alike(one: Attempt, other: Attempt) -> bool:
 
 
 def find_fault(exercise: Exercise, text: str) -> str:
-    """What is wrong with a file before it is run, in one line. Empty if nothing is."""
+    """The fault of a file before it is run, in one line; empty if there is none."""
     if not text.strip():
         return f"the file is empty: exercise {exercise.name} --reset writes the stub again"
     if text == exercise.stub:

@@ -31,7 +31,7 @@ def progress_file() -> Path:
 
 
 class Progress(TypedDict, total=False):
-    """What is known of one exercise."""
+    """The learner's progress in one exercise."""
 
     digest: str
     """The solution that has passed, as a digest; missing if none has."""
@@ -100,7 +100,7 @@ class Workbook:
         return f"{words}Complete {file.name}, then: python -m playground check {file.name}"
 
     def solutions_before(self, exercise: Exercise) -> list[Solution]:
-        """What the exercise builds on: the learner's own file if it has passed, else the reference."""
+        """The functions that the exercise builds on: the learner's own file if it has passed, else the reference."""
         solutions = []
         for name in exercise.builds_on:
             other = CATALOGUE[name]
@@ -124,7 +124,7 @@ class Workbook:
 
 
 def read_progress_file() -> dict[str, object]:
-    """What is known, by folder; nothing if there is no such file, or it is damaged."""
+    """The learner's progress, by folder; empty if there is no such file, or it is damaged."""
     try:
         return expect_dict(parse_json(progress_file().read_bytes()))
     except (OSError, ValueError):

@@ -110,7 +110,7 @@ def write_checksums(folder: Path, names: Iterable[str]) -> None:
 
 
 def read_checksums(folder: Path, names: Iterable[str]) -> dict[str, str]:
-    """What `folder`'s CHECKSUMS promises for each of `names`: "" where it promises nothing, which nothing matches."""
+    """The checksum that `folder`'s CHECKSUMS has for each of `names`: "", which nothing matches, where it has none."""
     try:
         words = (folder / CHECKSUMS).read_text().split()
     except (OSError, ValueError):

@@ -40,9 +40,9 @@ class Snapshot:
     step: int
     fingerprint: Fingerprint
     shared: Mapping[str, Any]
-    """What is the same on all ranks: model, optimizer."""
+    """The state that is the same on all ranks: model, optimizer."""
     own: Sequence[Mapping[str, Any]]
-    """What each rank has of its own, in rank order: random numbers, totals; parameters, where replicas differ."""
+    """The state of each rank's own, in rank order: random numbers, totals; parameters, where replicas differ."""
 
 
 class SnapshotWriter:
@@ -86,7 +86,7 @@ def serialise(value: object) -> bytes:
 
 
 def deserialise(content: bytes) -> Any:
-    """What `serialise` was given, on the CPU."""
+    """The argument of `serialise`, on the CPU."""
     return torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
 
 

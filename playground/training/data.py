@@ -141,7 +141,7 @@ def new_loader(data: Dataset[Batch] | Partition, num_workers: int = 0, **options
 
 
 def ignore_sigterm(worker: int) -> None:
-    """What asks a process group to end asks its ranks, which need batches until they do; then their workers end too."""
+    """A request to end is for the ranks, which need batches until they end; then their workers end too."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 

@@ -72,7 +72,7 @@ class PreparedData:
 
 
 def describe_data(name: str, folder: Path, why: str) -> PreparedData:
-    """What lies in `folder`: the numbers of samples stand in the headers of the labels."""
+    """The data in `folder`: the numbers of samples are in the headers of the labels."""
     counts = []
     for split in ("train", "t10k"):
         with open(folder / f"{split}-labels-idx1-ubyte", "rb") as stream:

@@ -165,8 +165,9 @@ class ResumableRun:
 
 
 def redistribute(snapshot: Snapshot, rank: int) -> Mapping[str, Any]:
-    """What rank `rank` resumes from as its own, when a different number of ranks took the snapshot. A new rank gets a
-    seed for every kind of device that follows from the run, and that no other rank and no other step has."""
+    """The state from which rank `rank` resumes as its own, when a different number of ranks took the snapshot. A new
+    rank gets a seed for every kind of device that follows from the run, and that no other rank and no other step
+    has."""
     own = {**snapshot.own[min(rank, len(snapshot.own) - 1)]}
     total = torch.stack([each["history"]["total"] for each in snapshot.own]).sum(0)  # rank 0 has the counts of all
     own["history"] = {**own["history"], "total": total if rank == 0 else torch.zeros_like(total)}

@@ -13,7 +13,7 @@ from playground.training.settings import TrainingSettings
 
 
 def run_training(rank: int, size: int, lesson: Remote, settings: Any, more: tuple[Any, ...] = ()) -> Any:
-    """What `lesson(rank, size, settings, *more)` returns. Ranks agree on their settings, and each keeps to its place.
+    """The result of `lesson(rank, size, settings, *more)`. Ranks agree on their settings, and each keeps to its place.
     Raises `UsageError` if the ranks were not all given the same settings."""
     require_same_on_all_ranks(settings.on_all_ranks())
     host.keep_to_one_core()

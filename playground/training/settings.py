@@ -22,7 +22,7 @@ BEYOND_TUTORIAL = ("sync", "all_reduce", "link", "accumulate", "snapshots")
 
 
 def syncs_with(setting: str) -> dict[str, tuple[object, ...]]:
-    """What an option needs that only some gradient synchronisations take."""
+    """The needs of an option that only some gradient synchronisations take."""
     return {"sync": tuple(name for name, spec in GRAD_SYNCS.items() if setting in spec.needs)}
 
 
@@ -118,7 +118,7 @@ class TrainingSettings:
 
     @property
     def over_links(self) -> str:
-        """What is said of the links, where they are simulated."""
+        """The words on simulated links."""
         return f", over simulated links of {self.link:g} Gbit/s" if self.link else ""
 
     def check_batch(self, size: int) -> None:

@@ -129,7 +129,7 @@ class GradSync:
 
 
 class Overlapped(GradSync):
-    """What DistributedDataParallel does: each backward starts the averaging, bucket by bucket, and goes on;
+    """DistributedDataParallel's way: each backward starts the averaging, bucket by bucket, and goes on;
     `after_backward` waits for its end.
 
     Backward goes through the layers from the last to the first: the last layers' gradients are ready early. A bucket

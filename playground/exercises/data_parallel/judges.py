@@ -16,7 +16,7 @@ TURN = 0.05
 
 
 def scatter_gather(rank: int, size: int, seed: int) -> Cases:
-    """What DataParallel does with a batch, between processes: cut it, compute, and put the outputs together."""
+    """DataParallel's way with a batch, between processes: cut it, compute, and put the outputs together."""
     for place, samples in enumerate((6, 7, 1, 60, 0)):
         module = nn.Linear(FEATURES, OUTPUTS)
         for param in module.parameters():

@@ -81,7 +81,7 @@ def live_on(
 
 
 def read_times(folder: Path) -> dict[Path, tuple[int, int]]:
-    """What tells of each file whether it has been written or replaced."""
+    """A mark of each file that changes when it is written or replaced."""
     found = ((file, file.stat()) for file in folder.rglob("*") if file.is_file())
     return {file: (about.st_mtime_ns, about.st_ino) for file, about in found}
 
@@ -132,7 +132,7 @@ def killing(module: ModuleType, when: str, operation: str, number: int) -> Itera
 def write_half(
     save: Callable[..., None], state: object, file: str | os.PathLike[str] | BinaryIO, **kwargs: Any
 ) -> None:
-    """What torch.save leaves in a file if the process is killed meanwhile."""
+    """The bytes that torch.save leaves in a file if the process is killed meanwhile."""
     whole = io.BytesIO()
     save(state, whole, **kwargs)
     half = whole.getvalue()[: whole.tell() // 2]

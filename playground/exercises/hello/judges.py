@@ -87,7 +87,7 @@ def meet(
 
 
 def look(rank: int, size: int, address: str, returned: list[object]) -> object:
-    """What all processes got, which is the same in every run."""
+    """The results of all processes, the same in every run."""
     everyones, addresses = gather(returned[0]), gather(address)
     if not all(map(is_answer, everyones)):
         return returned[0]

@@ -137,7 +137,7 @@ def reduce_in_backward(rank: int, size: int, situations: Sequence[tuple[str, int
 
 
 def look() -> str:
-    """What has become of all-reduces when the last gradient of backward is ready."""
+    """The state of all-reduces when the last gradient of backward is ready."""
     end = time.monotonic() + BEGINS
     while not REDUCED and time.monotonic() < end:
         time.sleep(0.01)

@@ -36,7 +36,7 @@ def swap(rank: int, size: int, seed: int) -> Cases:
 
 
 def swap_apart(rank: int, size: int, tensor: torch.Tensor, function: Callable[..., object]) -> dict[str, object]:
-    """What the solution returned, after its own tensor was overwritten; and what that was before."""
+    """The solution's return value after its own tensor was overwritten, and that tensor before."""
     returned = function(rank, size, tensor)
     own = tensor.clone()
     tensor.zero_()

@@ -39,8 +39,8 @@ def compute(target: torch.Tensor, seen: list[torch.Tensor], parameters: torch.Te
 
 
 class Workers:
-    """What the server sees of them. Worker w computes for `durations[w - 1]` seconds of a clock that nobody waits for;
-    `log` says when each got which parameters."""
+    """The workers as the server sees them. Worker w computes for `durations[w - 1]` seconds of a clock that nobody
+    waits for; `log` says when each got which parameters."""
 
     def __init__(self, durations: Sequence[float], steps: int) -> None:
         self.durations, self.now = durations, 0.0

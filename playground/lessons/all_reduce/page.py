@@ -212,5 +212,5 @@ def command(session: Session, algorithms: tuple[str, ...], elements: int | None)
 
 
 def summary_of(name: str) -> str:
-    """What the algorithm does, in one paragraph."""
+    """The algorithm in one paragraph."""
     return remote(f"playground.algorithms.all_reduce:{name.replace('-', '_')}").summary

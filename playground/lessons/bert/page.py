@@ -249,7 +249,7 @@ PARTS: dict[str, tuple[Remote, Callable[..., Any], Callable[..., Texts]]] = {
 }
 """By the names that --only takes: what ranks run, what runs it, and what shows the results."""
 ENCODER = ("transformers.models.bert.modeling_bert",)
-"""What ranks that load pretrained weights import."""
+"""Imports of ranks that load pretrained weights."""
 WORKERS_AT_LEAST = 2
 """One device gets as many cores as each of two, so that the two can be twice as fast."""
 DROPOUT = "0, pretrained as published"

@@ -97,7 +97,7 @@ def one_step(rank: int, size: int, settings: DataParallelSettings) -> list[Field
 
 
 def ways(rank: int, size: int, settings: DataParallelSettings) -> list[Fields]:
-    """What fills the memory of a device and keeps it busy, and what helps: gathering logits on one device, or on
+    """The memory of a device and its work, and three cures: gathering logits on one device, or on
     another; computing the loss inside forward; leaving outputs where they are, with the criterion in parallel.
 
     For each of `settings.ways`, in order: the loss before a step, the bytes that gather copies from other devices, of

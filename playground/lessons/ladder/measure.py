@@ -266,7 +266,7 @@ class ShareMessages(Observer):
 
 
 def over_link(link: Link, new_sync: NewSync, model: nn.Module, all_reduce: AllReduce) -> GradSync:
-    """What `new_sync` makes, its messages over `link`."""
+    """The synchronisation of `new_sync`, its messages over `link`."""
     sync = new_sync(model, link.all_reduce(all_reduce))
     if isinstance(sync.model, DistributedDataParallel):
         link.put_under(sync.model)

@@ -69,7 +69,7 @@ def check(row: Fields) -> None:
 
 
 def result_texts(rows: Sequence[Fields], size: int) -> Texts:
-    """What each way holds, and what it costs."""
+    """The bytes that each way holds, and its costs."""
     whole, unit = (format_bytes(rows[0][name]) for name in ("model_bytes", "unit_bytes"))
     rules = ", ".join(f"{name} {rule}" for name, (rule, _) in HELD.items())
     held = (

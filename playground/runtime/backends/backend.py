@@ -15,7 +15,7 @@ class Backend:
     """A backend of torch.distributed. The defaults suit one without special needs."""
 
     name: str
-    """What `init_process_group` calls it."""
+    """The name that `init_process_group` has for it."""
     device_type: str
     """Where its tensors live: "cpu" or "cuda"."""
     summary: str

@@ -196,7 +196,7 @@ def find_function(name: str) -> Any:
 
 
 def last_error() -> str:
-    """What NCCL has said of its last failure in this process, in one line; empty where it has not failed.
+    """NCCL's words on its last failure in this process, in one line; empty without a failure.
 
     torch's ProcessGroupNCCL2 only says its kind ("invalid usage").
     Source: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/api/comms.html#ncclgetlasterror

@@ -1,5 +1,5 @@
-"""What each rank has done last, in memory that outlives it: why a run stands still can be told without having recorded
-it.
+"""The latest operations of each rank, in memory that outlives it: why a run stands still can be told without having
+recorded it.
 
 `box` is that memory, `hooks` write to it in a rank. From the boxes of all ranks `wait_graph` finds who waits for whom,
 and `diagnosis` says why. Does not import torch.
@@ -18,16 +18,16 @@ DistributedDataParallel compares parameters, broadcasts buffers and averages gra
 ISSUED, AWAITED, DONE = "issued", "awaited", "done"
 """Where an operation is: it has been called; the main thread is in the call, or waits for its `Work`; it is over."""
 UNASKED = "what its other threads and callbacks do"
-"""What is not known of a rank that is only seen from outside."""
+"""The unknown of a rank that is only seen from outside."""
 
 Channel = tuple[str, tuple[int, ...], int | None, int, int]
-"""What operations are counted by: for a message its kind, for a collective "collective", or the name of one that is
-counted by itself; the group's ranks, the peer (of a message), the tag, and the group's number."""
+"""The kinds by which operations are counted: for a message its kind, for a collective "collective", or the name of one
+that is counted by itself; the group's ranks, the peer (of a message), the tag, and the group's number."""
 
 
 class Doing(StrEnum):
-    """What a rank does: waits in an operation; runs the program; has returned from it; SIGSTOP; its process is gone; no
-    state of it is given, as of one on another host."""
+    """The states of a rank: waits in an operation; runs the program; has returned from it; SIGSTOP; its process is
+    gone; no state of it is given, as of one on another host."""
 
     IN_OPERATION, IN_PROGRAM, FINISHED = "in an operation", "in the program", "finished"
     STOPPED, DEAD, NOT_SEEN = "stopped", "dead", "not seen"
@@ -37,7 +37,7 @@ class Kind(StrEnum):
     """Why ranks wait, or what they called differently, in the order of weight: the first that explains it is told."""
 
     cure: str
-    """What to do: one line."""
+    """The cure, in one line."""
 
     def __new__(cls, name: str, cure: str) -> Kind:
         kind = str.__new__(cls, name)
@@ -113,7 +113,7 @@ class Operation:
 
 
 def channel_of(kind: str, name: str, group: tuple[int, ...], peer: int | None, tag: int, number: int) -> Channel:
-    """What an operation is counted by."""
+    """The kind by which an operation is counted."""
     if kind == COLLECTIVE:
         return (name if name in (NEW_GROUP, MAKE_DDP, BUFFERS, BACKWARD) else COLLECTIVE), group, None, 0, number
     return kind, group, peer, tag, number

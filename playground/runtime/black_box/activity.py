@@ -1,4 +1,4 @@
-"""What could still make progress in this process while its main thread waits in an operation: its other threads, those
+"""Sources of progress in this process while its main thread waits in an operation: its other threads, those
 of C++ too, callbacks of futures, timers, remote calls, and data under way. Does not import torch.
 
 Sources: proc_pid_stat(5), proc_pid_task(5), tcp(7), Linux's include/uapi/linux/tcp.h
@@ -47,7 +47,7 @@ callbacks: weakref.WeakSet[Any] = weakref.WeakSet()
 
 @dataclass(frozen=True, slots=True)
 class Activity:
-    """What a process does besides its main thread, at one moment."""
+    """The activity of a process besides its main thread, at one moment."""
 
     may_act: str
     """Who may still call an operation, or what is not known of that: "what thread Thread-1 does"; empty: nobody."""
@@ -61,8 +61,8 @@ class Activity:
 
 
 def look(spare_port: int = 0) -> Activity | None:
-    """What this process does; None if the system does not tell. The thread that calls this, and connections to or from
-    `spare_port`, do not count."""
+    """The activity of this process; None if the system does not tell. The thread that calls this, and connections to or
+    from `spare_port`, do not count."""
     with contextlib.suppress(OSError):
         return find_activity(spare_port)
     return None
@@ -82,7 +82,8 @@ def find_activity(spare_port: int) -> Activity:
 
 
 def compare(before: Activity | None, now: Activity | None) -> tuple[str, bool]:
-    """What may still act, and whether data is under way, by two looks; None is one that could not be taken."""
+    """The threads that may still act, and whether data is under way, by two looks; None is one that could not be
+    taken."""
     if before is None or now is None:
         return "what it does, as it gives no answer", True
     computes = "what its threads compute" if before.ticks != now.ticks else ""
@@ -108,7 +109,7 @@ def list_threads() -> Iterator[tuple[str, str]]:
 
 
 def find_actor(threads: list[str]) -> str:
-    """What may call operations in this process besides its main thread, among it these threads."""
+    """A source of operations in this process besides its main thread, such as these threads."""
     remote = getattr(sys.modules.get("torch.distributed.rpc.api"), "_is_current_rpc_agent_set", bool)
     if callbacks:
         return "whether a callback of a future is to run"

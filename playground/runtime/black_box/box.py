@@ -160,7 +160,7 @@ class Box:
             return self.known[key]
 
     def make_call(self) -> Callable[..., int]:
-        """What is called at each operation: it has all that it needs at hand."""
+        """The function that is called at each operation, with all that it needs at hand."""
         words, memory, packs, length = self.words, self.memory, [each.pack_into for each in HEADS], RECORD.size
         find, now, exc_info = self.sources.find, time.monotonic_ns, sys.exc_info
 
@@ -253,7 +253,7 @@ class View:
         return self.words[ENDED] == self.words[PROGRAMS]
 
     def read(self, latest: int = CAPACITY) -> RankState:
-        """What the rank does, with its latest operations. What is half written is left out."""
+        """The rank's state and its latest operations, without one that is half written."""
         content, lines = self.memory[:TEXTS], self.read_lines()
         words = memoryview(content)[:RING].cast("q")
         first, worlds, moved = lines[0][2:] if lines else [words[LAST] + 1, 0, False]
@@ -287,7 +287,7 @@ class View:
         return lines
 
     def read_since(self, progress: object, latest: int = CAPACITY) -> RankState:
-        """What the rank does: if it is in an operation, but has gone on since its progress was this, it is in the
+        """The rank's state: if it is in an operation, but has gone on since its progress was this, it is in the
         program, and about to do something else."""
         state = self.read(latest)
         if is_stopped(self.pid):

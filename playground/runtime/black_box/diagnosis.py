@@ -38,14 +38,14 @@ ACTS = {
     Doing.IN_PROGRAM: ("is in the program", "are in the program"),
     Doing.NOT_SEEN: ("is not seen", "are not seen"),
 }
-"""What a rank does that is in no operation, and what several do."""
+"""The verbs for one rank that is in no operation, and for several."""
 LATE = {
     Doing.DEAD: Kind.LOST,
     Doing.STOPPED: Kind.SUSPENDED,
     Doing.IN_PROGRAM: Kind.STRAGGLER,
     Doing.NOT_SEEN: Kind.UNSEEN,
 }
-"""What it is if others wait for such a rank."""
+"""The kind of the diagnosis if others wait for such a rank."""
 WIDTH, WIDTHS = 80, (12, 26, 7, 17, 10)
 """Columns: of a text, and the most of each cell of a table if there is no room for more."""
 
@@ -64,10 +64,10 @@ class Diagnosis:
     proved: bool
     """Whether ranks wait that cannot be released any more, whatever the others do."""
     unknown: str
-    """What would have to be known for a proof, if it is probably a deadlock."""
+    """The facts that a proof lacks, if it is probably a deadlock."""
     sentence: str
     table: str
-    """What each rank does: one row per rank, or for several that do the same."""
+    """The states of ranks: one row per rank, or for several that do the same."""
     cure: str
 
     def __str__(self) -> str:
@@ -77,7 +77,7 @@ class Diagnosis:
 
 @dataclass(frozen=True, slots=True)
 class Predicate:
-    """What a rank does or has done."""
+    """A verb with its object, for one rank."""
 
     one: str
     """Said of one rank: "is in barrier"."""
@@ -127,7 +127,7 @@ def find_firm(graph: WaitGraph) -> list[int]:
 
 
 def list_unknown(graph: WaitGraph, blocked: set[int]) -> str:
-    """What is not known of these ranks, and of those that they wait for."""
+    """The unknowns of these ranks, and of those that they wait for."""
     waits, unknown = [graph.waits[rank] for rank in blocked], dict[str, set[int]]()
     for rank in {*blocked}.union(*(wait.parties for wait in waits)):
         state = graph.states[rank]
@@ -270,7 +270,7 @@ def describe(
 
 
 def find_act(graph: WaitGraph, rank: int, kind: Kind, disputed: Dependency | None) -> Predicate:
-    """What a rank does, or what it has called in the place of a disputed operation."""
+    """A rank's act, or its call in the place of a disputed operation."""
     state, wait = graph.states[rank], graph.waits.get(rank)
     called = graph.meet(disputed.operation).get(rank) if disputed else None
     if called and not (wait and is_at(wait.operation, called.channel, called.index)):
@@ -284,7 +284,7 @@ def find_act(graph: WaitGraph, rank: int, kind: Kind, disputed: Dependency | Non
 
 
 def list_cells(graph: WaitGraph, rank: int) -> tuple[str, str, str]:
-    """What a rank does, where, and whom it waits for."""
+    """A rank's state, its line, and the ranks that it waits for."""
     state, wait = graph.states[rank], graph.waits.get(rank)
     if wait is None:
         return (state.doing == Doing.DEAD and state.end) or state.doing, state.line, ""
@@ -336,7 +336,7 @@ def compose(
 
 
 def draw_table(rows: Mapping[int, tuple[str, str, str]], since: Mapping[int, float]) -> str:
-    """What ranks do, where, and whom they wait for; and since when. Ranks that do the same share a row."""
+    """States of ranks, their lines, whom they wait for, and since when. Ranks that do the same share a row."""
     alike: dict[tuple[str, str, str], list[int]] = {}
     for rank, cells in rows.items():
         alike.setdefault(cells, []).append(rank)

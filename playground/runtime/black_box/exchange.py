@@ -80,7 +80,7 @@ class Exchange:
         return replace(state, may_act=state.may_act or may_act, moves=moves)
 
     def collect(self) -> list[RankState]:
-        """What all ranks do: those that have told nothing are in the program."""
+        """The states of all ranks: those without a report are in the program."""
         keys = [f"state {rank}" for rank in range(self.size)]
         return [
             decode(self.store.get(key)) if self.store.check([key]) else RankState(rank=rank, doing=Doing.IN_PROGRAM)

@@ -45,14 +45,14 @@ from playground.runtime.black_box import (
 
 RENUMBERED = "which rank has which number now"
 NEED_ALL = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier", NEW_GROUP, BACKWARD)
-"""What names of collectives begin with that need all ranks."""
+"""Beginnings of the names of collectives that need all ranks."""
 FROM_ROOT, TO_ROOT = ("broadcast", "scatter"), ("reduce", "gather")
 EQUAL_SHAPES = ("all_reduce", "broadcast", "reduce", "reduce_scatter_tensor", "all_gather_into_tensor")
 
 
 @dataclass(frozen=True, slots=True)
 class Dependency:
-    """What an operation lacks."""
+    """The need of an operation."""
 
     operation: Operation
     absent: frozenset[int]
@@ -80,9 +80,9 @@ class Dependency:
 
 
 class WaitGraph:
-    """What all ranks do, and what they wait for. Whom a broadcast needs depends on its algorithm, and which messages
-    receives from anyone took is unknown: an operation that may end for all that is known counts as one that ends; if
-    `pessimistic`, it does not.
+    """The states of all ranks, and their dependencies. Whom a broadcast needs depends on its algorithm, and which
+    messages receives from anyone took is unknown: an operation that may end for all that is known counts as one that
+    ends; if `pessimistic`, it does not.
     """
 
     def __init__(self, states: Iterable[RankState], pessimistic: bool = False) -> None:

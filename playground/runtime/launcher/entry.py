@@ -84,8 +84,8 @@ class CommandWorld:
         return ", ".join(filter(None, [f"{self.backend} on {self.device}", ranks, self.notice]))
 
     def run(self, fn: Callable[..., Any], *args: Any, **options: Any) -> list[Any]:
-        """What `fn(rank, size, *args)` returned on each rank, in rank order. `options` are fields of `LaunchConfig`,
-        for this run.
+        """The return value of `fn(rank, size, *args)` on each rank, in rank order. `options` are fields of
+        `LaunchConfig`, for this run.
 
         Raises what `launch` raises. A world that is joined has no restarts of ours, and no expendable ranks: whoever
         started the ranks ends all of them when one dies.

@@ -82,7 +82,7 @@ class Examiner:
     def states(
         self, still: Collection[RankHandle] | None = None, latest: int = LATEST, seen: Seen | None = None
     ) -> list[RankState]:
-        """What each rank does. Those that are not `still` are about to do something else. `seen` is what may act in
+        """The state of each rank. Those that are not `still` are about to do something else. `seen` is what may act in
         ranks besides their main threads, and whether data moves; nothing, in those it lacks."""
         states = []
         for rank in self.ranks:

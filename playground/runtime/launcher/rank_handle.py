@@ -43,7 +43,7 @@ class RankHandle:
         """Whether its process can run something else as a new one would."""
         self.stack = UNHEARD
         self.activity: Activity | None = None
-        """What it does besides its main thread, as of the stack. None if it has not answered."""
+        """Its activity besides its main thread, as of the stack. None if it has not answered."""
         self.failure: PlaygroundError | None = None
         self.failed_at = 0.0
         self.vanished = False

@@ -302,7 +302,8 @@ def find_modules_as_here() -> list[str]:
 
 
 def describe_program(name: str) -> dict[str, object]:
-    """What `multiprocessing.spawn` needs in a new process to find this program's modules, the script among them."""
+    """The data that `multiprocessing.spawn` needs in a new process to find this program's modules, the script among
+    them."""
     program: dict[str, object] = {
         "name": name,
         "authkey": process.current_process().authkey,

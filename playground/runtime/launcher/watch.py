@@ -34,7 +34,7 @@ LOOK_INTERVAL = 1.0
 
 
 def ignore_report(rank: int, event: Event) -> None:
-    """What is done with the reports of ranks by default."""
+    """The default for the reports of ranks."""
 
 
 class WorldWatch:

@@ -47,7 +47,7 @@ def clear_preemption() -> None:
 
 
 def run_until_preempted(fn: Callable[..., Any], *args: Any) -> Any:
-    """What `fn(*args)` returns or, if it raises `Preempted`, that: the world it ran in is as good as ever."""
+    """The result of `fn(*args)` or, if it raises `Preempted`, that: the world it ran in is as good as ever."""
     try:
         return fn(*args)
     except Preempted as preemption:

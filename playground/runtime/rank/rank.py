@@ -78,7 +78,7 @@ class Launcher:
     def __init__(self, line: Connection, rank: int, size: int) -> None:
         self.line, self.rank, self.size = line, rank, size
         self.assignments: SimpleQueue[Assignment | None] = SimpleQueue()
-        """What this rank is to run; None when it may leave."""
+        """The work of this rank; None when it may leave."""
         self.lock = threading.Lock()
         self.main_thread = threading.get_ident()
         close_in_children(line)
@@ -193,7 +193,8 @@ def user_frames(stack: traceback.StackSummary) -> list[traceback.FrameSummary]:
 
 
 def refuse_breakpoint(*args: Any, **kwargs: Any) -> Any:
-    """What `breakpoint()` does in a rank, unless PYTHONBREAKPOINT names a debugger or is 0: raise `RuntimeError`."""
+    """The action of `breakpoint()` in a rank, unless PYTHONBREAKPOINT names a debugger or is 0: raise
+    `RuntimeError`."""
     if "PYTHONBREAKPOINT" in os.environ:
         return sys.__breakpointhook__(*args, **kwargs)
     raise RuntimeError("breakpoint() needs a keyboard, and ranks have none: print there, or set PYTHONBREAKPOINT=0")

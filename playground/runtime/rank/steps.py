@@ -23,7 +23,7 @@ def run_steps(rank: int, size: int, steps: Sequence[Remote], seed: int = 1234) -
 
 
 def attempt(step: Remote, *args: Any) -> Any:
-    """What `step(*args)` returns; {"refused": words} for what the backend cannot do."""
+    """The result of `step(*args)`; {"refused": words} for what the backend cannot do."""
     try:
         return step(*args)
     except (RuntimeError, ValueError) as error:

@@ -1,4 +1,4 @@
-"""What the ranks of a world are to run, and the surroundings in which the launcher wants it run."""
+"""The work of the ranks of a world, and the surroundings that the launcher asks for."""
 
 from __future__ import annotations
 

@@ -122,12 +122,12 @@ class Call:
 
     @property
     def inputs(self) -> list[torch.Tensor]:
-        """What this rank gives: empty for a scatter on all ranks but the root."""
+        """This rank's inputs: empty for a scatter on all ranks but the root."""
         return self.tensors(METHODS[self.method].input_at)
 
     @property
     def outputs(self) -> list[torch.Tensor]:
-        """What this rank gets: empty for a gather on all ranks but the root."""
+        """This rank's outputs: empty for a gather on all ranks but the root."""
         return self.tensors(METHODS[self.method].output_at)
 
     def tensors(self, at: int | None) -> list[torch.Tensor]:

@@ -48,7 +48,7 @@ class Replacement:
 
 
 Stack = list[tuple[Replacement | None, Any]]
-"""What an attribute is, as its class has it, and the replacements with their functions, the outermost last."""
+"""An attribute as its class has it, and the replacements with their functions, the outermost last."""
 _stacks: dict[tuple[int, str], Stack] = {}
 
 

@@ -232,7 +232,7 @@ class HeldValues(NamedTuple):
 
 
 def holdings_of(rank: RankRecording) -> Iterator[HeldValues]:
-    """What this rank holds, one after the other, in the order of time.
+    """The contents of this rank's tensors, in the order of time.
 
     They are derived from recorded values alone. `VALUES` and the end of a collective have a whole tensor. Inside a
     collective, a chunk of it is known where it is sent or has been computed. (A received chunk may be kept or added to

@@ -66,7 +66,7 @@ READERS: dict[str, Callable[..., Any]] = {
     layout.START: read_start,
     layout.ENDED: expect_int,
 }
-"""What reads the rest of a line, by its subject."""
+"""Readers of the rest of a line, by its subject."""
 
 
 def read_tables(content: bytes) -> Tables:

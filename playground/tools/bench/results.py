@@ -96,7 +96,7 @@ def name_row(key: Key) -> Fields:
 
 
 def compare_rows(key: Key, before: list[float], after: list[float]) -> Fields:
-    """What became of a row, by name: the medians in µs, the ranges of the middle 95 % of the trials, the `ratio` of
+    """The comparison of a row, by name: the medians in µs, the ranges of the middle 95 % of the trials, the `ratio` of
     after to before, and as the `verdict` whether they differ by more than noise does: whether the ranges lie apart."""
     verdict, before_range, after_range = "no difference", spread(before), spread(after)
     if min(len(before), len(after)) < MIN_TRIALS:

@@ -81,9 +81,10 @@ predict. Both again, from host to host: few, as a link may be slow, and the larg
 
 
 def plan_for(hosts: Sequence[tuple[int, ...]], effort: Fields, cores: int, all_cores: int) -> Fields:
-    """What to measure on these hosts: `names` of algorithms; `groups`; for how many `seconds` rounds begin; how many
-    `hosts`, `ranks_per_host`, and `cores` of each host; `all_cores` of all, fewer than theirs together where hosts are
-    simulated, and share a machine. Raises `UsageError` for a world that is too small, too large, or uneven."""
+    """The plan of a measurement on these hosts: `names` of algorithms; `groups`; for how many `seconds` rounds begin;
+    how many `hosts`, `ranks_per_host`, and `cores` of each host; `all_cores` of all, fewer than theirs together where
+    hosts are simulated, and share a machine. Raises `UsageError` for a world that is too small, too large, or
+    uneven."""
     size = sum(map(len, hosts))
     if not MIN_RANKS <= size <= MAX_RANKS and not (len(hosts) > 1 and size <= MAX_RANKS):
         raise UsageError(

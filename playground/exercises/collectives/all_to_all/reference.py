@@ -7,7 +7,7 @@ def all_to_all(
     size: int,
     chunks: list[torch.Tensor],
 ) -> list[torch.Tensor]:
-    """What all ranks have for this one, by rank.
+    """The chunks that all ranks have for this one, by rank.
 
     chunks[r] is what this rank has for rank r. All chunks are of one size.
     """

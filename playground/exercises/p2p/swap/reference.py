@@ -3,7 +3,7 @@ import torch.distributed as dist
 
 
 def swap(rank: int, size: int, tensor: torch.Tensor) -> torch.Tensor:
-    """What the partner's tensor holds. Ranks 0 and 1 are partners, 2 and 3, …
+    """The partner's tensor. Ranks 0 and 1 are partners, 2 and 3, …
 
     A last rank that has no partner gets its own.
     """
