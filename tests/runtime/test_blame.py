@@ -39,7 +39,8 @@ def told_by_ranks(err: str) -> list[str]:
     ("how", "culprit", "reason"),
     [
         ("kill", 1, KILLED + " on {host}"),
-        ("kill", 0, KILLED + " on {host}"),  # it serves the store
+        # It serves the store: on a busy machine that may be known first.
+        ("kill", 0, f"(?:{KILLED} on {{host}}|the store at .*, which it or its torchrun served, is gone)"),
         ("raise", 1, "failed on {host}: ValueError: this rank has had enough"),
         ("terminate", 1, "(ended by SIGTERM|ended) on {host}"),
         ("vanish", 2, r"(exited with code 7|ended) on {host}"),
