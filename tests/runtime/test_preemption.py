@@ -155,8 +155,7 @@ def start_two(what: str, fork_program: Callable[..., ForkedProgram]) -> list[For
 def test_all_ranks_end_where_one_of_them_is_asked(fork_program: Callable[..., ForkedProgram]) -> None:
     """As where one machine of many is taken back."""
     ranks = start_two("store", fork_program)
-    for _ in range(2):  # torchrun passes on what all processes of a job may have got
-        ranks[1].send_signal(signal.SIGTERM)
+    ranks[1].send_signal(signal.SIGTERM)
     errors = [program.communicate(timeout=ENOUGH)[1] for program in ranks]
     assert [program.returncode for program in ranks] == [os.EX_TEMPFAIL] * 2
     assert errors == [f"playground: {PREEMPTED}3\n"] * 2
