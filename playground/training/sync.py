@@ -197,13 +197,18 @@ class Overlapped(GradSync):
             self.works.pop(0).wait()
             bucket.missing.update(bucket.views)
 
-    @contextlib.contextmanager
-    def no_sync(self) -> Iterator[None]:
-        self.is_syncing = False
-        try:
-            yield
-        finally:
-            self.is_syncing = True
+    def no_sync(self) -> contextlib.AbstractContextManager[None]:
+        return pausing(self)
+
+
+@contextlib.contextmanager
+def pausing(sync: Any) -> Iterator[None]:
+    """Let a synchronisation whose backward sends messages, unless `is_syncing` is False, send none in this block."""
+    sync.is_syncing = False
+    try:
+        yield
+    finally:
+        sync.is_syncing = True
 
 
 class Bucket:

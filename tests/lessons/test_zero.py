@@ -20,7 +20,7 @@ from torch.distributed.tensor.debug import CommDebugMode
 
 from playground.lessons.zero import snapshot
 from playground.lessons.zero.lesson import WAYS
-from playground.lessons.zero.measure import Replica, batches, compare, count, own_part
+from playground.lessons.zero.measure import Trainer, batches, compare, count, own_part
 from playground.lessons.zero.page import ZeroSettings
 from playground.lessons.zero.results import CLOSE, EXACT, HELD, SENT, TORCH
 from playground.lessons.zero.shares import clip_grad_norm
@@ -39,10 +39,10 @@ def small(size: int, **changes: Any) -> ZeroSettings:
 
 def collectives(name: str, settings: ZeroSettings) -> dict[str, int]:
     """Those of the second step, by name."""
-    replica, coming = Replica(name, settings), batches(2 * settings.size, 1)
-    replica.step(own_part(next(coming)))
+    trainer, coming = Trainer(name, settings), batches(2 * settings.size, 1)
+    trainer.step(own_part(next(coming)))
     with CommDebugMode() as mode:
-        replica.step(own_part(next(coming)))
+        trainer.step(own_part(next(coming)))
     return dict(Counter({str(call).split(".")[-1].strip("_"): times for call, times in mode.get_comm_counts().items()}))
 
 
@@ -157,17 +157,17 @@ def test_a_second_backward_is_refused_in_one_line(world: Worlds) -> None:
 
 def losses(rank: int, size: int, way: str, folder: Path, steps: int, then: str) -> list[float]:
     """Losses of whole batches of 12; then the ranks `save` what they are, or before they `load` what others were."""
-    replica: Any = Replica(way, small(size), torch.float64)
+    trainer: Any = Trainer(way, small(size), torch.float64)
     coming, found = batches(12, 5), []
     if then == "load":
-        snapshot.load(folder, replica.sync, replica.optimizer)
-        replica.steps, coming = 3, itertools.islice(coming, 3, None)
+        snapshot.load(folder, trainer.sync, trainer.optimizer)
+        trainer.steps, coming = 3, itertools.islice(coming, 3, None)
     for step in range(steps):
-        loss = replica.step(own_part(next(coming)), last=step == steps - 1)
+        loss = trainer.step(own_part(next(coming)), last=step == steps - 1)
         dist.all_reduce(loss)
         found.append(loss.item() / size)
     if then == "save":
-        snapshot.save(folder, replica.sync, replica.optimizer)
+        snapshot.save(folder, trainer.sync, trainer.optimizer)
     return found
 
 
@@ -181,15 +181,15 @@ def test_a_snapshot_of_four_ranks_resumes_on_two(way: str, world: Worlds, tmp_pa
 
 def go_wrong_in_a_step(rank: int, size: int, how: str) -> None:
     settings = small(size, width=60) if how == "mismatch" and rank == 1 else small(size)
-    replica, number = Replica("zero-3", settings), 0
+    trainer, number = Trainer("zero-3", settings), 0
 
     def misbehave_in_forward(*_: object) -> None:
         if rank == 1:
             misbehave(how)
 
     if how != "mismatch":
-        replica.model[1].register_forward_hook(misbehave_in_forward)
-    replica.step(own_part(next(batches(size, number))))
+        trainer.model[1].register_forward_hook(misbehave_in_forward)
+    trainer.step(own_part(next(batches(size, number))))
 
 
 @pytest.mark.parametrize(

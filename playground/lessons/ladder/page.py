@@ -26,7 +26,7 @@ LESSON = LESSONS["ladder"]
 RUN = LESSON.remote("run")
 DDP, BERT, SPARSE = "ddp", "bert", "sparse-embeddings"
 IMAGE_MODELS = {"net": remote("playground.training.net:Net"), "resnet18": remote("playground.training.net:ResNet18")}
-"""Of 21,840 and of 11,175,370 parameters."""
+"""They have 21,840 and 11,175,370 parameters."""
 MODELS = IMAGE_MODELS | {BERT: LESSON.remote("TokenBert", "sparse_embeddings")}
 """The models to train; the last, of 13,457,283 parameters, on token ids drawn by Zipf's law, in place of images."""
 TOKENS = PreparedData(

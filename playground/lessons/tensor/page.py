@@ -24,7 +24,7 @@ WAYS = {
     "sequence": "and norms and sums share the tokens: a reduce_scatter and an all_gather in place of each all_reduce",
 }
 LAYERS, WIDTH, HEADS, LENGTH, VOCABULARY = 2, 96, 12, 48, 48
-"""Of the model."""
+"""The size of the model."""
 EXACT_STEPS, EXACT = 5, 1e-12
 """Steps in float64, and how far losses and parameters may then be from one process's: sums are rounded differently."""
 CLOSE = 0.05
@@ -52,7 +52,7 @@ class TensorSettings:
 
 
 def closed_forms(way: str, settings: TensorSettings) -> Fields:
-    """Of one rank and step, in bytes of float32. Activations are those of matrices, attention, GELU, norms and loss."""
+    """The counts of a rank in a step, bytes of float32. Activations: of matrices, attention, GELU, norms and loss."""
     size, layers, tokens = settings.size, LAYERS, settings.batch_size * LENGTH
     hidden, ring = 4 * tokens * WIDTH, 2 * (size - 1) / size
     whole = 4 * (LENGTH * WIDTH + (6 * layers + 2) * WIDTH)

@@ -11,7 +11,7 @@ Source: Rajbhandari et al., ZeRO, 2020, arXiv 1910.02054; Zhao et al., PyTorch F
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch import nn
 
 from playground.lessons.zero.shares import Row, units
-from playground.training.sync import GradSync, buckets, trainable_parameters
+from playground.training.sync import GradSync, buckets, pausing, trainable_parameters
 
 SECOND = "a second backward before the optimizer's step: put the first one under no_sync"
 
@@ -122,13 +122,8 @@ class Zero2(Zero1):
         self.finish()
         self.waiting = self.rows[:]
 
-    @contextlib.contextmanager
-    def no_sync(self) -> Iterator[None]:
-        self.is_syncing = False
-        try:
-            yield
-        finally:
-            self.is_syncing = True
+    def no_sync(self) -> contextlib.AbstractContextManager[None]:
+        return pausing(self)
 
 
 class Zero3(Zero2):

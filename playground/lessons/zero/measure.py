@@ -81,7 +81,7 @@ TORCH_S_OWN: dict[str, Callable[[nn.Module], GradSync]] = {
 }
 
 
-class Replica:
+class Trainer:
     """This rank's model and optimizer, by one way; `alone` is one process."""
 
     def __init__(self, name: str, settings: ZeroSettings, dtype: torch.dtype = torch.float32) -> None:
@@ -173,21 +173,21 @@ def count(name: str, settings: ZeroSettings) -> Fields:
     `optimizer` as held before the optimizer's step, `peak` at most in the step, `sent` in it; `series`, held after each
     operation of "forward", of backward until "synced", and of the "step"; `model_bytes` and `unit_bytes`, those of the
     parameters of the model and of its largest unit."""
-    replica, counter, rows, series = Replica(name, settings), ByteCounter(), Fields(), dict[str, list[int]]()
+    trainer, counter, rows, series = Trainer(name, settings), ByteCounter(), Fields(), dict[str, list[int]]()
     coming = batches(dist.get_world_size(), settings.seed)
     units = [sum(param.nbytes for param in unit.parameters()) for unit in gpt_units(settings)]
 
     def moment(what: str) -> None:
         series[what], counter.series = counter.series, []
         if what == "synced":
-            parameters, state = counter.held(replica.parameters()), counter.held(replica.state())
+            parameters, state = counter.held(trainer.parameters()), counter.held(trainer.state())
             rows.update(parameters=parameters, optimizer=state, gradients=counter.held() - parameters - state)
 
-    counter.hold(*replica.parameters())
+    counter.hold(*trainer.parameters())
     with counter:
-        replica.step(own_part(next(coming)))
+        trainer.step(own_part(next(coming)))
         counter.series, counter.sent = [], 0.0
-        replica.step(own_part(next(coming)), moment)
+        trainer.step(own_part(next(coming)), moment)
         series["step"] += counter.series
     peak = max(max(part) for part in series.values())
     sizes = {"peak": peak, "sent": round(counter.sent), "model_bytes": sum(units), "unit_bytes": max(units)}
@@ -201,19 +201,19 @@ def gpt_units(settings: ZeroSettings) -> list[nn.Module]:
 def compare(name: str, settings: ZeroSettings) -> float:
     """The largest difference of a loss or parameter from one process with the whole batch, after a few steps in
     float64."""
-    replica, found, (expected, alone) = Replica(name, settings, torch.float64), 0.0, train_alone(settings)
+    trainer, found, (expected, alone) = Trainer(name, settings, torch.float64), 0.0, train_alone(settings)
     for step, batch in zip(range(EXACT_STEPS), batches(settings.batch_size, settings.seed), strict=False):
-        loss = replica.step(own_part(batch), last=step == EXACT_STEPS - 1)
+        loss = trainer.step(own_part(batch), last=step == EXACT_STEPS - 1)
         dist.all_reduce(loss)
         found = max(found, abs(loss.item() / dist.get_world_size() - expected[step]))
-    params = [getattr(each, "full_tensor", lambda each=each: each)() for each in replica.model.parameters()]
+    params = [getattr(each, "full_tensor", lambda each=each: each)() for each in trainer.model.parameters()]
     return max(found, (flat(params) - alone).abs().max().item())
 
 
 @cache
 def train_alone(settings: ZeroSettings) -> tuple[list[float], torch.Tensor]:
     """The losses of one process, by step, and its parameters at the end, in one row."""
-    alone = Replica("alone", settings, torch.float64)
+    alone = Trainer("alone", settings, torch.float64)
     coming = zip(range(EXACT_STEPS), batches(settings.batch_size, settings.seed), strict=False)
     return [alone.step(batch).item() for _, batch in coming], flat(alone.model.parameters())
 
@@ -221,7 +221,7 @@ def train_alone(settings: ZeroSettings) -> tuple[list[float], torch.Tensor]:
 def train_in_turn(settings: ZeroSettings) -> list[Fields]:
     """For each way the median `seconds` of a step on its slowest rank, and the `losses` of whole batches, by step. As
     long as steps are timed, all ways take one in turn; then torch's own stop."""
-    replicas = {name: Replica(name, settings) for name in settings.ways}
+    trainers = {name: Trainer(name, settings) for name in settings.ways}
     coming, order = batches(settings.batch_size, settings.seed), Random(settings.seed)
     mine: list[tuple[torch.Tensor, torch.Tensor]] = []
 
@@ -233,17 +233,17 @@ def train_in_turn(settings: ZeroSettings) -> list[Fields]:
     def step(name: str) -> tuple[float, float]:
         dist.barrier()
         start = time.perf_counter()
-        loss = replicas[name].step(mine[0])
+        loss = trainers[name].step(mine[0])
         synchronize()
         seconds = time.perf_counter() - start
-        beat(phase="training by each way in turn", step=replicas[name].steps, steps=settings.steps)
+        beat(phase="training by each way in turn", step=trainers[name].steps, steps=settings.steps)
         return seconds, loss.item()
 
     beat, timed = Heartbeat().beat, min(settings.steps, WARM_UP + TIMED_STEPS)
     outcomes = dict(
-        zip(replicas, interleave([partial(step, name) for name in replicas], rounds(timed), order), strict=True)
+        zip(trainers, interleave([partial(step, name) for name in trainers], rounds(timed), order), strict=True)
     )
-    ours = [name for name in replicas if name in WAYS]
+    ours = [name for name in trainers if name in WAYS]
     rest = interleave([partial(step, name) for name in ours], rounds(settings.steps - timed), order)
     found = []
     for name, first in outcomes.items():
@@ -263,15 +263,15 @@ def train_under_cap(rank: int, size: int, settings: ZeroSettings) -> list[Fields
     rows = []
     for name in settings.ways:
         report(phase=f"{name}: training under a cap")
-        replica, counter, died = Replica(name, settings), ByteCounter(settings.cap), ""
-        counter.hold(*replica.parameters())
+        trainer, counter, died = Trainer(name, settings), ByteCounter(settings.cap), ""
+        counter.hold(*trainer.parameters())
         try:
             with counter:
                 for _, batch in zip(range(CAPPED_STEPS), batches(size, settings.seed), strict=False):
-                    replica.step(own_part(batch))
+                    trainer.step(own_part(batch))
         except MemoryError as error:
-            died = f"{OUT_OF_MEMORY} in step {replica.steps}: {error}"
-        taken = replica.steps - bool(died)
+            died = f"{OUT_OF_MEMORY} in step {trainer.steps}: {error}"
+        taken = trainer.steps - bool(died)
         rows.append({"way": name, "died": died, "steps": taken, "peak": max(counter.series)})
     return rows
 
@@ -280,14 +280,14 @@ def train_under_limit(rank: int, size: int, settings: ZeroSettings, name: str) -
     """The same for one way, with a cap that the kernel keeps, on the bytes beyond those that the process has without a
     model. What it refuses is an error, which ends this rank."""
     ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, OWN_PAGES)
-    small = Replica("zero-3", replace(settings, width=12, layers=1))  # starts threads, whose stacks count, too
+    small = Trainer("zero-3", replace(settings, width=12, layers=1))  # starts threads, whose stacks count, too
     small.step(own_part(next(batches(size, settings.seed))))
     before = resource.getrlimit(resource.RLIMIT_DATA)
     resource.setrlimit(resource.RLIMIT_DATA, (data_bytes() + (settings.cap or 0), before[1]))
     try:
-        replica = Replica(name, settings)
+        trainer = Trainer(name, settings)
         for _, batch in zip(range(CAPPED_STEPS), batches(size, settings.seed), strict=False):
-            replica.step(own_part(batch))
+            trainer.step(own_part(batch))
     except RuntimeError as error:
         if "allocate memory" in str(error):
             refused = re.sub(r"^.*DefaultCPUAllocator: |\. Error.*", "", str(error).partition("\n")[0])
