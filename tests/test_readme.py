@@ -22,6 +22,7 @@ from widths import too_wide
 from playground.app import TOOLS
 from playground.console.steps import Lesson
 from playground.lessons import PATH
+from playground.site.build import EXCERPT
 
 pytest_plugins = ["pytester"]
 
@@ -30,9 +31,6 @@ ROOT_README = ROOT / "README.md"
 CHAPTERS = sorted((ROOT / "playground").rglob("*.md"))
 READMES = [ROOT_README, *CHAPTERS]
 OURS = "python -m playground "
-EXCERPT = re.compile(r"\]\(([^)]+)\):\n\n( *)```python\n(.*?)^\2```$", re.DOTALL | re.MULTILINE)
-"""Code that a chapter shows of a file, which is named before it: tests/lessons/test_chapters.py compares the two."""
-
 NOT_RUN = {
     "python -m playground sgd --backend nccl -n 2": "two GPUs",
     "python -m playground hello --backend nccl": "a GPU",
