@@ -10,8 +10,8 @@ order that changes, so that whatever else the machine does meets all of them. In
 gradients without a backward to hide behind, which shows how much of that it hides in its steps.
 `--bucket-cap-mb` holds for the rungs and for DistributedDataParallel. `--all-reduce` is for the rungs:
 DistributedDataParallel has the backend's.
-Every rung is in playground/training, in sync.py or flat_step.py, or is a lesson of its own (zero), and is what
-`sgd --sync` takes; that for embeddings is in sparse_embeddings.py. The measurement is in measure.py.
+Every rung is in playground/training/sync.py or in the lesson zero, and is what `sgd --sync` takes; that for embeddings
+is in sparse_embeddings.py. The measurement is in measure.py.
 """
 
 from __future__ import annotations
