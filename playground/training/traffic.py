@@ -6,6 +6,8 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 
+import torch.distributed as dist
+
 from playground.runtime.tap import Call, Observer
 
 TIMES_SENT = {"all_reduce": 2, "all_gather_into_tensor": 1, "reduce_scatter_tensor": 1, "all_to_all_single": 1}
@@ -13,7 +15,10 @@ TIMES_SENT = {"all_reduce": 2, "all_gather_into_tensor": 1, "reduce_scatter_tens
 
 
 def sent_by(call: Call) -> float:
-    """Bytes that this rank sends in a call. Raises `KeyError` for an operation that is not in `TIMES_SENT`."""
+    """Bytes that this rank sends to others in a call. Raises `KeyError` for an operation not in `TIMES_SENT`."""
+    if call.name == "all_to_all_single" and (splits := call.args[3]):  # uneven: all rows but those that stay here
+        [rows], own = call.inputs, call.ranks.index(dist.get_rank())
+        return rows.nbytes * (1 - splits[own] / max(1, len(rows)))
     whole = max(sum(tensor.nbytes for tensor in tensors) for tensors in (call.inputs, call.outputs))
     return TIMES_SENT[call.name] * whole * (len(call.ranks) - 1) / len(call.ranks)
 
