@@ -57,17 +57,17 @@ class ExpertsSettings:
         return min(SEEN_STEP, self.steps) - 1
 
 
+def owners(size: int) -> list[int]:
+    """The rank of each expert: as `Tensor.tensor_split` cuts."""
+    return [rank for rank in range(size) for _ in range(EXPERTS // size + (rank < EXPERTS % size))]
+
+
 def closed_forms(kept: Sequence[Sequence[Sequence[int]]], rank: int, settings: ExpertsSettings) -> Fields:
     """The counts of a rank in a step: `computed` and `sent_rows` follow from `kept` [blocks, ranks, experts], and from
     these the bytes of float32; `sent_if_balanced`: if each expert got as many rows."""
     size = settings.size
-    owners = [each for each in range(size) for _ in range(EXPERTS // size + (each < EXPERTS % size))]
-    flows = [
-        (source, owners[expert], rows)
-        for block in kept
-        for source, row in enumerate(block)
-        for expert, rows in enumerate(row)
-    ]
+    sources = [(source, row) for block in kept for source, row in enumerate(block)]
+    flows = [(source, owner, rows) for source, row in sources for owner, rows in zip(owners(size), row, strict=True)]
     leaving = sum(rows for source, owner, rows in flows if source == rank != owner)
     coming = sum(rows for source, owner, rows in flows if source != rank == owner)
     block = 4 * WIDTH**2 + WIDTH + 4 * WIDTH + EXPERTS * WIDTH
