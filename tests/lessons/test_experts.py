@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from torch import nn
 
 from playground.lessons.experts import experiment
 from playground.lessons.experts.experiment import EveryToken
-from playground.lessons.experts.lesson import Experts, Router, backward, draw
+from playground.lessons.experts.lesson import Experts, Router, backward, draw, new_expert
 from playground.lessons.experts.page import EXACT, WAYS, ExpertsSettings, check
 from playground.runtime.errors import PlaygroundError, UsageError
 from playground.testing import World
@@ -35,9 +36,7 @@ def new_layer(kind: Any, k: int, routing: str, **options: Any) -> Any:
     draw(router, 1)
     with torch.no_grad():
         router.scores.weight[:, 0] += torch.tensor(ROUTINGS[routing])
-    return kind(
-        router, lambda number: draw(nn.Sequential(nn.Linear(WIDTH, 9), nn.Linear(9, WIDTH)), 2 + number), **options
-    ).double()
+    return kind(router, partial(new_expert, WIDTH, 9, 2), **options).double()
 
 
 def largest_difference(
@@ -85,9 +84,9 @@ def test_any_routing_is_one_process_s(world: Worlds) -> None:
 def test_training_is_one_process_s_and_sends_its_rows(world: Worlds, size: int) -> None:
     ways, capacity = (("balanced",), 1.0) if size == 4 else (tuple(WAYS), 0.0)
     settings = ExpertsSettings(size=size, steps=1, batch_size=12, capacity=capacity, ways=ways)
-    for rank, found in enumerate(world(size).run(experiment.run, settings)):
+    for found in world(size).run(experiment.run, settings):
         for way, figures in zip(ways, found, strict=True):
-            check(way, rank, figures, settings)
+            check(way, figures, settings)
             assert (figures["dropped"] > 0) == (capacity > 0)
 
 

@@ -13,14 +13,10 @@ WIDTH, K = 2, 2
 
 
 class Routed(NamedTuple):
-    """The tokens of a rank on their way to K experts each."""
+    """A rank's tokens [tokens, width], on their way to K experts each, and the ranks of these [tokens, K]."""
 
     tokens: torch.Tensor
-    """[tokens, width]"""
     owners: torch.Tensor
-    """[tokens, K]: the ranks that the rows are for."""
-    order: torch.Tensor
-    """[tokens * K]: the rows by owner."""
 
     def rows_for(self, owner: int) -> torch.Tensor:
         return self.tokens[(self.owners == owner).nonzero()[:, 0]]
@@ -33,8 +29,7 @@ def routings(size: int, seed: int) -> Iterator[tuple[str, list[Routed]]]:
         ranks = []
         for rank in range(size):
             tokens = 100 * rank + torch.arange(WIDTH * counts[rank]).view(-1, WIDTH).double()
-            owners = torch.randint(size, (counts[rank], K)) * (about in UNEVEN)
-            ranks.append(Routed(tokens, owners, owners.flatten().argsort(stable=True)))
+            ranks.append(Routed(tokens, torch.randint(size, (counts[rank], K)) * (about in UNEVEN)))
         yield about.replace("sample", "token"), ranks
 
 
@@ -51,8 +46,8 @@ def combine(rank: int, size: int, seed: int) -> Cases:
     for about, ranks in routings(size, seed):
         mine = ranks[rank]
         came = [each.rows_for(rank) for each in ranks]
-        sent, received = mine.owners.flatten().bincount(minlength=size).tolist(), [len(rows) for rows in came]
+        sent, received = [len(mine.rows_for(each)) for each in range(size)], [len(rows) for rows in came]
         weights = torch.rand(mine.owners.shape).double()
         output = mine.tokens * (weights * (mine.owners + 2)).sum(1, keepdim=True)
-        given = (torch.cat(came) * (rank + 2), received, sent, mine.order, weights)
+        given = (torch.cat(came) * (rank + 2), received, sent, mine.owners.flatten().argsort(stable=True), weights)
         yield Case(about, given, output, is_coded=False)

@@ -3,16 +3,16 @@
     python -m playground experts
     python -m playground experts -n 4 --way balanced
 
-In the place of the one MLP of a block there are several, the experts, a part of them on each rank. A router, which all
-ranks have, chooses k of them for each token; a row is one token's hidden vector on its way to one expert. Each rank has
-its own tokens, as in data parallelism, so rows travel twice:
+A block has several MLPs in the place of one, the experts, a part of them on each rank. A router, which all ranks have,
+chooses k of them for each token; a row is one token's hidden vector on its way to one expert. Each rank has its own
+tokens, as in data parallelism, so rows travel:
 
-    dispatch    sort rows by expert, all_to_all_single to the expert's rank
+    dispatch    sort rows by expert, all_to_all_single to the experts' ranks
     compute     sort what came by own expert, apply each, restore the order
     combine     all_to_all_single back, add up each token's k results by weight
 
-The router decides how many rows go where: the splits are uneven, other ones in every step, and some may be 0. Ranks say
-in advance how many they send. In backward gradients take the same ways, with the splits swapped.
+The router decides in every step how many rows go where: splits are uneven, and may be 0. In backward, gradients take
+the same ways, with the splits swapped.
 Sources: Shazeer et al., 2017, arXiv 1701.06538; Lepikhin et al., GShard, 2020, arXiv 2006.16668 (ranks, capacity);
 Fedus et al., Switch Transformers, 2021, arXiv 2101.03961 (the balance loss)
 """
@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -48,8 +49,8 @@ class Router(nn.Module):
 
 
 class AllToAll(torch.autograd.Function):
-    """Rows to all ranks and from all ranks: the first `sent[0]` rows go to rank 0, the next `sent[1]` to rank 1, …; the
-    first `received[0]` of the result come from rank 0, …. Gradients go back where their rows came from."""
+    """The first `sent[0]` rows go to rank 0, the next `sent[1]` to rank 1, …; the first `received[0]` of the result are
+    from rank 0, …. Gradients go back where their rows came from."""
 
     @staticmethod
     def forward(context: Any, rows: torch.Tensor, *splits: Any) -> torch.Tensor:
@@ -134,17 +135,16 @@ def cut_experts(model: nn.Sequential, experts: int, k: int, seed: int, layer: An
     """Put a mixture of experts in the place of the MLP of each block of a GPT: k of them have as many features as it.
     Each draws its parameters from a generator of its own, so that they are the same wherever it is. `layer` makes a
     mixture of a router and a `NewExpert`: `Experts`, or partial(Experts, capacity=…, group=…)."""
-    for number, block in enumerate(list(model)[1:-1], start=1):
-        features, width = block.down.in_features // k, block.down.out_features
-        first = 1000 * seed + 100 * number
-
-        def new_expert(expert: int, first: int = first, width: int = width, features: int = features) -> nn.Module:
-            mlp = nn.Sequential(nn.Linear(width, features), nn.GELU(), nn.Linear(features, width))
-            return draw(mlp, first + expert)
-
-        block.experts = layer(draw(Router(width, experts, k), first + experts), new_expert).to(block.up.weight)
+    for number, block in enumerate(model[1:-1], start=1):
+        width, features, first = block.up.in_features, block.up.out_features // k, 1000 * seed + 100 * number
+        router = draw(Router(width, experts, k), first + experts)
+        block.experts = layer(router, partial(new_expert, width, features, first)).to(block.up.weight)
         block.mlp = block.experts.forward
         del block.up, block.down
+
+
+def new_expert(width: int, features: int, seed: int, number: int) -> nn.Module:
+    return draw(nn.Sequential(nn.Linear(width, features), nn.GELU(), nn.Linear(features, width)), seed + number)
 
 
 def draw(module: nn.Module, seed: int) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -57,43 +56,27 @@ class ExpertsSettings:
         return min(SEEN_STEP, self.steps) - 1
 
 
-def owners(size: int) -> list[int]:
-    """The rank of each expert: as `Tensor.tensor_split` cuts."""
-    return [rank for rank in range(size) for _ in range(EXPERTS // size + (rank < EXPERTS % size))]
-
-
-def closed_forms(kept: Sequence[Sequence[Sequence[int]]], rank: int, settings: ExpertsSettings) -> Fields:
-    """The counts of a rank in a step: `computed` and `sent_rows` follow from `kept` [blocks, ranks, experts], and from
-    these the bytes of float32; `sent_if_balanced`: if each expert got as many rows."""
-    size = settings.size
-    sources = [(source, row) for block in kept for source, row in enumerate(block)]
-    flows = [(source, owner, rows) for source, row in sources for owner, rows in zip(owners(size), row, strict=True)]
-    leaving = sum(rows for source, owner, rows in flows if source == rank != owner)
-    coming = sum(rows for source, owner, rows in flows if source != rank == owner)
-    block = 4 * WIDTH**2 + WIDTH + 4 * WIDTH + EXPERTS * WIDTH
-    shared = 4 * ((2 * VOCABULARY + LENGTH + 2) * WIDTH + LAYERS * block)
+def closed_forms(found: Fields, settings: ExpertsSettings) -> Fields:
+    """The counts of a rank in a step, bytes of float32, from the rows that it has sent and received; `if_balanced`: had
+    each expert got as many."""
+    size, per_rank = settings.size, 4 * settings.batch_size * LENGTH * WIDTH / settings.size
+    shared = 4 * WIDTH * (2 * VOCABULARY + LENGTH + 2 + LAYERS * (4 * WIDTH + 5 + EXPERTS))
     others = 2 * (size - 1) / size * shared + LAYERS * 8 * EXPERTS * (size - 1)  # gradients; tables of int64
-    per_rank = 4 * settings.batch_size * LENGTH * WIDTH / size
     return {
-        "computed": sum(rows for _, owner, rows in flows if owner == rank),
-        "sent_rows": leaving,
         "messages": 5 * LAYERS + 1,
-        "sent": 2 * (leaving + coming) * 4 * WIDTH + others,
-        "sent_if_balanced": LAYERS * 4 * K * per_rank * (size - 1) / size + others,
+        "sent": 2 * 4 * WIDTH * (found["sent_rows"] + found["received_rows"]) + others,
+        "if_balanced": LAYERS * 4 * K * per_rank * (size - 1) / size + others,
     }
 
 
 NUMBER = ("", ",.0f")
-WHO = {"way": Column("way"), "rank": RANK_COLUMN}
-ROWS = WHO | figures(
-    ("own_rows", "of own\ntokens", *NUMBER),
+ROWS = {"way": Column("way"), "rank": RANK_COLUMN} | figures(
     ("sent_rows", "sent\naway", *NUMBER),
     ("computed", "computed\nhere", *NUMBER),
-    ("fullest", "fullest\nexpert", *NUMBER),
     ("dropped", "dropped", *NUMBER),
-)
-BYTES = WHO | figures(
-    ("sent", "counted", *NUMBER), ("form", "closed form", *NUMBER), ("sent_if_balanced", "if balanced", *NUMBER)
+    ("sent", "bytes\nsent", *NUMBER),
+    ("form", "closed\nform", *NUMBER),
+    ("if_balanced", "if\nbalanced", *NUMBER),
 )
 COSTS = {"way": Column("way")} | figures(
     ("step_seconds", "step", "ms", ".1f", 1000),
@@ -105,12 +88,12 @@ COSTS = {"way": Column("way")} | figures(
 )
 
 
-def check(way: str, rank: int, found: Fields, settings: ExpertsSettings) -> None:
+def check(way: str, found: Fields, settings: ExpertsSettings) -> None:
     """Raise `PlaygroundError` if the way is not one process's training, or a count is not that of its closed form."""
     if not (largest := max(found["loss_difference"], found["parameter_difference"])) <= EXACT:
         raise PlaygroundError(f"{way}: differs by {largest:.1e} from one process, more than rounding ({EXACT:.0e})")
-    expected = closed_forms(found["kept"], rank, settings)
-    for key in ("messages", "sent", "computed"):
+    expected = closed_forms(found, settings)
+    for key in ("messages", "sent"):
         if abs(found[key] - expected[key]) > CLOSE * expected[key]:
             raise PlaygroundError(f"{way}: {key}: counted {found[key]:,.0f}, the closed form is {expected[key]:,.0f}")
 
@@ -130,17 +113,16 @@ def command(session: Session, way: str, **chosen: Any) -> None:
     rows = []
     for name, ranks in found.items():
         for rank, counted in enumerate(ranks):
-            forms = closed_forms(counted["kept"], rank, settings)
-            rows.append({"way": name, "rank": rank} | forms | counted | {"form": forms["sent"]})
-    about = f": in step {settings.seen_step + 1}, both blocks; a row is a token's hidden vector on its way to an expert"
+            expected = closed_forms(counted, settings)
+            rows.append({"way": name, "rank": rank, **expected, **counted, "form": expected["sent"]})
+    own = f"{K * settings.batch_size * LENGTH * LAYERS // world.size:,}"
+    about = f": in step {settings.seen_step + 1}; each rank has {own}, and a row is a token on its way to an expert"
     session.say("", prose(heading("rows"), about), tabulate(rows, ROWS))
-    about = ": bytes sent in that step: rows there and back, forward and backward, and gradients of what is not expert"
-    session.say("", prose(heading("bytes"), about), tabulate(rows, BYTES))
     about = f": a copied sequence; differences are those after {EXACT_STEPS} steps of AdamW in float64"
     costs = ({"way": name, **ranks[0]} for name, ranks in found.items())
     session.say("", prose(heading("training"), about), tabulate(costs, COSTS))
     session.print_document(found, rows=rows)
     for name, ranks in found.items():
-        for rank, counted in enumerate(ranks):
-            check(name, rank, counted, settings)
+        for rank in ranks:
+            check(name, rank, settings)
     session.say("", prose("Shown: ", good(LESSON.conclude(world.size)), "."))

@@ -9,7 +9,7 @@ from itertools import pairwise
 from math import ceil
 
 import playground.see.paint as paint
-from playground.lessons.experts.page import EXPERTS, WAYS, ExpertsSettings, K, owners
+from playground.lessons.experts.page import EXPERTS, WAYS, ExpertsSettings, K
 from playground.lessons.parameter_server.page import ServerSettings
 from playground.lessons.pipeline.page import PipelineSettings, bubble, span, typical_step
 from playground.measurement import Fields, format_bytes
@@ -311,9 +311,9 @@ def routed_rows(run: Evidence) -> Scene:
     for way, table in tables.items():
         y = scene.bottom + 2 * CELL[1]
         scene.add(paint.TEXT, CELL[0], y, text=f"{way} (balance loss times {WAYS[way]:g})", align="start")
-        for expert, (owner, column) in enumerate(zip(owners(settings.size), zip(*table, strict=True), strict=True)):
+        for expert, column in enumerate(zip(*table, strict=True)):
             x, bottom = CELL[0] + expert * pitch, y + CURVE + CELL[1]
-            label = f"{expert}: rank {owner}"
+            label = f"{expert}: rank {expert * settings.size // EXPERTS}"
             scene.add(paint.TEXT, x + pitch / 2, bottom + CELL[1], text=label, style="muted")
             for rank, rows in enumerate(column):
                 height = CURVE * rows / most
