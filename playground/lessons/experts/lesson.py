@@ -9,7 +9,7 @@ tokens, as in data parallelism, so rows travel:
 
     dispatch    sort rows by expert, all_to_all_single to the experts' ranks
     compute     sort what came by own expert, apply each, restore the order
-    combine     all_to_all_single back, add up each token's k results by weight
+    combine     all_to_all_single back, add up a token's k results by weight
 
 The router decides in every step how many rows go where: splits are uneven, and may be 0. In backward, gradients take
 the same ways, with the splits swapped.

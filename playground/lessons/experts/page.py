@@ -99,7 +99,9 @@ def check(way: str, found: Fields, settings: ExpertsSettings) -> None:
 
 
 @LESSON.run_by(
-    click.option("--way", type=click.Choice([*WAYS, ALL]), default=ALL, show_default=True, help="With balance loss?"),
+    click.option(
+        "--way", type=click.Choice([*WAYS, ALL]), default=ALL, show_default=True, help="Free: without balance loss."
+    ),
     flags(ExpertsSettings, "batch_size", "steps", "capacity"),
 )
 def command(session: Session, way: str, **chosen: Any) -> None:
