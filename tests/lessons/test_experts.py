@@ -65,12 +65,8 @@ def largest_difference(
 def by_every_group(rank: int, size: int) -> list[tuple[float, int]]:
     cases = [(k, routing, capacity) for k in (1, 2) for routing in ROUTINGS for capacity in (math.inf, 0.6)]
     groups = {members: dist.new_group(list(members)) for members in ((2,), (1, 3), (0, 1, 3), (0, 1, 2, 3))}
-    return [
-        largest_difference(group, members, *case)
-        for members, group in groups.items()
-        if rank in members
-        for case in cases
-    ]
+    mine: list[Any] = [(group, members) for members, group in groups.items() if rank in members]
+    return [largest_difference(*each, *case) for each in mine for case in cases]
 
 
 def test_any_routing_is_one_process_s(world: Worlds) -> None:
