@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import torch.distributed as dist
 
-from playground.runtime.tap import Call, Observer
+from playground.runtime.tap import MESSAGES, Call, Observer
 
 TIMES_SENT = {"all_reduce": 2, "all_gather_into_tensor": 1, "reduce_scatter_tensor": 1, "all_to_all_single": 1}
 """How often a rank of N sends (N - 1) / N of the whole tensor, if the collective is a ring's or goes straight."""
@@ -16,6 +16,8 @@ TIMES_SENT = {"all_reduce": 2, "all_gather_into_tensor": 1, "reduce_scatter_tens
 
 def sent_by(call: Call) -> float:
     """Bytes that this rank sends to others in a call. Raises `KeyError` for an operation not in `TIMES_SENT`."""
+    if call.method in MESSAGES:
+        return sum(tensor.nbytes for tensor in call.inputs)
     if call.name == "all_to_all_single" and (splits := call.args[3]):  # uneven: all rows but those that stay here
         [rows], own = call.inputs, call.ranks.index(dist.get_rank())
         return rows.nbytes * (1 - splits[own] / max(1, len(rows)))
