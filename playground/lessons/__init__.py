@@ -127,6 +127,12 @@ PATH = (
         shown="a transformer whose matrices {ranks} share is that of one process",
         default_size=2,
     ),
+    Lesson(
+        name="experts",
+        teaches="a mixture of experts over ranks: routing, uneven all-to-all, capacity and the balance loss",
+        shown="tokens that go to their experts on {ranks} and back train as in one process",
+        default_size=2,
+    ),
 )
 
 LESSONS = {lesson.name: lesson for lesson in PATH}

@@ -9,6 +9,7 @@ from itertools import pairwise
 from math import ceil
 
 import playground.see.paint as paint
+from playground.lessons.experts.page import EXPERTS, WAYS, ExpertsSettings, K
 from playground.lessons.parameter_server.page import ServerSettings
 from playground.lessons.pipeline.page import PipelineSettings, bubble, span, typical_step
 from playground.measurement import Fields, format_bytes
@@ -296,6 +297,34 @@ def bytes_over_a_step(run: Evidence) -> Scene:
     return scene.with_caption(
         f"After each operation, counted on one of {len(run.results)} ranks; parameters of "
         f"{format_bytes(ways[0]['model_bytes'])}, one sequence for each rank."
+    )
+
+
+def routed_rows(run: Evidence) -> Scene:
+    """experts: rows from each rank to each expert, without and with the balance loss."""
+    settings: ExpertsSettings = run.arguments[0]
+    ways = dict(zip(settings.ways, run.results[0], strict=True))
+    tables = {way: counted["kept"][0] for way, counted in ways.items()}
+    most = max(sum(column) for table in tables.values() for column in zip(*table, strict=True))
+    pitch = (WIDTH - 2 * CELL[0]) / EXPERTS
+    scene = Scene("Rows from each rank to each expert, without and with the balance loss")
+    for way, table in tables.items():
+        y = scene.bottom + 2 * CELL[1]
+        scene.add(paint.TEXT, CELL[0], y, text=f"{way} (balance loss times {WAYS[way]:g})", align="start")
+        for expert, column in enumerate(zip(*table, strict=True)):
+            x, bottom = CELL[0] + expert * pitch, y + CURVE + CELL[1]
+            label = f"{expert}: rank {expert * settings.size // EXPERTS}"
+            scene.add(paint.TEXT, x + pitch / 2, bottom + CELL[1], text=label, style="muted")
+            for rank, rows in enumerate(column):
+                height = CURVE * rows / most
+                bottom -= height
+                look = {"style": bucket_style(rank), "title": f"rank {rank} to expert {expert}: {rows} rows"}
+                text = str(rows) if height >= CELL[1] else ""
+                scene.add(paint.BAR, x + CELL[0] / 2, bottom, pitch - CELL[0], height, text=text, **look)
+    add_key(scene, {bucket_style(rank): f"from rank {rank}" for rank in range(settings.size)})
+    return scene.with_caption(
+        f"Below each column, the expert and its rank. The rows of the first block in step {settings.seen_step + 1}, "
+        f"on {settings.size} ranks; each token is on its way to {K} experts."
     )
 
 
