@@ -127,6 +127,12 @@ PATH = (
         shown="a transformer whose matrices {ranks} share is that of one process",
         default_size=2,
     ),
+    Lesson(
+        name="context",
+        teaches="attention over a sequence cut over ranks: ring attention, the zigzag order, Ulysses",
+        shown="attention over a sequence that {ranks} share is that of one process",
+        default_size=2,
+    ),
 )
 
 LESSONS = {lesson.name: lesson for lesson in PATH}
