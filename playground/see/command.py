@@ -144,6 +144,7 @@ RUNS = {
     "pipeline": FigureRun(remote("playground.lessons.pipeline.experiment:run"), 2, pipeline_arguments),
     "zero": FigureRun(remote("playground.lessons.zero.measure:count_ways"), 4, (ZERO,)),
     "tensor": FigureRun(remote("playground.see.paint.ranks:cut_mlp"), 2),
+    "context": FigureRun(remote("playground.lessons.context.experiment:computed_pairs"), 4, (16,)),
     "ddp": FigureRun(BACKWARD, 2, ("net",)),
     "ddp, four parameters": FigureRun(BACKWARD, 2, ("four",)),
     "data-parallel": FigureRun(remote("playground.see.paint.ranks:data_parallel_steps"), 1, (WAYS,), recorded=True),
@@ -200,6 +201,7 @@ CHAPTERS = {
     "pipeline": Figure("pipeline/schedules", "pipeline", training.schedules),
     "zero": Figure("zero/step", "zero", training.bytes_over_a_step),
     "tensor": Figure("tensor/cut_mlp", "tensor", collectives.cut_mlp),
+    "context": Figure("context/causal_square", "context", collectives.causal_square),
     "see": Figure("see/ring", "ring", collectives.ring),
     "moving": Figure("see/moving", "ring", collectives.moving),
 }

@@ -23,7 +23,7 @@ from playground.lessons.context.lesson import (
     score,
     ulysses_attention,
 )
-from playground.lessons.context.page import ALONE, LENGTHS, ORDERS, ROUNDS, WAYS, ContextSettings
+from playground.lessons.context.page import ALONE, ORDERS, ROUNDS, WAYS, ContextSettings
 from playground.lessons.tensor.experiment import CONFIG, Traffic
 from playground.lessons.tensor.page import EXACT_STEPS, HEADS, LENGTH, WIDTH
 from playground.measurement import Fields
@@ -47,7 +47,7 @@ def run(rank: int, size: int, settings: ContextSettings) -> Fields:
         ):
             ways[way][f"{what}_difference"] = (own - one).abs().max().item()
     pairs = {order: sum(count for *_, count in rows) for order, rows in computed_pairs(rank, size, LENGTH).items()}
-    return {"pairs": pairs, "lengths": [measure(length, size) for length in LENGTHS], "ways": ways}
+    return {"pairs": pairs, "lengths": [measure(length, size) for length in settings.lengths], "ways": ways}
 
 
 def backward(model: nn.Module, tokens: Tensor, targets: Tensor, mine: Tensor) -> Tensor:
@@ -115,14 +115,15 @@ def measure(length: int, size: int) -> Fields:
         torch.randn(3, 1, HEADS, tokens, WIDTH // HEADS, device=device(), requires_grad=True)
         for tokens in (length, length // size)
     )
+    query, key, value = own
     traffic, kept, square = Traffic(), ActivationCounter(nn.Module()), ActivationCounter(nn.Module())
     with observing(traffic), kept:
-        ring_attention(*own).sum().backward()
+        ring_attention(query, key, value).sum().backward()
     with square:
         hidden = torch.ones(length, length, dtype=torch.bool).triu(1)
         (score(whole[0], whole[1], hidden).softmax(-1) @ whole[2]).sum()
-    calls = {order: partial(ring_attention, *own, None, zigzag) for order, zigzag in ORDERS.items()}
-    calls["ulysses"] = partial(ulysses_attention, *own)
+    calls = {order: partial(ring_attention, query, key, value, zigzag=zigzag) for order, zigzag in ORDERS.items()}
+    calls["ulysses"] = partial(ulysses_attention, query, key, value)
     turns = interleave([timed(partial(finish, call)) for call in calls.values()], range(ROUNDS), Random(length))
     counted = {"length": length, "square": square.peak, "kept": kept.peak, "sent": traffic.sent}
     return counted | dict(zip(calls, map(min, map(slowest, turns)), strict=True))

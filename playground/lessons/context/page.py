@@ -22,8 +22,8 @@ EXPERIMENT = LESSON.remote("run", "experiment")
 ALONE = "alone"
 WAYS = ("ring", "ulysses", ALONE)
 ORDERS = {"contiguous": False, "zigzag": True}
-LENGTHS, ROUNDS = (384, 768, 1536), 5
-"""Sequences for attention alone, and how often each is timed: the fastest counts."""
+ROUNDS = 5
+"""How often attention alone is timed: the fastest counts."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,6 +35,8 @@ class ContextSettings:
     seed: int = 1234
     batch_size: int = flag(24, "Sequences in a batch; each rank has its part of all.", least=1)
     steps: int = flag(60, "Number of training steps, for each way.", least=1)
+    lengths: tuple[int, ...] = (384, 768, 1536)
+    """Lengths of the sequences for attention alone."""
 
     def __post_init__(self) -> None:
         check_flags(self)
