@@ -46,7 +46,8 @@ def differences(rank: int, size: int, length: int) -> dict[tuple[str, bool, bool
             *whole, due = new_heads(4, length)
             mine = own_positions(length, size, rank, zigzag)
             own = [each[:, :, mine].requires_grad_() for each in whole]
-            expected = F.scaled_dot_product_attention(*(each.requires_grad_() for each in whole), is_causal=causal)
+            query, key, value = (each.requires_grad_() for each in whole)
+            expected = F.scaled_dot_product_attention(query, key, value, is_causal=causal)
             output = partial(attention, zigzag=zigzag, causal=causal)(*own)
             expected.backward(due)
             output.backward(due[:, :, mine])
@@ -118,10 +119,10 @@ def test_heads_and_sequences_are_cut_over_groups_of_their_own(world: Worlds) -> 
 
 def be_refused(rank: int, size: int) -> None:
     with pytest.raises(
-        ValueError, match="^6 tokens cannot be cut into 4 equal runs: choose or pad to a multiple of that$"
+        ValueError, match="6 tokens cannot be cut into 4 equal runs: choose or pad to a multiple of that"
     ):
         ring_attention(*torch.zeros(3, 1, 4, 3, 2))
-    with pytest.raises(ValueError, match="^3 heads cannot be shared by 2 ranks: choose a divisor of 3$"):
+    with pytest.raises(ValueError, match="3 heads cannot be shared by 2 ranks: choose a divisor of 3"):
         ulysses_attention(*torch.zeros(3, 1, 3, 4, 2))
 
 
