@@ -18,9 +18,8 @@ from torch import Tensor
 from playground import RankFailed, launch
 from playground.lessons.context import experiment
 from playground.lessons.context.lesson import WAYS, cut_sequence, own_positions, ring_attention, ulysses_attention
-from playground.lessons.context.page import ContextSettings, check
+from playground.lessons.context.page import EXACT, ContextSettings, check
 from playground.lessons.tensor.lesson import Ranks, cut
-from playground.lessons.tensor.page import EXACT
 from playground.runtime.errors import UsageError
 from playground.testing import World
 from playground.training.gpt import GPTConfig, copying, new_model

@@ -23,16 +23,29 @@ from playground.lessons.context.lesson import (
     score,
     ulysses_attention,
 )
-from playground.lessons.context.page import ALONE, ORDERS, ROUNDS, WAYS, ContextSettings
-from playground.lessons.tensor.experiment import CONFIG, Traffic
-from playground.lessons.tensor.page import EXACT_STEPS, HEADS, LENGTH, WIDTH
+from playground.lessons.context.page import (
+    ALONE,
+    EXACT_STEPS,
+    HEADS,
+    LAYERS,
+    LENGTH,
+    ORDERS,
+    ROUNDS,
+    VOCABULARY,
+    WAYS,
+    WIDTH,
+    ContextSettings,
+)
+from playground.lessons.tensor.experiment import Traffic
 from playground.measurement import Fields
 from playground.measurement.interleave import interleave, slowest, timed
 from playground.runtime import device, report, synchronize
 from playground.runtime.meeting.agreement import require_same_on_all_ranks
 from playground.runtime.tap import observing
 from playground.training.activations import ActivationCounter
-from playground.training.gpt import LR, copying, new_model, set_lr
+from playground.training.gpt import LR, GPTConfig, copying, new_model, set_lr
+
+CONFIG = GPTConfig(layers=LAYERS, width=WIDTH, heads=HEADS, length=LENGTH, vocabulary=VOCABULARY)
 
 
 def run(rank: int, size: int, settings: ContextSettings) -> Fields:

@@ -12,7 +12,6 @@ from playground.console.session import Session
 from playground.console.tables import Column, figures, tabulate
 from playground.console.text import good, heading, prose
 from playground.lessons import LESSONS
-from playground.lessons.tensor.page import CLOSE, EXACT, EXACT_STEPS, HEADS, LAYERS, LENGTH, VOCABULARY, WIDTH
 from playground.measurement import Fields
 from playground.runtime.errors import PlaygroundError, UsageError
 from playground.runtime.flags import check_flags, flag
@@ -22,6 +21,10 @@ EXPERIMENT = LESSON.remote("run", "experiment")
 ALONE = "alone"
 WAYS = ("ring", "ulysses", ALONE)
 ORDERS = {"contiguous": False, "zigzag": True}
+LAYERS, WIDTH, HEADS, LENGTH, VOCABULARY = 2, 96, 12, 48, 48
+"""The size of the model."""
+EXACT_STEPS, EXACT, CLOSE = 5, 1e-12, 0.05
+"""Steps in float64, how far they may end from one process's, and which part counts may differ from closed forms by."""
 ROUNDS = 5
 """How often attention alone is timed: the fastest counts."""
 
