@@ -63,9 +63,10 @@ class Ring:
     """The ranks of a group, each with `length` tokens of a sequence. Blocks go from each rank to the next one."""
 
     def __init__(self, length: int, group: Group, zigzag: bool, causal: bool) -> None:
-        self.group, self.runs, self.causal = group or dist.group.WORLD, 2 if zigzag else 1, causal
+        self.group, self.causal, run = group or dist.group.WORLD, causal, length // 2 if zigzag else length
         self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
         self.positions = [own_positions(length * self.size, self.size, rank, zigzag) for rank in range(self.size)]
+        self.runs = [slice(start, start + run) for start in range(0, length, run)]
 
     def pass_on(self, block: Tensor) -> tuple[Tensor, list[dist.Work]]:
         """Start to send a block to the next rank. Returns that of the rank before; it is there after the waits."""
@@ -88,11 +89,8 @@ class Ring:
     def pairs(self, source: int) -> Iterator[tuple[slice, slice, Tensor | None]]:
         """Yield each run of own queries with each run of the source's keys, as slices, and what is hidden, if anything
         is. A pair in which everything is hidden is skipped."""
-        queries, keys = self.positions[self.rank], self.positions[source]
-        run = len(queries) // self.runs
-        slices = [slice(start, start + run) for start in range(0, len(queries), run)]
-        for rows, columns in product(slices, slices):
-            hidden = keys[columns] > queries[rows, None]
+        for rows, columns in product(self.runs, self.runs):
+            hidden = self.positions[source][columns] > self.positions[self.rank][rows, None]
             if not (self.causal and hidden.all()):
                 yield rows, columns, hidden if self.causal and hidden.any() else None
 
