@@ -128,6 +128,12 @@ PATH = (
         default_size=2,
     ),
     Lesson(
+        name="context",
+        teaches="attention over a sequence cut over ranks: ring attention, the zigzag order, Ulysses",
+        shown="attention over a sequence that {ranks} share is that of one process",
+        default_size=2,
+    ),
+    Lesson(
         name="experts",
         teaches="a mixture of experts over ranks: routing, uneven all-to-all, capacity and the balance loss",
         shown="tokens that go to their experts on {ranks} and back train as in one process",
