@@ -85,30 +85,6 @@ def test_the_exit_code_after_ctrl_c_is_the_program_s(tmp_path: Path) -> None:
     assert subprocess.run([sys.executable, "-m", "program"], cwd=tmp_path).returncode == 130
 
 
-LOST = """
-import os, signal, time
-from playground.runtime import signals
-
-signals.handle_termination()
-try:
-    {}
-    time.sleep(60)
-except KeyboardInterrupt:
-    os._exit(130)
-"""
-SEND = "os.kill(os.getpid(), {}), [None for _ in range(10**6)]"
-
-
-@pytest.mark.parametrize(("where", "number"), [("import", signal.SIGTERM), ("destructor", signal.SIGINT)])
-def test_a_signal_is_heard_where_exceptions_get_lost(where: str, number: signal.Signals, tmp_path: Path) -> None:
-    send = SEND.format(number.value)
-    (tmp_path / "dropping.py").write_text(f"import os\ntry: {send}\nexcept BaseException: pass")
-    dying = f"type('Dying', (), {{'__del__': lambda self: ({send})}})()"
-    (tmp_path / "program.py").write_text(LOST.format({"import": "import dropping", "destructor": dying}[where]))
-    ended = subprocess.run([sys.executable, "-m", "program"], cwd=tmp_path, stderr=subprocess.DEVNULL, timeout=ENOUGH)
-    assert ended.returncode == 128 + number
-
-
 SEND_WHEN_IMPORTED = """
 import os, signal, sys
 

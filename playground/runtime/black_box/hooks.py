@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import os
 import threading
 from collections.abc import Callable, Iterator, Sequence, Sized
 from datetime import timedelta
@@ -23,7 +24,6 @@ from torch.nn.parallel import DistributedDataParallel
 from playground.runtime.black_box import BACKWARD, BUFFERS, COLLECTIVE, MAKE_DDP, NEW_GROUP, RECEIVE, SEND
 from playground.runtime.black_box.activity import callbacks
 from playground.runtime.black_box.box import MAIN, Box, Known
-from playground.runtime.forks import call_in_children
 from playground.runtime.tap import MESSAGES, METHODS, ROOTED, number_of, ranks_of
 from playground.runtime.tap.replacement import Replacement
 
@@ -301,4 +301,4 @@ def find_timeout(*args: Any) -> timedelta | None:
 
 
 hooks = Hooks()
-call_in_children(hooks.forget)
+os.register_at_fork(after_in_child=hooks.forget)

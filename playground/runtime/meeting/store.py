@@ -56,10 +56,13 @@ def connect(env: RankEnv, listener: socket.socket | None, timeout: timedelta) ->
 
 
 def enter_attempt(store: dist.Store, env: RankEnv, timeout: timedelta) -> dist.Store:
-    """The part of torchrun's store for this start of the world. Raises `RendezvousTimeout` if rank 0 does not come in
-    time."""
+    """The part of torchrun's store for this start of the world, which has a number, the same on every rank. All must
+    call this. Raises `RendezvousTimeout` if rank 0 does not come in time; rank 0 tells the others who has not."""
     try:
-        attempt, everyone = agree_on_attempt(store, env.rank, env.size, timeout)
+        if env.rank == 0:
+            attempt, everyone = number_attempt(store, env.size, timeout)
+        else:
+            attempt, everyone = await_number(store, env.rank, timeout), True
     except dist.DistNetworkError as error:
         raise lost_store(env) from error
     except RuntimeError as error:
@@ -70,21 +73,11 @@ def enter_attempt(store: dist.Store, env: RankEnv, timeout: timedelta) -> dist.S
     return of_this_attempt(store)
 
 
-def agree_on_attempt(store: dist.Store, rank: int, size: int, timeout: timedelta) -> tuple[int, bool]:
-    """The number of this start of the world, the same on every rank, and whether, as far as this rank knows, everyone
-    has come. All must call this.
-
-    Raises torch's errors: `DistNetworkError` if the store goes, another `RuntimeError` if rank 0 does not come in time.
-    """
-    return number_attempt(store, size, timeout) if rank == 0 else (await_number(store, rank, timeout), True)
-
-
 def await_number(store: dist.Store, rank: int, timeout: timedelta) -> int:
     """Tell rank 0 that this process has come. The entry of an earlier process in this place is overwritten, and
     no other process gets the answer."""
     process = uuid.uuid4().hex
     store.set(f"rank {rank} waits", process)
-    store.add("have waited", 1)
     store.wait([f"attempt of {process}"], timeout)
     attempt = int(store.get(f"attempt of {process}"))
     store.add(f"members of attempt {attempt}", 1)
@@ -92,22 +85,18 @@ def await_number(store: dist.Store, rank: int, timeout: timedelta) -> int:
 
 
 def number_attempt(store: dist.Store, size: int, timeout: timedelta) -> tuple[int, bool]:
-    """Answer whoever waits until all others know the number. The entry of a process that is gone is answered too, and
-    so is the one that comes after it."""
-    attempt, answered, counted = store.add("attempts", 1), set[str](), -1
+    """Answer whoever waits until all others know the number; False if not all have come in time. The entry of a process
+    that is gone is answered too, and so is the one that comes after it."""
+    attempt, answered = store.add("attempts", 1), set[bytes]()
     end = time.monotonic() + timeout.total_seconds()
     while store.add(f"members of attempt {attempt}", 0) < size - 1:
         if time.monotonic() > end:
             return attempt, False
-        if (have_waited := store.add("have waited", 0)) == counted:
-            time.sleep(POLL_INTERVAL)
-            continue
-        counted = have_waited
-        for rank in (rank for rank in range(1, size) if store.check([f"rank {rank} waits"])):
-            process = store.get(f"rank {rank} waits").decode()
-            if process not in answered:
-                answered.add(process)
-                store.set(f"attempt of {process}", str(attempt))
+        waiting = {store.get(key) for rank in range(1, size) if store.check([key := f"rank {rank} waits"])}
+        for process in waiting - answered:
+            store.set(f"attempt of {process.decode()}", str(attempt))
+        answered |= waiting
+        time.sleep(POLL_INTERVAL)
     return attempt, True
 
 
