@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import json
 import os
+import pickle
 import re
 import signal
 import socket
@@ -18,7 +18,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import timedelta
 from multiprocessing.connection import wait
 from pathlib import Path
@@ -63,8 +63,8 @@ class Loss:
 
     ranks: list[int]
     reason: str
-    deadlock: Any = None
-    """The fields of its `Diagnosis`, if ranks wait for each other and none is lost."""
+    deadlock: Diagnosis | None = None
+    """If ranks wait for each other and none is lost."""
 
     def __str__(self) -> str:
         return f"lost rank{'s' * (len(self.ranks) > 1)} {', '.join(map(str, self.ranks))} ({self.reason})"
@@ -201,9 +201,9 @@ class PeerWatch:
         close_in_children(self.listener)  # a child may outlive the rank
         port = self.listener.getsockname()[1]
         own = Peer(self.env.rank, socket.gethostname(), namespace_id("pid"), os.getpid(), where, port)
-        self.store.set(f"rank {self.env.rank}", json.dumps(asdict(own)))
+        self.store.set(f"rank {self.env.rank}", pickle.dumps(own))
         addresses = self.store.multi_get([f"rank {rank}" for rank in range(self.env.size)])
-        self.peers = [Peer(**json.loads(each)) for each in addresses]
+        self.peers = [pickle.loads(each) for each in addresses]
         self.ends = PeerEnds(own, self.peers)
 
     def close(self) -> None:
@@ -244,11 +244,11 @@ class PeerWatch:
             ends = [(peer, loss) for peer, loss in ends if loss and KILLED.match(loss.reason)]
         self.noticed = next((loss for _, loss in ends if loss), None)
         if self.store.check(["loss"]):
-            self.accept(Loss(**json.loads(self.store.get("loss"))))
+            self.accept(pickle.loads(self.store.get("loss")))
         else:
             self.report_ends(ends)
             if self.exchange and (deadlock := self.exchange.look()):
-                self.report(Loss([], deadlock.sentence, asdict(deadlock)))
+                self.report(Loss([], deadlock.sentence, deadlock))
 
     def report_ends(self, ends: list[tuple[Peer, Loss | None]]) -> None:
         """Report the peers that have ended without leaving in order, those first of which it is known how."""
@@ -266,7 +266,7 @@ class PeerWatch:
         if self.store is None:  # the watch has not begun
             return
         with contextlib.suppress(dist.DistStoreError, dist.DistNetworkError):  # all alone: what we know has to do
-            loss = Loss(**json.loads(self.store.compare_set("loss", "", json.dumps(asdict(loss)))))
+            loss = pickle.loads(self.store.compare_set("loss", "", pickle.dumps(loss)))
         self.accept(loss)
 
     def accept(self, loss: Loss) -> None:
