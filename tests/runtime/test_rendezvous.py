@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import os
 import sys
-from pathlib import Path
 
 import pytest
 
 from playground.runtime import UsageError
 from playground.runtime.meeting.rendezvous import (
     LOOPBACK_INTERFACE,
-    check_method,
     interface_towards,
     is_loopback,
     parse_init_method,
@@ -40,19 +38,6 @@ def test_methods_are_taken_apart(method: str, parts: tuple[str, str, int, str]) 
 def test_other_methods_are_refused(method: str) -> None:
     with pytest.raises(UsageError, match="--init-method"):
         parse_init_method(method)
-
-
-def test_a_file_that_can_be_created_is_not_left_behind(tmp_path: Path) -> None:
-    check_method(f"file://{tmp_path}/meet")
-    assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize(
-    "file", ["/proc/meet", "{tmp_path}/no/folder", "{tmp_path}/" + 300 * "m", "{tmp_path}", "{tmp_path}/\udcff"]
-)
-def test_a_file_that_cannot_be_created_is_refused(file: str, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"cannot be created|there already|torch reads no path but UTF-8"):
-        check_method(f"file://{file.format(tmp_path=tmp_path)}")
 
 
 @pytest.mark.parametrize(

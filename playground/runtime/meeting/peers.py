@@ -7,14 +7,11 @@ of them. The first loss to be noticed goes into the store, where every rank look
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import pickle
 import re
 import signal
 import socket
-import struct
-import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -38,8 +35,6 @@ from playground.runtime.meeting.store import connect_as_client
 from playground.runtime.shared_memory import give_up_all
 from playground.runtime.signals import describe_signal
 
-PIDFD_GET_INFO, INFO_EXIT = 0xC040FF0B, 1 << 3
-"""Source: include/uapi/linux/pidfd.h"""
 LINK_TIMEOUT = 2.0
 """Seconds that connecting to a rank of another host may take."""
 
@@ -133,14 +128,8 @@ def describe_end(pidfd: int, pid: int) -> str:
 
 
 def exit_status(pidfd: int, pid: int) -> int | None:
-    """The status that the parent of the process gets from wait(). Linux before 6.15 forgets it when the parent has
-    asked: None."""
-    with contextlib.suppress(OSError):
-        fcntl.ioctl(pidfd, PIDFD_GET_INFO, info := bytearray(INFO_EXIT.to_bytes(64, sys.byteorder)))
-        mask, _, *_, status = struct.unpack("QQ11Ii", info)
-        if mask & INFO_EXIT:
-            return status
-    with contextlib.suppress(OSError, ValueError):  # the parent has not asked yet
+    """The status that the parent of the process gets from wait(); None if it has asked already."""
+    with contextlib.suppress(OSError, ValueError):
         status = int(Path(f"/proc/{pid}/stat").read_text().split()[-1])
         signal.pidfd_send_signal(pidfd, 0)  # which is refused if the number may be somebody else's by now
         return status

@@ -73,17 +73,8 @@ def check_method(init_method: str | None) -> None:
     scheme, host, _, path = parse_init_method(init_method)
     if scheme == "tcp" and not is_loopback(host):
         raise UsageError(f"--init-method {init_method}: one host's ranks meet on loopback, e.g. tcp://127.0.0.1:29500")
-    if scheme == "file":
-        try:
-            path.encode()
-            os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR))
-            os.unlink(path)
-        except FileExistsError:
-            raise UsageError(f"--init-method {init_method}: the file is there already; use a new one") from None
-        except UnicodeEncodeError:
-            raise UsageError(f"--init-method {init_method!r}: torch reads no path but UTF-8; use another") from None
-        except OSError as error:
-            raise UsageError(f"--init-method {init_method}: the file cannot be created ({error.strerror})") from None
+    if scheme == "file" and os.path.exists(path):
+        raise UsageError(f"--init-method {init_method}: the file is there already; use a new one")
 
 
 def bracket_ipv6(host: str) -> str:
@@ -98,13 +89,9 @@ def parse_init_method(init_method: str) -> tuple[str, str, int, str]:
         host, port = url.hostname, url.port
     except ValueError as error:
         raise UsageError(f"--init-method {init_method}: {error}") from None
-    if url.query or url.fragment:
-        raise UsageError(f"--init-method {init_method}: nothing may follow a ? or #, the ranks are numbered already")
-    if url.scheme == "file" and url.path.startswith("/") and not url.netloc:
+    if init_method == f"file://{url.path}" and url.path.startswith("/"):
         return "file", "", 0, url.path
-    if url.scheme == "tcp" and host and port is not None:
-        if url.path or "@" in url.netloc:
-            raise UsageError(f"--init-method {init_method}: tcp:// takes a host and a port alone, tcp://HOST:PORT")
+    if host and port is not None and init_method == f"tcp://{bracket_ipv6(host)}:{port}":
         return "tcp", host, port, ""
     raise UsageError(f"--init-method {init_method}: use env://, tcp://HOST:PORT or file:///PATH")
 
