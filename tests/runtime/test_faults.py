@@ -86,8 +86,6 @@ def test_the_exit_code_after_ctrl_c_is_the_program_s(tmp_path: Path) -> None:
 
 
 DROPPING = "import os\ntry: os.kill(os.getpid(), {}), [None for _ in range(10**6)]\nexcept BaseException: pass"
-    "import os\ntry: os.kill(os.getpid(), {}), [None for _ in range(10**6)]\nexcept BaseException: pass"
-)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
