@@ -182,9 +182,6 @@ class RunOptions:
         DEFAULT_TIMEOUT, "Seconds after which a run is ended in which no rank gives a sign of life.", above=0, below=1e6
     )
     seed: int = flag(1234, "Seed of the random number generators.", least=0, most=2**32)
-    init_method: str | None = flag(
-        None, "How the ranks meet, instead of at our own store: env://, tcp://HOST:PORT or file:///PATH.", metavar="URL"
-    )
     wide: bool = flag(False, "Show all columns of every table, even if lines get wider than the terminal.")
     as_json: bool = flag(False, "Print one JSON document instead of text.", name="--json")
     see: Path | None = flag(
@@ -220,7 +217,7 @@ def plot_option(about: str) -> Callable[[Any], Any]:
 
 HEADINGS = {
     "Training": ("epochs", "batch_size", "lr", "momentum", "accumulate", "loader", "loader_workers"),
-    "Ranks": ("size", "backend", "timeout", "seed", "init_method"),
+    "Ranks": ("size", "backend", "timeout", "seed"),
     "Data": ("dataset", "data_dir", "limit"),
     "Snapshots": ("snapshots", "snapshot_every", "resume", "restarts"),
     "Output": ("wide", "as_json", "see", "plot", "--help"),

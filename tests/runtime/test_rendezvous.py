@@ -1,4 +1,4 @@
-"""Init methods and addresses: how they are read, and what is refused."""
+"""Addresses and the interfaces towards them."""
 
 from __future__ import annotations
 
@@ -7,37 +7,11 @@ import sys
 
 import pytest
 
-from playground.runtime import UsageError
 from playground.runtime.meeting.rendezvous import (
     LOOPBACK_INTERFACE,
     interface_towards,
     is_loopback,
-    parse_init_method,
 )
-
-
-@pytest.mark.parametrize(
-    ("method", "parts"),
-    [
-        ("tcp://127.0.0.1:29500", ("tcp", "127.0.0.1", 29500, "")),
-        ("tcp://[::1]:29500", ("tcp", "::1", 29500, "")),
-        ("file:///tmp/meet", ("file", "", 0, "/tmp/meet")),
-    ],
-)
-def test_methods_are_taken_apart(method: str, parts: tuple[str, str, int, str]) -> None:
-    assert parse_init_method(method) == parts
-
-
-@pytest.mark.parametrize(
-    "method",
-    [
-        "tcp://host", "tcp://:1", "tcp://h:port", "tcp://h:1/path", "tcp://h:1?rank=0", "tcp://h:1#0", "tcp://me@h:1",
-        "file://", "file://host/x", "file:x", "file:///tmp/meet?rank=0", "mpi://",
-    ],
-)  # fmt: skip
-def test_other_methods_are_refused(method: str) -> None:
-    with pytest.raises(UsageError, match="--init-method"):
-        parse_init_method(method)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,6 @@ The tutorial's `init_process(rank, size, fn)` and its processes come first. What
 the same, and sees to ports, failures and whoever never comes: playground/runtime.
 
     python -m playground hello -n 4
-    python -m playground hello -n 4 --init-method env://
     torchrun --nproc-per-node 4 -m playground hello
 """
 

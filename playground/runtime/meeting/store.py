@@ -33,13 +33,11 @@ attempts: list[int] = []
 def connect(env: RankEnv, listener: socket.socket | None, timeout: timedelta) -> dist.Store:
     """The store of this rendezvous, through which the ranks find each other. It goes when the rank that serves it does.
 
-    The same for every method: what torch does for env:// and tcp://, except that rank 0, who serves the store (on the
+    What torch does for env:// and tcp://, except that rank 0, who serves the store (on the
     `listener`, if it is handed one), does not wait here for the others. `await_everyone` does, and says who is missing.
     Raises `RendezvousTimeout` if the store is not served in time, and, at torchrun's, if rank 0 does not come in time.
     """
     rendezvous, size = env.rendezvous, env.size
-    if rendezvous.path:
-        return dist.FileStore(rendezvous.path, size)
     serves = rendezvous.served and env.rank == 0
     fd = {"master_listen_fd": listener.detach()} if serves and listener else {}
     try:
@@ -134,7 +132,7 @@ def await_everyone(store: dist.Store, env: RankEnv, timeout: timedelta) -> None:
         store.wait(["missing"], timeout)
     except dist.DistNetworkError as error:
         raise lost_store(env) from error
-    except RuntimeError:  # a file's store has no error of its own
+    except dist.DistStoreError:
         set_missing(store, env)
         if env.rank == 0:
             time.sleep(READ_GRACE)
