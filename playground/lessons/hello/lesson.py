@@ -105,9 +105,3 @@ def where_am_i(rank: int, size: int) -> dict[str, object]:
         "local_rank": local_rank,
         "rank_as_a_sum": f"{before} + {local_rank} = {first + local_rank}",
     }
-
-
-if __name__ == "__main__":
-    from playground.console.script import run_lesson
-
-    run_lesson("hello")
