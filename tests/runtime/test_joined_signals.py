@@ -17,7 +17,7 @@ Fork = Callable[..., ForkedProgram]
 
 def test_a_rank_that_waits_for_the_others_to_come_can_be_ended(fork_program: Fork) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:  # no store: the rank waits for its answer, inside torch
-        alone = fork_program("playground", "hello", **by_hand(1, 2, str(silent.getsockname()[1])))
+        alone = fork_program("joined_rank", "wait", **by_hand(1, 2, str(silent.getsockname()[1])))
         silent.settimeout(60)
         connection, _ = silent.accept()
         with connection:

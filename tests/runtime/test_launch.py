@@ -174,19 +174,18 @@ def test_a_connection_of_the_user_s_is_no_peer() -> None:
     assert type(failure(RuntimeError(words), 0, 1)) is PeerDisconnected
 
 
-@pytest.mark.parametrize("how", ["hang", "stop"])
-def test_a_hang_is_reported_with_every_rank_s_place(how: str) -> None:
+def test_a_hang_is_reported_with_every_rank_s_place() -> None:
     pids: dict[int, int] = {}
     playground.launch(add_up, 2)  # so that ranks are there which need no time to meet
     with pytest.raises(RankTimeout) as caught:
         playground.launch(
-            go_wrong, 2, args=(how, 1), timeout=1,
+            go_wrong, 2, args=("stop", 1), timeout=1,
             on_report=lambda rank, event: pids.update({rank: event["pid"]}),
         )  # fmt: skip
-    who = {"hang": "ranks 0, 1 of 2: a hang, or", "stop": "rank 1 of 2: no answer: stopped, or"}
-    assert f"no sign of life for 1 s from {who[how]}" in str(caught.value)
+    assert "no sign of life for 1 s from rank 1 of 2: no answer: stopped, or" in str(caught.value)
     assert "dist.barrier()" in caught.value.stacks[0]
-    assert ("time.sleep(1000)" if how == "hang" else "no answer") in caught.value.stacks[1]
+    assert "no answer" in caught.value.stacks[1]
+    assert "from ranks 0, 1 of 2: a hang, or" in str(RankTimeout(2, 1.0, {0: "here", 1: "there"}))
     assert all_gone(pids, expected=2)
 
 

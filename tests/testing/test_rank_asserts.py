@@ -105,6 +105,7 @@ def test_a_failure_is_the_users_lines_and_values(failing: pytest.Pytester) -> No
     result.stdout.no_fnmatch_line("*playground?testing?*.py*")
 
 
+@pytest.mark.stress
 def test_verbosity_and_debugger_of_pytest_hold(failing: pytest.Pytester) -> None:
     """-vv shows the whole difference also in ranks; --pdb opens at the line of the test."""
     failing.makepyfile(
