@@ -23,7 +23,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from playground.runtime.black_box import BACKWARD, BUFFERS, COLLECTIVE, MAKE_DDP, NEW_GROUP, RECEIVE, SEND
 from playground.runtime.black_box.activity import callbacks
-from playground.runtime.black_box.box import MAIN, Box, Known
+from playground.runtime.black_box.box import MAIN, MAY_GIVE_UP, Box, Known
 from playground.runtime.tap import MESSAGES, METHODS, ROOTED, number_of, ranks_of
 from playground.runtime.tap.replacement import Replacement
 
@@ -191,7 +191,7 @@ class Hooks:
                 return real(work, timeout)
             is_main, words = threading.get_ident() == box.main_thread, box.words
             if self.is_limit(timeout):
-                box.limit(number)
+                box.end(number, MAY_GIVE_UP)
             if is_main:
                 words[MAIN] = number
             try:

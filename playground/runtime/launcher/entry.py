@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -20,9 +20,8 @@ Around = Callable[["CommandWorld", Callable[..., Any]], contextlib.AbstractConte
 """Is called with a world and the function that its ranks are to run; what they run instead, for the time of the run."""
 
 
-@contextlib.contextmanager
-def run_as_it_is(world: CommandWorld, fn: Callable[..., Any]) -> Iterator[Callable[..., Any]]:
-    yield fn
+def run_as_it_is(world: CommandWorld, fn: Callable[..., Any]) -> contextlib.AbstractContextManager[Callable[..., Any]]:
+    return contextlib.nullcontext(fn)
 
 
 class CommandWorld:
