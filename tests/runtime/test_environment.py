@@ -48,7 +48,6 @@ def test_the_place_of_a_rank(
         ({"MASTER_PORT": "99999"}, "MASTER_PORT=99999 is outside"),
         ({"LOCAL_RANK": "4"}, r"LOCAL_RANK=4 is outside \[0, 4\)"),
         ({"LOCAL_RANK": "8", "LOCAL_WORLD_SIZE": None}, r"LOCAL_RANK=8 is outside \[0, 8\)"),
-        ({"MASTER_ADDR": "tcp://10.0.0.7"}, "MASTER_ADDR='tcp://10.0.0.7' is not a host"),
         ({"LOCAL_WORLD_SIZE": "9"}, "LOCAL_WORLD_SIZE=9 is outside"),
     ],
 )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -52,7 +51,7 @@ def rank_env_from(environ: Mapping[str, str] = os.environ) -> RankEnv | None:
         )
     size = read_integer("WORLD_SIZE", environ, 1, MAX_WORLD_SIZE + 1)
     rank = read_integer("RANK", environ, 0, size)
-    host, port = read_host("MASTER_ADDR", environ), read_integer("MASTER_PORT", environ, 1, 65536)
+    host, port = environ["MASTER_ADDR"], read_integer("MASTER_PORT", environ, 1, 65536)
     served = environ.get(SERVED_BY_TORCHRUN) != "True"
     rendezvous = Rendezvous(host=host, port=port, local=is_loopback(host), served=served)
     # Unless the environment says how many ranks share this host: all if they meet on loopback, else only this one.
@@ -71,14 +70,6 @@ def restart_count(environ: Mapping[str, str] = os.environ) -> int:
     `launch(…, restarts=K)` counts for all ranks alike, torchrun on each host by itself (pytorch/pytorch#108158).
     """
     return read_integer(RESTART_COUNT, environ, 0, sys.maxsize) if RESTART_COUNT in environ else 0
-
-
-def read_host(name: str, environ: Mapping[str, str]) -> str:
-    """The environment's host `name`: a name, or an address without brackets."""
-    host = environ[name]
-    if not re.fullmatch(r"[\w.:%-]+", host):
-        raise UsageError(f"{name}={host!r} is not a host: set it to the name or IP address of the host of rank 0")
-    return host
 
 
 def read_integer(name: str, environ: Mapping[str, str], low: int, stop: int) -> int:
