@@ -36,9 +36,10 @@ may die, and the others go on. What `launch` raises is a `PlaygroundError`:
 Importing this package does not import torch.
 """
 
-from playground.console.script import put_working_folder_last
+from playground.console.script import become_command, put_working_folder_last
 
 put_working_folder_last()  # before anything else is imported
+become_command()
 
 from typing import TYPE_CHECKING, Any  # noqa: E402
 

@@ -18,7 +18,7 @@ PATH = (
         teaches="N processes become one world: who am I?",
         shown="{ranks} met, and each knows its place",
         default_size=4,
-        options=(*BARE, "init_method"),
+        options=BARE,
     ),
     Lesson(
         name="p2p",

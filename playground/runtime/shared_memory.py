@@ -34,7 +34,6 @@ from typing import Any, TypeVar
 import torch
 
 from playground.runtime import host
-from playground.runtime.forks import call_in_children
 from playground.runtime.host import digest, namespace_id
 
 SLOT = 1 << 20
@@ -370,7 +369,7 @@ def disown_all() -> None:
     segments.clear()
 
 
-call_in_children(disown_all)
+os.register_at_fork(after_in_child=disown_all)
 
 
 def close_all(descriptors: Sequence[int]) -> None:

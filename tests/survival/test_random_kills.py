@@ -128,7 +128,7 @@ def settings(digits_folder: Path) -> TrainingSettings:
 @pytest.mark.parametrize(
     ("way", "size", "kills"),
     [
-        ("train_by_hand", 2, 5),
+        ("train_by_hand", 2, 3),
         *(pytest.param(way, size, KILLS // 4, marks=pytest.mark.stress) for way in WAYS for size in (2, 3)),
     ],
 )

@@ -21,9 +21,3 @@ def allreduce(send: torch.Tensor, recv: torch.Tensor) -> None:
     """The tutorial's function, but right, and in chunks: leave in `recv`, on every rank, the sum of all `send`s."""
     recv.copy_(send)
     ring(recv)
-
-
-if __name__ == "__main__":
-    from playground.console.script import run_lesson
-
-    run_lesson("allreduce")

@@ -171,9 +171,3 @@ def test(model: nn.Module, settings: BertSettings, rank: int, size: int) -> tupl
         model.train()
     dist.all_reduce(right)
     return int(right), len(data)
-
-
-if __name__ == "__main__":
-    from playground.console.script import run_lesson
-
-    run_lesson("bert")

@@ -48,9 +48,3 @@ def run(rank: int, size: int, settings: TrainingSettings | None = None) -> Train
             history.add(loss, output, labels)
 
     return history.result()
-
-
-if __name__ == "__main__":
-    from playground.console.script import run_lesson
-
-    run_lesson("ddp")

@@ -53,9 +53,3 @@ def run(rank: int, size: int, settings: LadderSettings) -> Fields:
     names = candidates(settings.model, settings.link)
     rungs = {name: partial(new_rung, name, bucket_cap=settings.bucket_cap) for name in names}
     return measure(rungs, model, settings)
-
-
-if __name__ == "__main__":
-    from playground.console.script import run_lesson
-
-    run_lesson("ladder")

@@ -204,9 +204,3 @@ def paced(settings: ServerSettings, workers: Any) -> Iterator[None]:
     if dist.get_rank(workers) == dist.get_world_size(workers) - 1:
         synchronize()
         time.sleep((settings.slow_worker - 1) * (time.perf_counter() - started))
-
-
-if __name__ == "__main__":
-    from playground.console.script import run_lesson
-
-    run_lesson("parameter-server")

@@ -60,9 +60,3 @@ def average_gradients(model: nn.Module) -> None:
     for param in model.parameters():
         dist.all_reduce(param.grad, op=dist.ReduceOp.SUM)
         param.grad /= size
-
-
-if __name__ == "__main__":
-    from playground.console.script import run_lesson
-
-    run_lesson("sgd")

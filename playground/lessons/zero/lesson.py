@@ -172,9 +172,3 @@ class Zero3(Zero2):
 
 
 WAYS = {"ddp": DDP, "zero-1": Zero1, "zero-2": Zero2, "zero-3": Zero3}
-
-
-if __name__ == "__main__":
-    from playground.console.script import run_lesson
-
-    run_lesson("zero")

@@ -228,7 +228,7 @@ class Measurement:
 
 
 def run(rank: int, size: int, settings: BenchSettings) -> None:
-    """Measure what the settings ask for. Rank 0 reports the `Environment`, then in every pass, for each size, the rows
+    """Measure what the settings ask for. Rank 0 reports its environment, then in every pass, for each size, the rows
     `measured`, with all trials so far, and whether they are `complete`. Raises `UsageError` if the backend cannot do
     it, or the ranks were not all given the same settings."""
     require_same_on_all_ranks(settings.document)

@@ -19,7 +19,7 @@ from playground.console.session import Session, session_command, to_document
 from playground.console.tables import Column, Texts, figures, tabulate
 from playground.console.text import bad, good, heading, prose
 from playground.measurement import Fields, environment, format_bytes, format_digits
-from playground.measurement.environment import Environment
+from playground.measurement.environment import describe_in_a_line
 from playground.runtime.errors import PlaygroundError, UsageError
 from playground.runtime.remote import remote
 from playground.runtime.signals import stopping_signal
@@ -131,17 +131,17 @@ class Report:
     def __init__(self, session: Session, settings: BenchSettings) -> None:
         self.session, self.settings, self.columns = session, settings, columns_of(settings)
         self.printed = session.rows(*self.columns.values())
-        self.environment: Environment | None = None
+        self.environment: Fields | None = None
         self.measured: dict[tuple[str, int], list[Fields]] = {}
         """By collective and size, a row per algorithm."""
         self.shown: list[list[Fields]] = []
 
     def __call__(self, rank: int, event: Mapping[str, Any]) -> None:
         match event:
-            case {"start": Environment() as environment}:
-                self.environment = environment  # nothing has been measured yet
+            case {"start": found}:
+                self.environment = found  # nothing has been measured yet
                 trials = f"{self.settings.iterations} trial{'s' * (self.settings.iterations > 1)} per row"
-                about = str(environment), f"{trials}, spread over the run; the columns:"
+                about = describe_in_a_line(found), f"{trials}, spread over the run; the columns:"
                 self.session.say(f"bench: {self.session.world}", *about, *explain(self.columns, self.session.run.wide))
             case {"measured": rows, "complete": complete}:
                 self.measured[rows[0]["collective"], rows[0]["size"]] = rows

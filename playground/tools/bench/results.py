@@ -22,7 +22,7 @@ from pathlib import Path
 from statistics import mean, median, quantiles
 
 from playground.measurement import Fields
-from playground.measurement.environment import Environment
+from playground.measurement.environment import describe_in_a_line
 from playground.runtime.errors import UsageError
 from playground.runtime.untrusted import expect_dict, expect_float, expect_int, expect_list, expect_text, parse_json
 
@@ -67,7 +67,7 @@ def parse_result(content: object) -> Fields:
         raise ValueError
     texts = {name: expect_text(document[name]) for name in ("backend", "device")}
     texts |= {name: expect_text(settings[name]) for name in ("dtype", "op")}
-    where = environment and str(Environment(**expect_dict(environment)))  # type: ignore[arg-type]
+    where = environment and describe_in_a_line(expect_dict(environment))
     return {**texts, "world_size": expect_int(document["world_size"], 1), "environment": where, "times_us": times_us}
 
 
