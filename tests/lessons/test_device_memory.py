@@ -1,11 +1,10 @@
-"""The account: against a model of it, by label, in a rank, against the kernel's figures; and seconds of known work."""
+"""The account: against a model of it, by label, in a rank, against the kernel's figures."""
 
 from __future__ import annotations
 
 import os
 import subprocess
 import sys
-import time
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from playground.lessons.data_parallel.lesson import DataParallel
 from playground.lessons.data_parallel.machine import copy_to, use_device
-from playground.lessons.data_parallel.memory import label_buckets, track_memory, track_utilisation
+from playground.lessons.data_parallel.memory import label_buckets, track_memory
 from playground.lessons.data_parallel.page import LABELS
 from playground.runtime import launch
 from playground.training.step import training_step
@@ -207,40 +206,3 @@ def test_on_gpus_the_account_is_within_what_the_allocator_knows() -> None:
         assert account.held_by_label[gpu]["optimizer state"] >= 2 * 4 * 1_001_000
         assert account.held[gpu] <= torch.cuda.memory_allocated(gpu)
     assert torch.cuda.max_memory_allocated(gpu) <= 1.05 * account.peak[gpu] + 2**25, "libraries keep some workspace"
-
-
-DEVICES = [torch.device("cpu", number) for number in range(3)]
-
-
-def test_work_counts_for_the_device_that_does_it() -> None:
-    wide, narrow = torch.ones(400, 400), torch.ones(4, 4)
-    with track_utilisation(DEVICES) as use:
-        on_second = copy_to(wide, DEVICES[1], "scatter")
-        for _ in range(20):
-            on_second = on_second @ on_second
-        copy_to(narrow, DEVICES[2], "scatter")
-        time.sleep(0.05)
-    assert use[DEVICES[1]] > 10 * use[DEVICES[0]]
-    assert use[DEVICES[2]] == 0, "a copy is no computation"
-    assert all(0 <= share <= 1 for share in use.values())
-
-
-def test_the_threads_of_replicas_and_backward_count_too() -> None:
-    model, inputs = nn.Linear(300, 300), torch.ones(60, 300)
-    with track_utilisation(DEVICES) as use:
-        outputs = DataParallel(model, DEVICES)(inputs)
-        forward = dict(use)
-        outputs.sum().backward()
-    assert set(forward.values()) == {0.0}, "it is known at the end"
-    assert min(use.values()) > 0
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif("PLAYGROUND_SIMULATED_GPU" in os.environ, reason="CUPTI counts the kernels of hardware")
-def test_kernels_of_a_gpu_are_counted() -> None:
-    gpu = torch.device("cuda", 0)
-    matrix = torch.ones(2000, 2000, device=gpu)
-    with track_utilisation([gpu]) as use:
-        for _ in range(50):
-            matrix = (matrix @ matrix).clamp(max=1)
-    assert 0 < use[gpu] <= 1

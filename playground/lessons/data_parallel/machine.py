@@ -9,12 +9,13 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeAlias
 
 import torch
 from torch import nn
+from torch.utils._pytree import tree_leaves
 
 from playground.runtime.errors import UsageError
 from playground.training import device_work
@@ -57,7 +58,7 @@ def resolve_device(device: Device) -> torch.device:
 
 def devices_of(inputs: Sequence[Any]) -> list[torch.device]:
     """Where each of these lies, by its first tensor. Those in the host's memory are taken for cpu:0, cpu:1, …"""
-    found = [device_of(next(tensors_in(each), torch.empty(0))) for each in inputs]
+    found = [device_of(next(iter(tensors_in(each)), torch.empty(0))) for each in inputs]
     return [torch.device("cpu", number) if each == HOST else each for number, each in enumerate(found)]
 
 
@@ -214,23 +215,6 @@ def chunk_sizes(batch: int, devices: int) -> list[int]:
     return [min(most, batch - start) for start in range(0, batch, most)] if batch else [0]
 
 
-def batch_size(inputs: Any, dim: int = 0) -> int:
-    """The size of the first tensor in `inputs` in `dim`; 0 if there is no tensor."""
-    first = next(tensors_in(inputs), None)
-    return 0 if first is None else first.shape[dim]
-
-
-def tensors_in(value: Any) -> Iterator[torch.Tensor]:
+def tensors_in(value: Any) -> list[torch.Tensor]:
     """Every tensor in tuples, lists and dicts."""
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, (dict, tuple, list)):
-        for item in value.values() if isinstance(value, dict) else value:
-            yield from tensors_in(item)
-
-
-def remake(like: Any, values: Iterable[Any]) -> Any:
-    """A container of the type of `like`, a dict with its keys, of these values in their order."""
-    if isinstance(like, dict):
-        return type(like)(zip(like, values, strict=True))
-    return getattr(type(like), "_make", type(like))(values)
+    return [leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor)]
