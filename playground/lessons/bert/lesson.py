@@ -15,11 +15,13 @@ Source: Devlin et al., BERT, 2019, arXiv 1810.04805; Williams et al., MultiNLI, 
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
 import torch
+import torch._dynamo  # the optimizer imports it at its first step: here the fork server does, once for all ranks
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
@@ -27,7 +29,6 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 from torch.utils.data.distributed import DistributedSampler
 
-from playground.lessons.bert.losses import StepLosses
 from playground.lessons.bert.page import BertSettings
 from playground.lessons.bert.pairs import PairBatch, Pairs
 from playground.lessons.bert.pretrained import SCRATCH, load_encoder
@@ -35,7 +36,8 @@ from playground.lessons.data_parallel.lesson import DataParallel
 from playground.lessons.data_parallel.losses import weighted_mean
 from playground.lessons.data_parallel.machine import chunk_sizes
 from playground.measurement import Fields
-from playground.runtime import device
+from playground.measurement.interleave import Heartbeat
+from playground.runtime import device, synchronize
 from playground.training.bert import Model
 from playground.training.data import collate
 from playground.training.replicas import find_largest_difference
@@ -95,24 +97,31 @@ def train(rank: int, size: int, settings: BertSettings) -> Fields:
 
     Every rank returns the same figures.
     """
-    model, history = take_all_steps(rank, size, settings)
-    trained, (right, tested) = history.result(), test(model.module, settings, rank, size)
-    about = {"test_accuracy": right / tested, "tested": tested}
-    return {**trained, **about, "replicas_max_difference": find_largest_difference(model)[0]}
+    model, losses, seconds = take_all_steps(rank, size, settings)
+    right, tested = test(model.module, settings, rank, size)
+    speed = settings.steps * settings.batch_size / seconds
+    found = {"losses": losses, "seconds": seconds, "samples_per_second": speed, "test_accuracy": right / tested}
+    about = {"way": settings.way, "workers": settings.workers, "tested": tested}
+    return {**about, **found, "replicas_max_difference": find_largest_difference(model)[0]}
 
 
-def take_all_steps(rank: int, size: int, settings: BertSettings) -> tuple[Any, StepLosses]:
-    """The trained model, and the loss before each step."""
+def take_all_steps(rank: int, size: int, settings: BertSettings) -> tuple[Any, list[float], float]:
+    """The trained model, the loss of all ranks together before each step, and the seconds that the steps took."""
     model, loss_of, optimizer = prepare(settings)
-    history = StepLosses(settings)
+    parts, heartbeat = list[torch.Tensor](), Heartbeat()
     torch.manual_seed(settings.seed + 1 + rank)  # from here on, other dropout masks on every rank
+    synchronize()
+    started = time.monotonic()
     for batch in itertools.islice(batches(settings, rank, size), settings.steps):
         optimizer.zero_grad()
         loss = loss_of(batch)
         loss.backward()
         optimizer.step()
-        history.add(loss)
-    return model, history
+        parts.append(loss.detach())
+        heartbeat.beat(phase=f"training: {settings.way}", step=len(parts), steps=settings.steps)
+    losses = torch.stack(parts).double() / size
+    dist.all_reduce(losses)
+    return model, losses.tolist(), time.monotonic() - started  # the list waits for the device
 
 
 def prepare(settings: BertSettings) -> tuple[Any, LossFunction, torch.optim.Optimizer]:
@@ -125,8 +134,8 @@ def prepare(settings: BertSettings) -> tuple[Any, LossFunction, torch.optim.Opti
 def same_losses(rank: int, size: int, settings: BertSettings) -> Fields:
     """Are all ways one training? In float64 and without dropout, the losses of every step are those of one device: what
     differs is rounding."""
-    _, history = take_all_steps(rank, size, settings.exact)
-    return {"way": settings.way, "workers": settings.workers, "losses": history.mean()}
+    _, losses, _ = take_all_steps(rank, size, settings.exact)
+    return {"way": settings.way, "workers": settings.workers, "losses": losses}
 
 
 def build_model(kind: type[Model], settings: BertSettings) -> nn.Module:
@@ -142,7 +151,7 @@ def batches(settings: BertSettings, rank: int, size: int) -> Iterator[PairBatch]
     """This rank's part of every global batch, without end. In every epoch
     `DistributedSampler` shuffles all samples, on every rank alike, and gives rank r each `size`-th of them from the
     r-th on. So the ranks' batches of a step are, together, what one process gets as its batch."""
-    data = Pairs(settings.folder, "train", settings.max_length)
+    data = Pairs(settings.folder, "train")
     sampler = DistributedSampler(data, size, rank, seed=settings.seed, drop_last=True)
     loader: DataLoader[PairBatch] = DataLoader(
         data,
@@ -160,7 +169,7 @@ def batches(settings: BertSettings, rank: int, size: int) -> Iterator[PairBatch]
 
 def test(model: nn.Module, settings: BertSettings, rank: int, size: int) -> tuple[int, int]:
     """How many of the test pairs the model gets right, and how many there are. Each falls to exactly one rank."""
-    data = Pairs(settings.folder, "test", settings.max_length)
+    data = Pairs(settings.folder, "test")
     right = torch.zeros((), dtype=torch.int64, device=device())
     with torch.no_grad():
         model.eval()

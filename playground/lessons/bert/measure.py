@@ -115,7 +115,7 @@ def memory(rank: int, size: int, settings: BertSettings) -> list[Fields]:
 
 def pad_pairs(settings: BertSettings, samples: int) -> PairBatch:
     """The first pairs, padded to `max_length`."""
-    batch = Pairs(settings.folder, "train", settings.max_length).__getitems__(range(samples))
+    batch = Pairs(settings.folder, "train").__getitems__(range(samples))
     missing = settings.max_length - batch.input_ids.shape[1]
     ids, segments, mask = (F.pad(each, (0, missing)) for each in batch.inputs)
     return PairBatch(ids, segments, mask, batch.labels).to(device())
