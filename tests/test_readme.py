@@ -61,6 +61,7 @@ HEAVIER = (
     "elastic", "elastic --kills 10 --seed 7 --way ddp -n 3", "ddp --lab", "ddp --lab buckets --dataset digits",
     "sgd --sync parameters --sync-every 5 --limit 6000 --epochs 3 --dataset digits",
     "elastic --dataset digits", "ddp --lab accumulation --dataset digits", "ladder --steps 30 --dataset digits",
+    "ladder --link 0.25 --steps 30 --dataset digits",
     "see --figure F9 ring.svg", "rpc", "bert --only memory", "break send-send --see hang.html",
     "parameter-server --slow-worker 5 --dataset digits",
     "parameter-server", "parameter-server -n 9 --mode async",
