@@ -337,13 +337,7 @@ def python_blocks(kind: str) -> list[Any]:
             this = "script" if "__main__" in block else "test" if "def test_" in block else "cell"
             if this == kind:
                 heavier = this == "script" and readme is not ROOT_README  # each script starts a process, for seconds
-                heavier |= readme.parent.name in (
-                    "bert",
-                    "ladder",
-                    "parameter_server",
-                    "pipeline",
-                    "prove",
-                )  # long, as their own tests are
+                heavier |= readme.parent.name in LONG
                 marks = [pytest.mark.stress] * heavier
                 found.append(pytest.param(block, id=f"{readme.parent.name} {number}", marks=marks))
     return found
