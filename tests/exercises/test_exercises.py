@@ -118,10 +118,8 @@ HEAD = "import os, threading, time\nimport torch\nimport torch.distributed as di
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("", "the file is empty: exercise swap --reset writes the stub again"),
         ("def swap(:\n", "line 1: invalid syntax"),
-        ("-" * 10**5 + "1", "it cannot be parsed: "),
-        ("def handover(rank, size, tensor): ...", "there is no function swap in it: define it"),
+        ("def handover(rank, size, tensor): ...", "there is no function swap in it: exercise swap --reset writes the"),
         ("from playground.algorithms import ALGORITHMS\n", "line 1 imports playground.algorithms: write it yourself"),
         (f"{HEAD}    ...\n\n\nlaunch(swap, 2)\n", "line 10 starts ranks: put launch(…) under if __name__"),
     ],
