@@ -46,7 +46,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch.nn.parallel import DistributedDataParallel
 """
-QUICK = {"column", "swap-in a batch", "column-a view that is not contiguous"}
+QUICK = {"column", "handover-and a barrier", "column-a view that is not contiguous"}
 """Solutions that are looked at in every run of the suite; `make stress` looks at all."""
 
 
@@ -213,7 +213,7 @@ def test_the_way_of_a_learner(folder: Path, run_cli: Run) -> None:
     assert run_cli("check", "column.py").out == "column.py  not written yet\n"
     assert "has not passed here" in run_cli("solution", "column").err
     assert "2 of 3: " in run_cli("hint", "column", 2).out
-    file.write_text(COLUMN.mistakes[1].text)
+    file.write_text(COLUMN.mistakes[0].text)
     failed = run_cli("check")
     assert failed.code == 1
     assert "Next: hint column   Again: check column.py -n 2" in failed.out

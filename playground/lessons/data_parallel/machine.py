@@ -14,7 +14,6 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeAlias
 
 import torch
-from torch import nn
 from torch.utils._pytree import tree_leaves
 
 from playground.runtime.errors import UsageError
@@ -89,33 +88,34 @@ def use_device(device: torch.device) -> Iterator[None]:
         yield
 
 
-def copy_to(tensor: torch.Tensor, device: torch.device, part: str) -> torch.Tensor:
+def copy_to(tensor: torch.Tensor, device: torch.device, part: str, back: str = "gradients of inputs") -> torch.Tensor:
     """`tensor` on `device`: itself if it lies there, else a copy, on a virtual device too. In backward its gradient is
-    copied the other way. `part` names the part of a training step that the copy belongs to."""
+    copied the other way. `part` names the part of a training step that the copy belongs to, `back` that of its
+    gradient's."""
     source = device_of(tensor)
-    return tensor if source == device else Copy.apply(tensor, source, device, part)
+    return tensor if source == device else Copy.apply(tensor, source, device, part, back)
 
 
 class Copy(torch.autograd.Function):
     """A copy between devices, which may be virtual."""
 
     @staticmethod
-    def forward(ctx: Any, tensor: torch.Tensor, source: torch.device, device: torch.device, part: str) -> torch.Tensor:
-        ctx.source = source
+    def forward(
+        ctx: Any, tensor: torch.Tensor, source: torch.device, device: torch.device, part: str, back: str
+    ) -> torch.Tensor:
+        ctx.source, ctx.back = source, back
         with moving(part, device, tensor):
             return tensor.clone() if device.type == tensor.device.type == "cpu" else tensor.to(device)
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:
-        return copy_to(gradient, ctx.source, "gradients of inputs"), None, None, None
+        return copy_to(gradient, ctx.source, ctx.back), None, None, None, None
 
 
 def broadcast(tensor: torch.Tensor, devices: Sequence[torch.device]) -> tuple[torch.Tensor, ...]:
-    """`tensor` on each of `devices`, the first of which is where it lies: there it is not copied. A buffer takes part
-    in backward only if it wants a gradient."""
-    if tensor.requires_grad or isinstance(tensor, nn.Parameter):
-        return Broadcast.apply(tensor, devices)
-    return tensor, *(copy_to(tensor, device, "replicate") for device in devices[1:])
+    """`tensor` on each of `devices`, the first of which is where it lies: there it is not copied. In backward the
+    copies' gradients are copied there, and autograd adds them up."""
+    return tensor.view_as(tensor), *(copy_to(tensor, device, "replicate", "reduce") for device in devices[1:])
 
 
 class Join(torch.autograd.Function):
@@ -138,21 +138,6 @@ class Join(torch.autograd.Function):
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:
         chunks = zip(gradient.split(ctx.sizes, ctx.dim), ctx.sources, strict=True)
         return None, None, *(copy_to(chunk, source, "gradients of outputs") for chunk, source in chunks)
-
-
-class Broadcast(torch.autograd.Function):
-    """Copies of one tensor. In backward their gradients are copied to where it lies, and added up."""
-
-    @staticmethod
-    def forward(ctx: Any, tensor: torch.Tensor, devices: Sequence[torch.device]) -> tuple[torch.Tensor, ...]:
-        ctx.first = devices[0]
-        return tensor.view_as(tensor), *(copy_to(tensor, device, "replicate") for device in devices[1:])
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor, *others: torch.Tensor) -> Any:
-        for other in others:
-            gradient = gradient + copy_to(other, ctx.first, "reduce")
-        return gradient, None
 
 
 @contextlib.contextmanager
