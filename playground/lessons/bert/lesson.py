@@ -46,16 +46,16 @@ LossFunction = Callable[[PairBatch], torch.Tensor]
 TEST_BATCH = 100
 
 
+def loss_of_logits(model: nn.Module, batch: PairBatch) -> torch.Tensor:
+    logits = model(*batch.inputs)
+    return F.cross_entropy(logits, batch.labels)
+
+
 def data_parallel(settings: BertSettings) -> tuple[Any, LossFunction]:
     """Each device computes the logits of its part of the batch. They come together on the first device, which alone
     computes the loss."""
     model = DataParallel(build_model(Model, settings), settings.devices)
-
-    def loss(batch: PairBatch) -> torch.Tensor:
-        logits = model(*batch.inputs)
-        return F.cross_entropy(logits, batch.labels)
-
-    return model, loss
+    return model, partial(loss_of_logits, model)
 
 
 class ModelWithLoss(Model):
@@ -80,12 +80,7 @@ def loss_in_forward(settings: BertSettings) -> tuple[Any, LossFunction]:
 def ddp(settings: BertSettings) -> tuple[Any, LossFunction]:
     """Each rank computes the loss of its own batch, and backward averages the gradients over the ranks."""
     model = DistributedDataParallel(build_model(Model, settings))
-
-    def loss(batch: PairBatch) -> torch.Tensor:
-        logits = model(*batch.inputs)
-        return F.cross_entropy(logits, batch.labels)
-
-    return model, loss
+    return model, partial(loss_of_logits, model)
 
 
 WAYS = {"data-parallel": data_parallel, "loss-in-forward": loss_in_forward, "ddp": ddp}

@@ -70,7 +70,7 @@ def averaging(rank: int, size: int, settings: BertSettings) -> list[Fields]:
 
     for name in (SPARSE, DDP):
         new_sync = partial(new_rung, name, bucket_cap=settings.bucket_cap)
-        messages.append(count_messages(new_sync, start, dist.all_reduce, batch.inputs))
+        messages.append(count_messages(new_sync, start, batch.inputs))
         replicas.append(TimedReplica(name, start, new_sync, dist.all_reduce, new_adam, mean_loss))
         take_step(replicas[-1])
     seconds = time_in_turn(replicas, take_step, range(WARM_UP + STEPS), settings.seed, WARM_UP)
