@@ -33,7 +33,7 @@ from playground.lessons.bert.page import BertSettings
 from playground.lessons.bert.pairs import PairBatch, Pairs
 from playground.lessons.bert.pretrained import SCRATCH, load_encoder
 from playground.lessons.data_parallel.lesson import DataParallel
-from playground.lessons.data_parallel.losses import weighted_mean
+from playground.lessons.data_parallel.losses import ParallelLossModel, weighted_mean
 from playground.lessons.data_parallel.machine import chunk_sizes
 from playground.measurement import Fields
 from playground.measurement.interleave import Heartbeat
@@ -54,21 +54,13 @@ def loss_of_logits(model: nn.Module, batch: PairBatch) -> torch.Tensor:
 def data_parallel(settings: BertSettings) -> tuple[Any, LossFunction]:
     """Each device computes the logits of its part of the batch. They come together on the first device, which alone
     computes the loss."""
-    model = DataParallel(build_model(Model, settings), settings.devices)
+    model = DataParallel(build_model(settings), settings.devices)
     return model, partial(loss_of_logits, model)
-
-
-class ModelWithLoss(Model):
-    """The same model, which computes its loss in forward: [1], the mean over the part of the batch it was given."""
-
-    def forward(self, *inputs_and_labels: torch.Tensor) -> torch.Tensor:
-        *inputs, labels = inputs_and_labels
-        return F.cross_entropy(super().forward(*inputs), labels).reshape(1)
 
 
 def loss_in_forward(settings: BertSettings) -> tuple[Any, LossFunction]:
     """Each device computes the loss of its part of the batch, and only these come together: one number per device."""
-    model = DataParallel(build_model(ModelWithLoss, settings), settings.devices)
+    model = DataParallel(ParallelLossModel(build_model(settings), nn.CrossEntropyLoss()), settings.devices)
 
     def loss(batch: PairBatch) -> torch.Tensor:
         losses = model(*batch)
@@ -79,7 +71,7 @@ def loss_in_forward(settings: BertSettings) -> tuple[Any, LossFunction]:
 
 def ddp(settings: BertSettings) -> tuple[Any, LossFunction]:
     """Each rank computes the loss of its own batch, and backward averages the gradients over the ranks."""
-    model = DistributedDataParallel(build_model(Model, settings))
+    model = DistributedDataParallel(build_model(settings))
     return model, partial(loss_of_logits, model)
 
 
@@ -93,7 +85,8 @@ def train(rank: int, size: int, settings: BertSettings) -> Fields:
     Every rank returns the same figures.
     """
     model, losses, seconds = take_all_steps(rank, size, settings)
-    right, tested = test(model.module, settings, rank, size)
+    trained = getattr(model.module, "model", model.module)  # without the loss in its forward
+    right, tested = test(trained, settings, rank, size)
     speed = settings.steps * settings.batch_size / seconds
     found = {"losses": losses, "seconds": seconds, "samples_per_second": speed, "test_accuracy": right / tested}
     about = {"way": settings.way, "workers": settings.workers, "tested": tested}
@@ -133,10 +126,10 @@ def same_losses(rank: int, size: int, settings: BertSettings) -> Fields:
     return {"way": settings.way, "workers": settings.workers, "losses": losses}
 
 
-def build_model(kind: type[Model], settings: BertSettings) -> nn.Module:
+def build_model(settings: BertSettings) -> nn.Module:
     """A model with the weights that were asked for, in training mode: with dropout, if its config has any."""
     torch.manual_seed(settings.seed)
-    model = kind(settings.config)
+    model = Model(settings.config)
     if settings.weights != SCRATCH:
         model.bert.load_state_dict(load_encoder(settings.weights).state_dict())
     return model.to(device(), torch.float64 if settings.double else torch.float32).train()
@@ -170,8 +163,7 @@ def test(model: nn.Module, settings: BertSettings, rank: int, size: int) -> tupl
         model.eval()
         for positions in torch.arange(rank, len(data), size).split(TEST_BATCH):
             batch = data.__getitems__(positions.tolist()).to(device())
-            logits = Model.forward(model, *batch.inputs)  # also of a model whose own forward gives the loss
-            right += (logits.argmax(dim=1) == batch.labels).sum()
+            right += (model(*batch.inputs).argmax(dim=1) == batch.labels).sum()
         model.train()
     dist.all_reduce(right)
     return int(right), len(data)

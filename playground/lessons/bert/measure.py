@@ -24,7 +24,6 @@ from playground.lessons.ladder.page import SPARSE
 from playground.measurement import Fields
 from playground.measurement.interleave import interleave, slowest, timed
 from playground.runtime import device
-from playground.training.bert import Model
 from playground.training.step import mean_loss_part, training_step
 from playground.training.sync import GradSync
 
@@ -60,7 +59,7 @@ def averaging(rank: int, size: int, settings: BertSettings) -> list[Fields]:
     """The cost of averaging the gradients in a step: with DDP, and with a rung that sends of the word embeddings'
     gradient only the rows that a step has used. Both take the same steps with Adam, in turn."""
     torch.set_num_threads(settings.threads)
-    start, batch = build_model(Model, settings), next(batches(settings, rank, size))
+    start, batch = build_model(settings), next(batches(settings, rank, size))
     new_adam = partial(torch.optim.Adam, lr=settings.lr, fused=True)
     take_step = methodcaller("step", batch.inputs, batch.labels, settings.batch_size / size)
     messages, replicas = [], []
