@@ -244,7 +244,7 @@ CLAIMS: dict[tuple[str, str], Callable[[list[Rows]], bool]] = {
         near(row[2], tables[0]["ddp"][2], 0.002) for row in tables[0].values()
     ),
     ("bert", "computing the loss in forward, the cure for wide outputs"): lambda tables: all(
-        tables[2][f"loss-in-forward, {device}"] == tables[2][f"data-parallel, {device}"]
+        tables[2][f"loss-in-forward, {device}"] >= tables[2][f"data-parallel, {device}"]
         for device in ("cpu:0", "cpu:1")
     ),
     ("bert", "DDP needs no less"): lambda tables: tables[2]["ddp, rank 0"] > tables[2]["data-parallel, cpu:0"],
