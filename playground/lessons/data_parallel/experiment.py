@@ -111,7 +111,8 @@ def ways(rank: int, size: int, settings: DataParallelSettings) -> list[Fields]:
         first_loss = steps[-1]().item()  # from here on the optimizer has its state
         account = track_step(model, optimizer, loss, devices)
         moved = sum(nbytes for (part, *_), nbytes in account.moved.items() if part == "gather")
-        with track_memory(devices, devices[0]) as working:
+        with track_memory(devices) as working:
+            working.put_module(model, devices[0])
             started = time.perf_counter()
             for _ in range(settings.steps):
                 steps[-1]()
