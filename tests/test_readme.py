@@ -61,6 +61,7 @@ HEAVIER = (
     "elastic", "elastic --kills 10 --seed 7 --way ddp -n 3", "ddp --lab", "ddp --lab buckets --dataset digits",
     "sgd --sync parameters --sync-every 5 --limit 6000 --epochs 3 --dataset digits",
     "elastic --dataset digits", "ddp --lab accumulation --dataset digits", "ladder --steps 30 --dataset digits",
+    "ladder --link 0.25 --steps 30 --dataset digits",
     "see --figure F9 ring.svg", "rpc", "bert --only memory", "break send-send --see hang.html",
     "parameter-server --slow-worker 5 --dataset digits",
     "parameter-server", "parameter-server -n 9 --mode async",
@@ -338,13 +339,7 @@ def python_blocks(kind: str) -> list[Any]:
             this = "script" if "__main__" in block else "test" if "def test_" in block else "cell"
             if this == kind:
                 heavier = this == "script" and readme is not ROOT_README  # each script starts a process, for seconds
-                heavier |= readme.parent.name in (
-                    "bert",
-                    "ladder",
-                    "parameter_server",
-                    "pipeline",
-                    "prove",
-                )  # long, as their own tests are
+                heavier |= readme.parent.name in LONG
                 marks = [pytest.mark.stress] * heavier
                 found.append(pytest.param(block, id=f"{readme.parent.name} {number}", marks=marks))
     return found

@@ -51,9 +51,7 @@ def show_map(work: Workbook) -> None:
         state = work.state(each)
         following = following or (None if state == "passed" else each)
         shown, lesson = each.lesson * (each.lesson != lesson), each.lesson
-        shown_hints = work.of(each).get("hints", 0)
-        hints = f"{shown_hints} of {len(each.hints)} hints" * bool(shown_hints)
-        table.add(shown, each.name, each.title.partition(": ")[2], ", ".join(filter(None, [state, hints])))
+        table.add(shown, each.name, each.title.partition(": ")[2], state)
     end = f"Next: python -m playground exercise {following.name}" if following else "All have passed."
     terminal.say(table, "", end)
 
@@ -120,7 +118,8 @@ def check_all(files: Iterable[Path], size: int | None, seed: int, say: bool) -> 
         if sum(other.name == file.name for other in files) > 1:
             lines = [f"{lines[0]}{': ' * bool(verdict.mistake)}{verdict.mistake}"]
         elif verdict.world and verdict.status != PASS:
-            lines.append(next_steps(verdict, file))
+            again = f"check {file} -n {verdict.world}{f' --seed {seed}' if seed else ''}"
+            lines.append(f"Next: hint {verdict.exercise}   Again: {again}")
         if say:
             terminal.say(*map(printable, lines))
     return verdicts
@@ -138,15 +137,6 @@ def record(file: Path, verdict: Verdict, see: Path) -> None:
             world.run(JUDGE, solutions, verdict.seed, verdict.number)
 
 
-def next_steps(verdict: Verdict, file: Path) -> str:
-    """The next steps after a failure."""
-    each = find_exercise(verdict.exercise)
-    used = Workbook(file.absolute().parent).of(each).get("hints", 0)
-    hint = f"hint {each.name} ({used + 1} of {len(each.hints)})" if used < len(each.hints) else f"solution {each.name}"
-    seed = f" --seed {verdict.seed}" if verdict.seed else ""
-    return f"Next: {hint}   Again: check {file} -n {verdict.world}{seed}"
-
-
 def read_all(files: Iterable[Path]) -> dict[Path, bytes]:
     """The contents of the files; nothing of one that is being replaced."""
     return {file: file.read_bytes() if file.is_file() else b"" for file in files}
@@ -154,23 +144,18 @@ def read_all(files: Iterable[Path]) -> dict[Path, bytes]:
 
 @click.command("hint", short_help=EXERCISES["hint"].purpose)
 @click.argument("name", metavar="NAME", type=NAME)
-def hint(name: str) -> None:
-    """Show the next hint for an exercise: the idea, the place, nearly the code. All those shown before come again."""
-    work, chosen = Workbook(Path.cwd()), CATALOGUE[name]
-    shown = min(work.of(chosen).get("hints", 0) + 1, len(chosen.hints))
-    work.note(chosen, hints=shown)
-    for number, text in enumerate(chosen.hints[:shown], 1):
-        show_markdown(f"{number} of {len(chosen.hints)}: {text}")
+@click.argument("number", metavar="[1|2|3]", type=click.IntRange(1, 3), default=1)
+def hint(name: str, number: int) -> None:
+    """Show a hint for an exercise: 1, the idea; 2, the place; 3, nearly the code."""
+    show_markdown(f"{number} of 3: {CATALOGUE[name].hints[number - 1]}")
 
 
 @click.command("solution", short_help=EXERCISES["solution"].purpose)
 @click.argument("name", metavar="NAME", type=NAME)
-@click.option("--give-up", is_flag=True, help="Show it although yours has not passed. This is recorded.")
+@click.option("--give-up", is_flag=True, help="Show it although yours has not passed.")
 def solution(name: str, give_up: bool) -> None:
     """Show the reference solution of an exercise, after yours has passed."""
-    work, chosen = Workbook(Path.cwd()), CATALOGUE[name]
-    if "digest" not in work.of(chosen):
-        if not give_up:
-            raise UsageError(f"{chosen.name} has not passed here: check {chosen.file} first, or add --give-up")
-        work.note(chosen, gave_up=True)
+    chosen = CATALOGUE[name]
+    if not give_up and name not in Workbook(Path.cwd()).passed:
+        raise UsageError(f"{chosen.name} has not passed here: check {chosen.file} first, or add --give-up")
     click.echo(chosen.solution, nl=False)

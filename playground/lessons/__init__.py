@@ -104,8 +104,8 @@ PATH = (
     ),
     Lesson(
         name="parameter-server",
-        teaches="one rank owns the parameters: how that fails, how it works, when it beats all-reduce",
-        shown="a server that fails, and one that works",
+        teaches="one rank owns the parameters: what staleness costs, and when a server beats all-reduce",
+        shown="a parameter server in every mode, beside all-reduce",
         default_size=5,
         min_size=2,
     ),

@@ -193,12 +193,6 @@ def test_a_rank_is_a_sum(local_ranks: list[int], sums: list[str], world: Worlds)
     assert [result["ranks_per_node"] for result in results] == [nodes.count(node) for node in nodes]
 
 
-def assert_plain(value: Any) -> None:
-    assert type(value) in (str, int, float, bool, list, dict, type(None)), f"{value!r} is a {type(value)}"
-    for part in value.values() if isinstance(value, dict) else value if isinstance(value, list) else []:
-        assert_plain(part)
-
-
 def train_by_two_arguments(rank: int, size: int, data_dir: Path) -> list[float]:
     """The tutorial's call, where MNIST cannot be had, on the digits that are there: test accuracies after an epoch."""
     with pytest.MonkeyPatch.context() as patch:

@@ -2,7 +2,6 @@
 
     python -m playground allreduce
     python -m playground allreduce --algorithm ring -n 3 --elements 6
-    python -m playground allreduce --algorithm reduce-scatter
 
 Rank r starts with 10 to the power r in every element (with more than 16 ranks it begins again), so each digit of what a
 rank holds says whose tensor is in it.
