@@ -317,7 +317,8 @@ def hierarchical(tensor: torch.Tensor, op: Any, group: Group) -> None:
     bytes leave a host. On one host it is the ring; PLAYGROUND_HOSTS=2 in the environment shows it on two.
 
     With H hosts of L ranks each, all of which could also share memory: but so every step can be shown, and the cost
-    follows from the links at both levels. K is the number of pieces in which the pipelined ring sends a chunk.
+    follows from the links at both levels. K is the number of pieces in which the pipelined ring sends a chunk. Where
+    hosts have different numbers of ranks, it is the pipelined ring.
     Source: Mikami et al.: Massively Distributed SGD: ImageNet/ResNet-50 Training in a Flash (2018), arXiv 1811.05233,
     where the two levels are the two directions of a torus
 
@@ -326,38 +327,16 @@ def hierarchical(tensor: torch.Tensor, op: Any, group: Group) -> None:
     | rank >= 0 | 2 * (L - 1) + 2 * (H - 1) * K | 2 * (L - 1) / L * S + 2 * (H - 1) / H * S / L |
     """
     hosts = hosts_of(group, tensor.device)
-    mine, shares = next(host for host in hosts if group.rank() in host), min(map(len, hosts))
-    place = mine.index(group.rank())
-    if place >= shares:  # a host with more ranks than the smallest has
-        hand_over(tensor, op, group, target=mine[place % shares])
-        hand_back(tensor, group, source=mine[place % shares])
+    if len({*map(len, hosts)}) > 1:
+        pipelined_ring.algorithm(tensor, op, group)
         return
-    extra = mine[place + shares :: shares]
-    hand_over(tensor, op, group, sources=extra)
-    inside = Subset(group, mine[:shares], INSIDE)
+    mine = next(host for host in hosts if group.rank() in host)
+    place, inside = mine.index(group.rank()), Subset(group, mine, INSIDE)
     reduce_scatter(tensor, op, inside)
     if len(hosts) > 1:
         between = Subset(group, [host[place] for host in hosts], BETWEEN)
-        pipelined_ring.algorithm(tensor.tensor_split(shares)[place], op, between)
+        pipelined_ring.algorithm(tensor.tensor_split(len(mine))[place], op, between)
     all_gather(tensor, inside)
-    hand_back(tensor, group, targets=extra)
-
-
-def hand_over(
-    tensor: torch.Tensor, op: Any, group: Group, sources: tuple[int, ...] = (), target: int | None = None
-) -> None:
-    """Send the whole tensor to a rank of the host, or add to it what others send, one after the other."""
-    exchange(group, send=[] if target is None else [(tensor, target)])
-    arrived = tensor.new_empty(len(tensor) if sources else 0)
-    for rank in sources:
-        exchange(group, receive=[(arrived, rank)])
-        add(tensor, arrived, op)
-
-
-def hand_back(tensor: torch.Tensor, group: Group, targets: tuple[int, ...] = (), source: int | None = None) -> None:
-    """Send the result to ranks of the host, or receive it."""
-    receive = [] if source is None else [(tensor, source)]
-    exchange(group, send=[(tensor, rank) for rank in targets], receive=receive)
 
 
 SMALL = 512 * 1024
@@ -405,12 +384,7 @@ def shared_memory(tensor: torch.Tensor, op: Any, group: Group) -> None:
     auto.algorithm(tensor, op, group)
 
 
-PHASES = {
-    reduce_scatter.__code__: "reduce-scatter",
-    all_gather.__code__: "all-gather",
-    hand_over.__code__: f"hand over {INSIDE}",
-    hand_back.__code__: f"hand back {INSIDE}",
-}
+PHASES = {reduce_scatter.__code__: "reduce-scatter", all_gather.__code__: "all-gather"}
 """The names of phases, by the function that sends their messages."""
 
 

@@ -270,21 +270,17 @@ def path_down(size: int) -> tuple[int, ...]:
 
 
 def hierarchical_cost(task: Task) -> Cost:
-    """Two rings: inside, of a chunk per rank of a host; between, of one rank per host, on that chunk.
-
-    The last host may have fewer ranks than the others, whose further ones then hand over and get back whole tensors.
+    """Two rings: inside, of a chunk per rank of a host; between, of one rank per host, on that chunk. Where the last
+    host has fewer ranks than the others, it is the pipelined ring.
     """
-    hosts = ceil(task.size / task.node)
-    shares = min(task.node, task.size - (hosts - 1) * task.node)
-    hops, chunk = 2 * (shares - 1), ceil(task.elements / shares) * ELEMENT
-    beyond = 0 if hosts == 1 else task.node - shares
-    turns = ceil(beyond / shares)
-    handing = Counts(2, 2 * task.nbytes, task.nbytes)
+    shares = min(task.size, task.node)
+    if task.size % shares:
+        return pipelined_ring_cost(task)
+    hosts, hops, chunk = task.size // shares, 2 * (shares - 1), ceil(task.elements / shares) * ELEMENT
     between = pipelined_ring_cost(Task(hosts, chunk)).between
-    inside = handing.times(turns) + Counts(hops, hops * chunk, hops / 2 * chunk)
     rings = Counts(hops * min(shares, task.elements), hops * task.nbytes, hops / 2 * task.nbytes).times(hosts)
-    total = rings + handing.times(beyond * (hosts - 1)) + total_between(task, hosts, shares)
-    return Cost(between, inside, total)
+    inside = Counts(hops, hops * chunk, hops / 2 * chunk)
+    return Cost(between, inside, rings + total_between(task, hosts, shares))
 
 
 def total_between(task: Task, hosts: int, shares: int) -> Counts:

@@ -17,9 +17,12 @@ import torch.distributed as dist
 from torch import nn
 
 from playground.algorithms.messages import segment_of
-from playground.algorithms.shared_memory import BLOCK, add_all, agree
+from playground.algorithms.shared_memory import add_all, agree
 from playground.runtime.shared_memory import Segment
 from playground.training.sync import AllReduce, Bucket, Overlapped, new_flat, views_of
+
+BLOCK = 128 * 1024
+"""Bytes of each tensor for which the ranks take a step at a time, in the cache."""
 
 
 class FlatStep(Overlapped):

@@ -124,10 +124,10 @@ def test_the_cost_is_that_of_the_messages_really_sent(size: int, world: Worlds) 
 
 @pytest.mark.parametrize(
     ("size", "node", "between", "inside"),
-    [(8, 4, 2, 6), (8, 8, 0, 14), (8, 1, 14, 0), (12, 4, 4, 6), (5, 3, 2, 2 + 2), (5, 4, 2, 2 * 3), (10, 4, 4, 2 + 2)],
+    [(8, 4, 2, 6), (8, 8, 0, 14), (8, 1, 14, 0), (12, 4, 4, 6), (5, 3, 8, 0)],
 )
 def test_messages_on_the_critical_path(size: int, node: int, between: int, inside: int) -> None:
-    """Two rings; where the last host has fewer ranks, the others' further ones hand over and get back, in turn."""
+    """Two rings; the pipelined ring where the last host has fewer ranks."""
     cost = hierarchical_cost(Task(size, 1 << 20, node))
     assert (cost.between.messages, cost.inside.messages) == (between, inside)
 
