@@ -5,7 +5,6 @@ The patterns and `Workload`: a collective, and the result it must leave. `Measur
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Callable
 from functools import partial, reduce
@@ -204,7 +203,7 @@ class Measurement:
             self.times_us[algorithm] += zip(*by_rank, strict=True)
 
     def rows(self) -> list[Fields]:
-        """The figures of all trials so far, one row per algorithm: see `results`."""
+        """The figures of all trials, one row per algorithm: see `results`."""
         memory = [max(times) for times in self.times_us.get(MEMORY, ())]
         limit_us = median(memory) if memory else None
         return [self.row(*each, limit_us) for each in zip(self.algorithms, self.calls, strict=True)]
@@ -228,8 +227,8 @@ class Measurement:
 
 
 def run(rank: int, size: int, settings: BenchSettings) -> None:
-    """Measure what the settings ask for. Rank 0 reports the `Environment`, then in every pass, for each size, the rows
-    `measured`, with all trials so far, and whether they are `complete`. Raises `UsageError` if the backend cannot do
+    """Measure what the settings ask for. Rank 0 reports the `Environment`, then, in the last pass, the rows `measured`
+    of each size. Raises `UsageError` if the backend cannot do
     it, or the ranks were not all given the same settings."""
     require_same_on_all_ranks(settings.document)
     settings.check_world(size)
@@ -237,7 +236,6 @@ def run(rank: int, size: int, settings: BenchSettings) -> None:
     hosts = len(set(all_gather_object(host_id())))
     if settings.limit and hosts > 1:
         raise UsageError(f"--limit on {hosts} hosts: it measures the memory that all ranks share, leave it out")
-    check_gpu_memory(settings, size, hosts)
     order = Random(settings.seed)
     for collective in settings.collectives:
         call_once(settings, collective, rank, size)
@@ -252,8 +250,8 @@ def run(rank: int, size: int, settings: BenchSettings) -> None:
                 steps = len(passes) * len(measurements)
                 report(phase=f"pass {number} of {len(passes)}: {each}", step=done, steps=steps)
             each.measure(trials, order)
-            if rank == 0:
-                report(measured=each.rows(), complete=number == len(passes))
+            if rank == 0 and number == len(passes):
+                report(measured=each.rows())
 
 
 def check_operation(settings: BenchSettings) -> None:
@@ -262,16 +260,6 @@ def check_operation(settings: BenchSettings) -> None:
         check(getattr(torch, settings.dtype), getattr(dist.ReduceOp, OPS[settings.op]))
     except ValueError as error:
         raise UsageError(f"--op {settings.op} --dtype {settings.dtype}: {error}") from None
-
-
-def check_gpu_memory(settings: BenchSettings, size: int, hosts: int) -> None:
-    """Raise `UsageError` for sizes that this rank's GPU cannot hold. (The launcher checks the memory of the host.)"""
-    if device().type != "cuda":
-        return
-    sharing = math.ceil(size / hosts / torch.cuda.device_count())
-    needed, free = settings.memory(sharing, size), torch.cuda.mem_get_info()[0]
-    if needed > free:
-        raise UsageError(f"this needs about {needed:,} bytes of GPU memory and {free:,} are free: use a smaller --end")
 
 
 def call_once(settings: BenchSettings, collective: str, rank: int, size: int) -> None:
