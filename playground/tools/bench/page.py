@@ -32,27 +32,12 @@ from playground.tools.bench.settings import (
     BenchSettings,
     geometric_range,
     parse,
-    to_text,
 )
 
 TOOL = TOOLS["bench"]
 RUN = remote("playground.tools.bench.benchmark:run")
 MEASURED = ("begin", "end", "iterations", "warmup", "collectives", "algorithms", "dtype", "op", "limit", "plot")
 """Parameters of a measurement, beside those of every run."""
-
-MEANINGS = {
-    "size": "of the tensor, or of all ranks' shares of it together",
-    "count": "elements of the tensor, or of one rank's share",
-    "root": "-1 where there is none",
-    "time_us": "per call, in the median trial; each trial counts as on its slowest rank",
-    "algbw": "algorithm bandwidth, size / time",
-    "busbw": "bus bandwidth, what each link carries",
-    "wrong": "wrong elements in the results of all ranks together",
-    "p50_us": "percentiles of the trials, like p95 and p99",
-    "slowest": "the rank that was slowest in most trials, and in how many",
-    "limit_percent": "time of the memory, to copy the tensors of all ranks at once, relative to this",
-}
-"""Explanations above the table, of columns whose name alone is not enough."""
 
 
 def figure(heading: str, unit: str, width: int, format: str = "", *, wide: bool = False) -> Column:
@@ -92,12 +77,6 @@ def cells(row: Fields, columns: Iterable[str]) -> list[object]:
     return [shown[name] for name in columns]
 
 
-def explain(columns: Mapping[str, Column], wide: bool) -> list[str]:
-    """A line for each column that is shown and needs one."""
-    shown = [name for name in MEANINGS if name in columns and (wide or not columns[name].wide)]
-    return [f"  {columns[name].heading}: {MEANINGS[name]}" for name in shown]
-
-
 class Report:
     """Takes the reports of rank 0: prints each row once it is complete, and keeps all."""
 
@@ -112,8 +91,7 @@ class Report:
             case {"start": Environment() as environment}:
                 self.environment = environment  # nothing has been measured yet
                 trials = f"{self.settings.iterations} trial{'s' * (self.settings.iterations > 1)} per row"
-                about = str(environment), f"{trials}, spread over the run; the columns:"
-                self.session.say(f"bench: {self.session.world}", *about, *explain(self.columns, self.session.run.wide))
+                self.session.say(f"bench: {self.session.world}", str(environment), f"{trials}, spread over the run")
             case {"measured": rows}:
                 self.show(rows)
 
@@ -237,7 +215,9 @@ def command(
             terminal.say(*difference_texts(changes), wide=session.run.wide)
         return
     if begin > end:
-        raise UsageError(f"--begin {to_text(begin)} is beyond --end {to_text(end)}: sizes go from small to large")
+        raise UsageError(
+            f"--begin {format_bytes(begin)} is beyond --end {format_bytes(end)}: sizes go from small to large"
+        )
     asked["collectives"] = select_names(COLLECTIVES, asked["collectives"] or DEFAULT_COLLECTIVES)
     asked["algorithms"] = select_names(ALGORITHMS, asked["algorithms"])
     settings = BenchSettings(sizes=geometric_range(begin, end), seed=session.run.seed, **asked)
