@@ -19,7 +19,8 @@ from typing import Any
 import torch
 
 from playground.algorithms import shared_memory as memory
-from playground.algorithms.collectives import AllGather, AllReduce, ReduceScatter
+from playground.algorithms.background import Work
+from playground.algorithms.collectives import AllReduce, all_gather_by, by_executor, reduce_scatter_by, run_collective
 from playground.algorithms.cost_model import IN_FLIGHT, PIECE, distances, power_of_two
 from playground.algorithms.messages import (
     Addressed,
@@ -33,6 +34,7 @@ from playground.algorithms.messages import (
     segment_of,
     start,
 )
+from playground.algorithms.operation import Op, check, kind
 from playground.runtime.shared_memory import Segment
 
 
@@ -161,8 +163,38 @@ def all_gather(tensor: torch.Tensor, group: Group) -> None:
         exchange(group, send=[(outgoing, right)], receive=[(incoming, left)])
 
 
-ring_reduce_scatter = ReduceScatter(reduce_scatter)
-ring_all_gather = AllGather(all_gather)
+def ring_reduce_scatter(
+    output: torch.Tensor, input: torch.Tensor, op: Any = Op.SUM, group: Group = None, async_op: bool = False
+) -> Work | None:
+    """The first phase, called like `dist.reduce_scatter_tensor`: leave in `output`, on rank r of `group`, the r-th
+    share of what `op` makes of all their `input`s.
+
+    `input` has N times as many elements as `output`, and stays as it is. Raises `ValueError` for tensors that do not
+    fit each other, and for an operation that is not defined for their type.
+    """
+    op = kind(op)
+    check(input.dtype, op)
+
+    def call(group: Group) -> None:
+        reduce = by_executor(reduce_scatter, op, group)
+        reduce_scatter_by(reduce, output, input, op, group.rank(), group.size())
+
+    return run_collective("reduce_scatter", call, input, output, group, async_op, shares=(input, output))
+
+
+def ring_all_gather(
+    output: torch.Tensor, input: torch.Tensor, group: Group = None, async_op: bool = False
+) -> Work | None:
+    """The second phase, called like `dist.all_gather_into_tensor`: leave in `output`, on every rank of `group`, the
+    `input`s of all, in the order of the ranks.
+
+    `output` has N times as many elements as `input`. Raises `ValueError` for tensors that do not fit each other.
+    """
+
+    def call(group: Group) -> None:
+        all_gather_by(by_executor(all_gather, group), output, input, group.rank(), group.size())
+
+    return run_collective("all_gather", call, input, output, group, async_op, shares=(output, input))
 
 
 @AllReduce

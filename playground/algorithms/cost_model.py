@@ -271,17 +271,7 @@ def hierarchical_cost(task: Task) -> Cost:
     if task.size % shares:
         return pipelined_ring_cost(task)
     hosts, hops, chunk = task.size // shares, 2 * (shares - 1), ceil(task.elements / shares) * ELEMENT
-    between = pipelined_ring_cost(Task(hosts, chunk)).between
+    between = pipelined_ring_cost(Task(hosts, chunk))
     rings = Counts(hops * min(shares, task.elements), hops * task.nbytes, hops / 2 * task.nbytes).times(hosts)
     inside = Counts(hops, hops * chunk, hops / 2 * chunk)
-    return Cost(between, inside, rings + total_between(task, hosts, shares))
-
-
-def total_between(task: Task, hosts: int, shares: int) -> Counts:
-    """Totals over all rings between hosts: the first shares may have one element more; one without is not sent."""
-    least, more = divmod(task.elements, shares)
-    total = Counts()
-    for elements, rings in ((least + 1, more), (least, shares - more)):
-        if elements:
-            total += pipelined_ring_cost(Task(hosts, elements * ELEMENT)).total.times(rings)
-    return total
+    return Cost(between.between, inside, rings + between.total.times(min(shares, task.elements)))

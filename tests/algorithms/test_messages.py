@@ -12,7 +12,7 @@ import torch.distributed as dist
 from ranks import observed
 
 from playground import launch
-from playground.algorithms import ALGORITHMS, load_algorithm, load_all_reduce
+from playground.algorithms import ALGORITHMS, all_reduce, load_algorithm, load_all_reduce
 from playground.algorithms.cost_model import IN_FLIGHT, PIECE
 from playground.algorithms.messages import Addressed
 from playground.runtime import RankFailed
@@ -24,7 +24,8 @@ NAMES = sorted(ALGORITHMS)
 
 def docstring_costs(collective: str, name: str) -> list[tuple[str, str, str]]:
     """(for which ranks, messages, bytes), as an algorithm's docstring has them: Python in N, S, P, E, K and rank."""
-    text = load_algorithm(collective, name).__doc__ or ""
+    code = load_algorithm(collective, name) if collective == "all_reduce" else getattr(all_reduce, collective)
+    text = code.__doc__ or ""
     rows = [line.strip().strip("|").split("|") for line in text.splitlines() if line.strip().startswith("|")]
     return [(row[0].strip(), row[1].strip(), row[2].strip()) for row in rows[2:]]
 

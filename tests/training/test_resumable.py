@@ -19,9 +19,9 @@ from playground.runtime import UsageError
 from playground.survival.folder import SnapshotSettings, find_snapshots
 from playground.survival.snapshots import Snapshot, read_snapshot
 from playground.training import resumable
+from playground.training.loop import run_training
 from playground.training.results import TrainingResult
 from playground.training.resumable import redistribute
-from playground.training.run import run_training
 from playground.training.settings import TrainingSettings
 
 

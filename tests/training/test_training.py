@@ -22,11 +22,10 @@ from playground.testing import World
 from playground.training import prepare
 from playground.training.data import Images, partition_dataset, partition_test_set
 from playground.training.grad_syncs import RUNGS
-from playground.training.loop import train
+from playground.training.loop import run_training, train
 from playground.training.net import Net
 from playground.training.replicas import broadcast_parameters, find_largest_difference
 from playground.training.results import Epoch, TrainingResult
-from playground.training.run import run_training
 from playground.training.settings import TrainingSettings
 from playground.training.sync import GradSync, new_grad_sync
 
