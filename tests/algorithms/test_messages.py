@@ -51,7 +51,7 @@ def count_messages(rank: int, size: int, numel: int, names: list[str]) -> dict[s
     return counts
 
 
-@pytest.mark.parametrize("size", [2, 3, 4, 5, 8])
+@pytest.mark.parametrize("size", [2, 5, *(pytest.param(size, marks=pytest.mark.stress) for size in (3, 4, 8))])
 def test_messages_and_bytes_are_what_docstrings_say(size: int, world: Worlds) -> None:
     numel = 840 * 8  # divisible by every size, and by every power of two among them
     names = [name for name in NAMES if ALGORITHMS[name].has_messages]

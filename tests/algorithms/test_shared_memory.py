@@ -76,7 +76,7 @@ def fold(tensors: list[torch.Tensor], name: str) -> torch.Tensor:
 
 
 @needs_shm
-@pytest.mark.parametrize("size", [2, 3, *(pytest.param(size, marks=pytest.mark.stress) for size in (1, 4, 5))])
+@pytest.mark.parametrize("size", [3, *(pytest.param(size, marks=pytest.mark.stress) for size in (1, 2, 4, 5))])
 def test_the_backend_is_right_for_every_tensor(size: int, world: Worlds) -> None:
     @few
     @given(cases)
@@ -122,7 +122,6 @@ def call_differently(rank: int, size: int, calls: list[str]) -> None:
     made = {
         "sum of 4": lambda: dist.all_reduce(torch.ones(4)),
         "double": lambda: dist.all_reduce(torch.ones(4, dtype=torch.float64), dist.ReduceOp.MAX),
-        "broadcast": lambda: dist.broadcast(torch.ones(4), 1), "from 0": lambda: dist.broadcast(torch.ones(4), 0),
         "async": lambda: dist.all_reduce(torch.ones(SLOT), async_op=True).wait(),
     }  # fmt: skip
     made[calls[rank]]()
@@ -133,7 +132,6 @@ def call_differently(rank: int, size: int, calls: list[str]) -> None:
     ("calls", "words"),
     [
         (["sum of 4", "double"], "rank 0 called all_reduce(4 float32, SUM), rank 1 called all_reduce(4 float64, MAX)"),
-        (["broadcast", "from 0"], "(4 float32, from rank 1), rank 1 called broadcast(4 float32, from rank 0)"),
         (["sum of 4", "async"], "rank 1 called all_reduce(1048576 float32, SUM)"),
     ],
 )
@@ -259,7 +257,7 @@ def without_memory(rank: int, size: int, refused: int) -> tuple[float, object]:
     return tensor[0].item(), segment_of(group, torch.device("cpu"))
 
 
-@pytest.mark.parametrize("refused", [0, 1])
+@pytest.mark.parametrize("refused", [1, pytest.param(0, marks=pytest.mark.stress)])
 def test_all_ranks_share_memory_or_none_does(refused: int, world: Worlds, capfd: pytest.CaptureFixture[str]) -> None:
     results = world(3, fresh=True).run(without_memory, refused)
     assert [total for total, _ in results] == [3.0] * 3
@@ -314,7 +312,7 @@ def reduce_until(segment: Segment, doomed: int, number: int, after: float, eleme
 
 def moments(count: int) -> list[tuple[int, int, int, float, int]]:
     """Ranks, which of them is lost, by which signal (0: it fails), after how many seconds, and elements."""
-    draw, numbers = random.Random(2026), [signal.SIGKILL, signal.SIGSTOP, signal.SIGKILL, 0]
+    draw, numbers = random.Random(2026), [signal.SIGKILL, signal.SIGSTOP, 0, signal.SIGKILL]
     return [
         (size, draw.randrange(size), numbers[k % 4], draw.uniform(0.001, 0.05), draw.choice([10, 20_000, SLOT]))
         for k, size in zip(range(count), [2, 3, 4] * count, strict=False)
@@ -336,7 +334,7 @@ def lose_some(rank: int, world_size: int, count: int) -> list[str]:
     return wrong
 
 
-@pytest.mark.parametrize("count", [4, pytest.param(300, marks=pytest.mark.stress)])
+@pytest.mark.parametrize("count", [3, pytest.param(300, marks=pytest.mark.stress)])
 def test_whoever_waits_for_a_lost_rank_hears_of_it(count: int, world: Worlds) -> None:
     """Killed, stopped or gone inside a call, at any moment."""
     assert world(1, timeout=600.0).run(lose_some, count) == [[]]

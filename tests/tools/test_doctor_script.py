@@ -54,25 +54,25 @@ def main():
             optimizer.step()
         dist.all_reduce(total := loss.detach().clone())
         print(f"epoch {epoch}: {total.item()}")
+    exchange(torch.ones(1, device=device), dist.get_rank(), dist.get_world_size())
     dist.destroy_process_group()
+
+def exchange(one, rank, size):
+    ring = [dist.P2POp(dist.isend, one, (rank + 1) % size), dist.P2POp(dist.irecv, one.clone(), (rank - 1) % size)]
+    for work in dist.batch_isend_irecv(ring):
+        work.wait()
+    objects = [None] * size
+    dist.all_gather_object(objects, rank)
+    if rank == 0:
+        dist.gather(one, [one.clone() for _ in range(size)])
+        dist.send(one, 1)
+    else:
+        dist.gather(one)
+    if rank == 1:
+        dist.recv(one, 0)
 
 if __name__ == "__main__":
     main()
-"""
-RIGHT = """
-ring = [dist.P2POp(dist.isend, one, (rank + 1) % size), dist.P2POp(dist.irecv, torch.ones(1), (rank - 1) % size)]
-for work in dist.batch_isend_irecv(ring):
-    work.wait()
-objects = [None] * size
-dist.all_gather_object(objects, rank)
-if rank == 0:
-    dist.gather(one, [torch.ones(1) for _ in range(size)])
-    dist.send(one, 1)
-else:
-    dist.gather(one)
-if rank == 1:
-    dist.recv(one, 0)
-sys.exit(0)
 """
 
 
@@ -97,10 +97,6 @@ def test_a_right_training_has_no_findings(run_cli: Callable[..., Any], tmp_path:
     document = json.loads(shown.out)
     assert document["findings"] == []
     assert [(run["size"], run["has_returned"]) for run in document["script"]["runs"]] == [(2, True), (3, True)]
-
-
-def test_right_messages_and_collectives_have_no_findings(tmp_path: Path) -> None:
-    assert find_in(tmp_path, HEAD + RIGHT)[1] == []
 
 
 NOT_PORTABLE = """

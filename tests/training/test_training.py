@@ -212,7 +212,6 @@ def test_sgd_learns_and_every_way_of_averaging_learns_the_same(world: Worlds, di
     runs = {
         "sgd": train_in(world(2), LESSONS["sgd"].remote("run"), digits_folder, epochs=3, lr=0.1),
         "flat": train_in(world(2), BY_HAND, digits_folder, epochs=3, lr=0.1, sync="flat"),
-        "per-parameter": train_in(world(2), BY_HAND, digits_folder, epochs=3, lr=0.1, sync="per-parameter"),
         "ddp": train_in(world(2), LESSONS["ddp"].remote("run"), digits_folder, epochs=3, lr=0.1),
         "ddp, general": train_in(world(2), WITH_DDP, digits_folder, epochs=3, lr=0.1),
     }
