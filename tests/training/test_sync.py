@@ -17,7 +17,7 @@ from ranks import small_model
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from playground.algorithms import background, load_all_reduce
+from playground.algorithms import load_all_reduce
 from playground.runtime import RankFailed, UsageError
 from playground.testing import World
 from playground.training.data import Images, partition_dataset, partition_test_set
@@ -282,30 +282,10 @@ def by_hook(rank: int, size: int, all_reduce: str, cap: float) -> tuple[float, l
 
 @pytest.mark.parametrize(("size", "all_reduce", "cap"), [(2, "ring", 25.0), (3, "shared-memory", 0.1)])
 def test_ddp_with_our_all_reduce(size: int, all_reduce: str, cap: float, world: Worlds) -> None:
-    """In one bucket, and in several, some of which are averaged in a thread."""
+    """In one bucket, and in several."""
     results = world(size).run(by_hook, all_reduce, cap)
     assert all(difference < 1e-6 for difference, _ in results)
     assert all(values == results[0][1] for _, values in results)
-
-
-def fail_in_hook(rank: int, size: int) -> None:
-    """In a thread; the last bucket, which is averaged at once, is right."""
-
-    def fail() -> None:
-        raise RuntimeError("the all-reduce is broken")
-
-    def broken(tensor: torch.Tensor, op: Any, async_op: bool = False) -> Any:
-        return background.start(background.Calls(), fail, in_thread=True) if async_op else None
-
-    model = DistributedDataParallel(nn.Sequential(nn.Linear(600, 600), nn.Linear(600, 600)), bucket_cap_mb=0.1)
-    model.register_comm_hook(broken, all_reduce_hook)
-    for _ in range(2):  # DistributedDataParallel has one bucket before its first backward
-        model(torch.randn(2, 600)).sum().backward()
-
-
-def test_an_error_in_the_hook_is_raised_by_backward(world: Worlds) -> None:
-    with pytest.raises(RankFailed, match="the all-reduce is broken"):
-        world(2, fresh=True).run(fail_in_hook)
 
 
 def test_batches_that_would_be_left_over_are_refused(world: Worlds, digits_folder: Path) -> None:

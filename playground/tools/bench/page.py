@@ -3,6 +3,7 @@ complete, averages of all, or two results beside each other. Does not import tor
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import groupby
 from operator import itemgetter
@@ -31,7 +32,6 @@ from playground.tools.bench.settings import (
     FACTOR,
     BenchSettings,
     geometric_range,
-    parse,
 )
 
 TOOL = TOOLS["bench"]
@@ -157,10 +157,11 @@ def shown_change(row: Fields) -> Fields:
 
 def read_size(ctx: click.Context, param: click.Parameter, text: str) -> int:
     """A number of bytes, written with or without K, M or G."""
-    try:
-        return parse(text)
-    except ValueError as error:
-        raise click.BadParameter(str(error)) from None
+    match = re.fullmatch(r"(\d{1,18})([KMG]?)", text.strip(), re.ASCII | re.IGNORECASE)
+    if not match or not int(match[1]):
+        about = "write a whole number of bytes above 0, or one with K, M or G, as 64K"
+        raise click.BadParameter(f"{text!r} is no size: {about}")
+    return int(match[1]) << 10 * " KMG".index(match[2].upper() or " ")
 
 
 def size_option(*names: str, default: str, help: str) -> Callable[[Any], Any]:

@@ -17,7 +17,6 @@ Source: https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from itertools import count, takewhile
@@ -77,16 +76,6 @@ COLLECTIVES = {
     )
 }
 """By name; r is the rank, n the number of ranks."""
-UNITS = {"": 1, "K": 1024, "M": 1024**2, "G": 1024**3}
-PATTERN = re.compile(r"(\d{1,18})([KMG]?)", re.ASCII | re.IGNORECASE)
-
-
-def parse(text: str) -> int:
-    """The number of bytes that `text` stands for. Raises `ValueError` if it is no size."""
-    match = PATTERN.fullmatch(text.strip())
-    if not match or not int(match[1]):
-        raise ValueError(f"{text!r} is no size: write a whole number of bytes above 0, or one with K, M or G, as 64K")
-    return int(match[1]) * UNITS[match[2].upper()]
 
 
 def geometric_range(begin: int, end: int) -> tuple[int, ...]:
