@@ -11,7 +11,6 @@ Source: https://docs.pytorch.org/docs/stable/distributed.html#third-party-backen
 
 from __future__ import annotations
 
-import contextlib
 import threading
 import weakref
 from collections.abc import Callable, Sequence
@@ -24,7 +23,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import Backend, Work, _create_work_from_future
 
 from playground.algorithms import shared_memory
-from playground.algorithms.background import Calls, attempt, start_thread
+from playground.algorithms.background import Calls, attempt
 from playground.algorithms.collectives import all_gather_by, all_reduce_by, on_flat, reduce_scatter_by
 from playground.algorithms.operation import ADDS, Op, check, kind
 from playground.runtime.host import digest, host_id, ranks_by_host
@@ -158,7 +157,7 @@ class SharedMemory(Backend):
                     segment.hasty = threading.get_ident()
                     error = attempt(call)
                 if isinstance(error, NotAllCome):
-                    self.calls.start(call, partial(start_thread, end, begun))
+                    self.calls.start(call, begun.set_result)
                 elif error:
                     segment.give_up()  # a signal's can have come where the guard looked at another error
                     begun.set_result(error)
@@ -169,12 +168,6 @@ class SharedMemory(Backend):
         except BaseException:  # the call may be under way, and its caller does not know
             segment.give_up()
             raise
-
-
-def end(begun: torch.futures.Future[Any], error: BaseException | None) -> None:
-    """Let a call end, in a thread of its own: the program's callbacks run in it, and may wait for the next calls."""
-    with contextlib.suppress(Exception):  # of a callback: torch has logged it
-        begun.set_result(error)
 
 
 def give(tensors: list[torch.Tensor], ended: Any) -> list[torch.Tensor]:

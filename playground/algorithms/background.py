@@ -7,6 +7,7 @@ messages. Those of different groups do not wait for each other.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import weakref
 from collections.abc import Callable
@@ -15,7 +16,7 @@ from queue import SimpleQueue
 from typing import Any
 
 Finish = Callable[[BaseException | None], object]
-"""Is called when a call has ended, with what it raised; the next call is made after it."""
+"""Is called when a call has ended, with what it raised. Callbacks of the program's may run in it."""
 
 
 class Work:
@@ -55,10 +56,10 @@ class Calls:
 
     def __init__(self) -> None:
         self.waiting: SimpleQueue[tuple[Callable[[], object], Finish] | None] = SimpleQueue()
-        """Calls to make, in order; None ends the thread: nothing is started any more."""
-        self.started = self.made = 0
-        """How many asynchronous calls there were, and how many of them have been made."""
-        self.change = threading.Condition()
+        """Calls to make, in order; None lets the threads go: nothing is started any more."""
+        self.started = self.made = self.free = 0
+        """How many asynchronous calls there were, how many of them have been made, and the threads in no callback."""
+        self.change, self.turn = threading.Condition(), threading.Lock()
 
     def is_idle(self) -> bool:
         """Whether all asynchronous calls have been made."""
@@ -76,24 +77,32 @@ class Calls:
         with self.change:
             self.waiting.put((call, finish))
             self.started += 1
-            if self.started == 1:
-                start_thread(self.work)
+            self.provide_thread()
+
+    def provide_thread(self) -> None:
+        """Start a thread if calls are waiting and all threads are in callbacks, which may wait for these very calls."""
+        if not self.free and self.made < self.started:
+            threading.Thread(target=self.work, name="collective", daemon=True).start()  # no rank's end waits for it
+            self.free += 1
 
     def work(self) -> None:
         """Make calls until there are to be no more."""
-        while entry := self.waiting.get():
-            call, finish = entry
-            error = attempt(call)
+        while True:
+            with self.turn:
+                if not (entry := self.waiting.get()):
+                    break
+                call, finish = entry
+                error = attempt(call)
+                with self.change:
+                    self.made, self.free = self.made + 1, self.free - 1
+                    self.change.notify_all()
+                    self.provide_thread()
+            with contextlib.suppress(Exception):  # of a callback: torch has logged it
+                finish(error)
+            del entry, call, finish, error  # which hold tensors, and the group
             with self.change:
-                self.made += 1
-                self.change.notify_all()
-            finish(error)
-            del entry, call, finish  # which hold tensors, and the group
-
-
-def start_thread(function: Callable[..., object], *args: object) -> None:
-    """Call the function in a thread, for whose end no rank's waits."""
-    threading.Thread(target=function, args=args, name="collective", daemon=True).start()
+                self.free += 1
+        self.waiting.put(None)  # for the next thread
 
 
 _calls: weakref.WeakKeyDictionary[Any, Calls] = weakref.WeakKeyDictionary()
