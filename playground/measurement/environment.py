@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import platform
 import re
 from dataclasses import dataclass
@@ -59,19 +58,11 @@ def describe() -> Environment:
 
 def processor() -> str:
     """The name of the processor: the vendor's, if the system knows it."""
-    try:
-        found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
-    except OSError:
-        found = None
-    return found[1] if found else platform.processor() or platform.machine()
+    found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+    return found[1] if found else platform.machine()
 
 
 def memory(which: str) -> int:
-    """Bytes of memory: "MemTotal", or "MemAvailable". All of the memory, if the system does not distinguish them."""
-    try:
-        found = re.search(rf"^{which}:\s*(\d+) kB$", Path("/proc/meminfo").read_text(), re.MULTILINE)
-    except OSError:
-        found = None
-    if not found:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return int(found[1]) * 1024
+    """Bytes of memory: "MemTotal", or "MemAvailable"."""
+    lines = (line.split() for line in Path("/proc/meminfo").read_text().splitlines())
+    return next(1024 * int(amount) for name, amount, *_ in lines if name == f"{which}:")

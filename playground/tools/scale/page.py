@@ -64,17 +64,15 @@ def machine_lines(machine: Machine) -> list[str]:
 
 def plan_text(plan: Fields) -> str:
     """The groups that are measured."""
-    if plan["hosts"] > 1:
-        each = f"{plan['ranks_per_host']} rank{'s' * (plan['ranks_per_host'] > 1)} each"
-        return (
-            f"Hosts: {plan['hosts']} with {each}. Fitted to two ranks of one host and to two of different hosts, "
-            f"checked on other sizes and larger groups, measured for {plan['seconds']:g} s."
-        )
     fitted, held_out = (
-        " and ".join(str(len(group["ranks"])) for group in plan["groups"] if group[which])
+        " and ".join(dict.fromkeys(str(len(group["ranks"])) for group in plan["groups"] if group[which]))
         for which in ("fitted", "held_out")
     )
-    return f"Fitted to groups of {fitted} ranks, checked on groups of {held_out}, measured for {plan['seconds']:g} s."
+    hosts = f"Hosts: {plan['hosts']} with {plan['ranks_per_host']} each. " * (plan["hosts"] > 1)
+    return (
+        f"{hosts}Fitted to groups of {fitted} ranks, checked on other sizes and groups of {held_out}, measured for "
+        f"{plan['seconds']:g} s."
+    )
 
 
 def errors_table(points: Sequence[Fields]) -> Table:
