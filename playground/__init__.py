@@ -10,7 +10,7 @@
     training/     what lessons that train share: partition, data, net, the training step, gradient synchronisation
     measurement/  timing side by side, and the machine it was done on
     runtime/      N processes become one world: launch(), rendezvous, backends, failures
-    console/      what every command shares: options, tables, progress, plots, JSON
+    console/      what every command shares: options, tables, progress, JSON
     app           the command line put together
     testing       the pytest plugin: real ranks for your own tests
 

@@ -211,10 +211,6 @@ def check_writable(flag: str, file: Path) -> None:
         file.unlink(missing_ok=True)
 
 
-def plot_option(about: str) -> Callable[[Any], Any]:
-    return click.option("--plot", type=FILE, metavar="FILE", help=f"Also draw {about}: .svg or .png.")
-
-
 HEADINGS = {
     "Training": ("epochs", "batch_size", "lr", "momentum", "accumulate", "loader", "loader_workers"),
     "Ranks": ("size", "backend", "timeout", "seed"),

@@ -48,5 +48,5 @@ def processor() -> str:
 
 def memory(which: str) -> int:
     """Bytes of memory: "MemTotal", or "MemAvailable"."""
-    found = re.search(rf"^{which}:\s*(\d+) kB$", Path("/proc/meminfo").read_text(), re.MULTILINE)
-    return int(found[1]) * 1024 if found else 0
+    lines = (line.split() for line in Path("/proc/meminfo").read_text().splitlines())
+    return next(1024 * int(amount) for name, amount, *_ in lines if name == f"{which}:")

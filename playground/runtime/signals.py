@@ -61,15 +61,6 @@ def exit_if_importing(number: int, frame: FrameType | None) -> None:
         os._exit(128 + number)
 
 
-def stopping_signal(error: BaseException) -> signal.Signals | None:
-    """The signal that made this process raise `error`; None if there was none."""
-    if isinstance(error, KeyboardInterrupt):
-        return signal.SIGINT
-    if isinstance(error, SystemExit) and isinstance(error.code, int) and error.code > 128:
-        return signal.Signals(error.code - 128)
-    return None
-
-
 def describe_signal(number: int) -> str:
     """Its name, if it has one."""
     try:

@@ -270,24 +270,13 @@ def all_reduce_hook(all_reduce: AllReduce, bucket: dist.GradBucket) -> torch.fut
 
         model.register_comm_hook(load_all_reduce("shared-memory"), all_reduce_hook)
 
-    In a thread, while backward goes on; the last bucket at once, for it has nothing to overlap.
+    Backward goes on when the bucket is averaged.
     Source: https://docs.pytorch.org/docs/stable/ddp_comm_hooks.html
     """
-    message = bucket.buffer().div_(dist.get_world_size())
-    begun: torch.futures.Future[Any] = torch.futures.Future()
-    if bucket.is_last():
-        all_reduce(message, op=dist.ReduceOp.SUM)
-        begun.set_result(message)
-        return begun
-    work: Any = all_reduce(message, op=dist.ReduceOp.SUM, async_op=True)
-
-    def end(_: object) -> torch.Tensor:
-        work.wait()
-        return message
-
-    ended = begun.then(end)  # so that an error in it is one to C++ too
-    work.future.add_done_callback(lambda _: begun.set_result(None))
-    return ended
+    message, averaged = bucket.buffer().div_(dist.get_world_size()), torch.futures.Future[torch.Tensor]()
+    all_reduce(message, op=dist.ReduceOp.SUM)
+    averaged.set_result(message)
+    return averaged
 
 
 # torch compares them with its classes, not with their names

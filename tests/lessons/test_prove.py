@@ -29,8 +29,8 @@ from playground.runtime.remote import remote
 from playground.testing import World
 from playground.training.data import Images
 from playground.training.grad_syncs import GRAD_SYNCS, GradSyncSpec
+from playground.training.loop import run_training
 from playground.training.net import Net
-from playground.training.run import run_training
 
 Run = Callable[..., Any]
 Worlds = Callable[..., World]

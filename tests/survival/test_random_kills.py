@@ -28,7 +28,7 @@ from playground.runtime import restart_count
 from playground.runtime.remote import Remote, remote
 from playground.survival.folder import SnapshotSettings
 from playground.training import loop
-from playground.training.run import run_training
+from playground.training.loop import run_training
 from playground.training.settings import TrainingSettings
 
 KILLS = int(os.environ.get("PLAYGROUND_TEST_KILLS", "200"))

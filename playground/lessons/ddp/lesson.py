@@ -18,9 +18,9 @@ from torch.nn.parallel import DistributedDataParallel
 from playground.runtime import device
 from playground.training.data import Images, batches, partition_dataset, partition_test_set, training_images
 from playground.training.history import History
+from playground.training.loop import default_settings
 from playground.training.net import Net
 from playground.training.results import TrainingResult
-from playground.training.run import default_settings
 from playground.training.settings import TrainingSettings
 
 
