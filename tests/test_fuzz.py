@@ -53,12 +53,12 @@ class Format:
 
 
 def make_recording() -> Files:
-    """What two ranks on two hosts have recorded: a ring, a step of training with a bucket, a GPU's lane."""
+    """What two ranks have recorded: a ring, a step of training with a bucket, a thread's lane."""
     from playground.see.record import (
+        BACKGROUND,
         BUCKET,
         COLLECTIVE,
         COMPUTE,
-        DEVICE,
         GRADIENT,
         MOVE,
         PHASE,
@@ -76,7 +76,7 @@ def make_recording() -> Files:
             ticks = iter(range(rank * 50, 10**9, 1000))
             recorder = Recorder(
                 folder, rank, capacity=200, value_capacity=500, clock=lambda ticks=ticks: next(ticks),  # type: ignore[misc]
-                host=f"host {rank}", device="cuda:0", offset=5, bound=100,
+                device="cpu",
             )  # fmt: skip
             source = recorder.sources.find(1)
             ring = recorder.open(recorder.begin(COLLECTIVE, "all_reduce (ring)", 16, (4,), group, source=source))
@@ -106,7 +106,7 @@ def make_recording() -> Files:
                 recorder.end(recorder.begin(COMPUTE, "step"))
                 recorder.close(training)
             copy = recorder.begin(COMPUTE, "forward", parent=training + 2)
-            recorder.set_lane(copy, LANE_CODES[DEVICE])
+            recorder.set_lane(copy, LANE_CODES[BACKGROUND])
             recorder.end(copy)
             recorder.stop()
         (folder / RUN).write_text(describe_run(["allreduce", "-n", "2"], "gloo", 2))

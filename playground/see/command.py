@@ -292,12 +292,10 @@ def document_of(recording: Recording) -> dict[str, object]:
     """The recording as JSON."""
     waits, ranks = Waits(recording), []
     for rank in recording.ranks:
-        about = {
-            name: getattr(rank, name) for name in ("rank", "host", "events", "dropped", "is_cut_off", "clock_bound")
-        }
         its = [wait for wait in waits.all if wait.event.rank == rank.rank]
         waited = None if rank.runs_ahead else seconds_by_cause(its)
-        ranks.append({**about, "events": len(rank.events), "waits": waited})
+        about = {"rank": rank.rank, "events": len(rank.events), "dropped": rank.dropped, "is_cut_off": rank.is_cut_off}
+        ranks.append({**about, "waits": waited})
     return {
         "command": recording.command,
         "versions": recording.versions,

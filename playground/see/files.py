@@ -72,6 +72,9 @@ class Recordings:
     @contextlib.contextmanager
     def __call__(self, world: CommandWorld, fn: Callable[..., Any]) -> Iterator[Callable[..., Any]]:
         """The function that the ranks of `world` run in place of `fn` here. Afterwards the recording is written."""
+        if world.local_size < world.size:
+            where = f"{world.size} ranks, of which this host has {world.local_size}"
+            raise UsageError(f"{FLAG} on {where}: other hosts have clocks of their own, record a run on one host")
         self.worlds += 1
         folder = self.folder / str(self.worlds)
         run = describe_run(without_option(sys.argv[1:]), world.backend, world.size) if world.is_main else ""
@@ -140,8 +143,6 @@ def describe(recording: Recording) -> str:
         parts.append(f"{dropped:,} more found no room")
     if cut_off := [str(rank.rank) for rank in recording.ranks if rank.is_cut_off]:
         parts.append(f"cut off on rank{'s' * (len(cut_off) > 1)} {', '.join(cut_off)}")
-    if bound := max(rank.clock_bound for rank in recording.ranks):
-        parts.append(f"clocks agree within {bound * 1e6:.0f} µs")
     return ", ".join(parts)
 
 
@@ -189,7 +190,7 @@ def entries(recording: Recording) -> Iterator[Entry]:
             lanes.setdefault(lane, []).append(entry_of(recording, event))
         if ends[rank.rank]:
             lanes[f"{MESSAGES}: sent, arrived"] = ends[rank.rank]
-        title = f"rank {rank.rank} ({rank.host}, {rank.device})"
+        title = f"rank {rank.rank} ({rank.device})"
         yield {"name": "process_name", "ph": "M", "pid": rank.rank, "tid": 0, "args": {"name": title}}
         rows = ((lane, row) for lane, slices in lanes.items() for row in rows_of(slices))
         for thread, (lane, row) in enumerate(rows):

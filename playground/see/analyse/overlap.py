@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from math import inf, isfinite
 
 from playground.see.analyse import BLOCKING, Timeline, subtract, total, union
-from playground.see.record import BUCKET, COMPUTE, DEVICE, Recording
+from playground.see.record import BUCKET, COMPUTE, Recording
 
 
 @dataclass(frozen=True)
@@ -36,8 +36,8 @@ def overlaps(recording: Recording) -> list[Overlap]:
     waits = [*timeline.waits()]
     for rank in recording.ranks:
         first = next((event.start for event in rank.events if event.name == "forward"), inf)
-        issued = (event for event in rank.events if event.start >= first and event.lane != DEVICE)
-        over = [done for event in issued if (done := timeline.as_done(event)) is not None and isfinite(done.end)]
+        issued = (event for event in rank.events if event.start >= first and not rank.runs_ahead)
+        over = [event for event in issued if isfinite(event.end)]
         waited = [(wait.start, wait.end) for wait in waits if wait.rank == rank.rank]
         compute = subtract(((event.start, event.end) for event in over if event.kind == COMPUTE), waited)
         moves = (event for event in over if event.kind in (*BLOCKING, BUCKET) and event.nbytes > 0)

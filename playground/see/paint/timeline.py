@@ -11,7 +11,7 @@ import playground.see.record as record
 from playground.measurement import format_bytes
 from playground.see.analyse import Lane, MatchedMessage, Ref, match_messages, ref_of
 from playground.see.paint import ARROW, BAR, CELL, TEXT, Scene, TimeAxis, add_key, add_lane, shorten
-from playground.see.record import BACKGROUND, DEVICE, MAIN, Event, Recording
+from playground.see.record import BACKGROUND, MAIN, Event, Recording
 
 LABELS = 9 * CELL[0]
 """Width of the ranks' names, in pixels."""
@@ -51,7 +51,7 @@ class Lanes:
         """All main threads' lanes are equally high."""
         y = 0.0
         for rank in recording.ranks:
-            for lane in ((rank.rank, name) for name in (MAIN, BACKGROUND, DEVICE)):
+            for lane in ((rank.rank, name) for name in (MAIN, BACKGROUND)):
                 if lane[1] == MAIN or lane in used:
                     rows = 1 + min(MOST_SPANS, most) if lane[1] == MAIN else max(1, min(MOST_SPANS, used[lane]))
                     self.tops[lane], self.heights[lane] = y, float(ROW * rows)
@@ -74,7 +74,7 @@ def lay_out(recording: Recording, title: str = "", *, unit: str = "") -> Scene:
     start = min((event.start for event in recording.events()), default=0.0)
     axis, lanes = TimeAxis(x=LABELS, start=start, end=recording.end), Lanes(recording)
     for rank in recording.ranks:
-        title = f"rank {rank.rank} on {rank.host}, {rank.device}" + (" (cut off)" if rank.is_cut_off else "")
+        title = f"rank {rank.rank} on {rank.device}" + (" (cut off)" if rank.is_cut_off else "")
         for lane, top in lanes.tops.items():
             if lane[0] == rank.rank:
                 name = f"rank {rank.rank}" if lane[1] == MAIN else lane[1]

@@ -27,15 +27,12 @@ def recording_texts(recording: Recording) -> list[Text]:
 def summary_texts(timeline: Timeline) -> list[Text]:
     """The command, its world, and its duration."""
     recording, ranks = timeline.recording, timeline.recording.ranks
-    where = plural(len({rank.host for rank in ranks}), "host")
     devices = dict.fromkeys(rank.device.split(":")[0] for rank in ranks)
-    bound = max((rank.clock_bound for rank in ranks), default=0.0)
-    clocks = f"clocks agree within {format_seconds(bound)}" if bound else "one clock"
     count = plural(sum(len(rank.events) for rank in ranks), "event")
     return [
         prose(heading(f"playground {' '.join(recording.command)}")),
-        f"  {plural(recording.size, 'rank')} on {where}, {recording.backend}, {', '.join(devices)}",
-        f"  {format_seconds(timeline.seconds)}, {count}; {clocks}",
+        f"  {plural(recording.size, 'rank')} on {recording.backend}, {', '.join(devices)}",
+        f"  {format_seconds(timeline.seconds)}, {count}",
     ]
 
 

@@ -17,7 +17,7 @@ from typing import NamedTuple
 from zipfile import ZIP_DEFLATED, BadZipFile, ZipFile
 
 from playground.runtime.errors import UsageError
-from playground.see.record import BACKGROUND, DEVICE, MAIN
+from playground.see.record import BACKGROUND, MAIN
 
 RECORD = struct.Struct("<5q9i2B2x")
 """The binary format of an `EventRecord`. The kind is written last: a record without one is incomplete."""
@@ -28,7 +28,7 @@ class EventRecord(NamedTuple):
 
     start: int
     end: int
-    """Nanoseconds of the rank's own clock; 0 if it has not ended."""
+    """Nanoseconds of the host's clock; 0 if it has not ended."""
     nbytes: int
     offset: int
     values: int
@@ -58,7 +58,7 @@ HEADER = struct.Struct("<8s3q48x")
 MAGIC = b"PLAYREC1"
 NONE = -1
 
-LANES = (MAIN, BACKGROUND, DEVICE)
+LANES = (MAIN, BACKGROUND)
 LANE_CODES = {lane: code for code, lane in enumerate(LANES)}
 
 EVENTS, VALUES, TABLES = "events", "values", "tables"

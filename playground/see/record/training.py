@@ -168,10 +168,10 @@ def recorded_devices(recorder: Recorder) -> Iterator[None]:
         finally:
             recorder.end_all(numbers)
 
-    def working_for(device: torch.device) -> contextlib.AbstractContextManager[None]:
+    def working_for(device: torch.device) -> contextlib.AbstractContextManager[Any]:
         """Record it as a phase with the name of the device. The main thread works for all devices."""
         is_main = recorder.thread.lane == LANE_CODES[MAIN]
-        return really_working_for(device) if is_main else recorder.working_for(device)
+        return really_working_for(device) if is_main else recorder.span(PHASE, str(device))
 
     really_working_for = device_work.working_for
     with replaced(device_work, "moving", lambda _: moving), replaced(device_work, "working_for", lambda _: working_for):

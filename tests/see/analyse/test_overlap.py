@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import replace
-from math import inf
 
 import pytest
 from hypothesis import given, strategies as st
@@ -12,7 +11,7 @@ from recordings import on_gpus, recording_of, ring, training
 
 from playground.see.analyse import clip, subtract, total, union
 from playground.see.analyse.overlap import overlaps
-from playground.see.record import DEVICE, Event
+from playground.see.record import Event
 
 moments = st.floats(0, 10)
 spans = st.lists(st.tuples(moments, moments).map(lambda pair: (min(pair), max(pair))), max_size=8)
@@ -56,14 +55,5 @@ def test_what_is_no_training_and_what_moves_no_bytes_is_left_out() -> None:
     assert overlaps(recording_of([[*events, barrier]])) == overlaps(ring(2)) == []
 
 
-def test_where_the_device_has_told_its_times_they_count() -> None:
-    """The host issues in no time what the device does for seconds, and what it waits for has nothing to do with it."""
-    host = [Event(4, 0, "wait", "wait", 0.5, 1.5), Event(5, 0, "send", "send", 0.5, 1.5, nbytes=8)]
-    device: list[Event] = []
-    for number, (name, start, end) in enumerate((("forward", 1, 2), ("backward", 2, 4), ("all_reduce", 3, 5))):
-        kind, nbytes = ("collective", 8) if name == "all_reduce" else ("compute", 0)
-        host.append(Event(number, 0, kind, name, number / 10, inf if nbytes else number / 10, nbytes=nbytes))
-        device.append(Event(6 + number, 0, kind, name, start, end, DEVICE, number, nbytes=nbytes))
-    (found,) = overlaps(on_gpus(recording_of([[*host, *device]])))
-    assert (found.overlap, found.compute, found.communication) == (1.0, 3.0, 2.0)
-    assert overlaps(on_gpus(recording_of([host]))) == []
+def test_on_gpus_times_are_those_of_issue_and_tell_no_overlap() -> None:
+    assert overlaps(on_gpus(training(2))) == []

@@ -116,7 +116,7 @@ def test_nothing_but_text_reaches_terminals_and_pictures(packed: Path, tmp_path:
         elif line[0] == "source":
             line[1] = [evil, line[1][1], evil, evil]
         elif line[0] == "start":
-            line[1] |= {"host": evil, "device": evil}
+            line[1] |= {"device": evil}
     files["rank-0.tables"] = "".join(f"{json.dumps(line)}\n" for line in lines).encode()
     write_zip(tmp_path / "evil.playground", files)
     shown = run_cli("see", tmp_path / "evil.playground")
