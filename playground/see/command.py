@@ -144,8 +144,8 @@ RUNS = {
     "pipeline": FigureRun(remote("playground.lessons.pipeline.experiment:run"), 2, pipeline_arguments),
     "zero": FigureRun(remote("playground.lessons.zero.measure:count_ways"), 4, (ZERO,)),
     "tensor": FigureRun(remote("playground.see.paint.ranks:cut_mlp"), 2),
-    "ddp": FigureRun(BACKWARD, 2, ("net",)),
-    "ddp, four parameters": FigureRun(BACKWARD, 2, ("four",)),
+    "ddp": FigureRun(BACKWARD, 2, ("net",), recorded=True),
+    "ddp, four parameters": FigureRun(BACKWARD, 2, ("four",), recorded=True),
     "data-parallel": FigureRun(remote("playground.see.paint.ranks:data_parallel_steps"), 1, (WAYS,), recorded=True),
     "data-parallel, memory": FigureRun(remote("playground.lessons.data_parallel.experiment:ways"), 1, (WAYS,)),
 }
