@@ -5,11 +5,11 @@ when they are done.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import shutil
 import sys
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from math import isfinite
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from playground.see.paint.painters import check_ending, paint_scene, to_svg, wri
 from playground.see.paint.timeline import lay_out
 from playground.see.paint.words import plural, to_words
 from playground.see.play import render_page
-from playground.see.record import GRADIENT, RECEIVE, SEND, VALUES, Event, Recording
+from playground.see.record import COMPUTE, GRADIENT, MAIN, MOVE, PHASE, VALUES, WAIT, Event, Recording
 from playground.see.record.layout import RUN, TABLES, write_zip
 from playground.see.record.run import RECORDED, Recorded, collect, describe_run, merge
 
@@ -153,8 +153,8 @@ def amount(recording: Recording) -> str:
 
 SENT = 1e-6
 """Seconds that a slice `sent` is long, at most: an arrow begins in it."""
-MESSAGES = "messages"
-"""The lane of sends and receives, which overlap with everything."""
+NESTED = (PHASE, COMPUTE, WAIT, MOVE)
+"""Kinds whose events in a main thread lie in each other or beside each other."""
 Entry = dict[str, Any]
 """One event of the format. `ts` and `dur` are in microseconds."""
 
@@ -166,83 +166,53 @@ def to_chrome(recording: Recording) -> str:
     """
     about = {"command": " ".join(recording.command), "backend": recording.backend, **recording.versions}
     about["dropped"] = str(sum(rank.dropped for rank in recording.ranks))
-    document = {"traceEvents": [*entries(recording)], "displayTimeUnit": "ns", "otherData": about}
+    found = [*event_entries(recording), *message_entries(recording)]
+    document = {"traceEvents": found, "displayTimeUnit": "ns", "otherData": about}
     return json.dumps(document, separators=(",", ":"), allow_nan=False) + "\n"
 
 
-def entries(recording: Recording) -> Iterator[Entry]:
-    """The entries of a trace, rank by rank: its name, its lanes' names, its events, and the ends of its messages.
+def event_entries(recording: Recording) -> Iterator[Entry]:
+    """The entries of events. A process is a rank, and its thread 0 the main one. Slices of a thread must lie in each
+    other or beside each other: what may overlap is asynchronous, which has rows of its own."""
+    numbers = itertools.count()
+    for rank in recording.ranks:
+        where = {"pid": rank.rank, "tid": 0}
+        yield {"name": "process_name", "ph": "M", **where, "args": {"name": f"rank {rank.rank} ({rank.device})"}}
+        yield {"name": "thread_name", "ph": "M", **where, "args": {"name": MAIN}}
+        for event in rank.events:
+            start = microseconds(event.start)
+            end = microseconds(event.end if isfinite(event.end) else max(recording.end, event.start))
+            about = {"name": event.name, "cat": event.kind, **where}
+            entry = {**about, "ts": start, "args": arguments(recording, event)}
+            if event.kind in (GRADIENT, VALUES):
+                yield entry | {"ph": "i", "s": "t"}
+            elif event.kind in NESTED and event.lane == MAIN:
+                yield entry | {"ph": "X", "dur": round(end - start, 3)}
+            else:
+                yield entry | {"ph": "b", "id": (number := next(numbers))}
+                yield about | {"ph": "e", "id": number, "ts": end}
 
-    A process is a rank. A thread is one of its lanes, or a row below it: slices of one thread must lie in each other or
-    beside each other, so those that partially overlap are moved to a row of their own. An arrow leads from a short
-    slice `sent` to one without length, `arrived`, because arrows there connect slices.
-    """
-    ends: dict[int, list[Entry]] = defaultdict(list)
+
+def message_entries(recording: Recording) -> Iterator[Entry]:
+    """The arrows of messages. An arrow leads from a short slice `sent` to one without length, `arrived`, in a thread of
+    their own, because arrows connect slices."""
+    for rank in recording.ranks:
+        yield {"name": "thread_name", "ph": "M", "pid": rank.rank, "tid": 1, "args": {"name": "messages"}}
     for number, (send, receive) in enumerate(match_messages(recording)[0]):
         if isfinite(receive.end):
-            about, lasts = {"cat": "message", "ph": "X", "id": number}, microseconds(min(send.seconds, SENT))
-            ends[send.rank].append({"name": "sent", **about, "ts": microseconds(send.start), "dur": lasts})
-            ends[receive.rank].append({"name": "arrived", **about, "ts": microseconds(receive.end), "dur": 0})
-    for rank in recording.ranks:
-        lanes: dict[str, list[Entry]] = {}
-        for event in rank.events:
-            lane = MESSAGES if event.kind in (SEND, RECEIVE) else event.lane
-            lanes.setdefault(lane, []).append(entry_of(recording, event))
-        if ends[rank.rank]:
-            lanes[f"{MESSAGES}: sent, arrived"] = ends[rank.rank]
-        title = f"rank {rank.rank} ({rank.device})"
-        yield {"name": "process_name", "ph": "M", "pid": rank.rank, "tid": 0, "args": {"name": title}}
-        rows = ((lane, row) for lane, slices in lanes.items() for row in rows_of(slices))
-        for thread, (lane, row) in enumerate(rows):
-            where = {"pid": rank.rank, "tid": thread}
-            yield {"name": "thread_name", "ph": "M", **where, "args": {"name": lane}}
-            for entry in row:
-                yield entry | where
-                if "id" in entry:
-                    end = {"name": "message", "cat": "message", "ph": "s", "id": entry["id"], "ts": entry["ts"]}
-                    yield (end if entry["name"] == "sent" else end | {"ph": "f", "bp": "e"}) | where
-
-
-def rows_of(slices: Iterable[Entry]) -> list[list[Entry]]:
-    """The slices in rows, in each of which no two overlap unless one contains the other."""
-    rows: list[list[Entry]] = []
-    ends: list[list[float]] = []
-    """For each row the ends of the slices that are open in it, outermost first."""
-    for entry in sorted(slices, key=lambda entry: (entry["ts"], -entry.get("dur", 0.0))):
-        start, end = entry["ts"], entry["ts"] + entry.get("dur", 0.0)
-        for row, until in zip(rows, ends, strict=True):  # noqa: B007 - it goes into this row
-            while until and until[-1] <= start:
-                until.pop()
-            if not until or end <= until[-1]:
-                break
-        else:
-            row, until = list[Entry](), list[float]()
-            rows.append(row)
-            ends.append(until)
-        row.append(entry)
-        until.append(end)
-    return rows
-
-
-def entry_of(recording: Recording, event: Event) -> Entry:
-    """An event as a slice, or as an instant."""
-    start, args = microseconds(event.start), arguments(recording, event)
-    entry = {"name": event.name, "cat": event.kind, "ts": start, "args": args}
-    if event.kind in (GRADIENT, VALUES):
-        return entry | {"ph": "i", "s": "t"}
-    end = event.end if isfinite(event.end) else max(recording.end, event.start)
-    return entry | {"ph": "X", "dur": round(microseconds(end) - start, 3)}
+            for name, event, at, long, arrow in (
+                ("sent", send, send.start, min(send.seconds, SENT), {"ph": "s"}),
+                ("arrived", receive, receive.end, 0.0, {"ph": "f", "bp": "e"}),
+            ):
+                where = {"cat": "message", "pid": event.rank, "tid": 1, "ts": microseconds(at), "id": number}
+                yield {"name": name, "ph": "X", **where, "dur": microseconds(long)}
+                yield {"name": "message", **where, **arrow}
 
 
 def arguments(recording: Recording, event: Event) -> dict[str, object]:
-    """The fields of an event besides its time. JSON has neither NaN nor infinity: they become strings."""
-    found: dict[str, object] = {"number": event.number}
-    for name in ("peer", "nbytes", "message", "tag", "offset", "group", "shape", "values", "awaits"):
-        value = getattr(event, name)
-        if isinstance(value, tuple) and value:
-            found[name] = [each if isfinite(each) else str(each) for each in value]
-        elif isinstance(value, int) and (value or name in ("peer", "message", "offset")):
-            found[name] = value
+    """The fields of an event besides its time."""
+    names = ("number", "peer", "nbytes", "message", "tag", "offset", "group", "shape", "awaits")
+    found = {name: value for name in names if (value := getattr(event, name)) not in (None, ())}
     if event.source is not None:
         source = recording.sources[event.source]
         found["source"] = f"{source.file}:{source.line} in {source.function}"
