@@ -33,8 +33,8 @@ class RecordingExecutor(Executor):
         async_op: bool,
     ) -> Any:  # fmt: skip
         """Record the collective from the call until it is done."""
-        ranks, source = ranks_of(group), self.recorder.sources.find()
-        number = self.recorder.begin(COLLECTIVE, name, bytes_of(input), input.shape, ranks, source=source)
+        where = {"source": self.recorder.sources.find(), "parent": self.recorder.around()}
+        number = self.recorder.begin(COLLECTIVE, name, bytes_of(input), input.shape, ranks_of(group), **where)
         whole = functools.partial(self.run_whole, number, call, output, async_op)
         work = super().collective(name, whole, input, output, group, async_op)
         return None if work is None else RecordedWork(self.recorder, work, number)
@@ -111,18 +111,18 @@ class RecordedWork:
 
     def __init__(self, recorder: Recorder, work: Any, number: int) -> None:
         self.recorder, self.work = recorder, work
-        self.numbers = [number]
-        """Numbers of the events that the first wait is for: the collective's, and that of the bucket it averages."""
+        self.number: int | None = number
+        """The number of the collective's event, until the first wait."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.work, name)
 
     def wait(self) -> Any:
-        numbers, self.numbers = self.numbers, []
-        wait = self.recorder.begin_wait(numbers, self.recorder.sources.find()) if numbers else None
+        number, self.number = self.number, None
+        if number is None:
+            return self.work.wait()
+        wait = self.recorder.begin_wait([number], self.recorder.sources.find())
         try:
             return self.work.wait()
         finally:
-            if wait is not None:
-                self.recorder.end(wait)
-            self.recorder.end_once(numbers)
+            self.recorder.end(wait)

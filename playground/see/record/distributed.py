@@ -109,7 +109,8 @@ class CallRecorder(Observer):
         shape = tensors[0].shape if len(tensors) == 1 else ()
         nbytes, source = sum(map(bytes_of, tensors)), recorder.sources.find()
         peer = NONE if root is None else root
-        number = recorder.begin(COLLECTIVE, call.name, nbytes, shape, call.ranks, peer, source=source)
+        where = {"source": source, "parent": recorder.around()}
+        number = recorder.begin(COLLECTIVE, call.name, nbytes, shape, call.ranks, peer, **where)
         before = values_of_all(given)
         if before is not None:
             recorder.instant(VALUES, "before", before, parent=number)

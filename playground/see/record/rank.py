@@ -65,7 +65,7 @@ def installed(recorder: Recorder) -> Iterator[None]:
         executed_by(RecordingExecutor(recorder, calls)),
         replaced(steps, "attempt", wrap_attempt),
         recorded_devices(recorder),
-        TrainingHooks(recorder, BucketHooks(recorder, calls)).installed(),
+        TrainingHooks(recorder, BucketHooks(recorder)).installed(),
     ):
         yield
 
