@@ -26,7 +26,6 @@ from playground.runtime.launcher.launch import launch
 from playground.runtime.rank.rank import Event as Report
 from playground.runtime.remote import ROOT, Remote, remote
 from playground.see import SEE
-from playground.see.analyse.overlap import overlaps
 from playground.see.analyse.waits import Waits, seconds_by_cause
 from playground.see.files import PAINTED, amount, paint, paint_steps
 from playground.see.paint import Evidence, Scene, collectives, data_parallel as dp, training
@@ -301,7 +300,6 @@ def document_of(recording: Recording) -> dict[str, object]:
         "versions": recording.versions,
         "seconds_recorded": recording.end,
         "ranks": ranks,
-        "overlap": overlaps(recording),
     }
 
 

@@ -41,11 +41,6 @@ def test_a_straggler_is_named_with_its_line_but_nothing_is_derived_on_gpus() -> 
     assert not re.search("late sender|Longest wait|straggler", text)
 
 
-def test_overlap() -> None:
-    text = text_of(training(2, steps=5))
-    assert re.search(r"^ +1 +27.50 +15.02 +10.00 +67$", text, re.MULTILINE)
-
-
 def test_what_is_missing_is_said() -> None:
     recording = play([[Receive(1, 8), Wait()], []])
     ranks = (replace(recording.ranks[0], is_cut_off=True), replace(recording.ranks[1], dropped=1234))

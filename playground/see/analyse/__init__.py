@@ -149,18 +149,6 @@ def clip(intervals: Iterable[Interval], start: float, end: float) -> list[Interv
     return [(first, last) for first, last in clipped if first < last]
 
 
-def subtract(intervals: Iterable[Interval], others: Iterable[Interval]) -> list[Interval]:
-    """Their parts that lie in none of the others."""
-    taken, left = union(others), list[Interval]()
-    ends = [end for _, end in taken]
-    for start, end in union(intervals):
-        for first, last in taken[bisect_right(ends, start) : bisect_left(taken, (end,))]:
-            left.append((start, first))
-            start = last
-        left.append((start, end))
-    return [(start, end) for start, end in left if start < end]
-
-
 class MatchedMessage(NamedTuple):
     """A send and its receive."""
 
