@@ -92,12 +92,8 @@ class ThreadState(threading.local):
         """Numbers of the spans around that one."""
         self.is_inside = False
         """Whether the thread is inside a call that is recorded as a whole."""
-        self.is_waiting = False
-        """Whether it is inside a wait that is recorded as a whole."""
         self.flat: Any = None
         """The tensor of our collective that the thread is running."""
-        self.source: int | None = None
-        """The line on which it starts messages."""
         self.phase, self.phase_number = "", NONE
         """The phase of it, and the number of its event."""
 
