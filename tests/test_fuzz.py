@@ -133,11 +133,11 @@ def see(file: Path) -> None:
     from playground.console.rendering import render
     from playground.console.session import to_document
     from playground.see.command import document_of, read
-    from playground.see.files import PAINTED, describe, paint, paint_steps
+    from playground.see.files import PAINTED, amount, paint, paint_steps
     from playground.see.paint.words import recording_texts
 
     recording = read(file)
-    describe(recording)
+    amount(recording)
     render(recording_texts(recording), 80)
     to_document(document_of(recording))
     for ending in PAINTED:

@@ -53,8 +53,7 @@ def paint_steps(recording: Recording, file: Path) -> None:
 
 
 class Recordings:
-    """The recordings of a command's worlds: the first goes to the file that was asked for, the others into a folder
-    beside it, numbered from 2 on; those of an earlier command are removed from there.
+    """Records a command's first world, up to its first failure, into the file that was asked for.
 
     Raises `UsageError` for an unknown ending or a file that cannot be written. Where that fails after the run, a line
     says so, and where the ranks' folder is left: `see` reads it, too.
@@ -66,8 +65,7 @@ class Recordings:
         self.file = file.absolute()
         self.folder = self.file.with_name(f"{file.name}.ranks")
         """The folder that ranks write to."""
-        self.others = self.file.with_name(f"{file.name}.worlds")
-        self.worlds = self.written = 0
+        self.has_begun = False
 
     @contextlib.contextmanager
     def __call__(self, world: CommandWorld, fn: Callable[..., Any]) -> Iterator[Callable[..., Any]]:
@@ -75,58 +73,40 @@ class Recordings:
         if world.local_size < world.size:
             where = f"{world.size} ranks, of which this host has {world.local_size}"
             raise UsageError(f"{FLAG} on {where}: other hosts have clocks of their own, record a run on one host")
-        self.worlds += 1
-        folder = self.folder / str(self.worlds)
+        if self.has_begun:
+            yield fn
+            return
+        self.has_begun = True
         run = describe_run(without_option(sys.argv[1:]), world.backend, world.size) if world.is_main else ""
         if world.rank_env is None:
-            shutil.rmtree(folder, ignore_errors=True)
-        if world.is_main and self.worlds == 1:
-            self.remove_others()
+            shutil.rmtree(self.folder, ignore_errors=True)
         world.warm_up(RECORDED)
         try:
-            yield Recorded(fn, folder, run)
+            yield Recorded(fn, self.folder, run)
         finally:
             if world.is_main:
-                self.write_all(folder, run)
+                self.write(run)
 
-    def remove_others(self) -> None:
-        """Remove the recordings of an earlier command beside the file."""
-        for file in self.others.glob("*.*"):
-            if file.stem.isdigit() and file.suffix in (KEPT, *PAINTED):
-                file.unlink()
-        with contextlib.suppress(OSError):  # there is something else in it, or it is not there
-            self.others.rmdir()
-
-    def write_all(self, folder: Path, run: str) -> None:
-        """Write a file for each attempt of one world, the failed ones and the last. Called by rank 0, or by the process
-        that started the ranks."""
-        for attempt in sorted({file.parent for file in folder.glob(f"*/*.{TABLES}")}, key=lambda each: int(each.name)):
+    def write(self, run: str) -> None:
+        """Write the file. Called by rank 0, or by the process that started the ranks."""
+        for tables in sorted(self.folder.glob(f"*/*.{TABLES}"))[:1]:
+            folder = tables.parent
             try:
-                if not (attempt / RUN).exists():  # rank 0 had not written it
-                    (attempt / RUN).write_text(run)
-                click.echo(self.write(attempt), err=True)
+                if not (folder / RUN).exists():  # rank 0 had not written it
+                    (folder / RUN).write_text(run)
+                files = collect(folder)
+                recording = merge(files, folder)
+                if self.file.suffix == KEPT:
+                    write_zip(self.file, files)
+                else:
+                    paint(recording, self.file)
             except (OSError, UsageError) as error:
                 why = error.strerror if isinstance(error, OSError) else error
-                shown = f"`playground see {attempt}` shows what the ranks have written"
+                shown = f"`playground see {folder}` shows what the ranks have written"
                 click.echo(f"{FLAG} {self.file.name}: no recording could be written ({why}): {shown}", err=True)
                 return
-        shutil.rmtree(folder, ignore_errors=True)
-        with contextlib.suppress(OSError):  # there is something else in it
-            self.folder.rmdir()
-
-    def write(self, folder: Path) -> str:
-        """Write the file of this recording. Returns a line about it."""
-        self.written, file = self.written + 1, self.file
-        if self.written > 1:
-            self.others.mkdir(exist_ok=True)
-            file = self.others / f"{self.written}{self.file.suffix}"
-        files = collect(folder)
-        recording = merge(files, folder)
-        if file.suffix == KEPT:
-            write_zip(file, files)
-        else:
-            paint(recording, file)
-        return f"{FLAG}: {printable(str(file.relative_to(self.file.parent)))} shows {describe(recording)}"
+            click.echo(f"{FLAG}: {printable(self.file.name)} shows {amount(recording)}", err=True)
+        shutil.rmtree(self.folder, ignore_errors=True)
 
 
 def without_option(words: Sequence[str]) -> list[str]:
@@ -134,16 +114,6 @@ def without_option(words: Sequence[str]) -> list[str]:
     places = [place for place, word in enumerate(words) if word == FLAG]
     left_out = {*places, *(place + 1 for place in places)}
     return [word for place, word in enumerate(words) if place not in left_out and not word.startswith(f"{FLAG}=")]
-
-
-def describe(recording: Recording) -> str:
-    """A line on how much of a run was recorded."""
-    parts = [amount(recording)]
-    if dropped := sum(rank.dropped for rank in recording.ranks):
-        parts.append(f"{dropped:,} more found no room")
-    if cut_off := [str(rank.rank) for rank in recording.ranks if rank.is_cut_off]:
-        parts.append(f"cut off on rank{'s' * (len(cut_off) > 1)} {', '.join(cut_off)}")
-    return ", ".join(parts)
 
 
 def amount(recording: Recording) -> str:
