@@ -36,12 +36,12 @@ def write_file(folder: Path, files: Files) -> None:
 
 
 def make_recording() -> Files:
-    """What two ranks on two hosts have recorded: a ring, a step of training with a bucket, a GPU's lane."""
+    """What two ranks have recorded: a ring, a step of training with a bucket, a thread's lane."""
     from playground.see.record import (
+        BACKGROUND,
         BUCKET,
         COLLECTIVE,
         COMPUTE,
-        DEVICE,
         GRADIENT,
         MOVE,
         PHASE,
@@ -59,7 +59,7 @@ def make_recording() -> Files:
             ticks = iter(range(rank * 50, 10**9, 1000))
             recorder = Recorder(
                 folder, rank, capacity=200, value_capacity=500, clock=lambda ticks=ticks: next(ticks),  # type: ignore[misc]
-                host=f"host {rank}", device="cuda:0", offset=5, bound=100,
+                device="cpu",
             )  # fmt: skip
             source = recorder.sources.find(1)
             ring = recorder.open(recorder.begin(COLLECTIVE, "all_reduce (ring)", 16, (4,), group, source=source))
@@ -89,7 +89,7 @@ def make_recording() -> Files:
                 recorder.end(recorder.begin(COMPUTE, "step"))
                 recorder.close(training)
             copy = recorder.begin(COMPUTE, "forward", parent=training + 2)
-            recorder.set_lane(copy, LANE_CODES[DEVICE])
+            recorder.set_lane(copy, LANE_CODES[BACKGROUND])
             recorder.end(copy)
             recorder.stop()
         (folder / RUN).write_text(describe_run(["allreduce", "-n", "2"], "gloo", 2))
@@ -116,11 +116,11 @@ def see(file: Path) -> None:
     from playground.console.rendering import render
     from playground.console.session import to_document
     from playground.see.command import document_of, read
-    from playground.see.files import PAINTED, describe, paint, paint_steps
+    from playground.see.files import PAINTED, amount, paint, paint_steps
     from playground.see.paint.words import recording_texts
 
     recording = read(file)
-    describe(recording)
+    amount(recording)
     render(recording_texts(recording), 80)
     to_document(document_of(recording))
     for ending in PAINTED:

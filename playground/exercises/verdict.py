@@ -66,8 +66,6 @@ class Verdict:
     """Sizes of the worlds that passed."""
     world: int | None = None
     case: str = ""
-    number: int | None = None
-    """Place of the case among those of this world."""
     rank: int | None = None
     where: str = ""
     """The tensor or value that differs, where there are several: grad[0]."""
@@ -171,7 +169,7 @@ def attempt(solution: Solution, before: Sequence[Solution], size: int, seed: int
     made = Attempt(size)
     found: Found = {}
     try:
-        arguments = ((*before, solution), seed, None)
+        arguments = ((*before, solution), seed)
         launch(JUDGE, size, args=arguments, timeout=HANGS, on_report=made.take, fresh=True)
     except Ended as end:
         found = end.found
@@ -203,7 +201,7 @@ def check_solution(
         if last.found:
             name = name_mistake(solution, before, seed, made, size)
             found = {"case": last.about, **last.found, **name}
-            return replace(verdict, world=size, number=last.case, **found)  # type: ignore[arg-type]
+            return replace(verdict, world=size, **found)  # type: ignore[arg-type]
         verdict = replace(verdict, passed=(*verdict.passed, size))
     return verdict
 
