@@ -9,6 +9,7 @@ import signal
 import sys
 from collections.abc import Iterator
 from functools import partial
+from pathlib import Path
 from typing import Any, NoReturn
 
 import click
@@ -29,6 +30,8 @@ from playground.see import SEE
 from playground.site import CHAPTERS, SITE
 
 TOOLS = {**tools.TOOLS, SEE.name: SEE}
+LESSONS_BY_FOLDER = {Path(lesson.path).name: lesson for lesson in PATH}
+"""As `become_command` knows them."""
 COMMANDS = [*LESSONS, *EXERCISES, *TOOLS, SITE.name]
 READ, READS = "read", "show a chapter or a page beside it, the map, running, tutorials, or the glossary"
 COMMAND_LISTS = {
@@ -92,7 +95,7 @@ class Commands(click.Group):
             command = read
         elif tool := {**TOOLS, **EXERCISES, SITE.name: SITE}.get(cmd_name):
             command = tool.command.load()
-        elif lesson := LESSONS.get(cmd_name):
+        elif lesson := LESSONS.get(cmd_name) or LESSONS_BY_FOLDER.get(cmd_name):
             command = lesson.command.load() if lesson.command else steps_command(lesson)
         if command:
             vars(command)["format_options"] = partial(format_options, command)

@@ -196,6 +196,10 @@ CATALOGUE = {
         Exercise("tensor/mirrored", (2, 3, 1, 4)),
         Exercise("tensor/heads", (2, 3, 1, 4)),
         Exercise("tensor/vocabulary_loss", (2, 3, 1, 4)),
+        Exercise("context/merge", (2, 3, 1, 4)),
+        Exercise("context/zigzag", (2, 3, 1, 4)),
+        Exercise("experts/dispatch", (2, 3, 1, 4)),
+        Exercise("experts/combine", (2, 3, 1, 4)),
     )
 }
 """All exercises by name, in order."""

@@ -1,6 +1,6 @@
 """The recorded runs that the pages of `site` play: they travel with the project. Does not import torch.
 
-python -m playground.see.runs              # records all of them, in some minutes
+python -m playground.see.runs              # records those that are missing, or whose programs have changed
 python -m playground.see.runs ring sgd     # records these
 """
 
@@ -69,7 +69,8 @@ def find_run(name: str) -> Recording | None:
     if not (file := file_of_run(name)).is_file():
         return None
     recording, sources = read_recording(file), []
-    today = {each: (ROOT / each).read_text(encoding="utf-8") for each in recording.texts}
+    files = {each: ROOT / each for each in recording.texts}
+    today = {each: file.read_text(encoding="utf-8") if file.is_file() else "" for each, file in files.items()}
     for source in recording.sources:
         then, now = (texts[source.file].splitlines() for texts in (recording.texts, today))
         line = then[source.line - 1]
@@ -83,6 +84,13 @@ def find_run(name: str) -> Recording | None:
     return replace(recording, sources=tuple(sources), texts=today)
 
 
+def is_current(name: str) -> bool:
+    """Whether a run is recorded, and with today's program."""
+    with contextlib.suppress(PlaygroundError):
+        return find_run(name) is not None
+    return False
+
+
 if __name__ == "__main__":
-    for each in sys.argv[1:] or RECORDABLE:
+    for each in sys.argv[1:] or [name for name in RECORDABLE if not is_current(name)]:
         print(record(each))

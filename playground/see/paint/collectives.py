@@ -157,7 +157,6 @@ def ring_chunk(run: Evidence) -> Scene:
         ("passed on, inside", "message", CELL[1] / 2),
     ):
         scene.add(paint.TEXT, paint.WIDTH / 2, RING_MIDDLE + y, text=text, style=style)
-    scene.takes_turns = True
     return scene.with_caption(
         f"Recorded messages: {len(hops)} = 2(N - 1) hops of {format_bytes(hops[0].send.nbytes)}; the number after each "
         "hop is what travels.",
@@ -291,6 +290,25 @@ def cut_mlp(run: Evidence) -> Scene:
         [("forward: leave adds up", forward), ("backward: enter adds up", backward)],
         "Each rank has half of the first matrix's outputs, and of the second's inputs. Crossed arrows: an all_reduce. "
         "d: the gradient of what follows. The numbers are those that the ranks returned.",
+    )
+
+
+def causal_square(run: Evidence) -> Scene:
+    """context: which rank computes which pair of a query and a key, in both orders."""
+    scene, length = Scene("Who computes which pairs of causal attention"), run.arguments[0]
+    cell, top = (paint.WIDTH / 2 - 4 * paint.MARGIN) / length, 1.5 * CELL[1]
+    for column, order in enumerate(run.results[0]):
+        x, ranks = 2 * paint.MARGIN + column * paint.WIDTH / 2, [each[order] for each in run.results]
+        counts = [sum(count for *_, count in rows) for rows in ranks]
+        about = f"{order}: {min(counts)} to {max(counts)} pairs on a rank"
+        scene.add(paint.TEXT, x, CELL[1] / 2, text=about, align="start")
+        for rank, query, key, count in [(rank, *row) for rank, rows in enumerate(ranks) for row in rows]:
+            look = {"style": f"bucket {rank}", "title": f"rank {rank}: query {query}, keys {key} to {key + count - 1}"}
+            scene.add(paint.LANE, x + key * cell, top + query * cell, count * cell, cell, **look)
+    paint.add_key(scene, {f"bucket {rank}": f"rank {rank}" for rank in range(len(run.results))})
+    return scene.with_caption(
+        f"A row for each of {length} queries, a column for each key. The colour is the rank that has the query and, as "
+        "blocks of keys come by, computes the pair."
     )
 
 
