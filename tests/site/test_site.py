@@ -163,8 +163,6 @@ def test_a_player_leads_to_the_lines_of_the_board(show: Callable[..., Browser]) 
     assert window.ask("return document.getElementById(arguments[0].slice(1)).dataset.ranks", line) == "rank 0, 1, 2, 3"
     said = window.text(".line a").split(maxsplit=1)[1]
     assert window.ask("return document.getElementById(arguments[0].slice(1)).innerText.trim()", line) == said
-    window.press("/", "e")
-    assert window.ask("return document.querySelector('[type=search]').value") == "e"
 
 
 @in_browser
