@@ -128,6 +128,12 @@ PATH = (
         default_size=2,
     ),
     Lesson(
+        name="context",
+        teaches="attention over a sequence cut over ranks: ring attention, the zigzag order, Ulysses",
+        shown="attention over a sequence that {ranks} share is that of one process",
+        default_size=2,
+    ),
+    Lesson(
         name="mesh",
         teaches="data, pipeline, context and tensor parallelism at once, in our words and the library's",
         shown="on each grid {ranks} train as one process does",

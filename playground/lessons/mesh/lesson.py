@@ -38,7 +38,7 @@ Shape = tuple[int, int, int, int]
 
 def coordinates(rank: int, shape: Shape) -> dict[str, int]:
     """The place of a rank on each axis, the last of which changes fastest."""
-    place = {}
+    place = dict.fromkeys(AXES, 0)
     for axis, size in zip(reversed(AXES), reversed(shape), strict=True):
         rank, place[axis] = divmod(rank, size)
     return place
@@ -78,16 +78,20 @@ class Mesh:
         return batch.chunk(replicas)[self.place["dp"]][:, own]
 
 
+def layers_of(model: nn.Sequential, grid: Grid) -> nn.Sequential:
+    """The layers of this rank's stage. The embedding and the head count as one each."""
+    first, end = (len(model) * stage // grid.stages for stage in (grid.stage, grid.stage + 1))
+    return model[first:end]
+
+
 class GPTStage(Stage):
-    """This rank's part of a GPT, of which it is given the whole: some layers, of these its part of all matrices, with
-    its positions of the sequence alone."""
+    """This rank's part of a GPT, of which it is given the whole: its layers, its part of their matrices."""
 
     def __init__(self, model: nn.Sequential, mesh: Mesh) -> None:
         self.mesh, self.ranks, self.width = mesh, Ranks(mesh.groups["tp"]), model[0].positions.weight.shape[1]
         cut(model, self.ranks)
         cut_sequence(model, mesh.groups["cp"], zigzag=True)
-        first, end = (len(model) * stage // mesh.pp.stages for stage in (mesh.pp.stage, mesh.pp.stage + 1))
-        super().__init__(model[first:end], mesh.pp)
+        super().__init__(layers_of(model, mesh.pp), mesh.pp)
 
     def step(self, tokens: torch.Tensor, targets: torch.Tensor, microbatches: int) -> float:
         """The gradients of a whole batch [batch, length], on this rank's parameters; and its loss, known to the ranks

@@ -17,7 +17,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from torch.nn.parallel import DistributedDataParallel
 
 from playground.lessons.context.lesson import cut_sequence, own_positions
-from playground.lessons.mesh.lesson import AXES, Shape, layers_of
+from playground.lessons.mesh.lesson import AXES, Shape
 from playground.runtime import device
 
 PLAN = {name: ColwiseParallel() for name in ("attention.query", "attention.key", "attention.value", "up")}
@@ -38,7 +38,8 @@ def cut_parameters(model: nn.Sequential, mesh: DeviceMesh) -> None:
 def cut_layers(model: nn.Sequential, mesh: DeviceMesh) -> PipelineStage:
     """Ours: `Stage(model[first:end], grid)`."""
     stage, stages = mesh.get_local_rank(), mesh.size()
-    return PipelineStage(layers_of(model, stage, stages), stage, stages, device(), group=mesh.get_group())
+    first, end = len(model) * stage // stages, len(model) * (stage + 1) // stages
+    return PipelineStage(model[first:end], stage, stages, device(), group=mesh.get_group())
 
 
 def cut_matrices(model: nn.Sequential, mesh: DeviceMesh) -> None:

@@ -17,7 +17,7 @@ from playground.lessons.tensor.page import EXACT_STEPS, HEADS, LAYERS, LENGTH, V
 from playground.measurement import Fields
 from playground.runtime import device, report, synchronize
 from playground.runtime.meeting.agreement import require_same_on_all_ranks
-from playground.runtime.tap import Call, Observer, observing
+from playground.runtime.tap import MESSAGES, Call, Observer, observing
 from playground.training.activations import ActivationCounter
 from playground.training.gpt import LR, GPTConfig, copying, copying_loss, new_model, set_lr
 
@@ -114,6 +114,8 @@ TIMES_SENT = {"all_reduce": 2, "all_gather_into_tensor": 1, "reduce_scatter_tens
 
 def sent_by(call: Call) -> float:
     """Bytes that this rank sends in a call. Raises `KeyError` for an operation that is not in `TIMES_SENT`."""
+    if call.method in MESSAGES:
+        return sum(tensor.nbytes for tensor in call.inputs)
     whole = max(sum(tensor.nbytes for tensor in tensors) for tensors in (call.inputs, call.outputs))
     return TIMES_SENT[call.name] * whole * (len(call.ranks) - 1) / len(call.ranks)
 
