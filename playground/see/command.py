@@ -16,6 +16,7 @@ from playground.console.session import Session, session_command
 from playground.console.tables import Column, Table
 from playground.lessons.data_parallel.page import DataParallelSettings
 from playground.lessons.ladder.page import LadderSettings
+from playground.lessons.mesh.page import MeshSettings
 from playground.lessons.parameter_server.page import ServerSettings
 from playground.lessons.pipeline.page import PipelineSettings
 from playground.lessons.zero.page import ZeroSettings
@@ -119,6 +120,7 @@ DEVICES = tuple(f"cpu:{number}" for number in range(4))
 BOTH = tuple((gather, DEVICES[0]) for gather in ("logits", "loss"))
 WAYS = DataParallelSettings(devices=DEVICES, batch_size=32, steps=2, ways=BOTH)
 ZERO = ZeroSettings(size=4, ways=("ddp", "zero-1", "zero-2", "zero-3"), layers=6)
+MESH = MeshSettings(shapes=((2, 2, 2, 2),), steps=1)
 ALL_REDUCE = remote("playground.see.paint.ranks:all_reduce")
 STEPS = remote("playground.see.paint.ranks:training_steps")
 BACKWARD = remote("playground.see.paint.ranks:ddp_backward")
@@ -144,6 +146,7 @@ RUNS = {
     "pipeline": FigureRun(remote("playground.lessons.pipeline.experiment:run"), 2, pipeline_arguments),
     "zero": FigureRun(remote("playground.lessons.zero.measure:count_ways"), 4, (ZERO,)),
     "tensor": FigureRun(remote("playground.see.paint.ranks:cut_mlp"), 2),
+    "mesh": FigureRun(remote("playground.lessons.mesh.experiment:run"), 16, (MESH,)),
     "ddp": FigureRun(BACKWARD, 2, ("net",)),
     "ddp, four parameters": FigureRun(BACKWARD, 2, ("four",)),
     "data-parallel": FigureRun(remote("playground.see.paint.ranks:data_parallel_steps"), 1, (WAYS,), recorded=True),
@@ -200,6 +203,7 @@ CHAPTERS = {
     "pipeline": Figure("pipeline/schedules", "pipeline", training.schedules),
     "zero": Figure("zero/step", "zero", training.bytes_over_a_step),
     "tensor": Figure("tensor/cut_mlp", "tensor", collectives.cut_mlp),
+    "mesh": Figure("mesh/cube", "mesh", collectives.cube),
     "see": Figure("see/ring", "ring", collectives.ring),
     "moving": Figure("see/moving", "ring", collectives.moving),
 }

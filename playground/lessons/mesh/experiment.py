@@ -106,8 +106,8 @@ class AxisTraffic(Observer):
         """For each axis of several ranks: the group, what this rank calls and sends in a step, and the closed form."""
         return {
             axis: {
-                "ranks": ", ".join(map(str, ranks)),
-                "calls": ", ".join(f"{count // steps} {name}" for name, count in self.calls[axis].items()),
+                "ranks": [*ranks],
+                "calls": {name: count // steps for name, count in self.calls[axis].items()},
                 "sent": self.sent[axis] / steps,
                 "form": forms[axis],
             }

@@ -80,6 +80,11 @@ PREDICTED |= {"fits": Column("fits")}
 PREDICTED |= figures(*((each, each, "s", ".1f") for each in ("compute", "tensor", "context", "data", "bubble", "step")))
 
 
+def group_row(axis: str, ranks: list[int], calls: dict[str, int], **more: float) -> Fields:
+    counted = ", ".join(f"{count} {name}" for name, count in calls.items())
+    return {"axis": axis, "ranks": ", ".join(map(str, ranks)), "calls": counted, **more}
+
+
 def check(shape: Shape, found: Fields) -> None:
     """Raise `PlaygroundError` if a rank's training is not one process's, or it sent other than the closed forms say."""
     if not (largest := max(found["loss_difference"], found["parameter_difference"])) <= EXACT:
@@ -111,7 +116,7 @@ def command(session: Session, grid: str | None, steps: int) -> None:
     for found in trained:
         place = ", ".join(f"{axis} {at}" for axis, at in found["place"].items())
         session.say("", prose(heading(found["grid"]), f": rank {world.size - 1} is {place}"))
-        session.say(tabulate(({"axis": axis, **group} for axis, group in found["groups"].items()), GROUPS))
+        session.say(tabulate((group_row(axis, **group) for axis, group in found["groups"].items()), GROUPS))
     about = f": data x pipeline x context x tensor, {steps} steps of AdamW in float64"
     session.say("", prose(heading("training"), about), tabulate(trained, TRAINED))
     about = f", not measured: {PARAMETERS / 1e9:.0f} billion parameters on {GPUS} GPUs of 80 GB, by scale's cost model"
