@@ -316,7 +316,7 @@ def cube(run: Evidence) -> Scene:
         calls = ", ".join(f"{count} {name}" for name, count in group["calls"].items())
         paint.add_key(scene, {styles[axis]: f"{axis}, with {others}: {calls}, {format_bytes(group['sent'])} sent"})
     return scene.with_caption(
-        f"One step of a GPT, as rank {shown} called its collectives. The numbers in a box are places on dp, pp, cp and tp; "
+        f"One step of a GPT, as rank {shown} called its collectives. In a box: places on dp, pp, cp and tp; "
         "ranks whose places differ on one axis alone share its group. With ranks without colour it exchanges nothing."
     )
 
