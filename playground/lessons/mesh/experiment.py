@@ -21,6 +21,7 @@ from torch.distributed.tensor.debug import CommDebugMode
 from playground.lessons.mesh import costs
 from playground.lessons.mesh.lesson import GPTStage, Mesh, layers_of
 from playground.lessons.mesh.page import PLACEMENTS, MeshSettings, name_of
+from playground.lessons.pipeline.experiment import warm_up
 from playground.lessons.tensor.experiment import parameter_difference, sent_by
 from playground.measurement import Fields
 from playground.runtime import device, report, synchronize
@@ -77,6 +78,10 @@ def train_on(shape: costs.Shape, oracle: nn.Sequential, expected: Tensor, settin
     report(phase=f"training on {name_of(shape)}")
     mesh = Mesh(shape)
     stage, traffic = GPTStage(new_gpt(settings), mesh), AxisTraffic(mesh)
+    batch = (mesh.part_of(each.to(device())) for each in copying(costs.BATCH, torch.Generator()))
+    tokens, targets = (each.chunk(costs.MICROBATCHES) for each in batch)
+    hidden = [expected.new_ones(*each.shape, costs.WIDTH).requires_grad_() for each in tokens]
+    warm_up(stage, tokens if mesh.pp.is_first else hidden, targets)
     with observing(traffic):
         losses, seconds = train(stage.model, partial(stage.step, microbatches=costs.MICROBATCHES), settings)
     by_loss = (expected - expected.new_tensor(losses)).abs().max() if mesh.pp.is_last else 0.0
@@ -94,7 +99,7 @@ class AxisTraffic(Observer):
     def __init__(self, mesh: Mesh) -> None:
         self.axes = {group: axis for axis, group in mesh.groups.items()}
         self.ranks = {axis: ranks_of(group) for axis, group in mesh.groups.items()} | {"pp": mesh.pp.row}
-        self.calls, self.sent = {axis: Counter[str]() for axis in self.ranks}, Counter[str]()
+        self.calls, self.sent = {axis: Counter[str]() for axis in self.ranks}, dict.fromkeys(self.ranks, 0.0)
 
     def begun(self, call: Call) -> None:
         if call.name != "irecv":

@@ -20,7 +20,7 @@ Source: Narayanan et al., Megatron-LM on GPU clusters, 2021, arXiv 2104.04473
 
 from __future__ import annotations
 
-from itertools import product
+from math import prod
 
 import torch
 import torch.distributed as dist
@@ -47,8 +47,8 @@ def coordinates(rank: int, shape: Shape) -> dict[str, int]:
 def groups_along(axes: tuple[str, ...], shape: Shape) -> list[list[int]]:
     """All groups of ranks that differ in their coordinates on these axes alone."""
     groups: dict[tuple[int, ...], list[int]] = {}
-    for rank, place in enumerate(product(*map(range, shape))):  # this order is that of the ranks
-        fixed = tuple(at for axis, at in zip(AXES, place, strict=True) if axis not in axes)
+    for rank in range(prod(shape)):
+        fixed = tuple(at for axis, at in coordinates(rank, shape).items() if axis not in axes)
         groups.setdefault(fixed, []).append(rank)
     return list(groups.values())
 
@@ -89,6 +89,7 @@ class GPTStage(Stage):
 
     def __init__(self, model: nn.Sequential, mesh: Mesh) -> None:
         self.mesh, self.ranks, self.width = mesh, Ranks(mesh.groups["tp"]), model[0].positions.weight.shape[1]
+        self.targets_in_all = 1
         cut(model, self.ranks)
         cut_sequence(model, mesh.groups["cp"], zigzag=True)
         super().__init__(layers_of(model, mesh.pp), mesh.pp)

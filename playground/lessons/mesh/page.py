@@ -10,7 +10,7 @@ import click
 
 from playground.console.options import flags
 from playground.console.session import Session
-from playground.console.tables import Column, figures, tabulate
+from playground.console.tables import Column, Table, figures, tabulate
 from playground.console.text import good, heading, prose
 from playground.lessons import LESSONS
 from playground.lessons.mesh.costs import BATCH, GPUS, GRIDS, HEADS, LAYERS, LENGTH, PARAMETERS, WIDTH, Shape, predict
@@ -29,9 +29,9 @@ PLACEMENTS = {
     "Partial to Replicate": "all_reduce",
     "Partial to Shard(0)": "reduce_scatter_tensor",
     "Replicate to Shard(0)": "none",
-    "Shard(0) to Shard(1)": "all_to_all_single",
+    "Shard(0) to Shard(1)": "shard_dim_alltoall",
 }
-"""By change of a DTensor's placement, the collective that it calls."""
+"""By change of a DTensor's placement, the collective that it calls. The last is an all_to_all, which gloo lacks."""
 ON_CPU = {"Shard(0) to Shard(1)": "all_gather_into_tensor"}
 
 
@@ -75,9 +75,10 @@ TRAINED = {"grid": Column("grid")} | figures(
     ("loss_difference", "loss, from\none process", "", ".1e"),
     ("parameter_difference", "parameters, from\none process", "", ".1e"),
 )
-PREDICTED = {"grid": Column("grid"), "state": Column("state")} | figures(("held", "held", "GB", ".0f", 1e-9))
-PREDICTED |= {"fits": Column("fits")}
-PREDICTED |= figures(*((each, each, "s", ".1f") for each in ("compute", "tensor", "context", "data", "bubble", "step")))
+PREDICTED = {name: Column(name) for name in ("grid", "state", "fits")} | figures(
+    ("held", "held", "GB", ".0f", 1e-9),
+    *((name, name, "s", ".1f") for name in ("compute", "tensor", "context", "data", "bubble", "step")),
+)
 
 
 def group_row(axis: str, ranks: list[int], calls: dict[str, int], **more: float) -> Fields:
@@ -96,27 +97,23 @@ def check(shape: Shape, found: Fields) -> None:
 
 
 @LESSON.run_by(
-    click.option(
-        "--grid", metavar="DxPxCxT", help="Ranks of data, pipeline, context and tensor: 2x2x1x2, for example."
-    ),
+    click.option("--grid", metavar="DxPxCxT", help="Ranks of data, pipeline, context and tensor, as in 2x2x1x2."),
     flags(MeshSettings, "steps"),
 )
 def command(session: Session, grid: str | None, steps: int) -> None:
     world, shapes = session.world, shapes_for(session.world.size, grid)
     settings = MeshSettings(shapes=shapes, seed=session.run.seed, steps=steps)
     world.warm_up(EXPERIMENT)
-    session.say(
-        f"{LESSON.name}: {world}, a GPT of {LAYERS} blocks, width {WIDTH}, {HEADS} heads, {BATCH} in a batch", ""
-    )
+    model = f"a GPT of {LAYERS} blocks, width {WIDTH}, {HEADS} heads, {BATCH} in a batch"
+    session.say(f"{LESSON.name}: {world}, {model}", "")
     *_, last = by_rank = session.launch(EXPERIMENT, settings)
-    changes = ({"change": change, "calls": name} for change, name in last["placements"].items())
-    columns = {"change": Column("placement"), "calls": Column("collective")}
-    session.say(prose(heading("DTensor"), ": what a change of placement calls"), tabulate(changes, columns))
+    changes = Table("placement", "collective", rows=last["placements"].items())
+    session.say(prose(heading("DTensor"), ": what a change of placement calls"), changes)
     trained = [{"grid": name_of(shape), **found} for shape, found in zip(shapes, last["grids"], strict=True)]
     for found in trained:
         place = ", ".join(f"{axis} {at}" for axis, at in found["place"].items())
-        session.say("", prose(heading(found["grid"]), f": rank {world.size - 1} is {place}"))
-        session.say(tabulate((group_row(axis, **group) for axis, group in found["groups"].items()), GROUPS))
+        rows = (group_row(axis, **group) for axis, group in found["groups"].items())
+        session.say("", prose(heading(found["grid"]), f": rank {world.size - 1} is {place}"), tabulate(rows, GROUPS))
     about = f": data x pipeline x context x tensor, {steps} steps of AdamW in float64"
     session.say("", prose(heading("training"), about), tabulate(trained, TRAINED))
     about = f", not measured: {PARAMETERS / 1e9:.0f} billion parameters on {GPUS} GPUs of 80 GB, by scale's cost model"
@@ -125,7 +122,6 @@ def command(session: Session, grid: str | None, steps: int) -> None:
     session.print_document({}, ranks=by_rank, predicted=predicted)
     if last["placements"] != PLACEMENTS | (ON_CPU if world.device == "cpu" else {}):
         raise PlaygroundError(f"DTensor: called {last['placements']}, and expected was {PLACEMENTS}")
-    for rank in by_rank:
-        for shape, found in zip(shapes, rank["grids"], strict=True):
-            check(shape, found)
+    for shape, found in (pair for rank in by_rank for pair in zip(shapes, rank["grids"], strict=True)):
+        check(shape, found)
     session.say("", prose("Shown: ", good(LESSON.conclude(world.size)), "."))
