@@ -65,7 +65,7 @@ HEAVIER = (
     "parameter-server --slow-worker 5 --dataset digits",
     "parameter-server", "parameter-server -n 9 --mode async",
     "parameter-server -n 4 --mode async --steps 2000",
-    "tensor", "tensor --link 0.5",
+    "tensor", "tensor --link 0.5", "context",
     "pipeline", "pipeline --dataset digits", "pipeline --schedule gpipe --microbatches 32",
     "pipeline -n 4 --data-parallel 2",
     "zero", "zero -n 4 --layers 6 --steps 20", "zero -n 2 --layers 6 --steps 20", "zero -n 4 --layers 6 --cap-mb 7",
@@ -85,6 +85,7 @@ SMALLER = {
     "pipeline": (*FEW_SAMPLES, "--batch-size", "32", "--steps", "1"),
     "zero": ("--layers", "1", "--steps", "1"),
     "tensor": ("--steps", "1"),
+    "context": ("--steps", "1"),
     "bench": ("--iterations", "2"),
 }
 """Options that make a command quick and leave the form of its output as it is."""

@@ -196,6 +196,8 @@ CATALOGUE = {
         Exercise("tensor/mirrored", (2, 3, 1, 4)),
         Exercise("tensor/heads", (2, 3, 1, 4)),
         Exercise("tensor/vocabulary_loss", (2, 3, 1, 4)),
+        Exercise("context/merge", (2, 3, 1, 4)),
+        Exercise("context/zigzag", (2, 3, 1, 4)),
         Exercise("mesh/axis_sums", (4, 6, 2)),
         Exercise("mesh/two_by_two", (4, 6, 2)),
     )

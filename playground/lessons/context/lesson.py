@@ -47,8 +47,7 @@ def score(query: Tensor, key: Tensor, hidden: Tensor | None) -> Tensor:
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor, hidden: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Attention to these keys alone, […, queries, head width], and the logarithm of the softmax's divisor, […, queries,
-    1]."""
+    """Attention to these keys alone, and the logarithm of the softmax's divisor, […, queries, 1]."""
     scores = score(query, key, hidden)
     divisor = scores.logsumexp(-1, keepdim=True)
     return scores.sub_(divisor).exp_() @ value, divisor
@@ -64,9 +63,10 @@ class Ring:
     """The ranks of a group, each with `length` tokens of a sequence. Blocks go from each rank to the next one."""
 
     def __init__(self, length: int, group: Group, zigzag: bool, causal: bool) -> None:
-        self.group, self.runs, self.causal = group or dist.group.WORLD, 2 if zigzag else 1, causal
+        self.group, self.causal, run = group or dist.group.WORLD, causal, length // 2 if zigzag else length
         self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
         self.positions = [own_positions(length * self.size, self.size, rank, zigzag) for rank in range(self.size)]
+        self.runs = [slice(start, start + run) for start in range(0, length, run)]
 
     def pass_on(self, block: Tensor) -> tuple[Tensor, list[dist.Work]]:
         """Start to send a block to the next rank. Returns that of the rank before; it is there after the waits."""
@@ -88,12 +88,9 @@ class Ring:
 
     def pairs(self, source: int) -> Iterator[tuple[slice, slice, Tensor | None]]:
         """Yield each run of own queries with each run of the source's keys, as slices, and what is hidden, if anything
-        is. Where everything is hidden, the pair is skipped."""
-        queries, keys = self.positions[self.rank], self.positions[source]
-        run = len(queries) // self.runs
-        slices = [slice(start, start + run) for start in range(0, len(queries), run)]
-        for rows, columns in product(slices, slices):
-            hidden = keys[columns] > queries[rows, None]
+        is. A pair in which everything is hidden is skipped."""
+        for rows, columns in product(self.runs, self.runs):
+            hidden = self.positions[source][columns] > self.positions[self.rank][rows, None]
             if not (self.causal and hidden.all()):
                 yield rows, columns, hidden if self.causal and hidden.any() else None
 
@@ -104,9 +101,8 @@ def wait(works: list[dist.Work]) -> None:
 
 
 class RingAttention(torch.autograd.Function):
-    """Keys and values go round forward and, since only a rank's own are kept, backward; there the weights are computed
-    again: the square of queries and keys is never stored. A block's gradients travel with it, one hop more, and so come
-    home."""
+    """Keys and values go round forward and, since a rank keeps its own alone, backward. There the weights are computed
+    again: the square is never stored. A block's gradients travel with it and, by one hop more, home."""
 
     @staticmethod
     def forward(context: Any, query: Tensor, key: Tensor, value: Tensor, ring: Ring) -> Tensor:
@@ -142,7 +138,7 @@ class RingAttention(torch.autograd.Function):
 def ring_attention(
     query: Tensor, key: Tensor, value: Tensor, group: Group = None, zigzag: bool = True, causal: bool = True
 ) -> Tensor:
-    """This rank's queries' attention to the keys of all ranks: all [batch, heads, length / N, head width], to the same.
+    """Attention to the keys of all ranks, from and to [batch, heads, length / N, head width], a rank's own positions'.
     Raises `ValueError` as `own_positions` does."""
     return RingAttention.apply(query, key, value, Ring(query.shape[2], group, zigzag, causal))
 

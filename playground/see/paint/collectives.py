@@ -294,6 +294,35 @@ def cut_mlp(run: Evidence) -> Scene:
     )
 
 
+def causal_square(run: Evidence) -> Scene:
+    """context: which rank computes which pair of a query and a key, in both orders."""
+    scene, size = Scene("Who computes which pairs of causal attention"), len(run.results)
+    length, side, top = run.arguments[0], paint.WIDTH / 2 - 4 * paint.MARGIN, 1.5 * CELL[1]
+    for column, order in enumerate(run.results[0]):
+        x, counts = (
+            2 * paint.MARGIN + column * paint.WIDTH / 2,
+            [sum(row[2] for row in each[order]) for each in run.results],
+        )
+        about = f"{order}: {min(counts)} to {max(counts)} pairs on a rank"
+        scene.add(paint.TEXT, x, CELL[1] / 2, text=about, align="start")
+        for rank, query, key, count in [(rank, *row) for rank, each in enumerate(run.results) for row in each[order]]:
+            title = f"rank {rank}: query {query} and keys {key} to {key + count - 1}"
+            look = {"style": f"bucket {rank % paint.BUCKETS}", "title": title}
+            scene.add(
+                paint.LANE,
+                x + key / length * side,
+                top + query / length * side,
+                count / length * side,
+                side / length,
+                **look,
+            )
+    paint.add_key(scene, {f"bucket {rank}": f"rank {rank}" for rank in range(size)})
+    return scene.with_caption(
+        f"A row for each of {length} queries, a column for each key. The colour is the rank that has the query and, as "
+        "blocks of keys come by, computes the pair."
+    )
+
+
 RANK_BOX, RANK_PITCH, APART = (128.0, 48.0), (136.0, 56.0), 32.0
 """Of a mesh: a rank's box, its distance to the next one, and what is more between two values of dp, or of pp."""
 

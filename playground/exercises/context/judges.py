@@ -1,0 +1,33 @@
+"""Judges of the exercises on context."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+from playground.exercises.cases import Case, Cases
+from playground.exercises.exercise import count
+
+WIDTH = 3
+
+
+def merge(rank: int, size: int, seed: int) -> Cases:
+    """Attention to the keys of all ranks. One process is the oracle."""
+    for about, tokens, scale in (("1 token", 1, 1.0), ("3 tokens", 3, 2.0), ("scores beyond 1,000", 4, 60.0)):
+        torch.manual_seed(seed)
+        whole = scale * torch.randn(3, tokens * size, WIDTH).double()
+        expected = F.scaled_dot_product_attention(*whole.unsqueeze(1)).squeeze(0)
+        mine = [each.chunk(size)[rank].clone() for each in (*whole, expected)]
+        yield Case(f"{about} on each rank", tuple(mine[:3]), mine[3], is_coded=False)
+
+
+def zigzag(rank: int, size: int, seed: int) -> Cases:
+    """Positions, and what each of them sees of the block that is here after some hops."""
+    for run in (1, 2, 3):
+        runs = [[*range(start, start + run)] for start in range(0, 2 * size * run, run)]
+        positions = [runs[each] + runs[-1 - each] for each in range(size)]
+        for hop in range(size):
+            sees = [[key <= query for key in positions[rank - hop]] for query in positions[rank]]
+            about = f"{count(2 * run * size, 'token')}, after {count(hop, 'hop')}"
+            mine = torch.tensor(positions[rank])
+            yield Case(about, (2 * run * size, hop), (mine, torch.tensor(sees)), is_coded=False)

@@ -1,0 +1,144 @@
+"""context: attention over a sequence that is cut is one process's, and torch's own ring attention."""
+
+from __future__ import annotations
+
+import copy
+import importlib
+import os
+import signal
+from collections.abc import Callable
+from functools import partial
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor
+
+from playground import RankFailed, launch
+from playground.lessons.context import experiment
+from playground.lessons.context.lesson import WAYS, cut_sequence, own_positions, ring_attention, ulysses_attention
+from playground.lessons.context.page import EXACT, ContextSettings, check
+from playground.lessons.tensor.lesson import Ranks, cut
+from playground.runtime.errors import UsageError
+from playground.testing import World
+from playground.training.gpt import GPTConfig, copying, new_model
+
+Worlds = Callable[..., World]
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4])
+def test_training_is_one_process_s_and_holds_and_sends_what_its_closed_forms_say(world: Worlds, size: int) -> None:
+    settings = ContextSettings(size=size, steps=1, batch_size=6, lengths=(96,))
+    check(world(size).run(experiment.run, settings), settings)
+
+
+def new_heads(tensors: int, length: int) -> list[Tensor]:
+    return [*torch.randn(tensors, 2, 12, length, 4, generator=torch.Generator().manual_seed(3)).double()]
+
+
+def differences(rank: int, size: int, length: int) -> dict[tuple[str, bool, bool], float]:
+    """The largest difference of the output and the three gradients, by way, order and whether attention is causal."""
+    found = {}
+    for way, attention in WAYS.items():
+        for zigzag, causal in ((True, True), (True, False), (False, True), (False, False)):
+            *whole, due = new_heads(4, length)
+            mine = own_positions(length, size, rank, zigzag)
+            own = [each[:, :, mine].requires_grad_() for each in whole]
+            query, key, value = (each.requires_grad_() for each in whole)
+            expected = F.scaled_dot_product_attention(query, key, value, is_causal=causal)
+            output = partial(attention, zigzag=zigzag, causal=causal)(*own)
+            expected.backward(due)
+            output.backward(due[:, :, mine])
+            pairs = [(output, expected), *((one.grad, each.grad) for one, each in zip(own, whole, strict=True))]
+            found[way, zigzag, causal] = max((one - each[:, :, mine]).abs().max().item() for one, each in pairs)
+    return found
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4])
+def test_attention_is_one_process_s_forward_and_backward(world: Worlds, size: int) -> None:
+    for length in (2 * size, 10 * size):
+        for found in world(size).run(differences, length):
+            assert {key: value for key, value in found.items() if not value <= EXACT} == {}
+
+
+def torchs_ring(rank: int, size: int, length: int, zigzag: bool) -> float:
+    """The largest difference from torch's ring attention, forward and backward."""
+    theirs, aten = importlib.import_module(PRIVATE), torch.ops.aten
+    theirs._cp_options.convert_to_f32, theirs._cp_options.enable_load_balance = False, zigzag
+    mine = own_positions(length, size, rank, zigzag)
+    query, key, value, due = (each[:, :, mine].contiguous() for each in new_heads(4, length))
+    forward, backward = (
+        getattr(aten, f"_scaled_dot_product_flash_attention_for_cpu{end}") for end in ("", "_backward")
+    )
+    world, causal = dist.group.WORLD, {"is_causal": True}
+    output, total = theirs._templated_ring_attention(world, 2, forward, query, key, value, **causal)
+    about = (query, key, value, output, total)
+    gradients = theirs._templated_ring_attention_backward(
+        world, 2, backward, due, "grad_out", *about, **causal, dropout_p=0.0
+    )
+    own = [each.requires_grad_() for each in (query, key, value)]
+    ours = partial(ring_attention, zigzag=zigzag)(*own)
+    ours.backward(due)
+    pairs = zip((output, *gradients), (ours, *(each.grad for each in own)), strict=True)
+    return max((their - our).abs().max().item() for their, our in pairs)
+
+
+PRIVATE = "torch.distributed.tensor.experimental._context_parallel._attention"
+"""Ring attention for `context_parallel`, which CPUs cannot run whole. Its names are not public."""
+
+
+@pytest.mark.parametrize("zigzag", [True, False])
+def test_torchs_private_ring_attention_agrees(world: Worlds, zigzag: bool) -> None:
+    if not hasattr(pytest.importorskip(PRIVATE), "_templated_ring_attention"):
+        pytest.skip("this torch has no _templated_ring_attention: it is private, and may go")
+    assert max(world(2).run(torchs_ring, 24, zigzag)) <= EXACT
+
+
+def cut_both(rank: int, size: int) -> float:
+    """Two by two ranks, heads cut over pairs of neighbours, sequences over the others: the differences of logits."""
+    groups = [dist.new_group(ranks) for ranks in ([0, 1], [2, 3], [0, 2], [1, 3])]
+    heads, sequences, found = groups[rank // 2], groups[2 + rank % 2], []
+    tokens, _ = copying(2, torch.Generator().manual_seed(3))
+    for way in WAYS:
+        whole = new_model(GPTConfig(), 1).double()
+        model = copy.deepcopy(whole)
+        cut(model, Ranks(heads))
+        cut_sequence(model, sequences, way=way)
+        mine = own_positions(tokens.shape[1], 2, rank // 2, zigzag=True)
+        logits = model(tokens[:, mine])
+        logits.sum().backward()
+        found.append((logits - whole(tokens)[:, mine].chunk(2, -1)[rank % 2]).abs().max().item())
+    return max(found)
+
+
+def test_heads_and_sequences_are_cut_over_groups_of_their_own(world: Worlds) -> None:
+    assert max(world(4).run(cut_both)) <= EXACT
+
+
+def be_refused(rank: int, size: int) -> None:
+    with pytest.raises(
+        ValueError, match="6 tokens cannot be cut into 4 equal runs: choose or pad to a multiple of that"
+    ):
+        ring_attention(*torch.zeros(3, 1, 4, 3, 2))
+    with pytest.raises(ValueError, match="3 heads cannot be shared by 2 ranks: choose a divisor of 3"):
+        ulysses_attention(*torch.zeros(3, 1, 3, 4, 2))
+
+
+def test_a_sequence_or_heads_that_cannot_be_shared_are_refused(world: Worlds) -> None:
+    world(2).run(be_refused)
+    with pytest.raises(UsageError, match="5 ranks for 12 heads"):
+        ContextSettings(size=5)
+
+
+def die_in_backward(rank: int, size: int) -> None:
+    query = torch.zeros(1, 1, 4, 2, requires_grad=True)
+    output = ring_attention(query, query, query)
+    if rank == 1:
+        output.register_hook(lambda gradient: os.kill(os.getpid(), signal.SIGKILL))
+    output.sum().backward()
+
+
+def test_a_rank_that_is_killed_in_backward_is_named() -> None:
+    with pytest.raises(RankFailed, match="rank 1 of 2 was killed by SIGKILL"):
+        launch(die_in_backward, 2)
