@@ -66,7 +66,7 @@ HEAVIER = (
     "parameter-server", "parameter-server -n 9 --mode async",
     "parameter-server -n 4 --mode async --steps 2000",
     "tensor", "tensor --link 0.5", "context",
-    "mesh -n 16", "mesh -n 6 --grid 3x1x1x2",
+    "mesh -n 16", "mesh -n 6 --grid 3 1 1 2",
     "pipeline", "pipeline --dataset digits", "pipeline --schedule gpipe --microbatches 32",
     "pipeline -n 4 --data-parallel 2",
     "zero", "zero -n 4 --layers 6 --steps 20", "zero -n 2 --layers 6 --steps 20", "zero -n 4 --layers 6 --cap-mb 7",

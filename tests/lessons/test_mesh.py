@@ -30,7 +30,7 @@ Worlds = Callable[..., World]
     ("size", "steps"), [(8, 2), *(pytest.param(size, 5, marks=pytest.mark.stress) for size in (2, 4, 8, 16))]
 )
 def test_each_grid_is_one_process_and_sends_what_its_closed_form_says(world: Worlds, size: int, steps: int) -> None:
-    settings = MeshSettings(shapes=shapes_for(size, None), steps=steps)
+    settings = MeshSettings(shapes=shapes_for(size), steps=steps)
     for found in world(size).run(experiment.run, settings):
         assert found["placements"] == PLACEMENTS | ON_CPU
         for shape, grid in zip(settings.shapes, found["grids"], strict=True):
@@ -122,14 +122,13 @@ def test_a_rank_that_is_killed_in_a_step_is_named() -> None:
     ("size", "grid", "words"),
     [
         (6, None, "6 ranks, and no --grid"),
-        (8, "2x2x1x1", "8 ranks, and --grid 2x2x1x1"),
-        (4, "4", "multiplied, as in"),
-        (5, "5x1x1x1", "5 ranks for 12 pairs of samples"),
-        (3, "1x3x1x1", "3 ranks for 4 layers"),
-        (5, "1x1x1x5", "5 ranks for 12 heads"),
+        (8, (2, 2, 1, 1), "8 ranks, and --grid 2 2 1 1"),
+        (5, (5, 1, 1, 1), "5 ranks for 12 pairs of samples"),
+        (3, (1, 3, 1, 1), "3 ranks for 4 layers"),
+        (5, (1, 1, 1, 5), "5 ranks for 12 heads"),
     ],
 )
-def test_a_grid_that_does_not_fit_is_refused(size: int, grid: str | None, words: str) -> None:
+def test_a_grid_that_does_not_fit_is_refused(size: int, grid: costs.Shape | None, words: str) -> None:
     with pytest.raises(UsageError, match=words):
         MeshSettings(shapes=shapes_for(size, grid))
 

@@ -2,7 +2,7 @@
 
     python -m playground mesh
     python -m playground mesh -n 16
-    python -m playground mesh -n 4 --grid 2x1x1x2
+    python -m playground mesh -n 4 --grid 2 1 1 2
 
 A rank has a coordinate on each axis of the grid. Ranks that differ on one axis alone share a group; in it they exchange
 what that axis cuts:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from itertools import product
 
@@ -23,7 +22,7 @@ EXPERIMENT = LESSON.remote("run", "experiment")
 EXACT, CLOSE = 1e-12, 0.05
 """How far losses and parameters may be from one process's, and by which fraction bytes from their closed form."""
 CUT = {"pairs of samples": BATCH // 2, "layers": LAYERS + 2, "pairs of tokens": LENGTH // 2, "heads": HEADS}
-"""Of each, every rank of its axis has as many; the embedding and the head count as a layer each."""
+"""Each is cut over the ranks of an axis; the embedding and the head count as a layer each."""
 PLACEMENTS = {
     "Shard(0) to Replicate": "all_gather_into_tensor",
     "Partial to Replicate": "all_reduce",
@@ -55,14 +54,13 @@ def name_of(shape: Shape) -> str:
     return "x".join(map(str, shape))
 
 
-def shapes_for(size: int, grid: str | None) -> tuple[Shape, ...]:
+def shapes_for(size: int, grid: Shape | None = None) -> tuple[Shape, ...]:
     """The grid that is asked for, or all that have one or two ranks on each axis. Raises `UsageError` for none."""
-    found = re.fullmatch(r"(\d+)x(\d+)x(\d+)x(\d+)", grid or "")
-    chosen = [tuple(map(int, found.groups()))] if found else [] if grid else product((1, 2), repeat=4)
+    chosen = [grid] if grid else product((1, 2), repeat=4)
     shapes = tuple((dp, pp, cp, tp) for dp, pp, cp, tp in chosen if dp * pp * cp * tp == size)
     if not shapes:
-        rule = "they are the ranks of data, pipeline, context and tensor, multiplied, as in -n 6 --grid 3x1x1x2"
-        raise UsageError(f"{size} ranks, and {f'--grid {grid}' if grid else 'no --grid'}: {rule}")
+        asked = f"--grid {' '.join(map(str, grid))}" if grid else "no --grid"
+        raise UsageError(f"{size} ranks, and {asked}: choose numbers whose product is -n, as in -n 6 --grid 3 1 1 2")
     return shapes
 
 
@@ -70,8 +68,7 @@ GROUPS = {name: Column(name) for name in ("axis", "ranks", "calls")}
 GROUPS |= figures(("sent", "sent, bytes", "", ",.0f"), ("form", "closed form", "", ",.0f"))
 TRAINED = {"grid": Column("grid")} | figures(
     ("step_seconds", "step", "ms", ".1f", 1000),
-    ("first", "first\nloss", "", ".3f"),
-    ("last", "last\nloss", "", ".3f"),
+    *((name, f"{name}\nloss", "", ".3f") for name in ("first", "last")),
     ("loss_difference", "loss, from\none process", "", ".1e"),
     ("parameter_difference", "parameters, from\none process", "", ".1e"),
 )
@@ -92,15 +89,15 @@ def check(shape: Shape, found: Fields) -> None:
         raise PlaygroundError(f"{name_of(shape)}: differs by {largest:.1e} from one process, more than rounding")
     for axis, group in found["groups"].items():
         if not abs(group["sent"] - group["form"]) <= CLOSE * group["form"]:
-            counted = f"{group['sent']:,.0f} bytes sent, and the closed form is {group['form']:,.0f}"
+            counted = f"{group['sent']:,.0f} bytes sent, not {group['form']:,.0f}"
             raise PlaygroundError(f"{name_of(shape)}: {axis}: {counted}")
 
 
 @LESSON.run_by(
-    click.option("--grid", metavar="DxPxCxT", help="Ranks of data, pipeline, context and tensor, as in 2x2x1x2."),
+    click.option("--grid", type=click.IntRange(1), nargs=4, help="Ranks of data, pipeline, context and tensor."),
     flags(MeshSettings, "steps"),
 )
-def command(session: Session, grid: str | None, steps: int) -> None:
+def command(session: Session, grid: Shape | None, steps: int) -> None:
     world, shapes = session.world, shapes_for(session.world.size, grid)
     settings = MeshSettings(shapes=shapes, seed=session.run.seed, steps=steps)
     world.warm_up(EXPERIMENT)
@@ -114,7 +111,7 @@ def command(session: Session, grid: str | None, steps: int) -> None:
         place = ", ".join(f"{axis} {at}" for axis, at in found["place"].items())
         rows = (group_row(axis, **group) for axis, group in found["groups"].items())
         session.say("", prose(heading(found["grid"]), f": rank {world.size - 1} is {place}"), tabulate(rows, GROUPS))
-    about = f": data x pipeline x context x tensor, {steps} steps of AdamW in float64"
+    about = f": data x pipeline x context x tensor; AdamW in float64, steps: {steps}"
     session.say("", prose(heading("training"), about), tabulate(trained, TRAINED))
     about = f", not measured: {PARAMETERS / 1e9:.0f} billion parameters on {GPUS} GPUs of 80 GB, by scale's cost model"
     predicted = [{"grid": name_of(shape), "state": state, **predict(shape, state)} for shape, state in GRIDS.items()]
