@@ -15,6 +15,13 @@ from playground.measurement import Fields
 Shape = tuple[int, int, int, int]
 LAYERS, WIDTH, HEADS, LENGTH, VOCABULARY, BATCH, MICROBATCHES = 2, 96, 12, 48, 48, 24, 2
 """Of the run: the size of the model, sequences in a batch, and microbatches that a replica's are cut into."""
+MODEL = f"a GPT of {LAYERS} blocks, width {WIDTH}, {HEADS} heads, {BATCH} in a batch"
+CUT = {"pairs of samples": BATCH // 2, "layers": LAYERS + 2, "pairs of tokens": LENGTH // 2, "heads": HEADS}
+"""Each is cut over the ranks of an axis; the embedding and the head count as a layer each."""
+
+
+def name_of(shape: Shape) -> str:
+    return "x".join(map(str, shape))
 
 
 def bytes_sent(shape: Shape, stage: int) -> dict[str, float]:
@@ -36,10 +43,11 @@ def bytes_sent(shape: Shape, stage: int) -> dict[str, float]:
 
 GPUS, HOST, MEMORY, FLOPS = 512, 8, 80e9, 400e12
 """GPUs of the cluster, those of a host, the bytes of each, and the operations that it sustains in a second."""
-CLUSTER = Machine(alpha=1e-5, beta=1 / 50e9, ranks_per_node=HOST, inner_alpha=3e-6, inner_beta=1 / 400e9)
+MACHINE = Machine(alpha=1e-5, beta=1 / 50e9, ranks_per_node=HOST, inner_alpha=3e-6, inner_beta=1 / 400e9)
 DEEP, WIDE, LONG, SEQUENCES = 80, 8192, 8192, 512
 """Layers and width of its GPT, tokens of a sequence, and sequences of a batch."""
 PARAMETERS = 12 * DEEP * WIDE**2
+CLUSTER = f"{PARAMETERS / 1e9:.0f} billion parameters on {GPUS} GPUs of {MEMORY / 1e9:.0f} GB"
 GRIDS: dict[Shape, str] = {
     (512, 1, 1, 1): "zero-3", (64, 1, 8, 1): "zero-3", (64, 1, 1, 8): "zero-1", (32, 1, 1, 16): "zero-1",
     (32, 2, 1, 8): "zero-1", (8, 8, 1, 8): "zero-1", (16, 2, 2, 8): "zero-1",
@@ -56,7 +64,7 @@ def predict(shape: Shape, state: str) -> Fields:
     attention = 6 * DEEP * LONG**2 * WIDE * SEQUENCES / GPUS / FLOPS
     compute, often = 6 * PARAMETERS * LONG * SEQUENCES / GPUS / FLOPS + attention, DEEP / pp * microbatches
     tensor = 4 * often * all_reduce_seconds(hidden, tp, min(tp, HOST))
-    beta = CLUSTER.inner_beta if cp * tp <= HOST else CLUSTER.beta
+    beta = MACHINE.inner_beta if cp * tp <= HOST else MACHINE.beta
     context = max(0.0, (cp > 1) * often * (6 * cp - 4) * hidden / tp * beta - attention)
     in_host = min(cp, max(1, HOST // tp)) * min(dp, max(1, HOST // (tp * cp * pp)))
     sums = all_reduce_seconds(2 * own, dp * cp, in_host)
@@ -71,4 +79,4 @@ def predict(shape: Shape, state: str) -> Fields:
 def all_reduce_seconds(nbytes: float, size: int, in_host: int) -> float:
     """By the faster algorithm, in a group of which `in_host` ranks share a host."""
     task = Task(size, int(nbytes), in_host)
-    return min(CLUSTER.seconds(cost(task)) for cost in (ring_cost, hierarchical_cost))
+    return min(MACHINE.seconds(cost(task)) for cost in (ring_cost, hierarchical_cost))

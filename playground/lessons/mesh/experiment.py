@@ -20,7 +20,7 @@ from torch.distributed.tensor.debug import CommDebugMode
 
 from playground.lessons.mesh import costs
 from playground.lessons.mesh.lesson import GPTStage, Mesh, layers_of
-from playground.lessons.mesh.page import PLACEMENTS, MeshSettings, name_of
+from playground.lessons.mesh.page import PLACEMENTS, MeshSettings
 from playground.lessons.pipeline.experiment import warm_up
 from playground.lessons.tensor.experiment import parameter_difference, sent_by
 from playground.measurement import Fields
@@ -75,7 +75,7 @@ def train(model: nn.Module, step: Step, settings: MeshSettings) -> tuple[list[fl
 
 def train_on(shape: costs.Shape, oracle: nn.Sequential, expected: Tensor, settings: MeshSettings) -> Fields:
     """On a grid: this rank's place, and what it exchanges in a step; the largest differences from one process."""
-    report(phase=f"training on {name_of(shape)}")
+    report(phase=f"training on {costs.name_of(shape)}")
     mesh = Mesh(shape)
     stage, traffic = GPTStage(new_gpt(settings), mesh), AxisTraffic(mesh)
     batch = (mesh.part_of(each.to(device())) for each in copying(costs.BATCH, torch.Generator()))

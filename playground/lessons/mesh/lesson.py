@@ -7,10 +7,10 @@
 A rank has a coordinate on each axis of the grid. Ranks that differ on one axis alone share a group; in it they exchange
 what that axis cuts:
 
-    dp  data      each has samples of its own    gradients, added up once in a step
-    pp  pipeline  each has layers of its own     activations and their gradients, to and from neighbours
-    cp  context   each has positions of its own  keys and values, round a ring in each layer
-    tp  tensor    each has a part of a matrix    activations, added up four times in each layer
+    dp  data      own samples    gradients, added up once in a step
+    pp  pipeline  own layers     activations and their gradients
+    cp  context   own positions  keys and values, in a ring in each layer
+    tp  tensor    own matrices   sums of activations, four in each layer
 
 The last coordinate changes fastest: tensor's ranks, which exchange most and wait for it, are neighbours, the devices of
 one host. Ranks of dp and cp have the same parameters and see different tokens, so gradients are added up over both axes

@@ -12,7 +12,7 @@ from playground.console.session import Session
 from playground.console.tables import Column, Table, figures, tabulate
 from playground.console.text import good, heading, prose
 from playground.lessons import LESSONS
-from playground.lessons.mesh.costs import BATCH, GPUS, GRIDS, HEADS, LAYERS, LENGTH, PARAMETERS, WIDTH, Shape, predict
+from playground.lessons.mesh.costs import CLUSTER, CUT, GRIDS, MODEL, Shape, name_of, predict
 from playground.measurement import Fields
 from playground.runtime.errors import PlaygroundError, UsageError
 from playground.runtime.flags import check_flags, flag
@@ -21,8 +21,6 @@ LESSON = LESSONS["mesh"]
 EXPERIMENT = LESSON.remote("run", "experiment")
 EXACT, CLOSE = 1e-12, 0.05
 """How far losses and parameters may be from one process's, and by which fraction bytes from their closed form."""
-CUT = {"pairs of samples": BATCH // 2, "layers": LAYERS + 2, "pairs of tokens": LENGTH // 2, "heads": HEADS}
-"""Each is cut over the ranks of an axis; the embedding and the head count as a layer each."""
 PLACEMENTS = {
     "Shard(0) to Replicate": "all_gather_into_tensor",
     "Partial to Replicate": "all_reduce",
@@ -48,10 +46,6 @@ class MeshSettings:
         for ranks, (what, number) in (pair for shape in self.shapes for pair in zip(shape, CUT.items(), strict=True)):
             if number % ranks:
                 raise UsageError(f"{ranks} ranks for {number} {what}: each gets as many, so choose a divisor")
-
-
-def name_of(shape: Shape) -> str:
-    return "x".join(map(str, shape))
 
 
 def shapes_for(size: int, grid: Shape | None = None) -> tuple[Shape, ...]:
@@ -94,15 +88,16 @@ def check(shape: Shape, found: Fields) -> None:
 
 
 @LESSON.run_by(
-    click.option("--grid", type=click.IntRange(1), nargs=4, help="Ranks of data, pipeline, context and tensor."),
+    click.option(
+        "--grid", type=click.IntRange(1), nargs=4, metavar="D P C T", help="Ranks of data, pipeline, context, tensor."
+    ),
     flags(MeshSettings, "steps"),
 )
 def command(session: Session, grid: Shape | None, steps: int) -> None:
     world, shapes = session.world, shapes_for(session.world.size, grid)
     settings = MeshSettings(shapes=shapes, seed=session.run.seed, steps=steps)
     world.warm_up(EXPERIMENT)
-    model = f"a GPT of {LAYERS} blocks, width {WIDTH}, {HEADS} heads, {BATCH} in a batch"
-    session.say(f"{LESSON.name}: {world}, {model}", "")
+    session.say(f"{LESSON.name}: {world}, {MODEL}", "")
     *_, last = by_rank = session.launch(EXPERIMENT, settings)
     changes = Table("placement", "collective", rows=last["placements"].items())
     session.say(prose(heading("DTensor"), ": what a change of placement calls"), changes)
@@ -113,7 +108,7 @@ def command(session: Session, grid: Shape | None, steps: int) -> None:
         session.say("", prose(heading(found["grid"]), f": rank {world.size - 1} is {place}"), tabulate(rows, GROUPS))
     about = f": data x pipeline x context x tensor; AdamW in float64, steps: {steps}"
     session.say("", prose(heading("training"), about), tabulate(trained, TRAINED))
-    about = f", not measured: {PARAMETERS / 1e9:.0f} billion parameters on {GPUS} GPUs of 80 GB, by scale's cost model"
+    about = f", not measured: {CLUSTER}, by scale's cost model"
     predicted = [{"grid": name_of(shape), "state": state, **predict(shape, state)} for shape, state in GRIDS.items()]
     session.say("", prose(heading("predicted"), about), tabulate(predicted, PREDICTED))
     session.print_document({}, ranks=by_rank, predicted=predicted)
