@@ -33,6 +33,12 @@ def test_training_is_one_process_s_and_holds_and_sends_what_its_closed_forms_say
     check(world(size).run(experiment.run, settings), settings)
 
 
+@pytest.mark.stress
+def test_without_an_exchange_copying_is_not_learned(world: Worlds) -> None:
+    ways = world(2).run(experiment.run, ContextSettings(size=2, lengths=()))[0]["ways"]
+    assert max(ways["ring"]["last"], ways["ulysses"]["last"]) < 0.6 < 3.6 < ways["alone"]["last"]
+
+
 def new_heads(tensors: int, length: int) -> list[Tensor]:
     return [*torch.randn(tensors, 2, 12, length, 4, generator=torch.Generator().manual_seed(3)).double()]
 

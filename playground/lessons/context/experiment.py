@@ -71,7 +71,7 @@ def backward(model: nn.Module, tokens: Tensor, targets: Tensor, mine: Tensor, gr
 def train(
     way: str, settings: ContextSettings, steps: int, dtype: torch.dtype = torch.float32, group: Group = None
 ) -> tuple[Tensor, Tensor, Fields]:
-    """Returns all losses, the parameters, and figures. A group of one rank that trains alone is one process."""
+    """All losses, the parameters, and figures of a training. A group of one rank that trains alone is one process."""
     model, zigzag = new_model(CONFIG, settings.seed).to(device(), dtype), way != "ulysses"
     mine = own_positions(LENGTH, dist.get_world_size(group), dist.get_rank(group), zigzag)
     cut_sequence(model, group, zigzag, "ring" if way == ALONE else way)

@@ -296,27 +296,17 @@ def cut_mlp(run: Evidence) -> Scene:
 
 def causal_square(run: Evidence) -> Scene:
     """context: which rank computes which pair of a query and a key, in both orders."""
-    scene, size = Scene("Who computes which pairs of causal attention"), len(run.results)
-    length, side, top = run.arguments[0], paint.WIDTH / 2 - 4 * paint.MARGIN, 1.5 * CELL[1]
+    scene, length = Scene("Who computes which pairs of causal attention"), run.arguments[0]
+    cell, top = (paint.WIDTH / 2 - 4 * paint.MARGIN) / length, 1.5 * CELL[1]
     for column, order in enumerate(run.results[0]):
-        x, counts = (
-            2 * paint.MARGIN + column * paint.WIDTH / 2,
-            [sum(row[2] for row in each[order]) for each in run.results],
-        )
+        x, ranks = 2 * paint.MARGIN + column * paint.WIDTH / 2, [each[order] for each in run.results]
+        counts = [sum(count for *_, count in rows) for rows in ranks]
         about = f"{order}: {min(counts)} to {max(counts)} pairs on a rank"
         scene.add(paint.TEXT, x, CELL[1] / 2, text=about, align="start")
-        for rank, query, key, count in [(rank, *row) for rank, each in enumerate(run.results) for row in each[order]]:
-            title = f"rank {rank}: query {query} and keys {key} to {key + count - 1}"
-            look = {"style": f"bucket {rank % paint.BUCKETS}", "title": title}
-            scene.add(
-                paint.LANE,
-                x + key / length * side,
-                top + query / length * side,
-                count / length * side,
-                side / length,
-                **look,
-            )
-    paint.add_key(scene, {f"bucket {rank}": f"rank {rank}" for rank in range(size)})
+        for rank, query, key, count in [(rank, *row) for rank, rows in enumerate(ranks) for row in rows]:
+            look = {"style": f"bucket {rank}", "title": f"rank {rank}: query {query}, keys {key} to {key + count - 1}"}
+            scene.add(paint.LANE, x + key * cell, top + query * cell, count * cell, cell, **look)
+    paint.add_key(scene, {f"bucket {rank}": f"rank {rank}" for rank in range(len(run.results))})
     return scene.with_caption(
         f"A row for each of {length} queries, a column for each key. The colour is the rank that has the query and, as "
         "blocks of keys come by, computes the pair."
