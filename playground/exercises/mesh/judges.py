@@ -16,19 +16,12 @@ SHAPES = ((2, 2), (3, 2), (2, 3), (2, 1, 2), (2, 2, 2), (4, 2), (1, 2), (2,))
 
 
 def axis_sums(rank: int, size: int, seed: int) -> Cases:
-    """Each digit of a sum says which rank is in it. Places are those of `unravel_index`."""
+    """Each digit of a sum says which rank is in it. A tensor of ranks is the oracle: its rows along an axis."""
     for shape in (shape for shape in SHAPES if prod(shape) == size):
-        places = [tuple(map(int, torch.unravel_index(torch.tensor(other), shape))) for other in range(size)]
-        mates = (
-            [other for other, there in enumerate(places) if without(there, axis) == without(places[rank], axis)]
-            for axis in range(len(shape))
-        )
-        sums = [sum(digits(other, 3) for other in each) for each in mates]
+        grid = torch.arange(size).view(shape)
+        rows = (row for axis in range(grid.dim()) for row in grid.movedim(axis, -1).reshape(-1, shape[axis]).tolist())
+        sums = [sum(digits(other, 3) for other in row) for row in rows if rank in row]
         yield Case(f"a grid of {' x '.join(map(str, shape))}", (shape, digits(rank, 3)), sums)
-
-
-def without(place: tuple[int, ...], axis: int) -> tuple[int, ...]:
-    return place[:axis] + place[axis + 1 :]
 
 
 def two_by_two(rank: int, size: int, seed: int) -> Cases:
