@@ -10,7 +10,7 @@
     training/     what lessons that train share: partition, data, net, the training step, gradient synchronisation
     measurement/  timing side by side, and the machine it was done on
     runtime/      N processes become one world: launch(), rendezvous, backends, failures
-    console/      what every command shares: options, tables, progress, plots, JSON
+    console/      what every command shares: options, tables, progress, JSON
     app           the command line put together
     testing       the pytest plugin: real ranks for your own tests
 
@@ -36,9 +36,10 @@ may die, and the others go on. What `launch` raises is a `PlaygroundError`:
 Importing this package does not import torch.
 """
 
-from playground.console.script import put_working_folder_last
+from playground.console.script import become_command, put_working_folder_last
 
 put_working_folder_last()  # before anything else is imported
+become_command()
 
 from typing import TYPE_CHECKING, Any  # noqa: E402
 

@@ -9,6 +9,7 @@ import signal
 import sys
 from collections.abc import Iterator
 from functools import partial
+from pathlib import Path
 from typing import Any, NoReturn
 
 import click
@@ -28,6 +29,8 @@ from playground.runtime.untrusted import printable
 from playground.see import SEE
 
 TOOLS = {**tools.TOOLS, SEE.name: SEE}
+LESSONS_BY_FOLDER = {Path(lesson.path).name: lesson for lesson in PATH}
+"""As `become_command` knows them."""
 COMMANDS = [*LESSONS, *EXERCISES, *TOOLS]
 CHAPTERS = {
     **{lesson.name: ROOT / lesson.path / "README.md" for lesson in PATH},
@@ -97,7 +100,7 @@ class Commands(click.Group):
             command = read
         elif tool := {**TOOLS, **EXERCISES}.get(cmd_name):
             command = tool.command.load()
-        elif lesson := LESSONS.get(cmd_name):
+        elif lesson := LESSONS.get(cmd_name) or LESSONS_BY_FOLDER.get(cmd_name):
             command = lesson.command.load() if lesson.command else steps_command(lesson)
         if command:
             vars(command)["format_options"] = partial(format_options, command)

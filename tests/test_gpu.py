@@ -7,6 +7,7 @@ import os
 import re
 import signal
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -33,15 +34,7 @@ from playground.runtime import RankFailed, RankTimeout, device
 from playground.runtime.backends import BACKENDS
 from playground.runtime.backends.nccl import SHARES_A_GPU, format_version, nccl_version
 from playground.see.analyse import match_messages
-from playground.see.record import (
-    BUCKET,
-    COLLECTIVE,
-    DEVICE,
-    RECEIVE,
-    SEND,
-    RankRecording,
-)
-from playground.see.record.rank import compare_clocks
+from playground.see.record import RECEIVE, SEND
 from playground.see.record.run import read_recording
 from playground.survival.folder import SnapshotSettings, find_snapshots
 from playground.survival.snapshots import deserialise, serialise
@@ -207,70 +200,25 @@ def test_training(run_cli: Run, size: int, words: tuple[str, ...], data_dir: Pat
     assert document["epochs"][-1]["loss"] < document["epochs"][0]["loss"] - 0.1
 
 
-def sums_of_steps(rank: RankRecording, lane: str) -> list[list[str]]:
-    """The names of the sums that each training step has in that lane, in order. (A bucket's own all-reduce is none.)"""
-    by_number = {event.number: event for event in rank.events}
-    steps: dict[int, list[str]] = {event.number: [] for event in rank.events if event.name == "training step"}
-    for event in rank.events:
-        above = [by_number[event.parent]] if event.parent else []
-        while above and above[-1].parent:
-            above.append(by_number[above[-1].parent])
-        step = next((each.number for each in above if each.number in steps), None)
-        in_bucket = any(each.kind == BUCKET and each.name != event.name for each in above)
-        is_sum = event.kind in (COLLECTIVE, BUCKET) and event.name.startswith(("all_reduce", "bucket"))
-        if step is not None and event.lane == lane and is_sum and not in_bucket:
-            steps[step].append(event.name)
-    return [*steps.values()]
-
-
-BUCKETS = ["bucket 0", "bucket 1"]
-
-
 @pytest.mark.parametrize(
-    ("words", "sums"),
+    ("words", "name", "count"),
     [
-        pytest.param(("sgd",), ["all_reduce"] * 8, marks=pytest.mark.stress),
-        (("sgd", "--sync", "overlapped", "--bucket-cap-mb", "0.02"), BUCKETS),
-        pytest.param(("ddp",), BUCKETS[:1], marks=pytest.mark.stress),
+        pytest.param(("sgd",), "all_reduce", 8, marks=pytest.mark.stress),
+        (("sgd", "--sync", "overlapped", "--bucket-cap-mb", "0.02"), "all_reduce", 2),
+        pytest.param(("ddp",), "bucket 0", 1, marks=pytest.mark.stress),
     ],
-    ids=["sgd", "overlapped", "ddp"],
 )
-def test_a_recording_tells_what_the_gpus_did(
-    words: tuple[Any, ...], sums: list[str], run_cli: Run, size: int, data_dir: Path, tmp_path: Path
+def test_a_recording_has_what_ranks_issued(
+    words: tuple[Any, ...], name: str, count: int, run_cli: Run, size: int, data_dir: Path, tmp_path: Path
 ) -> None:
-    """Every backward, and in every step every sum of gradients, begins on the GPU once the rank has issued it."""
+    """Every part of every step, and every sum of gradients in it."""
     file = tmp_path / "run.playground"
     shown(run_cli, *words, "-n", size, "--dataset", "digits", "--data-dir", data_dir, "--epochs", 2, "--see", file)
     for rank in read_recording(file).ranks:
-        steps = sums_of_steps(rank, DEVICE)
-        assert len(steps) > 1
-        assert steps == [sums] * len(steps)
-        by_number = {event.number: event for event in rank.events}
-        done = [event for event in rank.events if event.lane == DEVICE]
-        assert {event.name for event in done} >= {"forward", "backward", "step"}
-        assert all(event.start <= event.end for event in done)
-        late = [event.start - by_number[event.parent or 0].start for event in done]
-        assert min(late) > -1e-3, "the clocks differ by less than a millisecond"
-
-
-AHEAD = 5_000_000
-"""Nanoseconds by which rank 1's clock is made to differ from rank 0's."""
-
-
-def compare_with_a_late_asker(rank: int, size: int) -> tuple[int, int]:
-    """On rank 1: by how much the difference that is found is wrong, and by how much it may be."""
-    offset, bound = 0, 0
-    for delay in (0.0, 0.5):  # the first comparison also connects the two
-        time.sleep(rank * delay)
-        if rank < 2:
-            offset, bound = compare_clocks(rank, [1], lambda: time.perf_counter_ns() + rank * AHEAD)
-    return abs(offset + AHEAD), bound
-
-
-def test_clocks_are_compared_within_the_bound(pair: int, nccl: World) -> None:
-    """However long before the question rank 0 has issued its receive."""
-    wrong, bound = nccl.run(compare_with_a_late_asker)[1]
-    assert wrong <= bound
+        names = Counter(event.name for event in rank.events)
+        assert names["training step"] == names["forward"] == names["backward"] == names["step"] > 1
+        assert names[name] >= count * names["step"]
+        assert all(event.end < float("inf") for event in rank.events)
 
 
 @pytest.mark.parametrize(

@@ -61,11 +61,12 @@ HEAVIER = (
     "elastic", "elastic --kills 10 --seed 7 --way ddp -n 3", "ddp --lab", "ddp --lab buckets --dataset digits",
     "sgd --sync parameters --sync-every 5 --limit 6000 --epochs 3 --dataset digits",
     "elastic --dataset digits", "ddp --lab accumulation --dataset digits", "ladder --steps 30 --dataset digits",
+    "ladder --link 0.25 --steps 30 --dataset digits",
     "see --figure F9 ring.svg", "rpc", "bert --only memory", "break send-send --see hang.html",
     "parameter-server --slow-worker 5 --dataset digits",
     "parameter-server", "parameter-server -n 9 --mode async",
     "parameter-server -n 4 --mode async --steps 2000",
-    "tensor", "tensor --link 0.5", "context",
+    "tensor", "tensor --link 0.5", "context", "experts", "experts -n 4", "experts --capacity 1",
     "mesh -n 16", "mesh -n 6 --grid 3 1 1 2",
     "pipeline", "pipeline --dataset digits", "pipeline --schedule gpipe --microbatches 32",
     "pipeline -n 4 --data-parallel 2",
@@ -87,6 +88,7 @@ SMALLER = {
     "zero": ("--layers", "1", "--steps", "1"),
     "tensor": ("--steps", "1"),
     "context": ("--steps", "1"),
+    "experts": ("--steps", "1"),
     "mesh": ("--steps", "1"),
     "bench": ("--iterations", "2"),
 }
@@ -339,13 +341,7 @@ def python_blocks(kind: str) -> list[Any]:
             this = "script" if "__main__" in block else "test" if "def test_" in block else "cell"
             if this == kind:
                 heavier = this == "script" and readme is not ROOT_README  # each script starts a process, for seconds
-                heavier |= readme.parent.name in (
-                    "bert",
-                    "ladder",
-                    "parameter_server",
-                    "pipeline",
-                    "prove",
-                )  # long, as their own tests are
+                heavier |= readme.parent.name in LONG
                 marks = [pytest.mark.stress] * heavier
                 found.append(pytest.param(block, id=f"{readme.parent.name} {number}", marks=marks))
     return found

@@ -19,7 +19,8 @@ from typing import Any
 import torch
 
 from playground.algorithms import shared_memory as memory
-from playground.algorithms.collectives import AllGather, AllReduce, ReduceScatter
+from playground.algorithms.background import Work
+from playground.algorithms.collectives import AllReduce, all_gather_by, by_executor, reduce_scatter_by, run_collective
 from playground.algorithms.cost_model import IN_FLIGHT, PIECE, distances, power_of_two
 from playground.algorithms.messages import (
     Addressed,
@@ -33,6 +34,7 @@ from playground.algorithms.messages import (
     segment_of,
     start,
 )
+from playground.algorithms.operation import Op, check, kind
 from playground.runtime.shared_memory import Segment
 
 
@@ -161,8 +163,38 @@ def all_gather(tensor: torch.Tensor, group: Group) -> None:
         exchange(group, send=[(outgoing, right)], receive=[(incoming, left)])
 
 
-ring_reduce_scatter = ReduceScatter(reduce_scatter)
-ring_all_gather = AllGather(all_gather)
+def ring_reduce_scatter(
+    output: torch.Tensor, input: torch.Tensor, op: Any = Op.SUM, group: Group = None, async_op: bool = False
+) -> Work | None:
+    """The first phase, called like `dist.reduce_scatter_tensor`: leave in `output`, on rank r of `group`, the r-th
+    share of what `op` makes of all their `input`s.
+
+    `input` has N times as many elements as `output`, and stays as it is. Raises `ValueError` for tensors that do not
+    fit each other, and for an operation that is not defined for their type.
+    """
+    op = kind(op)
+    check(input.dtype, op)
+
+    def call(group: Group) -> None:
+        reduce = by_executor(reduce_scatter, op, group)
+        reduce_scatter_by(reduce, output, input, op, group.rank(), group.size())
+
+    return run_collective("reduce_scatter", call, input, output, group, async_op, shares=(input, output))
+
+
+def ring_all_gather(
+    output: torch.Tensor, input: torch.Tensor, group: Group = None, async_op: bool = False
+) -> Work | None:
+    """The second phase, called like `dist.all_gather_into_tensor`: leave in `output`, on every rank of `group`, the
+    `input`s of all, in the order of the ranks.
+
+    `output` has N times as many elements as `input`. Raises `ValueError` for tensors that do not fit each other.
+    """
+
+    def call(group: Group) -> None:
+        all_gather_by(by_executor(all_gather, group), output, input, group.rank(), group.size())
+
+    return run_collective("all_gather", call, input, output, group, async_op, shares=(output, input))
 
 
 @AllReduce
@@ -317,7 +349,8 @@ def hierarchical(tensor: torch.Tensor, op: Any, group: Group) -> None:
     bytes leave a host. On one host it is the ring; PLAYGROUND_HOSTS=2 in the environment shows it on two.
 
     With H hosts of L ranks each, all of which could also share memory: but so every step can be shown, and the cost
-    follows from the links at both levels. K is the number of pieces in which the pipelined ring sends a chunk.
+    follows from the links at both levels. K is the number of pieces in which the pipelined ring sends a chunk. Where
+    hosts have different numbers of ranks, it is the pipelined ring.
     Source: Mikami et al.: Massively Distributed SGD: ImageNet/ResNet-50 Training in a Flash (2018), arXiv 1811.05233,
     where the two levels are the two directions of a torus
 
@@ -326,38 +359,16 @@ def hierarchical(tensor: torch.Tensor, op: Any, group: Group) -> None:
     | rank >= 0 | 2 * (L - 1) + 2 * (H - 1) * K | 2 * (L - 1) / L * S + 2 * (H - 1) / H * S / L |
     """
     hosts = hosts_of(group, tensor.device)
-    mine, shares = next(host for host in hosts if group.rank() in host), min(map(len, hosts))
-    place = mine.index(group.rank())
-    if place >= shares:  # a host with more ranks than the smallest has
-        hand_over(tensor, op, group, target=mine[place % shares])
-        hand_back(tensor, group, source=mine[place % shares])
+    if len({*map(len, hosts)}) > 1:
+        pipelined_ring.algorithm(tensor, op, group)
         return
-    extra = mine[place + shares :: shares]
-    hand_over(tensor, op, group, sources=extra)
-    inside = Subset(group, mine[:shares], INSIDE)
+    mine = next(host for host in hosts if group.rank() in host)
+    place, inside = mine.index(group.rank()), Subset(group, mine, INSIDE)
     reduce_scatter(tensor, op, inside)
     if len(hosts) > 1:
         between = Subset(group, [host[place] for host in hosts], BETWEEN)
-        pipelined_ring.algorithm(tensor.tensor_split(shares)[place], op, between)
+        pipelined_ring.algorithm(tensor.tensor_split(len(mine))[place], op, between)
     all_gather(tensor, inside)
-    hand_back(tensor, group, targets=extra)
-
-
-def hand_over(
-    tensor: torch.Tensor, op: Any, group: Group, sources: tuple[int, ...] = (), target: int | None = None
-) -> None:
-    """Send the whole tensor to a rank of the host, or add to it what others send, one after the other."""
-    exchange(group, send=[] if target is None else [(tensor, target)])
-    arrived = tensor.new_empty(len(tensor) if sources else 0)
-    for rank in sources:
-        exchange(group, receive=[(arrived, rank)])
-        add(tensor, arrived, op)
-
-
-def hand_back(tensor: torch.Tensor, group: Group, targets: tuple[int, ...] = (), source: int | None = None) -> None:
-    """Send the result to ranks of the host, or receive it."""
-    receive = [] if source is None else [(tensor, source)]
-    exchange(group, send=[(tensor, rank) for rank in targets], receive=receive)
 
 
 SMALL = 512 * 1024
@@ -405,12 +416,7 @@ def shared_memory(tensor: torch.Tensor, op: Any, group: Group) -> None:
     auto.algorithm(tensor, op, group)
 
 
-PHASES = {
-    reduce_scatter.__code__: "reduce-scatter",
-    all_gather.__code__: "all-gather",
-    hand_over.__code__: f"hand over {INSIDE}",
-    hand_back.__code__: f"hand back {INSIDE}",
-}
+PHASES = {reduce_scatter.__code__: "reduce-scatter", all_gather.__code__: "all-gather"}
 """The names of phases, by the function that sends their messages."""
 
 

@@ -12,7 +12,6 @@ import threading
 import weakref
 from collections.abc import Callable
 from concurrent.futures import Future
-from functools import partial
 from queue import SimpleQueue
 from typing import Any
 
@@ -88,26 +87,22 @@ class Calls:
 
     def work(self) -> None:
         """Make calls until there are to be no more."""
-        while finish := self.make_next():
+        while True:
+            with self.turn:
+                if not (entry := self.waiting.get()):
+                    break
+                call, finish = entry
+                error = attempt(call)
+                with self.change:
+                    self.made, self.free = self.made + 1, self.free - 1
+                    self.change.notify_all()
+                    self.provide_thread()
             with contextlib.suppress(Exception):  # of a callback: torch has logged it
-                finish()
-            del finish  # which holds tensors, and the group
+                finish(error)
+            del entry, call, finish, error  # which hold tensors, and the group
             with self.change:
                 self.free += 1
         self.waiting.put(None)  # for the next thread
-
-    def make_next(self) -> Callable[[], object] | None:
-        """Wait for the next call and make it. Returns what is to be called then; None if there are to be no more."""
-        with self.turn:
-            if not (entry := self.waiting.get()):
-                return None
-            call, finish = entry
-            error = attempt(call)
-            with self.change:
-                self.made, self.free = self.made + 1, self.free - 1
-                self.change.notify_all()
-                self.provide_thread()
-        return partial(finish, error)
 
 
 _calls: weakref.WeakKeyDictionary[Any, Calls] = weakref.WeakKeyDictionary()

@@ -17,20 +17,13 @@ from playground.algorithms.messages import Group
 from playground.algorithms.operation import Op, check, kind, name_of
 
 
-class Collective:
-    """Makes an algorithm a function like one of torch.distributed. A rank outside the group does nothing; with
-    `async_op` the call goes on while the caller does something else, until `wait()` of what is returned."""
+class AllReduce:
+    """Makes an algorithm a function like `dist.all_reduce`: `algorithm(flat, op, group)` leaves the sum over all ranks
+    in a flat tensor. A rank outside the group does nothing; with `async_op` the call goes on while the caller does
+    something else, until `wait()` of what is returned."""
 
     def __init__(self, algorithm: Callable[..., None]) -> None:
         self.algorithm, self.__doc__ = algorithm, algorithm.__doc__
-
-    def by_executor(self, *arguments: Any) -> OnFlat:
-        """The algorithm with these arguments, by the executor in use when it is called."""
-        return lambda flat: messages.executor().run(self.algorithm, flat, *arguments)
-
-
-class AllReduce(Collective):
-    """`algorithm(flat, op, group)` leaves the sum over all ranks in a flat tensor. Called like `dist.all_reduce`."""
 
     def __call__(
         self, tensor: torch.Tensor, op: Any = Op.SUM, group: Group = None, async_op: bool = False
@@ -45,53 +38,18 @@ class AllReduce(Collective):
 
         def call(group: Group) -> None:
             if (size := group.size()) > 1:
-                all_reduce_by(self.by_executor(op, group), tensor, op, size)
+                all_reduce_by(by_executor(self.algorithm, op, group), tensor, op, size)
 
         return run_collective(f"all_reduce ({self.algorithm.__name__})", call, tensor, tensor, group, async_op)
 
 
-class ReduceScatter(Collective):
-    """`algorithm(flat, op, group)` leaves on rank r the sum over all ranks in the r-th of N equal shares of a flat
-    tensor; what the other shares then hold does not matter. Called like `dist.reduce_scatter_tensor`."""
-
-    def __call__(
-        self, output: torch.Tensor, input: torch.Tensor, op: Any = Op.SUM, group: Group = None, async_op: bool = False
-    ) -> background.Work | None:
-        """Leave in `output`, on rank r of `group`, the r-th share of what `op` makes of all their `input`s.
-
-        `input` has N times as many elements as `output`, N being the group's size, and stays as it is. Raises
-        `ValueError` for tensors that do not fit each other, and for an operation that is not defined for their type.
-        """
-        op = kind(op)
-        check(input.dtype, op)
-
-        def call(group: Group) -> None:
-            reduce_scatter_by(self.by_executor(op, group), output, input, op, group.rank(), group.size())
-
-        return run_collective(self.algorithm.__name__, call, input, output, group, async_op, shares=(input, output))
-
-
-class AllGather(Collective):
-    """`algorithm(flat, group)` takes rank r's r-th of N equal shares of a flat tensor to all ranks. Called like
-    `dist.all_gather_into_tensor`."""
-
-    def __call__(
-        self, output: torch.Tensor, input: torch.Tensor, group: Group = None, async_op: bool = False
-    ) -> background.Work | None:
-        """Leave in `output`, on every rank of `group`, the `input`s of all, in the order of the ranks.
-
-        `output` has N times as many elements as `input`, N being the group's size. Raises `ValueError` for tensors that
-        do not fit each other.
-        """
-
-        def call(group: Group) -> None:
-            all_gather_by(self.by_executor(group), output, input, group.rank(), group.size())
-
-        return run_collective(self.algorithm.__name__, call, input, output, group, async_op, shares=(output, input))
-
-
 OnFlat = Callable[[torch.Tensor], object]
 """Does something with a flat, contiguous tensor of real numbers, in place."""
+
+
+def by_executor(algorithm: Callable[..., None], *arguments: Any) -> OnFlat:
+    """The algorithm with these arguments, by the executor in use when it is called."""
+    return lambda flat: messages.executor().run(algorithm, flat, *arguments)
 
 
 def on_flat(do: OnFlat, tensor: torch.Tensor) -> None:

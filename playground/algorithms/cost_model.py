@@ -27,7 +27,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from itertools import chain, repeat
 from math import ceil
 
 ELEMENT = 4
@@ -225,16 +224,12 @@ def with_way_in_and_out(task: Task, path: list[Step], total: Counts) -> Cost:
 
 
 def binary_tree_cost(task: Task) -> Cost:
-    """The sums go up level by level, and the result comes down; a parent's link serves its children in turn.
-
-    Level k leads to the ranks 2^k - 1 ... 2^(k+1) - 2. Child and parent share a node only on the first one, so a
-    level is inside where all its ranks are on that.
-    """
-    path, down = [], chain(path_down(task.size), repeat(0))  # the way up is never the shorter one
-    for level, ((arriving, additions), leaving) in enumerate(zip(path_up(task.size), down, strict=False), 1):
-        messages, inner = arriving + leaving, min(task.size, 2 ** (level + 1) - 1) <= task.node
-        path.append((Counts(messages, messages * task.nbytes, additions * task.nbytes), inner))
-    return Cost.along(path, Counts(2, 2 * task.nbytes, task.nbytes).times(task.size - 1))
+    """The sums go up and the result comes down; a parent's link serves its children in turn. Beyond one node, the path
+    goes between nodes."""
+    (arriving, additions), nbytes = path_up(task.size), task.nbytes
+    messages = arriving + path_down(task.size)
+    path = [(Counts(messages, messages * nbytes, additions * nbytes), task.one_node)]
+    return Cost.along(path, Counts(2, 2 * nbytes, nbytes).times(task.size - 1))
 
 
 def subtrees(size: int) -> tuple[int, int]:
@@ -245,53 +240,38 @@ def subtrees(size: int) -> tuple[int, int]:
 
 
 @cache
-def path_up(size: int) -> tuple[tuple[int, int], ...]:
-    """On the critical path up a tree, level by level from the root: messages that arrive in turn, and additions.
+def path_up(size: int) -> tuple[int, int]:
+    """On the critical path up a tree: messages that arrive in turn, and additions.
 
     The left subtree is never done sooner. If the right one is done at the same time, two messages arrive in turn; if
     it is done sooner, its message has already arrived.
     """
     if size == 1:
-        return ()
+        return 0, 0
     left, right = subtrees(size)
-    below = path_up(left)
-    tie = right > 0 and sum(messages for messages, _ in path_up(right)) == sum(messages for messages, _ in below)
-    return ((1 + tie, 1 + (right > 0)), *below)
+    messages, additions = path_up(left)
+    tie = right > 0 and path_up(right)[0] == messages
+    return messages + 1 + tie, additions + 1 + (right > 0)
 
 
 @cache
-def path_down(size: int) -> tuple[int, ...]:
-    """On the critical path down a tree, level by level: messages until the child on the path has its own."""
+def path_down(size: int) -> int:
+    """Messages on the critical path down a tree: a parent sends to its left child first."""
     if size == 1:
-        return ()
+        return 0
     left, right = subtrees(size)
-    ways = [(1, *path_down(left))] + ([(2, *path_down(right))] if right else [])
-    return max(ways, key=lambda way: (sum(way), len(way)))
+    return max(1 + path_down(left), 2 + path_down(right) if right else 0)
 
 
 def hierarchical_cost(task: Task) -> Cost:
-    """Two rings: inside, of a chunk per rank of a host; between, of one rank per host, on that chunk.
-
-    The last host may have fewer ranks than the others, whose further ones then hand over and get back whole tensors.
+    """Two rings: inside, of a chunk per rank of a host; between, of one rank per host, on that chunk. Where the last
+    host has fewer ranks than the others, it is the pipelined ring.
     """
-    hosts = ceil(task.size / task.node)
-    shares = min(task.node, task.size - (hosts - 1) * task.node)
-    hops, chunk = 2 * (shares - 1), ceil(task.elements / shares) * ELEMENT
-    beyond = 0 if hosts == 1 else task.node - shares
-    turns = ceil(beyond / shares)
-    handing = Counts(2, 2 * task.nbytes, task.nbytes)
-    between = pipelined_ring_cost(Task(hosts, chunk)).between
-    inside = handing.times(turns) + Counts(hops, hops * chunk, hops / 2 * chunk)
+    shares = min(task.size, task.node)
+    if task.size % shares:
+        return pipelined_ring_cost(task)
+    hosts, hops, chunk = task.size // shares, 2 * (shares - 1), ceil(task.elements / shares) * ELEMENT
+    between = pipelined_ring_cost(Task(hosts, chunk))
     rings = Counts(hops * min(shares, task.elements), hops * task.nbytes, hops / 2 * task.nbytes).times(hosts)
-    total = rings + handing.times(beyond * (hosts - 1)) + total_between(task, hosts, shares)
-    return Cost(between, inside, total)
-
-
-def total_between(task: Task, hosts: int, shares: int) -> Counts:
-    """Totals over all rings between hosts: the first shares may have one element more; one without is not sent."""
-    least, more = divmod(task.elements, shares)
-    total = Counts()
-    for elements, rings in ((least + 1, more), (least, shares - more)):
-        if elements:
-            total += pipelined_ring_cost(Task(hosts, elements * ELEMENT)).total.times(rings)
-    return total
+    inside = Counts(hops, hops * chunk, hops / 2 * chunk)
+    return Cost(between.between, inside, rings + between.total.times(min(shares, task.elements)))

@@ -3,7 +3,6 @@
     small tensors             copy in | add all slots                                          one meeting
     others, two ranks         copy in | add the other's slot                                   one per piece
     others, N ranks           copy in | add my share, copy it in | copy out the other shares   two per slot
-    tensors that lie there    | add my share, write it into all tensors |                      two
 
 `|` is a meeting of all ranks. They add in the order of the ranks, so that their sums have the same bits.
 
@@ -31,8 +30,6 @@ SMALL = 128 * 1024
 """Bytes up to which each rank adds all slots, with one meeting."""
 PIECE = 512 * 1024
 """Bytes that two ranks copy in before they meet: still in the nearest cache when they are added."""
-BLOCK = 128 * 1024
-"""Bytes of each tensor that are added at a time where they lie."""
 CALLS = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "step")
 OPS = tuple(ADDS)
 DTYPES = tuple(dict.fromkeys(each for each in vars(torch).values() if isinstance(each, torch.dtype)))
@@ -56,19 +53,7 @@ def all_reduce(segment: Segment, flat: torch.Tensor, op: Any) -> None:
 
     Raises `RuntimeError` on all ranks if they call it with different operations, types or sizes.
     """
-    way = add_whole if flat.nbytes <= SMALL else add_by_slots
-    number, tensors = segment.arenas.get(flat.untyped_storage().data_ptr(), (0, []))
-    try:
-        if tensors and tensors[0].dtype == flat.dtype:  # otherwise their offsets are in different units
-            add_in_place(segment, flat, op, number, tensors)
-        else:
-            way(segment, flat, op)
-    except InDifferentPlaces:  # on all ranks
-        way(segment, flat, op)
-
-
-class InDifferentPlaces(Exception):
-    """All ranks call the same, but not all with tensors of the same allocation. Nothing has been added."""
+    (add_whole if flat.nbytes <= SMALL else add_by_slots)(segment, flat, op)
 
 
 def add_whole(segment: Segment, flat: torch.Tensor, op: Any) -> None:
@@ -93,23 +78,6 @@ def add_by_slots(segment: Segment, flat: torch.Tensor, op: Any) -> None:
             reduce_shares(segment, shares, op, meet)
             gather_shares(segment, shares)
         meet = segment.meet
-
-
-def add_in_place(segment: Segment, flat: torch.Tensor, op: Any, number: int, tensors: list[torch.Tensor]) -> None:
-    """All-reduce of tensors that lie in allocation `number`, `tensors` being all of it. Each rank adds up its share,
-    block by block, and writes each block into all tensors while it is in the cache."""
-    start = flat.storage_offset()
-    agree(segment, "all_reduce", flat, op, place=number << 40 | start)
-    begin, end = segment.share_of(flat.numel())
-    step = BLOCK // flat.itemsize
-    for first in range(start + begin, start + end, step):
-        parts = [tensor[first : min(first + step, start + end)] for tensor in tensors]
-        total = parts[segment.rank] if segment.size == 2 else torch.empty_like(parts[0])
-        add_all(ADDS[op], parts, out=total)
-        for part in parts:
-            if part is not total:
-                part.copy_(total)
-    segment.meet()
 
 
 def add_all(add: Callable[..., object], parts: Sequence[torch.Tensor], out: torch.Tensor) -> None:
@@ -179,18 +147,14 @@ def gather_shares(segment: Segment, shares: Sequence[torch.Tensor]) -> None:
             share.copy_(slot[: share.numel()])
 
 
-def agree(segment: Segment, collective: str, flat: torch.Tensor, op: Any = None, root: int = 0, place: int = 0) -> None:
-    """Meet. Raises `RuntimeError` unless all ranks call the same, and `InDifferentPlaces` if only `place` differs."""
+def agree(segment: Segment, collective: str, flat: torch.Tensor, op: Any = None, root: int = 0) -> None:
+    """Meet. Raises `RuntimeError` unless all ranks call the same."""
     code = CALLS.index(collective), DTYPES.index(flat.dtype), OPS.index(op) if op is not None else len(OPS)
-    calls = segment.agree((flat.numel(), code[0] | code[1] << 8 | code[2] << 16 | root << 24, place))
+    calls = segment.agree((flat.numel(), code[0] | code[1] << 8 | code[2] << 16 | root << 24))
     if len(calls) == 1:
         return
-    other = next((rank for rank, call in enumerate(calls) if call[:2] != calls[segment.rank][:2]), None)
-    if other is None:
-        raise InDifferentPlaces
-    told = [
-        f"{segment.name(rank)} called {describe(segment, *calls[rank][:2])}" for rank in sorted((segment.rank, other))
-    ]
+    other = next(rank for rank, call in enumerate(calls) if call != calls[segment.rank])
+    told = [f"{segment.name(rank)} called {describe(segment, *calls[rank])}" for rank in sorted((segment.rank, other))]
     raise RuntimeError(f"the ranks do not call the same collective: {', '.join(told)}")
 
 

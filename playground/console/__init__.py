@@ -1,1 +1,1 @@
-"""The parts that all commands share: options, tables, progress, plots, JSON."""
+"""The parts that all commands share: options, tables, progress, JSON."""

@@ -9,9 +9,7 @@ An option that has no effect is refused by name. What it needs stands with its f
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -33,17 +31,7 @@ Changes = Mapping[str, Mapping[str, Any]]
 """Arguments of `click.option`, by field."""
 
 
-class Finite(click.FloatRange):
-    """A number in a range; neither NaN nor infinite, which a range alone lets pass."""
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        with contextlib.suppress(ValueError):  # of what is no number, the range tells
-            if not math.isfinite(float(value)):
-                self.fail(f"{value} is not a finite number.", param, ctx)
-        return float(super().convert(value, param, ctx))
-
-
-class Megabytes(Finite):
+class Megabytes(click.FloatRange):
     """A number of units of 2^20 bytes, as bytes: DistributedDataParallel's bucket_cap_mb counts them so, too."""
 
     def __init__(self) -> None:
@@ -90,7 +78,7 @@ def type_of(flag: Flag, value_type: type) -> Any:
     if value_type is int:
         return click.IntRange(cast("int", low), cast("int", high))
     if value_type is float:
-        return Finite(low, high, min_open=flag.above is not None, max_open=flag.below is not None)
+        return click.FloatRange(low, high, min_open=flag.above is not None, max_open=flag.below is not None)
     return FILE if value_type is Path else None
 
 
@@ -120,8 +108,16 @@ ALL = "all"
 
 
 def names_option(*flags: str, known: Collection[str], default: Sequence[str], help: str) -> Callable[[Any], Any]:
-    """An option that takes several names of a table, as `take_names` says."""
-    return click.option(*flags, help=f"{help}: {', '.join(known)} or {ALL}.", **take_names(known, default))
+    """An option that takes several names of a table, with commas between them, or `ALL`. Its value is the words given;
+    empty if it is left out, for which --help shows `default`. `select_names` makes names of the words."""
+    return click.option(
+        *flags,
+        help=f"{help}: {', '.join(known)} or {ALL}.",
+        multiple=True,
+        metavar="NAME,…",
+        show_default=",".join(default),
+        callback=lambda ctx, param, texts: read_names(known, texts),
+    )
 
 
 def read_names(known: Collection[str], texts: Iterable[str]) -> tuple[str, ...]:
@@ -131,13 +127,6 @@ def read_names(known: Collection[str], texts: Iterable[str]) -> tuple[str, ...]:
         if word not in (*known, ALL):
             raise click.BadParameter(f"{word!r} is none of {', '.join(known)}, {ALL}.")
     return words
-
-
-def take_names(known: Collection[str], default: Sequence[str]) -> Mapping[str, Any]:
-    """Arguments of `click.option` for several names of a table, with commas between them, or `ALL`. Its value is the
-    words given; empty if it is left out, for which --help shows `default`. `select_names` makes names of the words."""
-    about = {"multiple": True, "metavar": "NAME,…", "show_default": ",".join(default)}
-    return {"callback": lambda ctx, param, texts: read_names(known, texts), **about}
 
 
 def select_names(known: Collection[str], words: Sequence[str]) -> tuple[str, ...]:
@@ -193,9 +182,6 @@ class RunOptions:
         DEFAULT_TIMEOUT, "Seconds after which a run is ended in which no rank gives a sign of life.", above=0, below=1e6
     )
     seed: int = flag(1234, "Seed of the random number generators.", least=0, most=2**32)
-    init_method: str | None = flag(
-        None, "How the ranks meet, instead of at our own store: env://, tcp://HOST:PORT or file:///PATH.", metavar="URL"
-    )
     wide: bool = flag(False, "Show all columns of every table, even if lines get wider than the terminal.")
     as_json: bool = flag(False, "Print one JSON document instead of text.", name="--json")
     see: Path | None = flag(
@@ -225,13 +211,9 @@ def check_writable(flag: str, file: Path) -> None:
         file.unlink(missing_ok=True)
 
 
-def plot_option(about: str) -> Callable[[Any], Any]:
-    return click.option("--plot", type=FILE, metavar="FILE", help=f"Also draw {about}: .svg or .png.")
-
-
 HEADINGS = {
     "Training": ("epochs", "batch_size", "lr", "momentum", "accumulate", "loader", "loader_workers"),
-    "Ranks": ("size", "backend", "timeout", "seed", "init_method"),
+    "Ranks": ("size", "backend", "timeout", "seed"),
     "Data": ("dataset", "data_dir", "limit"),
     "Snapshots": ("snapshots", "snapshot_every", "resume", "restarts"),
     "Output": ("wide", "as_json", "see", "plot", "--help"),

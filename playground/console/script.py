@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import NoReturn
 
 HERE = os.path.join(os.sep, "playground", "console", "script.py")
 """This file, seen from the folder that the package lies in."""
+LESSONS = os.path.join(os.sep, "playground", "lessons")
 
 
 def put_working_folder_last() -> None:
@@ -35,9 +35,12 @@ def is_our_command() -> bool:
     return sys.argv[:1] == ["-m"] and "playground" in asked
 
 
-def run_lesson(name: str) -> NoReturn:
-    """Make this process the command of that name, with the options that it was given. A new program, and not a call:
-    ranks import the main script of the process that starts them, and what lies beside it would come first."""
-    flags = sys.orig_argv[1 : len(sys.orig_argv) - len(sys.argv)]
-    sys.stdout.flush()
-    os.execv(sys.executable, [sys.executable, *flags, "-m", "playground", name, *sys.argv[1:]])
+def become_command() -> None:
+    """If Python runs the `lesson.py` of a lesson, make this process the command of that lesson, with the options that
+    it was given. A new program, and not a call: ranks import the main script of the process that starts them, and what
+    lies beside it would come first."""
+    folder, file = os.path.split(os.path.realpath(sys.argv[0] if sys.argv else ""))
+    lessons, lesson = os.path.split(folder)
+    if (lessons, file) == (os.path.realpath(__file__).replace(HERE, LESSONS), "lesson.py"):
+        flags = sys.orig_argv[1 : len(sys.orig_argv) - len(sys.argv)]
+        os.execv(sys.executable, [sys.executable, *flags, "-m", "playground", lesson, *sys.argv[1:]])

@@ -68,7 +68,6 @@ class Session:
             min_size=self.min_size,
             backend=self.run.backend,
             timeout=self.run.timeout,
-            init_method=self.run.init_method,
             restarts=self.restarts,
         )
         if self.run.see:

@@ -169,7 +169,7 @@ def check_link(session: Session, settings: TrainingSettings) -> None:
         raise UsageError(f"--link {settings.link:g}: the simulation delays CPUs, on gloo: leave it out")
 
 
-RUN_TRAINING = remote("playground.training.run:run_training")
+RUN_TRAINING = remote("playground.training.loop:run_training")
 
 LOADER_MODULES = {"per-sample": ["torchvision.transforms"]}
 """Modules that the fork server imports for the ranks, by the way to fetch samples."""

@@ -27,7 +27,7 @@ EXERCISES = {
     for name, purpose in (
         ("exercise", "list the exercises; hand out one: a file to be completed"),
         ("check", "run solutions on worlds of several sizes, and say what is wrong with them"),
-        ("hint", "show the next hint for an exercise: the idea, the place, nearly the code"),
+        ("hint", "show a hint for an exercise: the idea, the place, nearly the code"),
         ("solution", "show the reference solution of an exercise that has passed"),
     )
 }

@@ -198,6 +198,8 @@ CATALOGUE = {
         Exercise("tensor/vocabulary_loss", (2, 3, 1, 4)),
         Exercise("context/merge", (2, 3, 1, 4)),
         Exercise("context/zigzag", (2, 3, 1, 4)),
+        Exercise("experts/dispatch", (2, 3, 1, 4)),
+        Exercise("experts/combine", (2, 3, 1, 4)),
         Exercise("mesh/axis_sums", (4, 6, 2)),
         Exercise("mesh/two_by_two", (4, 6, 2)),
     )

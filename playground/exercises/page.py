@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -10,14 +9,14 @@ from pathlib import Path
 import click
 
 from playground.console import terminal
-from playground.console.options import FILE, RunOptions
-from playground.console.session import Session, to_document
+from playground.console.options import FILE
+from playground.console.session import to_document
 from playground.console.tables import Column, Table
 from playground.exercises import EXERCISES
-from playground.exercises.exercise import CATALOGUE, PASS, find_exercise, normalise
-from playground.exercises.verdict import HANGS, JUDGE, Solution, Verdict, tell_lines
-from playground.exercises.work import Workbook, check_file, list_solutions, read_text
-from playground.runtime.errors import PlaygroundError, UsageError
+from playground.exercises.exercise import CATALOGUE, PASS
+from playground.exercises.verdict import JUDGE, Verdict, tell_lines
+from playground.exercises.work import Workbook, check_file, list_solutions
+from playground.runtime.errors import UsageError
 from playground.runtime.launcher import server
 from playground.runtime.untrusted import printable
 
@@ -51,9 +50,7 @@ def show_map(work: Workbook) -> None:
         state = work.state(each)
         following = following or (None if state == "passed" else each)
         shown, lesson = each.lesson * (each.lesson != lesson), each.lesson
-        shown_hints = work.of(each).get("hints", 0)
-        hints = f"{shown_hints} of {len(each.hints)} hints" * bool(shown_hints)
-        table.add(shown, each.name, each.title.partition(": ")[2], ", ".join(filter(None, [state, hints])))
+        table.add(shown, each.name, each.title.partition(": ")[2], state)
     end = f"Next: python -m playground exercise {following.name}" if following else "All have passed."
     terminal.say(table, "", end)
 
@@ -70,8 +67,7 @@ def show_markdown(text: str) -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of text.")
 @click.option("-n", "--world-size", "size", type=click.IntRange(1), help="Check on this number of ranks only.")
 @click.option("--seed", type=click.IntRange(0, 2**32), default=0, show_default=True, help="Seed of random inputs.")
-@click.option("--see", type=FILE, metavar="OUT", help="Record the case that fails, and the reference's run.")
-def check(files: tuple[Path, ...], watch: bool, as_json: bool, size: int | None, seed: int, see: Path | None) -> None:
+def check(files: tuple[Path, ...], watch: bool, as_json: bool, size: int | None, seed: int) -> None:
     """Run solutions, by default all of this folder, on real ranks, and say what is wrong with them. FILE may be the
     name of an exercise; several files of one exercise get a line each. Solutions are run as programs of yours: this is
     no sandbox.
@@ -80,8 +76,6 @@ def check(files: tuple[Path, ...], watch: bool, as_json: bool, size: int | None,
     """
     if watch and as_json:
         raise UsageError("--watch has no end and --json prints one document: leave one of them out")
-    if see and (len(files) != 1 or watch):
-        raise UsageError("--see records a case of one solution: name one FILE, and leave --watch out")
     files = tuple(map(find_file, files)) or tuple(list_solutions(Path()))
     if not files:
         raise UsageError("there is no solution in this folder: python -m playground exercise lists what there is to do")
@@ -93,8 +87,6 @@ def check(files: tuple[Path, ...], watch: bool, as_json: bool, size: int | None,
             raise UsageError(f"-n {size}: {each.name} is checked on {sizes} ranks, choose one of them")
     server.warm_up()
     seen, verdicts = read_all(files), check_all(files, size, seed, say=not as_json)
-    if see and verdicts[0].number is not None:
-        record(files[0], verdicts[0], see)
     if as_json:
         click.echo(to_document({"verdicts": verdicts}))
     while watch:
@@ -120,31 +112,11 @@ def check_all(files: Iterable[Path], size: int | None, seed: int, say: bool) -> 
         if sum(other.name == file.name for other in files) > 1:
             lines = [f"{lines[0]}{': ' * bool(verdict.mistake)}{verdict.mistake}"]
         elif verdict.world and verdict.status != PASS:
-            lines.append(next_steps(verdict, file))
+            again = f"check {file} -n {verdict.world}{f' --seed {seed}' if seed else ''}"
+            lines.append(f"Next: hint {verdict.exercise}   Again: {again}")
         if say:
             terminal.say(*map(printable, lines))
     return verdicts
-
-
-def record(file: Path, verdict: Verdict, see: Path) -> None:
-    """Record the case that has failed: the solution's run in `see`, the reference's in the folder beside it for further
-    worlds. (What was recorded is told on stderr.)"""
-    exercise = find_exercise(verdict.exercise)
-    world = Session("check", RunOptions(size=verdict.world, see=see, timeout=HANGS)).world
-    before = Workbook(file.absolute().parent).solutions_before(exercise)
-    for text, name in ((normalise(read_text(file)), str(file)), (exercise.solution, f"<{exercise.file}>")):
-        solutions = (*before, Solution(exercise, text, name))
-        with contextlib.suppress(PlaygroundError):  # that it fails is known
-            world.run(JUDGE, solutions, verdict.seed, verdict.number)
-
-
-def next_steps(verdict: Verdict, file: Path) -> str:
-    """The next steps after a failure."""
-    each = find_exercise(verdict.exercise)
-    used = Workbook(file.absolute().parent).of(each).get("hints", 0)
-    hint = f"hint {each.name} ({used + 1} of {len(each.hints)})" if used < len(each.hints) else f"solution {each.name}"
-    seed = f" --seed {verdict.seed}" if verdict.seed else ""
-    return f"Next: {hint}   Again: check {file} -n {verdict.world}{seed}"
 
 
 def read_all(files: Iterable[Path]) -> dict[Path, bytes]:
@@ -154,23 +126,18 @@ def read_all(files: Iterable[Path]) -> dict[Path, bytes]:
 
 @click.command("hint", short_help=EXERCISES["hint"].purpose)
 @click.argument("name", metavar="NAME", type=NAME)
-def hint(name: str) -> None:
-    """Show the next hint for an exercise: the idea, the place, nearly the code. All those shown before come again."""
-    work, chosen = Workbook(Path.cwd()), CATALOGUE[name]
-    shown = min(work.of(chosen).get("hints", 0) + 1, len(chosen.hints))
-    work.note(chosen, hints=shown)
-    for number, text in enumerate(chosen.hints[:shown], 1):
-        show_markdown(f"{number} of {len(chosen.hints)}: {text}")
+@click.argument("number", metavar="[1|2|3]", type=click.IntRange(1, 3), default=1)
+def hint(name: str, number: int) -> None:
+    """Show a hint for an exercise: 1, the idea; 2, the place; 3, nearly the code."""
+    show_markdown(f"{number} of 3: {CATALOGUE[name].hints[number - 1]}")
 
 
 @click.command("solution", short_help=EXERCISES["solution"].purpose)
 @click.argument("name", metavar="NAME", type=NAME)
-@click.option("--give-up", is_flag=True, help="Show it although yours has not passed. This is recorded.")
+@click.option("--give-up", is_flag=True, help="Show it although yours has not passed.")
 def solution(name: str, give_up: bool) -> None:
     """Show the reference solution of an exercise, after yours has passed."""
-    work, chosen = Workbook(Path.cwd()), CATALOGUE[name]
-    if "digest" not in work.of(chosen):
-        if not give_up:
-            raise UsageError(f"{chosen.name} has not passed here: check {chosen.file} first, or add --give-up")
-        work.note(chosen, gave_up=True)
+    chosen = CATALOGUE[name]
+    if not give_up and name not in Workbook(Path.cwd()).passed:
+        raise UsageError(f"{chosen.name} has not passed here: check {chosen.file} first, or add --give-up")
     click.echo(chosen.solution, nl=False)

@@ -349,9 +349,9 @@ def import_solution(solution: Solution) -> ModuleType:
     return module
 
 
-def judge(rank: int, size: int, solutions: tuple[Solution, ...], seed: int, only: int | None) -> None:
-    """Run the last of `solutions` on the cases of its exercise (`only`: on that one), for as long as ranks and messages
-    come out even. Those before it are what it may import. What comes of it is reported: `Observation`s, one a case."""
+def judge(rank: int, size: int, solutions: tuple[Solution, ...], seed: int) -> None:
+    """Run the last of `solutions` on the cases of its exercise, for as long as ranks and messages come out even. Those
+    before it are what it may import. What comes of it is reported: `Observation`s, one a case."""
     solution, exercise = solutions[-1], solutions[-1].exercise
     record = Transcript(solution.file, size, exercise.forbidden)
     sys.path.append(os.path.dirname(os.path.abspath(solution.file)))
@@ -363,8 +363,7 @@ def judge(rank: int, size: int, solutions: tuple[Solution, ...], seed: int, only
             functions = [import_solution(each) for each in solutions][-1]
         function = getattr(functions, exercise.function)
         for place, case in enumerate(cases(rank, size, seed)):
-            if only in (None, place):
-                run_case(rank, seed, place, case, function, record)
+            run_case(rank, seed, place, case, function, record)
 
 
 def run_case(rank: int, seed: int, place: int, case: Case, function: Callable[..., Any], record: Transcript) -> None:

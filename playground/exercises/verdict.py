@@ -15,7 +15,6 @@ from dataclasses import dataclass, replace
 
 from playground.exercises.exercise import (
     BLOCKED,
-    CATALOGUE,
     COMPUTES,
     DEADLOCK,
     ERROR,
@@ -67,8 +66,6 @@ class Verdict:
     """Sizes of the worlds that passed."""
     world: int | None = None
     case: str = ""
-    number: int | None = None
-    """Place of the case among those of this world."""
     rank: int | None = None
     where: str = ""
     """The tensor or value that differs, where there are several: grad[0]."""
@@ -172,7 +169,7 @@ def attempt(solution: Solution, before: Sequence[Solution], size: int, seed: int
     made = Attempt(size)
     found: Found = {}
     try:
-        arguments = ((*before, solution), seed, None)
+        arguments = ((*before, solution), seed)
         launch(JUDGE, size, args=arguments, timeout=HANGS, on_report=made.take, fresh=True)
     except Ended as end:
         found = end.found
@@ -204,7 +201,7 @@ def check_solution(
         if last.found:
             name = name_mistake(solution, before, seed, made, size)
             found = {"case": last.about, **last.found, **name}
-            return replace(verdict, world=size, number=last.case, **found)  # type: ignore[arg-type]
+            return replace(verdict, world=size, **found)  # type: ignore[arg-type]
         verdict = replace(verdict, passed=(*verdict.passed, size))
     return verdict
 
@@ -255,27 +252,20 @@ def is_alike(one: Attempt, other: Attempt) -> bool:
 
 def find_fault(exercise: Exercise, text: str) -> str:
     """The fault of a file before it is run, in one line; empty if there is none."""
-    if not text.strip():
-        return f"the file is empty: exercise {exercise.name} --reset writes the stub again"
     if text == exercise.stub:
         return NOT_WRITTEN
     try:
         tree = ast.parse(text)
     except SyntaxError as error:
         return f"line {error.lineno or 1}: {error.msg}"
-    except (ValueError, RecursionError, MemoryError) as error:
-        return f"it cannot be parsed: {error!r}"
     for node in ast.walk(tree):
         modules = [each.name for each in node.names] if isinstance(node, ast.Import) else []
         for name in [node.module or ""] if isinstance(node, ast.ImportFrom) else modules:
             if name.split(".")[0] == "playground" and name.split(".")[1:2] not in ([], ["runtime"]):
                 return f"line {getattr(node, 'lineno', 0)} imports {name}: write it yourself"
     names = symtable.symtable(text, exercise.file, "exec").get_symbols()
-    defined = {name.get_name() for name in names if name.is_assigned() or name.is_imported()}
-    if exercise.function not in defined:
-        others = [f"{name}, of another exercise" for name in defined if name.replace("_", "-") in CATALOGUE]
-        has = f", but {others[0]}: is the file's name right?" if others else f": define {exercise.function}"
-        return f"there is no function {exercise.function} in it{has}"
+    if not any(name.get_name() == exercise.function and (name.is_assigned() or name.is_imported()) for name in names):
+        return f"there is no function {exercise.function} in it: exercise {exercise.name} --reset writes the stub again"
     for node in tree.body:
         called = ast.unparse(node.value.func) if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call) else ""
         if called.rpartition(".")[2] in ("launch", "spawn"):

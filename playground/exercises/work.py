@@ -14,7 +14,6 @@ import textwrap
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TypedDict, cast
 
 import click
 
@@ -30,57 +29,39 @@ def progress_file() -> Path:
     return Path(state) / "playground" / "exercises.json"
 
 
-class Progress(TypedDict, total=False):
-    """The learner's progress in one exercise."""
-
-    digest: str
-    """The solution that has passed, as a digest; missing if none has."""
-    hints: int
-    """How many were shown."""
-    gave_up: bool
-    """Whether the solution was shown before."""
-
-
 class Workbook:
     """The solutions in one folder."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.name = folder, str(folder.resolve())
-        self.progress: dict[str, Progress] = {}
-        try:
-            found = expect_dict(read_progress_file().get(self.name, {}))
-            self.progress = {name: cast(Progress, expect_dict(value)) for name, value in found.items()}
-        except ValueError:  # damaged: a check finds out again what passes
-            return
+        found = read_progress_file().get(self.name)
+        self.passed = found if isinstance(found, dict) else {}
+        """By exercise, the digest of the solution that has passed."""
 
-    def of(self, exercise: Exercise) -> Progress:
-        return self.progress.get(exercise.name, Progress())
-
-    def note(self, exercise: Exercise, **changes: object) -> None:
-        """Change what is known of an exercise. Raises `UsageError` where it cannot be written."""
-        self.progress[exercise.name] = cast(Progress, self.of(exercise) | changes)
-        mine = dict(sorted(self.progress.items()))
+    def note(self, exercise: Exercise, digest: str) -> None:
+        """Note that this solution has passed. Raises `UsageError` where that cannot be written."""
+        self.passed[exercise.name] = digest
         file = progress_file()
         try:
             file.parent.mkdir(parents=True, exist_ok=True)
             new = file.with_suffix(f".{os.getpid()}.new")
-            new.write_text(f"{json.dumps(read_progress_file() | {self.name: mine}, indent=1)}\n", encoding="utf-8")
+            new.write_text(
+                f"{json.dumps(read_progress_file() | {self.name: self.passed}, indent=1)}\n", encoding="utf-8"
+            )
             new.replace(file)
         except OSError as error:
             raise UsageError(f"{file} cannot be written ({error.strerror}): set XDG_STATE_HOME to a folder") from None
 
     def state(self, exercise: Exercise) -> str:
         """How far the learner is with it, in a few words."""
-        known, file = self.of(exercise), self.folder / exercise.file
-        if not file.is_file():
-            return "passed, file gone" if "digest" in known else ""
-        if "digest" not in known:
-            return "begun"
-        return "passed" if self.has_passed(exercise) else "changed"
+        has_file, was_right = (self.folder / exercise.file).is_file(), exercise.name in self.passed
+        if not has_file:
+            return "passed, file gone" if was_right else ""
+        return ("passed" if self.has_passed(exercise) else "changed") if was_right else "begun"
 
     def has_passed(self, exercise: Exercise) -> bool:
         """Whether the file as it is now has passed the exercise as it is now."""
-        known, file = self.of(exercise).get("digest"), self.folder / exercise.file
+        known, file = self.passed.get(exercise.name), self.folder / exercise.file
         return file.is_file() and exercise.digest(file.read_bytes().decode(errors="replace")) == known
 
     def begin(self, exercise: Exercise, reset: bool) -> str:
@@ -115,9 +96,9 @@ class Workbook:
         exercise = find_exercise(file.name)
         solution = Solution(exercise, text, str(file))
         verdict = check_solution(solution, self.solutions_before(exercise), world, seed)
-        if verdict.status == PASS and world is None and self.of(exercise).get("digest") != exercise.digest(text):
+        if verdict.status == PASS and world is None and self.passed.get(exercise.name) != exercise.digest(text):
             try:
-                self.note(exercise, digest=exercise.digest(text))
+                self.note(exercise, exercise.digest(text))
             except UsageError as error:  # that it has passed is true all the same
                 click.echo(f"playground: {error}", err=True)
         return verdict

@@ -18,7 +18,7 @@ PATH = (
         teaches="N processes become one world: who am I?",
         shown="{ranks} met, and each knows its place",
         default_size=4,
-        options=(*BARE, "init_method"),
+        options=BARE,
     ),
     Lesson(
         name="p2p",
@@ -104,8 +104,8 @@ PATH = (
     ),
     Lesson(
         name="parameter-server",
-        teaches="one rank owns the parameters: how that fails, how it works, when it beats all-reduce",
-        shown="a server that fails, and one that works",
+        teaches="one rank owns the parameters: what staleness costs, and when a server beats all-reduce",
+        shown="a parameter server in every mode, beside all-reduce",
         default_size=5,
         min_size=2,
     ),
@@ -131,6 +131,12 @@ PATH = (
         name="context",
         teaches="attention over a sequence cut over ranks: ring attention, the zigzag order, Ulysses",
         shown="attention over a sequence that {ranks} share is that of one process",
+        default_size=2,
+    ),
+    Lesson(
+        name="experts",
+        teaches="a mixture of experts over ranks: routing, uneven all-to-all, capacity and the balance loss",
+        shown="tokens that go to their experts on {ranks} and back train as in one process",
         default_size=2,
     ),
     Lesson(

@@ -24,19 +24,6 @@ from playground.runtime.rank.preemption import preempted
 from playground.runtime.rank.rank import report
 
 __all__ = [
-    "Deadlock",
-    "ForkServerFailed",
-    "PeerDisconnected",
-    "PlaygroundError",
-    "Preempted",
-    "RankFailed",
-    "RankTimeout",
-    "RendezvousTimeout",
-    "UsageError",
-    "device",
-    "launch",
-    "preempted",
-    "report",
-    "restart_count",
-    "synchronize",
-]
+    "Deadlock", "ForkServerFailed", "PeerDisconnected", "PlaygroundError", "Preempted", "RankFailed", "RankTimeout",
+    "RendezvousTimeout", "UsageError", "device", "launch", "preempted", "report", "restart_count", "synchronize",
+]  # fmt: skip

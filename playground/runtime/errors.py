@@ -1,15 +1,5 @@
 """Every error a user can meet: its message and its exit code.
 
-| exit code | class               | what happened                                      |
-|-----------|---------------------|----------------------------------------------------|
-| 2         | `UsageError`        | what was asked cannot be done; nothing was started |
-| 1         | `RankFailed`        | a rank raised, was killed, or vanished             |
-| 1         | `RankTimeout`       | a world stayed silent past its timeout             |
-| 1         | `Deadlock`          | ranks wait for each other: proved, at once         |
-| 1         | `RendezvousTimeout` | the ranks did not find each other in time          |
-| 1         | `ForkServerFailed`  | the process that ranks come from gave none         |
-| 75        | `Preempted`         | a signal asked all to end; they can resume later   |
-
 Ctrl-C (130) and SIGTERM (143) are not errors of ours: Python raises them, the command line maps them.
 """
 

@@ -9,26 +9,14 @@ from __future__ import annotations
 import contextlib
 import os
 import weakref
-from collections.abc import Callable
-from typing import Protocol
+from typing import Any
+
+_own: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
-class Closable(Protocol):
-    def close(self) -> object: ...
-
-
-_own: weakref.WeakSet[Closable] = weakref.WeakSet()
-_forgets: list[Callable[[], object]] = []
-
-
-def close_in_children(*things: Closable) -> None:
+def close_in_children(*things: Any) -> None:
     """In each process that is forked from this one, close these things, if they still exist."""
     _own.update(things)
-
-
-def call_in_children(forget: Callable[[], object]) -> None:
-    """In each process that is forked from this one, call this, after the things that are closed there."""
-    _forgets.append(forget)
 
 
 def leave_behind() -> None:
@@ -37,8 +25,6 @@ def leave_behind() -> None:
         with contextlib.suppress(OSError):  # closed by now
             thing.close()
     _own.clear()
-    for forget in _forgets:
-        forget()
 
 
 os.register_at_fork(after_in_child=leave_behind)

@@ -34,7 +34,6 @@ from typing import Any, TypeVar
 import torch
 
 from playground.runtime import host
-from playground.runtime.forks import call_in_children
 from playground.runtime.host import digest, namespace_id
 
 SLOT = 1 << 20
@@ -49,7 +48,7 @@ its core by looking."""
 SLICE = 0.05
 LOST = "Connection closed by peer"
 """How gloo begins to say that a peer has ended; whoever reads errors knows these words."""
-CALL = struct.Struct("QQQQ")
+CALL = struct.Struct("QQQ")
 """The numbers of a call that ranks compare: which it is, and three numbers whose meaning is the caller's."""
 GONE, BROKEN = 1, 2
 """A rank's flag, when it takes part in no further call, and when it has left a call."""
@@ -136,9 +135,6 @@ class Segment:
         self.hasty = 0
         """The thread whose call is not to sleep before all ranks have come to it; 0 if there is none."""
         self.views: dict[tuple[int, torch.dtype, int], list[torch.Tensor]] = {}
-        self.allocated = 0
-        self.arenas: dict[int, tuple[int, list[torch.Tensor]]] = {}
-        """By the address of this rank's tensor: which allocation it is of, and the tensors of all ranks."""
         segments.add(self)
 
     def slots(self, half: int, dtype: torch.dtype, elements: int) -> list[torch.Tensor]:
@@ -211,7 +207,7 @@ class Segment:
         self.rounds_left = self.rounds
         self.half ^= 1
 
-    def agree(self, call: tuple[int, int, int]) -> list[tuple[int, int, int]]:
+    def agree(self, call: tuple[int, int]) -> list[tuple[int, int]]:
         """`meet`, and compare which of its calls each rank is in, and what it calls, in numbers. Returns this rank's
         call, alone, if it is that of all; otherwise those of all ranks."""
         start, mine = self.layout.calls(self.half), CALL.pack(self.number, *call)
@@ -225,7 +221,7 @@ class Segment:
         calls = [*CALL.iter_unpack(packed)]
         if len({number for number, *_ in calls}) > 1:
             raise RuntimeError(f"{LOST}: a rank has left a call, and made the next")
-        return [(first, second, third) for _, first, second, third in calls]
+        return [(first, second) for _, first, second in calls]
 
     def await_signal(self, number: int) -> None:
         """Wait for this rank's signal of that round, which has not come yet."""
@@ -284,11 +280,7 @@ class Segment:
         if isinstance(memory, str):
             raise MemoryError(f"no {number * size} bytes for the ranks of this host to share: {memory}")
         starts = range(PAGE, PAGE + number * size, size)
-        made = [torch.frombuffer(memory, dtype=dtype, count=elements, offset=start) for start in starts]
-        if tensors is None:
-            self.allocated += 1
-            self.arenas[made[self.rank].untyped_storage().data_ptr()] = self.allocated, made
-        return made
+        return [torch.frombuffer(memory, dtype=dtype, count=elements, offset=start) for start in starts]
 
     def check_flags(self, *needed: int) -> None:
         """Raise `RuntimeError` if any rank has given up, or one of those that are needed has left the group."""
@@ -370,7 +362,7 @@ def disown_all() -> None:
     segments.clear()
 
 
-call_in_children(disown_all)
+os.register_at_fork(after_in_child=disown_all)
 
 
 def close_all(descriptors: Sequence[int]) -> None:

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import atexit
 import math
 import os
 import select
 import signal
 import threading
 import time
-import weakref
-from functools import partial
 from types import FrameType
 from typing import NoReturn
-
-from playground.runtime.forks import call_in_children
 
 TERMINATING = (signal.SIGTERM, signal.SIGHUP)
 """Signals that ask a program to end, besides Ctrl-C: from its supervisor, or from a terminal that is closed."""
@@ -24,9 +19,6 @@ stopping = threading.Event()
 """Set at once when such a signal comes, wherever the main thread is, in a program that has called `exit_after`."""
 postponed: dict[int, float] = {}
 """Signals that first leave such a program some time, in seconds: what it does until then is its own affair."""
-RETRY_INTERVAL = 0.02
-IMPORT_LIMIT = 0.3
-"""Seconds that an import may go on after such a signal; then the process exits where it is."""
 
 
 def handle_termination() -> None:
@@ -50,62 +42,23 @@ class Terminated(SystemExit):
 
 
 def interrupt(number: int, frame: FrameType | None) -> None:
-    raise_safely(Interrupted(), number, frame)
+    exit_if_importing(number, frame)
+    raise Interrupted
 
 
 def exit_orderly(number: int, frame: FrameType | None) -> None:
-    raise_safely(Terminated(128 + number), number, frame)
+    exit_if_importing(number, frame)
+    raise Terminated(128 + number)
 
 
-def raise_safely(error: Interrupted | Terminated, number: int, frame: FrameType | None) -> None:
-    """Raise `error`, but not out of an import, and once more if it gets lost.
-
-    An import may run Python from within C++, which ends the process by SIGABRT, or drop whatever is raised and do
-    without the module: torch without numpy, for example. A destructor drops it too. So a timer calls the signal's
-    handler again until there is such an exception.
-    """
-    raised, limit = weakref.ref(error), time.monotonic() + IMPORT_LIMIT
-
-    def retry(_: int, frame: FrameType | None) -> None:
-        handler = signal.getsignal(number)
-        if not callable(handler):
-            cancel_retry()
-        elif raised() is None and not is_importing(frame):
-            handler(number, frame)
-        elif raised() is None and time.monotonic() > limit:
-            signal.signal(signal.SIGALRM, signal.SIG_IGN)  # its next call would say it once more
-            os.write(2, b"playground: interrupted\n" * (number == signal.SIGINT and speaks()))
-            os._exit(128 + number)
-
-    signal.signal(signal.SIGALRM, retry)
-    signal.setitimer(signal.ITIMER_REAL, RETRY_INTERVAL, RETRY_INTERVAL)
-    atexit.register(cancel_retry)
-    try:
-        if not is_importing(frame):
-            raise error
-    finally:
-        del error  # its traceback holds this frame: together they would stay
-
-
-def cancel_retry() -> None:
-    """Cancel the retry: the exception has arrived, or is not to be raised any more."""
-    signal.setitimer(signal.ITIMER_REAL, 0)
-
-
-def is_importing(frame: FrameType | None) -> bool:
-    """Whether an import is under way where this thread stands."""
+def exit_if_importing(number: int, frame: FrameType | None) -> None:
+    """Exit at once where an import is under way: it may run Python from within C++, which ends the process by SIGABRT,
+    or drop whatever is raised and do without the module: torch without numpy, for example."""
     while frame and not frame.f_code.co_filename.startswith("<frozen importlib"):
         frame = frame.f_back
-    return frame is not None
-
-
-def stopping_signal(error: BaseException) -> signal.Signals | None:
-    """The signal that made this process raise `error`; None if there was none."""
-    if isinstance(error, KeyboardInterrupt):
-        return signal.SIGINT
-    if isinstance(error, SystemExit) and isinstance(error.code, int) and error.code > 128:
-        return signal.Signals(error.code - 128)
-    return None
+    if frame:
+        os.write(2, b"playground: interrupted\n" * (number == signal.SIGINT and speaks()))
+        os._exit(128 + number)
 
 
 def describe_signal(number: int) -> str:
@@ -118,7 +71,6 @@ def describe_signal(number: int) -> str:
 
 def leave_to_system() -> None:
     """From now on these signals end the process at once, and Ctrl-C, which a person may repeat, does nothing."""
-    cancel_retry()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     for number in TERMINATING:
         if signal.getsignal(number) == exit_orderly:
@@ -128,7 +80,6 @@ def leave_to_system() -> None:
 def finish_first() -> None:
     """From now on these signals raise nothing: this program is about to end anyway, and has something left to do."""
     if threading.current_thread() is threading.main_thread():
-        cancel_retry()
         for number in TERMINATING:
             if signal.getsignal(number) == exit_orderly:
                 signal.signal(number, do_nothing)
@@ -147,7 +98,9 @@ def exit_after(seconds: float) -> None:
     signals, wakeup = os.pipe()
     os.set_blocking(wakeup, False)
     signal.set_wakeup_fd(wakeup, warn_on_full_buffer=False)
-    call_in_children(partial(signal.set_wakeup_fd, -1))  # what is sent to a child does not end this process
+    os.register_at_fork(
+        after_in_child=lambda: signal.set_wakeup_fd(-1)
+    )  # what is sent to a child does not end this process
     threading.Thread(target=wait_and_exit, args=(signals, seconds), name="wait for signals", daemon=True).start()
 
 

@@ -8,6 +8,7 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -15,6 +16,7 @@ from playground.console.options import FILE, check_writable
 from playground.console.session import Session, session_command
 from playground.console.tables import Column, Table
 from playground.lessons.data_parallel.page import DataParallelSettings
+from playground.lessons.experts.page import ExpertsSettings
 from playground.lessons.ladder.page import LadderSettings
 from playground.lessons.mesh.page import MeshSettings
 from playground.lessons.parameter_server.page import ServerSettings
@@ -27,7 +29,6 @@ from playground.runtime.launcher.launch import launch
 from playground.runtime.rank.rank import Event as Report
 from playground.runtime.remote import ROOT, Remote, remote
 from playground.see import SEE
-from playground.see.analyse.overlap import overlaps
 from playground.see.analyse.waits import Waits, seconds_by_cause
 from playground.see.files import PAINTED, amount, paint, paint_steps
 from playground.see.paint import Evidence, Scene, collectives, data_parallel as dp, training
@@ -94,9 +95,9 @@ def draw_digits(folder: Path) -> Path:
     return prepare.raw_folder(folder, "digits")
 
 
-def ladder_arguments(folder: Path) -> tuple[object, ...]:
-    """Thirty steps of each rung, as the chapter's run takes them."""
-    return (LadderSettings(folder=draw_digits(folder), steps=30),)
+def on_digits(settings: Callable[..., object], **values: Any) -> Callable[[Path], tuple[object, ...]]:
+    """The arguments of a training with these settings, on digits that are drawn into the folder."""
+    return lambda folder: (settings(folder=draw_digits(folder), **values),)
 
 
 def elastic_arguments(folder: Path) -> tuple[object, ...]:
@@ -106,20 +107,13 @@ def elastic_arguments(folder: Path) -> tuple[object, ...]:
     return settings, "sgd", ((1, 7), (0, 14))
 
 
-def pipeline_arguments(folder: Path) -> tuple[object, ...]:
-    """Two stages and few microbatches, so that each can be seen."""
-    return (PipelineSettings(size=2, folder=draw_digits(folder), microbatches=4, steps=3),)
-
-
-def server_arguments(folder: Path) -> tuple[object, ...]:
-    """Few steps of three workers, the last of which is slow."""
-    return (ServerSettings(folder=draw_digits(folder), batch_size=384, steps=6, slow_worker=3, staleness=1),)
-
-
 DEVICES = tuple(f"cpu:{number}" for number in range(4))
 BOTH = tuple((gather, DEVICES[0]) for gather in ("logits", "loss"))
 WAYS = DataParallelSettings(devices=DEVICES, batch_size=32, steps=2, ways=BOTH)
 ZERO = ZeroSettings(size=4, ways=("ddp", "zero-1", "zero-2", "zero-3"), layers=6)
+EXPERTS = ExpertsSettings(size=2, steps=40)
+PIPELINE = on_digits(PipelineSettings, size=2, microbatches=4, steps=3)
+SERVER = on_digits(ServerSettings, batch_size=384, steps=6, slow_worker=3, staleness=1)
 MESH = MeshSettings(shapes=((2, 2, 2, 2),), steps=1)
 ALL_REDUCE = remote("playground.see.paint.ranks:all_reduce")
 STEPS = remote("playground.see.paint.ranks:training_steps")
@@ -135,21 +129,22 @@ RUNS = {
     "sgd on three": FigureRun(SGD, 3),
     "flat": FigureRun(STEPS, 2, ("flat",), recorded=True),
     "overlapped": FigureRun(STEPS, 2, ("overlapped",), recorded=True),
-    "ladder": FigureRun(remote("playground.lessons.ladder.lesson:run"), 2, ladder_arguments),
+    "ladder": FigureRun(remote("playground.lessons.ladder.lesson:run"), 2, on_digits(LadderSettings, steps=30)),
     "hello": FigureRun(remote("playground.lessons.hello.lesson:who_am_i"), 3),
     "bert": FigureRun(remote("playground.see.paint.ranks:bert_steps"), 2, recorded=True),
     "elastic": FigureRun(remote("playground.lessons.elastic.lesson:run"), 3, elastic_arguments, restarts=2),
     "hosts": ChangingRun(remote("playground.lessons.elastic.hosts:run"), 2, ends=((2, 10), (1, 21), (2, 32))),
     "reduce-scatter": FigureRun(remote("playground.lessons.collectives.lesson:reduce_scatter"), 4),
     "rpc": FigureRun(remote("playground.lessons.rpc.lesson:remote_call"), 2),
-    "parameter-server": FigureRun(remote("playground.see.paint.ranks:server_modes"), 4, server_arguments),
-    "pipeline": FigureRun(remote("playground.lessons.pipeline.experiment:run"), 2, pipeline_arguments),
+    "parameter-server": FigureRun(remote("playground.see.paint.ranks:server_modes"), 4, SERVER),
+    "pipeline": FigureRun(remote("playground.lessons.pipeline.experiment:run"), 2, PIPELINE),
     "zero": FigureRun(remote("playground.lessons.zero.measure:count_ways"), 4, (ZERO,)),
     "tensor": FigureRun(remote("playground.see.paint.ranks:cut_mlp"), 2),
     "context": FigureRun(remote("playground.lessons.context.experiment:computed_pairs"), 4, (16,)),
+    "experts": FigureRun(remote("playground.lessons.experts.experiment:run"), 2, (EXPERTS,)),
     "mesh": FigureRun(remote("playground.lessons.mesh.experiment:run"), 16, (MESH,)),
-    "ddp": FigureRun(BACKWARD, 2, ("net",)),
-    "ddp, four parameters": FigureRun(BACKWARD, 2, ("four",)),
+    "ddp": FigureRun(BACKWARD, 2, ("net",), recorded=True),
+    "ddp, four parameters": FigureRun(BACKWARD, 2, ("four",), recorded=True),
     "data-parallel": FigureRun(remote("playground.see.paint.ranks:data_parallel_steps"), 1, (WAYS,), recorded=True),
     "data-parallel, memory": FigureRun(remote("playground.lessons.data_parallel.experiment:ways"), 1, (WAYS,)),
 }
@@ -205,6 +200,7 @@ CHAPTERS = {
     "zero": Figure("zero/step", "zero", training.bytes_over_a_step),
     "tensor": Figure("tensor/cut_mlp", "tensor", collectives.cut_mlp),
     "context": Figure("context/causal_square", "context", collectives.causal_square),
+    "experts": Figure("experts/rows", "experts", training.routed_rows),
     "mesh": Figure("mesh/cube", "mesh", collectives.cube),
     "see": Figure("see/ring", "ring", collectives.ring),
     "moving": Figure("see/moving", "ring", collectives.moving),
@@ -298,18 +294,15 @@ def document_of(recording: Recording) -> dict[str, object]:
     """The recording as JSON."""
     waits, ranks = Waits(recording), []
     for rank in recording.ranks:
-        about = {
-            name: getattr(rank, name) for name in ("rank", "host", "events", "dropped", "is_cut_off", "clock_bound")
-        }
         its = [wait for wait in waits.all if wait.event.rank == rank.rank]
         waited = None if rank.runs_ahead else seconds_by_cause(its)
-        ranks.append({**about, "events": len(rank.events), "waits": waited})
+        about = {"rank": rank.rank, "events": len(rank.events), "dropped": rank.dropped, "is_cut_off": rank.is_cut_off}
+        ranks.append({**about, "waits": waited})
     return {
         "command": recording.command,
         "versions": recording.versions,
         "seconds_recorded": recording.end,
         "ranks": ranks,
-        "overlap": overlaps(recording),
     }
 
 

@@ -5,11 +5,11 @@ when they are done.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import shutil
 import sys
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from math import isfinite
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from playground.see.paint.painters import check_ending, paint_scene, to_svg, wri
 from playground.see.paint.timeline import lay_out
 from playground.see.paint.words import plural, to_words
 from playground.see.play import render_page
-from playground.see.record import GRADIENT, RECEIVE, SEND, VALUES, Event, Recording
+from playground.see.record import COMPUTE, GRADIENT, MAIN, MOVE, PHASE, VALUES, WAIT, Event, Recording
 from playground.see.record.layout import RUN, TABLES, write_zip
 from playground.see.record.run import RECORDED, Recorded, collect, describe_run, merge
 
@@ -53,8 +53,7 @@ def paint_steps(recording: Recording, file: Path) -> None:
 
 
 class Recordings:
-    """The recordings of a command's worlds: the first goes to the file that was asked for, the others into a folder
-    beside it, numbered from 2 on; those of an earlier command are removed from there.
+    """Records a command's first world, up to its first failure, into the file that was asked for.
 
     Raises `UsageError` for an unknown ending or a file that cannot be written. Where that fails after the run, a line
     says so, and where the ranks' folder is left: `see` reads it, too.
@@ -66,64 +65,48 @@ class Recordings:
         self.file = file.absolute()
         self.folder = self.file.with_name(f"{file.name}.ranks")
         """The folder that ranks write to."""
-        self.others = self.file.with_name(f"{file.name}.worlds")
-        self.worlds = self.written = 0
+        self.has_begun = False
 
     @contextlib.contextmanager
     def __call__(self, world: CommandWorld, fn: Callable[..., Any]) -> Iterator[Callable[..., Any]]:
         """The function that the ranks of `world` run in place of `fn` here. Afterwards the recording is written."""
-        self.worlds += 1
-        folder = self.folder / str(self.worlds)
+        if world.local_size < world.size:
+            where = f"{world.size} ranks, of which this host has {world.local_size}"
+            raise UsageError(f"{FLAG} on {where}: other hosts have clocks of their own, record a run on one host")
+        if self.has_begun:
+            yield fn
+            return
+        self.has_begun = True
         run = describe_run(without_option(sys.argv[1:]), world.backend, world.size) if world.is_main else ""
         if world.rank_env is None:
-            shutil.rmtree(folder, ignore_errors=True)
-        if world.is_main and self.worlds == 1:
-            self.remove_others()
+            shutil.rmtree(self.folder, ignore_errors=True)
         world.warm_up(RECORDED)
         try:
-            yield Recorded(fn, folder, run)
+            yield Recorded(fn, self.folder, run)
         finally:
             if world.is_main:
-                self.write_all(folder, run)
+                self.write(run)
 
-    def remove_others(self) -> None:
-        """Remove the recordings of an earlier command beside the file."""
-        for file in self.others.glob("*.*"):
-            if file.stem.isdigit() and file.suffix in (KEPT, *PAINTED):
-                file.unlink()
-        with contextlib.suppress(OSError):  # there is something else in it, or it is not there
-            self.others.rmdir()
-
-    def write_all(self, folder: Path, run: str) -> None:
-        """Write a file for each attempt of one world, the failed ones and the last. Called by rank 0, or by the process
-        that started the ranks."""
-        for attempt in sorted({file.parent for file in folder.glob(f"*/*.{TABLES}")}, key=lambda each: int(each.name)):
+    def write(self, run: str) -> None:
+        """Write the file. Called by rank 0, or by the process that started the ranks."""
+        for tables in sorted(self.folder.glob(f"*/*.{TABLES}"))[:1]:
+            folder = tables.parent
             try:
-                if not (attempt / RUN).exists():  # rank 0 had not written it
-                    (attempt / RUN).write_text(run)
-                click.echo(self.write(attempt), err=True)
+                if not (folder / RUN).exists():  # rank 0 had not written it
+                    (folder / RUN).write_text(run)
+                files = collect(folder)
+                recording = merge(files, folder)
+                if self.file.suffix == KEPT:
+                    write_zip(self.file, files)
+                else:
+                    paint(recording, self.file)
             except (OSError, UsageError) as error:
                 why = error.strerror if isinstance(error, OSError) else error
-                shown = f"`playground see {attempt}` shows what the ranks have written"
+                shown = f"`playground see {folder}` shows what the ranks have written"
                 click.echo(f"{FLAG} {self.file.name}: no recording could be written ({why}): {shown}", err=True)
                 return
-        shutil.rmtree(folder, ignore_errors=True)
-        with contextlib.suppress(OSError):  # there is something else in it
-            self.folder.rmdir()
-
-    def write(self, folder: Path) -> str:
-        """Write the file of this recording. Returns a line about it."""
-        self.written, file = self.written + 1, self.file
-        if self.written > 1:
-            self.others.mkdir(exist_ok=True)
-            file = self.others / f"{self.written}{self.file.suffix}"
-        files = collect(folder)
-        recording = merge(files, folder)
-        if file.suffix == KEPT:
-            write_zip(file, files)
-        else:
-            paint(recording, file)
-        return f"{FLAG}: {printable(str(file.relative_to(self.file.parent)))} shows {describe(recording)}"
+            click.echo(f"{FLAG}: {printable(self.file.name)} shows {amount(recording)}", err=True)
+        shutil.rmtree(self.folder, ignore_errors=True)
 
 
 def without_option(words: Sequence[str]) -> list[str]:
@@ -133,18 +116,6 @@ def without_option(words: Sequence[str]) -> list[str]:
     return [word for place, word in enumerate(words) if place not in left_out and not word.startswith(f"{FLAG}=")]
 
 
-def describe(recording: Recording) -> str:
-    """A line on how much of a run was recorded."""
-    parts = [amount(recording)]
-    if dropped := sum(rank.dropped for rank in recording.ranks):
-        parts.append(f"{dropped:,} more found no room")
-    if cut_off := [str(rank.rank) for rank in recording.ranks if rank.is_cut_off]:
-        parts.append(f"cut off on rank{'s' * (len(cut_off) > 1)} {', '.join(cut_off)}")
-    if bound := max(rank.clock_bound for rank in recording.ranks):
-        parts.append(f"clocks agree within {bound * 1e6:.0f} µs")
-    return ", ".join(parts)
-
-
 def amount(recording: Recording) -> str:
     """The numbers of events and of ranks."""
     return f"{plural(sum(len(rank.events) for rank in recording.ranks), 'event')} of {plural(recording.size, 'rank')}"
@@ -152,8 +123,8 @@ def amount(recording: Recording) -> str:
 
 SENT = 1e-6
 """Seconds that a slice `sent` is long, at most: an arrow begins in it."""
-MESSAGES = "messages"
-"""The lane of sends and receives, which overlap with everything."""
+NESTED = (PHASE, COMPUTE, WAIT, MOVE)
+"""Kinds whose events in a main thread lie in each other or beside each other."""
 Entry = dict[str, Any]
 """One event of the format. `ts` and `dur` are in microseconds."""
 
@@ -165,83 +136,53 @@ def to_chrome(recording: Recording) -> str:
     """
     about = {"command": " ".join(recording.command), "backend": recording.backend, **recording.versions}
     about["dropped"] = str(sum(rank.dropped for rank in recording.ranks))
-    document = {"traceEvents": [*entries(recording)], "displayTimeUnit": "ns", "otherData": about}
+    found = [*event_entries(recording), *message_entries(recording)]
+    document = {"traceEvents": found, "displayTimeUnit": "ns", "otherData": about}
     return json.dumps(document, separators=(",", ":"), allow_nan=False) + "\n"
 
 
-def entries(recording: Recording) -> Iterator[Entry]:
-    """The entries of a trace, rank by rank: its name, its lanes' names, its events, and the ends of its messages.
+def event_entries(recording: Recording) -> Iterator[Entry]:
+    """The entries of events. A process is a rank, and its thread 0 the main one. Slices of a thread must lie in each
+    other or beside each other: what may overlap is asynchronous, which has rows of its own."""
+    numbers = itertools.count()
+    for rank in recording.ranks:
+        where = {"pid": rank.rank, "tid": 0}
+        yield {"name": "process_name", "ph": "M", **where, "args": {"name": f"rank {rank.rank} ({rank.device})"}}
+        yield {"name": "thread_name", "ph": "M", **where, "args": {"name": MAIN}}
+        for event in rank.events:
+            start = microseconds(event.start)
+            end = microseconds(event.end if isfinite(event.end) else max(recording.end, event.start))
+            about = {"name": event.name, "cat": event.kind, **where}
+            entry = {**about, "ts": start, "args": arguments(recording, event)}
+            if event.kind in (GRADIENT, VALUES):
+                yield entry | {"ph": "i", "s": "t"}
+            elif event.kind in NESTED and event.lane == MAIN:
+                yield entry | {"ph": "X", "dur": round(end - start, 3)}
+            else:
+                yield entry | {"ph": "b", "id": (number := next(numbers))}
+                yield about | {"ph": "e", "id": number, "ts": end}
 
-    A process is a rank. A thread is one of its lanes, or a row below it: slices of one thread must lie in each other or
-    beside each other, so those that partially overlap are moved to a row of their own. An arrow leads from a short
-    slice `sent` to one without length, `arrived`, because arrows there connect slices.
-    """
-    ends: dict[int, list[Entry]] = defaultdict(list)
+
+def message_entries(recording: Recording) -> Iterator[Entry]:
+    """The arrows of messages. An arrow leads from a short slice `sent` to one without length, `arrived`, in a thread of
+    their own, because arrows connect slices."""
+    for rank in recording.ranks:
+        yield {"name": "thread_name", "ph": "M", "pid": rank.rank, "tid": 1, "args": {"name": "messages"}}
     for number, (send, receive) in enumerate(match_messages(recording)[0]):
         if isfinite(receive.end):
-            about, lasts = {"cat": "message", "ph": "X", "id": number}, microseconds(min(send.seconds, SENT))
-            ends[send.rank].append({"name": "sent", **about, "ts": microseconds(send.start), "dur": lasts})
-            ends[receive.rank].append({"name": "arrived", **about, "ts": microseconds(receive.end), "dur": 0})
-    for rank in recording.ranks:
-        lanes: dict[str, list[Entry]] = {}
-        for event in rank.events:
-            lane = MESSAGES if event.kind in (SEND, RECEIVE) else event.lane
-            lanes.setdefault(lane, []).append(entry_of(recording, event))
-        if ends[rank.rank]:
-            lanes[f"{MESSAGES}: sent, arrived"] = ends[rank.rank]
-        title = f"rank {rank.rank} ({rank.host}, {rank.device})"
-        yield {"name": "process_name", "ph": "M", "pid": rank.rank, "tid": 0, "args": {"name": title}}
-        rows = ((lane, row) for lane, slices in lanes.items() for row in rows_of(slices))
-        for thread, (lane, row) in enumerate(rows):
-            where = {"pid": rank.rank, "tid": thread}
-            yield {"name": "thread_name", "ph": "M", **where, "args": {"name": lane}}
-            for entry in row:
-                yield entry | where
-                if "id" in entry:
-                    end = {"name": "message", "cat": "message", "ph": "s", "id": entry["id"], "ts": entry["ts"]}
-                    yield (end if entry["name"] == "sent" else end | {"ph": "f", "bp": "e"}) | where
-
-
-def rows_of(slices: Iterable[Entry]) -> list[list[Entry]]:
-    """The slices in rows, in each of which no two overlap unless one contains the other."""
-    rows: list[list[Entry]] = []
-    ends: list[list[float]] = []
-    """For each row the ends of the slices that are open in it, outermost first."""
-    for entry in sorted(slices, key=lambda entry: (entry["ts"], -entry.get("dur", 0.0))):
-        start, end = entry["ts"], entry["ts"] + entry.get("dur", 0.0)
-        for row, until in zip(rows, ends, strict=True):  # noqa: B007 - it goes into this row
-            while until and until[-1] <= start:
-                until.pop()
-            if not until or end <= until[-1]:
-                break
-        else:
-            row, until = list[Entry](), list[float]()
-            rows.append(row)
-            ends.append(until)
-        row.append(entry)
-        until.append(end)
-    return rows
-
-
-def entry_of(recording: Recording, event: Event) -> Entry:
-    """An event as a slice, or as an instant."""
-    start, args = microseconds(event.start), arguments(recording, event)
-    entry = {"name": event.name, "cat": event.kind, "ts": start, "args": args}
-    if event.kind in (GRADIENT, VALUES):
-        return entry | {"ph": "i", "s": "t"}
-    end = event.end if isfinite(event.end) else max(recording.end, event.start)
-    return entry | {"ph": "X", "dur": round(microseconds(end) - start, 3)}
+            for name, event, at, long, arrow in (
+                ("sent", send, send.start, min(send.seconds, SENT), {"ph": "s"}),
+                ("arrived", receive, receive.end, 0.0, {"ph": "f", "bp": "e"}),
+            ):
+                where = {"cat": "message", "pid": event.rank, "tid": 1, "ts": microseconds(at), "id": number}
+                yield {"name": name, "ph": "X", **where, "dur": microseconds(long)}
+                yield {"name": "message", **where, **arrow}
 
 
 def arguments(recording: Recording, event: Event) -> dict[str, object]:
-    """The fields of an event besides its time. JSON has neither NaN nor infinity: they become strings."""
-    found: dict[str, object] = {"number": event.number}
-    for name in ("peer", "nbytes", "message", "tag", "offset", "group", "shape", "values", "awaits"):
-        value = getattr(event, name)
-        if isinstance(value, tuple) and value:
-            found[name] = [each if isfinite(each) else str(each) for each in value]
-        elif isinstance(value, int) and (value or name in ("peer", "message", "offset")):
-            found[name] = value
+    """The fields of an event besides its time."""
+    names = ("number", "peer", "nbytes", "message", "tag", "offset", "group", "shape", "awaits")
+    found = {name: value for name in names if (value := getattr(event, name)) not in (None, ())}
     if event.source is not None:
         source = recording.sources[event.source]
         found["source"] = f"{source.file}:{source.line} in {source.function}"

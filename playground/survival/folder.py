@@ -107,7 +107,7 @@ def lock_folder(folder: Path) -> int:
         descriptor = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT | NO_LINK, 0o666)
     except OSError as error:
         raise UsageError(f"snapshots in {folder}: .lock: {error.strerror}; choose another folder") from None
-    for _ in range(100):  # 2 s, for the kernel has to release the lock of a process that was killed
+    for _ in range(50):  # 1 s, for the kernel has to release the lock of a process that was killed
         if not is_locked(descriptor):
             return descriptor
         time.sleep(0.02)

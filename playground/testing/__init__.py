@@ -63,13 +63,10 @@ class World:
 @pytest.fixture(scope="session")
 def world(pytestconfig: pytest.Config) -> Iterator[Callable[..., World]]:
     """Real ranks: `world(3).run(fn, *args)` runs `fn(rank, size, *args)` on three processes that form one process group
-    of torch.distributed, and returns their results in rank order.
+    of torch.distributed, and returns their results in rank order. Options: see `World`.
 
-    `world(size, backend="gloo", timeout=30.0, fresh=False)`: `backend="nccl"` takes a GPU per rank; `timeout` is the
-    maximum time in seconds without a report of any rank; `fresh` starts new processes for every run, where otherwise
-    those of a run that left them as it found them are reused, with a new process group. `fn` is defined at the top of a
-    module; a function without parameters, written for torchrun, works too. A failed assert or another exception in a
-    rank fails the test with that rank's traceback. The output of ranks is captured like that of the test.
+    A failed assert or another exception in a rank fails the test with that rank's traceback. The output of ranks is
+    captured like that of the test.
     """
     from playground.runtime.launcher.kept import are_kept, end_worlds, keep_worlds
     from playground.runtime.launcher.server import preload

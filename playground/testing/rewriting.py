@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import io
 import sys
-from collections.abc import Callable, Iterable, Mapping
-from importlib.machinery import ModuleSpec, SourceFileLoader
+from collections.abc import Iterable, Mapping
+from importlib.machinery import ModuleSpec
 from itertools import accumulate
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from _pytest import assertion
 from _pytest._io import TerminalWriter
-from _pytest.assertion import rewrite, util
+from _pytest.assertion import rewrite
 
 
 def rewritten_modules(config: pytest.Config) -> frozenset[str]:
@@ -31,15 +31,19 @@ def install(rewritten: frozenset[str], options: Mapping[str, object], verbosity:
     only adds names."""
     hook = next((finder for finder in sys.meta_path if isinstance(finder, RankHook)), None)
     if hook is None:
-        config = RankConfig(options, verbosity)
-        hook = RankHook(config)  # type: ignore[arg-type]
-        config.explain_comparisons()
+        config = make_config(options, verbosity)
+        hook = RankHook(config)
+        # Explain failing comparisons, as pytest does while a test runs. Kept, as its end would end the explanations.
+        hook.protocol = assertion.pytest_runtest_protocol(SimpleNamespace(config=config, ihook=HOOKS))  # type: ignore[arg-type]
+        next(hook.protocol)
         sys.meta_path.insert(0, hook)
     hook.add(rewritten)
 
 
 class RankHook(rewrite.AssertionRewritingHook):
-    """pytest's import hook; if it fails, modules are imported as they are."""
+    """pytest's import hook."""
+
+    protocol: Any
 
     def add(self, names: Iterable[str]) -> None:
         """Rewrite these, too. (`mark_rewrite` would compare them with all of `sys.modules`, which takes milliseconds:
@@ -49,64 +53,27 @@ class RankHook(rewrite.AssertionRewritingHook):
 
     def find_spec(self, name: str, path: Any = None, target: ModuleType | None = None) -> ModuleSpec | None:
         packages = accumulate(name.split("."), "{}.{}".format)
-        try:
-            return super().find_spec(name, path, target) if not self._must_rewrite.isdisjoint(packages) else None
-        except Exception:
-            return None
-
-    def exec_module(self, module: ModuleType) -> None:
-        try:
-            super().exec_module(module)
-        except Exception:
-            if "__builtins__" in vars(module):  # its code has started: the exception is its own
-                raise
-            assert module.__file__
-            SourceFileLoader(module.__name__, module.__file__).exec_module(module)
+        return None if self._must_rewrite.isdisjoint(packages) else super().find_spec(name, path, target)
 
 
-class RankConfig:
+HOOKS = SimpleNamespace(
+    pytest_assertrepr_compare=lambda **values: [assertion.pytest_assertrepr_compare(**values)],
+    pytest_assertion_pass=SimpleNamespace(get_hookimpls=list),
+)
+
+
+def make_config(options: Mapping[str, object], verbosity: int) -> Any:
     """The parts of pytest's `Config` that rewriting and comparing need."""
-
-    def __init__(self, options: Mapping[str, object], verbosity: int) -> None:
-        self.options, self.verbosity = options, verbosity
-        self.trace = SimpleNamespace(root=SimpleNamespace(get=lambda name: lambda *message: None))
-        self.pluginmanager = SimpleNamespace(has_plugin=lambda name: False)
-        self.stash = pytest.Stash()
-        self.stash[rewrite.assertstate_key] = assertion.AssertionState(self, "rewrite")  # type: ignore[arg-type]
-        self.writer = TerminalWriter(io.StringIO())
-        self.writer.hasmarkup = False  # even with FORCE_COLOR: the text is part of an exception
-
-    def getini(self, name: str) -> object:
-        if name not in self.options:
-            raise ValueError(f"unknown configuration value: {name!r}")
-        return self.options[name]
-
-    def getvalue(self, name: str) -> object:
-        return {"assertmode": "rewrite"}[name]
-
-    def get_verbosity(self, kind: str | None = None) -> int:
-        return self.verbosity
-
-    def get_terminal_writer(self) -> TerminalWriter:
-        return self.writer
-
-    def explain_comparisons(self) -> None:
-        """Explain failing comparisons, as pytest does while a test runs."""
-        hooks = SimpleNamespace(
-            pytest_assertrepr_compare=lambda **values: [assertion.pytest_assertrepr_compare(**values)],
-            pytest_assertion_pass=SimpleNamespace(get_hookimpls=list),
-        )
-        item: Any = SimpleNamespace(config=self, ihook=hooks)
-        self.test = assertion.pytest_runtest_protocol(item)  # kept, as its end would end the explanations
-        next(self.test)
-        compare = util._reprcompare
-        assert compare is not None
-        util._reprcompare = lambda op, left, right: call_or_none(compare, op, left, right)
-
-
-def call_or_none(explain: Callable[..., str | None], *values: object) -> str | None:
-    """The result of `explain`, or None if it fails: the failed assert is more important."""
-    try:
-        return explain(*values)
-    except Exception:
-        return None
+    writer = TerminalWriter(io.StringIO())
+    writer.hasmarkup = False  # even with FORCE_COLOR: the text is part of an exception
+    config: Any = SimpleNamespace(
+        getini=options.__getitem__,
+        getvalue={"assertmode": "rewrite"}.__getitem__,
+        get_verbosity=lambda kind=None: verbosity,
+        get_terminal_writer=lambda: writer,
+        pluginmanager=SimpleNamespace(has_plugin=lambda name: False),
+        trace=SimpleNamespace(root=SimpleNamespace(get=lambda name: lambda *message: None)),
+        stash=pytest.Stash(),
+    )
+    config.stash[rewrite.assertstate_key] = assertion.AssertionState(config, "rewrite")
+    return config

@@ -73,7 +73,11 @@ class Block(nn.Module):
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         hidden = hidden + self.attention(self.attention_norm(hidden))
-        return hidden + self.down(F.gelu(self.up(self.mlp_norm(hidden))))
+        return hidden + self.mlp(self.mlp_norm(hidden))
+
+    def mlp(self, hidden: torch.Tensor) -> torch.Tensor:
+        """[batch, length, width] → the same. To be replaced where there are several, and tokens choose among them."""
+        return self.down(F.gelu(self.up(hidden)))
 
 
 def new_model(config: GPTConfig, seed: int) -> nn.Sequential:

@@ -5,10 +5,12 @@ The lessons sgd and ddp have the tutorial's loop written out. This one takes the
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -17,8 +19,10 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
-from playground.runtime import device
+from playground.runtime import device, host
 from playground.runtime.files import sha256
+from playground.runtime.meeting.agreement import require_same_on_all_ranks
+from playground.runtime.remote import Remote
 from playground.survival.snapshots import Fingerprint
 from playground.training import net
 from playground.training.data import (
@@ -32,6 +36,7 @@ from playground.training.data import (
 )
 from playground.training.history import History
 from playground.training.net import Net
+from playground.training.prepare import MIRROR, default_data_dir, prepare
 from playground.training.replicas import broadcast_parameters
 from playground.training.results import TrainingResult
 from playground.training.resumable import ResumableRun
@@ -41,6 +46,20 @@ from playground.training.sync import GradSync, build_grad_sync
 
 MAY_DIFFER = ("snapshots", "epochs", "loader", "loader_workers")
 """Settings that change no number at any step."""
+
+
+def run_training(rank: int, size: int, lesson: Remote, settings: Any, more: tuple[Any, ...] = ()) -> Any:
+    """The result of `lesson(rank, size, settings, *more)`. Ranks agree on their settings, and each keeps to its place.
+    Raises `UsageError` if the ranks were not all given the same settings."""
+    require_same_on_all_ranks(settings.on_all_ranks())
+    host.keep_to_one_core()
+    return lesson(rank, size, settings, *more)
+
+
+def default_settings() -> TrainingSettings:
+    """The defaults, with the data that is there or can be had: for `run(rank, size)` in a program of its own."""
+    source = prepare("auto", default_data_dir(), os.environ.get(MIRROR))
+    return TrainingSettings(folder=source.folder, dataset=source.name)
 
 
 def train_by_hand(rank: int, size: int, settings: TrainingSettings) -> TrainingResult:

@@ -149,16 +149,13 @@ class Overlapped(GradSync):
         super().__init__(model)
         self.all_reduce = all_reduce
         params = [param for param in trainable_parameters(model)[::-1] if param not in excluded]
-        self.buckets = [self.new_bucket(of_bucket) for of_bucket in buckets(params, bucket_cap)]
+        self.buckets = [Bucket(of_bucket) for of_bucket in buckets(params, bucket_cap)]
         self.works: list[Any] = []
         """Outstanding work handles of the buckets that have left, in their order."""
         self.is_syncing = True
         for bucket in self.buckets:
             for param in bucket.views:
                 param.register_post_accumulate_grad_hook(partial(self.collect, bucket))
-
-    def new_bucket(self, params: Sequence[torch.Tensor]) -> Bucket:
-        return Bucket(params)
 
     def collect(self, bucket: Bucket, param: torch.Tensor) -> None:
         """Called by backward when `param.grad` is complete."""
@@ -168,23 +165,23 @@ class Overlapped(GradSync):
             raise RuntimeError("a second backward before the first one's gradients were averaged: put it under no_sync")
         bucket.add(param)
         while self.remaining and not self.remaining[0].missing:
-            self.works.append(self.start(self.remaining[0]))
+            self.start(self.remaining[0])
 
     @property
     def remaining(self) -> list[Bucket]:
         """The buckets that have not left yet."""
         return self.buckets[len(self.works) :]
 
-    def start(self, bucket: Bucket) -> Any:
-        """Start the all_reduce of a bucket. Returns what is to be waited for."""
-        return bucket.start(self.all_reduce)
+    def start(self, bucket: Bucket) -> None:
+        """Start the all_reduce of the first bucket that has not left."""
+        self.works.append(self.all_reduce(bucket.flat, op=dist.ReduceOp.SUM, async_op=True))
 
     def start_remaining(self) -> None:
         """Start what backward has not: buckets with a gradient that it did not reach, and those behind them."""
         for bucket in self.remaining:
             for param in list(bucket.missing):
                 bucket.add(param)
-            self.works.append(self.start(bucket))
+            self.start(bucket)
 
     def after_backward(self) -> None:
         """Wait until every `param.grad` is the mean."""
@@ -214,9 +211,8 @@ def pausing(sync: Any) -> Iterator[None]:
 class Bucket:
     """Gradients that travel together. Their memory is that of the message: each `param.grad` becomes a view of it."""
 
-    def __init__(self, params: Sequence[torch.Tensor], flat: torch.Tensor | None = None) -> None:
-        """`flat` is memory for all of them, if it is not to be allocated here."""
-        self.flat = new_flat(params) if flat is None else flat
+    def __init__(self, params: Sequence[torch.Tensor]) -> None:
+        self.flat = params[0].detach().new_zeros(sum(param.numel() for param in params))
         self.weight = 1 / dist.get_world_size()
         self.views = views_of(self.flat, params)
         self.missing = set(params)
@@ -233,15 +229,6 @@ class Bucket:
             torch.mul(param.grad, self.weight, out=view)
         param.grad = view
         self.missing.remove(param)
-
-    def start(self, all_reduce: AllReduce) -> Any:
-        """Start the all_reduce of this bucket. Returns what is to be waited for."""
-        return all_reduce(self.flat, op=dist.ReduceOp.SUM, async_op=True)
-
-
-def new_flat(params: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Memory for as many elements as these have together, all of one type."""
-    return params[0].detach().new_zeros(sum(param.numel() for param in params))
 
 
 def views_of(flat: torch.Tensor, params: Sequence[torch.Tensor]) -> dict[torch.Tensor, torch.Tensor]:
@@ -283,24 +270,13 @@ def all_reduce_hook(all_reduce: AllReduce, bucket: dist.GradBucket) -> torch.fut
 
         model.register_comm_hook(load_all_reduce("shared-memory"), all_reduce_hook)
 
-    In a thread, while backward goes on; the last bucket at once, for it has nothing to overlap.
+    Backward goes on when the bucket is averaged.
     Source: https://docs.pytorch.org/docs/stable/ddp_comm_hooks.html
     """
-    message = bucket.buffer().div_(dist.get_world_size())
-    begun: torch.futures.Future[Any] = torch.futures.Future()
-    if bucket.is_last():
-        all_reduce(message, op=dist.ReduceOp.SUM)
-        begun.set_result(message)
-        return begun
-    work: Any = all_reduce(message, op=dist.ReduceOp.SUM, async_op=True)
-
-    def end(_: object) -> torch.Tensor:
-        work.wait()
-        return message
-
-    ended = begun.then(end)  # so that an error in it is one to C++ too
-    work.future.add_done_callback(lambda _: begun.set_result(None))
-    return ended
+    message, averaged = bucket.buffer().div_(dist.get_world_size()), torch.futures.Future[torch.Tensor]()
+    all_reduce(message, op=dist.ReduceOp.SUM)
+    averaged.set_result(message)
+    return averaged
 
 
 # torch compares them with its classes, not with their names

@@ -48,7 +48,7 @@ def compare_all_reduce(rank: int, size: int, cases: list[Case]) -> list[tuple[bo
     return outcomes
 
 
-@pytest.mark.parametrize("size", [1, 2, 4, *(pytest.param(size, marks=pytest.mark.stress) for size in (3, 5, 6, 7, 8))])
+@pytest.mark.parametrize("size", [2, 4, *(pytest.param(size, marks=pytest.mark.stress) for size in (1, 3, 5, 6, 7, 8))])
 def test_every_algorithm_is_all_reduce(size: int, world: Worlds) -> None:
     """Exact for integers, within rounding for floating point, and the same bits on every rank (but for one)."""
 
@@ -85,7 +85,7 @@ def compare_phases(rank: int, size: int, cases: list[Case]) -> list[tuple[bool, 
     return outcomes
 
 
-@pytest.mark.parametrize("size", [1, 3, *(pytest.param(size, marks=pytest.mark.stress) for size in (2, 4, 5))])
+@pytest.mark.parametrize("size", [3, *(pytest.param(size, marks=pytest.mark.stress) for size in (1, 2, 4, 5))])
 def test_each_phase_of_the_ring_is_a_collective(size: int, world: Worlds) -> None:
     """Reduce-scatter is `dist.reduce_scatter_tensor`, all-gather is `dist.all_gather_into_tensor`."""
 
@@ -106,7 +106,7 @@ def test_large_tensors_in_many_pieces(size: int, world: Worlds) -> None:
     assert world(size).run(all_reduce_large, numel, NAMES) == [dict.fromkeys(NAMES, True)] * size
 
 
-@pytest.mark.parametrize("members", [[0], [1, 3], [3, 1, 0], [0, 1, 2, 3]])
+@pytest.mark.parametrize("members", [[0], [3, 1, 0]])
 def test_any_subgroup(members: list[int], world: Worlds) -> None:
     """A rank outside does nothing, and its tensor stays as it was."""
     total = float(sum(rank + 1 for rank in members))
@@ -161,7 +161,7 @@ def all_reduce_twice(all_reduce: Any, rank: int, size: int, numel: int) -> list[
     return [torch.equal(ours, expected), torch.equal(beside, expected), done]
 
 
-@pytest.mark.parametrize("size", [2, 3, pytest.param(4, marks=pytest.mark.stress)])
+@pytest.mark.parametrize("size", [3, *(pytest.param(size, marks=pytest.mark.stress) for size in (2, 4))])
 def test_our_all_reduce_where_messages_go_in_batches_and_no_second_thread_may(size: int, world: Worlds) -> None:
     for right in world(size).run(our_all_reduce_as_on_nccl, 300_007):
         assert right == {name: [True] * 3 for name in ALGORITHMS}

@@ -46,7 +46,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch.nn.parallel import DistributedDataParallel
 """
-QUICK = {"column", "swap-in a batch", "handover-bystanders receive", "column-a view that is not contiguous"}
+QUICK = {"column", "handover-and a barrier", "column-a view that is not contiguous"}
 """Solutions that are looked at in every run of the suite; `make stress` looks at all."""
 
 
@@ -118,10 +118,8 @@ HEAD = "import os, threading, time\nimport torch\nimport torch.distributed as di
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("", "the file is empty: exercise swap --reset writes the stub again"),
         ("def swap(:\n", "line 1: invalid syntax"),
-        ("-" * 10**5 + "1", "it cannot be parsed: "),
-        ("def handover(rank, size, tensor): ...", "there is no function swap in it, but handover, of another exercise"),
+        ("def handover(rank, size, tensor): ...", "there is no function swap in it: exercise swap --reset writes the"),
         ("from playground.algorithms import ALGORITHMS\n", "line 1 imports playground.algorithms: write it yourself"),
         (f"{HEAD}    ...\n\n\nlaunch(swap, 2)\n", "line 10 starts ranks: put launch(…) under if __name__"),
     ],
@@ -214,16 +212,12 @@ def test_the_way_of_a_learner(folder: Path, run_cli: Run) -> None:
     assert file.read_text() == COLUMN.stub
     assert run_cli("check", "column.py").out == "column.py  not written yet\n"
     assert "has not passed here" in run_cli("solution", "column").err
-    assert "1 of 3: " in run_cli("hint", "column").out
-    file.write_text(COLUMN.mistakes[1].text)
+    assert "2 of 3: " in run_cli("hint", "column", 2).out
+    file.write_text(COLUMN.mistakes[0].text)
     failed = run_cli("check")
     assert failed.code == 1
-    assert "Next: hint column (2 of 3)   Again: check column.py -n 2" in failed.out
+    assert "Next: hint column   Again: check column.py -n 2" in failed.out
     file.write_bytes(f"\ufeff{COLUMN.solution}".replace("\n", "\r\n").encode())  # as some editors do
-    passed = run_cli("check", "-n", 2)
-    assert (passed.code, passed.out) == (0, "column.py  passed on 2 ranks\n")
-    progress_file().write_text(progress_file().read_text()[:-9])  # what it has lost, a check finds out again
-    assert Workbook(folder).state(COLUMN) == "begun"
     assert run_cli("check").out == "column.py  passed on 2, 3 ranks\n"
     assert Workbook(folder).state(COLUMN) == "passed"
     assert run_cli("solution", "column").out == COLUMN.solution
@@ -231,6 +225,8 @@ def test_the_way_of_a_learner(folder: Path, run_cli: Run) -> None:
     assert "is in column.1.py now" in " ".join(run_cli("exercise", "column", "--reset").out.split())
     assert (folder / "column.1.py").read_text(encoding="utf-8-sig") == COLUMN.solution
     assert Workbook(folder).state(COLUMN) == "changed"
+    progress_file().write_text(progress_file().read_text()[:-9])  # what it has lost, a check finds out again
+    assert Workbook(folder).state(COLUMN) == "begun"
 
 
 def test_an_exercise_stands_on_what_has_passed(folder: Path) -> None:
@@ -238,7 +234,7 @@ def test_an_exercise_stands_on_what_has_passed(folder: Path) -> None:
     own = folder / reduce_scatter.file
     own.write_text(f"{reduce_scatter.solution}# mine\n")
     assert [each.file for each in Workbook(folder).solutions_before(ring)] == ["<reduce_scatter.py>"]
-    Workbook(folder).note(reduce_scatter, digest=reduce_scatter.digest(own.read_text()))
+    Workbook(folder).note(reduce_scatter, reduce_scatter.digest(own.read_text()))
     assert [each.text for each in Workbook(folder).solutions_before(ring)] == [own.read_text()]
 
 
@@ -265,7 +261,6 @@ def test_what_is_no_solution_gets_one_line(
         (("exercise", "juggle"), "'juggle' is not one of 'whoami'"),
         (("check",), "there is no solution in this folder"),
         (("check", "swap.py", "-n", "9"), "-n 9: swap is checked on 1, 2, 3, 4, 5 ranks, choose one of them"),
-        (("check", "--see", "mine.html"), "--see records a case of one solution"),
         (("exercise", "--reset"), "--reset begins one exercise again: name it"),
     ],
 )
@@ -301,23 +296,16 @@ def test_a_class_is_judged_each_in_processes_of_its_own(folder: Path, run_cli: R
     assert [file.name for file in folder.glob("???/*")] == ["column.py"] * 3
 
 
-def test_a_deadlock_says_who_waits_for_whom_and_is_recorded_beside_the_reference_s_run(
-    folder: Path, run_cli: Run
-) -> None:
+def test_a_deadlock_says_who_waits_for_whom(folder: Path, run_cli: Run) -> None:
     (folder / "handover.py").write_text(
         f"{IMPORTS}\ndef handover(rank, size, tensor):\n    dist.recv(tensor, 1 - rank)\n"
     )
-    result = run_cli("check", "handover", "-n", 2, "--see", folder / "mine.playground")
+    result = run_cli("check", "handover", "-n", 2)
     assert (result.code, result.out.splitlines()[:3]) == (1, [
         "handover.py  2 ranks: deadlock (6 elements, int64)",
         "  rank 0: in recv from rank 1, line 8",
         "  rank 1: in recv from rank 0, line 8",
     ])  # fmt: skip
-    assert "mine.playground shows" in result.err
-    assert "cut off on ranks 0, 1" in result.err
-    reference = run_cli("see", folder / "mine.playground.worlds" / "2.playground")
-    assert reference.code == 0
-    assert "cut off" not in reference.out
 
 
 def test_a_function_is_checked_in_a_notebook(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,7 +14,6 @@ from playground.algorithms import ALGORITHMS
 from playground.lessons import LESSONS
 from playground.lessons.all_reduce import lesson
 from playground.lessons.all_reduce.page import (
-    PHASES,
     STORY,
     TRACEABLE,
     AllReduceSettings,
@@ -35,7 +34,7 @@ TRACE = LESSON.remote("run", "trace")
 
 def test_the_lesson_has_every_algorithm() -> None:
     names = [name for name, spec in ALGORITHMS.items() if spec.has_messages]
-    assert list(TRACEABLE) == [*names, "reduce-scatter", "all-gather"]
+    assert list(TRACEABLE) == names
     assert all(summary_of(name) for name in TRACEABLE)
 
 
@@ -69,19 +68,6 @@ def test_every_message_recorded_is_one_that_made_the_difference(size: int, name:
             assert expected == (ranks[rank].after if last else ranks[rank].notes[step[rank] + 1].holds)
 
 
-def test_the_ring_is_its_two_phases(world: Worlds) -> None:
-    """The same messages at the same steps, first those of the one, then those of the other."""
-    size = 3
-    names = ("ring", "reduce-scatter", "all-gather")
-    for rank, traces in enumerate(world(size).run(TRACE, AllReduceSettings(size=size, names=names))):
-        messages = ([note.sends[0] for note in each.notes] for each in traces)
-        ring, scatter, gather = ([(message["to"], message["where"]) for message in each] for each in messages)
-        assert ring == scatter + gather
-        assert scatter == [((rank + 1) % size, ((rank - s) % size, (rank - s) % size + 1)) for s in range(1, size)]
-        assert gather == [((rank + 1) % size, ((rank - s) % size, (rank - s) % size + 1)) for s in range(size - 1)]
-        assert [note.phase for note in traces[0].notes] == ["reduce-scatter"] * (size - 1) + ["all-gather"] * (size - 1)
-
-
 def test_the_root_of_reduce_broadcast_carries_everything(world: Worlds) -> None:
     settings = AllReduceSettings(size=5, names=("reduce-broadcast", "ring"), elements=10)
     star, ring = map(load_of, zip(*world(5).run(TRACE, settings), strict=True))
@@ -101,17 +87,7 @@ def test_the_story(run_cli: Run) -> None:
     assert phases == ["reduce-scatter:"] * 2 + ["all-gather:"] * 2
     table = shown.out.split("\ncost: ")[1]
     assert all(f"  {name} " in table for name, spec in ALGORITHMS.items() if spec.has_messages)
-    assert not any(f"  {name} " in table for name in PHASES)
     assert max(map(len, shown.out.splitlines())) <= 80
-
-
-def test_phases_by_themselves(run_cli: Run) -> None:
-    shown = run_cli("allreduce", "-n", "3", "--algorithm", "all-gather", "--algorithm", "reduce-scatter")
-    assert shown.code == 0
-    assert "     2  [0:1] = [110] to 0  [111]" in shown.out
-    assert "     0  [2:3] = [100] to 1  [1, 10, 100]" in shown.out
-    costs = [line.split()[0] for line in shown.out.split("\ncost: ")[1].splitlines() if re.match(r"  \w", line)]
-    assert costs == ["algorithm", *PHASES]
 
 
 def test_one_algorithm_as_json(run_cli: Run) -> None:
@@ -134,7 +110,6 @@ def test_one_algorithm_as_json(run_cli: Run) -> None:
         (["--elements", "65"], "65 is not in the range"),
         (["-n", "1"], "at least 2 ranks"),
         (["-n", "65"], "choose --elements"),
-        (["--algorithm", "all-gather", "-n", "3", "--elements", "4"], "choose a multiple of 3 as --elements"),
     ],
 )
 def test_bad_input(words: list[str], message: str, run_cli: Run) -> None:

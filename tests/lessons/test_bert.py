@@ -48,7 +48,10 @@ def train_exactly(world: Run, settings: BertSettings) -> Fields:
 
 @pytest.mark.parametrize("workers", [3, *(pytest.param(more, marks=pytest.mark.stress) for more in (1, 2, 4))])
 def test_all_ways_are_one_training(workers: int, settings: BertSettings, world: Run) -> None:
+    """That of one process, with one model and torch's own order."""
     alone = train_exactly(world, settings.on("data-parallel", 1))
+    [plain] = world(1).run(train_plainly, replace(settings, double=True))
+    assert alone["losses"] == pytest.approx(plain, abs=EXACT)
     trainings = [train_exactly(world, settings.on(way, workers)) for way in WAYS]
     for compared, training in zip(compare_losses(alone, trainings), trainings, strict=True):
         assert compared["difference"] <= EXACT
@@ -57,20 +60,13 @@ def test_all_ways_are_one_training(workers: int, settings: BertSettings, world: 
     assert len(set(alone["losses"])) == settings.steps
 
 
-def test_the_loss_is_that_of_plain_training(settings: BertSettings, world: Run) -> None:
-    """One process, one model, torch's own loader order: what the first steps must give."""
-    [expected] = world(1).run(train_plainly, replace(settings, double=True))
-    training = train_exactly(world, settings.on(DDP, 2))
-    assert training["losses"] == pytest.approx(expected, abs=EXACT)
-
-
 def train_plainly(rank: int, size: int, settings: BertSettings) -> list[float]:
     from playground.lessons.bert.pairs import Pairs
 
     torch.manual_seed(settings.seed)
     model = Model(settings.config).double()
     optimizer = torch.optim.Adam(model.parameters(), lr=settings.lr)
-    data = Pairs(settings.folder, "train", settings.max_length)
+    data = Pairs(settings.folder, "train")
     order = torch.randperm(len(data), generator=torch.Generator().manual_seed(settings.seed)).tolist()
     losses = []
     for step in range(settings.steps):
@@ -145,7 +141,7 @@ def bert(run_cli: Run, pairs: PairsSource, monkeypatch: pytest.MonkeyPatch) -> R
 
 
 def test_the_document_has_what_was_asked_for(bert: Run) -> None:
-    shown = bert("--only", "train", "--only", "memory", "--way", "ddp", "--max-length", 16, "--json")
+    shown = bert("--only", "train", "--only", "memory", "--way", "ddp", "--json")
     assert (shown.code, shown.err) == (0, "")
     document = json.loads(shown.out)
     assert (document["weights"], document["dataset"], document["train"]) == ("scratch", "generated", 240)

@@ -244,7 +244,7 @@ CLAIMS: dict[tuple[str, str], Callable[[list[Rows]], bool]] = {
         near(row[2], tables[0]["ddp"][2], 0.002) for row in tables[0].values()
     ),
     ("bert", "computing the loss in forward, the cure for wide outputs"): lambda tables: all(
-        tables[2][f"loss-in-forward, {device}"] == tables[2][f"data-parallel, {device}"]
+        tables[2][f"loss-in-forward, {device}"] >= tables[2][f"data-parallel, {device}"]
         for device in ("cpu:0", "cpu:1")
     ),
     ("bert", "DDP needs no less"): lambda tables: tables[2]["ddp, rank 0"] > tables[2]["data-parallel, cpu:0"],
@@ -255,18 +255,18 @@ CLAIMS: dict[tuple[str, str], Callable[[list[Rows]], bool]] = {
         read_figures("rpc")[0][-1] < 1 <= min(read_figures("rpc")[1][-2:])
     ),
     ("parameter-server", "async processes three times as many samples per second"): lambda tables: (
-        round(tables[1]["async"][0] / tables[1]["sync"][0]) == 3
+        round(tables[0]["async"][0] / tables[0]["sync"][0]) == 3
     ),
     ("parameter-server", "sync is as slow as all-reduce"): lambda tables: (
-        abs(tables[1]["sync"][0] / tables[1]["all-reduce"][0] - 1) < 0.02
+        abs(tables[0]["sync"][0] / tables[0]["all-reduce"][0] - 1) < 0.02
     ),
-    ("parameter-server", "2.98 steps old on average"): lambda tables: tables[1]["async"][3] == 2.98,
+    ("parameter-server", "2.98 steps old on average"): lambda tables: tables[0]["async"][3] == 2.98,
     (
         "parameter-server",
         "a slightly higher loss with the same number of samples, 1.124 against 1.073",
-    ): lambda tables: (tables[1]["async"][2], tables[1]["all-reduce"][2]) == (1.124, 1.073),
+    ): lambda tables: (tables[0]["async"][2], tables[0]["all-reduce"][2]) == (1.124, 1.073),
     ("parameter-server", "So a server needs more bandwidth"): lambda tables: all(
-        tables[1][mode][4] > tables[1]["all-reduce"][4] for mode in ("sync", "async", "stale-synchronous")
+        tables[0][mode][4] > tables[0]["all-reduce"][4] for mode in ("sync", "async", "stale-synchronous")
     ),
     ("pipeline", "With naive, ranks idle half of the time"): lambda tables: 45 < tables[1]["naive"][0] < 55,
     ("pipeline", "alike in both (15.2 % and 16.2 % here"): lambda tables: (

@@ -16,7 +16,6 @@ from torch import nn
 from torch.utils._pytree import tree_flatten, tree_map
 
 from playground.lessons.data_parallel import experiment
-from playground.lessons.data_parallel.experiment import claims
 from playground.lessons.data_parallel.lesson import DataParallel, gather, parallel_apply, replicate, scatter
 from playground.lessons.data_parallel.losses import (
     DataParallelCriterion,
@@ -72,18 +71,6 @@ def test_a_recurrent_model_uses_its_replicas_parameters() -> None:
     replica = replicate(lstm, DEVICES[:2])[1]
     assert replica._flat_weights[0] is replica.weight_ih_l0
     assert replica.weight_ih_l0.data_ptr() != lstm.weight_ih_l0.data_ptr()
-
-
-def test_gradients_of_gradients() -> None:
-    module, inputs = model(), torch.randn(5, 5, dtype=torch.float64)
-    penalties = []
-    for run in (module, DataParallel(module, DEVICES[:3])):
-        module.zero_grad()
-        x = inputs.clone().requires_grad_()
-        [slope] = torch.autograd.grad((run(x) ** 2).sum(), x, create_graph=True)
-        slope.norm().backward()
-        penalties.append(module[0].weight.grad.clone())
-    assert (penalties[0] - penalties[1]).abs().max() <= 1e-12
 
 
 NESTED = st.recursive(
@@ -249,20 +236,11 @@ def test_the_loss_inside_forward_gathers_a_thousandth_and_evens_the_peaks_out() 
     assert [way["loss"] for way in results] == pytest.approx([logits["loss"]] * 4, rel=1e-6)
     for device in (device for way in results for device in way["devices"]):
         assert sum(device["at_peak"].values()) == device["peak"]
-        assert 0 < device["share"] <= 1
+        assert 0 < device["share"] < 1
 
 
 COPY = 4 * (2 * 30_000 * 32 + 30_000 + 32 * 32 + 32)
 """Bytes of the lesson's model."""
-
-
-def test_the_model_is_held_once_and_its_replicas_are_equal() -> None:
-    copies, steps = claims(0, 1, on("cpu:0", "cpu:1", "cpu:2", steps=3))
-    assert [copy["parameters"] for copy in copies] == [COPY] * 3
-    assert [(copy["shared"], copy["of"]) for copy in copies] == [(5, 5), (0, 5), (0, 5)]
-    assert [copy["replicas_differ"] for copy in copies] == [0.0] * 3
-    assert all(step["from_one_device"] <= 1e-12 for step in steps)
-    assert [step["loss"] for step in steps] == sorted((step["loss"] for step in steps), reverse=True)
 
 
 def test_the_lesson_s_step_adds_up() -> None:
@@ -295,7 +273,6 @@ def test_one_way_as_json(run_cli: Run) -> None:
     words = "--devices cpu:2,cpu:0 --gather logits --output-device cpu:0 --steps 1 --batch-size 4 --json"
     document = json.loads(run_cli("data-parallel", *words.split()).out)
     assert document.items() >= {"lesson": "data-parallel", "world_size": 1, "devices": ["cpu:2", "cpu:0"]}.items()
-    assert document["claims"]["copies"][0]["shared"] == 5
     assert document["ways"][0]["devices"][0]["at_peak"].keys() <= {*LABELS}
     steps = {step["name"]: step["ranks"] for step in document["steps"]}
     assert list(steps) == ["split", "one_step", "gather logits on cpu:0"]

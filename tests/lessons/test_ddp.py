@@ -4,30 +4,25 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import replace
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data.distributed import DistributedSampler
 
 from playground.lessons.ddp.lab import (
     DIFFER,
+    HOOKS,
     ROUNDING,
-    build_run,
     check,
     hooks,
     run_lab,
 )
-from playground.lessons.ddp.page import HOOKS, PARTS, LabSettings
-from playground.runtime import PlaygroundError, UsageError
-from playground.runtime.backends import BACKENDS
+from playground.lessons.ddp.page import PARTS, LabSettings
+from playground.runtime import PlaygroundError
 from playground.runtime.launcher.server import preload
-from playground.runtime.remote import Remote
 from playground.testing import World
 from playground.training.net import Net
 from playground.training.settings import TrainingSettings
@@ -101,26 +96,17 @@ def test_hooks_send_less_and_err_more(lab: Lab) -> None:
     assert all(2 < row["loss"] < 3 for row in rows.values()), "ten classes, hardly trained"
 
 
-def small_lab(folder: Path, **changes: Any) -> LabSettings:
-    """A lab with batches that cannot be shared out evenly."""
-    return LabSettings(training=TrainingSettings(folder=folder, batch_size=7), **{"caps": (25.0,), **changes})
-
-
-def register_hook_that_averages_nothing(model: DistributedDataParallel) -> None:
-    def keep(bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
-        future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
-        future.set_result(bucket.buffer())
-        return future
-
-    model.register_comm_hook(None, lambda state, bucket: keep(bucket))
+def keep(bucket: Any) -> torch.futures.Future[Any]:
+    future: torch.futures.Future[Any] = torch.futures.Future()
+    future.set_result(bucket.buffer())
+    return future
 
 
 def a_hook_that_averages_nothing(rank: int, size: int, folder: Path) -> None:
     """A new hook takes a function and an entry in the table."""
-    code = Remote(__name__, register_hook_that_averages_nothing.__name__)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(HOOKS, "own", code)
-        hooks(rank, size, small_lab(folder))
+        patch.setitem(HOOKS, "own", lambda state, bucket: keep(bucket))
+        hooks(rank, size, LabSettings(training=TrainingSettings(folder=folder, batch_size=7)))
 
 
 def test_a_hook_that_averages_nothing_is_found_out(world: Worlds, digits_folder: Path) -> None:
@@ -148,7 +134,6 @@ def test_join_lets_ranks_be_done_at_different_times(lab: Lab) -> None:
     size = 3
     ranks = lab("uneven_inputs", size)
     assert [rank["batches"] for rank in ranks] == list(range(3, 3 + size))
-    assert [rank["steps"] for rank in ranks] == list(range(3, 3 + size))
     assert [rank["messages"] for rank in ranks] == [2 + size] * size, "one bucket a step, answered by all"
     assert [rank["difference"] for rank in ranks] == [0.0] * size
 
@@ -160,19 +145,6 @@ def test_training_goes_on_from_a_checkpoint(size: int, cap: float, lab: Lab) -> 
     assert (whole["loaded"], whole["rel_error"]) == ("model, optimizer", 0)
     assert without_momentum["loaded"] == "model"
     assert without_momentum["rel_error"] > 1e-5
-
-
-def watched_run(rank: int, size: int, folder: Path) -> int:
-    """How often a run of the lab asks its device for deterministic kernels."""
-    asked: list[None] = []
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(BACKENDS["gloo"], "use_deterministic_kernels", lambda: asked.append(None))
-        build_run(small_lab(folder))
-    return len(asked)
-
-
-def test_runs_that_are_compared_bit_by_bit_use_deterministic_kernels(world: Worlds, digits_folder: Path) -> None:
-    assert world(2).run(watched_run, digits_folder) == [1, 1]
 
 
 def test_who_gets_which_sample(lab: Lab) -> None:
@@ -208,16 +180,6 @@ def test_the_lab_shows_its_parts_in_order(run_cli: Callable[..., Any], data_dir:
     assert [line.split(":")[0] for line in lines if line.split(":")[0] in PARTS] == parts
     assert "Shown: the buckets that DDP built, " in shown.out
     assert "  no_sync but for the last        4         1 " in shown.out
-
-
-def own_caps(rank: int, size: int, settings: LabSettings) -> None:
-    """Every rank was asked for a bucket cap of its own."""
-    run_lab(rank, size, replace(settings, caps=(1.0 + rank,)))
-
-
-def test_ranks_that_were_asked_for_different_things_are_stopped(world: Worlds, digits_folder: Path) -> None:
-    with pytest.raises(UsageError, match=r"caps is .*1.0.* on rank 0 and .*2.0.* on rank 1"):
-        world(2).run(own_caps, small_lab(digits_folder, parts=("sampler",)))
 
 
 @pytest.mark.parametrize(

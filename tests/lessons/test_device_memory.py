@@ -1,76 +1,26 @@
-"""The account: against a model of it, by label, in a rank, against the kernel's figures; and seconds of known work."""
+"""The account of devices' memory: by label, in a rank, against the kernel's figures."""
 
 from __future__ import annotations
 
 import os
 import subprocess
 import sys
-import time
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings, strategies as st
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from playground.lessons.data_parallel.lesson import DataParallel
-from playground.lessons.data_parallel.machine import copy_to, use_device
-from playground.lessons.data_parallel.memory import label_buckets, track_memory, track_utilisation
-from playground.lessons.data_parallel.page import LABELS
+from playground.lessons.data_parallel.machine import copy_to
+from playground.lessons.data_parallel.memory import label_buckets, track_memory
 from playground.runtime import launch
 from playground.training.step import training_step
 from playground.training.sync import GradSync
 
 FIRST, SECOND = torch.device("cpu", 0), torch.device("cpu", 1)
-
-allocations = st.tuples(st.just("allocate"), st.integers(0, 1), st.sampled_from(LABELS), st.integers(0, 100))
-frees = st.tuples(st.just("free"), st.integers(0, 9))
-relabels = st.tuples(st.just("relabel"), st.integers(0, 9), st.sampled_from(LABELS))
-
-
-class OracleAccount:
-    """The sums, taken anew after every change: what is alive is a list of [device, label, bytes]."""
-
-    def __init__(self) -> None:
-        self.alive: list[list[Any]] = []
-        self.at_peak: dict[torch.device, dict[str, int]] = {FIRST: {}, SECOND: {}}
-
-    def held(self, device: torch.device) -> dict[str, int]:
-        counted = {label: [item[2] for item in self.alive if item[:2] == [device, label]] for label in LABELS}
-        return {label: sum(found) for label, found in counted.items() if sum(found)}
-
-    def look(self) -> None:
-        for device, most in self.at_peak.items():
-            if sum(self.held(device).values()) > sum(most.values()):
-                self.at_peak[device] = self.held(device)
-
-
-@given(st.lists(allocations | frees | relabels, max_size=30))
-@settings(max_examples=60)
-def test_the_account_is_the_sum_of_what_is_alive(steps: list[tuple[Any, ...]]) -> None:
-    oracle, tensors = OracleAccount(), []
-    with track_memory([FIRST, SECOND]) as account:
-        for kind, *arguments in steps:
-            if kind == "allocate":
-                number, label, count = arguments
-                device = (FIRST, SECOND)[number]
-                with account.labelled(label), use_device(device):
-                    tensors.append(torch.empty(count, dtype=torch.uint8))
-                oracle.alive.append([device, label, count])
-            elif kind == "free" and tensors:
-                index = arguments[0] % len(tensors)
-                del tensors[index], oracle.alive[index]
-            elif kind == "relabel" and tensors:
-                index = arguments[0] % len(tensors)
-                account.put(tensors[index], device=SECOND, label=arguments[1])
-                oracle.alive[index][1] = arguments[1]
-            oracle.look()
-        assert account.held_by_label == {device: oracle.held(device) for device in (FIRST, SECOND)}
-    assert account.peak == {device: sum(most.values()) for device, most in oracle.at_peak.items()}
-    assert {device: sum(labels.values()) for device, labels in account.at_peak.items()} == account.peak
 
 
 def mean_square(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
@@ -207,40 +157,3 @@ def test_on_gpus_the_account_is_within_what_the_allocator_knows() -> None:
         assert account.held_by_label[gpu]["optimizer state"] >= 2 * 4 * 1_001_000
         assert account.held[gpu] <= torch.cuda.memory_allocated(gpu)
     assert torch.cuda.max_memory_allocated(gpu) <= 1.05 * account.peak[gpu] + 2**25, "libraries keep some workspace"
-
-
-DEVICES = [torch.device("cpu", number) for number in range(3)]
-
-
-def test_work_counts_for_the_device_that_does_it() -> None:
-    wide, narrow = torch.ones(400, 400), torch.ones(4, 4)
-    with track_utilisation(DEVICES) as use:
-        on_second = copy_to(wide, DEVICES[1], "scatter")
-        for _ in range(20):
-            on_second = on_second @ on_second
-        copy_to(narrow, DEVICES[2], "scatter")
-        time.sleep(0.05)
-    assert use[DEVICES[1]] > 10 * use[DEVICES[0]]
-    assert use[DEVICES[2]] == 0, "a copy is no computation"
-    assert all(0 <= share <= 1 for share in use.values())
-
-
-def test_the_threads_of_replicas_and_backward_count_too() -> None:
-    model, inputs = nn.Linear(300, 300), torch.ones(60, 300)
-    with track_utilisation(DEVICES) as use:
-        outputs = DataParallel(model, DEVICES)(inputs)
-        forward = dict(use)
-        outputs.sum().backward()
-    assert set(forward.values()) == {0.0}, "it is known at the end"
-    assert min(use.values()) > 0
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif("PLAYGROUND_SIMULATED_GPU" in os.environ, reason="CUPTI counts the kernels of hardware")
-def test_kernels_of_a_gpu_are_counted() -> None:
-    gpu = torch.device("cuda", 0)
-    matrix = torch.ones(2000, 2000, device=gpu)
-    with track_utilisation([gpu]) as use:
-        for _ in range(50):
-            matrix = (matrix @ matrix).clamp(max=1)
-    assert 0 < use[gpu] <= 1

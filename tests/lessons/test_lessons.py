@@ -23,7 +23,7 @@ from playground.lessons.sgd import lesson as sgd
 from playground.runtime.rank.steps import run_steps
 from playground.runtime.remote import Remote
 from playground.testing import World
-from playground.training import run as training_run
+from playground.training import loop as training_loop
 from playground.training.settings import TrainingSettings
 
 Worlds = Callable[..., World]
@@ -193,18 +193,12 @@ def test_a_rank_is_a_sum(local_ranks: list[int], sums: list[str], world: Worlds)
     assert [result["ranks_per_node"] for result in results] == [nodes.count(node) for node in nodes]
 
 
-def assert_plain(value: Any) -> None:
-    assert type(value) in (str, int, float, bool, list, dict, type(None)), f"{value!r} is a {type(value)}"
-    for part in value.values() if isinstance(value, dict) else value if isinstance(value, list) else []:
-        assert_plain(part)
-
-
 def train_by_two_arguments(rank: int, size: int, data_dir: Path) -> list[float]:
     """The tutorial's call, where MNIST cannot be had, on the digits that are there: test accuracies after an epoch."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PLAYGROUND_MNIST_MIRROR", str(data_dir / "nothing"))
-        patch.setattr(training_run, "default_data_dir", lambda: data_dir)
-        patch.setattr(training_run, "TrainingSettings", partial(TrainingSettings, epochs=1))
+        patch.setattr(training_loop, "default_data_dir", lambda: data_dir)
+        patch.setattr(training_loop, "TrainingSettings", partial(TrainingSettings, epochs=1))
         return [lesson.run(rank, size).epochs[-1].test_accuracy for lesson in (sgd, ddp)]
 
 

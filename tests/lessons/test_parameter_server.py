@@ -1,4 +1,4 @@
-"""The parameter server takes the steps it should, in every mode, and the published one fails as it does."""
+"""The parameter server takes the steps it should, in every mode."""
 
 from __future__ import annotations
 
@@ -203,11 +203,6 @@ def test_as_json(parameter_server: Run) -> None:
     shown = parameter_server("-n", 3, "--json")
     assert (shown.code, shown.err) == (0, "")
     document = json.loads(shown.out)
-    assert [step["name"] for step in document["steps"]] == ["mistake"]
-    first, second = document["steps"][0]["ranks"]
-    assert (first["worker"], first["error"], second["worker"]) == (0, "", 1)
-    assert (second["version_read"], second["version_found"]) == (1, 2)
-    assert second["error"].endswith("is at version 2; expected version 1 instead")
     modes = {mode["mode"]: mode for mode in document["modes"]}
     assert list(modes) == ["all-reduce", *MODES]
     for mode in modes.values():
@@ -245,7 +240,10 @@ def test_the_command_names_a_killed_worker_and_goes_on(parameter_server: Run, mo
     assert re.search(r"async: worker 1 was lost after \d+ of 80 gradients \([1-9]\d* of its own\)", text)
     assert "stale-synchronous: worker 1 had been lost before; the others computed the rest." in text
     assert "training: 40 steps of 40 samples, shared by 2 workers" in text
-    assert "Shown: a server that fails, and one that works; in every mode the server took as many gradients" in text
+    assert (
+        "Shown: a parameter server in every mode, beside all-reduce; in every mode the server took as many gradients"
+        in text
+    )
 
 
 def test_less_than_a_batch_is_refused(parameter_server: Run) -> None:

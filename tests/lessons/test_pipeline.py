@@ -203,13 +203,13 @@ def test_bad_input(words: list[str], message: str, run_cli: Run, data_dir: Path)
 
 
 def test_the_lesson_as_json(run_cli: Run, data_dir: Path) -> None:
-    words = "--dataset digits --batch-size 32 --steps 1 --microbatches 4"
+    words = "--dataset digits --batch-size 8 --steps 1 --microbatches 2"
     shown = run_cli("pipeline", *words.split(), "--data-dir", data_dir, "--json")
     assert (shown.code, shown.err) == (0, "")
     document = json.loads(shown.out)
-    assert (document["stages"], document["data_parallel"], document["microbatches"]) == (2, 1, 4)
+    assert (document["stages"], document["data_parallel"], document["microbatches"]) == (2, 1, 2)
     schedules = document["schedules"].values()
-    assert [schedule["held"] for schedule in schedules] == [[1, 1], [4, 4], [2, 1]]
+    assert [schedule["held"] for schedule in schedules] == [[1, 1], [2, 2], [2, 1]]
     assert [schedule["losses"] for schedule in schedules] == [document["schedules"]["naive"]["losses"]] * 3
     for schedule in schedules:
         assert schedule["gradient_difference"] <= EXACT

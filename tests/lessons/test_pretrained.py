@@ -104,6 +104,6 @@ def test_multinli_is_tokenised_as_the_model_wants_it(
     (data / "README.md").write_text(f"---\nconfigs:\n- config_name: default\n  data_files:\n{files}---\n")
     source = prepare_pairs("multinli", tmp_path, load_pretrained(str(folder))[1])
     assert (source.train, source.test, source.vocabulary) == (2, 2, len(WORDS))
-    batch = Pairs(source.folder, "test", max_length=32).__getitems__([0])
+    batch = Pairs(source.folder, "test").__getitems__([0])
     said = " ".join(WORDS[i] for i in batch.input_ids[0])
     assert (said, batch.labels.tolist()) == ("[CLS] it rain ##s . [SEP] it is dry . [SEP]", [2])

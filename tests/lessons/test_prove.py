@@ -20,7 +20,7 @@ from torch import nn
 from playground.lessons.prove import lesson
 from playground.lessons.prove.batch_norm import convert_sync_batchnorm
 from playground.lessons.prove.lesson import max_abs_diff, parameters
-from playground.lessons.prove.page import Proof, ProveSettings, check, explanation, failure, is_broken
+from playground.lessons.prove.page import Proof, ProveSettings, check, failure, is_broken
 from playground.measurement import Fields
 from playground.measurement.interleave import slowest as max_over_ranks
 from playground.runtime import device
@@ -29,8 +29,8 @@ from playground.runtime.remote import remote
 from playground.testing import World
 from playground.training.data import Images
 from playground.training.grad_syncs import GRAD_SYNCS, GradSyncSpec
+from playground.training.loop import run_training
 from playground.training.net import Net
-from playground.training.run import run_training
 
 Run = Callable[..., Any]
 Worlds = Callable[..., World]
@@ -229,16 +229,3 @@ def test_a_run_that_diverges_fails_and_says_what_helps(run_cli: Run, data_dir: P
     assert "Why not 0" not in shown.out
     assert "faster with a larger --lr: try a smaller one" in shown.err
     assert "Shown" not in shown.out
-
-
-def test_why_the_difference_is_what_it_is() -> None:
-    def proof(exact: float, single: float) -> Proof:
-        return Proof(float64=comparison(2.0**-52, exact), float32=comparison(2.0**-23, single))
-
-    def comparison(epsilon: float, difference: float) -> Fields:
-        return {"epsilon": epsilon, "steps": [{"step": 1, "differences": {"ddp": difference}}]}
-
-    assert explanation(proof(0, 0)).startswith("Why 0: ")
-    both = explanation(proof(2**-51, 2**-21))
-    assert "at most 2 epsilon in float64 and 4 in float32: they shrink with epsilon" in both
-    assert "2.6e+02 in float32, where rounding decides which of two" in explanation(proof(2**-52, 2**-15))

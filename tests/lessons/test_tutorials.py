@@ -497,10 +497,11 @@ def a_rank_outside_is_warned(world: Worlds) -> str:
 
 
 def leave_rank_0_waiting(rank: int, size: int, wait_all: bool) -> str:
-    limit = timedelta(seconds=0.3)
+    limit, store = timedelta(seconds=0.3), dist.distributed_c10d._get_default_store()
     said = warned_on(lambda: dist.monitored_barrier(timeout=limit, wait_all_ranks=wait_all)) if rank == 0 else ""
-    if rank:
-        time.sleep(1.5)
+    if rank == 0:
+        store.set(f"waited, {wait_all}", "yes")
+    store.wait([f"waited, {wait_all}"])
     return said
 
 

@@ -54,10 +54,6 @@ def test_shm_says_what_it_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.metadata, "version", lambda name: "2.14.1+cu130")
     with pytest.raises(UsageError, match=re.escape("needs torch 2.15, and here is 2.14.1+cu130: --all-reduce shared")):
         shm.check(2)
-    monkeypatch.setattr(importlib.metadata, "version", lambda name: "2.15.0")
-    monkeypatch.setattr(importlib.metadata, "entry_points", lambda **_: ())
-    with pytest.raises(UsageError, match="is not installed yet: pip install -e "):
-        shm.check(2)
 
 
 def test_other_errors_are_not_taken_for_refusals() -> None:
@@ -148,16 +144,9 @@ def test_a_machine_without_what_nccl_needs_says_so(monkeypatch: pytest.MonkeyPat
         NCCL.check(1)
 
 
-def test_two_ranks_on_one_gpu_where_only_nccl_could_tell(monkeypatch: pytest.MonkeyPatch) -> None:
-    error = RuntimeError("ncclInvalidUsage: This usually reflects invalid usage.\nLast error:\nDuplicate GPU detected")
-    monkeypatch.setattr(nccl, "nccl_version", lambda: (2, 28, 9))
+def test_what_nccl_says_last_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nccl, "last_error", lambda: "")
-    assert NCCL.explain_init_failure(error) == (
-        "several ranks use one GPU, and NCCL 2.28.9 cannot share it (sharing needs 2.30): start one rank for each GPU"
-    )
     assert NCCL.explain_init_failure(RuntimeError("first\nlast")) == "last"
-    monkeypatch.setattr(nccl, "last_error", lambda: "Duplicate GPU detected : rank 0 and rank 1")
-    assert NCCL.explain_init_failure(RuntimeError("invalid usage")).startswith("several ranks use one GPU")
     monkeypatch.setattr(nccl, "last_error", lambda: "no socket interface found")
     assert NCCL.explain_init_failure(RuntimeError("system error")) == "system error: no socket interface found"
 

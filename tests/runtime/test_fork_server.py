@@ -124,6 +124,7 @@ def test_a_server_stopped_later_does_not_keep_anybody_waiting_for_an_exit_code(b
     process.kill()
     process.join()
     assert process.exitcode == server.LOST_BY_THE_SERVER
+    os.kill(client.pid, signal.SIGCONT)
 
 
 def test_a_server_that_was_killed_is_named_and_replaced(begin: Begin) -> None:
@@ -153,8 +154,8 @@ def test_a_server_without_torch_says_so(begin: Begin) -> None:
 
 
 def test_the_end_of_a_child_that_is_no_rank_does_not_disturb_the_server(begin: Begin) -> None:
-    client = begin(parent="import subprocess; subprocess.Popen(['sleep', '0.1'])")
-    process = server.ForkedProcess(time.sleep, (0.4,))
+    client = begin(parent="import subprocess; subprocess.Popen(['sleep', '0.05'])")
+    process = server.ForkedProcess(time.sleep, (0.2,))
     process.join(ENOUGH)
     assert process.exitcode == 0
     assert client.is_running()

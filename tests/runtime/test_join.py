@@ -18,7 +18,6 @@ from playground.testing import World
 
 Worlds = Callable[..., World]
 Fork = Callable[..., ForkedProgram]
-Words = tuple[str, ...]
 
 
 def test_torchrun_gives_what_our_own_launcher_gives(world: Worlds, fork_program: Fork) -> None:
@@ -45,21 +44,13 @@ def test_a_world_by_hand_trains_and_rank_0_alone_speaks(fork_program: Fork, data
     assert second.returncode == 0
 
 
-def test_ranks_that_wait_in_vain_say_for_whom(fork_program: Fork, tmp_path: Path) -> None:
-    """Two worlds at a time, one of which meets at a file."""
-    half, file = free_port(), f"{tmp_path}/meet"
-    at_file = ("--init-method", f"file://{file}"), {"RANK": "1", "WORLD_SIZE": "2"}
-    waiting: list[tuple[str, Words, dict[str, str], str]] = [
-        (f"127.0.0.1:{half}", (), by_hand(0, 3, half), "ranks 1, 2"),
-        (file, *at_file, "rank 0"),
-    ]
-    started = [fork_program("playground", "hello", "--timeout", 2, *words, **env) for _, words, env, _ in waiting]
-    for (where, _, env, who), program in zip(waiting, started, strict=True):
-        _, err = program.communicate(timeout=ENOUGH)
-        rank = f"rank {env['RANK']} of {env['WORLD_SIZE']}"
-        # Before it stands what torch logs: that can be turned off only before torch is imported.
-        assert err.splitlines()[-1] == f"playground: {rank} waited 2 s at {where}: {who} did not come"
-        assert program.returncode == 1
+def test_ranks_that_wait_in_vain_say_for_whom(fork_program: Fork) -> None:
+    port = free_port()
+    program = fork_program("playground", "hello", "--timeout", 1, **by_hand(0, 3, port))
+    _, err = program.communicate(timeout=ENOUGH)
+    # Before it stands what torch logs: that can be turned off only before torch is imported.
+    assert err.splitlines()[-1] == f"playground: rank 0 of 3 waited 1 s at 127.0.0.1:{port}: ranks 1, 2 did not come"
+    assert program.returncode == 1
 
 
 def test_a_taken_master_port_is_explained(run_cli: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,38 +2,22 @@
 
 from __future__ import annotations
 
-import re
+import os
 import signal
 import socket
 import subprocess
 import sys
 from collections.abc import Callable
-from pathlib import Path
 
-import pytest
 from processes import ENOUGH, by_hand, free_port, session_ends
 from programs import ForkedProgram
 
 Fork = Callable[..., ForkedProgram]
-ENDLESS = ("sgd", "--epochs", "100000", "--dataset", "digits", "--limit", "300", "--data-dir")
-
-
-def is_adopted() -> bool:
-    """Whether a process that has lost its parent gets one that cannot be torchrun."""
-    return b"python" not in Path("/proc/1/cmdline").read_bytes()
-
-
-def wait_for_training(process: ForkedProgram) -> None:
-    """Return when the table has a row for the first epoch."""
-    for line in process.stdout:
-        if re.match(r"\s*(epoch)?\s*1\s", line):
-            return
-    raise AssertionError("it ended before its first epoch")
 
 
 def test_a_rank_that_waits_for_the_others_to_come_can_be_ended(fork_program: Fork) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:  # no store: the rank waits for its answer, inside torch
-        alone = fork_program("playground", "hello", **by_hand(1, 2, str(silent.getsockname()[1])))
+        alone = fork_program("joined_rank", "wait", **by_hand(1, 2, str(silent.getsockname()[1])))
         silent.settimeout(60)
         connection, _ = silent.accept()
         with connection:
@@ -73,20 +57,21 @@ print(signals.stopping.wait(0.3))
     assert (done.returncode, done.stdout) == (0, "False\n")
 
 
-@pytest.mark.parametrize(
-    "seconds",
-    [
-        pytest.param(0, marks=pytest.mark.skipif(not is_adopted(), reason="a Python program adopts orphans here")),
-        1000,
-    ],
-)
-def test_ranks_end_with_what_has_started_them(seconds: int, fork_program: Fork, data_dir: Path, tmp_path: Path) -> None:
-    """As torchrun does: before they know it, and while they train, with snapshots."""
-    environ = {**by_hand(0, 2, free_port()), "TORCHELASTIC_RUN_ID": "none"}
-    words = ("playground", *ENDLESS, data_dir, "--snapshots", tmp_path / "taken")
-    agent = fork_program("agent", seconds, *words, **environ)
-    if seconds:
-        wait_for_training(agent)
-        agent.send_signal(signal.SIGKILL)
-    assert agent.communicate(timeout=ENOUGH)[1] == "playground: torchrun has ended, and its ranks with it\n"
+LIKE_TORCHRUN = """
+import os, time
+from playground.runtime.meeting.torchelastic import end_with_torchrun
+ready, begun = os.pipe()
+if os.fork() == 0:
+    end_with_torchrun()
+    os.write(begun, b"!")
+    time.sleep(1000)
+os.read(ready, 1)
+os._exit(0)
+"""
+
+
+def test_ranks_end_with_what_has_started_them() -> None:
+    environ = {**os.environ, "TORCHELASTIC_RUN_ID": "none"}
+    agent = subprocess.Popen([sys.executable, "-c", LIKE_TORCHRUN], env=environ, start_new_session=True)
+    assert agent.wait(timeout=ENOUGH) == 0
     assert session_ends(agent.pid)

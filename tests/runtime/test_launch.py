@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import datetime
 import os
-import socket
 import subprocess
 import sys
 import threading
@@ -13,7 +12,6 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -66,12 +64,9 @@ def test_each_rank_gets_its_share_of_the_cores_and_listens_on_loopback_only() ->
         assert set(result["listening"]) <= {"0100007F", "00000000000000000000000001000000"}
 
 
-@pytest.mark.parametrize("method", ["env://", "tcp://127.0.0.1:0", "file://{tmp_path}/meet here"])
-def test_ranks_meet_by_every_method(method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And run as the system has them, if they are not to be tuned."""
+def test_ranks_run_as_the_system_has_them_if_they_are_not_to_be_tuned(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PLAYGROUND_TUNING", "0")
-    results = launch(surroundings, 2, init_method=method.format(tmp_path=tmp_path))
-    assert all(set(result["listening"]) <= {"0100007F"} for result in results)
+    results = launch(surroundings, 2)
     assert [result["policy"] for result in results] == [os.sched_getscheduler(0)] * 2
 
 
@@ -179,19 +174,18 @@ def test_a_connection_of_the_user_s_is_no_peer() -> None:
     assert type(failure(RuntimeError(words), 0, 1)) is PeerDisconnected
 
 
-@pytest.mark.parametrize("how", ["hang", "stop"])
-def test_a_hang_is_reported_with_every_rank_s_place(how: str) -> None:
+def test_a_hang_is_reported_with_every_rank_s_place() -> None:
     pids: dict[int, int] = {}
     playground.launch(add_up, 2)  # so that ranks are there which need no time to meet
     with pytest.raises(RankTimeout) as caught:
         playground.launch(
-            go_wrong, 2, args=(how, 1), timeout=1,
+            go_wrong, 2, args=("stop", 1), timeout=1,
             on_report=lambda rank, event: pids.update({rank: event["pid"]}),
         )  # fmt: skip
-    who = {"hang": "ranks 0, 1 of 2: a hang, or", "stop": "rank 1 of 2: no answer: stopped, or"}
-    assert f"no sign of life for 1 s from {who[how]}" in str(caught.value)
+    assert "no sign of life for 1 s from rank 1 of 2: no answer: stopped, or" in str(caught.value)
     assert "dist.barrier()" in caught.value.stacks[0]
-    assert ("time.sleep(1000)" if how == "hang" else "no answer") in caught.value.stacks[1]
+    assert "no answer" in caught.value.stacks[1]
+    assert "from ranks 0, 1 of 2: a hang, or" in str(RankTimeout(2, 1.0, {0: "here", 1: "there"}))
     assert all_gone(pids, expected=2)
 
 
@@ -254,20 +248,11 @@ def test_a_result_that_does_not_pickle_is_explained() -> None:
         ({"size": 2, "restarts": -1}, "-1 restarts: use a whole number, 0 or more"),
         ({"size": 2, "backend": "smoke signals"}, "unknown"),
         ({"size": 2, "args": (lambda: None,)}, "cannot be sent to another process"),
-        ({"size": 2, "init_method": "tcp://192.0.2.1:29500"}, "loopback"),
-        ({"size": 2, "init_method": f"file://{__file__}"}, "is there already"),
     ],
 )
 def test_the_impossible_is_refused_before_anything_starts(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         launch(add_up, **arguments)
-
-
-def test_a_taken_port_is_explained() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        with pytest.raises(UsageError, match=rf"cannot listen on 127.0.0.1:{port} \(Address already in use\)"):
-            launch(add_up, 2, init_method=f"tcp://127.0.0.1:{port}")
 
 
 def stay(rank: int, size: int) -> None:

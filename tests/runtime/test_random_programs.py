@@ -194,6 +194,7 @@ def run_wrong_programs(hows: Sequence[str], size: int, rng: random.Random) -> tu
     return count, times
 
 
+@pytest.mark.stress
 def test_wrong_programs_are_diagnosed() -> None:
     count, _ = run_wrong_programs(("shape", "order"), 3, random.Random(0))
     assert count == {"wrong": 2, "stands": 1, "deadlock": 1, "kind": 2, "culprit": 2}

@@ -1,58 +1,17 @@
-"""Init methods and addresses: how they are read, and what is refused."""
+"""Addresses and the interfaces towards them."""
 
 from __future__ import annotations
 
 import os
 import sys
-from pathlib import Path
 
 import pytest
 
-from playground.runtime import UsageError
 from playground.runtime.meeting.rendezvous import (
     LOOPBACK_INTERFACE,
-    check_method,
     interface_towards,
     is_loopback,
-    parse_init_method,
 )
-
-
-@pytest.mark.parametrize(
-    ("method", "parts"),
-    [
-        ("tcp://127.0.0.1:29500", ("tcp", "127.0.0.1", 29500, "")),
-        ("tcp://[::1]:29500", ("tcp", "::1", 29500, "")),
-        ("file:///tmp/meet", ("file", "", 0, "/tmp/meet")),
-    ],
-)
-def test_methods_are_taken_apart(method: str, parts: tuple[str, str, int, str]) -> None:
-    assert parse_init_method(method) == parts
-
-
-@pytest.mark.parametrize(
-    "method",
-    [
-        "tcp://host", "tcp://:1", "tcp://h:port", "tcp://h:1/path", "tcp://h:1?rank=0", "tcp://h:1#0", "tcp://me@h:1",
-        "file://", "file://host/x", "file:x", "file:///tmp/meet?rank=0", "mpi://",
-    ],
-)  # fmt: skip
-def test_other_methods_are_refused(method: str) -> None:
-    with pytest.raises(UsageError, match="--init-method"):
-        parse_init_method(method)
-
-
-def test_a_file_that_can_be_created_is_not_left_behind(tmp_path: Path) -> None:
-    check_method(f"file://{tmp_path}/meet")
-    assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize(
-    "file", ["/proc/meet", "{tmp_path}/no/folder", "{tmp_path}/" + 300 * "m", "{tmp_path}", "{tmp_path}/\udcff"]
-)
-def test_a_file_that_cannot_be_created_is_refused(file: str, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"cannot be created|there already|torch reads no path but UTF-8"):
-        check_method(f"file://{file.format(tmp_path=tmp_path)}")
 
 
 @pytest.mark.parametrize(

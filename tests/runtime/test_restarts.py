@@ -125,14 +125,6 @@ def test_a_world_that_replaced_another_is_kept_and_counts_anew() -> None:
     assert sorted(after) == sorted((pid, 0) for pid in seen.pids[2:])
 
 
-@pytest.mark.parametrize("method", ["tcp://127.0.0.1:{port}", "file://{folder}/meet here"])
-def test_every_world_meets_in_the_way_that_was_asked_for(method: str, tmp_path: Path) -> None:
-    init_method = method.format(port=free_port(), folder=tmp_path)
-    run = partial(launch, go_wrong_at_first, 2, init_method=init_method, restarts=1, on_restart=lambda *failure: None)
-    assert run(args=("kill", [0])) == [(0, 1), (1, 1)]
-    assert os.listdir(tmp_path) == []
-
-
 def children_of_the_server() -> set[int]:
     pid = server.running_server().pid
     return {int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()}

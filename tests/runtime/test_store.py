@@ -14,7 +14,7 @@ from processes import ENOUGH
 from playground.runtime.errors import RendezvousTimeout
 from playground.runtime.meeting.environment import RankEnv
 from playground.runtime.meeting.rendezvous import Rendezvous
-from playground.runtime.meeting.store import agree_on_attempt, await_everyone, connect
+from playground.runtime.meeting.store import await_everyone, await_number, connect, number_attempt
 
 Serve = Callable[[], dist.TCPStore]
 SHORT, LONG = timedelta(seconds=0.2), timedelta(seconds=ENOUGH)
@@ -30,6 +30,10 @@ def torchrun_store() -> Iterator[Serve]:
         )
     yield lambda: dist.TCPStore("127.0.0.1", port, timeout=LONG, wait_for_workers=False)
     del server
+
+
+def agree_on_attempt(store: dist.Store, rank: int, size: int, timeout: timedelta) -> tuple[int, bool]:
+    return (await_number(store, rank, timeout), True) if rank else number_attempt(store, size, timeout)
 
 
 def agree(serve: Serve, size: int, timeout: timedelta = LONG) -> list[tuple[int, bool]]:

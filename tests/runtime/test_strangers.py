@@ -19,6 +19,7 @@ import playground
 from playground import RankFailed
 from playground.runtime.meeting import strangers
 from playground.runtime.meeting.connections import open_sockets, tcp_sockets
+from playground.runtime.meeting.rendezvous import listen
 from playground.runtime.meeting.strangers import StrangerConnected, close_door, is_listening, shut_out_strangers
 
 launch = partial(playground.launch, fresh=True)
@@ -96,11 +97,12 @@ def test_whoever_waits_to_be_accepted_is_not_overlooked(monkeypatch: pytest.Monk
 
 
 @as_another_user
-def test_a_world_that_a_stranger_has_come_to_does_not_run() -> None:
+def test_a_world_that_a_stranger_has_come_to_does_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
     port = free_port()
+    monkeypatch.setattr("playground.runtime.launcher.launch.listen", lambda host, _: listen(host, int(port)))
     expected = rf"^rank 0 of 2 is not alone .* another user \(id {NOBODY}\)$"
     with stranger(int(port)), pytest.raises(RankFailed, match=expected):
-        launch(sum_by_groups, 2, init_method=f"tcp://127.0.0.1:{port}")
+        launch(sum_by_groups, 2)
 
 
 def sum_by_groups(rank: int, size: int) -> list[float]:

@@ -8,10 +8,9 @@ from itertools import combinations
 from typing import Any
 
 import pytest
-from hypothesis import given, strategies as st
 from recordings import Receive, Send, Wait, play, ring, training
 
-from playground.see.files import rows_of, to_chrome
+from playground.see.files import to_chrome
 from playground.see.record import Recording
 
 
@@ -24,15 +23,6 @@ def assert_nested(slices: list[tuple[float, float]]) -> None:
     for one, other in combinations(slices, 2):
         (first, first_end), (second, second_end) = sorted([one, other], key=lambda each: (each[0], -each[1]))
         assert not first < second < first_end < second_end
-
-
-@given(st.lists(st.tuples(st.integers(0, 30), st.integers(0, 10))))
-def test_slices_of_a_row_lie_in_each_other_or_beside(spans: list[tuple[int, int]]) -> None:
-    rows = rows_of([{"ts": start, "dur": length} for start, length in spans])
-    found = [[(each["ts"], each["ts"] + each["dur"]) for each in row] for row in rows]
-    for row in found:
-        assert_nested(row)
-    assert sorted(span for row in found for span in row) == sorted((start, start + length) for start, length in spans)
 
 
 @pytest.mark.parametrize("recording", [ring(4, straggler=1), training(2)], ids=["ring", "training"])
@@ -61,8 +51,7 @@ def test_every_message_is_an_arrow_between_slices() -> None:
         assert ends["s", number]["ts"] <= ends["f", number]["ts"]
 
 
-def test_what_never_ended_and_what_is_no_number_is_still_json() -> None:
-    entries = trace(play([[Send(1, 8, (float("nan"), float("inf"))), Wait()], [Receive(0, 8), Receive(0, 8), Wait()]]))
-    sent = next(each for each in entries if each["name"] == "isend")
-    assert sent["args"]["values"] == ["nan", "inf"]
-    assert [each["args"].get("cut off") for each in entries if each["name"] == "irecv"] == [True, True]
+def test_what_never_ended_is_still_json() -> None:
+    entries = trace(play([[Send(1, 8), Wait()], [Receive(0, 8), Receive(0, 8), Wait()]]))
+    ends = [each for each in entries if each["name"] == "irecv" and each["ph"] == "b"]
+    assert [each["args"].get("cut off") for each in ends] == [True, True]

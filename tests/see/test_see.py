@@ -59,18 +59,22 @@ def test_what_cannot_be_seen_is_refused_in_one_line(
     assert outcome.out == ""
 
 
-def test_no_figures_on_a_busy_machine_nor_by_a_rank_of_a_world(
+def test_no_figures_on_a_busy_machine_nor_by_a_rank_and_no_recording_of_several_hosts(
     tmp_path: Path, run_cli: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("os.getloadavg", lambda: (1e3, 0.0, 0.0))
     shown = run_cli("see", "--chapters")
     assert shown.code == 2
     assert "this machine is busy (load 1000.0 on " in shown.err
-    for name, value in {"RANK": 0, "WORLD_SIZE": 1, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": 1}.items():
+    for name, value in {"RANK": 0, "WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": 1}.items():
         monkeypatch.setenv(name, str(value))
     outcome = run_cli("see", "--figure", "F9", tmp_path / "ring.svg")
     assert outcome.code == 2
     assert "start this as one process" in outcome.err
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "1")
+    outcome = run_cli("p2p", "--see", tmp_path / "p2p.svg")
+    assert outcome.code == 2
+    assert "--see on 2 ranks, of which this host has 1: other hosts have clocks of their own" in outcome.err
 
 
 def test_a_figure_from_a_run(tmp_path: Path, run_cli: Callable[..., Any]) -> None:

@@ -7,7 +7,7 @@ from recordings import Action, Call, Compute, Pause, Receive, Send, Wait, play
 
 from playground.see.record import Recording
 
-few = settings(max_examples=25)
+few = settings(max_examples=15)
 SIZES = (4, 4096, 65536)
 moments = st.floats(0, 1e-3)
 

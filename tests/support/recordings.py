@@ -220,9 +220,7 @@ def play(programs: Sequence[Iterable[Action]], alpha: float = ALPHA, beta: float
 
 def recording_of(events: Sequence[Sequence[Event]]) -> Recording:
     """A recording of these events, by rank. Their `source` is a line of FILE, counted from 0."""
-    ranks = tuple(
-        RankRecording(rank=rank, host="here", device="cpu", events=tuple(its)) for rank, its in enumerate(events)
-    )
+    ranks = tuple(RankRecording(rank=rank, device="cpu", events=tuple(its)) for rank, its in enumerate(events))
     return Recording(
         command=("all_reduce", "-n", str(len(ranks))), backend="gloo",
         versions={"python": "3.12", "torch": "2.15", "system": "Linux"}, began=1.75e9, ranks=ranks,

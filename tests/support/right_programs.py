@@ -250,13 +250,16 @@ def uneven_ends(rank: int, size: int = 3) -> None:
 
 
 def retry(rank: int, size: int = 3) -> None:
-    for wrong in (lambda: dist.send(torch.ones(1), rank), lambda: dist.all_reduce([1]), lambda: os.stat("/nowhere")):
+    calls: list[Callable[[], object]] = [
+        lambda: dist.send(torch.ones(1), rank), lambda: dist.all_reduce([1]), lambda: os.stat("/nowhere"),
+    ]  # fmt: skip
+    for number, wrong in enumerate(calls):
         try:
             wrong() if rank == 0 else None
         except (ValueError, TypeError, OSError):
             check_sum()
         else:
-            late(rank == 1)
+            late(rank == 1 and number == 0)
             check_sum()
         finally:
             check_sum()

@@ -28,7 +28,7 @@ from playground.runtime import restart_count
 from playground.runtime.remote import Remote, remote
 from playground.survival.folder import SnapshotSettings
 from playground.training import loop
-from playground.training.run import run_training
+from playground.training.loop import run_training
 from playground.training.settings import TrainingSettings
 
 KILLS = int(os.environ.get("PLAYGROUND_TEST_KILLS", "200"))
@@ -128,7 +128,7 @@ def settings(digits_folder: Path) -> TrainingSettings:
 @pytest.mark.parametrize(
     ("way", "size", "kills"),
     [
-        ("train_by_hand", 2, 5),
+        ("train_by_hand", 2, 3),
         *(pytest.param(way, size, KILLS // 4, marks=pytest.mark.stress) for way in WAYS for size in (2, 3)),
     ],
 )

@@ -2,18 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
-import pickle
 import sys
 from collections.abc import Iterator
-from pathlib import Path
-from types import ModuleType
 
 import pytest
 import torch  # noqa: F401  (pytester forgets what its modules import, and torch can be imported only once)
-
-from playground.testing import load
-from playground.testing.rewriting import RankConfig, RankHook
 
 pytest_plugins = ["pytester"]
 
@@ -112,6 +105,7 @@ def test_a_failure_is_the_users_lines_and_values(failing: pytest.Pytester) -> No
     result.stdout.no_fnmatch_line("*playground?testing?*.py*")
 
 
+@pytest.mark.stress
 def test_verbosity_and_debugger_of_pytest_hold(failing: pytest.Pytester) -> None:
     """-vv shows the whole difference also in ranks; --pdb opens at the line of the test."""
     failing.makepyfile(
@@ -162,36 +156,3 @@ def test_modules_that_only_pytest_finds(pytester: pytest.Pytester) -> None:
     result = pytester.runpytest_inprocess("--import-mode=importlib", "-p", "no:cacheprovider")
     result.assert_outcomes(failed=1, passed=1)
     result.stdout.fnmatch_lines(["E *AssertionError: assert 0 > 7"])
-
-
-def import_with(options: dict[str, object], name: str) -> ModuleType:
-    """Import a module by the hook of ranks, with these options; without some of them as in a newer pytest."""
-    hook = RankHook(RankConfig(options, 0))  # type: ignore[arg-type]
-    hook.add([name])
-    assert hook.find_spec("ours") is None
-    spec = hook.find_spec(name)
-    assert spec
-    assert spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def test_an_unknown_pytest_costs_the_explanations_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(tmp_path)
-    (tmp_path / "mine.py").write_text("imported = []\nimported.append(1)\ndef check(x):\n    assert x == 2\n")
-    module = import_with({}, "mine")
-    assert module.imported == [1]
-    with pytest.raises(AssertionError, match=r"^$"):
-        module.check(1)
-    monkeypatch.setitem(sys.modules, "playground.testing.rewriting", None)
-    assert load(pickle.dumps(import_with), rewritten=frozenset(["mine"]), options={}) is import_with
-
-
-def test_a_modules_own_error_is_raised_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(tmp_path)
-    (tmp_path / "broken.py").write_text("import sys\nsys.imports_of_broken += 1\nraise LookupError('mine')\n")
-    monkeypatch.setattr(sys, "imports_of_broken", 0, raising=False)
-    with pytest.raises(LookupError, match="mine"):
-        import_with({"enable_assertion_pass_hook": False}, "broken")
-    assert vars(sys)["imports_of_broken"] == 1

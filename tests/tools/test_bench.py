@@ -1,12 +1,11 @@
-"""The benchmark: its figures are what it says they are, it finds what is wrong, and it can be interrupted."""
+"""The benchmark: its figures are what it says they are, and it finds what is wrong."""
 
 from __future__ import annotations
 
 import json
 import statistics
-import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,17 +15,13 @@ import torch
 import torch.distributed as dist
 
 from playground.algorithms import load_algorithm
-from playground.measurement.environment import Environment
 from playground.runtime import UsageError, launch
-from playground.runtime.errors import RankFailed
 from playground.runtime.remote import Remote
 from playground.tools.bench import benchmark, page
 from playground.tools.bench.benchmark import all_gather_single, reduce_scatter_single
-from playground.tools.bench.page import Report
 from playground.tools.bench.settings import COLLECTIVES, BenchSettings, available_algorithms
 
 Run = Callable[..., Any]
-Start = Callable[..., "subprocess.Popen[str]"]
 QUICK = ("--iterations", 2, "--warmup", 0)
 SETTINGS = BenchSettings(algorithms=("backend", "ring"), sizes=(64,), iterations=1, warmup=0, seed=1)
 
@@ -74,11 +69,9 @@ WRONG_RING = Remote("test_bench", "run_with_a_wrong_ring")
 @pytest.mark.parametrize(
     ("size", "words"),
     [
-        (2, ("--collective", "all", "-b", "48K", "-e", "48K")),
         (3, ("--collective", "all", "--algorithm", "all", "-b", 16, "-e", 64)),
-        (2, ("--dtype", "bfloat16", "--op", "avg", "--algorithm", "ring,auto", "-b", "64K", "-e", "64K")),
-        (3, ("--dtype", "int8", "--op", "prod", "--algorithm", "all", "-b", 64, "-e", 64)),
-        (3, ("--dtype", "uint8", "--op", "bxor", "--collective", "all_reduce,reduce", "-b", 64, "-e", 64)),
+        (2, ("--dtype", "bfloat16", "--algorithm", "ring,auto", "-b", "64K", "-e", "64K")),
+        (3, ("--dtype", "int8", "--op", "prod", "-b", "48K", "-e", "48K")),
     ],
     ids=str,
 )
@@ -86,11 +79,10 @@ def test_everything_is_right_and_figures_are_as_defined(size: int, words: tuple[
     shown = run_cli("bench", "-n", size, *QUICK, *words, "--json")
     assert (shown.code, shown.err) == (0, "")
     document = json.loads(shown.out)
-    assert document["complete"]
     assert document["rows"]
     for row in document["rows"]:
         spec = COLLECTIVES[row["collective"]]
-        element = {"float32": 4, "bfloat16": 2, "int8": 1, "uint8": 1}[row["type"]]
+        element = {"float32": 4, "bfloat16": 2, "int8": 1}[row["type"]]
         assert row["wrong"] == 0
         assert row["size"] == row["count"] * element * (1 if spec.in_place else size)
         assert row["redop"] == (document["settings"]["op"] if spec.reduces else "none")
@@ -125,14 +117,12 @@ def test_a_wrong_algorithm_is_found(collective: str) -> None:
     assert wrong["ring"] == 2 or (collective == "reduce_scatter" and 0 < wrong["ring"] <= 16)
 
 
-def test_ranks_report_where_they_measure_and_then_each_size_in_every_pass() -> None:
+def test_ranks_report_where_they_measure_and_then_each_size() -> None:
     events = reports(benchmark.run, replace(SETTINGS, sizes=(64, 128), iterations=2, limit=True))
     [start] = [event["start"] for event in events if "start" in event]
-    assert isinstance(start, Environment)
-    assert start.cores >= 1
-    sizes = [event for event in events if "measured" in event]
-    assert [size["complete"] for size in sizes] == [False, False, True, True]
-    assert [row["trials"] for size in sizes for row in size["measured"]] == [1] * 6 + [2] * 6
+    assert start["hardware"]
+    assert start["cores"] >= 1
+    assert [row["trials"] for event in events if "measured" in event for row in event["measured"]] == [2] * 6
     steps = [(event["phase"], event["step"], event["steps"]) for event in events if "phase" in event]
     assert steps[:2] == [("pass 1 of 2: all_reduce, 64 B", 0, 4), ("pass 1 of 2: all_reduce, 128 B", 1, 4)]
     assert steps[3] == ("pass 2 of 2: all_reduce, 128 B", 3, 4)
@@ -147,22 +137,6 @@ def test_wrong_results_make_exit_code_1(run_cli: Run, monkeypatch: pytest.Monkey
     shown = run_cli("bench", *QUICK, "-b", 64, "-e", 64, "--algorithm", "ring")
     assert shown.code == 1
     assert shown.err == "playground: 2 elements of the results are wrong: see the column #wrong\n"
-
-
-def refuse(tensor: torch.Tensor, src: int) -> None:
-    dist.all_reduce(tensor, op=dist.ReduceOp.BAND)  # which gloo does not have for floating point
-
-
-def run_with_a_backend_that_refuses(rank: int, size: int, settings: BenchSettings) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(dist, "broadcast", refuse)
-        benchmark.run(rank, size, settings)
-
-
-def test_what_the_backend_refuses_is_impossible() -> None:
-    settings = BenchSettings(collectives=("broadcast",), sizes=(64,))
-    with pytest.raises(UsageError, match=r"gloo cannot do broadcast of float32 by backend \(Cannot use ReduceOp.BAND"):
-        reports(run_with_a_backend_that_refuses, settings)
 
 
 def run_with_different_settings(rank: int, size: int, *settings: BenchSettings) -> None:
@@ -211,20 +185,15 @@ def test_text_document_and_plot(run_cli: Run, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("--op", "band"), "BAND is defined for integers"),
         (
             ("--collective", "all_gather", "--algorithm", "auto"),
-            "of ours, all_gather has",
+            "for all_gather: it has backend, ring",
         ),
-        (("--collective", "gather", "--algorithm", "ring"), "ours are algorithms for all_reduce"),
-        (("-b", "6", "-e", "1K"), "size 6 is not a multiple of 4"),
-        (("-b", "2K", "-e", "1K"), "--begin 2K is beyond --end 1K"),
         (("-b", "4", "--collective", "all_gather"), "at least 8 bytes"),
         (("-e", "1.5M"), "is no size"),
         (("-e", "900000G"), "bytes of memory"),
         (("--diff", __file__, __file__), "not a result"),
-        (("--plot", "plot.svg", "-n", "1"), "all_reduce moves nothing"),
-        (("--collective", "all_gather", "--op", "max"), "--op max has no effect"),
+        (("--plot", "plot.pdf"), "a figure is a file that ends in"),
         (("--diff", "a", "b", "-n", "2"), "-n has no effect with --diff"),
     ],
     ids=str,
@@ -240,47 +209,6 @@ def test_without_matplotlib_it_says_how_to_get_it(run_cli: Run, monkeypatch: pyt
     shown = run_cli("bench", "--plot", "plot.svg")
     assert (shown.code, shown.out) == (2, "")
     assert shown.err == "playground: --plot needs matplotlib: pip install 'playground[plot]'\n"
-
-
-ENDS: list[tuple[BaseException, int, str]] = [
-    (KeyboardInterrupt(), 130, "interrupted"),
-    (SystemExit(143), 143, "ended by SIGTERM"),
-    (RankFailed(1, 2, "was killed by SIGKILL"), 1, "rank 1 of 2 was killed by SIGKILL"),
-]
-
-
-class EndedReport(Report):
-    """Something ends the run when each of the two sizes has the first of its two trials."""
-
-    error: BaseException
-
-    def __call__(self, rank: int, event: Mapping[str, object]) -> None:
-        super().__call__(rank, event)
-        if len(self.measured) == 2:
-            raise self.error
-
-
-@pytest.mark.parametrize(("error", "code", "message"), ENDS, ids=lambda value: type(value).__name__)
-def test_whatever_ends_a_run_what_was_measured_is_shown(
-    error: BaseException, code: int, message: str, run_cli: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(page, "Report", EndedReport)
-    monkeypatch.setattr(EndedReport, "error", error, raising=False)
-    words = ("bench", *QUICK, "-b", 64, "-e", 256)
-    shown = run_cli(*words, "--json")
-    document = json.loads(shown.out)
-    assert (shown.code, document["complete"], document["error"]) == (code, False, message)
-    assert [(row["size"], row["algorithm"], row["trials"]) for row in document["rows"]] == [
-        (size, algorithm, 1) for size in (64, 256) for algorithm in ("backend", "auto")
-    ]
-    assert document["average_busbw"]["all_reduce"].keys() == {"backend", "auto"}
-    shown = run_cli(*words)
-    assert shown.code == code
-    lines = shown.out.splitlines()
-    assert [line.split()[:2] for line in lines[-7:-3]] == [
-        [algorithm, size] for size in ("64", "256") for algorithm in ("backend", "auto")
-    ]
-    assert lines[-1] == "Measured in part: all_reduce from 64 B to 256 B, 1 or more of 2 trials per row."
 
 
 def test_the_memory_of_several_hosts_is_no_limit(run_cli: Run, monkeypatch: pytest.MonkeyPatch) -> None:

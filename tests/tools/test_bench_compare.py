@@ -47,28 +47,7 @@ def test_diff_tells_a_change_from_noise(run_cli: Run, tmp_path: Path) -> None:
     assert max(map(len, lines)) <= 80
     rows = {line.split()[0]: line.split("  ")[-1] for line in lines if line.split()[1:2] == ["64"]}
     assert [rows[name] for name in ("ring", "auto", "backend")] == ["faster", "slower", "no difference"]
-    assert lines[-2:] == [
-        "Only before: all_reduce by all-to-all at 64 bytes.",
-        "Compared: 4 rows: 1 faster, 1 slower, 1 no difference, 1 too few trials.",
-    ]
-
-
-def test_rows_of_one_result_only_are_named(run_cli: Run, tmp_path: Path) -> None:
-    before, after = result({"ring": STEADY, "auto": STEADY}), result({"ring": STEADY})
-    after["rows"] += [
-        {"collective": "reduce", "algorithm": "backend", "size": 64 << i, "times_us": STEADY} for i in (0, 1)
-    ]
-    for name, document in (("before", before), ("after", after)):
-        (tmp_path / f"{name}.json").write_text(json.dumps(document))
-    words = ("bench", "--diff", tmp_path / "before.json", tmp_path / "after.json")
-    document = json.loads(run_cli(*words, "--json").out)
-    assert document["only_before"] == [{"collective": "all_reduce", "algorithm": "auto", "size": 64}]
-    assert [(row["collective"], row["size"]) for row in document["only_after"]] == [("reduce", 64), ("reduce", 128)]
-    assert run_cli(*words).out.splitlines()[-3:] == [
-        "Only before: all_reduce by auto at 64 bytes.",
-        "Only after: reduce by backend at 64, 128 bytes.",
-        "Compared: 1 row: 1 no difference.",
-    ]
+    assert lines[-1] == "Compared: 4 rows: 1 faster, 1 slower, 1 no difference, 1 too few trials."
     assert "98.1 to 101.9" in run_cli(*words, "--wide").out
 
 

@@ -68,8 +68,8 @@ def test_a_program_is_short_and_says_what_is_wrong() -> None:
 
 RIGHT: dict[str, dict[str, Any]] = {
     DEADLOCK: {
-        "name": "rank-branch", "symptom": DEADLOCK, "told": "deadlock: …", "results": None,
-        "diagnosis": "different collectives", "culprits": [0], "cured": [6, 6, 6],
+        "name": "other-order", "symptom": DEADLOCK, "told": "deadlock: …", "results": None,
+        "diagnosis": "different collectives", "culprits": [1], "cured": [6, 6, 6],
     },
     SILENT: {
         "name": "same-seed", "symptom": SILENT, "told": "", "results": [1, 1, 1], "diagnosis": "", "culprits": [],
@@ -78,10 +78,10 @@ RIGHT: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-def barrier() -> str:
-    """The line of `rank_branch` that a diagnosis names."""
-    body = read_body(find("rank-branch"))
-    return f"calls.py:{next(number for number, line in body.items() if 'barrier' in line)} in rank_branch"
+def broadcast() -> str:
+    """The line of `other_order` that a diagnosis names."""
+    body = read_body(find("other-order"))
+    return f"calls.py:{next(number for number, line in body.items() if 'broadcast' in line)} in other_order"
 
 
 @pytest.mark.parametrize(
@@ -90,14 +90,14 @@ def barrier() -> str:
         (DEADLOCK, {}, ""),
         (DEADLOCK, {"symptom": SILENT, "told": "", "results": [1, 2, 3]}, "expected deadlock, found [1, 2, 3]"),
         (DEADLOCK, {"diagnosis": "straggler"}, "expected the diagnosis different collectives, found straggler"),
-        (DEADLOCK, {"culprits": [0, 1]}, "expected the ranks [0], found [0, 1]"),
-        (DEADLOCK, {"line": "calls.py:1"}, "expected the line dist.barrier(), found calls.py:1"),
+        (DEADLOCK, {"culprits": [0, 1]}, "expected the ranks [1], found [0, 1]"),
+        (DEADLOCK, {"line": "calls.py:1"}, "expected the line dist.broadcast(weight, found calls.py:1"),
         (SILENT, {"results": [3, 3, 3]}, "expected wrong values, found [3, 3, 3]"),
         (SILENT, {"cured": [3, 3, 1]}, "expected the cure to return [3, 3, 3], found [3, 3, 1]"),
     ],
 )
 def test_what_is_not_as_expected_is_told(symptom: str, change: dict[str, Any], expected: str) -> None:
-    outcome = RIGHT[symptom] | {"line": barrier()}
+    outcome = RIGHT[symptom] | {"line": broadcast()}
     problem = find_problem(outcome | change)
     assert problem == (f"{outcome['name']}: {expected}" if expected else "")
 

@@ -9,7 +9,6 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -21,46 +20,36 @@ from widths import too_wide
 
 from playground.runtime.errors import UsageError
 from playground.tools.doctor import ERROR, WARNING, hosts, machine, run_checks, software
-from playground.tools.doctor.hosts import Handler, HostsFacts, Listener
+from playground.tools.doctor.hosts import HostsFacts, Listener
 from playground.tools.doctor.machine import MachineFacts
 from playground.tools.doctor.software import TorchFacts
 
 Run = Callable[..., Any]
 HEALTHY = MachineFacts(
     environ={}, several_hosts=True, hostname="a", resolved={"a": ["10.0.0.1"], "localhost": ["::1"]},
-    interfaces={"lo": "127.0.0.1", "eth0": "10.0.0.1"}, port_refusal="", shared_memory=(2**33, ""), shadows=[],
+    interfaces=["lo", "eth0"], shared_memory=(2**33, ""),
 )  # fmt: skip
 
 MACHINES: list[tuple[str, str, dict[str, Any], str]] = [
-    ("import-path", ERROR, {"shadows": [("torch", "/home/me/torch.py")]}, "/home/me/torch.py would be imported"),
-    ("host-name", ERROR, {"resolved": {"a": ["127.0.1.1"]}}, "a resolves to 127.0.1.1, which no other host can reach"),
-    ("host-name", ERROR, {"resolved": {"a": []}}, "a resolves to nothing"),
-    ("host-name", WARNING, {"resolved": {"a": None}}, "does not resolve within"),
-    ("loopback", ERROR, {"interfaces": {"eth0": "10.0.0.1"}}, "interface lo is down"),
-    ("loopback", ERROR, {"resolved": {"localhost": ["10.0.0.9"]}}, "localhost resolves to 10.0.0.9"),
-    ("interface-variables", ERROR, {"environ": {"GLOO_SOCKET_IFNAME": "eth"}}, "has an address is lo, eth0"),
-    ("interface-variables", WARNING, {"environ": {"NCCL_SOCKET_IFNAME": "ib"}}, "NCCL_SOCKET_IFNAME=ib, and"),
-    ("interface-variables", WARNING, {"environ": {"NCCL_SOCKET_IFNAME": "^eth,lo"}}, "NCCL_SOCKET_IFNAME=^eth,lo"),
-    ("interface-variables", ERROR, {"environ": {"GLOO_SOCKET_IFNAME": "lo"}}, "in a world of several hosts"),
-    ("master-port", ERROR, {"environ": {"MASTER_PORT": "29501"}, "port_refusal": "in use"}, "port 29501: in use"),
-    ("master-port", WARNING, {"port_refusal": "in use"}, "port 29500, torchrun's default: in use"),
+    ("host-name", ERROR, {"resolved": {"a": ["127.0.1.1"], "localhost": ["::1"]}}, "a resolves to 127.0.1.1, which no"),
+    ("host-name", ERROR, {"resolved": {"a": [], "localhost": ["::1"]}}, "a resolves to nothing"),
+    ("loopback", ERROR, {"interfaces": ["eth0"]}, "interface lo is down"),
+    ("loopback", ERROR, {"resolved": {"a": ["10.0.0.1"], "localhost": ["10.0.0.9"]}}, "resolves to 10.0.0.9"),
+    ("interface-variables", ERROR, {"environ": {"GLOO_SOCKET_IFNAME": "eth"}}, "that are up are lo, eth0"),
     ("shared-memory", WARNING, {"shared_memory": (2**26, "")}, "/dev/shm has 64 MiB"),
     ("shared-memory", ERROR, {"shared_memory": (0, "No space left")}, "16 MiB cannot be put into /dev/shm: No space"),
 ]  # fmt: skip
 
 
-H100 = ("H100", 500, 80_000, 0)
 TORCH = TorchFacts(
-    version="2.14.1+cu130", import_seconds=2.0, cuda="13.0", driver=(13, 1), visible=2, sums={"gloo": ""},
-    gpus=(H100, H100),
-)  # fmt: skip
+    version="2.14.1+cu130", import_seconds=2.0, cuda="13.0", driver=(13, 1), visible=2, sums={"gloo": ""}, gpus=2
+)
 TORCHES: list[tuple[str, str, dict[str, Any], str]] = [
     ("torch-import", ERROR, {"version": ""}, "torch is not installed"),
     ("torch-import", ERROR, {"stage": "importing torch", "problem": "SIGSEGV"}, "while importing torch: SIGSEGV"),
     ("gpu-driver", ERROR, {"visible": 0}, "lists 2 GPUs, and torch, built for CUDA 13.0, sees none"),
     ("gpu-driver", WARNING, {"cuda": ""}, "2 GPUs, and torch 2.14.1+cu130 is built without CUDA"),
     ("all-reduce", ERROR, {"sums": {"gloo": "3 of 9 elements of a sum are wrong"}}, "with gloo: 3 of 9"),
-    ("gpus", WARNING, {"gpus": (H100, ("H100", 500, 80_000, 99))}, "GPU 1 is busy: 99 % of its time"),
 ]
 
 
@@ -81,26 +70,23 @@ def test_this_machine_is_examined(run_cli: Run) -> None:
 
 def test_a_finding_says_what_was_seen_the_rule_and_the_fix(run_cli: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth99")
-    for name in ("COLUMNS", "NCCL_SOCKET_IFNAME"):
-        monkeypatch.delenv(name, raising=False)
+    monkeypatch.delenv("COLUMNS", raising=False)
     shown = run_cli("doctor", "--check", "interface-variables,loopback")
     assert (shown.code, shown.err) == (1, "playground: not fit for distributed training: interface-variables\n")
     assert too_wide(shown.out) == []
     text = " ".join(shown.out.split())
-    assert "machine: 2 checks, 1 error error, interface-variables: GLOO_SOCKET_IFNAME=eth99, and what is up" in text
-    assert "rule: it names interfaces that are up and have an address fix: export GLOO_SOCKET_IFNAME=" in text
+    assert "machine: 2 checks, 1 error error, interface-variables: GLOO_SOCKET_IFNAME=eth99, and the interfaces" in text
+    assert "rule: it names interfaces that are up fix: export GLOO_SOCKET_IFNAME=" in text
 
 
 @pytest.mark.parametrize(
     ("words", "why"),
     [
-        (("--check", "answers"), "--check answers is about several hosts: add --hosts"),
-        (("--check", "blood-pressure"), "'blood-pressure' is none of machine, torch, hosts, script, import-path"),
+        (("--check", "answers"), "--check answers: this run has machine, torch; hosts need --hosts, a script its name"),
+        (("--check", "blood-pressure"), "'blood-pressure' is none of machine, torch, hosts, script, host-name"),
         (("--hosts", "a,b,a"), "--hosts names a twice: give each host once"),
         (("--hosts", "a"), "--hosts names a alone: give two hosts or more"),
         (("--hosts", "192.0.2.77,192.0.2.78", "--check", "hosts"), "none of them is this machine"),
-        (("--check", "any-source"), "--check any-source is about a script: name one"),
-        (("--check", "torch", "train.py"), "--check torch is about this machine: leave out the script"),
         (("--hosts", "a,b", "train.py"), "doctor train.py starts ranks of its own, here: run it without --hosts"),
     ],
 )
@@ -108,30 +94,6 @@ def test_what_cannot_be_examined_is_refused(words: tuple[str, ...], why: str, ru
     shown = run_cli("doctor", *words)
     assert shown.code == 2
     assert why in shown.err
-
-
-def test_the_environment_s_faults_are_seen(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    (tmp_path / "torch.py").touch()
-    with socket.create_server(("", 0)) as taken:
-        port = taken.getsockname()[1]
-        for name, value in {
-            "MASTER_ADDR": "localhost", "MASTER_PORT": str(port), "PYTHONPATH": str(tmp_path),
-        }.items():  # fmt: skip
-            monkeypatch.setenv(name, value)
-        found = [f"{each.check}: {each.saw}" for each in run_checks(machine.CHECKS, machine.CHECKS, MachineFacts())]
-    for begin in (f"master-port: nothing can listen at port {port}: ", f"import-path: {tmp_path}/torch.py would be "):
-        assert sum(each.startswith(begin) for each in found) == 1, found
-
-
-def test_a_name_that_does_not_resolve(monkeypatch: pytest.MonkeyPatch) -> None:
-    def look_up(name: str, *args: object, **kwargs: object) -> list[Any]:
-        if name == "localhost":
-            threading.Event().wait(ENOUGH)
-        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
-
-    monkeypatch.setattr(socket, "getaddrinfo", look_up)
-    monkeypatch.setattr(machine, "NETWORK_LIMIT", 0.5)
-    assert machine.resolve_names() == {socket.gethostname(): [], "localhost": None}
 
 
 def examine_in(shell: str, check: str, *place: str) -> tuple[int, list[dict[str, str]]]:
@@ -199,7 +161,6 @@ TRIO = HostsFacts(versions={"a": NEW, "b": NEW, "c": NEW}, failures={}, unheard=
 CLUSTERS: list[tuple[str, str, dict[str, Any], str]] = [
     ("answers", ERROR, {"failures": {"b": "Connection refused"}}, "b does not answer: Connection refused"),
     ("answers", ERROR, {"unheard": ["b"]}, "b answers, and does not reach this host"),
-    ("large-packets", ERROR, {"failures": {"b": hosts.STUCK}}, "from b small packets arrive and large ones do not"),
     (
         "host-versions", WARNING, {"versions": {"a": NEW, "b": NEW, "c": NEW | {"torch": "2.13.0"}}},
         "torch 2.14.1 on a, but 2.13.0 on c",
@@ -237,20 +198,6 @@ def listener() -> Iterator[Listener]:
     with Listener("127.0.0.1", "127.0.0.1", 0) as listener:
         yield listener
         listener.shutdown()
-
-
-def test_an_answer_whose_large_packets_are_lost(listener: Listener, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert hosts.greet(listener, "127.0.0.1") == (listener.versions, "")
-    monkeypatch.setattr(hosts, "PADDING", hosts.PADDING + b"more than arrives")
-    listener.RequestHandlerClass = Shy
-    assert hosts.greet(listener, "127.0.0.1") == (listener.versions, hosts.STUCK)
-
-
-class Shy(Handler):
-    """Of a host whose large packets are lost: the line arrives alone."""
-
-    def handle(self) -> None:
-        self.wfile.write(json.dumps([self.server.name, self.server.versions]).encode() + b"\n")
 
 
 @pytest.mark.parametrize("line", [b"", b"{", b"\xff" * 100])

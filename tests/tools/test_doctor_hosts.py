@@ -46,13 +46,3 @@ def test_two_hosts_without_a_route(hosts: Hosts) -> None:
     assert first == []
     assert second.startswith("answers: 10.77.0.3 does not answer: ")
     assert third.startswith("answers: 10.77.0.2 does not answer: ")
-
-
-def test_a_port_of_the_switch_that_drops_large_packets(hosts: Hosts) -> None:
-    network = hosts(3)
-    ip("-n", network.switch, "link", "set", network.hosts[1].port, "mtu", 1300)
-    for host in network.hosts:  # packets as they are on a wire
-        ip("-n", host.namespace, "link", "set", "dev", "eth0", "gso_max_segs", 1)
-    first, second, third = examine(network)
-    assert first == third == ["large-packets: from 10.77.0.2 small packets arrive and large ones do not"]
-    assert len(second) == 2

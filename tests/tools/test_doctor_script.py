@@ -54,25 +54,25 @@ def main():
             optimizer.step()
         dist.all_reduce(total := loss.detach().clone())
         print(f"epoch {epoch}: {total.item()}")
+    exchange(torch.ones(1, device=device), dist.get_rank(), dist.get_world_size())
     dist.destroy_process_group()
+
+def exchange(one, rank, size):
+    ring = [dist.P2POp(dist.isend, one, (rank + 1) % size), dist.P2POp(dist.irecv, one.clone(), (rank - 1) % size)]
+    for work in dist.batch_isend_irecv(ring):
+        work.wait()
+    objects = [None] * size
+    dist.all_gather_object(objects, rank)
+    if rank == 0:
+        dist.gather(one, [one.clone() for _ in range(size)])
+        dist.send(one, 1)
+    else:
+        dist.gather(one)
+    if rank == 1:
+        dist.recv(one, 0)
 
 if __name__ == "__main__":
     main()
-"""
-RIGHT = """
-ring = [dist.P2POp(dist.isend, one, (rank + 1) % size), dist.P2POp(dist.irecv, torch.ones(1), (rank - 1) % size)]
-for work in dist.batch_isend_irecv(ring):
-    work.wait()
-objects = [None] * size
-dist.all_gather_object(objects, rank)
-if rank == 0:
-    dist.gather(one, [torch.ones(1) for _ in range(size)])
-    dist.send(one, 1)
-else:
-    dist.gather(one)
-if rank == 1:
-    dist.recv(one, 0)
-sys.exit(0)
 """
 
 
@@ -99,10 +99,6 @@ def test_a_right_training_has_no_findings(run_cli: Callable[..., Any], tmp_path:
     assert [(run["size"], run["has_returned"]) for run in document["script"]["runs"]] == [(2, True), (3, True)]
 
 
-def test_right_messages_and_collectives_have_no_findings(tmp_path: Path) -> None:
-    assert find_in(tmp_path, HEAD + RIGHT)[1] == []
-
-
 NOT_PORTABLE = """
 import torch
 import torch.distributed as dist
@@ -112,7 +108,6 @@ if rank == 0:
     dist.recv(one)
 elif rank == 1:
     dist.send(one, 0)
-dist.monitored_barrier()
 """
 
 
@@ -125,7 +120,6 @@ def test_what_breaks_on_nccl_is_found(run_cli: Callable[..., Any], tmp_path: Pat
     found = [" ".join(each.partition("    rule:")[0].split()).replace(" in <module>", "") for each in findings]
     assert found == [
         "warning, any-source: a receive from anyone (train.py:7)",
-        "warning, nccl-operations: monitored_barrier (train.py:10)",
         "warning, device: backend gloo is given (train.py:4)",
         "warning, device: tensors of the CPU (train.py:7): train.py names no GPU",
     ]
@@ -136,10 +130,6 @@ FAULTY: list[tuple[str, str, str, str]] = [
     ("agreement", ERROR, UNEQUAL, "on 3 ranks: deadlock: rank 2 has finished (train.py:9) where"),
     ("agreement", ERROR, "dist.all_reduce(one.int() if rank else one)", "on 2 ranks: rank 0 has called all_reduce of"),
     ("failure", ERROR, "dist.barrier()\n[2, 3][rank]", "it works on 2 ranks; rank 2 of 3 failed: IndexError"),
-    (
-        "call-counts", ERROR, "dist.barrier()\nif rank == 0: sent = dist.isend(one, 1)",
-        "on 2 ranks: sends of rank 0: 1 (train.py:9 in <module>), receives of rank 1: 0",
-    ),
 ]  # fmt: skip
 
 
@@ -185,7 +175,7 @@ def test_a_script_that_runs_on_is_stopped_with_what_it_has_started(
     (tmp_path / "train.py").write_text(HEAD + RUNS_ON)
     outside = tmp_path.parent / f"{tmp_path.name}-outside"
     outside.mkdir()
-    shown = run_cli("doctor", "--seconds", ENOUGH, "--check", "agreement,call-counts", "train.py", outside)
+    shown = run_cli("doctor", "--seconds", ENOUGH, "--check", "agreement", "train.py", outside)
     assert (shown.code, shown.err) == (0, "")
     assert "nothing found (2 ranks stopped when their time was up, " in " ".join(shown.out.split())
     deadline = time.monotonic() + ENOUGH
@@ -250,10 +240,10 @@ def test_what_is_no_script_for_torchrun_is_refused(source: str | None, why: str,
 
 def test_without_black_boxes_nothing_is_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PLAYGROUND_BLACK_BOX", "0")
-    with pytest.raises(UsageError, match="it needs Linux, and not PLAYGROUND_BLACK_BOX=0"):
+    with pytest.raises(UsageError, match="it needs them, so not PLAYGROUND_BLACK_BOX=0"):
         find_in(tmp_path, TRAINING)
 
 
 def test_every_check_finds_a_fault() -> None:
-    named = {check for check, *_ in FAULTY} | {"any-source", "nccl-operations", "device"}
+    named = {check for check, *_ in FAULTY} | {"any-source", "device"}
     assert named == {*CHECKS}

@@ -11,7 +11,7 @@ from torchvision.datasets.mnist import read_image_file, read_label_file
 from playground.lessons import LESSONS
 from playground.testing import World
 from playground.training.data import MEAN, STD, Images, partition_dataset, training_images
-from playground.training.run import run_training
+from playground.training.loop import run_training
 from playground.training.settings import LOADERS, TrainingSettings
 
 Worlds = Callable[..., World]

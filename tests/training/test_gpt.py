@@ -9,12 +9,10 @@ import torch
 
 from playground.training import gpt
 
-STEPS = 70
 
-
-def losses(model: torch.nn.Sequential, seed: int) -> list[float]:
+def losses(model: torch.nn.Sequential, seed: int, steps: int) -> list[float]:
     optimizer, generator, found = torch.optim.AdamW(model.parameters()), torch.Generator().manual_seed(seed), []
-    for step in range(STEPS):
+    for step in range(steps):
         gpt.set_lr(optimizer, step)
         tokens, targets = gpt.copying(24, generator)
         loss = gpt.copying_loss(model(tokens), targets)
@@ -30,9 +28,10 @@ def test_copies_by_attention_alone() -> None:
     assert sum(param.numel() for param in model.parameters()) == 237_120
     for block in deaf[1:-1]:
         block.attention.attend = lambda query, key, value: value
-    learnt, chance = losses(model, 1234), losses(deaf, 1234)
+    learnt, chance = losses(model, 1234, 70), losses(deaf, 1234, 50)
     assert learnt[0] == pytest.approx(4.0, abs=0.1)
     assert learnt[-1] < 0.1
+    assert learnt[49] < chance[-1] - 1
     assert chance[-1] == pytest.approx(math.log(gpt.NUMBERS), abs=0.1)
 
 

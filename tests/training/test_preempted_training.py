@@ -80,7 +80,10 @@ def folder_of(settings: TrainingSettings) -> Path:
 
 @pytest.mark.parametrize(
     ("size", "way", "moments"),
-    [(2, "sgd", [1, 5]), (3, "ddp", [3]), pytest.param(2, "sgd", range(1, 10), marks=pytest.mark.stress)],
+    [
+        (2, "sgd", [1, 5]),
+        *(pytest.param(*case, marks=pytest.mark.stress) for case in ((2, "sgd", range(1, 10)), (3, "ddp", [3]))),
+    ],
 )
 def test_the_end_has_the_same_bits(
     size: int, way: str, moments: list[int], settings: TrainingSettings, tmp_path: Path

@@ -22,11 +22,10 @@ from playground.testing import World
 from playground.training import prepare
 from playground.training.data import Images, partition_dataset, partition_test_set
 from playground.training.grad_syncs import RUNGS
-from playground.training.loop import train
+from playground.training.loop import run_training, train
 from playground.training.net import Net
 from playground.training.replicas import broadcast_parameters, find_largest_difference
 from playground.training.results import Epoch, TrainingResult
-from playground.training.run import run_training
 from playground.training.settings import TrainingSettings
 from playground.training.sync import GradSync, new_grad_sync
 
@@ -213,7 +212,6 @@ def test_sgd_learns_and_every_way_of_averaging_learns_the_same(world: Worlds, di
     runs = {
         "sgd": train_in(world(2), LESSONS["sgd"].remote("run"), digits_folder, epochs=3, lr=0.1),
         "flat": train_in(world(2), BY_HAND, digits_folder, epochs=3, lr=0.1, sync="flat"),
-        "per-parameter": train_in(world(2), BY_HAND, digits_folder, epochs=3, lr=0.1, sync="per-parameter"),
         "ddp": train_in(world(2), LESSONS["ddp"].remote("run"), digits_folder, epochs=3, lr=0.1),
         "ddp, general": train_in(world(2), WITH_DDP, digits_folder, epochs=3, lr=0.1),
     }

@@ -2,7 +2,6 @@
 
     python -m playground allreduce
     python -m playground allreduce --algorithm ring -n 3 --elements 6
-    python -m playground allreduce --algorithm reduce-scatter
 
 Rank r starts with 10 to the power r in every element (with more than 16 ranks it begins again), so each digit of what a
 rank holds says whose tensor is in it.
@@ -21,9 +20,3 @@ def allreduce(send: torch.Tensor, recv: torch.Tensor) -> None:
     """The tutorial's function, but right, and in chunks: leave in `recv`, on every rank, the sum of all `send`s."""
     recv.copy_(send)
     ring(recv)
-
-
-if __name__ == "__main__":
-    from playground.console.script import run_lesson
-
-    run_lesson("allreduce")

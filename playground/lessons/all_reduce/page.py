@@ -22,13 +22,9 @@ LESSON = LESSONS["allreduce"]
 RUN = LESSON.remote("run", "trace")
 MAX_ELEMENTS = 64
 """Largest tensor that can still be read step by step; `bench` takes larger ones."""
-PHASES = {"reduce-scatter": ("reduce_scatter", "ring"), "all-gather": ("all_gather", "ring")}
-"""The phases of the ring by themselves: (collective, algorithm)."""
-TRACEABLE = {name: ("all_reduce", name) for name, spec in ALGORITHMS.items() if spec.has_messages} | PHASES
-"""Everything that can be traced, by name: (collective, algorithm)."""
-ALL_ALGORITHMS = tuple(name for name in TRACEABLE if name not in PHASES)
-"""Traced by default."""
-STORY = tuple(name for name in ALL_ALGORITHMS if ALGORITHMS[name].in_story)
+TRACEABLE = tuple(name for name, spec in ALGORITHMS.items() if spec.has_messages)
+"""Algorithms that can be traced: all are, by default."""
+STORY = tuple(name for name in TRACEABLE if ALGORITHMS[name].in_story)
 """Shown step by step by default; the table at the end has all."""
 ELEMENT = 8
 """Bytes of an element of the lesson's tensors."""
@@ -42,7 +38,7 @@ class AllReduceSettings:
 
     size: int
     """Number of ranks."""
-    names: tuple[str, ...] = ALL_ALGORITHMS
+    names: tuple[str, ...] = TRACEABLE
     """Names in `TRACEABLE`, in the order of running."""
     elements: int | None = None
     """Elements of the tensor; None for as many as ranks."""
@@ -54,11 +50,6 @@ class AllReduceSettings:
             raise UsageError(f"{self.elements} elements: choose 1 to {MAX_ELEMENTS}")
         for name in self.names:
             check_choice("algorithm", name, TRACEABLE)
-            if name in PHASES and self.numel % self.size:
-                raise UsageError(
-                    f"--algorithm {name}: {self.numel} elements are not {self.size} equal shares, and every rank's "
-                    f"share has the same size: choose a multiple of {self.size} as --elements"
-                )
 
     @property
     def numel(self) -> int:
@@ -197,7 +188,7 @@ def cost_table(by_name: Mapping[str, Sequence[Trace]]) -> Table:
     ),
 )
 def command(session: Session, algorithms: tuple[str, ...], elements: int | None) -> None:
-    names = tuple(name for name in TRACEABLE if name in (algorithms or ALL_ALGORITHMS))
+    names = tuple(name for name in TRACEABLE if name in (algorithms or TRACEABLE))
     settings = AllReduceSettings(size=session.world.size, names=names, elements=elements)
     session.world.warm_up(RUN)
     session.say(f"{LESSON.name}: {session.world}, {settings.numel} elements of {ELEMENT} bytes")

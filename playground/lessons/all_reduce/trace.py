@@ -10,7 +10,7 @@ import torch
 from playground.algorithms import load_algorithm
 from playground.algorithms.all_reduce import current_phase
 from playground.algorithms.messages import Addressed, Group, Watcher, Works, executed_by, number_in_whole
-from playground.lessons.all_reduce.page import TRACEABLE, AllReduceSettings, Note, Span, Trace
+from playground.lessons.all_reduce.page import AllReduceSettings, Note, Span, Trace
 from playground.runtime import device, report
 
 
@@ -24,23 +24,15 @@ def run(rank: int, size: int, settings: AllReduceSettings) -> list[Trace]:
 
 
 def trace(rank: int, size: int, name: str = "ring", elements: int | None = None) -> Trace:
-    """Trace one algorithm on a tensor of so many elements, by default as many as ranks.
-
-    A reduce-scatter starts with the whole tensor and ends with this rank's share, an all-gather the other way round.
-    """
-    collective, algorithm = TRACEABLE[name]
-    call, tracer = load_algorithm(collective, algorithm), Tracer()
-    whole = torch.full((elements or size,), 10 ** (rank % 16), dtype=torch.int64, device=device())
-    share = whole[: len(whole) // size].clone()
-    tensors = {"reduce_scatter": (share, whole), "all_gather": (whole, share)}.get(collective, (whole,))
-    after, before = tensors[0], tensors[-1].tolist()
-    if collective == "all_gather":
-        whole.zero_()
+    """Trace one algorithm on a tensor of so many elements, by default as many as ranks."""
+    call, tracer = load_algorithm("all_reduce", name), Tracer()
+    tensor = torch.full((elements or size,), 10 ** (rank % 16), dtype=torch.int64, device=device())
+    before = tensor.tolist()
     with executed_by(tracer):
-        call(*tensors)
+        call(tensor)
     parts = [len(message["values"]) for note in tracer.notes for message in note.sends]
-    sent = sum(parts) * whole.element_size()
-    return Trace(before=before, after=after.tolist(), messages=len(parts), sent=sent, notes=tracer.notes)
+    sent = sum(parts) * tensor.element_size()
+    return Trace(before=before, after=tensor.tolist(), messages=len(parts), sent=sent, notes=tracer.notes)
 
 
 class Tracer(Watcher):

@@ -24,7 +24,6 @@ from playground.lessons.ladder.page import SPARSE
 from playground.measurement import Fields
 from playground.measurement.interleave import interleave, slowest, timed
 from playground.runtime import device
-from playground.training.bert import Model
 from playground.training.step import mean_loss_part, training_step
 from playground.training.sync import GradSync
 
@@ -60,7 +59,7 @@ def averaging(rank: int, size: int, settings: BertSettings) -> list[Fields]:
     """The cost of averaging the gradients in a step: with DDP, and with a rung that sends of the word embeddings'
     gradient only the rows that a step has used. Both take the same steps with Adam, in turn."""
     torch.set_num_threads(settings.threads)
-    start, batch = build_model(Model, settings), next(batches(settings, rank, size))
+    start, batch = build_model(settings), next(batches(settings, rank, size))
     new_adam = partial(torch.optim.Adam, lr=settings.lr, fused=True)
     take_step = methodcaller("step", batch.inputs, batch.labels, settings.batch_size / size)
     messages, replicas = [], []
@@ -70,7 +69,7 @@ def averaging(rank: int, size: int, settings: BertSettings) -> list[Fields]:
 
     for name in (SPARSE, DDP):
         new_sync = partial(new_rung, name, bucket_cap=settings.bucket_cap)
-        messages.append(count_messages(new_sync, start, dist.all_reduce, batch.inputs))
+        messages.append(count_messages(new_sync, start, batch.inputs))
         replicas.append(TimedReplica(name, start, new_sync, dist.all_reduce, new_adam, mean_loss))
         take_step(replicas[-1])
     seconds = time_in_turn(replicas, take_step, range(WARM_UP + STEPS), settings.seed, WARM_UP)
@@ -115,7 +114,7 @@ def memory(rank: int, size: int, settings: BertSettings) -> list[Fields]:
 
 def pad_pairs(settings: BertSettings, samples: int) -> PairBatch:
     """The first pairs, padded to `max_length`."""
-    batch = Pairs(settings.folder, "train", settings.max_length).__getitems__(range(samples))
+    batch = Pairs(settings.folder, "train").__getitems__(range(samples))
     missing = settings.max_length - batch.input_ids.shape[1]
     ids, segments, mask = (F.pad(each, (0, missing)) for each in batch.inputs)
     return PairBatch(ids, segments, mask, batch.labels).to(device())

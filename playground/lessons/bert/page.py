@@ -19,7 +19,7 @@ from playground.console.tables import Column, Table, Texts, bars, figures, numbe
 from playground.console.text import Prose, good, heading, prose
 from playground.console.training import RUN_TRAINING, DataOptions
 from playground.lessons import LESSONS
-from playground.lessons.bert.prepare import DATASETS, PairsSource, prepare_pairs
+from playground.lessons.bert.prepare import DATASETS, MAX_LENGTH, PairsSource, prepare_pairs
 from playground.lessons.bert.pretrained import BASE, SCRATCH, Tokenizer, load_pretrained
 from playground.measurement import Fields, format_bytes
 from playground.runtime import host
@@ -62,7 +62,7 @@ class BertSettings:
     batch_size: int = flag(64, "Global batch size: pairs per step, over all workers.", least=1)
     steps: int = flag(300, "Steps to train.", least=1)
     lr: float = flag(1e-3, "Learning rate of Adam.", least=0)
-    max_length: int = flag(32, "Tokens that a pair is cut to.", least=5)
+    max_length: int = flag(MAX_LENGTH, "Tokens that a pair is cut to.", least=5)
     double: bool = False
     """Whether to compute in float64."""
     seed: int = 1234
@@ -295,7 +295,7 @@ def command(session: Session, asked: BertOptions, **chosen: Any) -> None:
     if asked.weights != SCRATCH:
         session.bar.announce(f"loading {asked.weights} and its tokenizer")
         config, tokenizer = load_pretrained(asked.weights)
-    pairs = prepare_pairs(asked.dataset, asked.data_dir, tokenizer, session.bar.announce)
+    pairs = prepare_pairs(asked.dataset, asked.data_dir, tokenizer, session.bar.announce, chosen["max_length"])
     settings = make_settings(asked, config, pairs, world, seed=session.run.seed, **chosen)
     settings.check_samples(pairs.train)
     session.say(*header(session, settings, pairs))

@@ -7,12 +7,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
+from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Dataset
 
 from playground.lessons.bert.prepare import read_sizes
-
-SPECIAL_TOKENS = 3
-"""[CLS] premise [SEP] hypothesis [SEP]"""
 
 
 class PairBatch(NamedTuple):
@@ -34,14 +32,10 @@ class PairBatch(NamedTuple):
 
 
 class Pairs(Dataset[PairBatch]):
-    """A split ("train" or "test") of tokenised pairs, which gives whole batches.
+    """A split ("train" or "test") of tokenised pairs, which gives whole batches."""
 
-    A pair of more than `max_length` tokens, 5 or more, loses the ends of its sentences, the longer one's first
-    (`truncation=True` of transformers).
-    """
-
-    def __init__(self, folder: Path, split: str, max_length: int) -> None:
-        self.sizes, self.max_length = read_sizes(folder), max_length
+    def __init__(self, folder: Path, split: str) -> None:
+        self.sizes = read_sizes(folder)
         self.tokens = map_file(folder / f"{split}-tokens.i32", torch.int32)
         self.offsets = map_file(folder / f"{split}-offsets.i64", torch.int64)
         self.labels = map_file(folder / f"{split}-labels.u8", torch.uint8)
@@ -50,27 +44,12 @@ class Pairs(Dataset[PairBatch]):
         return len(self.labels)
 
     def __getitems__(self, positions: Sequence[int]) -> PairBatch:
-        wanted = torch.tensor(positions, dtype=torch.int64)
-        premise, hypothesis, end = (self.offsets[2 * wanted + i].unsqueeze(1) for i in range(3))
-        first, second = truncate(hypothesis - premise, end - hypothesis, self.max_length - SPECIAL_TOKENS)
-        total = first + second + SPECIAL_TOKENS
-        column = torch.arange(int(total.max()) if len(wanted) else SPECIAL_TOKENS)
-
-        in_premise = column <= first + 1  # with [CLS] and the first [SEP]
-        source = torch.where(in_premise, premise - 1 + column, hypothesis - first - 2 + column)
-        ids = self.tokens[source.clamp_(0, len(self.tokens) - 1)].long()
-        ids.masked_fill_((column == first + 1) | (column == total - 1), self.sizes["sep"])
-        ids.masked_fill_(column >= total, self.sizes["pad"])
-        ids[:, 0] = self.sizes["cls"]
-        mask = column < total
-        return PairBatch(ids, (~in_premise & mask).long(), mask, self.labels[wanted].long())
-
-
-def truncate(first: torch.Tensor, second: torch.Tensor, room: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """How many tokens of two sentences fit into `room`: the shorter one may have half of it, the longer the rest."""
-    shorter = torch.minimum(first, second).clamp_(max=room // 2)
-    longer = torch.minimum(torch.maximum(first, second), room - shorter)
-    return torch.where(first <= second, shorter, longer), torch.where(first <= second, longer, shorter)
+        parts = [self.tokens[self.offsets[place] : self.offsets[place + 1]] for place in positions]
+        ids = pad_sequence(parts, batch_first=True, padding_value=self.sizes["pad"]).long()
+        mask = torch.arange(ids.shape[1]) < torch.tensor([len(part) for part in parts]).unsqueeze(1)
+        ends = (ids == self.sizes["sep"]).long()  # of the sentences; before a token there is one, or none
+        segments = (ends.cumsum(1) - ends) * mask
+        return PairBatch(ids, segments.clamp(max=1), mask, self.labels[torch.tensor(positions)].long())
 
 
 def map_file(file: Path, dtype: torch.dtype) -> torch.Tensor:

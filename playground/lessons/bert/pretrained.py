@@ -22,13 +22,13 @@ SPLITS = {"train": "train", "test": "validation_matched"}
 
 
 class Tokenizer(NamedTuple):
-    """`encode` gives the ids of each text, without special tokens; `pad`, `cls` and `sep` are the ids of those, and
-    `vocabulary` is the number of all. Tokenizers that share a `fingerprint` give every text the same ids."""
+    """`encode(premises, hypotheses, max_length)` gives the ids of each pair, with special tokens; `pad` and `sep` are
+    the ids of those, and `vocabulary` is the number of all. Tokenizers that share a `fingerprint` give every pair the
+    same ids."""
 
-    encode: Callable[[list[str]], list[list[int]]]
+    encode: Callable[[list[str], list[str], int], list[list[int]]]
     vocabulary: int
     pad: int
-    cls: int
     sep: int
     fingerprint: str
 
@@ -72,10 +72,13 @@ def load_pretrained(weights: str) -> tuple[BertConfig, Tokenizer]:
     )  # fmt: skip
     with use_library("transformers", f"--weights {weights}") as transformers:
         tokenizer = transformers.AutoTokenizer.from_pretrained(weights)
-        special = tokenizer.pad_token_id, tokenizer.cls_token_id, tokenizer.sep_token_id
         fingerprint = hashlib.sha256(tokenizer.backend_tokenizer.to_str().encode()).hexdigest()
-    encode = lambda texts: tokenizer(texts, add_special_tokens=False)["input_ids"]  # noqa: E731
-    return sizes, Tokenizer(encode, len(tokenizer), *special, fingerprint)
+
+    def encode(premises: list[str], hypotheses: list[str], max_length: int) -> list[list[int]]:
+        ids: list[list[int]] = tokenizer(premises, hypotheses, truncation=True, max_length=max_length)["input_ids"]
+        return ids
+
+    return sizes, Tokenizer(encode, len(tokenizer), tokenizer.pad_token_id, tokenizer.sep_token_id, fingerprint)
 
 
 def read_pairs(split: str) -> Iterator[tuple[str, str, int]]:

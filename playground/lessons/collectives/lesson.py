@@ -283,9 +283,3 @@ def reduce_operations(rank: int, size: int) -> dict[str, object]:
         right = math.isclose(tensor.item(), expected, rel_tol=1e-6)
         outcomes[name] = tensor.item() if right else f"wrong: {tensor.item()} instead of {expected}"
     return {"before": rank + 1, "after": outcomes}
-
-
-if __name__ == "__main__":
-    from playground.console.script import run_lesson
-
-    run_lesson("collectives")

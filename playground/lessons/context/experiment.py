@@ -27,7 +27,6 @@ from playground.lessons.context.lesson import (
     ulysses_attention,
 )  # fmt: skip
 from playground.lessons.context.page import ALONE, HEADS, LENGTH, ORDERS, WIDTH, ContextSettings
-from playground.lessons.tensor.experiment import Traffic
 from playground.measurement import Fields
 from playground.measurement.interleave import interleave, slowest, timed
 from playground.runtime import device, report, synchronize
@@ -35,6 +34,7 @@ from playground.runtime.meeting.agreement import require_same_on_all_ranks
 from playground.runtime.tap import observing
 from playground.training.activations import ActivationCounter
 from playground.training.gpt import LR, GPTConfig, copying, new_model, set_lr
+from playground.training.traffic import Traffic
 
 CONFIG = GPTConfig(layers=page.LAYERS, width=WIDTH, heads=HEADS, length=LENGTH, vocabulary=page.VOCABULARY)
 

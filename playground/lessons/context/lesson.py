@@ -178,9 +178,3 @@ def cut_sequence(model: nn.Module, group: Group = None, zigzag: bool = True, way
             module.place = lambda ids: own_positions(ids.shape[1] * size, size, rank, zigzag).to(ids.device)
         if hasattr(module, "attend"):
             module.attend = partial(WAYS[way], group=group, zigzag=zigzag)
-
-
-if __name__ == "__main__":
-    from playground.console.script import run_lesson
-
-    run_lesson("context")

@@ -1,15 +1,10 @@
-"""DataParallel measured: what it shares out and moves, what fills a device and what helps; two claims; and threads.
-
-"Two models sit on the first GPU": the replica there is made of the model's own memory. "The replicas differ, so
-training does not go well": every forward makes new ones from the one model, which gets the sum of their gradients.
-"""
+"""DataParallel measured: what it shares out and moves, what fills a device and what helps; and threads."""
 
 from __future__ import annotations
 
-import copy
+import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from operator import attrgetter
 from random import Random
 from statistics import median
 
@@ -19,11 +14,10 @@ from torch import nn
 from playground.lessons.data_parallel.lesson import DataParallel, gather, parallel_apply, replicate, scatter
 from playground.lessons.data_parallel.losses import LOSSES, TokenLoss, new_model_and_batch, new_optimizer
 from playground.lessons.data_parallel.machine import HOST, copy_to, resolve_devices
-from playground.lessons.data_parallel.memory import Account, track_memory, track_utilisation
+from playground.lessons.data_parallel.memory import Account, track_memory
 from playground.lessons.data_parallel.page import DataParallelSettings
 from playground.measurement import Fields
 from playground.measurement.interleave import interleave, timed
-from playground.training.replicas import flat
 from playground.training.step import training_step
 from playground.training.sync import GradSync
 
@@ -101,8 +95,9 @@ def ways(rank: int, size: int, settings: DataParallelSettings) -> list[Fields]:
     another; computing the loss inside forward; leaving outputs where they are, with the criterion in parallel.
 
     For each of `settings.ways`, in order: the loss before a step, the bytes that gather copies from other devices, of
-    each device the most bytes that it holds at any moment, these by label, and the share of the step in which it
-    computes, 0 to 1; and the median of a step's seconds. All take their first step from the same parameters.
+    each device the most bytes that it holds at any moment, these by label, and the share of the time in which it
+    computes, 0 to 1 (on GPUs, in which it is given work); and the median of a step's seconds. All take their first step
+    from the same parameters.
     """
     devices = resolve_devices(settings.devices)
     model, tokens, targets = new_model_and_batch(settings.batch_size, settings.seed, devices[0])
@@ -116,11 +111,16 @@ def ways(rank: int, size: int, settings: DataParallelSettings) -> list[Fields]:
         first_loss = steps[-1]().item()  # from here on the optimizer has its state
         account = track_step(model, optimizer, loss, devices)
         moved = sum(nbytes for (part, *_), nbytes in account.moved.items() if part == "gather")
-        with track_utilisation(devices) as share:
+        with track_memory(devices) as working:
+            working.put_module(model, devices[0])
+            started = time.perf_counter()
             for _ in range(settings.steps):
                 steps[-1]()
-        held = zip(devices, account.peak.values(), account.at_peak.values(), share.values(), strict=True)
-        loads = [dict(zip(("device", "peak", "at_peak", "share"), (str(at), *rest), strict=True)) for at, *rest in held]
+            seconds = time.perf_counter() - started
+        loads = [
+            {"device": str(at), "peak": sum(held.values()), "at_peak": held, "share": working.busy[at] / seconds}
+            for at, held in account.at_peak.items()
+        ]
         about = {"gather": way, "output_device": output_device, "loss": first_loss, "gathered": moved}
         results.append({**about, "devices": loads})
     turns = interleave([timed(step, devices=devices) for step in steps], range(settings.steps), Random(settings.seed))
@@ -143,45 +143,6 @@ def track_step(
         account.put(*inputs, device=devices[0], label="inputs")
         training_step(optimizer, [loss], GradSync(model), moment=account.moment)
     return account
-
-
-def claims(rank: int, size: int, settings: DataParallelSettings) -> tuple[list[Fields], list[Fields]]:
-    """Two sentences put to the test: "two models sit on the first device" and "the replicas differ, so training does
-    not go well".
-
-    Of the first, for each device: the bytes of parameters that it holds once there are replicas, how many parameters of
-    its replica are the model's own memory, of how many, and their largest difference from the model's. Of the second:
-    steps of DataParallel with two samples per device, and as many on one device with all of them, in float64: the loss,
-    and the largest difference of the two models after each step.
-    """
-    devices = resolve_devices(settings.devices)
-    model, *batch = new_model_and_batch(2 * len(devices), settings.seed, devices[0])
-    names, parameters = zip(*model.named_parameters(), strict=True)
-    with track_memory(devices) as account:
-        account.put_module(model, devices[0])
-        replicas = replicate(model, devices)
-        held = account.held_by_label
-    copies = []
-    for device, replica in zip(devices, replicas, strict=True):
-        own = [attrgetter(name)(replica) for name in names]  # they are no leaves: `parameters()` has none of them
-        shared = sum(one.data_ptr() == other.data_ptr() for one, other in zip(own, parameters, strict=True))
-        about = {"device": str(device), "parameters": held[device]["parameters"], "shared": shared, "of": len(own)}
-        copies.append({**about, "replicas_differ": largest_difference(own, parameters)})
-
-    models, steps = [model.double(), copy.deepcopy(model)], list[Fields]()
-    optimizers = [new_optimizer(each) for each in models]
-    for step in range(1, settings.steps + 1):
-        for each, optimizer, used in zip(models, optimizers, (devices, devices[:1]), strict=True):
-            loss = partial(LOSSES["loss"], each, tuple(batch), used, devices[0])
-            taken = training_step(optimizer, [loss], GradSync(each))
-        apart = largest_difference(*(list(each.parameters()) for each in models))
-        steps.append({"step": step, "loss": taken.item(), "from_one_device": apart})
-    return copies, steps
-
-
-def largest_difference(tensors: Sequence[torch.Tensor], others: Sequence[torch.Tensor]) -> float:
-    """Between two numbers in the same place, wherever the tensors lie."""
-    return (flat(tensors).cpu() - flat(others).cpu()).abs().max().item()
 
 
 def threads(rank: int, size: int, settings: DataParallelSettings) -> Fields:

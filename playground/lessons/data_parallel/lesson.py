@@ -24,29 +24,28 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from playground.lessons.data_parallel import machine
 from playground.lessons.data_parallel.machine import Device, Devices, Join, copy_to, resolve_devices
 
 
 def scatter(inputs: Any, devices: Devices, dim: int = 0) -> list[Any]:
-    """`inputs` for each device that gets a chunk: the same structure, its tensors cut along `dim`. Tuples,
-    lists and dicts are looked into; anything else goes to every device, or to the first alone if there is no tensor.
+    """`inputs` for each device that gets a chunk: the same structure, its tensors cut along `dim`. Tuples, lists and
+    dicts are looked into; anything else goes to every device, or to the first alone if there is no tensor.
     """
-    devices = resolve_devices(devices)
-    sizes = machine.chunk_sizes(machine.batch_size(inputs, dim), len(devices))
+    devices, (leaves, structure) = resolve_devices(devices), tree_flatten(inputs)
+    batch = next((leaf.shape[dim] for leaf in leaves if isinstance(leaf, torch.Tensor)), 0)
+    sizes = machine.chunk_sizes(batch, len(devices))
     used = devices[: len(sizes)]  # of fewer samples than devices some devices get none
 
-    def cut(value: Any) -> list[Any]:
-        if isinstance(value, torch.Tensor):
-            chunks = zip(value.split(sizes, dim), used, strict=True)
-            return [copy_to(chunk, device, "scatter") for chunk, device in chunks]
-        if not isinstance(value, (tuple, list, dict)):
-            return [value] * len(used)
-        parts = [cut(item) for item in (value.values() if isinstance(value, dict) else value)]
-        return [machine.remake(value, (part[number] for part in parts)) for number in range(len(used))]
+    def cut(leaf: Any) -> list[Any]:
+        if not isinstance(leaf, torch.Tensor):
+            return [leaf] * len(used)
+        return [copy_to(chunk, to, "scatter") for chunk, to in zip(leaf.split(sizes, dim), used, strict=True)]
 
-    return cut(inputs)
+    columns = list(map(cut, leaves))
+    return [tree_unflatten([column[number] for column in columns], structure) for number in range(len(used))]
 
 
 def replicate(module: nn.Module, devices: Devices) -> list[nn.Module]:
@@ -98,16 +97,16 @@ def gather(outputs: Sequence[Any], device: Device, dim: int = 0) -> Any:
     """One output with the structure of each of `outputs`, its tensors joined along `dim` on `device`. Numbers,
     as losses are, become a vector with one for each replica. Raises `TypeError` for what cannot be joined.
     """
-    first, [target] = outputs[0], resolve_devices([device])
-    if isinstance(first, torch.Tensor):
-        return Join.apply(target, dim, *(each.reshape(1) if each.dim() == 0 else each for each in outputs))
-    if isinstance(first, dict):
-        return machine.remake(first, (gather([each[key] for each in outputs], target, dim) for key in first))
-    if isinstance(first, (tuple, list)):
-        return machine.remake(first, (gather(each, target, dim) for each in zip(*outputs, strict=True)))
-    if first is not None:
-        what = f"an output of type {type(first).__name__}"
-        raise TypeError(f"{what} cannot be joined: return tensors, or containers of them")
+    [target] = resolve_devices([device])
+
+    def join(*parts: Any) -> Any:
+        if isinstance(parts[0], torch.Tensor):
+            return Join.apply(target, dim, *(part.reshape(1) if part.dim() == 0 else part for part in parts))
+        if parts[0] is not None:
+            what = f"an output of type {type(parts[0]).__name__}"
+            raise TypeError(f"{what} cannot be joined: return tensors, or containers of them")
+
+    return tree_map(join, *outputs)
 
 
 class DataParallel(nn.Module):
@@ -135,9 +134,3 @@ class DataParallel(nn.Module):
         used = self.devices[: len(chunks)]
         replicas = [self.module] if len(self.devices) == 1 else replicate(self.module, used)
         return parallel_apply(replicas, chunks, kwargs_chunks, used)
-
-
-if __name__ == "__main__":
-    from playground.console.script import run_lesson
-
-    run_lesson("data-parallel")

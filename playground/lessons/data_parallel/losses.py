@@ -56,14 +56,15 @@ def new_optimizer(model: nn.Module) -> torch.optim.Optimizer:
 
 
 class ParallelLossModel(nn.Module):
-    """A model and its criterion as one module: (inputs, targets) → loss. In DataParallel only losses are gathered."""
+    """A model and its criterion as one module: (*inputs, targets) → loss. In DataParallel only losses are gathered."""
 
     def __init__(self, model: nn.Module, criterion: nn.Module) -> None:
         super().__init__()
         self.model, self.criterion = model, criterion
 
-    def forward(self, inputs: Any, targets: torch.Tensor) -> torch.Tensor:
-        return self.criterion(self.model(inputs), targets)
+    def forward(self, *inputs_and_targets: Any) -> torch.Tensor:
+        *inputs, targets = inputs_and_targets
+        return self.criterion(self.model(*inputs), targets)
 
 
 class DataParallelModel(DataParallel):

@@ -9,12 +9,12 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeAlias
 
 import torch
-from torch import nn
+from torch.utils._pytree import tree_leaves
 
 from playground.runtime.errors import UsageError
 from playground.training import device_work
@@ -57,7 +57,7 @@ def resolve_device(device: Device) -> torch.device:
 
 def devices_of(inputs: Sequence[Any]) -> list[torch.device]:
     """Where each of these lies, by its first tensor. Those in the host's memory are taken for cpu:0, cpu:1, …"""
-    found = [device_of(next(tensors_in(each), torch.empty(0))) for each in inputs]
+    found = [device_of(next(iter(tensors_in(each)), torch.empty(0))) for each in inputs]
     return [torch.device("cpu", number) if each == HOST else each for number, each in enumerate(found)]
 
 
@@ -88,33 +88,34 @@ def use_device(device: torch.device) -> Iterator[None]:
         yield
 
 
-def copy_to(tensor: torch.Tensor, device: torch.device, part: str) -> torch.Tensor:
+def copy_to(tensor: torch.Tensor, device: torch.device, part: str, back: str = "gradients of inputs") -> torch.Tensor:
     """`tensor` on `device`: itself if it lies there, else a copy, on a virtual device too. In backward its gradient is
-    copied the other way. `part` names the part of a training step that the copy belongs to."""
+    copied the other way. `part` names the part of a training step that the copy belongs to, `back` that of its
+    gradient's."""
     source = device_of(tensor)
-    return tensor if source == device else Copy.apply(tensor, source, device, part)
+    return tensor if source == device else Copy.apply(tensor, source, device, part, back)
 
 
 class Copy(torch.autograd.Function):
     """A copy between devices, which may be virtual."""
 
     @staticmethod
-    def forward(ctx: Any, tensor: torch.Tensor, source: torch.device, device: torch.device, part: str) -> torch.Tensor:
-        ctx.source = source
+    def forward(
+        ctx: Any, tensor: torch.Tensor, source: torch.device, device: torch.device, part: str, back: str
+    ) -> torch.Tensor:
+        ctx.source, ctx.back = source, back
         with moving(part, device, tensor):
             return tensor.clone() if device.type == tensor.device.type == "cpu" else tensor.to(device)
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:
-        return copy_to(gradient, ctx.source, "gradients of inputs"), None, None, None
+        return copy_to(gradient, ctx.source, ctx.back), None, None, None, None
 
 
 def broadcast(tensor: torch.Tensor, devices: Sequence[torch.device]) -> tuple[torch.Tensor, ...]:
-    """`tensor` on each of `devices`, the first of which is where it lies: there it is not copied. A buffer takes part
-    in backward only if it wants a gradient."""
-    if tensor.requires_grad or isinstance(tensor, nn.Parameter):
-        return Broadcast.apply(tensor, devices)
-    return tensor, *(copy_to(tensor, device, "replicate") for device in devices[1:])
+    """`tensor` on each of `devices`, the first of which is where it lies: there it is not copied. In backward the
+    copies' gradients are copied there, and autograd adds them up."""
+    return tensor.view_as(tensor), *(copy_to(tensor, device, "replicate", "reduce") for device in devices[1:])
 
 
 class Join(torch.autograd.Function):
@@ -137,21 +138,6 @@ class Join(torch.autograd.Function):
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:
         chunks = zip(gradient.split(ctx.sizes, ctx.dim), ctx.sources, strict=True)
         return None, None, *(copy_to(chunk, source, "gradients of outputs") for chunk, source in chunks)
-
-
-class Broadcast(torch.autograd.Function):
-    """Copies of one tensor. In backward their gradients are copied to where it lies, and added up."""
-
-    @staticmethod
-    def forward(ctx: Any, tensor: torch.Tensor, devices: Sequence[torch.device]) -> tuple[torch.Tensor, ...]:
-        ctx.first = devices[0]
-        return tensor.view_as(tensor), *(copy_to(tensor, device, "replicate") for device in devices[1:])
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor, *others: torch.Tensor) -> Any:
-        for other in others:
-            gradient = gradient + copy_to(other, ctx.first, "reduce")
-        return gradient, None
 
 
 @contextlib.contextmanager
@@ -214,23 +200,6 @@ def chunk_sizes(batch: int, devices: int) -> list[int]:
     return [min(most, batch - start) for start in range(0, batch, most)] if batch else [0]
 
 
-def batch_size(inputs: Any, dim: int = 0) -> int:
-    """The size of the first tensor in `inputs` in `dim`; 0 if there is no tensor."""
-    first = next(tensors_in(inputs), None)
-    return 0 if first is None else first.shape[dim]
-
-
-def tensors_in(value: Any) -> Iterator[torch.Tensor]:
+def tensors_in(value: Any) -> list[torch.Tensor]:
     """Every tensor in tuples, lists and dicts."""
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, (dict, tuple, list)):
-        for item in value.values() if isinstance(value, dict) else value:
-            yield from tensors_in(item)
-
-
-def remake(like: Any, values: Iterable[Any]) -> Any:
-    """A container of the type of `like`, a dict with its keys, of these values in their order."""
-    if isinstance(like, dict):
-        return type(like)(zip(like, values, strict=True))
-    return getattr(type(like), "_make", type(like))(values)
+    return [leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor)]

@@ -12,7 +12,7 @@ import contextlib
 import threading
 import time
 import weakref
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -20,11 +20,9 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
-from playground.lessons.data_parallel.machine import HOST, device_of, observers
+from playground.lessons.data_parallel.machine import HOST, device_of, observers, tensors_in
 from playground.lessons.data_parallel.page import LABELS
-from playground.measurement.interleave import synchronize
 
 NEXT_LABEL = {"forward": "gradients", "synced": "optimizer state", "step": "activations"}
 """Label of tensors made after each moment of a training step (`playground.training.step.Moment`)."""
@@ -34,8 +32,6 @@ MOVED_LABELS = {
     "gather": "gathered outputs", "gradients of outputs": "gradients",
 }  # fmt: skip
 """Labels of the copies that each part of a step makes; copies of other parts have the label of the step's phase."""
-Seconds = dict[torch.device, float]
-"""By device."""
 _thread = threading.local()  # tracker: of this thread; move: (target, label) while it copies
 
 
@@ -48,9 +44,11 @@ class Account:
     that the account hears of the phases.
     """
 
-    def __init__(self, devices: Sequence[torch.device], busy: Seconds | None = None) -> None:
-        self.busy, self.label = busy, "activations"
-        """`busy`: in which operations computed; None if they are not timed."""
+    def __init__(self, devices: Sequence[torch.device]) -> None:
+        self.label = "activations"
+        self.busy = defaultdict[torch.device, float](float)
+        """Seconds in which each device's operations computed, without copies and without waiting for a core or the GIL;
+        of a GPU, in which they were launched."""
         self.moved: Counter[tuple[str, torch.device, torch.device]] = Counter()
         self.holdings: weakref.WeakKeyDictionary[Any, list[Any]] = weakref.WeakKeyDictionary()
         """[device, label, bytes] of each storage that is alive."""
@@ -170,11 +168,8 @@ def by_label(held: Counter[str]) -> dict[str, int]:
 
 
 class AllocationTracker(TorchDispatchMode):
-    """Sees every operation of its thread, backward's too, and puts what it makes on the account.
-
-    What has no operands is made on `device`. If the account has `busy`, operations are timed too: in seconds that the
-    thread computes, not those in which it waits for a core or for the GIL.
-    """
+    """Sees every operation of its thread, backward's too, and puts what it makes on the account. What has no operands
+    is made on `device`."""
 
     def __init__(self, account: Account, device: torch.device) -> None:
         super().__init__()
@@ -183,20 +178,17 @@ class AllocationTracker(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         start = time.thread_time()
         result = func(*args, **(kwargs or {}))
-        seconds = time.thread_time() - start
-        move = getattr(_thread, "move", None)
+        seconds, move = time.thread_time() - start, getattr(_thread, "move", None)
         device, label = move or (self.common_device(func, args, kwargs), None)
-        made = [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
-        self.account.put(*made, device=device, label=label)
-        busy = self.account.busy
-        if busy is not None and not move and func.namespace == "aten":  # neither a copy nor communication
+        self.account.put(*tensors_in(result), device=device, label=label)
+        if not move:
             with self.account.lock:
-                busy[device] = busy.get(device, 0.0) + seconds
+                self.account.busy[device] += seconds
         return result
 
     def common_device(self, func: Any, *operands: Any) -> torch.device:
         """Where all operands lie. Raises `RuntimeError` if they do not lie together (one number may, as in torch)."""
-        tensors = [leaf for leaf in tree_leaves(operands) if isinstance(leaf, torch.Tensor)]
+        tensors = tensors_in(operands)
         devices = {device_of(tensor) for tensor in tensors if tensor.dim()} - {HOST}
         devices = devices or {device_of(tensor) for tensor in tensors} - {HOST}
         if len(devices) > 1:
@@ -206,13 +198,10 @@ class AllocationTracker(TorchDispatchMode):
 
 
 @contextlib.contextmanager
-def track_memory(
-    devices: Sequence[torch.device], default: torch.device = HOST, busy: Seconds | None = None
-) -> Iterator[Account]:
+def track_memory(devices: Sequence[torch.device], default: torch.device = HOST) -> Iterator[Account]:
     """Keep an account of `devices` in this block. It slows every operation down: do not time anything in it. `default`
-    is where what has no operands is made: in a rank, all of whose work is one device's, that device. Virtual devices'
-    operations are timed into `busy`, seconds by device, if it is given."""
-    account = Account(devices, busy)
+    is where what has no operands is made: in a rank, all of whose work is one device's, that device."""
+    account = Account(devices)
     observers.append(account)
     try:
         with account.working_for(default):
@@ -226,36 +215,3 @@ def label_buckets(ddp: DistributedDataParallel, account: Account) -> None:
     the first step it makes when it is made itself: do that in `with account.labelled("gradients")`.)"""
     for module, label in ((ddp, "gradients"), (ddp.module, "activations")):
         module.register_forward_pre_hook(lambda *_, label=label: setattr(account, "label", label))
-
-
-@contextlib.contextmanager
-def track_utilisation(devices: Sequence[torch.device]) -> Iterator[Seconds]:
-    """Find out the share of the time, 0 to 1, in which each of `devices` computes in this block: known at its end.
-
-    On virtual devices operations are timed one by one, and count for the device where they run: in seconds that their
-    thread computes, so that waiting for a core or for the GIL is idle time, as are copies between devices. In a process
-    with fewer cores than devices the shares therefore add up to the cores at most. What the first thread does without
-    saying where counts for the first device. Not inside `track_memory`.
-
-    On GPUs it is the time of all kernels, as torch's profiler records it, without NCCL's.
-    """
-    share, busy = dict.fromkeys(devices, 0.0), dict.fromkeys(devices, 0.0)
-    with track_kernels(busy) if devices[0].type == "cuda" else track_memory(devices, devices[0], busy):
-        start = time.perf_counter()
-        yield share
-        synchronize(devices)
-        seconds = time.perf_counter() - start
-    share.update({device: min(1.0, busy[device] / seconds) for device in devices})
-
-
-@contextlib.contextmanager
-def track_kernels(busy: Seconds) -> Iterator[None]:
-    """Have torch's profiler record the kernels of the GPUs in `busy`: seconds by device, at the end of the block."""
-    synchronize([*busy])
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
-        yield
-    neither = ("nccl", "memcpy", "memset")  # communication and copies: no device computes in them
-    gpus = {device.index: device for device in busy}
-    for event in profiler.events():
-        if event.device_type == torch.autograd.DeviceType.CUDA and not event.name.lower().startswith(neither):
-            busy[gpus[event.device_index]] += event.time_range.elapsed_us() / 1e6

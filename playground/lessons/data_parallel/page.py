@@ -74,18 +74,6 @@ PARTS = ("scatter", "replicate", "parallel_apply", "gather", "loss", "backward",
 MOVES = {"backward": ("gradients of outputs", "reduce")}
 """The copies that belong to a part, unless they are called like it."""
 
-COLUMNS = {
-    "device": Column("device"),
-    **figures(
-        ("parameters", "parameters", "bytes", ","),
-        ("shared", "of its replica, the\nmodel's own memory", "parameters"),
-        ("of", "of", "parameters"),
-        ("loss", "loss", "", ".6f"),
-        ("replicas_differ", "difference from\nthe model's", "", ".1g"),
-        ("from_one_device", "the model, from\none device's", "", ".1g"),
-    ),
-}
-"""Columns by the names of values in rows."""
 COSTS = figures(
     ("gathered", "copied by\ngather", "bytes", ","),
     ("seconds", "time\nper step", "ms", ".1f", 1000),
@@ -141,8 +129,8 @@ ENDING = (
     "is at work; processes do not. And one process is confined to one machine."
 )
 LESSON = LESSONS["data-parallel"]
-SPLIT, ONE_STEP, COMPARE, CLAIMS, THREADS = (
-    LESSON.remote(name, "experiment") for name in ("split", "one_step", "ways", "claims", "threads")
+SPLIT, ONE_STEP, COMPARE, THREADS = (
+    LESSON.remote(name, "experiment") for name in ("split", "one_step", "ways", "threads")
 )
 ABOUT_DEVICES = "Number of virtual devices, or a list: cpu:0,cpu:1 or cuda:0,cuda:1."
 
@@ -190,25 +178,17 @@ def run_parts(session: Session, settings: DataParallelSettings) -> None:
     def show(part: Remote, *texts: Text) -> None:
         session.say("", prose(heading(part.name), f": {part.summary}"), *texts)
 
-    def table(rows: Sequence[Fields]) -> Table:
-        return tabulate(rows, COLUMNS, others=Column("", right=True))
-
     shares, first, count = run(SPLIT), settings.devices[0], len(settings.devices)
-    show(SPLIT, "  inputs per device; 30 on 2: 30 inputs on 2 devices", table(shares))
+    show(
+        SPLIT,
+        "  inputs per device; 30 on 2: 30 inputs on 2 devices",
+        tabulate(shares, {"device": Column("device")}, Column("", right=True)),
+    )
     devices = run(ONE_STEP)
     show(ONE_STEP, *step_texts(devices))
     on_first = replace(settings, devices=(first,), output_device=None, ways=(("logits", first),), steps=1)
     ways, [alone] = run(COMPARE), run(COMPARE, on_first)
     show(COMPARE, *ways_texts(ways, alone))
-    copies, steps = run(CLAIMS)
-    show(
-        CLAIMS,
-        "  The model lies on the first device once. What each device has while replicas run:",
-        table(copies),
-        "  Replicas are equal in every forward, as copies of one model. Their gradients are added up, and the model "
-        "goes where one device would take it. Largest differences, in float64:",
-        table(steps),
-    )
     threads = run(THREADS)
     show(THREADS, threads_text(**threads, devices=count))
     session.say("", ENDING, f"Shown: {LESSON.shown}.")
@@ -218,5 +198,5 @@ def run_parts(session: Session, settings: DataParallelSettings) -> None:
             **{f"gather {way['gather']} on {way['output_device']}": way["devices"] for way in ways},
         },
         devices=settings.devices, output_device=settings.output_device or first, batch_size=settings.batch_size,
-        ways=ways, one_device=alone, claims={"copies": copies, "steps": steps}, threads=threads,
+        ways=ways, one_device=alone, threads=threads,
     )  # fmt: skip

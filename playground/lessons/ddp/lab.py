@@ -5,8 +5,7 @@
     python -m playground ddp --lab checkpoint -n 3
 
 Whatever is compared starts from the same parameters and takes the same samples with the same dropout masks. Each part
-is a function that returns the rows of its table, the same ones on every rank. The parts, and the hooks that one of them
-compares, are listed in page.py.
+is a function that returns the rows of its table, the same ones on every rank; page.py lists them.
 Source: https://docs.pytorch.org/docs/stable/ddp_comm_hooks.html and
 https://docs.pytorch.org/tutorials/intermediate/ddp_tutorial.html, save and load checkpoints
 """
@@ -22,7 +21,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import (
     allreduce_hook,
     bf16_compress_hook,
@@ -32,24 +30,28 @@ from torch.distributed.algorithms.join import Join
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data.distributed import DistributedSampler
 
-from playground.lessons.ddp.page import ACCUMULATED, HOOKS, PARTS, STEPS, WARM_UP, LabSettings
+from playground.lessons.ddp.page import ACCUMULATED, PARTS, STEPS, LabSettings
 from playground.measurement import Fields
 from playground.runtime import PlaygroundError, device, report
 from playground.runtime.backends import backend_of
 from playground.runtime.files import temporary_folder
-from playground.runtime.meeting.agreement import all_gather_object, require_same_on_all_ranks
-from playground.runtime.rank import steps
+from playground.runtime.meeting.agreement import all_gather_object
 from playground.runtime.tap import Call, Observer, observing
 from playground.training.data import Batch, Images, partition_dataset
 from playground.training.net import Net
 from playground.training.partition import share
 from playground.training.replicas import find_largest_difference, flat
-from playground.training.settings import TrainingSettings
 from playground.training.step import backward, mean_loss_part, training_step
 from playground.training.sync import GradSync
 
+HOOKS = {
+    "none": allreduce_hook,  # what DDP does without a hook
+    "fp16": fp16_compress_hook,  # 11 bits of precision, and a largest value of 65,504
+    "bf16": lambda state, bucket: bf16_compress_hook(state, bucket),  # 8 bits, float32's range; torch wants CUDA for it
+}
+"""By name, communication hooks. The others are compared with the first."""
 PASSES = 3
-"""Backward passes after which buckets stay as they are."""
+"""Backward passes after which buckets stay as they are: DDP arranges them in the first."""
 BATCHES = 3
 """Batches of rank 0 in uneven_inputs; every further rank has one more."""
 SAMPLES = 10
@@ -57,36 +59,33 @@ ROUNDING = 1e-12
 """How far apart two sums of the same float64 numbers may be, relative to their norm."""
 DIFFER = "replicas differ by up to {:.2g}: they must not at all"
 RESUMED = "resumed from the checkpoint, parameters differ by {:.2g} of their norm from an uninterrupted run's"
-State = dict[str, Any]
-"""state_dict() of the model and of the optimizer, under these names."""
 
 
 class DDPRun:
-    """A DistributedDataParallel with its optimizer and data."""
+    """`Net` in DistributedDataParallel, with its optimizer and data. Every run starts from the same parameters; the
+    bucket cap is the lab's last, unless another is given."""
 
-    def __init__(self, model: nn.Module, training: TrainingSettings, bucket_cap_mb: float) -> None:
+    def __init__(
+        self, settings: LabSettings, bucket_cap_mb: float | None = None, dtype: torch.dtype = torch.float32
+    ) -> None:
         backend_of().use_deterministic_kernels()
-        self.training = training
-        self.images = Images(training.folder, "train", training.limit)
-        self.ddp = DistributedDataParallel(model, bucket_cap_mb=bucket_cap_mb)
-        self.sync = GradSync(self.ddp)
-        self.params = list(model.parameters())
-        self.optimizer = torch.optim.SGD(self.params, lr=training.lr, momentum=training.momentum)
+        self.training = training = settings.training
+        torch.manual_seed(training.seed)
+        self.ddp = DistributedDataParallel(Net().to(device(), dtype), bucket_cap_mb=bucket_cap_mb or settings.caps[-1])
+        self.images, self.sync = Images(training.folder, "train", training.limit), GradSync(self.ddp)
+        self.optimizer = torch.optim.SGD(self.ddp.parameters(), lr=training.lr, momentum=training.momentum)
 
     def batch(self, number: int) -> Batch:
-        """This rank's share of a batch: images [share, 1, 28, 28] in the model's type, labels [share]. After the last
-        sample comes the first again."""
-        batch_size, size = self.training.batch_size, dist.get_world_size()
-        shares = [share(batch_size, rank, size) for rank in range(dist.get_rank() + 1)]
-        first = number * batch_size + sum(shares[:-1])
-        images, labels = self.images.span(first, shares[-1])
-        return images.to(device(), self.params[0].dtype), labels.to(device())
+        """This rank's share of a batch: images [share, 1, 28, 28], labels [share]. After the last sample comes the
+        first again."""
+        *before, mine = (share(self.training.batch_size, r, dist.get_world_size()) for r in range(dist.get_rank() + 1))
+        images, labels = self.images.span(number * self.training.batch_size + sum(before), mine)
+        return images.to(device(), self.parameters().dtype), labels.to(device())
 
     def loss(self, batch: Batch, batches: int = 1) -> torch.Tensor:
         """This rank's part of the mean loss over `batches` batches, of which `batch` is one, or all."""
         images, labels = batch
-        samples_per_rank = batches * self.training.batch_size / dist.get_world_size()
-        return mean_loss_part(self.ddp(images), labels, samples_per_rank)
+        return mean_loss_part(self.ddp(images), labels, batches * self.training.batch_size / dist.get_world_size())
 
     def numbered_loss(self, number: int) -> torch.Tensor:
         """This rank's part of the mean loss over that batch, with the dropout masks drawn for it."""
@@ -94,91 +93,61 @@ class DDPRun:
         torch.manual_seed(self.training.seed + 1 + dist.get_rank() + dist.get_world_size() * number)
         return self.loss(self.batch(number))
 
-    def backward(self, number: int) -> float:
-        """Leave in every `param.grad` its mean over all ranks for one batch. This rank's part of the loss."""
-        return float(backward(self.optimizer, [partial(self.numbered_loss, number)], self.sync))
+    def backward(self, number: int) -> None:
+        """Leave in every `param.grad` its mean over all ranks for one batch."""
+        backward(self.optimizer, [partial(self.numbered_loss, number)], self.sync)
 
-    def step(self, number: int) -> float:
-        """The same, and the optimizer's step. The gradients stay."""
-        return float(training_step(self.optimizer, [partial(self.numbered_loss, number)], self.sync))
-
-    def train(self, steps: range) -> None:
+    def train(self, steps: range) -> float:
+        """Take these steps; the last one's gradients stay. This rank's part of its loss."""
         for number in steps:
-            self.step(number)
+            loss = training_step(self.optimizer, [partial(self.numbered_loss, number)], self.sync)
+        return float(loss)
 
     def gradients(self) -> torch.Tensor:
-        """All of them, flat, as float64."""
-        return flat(param.grad for param in self.params).double()
+        """All of them, flat."""
+        return flat(param.grad for param in self.ddp.parameters())
 
     def parameters(self) -> torch.Tensor:
-        """All of them, flat, as float64."""
-        return flat(self.params).double()
-
-
-def build_model(seed: int) -> nn.Module:
-    """A `Net` with the same parameters at every call, on this rank's device."""
-    torch.manual_seed(seed)
-    model: nn.Module = Net().to(device())
-    return model
-
-
-def build_run(settings: LabSettings, bucket_cap_mb: float | None = None) -> DDPRun:
-    """A run from its start, with the lab's last bucket cap unless another is given."""
-    return DDPRun(build_model(settings.training.seed), settings.training, bucket_cap_mb or settings.caps[-1])
+        """All of them, flat."""
+        return flat(self.ddp.parameters())
 
 
 def relative_error(values: torch.Tensor, reference: torch.Tensor) -> float:
     """The norm of the difference of two flat vectors, relative to the reference's."""
+    values, reference = values.double(), reference.double()
     return ((values - reference).norm() / reference.norm()).item()
 
 
-class SentMessages(Observer):
-    """The messages that hooks send, also in threads of gloo's: the type and the bytes of each."""
-
-    def __init__(self) -> None:
-        self.sent: list[tuple[str, int]] = []
-
-    def begun(self, call: Call) -> None:
-        self.sent += [(str(tensor.dtype).removeprefix("torch."), tensor.nbytes) for tensor in call.inputs]
+def check(difference: float, text: str, most: float = 0) -> None:
+    """Raise `PlaygroundError`, with the text and the difference in it, if that is more than `most`, or not a number."""
+    if not difference <= most:
+        raise PlaygroundError(text.format(difference))
 
 
-class BucketRecorder:
-    """Records which gradients get ready in backward, and which buckets a DistributedDataParallel sends."""
-
-    def __init__(self, model: DistributedDataParallel) -> None:
-        self.names = {param: name for name, param in model.module.named_parameters()}
-        self.ready: list[str] = []
-        """Names of parameters, as their gradients got ready."""
-        self.sent: list[Fields] = []
-        """The buckets, as they left: rows of the part buckets."""
-        for param in self.names:
-            param.register_post_accumulate_grad_hook(lambda param: self.ready.append(self.names[param]))
-        model.register_comm_hook(None, lambda state, bucket: self.record(bucket))
-
-    def record(self, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
-        """A communication hook that also sends the bucket, as DDP would."""
-        names = [self.names[param] for param in bucket.parameters()]
-        about = {"bucket": bucket.index(), "bytes": bucket.buffer().nbytes, "ready": len(self.ready)}
-        self.sent.append({**about, "parameters": names})
-        return allreduce_hook(None, bucket)
-
-    def clear(self) -> None:
-        """Forget what was recorded."""
-        self.ready, self.sent = [], []
-
-
-def run_lab(rank: int, size: int, settings: LabSettings) -> list[Any]:
-    """The results of this rank for each part, in order; {"refused": words} for what the backend cannot do.
-
-    Raises `UsageError` if the ranks were not all given the same settings.
-    """
-    require_same_on_all_ranks(settings.on_all_ranks())
-    torch.manual_seed(settings.training.seed)
-    outcomes = []
+def run_lab(rank: int, size: int, settings: LabSettings) -> list[list[Fields]]:
+    """The rows of each part, in order."""
+    tables = []
     for number, name in enumerate(settings.parts):
         report(phase=f"the lab: {name}", step=number, steps=len(settings.parts))
-        outcomes.append(steps.attempt(PARTS[name].code, rank, size, settings))
-    return outcomes
+        tables.append(PARTS[name].code(rank, size, settings))
+    return tables
+
+
+def record_buckets(ddp: DistributedDataParallel) -> tuple[list[str], list[Fields]]:
+    """Two lists that grow in every backward: the names of parameters as their gradients get ready, and the buckets as
+    they leave, rows of the part buckets."""
+    names = {param: name for name, param in ddp.module.named_parameters()}
+    ready, sent = list[str](), list[Fields]()
+
+    def send(bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+        about = {"bucket": bucket.index(), "bytes": bucket.buffer().nbytes, "ready": len(ready)}
+        sent.append({**about, "parameters": [names[param] for param in bucket.parameters()]})
+        return allreduce_hook(None, bucket)
+
+    for param in names:
+        param.register_post_accumulate_grad_hook(lambda param: ready.append(names[param]))
+    ddp.register_comm_hook(None, lambda state, bucket: send(bucket))
+    return ready, sent
 
 
 def buckets(rank: int, size: int, settings: LabSettings) -> list[Fields]:
@@ -191,23 +160,29 @@ def buckets(rank: int, size: int, settings: LabSettings) -> list[Fields]:
     """
     rows = []
     for cap in settings.caps:
-        _, passes = record_passes(build_run(settings, cap))
+        run, passes = DDPRun(settings, cap), []
+        ready, sent = record_buckets(run.ddp)
+        for number in range(PASSES):
+            ready.clear()
+            sent.clear()
+            run.backward(number)
+            passes.append([*sent])
         since = passes.index(passes[-1]) + 1
-        for when, sent in (("1", passes[0]), (f"{since} …", passes[-1])):
-            rows += [{"bucket_cap_mb": cap, "backward": when, **bucket} for bucket in sent]
+        for when, seen in (("1", passes[0]), (f"{since} …", passes[-1])):
+            rows += [{"bucket_cap_mb": cap, "backward": when, **bucket} for bucket in seen]
     if any(theirs != rows for theirs in all_gather_object(rows)):
         raise PlaygroundError("the ranks' buckets differ, though all must send the same ones in the same order")
     return rows
 
 
-def record_passes(run: DDPRun) -> tuple[BucketRecorder, list[list[Fields]]]:
-    """The buckets of each of `PASSES` backward passes, as they left. The recorder still holds the last."""
-    recorder, passes = BucketRecorder(run.ddp), []
-    for number in range(PASSES):
-        recorder.clear()
-        run.backward(number)
-        passes.append(recorder.sent)
-    return recorder, passes
+class SentMessages(Observer):
+    """The messages that hooks send, also in threads of gloo's: the type and the bytes of each."""
+
+    def __init__(self) -> None:
+        self.sent: list[tuple[str, int]] = []
+
+    def begun(self, call: Call) -> None:
+        self.sent += [(str(tensor.dtype).removeprefix("torch."), tensor.nbytes) for tensor in call.inputs]
 
 
 def hooks(rank: int, size: int, settings: LabSettings) -> list[Fields]:
@@ -217,57 +192,25 @@ def hooks(rank: int, size: int, settings: LabSettings) -> list[Fields]:
     One row per hook, that without a hook first. Raises `PlaygroundError` if replicas differ with one of them.
     """
     rows: list[Fields] = []
-    baseline: tuple[torch.Tensor, torch.Tensor] | None = None
-    for name, register in HOOKS.items():
-        run = build_run(settings)
-        register(run.ddp)
-        messages, gradients, loss = train_with_hook(run)
-        results = gradients, run.parameters()
+    baseline: list[torch.Tensor] = []
+    for name, hook in HOOKS.items():
+        run, messages = DDPRun(settings), SentMessages()
+        run.ddp.register_comm_hook(None, hook)
+        for _ in range(PASSES - 1):
+            run.backward(0)
+        with observing(messages):
+            run.train(range(1))
+        results = [run.gradients()]
+        loss = run.train(range(1, STEPS))
+        results.append(run.parameters())
         baseline = baseline or results
-        errors = [relative_error(mine, theirs) for mine, theirs in zip(results, baseline, strict=True)]
-        sent = {
-            "sends": ", ".join(sorted({dtype for dtype, _ in messages})),
-            "messages": len(messages),
-            "sent": sum(nbytes for _, nbytes in messages),
-        }
-        changed = {"gradient_rel": errors[0], "parameters_rel": errors[1], "loss": mean(all_gather_object(loss))}
+        check(find_largest_difference(run.ddp.module)[0], f"with this hook {DIFFER}")
+        gradient, parameters = map(relative_error, results, baseline)
+        types, sizes = zip(*messages.sent, strict=True)
+        sent = {"sends": ", ".join(sorted({*types})), "messages": len(sizes), "sent": sum(sizes)}
+        changed = {"gradient_rel": gradient, "parameters_rel": parameters, "loss": mean(all_gather_object(loss))}
         rows.append({"hook": name, **sent, **changed})
     return rows
-
-
-def train_with_hook(run: DDPRun) -> tuple[list[tuple[str, int]], torch.Tensor, float]:
-    """Take `STEPS` steps. Returns the messages of the first, its gradients, and this rank's part of the last loss."""
-    for _ in range(WARM_UP):
-        run.backward(0)
-    messages = SentMessages()
-    with observing(messages):
-        loss = run.step(0)
-    gradients = run.gradients()
-    for number in range(1, STEPS):
-        loss = run.step(number)
-    check(find_largest_difference(run.ddp.module)[0], f"with this hook {DIFFER}")
-    return messages.sent, gradients, loss
-
-
-def check(difference: float, text: str, most: float = 0) -> None:
-    """Raise `PlaygroundError`, with the text and the difference in it, if that is more than `most`, or not a number."""
-    if not difference <= most:
-        raise PlaygroundError(text.format(difference))
-
-
-def register_none(model: DistributedDataParallel) -> None:
-    """Do what DDP does without a hook."""
-    model.register_comm_hook(None, allreduce_hook)
-
-
-def register_fp16(model: DistributedDataParallel) -> None:
-    """11 bits of precision, and a largest value of 65,504."""
-    model.register_comm_hook(None, fp16_compress_hook)
-
-
-def register_bf16(model: DistributedDataParallel) -> None:
-    """8 bits of precision, and the range of float32."""
-    model.register_comm_hook(None, lambda _, bucket: bf16_compress_hook(None, bucket))  # torch wants CUDA for its own
 
 
 class SendEveryTime(GradSync):
@@ -285,9 +228,11 @@ def accumulation(rank: int, size: int, settings: LabSettings) -> list[Fields]:
     One row per way. Raises `PlaygroundError` if gradients differ by more than rounding.
     Source: https://docs.pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html (no_sync)
     """
-    model = build_model(settings.training.seed).double().eval()
-    run = DDPRun(model, settings.training, settings.caps[-1])
-    recorder, _ = record_passes(run)
+    run = DDPRun(settings, dtype=torch.float64)
+    run.ddp.eval()
+    _, sent = record_buckets(run.ddp)
+    for _ in range(PASSES - 1):
+        run.backward(0)
     small = [run.batch(number) for number in range(ACCUMULATED)]
     images, labels = (torch.cat(parts) for parts in zip(*small, strict=True))
     rows: list[Fields] = []
@@ -297,14 +242,13 @@ def accumulation(rank: int, size: int, settings: LabSettings) -> list[Fields]:
         ("all send", small, SendEveryTime(run.ddp)),
         ("no_sync but for the last", small, run.sync),
     ):
-        recorder.clear()
+        sent.clear()
         backward(run.optimizer, [partial(run.loss, batch, ACCUMULATED) for batch in batches], sync)
         gradients = run.gradients()
         whole = gradients if whole is None else whole
         error = relative_error(gradients, whole)
         check(error, f"{way}: gradients differ by {{}}, more than rounding does", ROUNDING)
-        counts = {"batches": len(batches), "messages": len(recorder.sent)}
-        rows.append({"way": way, **counts, "rel_error": error})
+        rows.append({"way": way, "batches": len(batches), "messages": len(sent), "rel_error": error})
     return rows
 
 
@@ -315,18 +259,14 @@ def uneven_inputs(rank: int, size: int, settings: LabSettings) -> list[Fields]:
     One row per rank. Raises `PlaygroundError` if replicas differ in the end.
     Source: https://docs.pytorch.org/docs/stable/distributed.algorithms.join.html
     """
-    batches, steps = BATCHES + rank, 0
-    run = build_run(settings)
-    recorder = BucketRecorder(run.ddp)
+    run, batches = DDPRun(settings), BATCHES + rank
+    _, sent = record_buckets(run.ddp)
     with Join([run.ddp]):
-        for number in range(batches):
-            run.step(number)
-            steps += 1
+        run.train(range(batches))
     difference, _ = find_largest_difference(run.ddp.module)
     check(difference, f"after Join {DIFFER}")
-    counts = {"rank": rank, "batches": batches, "steps": steps, "messages": len(recorder.sent)}
-    rows: list[Fields] = all_gather_object({**counts, "difference": difference})
-    return rows
+    row = {"rank": rank, "batches": batches, "messages": len(sent), "difference": difference}
+    return all_gather_object(row)
 
 
 def checkpoint(rank: int, size: int, settings: LabSettings) -> list[Fields]:
@@ -336,16 +276,15 @@ def checkpoint(rank: int, size: int, settings: LabSettings) -> list[Fields]:
     One row per part of the file that is loaded. Raises `PlaygroundError` if the training that was resumed from all of
     it ends elsewhere than one that was never interrupted.
     """
-    run = build_run(settings)
+    run = DDPRun(settings)
     run.train(range(STEPS))
     with temporary_folder("checkpoint") if rank == 0 else contextlib.nullcontext() as folder:
         place = [f"{folder}/checkpoint.pt"]
         if rank == 0:
             torch.save({"model": run.ddp.module.state_dict(), "optimizer": run.optimizer.state_dict()}, place[0])
         dist.broadcast_object_list(place, src=0)  # orders what follows after writing, as a barrier would
-        file = Path(place[0])
-        state: State = torch.load(file, map_location=device(), weights_only=True)  # which runs no code in it
-        read = all_gather_object(file.stat().st_size)  # rank 0 removes the file when all have read it
+        state = torch.load(place[0], map_location=device(), weights_only=True)  # which runs no code in it
+        read = all_gather_object(Path(place[0]).stat().st_size)  # rank 0 removes the file when all have read it
     run.train(range(STEPS, 2 * STEPS))
     rows: list[Fields] = []
     for names in (("model",), ("model", "optimizer")):
@@ -355,10 +294,10 @@ def checkpoint(rank: int, size: int, settings: LabSettings) -> list[Fields]:
     return rows
 
 
-def resume(settings: LabSettings, state: State, names: tuple[str, ...]) -> torch.Tensor:
+def resume(settings: LabSettings, state: dict[str, Any], names: tuple[str, ...]) -> torch.Tensor:
     """A new run takes what `names` says from the checkpoint, then the same steps as the uninterrupted one. Returns its
     parameters."""
-    run = build_run(settings)
+    run = DDPRun(settings)
     run.backward(0)  # after its first backward DDP rebuilds its buckets, and they decide in which order it adds
     run.ddp.module.load_state_dict(state["model"])
     if "optimizer" in names:
@@ -377,21 +316,17 @@ def sampler(rank: int, size: int, settings: LabSettings) -> list[Fields]:
     """
     samples = range(SAMPLES + (SAMPLES % size == 0))  # a number that cannot be shared out evenly
     seed = settings.training.seed
-    without_set_epoch, with_set_epoch, dropping = (
-        DistributedSampler(samples, seed=seed, drop_last=drop_last) for drop_last in (False, False, True)
-    )
-    ways = {f"no set_epoch, epoch {epoch}": list(without_set_epoch) for epoch in range(2)}
+    padding, dropping = (DistributedSampler(samples, seed=seed, drop_last=drop_last) for drop_last in (False, True))
+    ways = {f"no set_epoch, epoch {epoch}": [*padding] for epoch in range(2)}
     for epoch in range(2):
-        with_set_epoch.set_epoch(epoch)
-        ways[f"set_epoch({epoch})"] = list(with_set_epoch)
-    ways["drop_last"] = list(dropping)
-    ways["partition_dataset"] = list(partition_dataset(samples, size, seed)[0].dataset.index)
+        padding.set_epoch(epoch)
+        ways[f"set_epoch({epoch})"] = [*padding]
+    ways["drop_last"] = [*dropping]
+    ways["partition_dataset"] = [*partition_dataset(samples, size, seed)[0].dataset.index]
     rows = []
     for way, mine in ways.items():  # the positions of this rank's samples, in order
         shares = all_gather_object(mine)
         counts = Counter(place for theirs in shares for place in theirs)
-        doubled = [place for place in samples if counts[place] > 1]
-        left_out = [place for place in samples if not counts[place]]
-        by_rank = {f"rank {number}": theirs for number, theirs in enumerate(shares)}
-        rows.append({"sampler": way, **by_rank, "doubled": doubled, "left_out": left_out})
+        unfair = {"doubled": [p for p in samples if counts[p] > 1], "left_out": [p for p in samples if not counts[p]]}
+        rows.append({"sampler": way, **{f"rank {r}": theirs for r, theirs in enumerate(shares)}, **unfair})
     return rows

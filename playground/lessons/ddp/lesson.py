@@ -18,9 +18,9 @@ from torch.nn.parallel import DistributedDataParallel
 from playground.runtime import device
 from playground.training.data import Images, batches, partition_dataset, partition_test_set, training_images
 from playground.training.history import History
+from playground.training.loop import default_settings
 from playground.training.net import Net
 from playground.training.results import TrainingResult
-from playground.training.run import default_settings
 from playground.training.settings import TrainingSettings
 
 
@@ -48,9 +48,3 @@ def run(rank: int, size: int, settings: TrainingSettings | None = None) -> Train
             history.add(loss, output, labels)
 
     return history.result()
-
-
-if __name__ == "__main__":
-    from playground.console.script import run_lesson
-
-    run_lesson("ddp")

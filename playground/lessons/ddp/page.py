@@ -1,14 +1,13 @@
-"""The command `ddp`: train, or take DDP apart. The lab's hooks and parts by name, its settings, and its text. Does not
-import torch.
+"""The command `ddp`: train, or take DDP apart. The lab's parts by name, its settings, and its text. Does not import
+torch.
 
-A new hook is a function `register(model)` and a row in `HOOKS`. A new part is a function `part(rank, size, settings)`
-in lab.py that returns rows, a column in `COLUMNS` for each new key of theirs, and a row in `PARTS`: the choices of
---lab and the order of the lab derive from that one.
+A new part is a function `part(rank, size, settings)` in lab.py that returns rows, a column in `COLUMNS` for each new
+key of theirs, and a row in `PARTS`: the choices of --lab and the order of the lab derive from that one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,6 +18,7 @@ from playground.console.session import Session
 from playground.console.tables import RANK_COLUMN, Column, Texts, figures, tabulate
 from playground.console.text import heading, prose
 from playground.console.training import (
+    RUN_TRAINING,
     DataOptions,
     SnapshotOptions,
     announce_data,
@@ -27,22 +27,12 @@ from playground.console.training import (
     train_and_show,
 )
 from playground.lessons import LESSONS
+from playground.measurement import Fields
 from playground.runtime.remote import Remote, remote
 from playground.training.settings import TrainingSettings
 
-WARM_UP = 2
-"""Backward passes that precede every comparison: in the first, DDP has not arranged its buckets yet."""
 STEPS = 5
 """Steps with each hook in the part hooks, before and after the part checkpoint."""
-
-
-HOOKS = {
-    "none": remote("playground.lessons.ddp.lab:register_none"),
-    "fp16": remote("playground.lessons.ddp.lab:register_fp16"),
-    "bf16": remote("playground.lessons.ddp.lab:register_bf16"),
-}
-"""By name, functions called as `register(model)`: register the hook, with a new state, with a DistributedDataParallel.
-The others are compared with the first."""
 
 
 @dataclass(frozen=True)
@@ -61,34 +51,22 @@ class LabPart:
         return remote(f"playground.lessons.ddp.lab:{self.name}")
 
 
+CONTINUED = f"{STEPS} steps, the checkpoint, and {STEPS} steps more, compared with {2 * STEPS} steps on end"
 PARTS = {
-    part.name: part
-    for part in (
-        LabPart("buckets", "the buckets that DDP built", "gradients ready: of 8, when the bucket is sent"),
-        LabPart(
-            "hooks",
-            "what communication hooks save and what they cost",
-            "messages, sent: what a rank passes to all_reduce in a step; rel. error: norm of the error / norm",
-        ),
-        LabPart(
-            "accumulation",
-            "the messages that no_sync saves",
-            "errors: of the gradients, compared with those of one large batch",
-        ),
-        LabPart(
-            "uneven_inputs",
-            "how Join lets ranks finish at different times",
-            "difference: the largest of any parameter from rank 0, at the end",
-        ),
-        LabPart(
-            "checkpoint",
-            "a checkpoint that one rank writes and all read",
-            f"errors: of the parameters, after {STEPS} steps, the checkpoint, and {STEPS} steps more, compared with "
-            f"{2 * STEPS} steps on end",
-        ),
-        LabPart("sampler", "who gets which sample", "the positions of each rank's samples, in order"),
+    name: LabPart(name, shown, about)
+    for name, shown, about in (
+        ("buckets", "the buckets that DDP built", "gradients ready: of 8, when the bucket is sent"),
+        ("hooks", "what communication hooks save and what they cost",
+         "messages, sent: what a rank passes to all_reduce in a step; rel. error: norm of the error / norm"),
+        ("accumulation", "the messages that no_sync saves",
+         "errors: of the gradients, compared with those of one large batch"),
+        ("uneven_inputs", "how Join lets ranks finish at different times",
+         "difference: the largest of any parameter from rank 0, at the end"),
+        ("checkpoint", "a checkpoint that one rank writes and all read",
+         f"errors: of the parameters, after {CONTINUED}"),
+        ("sampler", "who gets which sample", "the positions of each rank's samples, in order"),
     )
-}
+}  # fmt: skip
 CAPS = (0.001, 0.02, 25.0)
 """MiB with which `Net` has several buckets, few, and as many as with DistributedDataParallel's default."""
 ACCUMULATED = 4
@@ -102,29 +80,24 @@ COLUMNS = {
         ("bucket_cap_mb", "bucket cap", "MiB", "g"), ("bucket",), ("bytes", "size", "bytes", ","),
         ("ready", "gradients\nready"), ("messages",), ("sent", "sent", "bytes", ","),
         ("gradient_rel", "gradient\nrel. error", "", ".1e"), ("parameters_rel", "parameters\nrel. error", "", ".1e"),
-        ("loss", "loss", "", ".6f"), ("batches",), ("steps",),
+        ("loss", "loss", "", ".6f"), ("batches",),
         ("rel_error", "rel. error", "", ".1e"), ("difference",), ("read", "read", "bytes", ","),
     ),
 }  # fmt: skip
 """Columns of the lab's tables, by the names of values in rows; others are text under their own name."""
 
 
-def part_texts(part: LabPart, ranks: Sequence[object]) -> Texts:
-    """A part: its name, its summary, and its table. `ranks`: the rows of all ranks, which are the same."""
-    about: Texts = ["", prose(heading(part.name), f": {part.code.summary}")]
-    rows = ranks[0]
-    if isinstance(rows, Mapping):
-        return [*about, f"  the backend refuses: {rows['refused']}"]
-    assert isinstance(rows, list)
-    names = dict.fromkeys(name for row in rows for name in row)
-    shown = [{name: cell(row.get(name)) for name in names} for row in rows]
-    return [*about, f"  {part.about}", tabulate(shown, COLUMNS, Column("", wraps=True))]
+def part_texts(part: LabPart, rows: Sequence[Fields]) -> Texts:
+    """A part: its name, its summary, and its table."""
+    shown = [{name: cell(value) for name, value in row.items()} for row in rows]
+    about = prose(heading(part.name), f": {part.code.summary}")
+    return ["", about, f"  {part.about}", tabulate(shown, COLUMNS, Column("", wraps=True))]
 
 
 def cell(value: object) -> object:
     """Numbers of a list one after the other; of more than four names, the first and the last."""
     if not isinstance(value, list):
-        return "" if value is None else value
+        return value
     if len(value) > 4 and isinstance(value[0], str):
         return f"{value[0]} … {value[-1]} ({len(value)})"
     return " ".join(map(str, value)) or "-"
@@ -185,12 +158,12 @@ def run_and_show_lab(session: Session, data: DataOptions, settings: LabSettings)
     """Run the parts of the lab and show the results."""
     world, training = session.world, settings.training
     training.check_batch(world.size)
-    world.warm_up(RUN_LAB, *HOOKS.values())
+    world.warm_up(RUN_TRAINING, RUN_LAB)
     prepared, training = announce_data(session, data, training, "lab: on the model net")
     settings = replace(settings, training=training)
-    by_part = dict(zip(settings.parts, zip(*session.launch(RUN_LAB, settings), strict=True), strict=True))
-    parts = [PARTS[name] for name in settings.parts]
-    for part in parts:
-        session.say(*part_texts(part, by_part[part.name]))
-    session.say("", f"Shown: {', '.join(part.shown for part in parts)}.")
+    by_rank = session.launch(RUN_TRAINING, RUN_LAB, settings)
+    by_part = dict(zip(settings.parts, zip(*by_rank, strict=True), strict=True))
+    for name, (rows, *_) in by_part.items():
+        session.say(*part_texts(PARTS[name], rows))
+    session.say("", f"Shown: {', '.join(PARTS[name].shown for name in by_part)}.")
     session.print_document(by_part, dataset=prepared.summary, lab={"caps": settings.caps})

@@ -98,9 +98,3 @@ def die_if_due(rank: int, step: int, kills: Sequence[Kill]) -> None:
     if (rank, step) in kills[restart_count() : restart_count() + 1]:
         report(killed=step)
         os.kill(os.getpid(), signal.SIGKILL)
-
-
-if __name__ == "__main__":
-    from playground.console.script import run_lesson
-
-    run_lesson("elastic")

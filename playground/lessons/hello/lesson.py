@@ -8,7 +8,6 @@ The tutorial's `init_process(rank, size, fn)` and its processes come first. What
 the same, and sees to ports, failures and whoever never comes: playground/runtime.
 
     python -m playground hello -n 4
-    python -m playground hello -n 4 --init-method env://
     torchrun --nproc-per-node 4 -m playground hello
 """
 
@@ -106,9 +105,3 @@ def where_am_i(rank: int, size: int) -> dict[str, object]:
         "local_rank": local_rank,
         "rank_as_a_sum": f"{before} + {local_rank} = {first + local_rank}",
     }
-
-
-if __name__ == "__main__":
-    from playground.console.script import run_lesson
-
-    run_lesson("hello")

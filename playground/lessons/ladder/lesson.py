@@ -10,8 +10,8 @@ order that changes, so that whatever else the machine does meets all of them. In
 gradients without a backward to hide behind, which shows how much of that it hides in its steps.
 `--bucket-cap-mb` holds for the rungs and for DistributedDataParallel. `--all-reduce` is for the rungs:
 DistributedDataParallel has the backend's.
-Every rung is in playground/training, in sync.py or flat_step.py, or is a lesson of its own (zero), and is what
-`sgd --sync` takes; that for embeddings is in sparse_embeddings.py. The measurement is in measure.py.
+Every rung is in playground/training/sync.py or in the lesson zero, and is what `sgd --sync` takes; that for embeddings
+is in sparse_embeddings.py. The measurement is in measure.py.
 """
 
 from __future__ import annotations
@@ -53,9 +53,3 @@ def run(rank: int, size: int, settings: LadderSettings) -> Fields:
     names = candidates(settings.model, settings.link)
     rungs = {name: partial(new_rung, name, bucket_cap=settings.bucket_cap) for name in names}
     return measure(rungs, model, settings)
-
-
-if __name__ == "__main__":
-    from playground.console.script import run_lesson
-
-    run_lesson("ladder")

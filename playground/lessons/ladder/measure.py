@@ -63,7 +63,7 @@ def measure(new_syncs: Mapping[str, NewSync], start: nn.Module, settings: Ladder
     new_sgd = partial(torch.optim.SGD, lr=settings.lr, momentum=settings.momentum)
     for name, new_sync in new_syncs.items():
         rounds.heartbeat.beat()
-        messages.append(count_messages(new_sync, start, all_reduce, rounds.inputs))
+        messages.append(count_messages(new_sync, start, rounds.inputs))
         timed_sync = partial(over_link, link, new_sync) if link else new_sync
         replicas.append(TimedReplica(name, start, timed_sync, all_reduce, new_sgd))
 
@@ -220,49 +220,41 @@ class ReadyGradients(torch.autograd.Function):
         return None, None, *gradients
 
 
-def count_messages(
-    new_sync: NewSync, start: nn.Module, all_reduce: AllReduce, inputs: tuple[torch.Tensor, ...]
-) -> list[tuple[int, bool]]:
+def count_messages(new_sync: NewSync, start: nn.Module, inputs: tuple[torch.Tensor, ...]) -> list[tuple[int, bool]]:
     """The messages of a rank in a step on its share of a batch, on a rung or by DistributedDataParallel: the bytes of
     each, and whether it leaves before the last gradient is ready, so that it can be hidden. Counted on a replica that
-    is not timed: DistributedDataParallel shows them to a communication hook only, which would be timed too."""
+    is not timed: DistributedDataParallel shows them in a communication hook only, which would be timed too."""
     model = copy.deepcopy(start)
     params = trainable_parameters(model)
-    sent, missing = list[tuple[int, bool]](), set(params)
-
-    def counted(tensor: torch.Tensor, **options: Any) -> Any:
-        sent.append((tensor.nbytes, bool(missing)))
-        return all_reduce(tensor, **options)
-
-    def counted_bucket(bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
-        sent.append((bucket.buffer().nbytes, bool(missing)))
-        return allreduce_hook(None, bucket)
-
+    messages = SentMessages()
     for param in params:
-        param.register_post_accumulate_grad_hook(missing.discard)
-    sync = new_sync(model, counted)
+        param.register_post_accumulate_grad_hook(messages.missing.discard)
+    sync = new_sync(model, dist.all_reduce)
     if isinstance(sync.model, DistributedDataParallel):
-        sync.model.register_comm_hook(None, lambda _, bucket: counted_bucket(bucket))
+        sync.model.register_comm_hook(None, allreduce_hook)
     optimizer = sync.optimizer(torch.optim.SGD)
     for _ in range(2):  # DistributedDataParallel rebuilds its buckets after the first backward
-        sent.clear()
-        missing.update(params)
-        with observing(ShareMessages(sent, missing)):
+        messages.sent.clear()
+        messages.missing.update(params)
+        with observing(messages):
             training_step(optimizer, [lambda: sync.model(*inputs).sum()], sync)
-    return sent
+    return messages.sent
 
 
-class ShareMessages(Observer):
-    """Adds the collectives on shares, which rungs call without being given them, to those `sent`: each is a half of an
-    all-reduce of the whole that is cut or put together."""
+class SentMessages(Observer):
+    """What is sent in a step. A collective on shares is a half of an all-reduce of the whole that is cut or put
+    together."""
 
-    def __init__(self, sent: list[tuple[int, bool]], missing: set[Any]) -> None:
-        self.sent, self.missing = sent, missing
+    def __init__(self) -> None:
+        self.sent: list[tuple[int, bool]] = []
+        """Bytes, and whether a gradient was missing, of each message."""
+        self.missing: set[torch.Tensor] = set()
+        """Parameters whose gradients are not ready yet."""
 
     def begun(self, call: Call) -> None:
-        if call.name in ("reduce_scatter_tensor", "all_gather_into_tensor"):
-            whole = max(tensor.nbytes for tensor in (*call.inputs, *call.outputs))
-            self.sent.append((whole // 2, bool(self.missing)))
+        whole = max(tensor.nbytes for tensor in (*call.inputs, *call.outputs))
+        if call.name in ("all_reduce", "reduce_scatter_tensor", "all_gather_into_tensor"):
+            self.sent.append((whole if call.name == "all_reduce" else whole // 2, bool(self.missing)))
 
 
 def over_link(link: Link, new_sync: NewSync, model: nn.Module, all_reduce: AllReduce) -> GradSync:

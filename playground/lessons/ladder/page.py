@@ -84,19 +84,14 @@ class LadderSettings(TrainingSettings):
 
 
 Rung = Fields
-"""One rung, or DistributedDataParallel, on all ranks together. Times are in seconds.
+"""One rung, or DistributedDataParallel, on all ranks together: the figures that `LEGEND` explains by their names, times
+in seconds, shares from 0 to 1. Besides:
 
-- `forward`, `backward`, `exposed`, `step`: the parts of a step, medians over its rounds; of each round, those of the
-  rank that came last to the averaging: it waits for messages, and not for slower ranks.
-- `alone`: the median time of the same averaging with no backward to hide behind, on the rank that came last to it;
-  `hidden`: the share of it that is not exposed, 0 to 1.
 - `messages`, `bytes`: per step, on the rank that sends most (where only the rows in use of an embedding travel, in the
-  first step); `early_bytes`: of those that leave before the last gradient is ready, for no more can be hidden.
-- `rung`: its name; `p50`: the median time of a step on its slowest rank.
+  first step); `early_bytes`: of those that leave before the last gradient is ready.
 - `loss`: the mean over the last global batch; `difference_to_ddp`: the largest difference of any parameter to
   DistributedDataParallel's, on any rank; `replicas_max_difference`: between a rank and rank 0, where BatchNorm's
   statistics are each rank's own.
-- `speed_to_first`, `speed_to_ddp`: how many times as fast, by `p50`.
 - `caveat`: why `hidden` is less than it could be, where the backend keeps DistributedDataParallel from hiding messages.
 """
 

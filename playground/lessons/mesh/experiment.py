@@ -22,13 +22,14 @@ from playground.lessons.mesh import costs
 from playground.lessons.mesh.lesson import GPTStage, Mesh, layers_of
 from playground.lessons.mesh.page import PLACEMENTS, MeshSettings
 from playground.lessons.pipeline.experiment import warm_up
-from playground.lessons.tensor.experiment import parameter_difference, sent_by
+from playground.lessons.tensor.experiment import parameter_difference
 from playground.measurement import Fields
 from playground.runtime import device, report, synchronize
 from playground.runtime.meeting.agreement import require_same_on_all_ranks
 from playground.runtime.tap import Call, Observer, observing, ranks_of
 from playground.training.gpt import LR, GPTConfig, copying, copying_loss, new_model
 from playground.training.replicas import broadcast_parameters
+from playground.training.traffic import sent_by
 
 CONFIG = GPTConfig(costs.LAYERS, costs.WIDTH, costs.HEADS, costs.LENGTH, costs.VOCABULARY)
 Step = Callable[[Tensor, Tensor], float]

@@ -115,9 +115,3 @@ class GPTStage(Stage):
         if self.grid.is_last:
             output = vocabulary_loss(output, self.labels[m], self.ranks, self.targets_in_all)
         return output
-
-
-if __name__ == "__main__":
-    from playground.console.script import run_lesson
-
-    run_lesson("mesh")

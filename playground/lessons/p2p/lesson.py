@@ -151,9 +151,3 @@ def ring(rank: int, size: int) -> dict[str, float]:
         token += 1
         dist.send(token, right)
     return {"before": before, "after": token.item()}
-
-
-if __name__ == "__main__":
-    from playground.console.script import run_lesson
-
-    run_lesson("p2p")

@@ -1,8 +1,7 @@
-"""The published mistake, then the same training by all-reduce and by a server in every mode."""
+"""The same training by all-reduce, and by a server in every mode."""
 
 from __future__ import annotations
 
-import re
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -31,21 +30,15 @@ from playground.lessons.parameter_server.page import ALL_REDUCE, SERVER, ServerS
 from playground.measurement import Fields
 from playground.measurement.interleave import Heartbeat
 from playground.remote.agent import Agent
-from playground.remote.autograd import apply_remotely
 from playground.runtime.meeting.agreement import require_same_on_all_ranks
-from playground.training.net import Net
 from playground.training.replicas import flat
 
 
-def run(rank: int, size: int, settings: ServerSettings) -> list[Fields] | Fields | None:
-    """Repeat the published mistake, train by all-reduce, then by a server in every mode.
-
-    The server's rank returns the results of all-reduce and of each mode, each worker that of the mistake.
-    """
+def run(rank: int, size: int, settings: ServerSettings) -> list[Fields]:
+    """Train by all-reduce, then by a server in every mode. The server's rank returns the result of each."""
     require_same_on_all_ranks(settings.on_all_ranks())
     workers = dist.new_group(list(range(1, size)))
     with Agent() as agent:
-        mistake = repeat_the_mistake(agent, workers)
         by_all_reduce: list[Any] = [None if rank == SERVER else train_by_all_reduce(workers, settings)]
         dist.broadcast_object_list(by_all_reduce, src=SERVER + 1)
         result, parameters = by_all_reduce[0]
@@ -54,7 +47,7 @@ def run(rank: int, size: int, settings: ServerSettings) -> list[Fields] | Fields
         for _ in settings.modes:
             agent.barrier()
             train_with_server(agent, workers, settings)
-        return mistake
+    return []
 
 
 def serve_mode(
@@ -166,69 +159,3 @@ class MeasuredServer(ParameterServer):
             lost_workers=self.lost,
             difference_to_all_reduce=(self.early - early_by_all_reduce).abs().max().item(),
         )
-
-
-IN_PLACE = re.compile(r"one of the variables needed for gradient computation .*? instead")
-"""Autograd's message, without its advice on debugging."""
-models: list[nn.Module] = []
-"""On the server's rank, the model that all workers train."""
-
-
-def repeat_the_mistake(agent: Agent, workers: Any) -> Fields | None:
-    """The parameter server that many have copied: the workers' forward passes run through the server's own parameters.
-
-    Every worker has the server compute part of its forward pass, so that its graph holds the server's parameters. Then
-    one worker's step changes them, in place, and the next worker's backward pass finds other values than its forward
-    pass used. With one worker nothing happens; with two it depends on who is faster. Here the order is fixed: all
-    workers go forward, the first one backward, and steps; then the others go backward. Returns what this worker met;
-    None on the server.
-    Source: https://docs.pytorch.org/tutorials/intermediate/rpc_param_server_tutorial.html; what becomes of it:
-    pytorch/examples#780 and #856
-    """
-    models[:] = [Net().eval()]
-    dist.barrier()
-    met = None if agent.rank == SERVER else meet(agent, workers)
-    dist.barrier()
-    models.clear()
-    return met
-
-
-def meet(agent: Agent, workers: Any) -> Fields:
-    """One worker's part: the version of the server's parameters that its forward pass read, the one that its backward
-    pass found, and the error of that, or nothing."""
-    worker, error = dist.get_rank(workers), ""
-    read = agent.call(SERVER, version)
-    output = apply_remotely(agent, SERVER, compute, torch.ones(4, 1, 28, 28))
-    loss = F.nll_loss(output, torch.zeros(4, dtype=torch.int64))
-    dist.barrier(workers)
-    found = agent.call(SERVER, version)
-    if worker == 0:
-        loss.backward()
-        agent.call(SERVER, take_step)
-    dist.barrier(workers)
-    if worker > 0:
-        found = agent.call(SERVER, version)
-        try:
-            loss.backward()
-        except RuntimeError as raised:
-            in_place = IN_PLACE.search(str(raised))
-            if not in_place:
-                raise
-            error = in_place[0]
-    return {"worker": worker, "version_read": read, "version_found": found, "error": error}
-
-
-def compute(images: torch.Tensor) -> torch.Tensor:
-    return models[0](images)
-
-
-def version() -> int:
-    """On the server: how often its first parameter was changed in place."""
-    return next(models[0].parameters())._version
-
-
-@torch.no_grad()
-def take_step() -> None:
-    """On the server: plain SGD, in place."""
-    for param in models[0].parameters():
-        param -= 0.01 * param.grad

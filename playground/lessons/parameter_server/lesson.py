@@ -7,8 +7,7 @@
 Rank 0 is the server. A worker pulls the parameters, computes a gradient on its part of a batch and pushes it; the reply
 brings the parameters for the next one. When the server takes a step, and when it replies, is the mode: synchronous,
 asynchronous, or in between. All that travels are remote calls (playground/remote/).
-No graph reaches from a worker into the server's parameters, so none breaks when they change. In the server that many
-have copied one does, and it fails with more than one worker: experiment.py.
+No graph reaches from a worker into the server's parameters, so none breaks when they change.
 Sources: Li et al., Scaling Distributed Machine Learning with the Parameter Server, 2014; Ho et al., More Effective
 Distributed ML via a Stale Synchronous Parallel Parameter Server, 2013
 """
@@ -204,9 +203,3 @@ def paced(settings: ServerSettings, workers: Any) -> Iterator[None]:
     if dist.get_rank(workers) == dist.get_world_size(workers) - 1:
         synchronize()
         time.sleep((settings.slow_worker - 1) * (time.perf_counter() - started))
-
-
-if __name__ == "__main__":
-    from playground.console.script import run_lesson
-
-    run_lesson("parameter-server")

@@ -10,8 +10,8 @@ import click
 
 from playground.console.options import flags
 from playground.console.session import Session
-from playground.console.tables import Column, Table, Texts, figures, numbers, tabulate
-from playground.console.text import Prose, good, heading, prose
+from playground.console.tables import Column, Table, Texts, figures, tabulate
+from playground.console.text import Prose, good, prose
 from playground.console.training import DataOptions, announce_data, data_options, echo_loss
 from playground.lessons import LESSONS
 from playground.measurement import Fields
@@ -71,32 +71,15 @@ def steps_verdict(modes: Sequence[Fields]) -> str:
     return "in every mode the server took as many gradients as all-reduce"
 
 
-SHOWN = len("is at version 2; expected version 1 instead")
-"""Characters of an error in a table, from its end."""
-
-
-def mistake_texts(met: Sequence[Fields]) -> Texts:
-    about = (
-        ": the workers' forward passes run through the server's own parameters; worker 0 goes "
-        "backward and steps, then the others go backward."
-    )
-    table = Table(*numbers("worker", "version\nread", "version\nfound"), Column("backward", wraps=True))
-    for each in met:
-        worker, read, found, error = each.values()
-        table.add(worker, read, found, f"fails: … {error[-SHOWN:]}" if error else "goes well")
-    errors = [f"In full: {each['error']}." for each in met if each["error"]]
-    return [prose(heading("the mistake"), about), table, *errors[:1]]
-
-
 def result_texts(modes: Sequence[Fields]) -> Texts:
-    about = ": each worker computes on a copy of its own; the server adds and steps."
+    about = "Each worker computes on a copy of its own; the server adds and steps."
     rows = []
     for each in modes:
         counts = each["staleness"]
         mean = sum(steps * count for steps, count in counts.items()) / sum(counts.values())
         rows.append({**each, "mean_staleness": mean})
     lost = [loss_text(each) for each in modes if each["lost_workers"]]
-    return [prose(heading("the right one"), about), tabulate(rows, COLUMNS), *lost]
+    return [about, tabulate(rows, COLUMNS), *lost]
 
 
 def loss_text(mode: Fields) -> Prose:
@@ -138,10 +121,9 @@ def command(session: Session, data: DataOptions, modes: tuple[str, ...], **chose
     rows = {ALL_REDUCE: "no server: the workers average their gradients"} | {mode: MODES[mode] for mode in asked.modes}
     modes_table = Table("mode", Column("what it does", wraps=True), rows=rows.items())
     prepared, settings = announce_data(session, data, asked, work, "", modes_table)
-    found, *met = session.launch(RUN, settings, expendable=range(1, world.size), on_loss=echo_loss)
-    mistakes = [each for each in met if each]  # without those of lost workers
+    found, *_ = session.launch(RUN, settings, expendable=range(1, world.size), on_loss=echo_loss)
     verdict = steps_verdict(found)
-    session.say("", *mistake_texts(mistakes), "", *result_texts(found), "")
+    session.say("", *result_texts(found), "")
     session.say(prose(f"Shown: {LESSON.conclude(workers)}; ", good(verdict), "."))
     recipe = {name: getattr(asked, name) for name in ("staleness", "slow_worker", "batch_size")}
-    session.print_document({"mistake": mistakes}, dataset=prepared.summary, **recipe, modes=found)
+    session.print_document({}, dataset=prepared.summary, **recipe, modes=found)

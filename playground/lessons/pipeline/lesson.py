@@ -153,9 +153,3 @@ class Outbox:
         if self.sending is not None:
             self.sending[0].wait()
             self.sending = None
-
-
-if __name__ == "__main__":
-    from playground.console.script import run_lesson
-
-    run_lesson("pipeline")

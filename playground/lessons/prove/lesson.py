@@ -263,9 +263,3 @@ def minus_rank_0(values: torch.Tensor) -> torch.Tensor:
     root = values.clone()
     dist.broadcast(root, src=0)
     return values - root
-
-
-if __name__ == "__main__":
-    from playground.console.script import run_lesson
-
-    run_lesson("prove")

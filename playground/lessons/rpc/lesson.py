@@ -129,9 +129,3 @@ def weight() -> torch.Tensor:
 def gradient() -> torch.Tensor:
     """Ours is added to `.grad`, as by any backward pass."""
     return weights[0].grad
-
-
-if __name__ == "__main__":
-    from playground.console.script import run_lesson
-
-    run_lesson("rpc")

@@ -20,10 +20,10 @@ from torch import nn
 from playground.runtime import device
 from playground.training.data import Images, batches, partition_dataset, partition_test_set, training_images
 from playground.training.history import History
+from playground.training.loop import default_settings
 from playground.training.net import Net
 from playground.training.replicas import broadcast_parameters
 from playground.training.results import TrainingResult
-from playground.training.run import default_settings
 from playground.training.settings import TrainingSettings
 
 
@@ -60,9 +60,3 @@ def average_gradients(model: nn.Module) -> None:
     for param in model.parameters():
         dist.all_reduce(param.grad, op=dist.ReduceOp.SUM)
         param.grad /= size
-
-
-if __name__ == "__main__":
-    from playground.console.script import run_lesson
-
-    run_lesson("sgd")

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from statistics import median
 
 import torch
@@ -17,9 +16,10 @@ from playground.lessons.tensor.page import EXACT_STEPS, HEADS, LAYERS, LENGTH, V
 from playground.measurement import Fields
 from playground.runtime import device, report, synchronize
 from playground.runtime.meeting.agreement import require_same_on_all_ranks
-from playground.runtime.tap import MESSAGES, Call, Observer, observing
+from playground.runtime.tap import observing
 from playground.training.activations import ActivationCounter
 from playground.training.gpt import LR, GPTConfig, copying, copying_loss, new_model, set_lr
+from playground.training.traffic import SlowLink, Traffic
 
 CONFIG = GPTConfig(layers=LAYERS, width=WIDTH, heads=HEADS, length=LENGTH, vocabulary=VOCABULARY)
 
@@ -106,39 +106,3 @@ def train(way: str, settings: TensorSettings) -> Fields:
         "first": losses[0],
         "last": losses[-1],
     }
-
-
-TIMES_SENT = {"all_reduce": 2, "all_gather_into_tensor": 1, "reduce_scatter_tensor": 1, "all_to_all_single": 1}
-"""How often a rank of N sends (N - 1) / N of the whole tensor, if the collective is a ring's or goes straight."""
-
-
-def sent_by(call: Call) -> float:
-    """Bytes that this rank sends in a call. Raises `KeyError` for an operation that is not in `TIMES_SENT`."""
-    if call.method in MESSAGES:
-        return sum(tensor.nbytes for tensor in call.inputs)
-    whole = max(sum(tensor.nbytes for tensor in tensors) for tensors in (call.inputs, call.outputs))
-    return TIMES_SENT[call.name] * whole * (len(call.ranks) - 1) / len(call.ranks)
-
-
-class Traffic(Observer):
-    """Counts calls, by operation, and the bytes that this rank sends in them."""
-
-    def __init__(self) -> None:
-        self.calls, self.sent = Counter[str](), 0.0
-
-    def begun(self, call: Call) -> None:
-        self.calls[call.name] += 1
-        self.sent += sent_by(call)
-
-
-class SlowLink(Observer):
-    """Lets no call that blocks end earlier than it would over a link of `gbit` 10^9 bits per second."""
-
-    def __init__(self, gbit: float) -> None:
-        self.seconds_per_byte, self.ends = 8e-9 / gbit, dict[int, float]()
-
-    def begun(self, call: Call) -> None:
-        self.ends[call.number] = time.monotonic() + sent_by(call) * self.seconds_per_byte
-
-    def done(self, calls: Sequence[Call]) -> None:
-        time.sleep(max(0.0, max(self.ends.pop(call.number) for call in calls) - time.monotonic()))

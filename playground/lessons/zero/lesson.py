@@ -11,7 +11,7 @@ Source: Rajbhandari et al., ZeRO, 2020, arXiv 1910.02054; Zhao et al., PyTorch F
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch import nn
 
 from playground.lessons.zero.shares import Row, units
-from playground.training.sync import GradSync, buckets, pausing, trainable_parameters
+from playground.training.sync import AllReduce, GradSync, buckets, pausing, trainable_parameters
 
 SECOND = "a second backward before the optimizer's step: put the first one under no_sync"
 
@@ -28,11 +28,12 @@ SECOND = "a second backward before the optimizer's step: put the first one under
 class DDP(GradSync):
     """Every rank holds everything: all-reduce the gradients, step for all parameters."""
 
-    is_cut = False
-
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, all_reduce: AllReduce = dist.all_reduce) -> None:
         super().__init__(model)
-        self.rows = [Row(params, dist.get_world_size() if self.is_cut else 1) for params in self.parts()]
+        self.all_reduce, self.rows = all_reduce, [self.new_row(params) for params in self.parts()]
+
+    def new_row(self, params: Sequence[nn.Parameter]) -> Row:
+        return Row(params, cuts=1)
 
     def parts(self) -> Iterable[list[nn.Parameter]]:
         """The parameters of each row: all of one type."""
@@ -46,7 +47,7 @@ class DDP(GradSync):
         for row in self.rows:
             for param in row.params:
                 param.grad = row.add(param)
-            dist.all_reduce(row.gradients)
+            self.all_reduce(row.gradients)
             row.share.grad = row.gradients
 
     def after_step(self, last: bool) -> None:
@@ -57,7 +58,8 @@ class DDP(GradSync):
 class Zero1(DDP):
     """The optimizer's state in shares: reduce-scatter the gradients, step for this rank's share, all-gather."""
 
-    is_cut = True
+    def new_row(self, params: Sequence[nn.Parameter]) -> Row:
+        return Row(params, dist.get_world_size())
 
     def after_backward(self) -> None:
         for row in self.rows:
@@ -71,10 +73,12 @@ class Zero1(DDP):
 
     def after_step(self, last: bool) -> None:
         for row in self.rows:
-            dist.all_gather_into_tensor(row.values, row.share.detach())
+            row.gather()
             row.share.grad = None
             if row.gradients is not None:
                 row.gradients.zero_()
+        for row in self.rows:
+            row.wait()
 
 
 class Zero2(Zero1):
@@ -146,7 +150,8 @@ class Zero3(Zero2):
         """Fetch a unit's parameters, start to fetch the following unit's, and wait for the first."""
         for each in (number, following):
             for row in self.units[each] if 0 <= each < len(self.units) else ():
-                row.gather()
+                if row.is_free:
+                    row.gather()
         for row in self.units[number]:
             row.wait()
 
@@ -161,15 +166,9 @@ class Zero3(Zero2):
     def after_step(self, last: bool) -> None:
         for row in self.rows:
             row.share.grad = None
-            if last:
+            if last and row.is_free:
                 row.gather()
-                row.wait()
+            row.wait()
 
 
 WAYS = {"ddp": DDP, "zero-1": Zero1, "zero-2": Zero2, "zero-3": Zero3}
-
-
-if __name__ == "__main__":
-    from playground.console.script import run_lesson
-
-    run_lesson("zero")

@@ -18,15 +18,21 @@ class Row:
     shares. The optimizer gets `share`, this rank's, which is part of the same memory, in the parameters' place."""
 
     def __init__(self, params: Sequence[nn.Parameter], cuts: int) -> None:
-        self.params, self.numel = params, sum(param.numel() for param in params)
+        self.params, self.cuts, self.numel = params, cuts, sum(param.numel() for param in params)
         self.share_numel, self.rank = -(-self.numel // cuts), dist.get_rank() % cuts
-        self.values = params[0].detach().new_zeros(cuts * self.share_numel)
+        self.values = self.new_values()
         for param, view in views_of(self.values[: self.numel], params).items():
             view.copy_(param.detach())
             param.data = view
         self.share = nn.Parameter(self.cut(self.values))
         self.gathering: Any = None
         self.expect_gradients()
+
+    def new_values(self) -> torch.Tensor:
+        return self.params[0].detach().new_zeros(self.cuts * self.share_numel)
+
+    def new_gradients(self) -> torch.Tensor:
+        return torch.zeros_like(self.values)
 
     def cut(self, row: torch.Tensor) -> torch.Tensor:
         """This rank's share of a row."""
@@ -41,17 +47,22 @@ class Row:
     def add(self, param: torch.Tensor) -> torch.Tensor:
         """Put this rank's part of the mean gradient of `param` into `gradients`: zero, if backward did not reach it."""
         if self.gradients is None:
-            self.gradients = torch.zeros_like(self.values)
+            self.gradients = self.new_gradients()
             self.views = views_of(self.gradients[: self.numel], self.params)
         view = self.views[param]
         view.zero_() if param.grad is None else torch.mul(param.grad, 1 / dist.get_world_size(), out=view)
         return view
 
+    @property
+    def is_free(self) -> bool:
+        """Whether the parameters are neither here nor on their way."""
+        return not self.values.untyped_storage().nbytes()
+
     def gather(self) -> None:
-        """Start to fetch the parameters from all ranks, unless they are here, or on their way."""
-        if not self.values.untyped_storage().nbytes():
+        """Start to fetch the parameters from all ranks."""
+        if self.is_free:
             self.values.untyped_storage().resize_(self.values.nbytes)
-            self.gathering = dist.all_gather_into_tensor(self.values, self.share.detach(), async_op=True)
+        self.gathering = dist.all_gather_into_tensor(self.values, self.share.detach(), async_op=True)
 
     def wait(self) -> None:
         """Until all parameters are here."""

@@ -28,7 +28,6 @@ reduction inside the switch, ends a program that shares."""
 ENDS_SOON = {"TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "1000"}
 """When an operation has timed out, torch's watchdog waits four times this long, 60 s by default, before it ends the
 rank: for all ranks to write what they have recorded."""
-TWO_ON_ONE_GPU = ("Duplicate GPU detected", "Multiple Ranks are using the same GPU")
 
 
 class Nccl(Backend):
@@ -122,14 +121,7 @@ class Nccl(Backend):
         )
 
     def explain_init_failure(self, error: Exception) -> str:
-        last = last_error()
-        if any(words in f"{error} {last}" for words in TWO_ON_ONE_GPU):
-            return (
-                f"several ranks use one GPU, and NCCL {format_version(nccl_version())} "
-                f"{'was told not to share it' if nccl_version() >= SHARES_A_GPU else 'cannot share it'} "
-                f"(sharing needs {format_version(SHARES_A_GPU)}): start one rank for each GPU"
-            )
-        said = super().explain_init_failure(error)
+        said, last = super().explain_init_failure(error), last_error()
         return said if last in said else f"{said}: {last}"
 
     def libraries(self) -> dict[str, object]:

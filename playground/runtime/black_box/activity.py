@@ -26,7 +26,7 @@ from playground.runtime.meeting.connections import tcp_connections
 BETWEEN_LOOKS = 0.1
 """Seconds between two looks that show whether something moves."""
 HARMLESS = (
-    "launcher", "watch the peers", "wait for signals", "wait for torchrun", "close the process group", "tqdm_monitor",
+    "launcher", "watch the peers", "wait for signals", "close the process group", "tqdm_monitor",
     TIME_LIMIT,
 )  # fmt: skip
 NAMED, LOOPS = re.compile(r"pt_|gloo_"), re.compile(r"pt_tcpstore|gloo_tcp_loop")

@@ -196,17 +196,11 @@ class Box:
             self.raised[kind] = self.write("raised", kind.__name__)
         return self.raised[kind]
 
-    def end(self, number: int) -> None:
-        """The operation is over."""
+    def end(self, number: int, how: int = 0) -> None:
+        """The operation is over; with `MAY_GIVE_UP`, it has a time limit of its own from now on."""
         place = RING // 8 + RECORD.size // 8 * (number % CAPACITY)
         if self.words[place] == number:  # otherwise a later one has taken its place
-            self.words[place + DONE_AT] = time.monotonic_ns()
-
-    def limit(self, number: int) -> None:
-        """The operation has a time limit of its own from now on."""
-        place = RING // 8 + RECORD.size // 8 * (number % CAPACITY)
-        if self.words[place] == number:
-            self.words[place + DONE_AT] = MAY_GIVE_UP
+            self.words[place + DONE_AT] = how or time.monotonic_ns()
 
 
 def plain(value: Any) -> Any:

@@ -7,12 +7,12 @@ told: if so, they all were at the moment when it asked.
 
 from __future__ import annotations
 
-import json
 import os
-from dataclasses import asdict, replace
-from typing import TYPE_CHECKING, Any
+import pickle
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
-from playground.runtime.black_box import UNASKED, Doing, Operation, RankState
+from playground.runtime.black_box import UNASKED, Doing, RankState
 from playground.runtime.black_box.activity import Activity, compare, look
 from playground.runtime.black_box.box import LATEST, Box, View
 from playground.runtime.black_box.diagnosis import Diagnosis, diagnose, find_mismatch
@@ -47,7 +47,7 @@ class Exchange:
         before, self.seen = self.seen, (self.view.progress, look(self.port))
         still = self.seen == before and (self.view.waits or self.view.has_ended)
         if still and self.seen != self.told:
-            self.store.set(f"state {self.rank}", encode(self.state()))
+            self.store.set(f"state {self.rank}", pickle.dumps(self.state()))
             self.store.add("states", 1)
             self.told = self.seen
         if (asked := self.store.add("asked", 0)) > self.answered:
@@ -81,32 +81,14 @@ class Exchange:
 
     def collect(self) -> list[RankState]:
         """The states of all ranks: those without a report are in the program."""
-        keys = [f"state {rank}" for rank in range(self.size)]
-        return [
-            decode(self.store.get(key)) if self.store.check([key]) else RankState(rank=rank, doing=Doing.IN_PROGRAM)
-            for rank, key in enumerate(keys)
-        ]
+        states = [RankState(rank=rank, doing=Doing.IN_PROGRAM) for rank in range(self.size)]
+        told = [(rank, key) for rank in range(self.size) if self.store.check([key := f"state {rank}"])]
+        for rank, key in told:
+            states[rank] = pickle.loads(self.store.get(key))
+        return states
 
     def explain(self) -> Diagnosis | None:
         """Why this rank's operation has failed, as far as it can be told. Raises what the store does."""
         states = [self.state() if one.rank == self.rank else one for one in self.collect()]
         states = [replace(state, may_act=state.may_act or UNASKED) for state in states]
         return diagnose(states) or find_mismatch(states)
-
-
-def encode(state: RankState) -> str:
-    return json.dumps({**asdict(state), "counts": list(state.counts.items())})
-
-
-def decode(text: bytes) -> RankState:
-    content = json.loads(text)
-    waits_for = content.pop("waits_for")
-    operations = tuple(operation_of(each) for each in content.pop("operations"))
-    counts = {(kind, tuple(group), *more): count for (kind, group, *more), count in content.pop("counts")}
-    content |= {"waits_for": waits_for and operation_of(waits_for)}
-    return RankState(**content, operations=operations, counts=counts)
-
-
-def operation_of(content: Any) -> Operation:
-    content |= {name: tuple(content[name]) for name in ("group", "shape", "members")}
-    return Operation(**content)

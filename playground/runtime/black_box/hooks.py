@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import os
 import threading
 from collections.abc import Callable, Iterator, Sequence, Sized
 from datetime import timedelta
@@ -22,8 +23,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from playground.runtime.black_box import BACKWARD, BUFFERS, COLLECTIVE, MAKE_DDP, NEW_GROUP, RECEIVE, SEND
 from playground.runtime.black_box.activity import callbacks
-from playground.runtime.black_box.box import MAIN, Box, Known
-from playground.runtime.forks import call_in_children
+from playground.runtime.black_box.box import MAIN, MAY_GIVE_UP, Box, Known
 from playground.runtime.tap import MESSAGES, METHODS, ROOTED, number_of, ranks_of
 from playground.runtime.tap.replacement import Replacement
 
@@ -191,7 +191,7 @@ class Hooks:
                 return real(work, timeout)
             is_main, words = threading.get_ident() == box.main_thread, box.words
             if self.is_limit(timeout):
-                box.limit(number)
+                box.end(number, MAY_GIVE_UP)
             if is_main:
                 words[MAIN] = number
             try:
@@ -301,4 +301,4 @@ def find_timeout(*args: Any) -> timedelta | None:
 
 
 hooks = Hooks()
-call_in_children(hooks.forget)
+os.register_at_fork(after_in_child=hooks.forget)

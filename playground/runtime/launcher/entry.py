@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -14,16 +14,14 @@ from playground.runtime.launcher import server
 from playground.runtime.launcher.launch import LaunchConfig, launch
 from playground.runtime.launcher.watch import ignore_report
 from playground.runtime.meeting.environment import rank_env_from
-from playground.runtime.meeting.rendezvous import check_method
 from playground.runtime.remote import Remote
 
 Around = Callable[["CommandWorld", Callable[..., Any]], contextlib.AbstractContextManager[Callable[..., Any]]]
 """Is called with a world and the function that its ranks are to run; what they run instead, for the time of the run."""
 
 
-@contextlib.contextmanager
-def run_as_it_is(world: CommandWorld, fn: Callable[..., Any]) -> Iterator[Callable[..., Any]]:
-    yield fn
+def run_as_it_is(world: CommandWorld, fn: Callable[..., Any]) -> contextlib.AbstractContextManager[Callable[..., Any]]:
+    return contextlib.nullcontext(fn)
 
 
 class CommandWorld:
@@ -45,8 +43,7 @@ class CommandWorld:
         **options: Any,
     ) -> None:
         self.around, self.config = around, LaunchConfig(**options)
-        self.backend, init_method = self.config.backend, self.config.init_method
-        self.rank_env = rank_env_from(init_method=init_method)
+        self.backend, self.rank_env = self.config.backend, rank_env_from()
         if self.rank_env and (restarts := self.config.restarts):
             raise UsageError(
                 f"{restarts} restarts of a world that was started elsewhere: whoever starts the ranks restarts them, "
@@ -58,8 +55,6 @@ class CommandWorld:
         if self.size < min_size:
             raise UsageError(f"a world of {self.size} is too small: this needs at least {min_size} ranks")
         self.local_size = self.rank_env.local_size if self.rank_env else self.size
-        if self.rank_env is None:
-            check_method(init_method)
         used = backends.get_backend(self.backend)
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", used.log_level)  # before torch is imported
         self.notice = used.check(self.local_size, joined=self.rank_env is not None)

@@ -8,9 +8,9 @@ function makes to modules go unnoticed: `launch(..., fresh=True)` is for that.
 from __future__ import annotations
 
 import atexit
+import os
 from multiprocessing.connection import wait
 
-from playground.runtime.forks import call_in_children
 from playground.runtime.launcher.rank_handle import RankHandle
 from playground.runtime.launcher.watch import release, stop
 
@@ -40,7 +40,7 @@ def end_worlds() -> None:
 
 
 atexit.register(end_worlds)
-call_in_children(_worlds.clear)
+os.register_at_fork(after_in_child=_worlds.clear)
 
 
 def end(ranks: list[RankHandle]) -> None:

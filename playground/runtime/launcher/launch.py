@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import logging
 import os
@@ -19,7 +18,7 @@ from playground.runtime.launcher.output import open_pipes
 from playground.runtime.launcher.rank_handle import RankHandle
 from playground.runtime.launcher.watch import WorldWatch, ignore_report, release, stop
 from playground.runtime.meeting.environment import RankEnv
-from playground.runtime.meeting.rendezvous import DEFAULT_TIMEOUT, prepare_rendezvous, remove_store
+from playground.runtime.meeting.rendezvous import DEFAULT_TIMEOUT, Rendezvous, listen
 from playground.runtime.rank import rank as rank_process
 from playground.runtime.rank.preemption import PreemptionNotice, await_preemption, raise_if_preempted
 from playground.runtime.rank.rank import Progress
@@ -61,8 +60,6 @@ class LaunchConfig:
     timeout: float = DEFAULT_TIMEOUT
     """Maximum time in seconds without a sign of life from any rank: what it prints, and `report()`, are such signs.
     While others give one, an operation of the process group may take 5 s longer."""
-    init_method: str | None = None
-    """Where the ranks meet: env://, tcp://127.0.0.1:PORT or file:///PATH. By default a port that the kernel chooses."""
     fresh: bool = False
     """Whether to start new processes even where worlds are kept (`keep_worlds`, as in pytest)."""
     restarts: int = 0
@@ -155,12 +152,11 @@ def launch(
 def run_world(work: Assignment, size: int, config: LaunchConfig, notice: PreemptionNotice) -> list[Any]:
     """Have one world do the work; return its results, in rank order. However it ends, none of its ranks is left."""
     ranks: list[RankHandle] = []
-    backend, init_method = config.backend, config.init_method
     try:
-        reusable = not config.fresh and init_method is None and backends.get_backend(backend).may_be_kept
-        ranks = kept.take(size, backend) if reusable else []
+        reusable = not config.fresh and backends.get_backend(config.backend).may_be_kept
+        ranks = kept.take(size, config.backend) if reusable else []
         if not ranks:
-            start(ranks, size, backend, init_method)
+            start(ranks, size, config.backend)
         for rank in ranks:
             rank.assign(work)
         WorldWatch(ranks, config.timeout, config.on_report, config.on_loss, notice).run()
@@ -174,14 +170,12 @@ def run_world(work: Assignment, size: int, config: LaunchConfig, notice: Preempt
         return results
     finally:
         stop(ranks)
-        if ranks:
-            remove_store(init_method)
 
 
-def start(ranks: list[RankHandle], size: int, backend: str, init_method: str | None) -> None:
+def start(ranks: list[RankHandle], size: int, backend: str) -> None:
     """Start the ranks of a new world, each added to `ranks` as soon as there is something to be stopped."""
-    rendezvous, listener = prepare_rendezvous(init_method)
-    with listener or contextlib.nullcontext():
+    with listen("127.0.0.1", 0) as listener:
+        rendezvous = Rendezvous(port=listener.getsockname()[1])
         for number in range(size):
             env = RankEnv(rank=number, size=size, local_rank=number, local_size=size, rendezvous=rendezvous)
             ranks.append(start_rank(env, backend, listener if number == 0 else None))

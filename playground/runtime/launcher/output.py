@@ -37,7 +37,7 @@ class Output:
     def __init__(self, rank: int, stream: str, pipe: Connection) -> None:
         """`stream`: the name in `sys` of the launcher's own stream to which it goes, "stdout" or "stderr"."""
         self.rank, self.stream, self.pipe = rank, stream, pipe
-        self.unfinished = io.StringIO()
+        self.unfinished = ""
         """The beginning of a line whose end has not arrived yet."""
         self.decode = codecs.getincrementaldecoder("utf-8")("replace").decode
 
@@ -47,22 +47,17 @@ class Output:
         if not arrived:  # the rank has ended
             self.pipe.close()
             return
-        lines, newline, rest = self.decode(arrived).rpartition("\n")
-        self.unfinished.write(lines)
+        lines, newline, self.unfinished = f"{self.unfinished}{self.decode(arrived)}".rpartition("\n")
         if newline:
-            self.write_unfinished()
-        self.unfinished.write(rest)
+            self.write(lines)
 
     def relay_all(self) -> None:
         """Pass on all that has arrived by now, and a line that has no end as if it had one."""
         if not self.pipe.closed and wait([self.pipe], 0):
             self.relay()  # once: a rank that prints endlessly never lets the pipe run dry
-        if self.unfinished.write(self.decode(b"", True)) or self.unfinished.tell():
-            self.write_unfinished()
-
-    def write_unfinished(self) -> None:
-        text, self.unfinished = self.unfinished.getvalue(), io.StringIO()
-        self.write(text)
+        if text := self.unfinished + self.decode(b"", True):
+            self.unfinished = ""
+            self.write(text)
 
     def write(self, text: str) -> None:
         """Write whole lines; where a person reads them, each with the rank that it comes from."""

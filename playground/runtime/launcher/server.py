@@ -20,11 +20,11 @@ from collections.abc import Callable
 from multiprocessing import process, reduction
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerProcess, set_spawning_popen
-from multiprocessing.spawn import get_executable
+from multiprocessing.spawn import get_executable, get_preparation_data
 from typing import Any
 
 from playground.runtime.errors import ForkServerFailed
-from playground.runtime.forks import call_in_children, close_in_children
+from playground.runtime.forks import close_in_children
 from playground.runtime.launcher.fork_server import LAUNCHER_ONLY, MESSAGE, REFUSED, InheritedFd
 from playground.runtime.signals import describe_signal
 
@@ -210,7 +210,7 @@ def release() -> None:
 
 # Once, and before anybody can register what asks ranks to leave: at the exit that comes first, being the later one.
 atexit.register(release)
-call_in_children(_server.clear)
+os.register_at_fork(after_in_child=_server.clear)
 
 
 def running_server() -> ForkServerClient:
@@ -301,21 +301,10 @@ def find_modules_as_here() -> list[str]:
     return [folder or start for folder in sys.path if folder or start]
 
 
-def describe_program(name: str) -> dict[str, object]:
+def describe_program(name: str) -> dict[str, Any]:
     """The data that `multiprocessing.spawn` needs in a new process to find this program's modules, the script among
-    them."""
-    program: dict[str, object] = {
-        "name": name,
-        "authkey": process.current_process().authkey,
-        "sys_path": find_modules_as_here(),
-        "sys_argv": sys.argv,
-        "orig_dir": process.ORIGINAL_DIR,  # type: ignore[attr-defined]
-        "start_method": mp.get_start_method(),
-        "dir": os.getcwd(),
-    }
-    script = sys.modules["__main__"]
-    if script.__spec__ is not None:
-        program["init_main_from_name"] = script.__spec__.name
-    elif os.path.isfile(path := os.path.join(str(program["orig_dir"] or ""), getattr(script, "__file__", None) or "")):
-        program["init_main_from_path"] = os.path.normpath(path)  # not so: a notebook, a prompt, a script on stdin
+    them, if there is one: not in a notebook, at a prompt, on stdin."""
+    program = get_preparation_data(name) | {"sys_path": find_modules_as_here()}
+    if not os.path.isfile(program.get("init_main_from_path", __file__)):
+        del program["init_main_from_path"]
     return program

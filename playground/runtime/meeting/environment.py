@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-import re
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from playground.runtime.errors import UsageError
-from playground.runtime.meeting.rendezvous import Rendezvous, is_loopback, parse_init_method
+from playground.runtime.meeting.rendezvous import Rendezvous, is_loopback
 
 SERVED_BY_TORCHRUN = "TORCHELASTIC_USE_AGENT_STORE"
 """The variable by which torchrun says that the store at MASTER_ADDR:MASTER_PORT is there already."""
@@ -35,7 +34,7 @@ class RankEnv:
     rendezvous: Rendezvous
 
 
-def rank_env_from(environ: Mapping[str, str] = os.environ, init_method: str | None = None) -> RankEnv | None:
+def rank_env_from(environ: Mapping[str, str] = os.environ) -> RankEnv | None:
     """The world this process was started into, or None if it is to start its own.
 
     Reads what torchrun sets and what Slurm users and people set by hand: RANK, WORLD_SIZE, LOCAL_RANK,
@@ -43,9 +42,7 @@ def rank_env_from(environ: Mapping[str, str] = os.environ, init_method: str | No
     """
     if "RANK" not in environ and "WORLD_SIZE" not in environ:
         return None
-    needed = ["RANK", "WORLD_SIZE"]
-    if init_method in (None, "env://"):
-        needed += ["MASTER_ADDR", "MASTER_PORT"]
+    needed = ["RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"]
     missing = [name for name in needed if name not in environ]
     if missing:
         given = ", ".join(name for name in needed if name in environ)
@@ -54,17 +51,9 @@ def rank_env_from(environ: Mapping[str, str] = os.environ, init_method: str | No
         )
     size = read_integer("WORLD_SIZE", environ, 1, MAX_WORLD_SIZE + 1)
     rank = read_integer("RANK", environ, 0, size)
-    path = ""
-    if init_method is None or init_method == "env://":
-        host, port = read_host("MASTER_ADDR", environ), read_integer("MASTER_PORT", environ, 1, 65536)
-    else:
-        scheme, host, port, path = parse_init_method(init_method)
-        if scheme == "tcp" and port == 0:
-            raise UsageError(f"--init-method {init_method}: ranks that are started one by one need to know the port")
-    rendezvous = Rendezvous(
-        host=host, port=port, local=not path and is_loopback(host), path=path,
-        served=environ.get(SERVED_BY_TORCHRUN) != "True",
-    )  # fmt: skip
+    host, port = environ["MASTER_ADDR"], read_integer("MASTER_PORT", environ, 1, 65536)
+    served = environ.get(SERVED_BY_TORCHRUN) != "True"
+    rendezvous = Rendezvous(host=host, port=port, local=is_loopback(host), served=served)
     # Unless the environment says how many ranks share this host: all if they meet on loopback, else only this one.
     local_size = size if rendezvous.local else 1
     if "LOCAL_WORLD_SIZE" in environ:
@@ -81,14 +70,6 @@ def restart_count(environ: Mapping[str, str] = os.environ) -> int:
     `launch(…, restarts=K)` counts for all ranks alike, torchrun on each host by itself (pytorch/pytorch#108158).
     """
     return read_integer(RESTART_COUNT, environ, 0, sys.maxsize) if RESTART_COUNT in environ else 0
-
-
-def read_host(name: str, environ: Mapping[str, str]) -> str:
-    """The environment's host `name`: a name, or an address without brackets."""
-    host = environ[name]
-    if not re.fullmatch(r"[\w.:%-]+", host):
-        raise UsageError(f"{name}={host!r} is not a host: set it to the name or IP address of the host of rank 0")
-    return host
 
 
 def read_integer(name: str, environ: Mapping[str, str], low: int, stop: int) -> int:

@@ -12,14 +12,12 @@ import re
 import socket
 import sys
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from typing import Any, NoReturn
 
 import torch.distributed as dist
 
 from playground.runtime import backends, signals
-from playground.runtime.black_box.diagnosis import Diagnosis
 from playground.runtime.black_box.hooks import hooks
 from playground.runtime.errors import TIMED_OUT, Deadlock, PeerDisconnected, PlaygroundError, RankFailed
 from playground.runtime.launcher.launch import LaunchConfig
@@ -106,8 +104,7 @@ def describe_loss(watch: PeerWatch) -> PlaygroundError:
     assert watch.loss
     rank, size = watch.env.rank, watch.env.size
     if watch.loss.deadlock and rank == 0:
-        diagnosis = Diagnosis(**watch.loss.deadlock)
-        return Deadlock(size, 0.0, {}, replace(diagnosis, culprits=tuple(diagnosis.culprits)))
+        return Deadlock(size, 0.0, {}, watch.loss.deadlock)
     if watch.loss.deadlock:
         return PeerDisconnected(rank, size, f"ends with the others: {watch.loss.reason}")
     given_up = rank in watch.loss.ranks

@@ -7,18 +7,15 @@ of them. The first loss to be noticed goes into the store, where every rank look
 from __future__ import annotations
 
 import contextlib
-import fcntl
-import json
 import os
+import pickle
 import re
 import signal
 import socket
-import struct
-import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import timedelta
 from multiprocessing.connection import wait
 from pathlib import Path
@@ -38,8 +35,6 @@ from playground.runtime.meeting.store import connect_as_client
 from playground.runtime.shared_memory import give_up_all
 from playground.runtime.signals import describe_signal
 
-PIDFD_GET_INFO, INFO_EXIT = 0xC040FF0B, 1 << 3
-"""Source: include/uapi/linux/pidfd.h"""
 LINK_TIMEOUT = 2.0
 """Seconds that connecting to a rank of another host may take."""
 
@@ -63,8 +58,8 @@ class Loss:
 
     ranks: list[int]
     reason: str
-    deadlock: Any = None
-    """The fields of its `Diagnosis`, if ranks wait for each other and none is lost."""
+    deadlock: Diagnosis | None = None
+    """If ranks wait for each other and none is lost."""
 
     def __str__(self) -> str:
         return f"lost rank{'s' * (len(self.ranks) > 1)} {', '.join(map(str, self.ranks))} ({self.reason})"
@@ -133,14 +128,8 @@ def describe_end(pidfd: int, pid: int) -> str:
 
 
 def exit_status(pidfd: int, pid: int) -> int | None:
-    """The status that the parent of the process gets from wait(). Linux before 6.15 forgets it when the parent has
-    asked: None."""
-    with contextlib.suppress(OSError):
-        fcntl.ioctl(pidfd, PIDFD_GET_INFO, info := bytearray(INFO_EXIT.to_bytes(64, sys.byteorder)))
-        mask, _, *_, status = struct.unpack("QQ11Ii", info)
-        if mask & INFO_EXIT:
-            return status
-    with contextlib.suppress(OSError, ValueError):  # the parent has not asked yet
+    """The status that the parent of the process gets from wait(); None if it has asked already."""
+    with contextlib.suppress(OSError, ValueError):
         status = int(Path(f"/proc/{pid}/stat").read_text().split()[-1])
         signal.pidfd_send_signal(pidfd, 0)  # which is refused if the number may be somebody else's by now
         return status
@@ -183,7 +172,7 @@ class PeerWatch:
         """Begin, in a world whose store can be connected to. All ranks must call this."""
         from playground.runtime.black_box.hooks import hooks
 
-        if self.env.size == 1 or self.env.rendezvous.path:
+        if self.env.size == 1:
             return
         # without a way to the others, what gloo says of them has to do
         with contextlib.suppress(dist.DistStoreError, dist.DistNetworkError, OSError):
@@ -201,9 +190,9 @@ class PeerWatch:
         close_in_children(self.listener)  # a child may outlive the rank
         port = self.listener.getsockname()[1]
         own = Peer(self.env.rank, socket.gethostname(), namespace_id("pid"), os.getpid(), where, port)
-        self.store.set(f"rank {self.env.rank}", json.dumps(asdict(own)))
+        self.store.set(f"rank {self.env.rank}", pickle.dumps(own))
         addresses = self.store.multi_get([f"rank {rank}" for rank in range(self.env.size)])
-        self.peers = [Peer(**json.loads(each)) for each in addresses]
+        self.peers = [pickle.loads(each) for each in addresses]
         self.ends = PeerEnds(own, self.peers)
 
     def close(self) -> None:
@@ -244,11 +233,11 @@ class PeerWatch:
             ends = [(peer, loss) for peer, loss in ends if loss and KILLED.match(loss.reason)]
         self.noticed = next((loss for _, loss in ends if loss), None)
         if self.store.check(["loss"]):
-            self.accept(Loss(**json.loads(self.store.get("loss"))))
+            self.accept(pickle.loads(self.store.get("loss")))
         else:
             self.report_ends(ends)
             if self.exchange and (deadlock := self.exchange.look()):
-                self.report(Loss([], deadlock.sentence, asdict(deadlock)))
+                self.report(Loss([], deadlock.sentence, deadlock))
 
     def report_ends(self, ends: list[tuple[Peer, Loss | None]]) -> None:
         """Report the peers that have ended without leaving in order, those first of which it is known how."""
@@ -266,7 +255,7 @@ class PeerWatch:
         if self.store is None:  # the watch has not begun
             return
         with contextlib.suppress(dist.DistStoreError, dist.DistNetworkError):  # all alone: what we know has to do
-            loss = Loss(**json.loads(self.store.compare_set("loss", "", json.dumps(asdict(loss)))))
+            loss = pickle.loads(self.store.compare_set("loss", "", pickle.dumps(loss)))
         self.accept(loss)
 
     def accept(self, loss: Loss) -> None:

@@ -1,4 +1,4 @@
-"""Where ranks meet: at a store of our own, or at one that env://, tcp:// or file:// names.
+"""Where ranks meet: at a store of our own, or at the one that MASTER_ADDR and MASTER_PORT name.
 
 On one host the launcher binds a loopback address before any rank exists, and rank 0 serves the store on that very
 socket. So there is no port to collide with, no moment in which somebody else can take it, and nothing that listens
@@ -14,7 +14,6 @@ import os
 import socket
 from dataclasses import dataclass
 from fcntl import ioctl
-from urllib.parse import urlsplit
 
 from playground.runtime.errors import UsageError
 
@@ -34,79 +33,11 @@ class Rendezvous:
     """All ranks are on this host: nothing may listen anywhere but on loopback."""
     served: bool = True
     """Rank 0 serves the store; otherwise torchrun has done so already."""
-    path: str = ""
-    """Path of the file that is the store, for file://."""
 
     @property
     def place(self) -> str:
         """Where that is, in a message."""
-        return self.path or f"{bracket_ipv6(self.host)}:{self.port}"
-
-
-def prepare_rendezvous(init_method: str | None = None) -> tuple[Rendezvous, socket.socket | None]:
-    """For a world on this host: the rendezvous, and the socket on which rank 0 will serve the store.
-
-    Raises `UsageError` for a method that `check_method` refuses and for a port that is taken.
-    """
-    check_method(init_method)
-    if init_method is None or init_method == "env://":
-        listener = listen("127.0.0.1", 0)
-        return Rendezvous(port=listener.getsockname()[1]), listener
-    scheme, host, port, path = parse_init_method(init_method)
-    if scheme == "file":
-        return Rendezvous(path=path), None
-    listener = listen(host, port)
-    return Rendezvous(host=host, port=listener.getsockname()[1]), listener
-
-
-def remove_store(init_method: str | None) -> None:
-    """Remove the file that was the store of a world which has ended: no other world can meet there."""
-    if init_method and init_method.startswith("file:"):
-        with contextlib.suppress(OSError):  # usually it has gone with the world, or no rank ever came to it
-            os.unlink(parse_init_method(init_method)[3])
-
-
-def check_method(init_method: str | None) -> None:
-    """Raise `UsageError` if the ranks of one host cannot meet in this way."""
-    if init_method is None or init_method == "env://":
-        return
-    scheme, host, _, path = parse_init_method(init_method)
-    if scheme == "tcp" and not is_loopback(host):
-        raise UsageError(f"--init-method {init_method}: one host's ranks meet on loopback, e.g. tcp://127.0.0.1:29500")
-    if scheme == "file":
-        try:
-            path.encode()
-            os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR))
-            os.unlink(path)
-        except FileExistsError:
-            raise UsageError(f"--init-method {init_method}: the file is there already; use a new one") from None
-        except UnicodeEncodeError:
-            raise UsageError(f"--init-method {init_method!r}: torch reads no path but UTF-8; use another") from None
-        except OSError as error:
-            raise UsageError(f"--init-method {init_method}: the file cannot be created ({error.strerror})") from None
-
-
-def bracket_ipv6(host: str) -> str:
-    """A host as addresses spell it: IPv6 in brackets."""
-    return f"[{host}]" if ":" in host else host
-
-
-def parse_init_method(init_method: str) -> tuple[str, str, int, str]:
-    """(scheme, host, port, path) of a tcp:// or file:// method. Raises `UsageError` for anything else."""
-    try:
-        url = urlsplit(init_method)
-        host, port = url.hostname, url.port
-    except ValueError as error:
-        raise UsageError(f"--init-method {init_method}: {error}") from None
-    if url.query or url.fragment:
-        raise UsageError(f"--init-method {init_method}: nothing may follow a ? or #, the ranks are numbered already")
-    if url.scheme == "file" and url.path.startswith("/") and not url.netloc:
-        return "file", "", 0, url.path
-    if url.scheme == "tcp" and host and port is not None:
-        if url.path or "@" in url.netloc:
-            raise UsageError(f"--init-method {init_method}: tcp:// takes a host and a port alone, tcp://HOST:PORT")
-        return "tcp", host, port, ""
-    raise UsageError(f"--init-method {init_method}: use env://, tcp://HOST:PORT or file:///PATH")
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
 def listen(host: str, port: int) -> socket.socket:

@@ -33,13 +33,11 @@ attempts: list[int] = []
 def connect(env: RankEnv, listener: socket.socket | None, timeout: timedelta) -> dist.Store:
     """The store of this rendezvous, through which the ranks find each other. It goes when the rank that serves it does.
 
-    The same for every method: what torch does for env:// and tcp://, except that rank 0, who serves the store (on the
+    What torch does for env:// and tcp://, except that rank 0, who serves the store (on the
     `listener`, if it is handed one), does not wait here for the others. `await_everyone` does, and says who is missing.
     Raises `RendezvousTimeout` if the store is not served in time, and, at torchrun's, if rank 0 does not come in time.
     """
     rendezvous, size = env.rendezvous, env.size
-    if rendezvous.path:
-        return dist.FileStore(rendezvous.path, size)
     serves = rendezvous.served and env.rank == 0
     fd = {"master_listen_fd": listener.detach()} if serves and listener else {}
     try:
@@ -56,10 +54,13 @@ def connect(env: RankEnv, listener: socket.socket | None, timeout: timedelta) ->
 
 
 def enter_attempt(store: dist.Store, env: RankEnv, timeout: timedelta) -> dist.Store:
-    """The part of torchrun's store for this start of the world. Raises `RendezvousTimeout` if rank 0 does not come in
-    time."""
+    """The part of torchrun's store for this start of the world, which has a number, the same on every rank. All must
+    call this. Raises `RendezvousTimeout` if rank 0 does not come in time; rank 0 tells the others who has not."""
     try:
-        attempt, everyone = agree_on_attempt(store, env.rank, env.size, timeout)
+        if env.rank == 0:
+            attempt, everyone = number_attempt(store, env.size, timeout)
+        else:
+            attempt, everyone = await_number(store, env.rank, timeout), True
     except dist.DistNetworkError as error:
         raise lost_store(env) from error
     except RuntimeError as error:
@@ -70,21 +71,11 @@ def enter_attempt(store: dist.Store, env: RankEnv, timeout: timedelta) -> dist.S
     return of_this_attempt(store)
 
 
-def agree_on_attempt(store: dist.Store, rank: int, size: int, timeout: timedelta) -> tuple[int, bool]:
-    """The number of this start of the world, the same on every rank, and whether, as far as this rank knows, everyone
-    has come. All must call this.
-
-    Raises torch's errors: `DistNetworkError` if the store goes, another `RuntimeError` if rank 0 does not come in time.
-    """
-    return number_attempt(store, size, timeout) if rank == 0 else (await_number(store, rank, timeout), True)
-
-
 def await_number(store: dist.Store, rank: int, timeout: timedelta) -> int:
     """Tell rank 0 that this process has come. The entry of an earlier process in this place is overwritten, and
     no other process gets the answer."""
     process = uuid.uuid4().hex
     store.set(f"rank {rank} waits", process)
-    store.add("have waited", 1)
     store.wait([f"attempt of {process}"], timeout)
     attempt = int(store.get(f"attempt of {process}"))
     store.add(f"members of attempt {attempt}", 1)
@@ -92,22 +83,18 @@ def await_number(store: dist.Store, rank: int, timeout: timedelta) -> int:
 
 
 def number_attempt(store: dist.Store, size: int, timeout: timedelta) -> tuple[int, bool]:
-    """Answer whoever waits until all others know the number. The entry of a process that is gone is answered too, and
-    so is the one that comes after it."""
-    attempt, answered, counted = store.add("attempts", 1), set[str](), -1
+    """Answer whoever waits until all others know the number; False if not all have come in time. The entry of a process
+    that is gone is answered too, and so is the one that comes after it."""
+    attempt, answered = store.add("attempts", 1), set[bytes]()
     end = time.monotonic() + timeout.total_seconds()
     while store.add(f"members of attempt {attempt}", 0) < size - 1:
         if time.monotonic() > end:
             return attempt, False
-        if (have_waited := store.add("have waited", 0)) == counted:
-            time.sleep(POLL_INTERVAL)
-            continue
-        counted = have_waited
-        for rank in (rank for rank in range(1, size) if store.check([f"rank {rank} waits"])):
-            process = store.get(f"rank {rank} waits").decode()
-            if process not in answered:
-                answered.add(process)
-                store.set(f"attempt of {process}", str(attempt))
+        waiting = {store.get(key) for rank in range(1, size) if store.check([key := f"rank {rank} waits"])}
+        for process in waiting - answered:
+            store.set(f"attempt of {process.decode()}", str(attempt))
+        answered |= waiting
+        time.sleep(POLL_INTERVAL)
     return attempt, True
 
 
@@ -145,7 +132,7 @@ def await_everyone(store: dist.Store, env: RankEnv, timeout: timedelta) -> None:
         store.wait(["missing"], timeout)
     except dist.DistNetworkError as error:
         raise lost_store(env) from error
-    except RuntimeError:  # a file's store has no error of its own
+    except dist.DistStoreError:
         set_missing(store, env)
         if env.rank == 0:
             time.sleep(READ_GRACE)

@@ -13,7 +13,6 @@ import ipaddress
 import os
 import socket
 import struct
-import sys
 import time
 
 from playground.runtime.meeting.connections import tcp_sockets
@@ -38,8 +37,6 @@ def shut_out_strangers(known: set[int]) -> None:
     Sockets whose inodes are `known` are left alone. Raises `StrangerConnected` if a connection is another user's, or is
     not accepted.
     """
-    if sys.platform != "linux":
-        return
     with contextlib.suppress(OSError), contextlib.ExitStack() as opened:  # some systems (gVisor) offer only part of it
         doors = []
         for each in tcp_sockets(known):

@@ -1,4 +1,4 @@
-"""Tell torchrun of a rank's failure, in a file that it reads then; notice in a rank that torchrun has ended.
+"""Tell torchrun of a rank's failure, in a file that it reads then; end ranks whose torchrun is killed.
 
 torchrun calls the failure with the earliest time, in whole seconds, the root cause. A rank that has left no file failed
 when torchrun saw that it had ended. Source: torch/distributed/elastic/multiprocessing/errors/__init__.py
@@ -7,39 +7,24 @@ when torchrun saw that it had ended. Source: torch/distributed/elastic/multiproc
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import json
 import os
-import re
-import select
-import threading
+import signal
 import time
-from pathlib import Path
-from typing import NoReturn
 
 from playground.runtime.errors import PeerDisconnected, PlaygroundError
 
 ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
 RUN_ID = "TORCHELASTIC_RUN_ID"
+PR_SET_PDEATHSIG = 1
 
 
 def end_with_torchrun() -> None:
-    """From now on, if torchrun has started this process, it ends as soon as that one does (Linux). torchrun ends its
-    ranks first, unless it is killed."""
+    """From now on, if torchrun has started this process, the kernel kills it when that one ends. torchrun ends its
+    ranks first, unless it is killed. Source: prctl(2)"""
     if RUN_ID in os.environ:
-        with contextlib.suppress(OSError):  # a container may refuse it
-            pidfd = os.pidfd_open(os.getppid())
-            if os.getppid() == 1 and not re.search(rb"python|torchrun", Path("/proc/1/cmdline").read_bytes()):
-                exit_without_torchrun(None)  # the parent is the first process of the system or of the container
-            threading.Thread(target=exit_without_torchrun, args=(pidfd,), name="wait for torchrun", daemon=True).start()
-
-
-def exit_without_torchrun(pidfd: int | None) -> NoReturn:
-    """Wait for torchrun to end, if it has not, and exit."""
-    if pidfd is not None:
-        select.select([pidfd], [], [])
-    if os.environ.get("LOCAL_RANK") == "0":
-        os.write(2, b"playground: torchrun has ended, and its ranks with it\n")
-    os._exit(1)
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def write_error_file(error: PlaygroundError) -> None:

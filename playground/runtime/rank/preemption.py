@@ -140,9 +140,5 @@ def await_preemption(grace: float | None) -> Iterator[PreemptionNotice]:
     if grace is None:
         yield notice
         return
-    try:
-        with handle(signal.SIGTERM, notice.on_signal):
-            yield notice
-    except signals.Terminated:
-        signals.cancel_retry()
-        raise
+    with handle(signal.SIGTERM, notice.on_signal):
+        yield notice

@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Any
 
 from playground.runtime.black_box.activity import look
 from playground.runtime.errors import PeerDisconnected, PlaygroundError, RankFailed
-from playground.runtime.forks import call_in_children, close_in_children
+from playground.runtime.forks import close_in_children
 from playground.runtime.launcher.output import redirect
 from playground.runtime.meeting.environment import RankEnv
 from playground.runtime.rank.preemption import (
@@ -69,7 +69,7 @@ def report_to(listener: Callable[[Event], None]) -> None:
     _listeners[:] = [listener]
 
 
-call_in_children(_listeners.clear)  # a child of a rank is not the rank
+os.register_at_fork(after_in_child=_listeners.clear)  # a child of a rank is not the rank
 
 
 class Launcher:
@@ -128,7 +128,6 @@ def main(
     launcher = Launcher(line, env.rank, env.size)
     launcher.send("up")
     report_to(partial(launcher.send, "report"))
-    sys.breakpointhook = refuse_breakpoint
     try:
         live(launcher, env, backend, listener)
     except BaseException as error:  # whatever it is, SystemExit included: the launcher must receive it
@@ -190,11 +189,3 @@ def user_frames(stack: traceback.StackSummary) -> list[traceback.FrameSummary]:
     start = next((i for i, frame in enumerate(stack) if frame.filename == __file__), 0)
     theirs = [frame for frame in stack[start:] if not frame.filename.startswith(NOT_THEIRS)]
     return theirs or list(stack)
-
-
-def refuse_breakpoint(*args: Any, **kwargs: Any) -> Any:
-    """The action of `breakpoint()` in a rank, unless PYTHONBREAKPOINT names a debugger or is 0: raise
-    `RuntimeError`."""
-    if "PYTHONBREAKPOINT" in os.environ:
-        return sys.__breakpointhook__(*args, **kwargs)
-    raise RuntimeError("breakpoint() needs a keyboard, and ranks have none: print there, or set PYTHONBREAKPOINT=0")

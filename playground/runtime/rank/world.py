@@ -92,9 +92,9 @@ class Member:
 
     @property
     def address(self) -> dict[str, str]:
-        """Address of the store, if it has one."""
+        """Address of the store."""
         where = self.env.rendezvous
-        return {} if where.path else {"MASTER_ADDR": where.host, "MASTER_PORT": str(where.port)}
+        return {"MASTER_ADDR": where.host, "MASTER_PORT": str(where.port)}
 
     def make_way(self, call: Arguments) -> Arguments:
         """Before a group that the function forms itself: destroy ours, if it still stands.

@@ -18,7 +18,7 @@ from math import inf, isfinite
 from typing import NamedTuple
 
 import playground.see.record as record
-from playground.see.record import COLLECTIVE, DEVICE, RECEIVE, SEND, VALUES, WAIT, Event, RankRecording, Recording
+from playground.see.record import COLLECTIVE, RECEIVE, SEND, VALUES, WAIT, Event, RankRecording, Recording
 
 BLOCKING = (SEND, RECEIVE, COLLECTIVE)
 """Kinds whose call itself waits until it is done, unless a `wait()` follows."""
@@ -34,24 +34,16 @@ Interval = tuple[float, float]
 
 
 class Timeline:
-    """The events of a recording, by rank and number, by lane, and by the event around them."""
+    """The events of a recording, by rank and number, and by lane."""
 
     def __init__(self, recording: Recording) -> None:
         self.recording = recording
         self.by_ref: dict[Ref, Event] = {ref_of(event): event for event in recording.events()}
-        self.inside: dict[Ref, list[Event]] = defaultdict(list)
         self.lanes: dict[Lane, list[Event]] = defaultdict(list)
-        self.on_device: dict[Ref, Event] = {}
-        """The device's event of an event."""
         self.waited_for: set[Ref] = set()
         self.ahead = {rank.rank for rank in recording.ranks if rank.runs_ahead}
-        """Ranks whose device alone knows when something was done."""
+        """Ranks whose calls and waits are over before their GPU is."""
         for event in recording.events():
-            if event.parent is not None:
-                if event.lane == DEVICE:
-                    self.on_device[event.rank, event.parent] = event
-                else:
-                    self.inside[event.rank, event.parent].append(event)
             self.lanes[event.rank, event.lane].append(event)
             self.waited_for |= {(event.rank, number) for number in event.awaits}
         for lane in self.lanes.values():
@@ -61,10 +53,6 @@ class Timeline:
     def seconds(self) -> float:
         """Seconds from the start of the first event to the end of the last one."""
         return self.recording.end - min((event.start for event in self.by_ref.values()), default=0.0)
-
-    def as_done(self, event: Event) -> Event | None:
-        """The device's event of an event; the event itself on a CPU; None if it was only issued to a device."""
-        return self.on_device.get(ref_of(event), None if event.rank in self.ahead else event)
 
     def awaited(self, wait: Event) -> list[Event]:
         """The events that a wait waits for; a call that blocks waits for itself."""
@@ -77,7 +65,7 @@ class Timeline:
         """The `wait()`s that ended, and the calls that blocked until they were done; the innermost ones only.
 
         Events that neither ended nor were waited for are no waits: their duration is unknown. Ranks that run ahead of
-        their device have none: their waits end when the work is issued.
+        their GPU have none: their waits end when the work is issued.
         """
         waiting = {
             ref_of(event)
@@ -102,7 +90,7 @@ class Timeline:
         It does not if a wait for it follows, or if the lane continues before it is done.
         """
         ref = ref_of(event)
-        if event.kind not in BLOCKING or event.name in POSTS or event.lane == DEVICE:
+        if event.kind not in BLOCKING or event.name in POSTS:
             return False
         if not isfinite(event.end) or ref in self.waited_for:
             return False
@@ -161,18 +149,6 @@ def clip(intervals: Iterable[Interval], start: float, end: float) -> list[Interv
     return [(first, last) for first, last in clipped if first < last]
 
 
-def subtract(intervals: Iterable[Interval], others: Iterable[Interval]) -> list[Interval]:
-    """Their parts that lie in none of the others."""
-    taken, left = union(others), list[Interval]()
-    ends = [end for _, end in taken]
-    for start, end in union(intervals):
-        for first, last in taken[bisect_right(ends, start) : bisect_left(taken, (end,))]:
-            left.append((start, first))
-            start = last
-        left.append((start, end))
-    return [(start, end) for start, end in left if start < end]
-
-
 class MatchedMessage(NamedTuple):
     """A send and its receive."""
 
@@ -200,14 +176,13 @@ def match_messages(recording: Recording) -> tuple[list[MatchedMessage], list[Eve
 
 def match_collectives(recording: Recording) -> list[dict[int, Event]]:
     """Pair the calls of all ranks, the k-th of a name in a group with the k-th of it: all ranks must call the same in
-    the same order. In the order in which they began, each the calls by rank. (The device's part is not a call.)"""
+    the same order. In the order in which they began, each the calls by rank."""
     counts: dict[tuple[int, str, tuple[int, ...]], int] = defaultdict(int)
     calls: dict[tuple[str, tuple[int, ...], int], dict[int, Event]] = defaultdict(dict)
     for event in recording.events(COLLECTIVE):
-        if event.lane != DEVICE:
-            of_rank = (event.rank, event.name, event.group)
-            calls[event.name, event.group, counts[of_rank]][event.rank] = event
-            counts[of_rank] += 1
+        of_rank = (event.rank, event.name, event.group)
+        calls[event.name, event.group, counts[of_rank]][event.rank] = event
+        counts[of_rank] += 1
     return sorted(calls.values(), key=lambda call: min(map(moment, call.values())))
 
 

@@ -20,7 +20,7 @@ TRANSFER = "transfer"
 """All ranks were there: the wait is for the messages themselves."""
 UNKNOWN = "unknown"
 """Nothing is recorded of the other end."""
-UNTOLD = "cannot be told on GPUs, where wait() returns once work is issued; the device's lane shows when it was done"
+UNTOLD = "cannot be told on GPUs, where wait() returns once work is issued"
 """Reason why there are no waits, nor anything derived from them."""
 CAUSES = (LATE_SENDER, LATE_RECEIVER, LAST_TO_COME, TRANSFER, UNKNOWN)
 LATE = {SEND: LATE_RECEIVER, RECEIVE: LATE_SENDER, COLLECTIVE: LAST_TO_COME}

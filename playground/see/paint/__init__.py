@@ -124,8 +124,6 @@ class Scene:
     marks: list[Mark] = field(default_factory=list)
     caption: Sequence[str] = ()
     """Lines below it: what was run, and what to look at."""
-    takes_turns: bool = False
-    """Whether its arrows show one thing on its way: where pictures move, they are lit in turn."""
     period: float = 0.0
     """Seconds after which a moving scene begins again; 0 for one that does not move."""
 
@@ -150,11 +148,6 @@ class Scene:
     @property
     def height(self) -> float:
         return self.bottom + CELL[1] / 2
-
-    @property
-    def turns(self) -> list[Mark]:
-        """The arrows that are lit in turn."""
-        return [mark for mark in self.marks if mark.kind == ARROW and self.takes_turns]
 
 
 def shorten(text: str, width: float) -> str:

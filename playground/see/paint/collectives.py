@@ -157,7 +157,6 @@ def ring_chunk(run: Evidence) -> Scene:
         ("passed on, inside", "message", CELL[1] / 2),
     ):
         scene.add(paint.TEXT, paint.WIDTH / 2, RING_MIDDLE + y, text=text, style=style)
-    scene.takes_turns = True
     return scene.with_caption(
         f"Recorded messages: {len(hops)} = 2(N - 1) hops of {format_bytes(hops[0].send.nbytes)}; the number after each "
         "hop is what travels.",

@@ -58,8 +58,7 @@ def style_sheet(scene: Scene) -> str:
         rules.append(f".arrow.{name}{{stroke:var(--{name})}}text.in-{name}{{fill:var(--{name})}}")
     palette = {"paper": PAPER, "ink": INK, "line": STYLES["muted"]} | {style: STYLES[style] for style in used}
     light, dark = css_variables(palette)
-    rules += [turn_rules(scene), moving_rules(scene)]
-    return f"svg{{{light}}}@media(prefers-color-scheme:dark){{svg{{{dark}}}}}{''.join(rules)}"
+    return f"svg{{{light}}}@media(prefers-color-scheme:dark){{svg{{{dark}}}}}{''.join(rules)}{moving_rules(scene)}"
 
 
 def css_variables(palette: Mapping[str, Colour]) -> list[str]:
@@ -71,18 +70,6 @@ def css_variables(palette: Mapping[str, Colour]) -> list[str]:
 def css_name(style: str) -> str:
     """The CSS class of a style."""
     return style.replace(" ", "-")
-
-
-def turn_rules(scene: Scene) -> str:
-    """CSS rules that light arrows in turn, a second each, unless the reader prefers reduced motion."""
-    if not (count := len(scene.turns)):
-        return ""
-    lit = 100 / count
-    delays = "".join(f".turn-{turn}{{animation-delay:{turn}s}}" for turn in range(count))
-    return (
-        f"@media(prefers-reduced-motion:no-preference){{.turn{{animation:lit {count}s linear infinite}}{delays}}}"
-        f"@keyframes lit{{0%,{lit:.1f}%{{stroke-width:4}}{lit + 1:.1f}%,100%{{stroke-width:1.4}}}}"
-    )
 
 
 Course = tuple[float, float, tuple[float, float]]
@@ -124,8 +111,6 @@ def mark_lines(mark: Mark, scene: Scene) -> Iterator[str]:
     title = f"<title>{escape(mark.title)}</title>" if mark.title else ""
     name, x, y, w, h = css_name(mark.style), number(mark.x), number(mark.y), number(mark.w), number(mark.h)
     classes = f"{mark.kind} {name}" + (" meant" if mark.meant else "")
-    if mark in scene.turns:
-        classes += f" turn turn-{scene.turns.index(mark)}"
     if attributes or title:
         yield f"<g{attributes}>{title}"
     if mark.kind == ARROW:

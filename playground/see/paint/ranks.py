@@ -12,7 +12,6 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
-from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.parallel import DistributedDataParallel
 
 from playground.algorithms import load_all_reduce
@@ -159,13 +158,9 @@ def bert_steps(rank: int, size: int, steps: int = 4) -> None:
         optimizer.step()
 
 
-def ddp_backward(rank: int, size: int, model_name: str) -> Fields:
-    """A backward of DistributedDataParallel with small buckets: of `Net` or, "four", of a model of four parameters.
-
-    Returns the parameters' `names` in the order of the model; `ready`: the number of each parameter and when its
-    gradient was ready, in this order; the buckets `sent`, as rows: see `BackwardWatch.send`; and the `seconds` of
-    backward, at the end of which every gradient is averaged. All times are seconds from its beginning.
-    """
+def ddp_backward(rank: int, size: int, model_name: str) -> None:
+    """Backward passes of DistributedDataParallel with small buckets: of `Net` or, "four", of a model of four
+    parameters."""
     if model_name == "four":
         torch.manual_seed(SEED)
         layers = OrderedDict(first=nn.Linear(64, 64), relu=nn.ReLU(), second=nn.Linear(64, 64))
@@ -175,50 +170,9 @@ def ddp_backward(rank: int, size: int, model_name: str) -> Fields:
         model, inputs, _ = new_net(rank, size, 256)
         cap = 52_428
     ddp = DistributedDataParallel(model, bucket_cap_mb=cap / 2**20)
-    watch = BackwardWatch(ddp)
     for _ in range(3):  # after the first, DDP rearranges its buckets
         dist.barrier()
-        loss = ddp(inputs).square().mean()
-        watch.start()
-        loss.backward()
-        seconds = watch.now()
-    return {"names": watch.names, "ready": watch.ready, "sent": watch.sent, "seconds": seconds}
-
-
-class BackwardWatch:
-    """Times the events of a backward of a DistributedDataParallel, the last one."""
-
-    def __init__(self, ddp: DistributedDataParallel) -> None:
-        params = dict(ddp.module.named_parameters())
-        self.names = tuple(params)
-        self.numbers = {param: number for number, param in enumerate(params.values())}
-        for param in self.numbers:
-            param.register_post_accumulate_grad_hook(self.note_ready)
-        ddp.register_comm_hook(None, lambda state, bucket: self.send(bucket))  # torch would refuse our annotations
-
-    def start(self) -> None:
-        self.ready: list[tuple[int, float]] = []
-        self.sent: list[Fields] = []
-        self.began = time.perf_counter()
-
-    def now(self) -> float:
-        return time.perf_counter() - self.began
-
-    def note_ready(self, param: torch.Tensor) -> None:
-        self.ready.append((self.numbers[param], self.now()))
-
-    def send(self, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
-        """A communication hook that sends the bucket as DDP would, and takes the time: a row has the bucket's number,
-        its bytes, the numbers of its parameters, and the seconds until it `left` and until its sum was there, `done`.
-        """
-        parameters = sorted(self.numbers[param] for param in bucket.parameters())
-        sent = {"number": bucket.index(), "bytes": bucket.buffer().nbytes, "parameters": parameters, "left": self.now()}
-        self.sent.append(sent)
-        return allreduce_hook(None, bucket).then(partial(self.note_done, sent))
-
-    def note_done(self, sent: Fields, future: torch.futures.Future[torch.Tensor]) -> torch.Tensor:
-        sent["done"] = self.now()
-        return future.value()
+        ddp(inputs).square().mean().backward()
 
 
 def data_parallel_steps(rank: int, size: int, settings: DataParallelSettings) -> list[Fields]:

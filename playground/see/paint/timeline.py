@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from math import inf, isfinite
+from collections.abc import Sequence
+from math import isfinite
 
 import playground.see.record as record
 from playground.measurement import format_bytes
 from playground.see.analyse import Lane, MatchedMessage, Ref, match_messages, ref_of
 from playground.see.paint import ARROW, BAR, CELL, TEXT, Scene, TimeAxis, add_key, add_lane, shorten
-from playground.see.record import BACKGROUND, DEVICE, MAIN, Event, Recording
+from playground.see.record import BACKGROUND, MAIN, Event, Recording
 
 LABELS = 9 * CELL[0]
 """Width of the ranks' names, in pixels."""
@@ -51,7 +50,7 @@ class Lanes:
         """All main threads' lanes are equally high."""
         y = 0.0
         for rank in recording.ranks:
-            for lane in ((rank.rank, name) for name in (MAIN, BACKGROUND, DEVICE)):
+            for lane in ((rank.rank, name) for name in (MAIN, BACKGROUND)):
                 if lane[1] == MAIN or lane in used:
                     rows = 1 + min(MOST_SPANS, most) if lane[1] == MAIN else max(1, min(MOST_SPANS, used[lane]))
                     self.tops[lane], self.heights[lane] = y, float(ROW * rows)
@@ -74,7 +73,7 @@ def lay_out(recording: Recording, title: str = "", *, unit: str = "") -> Scene:
     start = min((event.start for event in recording.events()), default=0.0)
     axis, lanes = TimeAxis(x=LABELS, start=start, end=recording.end), Lanes(recording)
     for rank in recording.ranks:
-        title = f"rank {rank.rank} on {rank.host}, {rank.device}" + (" (cut off)" if rank.is_cut_off else "")
+        title = f"rank {rank.rank} on {rank.device}" + (" (cut off)" if rank.is_cut_off else "")
         for lane, top in lanes.tops.items():
             if lane[0] == rank.rank:
                 name = f"rank {rank.rank}" if lane[1] == MAIN else lane[1]
@@ -102,39 +101,15 @@ def style_of(event: Event) -> str:
 
 
 def add_bars(scene: Scene, recording: Recording, axis: TimeAxis, lanes: Lanes) -> list[str]:
-    """Add a bar for each event; those narrower than a pixel share bars. Returns notes on omissions."""
-    short: dict[tuple[int, float], list[tuple[float, float, str, Event]]] = defaultdict(list)
-    bars: list[tuple[float, float, Event]] = []
-    for event in (*recording.events(*SPANS), *recording.events(*PIECES)):
-        left, right = axis.at(event.start), axis.at(event.end)
-        if right - left >= 1:
-            bars.append((left, right, event))
-        else:
-            short[event.rank, lanes.top(event)].append((left, right, style_of(event), event))
-    for left, right, event in bars[:MOST_BARS]:
-        add_bar(scene, event, left, right, lanes)
-    clusters = [cluster for row in short.values() for cluster in cluster_short(row)]
-    for cluster in clusters[: max(0, MOST_BARS - len(bars))]:
-        first, count = cluster.events[0], len(cluster.events)
-        if count == 1:
-            add_bar(scene, first, cluster.left, cluster.left + 1, lanes)
-        else:
-            title = f"rank {first.rank}: {count:,} short events, most of the time {cluster.style}"
-            width = max(cluster.right - cluster.left, 1)
-            scene.add(BAR, cluster.left, lanes.top(first), width, ROW, style=cluster.style, title=title)
-    notes = []
-    if len(bars) + len(clusters) > MOST_BARS:
-        notes.append(f"{MOST_BARS} of {len(bars) + len(clusters)} bars are drawn; {ALL}.")
-    if together := sum(len(cluster.events) for cluster in clusters if len(cluster.events) > 1):
-        notes.append(f"{together:,} events narrower than a pixel are drawn together with those beside them; {ALL}.")
-    return notes
-
-
-def add_bar(scene: Scene, event: Event, left: float, right: float, lanes: Lanes) -> None:
-    """Add the bar of an event, with its name where there is room."""
-    width = right - left
-    look = {"style": style_of(event), "text": shorten(event.name, width) if width > 3 * CELL[0] else ""}
-    scene.add(BAR, left, lanes.top(event), width, ROW, **look, title=title_of(event), event=ref_of(event))
+    """Add a bar for each event, at least a pixel wide, with its name where there is room. Returns notes on gaps."""
+    events = [*recording.events(*SPANS), *recording.events(*PIECES)]
+    longest = sorted(events, key=lambda event: axis.at(event.start) - axis.at(event.end))[:MOST_BARS]
+    drawn = {*map(ref_of, longest)}
+    for event in (event for event in events if ref_of(event) in drawn):
+        left, width = axis.at(event.start), max(axis.at(event.end) - axis.at(event.start), 1)
+        look = {"style": style_of(event), "text": shorten(event.name, width) if width > 3 * CELL[0] else ""}
+        scene.add(BAR, left, lanes.top(event), width, ROW, **look, title=title_of(event), event=ref_of(event))
+    return [f"{MOST_BARS} of {len(events)} bars are drawn, the longest; {ALL}."] if len(events) > MOST_BARS else []
 
 
 def title_of(event: Event) -> str:
@@ -181,44 +156,3 @@ def caption_of(recording: Recording, notes: Sequence[str]) -> list[str]:
     if cut := [str(rank.rank) for rank in recording.ranks if rank.is_cut_off]:
         lines.append(f"Cut off before its end: rank {', '.join(cut)}.")
     return lines
-
-
-STEP, TOUCH = 4, 1.0
-"""Pixels within which short events are always drawn as one, and the widest gap between two that may be."""
-
-
-@dataclass
-class Cluster:
-    """Short events beside each other."""
-
-    left: float = inf
-    right: float = -inf
-    """Edges in pixels."""
-    events: list[Event] = field(default_factory=list)
-    seconds: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
-    """Seconds by style."""
-
-    @property
-    def style(self) -> str:
-        """The style of most of the time; of equal ones, the first by name."""
-        return min(self.seconds, key=lambda style: (-self.seconds[style], style))
-
-    def add(self, left: float, right: float, events: Sequence[Event], seconds: Mapping[str, float]) -> None:
-        self.left, self.right = min(left, self.left), max(right, self.right)
-        self.events += events
-        for style, more in seconds.items():
-            self.seconds[style] += more
-
-
-def cluster_short(short: Iterable[tuple[float, float, str, Event]]) -> list[Cluster]:
-    """The short events of a row, given with their edges and styles, in clusters that touch and look alike."""
-    cells: dict[int, Cluster] = defaultdict(Cluster)
-    for left, right, style, event in short:
-        cells[int(left // STEP)].add(left, right, [event], {style: event.seconds})
-    clusters: list[Cluster] = []
-    for _, cell in sorted(cells.items()):
-        if clusters and clusters[-1].style == cell.style and cell.left <= clusters[-1].right + TOUCH:
-            clusters[-1].add(cell.left, cell.right, cell.events, cell.seconds)
-        else:
-            clusters.append(cell)
-    return clusters

@@ -9,6 +9,7 @@ from itertools import pairwise
 from math import ceil
 
 import playground.see.paint as paint
+from playground.lessons.experts.page import EXPERTS, WAYS, ExpertsSettings, K
 from playground.lessons.parameter_server.page import ServerSettings
 from playground.lessons.pipeline.page import PipelineSettings, bubble, span, typical_step
 from playground.measurement import Fields, format_bytes
@@ -27,7 +28,7 @@ from playground.see.paint import (
 )
 from playground.see.paint.collectives import DASHED
 from playground.see.paint.timeline import LABELS, ROW, lay_out
-from playground.see.record import BUCKET, COLLECTIVE, COMPUTE
+from playground.see.record import BUCKET, COLLECTIVE, COMPUTE, GRADIENT, Event, RankRecording
 from playground.training.settings import TrainingSettings
 
 PARTS = {"forward": "forward", "backward": "backward", "exposed": "communication", "step": "optimizer"}
@@ -160,28 +161,45 @@ def bucket_style(number: int) -> str:
     return f"bucket {number % paint.BUCKETS}"
 
 
+def buckets_of(rank: RankRecording) -> list[tuple[Event, list[Event]]]:
+    """The buckets of a backward pass in the order in which they left, each with its gradients: those that were ready
+    first, as many as have its bytes."""
+    ready = iter([event for event in rank.events if event.kind == GRADIENT])
+    found = []
+    for bucket in (event for event in rank.events if event.kind == BUCKET):
+        its: list[Event] = []
+        while sum(each.nbytes for each in its) < bucket.nbytes:
+            its.append(next(ready))
+        found.append((bucket, its))
+    return found
+
+
 def filling(run: Evidence) -> Scene:
     """F16: DistributedDataParallel's buckets fill and leave."""
-    backward: Fields = run.results[0]
-    scene = Scene("Buckets fill in backward, the last layers' first")
-    axis = paint.TimeAxis(x=NAMES, start=0.0, end=backward["seconds"])
-    bucket_of = {number: bucket["number"] for bucket in backward["sent"] for number in bucket["parameters"]}
-    for place, (number, seconds) in enumerate(backward["ready"]):
-        y, name = float(place * CELL[1]), backward["names"][number]
-        add_lane(scene, name, NAMES, y, CELL[1])
-        look = {"style": bucket_style(bucket_of[number]), "title": f"{name} ready after {seconds * 1e3:.2f} ms"}
-        scene.add(paint.BAR, NAMES, y, max(axis.at(seconds) - NAMES, 1), CELL[1], **look)
-    lines = []
-    for bucket in backward["sent"]:
+    rank = run.last_step.ranks[0]
+    scene, lines = Scene("Buckets fill in backward, the last layers' first"), []
+    [backward] = [event for event in rank.events if event.name == "backward"]
+    axis = paint.TimeAxis(x=NAMES, start=backward.start, end=backward.end)
+
+    def after(time: float) -> str:
+        return f"{(time - backward.start) * 1e3:.2f} ms"
+
+    for number, (_, gradients) in enumerate(buckets_of(rank)):
+        for event in gradients:
+            y, width = scene.bottom, max(axis.at(event.start) - NAMES, 1)
+            add_lane(scene, event.name, NAMES, y, CELL[1])
+            look = {"style": bucket_style(number), "title": f"{event.name} ready after {after(event.start)}"}
+            scene.add(paint.BAR, NAMES, y, width, CELL[1], **look)
+    for number, (bucket, _) in enumerate(buckets_of(rank)):
         lines.append(
-            f"bucket {bucket['number']} ({format_bytes(bucket['bytes'])}) left after {bucket['left'] * 1e3:.2f} ms, "
-            f"its sum was there after {bucket['done'] * 1e3:.2f} ms"
+            f"{bucket.name} ({format_bytes(bucket.nbytes)}) left after {after(bucket.start)}, "
+            f"its sum was there after {after(bucket.end)}"
         )
-        y, left = scene.bottom + CELL[1], axis.at(bucket["left"])
-        add_lane(scene, f"bucket {bucket['number']}", NAMES, y, BUCKET_ROW)
-        look = {"style": bucket_style(bucket["number"]), "title": lines[-1]}
-        scene.add(paint.BAR, left, y, max(axis.at(bucket["done"]) - left, 2), BUCKET_ROW, **look)
-    over = f"backward over: {backward['seconds'] * 1e3:.2f} ms"
+        y, left = scene.bottom + CELL[1], axis.at(bucket.start)
+        add_lane(scene, bucket.name, NAMES, y, BUCKET_ROW)
+        look = {"style": bucket_style(number), "title": lines[-1]}
+        scene.add(paint.BAR, left, y, max(axis.at(bucket.end) - left, 2), BUCKET_ROW, **look)
+    over = f"backward over: {after(backward.end)}"
     scene.add(paint.TEXT, NAMES, scene.bottom + CELL[1], text="0 ms", align="start", style="muted")
     scene.add(paint.TEXT, axis.x + axis.w, scene.bottom, text=over, align="end", style="muted")
     return scene.with_caption(
@@ -193,32 +211,31 @@ def filling(run: Evidence) -> Scene:
 
 def same_on_both(run: Evidence) -> Scene:
     """F19: the same buckets on every rank."""
-    backwards: Sequence[Fields] = run.results
-    scene = Scene("The same buckets on every rank")
-    width = (paint.WIDTH - CELL[0]) / len(backwards)
-    for rank, backward in enumerate(backwards):
-        add_process(scene, rank, backward, CELL[0] + rank * width, width - 2 * CELL[0])
-    sent = [[(bucket["number"], bucket["parameters"]) for bucket in backward["sent"]] for backward in backwards]
-    left = ", then ".join(f"bucket {number}" for number, _ in sent[0])
+    scene, ranks = Scene("The same buckets on every rank"), run.last_step.ranks
+    width = (paint.WIDTH - CELL[0]) / len(ranks)
+    for rank in ranks:
+        add_process(scene, rank, CELL[0] + rank.rank * width, width - 2 * CELL[0])
+    sent = [[[each.name for each in gradients] for _, gradients in buckets_of(rank)] for rank in ranks]
+    left = ", then ".join(bucket.name for bucket, _ in buckets_of(ranks[0]))
     return scene.with_caption(
-        f"Gradients of {len(backwards[0]['names'])} parameters on {len(backwards)} ranks; in this run the buckets are "
+        f"Gradients of {sum(map(len, sent[0]))} parameters on {len(ranks)} ranks; in this run the buckets are "
         f"{'the same' if all(each == sent[0] for each in sent) else 'NOT the same'} on all.",
         f"{left} left: a bucket leaves when all its gradients are ready, and the last parameters' are ready first.",
     )
 
 
-def add_process(scene: Scene, rank: int, backward: Fields, x: float, width: float) -> None:
+def add_process(scene: Scene, rank: RankRecording, x: float, width: float) -> None:
     """Add a rank's parameters, each in its bucket, in the order in which the buckets left."""
-    scene.add(paint.TEXT, x, CELL[1] / 2, text=f"rank {rank}", align="start")
+    scene.add(paint.TEXT, x, CELL[1] / 2, text=f"rank {rank.rank}", align="start")
     y, inner = 2.0 * CELL[1], width - 4 * CELL[0]
-    for bucket in backward["sent"]:
-        height = (3 + 2.5 * len(bucket["parameters"])) * CELL[1]
-        label = f"bucket {bucket['number']}, {format_bytes(bucket['bytes'])}"
-        look = {"style": bucket_style(bucket["number"]), "title": f"rank {rank}: {label}"}
+    for number, (bucket, gradients) in enumerate(buckets_of(rank)):
+        height = (3 + 2.5 * len(gradients)) * CELL[1]
+        label = f"{bucket.name}, {format_bytes(bucket.nbytes)}"
+        look = {"style": bucket_style(number), "title": f"rank {rank.rank}: {label}"}
         scene.add(paint.BOX, x, y, width, height, **look)
         scene.add(paint.TEXT, x + CELL[0], y + CELL[1], text=label, align="start")
-        for place, number in enumerate(bucket["parameters"]):
-            text = paint.shorten(f"param {number}: {backward['names'][number]}", inner)
+        for place, event in enumerate(gradients):
+            text = paint.shorten(event.name, inner)
             scene.add(paint.BOX, x + 2 * CELL[0], y + (2 + 2.5 * place) * CELL[1], inner, 2 * CELL[1], text=text)
         y += height + CELL[1]
 
@@ -296,6 +313,34 @@ def bytes_over_a_step(run: Evidence) -> Scene:
     return scene.with_caption(
         f"After each operation, counted on one of {len(run.results)} ranks; parameters of "
         f"{format_bytes(ways[0]['model_bytes'])}, one sequence for each rank."
+    )
+
+
+def routed_rows(run: Evidence) -> Scene:
+    """experts: rows from each rank to each expert, without and with the balance loss."""
+    settings: ExpertsSettings = run.arguments[0]
+    ways = dict(zip(settings.ways, run.results[0], strict=True))
+    tables = {way: counted["kept"][0] for way, counted in ways.items()}
+    most = max(sum(column) for table in tables.values() for column in zip(*table, strict=True))
+    pitch = (WIDTH - 2 * CELL[0]) / EXPERTS
+    scene = Scene("Rows from each rank to each expert, without and with the balance loss")
+    for way, table in tables.items():
+        y = scene.bottom + 2 * CELL[1]
+        scene.add(paint.TEXT, CELL[0], y, text=f"{way} (balance loss times {WAYS[way]:g})", align="start")
+        for expert, column in enumerate(zip(*table, strict=True)):
+            x, bottom = CELL[0] + expert * pitch, y + CURVE + CELL[1]
+            label = f"{expert}: rank {expert * settings.size // EXPERTS}"
+            scene.add(paint.TEXT, x + pitch / 2, bottom + CELL[1], text=label, style="muted")
+            for rank, rows in enumerate(column):
+                height = CURVE * rows / most
+                bottom -= height
+                look = {"style": bucket_style(rank), "title": f"rank {rank} to expert {expert}: {rows} rows"}
+                text = str(rows) if height >= CELL[1] else ""
+                scene.add(paint.BAR, x + CELL[0] / 2, bottom, pitch - CELL[0], height, text=text, **look)
+    add_key(scene, {bucket_style(rank): f"from rank {rank}" for rank in range(settings.size)})
+    return scene.with_caption(
+        f"Below each column, the expert and its rank. The rows of the first block in step {settings.seen_step + 1}, "
+        f"on {settings.size} ranks; each token is on its way to {K} experts."
     )
 
 

@@ -1,15 +1,14 @@
-"""A recording in words: who waited for whom and why, and the overlap."""
+"""A recording in words: who waited for whom and why."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from playground.console.rendering import render
 from playground.console.tables import RANK_COLUMN, Column, Table
 from playground.console.text import Prose, bad, heading, prose
 from playground.measurement import format_seconds
 from playground.see.analyse import Lane, Timeline, match_messages
-from playground.see.analyse.overlap import Overlap, overlaps
 from playground.see.analyse.waits import CAUSES, LATE, UNTOLD, Blamer, Chain, Waits, WaitState, seconds_by_cause
 from playground.see.record import MAIN, SEND, Event, Recording
 
@@ -20,22 +19,18 @@ def recording_texts(recording: Recording) -> list[Text]:
     """A recording in words and tables."""
     waits = Waits(recording)
     parts = [summary_texts(waits.timeline), missing_texts(recording), wait_texts(waits), chain_texts(waits)]
-    parts.append(overlap_texts(overlaps(recording)))
     return [text for part in parts if part for text in ("", *part)][1:]
 
 
 def summary_texts(timeline: Timeline) -> list[Text]:
     """The command, its world, and its duration."""
     recording, ranks = timeline.recording, timeline.recording.ranks
-    where = plural(len({rank.host for rank in ranks}), "host")
     devices = dict.fromkeys(rank.device.split(":")[0] for rank in ranks)
-    bound = max((rank.clock_bound for rank in ranks), default=0.0)
-    clocks = f"clocks agree within {format_seconds(bound)}" if bound else "one clock"
     count = plural(sum(len(rank.events) for rank in ranks), "event")
     return [
         prose(heading(f"playground {' '.join(recording.command)}")),
-        f"  {plural(recording.size, 'rank')} on {where}, {recording.backend}, {', '.join(devices)}",
-        f"  {format_seconds(timeline.seconds)}, {count}; {clocks}",
+        f"  {plural(recording.size, 'rank')} on {recording.backend}, {', '.join(devices)}",
+        f"  {format_seconds(timeline.seconds)}, {count}",
     ]
 
 
@@ -106,18 +101,6 @@ def line_text(waits: Waits, event: Event) -> str:
     around = [event, *(timeline.by_ref[ref] for ref in timeline.around((event.rank, event.number)))]
     source = next((line for each in around if (line := timeline.source(each)) is not None), None)
     return "an unknown line" if source is None else f"{source.file}:{source.line}"
-
-
-def overlap_texts(found: Sequence[Overlap]) -> list[Text]:
-    """The overlap: a row for each rank that trains."""
-    if not found:
-        return []
-    times = [Column(name, "ms", right=True) for name in ("compute", "commu-\nnication", "overlap")]
-    table = Table(RANK_COLUMN, *times, Column("hidden", "%", right=True))
-    for each in found:
-        seconds = map(milliseconds, (each.compute, each.communication, each.overlap))
-        table.add(str(each.rank), *seconds, f"{100 * each.hidden:.0f}")
-    return [prose(heading("Overlap"), ": communication that computation hides, as torchtitan counts it"), table]
 
 
 def milliseconds(seconds: float) -> str:

@@ -141,9 +141,8 @@ def to_events(recording: Recording, lanes: Lanes) -> dict[str, object]:
             columns["up"].append(0 if event.parent is None else event.number - event.parent)
             columns["what"].append(whats.setdefault(what, len(whats)))
             now, then = start, at
-        about = {"rank": rank.rank, "host": rank.host, "device": rank.device, "dropped": rank.dropped}
-        bound = nanoseconds(rank.clock_bound)
-        ranks.append({**about, "cutOff": rank.is_cut_off, "bound": bound, "packed": pack(columns)})
+        about = {"rank": rank.rank, "device": rank.device, "dropped": rank.dropped, "cutOff": rank.is_cut_off}
+        ranks.append({**about, "packed": pack(columns)})
     end, last = max(0, nanoseconds(recording.end) - first), round(max(steps.values(), default=0))
     return {"end": end, "steps": last, "ranks": ranks, "whats": [*whats]}
 

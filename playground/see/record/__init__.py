@@ -1,6 +1,6 @@
-"""A recorded run: the events of all its ranks, on one clock. Does not import torch.
+"""A recorded run: the events of all its ranks, which are on one host and read one clock. Does not import torch.
 
-Times are seconds since the recording began, on rank 0's clock. Analyses, figures and the player derive from this.
+Times are seconds since the recording began. Analyses, figures and the player derive from this.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ COMPUTE = "compute"
 GRADIENT = "gradient"
 """An instant: the gradient of the parameter `name` is ready."""
 BUCKET = "bucket"
-"""A bucket of gradients, from when it leaves until its sum is there."""
+"""A bucket of DistributedDataParallel's gradients, from when it leaves until its sum is there."""
 PHASE = "phase"
 """A span around others: a step of a lesson, a training step, the reduce-scatter of a ring."""
 VALUES = "values"
@@ -32,8 +32,8 @@ VALUES = "values"
 MOVE = "move"
 """A copy of a tensor from one device to another of the same process: see `name_of_move`."""
 KINDS = (SEND, RECEIVE, COLLECTIVE, WAIT, COMPUTE, GRADIENT, BUCKET, PHASE, VALUES, MOVE)
-MAIN, BACKGROUND, DEVICE = "main", "background", "device"
-"""Lanes of a rank: its main thread, its other threads, its GPU (the GPU's times are converted to the rank's clock)."""
+MAIN, BACKGROUND = "main", "background"
+"""Lanes of a rank: its main thread, and its other threads."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,15 +94,12 @@ class RankRecording:
     """The recording of one rank."""
 
     rank: int
-    host: str
     device: str
     events: tuple[Event, ...]
     dropped: int = 0
     """Number of events for which there was no room."""
     is_cut_off: bool = False
     """Whether it ends without the rank's own mark: the rank was killed, or the file is incomplete."""
-    clock_bound: float = 0.0
-    """Maximum error of its times against rank 0's clock, in seconds."""
 
     @property
     def runs_ahead(self) -> bool:
@@ -120,7 +117,7 @@ class Recording:
     versions: dict[str, str]
     """Versions of Python, torch and the system."""
     began: float
-    """Seconds since 1970 on rank 0's host."""
+    """Seconds since 1970."""
     ranks: tuple[RankRecording, ...]
     sources: tuple[SourceLine, ...] = ()
     texts: dict[str, str] = field(default_factory=dict)

@@ -1,5 +1,4 @@
-"""Records our own collectives: from call to end, the phases in them, and the additions of chunks. (Their messages are
-recorded as all others are: see distributed.py.)"""
+"""Records our own collectives: from call to end, the phases in them, their messages, and the additions of chunks."""
 
 from __future__ import annotations
 
@@ -12,11 +11,11 @@ import torch
 
 from playground.algorithms import messages
 from playground.algorithms.all_reduce import current_phase
-from playground.algorithms.messages import Addressed, Executor, Group, Works
+from playground.algorithms.messages import TAG, Addressed, Executor, Group, Subset, Works, number_in_whole
 from playground.runtime.tap import ranks_of
-from playground.see.record import COLLECTIVE, COMPUTE, PHASE
+from playground.see.record import COLLECTIVE, COMPUTE, PHASE, RECEIVE, SEND, VALUES
 from playground.see.record.distributed import CallRecorder, bytes_of, values_of
-from playground.see.record.layout import MAX_VALUES
+from playground.see.record.layout import MAX_VALUES, NONE
 from playground.see.record.recorder import Recorder
 
 EXCHANGE = messages.exchange.__code__
@@ -33,8 +32,8 @@ class RecordingExecutor(Executor):
         async_op: bool,
     ) -> Any:  # fmt: skip
         """Record the collective from the call until it is done."""
-        ranks, source = ranks_of(group), self.recorder.sources.find()
-        number = self.recorder.begin(COLLECTIVE, name, bytes_of(input), input.shape, ranks, source=source)
+        where = {"source": self.recorder.sources.find(), "parent": self.recorder.around()}
+        number = self.recorder.begin(COLLECTIVE, name, bytes_of(input), input.shape, ranks_of(group), **where)
         whole = functools.partial(self.run_whole, number, call, output, async_op)
         work = super().collective(name, whole, input, output, group, async_op)
         return None if work is None else RecordedWork(self.recorder, work, number)
@@ -56,54 +55,92 @@ class RecordingExecutor(Executor):
 
     def run(self, algorithm: Callable[..., None], flat: torch.Tensor, *arguments: Any) -> None:
         self.recorder.thread.flat = flat
-        self.calls.note_values()
+        self.note_values()
         super().run(algorithm, flat, *arguments)
 
     def start(self, group: Group, send: Sequence[Addressed], receive: Sequence[Addressed]) -> Works:
-        """Start messages, and begin the phase that they are the first of."""
+        """Start messages of a collective, and begin the phase that they are the first of."""
         recorder, thread = self.recorder, self.recorder.thread
+        if not thread.is_inside:
+            return super().start(group, send, receive)
         if (phase := current_phase(group)) != thread.phase:
             if thread.phase:
                 recorder.close(thread.phase_number)
             thread.phase = phase
             if phase:
                 thread.phase_number = recorder.open(recorder.begin(PHASE, phase))
-        was_inside, thread.is_inside, thread.source = thread.is_inside, False, recorder.sources.find(3)
-        try:
-            return RecordedWorks(self.calls, super().start(group, send, receive), thread.source)
-        finally:
-            thread.is_inside, thread.source = was_inside, None
+        source, ranks = recorder.sources.find(3), ranks_of(group.whole if isinstance(group, Subset) else group)
+        with self.calls.in_turn:
+            sends = [self.begin_message(SEND, ranks, *each, source) for each in number_in_whole(group, send)]
+            receives = [self.begin_message(RECEIVE, ranks, *each, source) for each in number_in_whole(group, receive)]
+            works = super().start(group, send, receive)
+        return RecordedWorks(self, works, sends, receives, [tensor for tensor, _ in receive], source)
+
+    def begin_message(self, kind: str, ranks: tuple[int, ...], tensor: torch.Tensor, rank: int, source: int) -> int:
+        recorder, peer, name = self.recorder, ranks[rank], "isend" if kind == SEND else "irecv"
+        message = next(self.calls.counts[ranks, TAG][kind, peer])
+        number = recorder.begin(
+            kind, name, tensor.nbytes, tensor.shape, ranks, peer, message, TAG, self.offset_of(tensor), source
+        )
+        if kind == SEND and tensor.numel() <= MAX_VALUES:
+            recorder.put_values(number, values_of(tensor))
+        return number
+
+    def offset_of(self, part: torch.Tensor) -> int:
+        """The first element of this part of the tensor of our collective; -1 if it is not part of it."""
+        flat = self.recorder.thread.flat
+        behind = NONE if flat is None else part.data_ptr() - flat.data_ptr()
+        return behind // flat.element_size() if flat is not None and 0 <= behind < flat.nbytes else NONE
+
+    def note_values(self) -> None:
+        """Record the values that the rank now holds in our collective."""
+        flat = self.recorder.thread.flat
+        if flat is not None and flat.numel() <= MAX_VALUES:
+            self.recorder.instant(VALUES, "holds", values_of(flat), shape=flat.shape)
 
     def add(self, mine: torch.Tensor, theirs: torch.Tensor, op: Any) -> None:
         """Record the addition."""
-        recorder, offset = self.recorder, self.calls.offset_of(mine)
+        recorder, offset = self.recorder, self.offset_of(mine)
         source = recorder.sources.find()
         number = recorder.begin(COMPUTE, "add", mine.nbytes, mine.shape, offset=offset, source=source)
         super().add(mine, theirs, op)
         recorder.end(number)
         if mine.numel() <= MAX_VALUES:
             recorder.put_values(number, values_of(mine))
-            self.calls.note_values()
+            self.note_values()
 
 
 class RecordedWorks(Works):
     """Messages under way: the program waits for all that are to be received, and for all that are sent."""
 
-    def __init__(self, calls: CallRecorder, works: Works, source: int) -> None:
+    def __init__(
+        self, executor: RecordingExecutor, works: Works, sends: list[int], receives: list[int],
+        arriving: list[torch.Tensor], source: int,
+    ) -> None:  # fmt: skip
+        """`sends` and `receives` are the numbers of the messages' events, `arriving` the tensors to be received."""
         super().__init__(works.sends, works.receives)
-        self.calls, self.source = calls, source
+        self.executor, self.arriving, self.source = executor, [*zip(receives, arriving, strict=True)], source
+        self.to_receive, self.to_send = (receives, sends) if works.sends else (receives + sends, [])  # or in a batch
 
     def received(self) -> None:
-        self.calls.wait_for(self.receives, super().received, self.find_source())
-        if self.receives:
-            self.calls.note_values()
+        self.wait(self.to_receive, super().received)
+        for number, tensor in self.arriving:
+            if tensor.numel() <= MAX_VALUES:
+                self.executor.recorder.put_values(number, values_of(tensor))
+        if self.arriving:
+            self.executor.note_values()
 
     def sent(self) -> None:
-        self.calls.wait_for(self.sends, super().sent, self.find_source())
+        self.wait(self.to_send, super().sent)
 
-    def find_source(self) -> int:
-        """The line that waits; inside `exchange`, as it is the same, the one that started the messages."""
-        return self.source if sys._getframe(2).f_code is EXCHANGE else self.calls.recorder.sources.find(3)
+    def wait(self, numbers: list[int], wait: Callable[[], None]) -> None:
+        """Call `wait`, which waits for these messages."""
+        if numbers:
+            # inside `exchange` the line that waits is the one that started the messages
+            recorder, is_same = self.executor.recorder, sys._getframe(2).f_code is EXCHANGE
+            number = recorder.begin_wait(numbers, self.source if is_same else recorder.sources.find(3))
+            wait()
+            recorder.end_all([number, *numbers])
 
 
 class RecordedWork:
@@ -111,18 +148,18 @@ class RecordedWork:
 
     def __init__(self, recorder: Recorder, work: Any, number: int) -> None:
         self.recorder, self.work = recorder, work
-        self.numbers = [number]
-        """Numbers of the events that the first wait is for: the collective's, and that of the bucket it averages."""
+        self.number: int | None = number
+        """The number of the collective's event, until the first wait."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.work, name)
 
     def wait(self) -> Any:
-        numbers, self.numbers = self.numbers, []
-        wait = self.recorder.begin_wait(numbers, self.recorder.sources.find()) if numbers else None
+        number, self.number = self.number, None
+        if number is None:
+            return self.work.wait()
+        wait = self.recorder.begin_wait([number], self.recorder.sources.find())
         try:
             return self.work.wait()
         finally:
-            if wait is not None:
-                self.recorder.end(wait)
-            self.recorder.end_once(numbers)
+            self.recorder.end(wait)

@@ -1,17 +1,16 @@
-"""Records torch.distributed: messages between two ranks, those of our own collectives among them, and collectives."""
+"""Records torch.distributed: messages between two ranks, and collectives."""
 
 from __future__ import annotations
 
 import itertools
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
 
 import torch
 
 from playground.remote.agent import agents
-from playground.runtime.tap import MESSAGES, Call, Observer, calls_of
+from playground.runtime.tap import MESSAGES, Call, Observer
 from playground.see.record import COLLECTIVE, MAIN, RECEIVE, SEND, VALUES
 from playground.see.record.layout import LANE_CODES, MAX_VALUES, NONE
 from playground.see.record.recorder import Recorder
@@ -78,26 +77,13 @@ class CallRecorder(Observer):
         recorder, kind = self.recorder, SEND if call.method == "send" else RECEIVE
         [tensor], other = call.inputs or call.outputs, call.peer
         peer, message = (NONE, NONE) if other is None else (other, self.next_message(kind, other, call))
-        source = recorder.sources.find() if self.thread.source is None else self.thread.source
         number = recorder.begin(
             kind, call.name, bytes_of(tensor), tensor.shape, call.ranks, peer, message, call.tag,
-            self.offset_of(tensor), source,
+            source=recorder.sources.find(),
         )  # fmt: skip
         if kind == SEND:
             recorder.put_values(number, values_of(tensor))
         return number
-
-    def offset_of(self, part: torch.Tensor) -> int:
-        """The first element of this part of the tensor of our collective around it; -1 if it is not part of one."""
-        flat = self.thread.flat
-        behind = NONE if flat is None else part.data_ptr() - flat.data_ptr()
-        return behind // flat.element_size() if flat is not None and 0 <= behind < flat.nbytes else NONE
-
-    def note_values(self) -> None:
-        """Record the values that the rank now holds in our collective."""
-        flat = self.thread.flat
-        if flat is not None and flat.numel() <= MAX_VALUES:
-            self.recorder.instant(VALUES, "holds", values_of(flat), shape=flat.shape)
 
     def next_message(self, kind: str, peer: int, call: Call) -> int:
         """The number of the next message of this kind to or from `peer`."""
@@ -109,7 +95,8 @@ class CallRecorder(Observer):
         shape = tensors[0].shape if len(tensors) == 1 else ()
         nbytes, source = sum(map(bytes_of, tensors)), recorder.sources.find()
         peer = NONE if root is None else root
-        number = recorder.begin(COLLECTIVE, call.name, nbytes, shape, call.ranks, peer, source=source)
+        where = {"source": source, "parent": recorder.around()}
+        number = recorder.begin(COLLECTIVE, call.name, nbytes, shape, call.ranks, peer, **where)
         before = values_of_all(given)
         if before is not None:
             recorder.instant(VALUES, "before", before, parent=number)
@@ -121,22 +108,7 @@ class CallRecorder(Observer):
             if call.method in MESSAGES and not call.blocks:
                 self.in_turn.release()
 
-    def wait_for(self, works: Sequence[Any], wait: Callable[[], None], source: int) -> None:
-        """Call `wait`, which waits for these works of our collective, and record that as one wait in this line."""
-        numbers = [number for work in works for call in calls_of(work) for number in self.events.get(call.number, ())]
-        if not numbers:
-            return wait()
-        number = self.recorder.begin_wait(numbers, source)
-        self.thread.is_waiting = True
-        try:
-            wait()
-        finally:
-            self.thread.is_waiting = False
-            self.recorder.end(number)
-
     def waiting(self, calls: Sequence[Call]) -> None:
-        if self.thread.is_waiting:
-            return
         numbers = [number for call in calls for number in self.events.get(call.number, ())]
         # threads of an agent listen for requests all the time, which is not a wait of the rank
         is_agents = any(calls[0].group is agent.group for agent in agents)

@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 from zipfile import ZIP_DEFLATED, BadZipFile, ZipFile
 
 from playground.runtime.errors import UsageError
-from playground.see.record import BACKGROUND, DEVICE, MAIN
+from playground.see.record import BACKGROUND, MAIN
 
 RECORD = struct.Struct("<5q9i2B2x")
 """The binary format of an `EventRecord`. The kind is written last: a record without one is incomplete."""
@@ -28,7 +28,7 @@ class EventRecord(NamedTuple):
 
     start: int
     end: int
-    """Nanoseconds of the rank's own clock; 0 if it has not ended."""
+    """Nanoseconds of the host's clock; 0 if it has not ended."""
     nbytes: int
     offset: int
     values: int
@@ -58,12 +58,12 @@ HEADER = struct.Struct("<8s3q48x")
 MAGIC = b"PLAYREC1"
 NONE = -1
 
-LANES = (MAIN, BACKGROUND, DEVICE)
+LANES = (MAIN, BACKGROUND)
 LANE_CODES = {lane: code for code, lane in enumerate(LANES)}
 
 EVENTS, VALUES, TABLES = "events", "values", "tables"
 FILES = (TABLES, EVENTS, VALUES)
-"""The files of each rank, those first that others are read with."""
+"""The files of each rank."""
 RUN = "run.json"
 """A description of the run."""
 RANK_FILE = re.compile(rf"rank-(\d{{1,9}})\.({'|'.join(FILES)})")
@@ -82,12 +82,8 @@ def file_name(rank: int, kind: str) -> str:
     return f"rank-{rank}.{kind}"
 
 
-CHUNK = 2**16
-"""Bytes read at once: where so many are zero, there is no further record."""
 FASTEST = 1
 """The zlib level: records are so alike that slower ones gain little."""
-MAX_RATIO, ALLOWANCE = 100, 2**24
-"""A file inflates to at most `MAX_RATIO` times its size plus `ALLOWANCE` bytes; recordings inflate to 3 to 30 times."""
 Files = Mapping[str, bytes]
 """The contents of a zip file or a folder, by name."""
 
@@ -105,37 +101,25 @@ def read_folder(folder: Path) -> Files:
         raise UsageError(f"{folder} is a folder without a recording: name a file that --see has written")
     folder = tables[-1].parent
     run = {RUN: (folder / RUN).read_bytes()} if (folder / RUN).is_file() else {}
-    ranks = sorted(int(name[1]) for file in folder.iterdir() if (name := RANK_FILE.fullmatch(file.name)))
-    return run | {name: content for rank in dict.fromkeys(ranks) for name, content in read_rank_files(folder, rank)}
+    ranks = {int(name[1]) for file in folder.iterdir() if (name := RANK_FILE.fullmatch(file.name))}
+    return run | {name: content for rank in ranks for name, content in read_rank_files(folder, rank).items()}
 
 
-def read_rank_files(folder: Path, rank: int) -> Iterator[tuple[str, bytes]]:
-    """The names and contents of a rank's files, without the unused room at their ends."""
-    capacity = values_used = 0
-    for kind in FILES:
-        file = folder / file_name(rank, kind)
-        if file.is_file():
-            with file.open("rb") as opened:
-                if kind == EVENTS:
-                    parts = []
-                    while (part := opened.read(CHUNK)).strip(b"\0"):
-                        parts.append(part)
-                    content = b"".join(parts)
-                    _, capacity, _, values_used = read_header(content)
-                    content = content[: place_of(max(0, capacity))].rstrip(b"\0")
-                    content += bytes(-len(content) % RECORD.size)
-                else:
-                    content = opened.read(8 * max(0, values_used) if kind == VALUES else -1)
-            yield file.name, content
+def read_rank_files(folder: Path, rank: int) -> Files:
+    """The contents of a rank's files, by name, without the unused room at their ends."""
+    files = {kind: file.read_bytes() for kind in FILES if (file := folder / file_name(rank, kind)).is_file()}
+    events = files.get(EVENTS, b"").rstrip(b"\0")
+    _, capacity, _, values_used = read_header(events)
+    events = events[: place_of(max(0, capacity))]
+    files[EVENTS] = events + bytes(-len(events) % RECORD.size)
+    files[VALUES] = files.get(VALUES, b"")[: 8 * max(0, values_used)]
+    return {file_name(rank, kind): content for kind, content in files.items()}
 
 
 def read_zip(path: Path) -> Files:
     try:
         with ZipFile(path) as packed:
-            members = packed.infolist()
-            if sum(each.file_size for each in members) > MAX_RATIO * path.stat().st_size + ALLOWANCE:
-                raise ValueError(f"it inflates to more than {MAX_RATIO} times its size")
-            return {each.filename: packed.open(each).read(each.file_size) for each in members}
+            return {name: packed.read(name) for name in packed.namelist()}
     except (BadZipFile, NotImplementedError, RuntimeError, EOFError) as error:
         raise UsageError(f"{path} is not a recording ({error}): make one with --see FILE.playground") from None
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from playground.runtime.black_box.sources import Sources
-from playground.see.record import BACKGROUND, KINDS, MAIN, PHASE, WAIT, layout
+from playground.see.record import BACKGROUND, KINDS, MAIN, WAIT, layout
 from playground.see.record.layout import HEADER, LANE_CODES, MAX_VALUES, NONE, RECORD, SPAN, file_name, place_of
 
 
@@ -60,10 +60,7 @@ def map_file(path: Path, size: int) -> mmap.mmap:
     for which it has none ends the process by SIGBUS. Raises `OSError`."""
     file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o666)
     try:
-        if hasattr(os, "posix_fallocate"):
-            os.posix_fallocate(file, 0, size)
-        else:
-            os.pwrite(file, bytes(size), 0)
+        os.posix_fallocate(file, 0, size)
         return mmap.mmap(file, size)
     finally:
         os.close(file)
@@ -95,16 +92,10 @@ class ThreadState(threading.local):
         """Numbers of the spans around that one."""
         self.is_inside = False
         """Whether the thread is inside a call that is recorded as a whole."""
-        self.is_waiting = False
-        """Whether it is inside a wait that is recorded as a whole."""
         self.flat: Any = None
         """The tensor of our collective that the thread is running."""
-        self.source: int | None = None
-        """The line on which it starts messages."""
         self.phase, self.phase_number = "", NONE
         """The phase of it, and the number of its event."""
-        self.device: Any = None
-        """The device whose work this thread does, if it is not the rank's own."""
 
 
 class Recorder:
@@ -121,13 +112,11 @@ class Recorder:
         rank: int,
         *,
         capacity: int = CAPACITY,
-        reserve: int = 0,
         value_capacity: int = VALUE_CAPACITY,
         clock: Callable[[], int] = time.perf_counter_ns,
         **about: object,
     ) -> None:
-        """`clock` returns nanoseconds; `about` describes the rank. After the room for `capacity` events there is room
-        for `reserve` more, which `begin` does not use."""
+        """`clock` returns nanoseconds; `about` describes the rank."""
         self.folder, self.rank, self.clock = folder, rank, clock
         self.next_number = itertools.count().__next__  # atomic, as it is one call into C
         self.one_at_a_time = threading.Lock()
@@ -135,9 +124,9 @@ class Recorder:
         self.backwards: list[int] = []
         """Numbers of the running backward passes, in order. Autograd calls hooks in threads of its own, one per GPU."""
         self.capacity, self.value_capacity = capacity, value_capacity
-        self.unread = capacity + reserve
+        self.unread = capacity
         """The number given to events for which there is no room."""
-        self.sizes = place_of(self.unread + 1), 8 * value_capacity
+        self.sizes = place_of(capacity + 1), 8 * value_capacity
         files = [folder / file_name(rank, kind) for kind in (layout.TABLES, layout.EVENTS, layout.VALUES)]
         try:
             self.tables = Tables(files[0])
@@ -208,11 +197,6 @@ class Recorder:
             self.words[DROPPED_AT] = number + 1 - self.capacity
             return self.unread
         return number
-
-    def use_reserve(self) -> int:
-        """End the room of other events here, and return the number of the first record of the reserve."""
-        self.capacity = min(self.next_number(), self.capacity)
-        return self.capacity
 
     def end(self, number: int) -> None:
         """Record the end of an event, now."""
@@ -301,10 +285,6 @@ class Recorder:
             yield number
         finally:
             self.close(number)
-
-    def working_for(self, device: Any) -> contextlib.AbstractContextManager[Any]:
-        """Record this thread's block as a phase with the name of the device that it works for."""
-        return self.span(PHASE, str(device))
 
     def stop(self) -> None:
         """Mark the end of the recording, and close its files."""

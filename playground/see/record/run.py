@@ -1,9 +1,4 @@
-"""Recordings of whole runs: made, and read with the times of all ranks converted to rank 0's clock. Does not import
-torch: the ranks do.
-
-On one host all processes read the same clock. The clocks of other hosts differ from it: so their ranks compare theirs
-with rank 0's when the recording begins.
-"""
+"""Recordings of whole runs: made, and read. Does not import torch: the ranks do."""
 
 from __future__ import annotations
 
@@ -29,8 +24,6 @@ from playground.runtime.untrusted import expect_dict, expect_float, expect_int, 
 from playground.see.record import KINDS, SCHEMA, Event, RankRecording, Recording, SourceLine, layout
 from playground.see.record.layout import HEADER, NONE, RECORD, EventRecord, Files, file_name
 
-DRIFT = 1e-4
-"""Maximum relative difference in speed of two clocks: quartz stays below it."""
 SECOND = 1e9
 """Nanoseconds."""
 YEAR_10000 = 253_402_300_800
@@ -44,12 +37,11 @@ Tables = dict[str, list[Any]]
 
 
 def read_start(about: object) -> Mapping[str, Any]:
-    """A rank's description of itself: its host and its device; the time, in seconds since 1970, with the same moment on
-    its own clock, in nanoseconds; and the `offset` of rank 0's clock to that, with its `bound`."""
+    """A rank's description of itself: its device; and the time, in seconds since 1970, with the same moment on its
+    clock, in nanoseconds."""
     told = expect_dict(about)
-    numbers = {name: expect_int(told[name]) for name in ("clock", "offset", "bound")}
-    texts = {name: expect_text(told[name]) for name in ("host", "device")}
-    return texts | numbers | {"time": expect_float(told["time"], 0, YEAR_10000 - 1)}
+    time = expect_float(told["time"], 0, YEAR_10000 - 1)
+    return {"device": expect_text(told["device"]), "time": time, "clock": expect_int(told["clock"])}
 
 
 def read_source(line: object) -> tuple[SourceLine, str]:
@@ -83,14 +75,14 @@ def read_events(
     rank: int,
     tables: Tables,
     sources: Mapping[SourceLine, int],
-    seconds: Callable[[int], float],
+    began: int,
     records: Sequence[EventRecord],
     values: bytes,
 ) -> Iterator[Event]:
     """The complete events of a rank, in the order of their starts.
 
-    `sources` has their indices in the whole recording; `seconds` converts times of the rank's own clock. Raises
-    `ValueError` or `IndexError` for what no rank writes.
+    `sources` has their indices in the whole recording; times are since `began`, in nanoseconds. Raises `ValueError` or
+    `IndexError` for what no rank writes.
     """
     found = [(place, record) for place, record in enumerate(records) if record.kind]
     check_records(found)
@@ -105,8 +97,8 @@ def read_events(
             rank=rank,
             kind=KINDS[record.kind - 1],
             name=tables[layout.NAME][record.name],
-            start=seconds(record.start),
-            end=seconds(max(record.start, record.end)) if record.end else float("inf"),
+            start=(record.start - began) / SECOND,
+            end=(max(record.start, record.end) - began) / SECOND if record.end else float("inf"),
             lane=layout.LANES[record.lane],
             parent=numbers.get(record.parent),
             peer=optional(record.peer),
@@ -181,7 +173,7 @@ def merge(files: Files, name: str | Path = "this") -> Recording:
         starts = [rank[layout.START][-1] for rank in ranks if rank[layout.START]]
         if not starts:
             raise UsageError("the recording ends before its first rank begins: record the run again")
-        began = min(start["clock"] + start["offset"] for start in starts)
+        began = min(start["clock"] for start in starts)
         sources = {source: None for rank in ranks for source, _ in rank[layout.SOURCE]}
         numbers = {source: number for number, source in enumerate(sources)}
         versions = expect_dict(run.get("versions", {}))
@@ -198,30 +190,22 @@ def merge(files: Files, name: str | Path = "this") -> Recording:
 
 
 def read_rank(rank: int, tables: Tables, sources: Mapping[SourceLine, int], began: int, files: Files) -> RankRecording:
-    """One rank's recording, with times from `began` on, in nanoseconds of rank 0's clock. Raises `UsageError`, and
+    """One rank's recording, with times from `began` on, in nanoseconds of the host's clock. Raises `UsageError`, and
     errors of damaged recordings, for what no rank writes."""
     if not tables[layout.START]:
-        return RankRecording(rank=rank, host="", device="", events=(), is_cut_off=True)
-    about, ended = tables[layout.START][-1], tables[layout.ENDED]
+        return RankRecording(rank=rank, device="", events=(), is_cut_off=True)
     content, values = (files.get(file_name(rank, kind), b"") for kind in (layout.EVENTS, layout.VALUES))
     magic, capacity, dropped, _ = layout.read_header(content)
     if magic != layout.MAGIC:
         raise UsageError(f"the events of rank {rank} are none: record the run again")
     whole = content[HEADER.size : len(content) // RECORD.size * RECORD.size]
     records = [EventRecord._make(fields) for fields in RECORD.iter_unpack(whole)]
-    last = ended[-1] if ended else max((record.start for record in records), default=0)
-
-    def seconds(time: int) -> float:
-        return (time + about["offset"] - began) / SECOND
-
     return RankRecording(
         rank=rank,
-        host=about["host"],
-        device=about["device"],
-        events=tuple(read_events(rank, tables, sources, seconds, records[: expect_int(capacity, 0)], values)),
+        device=tables[layout.START][-1]["device"],
+        events=tuple(read_events(rank, tables, sources, began, records[: expect_int(capacity, 0)], values)),
         dropped=expect_int(dropped, 0),
-        is_cut_off=not ended,
-        clock_bound=(about["bound"] + DRIFT * max(0, last - about["clock"])) / SECOND if about["bound"] else 0.0,
+        is_cut_off=not tables[layout.ENDED],
     )
 
 
@@ -238,7 +222,7 @@ class Recorded:
     run: str = ""
 
     def __call__(self, rank: int, size: int, *args: Any) -> Any:
-        with RECORDED(self.folder / str(restart_count()), rank, size, "" if rank else self.run):
+        with RECORDED(self.folder / str(restart_count()), rank, "" if rank else self.run):
             return call(self.fn, rank, size, *args)
 
 

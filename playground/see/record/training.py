@@ -12,37 +12,27 @@ from typing import Any
 from weakref import WeakSet
 
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from playground.runtime.tap import calls_of, ranks_of
+from playground.runtime.tap import ranks_of
 from playground.runtime.tap.replacement import replaced
-from playground.see.record import BUCKET, COLLECTIVE, COMPUTE, GRADIENT, MAIN, MOVE, PHASE, name_of_move
-from playground.see.record.algorithms import RecordedWork
-from playground.see.record.distributed import CallRecorder, bytes_of
-from playground.see.record.layout import LANE_CODES, NONE
+from playground.see.record import BUCKET, COMPUTE, GRADIENT, MAIN, MOVE, PHASE, name_of_move
+from playground.see.record.distributed import bytes_of
+from playground.see.record.layout import LANE_CODES
 from playground.see.record.recorder import Recorder
-from playground.training import device_work, sync
-from playground.training.sync import Bucket, Overlapped
+from playground.training import device_work
 
 HOOK_ID = 20170
 """Identifies our hooks of a process group."""
-CALLED = {
-    "ALLREDUCE": "all_reduce",
-    "BROADCAST": "broadcast",
-    "ALLGATHER": "all_gather",
-    "BARRIER": "barrier",
-    "ALLGATHER_BASE": "all_gather_into_tensor",
-    "REDUCE_SCATTER_BASE": "reduce_scatter_tensor",
-}
-"""Python names of the collectives that DistributedDataParallel calls in C++."""
 
 
 class BucketHooks:
-    def __init__(self, recorder: Recorder, calls: CallRecorder) -> None:
-        self.recorder, self.calls = recorder, calls
+    """Records the buckets of DistributedDataParallel, whose all_reduce is called in C++."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self.recorder = recorder
         self.left = 0
         """Number of buckets that have left since backward began."""
         self.listened_to: list[Any] = []
@@ -54,7 +44,7 @@ class BucketHooks:
 
     @contextlib.contextmanager
     def during_backward(self, number: int) -> Iterator[None]:
-        """In this block, collectives in autograd's threads are buckets of this backward pass."""
+        """In this block, an all_reduce that is called in C++ is a bucket of this backward pass."""
         backwards = self.recorder.backwards
         self.left = self.left if backwards else 0
         backwards.append(number)
@@ -64,44 +54,8 @@ class BucketHooks:
             backwards.remove(number)
             self.finish_done()
 
-    def begin(self, flat: torch.Tensor) -> int:
-        """Begin the next bucket."""
-        recorder, name, ranks = self.recorder, f"bucket {self.left}", ranks_of(None)
-        self.left += 1
-        where = {"source": recorder.sources.find(), "parent": recorder.around()}
-        return recorder.begin(BUCKET, name, bytes_of(flat), flat.shape, ranks, **where)
-
-    def wrap_start(self, real: Callable[..., Any]) -> Callable[..., Any]:
-        """Record `Bucket.start`, which starts its all-reduce."""
-
-        @functools.wraps(real)
-        def start(bucket: Any, all_reduce: Any) -> Any:
-            number = self.recorder.open(self.begin(bucket.flat))
-            work = real(bucket, all_reduce)
-            self.recorder.leave(number)
-            if isinstance(work, RecordedWork):
-                work.numbers.append(number)
-                work.work.future.add_done_callback(lambda _: self.recorder.end_once([number]))
-            for call in calls_of(work):
-                self.calls.events[call.number].append(number)
-            return work
-
-        return start
-
-    def wrap_average_together(self, real: Callable[..., Any]) -> Callable[..., Any]:
-        """Record the blocking average of one bucket."""
-
-        @functools.wraps(real)
-        def average_together(grads: Any, all_reduce: Any) -> None:
-            flat = torch.empty(sum(grad.numel() for grad in grads), dtype=grads[0].dtype, device="meta")
-            number = self.recorder.open(self.begin(flat))
-            real(grads, all_reduce)
-            self.recorder.close(number)
-
-        return average_together
-
     def listen(self, group: Any) -> None:
-        """Record calls in C++, as by DistributedDataParallel. (Older versions of torch have no hooks for them.)"""
+        """Record buckets in this group. (Older versions of torch have no hooks for calls in C++.)"""
         if group not in self.listened_to and hasattr(group, "register_pre_hook"):
             self.listened_to.append(group)
             group.register_pre_hook(HOOK_ID, functools.partial(self.before_call, group))
@@ -117,18 +71,15 @@ class BucketHooks:
         self.listened_to.clear()
 
     def before_call(self, group: Any, call: Any) -> None:
-        recorder, name = self.recorder, call.name.name
-        if recorder.thread.is_inside or name not in CALLED:
-            return  # part of a recorded function, or a message of our algorithms
-        tensors, around = call.input_tensors, recorder.around()
-        if around in recorder.backwards and name == "ALLREDUCE" and tensors[0].is_floating_point():
-            number = self.begin(tensors[0])
-        else:
-            nbytes, ranks = sum(map(bytes_of, tensors)), ranks_of(group)
-            shape, root = tensors[0].shape if len(tensors) == 1 else (), NONE if call.root < 0 else ranks[call.root]
+        recorder, around = self.recorder, self.recorder.around()
+        if recorder.thread.is_inside or call.name.name != "ALLREDUCE" or around not in recorder.backwards:
+            return  # part of a recorded function, or no bucket
+        [flat] = call.input_tensors
+        if flat.is_floating_point():
             source = recorder.sources.find(1)  # there may be no other frame: threads of torch's come here
-            number = recorder.begin(COLLECTIVE, CALLED[name], nbytes, shape, ranks, root, source=source, parent=around)
-        self.under_way[id(group), call.op_id] = number
+            what = BUCKET, f"bucket {self.left}", bytes_of(flat), flat.shape, ranks_of(group)
+            self.under_way[id(group), call.op_id] = recorder.begin(*what, source=source, parent=around)
+            self.left += 1
 
     def after_call(self, group: Any, call: Any) -> None:
         """The call has been issued; its event ends with its future."""
@@ -168,10 +119,10 @@ def recorded_devices(recorder: Recorder) -> Iterator[None]:
         finally:
             recorder.end_all(numbers)
 
-    def working_for(device: torch.device) -> contextlib.AbstractContextManager[None]:
+    def working_for(device: torch.device) -> contextlib.AbstractContextManager[Any]:
         """Record it as a phase with the name of the device. The main thread works for all devices."""
         is_main = recorder.thread.lane == LANE_CODES[MAIN]
-        return really_working_for(device) if is_main else recorder.working_for(device)
+        return really_working_for(device) if is_main else recorder.span(PHASE, str(device))
 
     really_working_for = device_work.working_for
     with replaced(device_work, "moving", lambda _: moving), replaced(device_work, "working_for", lambda _: working_for):
@@ -196,10 +147,6 @@ class TrainingHooks:
         with (
             replaced(nn.Module, "__call__", self.wrap_forward),
             replaced(torch.autograd, "backward", self.wrap_backward),
-            replaced(DistributedDataParallel, "__init__", self.wrap_new_replica),
-            replaced(Overlapped, "__init__", self.wrap_new_replica),
-            replaced(Bucket, "start", self.buckets.wrap_start),
-            replaced(sync, "average_together", self.buckets.wrap_average_together),
         ):
             self.handles.append(register_optimizer_step_pre_hook(self.before_step))
             self.handles.append(register_optimizer_step_post_hook(self.after_step))
@@ -222,6 +169,8 @@ class TrainingHooks:
             if learns:
                 self.begin_step(module)
                 self.watch_gradients(module)
+                if isinstance(module, DistributedDataParallel):
+                    self.buckets.listen(module.process_group)
             here.forward = True
             try:
                 with recorder.span(COMPUTE, "forward" if learns else "inference"):
@@ -239,18 +188,6 @@ class TrainingHooks:
                 return real(*args, **kwargs)
 
         return backward
-
-    def wrap_new_replica(self, real: Callable[..., Any]) -> Callable[..., Any]:
-        """Watch gradients before a replica that sends them during backward registers its own hooks."""
-
-        @functools.wraps(real)
-        def init(replica: Any, model: nn.Module, *args: Any, **kwargs: Any) -> None:
-            self.watch_gradients(model)
-            if isinstance(replica, DistributedDataParallel):
-                self.buckets.listen(kwargs.get("process_group") or dist.group.WORLD)
-            real(replica, model, *args, **kwargs)
-
-        return init
 
     def begin_step(self, module: nn.Module) -> None:
         """A forward pass of this module begins: begin a training step, unless the current one continues."""

@@ -1,11 +1,10 @@
-"""A rank's part of a benchmark: try every call once, then check and time them, size by size, pass by pass.
+"""A rank's part of a benchmark: check every call, and time them, size by size, pass by pass.
 
 The patterns and `Workload`: a collective, and the result it must leave. `Measurement`: the times.
 """
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Callable
 from functools import partial, reduce
@@ -17,11 +16,10 @@ import torch
 import torch.distributed as dist
 
 from playground.algorithms import BACKEND, load_algorithm
-from playground.algorithms.operation import ADDS, Op, check
+from playground.algorithms.operation import ADDS, Op
 from playground.measurement import Fields, environment, format_bytes
 from playground.measurement.interleave import Heartbeat, gather_by_rank, interleave, percentile, slowest, timed
 from playground.runtime import UsageError, device, report
-from playground.runtime.backends import refusal
 from playground.runtime.host import host_id
 from playground.runtime.meeting.agreement import all_gather_object, require_same_on_all_ranks
 from playground.tools.bench.settings import COLLECTIVES, DTYPES, MEMORY, OPS, REDUCTION, BenchSettings
@@ -48,7 +46,7 @@ MAX_FACTORS = 4
 def input_pattern(rank: int, size: int, dtype: torch.dtype, op: object) -> torch.Tensor:
     """The input of `rank` of `size` where `op` (None: nothing) reduces it: `PERIOD` whole numbers, on the CPU."""
     random = torch.Generator().manual_seed(rank)
-    if op in (Op.SUM, Op.AVG):
+    if op == Op.SUM:
         # The largest number up to which the type holds every whole one.
         exact = round(2 / torch.finfo(dtype).eps) if dtype.is_floating_point else torch.iinfo(dtype).max
         largest = max(1, min(MAX_VALUE, exact) // size)
@@ -62,8 +60,7 @@ def input_pattern(rank: int, size: int, dtype: torch.dtype, op: object) -> torch
 def reduction_pattern(size: int, dtype: torch.dtype, op: object) -> torch.Tensor:
     """The right result of a reduction of all ranks' inputs."""
     patterns = (input_pattern(rank, size, dtype, op) for rank in range(size))
-    result = reduce(ADDS[op], patterns)
-    return result / size if op == Op.AVG else result
+    return reduce(ADDS[op], patterns)
 
 
 def repeat(pattern: torch.Tensor, like: torch.Tensor, start: int = 0) -> torch.Tensor:
@@ -71,19 +68,9 @@ def repeat(pattern: torch.Tensor, like: torch.Tensor, start: int = 0) -> torch.T
     return pattern.to(like.device).roll(-(start % PERIOD)).repeat(like.numel() // PERIOD + 1)[: like.numel()]
 
 
-def count_wrong(tensor: torch.Tensor, pattern: torch.Tensor, start: int = 0, tolerance: float = 0.0) -> int:
-    """Count the elements of `tensor` that are not those of the repeated pattern from position `start` on, and further
-    off than `tolerance`, relative to the right value."""
-    if not tolerance:
-        return int((tensor != repeat(pattern.to(tensor.dtype), tensor, start)).sum())
-    right = repeat(pattern.double(), tensor, start)
-    return int((~((tensor.double() - right).abs() <= tolerance * right)).sum())  # not (… > …): NaN is wrong too
-
-
-def tolerance_of_average(size: int, dtype: torch.dtype) -> float:
-    """The largest relative error of an average over `size` ranks: half an epsilon for each of N + 1 roundings, of 1/N
-    (nccl multiplies by it before it adds), of a product and of N - 1 sums."""
-    return (1 + torch.finfo(dtype).eps / 2) ** (size + 1) - 1
+def count_wrong(tensor: torch.Tensor, pattern: torch.Tensor, start: int = 0) -> int:
+    """Count the elements of `tensor` that are not those of the repeated pattern from position `start` on."""
+    return int((tensor != repeat(pattern.to(tensor.dtype), tensor, start)).sum())
 
 
 # Names that torch 2.14 introduced, or those from before.
@@ -119,17 +106,13 @@ class Workload:
         return partial(ours, self.input, **({"op": self.op} if self.spec.reduces else {}))
 
     def count_wrong(self, call: Callable[[], object]) -> int:
-        """Compare every element that this rank ends with, and count those that are wrong. Only an average may be off by
-        rounding, see `tolerance_of_average`."""
+        """Compare every element that this rank ends with, and count those that are wrong."""
         self.output.fill_(SENTINEL)
         self.input.copy_(repeat(self.pattern(self.rank).to(self.dtype), self.input))
         call()
-        tolerance = tolerance_of_average(self.size, self.dtype) if self.data_for == dist.ReduceOp.AVG else 0.0
         # Where nothing is expected of a rank, what its buffers hold is not defined.
         found = zip(self.output_pieces, self.expected, strict=False)
-        return sum(
-            count_wrong(piece, self.pattern(source), index * self.count, tolerance) for piece, (source, index) in found
-        )
+        return sum(count_wrong(piece, self.pattern(source), index * self.count) for piece, (source, index) in found)
 
     def pattern(self, source: int) -> torch.Tensor:
         """The input of the rank `source`, or the right result of the `REDUCTION`."""
@@ -204,7 +187,7 @@ class Measurement:
             self.times_us[algorithm] += zip(*by_rank, strict=True)
 
     def rows(self) -> list[Fields]:
-        """The figures of all trials so far, one row per algorithm: see `results`."""
+        """The figures of all trials, one row per algorithm: see `results`."""
         memory = [max(times) for times in self.times_us.get(MEMORY, ())]
         limit_us = median(memory) if memory else None
         return [self.row(*each, limit_us) for each in zip(self.algorithms, self.calls, strict=True)]
@@ -228,19 +211,14 @@ class Measurement:
 
 
 def run(rank: int, size: int, settings: BenchSettings) -> None:
-    """Measure what the settings ask for. Rank 0 reports the `Environment`, then in every pass, for each size, the rows
-    `measured`, with all trials so far, and whether they are `complete`. Raises `UsageError` if the backend cannot do
-    it, or the ranks were not all given the same settings."""
+    """Measure what the settings ask for. Rank 0 reports its environment, then, in the last pass, the rows `measured` of
+    each size. Raises `UsageError` if the ranks were not all given the same settings."""
     require_same_on_all_ranks(settings.document)
     settings.check_world(size)
-    check_operation(settings)
     hosts = len(set(all_gather_object(host_id())))
     if settings.limit and hosts > 1:
         raise UsageError(f"--limit on {hosts} hosts: it measures the memory that all ranks share, leave it out")
-    check_gpu_memory(settings, size, hosts)
     order = Random(settings.seed)
-    for collective in settings.collectives:
-        call_once(settings, collective, rank, size)
     if rank == 0:
         report(start=environment.describe())
     what = product(settings.collectives, settings.sizes)
@@ -252,36 +230,5 @@ def run(rank: int, size: int, settings: BenchSettings) -> None:
                 steps = len(passes) * len(measurements)
                 report(phase=f"pass {number} of {len(passes)}: {each}", step=done, steps=steps)
             each.measure(trials, order)
-            if rank == 0:
-                report(measured=each.rows(), complete=number == len(passes))
-
-
-def check_operation(settings: BenchSettings) -> None:
-    """Raise `UsageError` for a reduction that is not defined for tensors of this type."""
-    try:
-        check(getattr(torch, settings.dtype), getattr(dist.ReduceOp, OPS[settings.op]))
-    except ValueError as error:
-        raise UsageError(f"--op {settings.op} --dtype {settings.dtype}: {error}") from None
-
-
-def check_gpu_memory(settings: BenchSettings, size: int, hosts: int) -> None:
-    """Raise `UsageError` for sizes that this rank's GPU cannot hold. (The launcher checks the memory of the host.)"""
-    if device().type != "cuda":
-        return
-    sharing = math.ceil(size / hosts / torch.cuda.device_count())
-    needed, free = settings.memory(sharing, size), torch.cuda.mem_get_info()[0]
-    if needed > free:
-        raise UsageError(f"this needs about {needed:,} bytes of GPU memory and {free:,} are free: use a smaller --end")
-
-
-def call_once(settings: BenchSettings, collective: str, rank: int, size: int) -> None:
-    """Raise `UsageError` if the backend cannot do this with tensors of this type, or not this operation."""
-    for algorithm in settings.algorithms_of(collective):
-        try:
-            Workload(settings, collective, 1, size, rank).call(algorithm)()
-        except (RuntimeError, ValueError) as error:
-            if not (words := refusal(error)):
-                raise
-            what = f"{collective} of {settings.dtype}" + f" with {settings.op}" * COLLECTIVES[collective].reduces
-            who = f"{dist.get_backend()} cannot do {what} by {algorithm}"
-            raise UsageError(f"{who} ({words}): ask for another") from None
+            if rank == 0 and number == len(passes):
+                report(measured=each.rows())

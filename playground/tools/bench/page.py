@@ -1,10 +1,9 @@
 """The command `bench`: measure collectives, the backend's and ours, or compare two results; a row as soon as it is
-complete, averages of all, and two results beside each other. Does not import torch."""
+complete, averages of all, or two results beside each other. Does not import torch."""
 
 from __future__ import annotations
 
-import contextlib
-import signal
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import groupby
 from operator import itemgetter
@@ -13,17 +12,17 @@ from typing import Any
 
 import click
 
-from playground.console import plots, terminal
-from playground.console.options import COMMON, FILE, flags, names_option, plot_option, refuse, select_names
+from playground.console import terminal
+from playground.console.options import COMMON, FILE, flags, names_option, refuse, select_names
 from playground.console.session import Session, session_command, to_document
 from playground.console.tables import Column, Texts, figures, tabulate
 from playground.console.text import bad, good, heading, prose
 from playground.measurement import Fields, environment, format_bytes, format_digits
-from playground.measurement.environment import Environment
+from playground.measurement.environment import describe_in_a_line
 from playground.runtime.errors import PlaygroundError, UsageError
 from playground.runtime.remote import remote
-from playground.runtime.signals import stopping_signal
 from playground.tools import TOOLS
+from playground.tools.bench.plot import check, plot_bandwidth
 from playground.tools.bench.results import average_busbw, compare, load
 from playground.tools.bench.settings import (
     ALGORITHMS,
@@ -31,31 +30,14 @@ from playground.tools.bench.settings import (
     DEFAULT_ALGORITHMS,
     DEFAULT_COLLECTIVES,
     FACTOR,
-    MEMORY,
     BenchSettings,
     geometric_range,
-    parse,
-    to_text,
 )
 
 TOOL = TOOLS["bench"]
 RUN = remote("playground.tools.bench.benchmark:run")
 MEASURED = ("begin", "end", "iterations", "warmup", "collectives", "algorithms", "dtype", "op", "limit", "plot")
 """Parameters of a measurement, beside those of every run."""
-
-MEANINGS = {
-    "size": "of the tensor, or of all ranks' shares of it together",
-    "count": "elements of the tensor, or of one rank's share",
-    "root": "-1 where there is none",
-    "time_us": "per call, in the median trial; each trial counts as on its slowest rank",
-    "algbw": "algorithm bandwidth, size / time",
-    "busbw": "bus bandwidth, what each link carries",
-    "wrong": "wrong elements in the results of all ranks together",
-    "p50_us": "percentiles of the trials, like p95 and p99",
-    "slowest": "the rank that was slowest in most trials, and in how many",
-    "limit_percent": "time of the memory, to copy the tensors of all ranks at once, relative to this",
-}
-"""Explanations above the table, of columns whose name alone is not enough."""
 
 
 def figure(heading: str, unit: str, width: int, format: str = "", *, wide: bool = False) -> Column:
@@ -95,132 +77,69 @@ def cells(row: Fields, columns: Iterable[str]) -> list[object]:
     return [shown[name] for name in columns]
 
 
-def explain(columns: Mapping[str, Column], wide: bool) -> list[str]:
-    """A line for each column that is shown and needs one."""
-    shown = [name for name in MEANINGS if name in columns and (wide or not columns[name].wide)]
-    return [f"  {columns[name].heading}: {MEANINGS[name]}" for name in shown]
-
-
-MAX_TICKS = 12
-"""Ticks on the axis of sizes: more labels would run into each other."""
-
-
-def plot_bandwidth(title: str, rows: Sequence[Fields], file: Path) -> None:
-    """A line for each collective and algorithm."""
-    figure, axes = plots.new_axes(title, "size", "bus bandwidth (GB/s)")
-    lines: dict[str, list[tuple[int, float]]] = {}
-    for row in rows:
-        lines.setdefault(f"{row['collective']}, {row['algorithm']}", []).append((row["size"], row["busbw"]))
-    for label, points in lines.items():
-        axes.plot(*zip(*points, strict=True), marker="o", label=label, linestyle=":" if label.endswith(MEMORY) else "-")
-    axes.set_xscale("log", base=2)
-    axes.set_yscale("log")
-    axes.yaxis.set_major_formatter("{x:g}")
-    sizes = sorted({row["size"] for row in rows})
-    ticks = sizes[:: -(-len(sizes) // MAX_TICKS)]  # every second, third, … of them where there are too many
-    axes.set_xticks(ticks, labels=[format_bytes(tick) for tick in ticks], rotation=45)
-    axes.minorticks_off()
-    axes.legend()
-    plots.save(figure, file)
-
-
 class Report:
-    """Takes the reports of rank 0: prints each row once it is complete, keeps all. When something ends the run, they
-    are the result."""
+    """Takes the reports of rank 0: prints each row once it is complete, and keeps all."""
 
     def __init__(self, session: Session, settings: BenchSettings) -> None:
         self.session, self.settings, self.columns = session, settings, columns_of(settings)
         self.printed = session.rows(*self.columns.values())
-        self.environment: Environment | None = None
-        self.measured: dict[tuple[str, int], list[Fields]] = {}
-        """By collective and size, a row per algorithm."""
-        self.shown: list[list[Fields]] = []
+        self.environment: Fields | None = None
+        self.rows: list[Fields] = []
 
     def __call__(self, rank: int, event: Mapping[str, Any]) -> None:
         match event:
-            case {"start": Environment() as environment}:
-                self.environment = environment  # nothing has been measured yet
+            case {"start": found}:
+                self.environment = found  # nothing has been measured yet
                 trials = f"{self.settings.iterations} trial{'s' * (self.settings.iterations > 1)} per row"
-                about = str(environment), f"{trials}, spread over the run; the columns:"
-                self.session.say(f"bench: {self.session.world}", *about, *explain(self.columns, self.session.run.wide))
-            case {"measured": rows, "complete": complete}:
-                self.measured[rows[0]["collective"], rows[0]["size"]] = rows
-                if complete:
-                    self.show(rows)
+                self.session.say(
+                    f"bench: {self.session.world}", describe_in_a_line(found), f"{trials}, spread over the run"
+                )
+            case {"measured": rows}:
+                self.show(rows)
 
     def show(self, rows: list[Fields]) -> None:
         """Print the rows of one size; before the first of a collective, its name."""
         collective = rows[0]["collective"]
-        if not self.shown or self.shown[-1][0]["collective"] != collective:
+        if not self.rows or self.rows[-1]["collective"] != collective:
             op = f"{self.settings.op} of " * COLLECTIVES[collective].reduces
             self.session.say("", prose(heading(collective), f": {op}{self.settings.dtype}"))
         for row in rows:
             self.printed.say(*cells(row, self.columns))
-        self.shown.append(rows)
+        self.rows += rows
 
-    @property
-    def rows(self) -> list[Fields]:
-        return [row for rows in self.measured.values() for row in rows]
-
-    @property
-    def wrong(self) -> int:
-        """Elements that are wrong, in all results together."""
-        return sum(row["wrong"] for row in self.rows)
-
-    def finish(self, error: str | None, plot: Path | None) -> None:
-        """Show and write what there is. `error` is the cause if the run ended early: some rows then lack trials."""
-        world = self.session.world
-        if not world.is_main or not self.rows:
+    def finish(self, plot: Path | None) -> None:
+        """Say the averages, and, in the last line, what was measured. Raises `PlaygroundError` if results are wrong."""
+        world, averages, wrong = self.session.world, average_busbw(self.rows), sum(row["wrong"] for row in self.rows)
+        if not world.is_main:
             return
-        for rows in self.measured.values():
-            if rows not in self.shown:
-                self.show(rows)
-        self.summarize(error)
-        found: Fields = {"environment": self.environment, "settings": self.settings.document, "rows": self.rows}
-        found |= {"average_busbw": average_busbw(self.rows), "complete": error is None, "error": error}
-        self.session.print_document({}, **found)
-        if plot:
-            plot_bandwidth(f"{world.backend} on {world.device}, {world.size} ranks", self.rows, plot)
-
-    def summarize(self, error: str | None) -> None:
-        """Say the averages, and, in the last line, what was measured."""
-        averages = [
+        lines = [
             f"Average busbw (GB/s), {collective}: "
             + ", ".join(f"{algorithm} {format_digits(busbw)}" for algorithm, busbw in algorithms.items())
-            for collective, algorithms in average_busbw(self.rows).items()
+            for collective, algorithms in averages.items()
         ]
         names, sizes = dict.fromkeys(row["collective"] for row in self.rows), [row["size"] for row in self.rows]
         what = f"{', '.join(names)} from {format_bytes(min(sizes))} to {format_bytes(max(sizes))}"
-        if error:
-            trials = f"{min(row['trials'] for row in self.rows)} or more of {self.settings.iterations} trials per row"
-            self.session.say("", *averages, prose("Measured ", bad("in part"), f": {what}, {trials}."))
-        else:
-            verdict = bad(f"{self.wrong:,} elements are wrong") if self.wrong else good("every element is right")
-            last = prose(f"Measured: {what}; of all results, ", verdict, ".")
-            self.session.say("", *averages, last)
+        verdict = bad(f"{wrong:,} elements are wrong") if wrong else good("every element is right")
+        self.session.say("", *lines, prose(f"Measured: {what}; of all results, ", verdict, "."))
+        found: Fields = {"environment": self.environment, "settings": self.settings.document, "rows": self.rows}
+        self.session.print_document({}, **found, average_busbw=averages)
+        if plot:
+            plot_bandwidth(f"{world.backend} on {world.device}, {world.size} ranks", self.rows, plot)
+        if wrong:
+            raise PlaygroundError(f"{wrong} elements of the results are wrong: see the column #wrong")
 
 
-def difference_texts(comparison: Mapping[str, Sequence[Fields]], before: Fields, after: Fields) -> Texts:
-    """Two results beside each other: what decides, a table per collective, what only one has, and a summary."""
-    texts: Texts = []
-    results = {"before": before["environment"], "after": after["environment"]}
-    if before["environment"] != after["environment"]:
-        texts += [f"{name}: {environment}" for name, environment in results.items() if environment]
-    texts.append(
+def difference_texts(changes: Sequence[Fields]) -> Texts:
+    """Two results beside each other: what decides, a table per collective, and a summary."""
+    texts: Texts = [
         "before, after: the median of the trials. A row is faster or slower if the ranges in which the middle 95 % of "
         "its trials lie, before and after, do not overlap; if they do, the trials show no difference."
-    )
-    for collective, changes in groupby(comparison["rows"], key=itemgetter("collective")):
-        texts += ["", prose(heading(collective)), tabulate(map(shown_change, changes), CHANGES)]
-    texts.append("")
-    for name in results:
-        by_algorithm = groupby(comparison[f"only_{name}"], itemgetter("collective", "algorithm"))
-        for (collective, algorithm), missing in by_algorithm:
-            sizes = ", ".join(str(row["size"]) for row in missing)
-            texts.append(f"Only {name}: {collective} by {algorithm} at {sizes} bytes.")
-    verdicts = [row["verdict"] for row in comparison["rows"]]
+    ]
+    for collective, rows in groupby(changes, key=itemgetter("collective")):
+        texts += ["", prose(heading(collective)), tabulate(map(shown_change, rows), CHANGES)]
+    verdicts = [row["verdict"] for row in changes]
     counts = ", ".join(f"{verdicts.count(verdict)} {verdict}" for verdict in dict.fromkeys(verdicts))
-    return [*texts, f"Compared: {len(verdicts)} row{'s' * (len(verdicts) > 1)}: {counts}."]
+    return [*texts, "", f"Compared: {len(verdicts)} row{'s' * (len(verdicts) > 1)}: {counts}."]
 
 
 CHANGES = {
@@ -240,10 +159,11 @@ def shown_change(row: Fields) -> Fields:
 
 def read_size(ctx: click.Context, param: click.Parameter, text: str) -> int:
     """A number of bytes, written with or without K, M or G."""
-    try:
-        return parse(text)
-    except ValueError as error:
-        raise click.BadParameter(str(error)) from None
+    match = re.fullmatch(r"(\d{1,18})([KMG]?)", text.strip(), re.ASCII | re.IGNORECASE)
+    if not match or not int(match[1]):
+        about = "write a whole number of bytes above 0, or one with K, M or G, as 64K"
+        raise click.BadParameter(f"{text!r} is no size: {about}")
+    return int(match[1]) << 10 * " KMG".index(match[2].upper() or " ")
 
 
 def size_option(*names: str, default: str, help: str) -> Callable[[Any], Any]:
@@ -260,7 +180,7 @@ bench_options = (
     ),
     names_option("--algorithm", "algorithms", known=ALGORITHMS, default=DEFAULT_ALGORITHMS["all_reduce"], help=WHICH),
     flags(BenchSettings, "dtype", "op", "limit"),
-    plot_option("bus bandwidth against size"),
+    click.option("--plot", type=FILE, metavar="FILE", help="Also draw bus bandwidth against size: .svg or .png."),
     click.option(
         "--diff",
         type=FILE,
@@ -291,52 +211,26 @@ def command(
     """
     if diff:
         before, after = diff
-        one, other = load(before), load(after)
-        comparison = compare(one, other)
+        changes = compare(load(before), load(after))
         if session.run.as_json:
-            click.echo(to_document({"lesson": TOOL.name, "before": before, "after": after, **comparison}))
+            click.echo(to_document({"lesson": TOOL.name, "before": before, "after": after, "rows": changes}))
         else:
-            terminal.say(*difference_texts(comparison, one, other), wide=session.run.wide)
+            terminal.say(*difference_texts(changes), wide=session.run.wide)
         return
     if begin > end:
-        raise UsageError(f"--begin {to_text(begin)} is beyond --end {to_text(end)}: sizes go from small to large")
+        raise UsageError(
+            f"--begin {format_bytes(begin)} is beyond --end {format_bytes(end)}: sizes go from small to large"
+        )
     asked["collectives"] = select_names(COLLECTIVES, asked["collectives"] or DEFAULT_COLLECTIVES)
     asked["algorithms"] = select_names(ALGORITHMS, asked["algorithms"])
     settings = BenchSettings(sizes=geometric_range(begin, end), seed=session.run.seed, **asked)
-    check_before_start(session, settings, plot)
-    session.world.warm_up(RUN)
-    measure(session, settings, plot)
-
-
-def check_before_start(session: Session, settings: BenchSettings, plot: Path | None) -> None:
-    """Raise `UsageError` for what could not be measured, or not be written, before anything is started."""
     world = session.world
     settings.check_world(world.size)
     if world.device == "cpu":
         settings.check_memory(world.local_size, world.size, environment.memory("MemAvailable"))
     if plot and world.is_main:
-        if still := [name for name in settings.collectives if COLLECTIVES[name].factor(world.size) == 0]:
-            what = f"{still[0]} moves nothing, its bandwidth is 0"
-            raise UsageError(f"--plot with {world.size} rank: {what}; use at least -n 2")
-        plots.check(plot)
-
-
-def measure(session: Session, settings: BenchSettings, plot: Path | None) -> None:
-    """Measure, and show what was measured, whatever ends the run."""
+        check(plot, world.size)
+    world.warm_up(RUN)
     report = Report(session, settings)
-    try:
-        session.launch(RUN, settings, on_report=report)
-    except BaseException as error:
-        with contextlib.suppress(PlaygroundError, OSError):
-            report.finish(describe(error), plot)
-        raise
-    report.finish(None, plot)
-    if report.wrong:
-        raise PlaygroundError(f"{report.wrong} elements of the results are wrong: see the column #wrong")
-
-
-def describe(error: BaseException) -> str:
-    """In one line, what ended the run."""
-    if number := stopping_signal(error):
-        return "interrupted" if number == signal.SIGINT else f"ended by {number.name}"
-    return (str(error) or type(error).__name__).splitlines()[0]
+    session.launch(RUN, settings, on_report=report)
+    report.finish(plot)

@@ -17,24 +17,22 @@ A row is one algorithm of one collective at one size:
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import mean, median, quantiles
+from typing import Any
 
 from playground.measurement import Fields
-from playground.measurement.environment import Environment
 from playground.runtime.errors import UsageError
-from playground.runtime.untrusted import expect_dict, expect_float, expect_int, expect_list, expect_text, parse_json
 
 MUST_AGREE = ("backend", "device", "world_size", "dtype", "op")
 """Fields of a result that must be the same in both, or they cannot be compared."""
 MIN_TRIALS = 5
 """With fewer of them, ranges are too often apart by chance."""
-SHORTEST, LONGEST = 1e-9, 1e15
-"""Times that can be compared, in µs."""
-
-Key = tuple[str, str, int]
-"""(collective, algorithm, size in bytes)."""
+NAMES = ("collective", "algorithm", "size")
+Key = tuple[Any, ...]
+"""The values of a row that name it."""
 
 
 def average_busbw(rows: Sequence[Fields]) -> dict[str, dict[str, float]]:
@@ -46,39 +44,28 @@ def average_busbw(rows: Sequence[Fields]) -> dict[str, dict[str, float]]:
 
 
 def load(file: Path) -> Fields:
-    """The result in this file, as far as a comparison needs it: `MUST_AGREE`, the `environment` in a line, and
-    `times_us`, the trials of each row by its `Key`. Raises `UsageError` if there is none."""
+    """The result in this file, as far as a comparison needs it: `MUST_AGREE`, and `times_us`, the trials of each row by
+    its `Key`. Raises `UsageError` if there is none."""
     try:
-        if file.is_char_device():
-            raise ValueError("a device may never end")
-        return parse_result(parse_json(file.read_text(encoding="utf-8")))
+        return parse_result(json.loads(file.read_text(encoding="utf-8")))
     except OSError as error:
         raise UsageError(f"--diff {file}: {error.strerror}") from None
     except (ValueError, KeyError, TypeError, ArithmeticError):
         raise UsageError(f"--diff {file}: not a result of this benchmark, use what bench --json printed") from None
 
 
-def parse_result(content: object) -> Fields:
+def parse_result(document: Fields) -> Fields:
     """Raises `ValueError`, `KeyError`, `TypeError` or `ArithmeticError` for what `bench --json` did not print."""
-    document = expect_dict(content)
-    settings, environment = expect_dict(document["settings"]), document["environment"]
-    times_us = dict(map(parse_row, map(expect_dict, expect_list(document["rows"]))))
-    if document["lesson"] != "bench" or not all(times_us.values()):
+    about = document | document["settings"]
+    times_us = {tuple(row[name] for name in NAMES): [*map(float, row["times_us"])] for row in document["rows"]}
+    if document["lesson"] != "bench" or not all(times and min(times) > 0 for times in times_us.values()):
         raise ValueError
-    texts = {name: expect_text(document[name]) for name in ("backend", "device")}
-    texts |= {name: expect_text(settings[name]) for name in ("dtype", "op")}
-    where = environment and str(Environment(**expect_dict(environment)))  # type: ignore[arg-type]
-    return {**texts, "world_size": expect_int(document["world_size"], 1), "environment": where, "times_us": times_us}
+    return {name: about[name] for name in MUST_AGREE} | {"times_us": times_us}
 
 
-def parse_row(row: dict[str, object]) -> tuple[Key, list[float]]:
-    key = expect_text(row["collective"]), expect_text(row["algorithm"]), expect_int(row["size"], 0)
-    return key, [expect_float(time, SHORTEST, LONGEST) for time in expect_list(row["times_us"])]
-
-
-def compare(before: Fields, after: Fields) -> dict[str, list[Fields]]:
-    """Two results row by row: `rows` that both have, those that the later one lacks (`only_before`) or the earlier one
-    (`only_after`). Raises `UsageError` if they are not results of the same benchmark."""
+def compare(before: Fields, after: Fields) -> list[Fields]:
+    """Two results row by row, those that both have. Raises `UsageError` if they are not results of the same
+    benchmark."""
     for name in MUST_AGREE:
         if before[name] != after[name]:
             differs = f"{name} is {before[name]} in one and {after[name]} in the other"
@@ -87,12 +74,7 @@ def compare(before: Fields, after: Fields) -> dict[str, list[Fields]]:
     changes = [compare_rows(key, old[key], new[key]) for key in old if key in new]
     if not changes:
         raise UsageError("--diff: no algorithm was measured at the same size in both, so there is nothing to compare")
-    only_before = [name_row(key) for key in old if key not in new]
-    return {"rows": changes, "only_before": only_before, "only_after": [name_row(key) for key in new if key not in old]}
-
-
-def name_row(key: Key) -> Fields:
-    return dict(zip(("collective", "algorithm", "size"), key, strict=True))
+    return changes
 
 
 def compare_rows(key: Key, before: list[float], after: list[float]) -> Fields:
@@ -108,7 +90,7 @@ def compare_rows(key: Key, before: list[float], after: list[float]) -> Fields:
     medians = {"before_us": median(before), "after_us": median(after)}
     ranges = {"before_range_us": before_range, "after_range_us": after_range}
     ratio = medians["after_us"] / medians["before_us"]
-    return name_row(key) | medians | ranges | {"ratio": ratio, "verdict": verdict}
+    return dict(zip(NAMES, key, strict=True)) | medians | ranges | {"ratio": ratio, "verdict": verdict}
 
 
 def spread(times_us: list[float]) -> tuple[float, float]:

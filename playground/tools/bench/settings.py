@@ -11,18 +11,18 @@
 | gather         | of the root's output           | of every rank's input   | (N - 1) / N            |
 | scatter        | of the root's input            | of every rank's output  | (N - 1) / N            |
 
-Where each rank has a share, the size is rounded down to a multiple of N elements.
+The size is rounded down to a multiple of an element; where each rank has a share, of N elements.
 Source: https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from itertools import count, takewhile
 
 from playground.algorithms import BACKEND, OURS
+from playground.measurement import format_bytes
 from playground.runtime.errors import UsageError
 from playground.runtime.flags import check_flags, flag
 
@@ -76,22 +76,6 @@ COLLECTIVES = {
     )
 }
 """By name; r is the rank, n the number of ranks."""
-UNITS = {"": 1, "K": 1024, "M": 1024**2, "G": 1024**3}
-PATTERN = re.compile(r"(\d{1,18})([KMG]?)", re.ASCII | re.IGNORECASE)
-
-
-def parse(text: str) -> int:
-    """The number of bytes that `text` stands for. Raises `ValueError` if it is no size."""
-    match = PATTERN.fullmatch(text.strip())
-    if not match or not int(match[1]):
-        raise ValueError(f"{text!r} is no size: write a whole number of bytes above 0, or one with K, M or G, as 64K")
-    return int(match[1]) * UNITS[match[2].upper()]
-
-
-def to_text(size: int) -> str:
-    """The shortest text that `parse` reads as `size`."""
-    unit = max((name for name in UNITS if size % UNITS[name] == 0), key=lambda name: UNITS[name])
-    return f"{size // UNITS[unit]}{unit}"
 
 
 def geometric_range(begin: int, end: int) -> tuple[int, ...]:
@@ -111,7 +95,7 @@ DEFAULT_ALGORITHMS = {"all_reduce": (BACKEND, "auto")}
 that is taught is neither, and one word away."""
 DTYPES = {"float32": 4, "float64": 8, "float16": 2, "bfloat16": 2, "int8": 1, "uint8": 1, "int32": 4, "int64": 8}
 """Bytes per element."""
-OPS = {name: name.upper() for name in ("sum", "prod", "min", "max", "avg", "band", "bor", "bxor")} | {"prod": "PRODUCT"}
+OPS = {"sum": "SUM", "prod": "PRODUCT", "min": "MIN", "max": "MAX"}
 """Name of each in `dist.ReduceOp`."""
 MAX_TRIALS = 100_000
 """Per size: beyond, one size of one algorithm takes more than ten minutes."""
@@ -128,7 +112,7 @@ class BenchSettings:
 
     collectives: tuple[str, ...] = DEFAULT_COLLECTIVES
     algorithms: tuple[str, ...] = ()
-    """The same for every collective: all of `ALGORITHMS` means all that it has; none, its default."""
+    """The same for every collective, which takes those that it has; none of them: its default."""
     sizes: tuple[int, ...]
     """Bytes, from small to large."""
     dtype: str = flag("float32", "Data type of the elements.", choices=DTYPES)
@@ -141,44 +125,25 @@ class BenchSettings:
 
     def __post_init__(self) -> None:
         check_flags(self)
-        if self.op != BenchSettings.op and not any(COLLECTIVES[collective].reduces for collective in self.collectives):
-            raise UsageError(
-                f"--op {self.op} has no effect: nothing is reduced by {' or '.join(self.collectives)}, leave it out"
-            )
-        element = DTYPES[self.dtype]
-        for size in self.sizes:
-            if size % element:
-                what = f"{element} bytes, the size of one {self.dtype}"
-                raise UsageError(f"size {to_text(size)} is not a multiple of {what}: use another --begin")
         for collective in self.collectives:
-            self.check_algorithms(collective)
-
-    def check_algorithms(self, collective: str) -> None:
-        """Raise `UsageError` if one of our algorithms was asked for a collective that does not have it."""
-        missing = [name for name in self.algorithms if name not in available_algorithms(collective)]
-        if not missing or {*self.algorithms} == {*ALGORITHMS}:
-            return
-        why = f"ours are algorithms for {', '.join(OURS)} alone, leave --algorithm out for the others"
-        if ours := ", ".join(OURS.get(collective, ())):
-            why = f"of ours, {collective} has {ours}, leave --algorithm out or ask for what every collective has"
-        raise UsageError(f"--algorithm {missing[0]} for {collective}: {why}")
+            if not self.algorithms_of(collective):
+                has, asked = ", ".join(available_algorithms(collective)), ",".join(self.algorithms)
+                raise UsageError(f"--algorithm {asked} for {collective}: it has {has}, ask for one of them")
 
     def check_world(self, size: int) -> None:
-        """Raise `UsageError` if the smallest size does not have an element for each of `size` ranks."""
-        smallest, needed = self.sizes[0], DTYPES[self.dtype] * size
+        """Raise `UsageError` if the smallest size has no element, or none for each of `size` ranks where they share."""
         for collective in self.collectives:
-            if not COLLECTIVES[collective].in_place and smallest < needed:
-                raise UsageError(
-                    f"--begin {to_text(smallest)} is too small: {collective} needs one {self.dtype} for each of "
-                    f"{size} ranks, so at least {needed} bytes"
-                )
+            needed = DTYPES[self.dtype] * (1 if COLLECTIVES[collective].in_place else size)
+            if self.sizes[0] < needed:
+                asked = f"--begin {format_bytes(self.sizes[0])} is too small"
+                raise UsageError(f"{asked}: {collective} of {self.dtype} on {size} ranks needs at least {needed} bytes")
 
     def check_memory(self, local_size: int, size: int, available: int) -> None:
         """Raise `UsageError` if `local_size` ranks of a world of `size` need more than `available` bytes."""
         needed = self.memory(local_size, size)
         if needed > available:
             raise UsageError(
-                f"sizes up to {to_text(self.sizes[-1])}: {local_size} ranks need about {needed:,} bytes of memory "
+                f"sizes up to {format_bytes(self.sizes[-1])}: {local_size} ranks need about {needed:,} bytes of memory "
                 f"and {available:,} are free: use a smaller --end or fewer ranks"
             )
 

@@ -1,12 +1,11 @@
 """The third tier: several hosts, over plain TCP. The same command runs on each of them.
 
 Each listens at one port and greets the others, again and again, until all have answered it and it has answered all, or
-the time is up. An answer is a line, the versions of packages, and `PADDING`: a link may lose large packets alone.
+the time is up. An answer is a line: the host's name and the versions of packages.
 """
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import json
 import platform
@@ -26,8 +25,6 @@ from playground.tools.doctor.software import version_of
 
 INTERVAL, LIMIT = 0.1, 2.0
 """Seconds between two rounds of greetings, and until one is given up."""
-PADDING = bytes(2**16)
-STUCK = "large packets do not arrive"
 Versions = Mapping[str, str]
 
 
@@ -36,9 +33,9 @@ class HostsFacts:
     """The results of this host's greetings, by the names of the others."""
 
     versions: Mapping[str, Versions]
-    """Versions of packages on each host that answers, this one first."""
+    """Versions of packages on each host that answers, in the order of the list."""
     failures: Mapping[str, str]
-    """Why the other hosts do not answer, or not completely."""
+    """Why the other hosts do not answer."""
     unheard: Sequence[str]
     """Hosts that answer, and have not reached this one."""
 
@@ -52,8 +49,6 @@ class Handler(socketserver.StreamRequestHandler):
         self.connection.settimeout(LIMIT)
         name = json.loads(self.rfile.readline(2**10))
         self.wfile.write(json.dumps([self.server.name, self.server.versions]).encode() + b"\n")
-        with contextlib.suppress(TimeoutError):  # the other host says so
-            self.wfile.write(PADDING)
         self.server.heard.add(name)
 
 
@@ -92,19 +87,12 @@ def listen(names: Sequence[str], port: int) -> Listener:
 
 
 def greet(listener: Listener, name: str) -> tuple[Versions, str]:
-    """The versions of a host, empty if it does not answer, and what is wrong; empty for nothing."""
+    """The versions of a host, empty if it does not answer, and why not."""
     try:
         with socket.create_connection((name, listener.port), timeout=LIMIT) as connection:
             connection.sendall(json.dumps(listener.name).encode() + b"\n")
-            answer = connection.makefile("rb")
-            there, versions = json.loads(answer.readline())
-            if there != name:
-                return {}, f"it goes by the name {there}"
-            try:
-                arrived = len(answer.read())
-            except TimeoutError:
-                arrived = 0
-            return versions, "" if arrived == len(PADDING) else STUCK
+            there, versions = json.loads(connection.makefile("rb").readline())
+            return (versions, "") if there == name else ({}, f"it goes by the name {there}")
     except (OSError, ValueError, TypeError) as failure:
         return {}, getattr(failure, "strerror", None) or str(failure) or "no answer"
 
@@ -114,35 +102,30 @@ def meet(listener: Listener, names: Sequence[str], timeout: float) -> HostsFacts
     end, others = time.monotonic() + timeout, [name for name in names if name != listener.name]
     versions: dict[str, Versions] = {listener.name: listener.versions}
     failures = dict.fromkeys(others, "")
-    left = others
     with ThreadPoolExecutor(len(others)) as pool:
         while True:
+            left = [name for name in others if name not in versions]
             for name, (said, failure) in zip(left, pool.map(lambda name: greet(listener, name), left), strict=True):
                 versions |= {name: said} if said else {}
-                failures[name] = STUCK if failure and failures[name] == STUCK else failure  # it may have left by now
-            left = [name for name in others if failures[name]]
-            if not (left or {*others} - listener.heard) or time.monotonic() > end:
+                failures[name] = failure
+            if {*others} <= listener.heard & versions.keys() or time.monotonic() > end:
                 break
             time.sleep(INTERVAL)
     unheard = [name for name in others if name in versions and name not in listener.heard]
-    return HostsFacts(versions=versions, failures={name: failures[name] for name in left}, unheard=unheard)
+    return HostsFacts(
+        versions={name: versions[name] for name in names if name in versions},
+        failures={name: why for name, why in failures.items() if why},
+        unheard=unheard,
+    )
 
 
 def check_answers(found: HostsFacts) -> Iterator[Finding]:
     rule = "all hosts run this command at the same time, with the same list of hosts, and every rank connects to others"
     fix = "start it there; have its firewall accept TCP from the others; compare routes"
     for name, why in found.failures.items():
-        if why != STUCK:
-            yield error(f"{name} does not answer: {why}", rule, fix)
+        yield error(f"{name} does not answer: {why}", rule, fix)
     for name in found.unheard:
         yield error(f"{name} answers, and does not reach this host", rule, fix.replace("its", "this host's"))
-
-
-def check_large_packets(found: HostsFacts) -> Iterator[Finding]:
-    for name in (name for name, why in found.failures.items() if why == STUCK):
-        rule = "each switch and tunnel on the way takes packets as large as the hosts' MTU"
-        fix = "ip link set NAME mtu 1400, and less until it passes; or correct the switch or tunnel"
-        yield error(f"from {name} small packets arrive and large ones do not", rule, fix)
 
 
 def check_host_versions(found: HostsFacts) -> Iterator[Finding]:

@@ -136,7 +136,5 @@ def choose(asked: Sequence[str], tiers: Sequence[str]) -> tuple[str, ...]:
     """The checks of these tiers that are asked for, by name or tier. Raises `UsageError` for one of another tier."""
     known = [name for tier in tiers for name in TIERS[tier]]
     if missing := next((name for name in asked if name not in (*known, *tiers, ALL)), ""):
-        about = next(tier for tier in TIERS if missing in (tier, *TIERS[tier]))
-        cure = {"hosts": "several hosts: add --hosts", "script": "a script: name one"}
-        raise UsageError(f"--check {missing} is about {cure.get(about, 'this machine: leave out the script')}")
+        raise UsageError(f"--check {missing}: this run has {', '.join(tiers)}; hosts need --hosts, a script its name")
     return select_names(known, [*asked, *(name for tier in tiers if tier in asked for name in TIERS[tier])] or [ALL])

@@ -24,7 +24,7 @@ from pathlib import Path
 
 from playground.measurement import Fields, format_bytes
 from playground.runtime.backends import BACKENDS
-from playground.runtime.black_box import COLLECTIVE, MAKE_DDP, RECEIVE, SEND, UNASKED, Kind, Operation, RankState
+from playground.runtime.black_box import MAKE_DDP, RECEIVE, UNASKED, Kind, Operation, RankState
 from playground.runtime.black_box.box import SWITCH, TIME_LIMIT, View, find_boxes
 from playground.runtime.black_box.diagnosis import diagnose, find_mismatch
 from playground.runtime.errors import RankFailed, RankTimeout, UsageError
@@ -40,8 +40,6 @@ COPIED = 2**30
 """Bytes that are copied for a run, at most."""
 LEADER = "process group"
 """Key of a report: the id of the process group that a rank leads. With a space, it is none of the script's own."""
-NOT_IN_NCCL = ("monitored_barrier", "all_gather_coalesced")
-"""Operations that torch's nccl backend lacks."""
 
 
 class Elapsed(Exception):
@@ -58,34 +56,31 @@ class ScriptFacts:
     runs: Sequence[Fields]
     """For each number of ranks: the `size`; whether it `has_returned` on all of them (otherwise it has failed, or its
     time was up); the `failure` of a rank, empty for none; the `diagnosis`, of a deadlock the only sign."""
-    states: Sequence[Sequence[RankState]] = field(repr=False)
-    """The states of each run, rank by rank."""
-
-    @property
-    def operations(self) -> Iterator[Operation]:
-        return (one for states in self.states for state in states for one in state.operations)
+    operations: Sequence[Operation] = field(repr=False)
+    """Those of all ranks in all runs."""
 
 
 def examine(path: Path, words: Sequence[str], seconds: float, timeout: float) -> ScriptFacts:
     """Run `path` with its arguments `words`, for `seconds` at most on each number of ranks, until a run fails. Raises
     `UsageError` for what is no script in Python, for one that calls no operation, and without black boxes."""
-    if os.environ.get(SWITCH) == "0" or not hasattr(os, "memfd_create"):
-        raise UsageError(f"doctor {path} reads the ranks' black boxes: it needs Linux, and not {SWITCH}=0")
+    if os.environ.get(SWITCH) == "0":
+        raise UsageError(f"doctor {path} reads the ranks' black boxes: it needs them, so not {SWITCH}=0")
     try:
         with syntax_errors_in_one_line():
             ast.parse(path.read_bytes(), str(path))
     except (OSError, ValueError) as failure:
         raise UsageError(f"{path} cannot be read as a script in Python ({failure}): name one for torchrun") from None
-    runs, states = list[Fields](), list[Sequence[RankState]]()
+    runs, operations = list[Fields](), list[Operation]()
     with tempfile.TemporaryDirectory(prefix="doctor-", ignore_cleanup_errors=True) as folder:
         for size in SIZES:
             here = Path(folder).resolve() / f"{size}-ranks"
-            run, seen = run_script(here, [str(copy_files(path, here)), *words], size, seconds, timeout)
-            runs, states = [*runs, run], [*states, seen]
+            run, states = run_script(here, [str(copy_files(path, here)), *words], size, seconds, timeout)
+            runs.append(run)
+            operations += (one for state in states for one in state.operations)
             if has_failed(run):
                 break
-    script = ScriptFacts(path=path, folder=folder, runs=runs, states=states)
-    if not has_failed(runs[-1]) and not any(script.operations):
+    script = ScriptFacts(path=path, folder=folder, runs=runs, operations=operations)
+    if not has_failed(runs[-1]) and not operations:
         raise UsageError(
             f"{path} called no operation of torch.distributed within {seconds:g} s: name a script for torchrun, whose "
             f"ranks are started for it, or raise --seconds"
@@ -217,31 +212,9 @@ def check_failure(script: ScriptFacts) -> Iterator[Finding]:
         yield error(saw, "a script works on any number of ranks", fix)
 
 
-def check_call_counts(script: ScriptFacts) -> Iterator[Finding]:
-    """Ranks of a run that has returned all the same: nobody may have waited for the last calls."""
-    for states in (states for run, states in zip(script.runs, script.states, strict=True) if run["has_returned"]):
-        counts = {state.rank: state.counts for state in states}
-        lines = {(state.rank, one.channel): one.line for state in states for one in state.operations}
-        for (rank, channel), line in lines.items():
-            kind, group, peer, tag, number = channel
-            others = {other: counts[other].get(channel, 0) for other in group} if kind == COLLECTIVE else {}
-            if kind == SEND and peer is not None and (RECEIVE, group, None, tag, number) not in counts[peer]:
-                others = {peer: counts[peer].get((RECEIVE, group, rank, tag, number), 0)}
-            if fewer := [other for other, count in others.items() if count < counts[rank][channel]]:
-                saw = f"on {len(states)} ranks: {kind}s of rank {rank}: {counts[rank][channel]} ({line}), "
-                saw += f"{RECEIVE if kind == SEND else kind}s of rank {fewer[0]}: {others[fewer[0]]}"
-                yield error(saw, "a collective is called by its whole group, a send has a receive", Kind.ENDED.cure)
-                return
-
-
 def check_any_source(script: ScriptFacts) -> Iterator[Finding]:
     for line in sorted({one.line for one in script.operations if one.kind == RECEIVE and one.peer is None}):
         yield warning(f"a receive from anyone ({line})", "nccl receives from a given rank only", "pass src to recv")
-
-
-def check_nccl_operations(script: ScriptFacts) -> Iterator[Finding]:
-    for name, line in sorted({(one.name, one.line) for one in script.operations if one.name in NOT_IN_NCCL}):
-        yield warning(f"{name} ({line})", "nccl lacks it", "call it in a group of gloo: new_group(backend='gloo')")
 
 
 def check_device(script: ScriptFacts) -> Iterator[Finding]:

@@ -9,8 +9,6 @@ import contextlib
 import importlib.metadata
 import json
 import os
-import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -31,7 +29,6 @@ TRIED = ("gloo", "nccl")
 ELEMENTS = 2**18
 """Number of elements of the tensor that is summed: 1 MiB."""
 REINSTALL = "pip install --force-reinstall torch torchvision"
-SMI = "nvidia-smi --query-gpu=name,memory.used,memory.total,utilization.gpu --format=csv,noheader,nounits"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,8 +50,8 @@ class TorchFacts:
     """Number of GPUs that torch shows."""
     sums: Mapping[str, str] = field(default_factory=dict)
     """The problem that ranks had when they added up a tensor, by backend; empty for none."""
-    gpus: tuple[tuple[str, int, int, int], ...] = ()
-    """Name, MiB of memory in use and in all, and utilisation in percent, of each GPU of the machine."""
+    gpus: int = 0
+    """Number of GPUs that nvidia-smi lists."""
 
 
 def version_of(package: str) -> str:
@@ -82,7 +79,7 @@ def examine(timeout: float) -> TorchFacts:
     if facts["stage"]:
         ended = signal.Signals(-code).name if code < 0 else f"exit code {code}"
         facts["problem"] = [ended, *err.strip().splitlines()][-1]
-    facts["gpus"] = find_gpus()
+    facts["gpus"] = count_gpus()
     return TorchFacts(**facts)  # type: ignore[arg-type]  # of our own process
 
 
@@ -90,15 +87,11 @@ def summarize(torch: TorchFacts) -> str:
     return "" if torch.problem else f"torch {torch.version}, imported in {torch.import_seconds:.1f} s"
 
 
-def find_gpus() -> tuple[tuple[str, int, int, int], ...]:
-    """The GPUs that nvidia-smi lists; none where there is no such program."""
-    if not shutil.which("nvidia-smi"):
-        return ()
+def count_gpus() -> int:
+    """The number of GPUs that nvidia-smi lists; 0 where there is no such program."""
     with contextlib.suppress(OSError, subprocess.SubprocessError):
-        listed = subprocess.run(SMI.split(), capture_output=True, text=True, timeout=10).stdout
-        rows = re.findall(r"^(.+), (\d+), (\d+), (\d+)$", listed, re.MULTILINE)
-        return tuple((name, int(used), int(total), int(busy)) for name, used, total, busy in rows)
-    return ()
+        return len(subprocess.run(["nvidia-smi", "-L"], capture_output=True, timeout=10).stdout.splitlines())
+    return 0
 
 
 def tell(**facts: object) -> None:
@@ -158,11 +151,11 @@ def check_torch_import(torch: TorchFacts) -> Iterator[Finding]:
 def check_gpu_driver(torch: TorchFacts) -> Iterator[Finding]:
     fix = "install a torch built for this driver's CUDA, or update the driver; unset CUDA_VISIBLE_DEVICES"
     if torch.gpus and not torch.cuda:
-        saw = f"{len(torch.gpus)} GPUs, and torch {torch.version} is built without CUDA"
+        saw = f"{torch.gpus} GPUs, and torch {torch.version} is built without CUDA"
         yield warning(saw, "only a torch built with CUDA uses them", fix)
     elif torch.gpus and torch.sums and not torch.visible:
         driver = ".".join(map(str, torch.driver)) or "none"
-        saw = f"nvidia-smi lists {len(torch.gpus)} GPUs, and torch, built for CUDA {torch.cuda}, sees none; "
+        saw = f"nvidia-smi lists {torch.gpus} GPUs, and torch, built for CUDA {torch.cuda}, sees none; "
         yield error(f"{saw}the driver knows CUDA {driver}", "torch sees what driver and container show it", fix)
 
 
@@ -171,13 +164,6 @@ def check_all_reduce(torch: TorchFacts) -> Iterator[Finding]:
         if problem:
             fix = f"python -m playground hello --backend {backend} tells more"
             yield error(f"ranks on loopback with {backend}: {problem}", "an all-reduce has the right sum", fix)
-
-
-def check_gpus(torch: TorchFacts) -> Iterator[Finding]:
-    for number, (_, used, total, percent) in enumerate(torch.gpus):
-        if used > total / 10 or percent > 10:
-            saw = f"GPU {number} is busy: {percent} % of its time, {used:,} of {total:,} MiB"
-            yield warning(saw, "a rank has a GPU to itself", "nvidia-smi tells who uses it")
 
 
 CHECKS = find_checks(globals())

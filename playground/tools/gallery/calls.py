@@ -39,23 +39,6 @@ def absent_rank_cured(rank: int, size: int) -> float:
     return loss.item()
 
 
-def rank_branch(rank: int, size: int) -> float:
-    """Each rank decides by its own loss whether to take part in a barrier."""
-    loss = torch.tensor([rank + 1.0])
-    if loss < 2:
-        dist.barrier()
-    dist.all_reduce(loss)
-    return loss.item()
-
-
-def rank_branch_cured(rank: int, size: int) -> float:
-    loss = torch.tensor([rank + 1.0])
-    dist.all_reduce(loss)
-    if loss < 2:
-        dist.barrier()
-    return loss.item()
-
-
 def unequal_batches(rank: int, size: int) -> float:
     """Rank 0 has one more batch than the others, and no rank averages its last gradient with it."""
     total = torch.zeros(1)

@@ -84,7 +84,6 @@ BOARDS = {
     "calls": {
         "other-order": Expected(DEADLOCK, TOTAL, Kind.COLLECTIVES, only(1), "dist.broadcast(weight"),
         "absent-rank": Expected(DEADLOCK, TOTAL, Kind.ENDED, all_but_first),
-        "rank-branch": Expected(DEADLOCK, TOTAL, Kind.COLLECTIVES, only(0), "dist.barrier()"),
         "unequal-batches": Expected(DEADLOCK, on_all(lambda n: sum(range(2 * n))), Kind.ENDED, all_but_first),
         "other-shape": Expected(DEADLOCK, on_all(lambda n: 4 * n - 1), Kind.SHAPES, only(1), "dist.all_reduce("),
         "other-dtype": Expected(SILENT, on_all(lambda n: 7 * n), Kind.DTYPES, only(1), "dist.all_reduce("),
@@ -100,7 +99,6 @@ BOARDS = {
         "same-seed": Expected(SILENT, on_all(lambda n: n)),
         "all-download": Expected(SILENT, on_all(lambda n: 4000)),
         "nan": Expected(SILENT, on_all(lambda n: (n * (n + 1) / 2 - 2) / (n - 1))),
-        "set-order": Expected(SILENT, on_all(lambda n: [n * length for length in range(4, 10)])),
     },
     "processes": {
         "killed": Expected(FAILURE, on_all(lambda n: 2 * n * (n + 1)), "SIGKILL", only(1), restarts=1),

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -111,28 +108,3 @@ def nan_cured(rank: int, size: int) -> float:
     dist.all_reduce(gradient)
     dist.all_reduce(count)
     return gradient.item() / count.item()
-
-
-NAMES = ["bias", "scale", "weight", "encoder", "position", "embedding"]
-
-
-def names_in_set(rank: int) -> list[str]:
-    """`NAMES` as a set in a process of its own, with a hash seed of its own, as Python draws one on each host."""
-    code = f"print(*set({NAMES}))"
-    environ = {**os.environ, "PYTHONHASHSEED": str(rank)}
-    return subprocess.check_output([sys.executable, "-c", code], env=environ, text=True).split()
-
-
-def set_order(rank: int, size: int) -> list[float]:
-    """Each rank iterates over a set in an order of its own, and gradients of different parameters are added."""
-    gradients = {name: torch.ones(1) * len(name) for name in NAMES}
-    for name in names_in_set(rank):
-        dist.all_reduce(gradients[name])
-    return [gradients[name].item() for name in NAMES]
-
-
-def set_order_cured(rank: int, size: int) -> list[float]:
-    gradients = {name: torch.ones(1) * len(name) for name in NAMES}
-    for name in sorted(names_in_set(rank)):
-        dist.all_reduce(gradients[name])
-    return [gradients[name].item() for name in NAMES]

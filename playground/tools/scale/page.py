@@ -38,26 +38,15 @@ MAX_COLUMNS = 4
 
 def result_texts(result: Fields) -> Texts:
     """The machine, how well the model describes it, which algorithm is the fastest on it, and what has been said."""
-    plan, host, node = result["measured"], result["predictions"]["host"], result["parameters"].ranks_per_node
+    node = result["parameters"].ranks_per_node
     texts: Texts = [*machine_lines(result["parameters"])]
-    if plan and plan["hosts"] > 1:  # say which link is which
-        one, other, *_ = next(group["ranks"] for group in plan["groups"] if group["node"] == 1)
-        inner = "those within a node, ranks 0 and 1"
-        if plan["ranks_per_host"] == 1:
-            inner = "inside a host nothing could be measured, with one rank on each"
-        found = f"as ranks {one} and {other} have found it"
-        texts.append(f"  alpha and beta are of the link between hosts, {found}; {inner}")
     if result["fit"]:
         about = "The error of predictions, relative to measurements that the model was not fitted to:"
         texts += ["", about, errors_table([point for point in result["fit"]["points"] if not point["fitted"]])]
-    if plan and host:
-        which, cores = "One host" if plan["hosts"] > 1 else "This host", plan["cores"]
-        texts += ["", prose(heading(f"{which}, all ranks on its {cores} core{'s' * (cores > 1)}"))]
-        texts += winners_texts(host)
     nodes = f"{node} ranks per node, " * (node > 1)
     about = f", {nodes}every rank with its own cores and its own link"
     texts += ["", prose(heading("A cluster with this latency and bandwidth"), about)]
-    return [*texts, *winners_texts(result["predictions"]["cluster"]), "", summary_text(result)]
+    return [*texts, *winners_texts(result["predictions"]), "", summary_text(result)]
 
 
 def machine_lines(machine: Machine) -> list[str]:
@@ -75,29 +64,23 @@ def machine_lines(machine: Machine) -> list[str]:
 
 def plan_text(plan: Fields) -> str:
     """The groups that are measured."""
-    if plan["hosts"] > 1:
-        each = f"{plan['ranks_per_host']} rank{'s' * (plan['ranks_per_host'] > 1)} each"
-        return (
-            f"Hosts: {plan['hosts']} with {each}. Fitted to two ranks of one host and to two of different hosts, "
-            f"checked on other sizes and larger groups, measured for {plan['seconds']:g} s."
-        )
     fitted, held_out = (
-        " and ".join(str(len(group["ranks"])) for group in plan["groups"] if group[which])
+        " and ".join(dict.fromkeys(str(len(group["ranks"])) for group in plan["groups"] if group[which]))
         for which in ("fitted", "held_out")
     )
-    return f"Fitted to groups of {fitted} ranks, checked on groups of {held_out}, measured for {plan['seconds']:g} s."
+    hosts = f"Hosts: {plan['hosts']} with {plan['ranks_per_host']} each. " * (plan["hosts"] > 1)
+    return (
+        f"{hosts}Fitted to groups of {fitted} ranks, checked on other sizes and groups of {held_out}, measured for "
+        f"{plan['seconds']:g} s."
+    )
 
 
 def errors_table(points: Sequence[Fields]) -> Table:
-    """Errors of predictions: one row per algorithm, one per place if there are several, and one for all together."""
-    by_name: dict[str, list[float]] = {}
-    places: dict[str, list[float]] = {}
+    """Errors of predictions: one row per algorithm, and one for all together."""
+    groups: dict[str, list[float]] = {}
     for point in points:
-        by_name.setdefault(point["algorithm"], []).append(abs(point["error"]))
-        inside = "inside a host" if point["size"] <= point["node"] else "both"
-        places.setdefault("between hosts" if point["node"] == 1 else inside, []).append(abs(point["error"]))
-    everything = {"all": [error for errors in by_name.values() for error in errors]}
-    groups = by_name | (places if len(places) > 1 else {}) | everything
+        groups.setdefault(point["algorithm"], []).append(abs(point["error"]))
+    groups["all"] = [abs(point["error"]) for point in points]
     rows = ({"algorithm": name, "median": median(each), "worst": max(each)} for name, each in groups.items())
     return tabulate(rows, ERRORS)
 
@@ -127,7 +110,7 @@ def winners_texts(predictions: Sequence[Fields]) -> Texts:
 
 def summary_text(result: Fields) -> str:
     """The last line: what was predicted, and how well."""
-    sizes, ranks = ([row[name] for row in result["predictions"]["cluster"]] for name in ("size", "world_size"))
+    sizes, ranks = ([row[name] for row in result["predictions"]] for name in ("size", "world_size"))
     moved = f"{format_bytes(min(sizes))} to {format_bytes(max(sizes))}"
     what = f"Predicted: all-reduce of {moved} on {min(ranks):,} to {max(ranks):,} ranks"
     if result["fit"] is None:

@@ -146,9 +146,8 @@ def cores_for(sample: Fields, plan: Fields) -> int | None:
 
 SIZES = [4 << 2 * step for step in range(15)]
 """Bytes: 4 B to 1 GiB."""
-HOST = [2**power for power in range(1, 8)]
 CLUSTER = [2**power for power in range(1, 17)]
-"""Ranks: as many as one host takes, and up to 65,536."""
+"""Ranks: up to 65,536."""
 
 
 def seconds(machine: Machine, size: int, nbytes: int) -> dict[str, float]:
@@ -170,8 +169,7 @@ def predict(machine: Machine, ranks: Sequence[int]) -> list[Fields]:
 
 def predict_cluster(machine: Machine) -> Fields:
     """As `evaluate`, for a cluster that was not measured."""
-    cluster = predict(machine, CLUSTER)
-    return {"parameters": machine, "measured": None, "fit": None, "predictions": {"host": None, "cluster": cluster}}
+    return {"parameters": machine, "measured": None, "fit": None, "predictions": predict(machine, CLUSTER)}
 
 
 SWEEPS = 2000
@@ -184,17 +182,14 @@ Terms = tuple[float, float, float, float, float]
 
 def evaluate(samples: Sequence[Fields], plan: Fields) -> Fields:
     """The machine that the fitted samples describe (`parameters`), the plan (`measured`), how well the model describes
-    the samples (`fit`), and `predictions` on a "host", with all ranks on its cores (None if none was measured), and on
-    a "cluster", with every rank on cores and a link of its own. The `fit`: all `points`, which are samples and the
-    relative `error` of their prediction, positive if that is too long; of the absolute errors of points that the model
-    was not fitted to, `median_error` and `worst_error`."""
+    the samples (`fit`), and `predictions` on a cluster, with every rank on cores and a link of its own. The `fit`: all
+    `points`, which are samples and the relative `error` of their prediction, positive if that is too long; of the
+    absolute errors of points that the model was not fitted to, `median_error` and `worst_error`."""
     machine = fit([sample for sample in samples if sample["fitted"]], plan)
     points = [sample | {"error": error(machine, sample, plan)} for sample in samples]
     unseen = [abs(point["error"]) for point in points if not point["fitted"]]
-    inside = Machine(machine.inner_alpha, machine.inner_beta, machine.gamma, plan["cores"])
     quality = {"points": points, "median_error": median(unseen), "worst_error": max(unseen)}
-    on_host = None if plan["ranks_per_host"] == 1 else predict(inside if plan["hosts"] > 1 else machine, HOST)
-    predictions = {"host": on_host, "cluster": predict(replace(machine, cores=None), CLUSTER)}
+    predictions = predict(replace(machine, cores=None), CLUSTER)
     return {"parameters": machine, "measured": plan, "fit": quality, "predictions": predictions}
 
 

@@ -2,22 +2,41 @@
 
 from __future__ import annotations
 
+import itertools
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from math import isclose
+from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
 from drawn_programs import few, recordings
-from hypothesis import given
+from hypothesis import given, strategies as st
 from recordings import DELAY, Begin, Call, Compute, End, Pause, Receive, Send, Wait, play, recording_of, ring
 
 import playground.see.analyse.waits as analysis
 from playground.algorithms import load_all_reduce
+from playground.see.analyse import clip, total, union
 from playground.see.analyse.waits import Blamer, Waits
 from playground.see.record import BACKGROUND, COLLECTIVE, WAIT, Event, Recording
-from playground.see.record.run import record_run
+from playground.see.record.run import Recorded, read_recording
+from playground.testing import World
+
+moments = st.floats(0, 10)
+spans = st.lists(st.tuples(moments, moments).map(lambda pair: (min(pair), max(pair))), max_size=8)
+
+
+@few
+@given(spans, st.tuples(moments, moments))
+def test_intervals(intervals: list[tuple[float, float]], at: tuple[float, float]) -> None:
+    """A union counts every moment once."""
+    joined = union(intervals)
+    assert all(first[1] < second[0] for first, second in itertools.pairwise(joined))
+    assert total(joined) <= total(intervals) + 1e-9
+    assert -1e-9 <= total(clip(joined, min(at), max(at))) <= min(total(joined), max(at) - min(at)) + 1e-9
+    assert all(total(clip(joined, first, last)) == pytest.approx(last - first) for first, last in intervals)
 
 
 @few
@@ -151,8 +170,9 @@ def all_reduce_late(rank: int, size: int) -> None:
         all_reduce(torch.ones(numel))
 
 
-def test_the_rank_and_the_line_of_a_straggler_are_blamed() -> None:
-    _, recording = record_run(all_reduce_late, SIZE)
+def test_the_rank_and_the_line_of_a_straggler_are_blamed(world: Callable[..., World], tmp_path: Path) -> None:
+    world(SIZE).run(Recorded(all_reduce_late, tmp_path))
+    recording = read_recording(tmp_path / "0")
     waits = Waits(recording)
     begun = {event.rank: event.start for event in recording.events(COLLECTIVE) if event.nbytes == 4 * LAST}
     in_last = [wait for wait in waits.all if wait.event.start >= begun[wait.event.rank]]

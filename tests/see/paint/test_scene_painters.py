@@ -31,7 +31,7 @@ scenes = st.builds(Scene, title=st.text("T<&", max_size=9), marks=st.lists(marks
 
 
 @given(scenes)
-@settings(max_examples=50)
+@settings(max_examples=25)
 def test_svg_has_every_mark_and_its_text_as_it_is(scene: Scene) -> None:
     svg = to_svg(scene)
     elements = [*ElementTree.fromstring(svg).iter()]

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from recordings import Action, Call, Compute, Pause, Receive, Send, Wait, play, ring, training
+from recordings import Action, Call, Compute, Pause, Receive, Send, Wait, play, ring
 
 from playground.see.analyse import Timeline, to_logical_time
 from playground.see.paint import ARROW, BAR, LANE, Mark, Scene
-from playground.see.paint.painters import to_svg
-from playground.see.paint.timeline import MOST_ARROWS, lay_out
+from playground.see.paint.timeline import lay_out
 
 
 def of_kind(scene: Scene, kind: str) -> list[Mark]:
@@ -36,10 +35,11 @@ def test_overlapping_collectives_lie_in_rows_of_their_own() -> None:
     assert len({mark.y for mark in bars if mark.event and mark.event[0] == 0}) == 2
 
 
-def test_of_too_many_messages_some_are_drawn_and_it_is_said() -> None:
-    scene = lay_out(play([[*[Send(1, 8)] * 400, Wait()], [*[Receive(0, 8)] * 400, Wait()]]))
-    assert len(of_kind(scene, ARROW)) == MOST_ARROWS
-    assert any(line.startswith(f"{MOST_ARROWS} of 400 messages are drawn") for line in scene.caption)
+def test_of_too_many_messages_and_bars_the_longest_are_drawn_and_it_is_said() -> None:
+    scene = lay_out(play([[*[Send(1, 8)] * 400, Wait()], [*[Receive(0, 8)] * 400, Wait(), *[Compute(0.1)] * 499]]))
+    assert (len(of_kind(scene, ARROW)), sum(mark.event is not None for mark in of_kind(scene, BAR))) == (150, 400)
+    assert any(line.startswith("150 of 400 messages are drawn") for line in scene.caption)
+    assert any(line.startswith("400 of 501 bars are drawn") for line in scene.caption)
 
 
 def test_logical_steps_of_a_ring_depend_on_no_speed() -> None:
@@ -56,14 +56,3 @@ def test_what_waits_for_ever_has_no_logical_end() -> None:
     assert {event.name: event.end for event in logical.events() if event.rank == 0} == {
         "add": 1.0, "irecv": float("inf"),
     }  # fmt: skip
-
-
-def test_short_events_are_drawn_together_where_they_are() -> None:
-    """In a long run nothing is a pixel wide, and yet it is seen what ranks do, everywhere."""
-    recording = training(2, steps=500)
-    scene = lay_out(recording)
-    pieces = [mark for mark in of_kind(scene, BAR) if mark.style in ("forward", "backward", "optimizer")]
-    covered = sum(mark.w for mark in pieces if mark.y == min(each.y for each in pieces))
-    assert covered > 0.9 * of_kind(scene, LANE)[0].w
-    assert len(to_svg(scene)) < 100_000
-    assert any("narrower than a pixel are drawn together" in line for line in scene.caption)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from browser import MISSING, Browser, browser
-from recordings import on_gpus, ring
+from recordings import Receive, Send, Wait, on_gpus, play, ring
 
 from playground.algorithms import load_all_reduce
 from playground.see.analyse import Timeline, holdings_of, match_messages, ref_of, to_logical_time
@@ -174,7 +174,8 @@ def test_both_widths_and_every_number_has_room_in_its_cell(
 
 
 def test_without_motion_playing_goes_from_step_to_step(show: Callable[..., Browser]) -> None:
-    window = show(ring(2), reduced_motion="reduce")
+    twice = play([[Send(1, 4), Wait()] * 2, [Receive(0, 4), Wait()] * 2])
+    window = show(twice, reduced_motion="reduce")
     window.ask("document.getElementById('speed').value = '4'")
     begun = window.ask("return Number(document.getElementById('position').value)")
     window.press(" ")

@@ -13,12 +13,10 @@ from playground.see.record.layout import HEADER, MAX_VALUES, RECORD, read_folder
 from playground.see.record.recorder import Recorder
 from playground.see.record.run import merge, read_recording
 
-ABOUT = {"host": "here", "device": "cpu", "offset": 0, "bound": 0}
 
-
-def new_recorder(folder: Path, capacity: int = 100, **more: int) -> Recorder:
+def new_recorder(folder: Path, capacity: int = 100) -> Recorder:
     folder.mkdir(exist_ok=True)
-    return Recorder(folder, 0, capacity=capacity, **more, **ABOUT)  # type: ignore[arg-type]
+    return Recorder(folder, 0, capacity=capacity, device="cpu")
 
 
 def read(folder: Path) -> RankRecording:
@@ -66,7 +64,7 @@ import sys
 from pathlib import Path
 from playground.see.record.recorder import Recorder
 
-recorder = Recorder(Path(sys.argv[1]), 0, host="here", device="cpu", offset=0, bound=0)
+recorder = Recorder(Path(sys.argv[1]), 0, device="cpu")
 for number in range(3000):
     recorder.end(recorder.begin("compute", f"{number}"))
 recorder.stop()

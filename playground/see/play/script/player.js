@@ -18,14 +18,12 @@ class View {
   /** What was run, and what of it is missing. */
   describe() {
     const {run} = this, cut = run.ranks.filter((rank) => rank.cutOff).map((rank) => rank.rank);
-    const dropped = run.ranks.reduce((sum, rank) => sum + rank.dropped, 0), bound = Math.max(...run.ranks.map((rank) => rank.bound));
-    const hosts = new Set(run.ranks.map((rank) => rank.host)).size, versions = Object.entries(run.versions).map((pair) => pair.join(" "));
-    const facts = [`${run.ranks.length} ranks on ${run.backend}`, hosts > 1 ? `${hosts} hosts` : "", `${run.size} events in ${formatTime(run.end)}`,
-      `recorded ${run.began}`, ...versions, bound ? `clocks within ${formatTime(bound)}` : ""];
+    const dropped = run.ranks.reduce((sum, rank) => sum + rank.dropped, 0), versions = Object.entries(run.versions).map((pair) => pair.join(" "));
+    const facts = [`${run.ranks.length} ranks on ${run.backend}`, `${run.size} events in ${formatTime(run.end)}`, `recorded ${run.began}`, ...versions];
     const missing = [dropped && `${dropped} events were dropped: there was no room for them.`,
       cut.length && `Cut off before its end: rank ${cut.join(", ")}.`,
       run.leftOut && `Of ${run.leftOut} tensors the values are left out: the page would be too large.`];
-    return [element("p", {class: "muted"}, facts.filter(Boolean).join(" · ")),
+    return [element("p", {class: "muted"}, facts.join(" · ")),
       ...missing.filter(Boolean).map((text) => element("p", {class: "warning"}, text))];
   }
 

@@ -14,7 +14,7 @@ class Ranks {
 
   makeRow(rank, select) {
     const button = element("button", {click: select, title: `Show the line of rank ${rank.rank}`}, `${rank.rank}`);
-    button.setAttribute("aria-label", `Rank ${rank.rank} on ${rank.host}, ${rank.device}: show its line`);
+    button.setAttribute("aria-label", `Rank ${rank.rank} on ${rank.device}: show its line`);
     return element("tr", {}, element("th", {scope: "row"}, button), element("td", {class: "does"}),
       element("td", {class: "values"}), element("td", {class: "line"}, element("code")));
   }

@@ -1,0 +1,53 @@
+"""Judges of the exercises on experts. Routes are random; every rank knows all of them, and what comes of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+
+from playground.exercises.cases import UNEVEN, Case, Cases
+
+WIDTH, K = 2, 2
+
+
+class Routed(NamedTuple):
+    """A rank's tokens [tokens, width], on their way to K experts each, and the ranks of these [tokens, K]."""
+
+    tokens: torch.Tensor
+    owners: torch.Tensor
+
+    def rows_for(self, owner: int) -> torch.Tensor:
+        return self.tokens[(self.owners == owner).nonzero()[:, 0]]
+
+
+def routings(size: int, seed: int) -> Iterator[tuple[str, list[Routed]]]:
+    """Descriptions, and what all ranks have: numbers of tokens differ, and in the last one all rows go to one rank."""
+    for about, counts in (*UNEVEN.items(), ("all rows to rank 0", UNEVEN["1 sample on rank 0, 3 on rank 1, …"])):
+        torch.manual_seed(seed)
+        ranks = []
+        for rank in range(size):
+            tokens = 100 * rank + torch.arange(WIDTH * counts[rank]).view(-1, WIDTH).double()
+            ranks.append(Routed(tokens, torch.randint(size, (counts[rank], K)) * (about in UNEVEN)))
+        yield about.replace("sample", "token"), ranks
+
+
+def dispatch(rank: int, size: int, seed: int) -> Cases:
+    """Rows of all ranks that are for this one."""
+    for about, ranks in routings(size, seed):
+        mine = ranks[rank]
+        arrived = torch.cat([each.rows_for(rank) for each in ranks])
+        yield Case(about, (mine.tokens.repeat_interleave(K, 0), mine.owners.flatten()), arrived, is_coded=False)
+
+
+def combine(rank: int, size: int, seed: int) -> Cases:
+    """The expert of rank r multiplies by r + 2."""
+    for about, ranks in routings(size, seed):
+        mine = ranks[rank]
+        came = [each.rows_for(rank) for each in ranks]
+        sent, received = [len(mine.rows_for(each)) for each in range(size)], [len(rows) for rows in came]
+        weights = torch.rand(mine.owners.shape).double()
+        output = mine.tokens * (weights * (mine.owners + 2)).sum(1, keepdim=True)
+        given = (torch.cat(came) * (rank + 2), received, sent, mine.owners.flatten().argsort(stable=True), weights)
+        yield Case(about, given, output, is_coded=False)

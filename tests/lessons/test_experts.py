@@ -1,0 +1,118 @@
+"""experts: a mixture of experts over ranks is that of one process, wherever its tokens go."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from ranks import misbehave
+from torch import nn
+
+from playground.lessons.experts import experiment
+from playground.lessons.experts.experiment import EveryToken
+from playground.lessons.experts.lesson import Experts, Router, backward, draw, new_expert
+from playground.lessons.experts.page import EXACT, WAYS, ExpertsSettings, check
+from playground.runtime.errors import PlaygroundError, UsageError
+from playground.testing import World
+
+Worlds = Callable[..., World]
+WIDTH, EXPERTS, TOKENS = 6, 5, 7
+ROUTINGS = {
+    "any": [0.0] * EXPERTS,
+    "all to one": [0.0, 0.0, 0.0, 90.0, 0.0],
+    "none to the first ranks": [-90.0, -90.0, -90.0, 0.0, 0.0],
+    "none to the last rank": [0.0, 0.0, 0.0, -90.0, -90.0],
+}
+"""What is added to the scores of the experts."""
+
+
+def new_layer(kind: Any, k: int, routing: str, **options: Any) -> Any:
+    router = Router(WIDTH, EXPERTS, k)
+    draw(router, 1)
+    with torch.no_grad():
+        router.scores.weight[:, 0] += torch.tensor(ROUTINGS[routing])
+    return kind(router, partial(new_expert, WIDTH, 9, 2), **options).double()
+
+
+def largest_difference(
+    group: Any, members: tuple[int, ...], k: int, routing: str, capacity: float
+) -> tuple[float, int]:
+    """From one process, of the output, the balance loss and all gradients; and the rows that this rank has got."""
+    size, rank = len(members), dist.get_rank(group)
+    torch.manual_seed(3)
+    hidden, due = torch.randn(2, size, TOKENS, WIDTH).double()
+    hidden[..., 0] = 1.0
+    whole = new_layer(EveryToken, k, routing, capacity=capacity, parts=size)
+    layer = new_layer(Experts, k, routing, capacity=capacity, group=group)
+    inputs = [hidden.clone().requires_grad_(), hidden[rank].clone().requires_grad_()]
+    expected, found = whole(inputs[0]), layer(inputs[1])
+    ((expected * due).sum() / size + whole.balance).backward()
+    backward((found * due[rank]).sum() + layer.balance, layer, group)
+    balance = layer.balance.detach().clone()
+    dist.all_reduce(balance, group=group)
+    pairs = [(expected[rank], found), (inputs[0].grad[rank], inputs[1].grad), (whole.balance, balance / size)]
+    params = dict(whole.named_parameters())
+    pairs += [(params[name].grad, param.grad) for name, param in layer.named_parameters()]
+    rows = layer.kept.tensor_split(size, 1)[rank].sum()
+    return max((ours - theirs).abs().max().item() for ours, theirs in pairs), int(rows)
+
+
+def by_every_group(rank: int, size: int) -> list[tuple[float, int]]:
+    cases: list[Any] = [(k, routing, capacity) for k in (1, 2) for routing in ROUTINGS for capacity in (math.inf, 0.6)]
+    groups = {members: dist.new_group(list(members)) for members in ((2,), (1, 3), (0, 1, 3), (0, 1, 2, 3))}
+    mine: list[Any] = [(group, members) for members, group in groups.items() if rank in members]
+    return [largest_difference(*each, *case) for each in mine for case in cases]
+
+
+def test_any_routing_is_one_process_s(world: Worlds) -> None:
+    found = [each for rank in world(4).run(by_every_group) for each in rank]
+    assert len(found) == (1 + 2 + 3 + 4) * 16
+    assert max(difference for difference, _ in found) <= EXACT
+    assert min(rows for _, rows in found) == 0
+
+
+@pytest.mark.parametrize("size", [2, 4, *(pytest.param(size, marks=pytest.mark.stress) for size in (1, 3))])
+def test_training_is_one_process_s_and_sends_its_rows(world: Worlds, size: int) -> None:
+    ways, capacity = (("balanced",), 1.0) if size == 4 else (tuple(WAYS), 0.0)
+    settings = ExpertsSettings(size=size, steps=1, batch_size=12, capacity=capacity, ways=ways)
+    for found in world(size).run(experiment.run, settings):
+        for way, figures in zip(ways, found, strict=True):
+            check(way, figures, settings)
+            assert (figures["dropped"] > 0) == (capacity > 0)
+
+
+@pytest.mark.stress
+@pytest.mark.parametrize("seed", [1, 2])
+def test_the_balance_loss_evens_out(world: Worlds, seed: int) -> None:
+    [free, balanced], _ = world(2).run(experiment.run, ExpertsSettings(size=2, seed=seed))
+    assert balanced["most_over_mean"] < 1.9 < 2.3 < free["most_over_mean"]
+    assert max(balanced["last"], free["last"]) < 0.2
+
+
+@pytest.mark.parametrize(("size", "message"), [(12, "12 ranks for 8 experts"), (5, "24 sequences on 5 ranks")])
+def test_numbers_of_ranks_that_do_not_fit_are_refused(size: int, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        ExpertsSettings(size=size)
+
+
+def go_wrong(rank: int, size: int, how: str) -> None:
+    layer = new_layer(Experts, 2, "any")
+    if how == "mismatch" and rank == 1:
+        layer.router.scores = nn.Linear(WIDTH, EXPERTS + 1).double()
+    elif rank == 1:
+        layer.router.register_full_backward_pre_hook(lambda *_: misbehave(how))
+    backward(layer(torch.randn(TOKENS, WIDTH, dtype=torch.float64)).sum() + layer.balance, layer)
+
+
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [("kill", "^rank 1 of 2 was killed by SIGKILL"), ("hang", "rank 1"), ("mismatch", "all_gather")],
+)
+def test_a_rank_that_fails_is_named(how: str, message: str, world: Worlds) -> None:
+    with pytest.raises(PlaygroundError, match=message):
+        world(2, timeout=3).run(go_wrong, how)
