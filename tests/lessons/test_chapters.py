@@ -206,12 +206,6 @@ CLAIMS: dict[tuple[str, str], Callable[[list[Rows]], bool]] = {
     ("ladder", "one message at the end does as well as two that overlap"): lambda tables: (
         tables[0]["flat"][0] <= 1.02 * tables[0]["overlapped"][0]
     ),
-    (
-        "lessons/ladder/beyond.md",
-        "nothing of `shared-step` is `exposed`, and it is the fastest rung",
-    ): lambda _: (
-        min((row[0], name, row[3] < 0.1) for name, row in read_tables("ladder")[0].items())[1:] == ("shared-step", True)
-    ),
     ("ladder", "`parameters` costs what `flat` does after each step"): lambda tables: near(
         tables[0]["parameters"][3], tables[0]["flat"][3], 0.1
     ),
