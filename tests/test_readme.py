@@ -65,6 +65,7 @@ HEAVIER = (
     "parameter-server", "parameter-server -n 9 --mode async",
     "parameter-server -n 4 --mode async --steps 2000",
     "tensor", "tensor --link 0.5", "context", "experts", "experts -n 4", "experts --capacity 1",
+    "mesh -n 16", "mesh -n 6 --grid 3 1 1 2",
     "pipeline", "pipeline --dataset digits", "pipeline --schedule gpipe --microbatches 32",
     "pipeline -n 4 --data-parallel 2",
     "zero", "zero -n 4 --layers 6 --steps 20", "zero -n 2 --layers 6 --steps 20", "zero -n 4 --layers 6 --cap-mb 7",
@@ -86,6 +87,7 @@ SMALLER = {
     "tensor": ("--steps", "1"),
     "context": ("--steps", "1"),
     "experts": ("--steps", "1"),
+    "mesh": ("--steps", "1"),
     "bench": ("--iterations", "2"),
 }
 """Options that make a command quick and leave the form of its output as it is."""
