@@ -27,7 +27,7 @@ from playground.training.gpt import GPTConfig, copying, new_model
 Worlds = Callable[..., World]
 
 
-@pytest.mark.parametrize("size", [1, 2, 3, 4])
+@pytest.mark.parametrize("size", [2, *(pytest.param(size, marks=pytest.mark.stress) for size in (1, 3, 4))])
 def test_training_is_one_process_s_and_holds_and_sends_what_its_closed_forms_say(world: Worlds, size: int) -> None:
     settings = ContextSettings(size=size, steps=1, batch_size=6, lengths=(96,))
     check(world(size).run(experiment.run, settings), settings)

@@ -36,7 +36,7 @@ from playground.training.gpt import LR, GPTConfig, copying, new_model
 Worlds = Callable[..., World]
 
 
-@pytest.mark.parametrize("size", [1, 2, 3, 4])
+@pytest.mark.parametrize("size", [2, 4, *(pytest.param(size, marks=pytest.mark.stress) for size in (1, 3))])
 def test_each_way_is_one_process_and_holds_and_sends_what_its_closed_form_says(world: Worlds, size: int) -> None:
     settings = TensorSettings(size=size, steps=1, batch_size=6)
     for found in world(size).run(experiment.run, settings):
