@@ -21,9 +21,12 @@ demo: .venv/.installed
 site: .venv/.installed
 	$(BIN)/python -m playground site public
 
-# Two workers: while one waits for a timeout or for a process to start, the other goes on.
-test: lint
-	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not stress and not gpu"
+# Two workers: while one waits for a timeout or for a process to start, the other goes on. Beside them the simulated GPU
+# is built, and the linters run: what these say comes after the tests.
+test: .venv/.installed-dev
+	@{ $(BIN)/python tests/simulated_gpu 2 true && $(MAKE) --no-print-directory lint; } >.beside.log 2>&1 & beside=$$!; \
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not stress and not gpu"; tests=$$?; \
+	wait $$beside; beside=$$?; cat .beside.log; exit $$((tests || beside))
 	$(SIMULATED) -n 2 --dist worksteal -m "gpu and not stress"
 
 # In half a minute: whether the house stands, ranks start and end, and every all-reduce and average is right; without
@@ -64,4 +67,4 @@ gpu: .venv/.installed-dev
 	touch $@
 
 clean:
-	rm -rf .venv .venv-oldest build public *.egg-info .coverage* .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-oldest build public *.egg-info .coverage* .beside.log .mypy_cache .pytest_cache .ruff_cache .hypothesis
