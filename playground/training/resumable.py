@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
+from random import Random
 from typing import Any
 
 import torch
@@ -54,12 +55,14 @@ class ResumableRun:
         self.model: nn.Module = getattr(sync.model, "module", sync.model)
         self.position = Position()
         self.saved: Position | None = None  # where the newest snapshot was taken
-        self.random_numbers: Mapping[str, torch.Tensor] = {}
-        """To go on with, until they do: by kind of device the state of the generator."""
+        self.random_numbers: Mapping[str, torch.Tensor | int] = {}
+        """To go on with, until they do: by kind of device the state of the generator, or a seed."""
         self.is_due, self.is_asked = False, False  # to take a snapshot; and to end after it, as the ranks have agreed
         if settings:
             backend_of().use_deterministic_kernels()
-            self.fingerprint = {**identify(), "device": device().type, "ranks": dist.get_world_size()}
+            self.fingerprint = {**identify(), "device": device().type}
+            if not sync.keeps_replicas_equal:  # parameters are each rank's own: there are none for another number
+                self.fingerprint["ranks"] = dist.get_world_size()
             self.writer, newest = open_folder(settings, self.fingerprint)
             if newest:
                 warm_up()
@@ -67,8 +70,10 @@ class ResumableRun:
             self.next_vote, self.last_vote = self.position.total + 1, (self.position.total, time.monotonic())
 
     def resume(self, snapshot: Snapshot) -> None:
-        """Be where the run was when its ranks took this snapshot."""
-        state: Mapping[str, Any] = {**snapshot.shared, **snapshot.own[dist.get_rank()]}
+        """Be where the run was when its ranks took this snapshot, though there were more or fewer of them."""
+        rank, size, before = dist.get_rank(), dist.get_world_size(), len(snapshot.own)
+        own = snapshot.own[rank] if size == before else redistribute(snapshot, rank)
+        state: Mapping[str, Any] = {**snapshot.shared, **own}
         self.position = self.saved = Position(**state["position"])
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
@@ -76,6 +81,9 @@ class ResumableRun:
         self.history.restore(state["history"])
         self.sync.go_on_from(self.position.total)
         self.random_numbers = state["random_numbers"]
+        if size != before:
+            exact = "parameters, optimizer and position are exact; samples, dropout masks and rounding differ"
+            report(notice=f"{before} ranks took the snapshot of step {snapshot.step}, {size} resume: {exact}")
         report(resumed=asdict(self.position))
 
     def enter(self, epoch: int) -> int:
@@ -91,7 +99,8 @@ class ResumableRun:
     def draw_as_before(self) -> None:
         """Let random numbers go on as they did, once. In the midst of an epoch: after the loader has drawn its own."""
         for kind, state in self.random_numbers.items():
-            DRAWS_FROM[kind].set_rng_state(state)
+            draws = DRAWS_FROM[kind]
+            draws.manual_seed(state) if isinstance(state, int) else draws.set_rng_state(state)
         self.random_numbers = {}
 
     def advance(self, step: int, last: bool) -> None:
@@ -153,3 +162,16 @@ class ResumableRun:
                 self.save()
             if self.writer:
                 self.writer.close()
+
+
+def redistribute(snapshot: Snapshot, rank: int) -> Mapping[str, Any]:
+    """The state from which rank `rank` resumes as its own, when a different number of ranks took the snapshot. A new
+    rank gets a seed for every kind of device that follows from the run, and that no other rank and no other step
+    has."""
+    own = {**snapshot.own[min(rank, len(snapshot.own) - 1)]}
+    total = torch.stack([each["history"]["total"] for each in snapshot.own]).sum(0)  # rank 0 has the counts of all
+    own["history"] = {**own["history"], "total": total if rank == 0 else torch.zeros_like(total)}
+    if rank >= len(snapshot.own):
+        seed = Random(f"{snapshot.fingerprint} {rank} {snapshot.step}").getrandbits(63)  # by the hash of the string
+        own["random_numbers"] = dict.fromkeys(own["random_numbers"], seed)
+    return own

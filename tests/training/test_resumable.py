@@ -93,7 +93,25 @@ def test_a_run_that_is_beyond_its_last_epoch_leaves_the_snapshots_as_they_are(se
     assert position == {"epoch": 2, "step": 3, "total": 8}
 
 
-def test_another_number_of_ranks_is_refused(settings: TrainingSettings) -> None:
-    train(1, by_hand, settings, [])
+def test_another_number_of_ranks_goes_on_and_says_what_is_exact(settings: TrainingSettings) -> None:
+    before, now = 2, 3
+    train(before, by_hand, settings, [])
+    for _, file in find_snapshots(snapshots_of(settings).folder)[:2]:
+        file.unlink()  # what is left is in the second epoch, one step done
+    events: list[Any] = []
+    finished = launch(
+        run_training, now, args=(by_hand, settings, ([],)), on_report=lambda rank, event: events.append(event)
+    )[0].epochs
+    exact = "parameters, optimizer and position are exact; samples, dropout masks and rounding differ"
+    notices = {event["notice"] for event in events if "notice" in event}
+    assert notices == {f"{before} ranks took the snapshot of step 6, {now} resume: {exact}"}
+    assert {event["resumed"]["total"] for event in events if "resumed" in event} == {6}
+    assert [epoch.epoch for epoch in finished] == [1, 2]
+    assert steps_of(settings)[0] == 10
+
+
+def test_parameters_of_each_rank_s_own_are_of_no_use_to_another_number(settings: TrainingSettings) -> None:
+    local = replace(settings, sync="parameters", sync_every=3)
+    train(1, by_hand, local, [])
     with pytest.raises(UsageError, match="ranks is 1 in the snapshot and 2 here; choose another folder"):
-        train(2, by_hand, settings, [])
+        train(2, by_hand, local, [])
