@@ -52,6 +52,7 @@ def split(rank: int, size: int, settings: DataParallelSettings) -> list[Fields]:
 def one_step(rank: int, size: int, settings: DataParallelSettings) -> list[Fields]:
     """One training step: what each part of it moves from where to where, and what every device holds after it."""
     devices = resolve_devices(settings.devices)
+    output_device = torch.device(settings.output_device or devices[0])
     model, tokens, targets = new_model_and_batch(settings.batch_size, settings.seed, devices[0])
     optimizer = new_optimizer(model)
 
@@ -63,9 +64,9 @@ def one_step(rank: int, size: int, settings: DataParallelSettings) -> list[Field
         after("replicate")
         outputs = parallel_apply(replicas, chunks, None, used)
         after("parallel_apply")
-        logits = gather(outputs, devices[0])
+        logits = gather(outputs, output_device)
         after("gather")
-        loss = TokenLoss()(logits, copy_to(targets, devices[0], "loss"))
+        loss = TokenLoss()(logits, copy_to(targets, output_device, "loss"))
         after("loss")
         return loss
 

@@ -32,6 +32,8 @@ class DataParallelSettings:
 
     devices: tuple[str, ...]
     """As torch calls them: cpu:0, cpu:1, … or cuda:0, cuda:1, … The model lies on the first."""
+    output_device: str | None = None
+    """One of them, where `one_step` gathers; None for the first."""
     ways: tuple[tuple[str, str], ...] = ()
     """To be compared: one of `WAYS`, and the device where the loss ends up."""
     batch_size: int = flag(32, "Number of samples per step.", least=1, most=MAX_BATCH_SIZE)
@@ -43,6 +45,9 @@ class DataParallelSettings:
         names = ",".join(self.devices)
         if len(set(self.devices)) < len(self.devices):
             raise UsageError(f"--devices {names}: a device named twice would count twice, name each once")
+        if (output := self.output_device) and output not in self.devices:
+            known = ", ".join(self.devices)
+            raise UsageError(f"output device {output} is none of the devices {known}: choose one of them")
         check_flags(self)
 
 
@@ -52,11 +57,14 @@ def check_device_count(count: float) -> None:
         raise UsageError(f"--devices {count:g}: at most {MAX_DEVICES}, each has a thread and a process here")
 
 
-def ways_to_compare(devices: tuple[str, ...], gather: str | None) -> tuple[tuple[str, str], ...]:
+def ways_to_compare(
+    devices: tuple[str, ...], gather: str | None, output_device: str | None = None
+) -> tuple[tuple[str, str], ...]:
     """The one way that is asked for or, if `gather` is None, the usual one and its three cures."""
     if gather:
-        return ((gather, devices[0]),)
-    return tuple(dict.fromkeys([*((way, devices[0]) for way in WAYS), ("logits", devices[:2][-1])]))
+        return ((gather, output_device or devices[0]),)
+    elsewhere = output_device or devices[min(1, len(devices) - 1)]
+    return tuple(dict.fromkeys([*((way, devices[0]) for way in WAYS), ("logits", elsewhere)]))
 
 
 LABELS = ("parameters", "gradients", "optimizer state", "activations", "gathered outputs", "inputs")
@@ -130,17 +138,19 @@ ABOUT_DEVICES = "Number of virtual devices, or a list: cpu:0,cpu:1 or cuda:0,cud
 @LESSON.run_by(
     click.option("--devices", default="4", show_default=True, metavar="N|LIST", help=ABOUT_DEVICES),
     click.option("--gather", type=click.Choice(WAYS), help="What to gather. By default all are compared."),
+    click.option("--output-device", metavar="DEVICE", show_default="the first device", help="Where to gather."),
     flags(DataParallelSettings),
 )
-def command(session: Session, devices: str, gather: str | None, **chosen: Any) -> None:
+def command(session: Session, devices: str, gather: str | None, output_device: str | None, **chosen: Any) -> None:
     server.preload(SPLIT.module)
     server.warm_up()
     # imports torch, at the same time as the ranks' server does
     from playground.lessons.data_parallel.machine import resolve_devices
 
     names = tuple(map(str, resolve_devices(list_devices(devices))))
-    chosen |= {"ways": ways_to_compare(names, gather), "seed": session.run.seed}
-    settings = DataParallelSettings(devices=names, **chosen)
+    output = str(*resolve_devices([output_device])) if output_device else None
+    chosen |= {"ways": ways_to_compare(names, gather, output), "seed": session.run.seed}
+    settings = DataParallelSettings(devices=names, output_device=output, **chosen)
     session.run = replace(session.run, backend=backend_for(names[0].partition(":")[0]).name)
     if session.world.rank_env:
         raise UsageError(f"{LESSON.name} starts its processes itself: run it without torchrun, RANK and WORLD_SIZE")
@@ -176,7 +186,7 @@ def run_parts(session: Session, settings: DataParallelSettings) -> None:
     )
     devices = run(ONE_STEP)
     show(ONE_STEP, *step_texts(devices))
-    on_first = replace(settings, devices=(first,), ways=(("logits", first),), steps=1)
+    on_first = replace(settings, devices=(first,), output_device=None, ways=(("logits", first),), steps=1)
     ways, [alone] = run(COMPARE), run(COMPARE, on_first)
     show(COMPARE, *ways_texts(ways, alone))
     threads = run(THREADS)
@@ -187,5 +197,6 @@ def run_parts(session: Session, settings: DataParallelSettings) -> None:
             "split": shares, "one_step": devices,
             **{f"gather {way['gather']} on {way['output_device']}": way["devices"] for way in ways},
         },
-        devices=settings.devices, batch_size=settings.batch_size, ways=ways, one_device=alone, threads=threads,
+        devices=settings.devices, output_device=settings.output_device or first, batch_size=settings.batch_size,
+        ways=ways, one_device=alone, threads=threads,
     )  # fmt: skip
