@@ -20,7 +20,7 @@ from playground.console.options import check_writable
 from playground.runtime.errors import RankFailed, RankTimeout, UsageError
 from playground.runtime.launcher.entry import CommandWorld
 from playground.runtime.untrusted import printable
-from playground.see.analyse import to_logical_time
+from playground.see.analyse import match_messages, to_logical_time
 from playground.see.paint.painters import check_ending, paint_scene, to_svg, write
 from playground.see.paint.timeline import lay_out
 from playground.see.paint.words import plural, to_words
@@ -125,6 +125,8 @@ def amount(recording: Recording) -> str:
     return f"{plural(sum(len(rank.events) for rank in recording.ranks), 'event')} of {plural(recording.size, 'rank')}"
 
 
+SENT = 1e-6
+"""Seconds that a slice `sent` is long, at most: an arrow begins in it."""
 NESTED = (PHASE, COMPUTE, WAIT, MOVE)
 """Kinds whose events in a main thread lie in each other or beside each other."""
 Entry = dict[str, Any]
@@ -138,7 +140,8 @@ def to_chrome(recording: Recording) -> str:
     """
     about = {"command": " ".join(recording.command), "backend": recording.backend, **recording.versions}
     about["dropped"] = str(sum(rank.dropped for rank in recording.ranks))
-    document = {"traceEvents": [*event_entries(recording)], "displayTimeUnit": "ns", "otherData": about}
+    found = [*event_entries(recording), *message_entries(recording)]
+    document = {"traceEvents": found, "displayTimeUnit": "ns", "otherData": about}
     return json.dumps(document, separators=(",", ":"), allow_nan=False) + "\n"
 
 
@@ -162,6 +165,22 @@ def event_entries(recording: Recording) -> Iterator[Entry]:
             else:
                 yield entry | {"ph": "b", "id": (number := next(numbers))}
                 yield about | {"ph": "e", "id": number, "ts": end}
+
+
+def message_entries(recording: Recording) -> Iterator[Entry]:
+    """The arrows of messages. An arrow leads from a short slice `sent` to one without length, `arrived`, in a thread of
+    their own, because arrows connect slices."""
+    for rank in recording.ranks:
+        yield {"name": "thread_name", "ph": "M", "pid": rank.rank, "tid": 1, "args": {"name": "messages"}}
+    for number, (send, receive) in enumerate(match_messages(recording)[0]):
+        if isfinite(receive.end):
+            for name, event, at, long, arrow in (
+                ("sent", send, send.start, min(send.seconds, SENT), {"ph": "s"}),
+                ("arrived", receive, receive.end, 0.0, {"ph": "f", "bp": "e"}),
+            ):
+                where = {"cat": "message", "pid": event.rank, "tid": 1, "ts": microseconds(at), "id": number}
+                yield {"name": name, "ph": "X", **where, "dur": microseconds(long)}
+                yield {"name": "message", **where, **arrow}
 
 
 def arguments(recording: Recording, event: Event) -> dict[str, object]:

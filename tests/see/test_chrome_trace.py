@@ -1,9 +1,9 @@
-"""Chrome traces: every event is there, slices of a thread never overlap half."""
+"""Chrome traces: every event is there, slices of a thread never overlap half, arrows lead from slice to slice."""
 
 from __future__ import annotations
 
 import json
-from collections import defaultdict
+from collections import Counter, defaultdict
 from itertools import combinations
 from typing import Any
 
@@ -38,6 +38,17 @@ def test_every_event_is_there_once(recording: Recording) -> None:
             threads[entry["pid"], entry["tid"]].append((entry["ts"], entry["ts"] + entry["dur"]))
     for slices in threads.values():
         assert_nested(slices)
+
+
+def test_every_message_is_an_arrow_between_slices() -> None:
+    entries = trace(ring(4))
+    ends = {(each["ph"], each["id"]): each for each in entries if each["ph"] in "sf"}
+    assert Counter(phase for phase, _ in ends) == {"s": 24, "f": 24}
+    slices = {(each["pid"], each["tid"], each["ts"]) for each in entries if each["name"] in ("sent", "arrived")}
+    for end in ends.values():
+        assert (end["pid"], end["tid"], end["ts"]) in slices
+    for number in range(24):
+        assert ends["s", number]["ts"] <= ends["f", number]["ts"]
 
 
 def test_what_never_ended_is_still_json() -> None:

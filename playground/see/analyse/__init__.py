@@ -13,7 +13,7 @@ from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from itertools import accumulate
+from itertools import accumulate, takewhile
 from math import inf, isfinite
 from typing import NamedTuple
 
@@ -69,9 +69,10 @@ class Timeline:
         """
         waiting = {
             ref_of(event)
-            for event in self.recording.events()
-            if event.rank not in self.ahead
-            if (event.kind == WAIT and isfinite(event.end)) or self.blocks(event)
+            for (rank, _), lane in self.lanes.items()
+            if rank not in self.ahead
+            for place, event in enumerate(lane)
+            if (event.kind == WAIT and isfinite(event.end)) or self.blocks(event, lane, place)
         }
         innermost = waiting - {outer for ref in waiting for outer in self.around(ref)}
         return (event for ref, event in self.by_ref.items() if ref in innermost)
@@ -83,10 +84,19 @@ class Timeline:
             yield (outer := (event.rank, event.parent))
             event = self.by_ref.get(outer)
 
-    def blocks(self, event: Event) -> bool:
-        """Whether the rank stands still in this call until it is done. It does not if a wait for it follows."""
-        is_over = event.kind in BLOCKING and event.name not in POSTS and isfinite(event.end)
-        return is_over and ref_of(event) not in self.waited_for
+    def blocks(self, event: Event, lane: Sequence[Event], place: int) -> bool:
+        """Whether the rank stands still in this call, `lane[place]`, until it is done.
+
+        It does not if a wait for it follows, or if the lane continues before it is done.
+        """
+        ref = ref_of(event)
+        if event.kind not in BLOCKING or event.name in POSTS:
+            return False
+        if not isfinite(event.end) or ref in self.waited_for:
+            return False
+        following = (lane[next_one] for next_one in range(place + 1, len(lane)))
+        later = takewhile(lambda other: other.start < event.end, following)
+        return all(ref in self.around(ref_of(other)) for other in later)
 
     def source(self, event: Event) -> record.SourceLine | None:
         """The line of the program of an event."""
