@@ -12,10 +12,14 @@ OLDEST := $(shell sed -n 's/.*"torch>=\([0-9.]*\).*/\1/p' pyproject.toml).0
 FETCHED := Fetching PyTorch and what it needs into .venv: on Linux 5.4 GB on the disk, with CUDA libraries, some minutes; \
 	for CPUs alone 1 GB, README.md says how. Training fetches MNIST once, 12 MB, and takes a minute.
 
-.PHONY: demo quick test lint stress oldest gpu clean
+.PHONY: demo site quick test lint stress oldest gpu clean
 
 demo: .venv/.installed
 	$(BIN)/python -m playground sgd
+
+# The course as pages: public/index.html, for a browser or any static host.
+site: .venv/.installed
+	$(BIN)/python -m playground site public
 
 # Two workers: while one waits for a timeout or for a process to start, the other goes on.
 test: lint
@@ -60,4 +64,4 @@ gpu: .venv/.installed-dev
 	touch $@
 
 clean:
-	rm -rf .venv .venv-oldest build *.egg-info .coverage* .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-oldest build public *.egg-info .coverage* .mypy_cache .pytest_cache .ruff_cache .hypothesis

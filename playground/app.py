@@ -24,25 +24,20 @@ from playground.runtime import signals, surroundings
 from playground.runtime.errors import PlaygroundError
 from playground.runtime.launcher import server
 from playground.runtime.meeting import torchelastic
-from playground.runtime.remote import ROOT, remote
+from playground.runtime.remote import remote
 from playground.runtime.untrusted import printable
 from playground.see import SEE
+from playground.site import CHAPTERS, SITE
 
 TOOLS = {**tools.TOOLS, SEE.name: SEE}
 LESSONS_BY_FOLDER = {Path(lesson.path).name: lesson for lesson in PATH}
 """As `become_command` knows them."""
-COMMANDS = [*LESSONS, *EXERCISES, *TOOLS]
-CHAPTERS = {
-    **{lesson.name: ROOT / lesson.path / "README.md" for lesson in PATH},
-    **{tool.name: ROOT.joinpath(*tool.command.module.split(".")[:-1], "README.md") for tool in TOOLS.values()},
-    **{page.stem: page for lesson in PATH for page in sorted((ROOT / lesson.path).glob("[!R]*.md"))},
-    **{name: ROOT / "playground" / "lessons" / f"{name}.md" for name in ("map", "running", "tutorials", "glossary")},
-}
+COMMANDS = [*LESSONS, *EXERCISES, *TOOLS, SITE.name]
 READ, READS = "read", "show a chapter or a page beside it, the map, running, tutorials, or the glossary"
 COMMAND_LISTS = {
     "The path, in order": {lesson.name: lesson.teaches for lesson in PATH},
     "Exercises that check themselves": {tool.name: tool.purpose for tool in EXERCISES.values()},
-    "Beside the path": {tool.name: tool.purpose for tool in TOOLS.values()} | {READ: READS},
+    "Beside the path": {tool.name: tool.purpose for tool in [*TOOLS.values(), SITE]} | {READ: READS},
 }
 """The purpose of each command, under the titles of --help."""
 INTERRUPTED = 128 + signal.SIGINT
@@ -98,7 +93,7 @@ class Commands(click.Group):
         command: click.Command | None = None
         if cmd_name == READ:
             command = read
-        elif tool := {**TOOLS, **EXERCISES}.get(cmd_name):
+        elif tool := {**TOOLS, **EXERCISES, SITE.name: SITE}.get(cmd_name):
             command = tool.command.load()
         elif lesson := LESSONS.get(cmd_name) or LESSONS_BY_FOLDER.get(cmd_name):
             command = lesson.command.load() if lesson.command else steps_command(lesson)

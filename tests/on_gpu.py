@@ -135,6 +135,7 @@ ROWS = (
     Row("tensor --backend nccl -n 2 --steps 5", needs=FOR.pair),
     Row("context --backend nccl -n 2 --steps 5", needs=FOR.pair),
     Row("experts --backend nccl -n 2 --steps 5", needs=FOR.pair),
+    Row("mesh --backend nccl -n 2 --steps 2 --timeout 60", needs=FOR.pair),
     # The same bits: these train undisturbed twice first, and say if that differs. NVLS takes several GPUs.
     Row("elastic {on} {data}"),
     Row("elastic {on} {data} --way ddp"),

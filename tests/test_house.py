@@ -104,7 +104,8 @@ ALLOWED = {
         "survival",
         "runtime",
     },
-    "app": {"see", "exercises", "tools", "lessons", "console", "runtime"},
+    "site": {"see", "see.play", "see.record", "exercises", "tools", "lessons", "console", "runtime"},
+    "app": {"site", "see", "exercises", "tools", "lessons", "console", "runtime"},
     "": {"console", "runtime"},
     "__main__": {"app"},
 }

@@ -22,6 +22,7 @@ from widths import too_wide
 from playground.app import TOOLS
 from playground.console.steps import Lesson
 from playground.lessons import PATH
+from playground.site.build import EXCERPT
 
 pytest_plugins = ["pytester"]
 
@@ -30,9 +31,6 @@ ROOT_README = ROOT / "README.md"
 CHAPTERS = sorted((ROOT / "playground").rglob("*.md"))
 READMES = [ROOT_README, *CHAPTERS]
 OURS = "python -m playground "
-EXCERPT = re.compile(r"\]\(([^)]+)\):\n\n( *)```python\n(.*?)^\2```$", re.DOTALL | re.MULTILINE)
-"""Code that a chapter shows of a file, which is named before it: tests/lessons/test_chapters.py compares the two."""
-
 NOT_RUN = {
     "python -m playground sgd --backend nccl -n 2": "two GPUs",
     "python -m playground hello --backend nccl": "a GPU",
@@ -67,6 +65,7 @@ HEAVIER = (
     "parameter-server", "parameter-server -n 9 --mode async",
     "parameter-server -n 4 --mode async --steps 2000",
     "tensor", "tensor --link 0.5", "context", "experts", "experts -n 4", "experts --capacity 1",
+    "mesh -n 16", "mesh -n 6 --grid 3 1 1 2",
     "pipeline", "pipeline --dataset digits", "pipeline --schedule gpipe --microbatches 32",
     "pipeline -n 4 --data-parallel 2",
     "zero", "zero -n 4 --layers 6 --steps 20", "zero -n 2 --layers 6 --steps 20", "zero -n 4 --layers 6 --cap-mb 7",
@@ -88,6 +87,7 @@ SMALLER = {
     "tensor": ("--steps", "1"),
     "context": ("--steps", "1"),
     "experts": ("--steps", "1"),
+    "mesh": ("--steps", "1"),
     "bench": ("--iterations", "2"),
 }
 """Options that make a command quick and leave the form of its output as it is."""

@@ -30,7 +30,7 @@ pytestmark = [
     pytest.mark.skipif("PLAYGROUND_SIMULATED_GPU" not in os.environ, reason="about the simulated GPU alone"),
 ]
 ENOUGH = 60.0
-QUICK = ("hello", "p2p", "collectives", "allreduce", "pipeline", "ddp", "zero", "tensor", "context", "experts")
+QUICK = ("hello", "p2p", "collectives", "allreduce", "pipeline", "ddp", "zero", "tensor", "context", "experts", "mesh")
 
 
 @pytest.fixture

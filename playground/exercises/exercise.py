@@ -200,6 +200,8 @@ CATALOGUE = {
         Exercise("context/zigzag", (2, 3, 1, 4)),
         Exercise("experts/dispatch", (2, 3, 1, 4)),
         Exercise("experts/combine", (2, 3, 1, 4)),
+        Exercise("mesh/axis_sums", (4, 6, 2)),
+        Exercise("mesh/two_by_two", (4, 6, 2)),
     )
 }
 """All exercises by name, in order."""

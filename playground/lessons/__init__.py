@@ -139,6 +139,12 @@ PATH = (
         shown="tokens that go to their experts on {ranks} and back train as in one process",
         default_size=2,
     ),
+    Lesson(
+        name="mesh",
+        teaches="data, pipeline, context and tensor parallelism at once, in our words and the library's",
+        shown="on each grid {ranks} train as one process does",
+        default_size=8,
+    ),
 )
 
 LESSONS = {lesson.name: lesson for lesson in PATH}

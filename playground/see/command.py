@@ -18,6 +18,7 @@ from playground.console.tables import Column, Table
 from playground.lessons.data_parallel.page import DataParallelSettings
 from playground.lessons.experts.page import ExpertsSettings
 from playground.lessons.ladder.page import LadderSettings
+from playground.lessons.mesh.page import MeshSettings
 from playground.lessons.parameter_server.page import ServerSettings
 from playground.lessons.pipeline.page import PipelineSettings
 from playground.lessons.zero.page import ZeroSettings
@@ -113,6 +114,7 @@ ZERO = ZeroSettings(size=4, ways=("ddp", "zero-1", "zero-2", "zero-3"), layers=6
 EXPERTS = ExpertsSettings(size=2, steps=40)
 PIPELINE = on_digits(PipelineSettings, size=2, microbatches=4, steps=3)
 SERVER = on_digits(ServerSettings, batch_size=384, steps=6, slow_worker=3, staleness=1)
+MESH = MeshSettings(shapes=((2, 2, 2, 2),), steps=1)
 ALL_REDUCE = remote("playground.see.paint.ranks:all_reduce")
 STEPS = remote("playground.see.paint.ranks:training_steps")
 BACKWARD = remote("playground.see.paint.ranks:ddp_backward")
@@ -140,6 +142,7 @@ RUNS = {
     "tensor": FigureRun(remote("playground.see.paint.ranks:cut_mlp"), 2),
     "context": FigureRun(remote("playground.lessons.context.experiment:computed_pairs"), 4, (16,)),
     "experts": FigureRun(remote("playground.lessons.experts.experiment:run"), 2, (EXPERTS,)),
+    "mesh": FigureRun(remote("playground.lessons.mesh.experiment:run"), 16, (MESH,)),
     "ddp": FigureRun(BACKWARD, 2, ("net",), recorded=True),
     "ddp, four parameters": FigureRun(BACKWARD, 2, ("four",), recorded=True),
     "data-parallel": FigureRun(remote("playground.see.paint.ranks:data_parallel_steps"), 1, (WAYS,), recorded=True),
@@ -198,6 +201,7 @@ CHAPTERS = {
     "tensor": Figure("tensor/cut_mlp", "tensor", collectives.cut_mlp),
     "context": Figure("context/causal_square", "context", collectives.causal_square),
     "experts": Figure("experts/rows", "experts", training.routed_rows),
+    "mesh": Figure("mesh/cube", "mesh", collectives.cube),
     "see": Figure("see/ring", "ring", collectives.ring),
     "moving": Figure("see/moving", "ring", collectives.moving),
 }

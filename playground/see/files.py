@@ -17,7 +17,7 @@ from typing import Any
 import click
 
 from playground.console.options import check_writable
-from playground.runtime.errors import UsageError
+from playground.runtime.errors import RankFailed, RankTimeout, UsageError
 from playground.runtime.launcher.entry import CommandWorld
 from playground.runtime.untrusted import printable
 from playground.see.analyse import match_messages, to_logical_time
@@ -27,7 +27,7 @@ from playground.see.paint.words import plural, to_words
 from playground.see.play import render_page
 from playground.see.record import COMPUTE, GRADIENT, MAIN, MOVE, PHASE, VALUES, WAIT, Event, Recording
 from playground.see.record.layout import RUN, TABLES, write_zip
-from playground.see.record.run import RECORDED, Recorded, collect, describe_run, merge
+from playground.see.record.run import RECORDED, Recorded, collect, describe_run, merge, note_failure
 
 PAINTERS: dict[str, Callable[[Recording], str]] = {
     ".html": render_page,
@@ -83,6 +83,10 @@ class Recordings:
         world.warm_up(RECORDED)
         try:
             yield Recorded(fn, self.folder, run)
+        except (RankFailed, RankTimeout) as failure:
+            for file in sorted(self.folder.glob(f"*/{RUN}"))[:1]:
+                note_failure(file.parent, failure)
+            raise
         finally:
             if world.is_main:
                 self.write(run)

@@ -16,8 +16,8 @@ import pytest
 from terminal import open_terminal
 from widths import too_wide
 
-from playground.app import CHAPTERS
 from playground.runtime.remote import ROOT
+from playground.site import CHAPTERS
 
 Run = Callable[..., Any]
 FENCE = re.compile(r"(^ *```.*?^ *```$)", re.DOTALL | re.MULTILINE)

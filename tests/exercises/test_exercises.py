@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from playground.app import CHAPTERS
 from playground.exercises import check
 from playground.exercises.exercise import (
     BLOCKED,
@@ -29,6 +28,7 @@ from playground.exercises.exercise import (
 from playground.exercises.observation import explain_digits
 from playground.exercises.verdict import Solution, Verdict, check_solution, tell_lines
 from playground.exercises.work import Workbook, progress_file
+from playground.site import CHAPTERS
 
 Run = Callable[..., Any]
 ALL = list(CATALOGUE.values())

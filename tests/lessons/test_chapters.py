@@ -7,11 +7,12 @@ import textwrap
 from collections.abc import Callable
 
 import pytest
-from test_readme import EXCERPT, fenced_blocks
+from test_readme import fenced_blocks
 
-from playground.app import CHAPTERS
 from playground.lessons import PATH
 from playground.runtime.remote import ROOT
+from playground.site import CHAPTERS
+from playground.site.build import EXCERPT, stands_in
 
 LESSONS = {lesson.name: CHAPTERS[lesson.name] for lesson in PATH}
 FORMED = [name for name, file in CHAPTERS.items() if file.name == "README.md"]
@@ -29,20 +30,6 @@ BOX = re.compile(
 )
 LONGEST_RUN = 25
 """Lines of a run that is shown."""
-
-
-def stands_in(block: str, source: str) -> bool:
-    """Whether the lines of `block` are lines of `source`, in order: dedented, with a line `# …` for what is left out.
-    Empty lines do not count: the formatter has rules of its own for those of a block."""
-    pieces = re.split(r"^ *# …\n", re.sub(r"\n\s*\n", "\n", block), flags=re.MULTILINE)
-    for indent in range(0, 17, 4):
-        rest, found = re.sub(r"\n\s*\n", "\n", f"\n{source}"), True
-        for piece in filter(None, pieces):
-            _, found_here, rest = rest.partition(f"\n{textwrap.indent(piece, ' ' * indent)}")
-            rest, found = f"\n{rest}", found and bool(found_here)
-        if found:
-            return True
-    return False
 
 
 def test_an_excerpt_is_verbatim() -> None:
@@ -205,12 +192,6 @@ CLAIMS: dict[tuple[str, str], Callable[[list[Rows]], bool]] = {
     ),
     ("ladder", "one message at the end does as well as two that overlap"): lambda tables: (
         tables[0]["flat"][0] <= 1.02 * tables[0]["overlapped"][0]
-    ),
-    (
-        "lessons/ladder/beyond.md",
-        "nothing of `shared-step` is `exposed`, and it is the fastest rung",
-    ): lambda _: (
-        min((row[0], name, row[3] < 0.1) for name, row in read_tables("ladder")[0].items())[1:] == ("shared-step", True)
     ),
     ("ladder", "`parameters` costs what `flat` does after each step"): lambda tables: near(
         tables[0]["parameters"][3], tables[0]["flat"][3], 0.1

@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 
-from playground.app import CHAPTERS
 from playground.runtime.launcher.entry import CommandWorld
 from playground.runtime.remote import rank_functions
+from playground.see.record.run import read_recording
+from playground.site import CHAPTERS
 from playground.tools.gallery.page import (
     BOARDS,
     DEADLOCK,
@@ -123,6 +124,10 @@ def test_the_program_that_goes_wrong_can_be_recorded(run_cli: Run, tmp_path: Pat
     assert shown.code == 0
     assert "break send-send" in shown.out
     assert "3 messages of which only one end is recorded" in " ".join(shown.out.split())
+    still = read_recording(file).standstill
+    assert still
+    assert still.sentence.startswith("deadlock: rank 0 is in send to rank 1")
+    assert still.waits == ((0, (1,)), (1, (2,)), (2, (0,)))
     refused = run_cli("break", "--see", file)
     assert (refused.code, refused.err) == (2, "playground: --see records one program: name it\n")
 

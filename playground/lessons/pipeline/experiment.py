@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import torch
@@ -37,7 +37,7 @@ def run(rank: int, size: int, settings: PipelineSettings) -> list[Fields]:
     grid, model = make_grid(settings.data_parallel), new_model(BLOCKS, WIDTH, settings.seed).to(device())
     differences = compare(copy.deepcopy(model).double(), grid, settings)
     own = cut(model, grid.stage, grid.stages)
-    warm_up(own, grid, settings, torch.float32)
+    warm_up(Stage(own, grid), *blank_batch(settings, torch.float32))
     return [
         train_and_measure(name, copy.deepcopy(own), grid, settings, differences[name]) for name in settings.schedules
     ]
@@ -53,7 +53,7 @@ def compare(model: nn.Sequential, grid: Grid, settings: PipelineSettings) -> dic
     report(phase="one process")
     F.cross_entropy(model(images), labels).backward()
     expected, found = flat(param.grad for param in own.parameters()), {}
-    warm_up(own, grid, few, torch.float64)
+    warm_up(Stage(own, grid), *blank_batch(few, torch.float64))
     for name in settings.schedules:
         report(phase=f"{name}: comparing with one process")
         own.zero_grad()
@@ -65,8 +65,16 @@ def compare(model: nn.Sequential, grid: Grid, settings: PipelineSettings) -> dic
     return found
 
 
-def warm_up(model: nn.Module, grid: Grid, settings: PipelineSettings, dtype: torch.dtype) -> None:
-    """Where it must not come later: load this stage's kernels, fetch its memory, open its links.
+def blank_batch(settings: PipelineSettings, dtype: torch.dtype) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """Inputs of any stage, and labels, by microbatch."""
+    count, samples = settings.microbatches, settings.microbatch_size
+    inputs = [torch.ones(samples, WIDTH, dtype=dtype, device=device()).requires_grad_() for _ in range(count)]
+    return inputs, [torch.zeros(samples, dtype=torch.int64, device=device())] * count
+
+
+def warm_up(stage: Stage, inputs: Sequence[torch.Tensor], labels: Sequence[torch.Tensor]) -> None:
+    """Where it must not come later: load this stage's kernels, fetch its memory, open its links. Inputs and labels are
+    of microbatches.
 
     A receive that is posted on a GPU is a kernel, which runs until the message comes. Beside it the first launch of
     another kernel, or a fetch of memory, may wait until the GPU is idle: the neighbour then waits for this stage, and
@@ -75,19 +83,15 @@ def warm_up(model: nn.Module, grid: Grid, settings: PipelineSettings, dtype: tor
     """
     if not backend_of().loads_kernels_late:
         return
-    labels = torch.zeros(settings.microbatch_size, dtype=torch.int64, device=device())
-    inputs = torch.ones(settings.microbatches, settings.microbatch_size, WIDTH, dtype=dtype, device=device())
-    outputs = [model(each.clone().requires_grad_()) for each in inputs]
-    if grid.is_last:
-        outputs = [F.cross_entropy(output, labels) / settings.microbatches for output in outputs]
-    for output in outputs:
+    stage.labels, message = labels, torch.zeros(1, device=device())
+    for output in [stage.compute(m, each) for m, each in enumerate(inputs)]:
         output.backward(torch.ones_like(output))
-    model.zero_grad()
-    for (source, target), link in grid.links.items():  # in this order on every rank: a link opens where both ends come
+    stage.model.zero_grad()
+    for (source, target), link in stage.grid.links.items():  # in this order on every rank: both ends come
         if dist.get_rank() == source:
-            dist.send(labels, target, group=link)
+            dist.send(message, target, group=link)
         elif dist.get_rank() == target:
-            dist.recv(labels, source, group=link)
+            dist.recv(message, source, group=link)
     synchronize()
 
 

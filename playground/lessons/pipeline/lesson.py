@@ -53,23 +53,31 @@ def one_forward_one_backward(stage: Stage, microbatches: int) -> None:
 
 class Stage:
     """This rank's part of the model, and its four links: activations come in and go out, gradients the other way.
-    `model` takes [samples, width] and returns as much; the last stage's returns logits [samples, classes]."""
+    `model` takes [samples, width] and returns as much; the last stage's returns logits [samples, classes]. A stage of a
+    different model has a `compute` of its own."""
 
     def __init__(self, model: nn.Module, grid: Grid) -> None:
         self.model, self.grid = model, grid
 
-    def load(self, images: torch.Tensor, labels: torch.Tensor, microbatches: int) -> None:
-        """Take this replica's part of a batch of images [samples, width] and labels [samples], in microbatches."""
+    def load(
+        self, images: torch.Tensor, labels: torch.Tensor, microbatches: int, hidden: torch.Tensor | None = None
+    ) -> None:
+        """Take this replica's part of a batch of images [samples, width] and labels [samples], in microbatches. What
+        stages send each other is like `hidden`, which has as many samples, or else like the images."""
         grid, rank = self.grid, dist.get_rank()
-        images, labels = (whole.chunk(grid.replicas)[grid.replica] for whole in (images, labels))
-        self.images, self.labels = images.chunk(microbatches), labels.chunk(microbatches)
+        images, labels, hidden = (
+            whole.chunk(grid.replicas)[grid.replica] for whole in (images, labels, images if hidden is None else hidden)
+        )
+        self.images, self.labels, like = (each.chunk(microbatches) for each in (images, labels, hidden))
         self.loss, self.held = 0.0, dict[int, tuple[torch.Tensor, torch.Tensor]]()
         if not grid.is_first:
-            self.inputs = Inbox(rank - 1, grid.links[rank - 1, rank], self.images)
-            self.input_gradients = Outbox(rank - 1, grid.links[rank, rank - 1])
+            before = grid.row[grid.stage - 1]
+            self.inputs = Inbox(before, grid.links[before, rank], like)
+            self.input_gradients = Outbox(before, grid.links[rank, before])
         if not grid.is_last:
-            self.outputs = Outbox(rank + 1, grid.links[rank, rank + 1])
-            self.output_gradients = Inbox(rank + 1, grid.links[rank + 1, rank], self.images)
+            after = grid.row[grid.stage + 1]
+            self.outputs = Outbox(after, grid.links[rank, after])
+            self.output_gradients = Inbox(after, grid.links[after, rank], like)
 
     def forward(self, m: int) -> None:
         """Compute microbatch `m` and send the activations on; the last stage computes its part of the mean loss.

@@ -9,6 +9,7 @@ a pipeline stand side by side, so that on several hosts a row stays within one, 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -21,15 +22,20 @@ from torch import nn
 class Grid:
     """This rank's place in the grid, and the groups it talks in."""
 
-    stages: int
-    replicas: int
+    row: Sequence[int]
+    """The ranks of this pipeline, stage by stage."""
     stage: int
-    replica: int
+    replicas: int = 1
+    replica: int = 0
     links: dict[tuple[int, int], dist.ProcessGroup]
     """For each (source, target), neighbours in a row, a group of these two. NCCL carries out the messages of a group
     one after the other: in a group for all, a message that waits for its turn could be the one that others wait for."""
-    column: dist.ProcessGroup | None
+    column: dist.ProcessGroup | None = None
     """The replicas of this stage; None if there is one alone."""
+
+    @property
+    def stages(self) -> int:
+        return len(self.row)
 
     @property
     def is_first(self) -> bool:
@@ -46,10 +52,15 @@ def make_grid(replicas: int = 1) -> Grid:
     stages = dist.get_world_size() // replicas
     replica, stage = divmod(dist.get_rank(), stages)
     rows = [[row * stages + column for column in range(stages)] for row in range(replicas)]
-    pairs = [pair for row in rows for left, right in pairwise(row) for pair in ((left, right), (right, left))]
-    links = {pair: dist.new_group(sorted(pair)) for pair in pairs}
+    links = link(rows)
     columns = [dist.new_group(list(column)) for column in zip(*rows, strict=True)] if replicas > 1 else [None] * stages
-    return Grid(stages=stages, replicas=replicas, stage=stage, replica=replica, links=links, column=columns[stage])
+    return Grid(row=rows[replica], stage=stage, replicas=replicas, replica=replica, links=links, column=columns[stage])
+
+
+def link(rows: Sequence[Sequence[int]]) -> dict[tuple[int, int], dist.ProcessGroup]:
+    """The `links` of a grid, from the ranks of each of its rows."""
+    pairs = [pair for row in rows for left, right in pairwise(row) for pair in ((left, right), (right, left))]
+    return {pair: dist.new_group(sorted(pair)) for pair in pairs}
 
 
 def new_block(width: int) -> nn.Sequential:

@@ -136,15 +136,15 @@ def find_here(ids: torch.Tensor, count: int, rank: int) -> tuple[torch.Tensor, t
     return (ids - rank * count).where(is_mine, 0), is_mine
 
 
-def vocabulary_loss(logits: torch.Tensor, targets: torch.Tensor, ranks: Ranks) -> torch.Tensor:
+def vocabulary_loss(logits: torch.Tensor, targets: torch.Tensor, ranks: Ranks, count: int = 0) -> torch.Tensor:
     """The mean cross entropy, from logits [batch, length, vocabulary / N], which are never gathered: three all_reduces
-    of [batch, length]. Targets below 0 are ignored."""
+    of [batch, length]. Targets below 0 are ignored. With `count`, the sum over targets divided by that."""
     highest = ranks.all_reduce(logits.detach().amax(-1), dist.ReduceOp.MAX)  # of all ranks: exp must not overflow
     logits = logits - highest.unsqueeze(-1)
     total = ranks.add_up(logits.exp().sum(-1))
     column, is_mine = find_here(targets, logits.shape[-1], ranks.rank)
     of_target = ranks.add_up(logits.gather(-1, column.unsqueeze(-1)).squeeze(-1) * is_mine)
-    return (total.log() - of_target)[targets >= 0].mean()
+    return (total.log() - of_target)[targets >= 0].sum() / (count or (targets >= 0).sum())
 
 
 def cut(model: nn.Sequential, ranks: Ranks) -> list[nn.Parameter]:

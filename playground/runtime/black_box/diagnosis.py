@@ -69,6 +69,8 @@ class Diagnosis:
     table: str
     """The states of ranks: one row per rank, or for several that do the same."""
     cure: str
+    waits: tuple[tuple[int, tuple[int, ...]], ...] = ()
+    """Ranks that wait, each with the ranks that it waits for."""
 
     def __str__(self) -> str:
         unknown = [textwrap.fill(f"not known: {self.unknown}", WIDTH)] if self.unknown else []
@@ -266,7 +268,8 @@ def describe(
         parties.append((waiting, acts[rank]))
     rows = {one: list_cells(graph, one) for one in acts}
     since = {one: graph.states[one].since for one in acts if graph.states[one].doing != Doing.NOT_SEEN}
-    return compose(kind, culprits, parties, draw_table(rows, since), unknown)
+    waits = tuple((one, tuple(sorted(wait.missing))) for one, wait in sorted(graph.waits.items()))
+    return replace(compose(kind, culprits, parties, draw_table(rows, since), unknown), waits=waits)
 
 
 def find_act(graph: WaitGraph, rank: int, kind: Kind, disputed: Dependency | None) -> Predicate:

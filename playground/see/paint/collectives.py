@@ -312,6 +312,33 @@ def causal_square(run: Evidence) -> Scene:
     )
 
 
+RANK_BOX, RANK_PITCH, APART = (128.0, 48.0), (136.0, 56.0), 32.0
+"""Of a mesh: a rank's box, its distance to the next one, and what is more between two values of dp, or of pp."""
+
+
+def cube(run: Evidence) -> Scene:
+    """mesh: ranks on a grid of four axes, the groups of one of them, and what it sends in each."""
+    grids: Sequence[Fields] = [each["grids"][0] for each in run.results]
+    shown, groups = len(grids) - 1, grids[-1]["groups"]
+    styles = {axis: f"bucket {number}" for number, axis in enumerate(groups)}
+    scene = Scene(f"{len(grids)} ranks, and the groups of rank {shown}")
+    for rank, (dp, pp, cp, tp) in enumerate(each["place"].values() for each in grids):
+        x = 2 * CELL[0] + (2 * dp + tp) * RANK_PITCH[0] + dp * APART
+        y = CELL[1] + (2 * pp + cp) * RANK_PITCH[1] + pp * APART
+        shared = [axis for axis, group in groups.items() if rank in group["ranks"]]
+        style = "value" if rank == shown else styles[shared[0]] if shared else "plain"
+        words = f"rank {rank}: {dp} {pp} {cp} {tp}\n{', '.join(shared) if rank != shown else 'in all of these'}"
+        scene.add(paint.BOX, x, y, *RANK_BOX, style=style, text=words.rstrip())
+    for axis, group in groups.items():
+        others = ", ".join(str(rank) for rank in group["ranks"] if rank != shown)
+        calls = ", ".join(f"{count} {name}" for name, count in group["calls"].items())
+        paint.add_key(scene, {styles[axis]: f"{axis}, with {others}: {calls}, {format_bytes(group['sent'])} sent"})
+    return scene.with_caption(
+        f"One step of a GPT, as rank {shown} called its collectives. In a box: places on dp, pp, cp and tp; "
+        "ranks whose places differ on one axis alone share its group. With ranks without colour it exchanges nothing."
+    )
+
+
 def ring(run: Evidence) -> Scene:
     """see: a recorded ring all-reduce: ranks, waits and messages."""
     recording = to_logical_time(run.last_step)

@@ -29,6 +29,7 @@ from playground.see.record import RankRecording, Recording
 MAX_WAITS, MAX_CHAINS = 5_000, 300
 """Numbers of waits, the longest, whose peers and whose chains of causes are on the page."""
 
+NEVER_ENDED = "No wait has ended"
 
 Places = dict[Ref, int]
 """The place of every event among the events of all ranks."""
@@ -37,13 +38,14 @@ Places = dict[Ref, int]
 def to_waits(recording: Recording, places: Places) -> dict[str, object]:
     """The waits, the longest first, and the chains of the first of them."""
     waits = Waits(recording)
-    longest, blamer = waits.longest(), Blamer(waits)
+    longest, blamer, still = waits.longest(), Blamer(waits), recording.standstill
     return {
         "causes": CAUSES,
         "waits": [to_wait(wait, places) for wait in longest[:MAX_WAITS]],
         "chains": [to_chain(blamer.blame(wait), places) for wait in longest[:MAX_CHAINS]],
         "waitCount": len(longest),
-        "noWaits": f"Waits {UNTOLD}" if recording.runs_ahead else "No rank waited",
+        "noWaits": f"Waits {UNTOLD}" if recording.runs_ahead else NEVER_ENDED if still else "No rank waited",
+        "standstill": still and still._asdict(),
     }
 
 
@@ -186,17 +188,31 @@ SCRIPTS = ("run", "format", "stage", "timeline", "ranks", "source", "waits", "pl
 
 def render_page(recording: Recording) -> str:
     """The page as a file. It loads nothing, and its policy forbids the browser to load anything."""
-    light, dark = css_variables({"paper": PAPER, "ink": INK, **STYLES})
-    style = f":root{{{light};}}\n@media (prefers-color-scheme:dark){{:root{{{dark};}}}}\n" + read("page.css")
-    script = '"use strict";\n' + "".join(read(f"script/{name}.js") for name in SCRIPTS)
+    style, script = read_style() + read("page.css"), read_script()
     return Template(read("page.html")).substitute(
         policy=f"default-src 'none'; style-src '{digest(style)}'; script-src '{digest(script)}'; "
         "base-uri 'none'; form-action 'none'",
         title=html.escape(" ".join(recording.command)),
         style=style,
         script=script,
-        data=to_json(to_columns(recording)),
+        player=render_player(recording),
     )
+
+
+def render_player(recording: Recording, pages: Mapping[str, str] | None = None) -> str:
+    """A player of the recording, for a page with its style and script. In a `<figure>` it leaves the keys of the page
+    to the others. `pages`: for a file of the program the beginning of the addresses of its lines."""
+    return Template(read("player.html")).substitute(data=to_json(to_columns(recording) | {"pages": pages or {}}))
+
+
+def read_style() -> str:
+    """The style sheet of players, and the colours of pictures as variables, for light and for dark surroundings."""
+    light, dark = css_variables({"paper": PAPER, "ink": INK, **STYLES})
+    return f":root{{{light};}}\n@media (prefers-color-scheme:dark){{:root{{{dark};}}}}\n{read('player.css')}"
+
+
+def read_script() -> str:
+    return '"use strict";\n' + "".join(read(f"script/{name}.js") for name in SCRIPTS)
 
 
 def to_json(data: object) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from math import isfinite
+from typing import NamedTuple
 
 SCHEMA = 2
 """Version of the format of a recording."""
@@ -107,6 +108,15 @@ class RankRecording:
         return self.device.startswith("cuda")
 
 
+class Standstill(NamedTuple):
+    """The diagnosis of a run that was ended because its ranks stood still."""
+
+    sentence: str
+    cure: str
+    waits: tuple[tuple[int, tuple[int, ...]], ...]
+    """Ranks that wait, each with the ranks that it waits for."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Recording:
     """The recording of a run."""
@@ -122,6 +132,7 @@ class Recording:
     sources: tuple[SourceLine, ...] = ()
     texts: dict[str, str] = field(default_factory=dict)
     """Contents of the program's own files, by `SourceLine.file`."""
+    standstill: Standstill | None = None
 
     @property
     def size(self) -> int:

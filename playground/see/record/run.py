@@ -21,7 +21,7 @@ from playground.runtime.meeting.environment import restart_count
 from playground.runtime.rank.work import call
 from playground.runtime.remote import remote
 from playground.runtime.untrusted import expect_dict, expect_float, expect_int, expect_list, expect_text, parse_json
-from playground.see.record import KINDS, SCHEMA, Event, RankRecording, Recording, SourceLine, layout
+from playground.see.record import KINDS, SCHEMA, Event, RankRecording, Recording, SourceLine, Standstill, layout
 from playground.see.record.layout import HEADER, NONE, RECORD, EventRecord, Files, file_name
 
 SECOND = 1e9
@@ -186,7 +186,24 @@ def merge(files: Files, name: str | Path = "this") -> Recording:
             ranks=tuple(read_rank(rank, tables, numbers, began, files) for rank, tables in enumerate(ranks)),
             sources=tuple(sources),
             texts={each.removeprefix(TEXT): text for each, text in texts.items()},
+            standstill=read_standstill(run["standstill"]) if "standstill" in run else None,
         )
+
+
+def read_standstill(about: object) -> Standstill:
+    """The diagnosis that `note_failure` has written."""
+    sentence, cure, waits = expect_list(about)
+    ranks = ((expect_int(rank, 0), expect_list(others)) for rank, others in map(expect_list, expect_list(waits)))
+    pairs = ((rank, tuple(expect_int(other, 0) for other in others)) for rank, others in ranks)
+    return Standstill(expect_text(sentence), expect_text(cure), tuple(pairs))
+
+
+def note_failure(folder: Path, failure: Exception) -> None:
+    """Add the diagnosis of a run that failed, if it has one, to its description in this folder."""
+    if diagnosis := getattr(failure, "diagnosis", None):
+        told = Standstill(" ".join(diagnosis.sentence.split()), diagnosis.cure, diagnosis.waits)
+        file = folder / layout.RUN
+        file.write_text(json.dumps({**json.loads(file.read_text()), "standstill": told}))
 
 
 def read_rank(rank: int, tables: Tables, sources: Mapping[SourceLine, int], began: int, files: Files) -> RankRecording:

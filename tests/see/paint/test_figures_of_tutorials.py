@@ -76,7 +76,7 @@ def test_what_moves_between_devices_was_recorded(name: str, evidence: Any) -> No
     assert kinds == {MOVE, COMPUTE}
 
 
-SAME = ("F6", "F7", "F8", "F9", "F20", "F21", "see", "moving", "context")
+SAME = ("F6", "F7", "F8", "F9", "F20", "F21", "see", "moving", "context", "mesh")
 """In these nothing depends on times or on the machine, but for the order of their messages."""
 TIMELINES = ("F12", "F13", "bert", "parameter-server")
 """Here what is drawn as a bar of its own, and which names have room, depends on how long it took; so does a wait."""

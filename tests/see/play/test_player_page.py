@@ -31,7 +31,7 @@ return [...document.querySelectorAll('tbody tr')].map((row) =>
 WALK = """
 const shown = [], press = (key) => document.dispatchEvent(new KeyboardEvent('keydown', {key}));
 const look = () => shown.push({
-  time: Number(document.getElementById('position').value),
+  time: Number(document.querySelector('[name=position]').value),
   held: [...document.querySelectorAll('tbody tr')].map((row) =>
     [...row.querySelectorAll('.values span')].map((cell) => Number(cell.dataset.value))),
   lit: [...document.querySelectorAll('[data-arrow]')].map((arrow) => Number(arrow.dataset.arrow)).sort((a, b) => a - b),
@@ -60,7 +60,7 @@ def show(window: Browser, tmp_path: Path) -> Iterator[Callable[..., Browser]]:
     def open_page(recording: Recording, **media: Any) -> Browser:
         paint(recording, page)
         window.open(page, **media)
-        window.wait_for("#status", "of")
+        window.wait_for(".status", "of")
         return window
 
     yield open_page
@@ -136,12 +136,12 @@ def test_everything_is_reached_by_keyboard(show: Callable[..., Browser]) -> None
     seen = []
     for _ in range(14):
         window.press(KEYS["tab"])
-        seen.append(window.ask("return document.activeElement.id || document.activeElement.tagName"))
+        seen.append(window.ask("return document.activeElement.name || document.activeElement.tagName"))
     controls = ["first", "back", "play", "forward", "last", "clock", "speed", "narrower", "wider", "whole", "position"]
     assert seen[: len(controls)] == controls
     assert "BUTTON" in seen[len(controls) :]
     window.press(KEYS["end"])
-    assert window.text("#status").startswith("Step")
+    assert window.text(".status").startswith("Step")
     unnamed = "return document.querySelectorAll('button:not([aria-label]):empty, [tabindex=\"1\"]').length"
     assert window.ask(unnamed) == 0
 
@@ -160,7 +160,9 @@ def test_both_widths_and_every_number_has_room_in_its_cell(
     window = show(replace(run, ranks=tuple(ranks)), width=width, color_scheme=scheme)
     assert window.ask("return document.documentElement.scrollWidth") <= width
     for control in ("first", "play", "last", "clock", "whole", "position"):
-        left, right = window.ask(f"const b = {control}.getBoundingClientRect(); return [b.left, b.right]")
+        left, right = window.ask(
+            f"const b = document.querySelector('[name={control}]').getBoundingClientRect(); return [b.left, b.right]"
+        )
         assert 0 <= left <= right <= width
     brightness = window.ask("return getComputedStyle(document.body).backgroundColor.match(/\\d+/g).map(Number)")
     assert (sum(brightness) > 384) == (scheme == "light")
@@ -176,11 +178,13 @@ def test_both_widths_and_every_number_has_room_in_its_cell(
 def test_without_motion_playing_goes_from_step_to_step(show: Callable[..., Browser]) -> None:
     twice = play([[Send(1, 4), Wait()] * 2, [Receive(0, 4), Wait()] * 2])
     window = show(twice, reduced_motion="reduce")
-    window.ask("document.getElementById('speed').value = '4'")
-    begun = window.ask("return Number(document.getElementById('position').value)")
+    window.ask("document.querySelector('[name=speed]').value = '4'")
+    begun = window.ask("return Number(document.querySelector('[name=position]').value)")
     window.press(" ")
     times = window.ask_later(
-        "const found = new Set(), look = (end) => { found.add(Number(position.value));"
+        "const found = new Set(), one = (name) => document.getElementsByName(name)[0];"
+        "const [play, position] = ['play', 'position'].map(one);"
+        "const look = (end) => { found.add(Number(position.value));"
         "if (play.textContent === 'Play') end([...found]); else requestAnimationFrame(() => look(end)); }; look(done);"
     )
     assert len(times) >= 2  # a busy browser draws few frames

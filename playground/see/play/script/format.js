@@ -55,6 +55,12 @@ function formatSource(run, place) {
   return `${file}:${line}`;
 }
 
+/** The address of the line on a page with its code, if there is one. */
+function addressOf(run, place) {
+  const [file, line] = run.sources[place];
+  return run.pages[file] && `${run.pages[file]}${line}`;
+}
+
 /** One line of the program, without the space around it. */
 function lineOf(run, place) {
   const [file, line] = run.sources[place];

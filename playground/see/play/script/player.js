@@ -11,8 +11,9 @@ class View {
     this.waits = new Waits(run, (place) => this.visit(place));
     this.root = element("section", {class: "run", "aria-label": `Run: ${run.command}`},
       element("div", {class: "wide"}, ...this.describe()), element("figure", {}, this.stage.svg, this.stage.caption),
-      element("div", {class: "scroll"}, this.ranks.root), element("div", {class: "wide"}, this.timeline.root),
-      this.waits.root, this.source.root);
+      element("div", {class: "scroll", tabindex: 0}, this.ranks.root), element("div", {class: "wide"}, this.timeline.root),
+      element("details", {class: "wide", ...(player.isAlone && {open: ""})}, element("summary", {}, "Waits, and the program"),
+        element("div", {class: "run"}, this.waits.root, this.source.root)));
   }
 
   /** What was run, and what of it is missing. */
@@ -23,8 +24,15 @@ class View {
     const missing = [dropped && `${dropped} events were dropped: there was no room for them.`,
       cut.length && `Cut off before its end: rank ${cut.join(", ")}.`,
       run.leftOut && `Of ${run.leftOut} tensors the values are left out: the page would be too large.`];
-    return [element("p", {class: "muted"}, facts.join(" · ")),
+    return [element("p", {class: "muted"}, facts.join(" · ")), ...this.tellStandstill(),
       ...missing.filter(Boolean).map((text) => element("p", {class: "warning"}, text))];
+  }
+
+  /** The diagnosis of a run that stood still. */
+  tellStandstill() {
+    if (!this.run.standstill) return [];
+    const {sentence, cure} = this.run.standstill;
+    return [element("p", {class: "warning"}, element("strong", {}, sentence), cure && ` The cure: ${cure}.`)];
   }
 
   layOut() {
@@ -77,22 +85,25 @@ class View {
 
 /** Which moment is shown, and how it moves. */
 class Player {
-  constructor(run) {
-    this.run = run;
+  /** `place`: the element with the controls. A player that is in no figure has the keys of the whole page. */
+  constructor(run, place) {
+    Object.assign(this, {run, place, isAlone: !place.closest("figure")});
     this.clock = "logical";
     this.time = 0;
     this.isPlaying = false;
     this.view = new View(this, run);
-    this.controls = Object.fromEntries(["position", "status", "clock", "speed", "play"].map((id) => [id, document.getElementById(id)]));
-    document.getElementById("run").append(this.view.root);
+    this.controls = Object.fromEntries(Array.from(place.querySelectorAll("[name]"), (each) => [each.name, each]));
+    this.controls.status = place.querySelector(".status");
+    place.querySelector(".runs").append(this.view.root);
     this.listen();
     this.changeClock("logical");
+    this.goTo(this.findBeginning());
     performance.mark("usable");
-    new ResizeObserver(() => { this.layOut(); this.show(); }).observe(document.getElementById("run"));
+    new ResizeObserver(() => { this.layOut(); this.show(); }).observe(place.querySelector(".runs"));
   }
 
   listen() {
-    const click = (id, action) => document.getElementById(id).addEventListener("click", action);
+    const click = (name, action) => this.controls[name].addEventListener("click", action);
     click("first", () => this.goTo(this.start()));
     click("last", () => this.goTo(this.length()));
     click("back", () => this.step(-1));
@@ -104,7 +115,7 @@ class Player {
     this.controls.speed.addEventListener("change", () => this.show());
     this.controls.clock.addEventListener("change", (event) => this.changeClock(event.target.value));
     this.controls.position.addEventListener("input", (event) => this.goTo(Number(event.target.value)));
-    document.addEventListener("keydown", (event) => this.press(event));
+    (this.isAlone ? document : this.place).addEventListener("keydown", (event) => this.press(event));
     for (const query of ["(prefers-color-scheme: dark)", "(resolution: 1dppx)"]) {
       matchMedia(query).addEventListener("change", () => { this.layOut(); this.show(); });
     }
@@ -133,6 +144,14 @@ class Player {
 
   /** When an event is to be looked at. A logical step is looked at in its middle, while its messages are under way. */
   timeOf(place) { return this.run.begin[this.clock][place] + (this.clock === "real" ? 0 : 0.5); }
+
+  /** Where to begin: at the end of a run that stood still; in a figure, at the first message, or the first training step. */
+  findBeginning() {
+    const {run} = this, isPhase = (place) => run.what(place)[KIND] === "phase";
+    if (run.standstill) return this.length();
+    const place = run.sent.length ? run.sent[run.arrows.logical[0]] : Array.from({length: run.size}, (_, at) => at).find(isPhase);
+    return this.isAlone || place === undefined ? this.time : this.timeOf(place);
+  }
 
   /** Moments to stop at: the middle of every logical step, or whenever anything begins or ends. */
   findStops() {
@@ -238,4 +257,6 @@ class Player {
   }
 }
 
-Run.read(JSON.parse(document.getElementById("recording").textContent)).then((run) => new Player(run));
+for (const place of document.querySelectorAll(".player")) {
+  Run.read(JSON.parse(place.querySelector("script").textContent)).then((run) => new Player(run, place));
+}

@@ -16,7 +16,7 @@ class Ranks {
     const button = element("button", {click: select, title: `Show the line of rank ${rank.rank}`}, `${rank.rank}`);
     button.setAttribute("aria-label", `Rank ${rank.rank} on ${rank.device}: show its line`);
     return element("tr", {}, element("th", {scope: "row"}, button), element("td", {class: "does"}),
-      element("td", {class: "values"}), element("td", {class: "line"}, element("code")));
+      element("td", {class: "values"}), element("td", {class: "line"}, element("code", {}, element("a"))));
   }
 
   show(clock, time, selected) {
@@ -27,9 +27,15 @@ class Ranks {
       const held = this.run.held(clock, rank, time);
       if (shown.held !== held || !("held" in shown)) row.cells[2].replaceChildren(...this.formatHeld(held));
       shown.held = held;
-      const source = this.run.sourceAt(clock, rank, time);
-      write(row.cells[3].firstChild, source === null ? "" : `${formatSource(this.run, source)}  ${lineOf(this.run, source)}`);
+      this.showLine(row.cells[3].querySelector("a"), this.run.sourceAt(clock, rank, time));
     });
+  }
+
+  /** The line leads to the page of its code, if there is one. */
+  showLine(link, source) {
+    write(link, source === null ? "" : `${formatSource(this.run, source)}  ${lineOf(this.run, source)}`);
+    const address = source !== null && addressOf(this.run, source);
+    if (address) link.href = address; else link.removeAttribute("href");
   }
 
   /** A wait is a button that leads to what caused it. */

@@ -3,7 +3,7 @@ class Source {
   constructor(run) {
     this.run = run;
     this.heading = element("h3");
-    this.lines = element("pre", {tabindex: 0, "aria-label": "Source"});
+    this.lines = element("pre", {role: "group", tabindex: 0, "aria-label": "Source"});
     this.root = element("section", {}, this.heading, this.lines);
     this.file = null;
     this.marked = [];
@@ -28,6 +28,7 @@ class Source {
       lines.set(line, [...(lines.get(line) ?? []), this.run.ranks[rank].rank]);
     });
     for (const [line, ranks] of lines) this.mark(line, ranks);
+    this.markPage(places);
     this.scroll(this.run.sources[place][1]);
   }
 
@@ -61,6 +62,20 @@ class Source {
     line.classList.add("here");
     write(line.firstChild, ranks.length === all && all > 1 ? "all ranks" : `rank ${ranks.join(", ")}`);
     this.marked.push(line);
+  }
+
+  /** Mark the lines that are beside this player on its page, while a reader works with it. */
+  markPage(places) {
+    if (!this.root.closest(".player").contains(document.activeElement)) return;
+    for (const line of document.querySelectorAll("[data-ranks]")) delete line.dataset.ranks;
+    places.forEach((place, rank) => {
+      const address = place === null ? "" : addressOf(this.run, place) ?? "";
+      const line = address.startsWith("#") && document.getElementById(address.slice(1));
+      if (!line) return;
+      line.dataset.ranks = line.dataset.ranks ? `${line.dataset.ranks}, ${rank}` : `rank ${rank}`;
+      const code = line.closest("pre");
+      code.scrollTop = line.offsetTop - code.clientHeight / 2;
+    });
   }
 
   scroll(number) {

@@ -6,12 +6,13 @@ class Stage {
     this.run = run;
     this.head = `head-${Stage.count = (Stage.count ?? 0) + 1}`;
     this.links = element("g");
+    this.waits = element("g");
     this.boxes = element("g");
     this.caption = element("figcaption");
     const marker = element("marker", {id: this.head, viewBox: "0 0 8 8", refX: 7, refY: 4, markerWidth: 6, markerHeight: 6, orient: "auto"},
       element("path", {class: "packet", d: "M0 0L8 4L0 8z"}));
     this.svg = element("svg", {role: "img", "aria-label": "Ranks, what they hold, and the messages between them"},
-      element("defs", {}, marker), this.boxes, this.links);
+      element("defs", {}, marker), this.boxes, this.waits, this.links);
     this.lit = new Map();
     this.longest = Math.max(1, ...run.vectors.map((vector) => vector.length));
     this.letters = Math.max(1, ...run.vectors.flat().map((number) => formatNumber(number).length));
@@ -60,7 +61,28 @@ class Stage {
       if (!this.lit.has(arrow)) this.light(arrow);
       this.move(clock, arrow, time, isMoving);
     }
+    this.showStandstill(clock, time);
     write(this.caption, this.run.collectives(clock, time).map((each) => this.describe(each)).join("; ") || "\u00a0");
+  }
+
+  /** Who waits for whom, once all of them are in calls that never end. */
+  showStandstill(clock, time) {
+    const waits = this.run.standstill?.waits ?? [];
+    const isStill = ([rank]) => this.run.stack(clock, rank, time).some((place) => this.run.finish[clock][place] === Infinity);
+    const arrows = waits.every(isStill) ? waits.flatMap(([rank, others]) => others.map((other) => this.connect(rank, other))) : [];
+    this.waits.replaceChildren(...arrows);
+  }
+
+  /** A curve from one rank's box to another's, as an SVG path, and its three points. */
+  curve(one, other) {
+    const from = this.places[one], to = this.places[other], a = this.edge(from, to), b = this.edge(to, from);
+    const bend = 0.12, c = {x: (a.x + b.x) / 2 - (b.y - a.y) * bend, y: (a.y + b.y) / 2 + (b.x - a.x) * bend};
+    return {points: [a, c, b], d: `M${a.x} ${a.y}Q${c.x} ${c.y} ${b.x} ${b.y}`};
+  }
+
+  connect(rank, other) {
+    return element("path", {class: "awaits", d: this.curve(rank, other).d, "marker-end": `url(#${this.head})`, "data-awaits": `${rank} ${other}`},
+      element("title", {}, `rank ${rank} waits for rank ${other}`));
   }
 
   /** A collective, and who has come to it. */
@@ -83,14 +105,12 @@ class Stage {
   }
 
   light(arrow) {
-    const from = this.places[this.run.rankOf[this.run.sent[arrow]]], to = this.places[this.run.rankOf[this.run.received[arrow]]];
-    const a = this.edge(from, to), b = this.edge(to, from);
-    const bend = 0.12, c = {x: (a.x + b.x) / 2 - (b.y - a.y) * bend, y: (a.y + b.y) / 2 + (b.x - a.x) * bend};
+    const {points, d} = this.curve(this.run.rankOf[this.run.sent[arrow]], this.run.rankOf[this.run.received[arrow]]);
     const link = element("g", {"data-arrow": arrow},
-      element("path", {class: "link", d: `M${a.x} ${a.y}Q${c.x} ${c.y} ${b.x} ${b.y}`, "marker-end": `url(#${this.head})`}),
+      element("path", {class: "link", d, "marker-end": `url(#${this.head})`}),
       element("circle", {class: "packet", r: 5}),
       element("text", {class: "label"}, formatCargo(this.run, this.run.sent[arrow])));
-    link.curve = [a, c, b];
+    link.curve = points;
     this.links.append(link);
     this.lit.set(arrow, link);
   }

@@ -6,7 +6,7 @@ class Timeline {
   constructor(run, goTo, choose) {
     Object.assign(this, {run, goTo, choose, chosen: -1});
     this.back = element("canvas", {"aria-hidden": "true"});
-    this.front = element("canvas", {role: "img", pointerdown: (event) => this.press(event), pointermove: (event) => this.drag(event),
+    this.front = element("canvas", {role: "img", "aria-label": "All ranks below each other, time to the right", pointerdown: (event) => this.press(event), pointermove: (event) => this.drag(event),
       pointerup: (event) => this.release(event)});
     this.root = element("div", {class: "timeline"}, this.back, this.front);
     this.height = run.height + AXIS + GAP_BELOW;

@@ -37,6 +37,7 @@ class Waits {
   /** Show what caused a wait, and go there. */
   explain(index) {
     const wait = this.run.waits[index], chain = this.run.chains[index];
+    this.root.closest("details").open = true;
     this.visit(wait[0]);
     const links = [this.link(this.describe(wait), wait[0])];
     let end = "The chains of the longest waits are in this page; of this one there is none.";

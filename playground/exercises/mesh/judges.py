@@ -1,0 +1,49 @@
+"""Judges of the exercises on mesh."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from math import prod
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+
+from playground.exercises.cases import Case, Cases, digits
+
+SHAPES = ((2, 2), (3, 2), (2, 3), (2, 1, 2), (2, 2, 2), (4, 2), (1, 2), (2,))
+
+
+def axis_sums(rank: int, size: int, seed: int) -> Cases:
+    """Each digit of a sum says which rank is in it. A tensor of ranks is the oracle: its rows along an axis."""
+    for shape in (shape for shape in SHAPES if prod(shape) == size):
+        grid = torch.arange(size).view(shape)
+        rows = (row for axis in range(grid.dim()) for row in grid.movedim(axis, -1).reshape(-1, shape[axis]).tolist())
+        sums = [sum(digits(other, 3) for other in row) for row in rows if rank in row]
+        yield Case(f"a grid of {' x '.join(map(str, shape))}", (shape, digits(rank, 3)), sums)
+
+
+def two_by_two(rank: int, size: int, seed: int) -> Cases:
+    """The mean error and all gradients of an MLP. One process is the oracle."""
+    pairs = [[each, each + 1] for each in range(0, size, 2)]
+    tensor = [dist.new_group(pair) for pair in pairs][rank // 2]
+    data = [dist.new_group(list(ranks)) for ranks in zip(*pairs, strict=True)][rank % 2]
+    for samples in ((1, 1, 1), (2, 5, 3), (4, 1, 2)):
+        torch.manual_seed(seed)
+        parts = samples[: size // 2]
+        tokens, targets = torch.randn(2, sum(parts), 3).double()
+        up, down = (torch.randn(shape).double().requires_grad_() for shape in ((3, 4), (4, 3)))
+        loss = F.mse_loss(torch.relu(tokens @ up) @ down, targets)
+        loss.backward()
+        mine = (each.split(parts)[rank // 2].clone() for each in (tokens, targets))
+        columns, rows = up.detach().chunk(2, 1)[rank % 2].clone(), down.detach().chunk(2)[rank % 2].clone()
+        given = [each.requires_grad_() for each in (columns, rows)]
+        due = [up.grad.chunk(2, 1)[rank % 2], down.grad.chunk(2)[rank % 2]]
+        held = partial(gradients_of, given)
+        about = f"{', '.join(map(str, parts))} samples"
+        yield Case(about, (data, tensor, *mine, *given), loss.detach(), held=held, expected=due, is_coded=False)
+
+
+def gradients_of(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
+    return [each.grad for each in tensors]

@@ -1,0 +1,1 @@
+"""Data, pipeline, context and tensor parallelism at once, on one grid of ranks."""

@@ -1,0 +1,119 @@
+"""The command `mesh`: its settings, what it checks, and its text. Does not import torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import product
+
+import click
+
+from playground.console.options import flags
+from playground.console.session import Session
+from playground.console.tables import Column, Table, figures, tabulate
+from playground.console.text import good, heading, prose
+from playground.lessons import LESSONS
+from playground.lessons.mesh.costs import CLUSTER, CUT, GRIDS, MODEL, Shape, name_of, predict
+from playground.measurement import Fields
+from playground.runtime.errors import PlaygroundError, UsageError
+from playground.runtime.flags import check_flags, flag
+
+LESSON = LESSONS["mesh"]
+EXPERIMENT = LESSON.remote("run", "experiment")
+EXACT, CLOSE = 1e-12, 0.05
+"""How far losses and parameters may be from one process's, and by which fraction bytes from their closed form."""
+PLACEMENTS = {
+    "Shard(0) to Replicate": "all_gather_into_tensor",
+    "Partial to Replicate": "all_reduce",
+    "Partial to Shard(0)": "reduce_scatter_tensor",
+    "Replicate to Shard(0)": "none",
+    "Shard(0) to Shard(1)": "shard_dim_alltoall",
+}
+"""By change of a DTensor's placement, the collective that it calls. The last is an all_to_all, which gloo lacks."""
+ON_CPU = {"Shard(0) to Shard(1)": "all_gather_into_tensor"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeshSettings:
+    """Raises `UsageError` if the model or its batch cannot be cut over a grid."""
+
+    shapes: tuple[Shape, ...]
+    """Of each grid, the ranks of data, pipeline, context and tensor parallelism."""
+    seed: int = 1234
+    steps: int = flag(5, "Number of training steps, on each grid.", least=1)
+
+    def __post_init__(self) -> None:
+        check_flags(self)
+        for ranks, (what, number) in (pair for shape in self.shapes for pair in zip(shape, CUT.items(), strict=True)):
+            if number % ranks:
+                raise UsageError(f"{ranks} ranks for {number} {what}: each gets as many, so choose a divisor")
+
+
+def shapes_for(size: int, grid: Shape | None = None) -> tuple[Shape, ...]:
+    """The grid that is asked for, or all that have one or two ranks on each axis. Raises `UsageError` for none."""
+    chosen = [grid] if grid else product((1, 2), repeat=4)
+    shapes = tuple((dp, pp, cp, tp) for dp, pp, cp, tp in chosen if dp * pp * cp * tp == size)
+    if not shapes:
+        asked = f"--grid {' '.join(map(str, grid))}" if grid else "no --grid"
+        raise UsageError(f"{size} ranks, and {asked}: choose numbers whose product is -n, as in -n 6 --grid 3 1 1 2")
+    return shapes
+
+
+GROUPS = {name: Column(name) for name in ("axis", "ranks", "calls")}
+GROUPS |= figures(("sent", "sent, bytes", "", ",.0f"), ("form", "closed form", "", ",.0f"))
+TRAINED = {"grid": Column("grid")} | figures(
+    ("step_seconds", "step", "ms", ".1f", 1000),
+    *((name, f"{name}\nloss", "", ".3f") for name in ("first", "last")),
+    ("loss_difference", "loss, from\none process", "", ".1e"),
+    ("parameter_difference", "parameters, from\none process", "", ".1e"),
+)
+PREDICTED = {name: Column(name) for name in ("grid", "state", "fits")} | figures(
+    ("held", "held", "GB", ".0f", 1e-9),
+    *((name, name, "s", ".1f") for name in ("compute", "tensor", "context", "data", "bubble", "step")),
+)
+
+
+def group_row(axis: str, ranks: list[int], calls: dict[str, int], **more: float) -> Fields:
+    counted = ", ".join(f"{count} {name}" for name, count in calls.items())
+    return {"axis": axis, "ranks": ", ".join(map(str, ranks)), "calls": counted, **more}
+
+
+def check(shape: Shape, found: Fields) -> None:
+    """Raise `PlaygroundError` if a rank's training is not one process's, or it sent other than the closed forms say."""
+    if not (largest := max(found["loss_difference"], found["parameter_difference"])) <= EXACT:
+        raise PlaygroundError(f"{name_of(shape)}: differs by {largest:.1e} from one process, more than rounding")
+    for axis, group in found["groups"].items():
+        if not abs(group["sent"] - group["form"]) <= CLOSE * group["form"]:
+            counted = f"{group['sent']:,.0f} bytes sent, not {group['form']:,.0f}"
+            raise PlaygroundError(f"{name_of(shape)}: {axis}: {counted}")
+
+
+@LESSON.run_by(
+    click.option(
+        "--grid", type=click.IntRange(1), nargs=4, metavar="D P C T", help="Ranks of data, pipeline, context, tensor."
+    ),
+    flags(MeshSettings, "steps"),
+)
+def command(session: Session, grid: Shape | None, steps: int) -> None:
+    world, shapes = session.world, shapes_for(session.world.size, grid)
+    settings = MeshSettings(shapes=shapes, seed=session.run.seed, steps=steps)
+    world.warm_up(EXPERIMENT)
+    session.say(f"{LESSON.name}: {world}, {MODEL}", "")
+    *_, last = by_rank = session.launch(EXPERIMENT, settings)
+    changes = Table("placement", "collective", rows=last["placements"].items())
+    session.say(prose(heading("DTensor"), ": what a change of placement calls"), changes)
+    trained = [{"grid": name_of(shape), **found} for shape, found in zip(shapes, last["grids"], strict=True)]
+    for found in trained:
+        place = ", ".join(f"{axis} {at}" for axis, at in found["place"].items())
+        rows = (group_row(axis, **group) for axis, group in found["groups"].items())
+        session.say("", prose(heading(found["grid"]), f": rank {world.size - 1} is {place}"), tabulate(rows, GROUPS))
+    about = f": data x pipeline x context x tensor; AdamW in float64, steps: {steps}"
+    session.say("", prose(heading("training"), about), tabulate(trained, TRAINED))
+    about = f", not measured: {CLUSTER}, by scale's cost model"
+    predicted = [{"grid": name_of(shape), "state": state, **predict(shape, state)} for shape, state in GRIDS.items()]
+    session.say("", prose(heading("predicted"), about), tabulate(predicted, PREDICTED))
+    session.print_document({}, ranks=by_rank, predicted=predicted)
+    if last["placements"] != PLACEMENTS | (ON_CPU if world.device == "cpu" else {}):
+        raise PlaygroundError(f"DTensor: called {last['placements']}, and expected was {PLACEMENTS}")
+    for shape, found in (pair for rank in by_rank for pair in zip(shapes, rank["grids"], strict=True)):
+        check(shape, found)
+    session.say("", prose("Shown: ", good(LESSON.conclude(world.size)), "."))

@@ -1,0 +1,150 @@
+"""mesh: on every grid one process's training; the library's groups, shards and training are ours."""
+
+from __future__ import annotations
+
+import os
+import signal
+import warnings
+from collections.abc import Callable
+from functools import partial
+from math import prod
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch.distributed.device_mesh import init_device_mesh
+
+from playground import RankFailed, launch
+from playground.lessons.mesh import costs, experiment, library
+from playground.lessons.mesh.lesson import AXES, GPTStage, Mesh, coordinates, groups_along
+from playground.lessons.mesh.page import EXACT, ON_CPU, PLACEMENTS, MeshSettings, check, shapes_for
+from playground.runtime.errors import PlaygroundError, UsageError
+from playground.runtime.tap import ranks_of
+from playground.testing import World
+
+Worlds = Callable[..., World]
+
+
+@pytest.mark.parametrize(
+    ("size", "steps"), [(8, 2), *(pytest.param(size, 5, marks=pytest.mark.stress) for size in (2, 4, 8, 16))]
+)
+def test_each_grid_is_one_process_and_sends_what_its_closed_form_says(world: Worlds, size: int, steps: int) -> None:
+    settings = MeshSettings(shapes=shapes_for(size), steps=steps)
+    for found in world(size).run(experiment.run, settings):
+        assert found["placements"] == PLACEMENTS | ON_CPU
+        for shape, grid in zip(settings.shapes, found["grids"], strict=True):
+            check(shape, grid)
+
+
+@pytest.mark.stress
+@pytest.mark.parametrize("shape", [(3, 1, 1, 1), (1, 4, 1, 1), (1, 1, 3, 1), (1, 1, 1, 3), (3, 1, 1, 2), (1, 1, 3, 2)])
+def test_other_grids_are_one_process_too(world: Worlds, shape: costs.Shape) -> None:
+    for found in world(prod(shape)).run(experiment.run, MeshSettings(shapes=(shape,))):
+        check(shape, found["grids"][0])
+
+
+@pytest.mark.parametrize("shape", [(2, 2, 2, 2), (3, 1, 2, 1), (1, 2, 3, 4)])
+def test_places_and_groups_are_those_of_a_tensor_of_ranks(shape: costs.Shape) -> None:
+    ranks = torch.arange(prod(shape)).view(shape)
+    for rank in ranks.flatten().tolist():
+        assert ranks[tuple(coordinates(rank, shape).values())] == rank
+    for at, axis in enumerate(AXES):
+        assert groups_along((axis,), shape) == ranks.movedim(at, -1).reshape(-1, shape[at]).tolist()
+
+
+def compare_with_the_library(rank: int, size: int, shape: costs.Shape) -> tuple[float, float]:
+    """The largest difference of a loss between the library's training and one process's, and of a gradient between
+    DistributedDataParallel's and a sum of ours. Groups and shards must be the same."""
+    mesh, settings = Mesh(shape), MeshSettings(shapes=(shape,), steps=2)
+    theirs = init_device_mesh("cpu", shape, mesh_dim_names=AXES)
+    axes = {axis: theirs[axis] for axis in ("tp", "cp")} | {"dp x cp": theirs["dp", "cp"]._flatten("both")}
+    assert {axis: ranks_of(each.get_group()) for axis, each in axes.items()} == {
+        axis: ranks_of(group) for axis, group in mesh.groups.items()
+    }
+    stage, whole = GPTStage(experiment.new_gpt(settings), mesh), experiment.new_gpt(settings)
+    library.cut_matrices(whole, theirs["tp"])
+    part = library.cut_layers(whole, theirs["pp"]).submod
+    for ours, shard in zip(stage.model.parameters(), part.parameters(), strict=True):
+        assert ours.equal(shard.to_local() if hasattr(shard, "to_local") else shard)
+
+    def loss_part(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        count = costs.BATCH * costs.LENGTH // 2
+        return F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum") / count
+
+    schedule, model = library.cut_all(experiment.new_gpt(settings), shape, loss_part, costs.MICROBATCHES)
+
+    def step(tokens: torch.Tensor, targets: torch.Tensor) -> float:
+        given = (mesh.part_of(tokens),) if mesh.pp.is_first else ()
+        parts = list[torch.Tensor]()
+        about = {"target": mesh.part_of(targets), "losses": parts} if mesh.pp.is_last else {}
+        with warnings.catch_warnings(action="ignore"):  # fully_shard's, of a head that returns a view
+            schedule.step(*given, **about)
+        loss = torch.tensor(sum(part.item() for part in parts), dtype=torch.float64)
+        dist.all_reduce(loss, group=mesh.groups["dp x cp"])
+        return loss.item()
+
+    losses, _ = experiment.train(model, step, settings)
+    alone = experiment.new_gpt(settings)
+    expected, _ = experiment.train(alone, partial(experiment.step_alone, alone), settings)
+    apart = max(map(abs, map(float.__sub__, losses, expected))) if mesh.pp.is_last else 0.0
+    ours, replica = (torch.nn.Linear(3, 1, dtype=torch.float64) for _ in range(2))
+    ours.load_state_dict(replica.state_dict())
+    data = library.cut_data(replica, theirs["dp"])
+    dist.broadcast(ours.weight.data, 0)
+    for each in (ours, data):
+        each(torch.full((1, 3), rank + 1.0, dtype=torch.float64)).sum().backward()
+    group = theirs["dp"].get_group()
+    dist.all_reduce(ours.weight.grad, group=group)
+    return apart, (ours.weight.grad / dist.get_world_size(group) - replica.weight.grad).abs().max().item()
+
+
+@pytest.mark.parametrize("shape", [(2, 1, 1, 2), (1, 2, 2, 1), pytest.param((2, 2, 2, 1), marks=pytest.mark.stress)])
+def test_the_library_has_our_groups_our_shards_and_our_training(world: Worlds, shape: costs.Shape) -> None:
+    for by_loss, by_gradient in world(prod(shape)).run(compare_with_the_library, shape):
+        assert max(by_loss, by_gradient) <= EXACT
+
+
+def die_in_a_step(rank: int, size: int) -> None:
+    settings = MeshSettings(shapes=((1, 2, 1, 2),), steps=1)
+    stage = GPTStage(experiment.new_gpt(settings), Mesh(settings.shapes[0]))
+    if rank == 3:
+        stage.model[0].up.weight.register_hook(lambda gradient: os.kill(os.getpid(), signal.SIGKILL))
+    experiment.train(stage.model, partial(stage.step, microbatches=2), settings)
+
+
+def test_a_rank_that_is_killed_in_a_step_is_named() -> None:
+    with pytest.raises(RankFailed, match="rank 3 of 4 was killed by SIGKILL"):
+        launch(die_in_a_step, 4)
+
+
+@pytest.mark.parametrize(
+    ("size", "grid", "words"),
+    [
+        (6, None, "6 ranks, and no --grid"),
+        (8, (2, 2, 1, 1), "8 ranks, and --grid 2 2 1 1"),
+        (5, (5, 1, 1, 1), "5 ranks for 12 pairs of samples"),
+        (3, (1, 3, 1, 1), "3 ranks for 4 layers"),
+        (5, (1, 1, 1, 5), "5 ranks for 12 heads"),
+    ],
+)
+def test_a_grid_that_does_not_fit_is_refused(size: int, grid: costs.Shape | None, words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        MeshSettings(shapes=shapes_for(size, grid))
+
+
+@pytest.mark.parametrize("changes", [{"loss_difference": 1e-9}, {"groups": {"tp": {"sent": 2.0, "form": 1.0}}}])
+def test_other_numbers_than_promised_are_an_error(changes: dict[str, object]) -> None:
+    with pytest.raises(PlaygroundError, match="2x1x1x1: "):
+        check((2, 1, 1, 1), {"loss_difference": 0.0, "parameter_difference": 0.0, "groups": {}} | changes)
+
+
+def test_a_prediction_is_what_one_computes_by_hand() -> None:
+    found = costs.predict((64, 1, 1, 8), "zero-1")
+    hidden, own = 2 * 8192 * 8192, 12 * 80 * 8192**2 / 8
+    assert found["tensor"] == pytest.approx(80 * 8 * 4 * (14 * 3e-6 + 14 / 8 * hidden / 400e9))
+    assert found["held"] == pytest.approx(4 * own + 12 * own / 64 + 17 * hidden / 8 * 80)
+    assert (found["fits"], found["bubble"], found["context"]) == ("yes", 0.0, 0.0)
+    assert costs.predict((32, 2, 1, 8), "zero-1")["bubble"] == pytest.approx(
+        1 / 16 * (found["compute"] + found["tensor"])
+    )

@@ -1,0 +1,202 @@
+"""The site in a real browser, and its files: whole, equal from build to build, and refused where it would be stale."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from importlib.resources import files
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import pytest
+from browser import MISSING, Browser, browser
+
+from playground.runtime.errors import PlaygroundError
+from playground.see import runs
+from playground.site import build
+from playground.site.build import TEXTS, write_site
+
+in_browser = pytest.mark.skipif(bool(MISSING), reason=MISSING)
+KINDS = ("index", "hello", "glossary", "exercise-swap", "break-send-send", "code-tools-gallery-calls.py")
+"""A page of each kind."""
+FINDINGS = """axe.run({preload: false, resultTypes: ["violations"]}).then(found => done(found.violations.filter(each =>
+    ["serious", "critical"].includes(each.impact)).map(each => `${each.id}: ${each.nodes[0].html}`)))"""
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("host") / "course"
+    write_site(folder, lambda *_: None)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def window() -> Iterator[Browser]:
+    with browser() as opened:
+        yield opened
+
+
+@pytest.fixture
+def show(window: Browser, site: Path) -> Iterator[Callable[..., Browser]]:
+    """Opens pages, which may ask for nothing elsewhere, nor complain."""
+
+    def check() -> None:
+        assert [address for address in window.requests() if not address.startswith(site.as_uri())] == []
+        assert window.complaints() == []
+
+    def open_page(name: str, **media: Any) -> Browser:
+        check()
+        window.open(site / f"{name}.html", **media)
+        window.until("return [...document.querySelectorAll('.status')].every(each => each.textContent)")
+        return window
+
+    window.driver.get("about:blank")
+    window.requests(), window.complaints()
+    yield open_page
+    check()
+
+
+def test_links_and_anchors_lead_somewhere(site: Path) -> None:
+    pages = {file.name: file.read_text() for file in site.glob("*.html")}
+    places = {name: re.findall(r'<[^<>]* id="([^"]*)"', text) for name, text in pages.items()}
+    for name, text in pages.items():
+        assert len(places[name]) == len(set(places[name])), name
+        for address in re.findall(r'<[^<>]* (?:href|src)="((?!https?:)[^"]*)"', text):
+            target, _, part = address.partition("#")
+            assert not target or (site / target).is_file(), f"{name}: {address}"
+            assert not part or part in places[target or name], f"{name}: {address}"
+    assert {f"{name}.html" for name in TEXTS.values()} < {*pages}
+
+
+def test_it_is_small(site: Path) -> None:
+    sizes = {file: file.stat().st_size for file in site.rglob("*") if file.is_file()}
+    assert sum(sizes.values()) <= 6 * 2**20
+    assert [file.name for file, size in sizes.items() if size > 400 * 2**10] == []
+
+
+def test_another_build_is_equal_byte_for_byte(site: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "playground", "site", "again"]
+    subprocess.run(command, check=True, cwd=tmp_path, env=os.environ | {"PYTHONHASHSEED": "7", "TZ": "Asia/Tokyo"})
+    for file in [file for file in site.rglob("*") if file.is_file()]:
+        assert file.read_bytes() == (tmp_path / "again" / file.relative_to(site)).read_bytes(), file.name
+
+
+def test_a_run_moves_with_its_lines_and_is_refused_when_they_have_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recording = runs.find_run("ring")
+    assert recording
+    name = next(name for name in recording.texts if name.endswith("all_reduce.py"))
+    for each in recording.texts:
+        (tmp_path / each).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / each).write_text(recording.texts[each])
+    monkeypatch.setattr(runs, "ROOT", tmp_path)
+    (tmp_path / name).write_text(f"# one line more\n{recording.texts[name]}")
+    moved = runs.find_run("ring")
+    assert moved
+    shifts = [now.line - then.line for now, then in zip(moved.sources, recording.sources, strict=True)]
+    assert shifts == [int(source.file == name) for source in recording.sources]
+    line = recording.texts[name].splitlines()[next(s for s in recording.sources if s.file == name).line - 1]
+    (tmp_path / name).write_text(recording.texts[name].replace(line, f"{line}  # changed"))
+    with pytest.raises(PlaygroundError, match=rf"'ring' was recorded with another {name}, line \d+ .* record it again"):
+        runs.find_run("ring")
+
+
+def test_code_that_is_not_the_source_s_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(build, "ROOT", tmp_path)
+    (tmp_path / "lesson.py").write_text("def f():\n    return 1\n")
+    (tmp_path / "README.md").write_text("From [lesson.py](lesson.py):\n\n```python\ndef f():\n    return 2\n```\n")
+    with pytest.raises(PlaygroundError, match=r"README.md shows code that lesson.py does not have: def f"):
+        build.read_text(tmp_path / "README.md")
+
+
+@in_browser
+@pytest.mark.parametrize("every", [False, pytest.param(True, marks=pytest.mark.stress)])
+@pytest.mark.parametrize(("scheme", "width"), [("light", 1400), ("dark", 400)])
+def test_pages_are_accessible(scheme: str, width: int, every: bool, site: Path, show: Callable[..., Browser]) -> None:
+    """One of each kind; in `make stress` all."""
+    axe = (files("axe_core_python") / "axe.min.js").read_text()
+    for name in sorted(file.stem for file in site.glob("*.html")) if every else KINDS:
+        window = show(name, width=width, color_scheme=scheme)
+        assert window.ask("return document.documentElement.scrollWidth <= innerWidth"), name
+        window.ask(axe)
+        assert window.ask_later(FINDINGS) == [], name
+
+
+@in_browser
+@pytest.mark.parametrize("every", [False, pytest.param(True, marks=pytest.mark.stress)])
+def test_pages_load_from_the_disk(every: bool, site: Path, show: Callable[..., Browser]) -> None:
+    """Those with players and boards; in `make stress` all."""
+    for file in sorted(site.glob("*.html")):
+        if every or not file.stem.startswith(("code-", "exercise-")):
+            show(file.stem)
+
+
+@in_browser
+def test_a_host_may_serve_it_below_its_root(site: Path, window: Browser) -> None:
+    handler = type("Quiet", (SimpleHTTPRequestHandler,), {"log_message": lambda *_: None})
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(handler, directory=site.parent)) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        root = f"http://127.0.0.1:{server.server_port}/course/"
+        window.driver.get(f"{root}index.html")
+        window.requests(), window.complaints()
+        window.ask("[...document.querySelectorAll('main a')].find(each => each.textContent === 'p2p').click()")
+        window.wait_for(".status", "Step")
+        assert {address.removeprefix(root) for address in window.requests()} >= {"p2p.html", "site.css", "player.js"}
+        assert all(address.startswith(root) for address in window.requests())
+        assert window.complaints() == []
+        server.shutdown()
+
+
+@in_browser
+def test_a_player_leads_to_the_lines_of_the_board(show: Callable[..., Browser]) -> None:
+    window = show("collectives", width=1400)
+    window.ask("document.querySelector('[name=forward]').focus()")
+    window.press("\ue007")
+    line = window.ask("return document.querySelector('.line a').getAttribute('href')")
+    assert window.ask("return document.getElementById(arguments[0].slice(1)).dataset.ranks", line) == "rank 0, 1, 2, 3"
+    said = window.text(".line a").split(maxsplit=1)[1]
+    assert window.ask("return document.getElementById(arguments[0].slice(1)).innerText.trim()", line) == said
+
+
+@in_browser
+def test_a_deadlock_stands_still_with_its_diagnosis(show: Callable[..., Browser]) -> None:
+    window = show("break-send-send")
+    awaits = "return [...document.querySelectorAll('.awaits')].map(each => each.dataset.awaits)"
+    assert window.ask(awaits) == ["0 1", "1 2", "2 0"]
+    assert window.text(".warning").startswith("deadlock: rank 0 is in send to rank 1 (calls.py:")
+    assert "The cure: let one of two ranks receive first" in window.text(".warning")
+
+
+@in_browser
+def test_search_finds_titles_before_texts(show: Callable[..., Browser]) -> None:
+    window = show("hello")
+    window.press("/", *"all-reduce")
+    window.until("return document.querySelectorAll('#found a').length > 3")
+    titles = window.ask("return [...document.querySelectorAll('#found a')].map(each => each.textContent)")
+    assert "all-reduce (glossary)" in titles[:3]
+    window.press("\ue007")
+    window.until("return !location.pathname.endsWith('hello.html')")
+
+
+@in_browser
+def test_hints_open_one_by_one_and_paper_has_pictures(show: Callable[..., Browser]) -> None:
+    window = show("exercise-swap")
+    seen = "return [...document.querySelectorAll('main summary')].filter(each => each.checkVisibility()).length"
+    counts = []
+    for number in range(3):
+        counts.append(window.ask(seen))
+        window.ask("document.querySelectorAll('main summary')[arguments[0]].click()", number)
+    assert counts == [1, 2, 3]
+    window = show("collectives")
+    window.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "print"})
+    window.ask("dispatchEvent(new Event('beforeprint'))")
+    assert window.ask("return [...document.querySelectorAll('figure img')].every(each => each.checkVisibility())")
+    assert window.ask("return [...document.querySelectorAll('.player')].some(each => each.checkVisibility())") is False
+    window.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": ""})
