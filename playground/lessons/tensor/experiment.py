@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from functools import partial
 from typing import Any
 
 import torch
@@ -27,12 +28,14 @@ def run(rank: int, size: int, settings: TensorSettings) -> list[Fields]:
     return [run_way(way, settings) for way in settings.ways]
 
 
+def part_like(ranks: Ranks, whole: Tensor, own: Tensor) -> Tensor:
+    """This rank's part of a parameter, of the shape of `own`."""
+    cuts = [dim for dim in range(own.dim()) if own.shape[dim] < whole.shape[dim]]
+    return ranks.part_of(whole, cuts[0]) if cuts else whole
+
+
 def run_way(way: str, settings: TensorSettings) -> Fields:
     ranks = Ranks(sequence=way == "sequence")
-
-    def part(whole: Tensor, own: Tensor) -> Tensor:
-        cuts = [dim for dim in range(own.dim()) if own.shape[dim] < whole.shape[dim]]
-        return ranks.part_of(whole, cuts[0]) if cuts else whole
 
     def new_cut(dtype: torch.dtype) -> tuple[nn.Module, Backward]:
         model = new_model(GPTConfig(), settings.seed).to(device(), dtype)
@@ -47,7 +50,7 @@ def run_way(way: str, settings: TensorSettings) -> Fields:
 
     alone = new_model(GPTConfig(), settings.seed).to(device(), torch.float64)
     exact = batches(settings.batch_size, EXACT_STEPS, settings.seed)
-    found: Any = compare(way, new_cut(torch.float64), (alone, backward_alone(alone)), exact, part)
+    found: Any = compare(way, new_cut(torch.float64), (alone, backward_alone(alone)), exact, partial(part_like, ranks))
     model, step = new_cut(torch.float32)
     with observing(SlowLink(settings.link)) if settings.link else contextlib.nullcontext():
         found |= train(way, model, step, batches(settings.batch_size, settings.steps, settings.seed))
