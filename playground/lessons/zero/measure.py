@@ -29,7 +29,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from playground.lessons.one_process import EXACT_STEPS
+from playground.console.one_process import EXACT_STEPS
 from playground.lessons.zero.lesson import WAYS
 from playground.lessons.zero.page import CAPPED_STEPS, OUT_OF_MEMORY, WARM_UP, ZeroSettings
 from playground.measurement import Fields
