@@ -64,7 +64,7 @@ HEAVIER = (
     "parameter-server --slow-worker 5 --dataset digits",
     "parameter-server", "parameter-server -n 9 --mode async",
     "parameter-server --slow-worker 5 --mode stale-synchronous",
-    "tensor --link 0.5", "tensor -n 4 --steps 5", "context -n 4 --steps 5", "experts", "experts -n 4",
+    "tensor --link 0.5", "tensor -n 4 --steps 5", "context -n 4 --steps 5", "experts", "experts -n 4 --steps 40",
     "experts --capacity 1",
     "mesh -n 16", "mesh -n 6 --grid 3 1 1 2",
     "pipeline", "pipeline --dataset digits", "pipeline --schedule gpipe --microbatches 32",
