@@ -14,11 +14,13 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+from torch.distributed.tensor.debug import CommDebugMode
 
 from playground import RankFailed, launch
 from playground.lessons.mesh import costs, experiment, library
 from playground.lessons.mesh.lesson import AXES, GPTStage, Mesh, coordinates, groups_along
-from playground.lessons.mesh.page import EXACT, ON_CPU, PLACEMENTS, MeshSettings, check, shapes_for
+from playground.lessons.mesh.page import EXACT, MeshSettings, check, shapes_for
 from playground.runtime.errors import PlaygroundError, UsageError
 from playground.runtime.tap import ranks_of
 from playground.testing import World
@@ -32,8 +34,7 @@ Worlds = Callable[..., World]
 def test_each_grid_is_one_process_and_sends_what_its_closed_form_says(world: Worlds, size: int, steps: int) -> None:
     settings = MeshSettings(shapes=shapes_for(size), steps=steps)
     for found in world(size).run(experiment.run, settings):
-        assert found["placements"] == PLACEMENTS | ON_CPU
-        for shape, grid in zip(settings.shapes, found["grids"], strict=True):
+        for shape, grid in zip(settings.shapes, found, strict=True):
             check(shape, grid)
 
 
@@ -41,7 +42,7 @@ def test_each_grid_is_one_process_and_sends_what_its_closed_form_says(world: Wor
 @pytest.mark.parametrize("shape", [(3, 1, 1, 1), (1, 4, 1, 1), (1, 1, 3, 1), (1, 1, 1, 3), (3, 1, 1, 2), (1, 1, 3, 2)])
 def test_other_grids_are_one_process_too(world: Worlds, shape: costs.Shape) -> None:
     for found in world(prod(shape)).run(experiment.run, MeshSettings(shapes=(shape,))):
-        check(shape, found["grids"][0])
+        check(shape, found[0])
 
 
 @pytest.mark.parametrize("shape", [(2, 2, 2, 2), (3, 1, 2, 1), (1, 2, 3, 4)])
@@ -103,6 +104,24 @@ def compare_with_the_library(rank: int, size: int, shape: costs.Shape) -> tuple[
 def test_the_library_has_our_groups_our_shards_and_our_training(world: Worlds, shape: costs.Shape) -> None:
     for by_loss, by_gradient in world(prod(shape)).run(compare_with_the_library, shape):
         assert max(by_loss, by_gradient) <= EXACT
+
+
+def change_placements(rank: int, size: int) -> list[str]:
+    """The collectives that a DTensor calls, by row of the chapter's table."""
+    mesh, called = init_device_mesh("cpu", (size,)), list[str]()
+    rows = ((Shard(0), Replicate()), (Partial(), Replicate()), (Partial(), Shard(0)), (Replicate(), Shard(0)))
+    for before, after in (*rows, (Shard(0), Shard(1))):
+        tensor = DTensor.from_local(torch.ones(size, size), mesh, [before])
+        with CommDebugMode() as calls:
+            tensor.redistribute(mesh, [after])
+        called.append(", ".join(str(call).split(".")[-1] for call in calls.get_comm_counts()))
+    return called
+
+
+def test_a_change_of_placement_calls_what_the_chapter_says(world: Worlds) -> None:
+    gather = "all_gather_into_tensor"
+    expected = [gather, "all_reduce", "reduce_scatter_tensor", "", gather]
+    assert world(2).run(change_placements) == [expected, expected]
 
 
 def die_in_a_step(rank: int, size: int) -> None:
