@@ -64,7 +64,7 @@ HEAVIER = (
     "parameter-server --slow-worker 5 --dataset digits",
     "parameter-server", "parameter-server -n 9 --mode async",
     "parameter-server -n 4 --mode async --steps 2000",
-    "tensor", "tensor --link 0.5", "context", "experts", "experts -n 4", "experts --capacity 1",
+    "tensor", "tensor --link 0.5", "context", "experts", "experts -n 4 --steps 40", "experts --capacity 1",
     "mesh -n 16", "mesh -n 6 --grid 3 1 1 2",
     "pipeline", "pipeline --dataset digits", "pipeline --schedule gpipe --microbatches 32",
     "zero", "zero -n 4 --layers 6 --steps 20", "zero -n 2 --layers 6 --steps 20", "zero -n 4 --layers 6 --cap-mb 7",

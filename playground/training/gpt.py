@@ -7,23 +7,14 @@ loss = copying_loss(model(tokens), targets)    # 4.0 at first; ln 40 = 3.7 where
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 import torch.nn.functional as F
 from torch import nn
 
+from playground.training.gpt_config import GPTConfig
+
 LR, WARM_UP = 3e-3, 20  # AdamW's, and in how many steps it grows to that: below a loss of 0.1 by step 70
 NUMBERS = SEPARATOR = 40  # 0 to 39 are copied; 40 separates them from their copy
-
-
-@dataclass(frozen=True)
-class GPTConfig:  # sizes that 2, 3 and 4 divide. No dropout: ranks with parts of a tensor would have to cut its mask
-    layers: int = 2
-    width: int = 96
-    heads: int = 12
-    length: int = 48
-    vocabulary: int = 48
 
 
 class Embed(nn.Module):

@@ -18,11 +18,13 @@ from torch import Tensor
 from playground import RankFailed, launch
 from playground.lessons.context import experiment
 from playground.lessons.context.lesson import WAYS, cut_sequence, own_positions, ring_attention, ulysses_attention
-from playground.lessons.context.page import EXACT, ContextSettings, check
+from playground.lessons.context.page import ContextSettings, check_all
+from playground.lessons.one_process import EXACT
 from playground.lessons.tensor.lesson import Ranks, cut
 from playground.runtime.errors import UsageError
 from playground.testing import World
-from playground.training.gpt import GPTConfig, copying, new_model
+from playground.training.gpt import copying, new_model
+from playground.training.gpt_config import GPTConfig
 
 Worlds = Callable[..., World]
 
@@ -30,7 +32,7 @@ Worlds = Callable[..., World]
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
 def test_training_is_one_process_s_and_holds_and_sends_what_its_closed_forms_say(world: Worlds, size: int) -> None:
     settings = ContextSettings(size=size, steps=1, batch_size=6, lengths=(96,))
-    check(world(size).run(experiment.run, settings), settings)
+    check_all(world(size).run(experiment.run, settings), settings)
 
 
 @pytest.mark.stress

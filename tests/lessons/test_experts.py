@@ -16,7 +16,8 @@ from torch import nn
 from playground.lessons.experts import experiment
 from playground.lessons.experts.experiment import EveryToken
 from playground.lessons.experts.lesson import Experts, Router, backward, draw, new_expert
-from playground.lessons.experts.page import EXACT, WAYS, ExpertsSettings, check
+from playground.lessons.experts.page import WAYS, ExpertsSettings, check_rank
+from playground.lessons.one_process import EXACT
 from playground.runtime.errors import PlaygroundError, UsageError
 from playground.testing import World
 
@@ -82,16 +83,15 @@ def test_training_is_one_process_s_and_sends_its_rows(world: Worlds, size: int) 
     settings = ExpertsSettings(size=size, steps=1, batch_size=12, capacity=capacity, ways=ways)
     for found in world(size).run(experiment.run, settings):
         for way, figures in zip(ways, found, strict=True):
-            check(way, figures, settings)
+            check_rank(way, figures, settings)
             assert (figures["dropped"] > 0) == (capacity > 0)
 
 
 @pytest.mark.stress
 @pytest.mark.parametrize("seed", [1, 2])
 def test_the_balance_loss_evens_out(world: Worlds, seed: int) -> None:
-    [free, balanced], _ = world(2).run(experiment.run, ExpertsSettings(size=2, seed=seed))
+    [free, balanced], _ = world(2).run(experiment.run, ExpertsSettings(size=2, seed=seed, steps=40))
     assert balanced["most_over_mean"] < 1.9 < 2.3 < free["most_over_mean"]
-    assert max(balanced["last"], free["last"]) < 0.2
 
 
 @pytest.mark.parametrize(("size", "message"), [(12, "12 ranks for 8 experts"), (5, "24 sequences on 5 ranks")])

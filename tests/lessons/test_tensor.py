@@ -26,12 +26,14 @@ from torch.distributed.tensor.parallel import (
 )
 
 from playground import RankFailed, launch
+from playground.lessons.one_process import EXACT, check
 from playground.lessons.tensor import experiment
 from playground.lessons.tensor.lesson import Ranks, backward, cut, vocabulary_loss
-from playground.lessons.tensor.page import EXACT, WAYS, TensorSettings, check
+from playground.lessons.tensor.page import WAYS, TensorSettings, closed_forms
 from playground.runtime.errors import UsageError
 from playground.testing import World
-from playground.training.gpt import LR, GPTConfig, copying, new_model
+from playground.training.gpt import LR, copying, new_model
+from playground.training.gpt_config import GPTConfig
 
 Worlds = Callable[..., World]
 
@@ -41,7 +43,7 @@ def test_each_way_is_one_process_and_holds_and_sends_what_its_closed_form_says(w
     settings = TensorSettings(size=size, steps=1, batch_size=6)
     for found in world(size).run(experiment.run, settings):
         for way, figures in zip(WAYS, found, strict=True):
-            check(way, figures, settings)
+            check(way, figures, closed_forms(way, settings))
 
 
 def parallelize(model: nn.Sequential, mesh: DeviceMesh, sequence: bool) -> None:

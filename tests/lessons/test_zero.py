@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import itertools
 import json
 from collections import Counter
 from collections.abc import Callable
@@ -13,19 +12,20 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from ranks import misbehave
 from torch import nn
 from torch.distributed.tensor.debug import CommDebugMode
 
+from playground.lessons.one_process import EXACT
 from playground.lessons.zero import snapshot
 from playground.lessons.zero.lesson import WAYS
-from playground.lessons.zero.measure import Trainer, batches, compare, count, own_part
+from playground.lessons.zero.measure import Trainer, compare, count
 from playground.lessons.zero.page import ZeroSettings
-from playground.lessons.zero.results import CLOSE, EXACT, HELD, SENT, TORCH
+from playground.lessons.zero.results import HELD, TORCH, check_row, expected
 from playground.lessons.zero.shares import clip_grad_norm
 from playground.runtime import PlaygroundError
 from playground.testing import World
+from playground.training.gpt_run import batches
 from playground.training.step import backward
 from playground.training.sync import new_grad_sync
 
@@ -39,10 +39,10 @@ def small(size: int, **changes: Any) -> ZeroSettings:
 
 def collectives(name: str, settings: ZeroSettings) -> dict[str, int]:
     """Those of the second step, by name."""
-    trainer, coming = Trainer(name, settings), batches(2 * settings.size, 1)
-    trainer.step(own_part(next(coming)))
+    trainer, (first, second) = Trainer(name, settings), batches(2 * settings.size, 2, 1)
+    trainer.step(first)
     with CommDebugMode() as mode:
-        trainer.step(own_part(next(coming)))
+        trainer.step(second)
     return dict(Counter({str(call).split(".")[-1].strip("_"): times for call, times in mode.get_comm_counts().items()}))
 
 
@@ -58,12 +58,7 @@ def test_every_way_is_one_training_and_holds_and_sends_what_it_should(size: int,
     for found in world(size, timeout=300).run(by_every_way, names):
         calls = found.pop("calls")
         for name, row in found.items():
-            assert row["difference"] <= EXACT, name
-        for name, (_, times) in HELD.items():
-            row, whole = found[name], found[name]["model_bytes"]
-            held = sum(row[kind] for kind in ("parameters", "gradients", "optimizer"))
-            assert held == pytest.approx(times(size) * whole, rel=CLOSE), name
-            assert row["sent"] == pytest.approx(SENT[name] * (size - 1) / size * whole, rel=CLOSE), name
+            check_row({"way": name, **row, **expected({"way": name, **row}, size)})
         assert calls["zero-3"] == calls["torch-fsdp"]
         assert sum(calls["zero-3"].values()) == 8 + 4  # of four units
         assert found["zero-3"]["peak"] <= 1.05 * found["torch-fsdp"]["peak"]
@@ -158,17 +153,15 @@ def test_a_second_backward_is_refused_in_one_line(world: Worlds) -> None:
 def losses(rank: int, size: int, way: str, folder: Path, steps: int, then: str) -> list[float]:
     """Losses of whole batches of 12; then the ranks `save` what they are, or before they `load` what others were."""
     trainer: Any = Trainer(way, small(size), torch.float64)
-    coming, found = batches(12, 5), []
+    coming = batches(12, 5, 5)
     if then == "load":
         snapshot.load(folder, trainer.sync, trainer.optimizer)
-        trainer.steps, coming = 3, itertools.islice(coming, 3, None)
-    for step in range(steps):
-        loss = trainer.step(own_part(next(coming)), last=step == steps - 1)
-        dist.all_reduce(loss)
-        found.append(loss.item() / size)
+        trainer.taken, coming = 3, coming[3:]
+    for step, batch in enumerate(coming[:steps], start=1):
+        trainer.step(batch, last=step == steps)
     if then == "save":
         snapshot.save(folder, trainer.sync, trainer.optimizer)
-    return found
+    return trainer.mean_losses()
 
 
 @pytest.mark.parametrize("way", ["zero-3", pytest.param("zero-1", marks=pytest.mark.stress)])
@@ -181,7 +174,7 @@ def test_a_snapshot_of_four_ranks_resumes_on_two(way: str, world: Worlds, tmp_pa
 
 def go_wrong_in_a_step(rank: int, size: int, how: str) -> None:
     settings = small(size, width=60) if how == "mismatch" and rank == 1 else small(size)
-    trainer, number = Trainer("zero-3", settings), 0
+    trainer = Trainer("zero-3", settings)
 
     def misbehave_in_forward(*_: object) -> None:
         if rank == 1:
@@ -189,7 +182,7 @@ def go_wrong_in_a_step(rank: int, size: int, how: str) -> None:
 
     if how != "mismatch":
         trainer.model[1].register_forward_hook(misbehave_in_forward)
-    trainer.step(own_part(next(batches(size, number))))
+    trainer.step(batches(size, 1, 0)[0])
 
 
 @pytest.mark.parametrize(
@@ -209,11 +202,11 @@ def test_under_a_cap_of_the_count_ddp_dies_in_one_line(run_cli: Run) -> None:
     shown = run_cli(*CAP, 3.7, "--json")
     assert (shown.code, shown.err) == (0, "")
     died = {row["way"]: row["died"] for row in json.loads(shown.out)["ways"]}
-    assert died["ddp"].startswith("out of memory in step 2: ")
+    assert died["ddp"].startswith("out of memory: ")
     assert died["zero-2"] == died["zero-3"] == ""
     alone = run_cli(*CAP, 3.7, "--way", "ddp")
     assert (alone.code, alone.err.count("\n")) == (1, 1)
-    assert "ddp: out of memory in step 2" in alone.err
+    assert "ddp: out of memory: " in alone.err
 
 
 @pytest.mark.stress

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from playground.training import gpt
+from playground.training.gpt_config import GPTConfig
 
 
 def losses(model: torch.nn.Sequential, seed: int, steps: int) -> list[float]:
@@ -24,7 +25,7 @@ def losses(model: torch.nn.Sequential, seed: int, steps: int) -> list[float]:
 
 
 def test_copies_by_attention_alone() -> None:
-    model, deaf = gpt.new_model(gpt.GPTConfig(), 1234), gpt.new_model(gpt.GPTConfig(), 1234)
+    model, deaf = gpt.new_model(GPTConfig(), 1234), gpt.new_model(GPTConfig(), 1234)
     assert sum(param.numel() for param in model.parameters()) == 237_120
     for block in deaf[1:-1]:
         block.attention.attend = lambda query, key, value: value
@@ -36,9 +37,9 @@ def test_copies_by_attention_alone() -> None:
 
 
 def test_a_unit_is_the_same_alone_and_in_any_model() -> None:
-    whole, deeper = gpt.new_model(gpt.GPTConfig(), 1234), gpt.new_model(gpt.GPTConfig(layers=3), 1234)
+    whole, deeper = gpt.new_model(GPTConfig(), 1234), gpt.new_model(GPTConfig(layers=3), 1234)
     for number, unit in enumerate(whole):
-        alone = gpt.new_unit(gpt.GPTConfig(), 1234, number)
+        alone = gpt.new_unit(GPTConfig(), 1234, number)
         assert all(map(torch.equal, unit.parameters(), alone.parameters()))
     assert all(map(torch.equal, whole[1].parameters(), deeper[1].parameters()))
     assert not torch.equal(whole[1].up.weight, whole[2].up.weight)
@@ -47,7 +48,7 @@ def test_a_unit_is_the_same_alone_and_in_any_model() -> None:
 
 def test_positions_and_attention_can_be_replaced() -> None:
     """A rank with the second half of a sequence embeds it as the whole model does."""
-    embed = gpt.new_unit(gpt.GPTConfig(), 1234, 0)
+    embed = gpt.new_unit(GPTConfig(), 1234, 0)
     tokens, _ = gpt.copying(2, torch.Generator().manual_seed(0))
     whole = embed(tokens)
     embed.place = lambda ids: torch.arange(24, 48)

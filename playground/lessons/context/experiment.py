@@ -3,11 +3,8 @@ length of the sequence."""
 
 from __future__ import annotations
 
-import time
-from contextlib import ExitStack
 from functools import partial
 from random import Random
-from statistics import median
 from typing import Any
 
 import torch
@@ -16,88 +13,65 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
-from playground.lessons.context import page
-from playground.lessons.context.lesson import (
-    Group,
-    Ring,
-    cut_sequence,
-    own_positions,
-    ring_attention,
-    score,
-    ulysses_attention,
-)  # fmt: skip
-from playground.lessons.context.page import ALONE, HEADS, LENGTH, ORDERS, WIDTH, ContextSettings
+from playground.lessons.context import lesson
+from playground.lessons.context.lesson import Ring, cut_sequence, own_positions
+from playground.lessons.context.page import ALONE, ORDERS, ROUNDS, WAYS, ContextSettings
+from playground.lessons.one_process import EXACT_STEPS
 from playground.measurement import Fields
 from playground.measurement.interleave import interleave, slowest, timed
-from playground.runtime import device, report, synchronize
+from playground.runtime import device
 from playground.runtime.meeting.agreement import require_same_on_all_ranks
 from playground.runtime.tap import observing
 from playground.training.activations import ActivationCounter
-from playground.training.gpt import LR, GPTConfig, copying, new_model, set_lr
+from playground.training.gpt import new_model
+from playground.training.gpt_config import HEADS, LENGTH, WIDTH, GPTConfig
+from playground.training.gpt_run import Backward, backward_alone, batches, compare, train
 from playground.training.traffic import Traffic
-
-CONFIG = GPTConfig(layers=page.LAYERS, width=WIDTH, heads=HEADS, length=LENGTH, vocabulary=page.VOCABULARY)
 
 
 def run(rank: int, size: int, settings: ContextSettings) -> Fields:
     """On this rank: how many pairs it has computed, attention by length, and training by way."""
     require_same_on_all_ranks(vars(settings))
-    groups, ways = [dist.new_group([each]) for each in range(size)], dict[str, Fields]()
-    exact = partial(train, settings=settings, steps=page.EXACT_STEPS, dtype=torch.float64)
-    expected = exact(ALONE, group=groups[rank])[:2]
-    for way in page.WAYS:
-        *_, ways[way] = train(way, settings, settings.steps)
-        if way != ALONE:
-            for what, one, own in zip(("losses", "parameters"), expected, exact(way)[:2], strict=True):
-                ways[way][f"{what}_difference"] = (own - one).abs().max().item()
     pairs = {order: sum(count for *_, count in rows) for order, rows in computed_pairs(rank, size, LENGTH).items()}
-    return {"pairs": pairs, "lengths": [measure(length, size) for length in settings.lengths], "ways": ways}
+    lengths = [measure(length, size) for length in settings.lengths]
+    return {"pairs": pairs, "lengths": lengths, "ways": {way: run_way(way, settings) for way in WAYS}}
 
 
-def backward(model: nn.Module, tokens: Tensor, targets: Tensor, mine: Tensor, group: Group = None) -> Tensor:
-    """This rank's summand of the mean loss, and the gradients of the mean. It is over the targets of all ranks: one may
-    have none. Tokens and targets are whole; `mine` are this rank's positions."""
+def run_way(way: str, settings: ContextSettings) -> Fields:
+    model, step = new_training(way, settings)
+    found: Any = train(way, model, step, batches(settings.batch_size, settings.steps, settings.seed))
+    if way != ALONE:
+        alone = new_model(GPTConfig(), settings.seed).to(device(), torch.float64)
+        exact, ours = (
+            batches(settings.batch_size, EXACT_STEPS, settings.seed),
+            new_training(way, settings, torch.float64),
+        )
+        found |= compare(way, ours, (alone, backward_alone(alone)), exact)
+    return found
+
+
+def new_training(way: str, settings: ContextSettings, dtype: torch.dtype = torch.float32) -> tuple[nn.Module, Backward]:
+    """A model that is cut, and what trains it. By `ALONE` attention is to own tokens only, which are in order."""
+    model, zigzag = new_model(GPTConfig(), settings.seed).to(device(), dtype), way != "ulysses"
+    mine = own_positions(LENGTH, dist.get_world_size(), dist.get_rank(), zigzag)
+    cut_sequence(model, None, zigzag, "ring" if way == ALONE else way)
+    for block in model[1:-1] if way == ALONE else ():
+        del block.attention.attend  # the class's is local
+    return model, partial(backward, model, mine)
+
+
+def backward(model: nn.Module, mine: Tensor, tokens: Tensor, targets: Tensor) -> Tensor:
+    """The mean loss and its gradients, of whole tokens and targets, of which this rank works on the positions `mine`.
+    The mean is over the targets of all ranks: one may have none."""
     logits = model(tokens[:, mine])
     total = F.cross_entropy(logits.flatten(0, 1), targets[:, mine].flatten(), reduction="sum")
     loss = total / (targets >= 0).sum()
     loss.backward()
     gradients = [param.grad for param in model.parameters()]
-    together = parameters_to_vector(gradients)
-    dist.all_reduce(together, group=group)  # a sum, and no mean: each rank has seen its own tokens
-    vector_to_parameters(together, gradients)
-    return loss.detach()
-
-
-def train(
-    way: str, settings: ContextSettings, steps: int, dtype: torch.dtype = torch.float32, group: Group = None
-) -> tuple[Tensor, Tensor, Fields]:
-    """All losses, the parameters, and figures of a training. A group of one rank that trains alone is one process."""
-    model, zigzag = new_model(CONFIG, settings.seed).to(device(), dtype), way != "ulysses"
-    mine = own_positions(LENGTH, dist.get_world_size(group), dist.get_rank(group), zigzag)
-    cut_sequence(model, group, zigzag, "ring" if way == ALONE else way)
-    for block in model[1:-1] if way == ALONE else ():
-        del block.attention.attend  # the class's is local: causal, as own positions are in order
-    optimizer, generator = torch.optim.AdamW(model.parameters(), lr=LR), torch.Generator().manual_seed(settings.seed)
-    losses, seconds, traffic, activations = list[Tensor](), list[float](), Traffic(), ActivationCounter(model)
-    with ExitStack() as counting:
-        counting.enter_context(observing(traffic))
-        counting.enter_context(activations)
-        for step in range(steps):
-            report(phase=f"{way}: training", step=step, steps=steps)
-            tokens, targets = (each.to(device()) for each in copying(settings.batch_size, generator))
-            start = time.perf_counter()
-            set_lr(optimizer, step)
-            optimizer.zero_grad()
-            losses.append(backward(model, tokens, targets, mine, group))
-            optimizer.step()
-            synchronize()
-            seconds.append(time.perf_counter() - start)
-            counting.close()  # after the first step
-    total = torch.stack(losses)
-    dist.all_reduce(total, group=group)
-    figures = {"step_seconds": median(seconds[1:] or seconds), "first": total[0].item(), "last": total[-1].item()}
-    figures |= {"sent": traffic.sent, "kept": activations.peak, "calls": dict(traffic.calls)}
-    return total, parameters_to_vector(model.parameters()).detach(), figures
+    together = parameters_to_vector([*gradients, loss.detach()])
+    dist.all_reduce(together)  # a sum, and no mean: each rank has seen its own tokens
+    vector_to_parameters(together[:-1], gradients)
+    return together[-1]
 
 
 def measure(length: int, size: int) -> Fields:
@@ -113,13 +87,13 @@ def measure(length: int, size: int) -> Fields:
 
     traffic, kept, square = Traffic(), ActivationCounter(nn.Module()), ActivationCounter(nn.Module())
     with observing(traffic), kept:
-        compute(ring_attention)
+        compute(lesson.ring_attention)
     with square:
         hidden = torch.ones(length, length, dtype=torch.bool).triu(1)
-        (score(whole[0], whole[1], hidden).softmax(-1) @ whole[2]).sum()
-    calls = {order: partial(compute, ring_attention, zigzag=zigzag) for order, zigzag in ORDERS.items()}
-    calls["ulysses"] = partial(compute, ulysses_attention)
-    turns = interleave([*map(timed, calls.values())], range(page.ROUNDS), Random(length))
+        (lesson.score(whole[0], whole[1], hidden).softmax(-1) @ whole[2]).sum()
+    calls = {order: partial(compute, lesson.ring_attention, zigzag=zigzag) for order, zigzag in ORDERS.items()}
+    calls["ulysses"] = partial(compute, lesson.ulysses_attention)
+    turns = interleave([*map(timed, calls.values())], range(ROUNDS), Random(length))
     counted = {"length": length, "square": square.peak, "kept": kept.peak, "sent": traffic.sent}
     return counted | dict(zip(calls, map(min, map(slowest, turns)), strict=True))
 

@@ -12,19 +12,17 @@ from playground.console.session import Session
 from playground.console.tables import Column, figures, tabulate
 from playground.console.text import good, heading, prose
 from playground.lessons import LESSONS
+from playground.lessons.one_process import COMPARED, TRAINED, check, check_counts
 from playground.measurement import Fields
-from playground.runtime.errors import PlaygroundError, UsageError
+from playground.runtime.errors import UsageError
 from playground.runtime.flags import check_flags, flag
+from playground.training.gpt_config import HEADS, LAYERS, LENGTH, VOCABULARY, WIDTH
 
 LESSON = LESSONS["context"]
 EXPERIMENT = LESSON.remote("run", "experiment")
 ALONE = "alone"
 WAYS = ("ring", "ulysses", ALONE)
 ORDERS = {"contiguous": False, "zigzag": True}
-LAYERS, WIDTH, HEADS, LENGTH, VOCABULARY = 2, 96, 12, 48, 48
-"""The size of the model."""
-EXACT_STEPS, EXACT, CLOSE = 5, 1e-12, 0.05
-"""Steps in float64, their largest difference from one process's, and the relative one of counts from closed forms."""
 ROUNDS = 4
 """How often attention alone is timed: the fastest counts."""
 
@@ -76,10 +74,7 @@ COSTS = figures(
 )  # fmt: skip
 TRAINING = {"way": Column("way")} | figures(
     ("sent", "sent\na step", "MB", ".2f", 1e-6), ("kept", "kept", "MB", ".2f", 1e-6),
-    ("step_seconds", "step", "ms", ".1f", 1e3), ("first", "first\nloss", "", ".3f"), ("last", "last\nloss", "", ".3f"),
-    ("losses_difference", "loss, from\none process", "", ".1e"),
-    ("parameters_difference", "parameters, from\none process", "", ".1e"),
-)  # fmt: skip
+) | TRAINED  # fmt: skip
 
 
 def pair_rows(ranks: Sequence[Fields], size: int) -> list[Fields]:
@@ -93,24 +88,17 @@ def pair_rows(ranks: Sequence[Fields], size: int) -> list[Fields]:
     return rows
 
 
-def check(ranks: Sequence[Fields], settings: ContextSettings, device: str = "cpu") -> None:
+def check_all(ranks: Sequence[Fields], settings: ContextSettings, device: str = "cpu") -> None:
     """Raise `PlaygroundError` if a way is not one process's training, or a count is not that of its closed form."""
-    counts = [(f"{row['order']}: most over mean", row["ratio"], row["form"]) for row in pair_rows(ranks, settings.size)]
+    for row in pair_rows(ranks, settings.size):
+        check_counts(row["order"], row, {"ratio": row["form"]})
     for rank in ranks:
         for way, found in rank["ways"].items():
-            largest = max(found.get("losses_difference", 0), found.get("parameters_difference", 0))
-            if not largest <= EXACT:
-                raise PlaygroundError(
-                    f"{way}: differs by {largest:.1e} from one process, more than rounding ({EXACT:.0e})"
-                )
-            counts += [(f"{way}: {key}", found[key], form) for key, form in closed_forms(way, settings).items()]
+            check(way, found, closed_forms(way, settings), device)
         for row in rank["lengths"]:
             hidden = 4 * row["length"] * WIDTH
             forms = ring_forms(hidden, settings.size) | {"square": (4 * HEADS + 1) * row["length"] ** 2 + 3 * hidden}
-            counts += [(f"{row['length']} tokens: {key}", row[key], form) for key, form in forms.items()]
-    for what, count, form in counts:
-        if abs(count - form) > CLOSE * form and ("kept" not in what or device == "cpu"):  # elsewhere kernels decide
-            raise PlaygroundError(f"{what}: counted {count:,.2f}, and the closed form is {form:,.2f}")
+            check_counts(f"{row['length']} tokens", row, forms, device)
 
 
 @LESSON.run_by(flags(ContextSettings, "batch_size", "steps"))
@@ -126,8 +114,7 @@ def command(session: Session, **chosen: Any) -> None:
     about = f": one sequence, {HEADS} heads of {WIDTH // HEADS}, forward and backward"
     session.say("", prose(heading("causal pairs"), f" of {LENGTH} tokens, by their order over the ranks"))
     session.say(tabulate(pairs, PAIRS), "", prose(heading("attention alone"), about), tabulate(lengths, COSTS), "")
-    about = f": differences are those after {EXACT_STEPS} steps of AdamW in float64"
-    session.say(prose(heading("training"), about), tabulate(ways, TRAINING))
+    session.say(prose(heading("training"), f": {COMPARED}"), tabulate(ways, TRAINING))
     session.print_document({}, ranks=ranks, pairs=pairs)
-    check(ranks, settings, world.device)
+    check_all(ranks, settings, world.device)
     session.say("", prose("Shown: ", good(LESSON.conclude(world.size)), "."))

@@ -2,47 +2,59 @@
 
 from __future__ import annotations
 
-import contextlib
-import itertools
 import math
-import time
-from collections.abc import Iterator
 from functools import partial
-from statistics import median
 from typing import Any
 
 import torch
-import torch._dynamo  # the optimizer imports it at its first step: here the fork server does, once for all ranks
 import torch.distributed as dist
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 
 from playground.lessons.experts.lesson import Experts, NewExpert, Router, backward, cut_experts
-from playground.lessons.experts.page import (
-    EXACT_STEPS,
-    EXPERTS,
-    LAYERS,
-    LENGTH,
-    VOCABULARY,
-    WAYS,
-    WIDTH,
-    ExpertsSettings,
-    K,
-)
+from playground.lessons.experts.page import EXPERTS, WAYS, ExpertsSettings, K
+from playground.lessons.one_process import EXACT_STEPS
 from playground.measurement import Fields
-from playground.runtime import device, report, synchronize
+from playground.runtime import device
 from playground.runtime.meeting.agreement import require_same_on_all_ranks
-from playground.runtime.tap import observing
-from playground.training.gpt import LR, GPTConfig, copying, copying_loss, new_model, set_lr
-from playground.training.traffic import Traffic
-
-CONFIG = GPTConfig(layers=LAYERS, width=WIDTH, length=LENGTH, vocabulary=VOCABULARY)
+from playground.training.gpt import copying_loss, new_model
+from playground.training.gpt_config import GPTConfig
+from playground.training.gpt_run import Backward, batches, compare, train
 
 
 def run(rank: int, size: int, settings: ExpertsSettings) -> list[Fields]:
     """On this rank, by way: what was counted, and how far the way is from one process."""
     require_same_on_all_ranks(vars(settings))
-    return [{**compare(way, settings), **train(way, settings)} for way in settings.ways]
+    return [run_way(way, settings) for way in settings.ways]
+
+
+def run_way(way: str, settings: ExpertsSettings) -> Fields:
+    """Each rank trains as one process, too: to average their gradients, which are the same, changes nothing."""
+    new = partial(new_training, way, settings)
+    ours, alone = new(Experts, settings.size, torch.float64), new(partial(EveryToken, parts=settings.size), 1)
+    found = compare(way, ours, alone, batches(settings.batch_size, EXACT_STEPS, settings.seed))
+    model, step = new(Experts, settings.size, torch.float32)
+    found |= train(way, model, step, batches(settings.batch_size, settings.steps, settings.seed))
+    return found | count_rows([block.experts for block in model[1:-1]])
+
+
+def new_training(
+    way: str, settings: ExpertsSettings, layer: Any, parts: int, dtype: torch.dtype = torch.float64
+) -> tuple[Any, Backward]:
+    """A model, and what trains it on this rank's part of each batch, of as many `parts`."""
+    model = new_model(GPTConfig(), settings.seed)
+    cut_experts(model, EXPERTS, K, settings.seed, partial(layer, capacity=settings.capacity or math.inf))
+    model.to(device(), dtype)
+
+    def step(*batch: Tensor) -> Tensor:
+        tokens, targets = (each.chunk(parts)[dist.get_rank() % parts] for each in batch)
+        loss = copying_loss(model(tokens), targets)
+        backward(loss + WAYS[way] * sum(block.experts.balance for block in model[1:-1]), model)
+        total = loss.detach()
+        dist.all_reduce(total)
+        return total / dist.get_world_size()
+
+    return model, step
 
 
 class EveryToken(nn.Module):
@@ -63,67 +75,6 @@ class EveryToken(nn.Module):
         kept = wanted * (places < self.capacity * chosen.numel() / self.parts / experts + 1)
         outputs = torch.stack([expert(tokens) for expert in self.experts.values()], 1)  # [tokens, experts, width]
         return ((weights.unsqueeze(-1) * kept).sum(1).unsqueeze(-1) * outputs).sum(1).view_as(hidden)
-
-
-def steps(way: str, settings: ExpertsSettings, layer: Any, parts: int, dtype: torch.dtype) -> Iterator[Any]:
-    """Steps of training on this rank's part of each batch, of as many `parts`: the model and the loss after each."""
-    model, generator = new_model(CONFIG, settings.seed), torch.Generator().manual_seed(settings.seed)
-    cut_experts(model, EXPERTS, K, settings.seed, partial(layer, capacity=settings.capacity or math.inf))
-    optimizer = torch.optim.AdamW(model.to(device(), dtype).parameters(), lr=LR)
-    for step in itertools.count():
-        report(phase=f"{way}: training", step=step, steps=settings.steps)
-        set_lr(optimizer, step)
-        optimizer.zero_grad()
-        batch = copying(settings.batch_size, generator)
-        tokens, targets = (each.chunk(parts)[dist.get_rank() % parts].to(device()) for each in batch)
-        loss = copying_loss(model(tokens), targets)
-        backward(loss + WAYS[way] * sum(block.experts.balance for block in model[1:-1]), model)
-        optimizer.step()
-        yield model, loss.detach()
-
-
-def mean(values: torch.Tensor) -> torch.Tensor:
-    """Of all ranks."""
-    dist.all_reduce(values)
-    return values / dist.get_world_size()
-
-
-def compare(way: str, settings: ExpertsSettings) -> Fields:
-    """The largest difference of any loss and parameter from one process's, after steps of AdamW in float64. Each rank
-    trains as one process, too: to average their gradients, which are the same, changes nothing."""
-    one = steps(way, settings, partial(EveryToken, parts=settings.size), 1, torch.float64)
-    ranks, losses = steps(way, settings, Experts, settings.size, torch.float64), []
-    for _ in range(EXACT_STEPS):
-        (whole, expected), (model, loss) = next(one), next(ranks)
-        losses.append((mean(loss) - expected).abs().item())
-    params = dict(whole.named_parameters())
-    differences = [(param - params[name]).abs().max().item() for name, param in model.named_parameters()]
-    return {"loss_difference": max(losses), "parameter_difference": max(differences)}
-
-
-def train(way: str, settings: ExpertsSettings) -> Fields:
-    """Train in float32, and count: in step `seen_step`, rows and what is exchanged; seconds of all but the first."""
-    losses, seconds, traffic, counted = list[torch.Tensor](), list[float](), Traffic(), Fields()
-    training = steps(way, settings, Experts, settings.size, torch.float32)
-    for step in range(settings.steps):
-        start, sees = time.perf_counter(), step == settings.seen_step
-        with observing(traffic) if sees else contextlib.nullcontext():
-            model, loss = next(training)
-        synchronize()
-        seconds.append(time.perf_counter() - start)
-        losses.append(loss)
-        if sees:
-            counted = count_rows([block.experts for block in model[1:-1]])
-    everyones = mean(torch.stack(losses)).tolist()
-    return counted | {
-        "messages": sum(traffic.calls.values()),
-        "sent": traffic.sent,
-        "calls": dict(traffic.calls),
-        "step_seconds": median(seconds[1:] or seconds),
-        "losses": everyones,
-        "first": everyones[0],
-        "last": everyones[-1],
-    }
 
 
 def count_rows(layers: list[Any]) -> Fields:

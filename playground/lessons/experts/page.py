@@ -12,22 +12,18 @@ from playground.console.session import Session
 from playground.console.tables import RANK_COLUMN, Column, figures, tabulate
 from playground.console.text import good, heading, prose
 from playground.lessons import LESSONS
+from playground.lessons.one_process import COMPARED, TRAINED, check
 from playground.measurement import Fields
-from playground.runtime.errors import PlaygroundError, UsageError
+from playground.runtime.errors import UsageError
 from playground.runtime.flags import check_choice, check_flags, flag
+from playground.training.gpt_config import LAYERS, LENGTH, VOCABULARY, WIDTH
 
 LESSON = LESSONS["experts"]
 EXPERIMENT = LESSON.remote("run", "experiment")
 WAYS = {"free": 0.0, "balanced": 0.02}
 """The weight of the balance loss."""
-LAYERS, WIDTH, LENGTH, VOCABULARY, EXPERTS, K = 2, 96, 48, 48, 8, 2
-"""The size of the model, and how many of the experts see a token."""
-EXACT_STEPS, EXACT = 5, 1e-12
-"""Steps in float64, and how far losses and parameters may then be from one process's: sums are rounded differently."""
-CLOSE = 0.05
-"""Fraction by which a count may differ from its closed form."""
-SEEN_STEP = 40
-"""The step whose rows and bytes are counted, or the last one: by then the ways differ."""
+EXPERTS, K = 8, 2
+"""The number of experts of a block, and how many of them see a token."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,22 +47,24 @@ class ExpertsSettings:
         if self.batch_size % self.size:
             raise UsageError(f"{self.batch_size} sequences on {self.size} ranks: --batch-size must be a multiple of -n")
 
-    @property
-    def seen_step(self) -> int:
-        return min(SEEN_STEP, self.steps) - 1
-
 
 def closed_forms(found: Fields, settings: ExpertsSettings) -> Fields:
     """The counts of a rank in a step, bytes of float32, from the rows that it has sent and received; `if_balanced`: had
     each expert got as many."""
     size, per_rank = settings.size, 4 * settings.batch_size * LENGTH * WIDTH / settings.size
-    shared = 4 * WIDTH * (2 * VOCABULARY + LENGTH + 2 + LAYERS * (4 * WIDTH + 5 + EXPERTS))
-    others = 2 * (size - 1) / size * shared + LAYERS * 8 * EXPERTS * (size - 1)  # gradients; tables of int64
+    shared = 4 * (WIDTH * (2 * VOCABULARY + LENGTH + 2 + LAYERS * (4 * WIDTH + 5 + EXPERTS)) + 1)
+    others = 2 * (size - 1) / size * shared + LAYERS * 8 * EXPERTS * (size - 1)  # gradients and loss; tables of int64
     return {
-        "messages": 5 * LAYERS + 1,
+        "messages": 5 * LAYERS + 2,
         "sent": 2 * 4 * WIDTH * (found["sent_rows"] + found["received_rows"]) + others,
         "if_balanced": LAYERS * 4 * K * per_rank * (size - 1) / size + others,
     }
+
+
+def check_rank(way: str, found: Fields, settings: ExpertsSettings) -> None:
+    """Raise `PlaygroundError` as `check` does."""
+    forms = closed_forms(found, settings)
+    check(way, found, {key: forms[key] for key in ("messages", "sent")})
 
 
 NUMBER = ("", ",.0f")
@@ -78,24 +76,7 @@ ROWS = {"way": Column("way"), "rank": RANK_COLUMN} | figures(
     ("form", "closed\nform", *NUMBER),
     ("if_balanced", "if\nbalanced", *NUMBER),
 )
-COSTS = {"way": Column("way")} | figures(
-    ("step_seconds", "step", "ms", ".1f", 1000),
-    ("first", "first\nloss", "", ".3f"),
-    ("last", "last\nloss", "", ".3f"),
-    ("most_over_mean", "fullest\n/ mean", "", ".2f"),
-    ("loss_difference", "loss, from\none process", "", ".1e"),
-    ("parameter_difference", "parameters, from\none process", "", ".1e"),
-)
-
-
-def check(way: str, found: Fields, settings: ExpertsSettings) -> None:
-    """Raise `PlaygroundError` if the way is not one process's training, or a count is not that of its closed form."""
-    if not (largest := max(found["loss_difference"], found["parameter_difference"])) <= EXACT:
-        raise PlaygroundError(f"{way}: differs by {largest:.1e} from one process, more than rounding ({EXACT:.0e})")
-    expected = closed_forms(found, settings)
-    for key in ("messages", "sent"):
-        if abs(found[key] - expected[key]) > CLOSE * expected[key]:
-            raise PlaygroundError(f"{way}: {key}: counted {found[key]:,.0f}, the closed form is {expected[key]:,.0f}")
+COSTS = {"way": Column("way")} | TRAINED | figures(("most_over_mean", "fullest\n/ mean", "", ".2f"))
 
 
 @LESSON.run_by(
@@ -118,13 +99,12 @@ def command(session: Session, way: str, **chosen: Any) -> None:
             expected = closed_forms(counted, settings)
             rows.append({"way": name, "rank": rank, **expected, **counted, "form": expected["sent"]})
     own = f"{K * settings.batch_size * LENGTH * LAYERS // world.size:,}"
-    about = f": in step {settings.seen_step + 1}; each rank has {own}, and a row is a token on its way to an expert"
+    about = f": in step {settings.steps}; each rank has {own}, and a row is a token on its way to an expert"
     session.say("", prose(heading("rows"), about), tabulate(rows, ROWS))
-    about = f": a copied sequence; differences are those after {EXACT_STEPS} steps of AdamW in float64"
     costs = ({"way": name, **ranks[0]} for name, ranks in found.items())
-    session.say("", prose(heading("training"), about), tabulate(costs, COSTS))
+    session.say("", prose(heading("training"), f": a copied sequence; {COMPARED}"), tabulate(costs, COSTS))
     session.print_document(found, rows=rows)
     for name, ranks in found.items():
         for rank in ranks:
-            check(name, rank, settings)
+            check_rank(name, rank, settings)
     session.say("", prose("Shown: ", good(LESSON.conclude(world.size)), "."))

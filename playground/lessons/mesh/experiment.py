@@ -16,12 +16,14 @@ from playground.lessons.mesh import costs
 from playground.lessons.mesh.lesson import GPTStage, Mesh, layers_of
 from playground.lessons.mesh.page import MeshSettings
 from playground.lessons.pipeline.experiment import warm_up
-from playground.lessons.tensor.experiment import parameter_difference
+from playground.lessons.tensor.experiment import part_like
 from playground.measurement import Fields
 from playground.runtime import device, report, synchronize
 from playground.runtime.meeting.agreement import require_same_on_all_ranks
 from playground.runtime.tap import Call, Observer, observing, ranks_of
-from playground.training.gpt import LR, GPTConfig, copying, copying_loss, new_model
+from playground.training.gpt import LR, copying, copying_loss, new_model
+from playground.training.gpt_config import GPTConfig
+from playground.training.gpt_run import parameter_difference
 from playground.training.replicas import broadcast_parameters
 from playground.training.traffic import Traffic
 
@@ -79,7 +81,7 @@ def train_on(shape: costs.Shape, oracle: nn.Sequential, expected: Tensor, settin
     with observing(traffic):
         losses, seconds = train(stage.model, partial(stage.step, microbatches=costs.MICROBATCHES), settings)
     by_loss = (expected - expected.new_tensor(losses)).abs().max() if mesh.pp.is_last else 0.0
-    by_parameter = parameter_difference(layers_of(oracle, mesh.pp), stage.model, stage.ranks)
+    by_parameter = parameter_difference(layers_of(oracle, mesh.pp), stage.model, partial(part_like, stage.ranks))
     largest = expected.new_tensor([by_loss, by_parameter])
     dist.all_reduce(largest, op=dist.ReduceOp.MAX)
     found = {"place": mesh.place, "first": losses[0], "last": losses[-1], "step_seconds": seconds}

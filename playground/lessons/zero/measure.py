@@ -6,10 +6,10 @@ now (zero-3 resizes them), of floating-point numbers alone. What an operation ne
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import re
 import resource
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import cache, partial
@@ -21,7 +21,7 @@ from weakref import WeakSet
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.optim import ZeroRedundancyOptimizer
@@ -29,13 +29,15 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from playground.lessons.one_process import EXACT_STEPS
 from playground.lessons.zero.lesson import WAYS
-from playground.lessons.zero.page import ZeroSettings
-from playground.lessons.zero.results import CAPPED_STEPS, EXACT_STEPS, OUT_OF_MEMORY, TIMED_STEPS, WARM_UP
+from playground.lessons.zero.page import CAPPED_STEPS, OUT_OF_MEMORY, WARM_UP, ZeroSettings
 from playground.measurement import Fields
-from playground.measurement.interleave import Heartbeat, gather_by_rank, interleave
-from playground.runtime import PlaygroundError, device, report, synchronize
+from playground.measurement.interleave import interleave, slowest, timed
+from playground.runtime import PlaygroundError, device, report
 from playground.training import gpt
+from playground.training.gpt_config import GPTConfig
+from playground.training.gpt_run import Batch, backward_alone, batches, train
 from playground.training.replicas import flat
 from playground.training.step import training_step
 from playground.training.sync import GradSync
@@ -47,12 +49,14 @@ M_MMAP_THRESHOLD, OWN_PAGES = -3, 64 * 2**10
 
 
 def run(rank: int, size: int, settings: ZeroSettings) -> list[Fields]:
-    """A row of figures for each way, on this rank."""
+    """A row of figures for each way: the largest of any rank."""
     rows = []
-    for name in settings.ways:
-        report(phase=f"{name}: counting bytes")
-        rows.append({"way": name, **count(name, settings), "difference": compare(name, settings)})
-    return [row | timing for row, timing in zip(rows, train_in_turn(settings), strict=True)]
+    for way, timing in zip(settings.ways, train_in_turn(settings), strict=True):
+        report(phase=f"{way}: counting bytes")
+        figures = {**count(way, settings), "difference": compare(way, settings)}
+        figures.pop("series")
+        rows.append({"way": way, **dict(zip(figures, slowest([*figures.values()]), strict=True)), **timing})
+    return rows
 
 
 class TorchZero1(GradSync):
@@ -81,50 +85,43 @@ TORCH_S_OWN: dict[str, Callable[[nn.Module], GradSync]] = {
 }
 
 
+def new_model(settings: ZeroSettings, dtype: torch.dtype = torch.float32) -> nn.Sequential:
+    config = GPTConfig(layers=settings.layers, width=settings.width)
+    return gpt.new_model(config, settings.seed).to(device(), dtype)
+
+
 class Trainer:
-    """This rank's model and optimizer, by one way; `alone` is one process."""
+    """This rank's model and optimizer, by one way, the steps `taken`, and the `losses` of its parts of batches."""
 
-    def __init__(self, name: str, settings: ZeroSettings, dtype: torch.dtype = torch.float32) -> None:
-        config = gpt.GPTConfig(layers=settings.layers, width=settings.width)
-        self.model = gpt.new_model(config, settings.seed).to(device(), dtype)
-        self.sync = GradSync(self.model) if name == "alone" else (WAYS | TORCH_S_OWN)[name](self.model)
-        self.optimizer, self.steps = self.sync.optimizer(partial(torch.optim.AdamW, lr=gpt.LR, fused=True)), 0
+    def __init__(self, way: str, settings: ZeroSettings, dtype: torch.dtype = torch.float32) -> None:
+        self.model, self.losses, self.taken = new_model(settings, dtype), list[Tensor](), 0
+        self.sync = (WAYS | TORCH_S_OWN)[way](self.model)
+        self.optimizer = self.sync.optimizer(partial(torch.optim.AdamW, lr=gpt.LR, fused=True))
 
-    def step(
-        self,
-        batch: tuple[torch.Tensor, torch.Tensor],
-        moment: Callable[[str], object] = lambda name: None,
-        last: bool = False,
-    ) -> torch.Tensor:
-        """Train on a batch. Returns its loss."""
-        gpt.set_lr(self.optimizer, self.steps)
-        self.steps += 1
-        tokens, targets = (each.to(device()) for each in batch)
+    def step(self, batch: Batch, moment: Callable[[str], object] = lambda name: None, last: bool = False) -> None:
+        """Train on this rank's sequences of a batch."""
+        gpt.set_lr(self.optimizer, self.taken)
+        self.taken += 1
+        tokens, targets = (each.chunk(dist.get_world_size())[dist.get_rank()] for each in batch)
         losses = [lambda: gpt.copying_loss(self.sync.model(tokens), targets)]
-        return training_step(self.optimizer, losses, self.sync, last=last, moment=moment)
+        self.losses.append(training_step(self.optimizer, losses, self.sync, last=last, moment=moment))
 
-    def parameters(self) -> list[torch.Tensor]:
+    def mean_losses(self) -> list[float]:
+        """Of whole batches, by step. All must call this."""
+        losses = torch.stack(self.losses).double()
+        dist.all_reduce(losses)
+        return (losses / dist.get_world_size()).tolist()
+
+    def parameters(self) -> list[Tensor]:
         """All memory that holds parameters, whole or in shares."""
         rows = getattr(self.sync, "rows", ())
         return [*self.model.parameters(), *(row.values for row in rows), *(row.share for row in rows)]
 
-    def state(self) -> list[torch.Tensor]:
+    def state(self) -> list[Tensor]:
         """The optimizer's tensors, without single numbers."""
         optimizer = getattr(self.optimizer, "optim", self.optimizer)
         values = (value for state in optimizer.state.values() for value in state.values())
-        return [value for value in values if isinstance(value, torch.Tensor) and value.dim()]
-
-
-def batches(samples: int, seed: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    generator = torch.Generator().manual_seed(seed)
-    while True:
-        yield gpt.copying(samples, generator)
-
-
-def own_part(batch: tuple[torch.Tensor, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
-    """This rank's of the sequences of a batch."""
-    tokens, targets = (each.chunk(dist.get_world_size())[dist.get_rank()] for each in batch)
-    return tokens, targets
+        return [value for value in values if isinstance(value, Tensor) and value.dim()]
 
 
 class ByteCounter(TorchDispatchMode):
@@ -135,13 +132,13 @@ class ByteCounter(TorchDispatchMode):
         self.storages: WeakSet[Any] = WeakSet()
         self.cap, self.series, self.sent = cap, list[int](), 0.0
 
-    def hold(self, *tensors: torch.Tensor) -> None:
+    def hold(self, *tensors: Tensor) -> None:
         """Count these from now on; of a DTensor this rank's part."""
         for tensor in tensors:
             if tensor.is_floating_point():
                 self.storages.add(getattr(tensor, "_local_tensor", tensor).untyped_storage())
 
-    def held(self, tensors: list[torch.Tensor] | None = None) -> int:
+    def held(self, tensors: list[Tensor] | None = None) -> int:
         """The bytes of everything held, or of the memory of these tensors."""
         if tensors is None:
             return sum(storage.nbytes() for storage in self.storages)
@@ -151,11 +148,11 @@ class ByteCounter(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         if not func.is_view:  # views make no memory, and may be of a backend's own
-            self.hold(*(leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)))
+            self.hold(*(leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)))
         if func.namespace == "c10d":
             size = dist.get_world_size()
             times = next((times for name, times in COLLECTIVES.items() if name in func.name()), 0)
-            tensors = [leaf.nbytes for leaf in tree_leaves([*args]) if isinstance(leaf, torch.Tensor)]
+            tensors = [leaf.nbytes for leaf in tree_leaves([*args]) if isinstance(leaf, Tensor)]
             self.sent += times * (size - 1) / size * max(tensors, default=0)
         self.series.append(self.held())
         if self.cap and self.series[-1] > self.cap:
@@ -165,140 +162,105 @@ class ByteCounter(TorchDispatchMode):
 
 def count_ways(rank: int, size: int, settings: ZeroSettings) -> list[Fields]:
     """The bytes of each way, on this rank."""
-    return [{"way": name, **count(name, settings)} for name in settings.ways]
+    return [{"way": way, **count(way, settings)} for way in settings.ways]
 
 
-def count(name: str, settings: ZeroSettings) -> Fields:
+def count(way: str, settings: ZeroSettings) -> Fields:
     """Bytes in a step with one sequence for each rank, so that activations are few: `parameters`, `gradients` and
-    `optimizer` as held before the optimizer's step, `peak` at most in the step, `sent` in it; `series`, held after each
-    operation of "forward", of backward until "synced", and of the "step"; `model_bytes` and `unit_bytes`, those of the
-    parameters of the model and of its largest unit."""
-    trainer, counter, rows, series = Trainer(name, settings), ByteCounter(), Fields(), dict[str, list[int]]()
-    coming = batches(dist.get_world_size(), settings.seed)
-    units = [sum(param.nbytes for param in unit.parameters()) for unit in gpt_units(settings)]
+    `optimizer` as held before the optimizer's step, `held` together, `peak` at most in the step, `sent` in it;
+    `series`, held after each operation of "forward", of backward until "synced", and of the "step"; `model_bytes` and
+    `unit_bytes`, those of the parameters of the model and of its largest unit."""
+    trainer, counter, figures, series = Trainer(way, settings), ByteCounter(), Fields(), dict[str, list[int]]()
+    first, second = batches(dist.get_world_size(), 2, settings.seed)
+    units = [sum(param.nbytes for param in unit.parameters()) for unit in new_model(settings)]
 
     def moment(what: str) -> None:
         series[what], counter.series = counter.series, []
         if what == "synced":
-            parameters, state = counter.held(trainer.parameters()), counter.held(trainer.state())
-            rows.update(parameters=parameters, optimizer=state, gradients=counter.held() - parameters - state)
+            held, parameters, state = map(counter.held, (None, trainer.parameters(), trainer.state()))
+            figures.update(parameters=parameters, gradients=held - parameters - state, optimizer=state, held=held)
 
     counter.hold(*trainer.parameters())
     with counter:
-        trainer.step(own_part(next(coming)))
+        trainer.step(first)
         counter.series, counter.sent = [], 0.0
-        trainer.step(own_part(next(coming)), moment)
+        trainer.step(second, moment)
         series["step"] += counter.series
-    peak = max(max(part) for part in series.values())
-    sizes = {"peak": peak, "sent": round(counter.sent), "model_bytes": sum(units), "unit_bytes": max(units)}
-    return {**rows, **sizes, "series": series}
+    figures |= {"peak": max(map(max, series.values())), "sent": round(counter.sent)}
+    return {**figures, "model_bytes": sum(units), "unit_bytes": max(units), "series": series}
 
 
-def gpt_units(settings: ZeroSettings) -> list[nn.Module]:
-    return [*gpt.new_model(gpt.GPTConfig(layers=settings.layers, width=settings.width), settings.seed)]
-
-
-def compare(name: str, settings: ZeroSettings) -> float:
+def compare(way: str, settings: ZeroSettings) -> float:
     """The largest difference of a loss or parameter from one process with the whole batch, after a few steps in
     float64."""
-    trainer, found, (expected, alone) = Trainer(name, settings, torch.float64), 0.0, train_alone(settings)
-    for step, batch in zip(range(EXACT_STEPS), batches(settings.batch_size, settings.seed), strict=False):
-        loss = trainer.step(own_part(batch), last=step == EXACT_STEPS - 1)
-        dist.all_reduce(loss)
-        found = max(found, abs(loss.item() / dist.get_world_size() - expected[step]))
+    trainer, (expected, alone) = Trainer(way, settings, torch.float64), train_alone(settings)
+    for step, batch in enumerate(batches(settings.batch_size, EXACT_STEPS, settings.seed), start=1):
+        trainer.step(batch, last=step == EXACT_STEPS)
     params = [getattr(each, "full_tensor", lambda each=each: each)() for each in trainer.model.parameters()]
-    return max(found, (flat(params) - alone).abs().max().item())
+    pairs = zip(trainer.mean_losses(), expected, strict=True)
+    return max((flat(params) - alone).abs().max().item(), *(abs(one - other) for one, other in pairs))
 
 
 @cache
-def train_alone(settings: ZeroSettings) -> tuple[list[float], torch.Tensor]:
+def train_alone(settings: ZeroSettings) -> tuple[list[float], Tensor]:
     """The losses of one process, by step, and its parameters at the end, in one row."""
-    alone = Trainer("alone", settings, torch.float64)
-    coming = zip(range(EXACT_STEPS), batches(settings.batch_size, settings.seed), strict=False)
-    return [alone.step(batch).item() for _, batch in coming], flat(alone.model.parameters())
+    model = new_model(settings, torch.float64)
+    exact = batches(settings.batch_size, EXACT_STEPS, settings.seed)
+    return train("alone", model, backward_alone(model), exact)["losses"], flat(model.parameters())
 
 
 def train_in_turn(settings: ZeroSettings) -> list[Fields]:
-    """For each way the median `seconds` of a step on its slowest rank, and the `losses` of whole batches, by step. As
-    long as steps are timed, all ways take one in turn; then torch's own stop."""
-    trainers = {name: Trainer(name, settings) for name in settings.ways}
-    coming, order = batches(settings.batch_size, settings.seed), Random(settings.seed)
-    mine: list[tuple[torch.Tensor, torch.Tensor]] = []
+    """For each way the median `seconds` of a step on its slowest rank, and the `losses` of whole batches, by step."""
+    trainers = [Trainer(way, settings) for way in settings.ways]
+    coming = iter(batches(settings.batch_size, settings.steps, settings.seed))
+    now = list[Batch]()
 
-    def rounds(steps: int) -> Iterator[None]:
-        for _ in range(steps):
-            mine[:] = [own_part(next(coming))]
+    def rounds() -> Iterator[None]:
+        for number, batch in enumerate(coming):
+            report(phase="training by each way in turn", step=number, steps=settings.steps)
+            now[:] = [batch]
             yield
 
-    def step(name: str) -> tuple[float, float]:
-        dist.barrier()
-        start = time.perf_counter()
-        loss = trainers[name].step(mine[0])
-        synchronize()
-        seconds = time.perf_counter() - start
-        beat(phase="training by each way in turn", step=trainers[name].steps, steps=settings.steps)
-        return seconds, loss.item()
+    def step(trainer: Trainer) -> None:
+        trainer.step(now[0])
 
-    beat, timed = Heartbeat().beat, min(settings.steps, WARM_UP + TIMED_STEPS)
-    outcomes = dict(
-        zip(trainers, interleave([partial(step, name) for name in trainers], rounds(timed), order), strict=True)
-    )
-    ours = [name for name in trainers if name in WAYS]
-    rest = interleave([partial(step, name) for name in ours], rounds(settings.steps - timed), order)
+    steps = [timed(partial(step, trainer)) for trainer in trainers]
     found = []
-    for name, first in outcomes.items():
-        more = dict(zip(ours, rest, strict=True)).get(name, [])
-        by_rank = gather_by_rank([seconds for seconds, _ in first[WARM_UP:] or first])
-        losses = torch.tensor([loss for _, loss in [*first, *more]], dtype=torch.float64, device=device())
-        dist.all_reduce(losses)
-        seconds = median(map(max, zip(*by_rank, strict=True)))
-        found.append({"seconds": seconds, "losses": (losses / dist.get_world_size()).tolist()})
+    for trainer, seconds in zip(trainers, interleave(steps, rounds(), Random(settings.seed)), strict=True):
+        losses, by_step = trainer.mean_losses(), slowest(seconds)
+        ends = {"first_loss": losses[0], "last_loss": losses[-1]}
+        found.append({"seconds": median(by_step[WARM_UP:] or by_step), "losses": losses, **ends})
     return found
 
 
-def train_under_cap(rank: int, size: int, settings: ZeroSettings) -> list[Fields]:
-    """For each way: `died`, the error of the step that held more than the cap, empty if none did; `steps` that were
-    taken, and the most bytes held, `peak`. Ranks hold as many bytes as each other, so that all stop at the same
-    operation, and none waits for another."""
-    rows = []
-    for name in settings.ways:
-        report(phase=f"{name}: training under a cap")
-        trainer, counter, died = Trainer(name, settings), ByteCounter(settings.cap), ""
-        counter.hold(*trainer.parameters())
-        try:
-            with counter:
-                for _, batch in zip(range(CAPPED_STEPS), batches(size, settings.seed), strict=False):
-                    trainer.step(own_part(batch))
-        except MemoryError as error:
-            died = f"{OUT_OF_MEMORY} in step {trainer.steps}: {error}"
-        taken = trainer.steps - bool(died)
-        rows.append({"way": name, "died": died, "steps": taken, "peak": max(counter.series)})
-    return rows
-
-
-def train_under_limit(rank: int, size: int, settings: ZeroSettings, name: str) -> Fields:
-    """The same for one way, with a cap that the kernel keeps, on the bytes beyond those that the process has without a
-    model. What it refuses is an error, which ends this rank."""
-    ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, OWN_PAGES)
-    small = Trainer("zero-3", replace(settings, width=12, layers=1))  # starts threads, whose stacks count, too
-    small.step(own_part(next(batches(size, settings.seed))))
-    before = resource.getrlimit(resource.RLIMIT_DATA)
-    resource.setrlimit(resource.RLIMIT_DATA, (data_bytes() + (settings.cap or 0), before[1]))
+def train_under_cap(rank: int, size: int, settings: ZeroSettings, way: str) -> None:
+    """Raises `PlaygroundError` if the steps need more memory than the cap."""
+    coming = batches(size, CAPPED_STEPS, settings.seed)
+    Trainer("zero-3", replace(settings, width=12, layers=1)).step(coming[0])  # starts threads, whose stacks count, too
+    counter = ByteCounter(None if settings.kernel else settings.cap)
     try:
-        trainer = Trainer(name, settings)
-        for _, batch in zip(range(CAPPED_STEPS), batches(size, settings.seed), strict=False):
-            trainer.step(own_part(batch))
-    except RuntimeError as error:
-        if "allocate memory" in str(error):
-            refused = re.sub(r"^.*DefaultCPUAllocator: |\. Error.*", "", str(error).partition("\n")[0])
-            raise PlaygroundError(f"{OUT_OF_MEMORY}: {refused}") from None
-        raise
+        with kernel_limit(settings.cap or 0) if settings.kernel else contextlib.nullcontext():
+            trainer = Trainer(way, settings)
+            counter.hold(*trainer.parameters())
+            with contextlib.nullcontext() if settings.kernel else counter:
+                for batch in coming:
+                    trainer.step(batch)
+    except (MemoryError, RuntimeError) as error:
+        refused = re.search(r"can't allocate memory[^.]*|.* bytes held.*", str(error))
+        if refused is None:
+            raise
+        raise PlaygroundError(f"{OUT_OF_MEMORY}: {refused[0]}") from None
+
+
+@contextlib.contextmanager
+def kernel_limit(cap: int) -> Iterator[None]:
+    """Let the kernel refuse this process more than `cap` bytes beyond what it has now. Source: proc(5), VmData is what
+    RLIMIT_DATA counts"""
+    ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, OWN_PAGES)
+    before = resource.getrlimit(resource.RLIMIT_DATA)
+    [kib] = re.findall(r"VmData:\s*(\d+)", Path("/proc/self/status").read_text(encoding="utf-8"))
+    resource.setrlimit(resource.RLIMIT_DATA, (1024 * int(kib) + cap, before[1]))
+    try:
+        yield
     finally:
         resource.setrlimit(resource.RLIMIT_DATA, before)
-    return {"way": name, "died": "", "steps": CAPPED_STEPS}
-
-
-def data_bytes() -> int:
-    """The memory that RLIMIT_DATA counts, of this process. Source: proc(5)"""
-    [line] = [line for line in Path("/proc/self/status").read_text(encoding="utf-8").splitlines() if "VmData" in line]
-    return 1024 * int(line.split()[1])

@@ -1,8 +1,7 @@
-"""The command `zero`: its settings and what it runs. Does not import torch."""
+"""The command `zero`: its settings, the closed forms beside what is counted, and its text. Does not import torch."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -10,19 +9,19 @@ import click
 
 from playground.console.options import ALL, flags, select_names
 from playground.console.session import Session
-from playground.console.tables import tabulate
+from playground.console.tables import Column, Table
 from playground.console.text import good, prose
 from playground.console.training import RUN_TRAINING
 from playground.lessons import LESSONS
-from playground.lessons.zero.results import CAPPED, HELD, OUT_OF_MEMORY, TORCH, check, result_texts, summarize
-from playground.measurement import Fields, format_bytes
+from playground.lessons.zero.results import HELD, TORCH, check_row, expected, result_texts
+from playground.measurement import format_bytes
 from playground.runtime.errors import PlaygroundError, UsageError
-from playground.runtime.flags import check_flags, flag
+from playground.runtime.flags import ANY, check_flags, flag
 
 LESSON = LESSONS["zero"]
-MEASURE, UNDER_CAP, UNDER_LIMIT = (
-    LESSON.remote(name, "measure") for name in ("run", "train_under_cap", "train_under_limit")
-)
+MEASURE, UNDER_CAP = (LESSON.remote(name, "measure") for name in ("run", "train_under_cap"))
+NAMES = (*HELD, *TORCH)
+WARM_UP, CAPPED_STEPS, OUT_OF_MEMORY = 3, 2, "out of memory"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,15 +29,18 @@ class ZeroSettings:
     """Raises `UsageError` for what cannot be cut or trained."""
 
     size: int
-    ways: tuple[str, ...] = (*HELD, *TORCH)
+    ways: tuple[str, ...] = NAMES
     layers: int = flag(2, "Number of the GPT's blocks.", least=1)
     width: int = flag(96, "Width of the GPT, a multiple of its 12 heads.", least=12)
     batch_size: int = flag(24, "Global batch size: sequences per step, over all ranks.", least=1)
-    steps: int = flag(60, "Number of training steps, by each way of ours.", least=1)
+    steps: int = flag(30, "Number of training steps, by each way.", least=1)
     cap: int | None = flag(
         None, "Train two steps under a cap on what each rank may hold: whoever holds more dies.",
         least=1, name="--cap-mb", in_megabytes=True, metavar="MB",
     )  # fmt: skip
+    kernel: bool = flag(
+        False, "With --cap-mb: the kernel enforces it (RLIMIT_DATA, on Linux), not the count.", needs={"cap": ANY}
+    )
     seed: int = 1234
 
     def __post_init__(self) -> None:
@@ -53,58 +55,51 @@ class ZeroSettings:
         return asdict(self)
 
 
-WAY = click.option(
-    "--way", type=click.Choice([*HELD, *TORCH, ALL]), default=ALL, show_default=True, help="Train by this way alone."
+@LESSON.run_by(
+    click.option(
+        "--way",
+        type=click.Choice([*HELD, *TORCH, ALL]),
+        default=ALL,
+        show_default=True,
+        help="Train by this way alone.",
+    ),
+    flags(ZeroSettings, "layers", "width", "batch_size", "steps", "cap", "kernel"),
 )
-KERNEL = click.option(
-    "--kernel", is_flag=True, help="With --cap-mb: the kernel enforces it (RLIMIT_DATA, on Linux), not the count."
-)
-
-
-@LESSON.run_by(WAY, flags(ZeroSettings, "layers", "width", "batch_size", "steps", "cap"), KERNEL)
-def command(session: Session, way: str, kernel: bool, **chosen: Any) -> None:
-    world, ways = session.world, select_names((*HELD, *TORCH), (way,))
-    if kernel and not chosen["cap"]:
-        raise UsageError("--kernel has no effect without --cap-mb: add --cap-mb or leave it out")
+def command(session: Session, way: str, **chosen: Any) -> None:
+    world, ways = session.world, select_names(NAMES, (way,))
     settings = ZeroSettings(size=world.size, ways=ways, seed=session.run.seed, **chosen)
     world.warm_up(RUN_TRAINING, MEASURE)
-    model = f"model: a GPT of {settings.layers} blocks of width {settings.width}"
+    about = f"batches of {settings.batch_size} sequences to copy"
     if settings.cap:
-        cap = f"a cap of {format_bytes(settings.cap)} on each rank, kept by the {'kernel' if kernel else 'count'}"
-        session.say(f"{LESSON.name}: {world}", f"{model}; {cap}", "")
-        show_capped(
-            session,
-            train_by_limit(session, settings) if kernel else session.launch(RUN_TRAINING, UNDER_CAP, settings)[0],
-        )
-        return
-    session.say(f"{LESSON.name}: {world}", f"{model}; batches of {settings.batch_size} sequences to copy", "")
-    by_rank = session.launch(RUN_TRAINING, MEASURE, settings)
-    rows = [summarize(ranks, world.size) for ranks in zip(*by_rank, strict=True)]
-    session.say(*result_texts(rows, world.size), "")
+        about = f"a cap of {format_bytes(settings.cap)} on each rank, kept by the "
+        about += "kernel" if settings.kernel else "count"
+    model = f"model: a GPT of {settings.layers} blocks of width {settings.width}; {about}"
+    session.say(f"{LESSON.name}: {world}", model, "")
+    if settings.cap:
+        return show_capped(session, settings)
+    rows = session.launch(RUN_TRAINING, MEASURE, settings)[0]
+    rows = [{**row, **expected(row, world.size)} for row in rows]
+    session.say(*result_texts(rows), "")
     session.print_document({}, ways=rows)
     for row in rows:
-        check(row)
+        check_row(row)
     session.say(prose("Shown: ", good(LESSON.conclude(world.size)), "."))
 
 
-def train_by_limit(session: Session, settings: ZeroSettings) -> list[Fields]:
-    """Each way in a world of its own, which ends when memory is refused to a rank."""
-    rows = []
-    for name in settings.ways:
+def show_capped(session: Session, settings: ZeroSettings) -> None:
+    """Each way in a world of its own, which ends when memory is refused to a rank. Raises `PlaygroundError` if no way
+    has trained."""
+    died = dict.fromkeys(settings.ways, "")
+    for way in died:
         try:
-            rows.append(session.launch(RUN_TRAINING, UNDER_LIMIT, settings, (name,))[0])
+            session.launch(RUN_TRAINING, UNDER_CAP, settings, (way,))
         except PlaygroundError as error:
             if not error.headline.startswith(OUT_OF_MEMORY):
                 raise
-            rows.append({"way": name, "died": error.headline})
-    return rows
-
-
-def show_capped(session: Session, rows: Sequence[Fields]) -> None:
-    """Raises `PlaygroundError` if no way has trained."""
-    session.say(tabulate(rows, CAPPED), "")
-    session.print_document({}, ways=rows)
-    trained = [row["way"] for row in rows if not row["died"]]
-    if not trained:
-        raise PlaygroundError(f"{rows[0]['way']}: {rows[0]['died']}")
-    session.say(prose("Shown: ", good(f"{', '.join(trained)} trained under the cap"), "."))
+            died[way] = error.headline
+    session.say(Table("way", Column("what ended it", wraps=True), rows=died.items()), "")
+    session.print_document({}, ways=[{"way": way, "died": why} for way, why in died.items()])
+    if all(died.values()):
+        raise PlaygroundError(f"{settings.ways[0]}: {died[settings.ways[0]]}")
+    trained = ", ".join(way for way, why in died.items() if not why)
+    session.say(prose("Shown: ", good(f"{trained} trained under the cap"), "."))

@@ -1,4 +1,4 @@
-"""The figures of the ways to train: the closed forms, over all ranks, and as text. Does not import torch."""
+"""The figures of the ways to train: the closed forms, the tables and the check. Does not import torch."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 
 from playground.console.tables import Column, Texts, figures, tabulate
 from playground.console.text import heading, prose
+from playground.lessons.one_process import check, check_counts
 from playground.measurement import Fields, format_bytes
-from playground.runtime.errors import PlaygroundError
 
 HELD: dict[str, tuple[str, Callable[[int], float]]] = {
     "ddp": ("4P", lambda n: 4.0), "zero-1": ("2P + 2P/N", lambda n: 2 + 2 / n),
@@ -18,57 +18,31 @@ SENT = {"ddp": 2, "zero-1": 2, "zero-2": 2, "zero-3": 3}
 """Times (N - 1)/N · P."""
 TORCH = {"torch-ddp": "ddp", "torch-zero-1": "zero-1", "torch-fsdp": "zero-3"}
 """torch's own, and the way whose closed forms hold for it."""
-WARM_UP, TIMED_STEPS, CAPPED_STEPS, EXACT_STEPS = 3, 10, 2, 5
-OUT_OF_MEMORY = "out of memory"
-CAPPED = {"way": Column("way"), "steps": Column("steps", right=True), "died": Column("what ended it", wraps=True)}
-EXACT, CLOSE = 1e-12, 0.05
-"""How far float64 may be from one process, and a count from its closed form, as a share of it."""
-
-
-def summarize(ranks: Sequence[Fields], size: int) -> Fields:
-    """A way's figures over all ranks: of bytes the most that one has, with their closed forms."""
-    row = {name: value for name, value in ranks[0].items() if name != "series"}
-    row |= {name: max(each[name] for each in ranks) for name in (*KINDS, "peak", "sent", "difference")}
-    way, whole = TORCH.get(row["way"], row["way"]), row["model_bytes"]
-    return row | {
-        "held": max(sum(each[name] for name in KINDS) for each in ranks),
-        "expected_held": HELD[way][1](size) * whole, "rule": HELD[way][0],
-        "expected_sent": SENT[way] * (size - 1) / size * whole,
-        "first_loss": row["losses"][0], "last_loss": row["losses"][-1],
-    }  # fmt: skip
-
-
 KINDS = ("parameters", "gradients", "optimizer")
+
+
+def expected(row: Fields, size: int) -> Fields:
+    """The closed forms of a row: what a rank holds before the optimizer's step, and sends in a step, in bytes."""
+    way, whole = str(row["way"]), row["model_bytes"]
+    way = TORCH.get(way, way)
+    times = HELD[way][1](size)
+    return {"expected_held": times * whole, "expected_sent": SENT[way] * (size - 1) / size * whole}
+
+
+MIB = ("MiB", ".2f", 2**-20)
+FORM = "closed\nform"
 HOLDINGS = {"way": Column("way")} | figures(
-    *((name, name, "MiB", ".2f", 2**-20) for name in KINDS),
-    ("held", "together", "MiB", ".2f", 2**-20),
-    ("expected_held", "closed\nform", "MiB", ".2f", 2**-20),
-    ("peak", "peak", "MiB", ".2f", 2**-20),
-)
+    *((name, name, *MIB) for name in KINDS),
+    ("held", "together", *MIB), ("expected_held", FORM, *MIB), ("peak", "peak", *MIB),
+)  # fmt: skip
 COSTS = {"way": Column("way")} | figures(
-    ("sent", "sent", "MiB", ".2f", 2**-20),
-    ("expected_sent", "closed\nform", "MiB", ".2f", 2**-20),
-    ("seconds", "step", "ms", ".1f", 1000),
-    ("first_loss", "first\nloss", "", ".4f"),
-    ("last_loss", "last\nloss", "", ".4f"),
+    ("sent", "sent", *MIB), ("expected_sent", FORM, *MIB), ("seconds", "step", "ms", ".1f", 1000),
+    ("first_loss", "first\nloss", "", ".4f"), ("last_loss", "last\nloss", "", ".4f"),
     ("difference", "difference from\none process", "", ".1e"),
-)
+)  # fmt: skip
 
 
-def check(row: Fields) -> None:
-    """Raise `PlaygroundError` if a way of ours does not train as one process does, or holds or sends more than it
-    should."""
-    if not row["difference"] <= EXACT:
-        raise PlaygroundError(
-            f"{row['way']}: {row['difference']:.1e} from one process, more than rounding: {EXACT:.0e}"
-        )
-    for what in ("held", "sent") if row["way"] in HELD else ():
-        found, expected = row[what], row[f"expected_{what}"]
-        if abs(found - expected) > CLOSE * expected:
-            raise PlaygroundError(f"{row['way']}: {found:,} bytes {what}, and the closed form is {expected:,.0f}")
-
-
-def result_texts(rows: Sequence[Fields], size: int) -> Texts:
+def result_texts(rows: Sequence[Fields]) -> Texts:
     """The bytes that each way holds, and its costs."""
     whole, unit = (format_bytes(rows[0][name]) for name in ("model_bytes", "unit_bytes"))
     rules = ", ".join(f"{name} {rule}" for name, (rule, _) in HELD.items())
@@ -81,3 +55,11 @@ def result_texts(rows: Sequence[Fields], size: int) -> Texts:
         prose(heading("held"), f": {held}"), tabulate(rows, HOLDINGS), "",
         prose(heading("sent"), f": {sent}"), tabulate(rows, COSTS),
     ]  # fmt: skip
+
+
+def check_row(row: Fields) -> None:
+    """Raise `PlaygroundError` if a way does not train as one process does, or one of ours holds or sends other than its
+    closed form."""
+    check(row["way"], {"loss_difference": row["difference"]}, {})
+    if row["way"] in HELD:
+        check_counts(row["way"], row, {name: row[f"expected_{name}"] for name in ("held", "sent")})

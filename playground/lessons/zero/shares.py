@@ -32,7 +32,9 @@ class Row:
         return self.params[0].detach().new_zeros(self.cuts * self.share_numel)
 
     def new_gradients(self) -> torch.Tensor:
-        return torch.zeros_like(self.values)
+        gradients = torch.empty_like(self.values)
+        gradients[self.numel :].zero_()
+        return gradients
 
     def cut(self, row: torch.Tensor) -> torch.Tensor:
         """This rank's share of a row."""

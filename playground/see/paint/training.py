@@ -339,7 +339,7 @@ def routed_rows(run: Evidence) -> Scene:
                 scene.add(paint.BAR, x + CELL[0] / 2, bottom, pitch - CELL[0], height, text=text, **look)
     add_key(scene, {bucket_style(rank): f"from rank {rank}" for rank in range(settings.size)})
     return scene.with_caption(
-        f"Below each column, the expert and its rank. The rows of the first block in step {settings.seen_step + 1}, "
+        f"Below each column, the expert and its rank. The rows of the first block in step {settings.steps}, "
         f"on {settings.size} ranks; each token is on its way to {K} experts."
     )
 

@@ -1,0 +1,90 @@
+"""Training of the tiny GPT on sequences to copy, by any way that computes gradients, and its comparison with one
+process: the same batches on every rank, AdamW, a clock, and counters of what a step keeps and sends."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from statistics import median
+from typing import Any
+
+import torch
+import torch._dynamo  # the optimizer imports it at its first step: here the fork server does, once for all ranks
+from torch import Tensor, nn
+
+from playground.runtime import device, report, synchronize
+from playground.runtime.tap import observing
+from playground.training.activations import ActivationCounter
+from playground.training.gpt import LR, copying, copying_loss, set_lr
+from playground.training.traffic import Traffic
+
+Batch = tuple[Tensor, Tensor]
+"""Tokens and targets, both [batch, length]."""
+Backward = Callable[[Tensor, Tensor], Tensor | float]
+"""From the tokens and targets of a whole batch: computes the gradients, and returns the loss of the whole batch."""
+
+
+def batches(samples: int, steps: int, seed: int) -> list[Batch]:
+    """A batch for each step, the same on every rank."""
+    generator = torch.Generator().manual_seed(seed)
+    drawn = (copying(samples, generator) for _ in range(steps))
+    return [(tokens.to(device()), targets.to(device())) for tokens, targets in drawn]
+
+
+def backward_alone(model: nn.Module) -> Backward:
+    """That of one process."""
+
+    def backward(tokens: Tensor, targets: Tensor) -> Tensor:
+        loss = copying_loss(model(tokens), targets)
+        loss.backward()
+        return loss.detach()
+
+    return backward
+
+
+def train(way: str, model: nn.Module, backward: Backward, batches: Sequence[Batch]) -> dict[str, Any]:
+    """A step of AdamW for each batch. Returns the `losses`, the `first` and the `last` of them, and the median
+    `step_seconds`; of the last step the most bytes `kept` for backward, and this rank's `calls` by operation, how many
+    `messages` that makes, and the bytes `sent`."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=LR)
+    losses, seconds, traffic, activations = list[float](), list[float](), Traffic(), ActivationCounter(model)
+    for step, batch in enumerate(batches):
+        report(phase=f"{way}: training", step=step, steps=len(batches))
+        with ExitStack() as counting:
+            if step + 1 == len(batches):
+                counting.enter_context(observing(traffic))
+                counting.enter_context(activations)
+            start = time.perf_counter()
+            set_lr(optimizer, step)
+            optimizer.zero_grad()
+            losses.append(float(backward(*batch)))
+            optimizer.step()
+            synchronize()
+            seconds.append(time.perf_counter() - start)
+    figures = {"first": losses[0], "last": losses[-1], "step_seconds": median(seconds[1:] or seconds)}
+    counts = {"messages": sum(traffic.calls.values()), "sent": traffic.sent, "kept": activations.peak}
+    return {"losses": losses, **figures, **counts, "calls": dict(traffic.calls)}
+
+
+def compare(
+    way: str,
+    ours: tuple[nn.Module, Backward],
+    alone: tuple[nn.Module, Backward],
+    batches: Sequence[Batch],
+    part: Callable[[Tensor, Tensor], Tensor] = lambda whole, own: whole,
+) -> dict[str, float]:
+    """Train by a way and as one process. Returns the largest difference of a loss, and that of a parameter; `part` cuts
+    from one process's what this rank should have."""
+    found, expected = (train(way, *each, batches)["losses"] for each in (ours, alone))
+    by_loss = max(abs(one - other) for one, other in zip(found, expected, strict=True))
+    return {"loss_difference": by_loss, "parameter_difference": parameter_difference(alone[0], ours[0], part)}
+
+
+@torch.no_grad()
+def parameter_difference(
+    whole: nn.Module, model: nn.Module, part: Callable[[Tensor, Tensor], Tensor] = lambda whole, own: whole
+) -> float:
+    """The largest difference between this rank's parameters and the parts of one process's of the same names."""
+    named = dict(whole.named_parameters())
+    return max((part(named[name], own) - own).abs().max().item() for name, own in model.named_parameters())
