@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
 from functools import partial
-from statistics import median
 
 import torch
-import torch._dynamo  # the optimizer imports it at its first step: here the fork server does, once for all ranks
 import torch.distributed as dist
 from torch import Tensor, nn
 
@@ -18,18 +14,14 @@ from playground.lessons.mesh.page import MeshSettings
 from playground.lessons.pipeline.experiment import warm_up
 from playground.lessons.tensor.experiment import part_like
 from playground.measurement import Fields
-from playground.runtime import device, report, synchronize
+from playground.runtime import device
 from playground.runtime.meeting.agreement import require_same_on_all_ranks
 from playground.runtime.tap import Call, Observer, observing, ranks_of
-from playground.training.gpt import LR, copying, copying_loss, new_model
-from playground.training.gpt_config import GPTConfig
-from playground.training.gpt_run import parameter_difference
+from playground.training.gpt import new_model
+from playground.training.gpt_config import WIDTH, GPTConfig
+from playground.training.gpt_run import Batch, backward_alone, batches, parameter_difference, train
 from playground.training.replicas import broadcast_parameters
 from playground.training.traffic import Traffic
-
-CONFIG = GPTConfig(costs.LAYERS, costs.WIDTH, costs.HEADS, costs.LENGTH, costs.VOCABULARY)
-Step = Callable[[Tensor, Tensor], float]
-"""From a batch's tokens and targets [batch, length]: computes gradients, and returns the loss."""
 
 
 def run(rank: int, size: int, settings: MeshSettings) -> list[Fields]:
@@ -37,7 +29,7 @@ def run(rank: int, size: int, settings: MeshSettings) -> list[Fields]:
     require_same_on_all_ranks(vars(settings))
     oracle, losses = new_gpt(settings), [0.0] * settings.steps
     if rank == 0:
-        losses, _ = train(oracle, partial(step_alone, oracle), settings)
+        losses = train("one process", oracle, backward_alone(oracle), batches_of(settings))["losses"]
     expected = torch.tensor(losses, dtype=torch.float64, device=device())
     dist.broadcast(expected, 0)
     broadcast_parameters(oracle)
@@ -45,48 +37,29 @@ def run(rank: int, size: int, settings: MeshSettings) -> list[Fields]:
 
 
 def new_gpt(settings: MeshSettings) -> nn.Sequential:
-    return new_model(CONFIG, settings.seed).to(device(), torch.float64)
+    return new_model(GPTConfig(), settings.seed).to(device(), torch.float64)
 
 
-def step_alone(model: nn.Sequential, tokens: Tensor, targets: Tensor) -> float:
-    loss = copying_loss(model(tokens), targets)
-    loss.backward()
-    return loss.item()
-
-
-def train(model: nn.Module, step: Step, settings: MeshSettings) -> tuple[list[float], float]:
-    """Train on whole batches, the same on every rank. Returns the losses, and the seconds of a step."""
-    optimizer, generator = torch.optim.AdamW(model.parameters(), lr=LR), torch.Generator().manual_seed(settings.seed)
-    losses, seconds = list[float](), list[float]()
-    for _ in range(settings.steps):
-        batch = [each.to(device()) for each in copying(costs.BATCH, generator)]
-        start = time.perf_counter()
-        optimizer.zero_grad()
-        losses.append(step(*batch))
-        optimizer.step()
-        synchronize()
-        seconds.append(time.perf_counter() - start)
-    return losses, median(seconds[1:] or seconds)
+def batches_of(settings: MeshSettings) -> list[Batch]:
+    return batches(costs.BATCH, settings.steps, settings.seed)
 
 
 def train_on(shape: costs.Shape, oracle: nn.Sequential, expected: Tensor, settings: MeshSettings) -> Fields:
     """On a grid: this rank's place, and what it exchanges in a step; the largest differences from one process."""
-    report(phase=f"training on {costs.name_of(shape)}")
-    mesh = Mesh(shape)
+    mesh, whole = Mesh(shape), batches_of(settings)
     stage, traffic = GPTStage(new_gpt(settings), mesh), AxisTraffic(mesh)
-    batch = (mesh.part_of(each.to(device())) for each in copying(costs.BATCH, torch.Generator()))
-    tokens, targets = (each.chunk(costs.MICROBATCHES) for each in batch)
-    hidden = [expected.new_ones(*each.shape, costs.WIDTH).requires_grad_() for each in tokens]
+    tokens, targets = (mesh.part_of(each).chunk(costs.MICROBATCHES) for each in whole[0])
+    hidden = [expected.new_ones(*each.shape, WIDTH).requires_grad_() for each in tokens]
     warm_up(stage, tokens if mesh.pp.is_first else hidden, targets)
     with observing(traffic):
-        losses, seconds = train(stage.model, partial(stage.step, microbatches=costs.MICROBATCHES), settings)
-    by_loss = (expected - expected.new_tensor(losses)).abs().max() if mesh.pp.is_last else 0.0
+        found = train(costs.name_of(shape), stage.model, partial(stage.step, microbatches=costs.MICROBATCHES), whole)
+    by_loss = (expected - expected.new_tensor(found["losses"])).abs().max() if mesh.pp.is_last else 0.0
     by_parameter = parameter_difference(layers_of(oracle, mesh.pp), stage.model, partial(part_like, stage.ranks))
     largest = expected.new_tensor([by_loss, by_parameter])
     dist.all_reduce(largest, op=dist.ReduceOp.MAX)
-    found = {"place": mesh.place, "first": losses[0], "last": losses[-1], "step_seconds": seconds}
-    found["groups"] = traffic.by_axis(settings.steps, costs.bytes_sent(shape, mesh.pp.stage))
-    return found | dict(zip(("loss_difference", "parameter_difference"), largest.tolist(), strict=True))
+    groups = traffic.by_axis(settings.steps, costs.bytes_sent(shape, mesh.pp.stage))
+    found |= dict(zip(("loss_difference", "parameter_difference"), largest.tolist(), strict=True))
+    return found | {"place": mesh.place, "groups": groups}
 
 
 class AxisTraffic(Observer):

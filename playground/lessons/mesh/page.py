@@ -13,14 +13,13 @@ from playground.console.tables import Column, figures, tabulate
 from playground.console.text import good, heading, prose
 from playground.lessons import LESSONS
 from playground.lessons.mesh.costs import CLUSTER, CUT, GRIDS, MODEL, Shape, name_of, predict
+from playground.lessons.one_process import TRAINED, check, check_counts
 from playground.measurement import Fields
-from playground.runtime.errors import PlaygroundError, UsageError
+from playground.runtime.errors import UsageError
 from playground.runtime.flags import check_flags, flag
 
 LESSON = LESSONS["mesh"]
 EXPERIMENT = LESSON.remote("run", "experiment")
-EXACT, CLOSE = 1e-12, 0.05
-"""How far losses and parameters may be from one process's, and by which fraction bytes from their closed form."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,12 +50,6 @@ def shapes_for(size: int, grid: Shape | None = None) -> tuple[Shape, ...]:
 
 GROUPS = {name: Column(name) for name in ("axis", "ranks", "calls")}
 GROUPS |= figures(("sent", "sent, bytes", "", ",.0f"), ("form", "closed form", "", ",.0f"))
-TRAINED = {"grid": Column("grid")} | figures(
-    ("step_seconds", "step", "ms", ".1f", 1000),
-    *((name, f"{name}\nloss", "", ".3f") for name in ("first", "last")),
-    ("loss_difference", "loss, from\none process", "", ".1e"),
-    ("parameter_difference", "parameters, from\none process", "", ".1e"),
-)
 PREDICTED = {name: Column(name) for name in ("grid", "state", "fits")} | figures(
     ("held", "held", "GB", ".0f", 1e-9),
     *((name, name, "s", ".1f") for name in ("compute", "tensor", "context", "data", "bubble", "step")),
@@ -68,14 +61,11 @@ def group_row(axis: str, ranks: list[int], calls: dict[str, int], **more: float)
     return {"axis": axis, "ranks": ", ".join(map(str, ranks)), "calls": counted, **more}
 
 
-def check(shape: Shape, found: Fields) -> None:
+def check_grid(shape: Shape, found: Fields) -> None:
     """Raise `PlaygroundError` if a rank's training is not one process's, or it sent other than the closed forms say."""
-    if not (largest := max(found["loss_difference"], found["parameter_difference"])) <= EXACT:
-        raise PlaygroundError(f"{name_of(shape)}: differs by {largest:.1e} from one process, more than rounding")
+    check(name_of(shape), found, {})
     for axis, group in found["groups"].items():
-        if not abs(group["sent"] - group["form"]) <= CLOSE * group["form"]:
-            counted = f"{group['sent']:,.0f} bytes sent, not {group['form']:,.0f}"
-            raise PlaygroundError(f"{name_of(shape)}: {axis}: {counted}")
+        check_counts(f"{name_of(shape)}: {axis}", group, {"sent": group["form"]})
 
 
 @LESSON.run_by(
@@ -96,11 +86,11 @@ def command(session: Session, grid: Shape | None, steps: int) -> None:
         rows = (group_row(axis, **group) for axis, group in found["groups"].items())
         session.say("", prose(heading(found["grid"]), f": rank {world.size - 1} is {place}"), tabulate(rows, GROUPS))
     about = f": data x pipeline x context x tensor; AdamW in float64, steps: {steps}"
-    session.say("", prose(heading("training"), about), tabulate(trained, TRAINED))
+    session.say("", prose(heading("training"), about), tabulate(trained, {"grid": Column("grid")} | TRAINED))
     about = f", not measured: {CLUSTER}, by scale's cost model"
     predicted = [{"grid": name_of(shape), "state": state, **predict(shape, state)} for shape, state in GRIDS.items()]
     session.say("", prose(heading("predicted"), about), tabulate(predicted, PREDICTED))
     session.print_document({}, ranks=by_rank, predicted=predicted)
     for shape, found in (pair for rank in by_rank for pair in zip(shapes, rank, strict=True)):
-        check(shape, found)
+        check_grid(shape, found)
     session.say("", prose("Shown: ", good(LESSON.conclude(world.size)), "."))
