@@ -16,10 +16,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from playground import RankFailed, launch
+from playground.console.one_process import EXACT
 from playground.lessons.context import experiment
 from playground.lessons.context.lesson import WAYS, cut_sequence, own_positions, ring_attention, ulysses_attention
 from playground.lessons.context.page import ContextSettings, check_all
-from playground.lessons.one_process import EXACT
 from playground.lessons.tensor.lesson import Ranks, cut
 from playground.runtime.errors import UsageError
 from playground.testing import World

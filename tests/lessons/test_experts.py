@@ -13,11 +13,11 @@ import torch.distributed as dist
 from ranks import misbehave
 from torch import nn
 
+from playground.console.one_process import EXACT
 from playground.lessons.experts import experiment
 from playground.lessons.experts.experiment import EveryToken
 from playground.lessons.experts.lesson import Experts, Router, backward, draw, new_expert
 from playground.lessons.experts.page import WAYS, ExpertsSettings, check_rank
-from playground.lessons.one_process import EXACT
 from playground.runtime.errors import PlaygroundError, UsageError
 from playground.testing import World
 

@@ -26,7 +26,7 @@ from torch.distributed.tensor.parallel import (
 )
 
 from playground import RankFailed, launch
-from playground.lessons.one_process import EXACT, check
+from playground.console.one_process import EXACT, check
 from playground.lessons.tensor import experiment
 from playground.lessons.tensor.lesson import Ranks, backward, cut, vocabulary_loss
 from playground.lessons.tensor.page import WAYS, TensorSettings, closed_forms

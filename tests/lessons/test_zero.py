@@ -16,7 +16,7 @@ from ranks import misbehave
 from torch import nn
 from torch.distributed.tensor.debug import CommDebugMode
 
-from playground.lessons.one_process import EXACT
+from playground.console.one_process import EXACT
 from playground.lessons.zero import snapshot
 from playground.lessons.zero.lesson import WAYS
 from playground.lessons.zero.measure import Trainer, compare, count

@@ -13,10 +13,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
+from playground.console.one_process import EXACT_STEPS
 from playground.lessons.context import lesson
 from playground.lessons.context.lesson import Ring, cut_sequence, own_positions
 from playground.lessons.context.page import ALONE, ORDERS, ROUNDS, WAYS, ContextSettings
-from playground.lessons.one_process import EXACT_STEPS
 from playground.measurement import Fields
 from playground.measurement.interleave import interleave, slowest, timed
 from playground.runtime import device

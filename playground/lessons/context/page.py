@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from statistics import mean
 from typing import Any
 
+from playground.console.one_process import COMPARED, TRAINED, check, check_counts
 from playground.console.options import flags
 from playground.console.session import Session
 from playground.console.tables import Column, figures, tabulate
 from playground.console.text import good, heading, prose
 from playground.lessons import LESSONS
-from playground.lessons.one_process import COMPARED, TRAINED, check, check_counts
 from playground.measurement import Fields
 from playground.runtime.errors import UsageError
 from playground.runtime.flags import check_flags, flag

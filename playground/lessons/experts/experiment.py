@@ -11,9 +11,9 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from playground.console.one_process import EXACT_STEPS
 from playground.lessons.experts.lesson import Experts, NewExpert, Router, backward, cut_experts
 from playground.lessons.experts.page import EXPERTS, WAYS, ExpertsSettings, K
-from playground.lessons.one_process import EXACT_STEPS
 from playground.measurement import Fields
 from playground.runtime import device
 from playground.runtime.meeting.agreement import require_same_on_all_ranks

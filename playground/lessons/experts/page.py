@@ -7,12 +7,12 @@ from typing import Any
 
 import click
 
+from playground.console.one_process import COMPARED, TRAINED, check
 from playground.console.options import ALL, flags, select_names
 from playground.console.session import Session
 from playground.console.tables import RANK_COLUMN, Column, figures, tabulate
 from playground.console.text import good, heading, prose
 from playground.lessons import LESSONS
-from playground.lessons.one_process import COMPARED, TRAINED, check
 from playground.measurement import Fields
 from playground.runtime.errors import UsageError
 from playground.runtime.flags import check_choice, check_flags, flag

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from playground.lessons.one_process import EXACT_STEPS
+from playground.console.one_process import EXACT_STEPS
 from playground.lessons.tensor.lesson import Ranks, backward, cut, vocabulary_loss
 from playground.lessons.tensor.page import TensorSettings
 from playground.measurement import Fields

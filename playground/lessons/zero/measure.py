@@ -10,6 +10,7 @@ import contextlib
 import ctypes
 import re
 import resource
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import cache, partial
@@ -29,12 +30,12 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from playground.lessons.one_process import EXACT_STEPS
+from playground.console.one_process import EXACT_STEPS
 from playground.lessons.zero.lesson import WAYS
 from playground.lessons.zero.page import CAPPED_STEPS, OUT_OF_MEMORY, WARM_UP, ZeroSettings
 from playground.measurement import Fields
-from playground.measurement.interleave import interleave, slowest, timed
-from playground.runtime import PlaygroundError, device, report
+from playground.measurement.interleave import interleave, slowest
+from playground.runtime import PlaygroundError, device, report, synchronize
 from playground.training import gpt
 from playground.training.gpt_config import GPTConfig
 from playground.training.gpt_run import Batch, backward_alone, batches, train
@@ -221,10 +222,14 @@ def train_in_turn(settings: ZeroSettings) -> list[Fields]:
             now[:] = [batch]
             yield
 
-    def step(trainer: Trainer) -> None:
+    def step(trainer: Trainer) -> float:
+        dist.barrier()
+        start = time.perf_counter()
         trainer.step(now[0])
+        synchronize()
+        return time.perf_counter() - start
 
-    steps = [timed(partial(step, trainer)) for trainer in trainers]
+    steps = [partial(step, trainer) for trainer in trainers]
     found = []
     for trainer, seconds in zip(trainers, interleave(steps, rounds(), Random(settings.seed)), strict=True):
         losses, by_step = trainer.mean_losses(), slowest(seconds)

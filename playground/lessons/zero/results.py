@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from playground.console.one_process import check, check_counts
 from playground.console.tables import Column, Texts, figures, tabulate
 from playground.console.text import heading, prose
-from playground.lessons.one_process import check, check_counts
 from playground.measurement import Fields, format_bytes
 
 HELD: dict[str, tuple[str, Callable[[int], float]]] = {

@@ -4,9 +4,9 @@ import torch."""
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from playground.console.tables import figures
-from playground.measurement import Fields
 from playground.runtime.errors import PlaygroundError
 
 EXACT_STEPS, EXACT = 5, 1e-12
@@ -23,14 +23,14 @@ TRAINED = figures(
 )
 
 
-def check(way: str, found: Fields, forms: Mapping[str, float], device: str = "cpu") -> None:
+def check(way: str, found: Mapping[str, Any], forms: Mapping[str, float], device: str = "cpu") -> None:
     """Raise `PlaygroundError` if a way is not one process's training, or a count is not that of its closed form."""
     if not (largest := max(found.get(f"{what}_difference", 0.0) for what in ("loss", "parameter"))) <= EXACT:
         raise PlaygroundError(f"{way}: differs by {largest:.1e} from one process, more than rounding ({EXACT:.0e})")
     check_counts(way, found, forms, device)
 
 
-def check_counts(what: str, found: Fields, forms: Mapping[str, float], device: str = "cpu") -> None:
+def check_counts(what: str, found: Mapping[str, Any], forms: Mapping[str, float], device: str = "cpu") -> None:
     """Raise `PlaygroundError` if a count is not that of its closed form. What attention keeps is held to it on CPUs
     alone: elsewhere the kernel decides."""
     for key, form in forms.items():
