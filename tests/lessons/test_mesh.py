@@ -18,10 +18,10 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.distributed.tensor.debug import CommDebugMode
 
 from playground import RankFailed, launch
+from playground.console.one_process import EXACT
 from playground.lessons.mesh import costs, experiment, library
 from playground.lessons.mesh.lesson import AXES, GPTStage, Mesh, coordinates, groups_along
 from playground.lessons.mesh.page import MeshSettings, check_grid, shapes_for
-from playground.lessons.one_process import EXACT
 from playground.runtime.errors import PlaygroundError, UsageError
 from playground.runtime.tap import ranks_of
 from playground.testing import World

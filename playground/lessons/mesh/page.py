@@ -7,13 +7,13 @@ from itertools import product
 
 import click
 
+from playground.console.one_process import TRAINED, check, check_counts
 from playground.console.options import flags
 from playground.console.session import Session
 from playground.console.tables import Column, figures, tabulate
 from playground.console.text import good, heading, prose
 from playground.lessons import LESSONS
 from playground.lessons.mesh.costs import CLUSTER, CUT, GRIDS, MODEL, Shape, name_of, predict
-from playground.lessons.one_process import TRAINED, check, check_counts
 from playground.measurement import Fields
 from playground.runtime.errors import UsageError
 from playground.runtime.flags import check_flags, flag
