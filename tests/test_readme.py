@@ -68,7 +68,6 @@ HEAVIER = (
     "experts --capacity 1",
     "mesh -n 16", "mesh -n 6 --grid 3 1 1 2",
     "pipeline", "pipeline --dataset digits", "pipeline --schedule gpipe --microbatches 32",
-    "pipeline -n 4 --data-parallel 2",
     "zero", "zero -n 4 --layers 6 --steps 20", "zero -n 2 --layers 6 --steps 20", "zero -n 4 --layers 6 --cap-mb 7",
     "zero -n 4 --layers 5 --width 516 --cap-mb 170 --kernel",
 )  # fmt: skip

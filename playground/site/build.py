@@ -1,4 +1,4 @@
-"""All pages, written into a folder: the same tree gives the same bytes."""
+"""The command `site`, and all pages: the same tree gives the same bytes. Does not import torch."""
 
 from __future__ import annotations
 
@@ -12,36 +12,37 @@ from itertools import groupby
 from pathlib import Path
 from string import Template
 
+import click
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
 from pygments import highlight
 from pygments.formatters import HtmlFormatter
 from pygments.lexers import get_lexer_by_name
 
+from playground.console.options import FILE
+from playground.console.session import Session, session_command
 from playground.exercises.exercise import CATALOGUE, FOLDER, Exercise
 from playground.lessons import PATH
-from playground.runtime.errors import PlaygroundError
+from playground.runtime.errors import PlaygroundError, UsageError
 from playground.runtime.remote import ROOT, file_of
 from playground.see.play import read_script, read_style, render_player
 from playground.see.record import Recording
 from playground.see.runs import PICTURES, RUN_OF, find_run
-from playground.site import CHAPTERS
+from playground.site import CHAPTERS, SITE
 from playground.tools.gallery.page import PROGRAMS, find, read_body
 
 HERE = Path(__file__).parent
 CODE = ROOT / "playground"
-GLOSSARY, EXERCISE, PROGRAM = "glossary", "exercise-", "break-"
-"""The page of the glossary, and the beginnings of the names of exercises' and programs' pages."""
-TEXTS = {file: name for name, file in ({"index": ROOT / "README.md"} | CHAPTERS).items() if name != "why"} | {
-    FOLDER / "README.md": "exercises",
-    CODE / "lessons" / "first.ipynb": "first",
-    CODE / "README.md": "house",
-}
+_OTHERS = {"exercises": FOLDER / "README.md", "first": CODE / "lessons" / "first.ipynb", "house": CODE / "README.md"}
+TEXTS = {file: name for name, file in ({"index": ROOT / "README.md"} | CHAPTERS | _OTHERS).items() if name != "why"}
 """The page of each text."""
-BOARDS = {ROOT / lesson.path / "lesson.py": lesson.name for lesson in PATH}
+BOARDS = {ROOT / lesson.path / "lesson.py": lesson.name for lesson in PATH if lesson.name != "allreduce"}
+BOARDS[CODE / "algorithms" / "all_reduce.py"] = "allreduce"
 """The chapter beside which a board is shown."""
-TASKS = {FOLDER / each.folder: f"{EXERCISE}{name}.html" for name, each in CATALOGUE.items()}
-"""The page of each exercise, by its folder."""
+ADDRESSES = {file: f"{page}.html" for file, page in TEXTS.items()}
+ADDRESSES |= {board: f"{page}.html#{board.name}-1" for board, page in BOARDS.items()}
+ADDRESSES |= {FOLDER / each.folder: f"exercise-{name}.html" for name, each in CATALOGUE.items()}
+"""Of texts, boards, and the folders of exercises."""
 EXCERPT = re.compile(r"\]\(([^)]+)\):\n\n( *)```python\n(.*?)^\2```$", re.DOTALL | re.MULTILINE)
 """Code that a chapter shows of a file, which is named before it."""
 
@@ -60,10 +61,11 @@ def read_text(file: Path) -> str:
     if file.suffix == ".ipynb":
         cells = (("".join(cell["source"]), cell["cell_type"]) for cell in json.loads(text)["cells"])
         return "\n\n".join(f"```python\n{cell}\n```" if kind == "code" else cell for cell, kind in cells)
-    for name, indent, block in EXCERPT.findall(text):
+    for name, _, block in EXCERPT.findall(text):
         if not stands_in(textwrap.dedent(block), (file.parent / name).read_text(encoding="utf-8")):
-            first = block[len(indent) :].partition("\n")[0]
-            raise PlaygroundError(f"{file.relative_to(ROOT)} shows code that {name} does not have: {first}")
+            raise PlaygroundError(
+                f"{file.relative_to(ROOT)} shows code that {name} lacks: {block.splitlines()[0].strip()}"
+            )
     return text
 
 
@@ -82,7 +84,7 @@ def show_code(text: str, language: str, file: Path | None = None, first: int = 1
 
 def list_pages(titles: Mapping[str, str]) -> str:
     """A list of links to pages, by their names."""
-    links = (f'<li><a href="{name}.html">{title.replace("`", "")}</a></li>' for name, title in titles.items())
+    links = (f'<li><a href="{name}.html">{title}</a></li>' for name, title in titles.items())
     return f"<ul>{''.join(links)}</ul>"
 
 
@@ -97,51 +99,43 @@ class Site:
         self.markdown.add_render_rule("table_close", lambda *_: "</table></div>\n")
         self.template = Template((HERE / "template.html").read_text(encoding="utf-8"))
         self.texts = {page: read_text(file) for file, page in TEXTS.items()}
-        titles = {page: text.partition("\n")[0].removeprefix("# ") for page, text in self.texts.items()}
-        path = {page: titles.pop(page) for page in BOARDS.values()}
-        groups = {"The path": path, "Beside the path": titles}
-        self.contents = "".join(f"<div><b>{group}</b>{list_pages(each)}</div>" for group, each in groups.items())
+        titles = {page: text.partition("\n")[0][2:].replace("`", "") for page, text in self.texts.items()}
+        others = {page: title for page, title in titles.items() if page not in BOARDS.values()}
+        self.contents = f"<div><b>The path</b>{list_pages({lesson.name: titles[lesson.name] for lesson in PATH})}</div>"
+        self.contents += f"<div><b>Beside the path</b>{list_pages(others)}</div>"
         self.show, self.pages, self.pictures, self.played = show, dict[str, str](), dict[str, Path](), set[str]()
-        self.sections: list[list[str]] = []
-        """The address of each section, its title, and its words."""
-        self.uses: dict[str, str] = {}
-        """For each word of the glossary the page that links to it."""
-        self.codes: dict[Path, str] = {}
-        """Files that are linked to, with the addresses of their code."""
+        self.titles, self.sections = titles, list[list[str]]()
+        self.uses, self.codes = dict[str, str](), dict[Path, str]()
+        """Titles of texts; of each section its address, title, and words; the page that first links to a word of the
+        glossary; and files that are linked to, with the addresses of their code."""
 
     def add(self, page: str, title: str, body: str, board: str = "") -> None:
         self.show(title, len(self.pages), max(len(self.pages), len(TEXTS) + len(CATALOGUE) + len(PROGRAMS)))
-        self.pages[f"{page}.html"] = self.template.substitute(
-            title=html.escape(title),
-            contents=self.contents,
-            script='<script src="player.js" defer></script>' if '<div class="player">' in body else "",
-            kind="with-board" if board else "plain",
-            body=body,
-            board=board and f'<aside aria-label="The code">{board}</aside>',
-        )
+        board = board and f'<aside aria-label="The code">{board}</aside>'
+        parts = {"title": html.escape(title), "contents": self.contents, "body": body, "board": board}
+        self.pages[f"{page}.html"] = self.template.substitute(parts)
 
     def add_text(self, file: Path, page: str) -> None:
         """A chapter, with its board, or another text."""
-        text, code, board = self.texts[page], file.parent / "lesson.py", ""
-        body = self.render(page, file, text)
-        if page == GLOSSARY:
+        body, board = self.render(page, file, self.texts[page]), ""
+        if page == "glossary":
             body = re.sub(r'<a id="(.*?)"></a>(.*?)(?=</td>\s*<td>(.*?)</td>)', self.lead_back, body)
         elif page == "exercises":
             for lesson, its in groupby(CATALOGUE.values(), lambda each: each.lesson):
-                body += f"<h2>{lesson}</h2>{list_pages({EXERCISE + each.name: each.title for each in its})}"
-        elif BOARDS.get(code) == page:
+                body += f"<h2>{lesson}</h2>{list_pages({f'exercise-{each.name}': each.title for each in its})}"
+        for code in (code for code, chapter in BOARDS.items() if chapter == page):
             board = f"<h2>{code.name}</h2>{show_code(code.read_text(encoding='utf-8'), 'python', code)}"
-        self.add(page, text.partition("\n")[0].removeprefix("# ").replace("`", ""), body, board)
+        self.add(page, self.titles[page], body, board)
 
     def lead_back(self, row: re.Match[str]) -> str:
         """The word of a row of the glossary, with a link to where it is first used."""
         page, words = self.uses[row[1]], [html.unescape(re.sub("<.*?>", "", each)) for each in row.groups()]
-        self.sections.append([f"{GLOSSARY}.html#{row[1]}", f"{words[1]} ({GLOSSARY})", words[2]])
+        self.sections.append([f"glossary.html#{row[1]}", f"{words[1]} (glossary)", words[2]])
         return f'{row[0]} <a href="{page}.html#use-{row[1]}" aria-label="{words[1]}, used in {page}">↩&nbsp;{page}</a>'
 
     def add_exercise(self, exercise: Exercise) -> None:
         """The task, the stub, and the hints, each inside the one before."""
-        page, file, hints = f"{EXERCISE}{exercise.name}", FOLDER / exercise.folder / "text.md", ""
+        page, file, hints = f"exercise-{exercise.name}", FOLDER / exercise.folder / "text.md", ""
         task = self.render(page, file, exercise.task)
         for number, hint in reversed([*enumerate(exercise.hints, 1)]):
             shown = self.render(page, file, hint)
@@ -153,13 +147,13 @@ class Site:
 
     def add_program(self, name: str) -> None:
         """A program of the gallery, where its ranks stand, what is said about it, and its cure."""
-        page, function, recording = f"{PROGRAM}{name}", find(name), find_run(f"break {name}")
+        page, function, recording = f"break-{name}", find(name), find_run(f"break {name}")
         file, lines = file_of(function.module), read_body(function)
         wrong, cured = ([*read_body(each).values()] for each in (function, find(name, "_cured")))
         changes = [*difflib.unified_diff(wrong, cured, lineterm="", n=len(wrong))][3:]
         why = re.search(rf"^\| `{name}` \| .* \| (.*) \|$", self.texts["break"], re.MULTILINE)
         symptom = f"{PROGRAMS[name].symptom} ({PROGRAMS[name].words})".removesuffix(" ()")
-        self.sections.append([f"{page}.html", f"{PROGRAM}{name}", function.summary])
+        self.sections.append([f"{page}.html", f"break-{name}", function.summary])
         body = f"""<h1>{name}</h1>
 <p>{html.escape(function.summary)} Symptom: {symptom}.</p>
 {show_code(textwrap.dedent(chr(10).join(wrong)), "python", file, min(lines))}
@@ -199,14 +193,12 @@ runs it, and its cure. All programs: <a href="break.html">break</a></p>
 
     def link(self, file: Path) -> str:
         """The address of a file or folder. Raises `PlaygroundError` if there is none."""
-        if page := TEXTS.get(file) or TEXTS.get(file / "README.md"):
-            return f"{page}.html"
-        if file in BOARDS:
-            return f"{BOARDS[file]}.html#{file.name}-1"
+        if address := ADDRESSES.get(file) or ADDRESSES.get(file / "README.md"):
+            return address
         if not file.exists():
             raise PlaygroundError(f"a page links to {file.relative_to(ROOT)}, which is not there")
         name = "-".join(file.relative_to(ROOT).parts).removeprefix("playground-")
-        return TASKS.get(file) or self.codes.setdefault(file, f"code-{name}.html")
+        return self.codes.setdefault(file, f"code-{name}.html")
 
     def render(self, page: str, file: Path, text: str) -> str:
         """The text of a page, written in `file`, as HTML."""
@@ -225,8 +217,7 @@ runs it, and its cure. All programs: <a href="break.html">break</a></p>
                     said = (child.content for child in children if child.type in ("text", "code_inline"))
                     self.sections[-1][2] += f"{' '.join(said)} "
                 token.children = [*self.change(page, file, token.content, children)]
-        rendered: str = self.markdown.renderer.render(tokens, self.markdown.options, {})
-        return rendered
+        return str(self.markdown.renderer.render(tokens, self.markdown.options, {}))
 
     def change(self, page: str, file: Path, content: str, children: list[Token]) -> Iterator[Token]:
         """The parts of a paragraph, with links to pages, to exercises where they are named, and to programs in a
@@ -235,30 +226,28 @@ runs it, and its cure. All programs: <a href="break.html">break</a></p>
         for child in children:
             name, changed, named = child.content, "", named or "xercise" in child.content
             if child.type == "link_open" and not re.match("https?:", str(child.attrGet("href"))):
-                self.turn(page, file, child)
+                path, _, part = str(child.attrGet("href")).partition("#")
+                target = (file.parent / path).resolve() if path else file
+                address = self.link(target)
+                child.attrSet("href", f"{address.partition('#')[0]}#{part}" if part else address)
+                if TEXTS.get(target) == "glossary" and part and self.uses.setdefault(part, page) == page:
+                    child.attrSet("id", f"use-{part}")
             elif child.type == "image":
                 changed = self.show_figure(page, (file.parent / str(child.attrGet("src"))).resolve(), html.escape(name))
             elif child.type == "code_inline" and named and name in CATALOGUE:
-                changed = f'<a href="{EXERCISE}{name}.html"><code>{name}</code></a>'
+                changed = f'<a href="exercise-{name}.html"><code>{name}</code></a>'
             elif child.type == "code_inline" and content == f"`{name}`" and name in PROGRAMS:
-                changed = f'<a href="{PROGRAM}{name}.html"><code>{name}</code></a>'
+                changed = f'<a href="break-{name}.html"><code>{name}</code></a>'
             yield Token("html_inline", "", 0, content=changed) if changed else child
-
-    def turn(self, page: str, file: Path, link: Token) -> None:
-        """Let a link lead to the page of the file that it names; the glossary leads back to it."""
-        path, _, part = str(link.attrGet("href")).partition("#")
-        target = (file.parent / path).resolve() if path else file
-        address = self.link(target)
-        link.attrSet("href", f"{address.partition('#')[0]}#{part}" if part else address)
-        if TEXTS.get(target) == GLOSSARY and part and self.uses.setdefault(part, page) == page:
-            link.attrSet("id", f"use-{part}")
 
 
 def write_site(folder: Path, show: Callable[[str, int, int], object]) -> list[str]:
     """Write all pages into a folder, and `show` how far it is. Returns their names. Raises `PlaygroundError` for a link
     that leads nowhere and for a figure or code that is stale, and `OSError` if the folder cannot be written to."""
     site = Site(show)
-    for file, page in sorted(TEXTS.items(), key=lambda each: each[1] == GLOSSARY):  # last: it leads back to all others
+    for file, page in sorted(
+        TEXTS.items(), key=lambda each: each[1] == "glossary"
+    ):  # last: it leads back to all others
         site.add_text(file, page)
     for exercise in CATALOGUE.values():
         site.add_exercise(exercise)
@@ -268,13 +257,25 @@ def write_site(folder: Path, show: Callable[[str, int, int], object]) -> list[st
         title, language = file.relative_to(ROOT).as_posix(), "diff" if file.suffix == ".diff" else "python"
         code = (file / "__init__.py" if file.is_dir() else file).read_text(encoding="utf-8")
         site.add(address.removesuffix(".html"), title, f"<h1>{title}</h1>\n{show_code(code, language, file)}")
-    words = json.dumps(site.sections, separators=(",", ":"), ensure_ascii=False)
-    style = read_style() + (HERE / "site.css").read_text(encoding="utf-8")
-    texts = site.pages | {"search.js": f"const SECTIONS = {words};\n", "player.js": read_script(), "site.css": style}
-    files = {name: text.encode() for name, text in texts.items()}
+    texts = site.pages | {"player.js": read_script(), "site.css": read_style() + (HERE / "site.css").read_text("utf-8")}
+    texts["search.js"] = f"const SECTIONS = {json.dumps(site.sections, separators=(',', ':'), ensure_ascii=False)};\n"
+    (folder / "figures").mkdir(parents=True, exist_ok=True)
+    for name, text in texts.items():
+        (folder / name).write_text(text, encoding="utf-8", newline="\n")
     for name, file in (site.pictures | {each: HERE / each for each in ("site.js", "icon.svg")}).items():
-        files[name] = file.read_bytes()
-    for name, content in files.items():
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_bytes(content)
+        (folder / name).write_bytes(file.read_bytes())
     return [*site.pages]
+
+
+DIR = click.argument("folder", metavar="DIR", type=FILE)
+
+
+@session_command(SITE.name, DIR, only=("as_json",), short_help=SITE.purpose)
+def command(session: Session, folder: Path) -> None:
+    """Write the course as static pages into DIR: open its index.html, or put the folder on any static host."""
+    if not (ROOT / "README.md").is_file():
+        raise UsageError(f"{SITE.name} needs the whole project, and not its installed package: run it in a clone")
+    pages = write_site(folder, session.bar.show)
+    session.bar.clear()
+    session.say(f"Shown: {len(pages)} pages. Open {folder / 'index.html'}")
+    session.print_document({}, folder=folder, pages=pages)

@@ -14,14 +14,19 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+from torch.distributed.tensor.debug import CommDebugMode
 
 from playground import RankFailed, launch
+from playground.console.one_process import EXACT
 from playground.lessons.mesh import costs, experiment, library
 from playground.lessons.mesh.lesson import AXES, GPTStage, Mesh, coordinates, groups_along
-from playground.lessons.mesh.page import EXACT, ON_CPU, PLACEMENTS, MeshSettings, check, shapes_for
+from playground.lessons.mesh.page import MeshSettings, check_grid, shapes_for
 from playground.runtime.errors import PlaygroundError, UsageError
 from playground.runtime.tap import ranks_of
 from playground.testing import World
+from playground.training import gpt_run
+from playground.training.gpt_config import LENGTH
 
 Worlds = Callable[..., World]
 
@@ -32,16 +37,15 @@ Worlds = Callable[..., World]
 def test_each_grid_is_one_process_and_sends_what_its_closed_form_says(world: Worlds, size: int, steps: int) -> None:
     settings = MeshSettings(shapes=shapes_for(size), steps=steps)
     for found in world(size).run(experiment.run, settings):
-        assert found["placements"] == PLACEMENTS | ON_CPU
-        for shape, grid in zip(settings.shapes, found["grids"], strict=True):
-            check(shape, grid)
+        for shape, grid in zip(settings.shapes, found, strict=True):
+            check_grid(shape, grid)
 
 
 @pytest.mark.stress
 @pytest.mark.parametrize("shape", [(3, 1, 1, 1), (1, 4, 1, 1), (1, 1, 3, 1), (1, 1, 1, 3), (3, 1, 1, 2), (1, 1, 3, 2)])
 def test_other_grids_are_one_process_too(world: Worlds, shape: costs.Shape) -> None:
     for found in world(prod(shape)).run(experiment.run, MeshSettings(shapes=(shape,))):
-        check(shape, found["grids"][0])
+        check_grid(shape, found[0])
 
 
 @pytest.mark.parametrize("shape", [(2, 2, 2, 2), (3, 1, 2, 1), (1, 2, 3, 4)])
@@ -69,7 +73,7 @@ def compare_with_the_library(rank: int, size: int, shape: costs.Shape) -> tuple[
         assert ours.equal(shard.to_local() if hasattr(shard, "to_local") else shard)
 
     def loss_part(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        count = costs.BATCH * costs.LENGTH // 2
+        count = costs.BATCH * LENGTH // 2
         return F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum") / count
 
     schedule, model = library.cut_all(experiment.new_gpt(settings), shape, loss_part, costs.MICROBATCHES)
@@ -84,9 +88,9 @@ def compare_with_the_library(rank: int, size: int, shape: costs.Shape) -> tuple[
         dist.all_reduce(loss, group=mesh.groups["dp x cp"])
         return loss.item()
 
-    losses, _ = experiment.train(model, step, settings)
-    alone = experiment.new_gpt(settings)
-    expected, _ = experiment.train(alone, partial(experiment.step_alone, alone), settings)
+    given, alone = experiment.batches_of(settings), experiment.new_gpt(settings)
+    losses = gpt_run.train("library", model, step, given)["losses"]
+    expected = gpt_run.train("one process", alone, gpt_run.backward_alone(alone), given)["losses"]
     apart = max(map(abs, map(float.__sub__, losses, expected))) if mesh.pp.is_last else 0.0
     ours, replica = (torch.nn.Linear(3, 1, dtype=torch.float64) for _ in range(2))
     ours.load_state_dict(replica.state_dict())
@@ -105,12 +109,30 @@ def test_the_library_has_our_groups_our_shards_and_our_training(world: Worlds, s
         assert max(by_loss, by_gradient) <= EXACT
 
 
+def change_placements(rank: int, size: int) -> list[str]:
+    """The collectives that a DTensor calls, by row of the chapter's table."""
+    mesh, called = init_device_mesh("cpu", (size,)), list[str]()
+    rows = ((Shard(0), Replicate()), (Partial(), Replicate()), (Partial(), Shard(0)), (Replicate(), Shard(0)))
+    for before, after in (*rows, (Shard(0), Shard(1))):
+        tensor = DTensor.from_local(torch.ones(size, size), mesh, [before])
+        with CommDebugMode() as calls:
+            tensor.redistribute(mesh, [after])
+        called.append(", ".join(str(call).split(".")[-1] for call in calls.get_comm_counts()))
+    return called
+
+
+def test_a_change_of_placement_calls_what_the_chapter_says(world: Worlds) -> None:
+    gather = "all_gather_into_tensor"
+    expected = [gather, "all_reduce", "reduce_scatter_tensor", "", gather]
+    assert world(2).run(change_placements) == [expected, expected]
+
+
 def die_in_a_step(rank: int, size: int) -> None:
     settings = MeshSettings(shapes=((1, 2, 1, 2),), steps=1)
     stage = GPTStage(experiment.new_gpt(settings), Mesh(settings.shapes[0]))
     if rank == 3:
         stage.model[0].up.weight.register_hook(lambda gradient: os.kill(os.getpid(), signal.SIGKILL))
-    experiment.train(stage.model, partial(stage.step, microbatches=2), settings)
+    gpt_run.train("mesh", stage.model, partial(stage.step, microbatches=2), experiment.batches_of(settings))
 
 
 def test_a_rank_that_is_killed_in_a_step_is_named() -> None:
@@ -136,7 +158,7 @@ def test_a_grid_that_does_not_fit_is_refused(size: int, grid: costs.Shape | None
 @pytest.mark.parametrize("changes", [{"loss_difference": 1e-9}, {"groups": {"tp": {"sent": 2.0, "form": 1.0}}}])
 def test_other_numbers_than_promised_are_an_error(changes: dict[str, object]) -> None:
     with pytest.raises(PlaygroundError, match="2x1x1x1: "):
-        check((2, 1, 1, 1), {"loss_difference": 0.0, "parameter_difference": 0.0, "groups": {}} | changes)
+        check_grid((2, 1, 1, 1), {"loss_difference": 0.0, "parameter_difference": 0.0, "groups": {}} | changes)
 
 
 def test_a_prediction_is_what_one_computes_by_hand() -> None:

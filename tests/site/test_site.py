@@ -112,7 +112,7 @@ def test_code_that_is_not_the_source_s_is_refused(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(build, "ROOT", tmp_path)
     (tmp_path / "lesson.py").write_text("def f():\n    return 1\n")
     (tmp_path / "README.md").write_text("From [lesson.py](lesson.py):\n\n```python\ndef f():\n    return 2\n```\n")
-    with pytest.raises(PlaygroundError, match=r"README.md shows code that lesson.py does not have: def f"):
+    with pytest.raises(PlaygroundError, match=r"README.md shows code that lesson.py lacks: def f"):
         build.read_text(tmp_path / "README.md")
 
 

@@ -11,10 +11,11 @@ from __future__ import annotations
 
 from playground.algorithms.cost_model import Machine, Task, hierarchical_cost, ring_cost
 from playground.measurement import Fields
+from playground.training.gpt_config import HEADS, LAYERS, LENGTH, VOCABULARY, WIDTH
 
 Shape = tuple[int, int, int, int]
-LAYERS, WIDTH, HEADS, LENGTH, VOCABULARY, BATCH, MICROBATCHES = 2, 96, 12, 48, 48, 24, 2
-"""Of the run: the size of the model, sequences in a batch, and microbatches that a replica's are cut into."""
+BATCH, MICROBATCHES = 24, 2
+"""Of the run: sequences in a batch, and microbatches that a replica's are cut into."""
 MODEL = f"a GPT of {LAYERS} blocks, width {WIDTH}, {HEADS} heads, {BATCH} in a batch"
 CUT = {"pairs of samples": BATCH // 2, "layers": LAYERS + 2, "pairs of tokens": LENGTH // 2, "heads": HEADS}
 """Each is cut over the ranks of an axis; the embedding and the head count as a layer each."""

@@ -28,7 +28,7 @@ from torch import nn
 
 from playground.lessons.context.lesson import cut_sequence, own_positions
 from playground.lessons.pipeline.lesson import Stage, one_forward_one_backward
-from playground.lessons.pipeline.stages import Grid, link
+from playground.lessons.pipeline.stages import Pipeline, join_pipeline
 from playground.lessons.tensor.lesson import Ranks, cut, vocabulary_loss
 
 AXES = ("dp", "pp", "cp", "tp")
@@ -60,9 +60,7 @@ class Mesh:
     def __init__(self, shape: Shape) -> None:
         self.shape, self.place = shape, coordinates(dist.get_rank(), shape)
         self.groups = {" x ".join(axes): self.new_group(axes) for axes in (("tp",), ("cp",), ("dp", "cp"))}
-        pipelines = groups_along(("pp",), shape)
-        [row] = (ranks for ranks in pipelines if dist.get_rank() in ranks)
-        self.pp = Grid(row=row, stage=self.place["pp"], links=link(pipelines))
+        self.pp = join_pipeline(groups_along(("pp",), shape))
 
     def new_group(self, axes: tuple[str, ...]) -> dist.ProcessGroup:
         """This rank's group along the axes. Every rank creates every group, in the same order."""
@@ -78,9 +76,9 @@ class Mesh:
         return batch.chunk(replicas)[self.place["dp"]][:, own]
 
 
-def layers_of(model: nn.Sequential, grid: Grid) -> nn.Sequential:
+def layers_of(model: nn.Sequential, pipeline: Pipeline) -> nn.Sequential:
     """The layers of this rank's stage. The embedding and the head count as one each."""
-    first, end = (len(model) * stage // grid.stages for stage in (grid.stage, grid.stage + 1))
+    first, end = (len(model) * stage // pipeline.stages for stage in (pipeline.stage, pipeline.stage + 1))
     return model[first:end]
 
 
@@ -112,6 +110,6 @@ class GPTStage(Stage):
     def compute(self, m: int, inputs: torch.Tensor) -> torch.Tensor:
         """The activations of microbatch `m`; in the last stage its part of the mean loss over all ranks' targets."""
         output = self.model(inputs)
-        if self.grid.is_last:
+        if self.pipeline.is_last:
             output = vocabulary_loss(output, self.labels[m], self.ranks, self.targets_in_all)
         return output

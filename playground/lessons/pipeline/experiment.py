@@ -19,11 +19,10 @@ from torch import nn
 
 from playground.lessons.pipeline.lesson import Stage
 from playground.lessons.pipeline.page import BLOCKS, SCHEDULES, WARM_UP, WIDTH, PipelineSettings
-from playground.lessons.pipeline.stages import Grid, cut, make_grid, new_model
+from playground.lessons.pipeline.stages import Pipeline, cut, join_pipeline, new_model
 from playground.measurement import Fields
-from playground.runtime import device, host, report, synchronize
+from playground.runtime import device, report, synchronize
 from playground.runtime.backends import backend_of
-from playground.runtime.meeting.agreement import all_gather_object
 from playground.training.activations import ActivationCounter
 from playground.training.data import Batch, Images
 from playground.training.replicas import flat
@@ -34,30 +33,30 @@ FEW = 4
 
 def run(rank: int, size: int, settings: PipelineSettings) -> list[Fields]:
     """With each schedule, on this rank: one batch in float64, compared with one process; then training in float32."""
-    grid, model = make_grid(settings.data_parallel), new_model(BLOCKS, WIDTH, settings.seed).to(device())
-    differences = compare(copy.deepcopy(model).double(), grid, settings)
-    own = cut(model, grid.stage, grid.stages)
-    warm_up(Stage(own, grid), *blank_batch(settings, torch.float32))
+    pipeline, model = join_pipeline(), new_model(BLOCKS, WIDTH, settings.seed).to(device())
+    differences = compare(copy.deepcopy(model).double(), pipeline, settings)
+    own = cut(model, pipeline.stage, pipeline.stages)
+    warm_up(Stage(own, pipeline), *blank_batch(settings, torch.float32))
     return [
-        train_and_measure(name, copy.deepcopy(own), grid, settings, differences[name]) for name in settings.schedules
+        train_and_measure(name, copy.deepcopy(own), pipeline, settings, differences[name])
+        for name in settings.schedules
     ]
 
 
-def compare(model: nn.Sequential, grid: Grid, settings: PipelineSettings) -> dict[str, float]:
+def compare(model: nn.Sequential, pipeline: Pipeline, settings: PipelineSettings) -> dict[str, float]:
     """The largest difference of any gradient of this stage from one process's with the whole batch, in float64, by
     schedule. The batch is a small one: every rank also does the work of one process."""
-    samples = min(settings.microbatch_size, FEW) * settings.microbatches * settings.data_parallel
-    few = replace(settings, batch_size=samples)
+    few = replace(settings, batch_size=min(settings.batch_size, FEW * settings.microbatches))
     [(images, labels)] = batches(few, 1, torch.float64)
-    own = cut(model, grid.stage, grid.stages)
+    own = cut(model, pipeline.stage, pipeline.stages)
     report(phase="one process")
     F.cross_entropy(model(images), labels).backward()
     expected, found = flat(param.grad for param in own.parameters()), {}
-    warm_up(Stage(own, grid), *blank_batch(few, torch.float64))
+    warm_up(Stage(own, pipeline), *blank_batch(few, torch.float64))
     for name in settings.schedules:
         report(phase=f"{name}: comparing with one process")
         own.zero_grad()
-        stage = Stage(own, grid)
+        stage = Stage(own, pipeline)
         stage.load(images, labels, settings.microbatches)
         SCHEDULES[name].code(stage, settings.microbatches)
         stage.finish()
@@ -67,7 +66,7 @@ def compare(model: nn.Sequential, grid: Grid, settings: PipelineSettings) -> dic
 
 def blank_batch(settings: PipelineSettings, dtype: torch.dtype) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
     """Inputs of any stage, and labels, by microbatch."""
-    count, samples = settings.microbatches, settings.microbatch_size
+    count, samples = settings.microbatches, settings.batch_size // settings.microbatches
     inputs = [torch.ones(samples, WIDTH, dtype=dtype, device=device()).requires_grad_() for _ in range(count)]
     return inputs, [torch.zeros(samples, dtype=torch.int64, device=device())] * count
 
@@ -87,7 +86,7 @@ def warm_up(stage: Stage, inputs: Sequence[torch.Tensor], labels: Sequence[torch
     for output in [stage.compute(m, each) for m, each in enumerate(inputs)]:
         output.backward(torch.ones_like(output))
     stage.model.zero_grad()
-    for (source, target), link in stage.grid.links.items():  # in this order on every rank: both ends come
+    for (source, target), link in stage.pipeline.links.items():  # in this order on every rank: both ends come
         if dist.get_rank() == source:
             dist.send(message, target, group=link)
         elif dist.get_rank() == target:
@@ -95,18 +94,20 @@ def warm_up(stage: Stage, inputs: Sequence[torch.Tensor], labels: Sequence[torch
     synchronize()
 
 
-def train_and_measure(name: str, model: nn.Module, grid: Grid, settings: PipelineSettings, difference: float) -> Fields:
+def train_and_measure(
+    name: str, model: nn.Module, pipeline: Pipeline, settings: PipelineSettings, difference: float
+) -> Fields:
     """Train this stage by one schedule, and measure: the microbatches whose activations it held at once, at most, and
-    the bytes that autograd saved for them, in float32, without parameters; on the last stage the losses of this
-    replica's part of the batch, by step; and the forwards and backwards of the steps that are timed, in order, in
-    seconds on a clock that all ranks share. Activations are counted in the first step, which is not timed."""
-    stage, counter, code = MeasuredStage(model, grid), ActivationCounter(model), SCHEDULES[name].code
+    the bytes that autograd saved for them, in float32, without parameters; on the last stage the losses, by step; and
+    the forwards and backwards of the steps that are timed, in order, in seconds since 1970. Activations are counted in
+    the first step, which is not timed."""
+    stage, counter, code = MeasuredStage(model, pipeline), ActivationCounter(model), SCHEDULES[name].code
     optimizer = torch.optim.SGD(model.parameters(), lr=settings.lr, momentum=settings.momentum)
     losses, steps, every = list[float](), list[list[Fields]](), settings.steps + WARM_UP
     for number, (images, labels) in enumerate(batches(settings, every)):
         report(phase=f"{name}: training", step=number, steps=every)
         dist.barrier()
-        stage.stopwatch.slots = []
+        stage.slots = []
         optimizer.zero_grad()
         stage.load(images, labels, settings.microbatches)
         with contextlib.nullcontext() if number else counter:
@@ -114,8 +115,8 @@ def train_and_measure(name: str, model: nn.Module, grid: Grid, settings: Pipelin
         stage.finish()
         optimizer.step()
         losses.append(stage.loss)
-        steps.append(stage.stopwatch.slots)
-    held, known = {"held": stage.most_held, "held_bytes": counter.peak}, losses if grid.is_last else []
+        steps.append(stage.slots)
+    held, known = {"held": stage.most_held, "held_bytes": counter.peak}, losses if pipeline.is_last else []
     return {"gradient_difference": difference, **held, "losses": known, "steps": steps[WARM_UP:]}
 
 
@@ -128,43 +129,32 @@ def batches(settings: PipelineSettings, steps: int, dtype: torch.dtype = torch.f
         yield images.flatten(1).to(device(), dtype), labels.to(device())
 
 
-class Stopwatch:
-    """Seconds since all ranks made theirs together. Ranks of a host have one clock, so that their times can be compared
-    exactly; those of several hosts began when they left a barrier, at almost the same moment."""
-
-    def __init__(self) -> None:
-        self.slots: list[Fields] = []
-        dist.barrier()
-        here = host.host_id()
-        self.origin = min(start for there, start in all_gather_object((here, self.now())) if there == here)
-
-    def now(self) -> float:
-        """Seconds, when this rank's work so far is done. On a GPU only what was computed: to wait for messages, too,
-        would be to wait for a neighbour that may be waiting for us."""
-        if device().type == "cuda":
-            torch.cuda.current_stream().synchronize()
-        return time.perf_counter()
-
-    @contextlib.contextmanager
-    def slot(self, kind: str, microbatch: int) -> Iterator[None]:
-        start = self.now()
-        yield
-        times = {"start": start - self.origin, "end": self.now() - self.origin}
-        self.slots.append({"kind": kind, "microbatch": microbatch, **times})
-
-
 class MeasuredStage(Stage):
     """A stage that takes the time of each forward and backward, without the messages, and counts what it holds."""
 
-    def __init__(self, model: nn.Module, grid: Grid) -> None:
-        super().__init__(model, grid)
-        self.stopwatch, self.most_held = Stopwatch(), 0
+    def __init__(self, model: nn.Module, pipeline: Pipeline) -> None:
+        super().__init__(model, pipeline)
+        self.slots, self.most_held = list[Fields](), 0
 
     def compute(self, m: int, inputs: torch.Tensor) -> torch.Tensor:
         self.most_held = max(self.most_held, len(self.held) + 1)  # with this one
-        with self.stopwatch.slot("F", m):
+        with self.slot("F", m):
             return super().compute(m, inputs)
 
     def compute_gradients(self, m: int, output: torch.Tensor, gradient: torch.Tensor | None) -> None:
-        with self.stopwatch.slot("B", m):
+        with self.slot("B", m):
             super().compute_gradients(m, output, gradient)
+
+    @contextlib.contextmanager
+    def slot(self, kind: str, microbatch: int) -> Iterator[None]:
+        start = now()
+        yield
+        self.slots.append({"kind": kind, "microbatch": microbatch, "start": start, "end": now()})
+
+
+def now() -> float:
+    """The time, which ranks of a host share, when this rank's work so far is done. On a GPU only what was computed: to
+    wait for messages, too, would be to wait for a neighbour that may be waiting for us."""
+    if device().type == "cuda":
+        torch.cuda.current_stream().synchronize()
+    return time.time()

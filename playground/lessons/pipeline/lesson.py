@@ -2,12 +2,10 @@
 
     python -m playground pipeline
     python -m playground pipeline -n 4 --schedule 1f1b --microbatches 16
-    python -m playground pipeline -n 4 --data-parallel 2
 
 Each rank holds one stage of the model. A batch is cut into microbatches: each goes forward through the stages as
 activations, and its gradients come back. A schedule says in which order a stage does that; whatever the order, the
 gradients are those of one process with the whole batch, which the run proves.
-With --data-parallel D the ranks are a grid: D pipelines side by side, the replicas of each stage averaging gradients.
 """
 
 from __future__ import annotations
@@ -20,7 +18,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 
-from playground.lessons.pipeline.stages import Grid
+from playground.lessons.pipeline.stages import Pipeline
 
 
 def naive(stage: Stage, microbatches: int) -> None:
@@ -41,7 +39,7 @@ def gpipe(stage: Stage, microbatches: int) -> None:
 def one_forward_one_backward(stage: Stage, microbatches: int) -> None:
     """Each stage goes as many forwards ahead as there are stages behind it; then it alternates. It idles no longer than
     with GPipe, but each backward frees activations before the next forward saves some."""
-    ahead = min(microbatches, stage.grid.stages - 1 - stage.grid.stage)
+    ahead = min(microbatches, stage.pipeline.stages - 1 - stage.pipeline.stage)
     for m in range(ahead):
         stage.forward(m)
     for m in range(ahead, microbatches):
@@ -56,35 +54,33 @@ class Stage:
     `model` takes [samples, width] and returns as much; the last stage's returns logits [samples, classes]. A stage of a
     different model has a `compute` of its own."""
 
-    def __init__(self, model: nn.Module, grid: Grid) -> None:
-        self.model, self.grid = model, grid
+    def __init__(self, model: nn.Module, pipeline: Pipeline) -> None:
+        self.model, self.pipeline = model, pipeline
 
     def load(
         self, images: torch.Tensor, labels: torch.Tensor, microbatches: int, hidden: torch.Tensor | None = None
     ) -> None:
-        """Take this replica's part of a batch of images [samples, width] and labels [samples], in microbatches. What
-        stages send each other is like `hidden`, which has as many samples, or else like the images."""
-        grid, rank = self.grid, dist.get_rank()
-        images, labels, hidden = (
-            whole.chunk(grid.replicas)[grid.replica] for whole in (images, labels, images if hidden is None else hidden)
-        )
-        self.images, self.labels, like = (each.chunk(microbatches) for each in (images, labels, hidden))
+        """Take a batch of images [samples, width] and labels [samples], in microbatches. What stages send each other is
+        like `hidden`, which has as many samples, or else like the images."""
+        pipeline, rank = self.pipeline, dist.get_rank()
+        self.images, self.labels = images.chunk(microbatches), labels.chunk(microbatches)
+        like = self.images if hidden is None else hidden.chunk(microbatches)
         self.loss, self.held = 0.0, dict[int, tuple[torch.Tensor, torch.Tensor]]()
-        if not grid.is_first:
-            before = grid.row[grid.stage - 1]
-            self.inputs = Inbox(before, grid.links[before, rank], like)
-            self.input_gradients = Outbox(before, grid.links[rank, before])
-        if not grid.is_last:
-            after = grid.row[grid.stage + 1]
-            self.outputs = Outbox(after, grid.links[rank, after])
-            self.output_gradients = Inbox(after, grid.links[after, rank], like)
+        if not pipeline.is_first:
+            before = pipeline.row[pipeline.stage - 1]
+            self.inputs = Inbox(before, pipeline.links[before, rank], like)
+            self.input_gradients = Outbox(before, pipeline.links[rank, before])
+        if not pipeline.is_last:
+            after = pipeline.row[pipeline.stage + 1]
+            self.outputs = Outbox(after, pipeline.links[rank, after])
+            self.output_gradients = Inbox(after, pipeline.links[after, rank], like)
 
     def forward(self, m: int) -> None:
         """Compute microbatch `m` and send the activations on; the last stage computes its part of the mean loss.
         Whatever autograd needs for `backward` is held until then."""
-        inputs = self.images[m] if self.grid.is_first else self.inputs.take().requires_grad_()
+        inputs = self.images[m] if self.pipeline.is_first else self.inputs.take().requires_grad_()
         output = self.compute(m, inputs)
-        if self.grid.is_last:
+        if self.pipeline.is_last:
             self.loss += output.item()
         else:
             self.outputs.put(output.detach())
@@ -93,17 +89,17 @@ class Stage:
     def compute(self, m: int, inputs: torch.Tensor) -> torch.Tensor:
         """The activations of microbatch `m`; in the last stage its part of the mean loss."""
         output = self.model(inputs)
-        if self.grid.is_last:
+        if self.pipeline.is_last:
             output = F.cross_entropy(output, self.labels[m]) / len(self.labels)  # microbatches are equal
         return output
 
     def backward(self, m: int) -> None:
         """Compute the gradients of microbatch `m`, add them to those of the parameters, and send that of the input back
         to the stage that the input came from."""
-        gradient = None if self.grid.is_last else self.output_gradients.take()
+        gradient = None if self.pipeline.is_last else self.output_gradients.take()
         inputs, output = self.held.pop(m)
         self.compute_gradients(m, output, gradient)
-        if not self.grid.is_first:
+        if not self.pipeline.is_first:
             self.input_gradients.put(inputs.grad)
 
     def compute_gradients(self, m: int, output: torch.Tensor, gradient: torch.Tensor | None) -> None:
@@ -111,15 +107,11 @@ class Stage:
         output.backward(gradient)
 
     def finish(self) -> None:
-        """Wait until all has been sent; then average the gradients over the replicas of this stage."""
-        if not self.grid.is_first:
+        """Wait until all has been sent."""
+        if not self.pipeline.is_first:
             self.input_gradients.wait()
-        if not self.grid.is_last:
+        if not self.pipeline.is_last:
             self.outputs.wait()
-        if self.grid.replicas > 1:
-            for param in self.model.parameters():
-                dist.all_reduce(param.grad, group=self.grid.column)
-                param.grad /= self.grid.replicas
 
 
 class Inbox:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import mean
 from typing import Any
 
 import click
@@ -61,18 +60,15 @@ WARM_UP = 1
 
 @dataclass(frozen=True, kw_only=True)
 class PipelineSettings(TrainingSettings):
-    """Training settings, with a number of steps in place of epochs. Raises `UsageError` for a grid, stages or
-    microbatches that do not fit."""
+    """Training settings, with a number of steps in place of epochs. Raises `UsageError` for stages or microbatches
+    that do not fit."""
 
     size: int
-    """Number of ranks: stages x replicas."""
+    """Number of ranks, each with a stage."""
     schedules: tuple[str, ...] = tuple(SCHEDULES)
     """Names of `SCHEDULES`, in the order of running."""
-    microbatches: int = flag(
-        8, "Number of microbatches that each replica's part of a batch is cut into.", least=1, metavar="M"
-    )
-    data_parallel: int = flag(1, "Number of replicas of the pipeline: -n is stages x D.", least=1, metavar="D")
-    batch_size: int = flag(512, "Global batch size: samples per step, over all replicas.", least=1)
+    microbatches: int = flag(8, "Number of microbatches that a batch is cut into.", least=1, metavar="M")
+    batch_size: int = flag(512, "Batch size: samples per step.", least=1)
     steps: int = flag(5, "Number of training steps that are timed, with each schedule.", least=1)
     lr: float = 0.02
     momentum: float = 0.9
@@ -82,28 +78,12 @@ class PipelineSettings(TrainingSettings):
         check_at_least_one(self, "size")
         for name in self.schedules:
             check_choice("schedule", name, SCHEDULES)
-        replicas = self.data_parallel
-        if self.size % replicas:
-            grid = f"a grid has stages x replicas ranks, so choose a multiple of {replicas} as -n"
-            raise UsageError(f"--data-parallel {replicas} on {self.size} ranks: {grid}")
-        if BLOCKS % self.stages:
-            raise UsageError(
-                f"{self.stages} stages: the model's {BLOCKS} blocks are cut into equal stages, so choose a divisor of "
-                f"{BLOCKS}, times --data-parallel, as -n"
-            )
-        if self.batch_size % (parts := replicas * self.microbatches):
-            raise UsageError(
-                f"--batch-size {self.batch_size}: the microbatches of all replicas are equal, so choose a multiple of "
-                f"{parts}, which is --microbatches x --data-parallel"
-            )
-
-    @property
-    def stages(self) -> int:
-        return self.size // self.data_parallel
-
-    @property
-    def microbatch_size(self) -> int:
-        return self.batch_size // self.data_parallel // self.microbatches
+        if BLOCKS % self.size:
+            equal = f"the model's {BLOCKS} blocks are cut into equal stages, so choose a divisor of {BLOCKS} as -n"
+            raise UsageError(f"{self.size} stages: {equal}")
+        if self.batch_size % self.microbatches:
+            equal = f"microbatches are equal, so choose a multiple of {self.microbatches}, which is --microbatches"
+            raise UsageError(f"--batch-size {self.batch_size}: {equal}")
 
 
 EXACT = 1e-12
@@ -129,20 +109,18 @@ def typical_step(ranks: Sequence[Fields]) -> Sequence[Sequence[Fields]]:
 
 
 def summarize(name: str, ranks: Sequence[Fields], settings: PipelineSettings) -> Fields:
-    """The figures of a schedule over all ranks, which stand replica by replica, and within each stage by stage. Of what
-    is held, a number for each stage, in the replica that held most; losses are those of the whole batch, by step."""
-    spec, stages, microbatches = SCHEDULES[name], settings.stages, settings.microbatches
-    step, replicas = typical_step(ranks), [ranks[stage::stages] for stage in range(stages)]
-    losses = zip(*(rank["losses"] for rank in ranks if rank["losses"]), strict=True)
+    """The figures of a schedule over all ranks, stage by stage. Of what is held, a number for each stage; losses are
+    those of the whole batch, by step."""
+    spec, stages, microbatches, step = SCHEDULES[name], settings.size, settings.microbatches, typical_step(ranks)
     return {
         "bubble": bubble(step),
         "expected_bubble": spec.bubble(stages, microbatches),
         "gradient_difference": max(rank["gradient_difference"] for rank in ranks),
-        "losses": [mean(parts) for parts in losses],
+        "losses": ranks[-1]["losses"],
         "step_seconds": span(step),
-        "held": [max(rank["held"] for rank in each) for each in replicas],
+        "held": [rank["held"] for rank in ranks],
         "expected_held": [spec.held(stage, stages, microbatches) for stage in range(stages)],
-        "held_bytes": [max(rank["held_bytes"] for rank in each) for each in replicas],
+        "held_bytes": [rank["held_bytes"] for rank in ranks],
     }
 
 
@@ -158,11 +136,10 @@ def check(name: str, found: Fields) -> None:
 
 
 def model_text(settings: PipelineSettings) -> str:
-    replicas = f" on each of {settings.data_parallel} replicas" if settings.data_parallel > 1 else ""
     return (
-        f"model: {BLOCKS} equal blocks (linear {WIDTH} x {WIDTH}, ReLU), {BLOCKS // settings.stages} in each of "
-        f"{settings.stages} stage{'s' * (settings.stages > 1)}; batches of {settings.batch_size} samples, in "
-        f"{settings.microbatches} microbatches of {settings.microbatch_size}{replicas}"
+        f"model: {BLOCKS} equal blocks (linear {WIDTH} x {WIDTH}, ReLU), {BLOCKS // settings.size} in each of "
+        f"{settings.size} stage{'s' * (settings.size > 1)}; batches of {settings.batch_size} samples, in "
+        f"{settings.microbatches} microbatches of {settings.batch_size // settings.microbatches}"
     )
 
 
@@ -200,7 +177,7 @@ ORDERS, ABOUT_ORDERS = click.Choice([*SCHEDULES, ALL]), "The order in which stag
 
 @LESSON.run_by(
     click.option("--schedule", type=ORDERS, default=ALL, show_default=True, help=ABOUT_ORDERS),
-    flags(PipelineSettings, "microbatches", "data_parallel", "batch_size", "steps"),
+    flags(PipelineSettings, "microbatches", "batch_size", "steps"),
     data_options,
 )
 def command(session: Session, data: DataOptions, schedule: str, **chosen: Any) -> None:
@@ -218,8 +195,8 @@ def command(session: Session, data: DataOptions, schedule: str, **chosen: Any) -
     ranks = dict(zip(settings.schedules, zip(*by_rank, strict=True), strict=True))
     found = {name: summarize(name, each, settings) for name, each in ranks.items()}
     session.say("", *held_texts(found), "", *cost_texts(found))
-    grid = {name: getattr(settings, name) for name in ("stages", "microbatches", "data_parallel")}
-    session.print_document(ranks, dataset=prepared.summary, **grid, schedules=found)
+    about = {"stages": world.size, "microbatches": settings.microbatches, "schedules": found}
+    session.print_document(ranks, dataset=prepared.summary, **about)
     for name, figures_of_it in found.items():
         check(name, figures_of_it)
     session.say("", prose("Shown: ", good(LESSON.conclude(world.size)), "."))

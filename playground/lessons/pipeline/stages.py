@@ -1,11 +1,4 @@
-"""A grid of ranks: each row is a pipeline, each column holds the replicas of one stage.
-
-    replica 0:  stage 0 = rank 0   stage 1 = rank 1   stage 2 = rank 2
-    replica 1:  stage 0 = rank 3   stage 1 = rank 4   stage 2 = rank 5
-
-Along a row travel activations and their gradients; down a column, gradients of parameters are averaged. The stages of
-a pipeline stand side by side, so that on several hosts a row stays within one, as far as it fits.
-"""
+"""The ranks of a pipeline, with a link between neighbours, and the model that is cut over them."""
 
 from __future__ import annotations
 
@@ -19,19 +12,15 @@ from torch import nn
 
 
 @dataclass(frozen=True, kw_only=True)
-class Grid:
-    """This rank's place in the grid, and the groups it talks in."""
+class Pipeline:
+    """This rank's place in a pipeline, and its links."""
 
     row: Sequence[int]
-    """The ranks of this pipeline, stage by stage."""
+    """The ranks, stage by stage."""
     stage: int
-    replicas: int = 1
-    replica: int = 0
     links: dict[tuple[int, int], dist.ProcessGroup]
     """For each (source, target), neighbours in a row, a group of these two. NCCL carries out the messages of a group
     one after the other: in a group for all, a message that waits for its turn could be the one that others wait for."""
-    column: dist.ProcessGroup | None = None
-    """The replicas of this stage; None if there is one alone."""
 
     @property
     def stages(self) -> int:
@@ -46,21 +35,14 @@ class Grid:
         return self.stage == self.stages - 1
 
 
-def make_grid(replicas: int = 1) -> Grid:
-    """Arrange the world as `replicas` pipelines. Every rank makes all groups in the same order, as `new_group` demands.
-    The size of the world must be a multiple of `replicas`."""
-    stages = dist.get_world_size() // replicas
-    replica, stage = divmod(dist.get_rank(), stages)
-    rows = [[row * stages + column for column in range(stages)] for row in range(replicas)]
-    links = link(rows)
-    columns = [dist.new_group(list(column)) for column in zip(*rows, strict=True)] if replicas > 1 else [None] * stages
-    return Grid(row=rows[replica], stage=stage, replicas=replicas, replica=replica, links=links, column=columns[stage])
-
-
-def link(rows: Sequence[Sequence[int]]) -> dict[tuple[int, int], dist.ProcessGroup]:
-    """The `links` of a grid, from the ranks of each of its rows."""
+def join_pipeline(rows: Sequence[Sequence[int]] = ()) -> Pipeline:
+    """This rank's pipeline, of those that have these ranks; by default there is one of all ranks. Every rank makes all
+    groups in the same order, as `new_group` demands."""
+    rank, rows = dist.get_rank(), rows or [range(dist.get_world_size())]
     pairs = [pair for row in rows for left, right in pairwise(row) for pair in ((left, right), (right, left))]
-    return {pair: dist.new_group(sorted(pair)) for pair in pairs}
+    links = {pair: dist.new_group(sorted(pair)) for pair in pairs}
+    [row] = (row for row in rows if rank in row)
+    return Pipeline(row=row, stage=row.index(rank), links=links)
 
 
 def new_block(width: int) -> nn.Sequential:

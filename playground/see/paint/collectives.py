@@ -318,7 +318,7 @@ RANK_BOX, RANK_PITCH, APART = (128.0, 48.0), (136.0, 56.0), 32.0
 
 def cube(run: Evidence) -> Scene:
     """mesh: ranks on a grid of four axes, the groups of one of them, and what it sends in each."""
-    grids: Sequence[Fields] = [each["grids"][0] for each in run.results]
+    grids: Sequence[Fields] = [each[0] for each in run.results]
     shown, groups = len(grids) - 1, grids[-1]["groups"]
     styles = {axis: f"bucket {number}" for number, axis in enumerate(groups)}
     scene = Scene(f"{len(grids)} ranks, and the groups of rank {shown}")

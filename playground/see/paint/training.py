@@ -357,7 +357,7 @@ def steps_of_attempts(run: Evidence) -> tuple[int, list[int], list[int]]:
 def schedules(run: Evidence) -> Scene:
     """pipeline: a pipeline's stages at work, by three schedules."""
     settings: PipelineSettings = run.arguments[0]
-    stages, microbatches = settings.stages, settings.microbatches
+    stages, microbatches = settings.size, settings.microbatches
     by_schedule = zip(settings.schedules, zip(*run.results, strict=True), strict=True)
     steps = {name: typical_step(ranks) for name, ranks in by_schedule}
     scene = Scene("A pipeline's stages at work, by three schedules")

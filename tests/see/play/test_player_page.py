@@ -123,12 +123,12 @@ def test_a_wait_leads_to_the_rank_and_the_line_that_caused_it(show: Callable[...
     window.press(*[KEYS["tab"]] * last)
     window.press(KEYS["enter"])
     assert window.ask("return document.activeElement.textContent").startswith("rank 1 was busy for")
-    assert window.text("h3:has(+ pre)") == "Rank 1: lesson.py:11 in run"
+    assert window.text(".title:has(+ pre)") == "Rank 1: lesson.py:11 in run"
     assert window.ask("return document.querySelector('tr[aria-current] th').innerText") == "1"
 
 
 def test_why_there_are_no_waits(show: Callable[..., Browser]) -> None:
-    assert show(on_gpus(ring(4, straggler=1))).text("h3:has(+ .waits)").startswith("Waits cannot be told on GPUs")
+    assert show(on_gpus(ring(4, straggler=1))).text(".title:has(+ .waits)").startswith("Waits cannot be told on GPUs")
 
 
 def test_everything_is_reached_by_keyboard(show: Callable[..., Browser]) -> None:

@@ -2,7 +2,7 @@
 class Source {
   constructor(run) {
     this.run = run;
-    this.heading = element("h3");
+    this.heading = element("p", {class: "title"});
     this.lines = element("pre", {role: "group", tabindex: 0, "aria-label": "Source"});
     this.root = element("section", {}, this.heading, this.lines);
     this.file = null;

@@ -10,7 +10,7 @@ class Stage {
     this.boxes = element("g");
     this.caption = element("figcaption");
     const marker = element("marker", {id: this.head, viewBox: "0 0 8 8", refX: 7, refY: 4, markerWidth: 6, markerHeight: 6, orient: "auto"},
-      element("path", {class: "packet", d: "M0 0L8 4L0 8z"}));
+      element("path", {class: "head", d: "M0 0L8 4L0 8z"}));
     this.svg = element("svg", {role: "img", "aria-label": "Ranks, what they hold, and the messages between them"},
       element("defs", {}, marker), this.boxes, this.waits, this.links);
     this.lit = new Map();

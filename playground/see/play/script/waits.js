@@ -10,7 +10,7 @@ class Waits {
     this.more = element("button", {click: () => this.showMore()}, "more");
     this.chain = element("ol", {class: "chain"});
     this.answer = element("div", {"aria-live": "polite", tabindex: -1});
-    this.root = element("section", {}, element("h3", {}, run.waits.length ? "The longest waits" : run.noWaits),
+    this.root = element("section", {}, element("p", {class: "title"}, run.waits.length ? "The longest waits" : run.noWaits),
       this.list, this.more, this.answer);
     this.showMore();
   }
@@ -48,7 +48,7 @@ class Waits {
       end = place === undefined ? this.describeEnd(waits.at(-1) ?? wait) : "";
     }
     this.chain.replaceChildren(...links);
-    this.answer.replaceChildren(element("h3", {}, "What caused it"), this.chain, element("p", {}, end));
+    this.answer.replaceChildren(element("p", {class: "title"}, "What caused it"), this.chain, element("p", {}, end));
     this.answer.focus({preventScroll: true});
     this.answer.scrollIntoView({block: "nearest"});
   }
