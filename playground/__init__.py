@@ -22,8 +22,7 @@ From a script, a test or a notebook:
 
 A rank tells how far it is with `report(step=3)`. With `launch(fn, 2, restarts=3)`, a world that fails is restarted,
 three times at most, and `restart_count()` tells a rank how often it was. With `launch(fn, 2, grace=30)`, SIGTERM gives
-the ranks 30 s to store where they are: see `preempted()`. With `launch(fn, 4, expendable=[1, 2, 3])` these
-may die, and the others go on. What `launch` raises is a `PlaygroundError`:
+the ranks 30 s to store where they are: see `preempted()`. What `launch` raises is a `PlaygroundError`:
 
     UsageError           what was asked cannot be done; nothing was started
     RankFailed           a rank raised, died or left without a result: .rank, .reason and its .traceback

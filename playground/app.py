@@ -23,7 +23,7 @@ from playground.lessons import LESSONS, PATH
 from playground.runtime import signals, surroundings
 from playground.runtime.errors import PlaygroundError
 from playground.runtime.launcher import server
-from playground.runtime.meeting import torchelastic
+from playground.runtime.meeting.environment import end_with_torchrun
 from playground.runtime.remote import remote
 from playground.runtime.untrusted import printable
 from playground.see import SEE
@@ -135,7 +135,7 @@ def main() -> NoReturn:
     surroundings.open_standard_streams()
     if STARTED_AS_RANK & os.environ.keys():
         signals.exit_after(GRACE)
-        torchelastic.end_with_torchrun()
+        end_with_torchrun()
     try:
         run()
     except KeyboardInterrupt:  # just when the command had come to its end

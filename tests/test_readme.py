@@ -63,7 +63,7 @@ HEAVIER = (
     "see --figure F9 ring.svg", "rpc", "bert --only memory", "break send-send --see hang.html",
     "parameter-server --slow-worker 5 --dataset digits",
     "parameter-server", "parameter-server -n 9 --mode async",
-    "parameter-server -n 4 --mode async --steps 2000",
+    "parameter-server --slow-worker 5 --mode stale-synchronous",
     "tensor", "tensor --link 0.5", "context", "experts", "experts -n 4", "experts --capacity 1",
     "mesh -n 16", "mesh -n 6 --grid 3 1 1 2",
     "pipeline", "pipeline --dataset digits", "pipeline --schedule gpipe --microbatches 32",

@@ -17,9 +17,9 @@ from playground.console.steps import Lesson
 from playground.console.tables import Column, Text
 from playground.console.terminal import Bar
 from playground.console.text import good, prose
-from playground.runtime.errors import PlaygroundError, Preempted, RankFailed, UsageError
+from playground.runtime.errors import PlaygroundError, Preempted, UsageError
 from playground.runtime.flags import ANY, flag
-from playground.runtime.launcher.launch import describe_loss, describe_restart
+from playground.runtime.launcher.launch import describe_restart
 from playground.runtime.rank.rank import Event
 from playground.runtime.remote import Remote, remote
 from playground.runtime.untrusted import printable
@@ -91,11 +91,6 @@ def prepare_data(asked: DataOptions, bar: Bar) -> PreparedData:
     if asked.limit and asked.limit > data.train:
         raise UsageError(f"--limit {asked.limit}: {data.name} has {data.train} samples to train on")
     return replace(data, limit=asked.limit, train=asked.limit or data.train)
-
-
-def echo_loss(failure: RankFailed) -> None:
-    """Say that a rank has died and the others continue."""
-    click.echo(printable(describe_loss(failure), lines=True), err=True)
 
 
 EPOCH_COLUMNS = (

@@ -156,7 +156,6 @@ class Agent:
         self.arrived: Counter[int] = Counter()
         """On rank 0: the number of times that each rank has come to the barrier."""
         self.changed = threading.Condition()
-        self.report_loss: Callable[[int], None] = lambda rank: None
 
     def __enter__(self) -> Agent:
         agents.append(self)
@@ -200,12 +199,6 @@ class Agent:
     def remote(self, rank: int, function: Callable[..., Any], *args: Any) -> RemoteReference:
         """Run `function(*args)` on that rank, and keep the result there. Returns a reference to it."""
         return RemoteReference(self, rank, self.call(rank, call_agent, "keep", function, args))
-
-    def on_loss(self, callback: Callable[[int], None]) -> None:
-        """Call `callback(rank)` for each rank that is lost, perhaps twice; for later ones in another thread."""
-        self.report_loss = callback
-        for rank in list(self.lost):
-            callback(rank)
 
     def barrier(self) -> None:
         """Wait until every rank that is not lost has called this as often as this one. All must call it."""
@@ -257,7 +250,6 @@ class Agent:
             self.stopped.add(rank)
             self.lost.add(rank)
             self.changed.notify_all()
-        self.report_loss(rank)
 
     def answer(self, caller: int, number: int, obtain: Callable[[], Any]) -> Messages:
         """Run the request that `obtain` returns. Returns the messages of the reply: (True, the function's result), or

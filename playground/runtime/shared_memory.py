@@ -296,10 +296,6 @@ class Segment:
             if flags[rank] == GONE:
                 raise RuntimeError(f"{LOST}: {self.name(rank)} has destroyed the process group")
 
-    def share_of(self, elements: int) -> tuple[int, int]:
-        """Start and end of this rank's share of that many elements."""
-        return elements * self.rank // self.size, elements * (self.rank + 1) // self.size
-
     def name(self, rank: int) -> str:
         """A rank of the segment, by its number in the world."""
         return f"rank {self.members[rank]}"

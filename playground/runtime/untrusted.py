@@ -1,4 +1,4 @@
-"""Untrusted input: text that is to be shown, and JSON whose values are to be used. Does not import torch.
+"""Untrusted input: text that is to be shown, JSON whose values are to be used, pickles. Does not import torch.
 
 Whoever reads a file of somebody's takes its text through `printable`: escape sequences would reach the terminal, and
 control characters would make no SVG of an SVG. The `expect_…` functions return a value of JSON that is what it must be;
@@ -7,8 +7,11 @@ they raise `ValueError`, in words, for any other.
 
 from __future__ import annotations
 
+import io
 import json
+import pickle
 import re
+from typing import Any
 
 HIDDEN = "\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff"
 """Control characters beyond ASCII's, what changes the direction of a line, and what neither UTF-8 nor XML has."""
@@ -78,3 +81,20 @@ def show(value: object) -> str:
         return f"a {kind}"
     text = repr(value) if not isinstance(value, int) or abs(value) < INT64 else "a number of many digits"
     return printable(text if len(text) <= 40 else f"{text[:40]}…")
+
+
+def unpickle(content: bytes, *classes: type) -> Any:
+    """An object of these classes and of plain data. Raises `UnpicklingError` for a pickle that names anything else: to
+    make that would run code.
+
+    Source: https://docs.python.org/3/library/pickle.html#restricting-globals
+    """
+
+    class Unpickler(pickle.Unpickler):
+        def find_class(self, module: str, name: str) -> type:
+            for kind in classes:
+                if (kind.__module__, kind.__qualname__) == (module, name):
+                    return kind
+            raise pickle.UnpicklingError(f"{module}.{name} is not expected here")
+
+    return Unpickler(io.BytesIO(content)).load()

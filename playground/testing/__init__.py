@@ -82,16 +82,6 @@ def world(pytestconfig: pytest.Config) -> Iterator[Callable[..., World]]:
         keep_worlds()
 
 
-OPTIONS = (
-    "python_files",
-    "enable_assertion_pass_hook",
-    "truncation_limit_lines",
-    "truncation_limit_chars",
-    "assertion_text_diff_style",
-)
-"""Options of pytest's configuration file that concern asserts. Not every version has all of them."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class ImportedAsByPytest:
     """`fn`, whose module is imported as by pytest where it is unpickled.
@@ -119,30 +109,25 @@ def load(
     *,
     folders: Sequence[str] = (),
     rewritten: frozenset[str] = frozenset(),
-    options: Mapping[str, object],
     verbosity: int = 0,
 ) -> Callable[..., Any]:
     """In a rank: apply these settings, then import the function.
 
     `folders`: where pytest finds modules besides `sys.path`; `rewritten`: names of the modules whose asserts are
-    rewritten, and of packages with all their modules; `options`: values of `OPTIONS`; `verbosity`: that of asserts.
+    rewritten, and of packages with all their modules; `verbosity`: that of asserts.
     """
     sys.path += folders
     if rewritten:
         with contextlib.suppress(Exception):  # an unknown version of pytest: asserts stay plain
             from playground.testing.rewriting import install
 
-            install(rewritten, options, verbosity)
+            install(rewritten, verbosity)
     function: Callable[..., Any] = pickle.loads(pickled)
     return function
 
 
 def read_settings(config: pytest.Config) -> Mapping[str, Any]:
     """The settings of this run of pytest that ranks need."""
-    options = {}
-    for name in OPTIONS:
-        with contextlib.suppress(KeyError, ValueError):
-            options[name] = config.getini(name)
     rewritten: frozenset[str] = frozenset()  # as with --assert=plain
     with contextlib.suppress(Exception):  # an unknown version of pytest
         from playground.testing.rewriting import rewritten_modules
@@ -151,4 +136,4 @@ def read_settings(config: pytest.Config) -> Mapping[str, Any]:
     # With --import-mode=importlib, pytest names modules from its root folder, without adding that to `sys.path`.
     folders = [str(config.rootpath)] if config.getoption("importmode", "") == "importlib" else []
     verbosity = config.get_verbosity(pytest.Config.VERBOSITY_ASSERTIONS)
-    return {"folders": folders, "rewritten": rewritten, "options": options, "verbosity": verbosity}
+    return {"folders": folders, "rewritten": rewritten, "verbosity": verbosity}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import io
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from importlib.machinery import ModuleSpec
 from itertools import accumulate
 from types import ModuleType, SimpleNamespace
@@ -26,12 +26,11 @@ def rewritten_modules(config: pytest.Config) -> frozenset[str]:
     return frozenset([*hook._rewritten_names, *hook._must_rewrite]) if hook else frozenset()
 
 
-def install(rewritten: frozenset[str], options: Mapping[str, object], verbosity: int) -> None:
-    """Rewrite the asserts of these modules when they are imported, as these settings of pytest ask for. A later call
-    only adds names."""
+def install(rewritten: frozenset[str], verbosity: int) -> None:
+    """Rewrite the asserts of these modules when they are imported. A later call only adds names."""
     hook = next((finder for finder in sys.meta_path if isinstance(finder, RankHook)), None)
     if hook is None:
-        config = make_config(options, verbosity)
+        config = make_config(verbosity)
         hook = RankHook(config)
         # Explain failing comparisons, as pytest does while a test runs. Kept, as its end would end the explanations.
         hook.protocol = assertion.pytest_runtest_protocol(SimpleNamespace(config=config, ihook=HOOKS))  # type: ignore[arg-type]
@@ -62,12 +61,12 @@ HOOKS = SimpleNamespace(
 )
 
 
-def make_config(options: Mapping[str, object], verbosity: int) -> Any:
-    """The parts of pytest's `Config` that rewriting and comparing need."""
+def make_config(verbosity: int) -> Any:
+    """The parts of pytest's `Config` that rewriting and comparing need; options of its file have their defaults."""
     writer = TerminalWriter(io.StringIO())
     writer.hasmarkup = False  # even with FORCE_COLOR: the text is part of an exception
     config: Any = SimpleNamespace(
-        getini=options.__getitem__,
+        getini={"python_files": (), "assertion_text_diff_style": "ndiff"}.get,
         getvalue={"assertmode": "rewrite"}.__getitem__,
         get_verbosity=lambda kind=None: verbosity,
         get_terminal_writer=lambda: writer,

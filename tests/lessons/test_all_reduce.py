@@ -16,7 +16,6 @@ from playground.lessons.all_reduce import lesson
 from playground.lessons.all_reduce.page import (
     STORY,
     TRACEABLE,
-    AllReduceSettings,
     Note,
     load_of,
     steps_of,
@@ -52,7 +51,7 @@ def test_the_tutorials_function_by_its_signature(world: Worlds) -> None:
 @pytest.mark.parametrize(("size", "name"), [(5, "ring"), (3, "pipelined-ring")])
 def test_every_message_recorded_is_one_that_made_the_difference(size: int, name: str, world: Worlds) -> None:
     """Replay the notes: what a rank holds after a step comes from what it held and what was sent to it."""
-    by_rank = world(size).run(TRACE, AllReduceSettings(size=size, names=(name,), elements=2 * size))
+    by_rank = world(size).run(TRACE, [name], 2 * size)
     ranks = [traces[0] for traces in by_rank]
     steps = steps_of(ranks)
     assert len(steps) == 2 * (size - 1)
@@ -69,8 +68,7 @@ def test_every_message_recorded_is_one_that_made_the_difference(size: int, name:
 
 
 def test_the_root_of_reduce_broadcast_carries_everything(world: Worlds) -> None:
-    settings = AllReduceSettings(size=5, names=("reduce-broadcast", "ring"), elements=10)
-    star, ring = map(load_of, zip(*world(5).run(TRACE, settings), strict=True))
+    star, ring = map(load_of, zip(*world(5).run(TRACE, ["reduce-broadcast", "ring"], 10), strict=True))
     assert star["busiest"] == 2 * 4 * 80
     assert ring["busiest"] == 2 * (2 * 4 * 80 // 5)
     assert star["in_all"] == ring["in_all"] == 2 * 4 * 80

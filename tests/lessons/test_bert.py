@@ -128,6 +128,13 @@ def test_rows_that_are_not_used_do_not_travel(settings: BertSettings, world: Run
     assert "  ddp: hides nothing here." in averaging_texts([sparse, ddp | {"caveat": "hides nothing here"}], large)
 
 
+def test_a_rung_that_takes_the_step_takes_that_of_adam(settings: BertSettings, world: Run) -> None:
+    rung, ddp = world(2).run(measure.averaging, replace(settings, sync="shared-step"))[0]
+    assert (rung["way"], rung["messages"], ddp["way"]) == ("shared-step", 0, "ddp")
+    assert rung["difference_to_ddp"] < 1e-3
+    assert averaging_texts([rung, ddp], settings)
+
+
 @pytest.fixture
 def bert(run_cli: Run, pairs: PairsSource, monkeypatch: pytest.MonkeyPatch) -> Run:
     """The command on these pairs, with a smaller model."""

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import os
 import random
-import re
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,6 @@ from playground.lessons.parameter_server.lesson import Push, new_model, whole_ba
 from playground.lessons.parameter_server.page import MODES, ServerSettings, steps_verdict
 from playground.lessons.sgd.lesson import average_gradients
 from playground.measurement import Fields
-from playground.remote.agent import Agent, agents
 from playground.runtime import PlaygroundError, RankFailed, launch
 from playground.testing import World
 from playground.training.replicas import flat
@@ -100,96 +99,56 @@ def push_at_random(server: MeasuredServer, worker: int, seed: int, ahead: list[i
         assert parameters.shape == (2,)
 
 
-def lose_at_random(server: MeasuredServer, worker: int, seed: int, life: int) -> None:
-    """What a worker does that dies after so many gradients, and the agent that notices."""
-    pauses = random.Random(seed + worker)
-    _, version, finished = server.pull(worker)
-    for _ in range(life):
-        if not finished:
-            time.sleep(pauses.choice((0, 0, 0.001)))
-            _, version, finished = server.push(Push(worker, torch.ones(2), version, 1.0, 1))
-    server.lose_worker(worker)
-
-
 @given(
     mode=st.sampled_from(sorted(MODES)),
-    workers=st.integers(1, 4),
-    lives=st.lists(st.integers(0, 4), max_size=3),
+    workers=st.integers(1, 6),
     steps=st.integers(1, 6),
     staleness=st.integers(0, 3),
     seed=st.integers(0, 1000),
 )
 @tried(max_examples=20)
-def test_every_mode_ends_and_keeps_its_rule(
-    mode: str, workers: int, lives: list[int], steps: int, staleness: int, seed: int
-) -> None:
-    """With workers that stay and, but in sync, others that die, some of them when all is done."""
-    lives = [] if mode == "sync" else lives
+def test_every_mode_ends_and_keeps_its_rule(mode: str, workers: int, steps: int, staleness: int, seed: int) -> None:
     settings = ServerSettings(folder=Path(), steps=steps, staleness=staleness, lr=1.0, momentum=0.0)
-    model, total, ahead = torch.nn.Linear(1, 1), workers + len(lives), list[int]()
+    model, ahead = torch.nn.Linear(1, 1), list[int]()
     start = flat(model.parameters()).clone()
-    server = MeasuredServer(model, mode, total, settings)
-    jobs: list[tuple[Any, ...]] = [(push_at_random, worker, ahead) for worker in range(workers)]
-    jobs += [(lose_at_random, worker, life) for worker, life in enumerate(lives, workers)]
+    server = MeasuredServer(model, mode, workers, settings)
     threads = [
-        threading.Thread(target=job, args=(server, worker, seed, more), daemon=True) for job, worker, more in jobs
+        threading.Thread(target=push_at_random, args=(server, worker, seed, ahead), daemon=True)
+        for worker in range(workers)
     ]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(timeout=ENOUGH)
-    assert (server.active, set(server.lost) - set(range(workers, total))) == (set(), set())
-    assert sum(server.taken) == sum(server.staleness.values()) == steps * total
-    assert all(server.taken[worker] <= life for worker, life in enumerate(lives, workers))
+    assert not server.active
+    assert sum(server.taken) == sum(server.staleness.values()) == steps * workers
     torch.testing.assert_close(flat(model.parameters()), start - steps)  # every gradient counted 1 / workers
     if mode == "sync":
-        assert (server.version, server.taken, set(server.staleness)) == (steps, [steps] * total, {0})
-    if mode == "stale-synchronous" and not lives:
+        assert (server.version, server.taken, set(server.staleness)) == (steps, [steps] * workers, {0})
+    if mode == "stale-synchronous":
         assert max(ahead, default=0) <= staleness
         assert max(server.taken) - min(server.taken) <= staleness + 1
 
 
-def gradients_taken() -> list[int]:
-    """Runs on the server: of each worker."""
-    return list(lesson.servers[0].taken) if lesson.servers else []
+def run_until_killed(rank: int, size: int, settings: ServerSettings) -> list[Fields]:
+    """The lesson. Worker 0 is killed at its sixth batch with a server."""
 
+    def die() -> Iterator[Any]:
+        os.kill(os.getpid(), signal.SIGKILL)
+        yield
 
-def kill_after(agent: Any, gradients: int) -> None:
-    """End this process once the server has taken so many gradients, and one of its own."""
-    taken: list[int] = []
-    while sum(taken) < gradients or not taken[agent.rank - 1]:
-        time.sleep(0.002)
-        taken = agent.call(0, gradients_taken)
-    os.kill(os.getpid(), signal.SIGKILL)
+    def whole_batches_until_killed(*about: Any) -> Iterator[Any]:
+        return chain(islice(whole_batches(*about), 5), die())
 
-
-class PatientServer(MeasuredServer):
-    """Lets no worker go on beyond half of the gradients before one of them has died, however late that is."""
-
-    def may_go_on(self, push: Push) -> bool:
-        is_early = sum(self.taken) < self.settings.steps * self.workers // 2
-        return super().may_go_on(push) and (is_early or bool(self.lost))
-
-
-def train_until_killed(rank: int, size: int, settings: ServerSettings) -> list[Fields]:
-    """The first mode, without all-reduce before. Worker 0 is killed in it."""
-    workers = dist.new_group(list(range(1, size)))
-    with Agent() as agent:
-        lesson.servers.clear()
-        agent.barrier()
+    with pytest.MonkeyPatch.context() as patch:
         if rank == 1:
-            threading.Thread(target=kill_after, args=(agent, 20), daemon=True).start()
-        if rank == 0:
-            return [experiment.serve_mode(agent, settings.modes[0], size - 1, settings, torch.zeros(1))]
-        agent.barrier()
-        lesson.train_with_server(agent, workers, settings)
-    return []
+            patch.setattr(lesson, "whole_batches", whole_batches_until_killed)
+        return experiment.run(rank, size, settings)
 
 
-def test_without_a_worker_sync_cannot_go_on(digits_folder: Path) -> None:
-    settings, lost = small(digits_folder, modes=("sync",), steps=100_000), list[RankFailed]()
+def test_a_killed_worker_is_named(digits_folder: Path) -> None:
     with pytest.raises(RankFailed, match=r"^rank 1 of 3 was killed by SIGKILL$"):
-        launch(train_until_killed, 3, args=(settings,), expendable=range(1, 3), on_loss=lost.append)
+        launch(run_until_killed, 3, args=(small(digits_folder, modes=("async",), steps=20),))
 
 
 @pytest.fixture
@@ -212,38 +171,6 @@ def test_as_json(parameter_server: Run) -> None:
     assert modes["sync"]["last_loss"] == pytest.approx(modes["all-reduce"]["last_loss"], abs=1e-4)
     assert modes["all-reduce"]["bytes_per_step"] == 2 * 21_840 * 4
     assert modes["sync"]["bytes_per_step"] >= 2 * modes["all-reduce"]["bytes_per_step"]
-
-
-def run_and_kill(rank: int, size: int, settings: ServerSettings) -> Any:
-    """The lesson; its last worker is killed when the server has taken some gradients in the first mode."""
-    lesson.servers.clear()
-    if rank == size - 1:
-        threading.Thread(target=kill_with_current_agent, daemon=True).start()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(experiment, "MeasuredServer", PatientServer)
-        return experiment.run(rank, size, settings)
-
-
-def kill_with_current_agent() -> None:
-    while not agents:
-        time.sleep(0.01)
-    kill_after(agents[0], 5)
-
-
-def test_the_command_names_a_killed_worker_and_goes_on(parameter_server: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("playground.lessons.parameter_server.page.RUN", run_and_kill)
-    monkeypatch.setattr("playground.runtime.launcher.entry.CommandWorld.warm_up", lambda *_: None)  # of ours
-    modes = ("--mode", "async", "--mode", "stale-synchronous")
-    shown = parameter_server("-n", 3, *modes, "--steps", 40)
-    assert (shown.code, shown.err) == (0, "rank 2 of 3 was killed by SIGKILL; the others go on\n")
-    text = " ".join(shown.out.split())
-    assert re.search(r"async: worker 1 was lost after \d+ of 80 gradients \([1-9]\d* of its own\)", text)
-    assert "stale-synchronous: worker 1 had been lost before; the others computed the rest." in text
-    assert "training: 40 steps of 40 samples, shared by 2 workers" in text
-    assert (
-        "Shown: a parameter server in every mode, beside all-reduce; in every mode the server took as many gradients"
-        in text
-    )
 
 
 def test_less_than_a_batch_is_refused(parameter_server: Run) -> None:

@@ -20,8 +20,8 @@ from programs import ForkedProgram
 
 from playground.runtime.errors import PeerDisconnected, RankFailed
 from playground.runtime.meeting.connections import tcp_connections
+from playground.runtime.meeting.environment import write_error_file
 from playground.runtime.meeting.peers import describe_end
-from playground.runtime.meeting.torchelastic import write_error_file
 
 Fork = Callable[..., ForkedProgram]
 Networks = Callable[..., Network]

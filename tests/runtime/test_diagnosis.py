@@ -28,6 +28,7 @@ from playground.runtime.black_box import BACKWARD, NEW_GROUP, Doing, Operation, 
 from playground.runtime.black_box.box import Box
 from playground.runtime.black_box.diagnosis import diagnose, find_mismatch
 from playground.runtime.black_box.exchange import Exchange
+from playground.runtime.untrusted import unpickle
 
 
 def run(*programs: Sequence[Operation]) -> list[RankState]:
@@ -133,7 +134,7 @@ def test_a_deadlock_is_asked_for_again_after_a_rank_has_moved() -> None:
     box.begin_program()
     exchange = Exchange(store, 0, 2, box, 0)
     for state in run([SUM, ROOT_0], [ROOT_0, SUM]):
-        store.set(f"state {state.rank}", pickle.dumps(state))
+        store.set(f"state {state.rank}", pickle.dumps(replace(state, counts={**state.counts})))
         store.add("states", 1)
     for asked, answer in enumerate(("moved", "still"), 1):
         assert exchange.judge() is None
@@ -142,6 +143,11 @@ def test_a_deadlock_is_asked_for_again_after_a_rank_has_moved() -> None:
             store.set(f"answer {asked} of {rank}", word)
         found = exchange.judge()
         assert bool(found) == (answer == "still")
+
+
+def test_no_code_runs_that_a_stranger_has_written_to_the_store() -> None:
+    with pytest.raises(pickle.UnpicklingError, match=r"posix\.getpid is not expected"):
+        unpickle(b"cposix\ngetpid\n(tR.", RankState)
 
 
 def test_an_operation_that_may_give_up_proves_nothing() -> None:

@@ -17,10 +17,16 @@ from processes import ENOUGH, free_port
 
 import playground
 from playground import RankFailed
-from playground.runtime.meeting import strangers
-from playground.runtime.meeting.connections import open_sockets, tcp_sockets
+from playground.runtime.meeting import connections
+from playground.runtime.meeting.connections import (
+    StrangerConnected,
+    close_door,
+    is_listening,
+    open_sockets,
+    shut_out_strangers,
+    tcp_sockets,
+)
 from playground.runtime.meeting.rendezvous import listen
-from playground.runtime.meeting.strangers import StrangerConnected, close_door, is_listening, shut_out_strangers
 
 launch = partial(playground.launch, fresh=True)
 NOBODY = 65534
@@ -86,7 +92,7 @@ def test_a_stranger_is_named() -> None:
 
 
 def test_whoever_waits_to_be_accepted_is_not_overlooked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(strangers, "ACCEPT_LIMIT", 0.1)
+    monkeypatch.setattr(connections, "ACCEPT_LIMIT", 0.1)
     known = {*open_sockets()}
     with (
         socket.create_server(("127.0.0.1", 0)) as server,

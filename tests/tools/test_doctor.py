@@ -71,19 +71,19 @@ def test_this_machine_is_examined(run_cli: Run) -> None:
 def test_a_finding_says_what_was_seen_the_rule_and_the_fix(run_cli: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth99")
     monkeypatch.delenv("COLUMNS", raising=False)
-    shown = run_cli("doctor", "--check", "interface-variables,loopback")
+    shown = run_cli("doctor", "--check", "machine")
     assert (shown.code, shown.err) == (1, "playground: not fit for distributed training: interface-variables\n")
     assert too_wide(shown.out) == []
     text = " ".join(shown.out.split())
-    assert "machine: 2 checks, 1 error error, interface-variables: GLOO_SOCKET_IFNAME=eth99, and the interfaces" in text
+    assert "machine: 4 checks, 1 error" in text
+    assert "error, interface-variables: GLOO_SOCKET_IFNAME=eth99, and the interfaces" in text
     assert "rule: it names interfaces that are up fix: export GLOO_SOCKET_IFNAME=" in text
 
 
 @pytest.mark.parametrize(
     ("words", "why"),
     [
-        (("--check", "answers"), "--check answers: this run has machine, torch; hosts need --hosts, a script its name"),
-        (("--check", "blood-pressure"), "'blood-pressure' is none of machine, torch, hosts, script, host-name"),
+        (("--check", "hosts"), "--check hosts: this run has machine, torch; hosts need --hosts, a script its name"),
         (("--hosts", "a,b,a"), "--hosts names a twice: give each host once"),
         (("--hosts", "a"), "--hosts names a alone: give two hosts or more"),
         (("--hosts", "192.0.2.77,192.0.2.78", "--check", "hosts"), "none of them is this machine"),
@@ -96,9 +96,9 @@ def test_what_cannot_be_examined_is_refused(words: tuple[str, ...], why: str, ru
     assert why in shown.err
 
 
-def examine_in(shell: str, check: str, *place: str) -> tuple[int, list[dict[str, str]]]:
-    """What `doctor --check` ends with where these shell commands have been run before, in a place of its own."""
-    command = f'{shell} && exec "{sys.executable}" -m playground doctor --json --check {check}'
+def examine_in(shell: str, *place: str) -> tuple[int, list[dict[str, str]]]:
+    """What `doctor --check machine` ends with, in a place of its own, where these shell commands were run before."""
+    command = f'{shell} && exec "{sys.executable}" -m playground doctor --json --check machine'
     done = subprocess.run([*place, "sh", "-c", command], capture_output=True, text=True, timeout=ENOUGH)
     assert done.stdout, done.stderr
     return done.returncode, json.loads(done.stdout)["findings"]
@@ -120,9 +120,9 @@ def test_a_fault_that_was_made_is_found(
     if subprocess.run(["unshare", "--net", "--mount", "true"], capture_output=True).returncode:
         pytest.skip("no namespaces here")
     monkeypatch.chdir(tmp_path)
-    code, findings = examine_in(f"{{ {shell}; }}", check, "unshare", place)
-    assert [saw in finding["saw"] for finding in findings] == [True]
-    assert code == (findings[0]["severity"] == ERROR)
+    code, findings = examine_in(f"{{ {shell}; }}", "unshare", place)
+    assert [saw in finding["saw"] for finding in findings if finding["check"] == check] == [True]
+    assert code == any(finding["severity"] == ERROR for finding in findings)
 
 
 @pytest.mark.parametrize(
@@ -138,7 +138,7 @@ def test_a_torch_that_cannot_be_imported(
     (tmp_path / "torch.py").write_text(source)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     facts = software.examine(0.1 if "sleep" in source else ENOUGH)
-    [finding] = run_checks(software.CHECKS, ["torch-import"], facts)
+    [finding] = run_checks(software.CHECKS, facts)
     assert finding.saw == f"a process ended while importing torch: {problem}"
 
 
@@ -146,7 +146,7 @@ def test_a_torch_that_cannot_be_imported(
 def test_a_torchvision_of_another_torch_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "torchvision.py").write_text("raise RuntimeError('operator torchvision::nms does not exist')")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    [finding] = run_checks(software.CHECKS, software.CHECKS, software.examine(ENOUGH))
+    [finding] = run_checks(software.CHECKS, software.examine(ENOUGH))
     assert (finding.check, finding.severity) == ("torch-import", ERROR)
     assert finding.saw.endswith(": RuntimeError: operator torchvision::nms does not exist")
 
@@ -156,16 +156,11 @@ def test_a_torch_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
     assert software.examine(ENOUGH) == TorchFacts()
 
 
-NEW = {"python": "3.12.1", "torch": "2.14.1", "playground": "0.1.0"}
-TRIO = HostsFacts(versions={"a": NEW, "b": NEW, "c": NEW}, failures={}, unheard=[])
+TRIO = HostsFacts(failures={"b": "", "c": ""}, unheard=[])
 CLUSTERS: list[tuple[str, str, dict[str, Any], str]] = [
     ("answers", ERROR, {"failures": {"b": "Connection refused"}}, "b does not answer: Connection refused"),
     ("answers", ERROR, {"unheard": ["b"]}, "b answers, and does not reach this host"),
-    (
-        "host-versions", WARNING, {"versions": {"a": NEW, "b": NEW, "c": NEW | {"torch": "2.13.0"}}},
-        "torch 2.14.1 on a, but 2.13.0 on c",
-    ),
-]  # fmt: skip
+]
 
 
 TIERS: list[tuple[Any, Any, Any]] = [
@@ -180,7 +175,7 @@ TIERS: list[tuple[Any, Any, Any]] = [
 def test_a_fault_is_found_by_one_check(
     tier: Any, healthy: Any, check: str, severity: str, fault: dict[str, Any], saw: str
 ) -> None:
-    [finding] = run_checks(tier.CHECKS, tier.CHECKS, replace(healthy, **fault))
+    [finding] = run_checks(tier.CHECKS, replace(healthy, **fault))
     assert (finding.check, finding.severity) == (check, severity)
     assert saw in finding.saw
     assert finding.rule
@@ -189,8 +184,8 @@ def test_a_fault_is_found_by_one_check(
 
 def test_every_check_finds_a_fault_and_nothing_where_there_is_none() -> None:
     for tier, healthy, rows in TIERS:
-        assert {check for check, *_ in rows} == {*tier.CHECKS}
-        assert [*run_checks(tier.CHECKS, tier.CHECKS, healthy)] == []
+        assert len({check for check, *_ in rows}) == len(tier.CHECKS)
+        assert [*run_checks(tier.CHECKS, healthy)] == []
 
 
 @pytest.fixture
@@ -225,8 +220,8 @@ def test_hosts_find_each_other_and_name_the_one_that_is_missing(monkeypatch: pyt
             found = hosts.meet(first, names, 0)
             first.shutdown()
             third.shutdown()
-    assert (first.name, third.name, [*found.versions]) == (names[0], names[2], [names[0], names[2]])
-    assert [finding.saw for finding in run_checks(hosts.CHECKS, hosts.CHECKS, found)] == [
+    assert (first.name, third.name, found.failures[names[2]]) == (names[0], names[2], "")
+    assert [finding.saw for finding in run_checks(hosts.CHECKS, found)] == [
         "127.0.0.9 does not answer: Connection refused"
     ]
 
@@ -236,4 +231,4 @@ def test_two_hosts_are_fit(start_cli: Callable[..., subprocess.Popen[str]]) -> N
     started = [start_cli(*words, "--timeout", ENOUGH) for _ in range(2)]
     ended = [json.loads(each.communicate(timeout=2 * ENOUGH)[0]) for each in started]
     assert [each.returncode for each in started] == [0, 0]
-    assert [len(document["hosts"]["versions"]) for document in ended] == [2, 2]
+    assert [[*document["hosts"]["failures"].values()] for document in ended] == [[""], [""]]

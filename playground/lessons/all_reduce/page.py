@@ -15,7 +15,6 @@ from playground.console.text import heading, prose
 from playground.lessons import LESSONS
 from playground.measurement import Fields
 from playground.runtime.errors import UsageError
-from playground.runtime.flags import check_choice
 from playground.runtime.remote import remote
 
 LESSON = LESSONS["allreduce"]
@@ -30,31 +29,6 @@ ELEMENT = 8
 """Bytes of an element of the lesson's tensors."""
 Span = tuple[int, int] | None
 """[first, stop) of the tensor's elements that a message is; None for memory beside it."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class AllReduceSettings:
-    """The algorithms to trace. Raises `UsageError` for one that cannot be run, or whose trace is unreadable."""
-
-    size: int
-    """Number of ranks."""
-    names: tuple[str, ...] = TRACEABLE
-    """Names in `TRACEABLE`, in the order of running."""
-    elements: int | None = None
-    """Elements of the tensor; None for as many as ranks."""
-
-    def __post_init__(self) -> None:
-        if self.elements is None and self.size > MAX_ELEMENTS:
-            raise UsageError(f"{self.size} ranks with an element each are more than can be read: choose --elements")
-        if self.elements is not None and not 1 <= self.elements <= MAX_ELEMENTS:
-            raise UsageError(f"{self.elements} elements: choose 1 to {MAX_ELEMENTS}")
-        for name in self.names:
-            check_choice("algorithm", name, TRACEABLE)
-
-    @property
-    def numel(self) -> int:
-        """Elements of the tensor."""
-        return self.size if self.elements is None else self.elements
 
 
 Message = Fields
@@ -189,10 +163,12 @@ def cost_table(by_name: Mapping[str, Sequence[Trace]]) -> Table:
 )
 def command(session: Session, algorithms: tuple[str, ...], elements: int | None) -> None:
     names = tuple(name for name in TRACEABLE if name in (algorithms or TRACEABLE))
-    settings = AllReduceSettings(size=session.world.size, names=names, elements=elements)
+    elements = elements or session.world.size
+    if elements > MAX_ELEMENTS:
+        raise UsageError(f"{elements} ranks with an element each are more than can be read: choose --elements")
     session.world.warm_up(RUN)
-    session.say(f"{LESSON.name}: {session.world}, {settings.numel} elements of {ELEMENT} bytes")
-    by_rank: list[list[Trace]] = session.launch(RUN, settings)
+    session.say(f"{LESSON.name}: {session.world}, {elements} elements of {ELEMENT} bytes")
+    by_rank: list[list[Trace]] = session.launch(RUN, names, elements)
     by_name = dict(zip(names, zip(*by_rank, strict=True), strict=True))
     for name, traces in by_name.items():
         if name in (algorithms or STORY):

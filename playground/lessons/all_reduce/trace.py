@@ -10,16 +10,16 @@ import torch
 from playground.algorithms import load_algorithm
 from playground.algorithms.all_reduce import current_phase
 from playground.algorithms.messages import Addressed, Group, Watcher, Works, executed_by, number_in_whole
-from playground.lessons.all_reduce.page import AllReduceSettings, Note, Span, Trace
+from playground.lessons.all_reduce.page import Note, Span, Trace
 from playground.runtime import device, report
 
 
-def run(rank: int, size: int, settings: AllReduceSettings) -> list[Trace]:
-    """Trace everything that the settings name."""
+def run(rank: int, size: int, names: Sequence[str], elements: int) -> list[Trace]:
+    """Trace each of these algorithms."""
     traces = []
-    for number, name in enumerate(settings.names):
-        report(phase=f"tracing {name}", step=number, steps=len(settings.names))
-        traces.append(trace(rank, size, name, settings.numel))
+    for number, name in enumerate(names):
+        report(phase=f"tracing {name}", step=number, steps=len(names))
+        traces.append(trace(rank, size, name, elements))
     return traces
 
 

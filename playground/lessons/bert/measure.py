@@ -20,7 +20,6 @@ from playground.lessons.data_parallel.machine import HOST
 from playground.lessons.data_parallel.memory import label_buckets, track_memory
 from playground.lessons.ladder.lesson import new_rung
 from playground.lessons.ladder.measure import TimedReplica, count_messages, summarize, time_in_turn
-from playground.lessons.ladder.page import SPARSE
 from playground.measurement import Fields
 from playground.measurement.interleave import interleave, slowest, timed
 from playground.runtime import device
@@ -56,8 +55,8 @@ AVERAGING = ("exposed", "alone", "hidden", "messages", "bytes", "early_bytes", "
 
 
 def averaging(rank: int, size: int, settings: BertSettings) -> list[Fields]:
-    """The cost of averaging the gradients in a step: with DDP, and with a rung that sends of the word embeddings'
-    gradient only the rows that a step has used. Both take the same steps with Adam, in turn."""
+    """The cost of averaging the gradients in a step: with the rung `settings.sync` of the ladder, and with DDP. Both
+    take the same steps with Adam, in turn."""
     torch.set_num_threads(settings.threads)
     start, batch = build_model(settings), next(batches(settings, rank, size))
     new_adam = partial(torch.optim.Adam, lr=settings.lr, fused=True)
@@ -67,7 +66,7 @@ def averaging(rank: int, size: int, settings: BertSettings) -> list[Fields]:
     def mean_loss(logits: torch.Tensor, labels: torch.Tensor, samples_per_rank: float) -> torch.Tensor:
         return mean_loss_part(logits.log_softmax(-1), labels, samples_per_rank)
 
-    for name in (SPARSE, DDP):
+    for name in (settings.sync, DDP):
         new_sync = partial(new_rung, name, bucket_cap=settings.bucket_cap)
         messages.append(count_messages(new_sync, start, batch.inputs))
         replicas.append(TimedReplica(name, start, new_sync, dist.all_reduce, new_adam, mean_loss))

@@ -29,10 +29,11 @@ from playground.runtime.flags import check_at_least_one, check_choice, check_fla
 from playground.runtime.launcher.entry import CommandWorld
 from playground.runtime.remote import Remote
 from playground.training.bert_config import BertConfig
+from playground.training.grad_syncs import GRAD_SYNCS
 from playground.training.results import replicas_verdict
 from playground.training.settings import BUCKET_CAP
 
-DDP = "ddp"
+DDP, SPARSE = "ddp", "sparse-embeddings"
 WAYS = ("data-parallel", "loss-in-forward", DDP)
 """The first two drive all devices from one process; in the last each rank has one."""
 EXACT_STEPS = 20
@@ -63,6 +64,12 @@ class BertSettings:
     steps: int = flag(300, "Steps to train.", least=1)
     lr: float = flag(1e-3, "Learning rate of Adam.", least=0)
     max_length: int = flag(MAX_LENGTH, "Tokens that a pair is cut to.", least=5)
+    sync: str = flag(
+        SPARSE,
+        f"Rung of the ladder that averaging measures beside ddp: {SPARSE}, {', '.join(GRAD_SYNCS)}.",
+        choices=(SPARSE, *GRAD_SYNCS),
+        metavar="NAME",
+    )
     double: bool = False
     """Whether to compute in float64."""
     seed: int = 1234
@@ -187,7 +194,7 @@ def memory_texts(ways: Mapping[str, Sequence[Fields]], settings: BertSettings) -
 def averaging_texts(found: Sequence[Fields], settings: BertSettings) -> Texts:
     """A row per way to average."""
     rows = (
-        {**each, "early": each["early_bytes"] / each["bytes"], "difference": each["difference_to_ddp"] or "0"}
+        {**each, "early": each["early_bytes"] / max(1, each["bytes"]), "difference": each["difference_to_ddp"] or "0"}
         for each in found
     )
     about = (
@@ -281,7 +288,9 @@ class BertOptions:
         return WAYS if self.way == ALL else (self.way,)
 
 
-@LESSON.run_by(pack_options("asked", BertOptions), flags(BertSettings, "steps", "batch_size", "lr", "max_length"))
+@LESSON.run_by(
+    pack_options("asked", BertOptions), flags(BertSettings, "steps", "batch_size", "lr", "max_length", "sync")
+)
 def command(session: Session, asked: BertOptions, **chosen: Any) -> None:
     world = session.world
     if world.rank_env:

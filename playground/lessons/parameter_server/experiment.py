@@ -57,7 +57,6 @@ def serve_mode(
     parameters after the first few steps without a server, to compare with."""
     server = MeasuredServer(new_model(settings), mode, workers, settings)
     servers[:] = [server]
-    agent.on_loss(lambda rank: server.lose_worker(rank - 1))
     agent.barrier()
     server.join()
     return server.result(early_parameters)
@@ -92,7 +91,6 @@ def train_by_all_reduce(workers: Any, settings: ServerSettings) -> tuple[Fields,
         staleness={0: settings.steps * size},
         gradients_by_worker=[settings.steps] * size,
         bytes_per_step=round(2 * ring.total.bytes / size),
-        lost_workers={},
         difference_to_all_reduce=0.0,
     )
     return result, early
@@ -146,8 +144,7 @@ class MeasuredServer(ParameterServer):
         server; `difference_to_all_reduce` is the largest of any parameter.
 
         `staleness` counts gradients by how often the parameters had changed since the worker got them;
-        `bytes_per_step` are those that the busiest rank sends and receives for a gradient of every worker;
-        `lost_workers` has for each that died how many gradients had been taken by then, 0 if it was before this mode.
+        `bytes_per_step` are those that the busiest rank sends and receives for a gradient of every worker.
         """
         return summarize(
             self.mode,
@@ -156,6 +153,5 @@ class MeasuredServer(ParameterServer):
             staleness=dict(sorted(self.staleness.items())),
             gradients_by_worker=self.taken,
             bytes_per_step=round(self.bytes / self.settings.steps),
-            lost_workers=self.lost,
             difference_to_all_reduce=(self.early - early_by_all_reduce).abs().max().item(),
         )

@@ -27,7 +27,7 @@ from torch import nn
 
 from playground.lessons.parameter_server.page import SERVER, ServerSettings
 from playground.remote.agent import Agent
-from playground.runtime import PeerDisconnected, device, synchronize
+from playground.runtime import device, synchronize
 from playground.training.data import Images, batches, partition_dataset
 from playground.training.net import Net
 from playground.training.replicas import flat, unflatten
@@ -49,8 +49,7 @@ class Push(NamedTuple):
 
 class ParameterServer:
     """Owns the parameters and the optimizer. The workers call `pull` and `push`, each call in a thread of its own.
-    Takes steps as `mode` says, until it has taken `settings.steps` gradients for each worker. If a worker dies, it goes
-    on with the others' gradients, unless it steps with all workers' together."""
+    Takes steps as `mode` says, until it has taken `settings.steps` gradients for each worker."""
 
     def __init__(self, model: nn.Module, mode: str, workers: int, settings: ServerSettings) -> None:
         self.model, self.mode, self.workers, self.settings = model, mode, workers, settings
@@ -61,9 +60,7 @@ class ParameterServer:
         self.waiting: dict[int, torch.Tensor] = {}
         """Synchronous: the gradients of this step that have come, by worker."""
         self.active = set(range(workers))
-        """Workers that have not been told yet that the training has ended."""
-        self.lost: dict[int, int] = {}
-        """Workers that died, and how many gradients in all had been taken by then."""
+        """Workers that do not know yet that the training has ended."""
         self.changed = threading.Condition()
 
     def pull(self, worker: int) -> Parameters:
@@ -100,8 +97,7 @@ class ParameterServer:
     def may_go_on(self, push: Push) -> bool:
         if self.mode == "sync":
             return self.version > push.version
-        ahead = self.taken[push.worker] - min(self.taken[worker] for worker in {push.worker, *self.active})
-        return self.mode == "async" or ahead <= self.settings.staleness
+        return self.mode == "async" or self.taken[push.worker] - min(self.taken) <= self.settings.staleness
 
     def reply(self, worker: int) -> Parameters:
         """The reply to a worker. Told that the training has ended, it leaves."""
@@ -114,22 +110,10 @@ class ParameterServer:
     def finished(self) -> bool:
         return sum(self.taken) == self.settings.steps * self.workers and not self.waiting
 
-    def lose_worker(self, worker: int) -> None:
-        """Stop waiting for this worker: it has died."""
-        with self.changed:
-            if worker in self.active:
-                self.active.remove(worker)
-                self.lost[worker] = sum(self.taken)
-                self.changed.notify_all()
-
     def join(self) -> None:
-        """Wait until every worker has been told that the training has ended. Raises `PeerDisconnected` if it cannot end
-        because too many workers have died: one is, where the server waits for all."""
+        """Wait until every worker knows that the training has ended."""
         with self.changed:
-            self.changed.wait_for(lambda: not self.active or (self.lost and self.mode == "sync"))
-            if not self.finished:
-                lost = ", ".join(map(str, self.lost))
-                raise PeerDisconnected(SERVER, self.workers + 1, f"has lost worker {lost} in mode {self.mode}")
+            self.changed.wait_for(lambda: not self.active)
 
 
 servers: list[ParameterServer] = []

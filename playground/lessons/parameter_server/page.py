@@ -11,8 +11,8 @@ import click
 from playground.console.options import flags
 from playground.console.session import Session
 from playground.console.tables import Column, Table, Texts, figures, tabulate
-from playground.console.text import Prose, good, prose
-from playground.console.training import DataOptions, announce_data, data_options, echo_loss
+from playground.console.text import good, prose
+from playground.console.training import DataOptions, announce_data, data_options
 from playground.lessons import LESSONS
 from playground.measurement import Fields
 from playground.runtime.errors import PlaygroundError
@@ -78,19 +78,7 @@ def result_texts(modes: Sequence[Fields]) -> Texts:
         counts = each["staleness"]
         mean = sum(steps * count for steps, count in counts.items()) / sum(counts.values())
         rows.append({**each, "mean_staleness": mean})
-    lost = [loss_text(each) for each in modes if each["lost_workers"]]
-    return [about, tabulate(rows, COLUMNS), *lost]
-
-
-def loss_text(mode: Fields) -> Prose:
-    own, total = mode["gradients_by_worker"], sum(mode["gradients_by_worker"])
-    lost = (
-        f"worker {worker} was lost after {taken} of {total} gradients ({own[worker]} of its own)"
-        if taken
-        else f"worker {worker} had been lost before"
-        for worker, taken in mode["lost_workers"].items()
-    )
-    return prose(f"{mode['mode']}: ", ", ".join(lost), "; the others computed the rest.")
+    return [about, tabulate(rows, COLUMNS)]
 
 
 COLUMNS = {"mode": Column("mode")} | figures(
@@ -121,7 +109,7 @@ def command(session: Session, data: DataOptions, modes: tuple[str, ...], **chose
     rows = {ALL_REDUCE: "no server: the workers average their gradients"} | {mode: MODES[mode] for mode in asked.modes}
     modes_table = Table("mode", Column("what it does", wraps=True), rows=rows.items())
     prepared, settings = announce_data(session, data, asked, work, "", modes_table)
-    found, *_ = session.launch(RUN, settings, expendable=range(1, world.size), on_loss=echo_loss)
+    found, *_ = session.launch(RUN, settings)
     verdict = steps_verdict(found)
     session.say("", *result_texts(found), "")
     session.say(prose(f"Shown: {LESSON.conclude(workers)}; ", good(verdict), "."))

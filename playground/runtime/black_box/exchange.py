@@ -12,10 +12,11 @@ import pickle
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from playground.runtime.black_box import UNASKED, Doing, RankState
+from playground.runtime.black_box import UNASKED, Doing, Operation, RankState
 from playground.runtime.black_box.activity import Activity, compare, look
 from playground.runtime.black_box.box import LATEST, Box, View
 from playground.runtime.black_box.diagnosis import Diagnosis, diagnose, find_mismatch
+from playground.runtime.untrusted import unpickle
 
 if TYPE_CHECKING:
     import torch.distributed as dist
@@ -84,7 +85,7 @@ class Exchange:
         states = [RankState(rank=rank, doing=Doing.IN_PROGRAM) for rank in range(self.size)]
         told = [(rank, key) for rank in range(self.size) if self.store.check([key := f"state {rank}"])]
         for rank, key in told:
-            states[rank] = pickle.loads(self.store.get(key))
+            states[rank] = unpickle(self.store.get(key), RankState, Doing, Operation)
         return states
 
     def explain(self) -> Diagnosis | None:

@@ -82,8 +82,8 @@ class CommandWorld:
         """The return value of `fn(rank, size, *args)` on each rank, in rank order. `options` are fields of
         `LaunchConfig`, for this run.
 
-        Raises what `launch` raises. A world that is joined has no restarts of ours, and no expendable ranks: whoever
-        started the ranks ends all of them when one dies.
+        Raises what `launch` raises. A world that is joined has no restarts of ours: whoever started the ranks ends all
+        of them when one dies.
         """
         config = replace(self.config, **options)
         with self.around(self, fn) as fn:

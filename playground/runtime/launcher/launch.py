@@ -7,12 +7,12 @@ import logging
 import os
 import pickle
 import socket
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
 from playground.runtime import backends
-from playground.runtime.errors import PlaygroundError, Preempted, RankFailed, UsageError
+from playground.runtime.errors import PlaygroundError, Preempted, UsageError
 from playground.runtime.launcher import kept, server
 from playground.runtime.launcher.output import open_pipes
 from playground.runtime.launcher.rank_handle import RankHandle
@@ -42,16 +42,6 @@ def describe_restart(failure: PlaygroundError, count: int) -> str:
     return f"{failure.headline}; restart {count}"
 
 
-def log_loss(failure: RankFailed) -> None:
-    """Log in one line which rank is lost: on stderr, unless the program has set up logging otherwise."""
-    logging.getLogger("playground").warning(describe_loss(failure))
-
-
-def describe_loss(failure: RankFailed) -> str:
-    """Which rank is lost, and how."""
-    return f"{failure.headline}; the others go on"
-
-
 @dataclass(frozen=True, kw_only=True)
 class LaunchConfig:
     """How a function runs on new ranks: the keyword arguments of `launch`, and of a `World`."""
@@ -71,17 +61,11 @@ class LaunchConfig:
     in them, and there is no restart any more. They store where they are, and raise `Preempted` or return. A second
     signal, or no end within that time, ends the launch. (Only where `launch` is called in the main thread of a program
     that does not handle the signal itself.)"""
-    expendable: Collection[int] = ()
-    """Ranks that may die, killed or by leaving, once all ranks run the function: the others continue, and the result of
-    a lost rank is None. Collectives with a lost rank fail or hang, but gloo's send and recv between two others do not.
-    If another rank fails because of the loss, `RankFailed` is raised for the lost one. Never rank 0."""
     on_report: Progress = ignore_report
     """Called with (rank, event) for each `report()` of a rank."""
     on_restart: OnRestart = log_restart
     """Called before each restart, with the `PlaygroundError` and the count of the world to come. What it raises ends
     the launch."""
-    on_loss: Callable[[RankFailed], None] = log_loss
-    """Called for each expendable rank that has died, with the `RankFailed` that says how."""
 
     def check(self, size: int) -> None:
         """Raise `UsageError` for a world of `size` ranks that cannot be, before anything is started."""
@@ -93,12 +77,6 @@ class LaunchConfig:
             raise UsageError(f"a timeout of {self.timeout} s: use a number of seconds above 0 and below a million")
         if self.restarts < 0:
             raise UsageError(f"{self.restarts} restarts: use a whole number, 0 or more")
-        for rank in self.expendable:
-            if not 1 <= rank < size:
-                raise UsageError(
-                    f"expendable rank {rank} of {size}: use ranks 1 to {size - 1}; "
-                    "at rank 0 is the store where all meet"
-                )
         if not hasattr(os, "pidfd_open"):
             raise UsageError("ranks need Linux 5.3 or newer, which has descriptors of processes")
         backends.get_backend(self.backend).check(size)
@@ -131,10 +109,7 @@ def launch(
     try:
         server.leave_if_imported()
         config.check(size)
-        work = prepare_work(
-            fn, args, timeout=config.timeout + HEAD_START, preemptible=config.grace is not None,
-            expendable=frozenset(config.expendable),
-        )  # fmt: skip
+        work = prepare_work(fn, args, timeout=config.timeout + HEAD_START, preemptible=config.grace is not None)
         with await_preemption(config.grace) as notice:
             for count in itertools.count():
                 try:
@@ -159,12 +134,11 @@ def run_world(work: Assignment, size: int, config: LaunchConfig, notice: Preempt
             start(ranks, size, config.backend)
         for rank in ranks:
             rank.assign(work)
-        WorldWatch(ranks, config.timeout, config.on_report, config.on_loss, notice).run()
-        results = [None if rank.lost else pickle.loads(rank.result or b"") for rank in ranks]
-        complete = not any(rank.lost for rank in ranks)
-        if complete and reusable and kept.keep(ranks):
+        WorldWatch(ranks, config.timeout, config.on_report, notice).run()
+        results = [pickle.loads(rank.result or b"") for rank in ranks]
+        if reusable and kept.keep(ranks):
             ranks = []
-        elif complete:  # to leave takes all ranks: otherwise they are stopped
+        else:
             release(ranks)
         raise_if_preempted(results)
         return results

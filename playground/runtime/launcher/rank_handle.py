@@ -34,10 +34,6 @@ class RankHandle:
         self.number, self.size, self.process, self.line = number, size, process, line
         self.outputs, self.backend = outputs, backend
         self.up = False
-        self.expendable = False
-        """Whether the others may continue without it, once all run the function."""
-        self.running = False
-        """Whether it runs the function. (It only says so where a rank is expendable.)"""
         self.result: bytes | None = None
         self.clean = False
         """Whether its process can run something else as a new one would."""
@@ -47,27 +43,19 @@ class RankHandle:
         self.failure: PlaygroundError | None = None
         self.failed_at = 0.0
         self.vanished = False
-        self.lost = False
-        """Whether it has died, and the others continue."""
         self.assigned = 0
         self.box: View | None = None
 
     def assign(self, work: Assignment) -> None:
         """Give it something to do."""
-        self.result, self.stack, self.activity, self.running = None, UNHEARD, None, False
+        self.result, self.stack, self.activity = None, UNHEARD, None
         self.assigned += 1
-        self.expendable = self.number in work.expendable
         self.order(work)
 
     @property
     def done(self) -> bool:
         """Whether no result is to come from it any more."""
-        return self.lost or self.result is not None
-
-    @property
-    def may_be_lost(self) -> bool:
-        """Whether it has died, and the others may continue. (An exception is another matter.)"""
-        return self.expendable and self.vanished and isinstance(self.failure, RankFailed)
+        return self.result is not None
 
     def is_stopped(self) -> bool:
         """Whether somebody has stopped its process (SIGSTOP)."""
@@ -97,8 +85,6 @@ class RankHandle:
             return None
         if kind == "up":
             self.up = True
-        elif kind == "running":
-            self.running = True
         elif kind == "report":
             return content[0]
         elif kind == "result":

@@ -41,25 +41,17 @@ class WorldWatch:
     """The launcher's watch over the ranks of a world."""
 
     def __init__(
-        self,
-        ranks: Sequence[RankHandle],
-        timeout: float,
-        on_report: Progress,
-        on_loss: Callable[[RankFailed], None],
-        notice: PreemptionNotice,
+        self, ranks: Sequence[RankHandle], timeout: float, on_report: Progress, notice: PreemptionNotice
     ) -> None:
         """`timeout`: maximum silence of all ranks in seconds (`START_LIMIT` while one is coming up). `notice`: of a
         preemption, which is passed on to the ranks."""
-        self.ranks, self.timeout, self.on_report, self.on_loss, self.notice = ranks, timeout, on_report, on_loss, notice
+        self.ranks, self.timeout, self.on_report, self.notice = ranks, timeout, on_report, notice
         self.examiner = Examiner(ranks)
         self.silence = 0.0
 
     def run(self) -> None:
         """Return once every rank has handed in its result. Raise as soon as one fails, or ranks are in a deadlock, or
-        all are silent too long.
-
-        An expendable rank that dies is lost: `on_loss` is called, and its result is not waited for.
-        """
+        all are silent too long."""
         while not all(rank.done for rank in self.ranks):
             self.look()
         for rank in self.ranks:
@@ -83,8 +75,8 @@ class WorldWatch:
             self.silence += time.monotonic() - began
         if self.silence >= limit:
             raise self.explain(RankTimeout(len(self.ranks), self.silence, self.collect_stacks(self.ranks)))
-        if any(rank.failure and not rank.lost for rank in self.ranks):
-            self.handle_failures()
+        if any(rank.failure for rank in self.ranks):
+            raise self.explain(self.first_failure())
 
     def raise_deadlock(self) -> None:
         """Raise `Deadlock` if the ranks themselves bear it out, those that have returned, too: in two looks, no rank
@@ -106,44 +98,21 @@ class WorldWatch:
             failure.diagnosis = found
         return failure
 
-    def handle_failures(self) -> None:
-        """If all ranks that have died are expendable, call `on_loss` for each.
-
-        Raise the first failure if another one has failed, or fails in the `AFTERMATH`: it cannot continue without them.
-        If it has lost its connection to a peer, raise how that one died, even if it was lost before.
-        """
-        remaining = [rank for rank in self.ranks if not rank.lost]
-
-        def others_continue() -> bool:
-            return all(rank.running for rank in self.ranks) and all(
-                rank.may_be_lost for rank in remaining if rank.failure
-            )
-
-        if not receive_while(others_continue, self.ranks, AFTERMATH, self.on_report):
-            failure, lost = self.first_failure(remaining), [rank for rank in self.ranks if rank.lost]
-            if lost and isinstance(failure, PeerDisconnected):
-                failure = max(lost, key=lambda rank: rank.failed_at).failure or failure
-            raise self.explain(failure)
-        for rank in remaining:
-            if isinstance(rank.failure, RankFailed):
-                rank.lost = True
-                self.on_loss(rank.failure)
-
-    def first_failure(self, ranks: Sequence[RankHandle]) -> PlaygroundError:
+    def first_failure(self) -> PlaygroundError:
         """The failure that caused the others.
 
         A rank that raised stays up until it is stopped, so no rank fails because of it. A rank that died took its
         sockets along, and word of the exceptions this causes in its peers may overtake word of its death.
         """
-        receive_while(lambda: not any(rank.vanished for rank in ranks), self.ranks, AFTERMATH, self.on_report)
-        failed = [rank for rank in ranks if rank.failure]
+        receive_while(lambda: not any(rank.vanished for rank in self.ranks), self.ranks, AFTERMATH, self.on_report)
+        failed = [rank for rank in self.ranks if rank.failure]
         first = min(
             failed, key=lambda rank: (not rank.vanished, isinstance(rank.failure, PeerDisconnected), rank.failed_at)
         ).failure
         assert first
         if isinstance(first, RankFailed) and TIMED_OUT.search(first.traceback):
             # It waited for a peer: the reader wants to know what the others were doing instead.
-            first.others = self.collect_stacks([rank for rank in ranks if not rank.failure])
+            first.others = self.collect_stacks([rank for rank in self.ranks if not rank.failure])
         return first
 
     def collect_stacks(self, ranks: Sequence[RankHandle]) -> dict[int, str]:

@@ -1,13 +1,19 @@
-"""The world this process was started into, by torchrun, Slurm or a person: what the environment says of it."""
+"""The world this process was started into, by torchrun, Slurm or a person: what the environment says of it, and what
+torchrun is told."""
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
+import json
 import os
+import signal
 import sys
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from playground.runtime.errors import UsageError
+from playground.runtime.errors import PeerDisconnected, PlaygroundError, UsageError
 from playground.runtime.meeting.rendezvous import Rendezvous, is_loopback
 
 SERVED_BY_TORCHRUN = "TORCHELASTIC_USE_AGENT_STORE"
@@ -18,6 +24,10 @@ RESTART_COUNT = "TORCHELASTIC_RESTART_COUNT"
 
 Source: https://docs.pytorch.org/docs/stable/elastic/run.html#environment-variables
 """
+
+ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
+RUN_ID = "TORCHELASTIC_RUN_ID"
+PR_SET_PDEATHSIG = 1
 
 MAX_WORLD_SIZE = 2**17
 """More ranks than any world has had: a larger number is a slip, and would be waited for."""
@@ -81,3 +91,25 @@ def read_integer(name: str, environ: Mapping[str, str], low: int, stop: int) -> 
     if not low <= value < stop:
         raise UsageError(f"{name}={value} is outside [{low}, {stop})")
     return value
+
+
+def end_with_torchrun() -> None:
+    """From now on, if torchrun has started this process, the kernel kills it when that one ends. torchrun ends its
+    ranks first, unless it is killed. Source: prctl(2)"""
+    if RUN_ID in os.environ:
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def write_error_file(error: PlaygroundError) -> None:
+    """Tell torchrun, if it has started this process, what it failed of.
+
+    torchrun calls the failure with the earliest time, in whole seconds, the root cause; a rank without this file failed
+    when torchrun saw that it had ended. One that failed because of another is dated a second later: never before its
+    culprit. Source: torch/distributed/elastic/multiprocessing/errors/__init__.py
+    """
+    if not (path := os.environ.get(ERROR_FILE)):
+        return
+    timestamp = int(time.time()) + isinstance(error, PeerDisconnected)
+    details = {"py_callstack": str(error), "timestamp": str(timestamp)}
+    with contextlib.suppress(OSError), open(path, "w", encoding="utf-8") as file:
+        json.dump({"message": {"message": error.headline, "extraInfo": details}}, file)

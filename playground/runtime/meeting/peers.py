@@ -24,6 +24,7 @@ from typing import Any
 import torch.distributed as dist
 
 from playground.runtime import signals
+from playground.runtime.black_box import Kind
 from playground.runtime.black_box.diagnosis import Diagnosis
 from playground.runtime.black_box.exchange import Exchange
 from playground.runtime.forks import close_in_children
@@ -34,6 +35,7 @@ from playground.runtime.meeting.rendezvous import address_towards
 from playground.runtime.meeting.store import connect_as_client
 from playground.runtime.shared_memory import give_up_all
 from playground.runtime.signals import describe_signal
+from playground.runtime.untrusted import unpickle
 
 LINK_TIMEOUT = 2.0
 """Seconds that connecting to a rank of another host may take."""
@@ -63,6 +65,10 @@ class Loss:
 
     def __str__(self) -> str:
         return f"lost rank{'s' * (len(self.ranks) > 1)} {', '.join(map(str, self.ranks))} ({self.reason})"
+
+
+REPORTED = Loss, Diagnosis, Kind
+"""The classes in a report of a loss. The store has no key: a stranger may have written what a rank reads there."""
 
 
 class PeerEnds:
@@ -192,7 +198,7 @@ class PeerWatch:
         own = Peer(self.env.rank, socket.gethostname(), namespace_id("pid"), os.getpid(), where, port)
         self.store.set(f"rank {self.env.rank}", pickle.dumps(own))
         addresses = self.store.multi_get([f"rank {rank}" for rank in range(self.env.size)])
-        self.peers = [pickle.loads(each) for each in addresses]
+        self.peers = [unpickle(each, Peer) for each in addresses]
         self.ends = PeerEnds(own, self.peers)
 
     def close(self) -> None:
@@ -233,7 +239,7 @@ class PeerWatch:
             ends = [(peer, loss) for peer, loss in ends if loss and KILLED.match(loss.reason)]
         self.noticed = next((loss for _, loss in ends if loss), None)
         if self.store.check(["loss"]):
-            self.accept(pickle.loads(self.store.get("loss")))
+            self.accept(unpickle(self.store.get("loss"), *REPORTED))
         else:
             self.report_ends(ends)
             if self.exchange and (deadlock := self.exchange.look()):
@@ -255,7 +261,7 @@ class PeerWatch:
         if self.store is None:  # the watch has not begun
             return
         with contextlib.suppress(dist.DistStoreError, dist.DistNetworkError):  # all alone: what we know has to do
-            loss = pickle.loads(self.store.compare_set("loss", "", pickle.dumps(loss)))
+            loss = unpickle(self.store.compare_set("loss", "", pickle.dumps(loss)), *REPORTED)
         self.accept(loss)
 
     def accept(self, loss: Loss) -> None:

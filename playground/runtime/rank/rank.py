@@ -3,11 +3,10 @@
 | rank → launcher              | launcher → rank                                      |
 |------------------------------|------------------------------------------------------|
 | `("up",)`                    | `Assignment`: run this                               |
-| `("running",)`               | `"where"`: answer with `("stack", text, activity)`   |
-| `("report", event)`          | `"leave"`: every rank has its result, you may go     |
-| `("result", pickled, clean)` | `"end"`: you are asked to, soon (`preempted()`)      |
-| `("failed", error)`          | end of file: the launcher is gone, go at once        |
-| `("box", file)`              |                                                      |
+| `("report", event)`          | `"where"`: answer with `("stack", text, activity)`   |
+| `("result", pickled, clean)` | `"leave"`: every rank has its result, you may go     |
+| `("failed", error)`          | `"end"`: you are asked to, soon (`preempted()`)      |
+| `("box", file)`              | end of file: the launcher is gone, go at once        |
 
 A rank that failed does not leave by itself: it keeps its sockets open until the launcher stops it, so that no peer
 fails only because it is gone, and the first failure to be reported is the first that happened. A rank that has handed
@@ -153,8 +152,6 @@ def live(launcher: Launcher, env: RankEnv, backend: str, listener: socket.socket
             member.drop_groups()
         member.form_group(work.timeout)
         fn, args = work.load()
-        if work.expendable:
-            launcher.send("running")
         leave_to_launcher(work.preemptible)
         state.begin()
         result = run_until_preempted(call, fn, env.rank, env.size, *args)

@@ -32,7 +32,6 @@ class Assignment:
     restart_count: int = 0
     preemptible: bool
     """Whether the launcher passes on the signals that ask the ranks to end soon."""
-    expendable: frozenset[int]
 
     def move_in(self) -> None:
         """Make the launcher's surroundings this process's own."""

@@ -22,10 +22,9 @@ from playground.runtime import backends, host
 from playground.runtime.black_box.box import open_box
 from playground.runtime.black_box.hooks import hooks
 from playground.runtime.errors import RankFailed
-from playground.runtime.meeting.connections import open_sockets
+from playground.runtime.meeting.connections import StrangerConnected, open_sockets, shut_out_strangers
 from playground.runtime.meeting.environment import RankEnv
 from playground.runtime.meeting.store import await_everyone, choose_interface, connect, leave_together
-from playground.runtime.meeting.strangers import StrangerConnected, shut_out_strangers
 from playground.runtime.tap.replacement import Replacement
 
 Arguments = dict[str, Any]

@@ -139,13 +139,12 @@ class BenchSettings:
                 raise UsageError(f"{asked}: {collective} of {self.dtype} on {size} ranks needs at least {needed} bytes")
 
     def check_memory(self, local_size: int, size: int, available: int) -> None:
-        """Raise `UsageError` if `local_size` ranks of a world of `size` need more than `available` bytes."""
-        needed = self.memory(local_size, size)
+        """Raise `UsageError` if `local_size` ranks of a world of `size` need more than `available` bytes: a tensor or
+        two, and the needs of algorithm and check. The all-to-all all-reduce alone receives every rank's tensor."""
+        needed = self.sizes[-1] * local_size * ((2 + size if "all-to-all" in self.algorithms else 4) + 2 * self.limit)
         if needed > available:
-            raise UsageError(
-                f"sizes up to {format_bytes(self.sizes[-1])}: {local_size} ranks need about {needed:,} bytes of memory "
-                f"and {available:,} are free: use a smaller --end or fewer ranks"
-            )
+            what = f"sizes up to {format_bytes(self.sizes[-1])}: {local_size} ranks need about {needed:,} bytes of"
+            raise UsageError(f"{what} memory and {available:,} are free: use a smaller --end or fewer ranks")
 
     def algorithms_of(self, collective: str) -> tuple[str, ...]:
         """Algorithms to measure for this collective, in the order of the table."""
@@ -156,13 +155,6 @@ class BenchSettings:
         """Elements of the tensor, or of a rank's share of it."""
         elements = nbytes // DTYPES[self.dtype]
         return elements if COLLECTIVES[collective].in_place else elements // size
-
-    def memory(self, local_size: int, size: int) -> int:
-        """Bytes that `local_size` ranks of a world of `size` need for the largest size, about: a tensor or two, and the
-        needs of algorithm and check. The all-to-all all-reduce alone receives every rank's tensor."""
-        all_to_all = "all_reduce" in self.collectives and "all-to-all" in self.algorithms_of("all_reduce")
-        tensors = 2 + size if all_to_all else 4
-        return self.sizes[-1] * local_size * (tensors + 2 * self.limit)
 
     @property
     def document(self) -> dict[str, object]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -20,7 +20,7 @@ class Finding:
     rule: str
     fix: str
     check: str = ""
-    """Name of the check that found it."""
+    """Name of the check that found it: "host-name" of `check_host_name`."""
 
 
 error, warning = partial(Finding, ERROR), partial(Finding, WARNING)
@@ -29,14 +29,8 @@ Check = Callable[[Any], Iterable[Finding]]
 """From the facts of a tier to what is wrong with them."""
 
 
-def find_checks(module: Mapping[str, Any]) -> dict[str, Check]:
-    """The checks of a module, by name: `check_host_name` is "host-name"."""
-    prefix = "check_"
-    return {name.removeprefix(prefix).replace("_", "-"): module[name] for name in module if name.startswith(prefix)}
-
-
-def run_checks(checks: Mapping[str, Check], chosen: Iterable[str], facts: object) -> Iterator[Finding]:
-    """Run those of `checks` that are `chosen` on the facts."""
-    for name in chosen:
-        for finding in checks[name](facts) if name in checks else ():
-            yield replace(finding, check=name)
+def run_checks(checks: Iterable[Check], facts: object) -> Iterator[Finding]:
+    """Run the checks on the facts."""
+    for check in checks:
+        name = check.__name__.removeprefix("check_").replace("_", "-")
+        yield from (replace(finding, check=name) for finding in check(facts))

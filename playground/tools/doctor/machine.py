@@ -17,7 +17,7 @@ from fcntl import ioctl
 from playground.measurement import format_bytes
 from playground.runtime.backends import BACKENDS
 from playground.runtime.meeting.rendezvous import LOOPBACK_INTERFACE, is_loopback
-from playground.tools.doctor import Finding, error, find_checks, warning
+from playground.tools.doctor import Finding, error, warning
 
 GET_FLAGS, IS_UP = 0x8913, 1
 """A request of ioctl, SIOCGIFFLAGS; and IFF_UP. Source: netdevice(7)"""
@@ -109,4 +109,4 @@ def check_shared_memory(machine: MachineFacts) -> Iterator[Finding]:
         yield warning(f"/dev/shm has {format_bytes(size)}", rule, fix)
 
 
-CHECKS = find_checks(globals())
+CHECKS = (check_host_name, check_loopback, check_interface_variables, check_shared_memory)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import click
 
-from playground.console.options import ALL, RunOptions, flags, names_option, pack_options, select_names
+from playground.console.options import RunOptions, flags, pack_options
 from playground.console.session import Session, session_command
 from playground.console.text import Prose, bad, good, prose
 from playground.runtime.errors import PlaygroundError, UsageError
@@ -19,13 +19,12 @@ from playground.tools import TOOLS
 from playground.tools.doctor import ERROR, Check, Finding, hosts, machine, run_checks, script, software
 
 TOOL = TOOLS["doctor"]
-TIERS: Mapping[str, Mapping[str, Check]] = {
+TIERS: Mapping[str, Sequence[Check]] = {
     "machine": machine.CHECKS,
     "torch": software.CHECKS,
     "hosts": hosts.CHECKS,
     "script": script.CHECKS,
 }
-CHECKS = [check for checks in TIERS.values() for check in checks]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,29 +62,31 @@ def finding_text(finding: Finding) -> Prose:
 
 
 def examine(
-    session: Session, settings: DoctorSettings, chosen: Sequence[str], words: Sequence[str], timeout: float
+    session: Session, settings: DoctorSettings, tiers: Sequence[str], words: Sequence[str], timeout: float
 ) -> tuple[list[Finding], dict[str, object]]:
     """Examine tier by tier, and say what each has found: this machine, its torch, a script with its arguments
     (`words`), the other hosts. Returns all findings, and the facts of each tier."""
     findings, facts = list[Finding](), dict[str, object]()
 
     def conclude(tier: str, found: object, summary: str = "") -> None:
-        new, number = [*run_checks(TIERS[tier], chosen, found)], sum(name in TIERS[tier] for name in chosen)
+        new = [*run_checks(TIERS[tier], found)]
         facts[tier] = found
         findings.extend(new)
-        session.say(f"{tier}: {count(new, number)}" + f" ({summary})" * bool(summary), *map(finding_text, new))
+        session.say(
+            f"{tier}: {count(new, len(TIERS[tier]))}" + f" ({summary})" * bool(summary), *map(finding_text, new)
+        )
 
-    if TIERS["machine"].keys() & chosen:
+    if "machine" in tiers:
         conclude("machine", machine.MachineFacts(several_hosts=not all(map(is_loopback, settings.hosts))))
-    if TIERS["torch"].keys() & chosen:
+    if "torch" in tiers:
         session.bar.show("torch, in a process of its own")
         torch = software.examine(timeout)
         conclude("torch", torch, software.summarize(torch))
-    if TIERS["script"].keys() & chosen:
+    if "script" in tiers:
         session.bar.show(f"running {words[0]}")
         ran = script.examine(Path(words[0]), words[1:], settings.seconds, timeout)
         conclude("script", ran, script.summarize(ran))
-    if TIERS["hosts"].keys() & chosen:
+    if "hosts" in tiers:
         with hosts.listen(settings.hosts, settings.port) as listener:
             session.bar.show("waiting for the other hosts")
             met = hosts.meet(listener, settings.hosts, timeout)
@@ -97,7 +98,7 @@ def examine(
     TOOL.name,
     click.argument("words", metavar="[SCRIPT.py [ARGS]…]", nargs=-1, type=click.UNPROCESSED),
     pack_options("settings", DoctorSettings),
-    names_option("--check", known=[*TIERS, *CHECKS], default=(ALL,), help="Checks to run, by name or tier"),
+    click.option("--check", type=click.Choice([*TIERS]), metavar="TIER", help="Run the checks of one tier only."),
     flags(RunOptions, "timeout", changes={"timeout": {"help": "Seconds to wait for torch, and for hosts."}}),
     only=("as_json",),
     size=1,
@@ -105,7 +106,7 @@ def examine(
     context_settings={"allow_interspersed_args": False},
 )
 def command(
-    session: Session, words: Sequence[str], settings: DoctorSettings, check: Sequence[str], timeout: float
+    session: Session, words: Sequence[str], settings: DoctorSettings, check: str | None, timeout: float
 ) -> None:
     """Examine this machine, torch, and, with --hosts, the connections between hosts. Or a script for torchrun: what
     would break on nccl, on more ranks, or with unequal data. It runs on 2 ranks, then on 3, unseen, in a copy of the
@@ -115,7 +116,7 @@ def command(
 
     \b
         python -m playground doctor
-        python -m playground doctor --check torch,shared-memory
+        python -m playground doctor --check machine
         python -m playground doctor --hosts a,b,c
         python -m playground doctor train.py --epochs 1
     """
@@ -123,18 +124,12 @@ def command(
         raise UsageError(f"{TOOL.name} examines a host from one process: run it without torchrun, RANK and WORLD_SIZE")
     if words and settings.hosts:
         raise UsageError(f"doctor {words[0]} starts ranks of its own, here: run it without --hosts")
-    chosen = choose(check, ["script"] if words else ["machine", "torch", *["hosts"] * bool(settings.hosts)])
+    tiers = ["script"] if words else ["machine", "torch", *["hosts"] * bool(settings.hosts)]
+    if check and check not in tiers:
+        raise UsageError(f"--check {check}: this run has {', '.join(tiers)}; hosts need --hosts, a script its name")
     session.say(f"{TOOL.name}: {platform.node()}, {platform.platform()}, Python {platform.python_version()}", "")
-    findings, facts = examine(session, settings, chosen, words, timeout)
+    findings, facts = examine(session, settings, [check] if check else tiers, words, timeout)
     session.print_document({}, findings=findings, **facts)
     if checks := dict.fromkeys(each.check for each in findings if each.severity == ERROR):
         raise PlaygroundError(f"not fit for distributed training: {', '.join(checks)}")
     session.say("", prose("Shown: ", good("fit for distributed training"), "."))
-
-
-def choose(asked: Sequence[str], tiers: Sequence[str]) -> tuple[str, ...]:
-    """The checks of these tiers that are asked for, by name or tier. Raises `UsageError` for one of another tier."""
-    known = [name for tier in tiers for name in TIERS[tier]]
-    if missing := next((name for name in asked if name not in (*known, *tiers, ALL)), ""):
-        raise UsageError(f"--check {missing}: this run has {', '.join(tiers)}; hosts need --hosts, a script its name")
-    return select_names(known, [*asked, *(name for tier in tiers if tier in asked for name in TIERS[tier])] or [ALL])

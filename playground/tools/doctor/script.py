@@ -32,7 +32,7 @@ from playground.runtime.launcher.examine import line_of
 from playground.runtime.launcher.launch import launch
 from playground.runtime.rank.rank import Event, report
 from playground.runtime.remote import syntax_errors_in_one_line
-from playground.tools.doctor import Finding, error, find_checks, warning
+from playground.tools.doctor import Finding, error, warning
 
 SIZES = (2, 3)
 """Numbers of ranks on which it runs: three are the fewest of an odd number."""
@@ -233,4 +233,4 @@ def check_device(script: ScriptFacts) -> Iterator[Finding]:
         yield warning(saw, "nccl takes tensors of a GPU only", "make tensors on torch.device('cuda', LOCAL_RANK)")
 
 
-CHECKS = find_checks(globals())
+CHECKS = (check_agreement, check_failure, check_any_source, check_device)

@@ -21,7 +21,7 @@ from playground.runtime.backends.nccl import driver_supports
 from playground.runtime.errors import PlaygroundError
 from playground.runtime.launcher.launch import launch
 from playground.runtime.remote import remote
-from playground.tools.doctor import Finding, error, find_checks, warning
+from playground.tools.doctor import Finding, error, warning
 
 TRY = remote("playground.tools.doctor.software:try_torch")
 TRIED = ("gloo", "nccl")
@@ -166,4 +166,4 @@ def check_all_reduce(torch: TorchFacts) -> Iterator[Finding]:
             yield error(f"ranks on loopback with {backend}: {problem}", "an all-reduce has the right sum", fix)
 
 
-CHECKS = find_checks(globals())
+CHECKS = (check_torch_import, check_gpu_driver, check_all_reduce)

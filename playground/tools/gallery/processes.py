@@ -105,16 +105,3 @@ def collective_in_finally_cured(rank: int, size: int) -> float:
     dist.all_reduce(loss)
     dist.barrier()
     return loss.item()
-
-
-def port_taken(rank: int, size: int) -> bool:
-    """A store is to listen on a port that another run already has."""
-    other = dist.TCPStore("127.0.0.1", 0, is_master=True)
-    store = dist.TCPStore("127.0.0.1", other.port, is_master=True)
-    return store.port != other.port
-
-
-def port_taken_cured(rank: int, size: int) -> bool:
-    other = dist.TCPStore("127.0.0.1", 0, is_master=True)
-    store = dist.TCPStore("127.0.0.1", 0, is_master=True)
-    return store.port != other.port
