@@ -175,7 +175,7 @@ def buckets(rank: int, size: int, settings: LabSettings) -> list[Fields]:
     return rows
 
 
-class SentMessages(Observer):
+class HookMessages(Observer):
     """The messages that hooks send, also in threads of gloo's: the type and the bytes of each."""
 
     def __init__(self) -> None:
@@ -194,7 +194,7 @@ def hooks(rank: int, size: int, settings: LabSettings) -> list[Fields]:
     rows: list[Fields] = []
     baseline: list[torch.Tensor] = []
     for name, hook in HOOKS.items():
-        run, messages = DDPRun(settings), SentMessages()
+        run, messages = DDPRun(settings), HookMessages()
         run.ddp.register_comm_hook(None, hook)
         for _ in range(PASSES - 1):
             run.backward(0)

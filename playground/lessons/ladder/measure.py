@@ -226,7 +226,7 @@ def count_messages(new_sync: NewSync, start: nn.Module, inputs: tuple[torch.Tens
     is not timed: DistributedDataParallel shows them in a communication hook only, which would be timed too."""
     model = copy.deepcopy(start)
     params = trainable_parameters(model)
-    messages = SentMessages()
+    messages = StepMessages()
     for param in params:
         param.register_post_accumulate_grad_hook(messages.missing.discard)
     sync = new_sync(model, dist.all_reduce)
@@ -241,7 +241,7 @@ def count_messages(new_sync: NewSync, start: nn.Module, inputs: tuple[torch.Tens
     return messages.sent
 
 
-class SentMessages(Observer):
+class StepMessages(Observer):
     """What is sent in a step. A collective on shares is a half of an all-reduce of the whole that is cut or put
     together."""
 
