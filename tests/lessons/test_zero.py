@@ -59,7 +59,7 @@ def test_every_way_is_one_training_and_holds_and_sends_what_it_should(size: int,
         calls = found.pop("calls")
         for name, row in found.items():
             check_row({"way": name, **row, **expected({"way": name, **row}, size)})
-        assert calls["zero-3"] == calls["torch-fsdp"]
+        assert size == 1 or calls["zero-3"] == calls["torch-fsdp"]  # which calls none on a single rank
         assert sum(calls["zero-3"].values()) == 8 + 4  # of four units
         assert found["zero-3"]["peak"] <= 1.05 * found["torch-fsdp"]["peak"]
 
