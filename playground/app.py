@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 import click
 
 from playground import tools
-from playground.console import session, terminal
+from playground.console import session
 from playground.console.options import format_options
 from playground.console.steps import steps_command
 from playground.exercises import EXERCISES
@@ -27,17 +27,19 @@ from playground.runtime.meeting.environment import end_with_torchrun
 from playground.runtime.remote import remote
 from playground.runtime.untrusted import printable
 from playground.see import SEE
-from playground.site import CHAPTERS, SITE
+from playground.site import READ, SITE
 
 TOOLS = {**tools.TOOLS, SEE.name: SEE}
+BESIDE = {**TOOLS, SITE.name: SITE, READ.name: READ}
+"""The commands beside the path."""
 LESSONS_BY_FOLDER = {Path(lesson.path).name: lesson for lesson in PATH}
 """As `become_command` knows them."""
 COMMANDS = [*LESSONS, *EXERCISES, *TOOLS, SITE.name]
-READ, READS = "read", "show a chapter or a page beside it, the map, running, tutorials, or the glossary"
+"""Those that do more than show a text."""
 COMMAND_LISTS = {
     "The path, in order": {lesson.name: lesson.teaches for lesson in PATH},
     "Exercises that check themselves": {tool.name: tool.purpose for tool in EXERCISES.values()},
-    "Beside the path": {tool.name: tool.purpose for tool in [*TOOLS.values(), SITE]} | {READ: READS},
+    "Beside the path": {tool.name: tool.purpose for tool in BESIDE.values()},
 }
 """The purpose of each command, under the titles of --help."""
 INTERRUPTED = 128 + signal.SIGINT
@@ -81,7 +83,7 @@ class Commands(click.Group):
         return resolved
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return [*COMMANDS, READ]
+        return [*COMMANDS, READ.name]
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """The path and the tools, in order, from their tables: no command is imported for it."""
@@ -91,9 +93,7 @@ class Commands(click.Group):
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         command: click.Command | None = None
-        if cmd_name == READ:
-            command = read
-        elif tool := {**TOOLS, **EXERCISES, SITE.name: SITE}.get(cmd_name):
+        if tool := {**BESIDE, **EXERCISES}.get(cmd_name):
             command = tool.command.load()
         elif lesson := LESSONS.get(cmd_name) or LESSONS_BY_FOLDER.get(cmd_name):
             command = lesson.command.load() if lesson.command else steps_command(lesson)
@@ -112,22 +112,6 @@ def cli(ctx: click.Context) -> None:
     """
     if ctx.invoked_subcommand is None:
         click.echo(ctx.get_help())
-
-
-@click.command(
-    READ,
-    short_help=READS,
-    help=f"Show a chapter, in a pager where there is a terminal. NAME is one of {', '.join(CHAPTERS)}.",
-)
-@click.argument("chapter", metavar="NAME", type=click.Choice([*CHAPTERS]))
-def read(chapter: str) -> None:
-    from playground.console.rendering import render_markdown  # imports rich
-
-    text = render_markdown(CHAPTERS[chapter].read_text(encoding="utf-8"), terminal.width())
-    if sys.stdout.isatty():
-        click.echo_via_pager(text)
-    else:
-        click.echo(text, nl=False)
 
 
 def main() -> NoReturn:

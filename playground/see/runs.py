@@ -53,10 +53,11 @@ def record(name: str) -> Path:
                 raise
             note_failure(folder / "0", failure)
         files = {each: part.replace(f"{ROOT}/".encode(), b"") for each, part in collect(folder / "0").items()}
-    for source in merge(files).sources:  # of the program only lines that are shown, and their equals
-        lines = files[f"{TEXT}{source.file}"].splitlines()
-        kept = {lines[each.line - 1] for each in merge(files).sources if each.file == source.file}
-        files[f"{TEXT}{source.file}"] = b"\n".join(line if line in kept else b"" for line in lines)
+    sources = merge(files).sources
+    for program in {source.file for source in sources}:  # of it only lines that are shown, and their equals
+        lines = files[f"{TEXT}{program}"].splitlines()
+        kept = {lines[source.line - 1] for source in sources if source.file == program}
+        files[f"{TEXT}{program}"] = b"\n".join(line if line in kept else b"" for line in lines)
     write_zip(file, files)
     if file.stat().st_size > LARGEST or run.size == 1:
         write_zip(file, {name: content for name, content in files.items() if not name.endswith((EVENTS, VALUES))})

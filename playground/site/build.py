@@ -28,7 +28,8 @@ from playground.runtime.remote import ROOT, file_of
 from playground.see.play import read_script, read_style, render_player
 from playground.see.record import Recording
 from playground.see.runs import PICTURES, RUN_OF, find_run
-from playground.site import CHAPTERS, SITE
+from playground.site import SITE
+from playground.site.chapters import CHAPTERS
 from playground.tools.gallery.page import PROGRAMS, find, read_body
 
 HERE = Path(__file__).parent
@@ -42,7 +43,7 @@ BOARDS[CODE / "algorithms" / "all_reduce.py"] = "allreduce"
 ADDRESSES = {file: f"{page}.html" for file, page in TEXTS.items()}
 ADDRESSES |= {board: f"{page}.html#{board.name}-1" for board, page in BOARDS.items()}
 ADDRESSES |= {FOLDER / each.folder: f"exercise-{name}.html" for name, each in CATALOGUE.items()}
-"""Of texts, boards, and the folders of exercises."""
+"""The addresses of texts, boards, and the folders of exercises."""
 EXCERPT = re.compile(r"\]\(([^)]+)\):\n\n( *)```python\n(.*?)^\2```$", re.DOTALL | re.MULTILINE)
 """Code that a chapter shows of a file, which is named before it."""
 

@@ -67,12 +67,17 @@ def train(way: str, model: nn.Module, backward: Backward, batches: Sequence[Batc
     return {"losses": losses, **figures, **counts, "calls": dict(traffic.calls)}
 
 
+def uncut(whole: Tensor, own: Tensor) -> Tensor:
+    """The part of a parameter that every rank has whole."""
+    return whole
+
+
 def compare(
     way: str,
     ours: tuple[nn.Module, Backward],
     alone: tuple[nn.Module, Backward],
     batches: Sequence[Batch],
-    part: Callable[[Tensor, Tensor], Tensor] = lambda whole, own: whole,
+    part: Callable[[Tensor, Tensor], Tensor] = uncut,
 ) -> dict[str, float]:
     """Train by a way and as one process. Returns the largest difference of a loss, and that of a parameter; `part` cuts
     from one process's what this rank should have."""
@@ -82,9 +87,7 @@ def compare(
 
 
 @torch.no_grad()
-def parameter_difference(
-    whole: nn.Module, model: nn.Module, part: Callable[[Tensor, Tensor], Tensor] = lambda whole, own: whole
-) -> float:
+def parameter_difference(whole: nn.Module, model: nn.Module, part: Callable[[Tensor, Tensor], Tensor] = uncut) -> float:
     """The largest difference between this rank's parameters and the parts of one process's of the same names."""
     named = dict(whole.named_parameters())
     return max((part(named[name], own) - own).abs().max().item() for name, own in model.named_parameters())

@@ -27,6 +27,9 @@ class GradSyncSpec:
     """Whether the optimizer is part of it: `GradSync.optimizer` is another than was asked for."""
 
 
+DDP, SPARSE = "ddp", "sparse-embeddings"
+"""Those that are compared with these, and no choice of `sgd --sync`: DistributedDataParallel, and the ladder's rung for
+embeddings."""
 ALL_REDUCE = ("all_reduce",)
 OF_GRADIENTS = (
     ("per-parameter", "per_parameter", ALL_REDUCE, "one all_reduce per parameter, after backward: the tutorial's loop"),

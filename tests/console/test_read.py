@@ -17,7 +17,7 @@ from terminal import open_terminal
 from widths import too_wide
 
 from playground.runtime.remote import ROOT
-from playground.site import CHAPTERS
+from playground.site.chapters import CHAPTERS
 
 Run = Callable[..., Any]
 FENCE = re.compile(r"(^ *```.*?^ *```$)", re.DOTALL | re.MULTILINE)

@@ -28,7 +28,7 @@ from playground.exercises.exercise import (
 from playground.exercises.observation import explain_digits
 from playground.exercises.verdict import Solution, Verdict, check_solution, tell_lines
 from playground.exercises.work import Workbook, progress_file
-from playground.site import CHAPTERS
+from playground.site.chapters import CHAPTERS
 
 Run = Callable[..., Any]
 ALL = list(CATALOGUE.values())

@@ -13,11 +13,12 @@ import torch.nn.functional as F
 
 from playground.lessons.bert import grammar, measure
 from playground.lessons.bert.lesson import train
-from playground.lessons.bert.page import DDP, EXACT, WAYS, BertSettings, averaging_texts, compare_losses
+from playground.lessons.bert.page import EXACT, WAYS, BertSettings, averaging_texts, compare_losses
 from playground.lessons.bert.prepare import PairsSource, prepare_pairs
 from playground.measurement import Fields
 from playground.training.bert import Model
 from playground.training.bert_config import BertConfig
+from playground.training.grad_syncs import DDP
 
 Run = Callable[..., Any]
 SMALL: dict[str, Any] = {"width": 16, "layers": 2, "heads": 2, "intermediate": 32, "max_length": 32, "dropout": 0.0}

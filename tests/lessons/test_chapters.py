@@ -11,8 +11,8 @@ from test_readme import fenced_blocks
 
 from playground.lessons import PATH
 from playground.runtime.remote import ROOT
-from playground.site import CHAPTERS
 from playground.site.build import EXCERPT, stands_in
+from playground.site.chapters import CHAPTERS
 
 LESSONS = {lesson.name: CHAPTERS[lesson.name] for lesson in PATH}
 FORMED = [name for name, file in CHAPTERS.items() if file.name == "README.md"]

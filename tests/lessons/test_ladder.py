@@ -17,7 +17,6 @@ import torch.nn.functional as F
 from playground.lessons.ladder.lesson import run
 from playground.lessons.ladder.measure import WARM_UP
 from playground.lessons.ladder.page import (
-    DDP,
     PARTS,
     LadderSettings,
     agreement,
@@ -27,7 +26,7 @@ from playground.runtime import PlaygroundError
 from playground.runtime.backends import BACKENDS
 from playground.runtime.remote import Remote
 from playground.training.data import Images, partition_dataset
-from playground.training.grad_syncs import GRAD_SYNCS
+from playground.training.grad_syncs import DDP, GRAD_SYNCS
 from playground.training.net import Net
 from playground.training.sync import AllReduce
 

@@ -12,10 +12,11 @@ from torch.nn.parallel import DistributedDataParallel
 
 from playground.lessons.ladder.lesson import new_rung
 from playground.lessons.ladder.measure import TimedReplica, count_messages
-from playground.lessons.ladder.page import BERT, SPARSE, candidates
+from playground.lessons.ladder.page import BERT, candidates
 from playground.lessons.ladder.sparse_embeddings import SparseEmbeddings, TokenBert
 from playground.testing import World
 from playground.training.bert_config import BertConfig
+from playground.training.grad_syncs import SPARSE
 from playground.training.replicas import flat
 from playground.training.step import training_step
 from playground.training.sync import GradSync

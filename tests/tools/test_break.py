@@ -14,7 +14,7 @@ import pytest
 from playground.runtime.launcher.entry import CommandWorld
 from playground.runtime.remote import rank_functions
 from playground.see.record.run import read_recording
-from playground.site import CHAPTERS
+from playground.site.chapters import CHAPTERS
 from playground.tools.gallery.page import (
     BOARDS,
     DEADLOCK,

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch.nn.parallel import DistributedDataParallel
 
 from playground.lessons.bert.lesson import batches, build_model, prepare
-from playground.lessons.bert.page import DDP, BertSettings
+from playground.lessons.bert.page import BertSettings
 from playground.lessons.bert.pairs import PairBatch, Pairs
 from playground.lessons.data_parallel.experiment import track_step
 from playground.lessons.data_parallel.machine import HOST
@@ -23,6 +23,7 @@ from playground.lessons.ladder.measure import TimedReplica, count_messages, summ
 from playground.measurement import Fields
 from playground.measurement.interleave import interleave, slowest, timed
 from playground.runtime import device
+from playground.training.grad_syncs import DDP
 from playground.training.step import mean_loss_part, training_step
 from playground.training.sync import GradSync
 

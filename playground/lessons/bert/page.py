@@ -29,11 +29,10 @@ from playground.runtime.flags import check_at_least_one, check_choice, check_fla
 from playground.runtime.launcher.entry import CommandWorld
 from playground.runtime.remote import Remote
 from playground.training.bert_config import BertConfig
-from playground.training.grad_syncs import GRAD_SYNCS
+from playground.training.grad_syncs import DDP, GRAD_SYNCS, SPARSE
 from playground.training.results import replicas_verdict
 from playground.training.settings import BUCKET_CAP
 
-DDP, SPARSE = "ddp", "sparse-embeddings"
 WAYS = ("data-parallel", "loss-in-forward", DDP)
 """The first two drive all devices from one process; in the last each rank has one."""
 EXACT_STEPS = 20

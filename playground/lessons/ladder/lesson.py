@@ -22,11 +22,12 @@ import torch
 from torch import nn
 
 from playground.lessons.ladder.measure import in_ddp, measure
-from playground.lessons.ladder.page import DDP, MODELS, SPARSE, LadderSettings, candidates
+from playground.lessons.ladder.page import MODELS, LadderSettings, candidates
 from playground.lessons.ladder.sparse_embeddings import SparseEmbeddings
 from playground.measurement import Fields
 from playground.runtime import device, host
 from playground.runtime.meeting.agreement import require_same_on_all_ranks
+from playground.training.grad_syncs import DDP, SPARSE
 from playground.training.replicas import broadcast_parameters
 from playground.training.sync import AllReduce, GradSync, new_grad_sync
 

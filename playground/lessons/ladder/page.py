@@ -17,14 +17,14 @@ from playground.measurement import Fields
 from playground.runtime.errors import UsageError
 from playground.runtime.flags import flag, like
 from playground.runtime.remote import remote
-from playground.training.grad_syncs import GRAD_SYNCS
+from playground.training.grad_syncs import DDP, GRAD_SYNCS, SPARSE
 from playground.training.prepare import PreparedData
 from playground.training.results import replicas_verdict
 from playground.training.settings import TrainingSettings
 
 LESSON = LESSONS["ladder"]
 RUN = LESSON.remote("run")
-DDP, BERT, SPARSE = "ddp", "bert", "sparse-embeddings"
+BERT = "bert"
 IMAGE_MODELS = {"net": remote("playground.training.net:Net"), "resnet18": remote("playground.training.net:ResNet18")}
 """They have 21,840 and 11,175,370 parameters."""
 MODELS = IMAGE_MODELS | {BERT: LESSON.remote("TokenBert", "sparse_embeddings")}

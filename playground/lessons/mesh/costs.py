@@ -15,7 +15,7 @@ from playground.training.gpt_config import HEADS, LAYERS, LENGTH, VOCABULARY, WI
 
 Shape = tuple[int, int, int, int]
 BATCH, MICROBATCHES = 24, 2
-"""Of the run: sequences in a batch, and microbatches that a replica's are cut into."""
+"""Sequences in a batch of the run, and microbatches that a replica's are cut into."""
 MODEL = f"a GPT of {LAYERS} blocks, width {WIDTH}, {HEADS} heads, {BATCH} in a batch"
 CUT = {"pairs of samples": BATCH // 2, "layers": LAYERS + 2, "pairs of tokens": LENGTH // 2, "heads": HEADS}
 """Each is cut over the ranks of an axis; the embedding and the head count as a layer each."""

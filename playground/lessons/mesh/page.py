@@ -27,7 +27,7 @@ class MeshSettings:
     """Raises `UsageError` if the model or its batch cannot be cut over a grid."""
 
     shapes: tuple[Shape, ...]
-    """Of each grid, the ranks of data, pipeline, context and tensor parallelism."""
+    """The ranks of data, pipeline, context and tensor parallelism, by grid."""
     seed: int = 1234
     steps: int = flag(5, "Number of training steps, on each grid.", least=1)
 

@@ -108,7 +108,7 @@ class Trainer:
         self.losses.append(training_step(self.optimizer, losses, self.sync, last=last, moment=moment))
 
     def mean_losses(self) -> list[float]:
-        """Of whole batches, by step. All must call this."""
+        """The losses of whole batches, by step. All must call this."""
         losses = torch.stack(self.losses).double()
         dist.all_reduce(losses)
         return (losses / dist.get_world_size()).tolist()

@@ -313,7 +313,7 @@ def causal_square(run: Evidence) -> Scene:
 
 
 RANK_BOX, RANK_PITCH, APART = (128.0, 48.0), (136.0, 56.0), 32.0
-"""Of a mesh: a rank's box, its distance to the next one, and what is more between two values of dp, or of pp."""
+"""A mesh's sizes: a rank's box, its distance to the next one, and the gap between two values of dp, or of pp."""
 
 
 def cube(run: Evidence) -> Scene:
