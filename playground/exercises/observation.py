@@ -10,6 +10,7 @@ from playground.exercises.exercise import FAIL, count
 
 POISON = -7777
 """In every element of a tensor into which a message is being received."""
+SENDS_TOO_MUCH = "sends more than it must"
 OWN = "its own tensor"
 """The place of a tensor that stays as it is, where the task says so."""
 
@@ -41,7 +42,11 @@ class Observation:
     received: tuple[int, ...]
     """Number of messages received from each rank."""
     most: int | Mapping[int, float] | None
-    """Elements that it may send in all, or to each receiver."""
+    """Elements that it may send in messages, in all or to each receiver."""
+    moved: float
+    """Elements that have left it, by messages and by collectives."""
+    most_moved: float | None
+    """Elements that may."""
     problems: tuple[tuple[str, str, int], ...]
     """Rules of torch.distributed that were broken: name, words and line."""
     printed: str
@@ -137,6 +142,9 @@ def describe_difference(seen: Observation, rank: int, observed: Mapping[int, Obs
 def describe_messages(seen: Observation, rank: int, observed: Mapping[int, Observation]) -> Found:
     """The faults of the messages that this rank sent."""
     sent = count_elements(seen.sent)
+    if seen.most_moved is not None and seen.moved > seen.most_moved + 0.5:  # a collective's part may be a fraction
+        words = f"{count(round(seen.moved), 'element')} have left it; {math.ceil(seen.most_moved)} are enough"
+        return {"mistake": SENDS_TOO_MUCH, "words": words}
     if isinstance(seen.most, int) and (total := sum(sent.values())) > seen.most:
         return {"words": f"sent {count(total, 'element')}; {seen.most} are enough"}
     for receiver, elements in sent.items():

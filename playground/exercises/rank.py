@@ -32,6 +32,7 @@ from playground.exercises.exercise import COLLECTIVES, ERROR, FAIL, LOOP, MESSAG
 from playground.exercises.observation import POISON, Observation
 from playground.exercises.verdict import DEADLINE, ENDLESS, NOT_WRITTEN, SHORT_CUT, Solution
 from playground.runtime.rank.rank import LOST_PEER, report
+from playground.runtime.tap import Call, Observer, observing
 from playground.runtime.tap.replacement import Wrap, replaced
 
 MAX_CALLS, MAX_PRINTED, SHOWN = 2000, 2**16, 1000
@@ -71,7 +72,7 @@ class Transcript:
             os.dup2(self.printed, number)
 
     def begin(self) -> None:
-        self.calls, self.sent, self.received = 0, list[tuple[int, int]](), list[int]()
+        self.calls, self.sent, self.received, self.moved = 0, list[tuple[int, int]](), list[int](), 0.0
         self.problems, self.pending = list[tuple[str, str, int]](), list[Request]()
         os.ftruncate(self.printed, os.lseek(self.printed, 0, os.SEEK_SET))
         for seen in (REDUCED, WIDTHS, WAITED):
@@ -108,6 +109,36 @@ class Transcript:
                 yield line
         finally:
             self.thread.depth -= 1
+
+
+class Meter(Observer):
+    """Counts the elements that leave this rank while the solution runs, by whatever it calls: of a collective, as many
+    as with the algorithm that sends least, n ranks and S elements of this rank's.
+
+    | collective                    | elements      |
+    |-------------------------------|---------------|
+    | all_gather                    | (n - 1) S     |
+    | all_reduce                    | 2 (n - 1) / n S |
+    | reduce_scatter, all_to_all, … | (n - 1) / n S |
+    | broadcast                     | S, at the root |
+    """
+
+    def __init__(self, record: Transcript) -> None:
+        self.record = record
+
+    def begun(self, call: Call) -> None:
+        if self.record.running:
+            # What is sent as bytes, an object for one, counts as as many numbers of 8 bytes.
+            given = sum(each.numel() / (8 if each.dtype == torch.uint8 else 1) for each in call.inputs)
+            others, name = len(call.ranks) - 1, call.name
+            if "send" in name:
+                self.record.moved += given
+            elif name.startswith("all_gather"):
+                self.record.moved += others * given
+            elif name == "broadcast":
+                self.record.moved += given if others and call.peer == dist.get_rank() else 0
+            else:
+                self.record.moved += (1 + name.startswith("all_reduce")) * others / (others + 1) * given
 
 
 @contextlib.contextmanager
@@ -296,6 +327,7 @@ def judged(record: Transcript) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         for place, wrap in wraps.items():
             stack.enter_context(replaced(*place, wrap))
+        stack.enter_context(observing(Meter(record)))
         yield
 
 
@@ -393,6 +425,8 @@ def run_case(rank: int, seed: int, place: int, case: Case, function: Callable[..
         sent=tuple(record.sent),
         received=tuple(record.received.count(sender) for sender in range(size)),
         most=case.most,
+        moved=record.moved,
+        most_moved=case.most_moved,
         problems=tuple(dict.fromkeys(record.problems)),
         printed=record.read_printed(),
     )

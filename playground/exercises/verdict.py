@@ -209,27 +209,31 @@ def check_solution(
 def name_mistake(
     solution: Solution, before: Sequence[Solution], seed: int, made: dict[int, Attempt], world: int
 ) -> Found:
-    """The catalogued mistake that does the same in all worlds, if there is one. `made`: the attempts so far, to which
-    further ones are added; that in `world` has failed."""
+    """The catalogued mistake that does the same in all worlds; if there is none, the first that does the same in the
+    case that failed, with "probably". `made`: the attempts so far, to which further ones are added; that in `world` has
+    failed."""
     found, exercise = made[world].found, solution.exercise
     if found.get("mistake") in NAMED or found.get("words") == NOT_WRITTEN:
         return {}
     sizes = sorted(exercise.worlds, key=lambda size: (size != world, size not in made))
+    probable: Found = {}
     for mistake in exercise.mistakes:
         if mistake.status == found["status"] and mistake.name not in NAMED:
             for size in sizes:
                 other = attempt(replace(solution, text=mistake.text), before, size, seed)
                 if size not in made:
                     made[size] = attempt(solution, before, size, seed)
+                if size == world and not probable and is_alike(made[size], other, made[size].case):
+                    probable = {"mistake": f"probably: {mistake.name}", "says": mistake.says}
                 if not is_alike(made[size], other):
                     break
             else:
                 return {"mistake": mistake.name, "says": mistake.says}
-    return {}
+    return {} if found.get("mistake") else probable
 
 
-def is_alike(one: Attempt, other: Attempt) -> bool:
-    """Whether the ranks of two worlds did the same in the cases that failed."""
+def is_alike(one: Attempt, other: Attempt, only: int | None = None) -> bool:
+    """Whether the ranks of two worlds did the same in the cases that failed, or in the `only` one."""
     status = one.found.get("status")
     if (status, one.case) != (other.found.get("status"), other.case):
         return False
@@ -237,7 +241,7 @@ def is_alike(one: Attempt, other: Attempt) -> bool:
         return {rank: at[:2] for rank, at in one.at.items()} == {rank: at[:2] for rank, at in other.at.items()}
     if status != FAIL:  # which rank is the first to send to one that is not there differs from run to run
         return len({re.sub(r"no rank \d+", "", str(each.found.get("words"))) for each in (one, other)}) == 1
-    for case in one.observed.keys() & other.observed.keys():
+    for case in one.observed.keys() & other.observed.keys() & ({*one.observed} if only is None else {only}):
         fails = [bool(find_failure(each.observed[case], each.size)) for each in (one, other)]
         for rank, mine in one.observed[case].items() if any(fails) else ():
             theirs = other.observed[case].get(rank)

@@ -33,12 +33,18 @@ from playground.site.chapters import CHAPTERS
 Run = Callable[..., Any]
 ALL = list(CATALOGUE.values())
 MISTAKES = [(exercise, mistake.name) for exercise in ALL for mistake in exercise.mistakes]
-OTHERS = [
-    (CATALOGUE[title.partition(": ")[0]], title.partition(": ")[2], text.removesuffix("```\n"))
-    for section in Path(__file__).with_name("right_solutions.md").read_text(encoding="utf-8").split("\n## ")[1:]
-    for title, text in [section.split("\n\n```python\n")]
-]
-"""Right solutions that are not the reference: exercise, difference and text."""
+
+
+def read_solutions(name: str) -> list[tuple[Exercise, str, str]]:
+    """Exercise, difference from the reference, and text of each."""
+    return [
+        (CATALOGUE[title.partition(": ")[0]], title.partition(": ")[2], text.removesuffix("```\n"))
+        for section in Path(__file__).with_name(name).read_text(encoding="utf-8").split("\n## ")[1:]
+        for title, text in [section.split("\n\n```python\n")]
+    ]
+
+
+OTHERS, WRONG = read_solutions("right_solutions.md"), read_solutions("wrong_solutions.md")
 IMPORTS = """\
 import copy, datetime, math, threading
 import torch
@@ -72,6 +78,13 @@ def test_the_reference_passes_and_the_stub_is_not_written_yet(exercise: Exercise
 def test_another_way_is_right_too(exercise: Exercise, way: str, text: str) -> None:
     verdict = judge(exercise, IMPORTS + text)
     assert (verdict.status, verdict.passed) == (PASS, exercise.worlds), tell_lines(verdict)
+
+
+@pytest.mark.parametrize(("exercise", "what", "text"), [parameters(*each) for each in WRONG])
+def test_a_stranger_s_mistake_is_refused_and_told(exercise: Exercise, what: str, text: str) -> None:
+    verdict = judge(exercise, IMPORTS + text)
+    assert verdict.status != PASS
+    assert what.partition("(")[2].rstrip(")").lower() in "\n".join(tell_lines(verdict)).lower(), tell_lines(verdict)
 
 
 @pytest.mark.parametrize(("exercise", "name"), [parameters(*each) for each in MISTAKES])

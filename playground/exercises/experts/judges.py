@@ -10,6 +10,7 @@ import torch
 from playground.exercises.cases import UNEVEN, Case, Cases
 
 WIDTH, K = 2, 2
+TO_ONE = "all rows to rank 0"
 
 
 class Routed(NamedTuple):
@@ -23,13 +24,15 @@ class Routed(NamedTuple):
 
 
 def routings(size: int, seed: int) -> Iterator[tuple[str, list[Routed]]]:
-    """Descriptions, and what all ranks have: numbers of tokens differ, and in the last one all rows go to one rank."""
-    for about, counts in (*UNEVEN.items(), ("all rows to rank 0", UNEVEN["1 sample on rank 0, 3 on rank 1, …"])):
+    """Descriptions, and what all ranks have: numbers of tokens differ, all rows go to one rank, and at last there are
+    so many that it shows who sends rows to all."""
+    to_one = {TO_ONE: UNEVEN["1 sample on rank 0, 3 on rank 1, …"]}
+    for about, counts in (UNEVEN | to_one | {"40 samples each": (40,) * 5}).items():
         torch.manual_seed(seed)
         ranks = []
         for rank in range(size):
             tokens = 100 * rank + torch.arange(WIDTH * counts[rank]).view(-1, WIDTH).double()
-            ranks.append(Routed(tokens, torch.randint(size, (counts[rank], K)) * (about in UNEVEN)))
+            ranks.append(Routed(tokens, torch.randint(size, (counts[rank], K)) * (about != TO_ONE)))
         yield about.replace("sample", "token"), ranks
 
 
@@ -38,7 +41,9 @@ def dispatch(rank: int, size: int, seed: int) -> Cases:
     for about, ranks in routings(size, seed):
         mine = ranks[rank]
         arrived = torch.cat([each.rows_for(rank) for each in ranks])
-        yield Case(about, (mine.tokens.repeat_interleave(K, 0), mine.owners.flatten()), arrived, is_coded=False)
+        rows = mine.tokens.repeat_interleave(K, 0)
+        most = rows.numel() + 16 * size  # the second is for numbers of rows
+        yield Case(about, (rows, mine.owners.flatten()), arrived, is_coded=False, most_moved=most)
 
 
 def combine(rank: int, size: int, seed: int) -> Cases:

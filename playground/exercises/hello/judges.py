@@ -16,6 +16,7 @@ from torch.distributed import distributed_c10d
 from playground.exercises.cases import Case, Cases, gather
 from playground.exercises.exercise import RETURNED
 from playground.runtime.rank.rank import report
+from playground.runtime.tap.replacement import replaced
 
 
 def whoami(rank: int, size: int, seed: int) -> Cases:
@@ -30,18 +31,16 @@ def whoami(rank: int, size: int, seed: int) -> Cases:
         os.environ.update(kept)
 
 
-class WatchedStore:
+class WatchedStore(dist.Store):
     """The world's store, for one attempt: a wait that cannot end is a deadlock. It is proved where every process waits
     or has returned, and what is waited for is still not there after that was seen."""
 
     def __init__(self, rank: int, size: int, attempt: int) -> None:
+        super().__init__()
         self.rank, self.size, store = rank, size, distributed_c10d._get_default_store()
         self.inner = dist.PrefixStore("exercise", store)
         self.states = dist.PrefixStore(f"judge{attempt}", store)
         self.note(False)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.inner, name)
 
     def note(self, waits_for: list[str] | bool) -> None:
         """Write what this process does: it waits for keys, runs (False), or has returned (True)."""
@@ -67,6 +66,25 @@ class WatchedStore:
             threading.Event().wait()
 
 
+def hand_on(name: str) -> Callable[..., Any]:
+    return lambda store, *args, **kwargs: getattr(store.inner, name)(*args, **kwargs)
+
+
+for _name in ("set", "add", "check", "compare_set", "delete_key", "num_keys", "append", "multi_get", "multi_set"):
+    setattr(WatchedStore, _name, hand_on(_name))
+OF_THE_WORLD = ("RANK", "LOCAL_RANK", "GROUP_RANK")
+"""Variables that say who a process is."""
+
+
+def no_group(real: Callable[..., int]) -> Callable[..., int]:
+    """As before `init_process_group`, for the solution."""
+
+    def refuse(*args: object) -> int:
+        raise ValueError("there is no process group yet: the store is all that processes share")
+
+    return refuse
+
+
 def rendezvous(rank: int, size: int, seed: int) -> Cases:
     """Ranks from a store: who gets which differs from run to run, so what all got is looked at together."""
     for attempt in range(2):
@@ -82,7 +100,12 @@ def meet(
 ) -> None:
     store = WatchedStore(rank, size, attempt)
     dist.group.WORLD.barrier().wait()  # all have noted that they run
-    returned.append(function(size, store, attempt, address))
+    given = {name: os.environ.pop(name) for name in OF_THE_WORLD if name in os.environ}
+    try:
+        with replaced(dist, "get_rank", no_group):
+            returned.append(function(size, store, attempt, address))
+    finally:
+        os.environ.update(given)
     store.note(True)
 
 

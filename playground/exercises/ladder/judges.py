@@ -84,7 +84,7 @@ def buckets(rank: int, size: int, seed: int) -> Cases:
         )
 
 
-IN_FLIGHT, WAITS, NONE = "begun", "waited for", "none begun"
+IN_FLIGHT, WAITS, SOME, NONE = "begun", "waited for", "begun for", "none begun"
 BEGINS = 0.5
 """Seconds that a thread of the solution may take to begin one."""
 
@@ -137,11 +137,14 @@ def reduce_in_backward(rank: int, size: int, situations: Sequence[tuple[str, int
 
 
 def look() -> str:
-    """The state of all-reduces when the last gradient of backward is ready."""
-    end = time.monotonic() + BEGINS
-    while not REDUCED and time.monotonic() < end:
+    """The state of all-reduces when the last gradient of backward is ready: those before it are due, but for one that
+    may travel with it."""
+    due, end = 4 * (len(EQUAL) - 2), time.monotonic() + BEGINS
+    while sum(REDUCED) < due and time.monotonic() < end:
         time.sleep(0.01)
-    return WAITS if threading.get_ident() in WAITED else IN_FLIGHT if REDUCED else NONE
+    if threading.get_ident() in WAITED:
+        return WAITS
+    return IN_FLIGHT if sum(REDUCED) >= due else f"{SOME} {sum(REDUCED)} of {due} elements" if REDUCED else NONE
 
 
 def describe(parameters: object, grad: object, reduced: int, seen: list[str], hooks: str) -> dict[str, object]:
@@ -169,7 +172,8 @@ def local_sgd(rank: int, size: int, seed: int) -> Cases:
                     param.data.copy_(mean)
         held, due = {"parameter": [*model.parameters()]}, {"parameter": [*everyones[rank].parameters()]}
         about, step = f"{count(steps, 'step')}, every {every}", partial(change, rank, model)
-        yield Case(about, (model, step, steps, every), held=held, expected=due, is_coded=False)
+        most = 3 * max(1, size - 1) * -(-steps // every)  # the model has three parameters
+        yield Case(about, (model, step, steps, every), held=held, expected=due, is_coded=False, most_moved=most)
 
 
 @torch.no_grad()

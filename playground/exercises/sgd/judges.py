@@ -117,15 +117,22 @@ def partition(rank: int, size: int, seed: int) -> Cases:
             (samples, sizes, seed + 3),
             run=partial(keep, found, rank, size, samples, sizes, seed + 3),
             held=partial(look_at_partitions, rank, samples, sizes, found),
-            expected={"in no partition": 0, "in several": 0, "order": "shuffled", "size": "as asked"},
+            expected={
+                "in no partition": 0,
+                "in several": 0,
+                "order": "shuffled",
+                "another seed": "another partition",
+                "size": "as asked",
+            },
             is_coded=False,
         )
 
 
 def keep(found: list[Any], rank: int, size: int, *given: Any) -> None:
     *arguments, function = given
-    returned = function(rank, size, *arguments)
-    found.append(None if returned is None else [int(index) for index in returned])
+    for seed in (arguments[-1], arguments[-1] + 1):
+        returned = function(rank, size, *arguments[:-1], seed)
+        found.append(None if returned is None else [int(index) for index in returned])
 
 
 def look_at_partitions(rank: int, samples: int, sizes: list[float], found: list[list[int]]) -> object:
@@ -133,10 +140,15 @@ def look_at_partitions(rank: int, samples: int, sizes: list[float], found: list[
     if None in everyones:
         return mine
     held = Counter(index for each in everyones for index in each)
-    is_shuffled = samples < 100 or mine != sorted(mine)
+    order, is_new = "shuffled", mine != found[1]
+    if samples >= 100 and mine == sorted(mine):
+        order = "as before"
+    elif samples >= 100 and len(sizes) > 1 and max(mine) - min(mine) < len(mine):
+        order = "shuffled within a block of neighbours"
     return {
         "in no partition": len({*range(samples)} - {*held}),
         "in several": sum(times > 1 for times in held.values()),
-        "order": "shuffled" if is_shuffled else "as before",
+        "order": order,
+        "another seed": "another partition" if is_new or samples < 100 else "the same partition",
         "size": "as asked" if abs(len(mine) - sizes[rank] * samples) < 1 + 1e-6 else f"{len(mine)} samples",
     }

@@ -59,7 +59,9 @@ def heads(rank: int, size: int, seed: int) -> Cases:
         mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True).transpose(0, 1).flatten(1)
         parts = [*weights[:3].chunk(size, 1)[rank].clone(), weights[3].chunk(size, 1)[rank].clone()]
         about = f"{count(length, 'token')}, {count(of_rank, 'head')} on each rank"
-        yield Case(about, (tokens, *parts, bias, HEAD_WIDTH), F.linear(mixed, weights[3], bias), is_coded=False)
+        due = F.linear(mixed, weights[3], bias)
+        given = (tokens, *parts, bias, HEAD_WIDTH)
+        yield Case(about, given, due, is_coded=False, most_moved=2 * length * width)
 
 
 def vocabulary_loss(rank: int, size: int, seed: int) -> Cases:
@@ -68,4 +70,5 @@ def vocabulary_loss(rank: int, size: int, seed: int) -> Cases:
         torch.manual_seed(seed)
         logits, targets = scale * torch.randn(tokens, 6 * size).double(), torch.randint(6 * size, (tokens,))
         part = logits.chunk(size, 1)[rank].clone()
-        yield Case(about, (part, targets), F.cross_entropy(logits, targets), is_coded=False)
+        due = F.cross_entropy(logits, targets)
+        yield Case(about, (part, targets), due, is_coded=False, most_moved=2 * 4 * tokens)

@@ -20,7 +20,9 @@ def own_share(rank: int, size: int, seed: int) -> Cases:
     """The optimizer's step between the halves of an all-reduce: each rank for its share."""
     for elements in (2 * size, 2 * size - 1):
         [gradient], [mean] = give_gradients(rank, size, [(elements,)]), average_gradients(size, [(elements,)])
-        parameters, stepped = torch.zeros(elements), list[int]()
+        each = -(-elements // size)
+        start = torch.arange(elements) % 7 + 2.0  # a step from zeros would show
+        parameters, stepped = start.clone(), list[int]()
 
         def step(share: torch.Tensor, gradient: torch.Tensor, stepped: list[int] = stepped) -> None:
             stepped.append(len(share))
@@ -29,11 +31,12 @@ def own_share(rank: int, size: int, seed: int) -> Cases:
         yield Case(
             f"{elements} parameters",
             (parameters, gradient, step),
-            held=lambda parameters=parameters, stepped=stepped: {
-                "parameters": -parameters,
+            held=lambda parameters=parameters, stepped=stepped, start=start: {
+                "what the step has subtracted": start - parameters,
                 "step": f"called for {', '.join(map(str, stepped)) or 'no'} elements",
             },
-            expected={"parameters": mean, "step": f"called for {-(-elements // size)} elements"},
+            expected={"what the step has subtracted": mean, "step": f"called for {each} elements"},
+            most_moved=2 * (size - 1) * each,
         )
 
 
@@ -51,6 +54,7 @@ def reduce_hook(rank: int, size: int, seed: int) -> Cases:
                 loss = loss + (model[place] * gradient).sum()
         means = average_gradients(size, EQUAL, unused)
         owned = sum(number % size == rank for number in range(1, len(EQUAL)))
+        others = sum(4 for number in range(len(EQUAL)) if number % size != rank)
         yield Case(
             about,
             (model, loss),
@@ -64,6 +68,7 @@ def reduce_hook(rank: int, size: int, seed: int) -> Cases:
                 "gradients of 1 to 3 held when that of 0 is computed": [owned] if unused is None else [],
                 "hooks": "removed",
             },
+            most_moved=max(others, 4 * len(EQUAL) * (size - 1) / size),
         )
 
 
