@@ -5,10 +5,13 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import socket
 import struct
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
+from multiprocessing.connection import wait
 from pathlib import Path
 
 import pytest
@@ -170,3 +173,28 @@ def test_what_is_registered_with_atexit_runs_when_the_server_is_released(begin: 
     server.release()
     assert is_gone(client.pid)
     assert (tmp_path / "left").read_text() == "yes"
+
+
+def test_a_launcher_that_gives_up_before_it_has_read_an_answer_does_not_disturb_the_server(begin: Begin) -> None:
+    """As one that gets Ctrl-C several times."""
+    client = begin()
+    ours, theirs = socket.socketpair(type=socket.SOCK_SEQPACKET)
+    read, write = os.pipe()
+    with theirs, open(write, "wb"), open(read, "rb"):
+        socket.send_fds(client.requests, [b"\0"], [theirs.fileno(), read])
+    with ours:
+        wait([ours], ENOUGH)
+    process = server.ForkedProcess(len, ("",))
+    assert process.join(ENOUGH) == 0
+    assert client.is_running()
+
+
+def write_a_number(path: Path) -> None:
+    path.write_text(str(sys.modules["numpy.random"].random()))
+
+
+def test_forks_have_generators_of_their_own(begin: Begin, tmp_path: Path) -> None:
+    begin(drawing="import numpy.random")
+    for name in ("one", "other"):
+        assert server.ForkedProcess(write_a_number, (tmp_path / name,)).join(ENOUGH) == 0
+    assert (tmp_path / "one").read_text() != (tmp_path / "other").read_text()

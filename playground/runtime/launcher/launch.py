@@ -14,7 +14,7 @@ from typing import Any
 from playground.runtime import backends
 from playground.runtime.errors import PlaygroundError, Preempted, UsageError
 from playground.runtime.launcher import kept, server
-from playground.runtime.launcher.output import open_pipes
+from playground.runtime.launcher.output import end_lines, open_pipes
 from playground.runtime.launcher.rank_handle import RankHandle
 from playground.runtime.launcher.watch import WorldWatch, ignore_report, release, stop
 from playground.runtime.meeting.environment import RankEnv
@@ -143,7 +143,10 @@ def run_world(work: Assignment, size: int, config: LaunchConfig, notice: Preempt
         raise_if_preempted(results)
         return results
     finally:
-        stop(ranks)
+        try:
+            stop(ranks)
+        finally:
+            end_lines()
 
 
 def start(ranks: list[RankHandle], size: int, backend: str) -> None:
@@ -158,8 +161,7 @@ def start(ranks: list[RankHandle], size: int, backend: str) -> None:
 def start_rank(env: RankEnv, backend: str, listener: socket.socket | None) -> RankHandle:
     outputs, ends = open_pipes(env.rank)
     try:
-        name = f"rank {env.rank} of {env.size}"
-        process, line = server.start(name, rank_process.main, env, backend, listener, *ends)
+        process, line = server.start(rank_process.main, env, backend, listener, *ends)
     except BaseException:
         for output in outputs:
             output.pipe.close()

@@ -134,12 +134,12 @@ class Member:
             dist.destroy_process_group()
         threading.Thread(target=group.clear, name="close the process group").start()
 
-    def leave(self) -> None:
-        """Leave the world, with all others."""
+    def leave(self, present: int | None = None) -> None:
+        """Leave the world, with all others: the ranks that are still there, if some have ended by themselves."""
         self.backend.synchronize()
         if dist.is_initialized():  # the function may have destroyed it
             dist.destroy_process_group()
-        leave_together(self.store, self.env.rank, self.env.size)
+        leave_together(self.store, self.env.rank, present or self.env.size)
 
 
 class ProcessState:
