@@ -36,7 +36,7 @@ from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
 from typing import NoReturn
 
-from playground.runtime.rank.process import FROM_TERMINAL, begin, end, kill_at_end_of_file
+from playground.runtime.rank.process import FROM_TERMINAL, begin, detach_finalizers, end, kill_at_end_of_file
 from playground.runtime.surroundings import open_standard_streams
 
 MESSAGE = struct.Struct("q")
@@ -73,6 +73,7 @@ def serve(lifeline: int, modules: list[str]) -> NoReturn:
     with open(os.devnull, "rb") as nothing:
         os.dup2(nothing.fileno(), 0)
     failure = import_all(modules)
+    detach_finalizers()  # of what is imported: here once, and not in each rank
     # A garbage collection in a rank would write to the header of every object it inherited, and so copy the pages that
     # all ranks share. Source: https://docs.python.org/3/library/gc.html#gc.freeze
     gc.collect()

@@ -93,10 +93,16 @@ def launch(
     """Run `fn(rank, size, *args)` on `size` ranks of one new world; return what each returned, in rank order.
 
     `options` are fields of `LaunchConfig`: `launch(fn, 4, timeout=20, restarts=2)`. `fn` must be importable by name (a
-    function at the top of a module) and its results must pickle. One without parameters, such as the `main()` of a
-    script for torchrun, is called without: RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT are set, and it
-    may call `init_process_group` itself. The environment variables and the working folder are the caller's. The output
-    of ranks appears here, line by line.
+    function at the top of a module) and its results must pickle. Without `args`, one all of whose parameters have
+    defaults, such as the `main(argv=None)` of a script for torchrun, is called without any, unless its first two
+    are called `rank` and `size` or `world_size`: RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT are set,
+    and it may call `init_process_group` itself. The environment variables and the working folder are the caller's. The
+    output of ranks appears here, byte for byte and in whole lines.
+
+    A rank is a process as torchrun's is: `sys.exit(0)` and `os._exit(0)` return None, any other exit is a failure, what
+    is registered with `atexit` runs, multiprocessing starts processes as the platform does. But ranks are forks of one
+    process that has imported torch. Its hash seed is theirs: where each process of torchrun's walks a set of strings
+    in an order of its own, all ranks walk it in the same one.
 
     Raises `UsageError` before anything is started, or if a rank raises one, which no restart would change;
     `RankFailed` for the first rank that raised or died; `Deadlock`, as soon as it is proved, when ranks wait for each

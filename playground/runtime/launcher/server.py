@@ -321,7 +321,7 @@ def describe_program() -> dict[str, Any]:
     """The data that `multiprocessing.spawn` needs in a new process to find this program's modules, the script among
     them, if there is one: not in a notebook, at a prompt, on stdin.
 
-    It fixes the method by which multiprocessing starts processes, here and there. Neither program has chosen one yet.
+    Multiprocessing would fix the method by which it starts processes, here and there. That is for each program to do.
     """
     chosen = mp.get_start_method(allow_none=True)
     program = get_preparation_data("") | {"sys_path": find_modules_as_here()}
