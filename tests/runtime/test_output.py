@@ -62,6 +62,17 @@ def test_each_stream_goes_to_its_own(capfd: pytest.CaptureFixture[str]) -> None:
     assert sorted(err.splitlines()) == ["to stderr 0", "to stderr 1"]
 
 
+def close_stdout(rank: int, size: int) -> int:
+    print("before it closes")
+    sys.stdout.close()
+    return rank
+
+
+def test_a_rank_may_close_its_stdout(capfd: pytest.CaptureFixture[str]) -> None:
+    assert launch(close_stdout, 1) == [0]
+    assert capfd.readouterr().out == "before it closes\n"
+
+
 def print_for_ever(rank: int, size: int) -> None:
     if rank == 1:
         raise ValueError("the error")

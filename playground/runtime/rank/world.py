@@ -146,8 +146,9 @@ class ProcessState:
     """The state of this process when it was new.
 
     Nearly every function draws random numbers, and a rank that trains keeps to one core: `begin` puts torch's generator
-    and the cores back. (Python's and numpy's generators are seeded afresh in every process.) Other changes stay, and `is_unchanged` says whether there are any: threads, child processes, environment, handlers, torch's
-    switches. Neither sees what is written into modules.
+    and the cores back. (Python's and numpy's generators are seeded afresh in every process.) Other changes stay, and
+    `is_unchanged` says whether there are any: threads, child processes, environment, handlers, torch's switches.
+    Neither sees what is written into modules.
     """
 
     def __init__(self) -> None:
