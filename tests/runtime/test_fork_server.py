@@ -5,14 +5,17 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import socket
 import struct
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
+from multiprocessing.connection import wait
 from pathlib import Path
 
 import pytest
-from processes import ENOUGH
+from processes import ENOUGH, is_alive
 
 from playground.runtime.errors import ForkServerFailed
 from playground.runtime.launcher import server
@@ -55,6 +58,61 @@ def is_gone(pid: int) -> bool:
 
 def state_of(pid: int | None) -> str:
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+
+def test_processes_that_are_killed_at_once_are_told_apart(begin: Begin) -> None:
+    begin()
+    processes = [server.ForkedProcess(time.sleep, (60,)) for _ in range(3)]
+    numbers = (signal.SIGKILL, signal.SIGABRT, signal.SIGSEGV)
+    for process, number in zip(processes, numbers, strict=True):
+        os.kill(process.pid, number)
+    assert [process.join(ENOUGH) for process in processes] == [-number for number in numbers]
+
+
+def test_what_a_process_is_to_run_may_be_large(begin: Begin) -> None:
+    begin()
+    assert server.ForkedProcess(len, (bytes(2**24),)).join(ENOUGH) == 0
+
+
+def test_a_child_of_the_launcher_does_not_keep_the_server_alive(begin: Begin) -> None:
+    client = begin()
+    process = server.ForkedProcess(time.sleep, (60,))
+    if not (child := os.fork()):
+        time.sleep(1000)
+        os._exit(0)
+    try:
+        os.close(client.lifeline)  # as when the launcher is killed
+        assert process.join(ENOUGH) == server.LOST_BY_THE_SERVER
+        assert is_gone(client.pid)
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+
+
+def test_a_server_that_is_stopped_while_it_is_asked_is_named(begin: Begin, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "STOPPED_LOOKS", 1)
+    client = begin(busy="import os; os.kill(os.getpid(), 19)")
+    with pytest.raises(ForkServerFailed, match=f"is stopped .SIGSTOP.: kill -CONT {client.pid} lets it go on"):
+        client.fork([])
+
+
+def test_a_stopped_process_ends_with_a_server_that_is_killed(begin: Begin) -> None:
+    client = begin()
+    process = server.ForkedProcess(signal.raise_signal, (signal.SIGSTOP,))
+    while state_of(process.pid) != "T":
+        time.sleep(0.01)
+    os.kill(client.pid, signal.SIGKILL)
+    assert process.join(ENOUGH) == server.LOST_BY_THE_SERVER
+    assert not is_alive(process.pid) or state_of(process.pid) == "Z"
+
+
+def test_a_request_with_too_many_descriptors_is_refused_and_the_next_is_not(begin: Begin) -> None:
+    client = begin(few="import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (16, 16))")
+    for _ in range(3):
+        with pytest.raises(ForkServerFailed, match="has no file descriptor left"):
+            client.fork([0] * 20)
+    for descriptor in client.fork([])[1:]:
+        os.close(descriptor)
 
 
 @pytest.fixture
@@ -170,3 +228,28 @@ def test_what_is_registered_with_atexit_runs_when_the_server_is_released(begin: 
     server.release()
     assert is_gone(client.pid)
     assert (tmp_path / "left").read_text() == "yes"
+
+
+def test_a_launcher_that_gives_up_before_it_has_read_an_answer_does_not_disturb_the_server(begin: Begin) -> None:
+    """As one that gets Ctrl-C several times."""
+    client = begin()
+    ours, theirs = socket.socketpair(type=socket.SOCK_SEQPACKET)
+    read, write = os.pipe()
+    with theirs, open(write, "wb"), open(read, "rb"):
+        socket.send_fds(client.requests, [b"\0"], [theirs.fileno(), read])
+    with ours:
+        wait([ours], ENOUGH)
+    process = server.ForkedProcess(len, ("",))
+    assert process.join(ENOUGH) == 0
+    assert client.is_running()
+
+
+def write_a_number(path: Path) -> None:
+    path.write_text(str(sys.modules["numpy.random"].random()))
+
+
+def test_forks_have_generators_of_their_own(begin: Begin, tmp_path: Path) -> None:
+    begin(drawing="import numpy.random")
+    for name in ("one", "other"):
+        assert server.ForkedProcess(write_a_number, (tmp_path / name,)).join(ENOUGH) == 0
+    assert (tmp_path / "one").read_text() != (tmp_path / "other").read_text()

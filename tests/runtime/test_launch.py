@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from multiprocessing.connection import wait
 from typing import Any
 
 import pytest
@@ -89,13 +90,29 @@ def test_the_rank_that_failed_is_named(how: str, culprit: int, reason: str) -> N
     assert all_gone(pids, expected=3)
 
 
+def report_and_vanish(rank: int, size: int) -> None:
+    report(last="words")
+    os._exit(7)
+
+
+def test_the_last_words_of_a_rank_are_heard(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also if, while the launcher looks for what is ready, they come after it has looked at the line, and the end of
+    the process before it looks at that: here it never looks at the line."""
+    monkeypatch.setattr(watch, "wait", lambda objects, seconds: wait([s for s in objects if type(s) is int], seconds))
+    heard: list[dict[str, Any]] = []
+    with pytest.raises(RankFailed, match="rank 0 of 1 exited with code 7"):
+        launch(report_and_vanish, 1, on_report=lambda rank, event: heard.append(event))
+    assert heard == [{"last": "words"}]
+
+
 def all_gone(pids: dict[int, int], expected: int) -> bool:
     assert len(pids) == expected
     return not any(map(is_alive, pids.values()))
 
 
 def fork_a_talker(rank: int, size: int) -> int:
-    """A child of the rank reports, and comes back as if it were the rank: by a result or by an exception."""
+    """A child of the rank reports, and comes back as if it were the rank: by a result or by an exception. It ends as a
+    script does."""
     for comes_back in (True, False):
         child = os.fork()
         if child == 0:
@@ -103,7 +120,7 @@ def fork_a_talker(rank: int, size: int) -> int:
             if comes_back:
                 return -1
             raise ValueError("this is not the rank")
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 1
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == (not comes_back)
     report(told_by="rank")
     return rank
 
@@ -156,6 +173,20 @@ def make_odd(pid: int) -> Odd:
     if os.getpid() != pid:
         raise EOFError("only there")
     return Odd(pid)
+
+
+class Unwilling:
+    def __reduce__(self) -> Any:
+        raise OSError("the disk that this lies on is gone")
+
+
+def report_unwillingly(rank: int, size: int) -> None:
+    report(what=Unwilling())
+
+
+def test_a_report_that_cannot_be_sent_is_not_taken_for_a_lost_launcher() -> None:
+    with pytest.raises(RankFailed, match=r"^rank 0 of 1 failed: OSError: the disk that this lies on is gone"):
+        launch(report_unwillingly, 1)
 
 
 def report_odd(rank: int, size: int) -> None:

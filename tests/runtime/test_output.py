@@ -16,7 +16,7 @@ import torch.distributed as dist
 from hypothesis import given, settings, strategies as st
 
 from playground import RankFailed, launch
-from playground.runtime.launcher.output import Output
+from playground.runtime.launcher.output import READ_AT_ONCE, Output, end_lines, open_lines
 
 LINE = re.compile(r"rank (\d+) line (\d+) x{60}")
 
@@ -60,6 +60,17 @@ def test_each_stream_goes_to_its_own(capfd: pytest.CaptureFixture[str]) -> None:
     out, err = capfd.readouterr()
     assert sorted(out.splitlines()) == ["past Python"] * 2 + ["to stdout 0", "to stdout 1"] + ["without an end"] * 2
     assert sorted(err.splitlines()) == ["to stderr 0", "to stderr 1"]
+
+
+def close_stdout(rank: int, size: int) -> int:
+    print("before it closes")
+    sys.stdout.close()
+    return rank
+
+
+def test_a_rank_may_close_its_stdout(capfd: pytest.CaptureFixture[str]) -> None:
+    assert launch(close_stdout, 1) == [0]
+    assert capfd.readouterr().out == "before it closes\n"
 
 
 def print_for_ever(rank: int, size: int) -> None:
@@ -116,12 +127,52 @@ def test_on_a_terminal_each_line_says_which_rank(
         monkeypatch.setenv(name, value)
     terminal = Terminal()
     monkeypatch.setattr(sys, "stderr", terminal)
-    Output(3, "stderr", Pipe(duplex=False)[0]).write("one\ntwo")
+    output = Output(3, "stderr", Pipe(duplex=False)[0])
+    for part in (b"one\n", b"t", b"wo"):
+        output.write(part)
+    end_lines()
     assert terminal.getvalue() == shown
 
 
-def test_a_stream_that_lacks_a_character_gets_another(monkeypatch: pytest.MonkeyPatch) -> None:
+def relayed(parts: list[tuple[int, bytes]]) -> bytes:
+    """What is passed on when ranks write these parts, one after the other, before any of them ends."""
     stream = io.TextIOWrapper(io.BytesIO(), encoding="latin-1")
-    monkeypatch.setattr(sys, "stdout", stream)
-    Output(0, "stdout", Pipe(duplex=False)[0]).write("β per byte, é is not")
-    assert stream.buffer.getvalue() == b"\\u03b2 per byte, \xe9 is not\n"
+    pipes = {rank: Pipe(duplex=False) for rank, _ in parts}
+    outputs = {rank: Output(rank, "stdout", ours) for rank, (ours, _) in pipes.items()}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "stdout", stream)
+        for rank, part in parts:
+            os.write(pipes[rank][1].fileno(), part)
+            outputs[rank].relay()
+        shown = stream.buffer.getvalue()
+        for output in outputs.values():
+            output.relay_all()
+        end_lines()
+    for ours, theirs in pipes.values():
+        ours.close()
+        theirs.close()
+    assert isinstance(shown, bytes)
+    return shown
+
+
+def test_bytes_are_passed_on_as_they_are() -> None:
+    everything = bytes(range(256)) + b"\n"
+    assert relayed([(0, everything[:100]), (0, everything[100:])]) == everything
+
+
+def test_a_bar_moves_and_lines_of_other_ranks_begin_below_it() -> None:
+    assert relayed([(0, b"\r 10%")]) == b"\r 10%"
+    parts = [(0, b"\r 10%"), (1, b"li"), (0, b"\r 20%"), (1, b"ne\n"), (0, b"\r 30%"), (0, b"\n"), (1, b"more\n")]
+    assert relayed(parts) == b"\r 10%\r 20%\nline\n\r 30%\nmore\n"
+
+
+def test_a_line_without_an_end_is_passed_on_before_it_fills_the_memory() -> None:
+    assert relayed([(0, b"x" * READ_AT_ONCE)] * 10) == b""
+    assert len(relayed([(0, b"x" * READ_AT_ONCE)] * 17)) == 17 * READ_AT_ONCE
+
+
+def test_a_stream_that_lacks_a_character_gets_another() -> None:
+    ours, theirs = os.pipe()
+    with open(ours, "rb") as reader, open(theirs, "wb"):
+        print("β per byte, é is not", file=open_lines(theirs, "latin-1"))
+        assert reader.readline() == b"\\u03b2 per byte, \xe9 is not\n"

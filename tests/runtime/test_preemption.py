@@ -144,6 +144,37 @@ def test_ranks_leave_to_the_launcher_what_all_processes_of_a_job_get() -> None:
     assert launch(signal_all, 2, grace=HOURS, timeout=20) == [False, False]
 
 
+def kill_this(number: int) -> int:
+    os.kill(os.getpid(), number)
+    return number
+
+
+class KillingWhenLoaded:
+    """Whoever unpickles it, a rank before it runs the function, gets this signal."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return kill_this, (self.number,)
+
+
+class KillingWhenPickled(KillingWhenLoaded):
+    """So does whoever pickles it, a rank after it has run the function."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return int, (kill_this(self.number),)
+
+
+def pass_on(rank: int, size: int, number: int) -> KillingWhenPickled:
+    return KillingWhenPickled(kill_this(number))
+
+
+def test_ranks_leave_it_to_the_launcher_from_start_to_end() -> None:
+    args = (KillingWhenLoaded(signal.SIGTERM),)
+    assert launch(pass_on, 2, args=args, grace=HOURS, timeout=20, fresh=True) == [signal.SIGTERM] * 2
+
+
 def start_two(what: str, fork_program: Callable[..., ForkedProgram]) -> list[ForkedProgram]:
     """A world that is joined by two ranks, the second of which is ready to be asked."""
     port = free_port()

@@ -39,10 +39,12 @@ class Injection:
     """When, as a part of the time that the command takes undisturbed."""
     resumed: bool
     """Whether what is stopped is continued a second later; otherwise a launcher is killed then."""
+    newborn: bool = False
+    """Whether it comes as soon as there is a first rank, the others not being forked yet, and not at that time."""
 
     def __str__(self) -> str:
         signals = f"{self.number.name}{' and SIGCONT' * self.resumed}"
-        return f"{self.command}: {signals} to the {self.target} at {self.place:.0%}"
+        return f"{self.command}: {signals} to the {self.target} at {'birth' if self.newborn else f'{self.place:.0%}'}"
 
 
 def draw(count: int, seed: int, commands: Sequence[str]) -> Iterator[Injection]:
@@ -50,7 +52,8 @@ def draw(count: int, seed: int, commands: Sequence[str]) -> Iterator[Injection]:
     for _ in range(count):
         command, target = generator.choice(commands), generator.choice([LAUNCHER, SERVER, RANK, GROUP])
         number = generator.choice(SIGNALS)
-        yield Injection(command, target, number, generator.random(), number == SIGSTOP and generator.random() < 0.5)
+        resumed, newborn = number == SIGSTOP and generator.random() < 0.5, generator.random() < 0.25
+        yield Injection(command, target, number, generator.random(), resumed, newborn)
 
 
 def read(pid: object, file: str) -> bytes:
@@ -92,8 +95,11 @@ class Run:
 
     def inject(self, injection: Injection, seconds: float) -> bool:
         """Send the signal when its time and its target have come; False if the run is over before."""
-        time.sleep(injection.place * seconds)
+        if not injection.newborn:
+            time.sleep(injection.place * seconds)
         while self.process.poll() is None:
+            if injection.newborn and not self.find(RANK):
+                continue
             if pids := self.find(injection.target):
                 self.rank = int(injection.place * 1e6) % len(pids)
                 self.begun, self.sent = catches_signals(self.process.pid), time.monotonic()
@@ -137,8 +143,9 @@ class Run:
         if (found := UNEXPLAINED.search(err)) and self.begun and not self.torchrun:
             yield f"{err[found.start() :][-1000:]!r}; one line"
         if injection and injection.target == RANK and code == 1 and said and not self.torchrun:
-            why = "no sign of life" if injection.number == SIGSTOP else injection.number.name
-            if not re.search(rf"\b{self.rank} of ", said[-1]) or why not in said[-1]:
+            why = {SIGSTOP: "no sign of life", SIGINT: "KeyboardInterrupt|exited with code 1"}.get(injection.number)
+            why = why or injection.number.name
+            if not re.search(rf"\b{self.rank} of ", said[-1]) or not re.search(why, said[-1]):
                 yield f"{said[-1]}; rank {self.rank}, {why}"
 
     def members(self) -> list[int]:
@@ -153,7 +160,7 @@ class Run:
         if self.torchrun:
             return {0, 1, -number, -SIGKILL}
         if target in (SERVER, RANK):  # 0: it was restarted, or had done its part
-            harmless = injection.resumed or number in (SIGINT, SIGHUP) or (target == SERVER and number == SIGTERM)
+            harmless = injection.resumed or (target == SERVER and number in (SIGINT, SIGHUP, SIGTERM))
             return {0} if harmless else {0, 1}
         if number in FATAL or number == SIGSTOP:
             return {0} if injection.resumed else {-SIGKILL if number == SIGSTOP else -number}

@@ -45,7 +45,7 @@ class ForkedProgram:
         self.stdout, stdout = open_pipe()
         self.stderr, stderr = open_pipe()
         with stdout, stderr:
-            self.process, self.line = server.start(module, run_module, module, words, environ, stdout, stderr)
+            self.process, self.line = server.start(run_module, module, words, environ, stdout, stderr)
         assert self.process.pid
         self.pid = self.process.pid
 
@@ -97,6 +97,7 @@ def run_module(
     line: Connection, module: str, words: list[str], environ: dict[str, str], stdout: Connection, stderr: Connection
 ) -> None:
     """In the new process: be to `module` what a process that has just been started is."""
+    os.setpgid(0, os.getpgid(os.getppid()))  # it leads a group, and could not lead a session
     os.setsid()
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
     os.environ.clear()
@@ -120,6 +121,7 @@ def fork_server(line: Connection) -> Callable[[list[str], int, int], int]:
     spawn, (ours, theirs) = server.spawn, socket.socketpair()
     if not (pid := os.fork()):
         signal.pthread_sigmask(signal.SIG_BLOCK, LAUNCHER_ONLY)
+        os.setpgid(0, 0)  # or it would be ended with this program by the server that has forked that
         for inherited in (line, ours):
             inherited.close()
         serve_when_asked(theirs)

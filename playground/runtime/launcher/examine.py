@@ -97,7 +97,7 @@ class Examiner:
     def state_of(self, rank: RankHandle, latest: int) -> RankState:
         nothing = RankState(rank=rank.number, doing=Doing.IN_PROGRAM)
         state = rank.box.read(latest) if rank.box and rank.box.programs == rank.assigned else nothing
-        if rank.failure or rank.vanished:
+        if rank.failure:
             end = rank.failure.reason if isinstance(rank.failure, RankFailed) else ""
             return replace(state, doing=Doing.DEAD, end=end)
         if rank.result is not None:

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import ctypes
 import fcntl
 import gc
 import importlib
@@ -28,11 +29,14 @@ import signal
 import socket
 import struct
 import sys
+import time
 import warnings
 from multiprocessing import spawn
 from multiprocessing.connection import wait
+from multiprocessing.process import BaseProcess
 from typing import NoReturn
 
+from playground.runtime.rank.process import FROM_TERMINAL, begin, detach_finalizers, end, kill_at_end_of_file
 from playground.runtime.surroundings import open_standard_streams
 
 MESSAGE = struct.Struct("q")
@@ -40,9 +44,13 @@ REFUSED = -1
 """In the place of a process id: there will be no rank. The reason follows, as text."""
 MAX_FDS = 64
 """That come with a request."""
-LAUNCHER_ONLY = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT}
+LAUNCHER_ONLY = {signal.SIGTERM, *FROM_TERMINAL}
 """A terminal or a job manager sends them to every process of a group: the launcher alone hears them, and decides. The
-server is started with them blocked, and so is each rank, until it knows what to do with them (`leave_to_launcher`)."""
+server is started with them blocked. A rank takes SIGTERM when it knows what to do with it (`leave_to_launcher`)."""
+END_GRACE = 0.3
+"""Seconds that processes have to end which a rank has started, and which got SIGTERM as it was ended."""
+PR_SET_CHILD_SUBREAPER = 36
+"""Source: https://man7.org/linux/man-pages/man2/PR_SET_CHILD_SUBREAPER.2const.html"""
 inherited: list[int] = []
 """In a rank: the descriptors it was given."""
 
@@ -59,12 +67,13 @@ class InheritedFd:
 
 def serve(lifeline: int, modules: list[str]) -> NoReturn:
     """Import `modules`, then fork a rank for each request that arrives at standard input, until that ends."""
-    kill_at_end_of_file(lifeline)
+    kill_at_end_of_file(lifeline, os.getpid())
     open_standard_streams()
     requests = socket.socket(fileno=os.dup(0))
     with open(os.devnull, "rb") as nothing:
         os.dup2(nothing.fileno(), 0)
     failure = import_all(modules)
+    detach_finalizers()  # of what is imported: here once, and not in each rank
     # A garbage collection in a rank would write to the header of every object it inherited, and so copy the pages that
     # all ranks share. Source: https://docs.python.org/3/library/gc.html#gc.freeze
     gc.collect()
@@ -74,19 +83,6 @@ def serve(lifeline: int, modules: list[str]) -> NoReturn:
         fcntl.fcntl(lifeline, fcntl.F_SETFL, os.O_RDONLY)  # it need not be killed
     atexit._run_exitfuncs()
     os._exit(0)  # the rest of an orderly exit would only give memory back
-
-
-def kill_at_end_of_file(pipe: int) -> None:
-    """Have the kernel kill this process when the other end of `pipe` is closed everywhere.
-
-    Whatever it is doing then: importing, inside C code that holds the GIL, stopped.
-    Source: F_SETSIG in https://man7.org/linux/man-pages/man2/fcntl.2.html
-    """
-    fcntl.fcntl(pipe, fcntl.F_SETOWN, os.getpid())
-    fcntl.fcntl(pipe, fcntl.F_SETSIG, signal.SIGKILL)
-    fcntl.fcntl(pipe, fcntl.F_SETFL, fcntl.fcntl(pipe, fcntl.F_GETFL) | os.O_ASYNC)
-    if wait([pipe], 0):  # the end came first
-        os._exit(1)
 
 
 def import_all(modules: list[str]) -> str:
@@ -115,6 +111,8 @@ class ForkServer:
         self.requests, self.lifeline, self.failure = requests, lifeline, failure
         self.statuses: dict[int, socket.socket] = {}
         """Sockets for the exit codes of running ranks, by process id."""
+        self.ending: dict[int, float] = {}
+        """Groups of ranks that have failed or were ended: when what is left of them is to be killed."""
         self.wakeups, self.wakeup = os.pipe()
         os.set_blocking(self.wakeups, False)
         os.set_blocking(self.wakeup, False)
@@ -122,13 +120,17 @@ class ForkServer:
     def run(self) -> None:
         signal.signal(signal.SIGCHLD, lambda number, frame: None)  # only a handler makes it write to the wake-up pipe
         signal.set_wakeup_fd(self.wakeup, warn_on_full_buffer=False)
-        while True:
-            ready = wait([self.requests, self.wakeups])
+        # What a rank has started is a child of this process when the rank is gone, and can be waited for.
+        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
+        has_more = True
+        while has_more or self.ending:
+            ready = wait([self.wakeups, *[self.requests] * has_more], END_GRACE if self.ending else None)
             if self.wakeups in ready:
                 os.read(self.wakeups, 4096)
                 self.reap()
-            if self.requests in ready and not self.answer():
-                return
+            self.end_groups()
+            if self.requests in ready:
+                has_more = self.answer()
 
     def answer(self) -> bool:
         """Take one request and fork; False if there will be no more."""
@@ -160,7 +162,7 @@ class ForkServer:
             self.become_rank(*fds)
         if pid > 0:
             pidfds = [os.pidfd_open(pid)]
-        with contextlib.suppress(BrokenPipeError):  # the launcher has given up meanwhile
+        with contextlib.suppress(ConnectionError):  # the launcher has given up meanwhile
             socket.send_fds(status, [MESSAGE.pack(pid) + failure.encode()], pidfds)
         for pidfd in pidfds:
             os.close(pidfd)
@@ -168,7 +170,6 @@ class ForkServer:
 
     def become_rank(self, work: int, *fds: int) -> NoReturn:
         """In the new process: drop what is the server's, and run what `work` says."""
-        code = 1
         try:
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -177,26 +178,40 @@ class ForkServer:
                 os.close(descriptor)
             for status in self.statuses.values():
                 status.close()
-            self.keep_lifeline()
+            begin(self.lifeline)
+            BaseProcess._after_fork()  # type: ignore[attr-defined]
             inherited[:] = fds
-            if arrives(work):
-                code = spawn._main(work, os.dup(work))
-        except Exception:
-            sys.excepthook(*sys.exc_info())
-        finally:
-            os._exit(code)
-
-    def keep_lifeline(self) -> None:
-        """Have the kernel kill this rank, too, when the launcher is gone; it signals one owner for each opened file."""
-        kill_at_end_of_file(os.open(f"/proc/self/fd/{self.lifeline}", os.O_RDONLY | os.O_NONBLOCK))
-        os.close(self.lifeline)
+            if not arrives(work):
+                os._exit(1)
+            spawn._main(work, os.dup(work))
+        except BaseException as error:
+            end(error)
+        end()
 
     def reap(self) -> None:
         """Pass on the exit codes of the ranks that have ended."""
-        while self.statuses:
-            pid, how = os.waitpid(-1, os.WNOHANG)
-            if pid == 0:
-                return
-            if pid in self.statuses:  # otherwise it is a child of a module that was imported
-                with self.statuses.pop(pid) as status, contextlib.suppress(BrokenPipeError):
-                    status.send(MESSAGE.pack(os.waitstatus_to_exitcode(how)))
+        with contextlib.suppress(ChildProcessError):  # there is no child
+            while (ended := os.waitpid(-1, os.WNOHANG))[0]:
+                pid, code = ended[0], os.waitstatus_to_exitcode(ended[1])
+                if pid in self.statuses:  # otherwise it is a child of a module that was imported, or of a rank
+                    with self.statuses.pop(pid) as status, contextlib.suppress(ConnectionError):
+                        status.send(MESSAGE.pack(code))
+                    if code and has_children(pid):
+                        os.killpg(pid, signal.SIGTERM)
+                        self.ending[pid] = time.monotonic() + END_GRACE
+
+    def end_groups(self) -> None:
+        """Kill what has not ended in time of the groups of ranks."""
+        for group, deadline in [*self.ending.items()]:
+            if not has_children(group):
+                del self.ending[group]
+            elif time.monotonic() >= deadline:
+                os.killpg(group, signal.SIGKILL)
+
+
+def has_children(group: int) -> bool:
+    """Whether a child of this process is in that group. Until it is waited for, its number belongs to no other."""
+    with contextlib.suppress(ChildProcessError):
+        os.waitid(os.P_PGID, group, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        return True
+    return False

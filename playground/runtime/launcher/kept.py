@@ -2,7 +2,8 @@
 
 Only the processes are kept: every launch forms a process group of its own. A world is kept if its function returned on
 every rank and left each process as it had found it (`ProcessState`); else the next launch starts a new one. Changes a
-function makes to modules go unnoticed: `launch(..., fresh=True)` is for that.
+function makes to modules go unnoticed: `launch(..., fresh=True)` is for that. What it registers with `atexit` runs when
+the world ends.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from typing import Any
 from playground.runtime import backends
 from playground.runtime.errors import PlaygroundError, Preempted, UsageError
 from playground.runtime.launcher import kept, server
-from playground.runtime.launcher.output import open_pipes
+from playground.runtime.launcher.output import end_lines, open_pipes
 from playground.runtime.launcher.rank_handle import RankHandle
 from playground.runtime.launcher.watch import WorldWatch, ignore_report, release, stop
 from playground.runtime.meeting.environment import RankEnv
@@ -93,10 +93,16 @@ def launch(
     """Run `fn(rank, size, *args)` on `size` ranks of one new world; return what each returned, in rank order.
 
     `options` are fields of `LaunchConfig`: `launch(fn, 4, timeout=20, restarts=2)`. `fn` must be importable by name (a
-    function at the top of a module) and its results must pickle. One without parameters, such as the `main()` of a
-    script for torchrun, is called without: RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT are set, and it
-    may call `init_process_group` itself. The environment variables and the working folder are the caller's. The output
-    of ranks appears here, line by line.
+    function at the top of a module) and its results must pickle. Without `args`, one all of whose parameters have
+    defaults, such as the `main(argv=None)` of a script for torchrun, is called without any, unless its first two
+    are called `rank` and `size` or `world_size`: RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT are set,
+    and it may call `init_process_group` itself. The environment variables and the working folder are the caller's. The
+    output of ranks appears here, byte for byte and in whole lines.
+
+    A rank is a process as torchrun's is: `sys.exit(0)` and `os._exit(0)` return None, any other exit is a failure, what
+    is registered with `atexit` runs, multiprocessing starts processes as the platform does. But ranks are forks of one
+    process that has imported torch. Its hash seed is theirs: where each process of torchrun's walks a set of strings
+    in an order of its own, all ranks walk it in the same one.
 
     Raises `UsageError` before anything is started, or if a rank raises one, which no restart would change;
     `RankFailed` for the first rank that raised or died; `Deadlock`, as soon as it is proved, when ranks wait for each
@@ -143,7 +149,10 @@ def run_world(work: Assignment, size: int, config: LaunchConfig, notice: Preempt
         raise_if_preempted(results)
         return results
     finally:
-        stop(ranks)
+        try:
+            stop(ranks)
+        finally:
+            end_lines()
 
 
 def start(ranks: list[RankHandle], size: int, backend: str) -> None:
@@ -158,8 +167,7 @@ def start(ranks: list[RankHandle], size: int, backend: str) -> None:
 def start_rank(env: RankEnv, backend: str, listener: socket.socket | None) -> RankHandle:
     outputs, ends = open_pipes(env.rank)
     try:
-        name = f"rank {env.rank} of {env.size}"
-        process, line = server.start(name, rank_process.main, env, backend, listener, *ends)
+        process, line = server.start(rank_process.main, env, backend, listener, *ends)
     except BaseException:
         for output in outputs:
             output.pipe.close()

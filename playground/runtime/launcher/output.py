@@ -1,7 +1,8 @@
-"""The output of ranks, in whole lines: each has a pipe for stdout and one for stderr, and the launcher reads them.
+"""The output of ranks, byte for byte: each has a pipe for stdout and one for stderr, and the launcher reads them.
 
-Left to themselves ranks would write to one file at a time of their choice: on a terminal in the middle of each other's
-lines, into a pipe when a buffer is full, and never if they are killed before.
+Lines are passed on when they are whole, so that those of several ranks do not mix; what overwrites its line ("\\r"), as
+bars do, at once. Left to themselves ranks would write to one file at a time of their choice: on a terminal in the
+middle of each other's lines, into a pipe when a buffer is full, and never if they are killed before.
 """
 
 from __future__ import annotations
@@ -9,12 +10,18 @@ from __future__ import annotations
 import codecs
 import io
 import os
+import re
 import sys
 from multiprocessing.connection import Connection, Pipe, wait
 
 from playground.runtime.forks import close_in_children
 
 READ_AT_ONCE = 2**16
+LONGEST_LINE = 2**20
+"""Bytes of a line that are kept until its end arrives."""
+BEGINNING = re.compile(rb"(?<=[\n\r])(?=[^\n\r])")
+_last: dict[str, Output] = {}
+"""By stream, the output of a rank that was passed on last."""
 
 
 def redirect(stdout: Connection, stderr: Connection) -> None:
@@ -23,12 +30,15 @@ def redirect(stdout: Connection, stderr: Connection) -> None:
         stream.flush()  # what its import of the program has printed
         with pipe:
             os.dup2(pipe.fileno(), number)
-    sys.stdout, sys.stderr = open_lines(1), open_lines(2)
+    for name, number in (("stdout", 1), ("stderr", 2)):
+        stream = open_lines(number, getattr(sys, name).encoding)
+        for each in (name, f"__{name}__"):  # or what is printed to the second would have a buffer of its own
+            setattr(sys, each, stream)
 
 
-def open_lines(number: int) -> io.TextIOWrapper:
+def open_lines(number: int, encoding: str) -> io.TextIOWrapper:
     """A text stream to this file descriptor that hands over each line as soon as it is complete."""
-    return open(number, "w", encoding="utf-8", errors="backslashreplace", buffering=1, closefd=False)
+    return open(number, "w", encoding=encoding, errors="backslashreplace", buffering=1, closefd=False)
 
 
 class Output:
@@ -37,41 +47,62 @@ class Output:
     def __init__(self, rank: int, stream: str, pipe: Connection) -> None:
         """`stream`: the name in `sys` of the launcher's own stream to which it goes, "stdout" or "stderr"."""
         self.rank, self.stream, self.pipe = rank, stream, pipe
-        self.unfinished = ""
+        self.unfinished = b""
         """The beginning of a line whose end has not arrived yet."""
+        self.end = b"\n"
+        """The last byte that was passed on."""
         self.decode = codecs.getincrementaldecoder("utf-8")("replace").decode
 
     def relay(self) -> None:
-        """Pass on what has arrived, as far as its last line is whole."""
+        """Pass on what has arrived, as far as its last line is whole, overwrites itself or is too long."""
         arrived = os.read(self.pipe.fileno(), READ_AT_ONCE)
         if not arrived:  # the rank has ended
             self.pipe.close()
             return
-        lines, newline, self.unfinished = f"{self.unfinished}{self.decode(arrived)}".rpartition("\n")
-        if newline:
-            self.write(lines)
+        lines, newline, line = arrived.rpartition(b"\n")
+        whole, self.unfinished = (self.unfinished + lines + newline, line) if newline else (b"", self.unfinished + line)
+        if b"\r" in line or len(self.unfinished) > LONGEST_LINE:
+            whole, self.unfinished = whole + self.unfinished, b""
+        if whole:
+            self.write(whole)
 
     def relay_all(self) -> None:
-        """Pass on all that has arrived by now, and a line that has no end as if it had one."""
+        """Pass on all that has arrived by now."""
         if not self.pipe.closed and wait([self.pipe], 0):
             self.relay()  # once: a rank that prints endlessly never lets the pipe run dry
-        if text := self.unfinished + self.decode(b"", True):
-            self.unfinished = ""
-            self.write(text)
+        if self.unfinished:
+            rest, self.unfinished = self.unfinished, b""
+            self.write(rest)
 
-    def write(self, text: str) -> None:
-        """Write whole lines; where a person reads them, each with the rank that it comes from."""
-        stream = getattr(sys, self.stream)
+    def write(self, data: bytes) -> None:
+        """Write this after what it wrote last, or, if another rank has left a line there, below that. Where a person
+        reads them, each line begins with the rank that it comes from."""
+        stream, before = getattr(sys, self.stream), _last.get(self.stream, self)
         if stream is None:  # there is no console at all
             return
+        if before is not self and before.end not in b"\r\n":
+            before.write(b"\n")
+        shown, _last[self.stream] = data, self
         if stream.isatty():
             label = f"[rank {self.rank}] "  # dimmed unless the terminal or the user does not want that: no-color.org
             if not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb":
                 label = f"\033[2m{label}\033[0m"
-            text = "\n".join(f"{label}{line}" for line in text.split("\n"))
-        encoding = getattr(stream, "encoding", None) or "utf-8"
-        stream.write(text.encode(encoding, "backslashreplace").decode(encoding) + "\n")
+            shown = BEGINNING.sub(label.encode(), self.end + data)[1:]
+        self.end = data[-1:]
+        if isinstance(stream, io.TextIOWrapper):
+            stream.flush()  # what was printed here before
+            stream.buffer.write(shown)
+        else:  # a notebook's, say
+            stream.write(self.decode(shown))
         stream.flush()
+
+
+def end_lines() -> None:
+    """What ranks have printed is complete. Where a person reads it, what is printed next begins a new line."""
+    for stream in ("stdout", "stderr"):
+        last, ours = _last.pop(stream, None), getattr(sys, stream)
+        if last and ours and last.end not in b"\r\n" and ours.isatty():
+            ours.write("\n")
 
 
 def open_pipes(rank: int) -> tuple[list[Output], list[Connection]]:

@@ -57,6 +57,11 @@ class RankHandle:
         """Whether no result is to come from it any more."""
         return self.result is not None
 
+    @property
+    def died(self) -> bool:
+        """Whether its process has ended by something else than its function."""
+        return self.vanished and self.failure is not None
+
     def is_stopped(self) -> bool:
         """Whether somebody has stopped its process (SIGSTOP)."""
         return is_stopped(self.process.pid)
@@ -102,15 +107,17 @@ class RankHandle:
         self.failure, self.failed_at = error, time.monotonic()
 
     def vanish(self) -> None:
-        """The process has ended unasked."""
+        """The process has ended unasked: by `os._exit(0)` its function has returned None."""
         self.vanished = True
         code = self.process.join(EXIT_LIMIT)
-        if code == UNGUARDED:
+        if code == 0 and self.assigned and not self.done:
+            self.result = pickle.dumps(None)
+        elif code == UNGUARDED:
             self.fail(UsageError("ranks import this script: put its launch() under if __name__ == '__main__':"))
         else:
             self.fail(RankFailed(self.number, self.size, describe_exit(code, self.backend)))
 
-    def order(self, order: Assignment | str) -> None:
+    def order(self, order: Assignment | str | int) -> None:
         with contextlib.suppress(OSError):  # it is gone: its sentinel says so
             self.line.send(order)
 

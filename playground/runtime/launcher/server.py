@@ -17,9 +17,10 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from multiprocessing import process, reduction
 from multiprocessing.connection import Connection, wait
-from multiprocessing.context import ForkServerProcess, set_spawning_popen
+from multiprocessing.context import set_spawning_popen
 from multiprocessing.spawn import get_executable, get_preparation_data
 from typing import Any
 
@@ -35,7 +36,7 @@ START_LIMIT = 300.0
 STOPPED_LOOKS = 5
 """Number of looks, a second apart, that find the server stopped before it counts as lost. (After Ctrl-Z and `fg` this
 process may be awake a moment before the server is.)"""
-END_LIMIT = 0.5
+END_LIMIT = 1.0
 """Seconds the server has to say that it ends, before it is killed."""
 
 
@@ -176,7 +177,7 @@ def warm_up() -> None:
     running_server()
 
 
-def start(name: str, main: Callable[..., None], *args: Any) -> tuple[ForkedProcess, Connection]:
+def start(main: Callable[..., None], *args: Any) -> tuple[ForkedProcess, Connection]:
     """A new process that runs `main(line, *args)`, and our end of that line: see `ForkedProcess`."""
     ours, theirs = mp.Pipe()
     close_in_children(ours)
@@ -186,7 +187,7 @@ def start(name: str, main: Callable[..., None], *args: Any) -> tuple[ForkedProce
         end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", int(START_LIMIT), 0))
     try:
         with theirs:
-            return ForkedProcess(main, (theirs, *args), name), ours
+            return ForkedProcess(main, (theirs, *args)), ours
     except BaseException:  # Ctrl-C too: the process may come to be all the same, and ends when it finds the line dead
         ours.close()
         raise
@@ -223,6 +224,21 @@ def running_server() -> ForkServerClient:
         return _server[0]
 
 
+@dataclass(frozen=True)
+class ForkedMain:
+    """What a new process is to call: the part of a process of multiprocessing's that `multiprocessing.spawn` uses.
+
+    (A process of multiprocessing's is another's child, and hands on how it was started: its own children, such as the
+    workers of a DataLoader, would come from fork servers, too.)
+    """
+
+    main: Callable[..., object]
+    args: tuple[Any, ...]
+
+    def _bootstrap(self, parent_sentinel: int) -> None:
+        self.main(*self.args)
+
+
 class ForkedProcess:
     """A new process that calls `main(*args)`, once the server has done its imports. Raises `ForkServerFailed` if there
     can be no process.
@@ -230,14 +246,14 @@ class ForkedProcess:
     How it ended is heard from the server. Signals, and whether it has ended, need none: it may be stopped or dead.
     """
 
-    def __init__(self, main: Callable[..., object], args: tuple[Any, ...] = (), name: str = "") -> None:
+    def __init__(self, main: Callable[..., object], args: tuple[Any, ...] = ()) -> None:
         self.fds: list[int] = []
         self.returncode: int | None = None
         work = io.BytesIO()
         set_spawning_popen(self)  # type: ignore[arg-type]
         try:
-            reduction.dump(describe_program(name), work)
-            reduction.dump(ForkServerProcess(target=main, args=args, name=name), work)
+            reduction.dump(describe_program(), work)
+            reduction.dump(ForkedMain(main, args), work)
         finally:
             set_spawning_popen(None)
         self.server = running_server()
@@ -301,10 +317,18 @@ def find_modules_as_here() -> list[str]:
     return [folder or start for folder in sys.path if folder or start]
 
 
-def describe_program(name: str) -> dict[str, Any]:
+def describe_program() -> dict[str, Any]:
     """The data that `multiprocessing.spawn` needs in a new process to find this program's modules, the script among
-    them, if there is one: not in a notebook, at a prompt, on stdin."""
-    program = get_preparation_data(name) | {"sys_path": find_modules_as_here()}
+    them, if there is one: not in a notebook, at a prompt, on stdin.
+
+    Multiprocessing would fix the method by which it starts processes, here and there. That is for each program to do.
+    """
+    chosen = mp.get_start_method(allow_none=True)
+    program = get_preparation_data("") | {"sys_path": find_modules_as_here()}
+    if chosen is None:
+        mp.set_start_method(None, force=True)
+    for choice in ("name", "start_method"):
+        del program[choice]
     if not os.path.isfile(program.get("init_main_from_path", __file__)):
         del program["init_main_from_path"]
     return program

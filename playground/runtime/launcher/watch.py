@@ -61,7 +61,7 @@ class WorldWatch:
 
     def look(self) -> None:
         """Wait for messages, and act upon them, upon silence, and upon what the ranks' black boxes show."""
-        limit = self.timeout if all(rank.up for rank in self.ranks) else START_LIMIT
+        limit = self.timeout if all(rank.up or rank.is_stopped() for rank in self.ranks) else START_LIMIT
         pause = max(0.0, min(limit - self.silence, self.examiner.seconds_left))
         seconds = min(pause, self.notice.seconds_left)
         received = receive(self.ranks, seconds, self.on_report)
@@ -104,10 +104,10 @@ class WorldWatch:
         A rank that raised stays up until it is stopped, so no rank fails because of it. A rank that died took its
         sockets along, and word of the exceptions this causes in its peers may overtake word of its death.
         """
-        receive_while(lambda: not any(rank.vanished for rank in self.ranks), self.ranks, AFTERMATH, self.on_report)
+        receive_while(lambda: not any(rank.died for rank in self.ranks), self.ranks, AFTERMATH, self.on_report)
         failed = [rank for rank in self.ranks if rank.failure]
         first = min(
-            failed, key=lambda rank: (not rank.vanished, isinstance(rank.failure, PeerDisconnected), rank.failed_at)
+            failed, key=lambda rank: (not rank.died, isinstance(rank.failure, PeerDisconnected), rank.failed_at)
         ).failure
         assert first
         if isinstance(first, RankFailed) and TIMED_OUT.search(first.traceback):
@@ -165,8 +165,9 @@ def ask_for_stacks(ranks: Sequence[RankHandle], on_report: Progress = ignore_rep
 
 def release(ranks: list[RankHandle]) -> None:
     """Let the ranks leave, all at once. Raise `RankFailed` for one that cannot leave cleanly."""
-    for rank in ranks:
-        rank.order("leave")
+    present = [rank for rank in ranks if not rank.vanished]
+    for rank in present:
+        rank.order(len(present))
     end = time.monotonic() + LEAVE_LIMIT
     while staying := [rank for rank in ranks if rank.process.exitcode is None]:
         if time.monotonic() > end:

@@ -85,6 +85,30 @@ def leave_to_launcher(preemptible: bool) -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
 
 
+_masks: dict[int, set[int]] = {}
+"""By thread that forks, what it has blocked."""
+
+
+def hold_back() -> None:
+    """Before a fork: SIGTERM waits until the new process is ready for it."""
+    _masks[threading.get_ident()] = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+
+
+def let_through() -> None:
+    """After the fork."""
+    signal.pthread_sigmask(signal.SIG_SETMASK, _masks.pop(threading.get_ident()))
+
+
+def leave_to_system() -> None:
+    """In a process that a preemptible rank has forked: SIGTERM ends it, as `terminate()` means."""
+    if signal.getsignal(signal.SIGTERM) is signals.do_nothing:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    let_through()
+
+
+os.register_at_fork(before=hold_back, after_in_parent=let_through, after_in_child=leave_to_system)
+
+
 @contextlib.contextmanager
 def preempt_on_sigterm(grace: float | None) -> Iterator[None]:
     """In a rank that somebody else has started: in the block, SIGTERM asks it to end, and ends it `grace` seconds

@@ -4,7 +4,7 @@
 |------------------------------|------------------------------------------------------|
 | `("up",)`                    | `Assignment`: run this                               |
 | `("report", event)`          | `"where"`: answer with `("stack", text, activity)`   |
-| `("result", pickled, clean)` | `"leave"`: every rank has its result, you may go     |
+| `("result", pickled, clean)` | a number: every rank has its result, so many leave   |
 | `("failed", error)`          | `"end"`: you are asked to, soon (`preempted()`)      |
 | `("box", file)`              | end of file: the launcher is gone, go at once        |
 
@@ -15,10 +15,10 @@ in its result waits too: for the order to leave, or for more work.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import pickle
 import re
+import signal
 import socket
 import sys
 import threading
@@ -26,8 +26,9 @@ import traceback
 from collections.abc import Callable
 from functools import partial
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
+from playground.runtime import signals
 from playground.runtime.black_box.activity import look
 from playground.runtime.errors import PeerDisconnected, PlaygroundError, RankFailed
 from playground.runtime.forks import close_in_children
@@ -39,6 +40,7 @@ from playground.runtime.rank.preemption import (
     request_preemption,
     run_until_preempted,
 )
+from playground.runtime.rank.process import finish, flush, run_program
 from playground.runtime.rank.work import Assignment, call
 
 if TYPE_CHECKING:
@@ -76,8 +78,11 @@ class Launcher:
 
     def __init__(self, line: Connection, rank: int, size: int) -> None:
         self.line, self.rank, self.size = line, rank, size
-        self.assignments: SimpleQueue[Assignment | None] = SimpleQueue()
-        """The work of this rank; None when it may leave."""
+        self.assignments: SimpleQueue[Assignment | int] = SimpleQueue()
+        """The work of this rank; when it may leave, the number of ranks that do."""
+        self.has_failed = False
+        self.dismissed = threading.Event()
+        """Set when the launcher has heard of the failure, and needs this process no longer."""
         self.lock = threading.Lock()
         self.main_thread = threading.get_ident()
         close_in_children(line)
@@ -97,7 +102,10 @@ class Launcher:
             try:
                 order = self.line.recv()
             except (EOFError, OSError):
-                os._exit(1)
+                if not self.has_failed:
+                    os._exit(1)
+                self.dismissed.set()
+                return
             if order == "where":
                 frame = sys._current_frames()[self.main_thread]
                 stack = "".join(traceback.format_list(user_frames(traceback.extract_stack(frame))))
@@ -106,7 +114,7 @@ class Launcher:
                 request_preemption()
             else:
                 clear_preemption()  # here, in the order of the line: it may be asked before it begins
-                self.assignments.put(None if order == "leave" else order)
+                self.assignments.put(order)
 
     def submit(self, result: Any, clean: bool) -> None:
         """Hand in the result. `clean`: this process can run something else as a new one would."""
@@ -117,6 +125,16 @@ class Launcher:
             raise RankFailed(self.rank, self.size, words) from None
         flush()
         self.send("result", pickled, clean)
+
+    def fail(self, error: BaseException) -> NoReturn:
+        """Report a failure, and end as the process of a script does. The launcher waits for that `GRACE` seconds."""
+        flush()
+        self.has_failed = True
+        signal.signal(signal.SIGTERM, signals.do_nothing)
+        self.send("failed", failure(error, self.rank, self.size))
+        finish()
+        self.dismissed.wait()
+        os._exit(1)
 
 
 def main(
@@ -130,9 +148,7 @@ def main(
     try:
         live(launcher, env, backend, listener)
     except BaseException as error:  # whatever it is, SystemExit included: the launcher must receive it
-        flush()
-        launcher.send("failed", failure(error, env.rank, env.size))
-        threading.Event().wait()
+        launcher.fail(error)
 
 
 def live(launcher: Launcher, env: RankEnv, backend: str, listener: socket.socket | None) -> None:
@@ -141,7 +157,7 @@ def live(launcher: Launcher, env: RankEnv, backend: str, listener: socket.socket
     from playground.runtime.rank.world import Member, ProcessState
 
     member = state = None
-    for work in iter(launcher.assignments.get, None):
+    while isinstance(work := launcher.assignments.get(), Assignment):
         work.move_in()
         if member is None or state is None:
             member = Member(env, backend, listener, timeout=work.timeout)
@@ -154,18 +170,12 @@ def live(launcher: Launcher, env: RankEnv, backend: str, listener: socket.socket
         fn, args = work.load()
         leave_to_launcher(work.preemptible)
         state.begin()
-        result = run_until_preempted(call, fn, env.rank, env.size, *args)
+        result = run_until_preempted(run_program, call, fn, env.rank, env.size, *args)
         hooks.end_program()
         launcher.submit(result, state.is_unchanged())
+    finish()  # while the process group stands: what is registered with atexit may destroy it
     if member:
-        member.leave()
-
-
-def flush() -> None:
-    """Hand over what has been printed; a stream that the function has closed has nothing to hand over."""
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(ValueError, OSError):
-            stream.flush()
+        member.leave(work)
 
 
 def failure(error: BaseException, rank: int, size: int) -> PlaygroundError:

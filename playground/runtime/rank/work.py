@@ -16,6 +16,8 @@ from playground.runtime.launcher.server import find_modules_as_here
 from playground.runtime.meeting.environment import RESTART_COUNT
 
 Function = Callable[..., Any]
+RANK_AND_SIZE = {("rank", "size"), ("rank", "world_size")}
+"""The names by which a function all of whose parameters have defaults asks for the first two."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,10 +71,18 @@ def prepare_work(fn: Function, args: tuple[Any, ...], **more: Any) -> Assignment
 
 
 def call(fn: Function, rank: int, size: int, *args: Any) -> Any:
-    """`fn(rank, size, *args)`; a function without parameters, like the `main()` of a script for torchrun, is called
-    without: it finds its rank in the environment."""
+    """`fn(rank, size, *args)`; one that can be called without arguments, like the `main()` of a script for torchrun, is
+    called without: it finds its rank in the environment."""
+    return fn(rank, size, *args) if args or takes_rank(fn) else fn()
+
+
+def takes_rank(fn: Function) -> bool:
+    """Whether a function is to be called as `fn(rank, size)`: it must be given something, or its first two parameters
+    have these names."""
     try:
-        takes_parameters = bool(args or inspect.signature(fn).parameters)
+        parameters = inspect.signature(fn).parameters.values()
     except ValueError:  # a function in C that does not say
-        takes_parameters = True
-    return fn(rank, size, *args) if takes_parameters else fn()
+        return True
+    by_place = [each for each in parameters if each.kind != each.KEYWORD_ONLY and each.kind != each.VAR_KEYWORD]
+    names = [each.name for each in by_place]
+    return any(each.default is each.empty for each in by_place) or tuple(names[:2]) in RANK_AND_SIZE

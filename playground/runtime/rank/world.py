@@ -134,21 +134,21 @@ class Member:
             dist.destroy_process_group()
         threading.Thread(target=group.clear, name="close the process group").start()
 
-    def leave(self) -> None:
-        """Leave the world, with all others."""
+    def leave(self, present: int | None = None) -> None:
+        """Leave the world, with all others: the ranks that are still there, if some have ended by themselves."""
         self.backend.synchronize()
         if dist.is_initialized():  # the function may have destroyed it
             dist.destroy_process_group()
-        leave_together(self.store, self.env.rank, self.env.size)
+        leave_together(self.store, self.env.rank, present or self.env.size)
 
 
 class ProcessState:
     """The state of this process when it was new.
 
     Nearly every function draws random numbers, and a rank that trains keeps to one core: `begin` puts torch's generator
-    and the cores back. (Python's and numpy's generators start afresh in every process.) Other changes
-    stay, and `is_unchanged` says whether there are any: threads, child processes, environment, handlers, torch's
-    switches. Neither sees what is written into modules.
+    and the cores back. (Python's and numpy's generators are seeded afresh in every process.) Other changes stay, and
+    `is_unchanged` says whether there are any: threads, child processes, environment, handlers, torch's switches.
+    Neither sees what is written into modules.
     """
 
     def __init__(self) -> None:

@@ -1,0 +1,131 @@
+"""A rank as a process: it begins and ends as a script does that torchrun starts, although it is a fork.
+
+| at its end                 | as in any process of Python                                                            |
+|----------------------------|----------------------------------------------------------------------------------------|
+| exit code                  | 0 when its function returns and after `sys.exit()`; that of `sys.exit(code)`; 1 after  |
+|                            | an exception and `sys.exit("message")`                                                 |
+| threads, atexit, finalizers| threads that are no daemons are waited for; what is registered with `atexit` runs,     |
+|                            | and so do `weakref.finalize`, `logging` and `multiprocessing`, which end by it         |
+| what it has written        | flushed: files that are still open, Python's streams and C's stdio                     |
+| what it has started        | ends with a rank that fails or is ended: its process group gets SIGTERM, then SIGKILL  |
+
+Only the interpreter itself is not taken down: that destroys what is left in memory, and with torch takes a tenth of a
+second. What forks of one process share is not undone either: the seed of its hashes, which orders sets of strings.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import ctypes
+import fcntl
+import gc
+import io
+import os
+import signal
+import sys
+import threading
+import weakref
+from collections.abc import Callable
+from multiprocessing.connection import wait
+from typing import Any, NoReturn
+
+FROM_TERMINAL = {signal.SIGINT, signal.SIGHUP, signal.SIGQUIT}
+"""A terminal sends them to every process of the group in its foreground. No rank is in that group: the launcher alone
+hears them, and decides."""
+BUFFERED = (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom)
+
+
+def begin(lifeline: int) -> None:
+    """In a fork of the server, which has blocked signals: be a process of its own, leading its own group. Its group is
+    killed when the launcher is gone."""
+    os.setpgid(0, 0)
+    # The kernel signals one owner for each opened file.
+    kill_at_end_of_file(os.open(f"/proc/self/fd/{lifeline}", os.O_RDONLY | os.O_NONBLOCK), -os.getpid())
+    os.close(lifeline)
+    for number in FROM_TERMINAL:  # to ignore a signal is to forget one that came while this was in the server's group
+        signal.signal(number, signal.signal(number, signal.SIG_IGN))
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, FROM_TERMINAL)
+    threading.main_thread()._set_native_id()  # type: ignore[attr-defined]
+    if random := sys.modules.get("numpy.random"):  # Python's own generator is seeded afresh in each fork
+        random.seed()
+
+
+def kill_at_end_of_file(pipe: int, owner: int) -> None:
+    """Have the kernel kill `owner`, a process or (negative) a group, when the other end of `pipe` is closed everywhere.
+
+    Whatever it is doing then: importing, inside C code that holds the GIL, stopped.
+    Source: F_SETSIG in https://man7.org/linux/man-pages/man2/fcntl.2.html
+    """
+    fcntl.fcntl(pipe, fcntl.F_SETOWN, owner)
+    fcntl.fcntl(pipe, fcntl.F_SETSIG, signal.SIGKILL)
+    fcntl.fcntl(pipe, fcntl.F_SETFL, fcntl.fcntl(pipe, fcntl.F_GETFL) | os.O_ASYNC)
+    if wait([pipe], 0):  # the end came first
+        os._exit(1)
+
+
+def run_program(fn: Callable[..., Any], *args: Any) -> Any:
+    """The result of `fn(*args)`: None if it ends by `sys.exit()` or `sys.exit(0)`. A process that it forks, and that
+    comes back from it, ends here."""
+    rank = os.getpid()
+    try:
+        result = fn(*args)
+    except BaseException as error:
+        if os.getpid() != rank:
+            end(error)
+        if isinstance(error, SystemExit) and error.code in (None, 0):
+            return None
+        raise
+    if os.getpid() != rank:
+        end()
+    return result
+
+
+def end(error: BaseException | None = None) -> NoReturn:
+    """End this process as the interpreter ends a script that has returned, or has raised `error`."""
+    code = 0
+    if isinstance(error, SystemExit):
+        code = error.code if isinstance(error.code, int) else int(error.code is not None)
+        if code != error.code and error.code is not None:
+            print(error.code, file=sys.stderr)
+    elif error:
+        sys.excepthook(type(error), error, error.__traceback__)
+        code = 1
+    finish()
+    os._exit(code & 0xFF)
+
+
+def finish() -> None:
+    """What an orderly end does while everything is still there. (A second call has nothing left to do.)"""
+    threading._shutdown()  # type: ignore[attr-defined]
+    detach_finalizers()
+    atexit._run_exitfuncs()
+    flush()
+
+
+def detach_finalizers() -> None:
+    """Of torch's table of operators, which would be taken down, piece by piece, at the end."""
+    for each in [*weakref.finalize._registry]:  # type: ignore[attr-defined]
+        if (found := each.peek()) and found[1].__module__ == "torch.library":
+            each.detach()
+
+
+def flush() -> None:
+    """Hand over what has been written so far, to streams and to files that are open."""
+    objects = gc.get_objects() if any(map(is_written, os.listdir("/proc/self/fd"))) else []  # which takes a while
+    kinds = {kind for kind in set(map(type, objects)) if issubclass(kind, BUFFERED)}
+    for stream in (sys.stdout, sys.stderr, *(each for each in objects if type(each) in kinds)):
+        try:
+            stream.flush()
+        except Exception:  # it is closed, or full, or nobody reads it
+            continue
+    ctypes.CDLL(None).fflush(None)
+
+
+def is_written(number: str) -> bool:
+    """Whether a file with a name is open for writing by this descriptor."""
+    with contextlib.suppress(OSError):  # closed by now
+        name = os.readlink(f"/proc/self/fd/{number}")
+        if name.startswith("/") and not name.startswith(("/memfd:", os.devnull)):
+            return bool(fcntl.fcntl(int(number), fcntl.F_GETFL) & (os.O_WRONLY | os.O_RDWR))
+    return False
