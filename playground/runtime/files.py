@@ -1,4 +1,5 @@
-"""Files that appear whole or not at all, and are known by their checksums."""
+"""Files in folders that others may write to: nothing is written through another user's link, and only what is ours is
+removed. Files that appear whole or not at all, and are known by their checksums."""
 
 from __future__ import annotations
 
@@ -30,11 +31,59 @@ class NoData(UsageError):
         self.why = why or message
 
 
+PREFIX = "playground-"
+MARK = ".temporary"
+"""The file that tells a temporary folder from others. Its process holds a lock on it, which the kernel releases."""
+
+
 @contextlib.contextmanager
 def temporary_folder(purpose: str) -> Iterator[Path]:
-    """A new folder, removed at the end of the block."""
-    with tempfile.TemporaryDirectory(prefix=f"playground-{purpose}-", ignore_cleanup_errors=True) as folder:
-        yield Path(folder)
+    """A new folder, removed at the end of the block. Those of processes that were killed are removed before."""
+    for mark in Path(tempfile.gettempdir()).glob(f"{PREFIX}*/{MARK}"):
+        with contextlib.suppress(OSError):  # it is in use, or another process was faster
+            remove_unused(mark)
+    with tempfile.TemporaryDirectory(prefix=f"{PREFIX}{purpose}-", ignore_cleanup_errors=True) as name:
+        folder = Path(name)
+        with open(create(folder / f"{MARK}.new"), "rb") as lock:
+            with contextlib.suppress(OSError):  # this disk has no locks: the folder has no mark
+                fcntl.flock(lock, fcntl.LOCK_EX)
+                os.rename(lock_file := folder / f"{MARK}.new", lock_file.with_name(MARK))  # never seen unlocked
+            yield folder
+
+
+def remove_unused(mark: Path) -> None:
+    """Remove the temporary folder with this mark. Raises `OSError` if it is another user's, or in use."""
+    if {mark.parent.lstat().st_uid, mark.lstat().st_uid} != {os.geteuid()}:
+        raise PermissionError(errno.EPERM, "another user's", str(mark))
+    with open(os.open(mark, os.O_RDWR | os.O_NONBLOCK | NO_LINK), "rb") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        shutil.rmtree(mark.parent)
+
+
+def create(file: Path) -> int:
+    """A descriptor of a new file, in the place of the one of this name. Raises `OSError`."""
+    file.unlink(missing_ok=True)
+    return os.open(file, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)  # not through a link
+
+
+def follow_own_links(file: Path) -> Path:
+    """The file that is written when this one is. Raises `OSError` for another user's link, as Linux does by default in
+    folders like /tmp.
+
+    Source: https://docs.kernel.org/admin-guide/sysctl/fs.html#protected-symlinks
+    """
+    if not file.is_symlink():
+        return file
+    if file.lstat().st_uid not in (0, os.geteuid()):
+        raise PermissionError(errno.EACCES, "it is another user's link", str(file))
+    return file.resolve()
+
+
+def write_file(file: Path, content: bytes) -> None:
+    """Write a file, through no link but the user's own. Raises `OSError`."""
+    descriptor = os.open(follow_own_links(file), os.O_WRONLY | os.O_CREAT | os.O_TRUNC | NO_LINK, 0o666)
+    with open(descriptor, "wb") as opened:
+        opened.write(content)
 
 
 def belongs_to_another(folder: Path, own: int) -> bool:

@@ -88,10 +88,13 @@ def read_events(
     check_records(found)
     found.sort(key=lambda each: (each[1].start, each[0]))
     numbers = {place: number for number, (place, _) in enumerate(found)}
-    awaits = defaultdict(list)
+    awaits, left = defaultdict(list), len(values) // 8
     for place, record in found:
         awaits[record.wait].append(numbers[place])
     for number, (place, record) in enumerate(found):
+        its_values = read_values(record.values, values)
+        if (left := left - len(its_values or ())) < 0:  # each is written for one event
+            raise ValueError("its events have more values than there are")
         yield Event(
             number=number,
             rank=rank,
@@ -110,7 +113,7 @@ def read_events(
             offset=optional(record.offset),
             awaits=tuple(awaits.get(place, ())),
             source=None if record.source == NONE else sources[tables[layout.SOURCE][record.source][0]],
-            values=read_values(record.values, values),
+            values=its_values,
         )
 
 
@@ -198,12 +201,11 @@ def read_standstill(about: object) -> Standstill:
     return Standstill(expect_text(sentence), expect_text(cure), tuple(pairs))
 
 
-def note_failure(folder: Path, failure: Exception) -> None:
-    """Add the diagnosis of a run that failed, if it has one, to its description in this folder."""
+def note_failure(folder: Path, failure: Exception, run: str) -> None:
+    """Add the diagnosis of a run that failed, if it has one, to its description `run`, in this folder."""
     if diagnosis := getattr(failure, "diagnosis", None):
         told = Standstill(" ".join(diagnosis.sentence.split()), diagnosis.cure, diagnosis.waits)
-        file = folder / layout.RUN
-        file.write_text(json.dumps({**json.loads(file.read_text()), "standstill": told}))
+        (folder / layout.RUN).write_text(json.dumps({**json.loads(run), "standstill": told}))
 
 
 def read_rank(rank: int, tables: Tables, sources: Mapping[SourceLine, int], began: int, files: Files) -> RankRecording:
