@@ -36,18 +36,23 @@ MARK = ".temporary"
 """The file that tells a temporary folder from others. Its process holds a lock on it, which the kernel releases."""
 
 
-@contextlib.contextmanager
-def temporary_folder(purpose: str) -> Iterator[Path]:
+def temporary_folder(purpose: str) -> contextlib.AbstractContextManager[Path]:
     """A new folder, removed at the end of the block. Those of processes that were killed are removed before."""
-    for mark in Path(tempfile.gettempdir()).glob(f"{PREFIX}*/{MARK}"):
+    return passing_folder(Path(tempfile.gettempdir()), PREFIX, f"{purpose}-")
+
+
+@contextlib.contextmanager
+def passing_folder(place: Path, family: str, purpose: str = "") -> Iterator[Path]:
+    """As `temporary_folder`, in `place`. Names begin with `family`. Raises `OSError` if it cannot be made."""
+    for mark in place.glob(f"{family}*/{MARK}"):
         with contextlib.suppress(OSError):  # it is in use, or another process was faster
             remove_unused(mark)
-    with tempfile.TemporaryDirectory(prefix=f"{PREFIX}{purpose}-", ignore_cleanup_errors=True) as name:
+    with tempfile.TemporaryDirectory(prefix=f"{family}{purpose}", dir=place, ignore_cleanup_errors=True) as name:
         folder = Path(name)
         with open(create(folder / f"{MARK}.new"), "rb") as lock:
             with contextlib.suppress(OSError):  # this disk has no locks: the folder has no mark
                 fcntl.flock(lock, fcntl.LOCK_EX)
-                os.rename(lock_file := folder / f"{MARK}.new", lock_file.with_name(MARK))  # never seen unlocked
+                (folder / f"{MARK}.new").rename(folder / MARK)  # which nobody has seen unlocked
             yield folder
 
 
@@ -112,27 +117,28 @@ def replace_files(raw: Path, checksums: Mapping[str, str] | None = None) -> Iter
 
     Raises `NoData` where `raw` cannot be written to or has no room, `RuntimeError` for files that do not match.
     """
-    try:
-        raw.mkdir(parents=True, exist_ok=True)
-        folder = Path(tempfile.mkdtemp(dir=raw, prefix=".unfinished-"))
-    except OSError as error:
-        raise NoData(f"{raw} cannot be written to ({error.strerror}): choose another folder with --data-dir") from None
-    try:
+    with contextlib.ExitStack() as stack:
+        try:
+            raw.mkdir(parents=True, exist_ok=True)
+            folder = stack.enter_context(passing_folder(raw, ".unfinished-"))
+        except OSError as error:
+            why = f"{raw} cannot be written to ({error.strerror})"
+            raise NoData(f"{why}: choose another folder with --data-dir") from None
         if belongs_to_another(raw, own=folder.stat().st_uid):
             why = f"{raw} belongs to another user, whose links would lead to your files"
             raise NoData(f"{why}: choose a folder of your own with --data-dir", why=why)
-        yield folder
-        if checksums and (wrong := find_damaged(folder, checksums)):
-            raise RuntimeError(f"{', '.join(wrong)} unpacked damaged")
-        for file in sorted(folder.iterdir(), key=lambda file: file.name == CHECKSUMS):
-            os.replace(file, raw / file.name)
-    except OSError as error:
-        if error.errno not in NO_ROOM:
-            raise
-        why = f"there is no room in {raw} ({error.strerror})"
-        raise NoData(f"{why}: make room, or choose another folder with --data-dir", why=why) from None
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        try:
+            yield folder
+            if checksums and (wrong := find_damaged(folder, checksums)):
+                raise RuntimeError(f"{', '.join(wrong)} unpacked damaged")
+            files = (file for file in folder.iterdir() if file.name != MARK)
+            for file in sorted(files, key=lambda file: file.name == CHECKSUMS):
+                os.replace(file, raw / file.name)
+        except OSError as error:
+            if error.errno not in NO_ROOM:
+                raise
+            why = f"there is no room in {raw} ({error.strerror})"
+            raise NoData(f"{why}: make room, or choose another folder with --data-dir", why=why) from None
 
 
 def find_damaged(folder: Path, checksums: Mapping[str, str]) -> list[str]:

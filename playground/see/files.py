@@ -72,7 +72,11 @@ class Recordings:
         self.file = file.absolute()
         self.folder = self.file.with_name(f"{file.name}.ranks")
         """The folder that ranks write to. No other user can write to it, or to what is in it."""
-        if (strange := find_strange(self.folder)) is not None:
+        try:
+            strange = find_strange(self.folder)
+        except OSError as error:
+            raise UsageError(f"{FLAG} {file}: ranks cannot write to {self.folder}: {error.strerror}") from None
+        if strange is not None:
             raise UsageError(f"{FLAG} {file}: {strange} is in the way of what ranks record: move it, or name another")
         self.has_begun = False
 
@@ -135,7 +139,8 @@ class Recordings:
 
 
 def find_strange(folder: Path) -> Path | None:
-    """The first thing in a folder that no rank has left there when it recorded; the folder itself if it is none."""
+    """The first thing in a folder that no rank has left there when it recorded; the folder itself if it is none.
+    Raises `OSError`."""
     if folder.is_symlink() or not folder.is_dir():
         return folder if os.path.lexists(folder) else None
     return next((each for each in folder.rglob("*") if not IN_FOLDER.fullmatch(str(each.relative_to(folder)))), None)
@@ -176,14 +181,14 @@ def to_chrome(recording: Recording) -> str:
 def event_entries(recording: Recording) -> Iterator[Entry]:
     """The entries of events. A process is a rank, and its thread 0 the main one. Slices of a thread must lie in each
     other or beside each other: what may overlap is asynchronous, which has rows of its own."""
-    numbers = itertools.count()
+    numbers, last = itertools.count(), recording.end
     for rank in recording.ranks:
         where = {"pid": rank.rank, "tid": 0}
         yield {"name": "process_name", "ph": "M", **where, "args": {"name": f"rank {rank.rank} ({rank.device})"}}
         yield {"name": "thread_name", "ph": "M", **where, "args": {"name": MAIN}}
         for event in rank.events:
             start = microseconds(event.start)
-            end = microseconds(event.end if isfinite(event.end) else max(recording.end, event.start))
+            end = microseconds(event.end if isfinite(event.end) else max(last, event.start))
             about = {"name": event.name, "cat": event.kind, **where}
             entry = {**about, "ts": start, "args": arguments(recording, event)}
             if event.kind in (GRADIENT, VALUES):

@@ -13,7 +13,7 @@ import pytest
 from processes import ENOUGH
 
 from playground.runtime import UsageError
-from playground.runtime.files import MARK, PREFIX, create, temporary_folder, write_file
+from playground.runtime.files import MARK, PREFIX, create, replace_files, temporary_folder, write_file
 from playground.see.files import Recordings
 from playground.see.record.recorder import Recorder
 
@@ -27,6 +27,16 @@ with temporary_folder("test") as folder:
     (folder / "file").write_text("")
     print(folder, flush=True)
     sys.stdin.read(1)
+"""
+FETCH = """
+import sys, time
+from pathlib import Path
+from playground.runtime.files import replace_files
+
+with replace_files(Path(sys.argv[1])) as folder:
+    (folder / "data").write_text("")
+    print("fetched", flush=True)
+    time.sleep(600)
 """
 
 
@@ -57,6 +67,18 @@ def test_what_a_killed_process_leaves_is_removed_and_nothing_else(place: Path) -
             assert names(place) == {"playground-notes", ours.name}
     assert names(place) == {"playground-notes"}
     assert (place / "playground-notes" / "file").read_text() == "mine"
+
+
+def test_what_a_killed_download_leaves_is_removed_and_never_moved_to_the_data(place: Path) -> None:
+    with subprocess.Popen([sys.executable, "-c", FETCH, str(place)], stdout=subprocess.PIPE) as other:
+        assert other.stdout
+        assert other.stdout.readline() == b"fetched\n"
+        other.kill()
+    assert len(names(place)) == 1
+    with replace_files(place) as folder:
+        assert names(place) == {folder.name}
+        (folder / "data").write_text("")
+    assert names(place) == {"data"}
 
 
 def test_a_mark_that_is_a_link_removes_nothing(place: Path) -> None:

@@ -30,6 +30,8 @@ YEAR_10000 = 253_402_300_800
 """Seconds since 1970."""
 MAX_BYTES = 2**50
 """Maximum size of a tensor."""
+MAX_DEPTH = 100
+"""Maximum number of events that lie in each other: pictures have a row for each, and every analysis passes them."""
 
 
 Tables = dict[str, list[Any]]
@@ -119,12 +121,17 @@ def read_events(
 
 def check_records(records: Sequence[tuple[int, EventRecord]]) -> None:
     """Raise `ValueError` unless each record, given with its place, has its parent before it, and possible numbers."""
+    depths = {NONE: 0}
+    """In how many events each lies, itself included."""
     for place, record in records:
         if record.parent != NONE and not 0 <= record.parent < place:
             raise ValueError(f"event {place} lies in event {record.parent}, which does not come before it")
         least = min(record.peer, record.message, record.offset, record.source)
         if least < NONE or record.shape < 0 or not 0 <= record.nbytes <= MAX_BYTES:
             raise ValueError(f"event {place} has numbers that no event has")
+        depths[place] = depths.get(record.parent, 0) + 1
+        if depths[place] > MAX_DEPTH:
+            raise ValueError(f"event {place} lies in more than {MAX_DEPTH - 1} others")
 
 
 def read_values(span: int, values: bytes) -> tuple[float, ...] | None:

@@ -8,6 +8,7 @@ import random
 import re
 import shutil
 import signal
+import struct
 import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
@@ -112,7 +113,11 @@ def test_what_is_crafted_is_refused_in_one_line(packed: Path, tmp_path: Path) ->
     for place in range(2, 6):
         record = EventRecord(*RECORD.unpack_from(events, place_of(place)))
         RECORD.pack_into(events, place_of(place), *record._replace(values=4))
-    packed_events: list[tuple[bytes | Path, str]] = [
+    nested = events[: place_of(0)] + b"".join(
+        RECORD.pack(*record._replace(parent=place - 1, values=-1)) for place in range(101)
+    )
+    struct.pack_into("<q", nested, 8, 101)  # its capacity
+    crafted: list[tuple[bytes | Path, str]] = [
         (bomb, "expands to more than 100 times its size"),
         (lying, "is not a recording"),
         (file.read_bytes(), "is not a recording .compressed in another way"),
@@ -120,10 +125,11 @@ def test_what_is_crafted_is_refused_in_one_line(packed: Path, tmp_path: Path) ->
         (tmp_path / "fifo.playground", "is neither a file nor a folder"),
         (Path("/dev/zero"), "is neither a file nor a folder"),
         (zipped({**files, "rank-0.events": bytes(events)}, tmp_path), "more values than there are"),
+        (zipped({**files, "rank-0.events": bytes(nested)}, tmp_path), "event 100 lies in more than 99 others"),
         (zipped({**files, "run.json": b"[" * 10**5}, tmp_path), "nested too deeply"),
         (zipped({**files, "run.json": b'{"size": 1000000000}'}, tmp_path), "1000000000 is no number"),
     ]
-    for what, words in packed_events:
+    for what, words in crafted:
         if isinstance(what, bytes):
             file.write_bytes(what)
             what = file
@@ -202,6 +208,28 @@ def test_see_keeps_the_recording(name: str, run_cli: RunCli, tmp_path: Path) -> 
     if file.suffix == ".playground":
         assert f"--see: {name} shows {sum(1 for _ in read_recording(file).events())} events" in outcome.err
         assert read_recording(file).command == ("allreduce", "--algorithm", "ring", "-n", "2")
+
+
+def test_files_that_a_folder_of_anybody_names_are_not_read(packed: Path, tmp_path: Path) -> None:
+    """Only where the ranks' own recording becomes a file are the lines of the program put into it."""
+    (tmp_path / "diary.txt").write_text("dear diary")
+    folder = shutil.copytree(packed.parent / "ranks" / "0", tmp_path / "ranks")
+    with (folder / "rank-0.tables").open("a") as tables:
+        tables.write(json.dumps(["source", ["diary.txt", 1, "f", str(tmp_path / "diary.txt")]]) + "\n")
+    recording = read_recording(folder)
+    assert "diary.txt" in {source.file for source in recording.sources}
+    assert recording.texts == {}
+    assert "text/diary.txt" in collect(folder)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [("ring.gif", "choose an ending"), ("no/ring.svg", "no such folder"), (f"{'r' * 246}.html", "File name too long")],
+)
+def test_see_refuses_before_the_run(name: str, words: str, run_cli: RunCli, tmp_path: Path) -> None:
+    outcome = run_cli("allreduce", "-n", "2", "--see", tmp_path / name)
+    assert (outcome.code, outcome.out) == (2, "")
+    assert words in outcome.err
 
 
 def test_what_led_to_a_failure_is_shown_and_the_failure_is_told(tmp_path: Path) -> None:
