@@ -21,7 +21,7 @@ from playground.console.steps import steps_command
 from playground.exercises import EXERCISES
 from playground.lessons import LESSONS, PATH
 from playground.runtime import signals, surroundings
-from playground.runtime.errors import PlaygroundError
+from playground.runtime.errors import PlaygroundError, UsageError
 from playground.runtime.launcher import server
 from playground.runtime.meeting.environment import end_with_torchrun
 from playground.runtime.remote import remote
@@ -132,6 +132,8 @@ def run() -> NoReturn:
     """Run the command line and exit: 0 done, 2 asked for the impossible, 1 a rank failed, 75 preempted, 128 + the
     signal's number if one ended it (Ctrl-C 130, SIGTERM 143, SIGHUP 129, a closed pipe for the output 141)."""
     try:
+        if not surroundings.has_working_folder():
+            raise UsageError("the working folder has been deleted: change to another one")
         code = cli.main(prog_name="playground", standalone_mode=False) or 0
         sys.stdout.flush()
         leave(code)

@@ -9,13 +9,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 from click.shell_completion import ShellComplete
 
-from playground.app import cli
+from playground.app import TOOLS, cli
 from playground.console.steps import Lesson
 from playground.lessons import LESSONS, PATH
 from playground.runtime.host import threads_per_rank
+from playground.runtime.remote import ROOT
 
 Run = Callable[..., Any]
 
@@ -26,6 +28,17 @@ def test_alone_it_shows_the_path(run_cli: Run) -> None:
     positions = [shown.out.index(f"{lesson.name} ") for lesson in PATH]
     assert positions == sorted(positions)
     assert "Start with: python -m playground hello" in shown.out
+
+
+def test_the_readme_says_which_commands_take_the_common_options() -> None:
+    sentence = re.search(r"Every lesson and tool takes.*?`--wide`", (ROOT / "README.md").read_text(), re.DOTALL)
+    assert sentence
+    named = set(re.findall(r"`(\w+)`", sentence[0]))
+    with click.Context(cli) as ctx:
+        commands = {name: cli.get_command(ctx, name) for name in (*LESSONS, *TOOLS)}
+    takes = {name: {param.name for param in command.params} for name, command in commands.items() if command}
+    assert {name for name in takes if "as_json" in takes[name]} == takes.keys()
+    assert {name for name in takes if "timeout" in takes[name]} == named | LESSONS.keys()
 
 
 def test_p2p_prints_the_lines_of_the_tutorial(run_cli: Run) -> None:

@@ -10,6 +10,7 @@ An option that has no effect is refused by name. What it needs stands with its f
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -21,6 +22,7 @@ from click.core import ParameterSource
 
 from playground.runtime.backends import BACKENDS
 from playground.runtime.errors import UsageError
+from playground.runtime.files import NO_LINK, follow_own_links
 from playground.runtime.flags import Flag, flag, flags_of
 from playground.runtime.launcher.launch import MAX_RANKS
 from playground.runtime.meeting.rendezvous import DEFAULT_TIMEOUT
@@ -201,14 +203,15 @@ def check_writable(flag: str, file: Path) -> None:
     folder = file.absolute().parent
     if not folder.is_dir():
         raise UsageError(f"{flag} {file}: there is no such folder as {folder}, create it first")
-    is_new = not file.exists()
     try:
-        if is_new or not file.is_fifo():  # opening a FIFO would wait for its reader
-            file.open("ab").close()
+        target = follow_own_links(file)
+        is_new = not target.exists()
+        if is_new or not target.is_fifo():  # opening a FIFO would wait for its reader
+            os.close(os.open(target, os.O_WRONLY | os.O_APPEND | os.O_CREAT | NO_LINK, 0o666))
     except OSError as error:
         raise UsageError(f"{flag} {file} cannot be written: {error.strerror}") from None
     if is_new:
-        file.unlink(missing_ok=True)
+        target.unlink(missing_ok=True)
 
 
 HEADINGS = {

@@ -39,7 +39,9 @@ def become_command() -> None:
     """If Python runs the `lesson.py` of a lesson, make this process the command of that lesson, with the options that
     it was given. A new program, and not a call: ranks import the main script of the process that starts them, and what
     lies beside it would come first."""
-    folder, file = os.path.split(os.path.realpath(sys.argv[0] if sys.argv else ""))
+    if not (sys.argv and os.path.isfile(sys.argv[0])):  # where the working folder has been deleted nothing is
+        return
+    folder, file = os.path.split(os.path.realpath(sys.argv[0]))
     lessons, lesson = os.path.split(folder)
     if (lessons, file) == (os.path.realpath(__file__).replace(HERE, LESSONS), "lesson.py"):
         flags = sys.orig_argv[1 : len(sys.orig_argv) - len(sys.argv)]

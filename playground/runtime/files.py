@@ -1,4 +1,5 @@
-"""Files that appear whole or not at all, and are known by their checksums."""
+"""Files in folders that others may write to: nothing is written through another user's link, and only what is ours is
+removed. Files that appear whole or not at all, and are known by their checksums."""
 
 from __future__ import annotations
 
@@ -30,11 +31,64 @@ class NoData(UsageError):
         self.why = why or message
 
 
+PREFIX = "playground-"
+MARK = ".temporary"
+"""The file that tells a temporary folder from others. Its process holds a lock on it, which the kernel releases."""
+
+
+def temporary_folder(purpose: str) -> contextlib.AbstractContextManager[Path]:
+    """A new folder, removed at the end of the block. Those of processes that were killed are removed before."""
+    return passing_folder(Path(tempfile.gettempdir()), PREFIX, f"{purpose}-")
+
+
 @contextlib.contextmanager
-def temporary_folder(purpose: str) -> Iterator[Path]:
-    """A new folder, removed at the end of the block."""
-    with tempfile.TemporaryDirectory(prefix=f"playground-{purpose}-", ignore_cleanup_errors=True) as folder:
-        yield Path(folder)
+def passing_folder(place: Path, family: str, purpose: str = "") -> Iterator[Path]:
+    """As `temporary_folder`, in `place`. Names begin with `family`. Raises `OSError` if it cannot be made."""
+    for mark in place.glob(f"{family}*/{MARK}"):
+        with contextlib.suppress(OSError):  # it is in use, or another process was faster
+            remove_unused(mark)
+    with tempfile.TemporaryDirectory(prefix=f"{family}{purpose}", dir=place, ignore_cleanup_errors=True) as name:
+        folder = Path(name)
+        with open(create(folder / f"{MARK}.new"), "rb") as lock:
+            with contextlib.suppress(OSError):  # this disk has no locks: the folder has no mark
+                fcntl.flock(lock, fcntl.LOCK_EX)
+                (folder / f"{MARK}.new").rename(folder / MARK)  # which nobody has seen unlocked
+            yield folder
+
+
+def remove_unused(mark: Path) -> None:
+    """Remove the temporary folder with this mark. Raises `OSError` if it is another user's, or in use."""
+    if {mark.parent.lstat().st_uid, mark.lstat().st_uid} != {os.geteuid()}:
+        raise PermissionError(errno.EPERM, "another user's", str(mark))
+    with open(os.open(mark, os.O_RDWR | os.O_NONBLOCK | NO_LINK), "rb") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        shutil.rmtree(mark.parent)
+
+
+def create(file: Path) -> int:
+    """A descriptor of a new file, in the place of the one of this name. Raises `OSError`."""
+    file.unlink(missing_ok=True)
+    return os.open(file, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)  # not through a link
+
+
+def follow_own_links(file: Path) -> Path:
+    """The file that is written when this one is. Raises `OSError` for another user's link, as Linux does by default in
+    folders like /tmp.
+
+    Source: https://docs.kernel.org/admin-guide/sysctl/fs.html#protected-symlinks
+    """
+    if not file.is_symlink():
+        return file
+    if file.lstat().st_uid not in (0, os.geteuid()):
+        raise PermissionError(errno.EACCES, "it is another user's link", str(file))
+    return file.resolve()
+
+
+def write_file(file: Path, content: bytes) -> None:
+    """Write a file, through no link but the user's own. Raises `OSError`."""
+    descriptor = os.open(follow_own_links(file), os.O_WRONLY | os.O_CREAT | os.O_TRUNC | NO_LINK, 0o666)
+    with open(descriptor, "wb") as opened:
+        opened.write(content)
 
 
 def belongs_to_another(folder: Path, own: int) -> bool:
@@ -63,27 +117,28 @@ def replace_files(raw: Path, checksums: Mapping[str, str] | None = None) -> Iter
 
     Raises `NoData` where `raw` cannot be written to or has no room, `RuntimeError` for files that do not match.
     """
-    try:
-        raw.mkdir(parents=True, exist_ok=True)
-        folder = Path(tempfile.mkdtemp(dir=raw, prefix=".unfinished-"))
-    except OSError as error:
-        raise NoData(f"{raw} cannot be written to ({error.strerror}): choose another folder with --data-dir") from None
-    try:
+    with contextlib.ExitStack() as stack:
+        try:
+            raw.mkdir(parents=True, exist_ok=True)
+            folder = stack.enter_context(passing_folder(raw, ".unfinished-"))
+        except OSError as error:
+            why = f"{raw} cannot be written to ({error.strerror})"
+            raise NoData(f"{why}: choose another folder with --data-dir") from None
         if belongs_to_another(raw, own=folder.stat().st_uid):
             why = f"{raw} belongs to another user, whose links would lead to your files"
             raise NoData(f"{why}: choose a folder of your own with --data-dir", why=why)
-        yield folder
-        if checksums and (wrong := find_damaged(folder, checksums)):
-            raise RuntimeError(f"{', '.join(wrong)} unpacked damaged")
-        for file in sorted(folder.iterdir(), key=lambda file: file.name == CHECKSUMS):
-            os.replace(file, raw / file.name)
-    except OSError as error:
-        if error.errno not in NO_ROOM:
-            raise
-        why = f"there is no room in {raw} ({error.strerror})"
-        raise NoData(f"{why}: make room, or choose another folder with --data-dir", why=why) from None
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        try:
+            yield folder
+            if checksums and (wrong := find_damaged(folder, checksums)):
+                raise RuntimeError(f"{', '.join(wrong)} unpacked damaged")
+            files = (file for file in folder.iterdir() if file.name != MARK)
+            for file in sorted(files, key=lambda file: file.name == CHECKSUMS):
+                os.replace(file, raw / file.name)
+        except OSError as error:
+            if error.errno not in NO_ROOM:
+                raise
+            why = f"there is no room in {raw} ({error.strerror})"
+            raise NoData(f"{why}: make room, or choose another folder with --data-dir", why=why) from None
 
 
 def find_damaged(folder: Path, checksums: Mapping[str, str]) -> list[str]:

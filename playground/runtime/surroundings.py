@@ -1,4 +1,4 @@
-"""Surroundings of a process that may be missing: standard streams that are closed or full."""
+"""Surroundings of a process that may be missing: standard streams, closed or full, and its working folder."""
 
 from __future__ import annotations
 
@@ -16,6 +16,15 @@ def open_standard_streams() -> None:
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115 (it stays open)
+
+
+def has_working_folder() -> bool:
+    """Whether the working folder is still there: relative paths start in it, and so do the ranks."""
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        return False
+    return True
 
 
 def discard_output() -> None:

@@ -5,8 +5,11 @@ when they are done.
 from __future__ import annotations
 
 import contextlib
+import errno
 import itertools
 import json
+import os
+import re
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -18,6 +21,7 @@ import click
 
 from playground.console.options import check_writable
 from playground.runtime.errors import RankFailed, RankTimeout, UsageError
+from playground.runtime.files import belongs_to_another
 from playground.runtime.launcher.entry import CommandWorld
 from playground.runtime.untrusted import printable
 from playground.see.analyse import match_messages, to_logical_time
@@ -26,7 +30,7 @@ from playground.see.paint.timeline import lay_out
 from playground.see.paint.words import plural, to_words
 from playground.see.play import render_page
 from playground.see.record import COMPUTE, GRADIENT, MAIN, MOVE, PHASE, VALUES, WAIT, Event, Recording
-from playground.see.record.layout import RUN, TABLES, write_zip
+from playground.see.record.layout import RANK_FILE, RUN, TABLES, write_zip
 from playground.see.record.run import RECORDED, Recorded, collect, describe_run, merge, note_failure
 
 PAINTERS: dict[str, Callable[[Recording], str]] = {
@@ -38,6 +42,8 @@ PAINTERS: dict[str, Callable[[Recording], str]] = {
 PAINTED = tuple(PAINTERS)
 """Endings of the formats in which a recording can be painted."""
 FLAG = "--see"
+IN_FOLDER = re.compile(rf"\d+(/({re.escape(RUN)}|{RANK_FILE.pattern}))?")
+"""A path in the folder that ranks write to."""
 KEPT = ".playground"
 """The ending of a recording to be read again."""
 
@@ -55,8 +61,9 @@ def paint_steps(recording: Recording, file: Path) -> None:
 class Recordings:
     """Records a command's first world, up to its first failure, into the file that was asked for.
 
-    Raises `UsageError` for an unknown ending or a file that cannot be written. Where that fails after the run, a line
-    says so, and where the ranks' folder is left: `see` reads it, too.
+    Raises `UsageError` for an unknown ending, a file that cannot be written, or where the folder of ranks would be and
+    there is anything but what ranks record. Where writing fails after the run, a line says so, and where the ranks'
+    folder is left: `see` reads it, too.
     """
 
     def __init__(self, file: Path) -> None:
@@ -64,7 +71,13 @@ class Recordings:
         check_writable(FLAG, file)
         self.file = file.absolute()
         self.folder = self.file.with_name(f"{file.name}.ranks")
-        """The folder that ranks write to."""
+        """The folder that ranks write to. No other user can write to it, or to what is in it."""
+        try:
+            strange = find_strange(self.folder)
+        except OSError as error:
+            raise UsageError(f"{FLAG} {file}: ranks cannot write to {self.folder}: {error.strerror}") from None
+        if strange is not None:
+            raise UsageError(f"{FLAG} {file}: {strange} is in the way of what ranks record: move it, or name another")
         self.has_begun = False
 
     @contextlib.contextmanager
@@ -77,19 +90,31 @@ class Recordings:
             yield fn
             return
         self.has_begun = True
-        run = describe_run(without_option(sys.argv[1:]), world.backend, world.size) if world.is_main else ""
-        if world.rank_env is None:
-            shutil.rmtree(self.folder, ignore_errors=True)
+        run = describe_run(without_option(sys.argv[1:]), world.backend, world.size)
+        self.make_folder(is_shared=world.rank_env is not None)
         world.warm_up(RECORDED)
         try:
             yield Recorded(fn, self.folder, run)
         except (RankFailed, RankTimeout) as failure:
             for file in sorted(self.folder.glob(f"*/{RUN}"))[:1]:
-                note_failure(file.parent, failure)
+                with contextlib.suppress(OSError):  # the failure is what is told
+                    note_failure(file.parent, failure, run)
             raise
         finally:
             if world.is_main:
                 self.write(run)
+
+    def make_folder(self, *, is_shared: bool) -> None:
+        """Make the folder of the ranks in the place of an earlier run's; `is_shared`: unless another rank has made it.
+        Raises `UsageError` if it is another user's, whose links would lead to files of ours."""
+        if not is_shared:
+            shutil.rmtree(self.folder, ignore_errors=True)
+        try:
+            self.folder.mkdir(mode=0o700, exist_ok=is_shared)
+            if is_shared and belongs_to_another(self.folder, own=os.geteuid()):
+                raise PermissionError(errno.EACCES, "it belongs to another user")
+        except OSError as error:
+            raise UsageError(f"{FLAG}: ranks cannot write to {self.folder}: {error.strerror}") from None
 
     def write(self, run: str) -> None:
         """Write the file. Called by rank 0, or by the process that started the ranks."""
@@ -111,6 +136,14 @@ class Recordings:
                 return
             click.echo(f"{FLAG}: {printable(self.file.name)} shows {amount(recording)}", err=True)
         shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def find_strange(folder: Path) -> Path | None:
+    """The first thing in a folder that no rank has left there when it recorded; the folder itself if it is none.
+    Raises `OSError`."""
+    if folder.is_symlink() or not folder.is_dir():
+        return folder if os.path.lexists(folder) else None
+    return next((each for each in folder.rglob("*") if not IN_FOLDER.fullmatch(str(each.relative_to(folder)))), None)
 
 
 def without_option(words: Sequence[str]) -> list[str]:
@@ -148,14 +181,14 @@ def to_chrome(recording: Recording) -> str:
 def event_entries(recording: Recording) -> Iterator[Entry]:
     """The entries of events. A process is a rank, and its thread 0 the main one. Slices of a thread must lie in each
     other or beside each other: what may overlap is asynchronous, which has rows of its own."""
-    numbers = itertools.count()
+    numbers, last = itertools.count(), recording.end
     for rank in recording.ranks:
         where = {"pid": rank.rank, "tid": 0}
         yield {"name": "process_name", "ph": "M", **where, "args": {"name": f"rank {rank.rank} ({rank.device})"}}
         yield {"name": "thread_name", "ph": "M", **where, "args": {"name": MAIN}}
         for event in rank.events:
             start = microseconds(event.start)
-            end = microseconds(event.end if isfinite(event.end) else max(recording.end, event.start))
+            end = microseconds(event.end if isfinite(event.end) else max(last, event.start))
             about = {"name": event.name, "cat": event.kind, **where}
             entry = {**about, "ts": start, "args": arguments(recording, event)}
             if event.kind in (GRADIENT, VALUES):

@@ -45,13 +45,14 @@ def record(name: str) -> Path:
     run, file = RECORDABLE[name], file_of_run(name)
     with temporary_folder("recording") as folder, temporary_folder("data") as data, contextlib.chdir(data):
         arguments = run.arguments(data) if callable(run.arguments) else run.arguments
-        recorded = Recorded(run.work, folder, describe_run(name.split(), "gloo", run.size))
+        about = describe_run(name.split(), "gloo", run.size)
+        recorded = Recorded(run.work, folder, about)
         try:
             launch(recorded, run.size, args=arguments, timeout=PROGRAM_TIMEOUT if name in GALLERY else TIMEOUT)
         except (RankFailed, RankTimeout) as failure:
             if name not in GALLERY:
                 raise
-            note_failure(folder / "0", failure)
+            note_failure(folder / "0", failure, about)
         files = {each: part.replace(f"{ROOT}/".encode(), b"") for each, part in collect(folder / "0").items()}
     sources = merge(files).sources
     for program in {source.file for source in sources}:  # of it only lines that are shown, and their equals

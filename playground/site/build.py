@@ -24,6 +24,7 @@ from playground.console.session import Session, session_command
 from playground.exercises.exercise import CATALOGUE, FOLDER, Exercise
 from playground.lessons import PATH
 from playground.runtime.errors import PlaygroundError, UsageError
+from playground.runtime.files import write_file
 from playground.runtime.remote import ROOT, file_of
 from playground.see.play import read_script, read_style, render_player
 from playground.see.record import Recording
@@ -259,15 +260,17 @@ def write_site(folder: Path, show: Callable[[str, int, int], object]) -> list[st
         code = (file / "__init__.py" if file.is_dir() else file).read_text(encoding="utf-8")
         site.add(address.removesuffix(".html"), title, f"<h1>{title}</h1>\n{show_code(code, language, file)}")
     texts = site.pages | {"player.js": read_script(), "site.css": read_style() + (HERE / "site.css").read_text("utf-8")}
-    texts["search.js"] = f"const SECTIONS = {json.dumps(site.sections, separators=(',', ':'), ensure_ascii=False)};\n"
+    texts[SEARCH] = f"const SECTIONS = {json.dumps(site.sections, separators=(',', ':'), ensure_ascii=False)};\n"
     (folder / "figures").mkdir(parents=True, exist_ok=True)
     for name, text in texts.items():
-        (folder / name).write_text(text, encoding="utf-8", newline="\n")
+        write_file(folder / name, text.encode())
     for name, file in (site.pictures | {each: HERE / each for each in ("site.js", "icon.svg")}).items():
-        (folder / name).write_bytes(file.read_bytes())
+        write_file(folder / name, file.read_bytes())
     return [*site.pages]
 
 
+SEARCH = "search.js"
+"""A file of every site."""
 DIR = click.argument("folder", metavar="DIR", type=FILE)
 
 
@@ -276,6 +279,8 @@ def command(session: Session, folder: Path) -> None:
     """Write the course as static pages into DIR: open its index.html, or put the folder on any static host."""
     if not (ROOT / "README.md").is_file():
         raise UsageError(f"{SITE.name} needs the whole project, and not its installed package: run it in a clone")
+    if any(folder.glob("[!.]*")) and not (folder / SEARCH).exists():
+        raise UsageError(f"{folder} holds other files, which pages could replace: name a new folder")
     pages = write_site(folder, session.bar.show)
     session.bar.clear()
     session.say(f"Shown: {len(pages)} pages. Open {folder / 'index.html'}")

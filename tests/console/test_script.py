@@ -19,6 +19,15 @@ def test_a_lesson_s_file_runs_that_lesson_with_its_options() -> None:
     assert "'wing' is not one of 'reduce-broadcast', " in done.stderr
 
 
+def test_a_deleted_working_folder_is_told_in_one_line(tmp_path: Path) -> None:
+    place = tmp_path / "place"
+    place.mkdir()
+    command = f"rmdir {place} && exec {sys.executable} -m playground p2p"
+    done = subprocess.run(["sh", "-c", command], cwd=place, capture_output=True, text=True)
+    told = "playground: the working folder has been deleted: change to another one\n"
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", told)
+
+
 def test_a_syntax_error_breaks_its_lesson_only_and_names_the_line(tmp_path: Path) -> None:
     shutil.copytree(PACKAGE, tmp_path / "playground", ignore=shutil.ignore_patterns("__pycache__"))
     broken = tmp_path / "playground" / "lessons" / "p2p" / "lesson.py"

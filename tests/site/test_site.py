@@ -165,6 +165,14 @@ def test_a_player_leads_to_the_lines_of_the_board(show: Callable[..., Browser]) 
     assert window.ask("return document.getElementById(arguments[0].slice(1)).innerText.trim()", line) == said
 
 
+def test_a_folder_with_files_of_the_users_is_refused(tmp_path: Path, run_cli: Callable[..., Any]) -> None:
+    (tmp_path / "index.html").write_text("mine")
+    shown = run_cli("site", tmp_path)
+    assert (shown.code, shown.out) == (2, "")
+    assert shown.err == f"playground: {tmp_path} holds other files, which pages could replace: name a new folder\n"
+    assert [each.read_text() for each in tmp_path.iterdir()] == ["mine"]
+
+
 @in_browser
 def test_a_deadlock_stands_still_with_its_diagnosis(show: Callable[..., Browser]) -> None:
     window = show("break-send-send")

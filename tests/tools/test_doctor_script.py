@@ -186,7 +186,7 @@ def test_a_script_that_runs_on_is_stopped_with_what_it_has_started(
 WRITES = """
 import os, pathlib, helper
 dist.barrier()
-assert "/doctor-" in helper.__file__ and not pathlib.Path("pipe").exists()
+assert "/playground-doctor-" in helper.__file__ and not pathlib.Path("pipe").exists()
 for name in ("checkpoint.pt", os.path.join(os.path.dirname(__file__), "best.pt")):
     assert pathlib.Path(name).read_text() == "kept"
     dist.barrier()

@@ -7,6 +7,7 @@ from pathlib import Path
 from xml.sax.saxutils import escape, quoteattr
 
 from playground.runtime.errors import UsageError
+from playground.runtime.files import write_file
 from playground.see.paint import ARROW, BOX, CELL, INK, PAPER, STYLES, TEXT, TEXT_SIZE, WIDTH, Colour, Mark, Scene
 
 FONT = 'ui-monospace,Menlo,Consolas,"DejaVu Sans Mono",monospace'
@@ -154,6 +155,6 @@ def check_ending(file: Path, endings: Sequence[str], flag: str) -> None:
 def write(contents: str, file: Path) -> None:
     """Write a file. Raises `UsageError` if it cannot be written."""
     try:
-        file.write_bytes(contents.encode())
+        write_file(file, contents.encode())
     except OSError as error:
         raise UsageError(f"{file} cannot be written: {error.strerror}") from None

@@ -39,7 +39,8 @@ class Lanes:
         for event in (*recording.events(*SPANS), *recording.events(*PIECES)):
             lane, row = (event.rank, event.lane), 0
             if event.kind in SPANS:
-                row = next((row for row, end in enumerate(ends[lane]) if end <= event.start), len(ends[lane]))
+                free = (row for row, end in enumerate(ends[lane]) if end <= event.start)
+                row = next(free, min(len(ends[lane]), MOST_SPANS))  # what lies lower is not drawn lower
                 ends[lane][row : row + 1] = [event.end]
                 self.rows[ref_of(event)] = row
                 row += 1

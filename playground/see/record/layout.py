@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import NamedTuple
-from zipfile import ZIP_DEFLATED, BadZipFile, ZipFile
+from zipfile import ZIP_DEFLATED, ZIP_STORED, BadZipFile, ZipFile, ZipInfo
 
 from playground.runtime.errors import UsageError
 from playground.see.record import BACKGROUND, MAIN
@@ -84,30 +84,43 @@ def file_name(rank: int, kind: str) -> str:
 
 FASTEST = 1
 """The zlib level: records are so alike that slower ones gain little."""
+MAX_RATIO, ALLOWANCE = 100, 2**24
+"""A recording is at most `MAX_RATIO` times as large as it is on the disk, and `ALLOWANCE` bytes: others are up to 30
+times as large."""
 Files = Mapping[str, bytes]
 """The contents of a zip file or a folder, by name."""
 
 
 def read_files(path: Path) -> Files:
     """Read a zip file, or the folder that ranks have written to. Raises `UsageError` if it is no recording,
-    `ValueError` or `zlib.error` if it is damaged, and `OSError` if it cannot be read."""
+    `ValueError` or `zlib.error` if it is damaged or far larger than it is on the disk, and `OSError` if it cannot be
+    read."""
     return read_folder(path) if path.is_dir() else read_zip(path)
+
+
+def check_expansion(expanded: int, stored: int) -> None:
+    """Raise `ValueError` if what takes `stored` bytes on the disk is too large for a recording when it is read."""
+    if expanded > MAX_RATIO * stored + ALLOWANCE:
+        raise ValueError(f"it expands to more than {MAX_RATIO} times its size")
 
 
 def read_folder(folder: Path) -> Files:
     """Read a folder; of several recordings in it, the last one."""
-    tables = sorted(folder.rglob(f"*.{TABLES}"))
+    tables = sorted(file for depth in range(3) for file in folder.glob(f"{'*/' * depth}*.{TABLES}"))
     if not tables:
         raise UsageError(f"{folder} is a folder without a recording: name a file that --see has written")
     folder = tables[-1].parent
-    run = {RUN: (folder / RUN).read_bytes()} if (folder / RUN).is_file() else {}
-    ranks = {int(name[1]) for file in folder.iterdir() if (name := RANK_FILE.fullmatch(file.name))}
-    return run | {name: content for rank in ranks for name, content in read_rank_files(folder, rank).items()}
+    names = (file for file in folder.iterdir() if file.name == RUN or RANK_FILE.fullmatch(file.name))
+    files = {file.name: file.stat() for file in names if file.is_file()}
+    check_expansion(sum(each.st_size for each in files.values()), sum(512 * each.st_blocks for each in files.values()))
+    ranks = {int(name[1]) for name in map(RANK_FILE.fullmatch, files) if name}
+    run = {RUN: (folder / RUN).read_bytes()} if RUN in files else {}
+    return run | {name: content for rank in ranks for name, content in read_rank_files(folder, rank, files).items()}
 
 
-def read_rank_files(folder: Path, rank: int) -> Files:
-    """The contents of a rank's files, by name, without the unused room at their ends."""
-    files = {kind: file.read_bytes() for kind in FILES if (file := folder / file_name(rank, kind)).is_file()}
+def read_rank_files(folder: Path, rank: int, there: Collection[str]) -> Files:
+    """The contents of a rank's files, as far as they are `there`, by name, without the unused room at their ends."""
+    files = {kind: (folder / name).read_bytes() for kind in FILES if (name := file_name(rank, kind)) in there}
     events = files.get(EVENTS, b"").rstrip(b"\0")
     _, capacity, _, values_used = read_header(events)
     events = events[: place_of(max(0, capacity))]
@@ -117,11 +130,23 @@ def read_rank_files(folder: Path, rank: int) -> Files:
 
 
 def read_zip(path: Path) -> Files:
+    if path.exists() and not path.is_file():
+        raise UsageError(f"{path} is neither a file nor a folder: make a recording with --see FILE.playground")
     try:
         with ZipFile(path) as packed:
-            return {name: packed.read(name) for name in packed.namelist()}
+            members = packed.infolist()
+            check_expansion(sum(each.file_size for each in members), path.stat().st_size)
+            return {each.filename: read_member(packed, each) for each in members}
     except (BadZipFile, NotImplementedError, RuntimeError, EOFError) as error:
         raise UsageError(f"{path} is not a recording ({error}): make one with --see FILE.playground") from None
+
+
+def read_member(packed: ZipFile, member: ZipInfo) -> bytes:
+    """The content of a member. Raises `BadZipFile` if it is not as long as it says it is."""
+    if member.compress_type not in (ZIP_STORED, ZIP_DEFLATED):  # others cannot be read up to a limit
+        raise BadZipFile("compressed in another way")
+    with packed.open(member) as opened:
+        return opened.read(member.file_size)
 
 
 def write_zip(path: Path, files: Files) -> None:

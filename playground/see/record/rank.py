@@ -15,6 +15,7 @@ from typing import Any
 
 from playground.algorithms.messages import executed_by
 from playground.runtime import device
+from playground.runtime.files import create
 from playground.runtime.rank import steps
 from playground.runtime.remote import Remote
 from playground.runtime.tap import observing
@@ -37,8 +38,8 @@ def recorded(folder: Path, rank: int, run: str = "") -> Iterator[Recorder]:
         folder.mkdir(parents=True, exist_ok=True)
     recorder = Recorder(folder, rank, device=str(device()))
     if run:
-        with contextlib.suppress(OSError):  # then the launcher writes it
-            (folder / RUN).write_text(run)
+        with contextlib.suppress(OSError), open(create(folder / RUN), "w") as file:
+            file.write(run)  # where that fails, the launcher writes it
     _recorders[:] = [recorder]
     try:
         with installed(recorder):

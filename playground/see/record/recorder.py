@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from playground.runtime.black_box.sources import Sources
+from playground.runtime.files import create
 from playground.see.record import BACKGROUND, KINDS, MAIN, WAIT, layout
 from playground.see.record.layout import HEADER, LANE_CODES, MAX_VALUES, NONE, RECORD, SPAN, file_name, place_of
 
@@ -26,8 +27,8 @@ class Tables:
     """A file of lines of JSON that are passed to the system at once, so that they outlive this process. Those for which
     there is no room are lost."""
 
-    def __init__(self, path: Path) -> None:
-        self.file = path.open("w", buffering=1)
+    def __init__(self, descriptor: int) -> None:
+        self.file = os.fdopen(descriptor, "w", buffering=1)
 
     def write(self, about: str, *values: object) -> None:
         with contextlib.suppress(OSError, ValueError):  # ValueError: the file is closed
@@ -58,7 +59,7 @@ class Numbering(dict[Hashable, int]):
 def map_file(path: Path, size: int) -> mmap.mmap:
     """A new file of zeros, mapped into memory. The disk allocates all of its room: writing to a part of a mapped file
     for which it has none ends the process by SIGBUS. Raises `OSError`."""
-    file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o666)
+    file = create(path)
     try:
         os.posix_fallocate(file, 0, size)
         return mmap.mmap(file, size)
@@ -129,14 +130,14 @@ class Recorder:
         self.sizes = place_of(capacity + 1), 8 * value_capacity
         files = [folder / file_name(rank, kind) for kind in (layout.TABLES, layout.EVENTS, layout.VALUES)]
         try:
-            self.tables = Tables(files[0])
+            self.tables = Tables(create(files[0]))
             self.write_to(*map(map_file, files[1:], self.sizes))
         except OSError as error:
             for file in files:
                 with contextlib.suppress(OSError):
                     file.unlink()
             self.capacity = self.value_capacity = 0
-            self.tables = Tables(Path(os.devnull))
+            self.tables = Tables(os.open(os.devnull, os.O_WRONLY))
             self.write_nowhere()
             notice = f"--see: nothing can be written to {folder} ({error.strerror}): rank {rank} runs unrecorded"
             with contextlib.suppress(OSError, ValueError):  # stderr is gone, too

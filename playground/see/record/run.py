@@ -30,6 +30,8 @@ YEAR_10000 = 253_402_300_800
 """Seconds since 1970."""
 MAX_BYTES = 2**50
 """Maximum size of a tensor."""
+MAX_DEPTH = 100
+"""Maximum number of events that lie in each other: pictures have a row for each, and every analysis passes them."""
 
 
 Tables = dict[str, list[Any]]
@@ -88,10 +90,13 @@ def read_events(
     check_records(found)
     found.sort(key=lambda each: (each[1].start, each[0]))
     numbers = {place: number for number, (place, _) in enumerate(found)}
-    awaits = defaultdict(list)
+    awaits, left = defaultdict(list), len(values) // 8
     for place, record in found:
         awaits[record.wait].append(numbers[place])
     for number, (place, record) in enumerate(found):
+        its_values = read_values(record.values, values)
+        if (left := left - len(its_values or ())) < 0:  # each is written for one event
+            raise ValueError("its events have more values than there are")
         yield Event(
             number=number,
             rank=rank,
@@ -110,18 +115,23 @@ def read_events(
             offset=optional(record.offset),
             awaits=tuple(awaits.get(place, ())),
             source=None if record.source == NONE else sources[tables[layout.SOURCE][record.source][0]],
-            values=read_values(record.values, values),
+            values=its_values,
         )
 
 
 def check_records(records: Sequence[tuple[int, EventRecord]]) -> None:
     """Raise `ValueError` unless each record, given with its place, has its parent before it, and possible numbers."""
+    depths = {NONE: 0}
+    """In how many events each lies, itself included."""
     for place, record in records:
         if record.parent != NONE and not 0 <= record.parent < place:
             raise ValueError(f"event {place} lies in event {record.parent}, which does not come before it")
         least = min(record.peer, record.message, record.offset, record.source)
         if least < NONE or record.shape < 0 or not 0 <= record.nbytes <= MAX_BYTES:
             raise ValueError(f"event {place} has numbers that no event has")
+        depths[place] = depths.get(record.parent, 0) + 1
+        if depths[place] > MAX_DEPTH:
+            raise ValueError(f"event {place} lies in more than {MAX_DEPTH - 1} others")
 
 
 def read_values(span: int, values: bytes) -> tuple[float, ...] | None:
@@ -198,12 +208,11 @@ def read_standstill(about: object) -> Standstill:
     return Standstill(expect_text(sentence), expect_text(cure), tuple(pairs))
 
 
-def note_failure(folder: Path, failure: Exception) -> None:
-    """Add the diagnosis of a run that failed, if it has one, to its description in this folder."""
+def note_failure(folder: Path, failure: Exception, run: str) -> None:
+    """Add the diagnosis of a run that failed, if it has one, to its description `run`, in this folder."""
     if diagnosis := getattr(failure, "diagnosis", None):
         told = Standstill(" ".join(diagnosis.sentence.split()), diagnosis.cure, diagnosis.waits)
-        file = folder / layout.RUN
-        file.write_text(json.dumps({**json.loads(file.read_text()), "standstill": told}))
+        (folder / layout.RUN).write_text(json.dumps({**json.loads(run), "standstill": told}))
 
 
 def read_rank(rank: int, tables: Tables, sources: Mapping[SourceLine, int], began: int, files: Files) -> RankRecording:

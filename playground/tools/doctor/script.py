@@ -16,7 +16,6 @@ import runpy
 import shutil
 import signal
 import sys
-import tempfile
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -28,6 +27,7 @@ from playground.runtime.black_box import MAKE_DDP, RECEIVE, UNASKED, Kind, Opera
 from playground.runtime.black_box.box import SWITCH, TIME_LIMIT, View, find_boxes
 from playground.runtime.black_box.diagnosis import diagnose, find_mismatch
 from playground.runtime.errors import RankFailed, RankTimeout, UsageError
+from playground.runtime.files import temporary_folder
 from playground.runtime.launcher.examine import line_of
 from playground.runtime.launcher.launch import launch
 from playground.runtime.rank.rank import Event, report
@@ -71,15 +71,15 @@ def examine(path: Path, words: Sequence[str], seconds: float, timeout: float) ->
     except (OSError, ValueError) as failure:
         raise UsageError(f"{path} cannot be read as a script in Python ({failure}): name one for torchrun") from None
     runs, operations = list[Fields](), list[Operation]()
-    with tempfile.TemporaryDirectory(prefix="doctor-", ignore_cleanup_errors=True) as folder:
+    with temporary_folder("doctor") as folder:
         for size in SIZES:
-            here = Path(folder).resolve() / f"{size}-ranks"
+            here = folder.resolve() / f"{size}-ranks"
             run, states = run_script(here, [str(copy_files(path, here)), *words], size, seconds, timeout)
             runs.append(run)
             operations += (one for state in states for one in state.operations)
             if has_failed(run):
                 break
-    script = ScriptFacts(path=path, folder=folder, runs=runs, operations=operations)
+    script = ScriptFacts(path=path, folder=str(folder), runs=runs, operations=operations)
     if not has_failed(runs[-1]) and not operations:
         raise UsageError(
             f"{path} called no operation of torch.distributed within {seconds:g} s: name a script for torchrun, whose "

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import re
 import shutil
 import signal
+import struct
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
+from zipfile import ZIP_BZIP2, ZipFile
 
 import pytest
 import torch
@@ -19,9 +23,9 @@ from playground import launch
 from playground.algorithms import load_all_reduce
 from playground.runtime import RankFailed, UsageError
 from playground.runtime.launcher.entry import CommandWorld
-from playground.see.files import PAINTED, Recordings, without_option
+from playground.see.files import PAINTED, Recordings, paint, without_option
 from playground.see.record import COLLECTIVE, SCHEMA, SEND
-from playground.see.record.layout import RECORD, EventRecord, place_of, read_zip, write_zip
+from playground.see.record.layout import RECORD, EventRecord, Files, place_of, read_zip, write_zip
 from playground.see.record.run import Recorded, collect, describe_run, merge, read_recording
 
 RunCli = Callable[..., Any]
@@ -89,6 +93,84 @@ def test_damage_is_named(packed: Path, tmp_path: Path) -> None:
         read_recording(tmp_path)
 
 
+MUCH = bytes(2**26)
+
+
+def test_what_is_crafted_is_refused_in_one_line(packed: Path, tmp_path: Path) -> None:
+    """At once, and without much memory."""
+    files, file, folder = read_zip(packed), tmp_path / "crafted.playground", tmp_path / "folder"
+    write_zip(file, {"rank-0.events": MUCH, "rank-1.events": MUCH})
+    bomb = file.read_bytes()
+    lying = bomb.replace(len(MUCH).to_bytes(4, "little"), (20_000).to_bytes(4, "little"))  # of how long they are
+    with ZipFile(file, "w", ZIP_BZIP2) as other:
+        other.writestr("run.json", b"{}")
+    folder.mkdir()
+    for name in ("rank-0.tables", "rank-0.values"):
+        with (folder / name).open("wb") as sparse:
+            sparse.truncate(len(MUCH))
+    os.mkfifo(tmp_path / "fifo.playground")
+    events = bytearray(files["rank-0.events"])
+    for place in range(2, 6):
+        record = EventRecord(*RECORD.unpack_from(events, place_of(place)))
+        RECORD.pack_into(events, place_of(place), *record._replace(values=4))
+    nested = events[: place_of(0)] + b"".join(
+        RECORD.pack(*record._replace(parent=place - 1, values=-1)) for place in range(101)
+    )
+    struct.pack_into("<q", nested, 8, 101)  # its capacity
+    crafted: list[tuple[bytes | Path, str]] = [
+        (bomb, "expands to more than 100 times its size"),
+        (lying, "is not a recording"),
+        (file.read_bytes(), "is not a recording .compressed in another way"),
+        (folder, "expands to more than 100 times its size"),
+        (tmp_path / "fifo.playground", "is neither a file nor a folder"),
+        (Path("/dev/zero"), "is neither a file nor a folder"),
+        (zipped({**files, "rank-0.events": bytes(events)}, tmp_path), "more values than there are"),
+        (zipped({**files, "rank-0.events": bytes(nested)}, tmp_path), "event 100 lies in more than 99 others"),
+        (zipped({**files, "run.json": b"[" * 10**5}, tmp_path), "nested too deeply"),
+        (zipped({**files, "run.json": b'{"size": 1000000000}'}, tmp_path), "1000000000 is no number"),
+    ]
+    for what, words in crafted:
+        if isinstance(what, bytes):
+            file.write_bytes(what)
+            what = file
+        tracemalloc.start()
+        try:
+            with pytest.raises(UsageError, match=words) as caught:
+                read_recording(what)
+            assert tracemalloc.get_traced_memory()[1] < 2**24
+        finally:
+            tracemalloc.stop()
+        assert "\n" not in str(caught.value)
+
+
+def zipped(files: Files, folder: Path) -> bytes:
+    write_zip(folder / "zipped", files)
+    return (folder / "zipped").read_bytes()
+
+
+def test_whatever_is_flipped_or_missing_one_line_says_so(packed: Path, tmp_path: Path) -> None:
+    draw, files, file = random.Random(1), read_zip(packed), tmp_path / "damaged.playground"
+    refusals = []
+    for number in range(200):
+        name = draw.choice([name for name in files if not name.startswith("text/")])
+        content = bytearray(files[name])
+        for _ in range(draw.randint(1, 8)):
+            content[draw.randrange(len(content))] = draw.choice((0, 1, 0x7F, 0x80, 0xFF, draw.randrange(256)))
+        file.write_bytes(zipped({**files, name: bytes(content[: draw.randint(1, 2 * len(content))])}, tmp_path))
+        if number % 4 == 0:  # the file, and not what is in it
+            content = bytearray(packed.read_bytes())
+            content[draw.randrange(len(content))] ^= 1 << draw.randrange(8)
+            file.write_bytes(content)
+        try:
+            recording = read_recording(file)
+            for ending in PAINTED:
+                paint(recording, tmp_path / f"painted{ending}")
+        except UsageError as error:
+            refusals.append(str(error))
+    assert 20 < len(refusals) < 180
+    assert not any("\n" in each for each in refusals)
+
+
 def test_nothing_but_text_reaches_terminals_and_pictures(packed: Path, tmp_path: Path, run_cli: RunCli) -> None:
     """Names, hosts, sources and the command of a recording are whatever somebody has written there."""
     evil = "\x1b]0;owned\x07\x9b31m\0\ud800\uffff\u202e"
@@ -128,6 +210,28 @@ def test_see_keeps_the_recording(name: str, run_cli: RunCli, tmp_path: Path) -> 
         assert read_recording(file).command == ("allreduce", "--algorithm", "ring", "-n", "2")
 
 
+def test_files_that_a_folder_of_anybody_names_are_not_read(packed: Path, tmp_path: Path) -> None:
+    """Only where the ranks' own recording becomes a file are the lines of the program put into it."""
+    (tmp_path / "diary.txt").write_text("dear diary")
+    folder = shutil.copytree(packed.parent / "ranks" / "0", tmp_path / "ranks")
+    with (folder / "rank-0.tables").open("a") as tables:
+        tables.write(json.dumps(["source", ["diary.txt", 1, "f", str(tmp_path / "diary.txt")]]) + "\n")
+    recording = read_recording(folder)
+    assert "diary.txt" in {source.file for source in recording.sources}
+    assert recording.texts == {}
+    assert "text/diary.txt" in collect(folder)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [("ring.gif", "choose an ending"), ("no/ring.svg", "no such folder"), (f"{'r' * 246}.html", "File name too long")],
+)
+def test_see_refuses_before_the_run(name: str, words: str, run_cli: RunCli, tmp_path: Path) -> None:
+    outcome = run_cli("allreduce", "-n", "2", "--see", tmp_path / name)
+    assert (outcome.code, outcome.out) == (2, "")
+    assert words in outcome.err
+
+
 def test_what_led_to_a_failure_is_shown_and_the_failure_is_told(tmp_path: Path) -> None:
     file = tmp_path / "failed.playground"
     with pytest.raises(RankFailed, match="rank 1 of 2 was killed by SIGKILL"):
@@ -157,6 +261,26 @@ def test_a_recording_that_cannot_be_written_is_no_failure_of_the_run(tmp_path: P
     folder = tmp_path / "ring.playground.ranks" / "0"
     assert f"`playground see {folder}` shows what the ranks have written" in outcome.err
     assert run_cli("see", folder).code == 0
+
+
+def test_a_folder_of_the_users_is_left_alone(tmp_path: Path, run_cli: RunCli) -> None:
+    folder, mine = tmp_path / "ring.playground.ranks", tmp_path / "mine"
+    (mine / "0").mkdir(parents=True)
+    (mine / "0" / "note.txt").write_text("mine")
+    for name in ("run.json", "rank-0.tables", "rank-0.events"):  # what a launcher that was killed has left
+        (mine / "0" / name).write_text("")
+    folder.symlink_to(mine)
+    for _ in range(2):
+        outcome = run_cli("allreduce", "-n", "2", "--see", tmp_path / "ring.playground")
+        assert (outcome.code, outcome.out) == (2, "")
+        assert "is in the way of what ranks record: move it, or name another" in outcome.err
+        assert (folder / "0" / "note.txt").read_text() == "mine"
+        if folder.is_symlink():
+            folder.unlink()
+            mine.rename(folder)
+    (folder / "0" / "note.txt").unlink()
+    assert run_cli("allreduce", "-n", "2", "--see", tmp_path / "ring.playground").code == 0
+    assert [each.name for each in tmp_path.iterdir()] == ["ring.playground"]
 
 
 @pytest.mark.parametrize("option", [("--see", "see.html"), ("--see=see.html",), ()])
