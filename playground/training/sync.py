@@ -124,8 +124,24 @@ class GradSync:
         """Set the number of completed steps, which another run of the same training has taken."""
 
     def optimizer(self, new_optimizer: Callable[[Iterable[nn.Parameter]], Any]) -> Any:
-        """The optimizer for the model, `new_optimizer(parameters)` unless it is part of the synchronisation."""
-        return new_optimizer(self.model.parameters())
+        """`new_optimizer(parameters)`, with a `zero_grad` that calls the one here, too."""
+        optimizer = new_optimizer(self.optimized())
+        zero_grad = optimizer.zero_grad
+
+        def zero_all(set_to_none: bool = True) -> None:
+            self.zero_grad()
+            zero_grad(set_to_none)
+
+        optimizer.zero_grad = zero_all
+        return optimizer
+
+    def optimized(self) -> Iterable[nn.Parameter]:
+        """What the optimizer steps for."""
+        return self.model.parameters()
+
+    def zero_grad(self) -> None:
+        """Forget the gradients that are kept here, whatever became of the last backward: it may have failed, or its
+        step may have been skipped."""
 
 
 class Overlapped(GradSync):
@@ -136,6 +152,7 @@ class Overlapped(GradSync):
     leaves as soon as its last gradient is ready and all buckets before it have left: the order of messages must be the
     same on every rank, whatever order gradients get ready in. A gradient that backward does not reach on this rank
     takes part as zero. The gradients of parameters that are `excluded` stay as they are.
+    After a backward that raised, on whichever ranks, all call `zero_grad`.
     Source: Li et al., PyTorch Distributed, 2020, arXiv 2006.15704, section 3.2
     """
 
@@ -152,7 +169,7 @@ class Overlapped(GradSync):
         self.buckets = [Bucket(of_bucket) for of_bucket in buckets(params, bucket_cap)]
         self.works: list[Any] = []
         """Outstanding work handles of the buckets that have left, in their order."""
-        self.is_syncing = True
+        self.is_syncing, self.has_begun = True, False
         for bucket in self.buckets:
             for param in bucket.views:
                 param.register_post_accumulate_grad_hook(partial(self.collect, bucket))
@@ -163,6 +180,7 @@ class Overlapped(GradSync):
             return
         if param not in bucket.missing:
             raise RuntimeError("a second backward before the first one's gradients were averaged: put it under no_sync")
+        self.has_begun = True
         bucket.add(param)
         while self.remaining and not self.remaining[0].missing:
             self.start(self.remaining[0])
@@ -193,6 +211,12 @@ class Overlapped(GradSync):
         for bucket in self.buckets:
             self.works.pop(0).wait()
             bucket.missing.update(bucket.views)
+        self.has_begun = False
+
+    def zero_grad(self) -> None:
+        """What a backward that raised has begun is completed: the other ranks' may have come further."""
+        if self.has_begun:
+            self.after_backward()
 
     def no_sync(self) -> contextlib.AbstractContextManager[None]:
         return pausing(self)
@@ -201,11 +225,11 @@ class Overlapped(GradSync):
 @contextlib.contextmanager
 def pausing(sync: Any) -> Iterator[None]:
     """Let a synchronisation whose backward sends messages, unless `is_syncing` is False, send none in this block."""
-    sync.is_syncing = False
+    before, sync.is_syncing = sync.is_syncing, False
     try:
         yield
     finally:
-        sync.is_syncing = True
+        sync.is_syncing = before
 
 
 class Bucket:
@@ -246,7 +270,8 @@ class LocalSGD(GradSync):
     are averaged.
 
     For SGD, with momentum or without, averaging after every step is the same as averaging gradients: the step is
-    linear in them. With `sync_every` > 1 it is not: the ranks compute gradients at places of their own.
+    linear in them. With `sync_every` > 1 it is not: the ranks compute gradients at places of their own. A gradient that
+    is None is zero here, too: the optimizer would leave out the parameter, momentum and all.
     """
 
     def __init__(self, model: nn.Module, all_reduce: AllReduce = dist.all_reduce, sync_every: int = 1) -> None:
@@ -256,6 +281,9 @@ class LocalSGD(GradSync):
 
     def go_on_from(self, step: int) -> None:
         self.steps = step
+
+    def after_backward(self) -> None:
+        gradients(self.model)
 
     def after_step(self, last: bool) -> None:
         self.steps += 1

@@ -38,7 +38,8 @@ class SparseEmbeddings(Overlapped):
         self.means = [torch.zeros_like(weight, requires_grad=False) for weight in self.weights]
         """Kept, since to zero 46 MB in every step would take longer than to send the rows."""
         self.rows = [torch.empty(0, dtype=torch.int64, device=weight.device) for weight in self.weights]
-        """Those of `means` that are not zero."""
+        """Those of `means` that are not zero, unless somebody else has written there since."""
+        self.versions = [mean._version for mean in self.means]
 
     def after_backward(self) -> None:
         self.start_remaining()  # before the rows on every rank, for the order of messages must be the same
@@ -49,9 +50,10 @@ class SparseEmbeddings(Overlapped):
     def average_rows(self) -> None:
         used = torch.cat([rows_used(weight) for weight in self.weights])
         self.all_reduce(used, op=dist.ReduceOp.MAX)  # 1 where some rank uses the row
-        for weight, mean, rows in zip(self.weights, self.means, self.rows, strict=True):
+        kept = zip(self.weights, self.means, self.rows, self.versions, strict=True)
+        for weight, mean, rows, version in kept:
             if weight.grad is None or weight.grad.is_sparse:
-                mean[rows] = 0  # all other rows are zero
+                mean[rows if mean._version == version else slice(None)] = 0
                 mean += 0 if weight.grad is None else weight.grad
             else:
                 mean.copy_(weight.grad)
@@ -64,6 +66,7 @@ class SparseEmbeddings(Overlapped):
         averaged = flat.split([part.numel() for part in parts])
         for weight, mean, rows, part in zip(self.weights, self.means, self.rows, averaged, strict=True):
             mean[rows], weight.grad = part.view(-1, mean.shape[1]), mean
+        self.versions = [mean._version for mean in self.means]
 
 
 def rows_used(weight: torch.Tensor) -> torch.Tensor:

@@ -16,7 +16,7 @@ from torch import nn
 
 from playground.algorithms.messages import segment_of
 from playground.algorithms.shared_memory import add_all, agree
-from playground.lessons.zero.lesson import DDP
+from playground.lessons.zero.lesson import DDP, SECOND
 from playground.lessons.zero.shares import Row
 from playground.runtime.shared_memory import Segment
 from playground.training.sync import AllReduce
@@ -25,8 +25,9 @@ from playground.training.sync import AllReduce
 class FlatStep(DDP):
     """The gradients of backward are new ones in each step: that is faster than to zero those before and add."""
 
-    def after_step(self, last: bool) -> None:
+    def zero_grad(self) -> None:
         for row in self.rows:
+            row.share.grad = None
             for param in row.params:
                 param.grad = None
 
@@ -62,6 +63,8 @@ class SharedStep(FlatStep):
 
     def after_backward(self) -> None:
         for row in self.rows:
+            if row.share.grad is not None:
+                raise RuntimeError(SECOND)
             for param in row.params:
                 param.grad = row.add(param)
         self.segment.run(self.add_up)
@@ -74,7 +77,6 @@ class SharedStep(FlatStep):
 
     def after_step(self, last: bool) -> None:
         self.segment.run(Segment.meet)
-        super().after_step(last)
 
 
 def new_shared_step(model: nn.Module, all_reduce: AllReduce = dist.all_reduce) -> DDP:

@@ -11,7 +11,7 @@ Source: Rajbhandari et al., ZeRO, 2020, arXiv 1910.02054; Zhao et al., PyTorch F
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -22,7 +22,7 @@ from torch import nn
 from playground.lessons.zero.shares import Row, units
 from playground.training.sync import AllReduce, GradSync, buckets, pausing, trainable_parameters
 
-SECOND = "a second backward before the optimizer's step: put the first one under no_sync"
+SECOND = "a second backward before zero_grad: put the first one under no_sync"
 
 
 class DDP(GradSync):
@@ -39,9 +39,9 @@ class DDP(GradSync):
         """The parameters of each row: all of one type."""
         return buckets(trainable_parameters(self.model))
 
-    def optimizer(self, new_optimizer: Callable[[Iterable[nn.Parameter]], Any]) -> Any:
-        """One that computes element by element, as SGD and Adam do: it sees shares, not matrices."""
-        return new_optimizer([row.share for row in self.rows])
+    def optimized(self) -> list[nn.Parameter]:
+        """For an optimizer that computes element by element, as SGD and Adam do: it sees shares, not matrices."""
+        return [row.share for row in self.rows]
 
     def after_backward(self) -> None:
         for row in self.rows:
@@ -50,9 +50,9 @@ class DDP(GradSync):
             self.all_reduce(row.gradients)
             row.share.grad = row.gradients
 
-    def after_step(self, last: bool) -> None:
+    def zero_grad(self) -> None:
         for row in self.rows:
-            row.gradients.zero_()
+            row.zero_grad()
 
 
 class Zero1(DDP):
@@ -74,9 +74,6 @@ class Zero1(DDP):
     def after_step(self, last: bool) -> None:
         for row in self.rows:
             row.gather()
-            row.share.grad = None
-            if row.gradients is not None:
-                row.gradients.zero_()
         for row in self.rows:
             row.wait()
 
@@ -86,7 +83,7 @@ class Zero2(Zero1):
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__(model)
-        self.is_syncing, self.waiting, self.reducing = True, self.rows[:], list[Any]()
+        self.is_syncing, self.has_begun, self.waiting, self.reducing = True, False, self.rows[:], list[Any]()
         for row in self.rows:
             for param in row.params:
                 param.register_post_accumulate_grad_hook(partial(self.collect, row))
@@ -100,6 +97,7 @@ class Zero2(Zero1):
         if self.is_syncing:
             if row not in self.waiting:
                 raise RuntimeError(SECOND)
+            self.has_begun = True
             row.missing.discard(param)
             while self.waiting and not self.waiting[0].missing:  # in one order on all ranks
                 self.reduce(self.waiting.pop(0))
@@ -124,7 +122,13 @@ class Zero2(Zero1):
         for row in self.waiting:  # where backward has not been on this rank
             self.reduce(row)
         self.finish()
-        self.waiting = self.rows[:]
+        self.waiting, self.has_begun = self.rows[:], False
+
+    def zero_grad(self) -> None:
+        """What a backward that raised has begun is completed: the other ranks' may have come further."""
+        if self.has_begun:
+            self.after_backward()
+        super().zero_grad()
 
     def no_sync(self) -> contextlib.AbstractContextManager[None]:
         return pausing(self)
@@ -132,14 +136,17 @@ class Zero2(Zero1):
 
 class Zero3(Zero2):
     """And parameters: a layer's are gathered when forward comes to it, freed, and gathered again for backward; those of
-    the next layer are on their way meanwhile. All ranks must run the same layers in the same order."""
+    the next layer are on their way meanwhile. All ranks must run the same layers in the same order.
+
+    Between two steps a row holds what was gathered after the last one, or nothing. A forward that backward repeats, for
+    activation checkpointing, fetches its own layer alone, and leaves it to backward to free."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__(model)
         rows = {row.params[0]: row for row in self.rows}
         self.units = [[rows[params[0]] for params in buckets(own)] for _, own in units(model)]
         for number, (module, _) in enumerate(units(model)):
-            module.register_forward_pre_hook(lambda *_, number=number: self.gather(number, number + 1))
+            module.register_forward_pre_hook(lambda *_, number=number: self.gather(number, number + is_forward()))
             module.register_forward_hook(lambda module, *_, number=number: self.free(number, module.training))
             module.register_full_backward_pre_hook(lambda *_, number=number: self.gather(number, number - 1))
         for row in self.rows:
@@ -156,7 +163,7 @@ class Zero3(Zero2):
             row.wait()
 
     def free(self, number: int, is_training: bool) -> None:
-        for row in self.units[number] if is_training else ():  # a test may keep all
+        for row in self.units[number] if is_training and is_forward() else ():  # a test may keep all
             row.free()
 
     def reduce(self, row: Row) -> None:
@@ -165,10 +172,16 @@ class Zero3(Zero2):
 
     def after_step(self, last: bool) -> None:
         for row in self.rows:
-            row.share.grad = None
-            if last and row.is_free:
+            row.free()  # whatever was gathered is of before the step
+            if last:
                 row.gather()
+        for row in self.rows:
             row.wait()
+
+
+def is_forward() -> bool:
+    """Whether this is not within a backward, where activation checkpointing repeats forward."""
+    return torch._C._current_graph_task_id() == -1
 
 
 WAYS = {"ddp": DDP, "zero-1": Zero1, "zero-2": Zero2, "zero-3": Zero3}

@@ -55,6 +55,14 @@ class Row:
         view.zero_() if param.grad is None else torch.mul(param.grad, 1 / dist.get_world_size(), out=view)
         return view
 
+    def zero_grad(self) -> None:
+        """Forget the gradients of the parameters and of the share. Memory that is kept for them is zeroed."""
+        self.share.grad = None
+        for param in self.params:
+            param.grad = self.views.get(param)
+        if self.gradients is not None:
+            self.gradients.zero_()
+
     @property
     def is_free(self) -> bool:
         """Whether the parameters are neither here nor on their way."""
@@ -80,9 +88,9 @@ class Row:
 
 
 def clip_grad_norm(rows: Sequence[Row], max_norm: float) -> torch.Tensor:
-    """As `torch.nn.utils.clip_grad_norm_`, by the norm of all ranks' shares together, which it returns. All must call
-    this, after backward."""
-    norm = torch.stack([row.share.grad.square().sum() for row in rows]).sum()
+    """As `torch.nn.utils.clip_grad_norm_`, by the norm of all ranks' shares together, which it returns. A row that
+    is not cut is the same on all ranks, and counts once. All must call this, after backward."""
+    norm = torch.stack([row.share.grad.square().sum() * row.cuts for row in rows]).sum() / dist.get_world_size()
     dist.all_reduce(norm)
     norm.sqrt_()
     for row in rows:

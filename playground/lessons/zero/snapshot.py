@@ -26,6 +26,7 @@ def load(folder: Path, sync: Zero1, optimizer: torch.optim.Optimizer) -> None:
         row.share.grad = torch.zeros_like(row.share)
     optimizer.step()
     dcp.load(shares(sync, optimizer), checkpoint_id=folder)
+    optimizer.zero_grad()
     sync.after_step(last=True)
 
 
