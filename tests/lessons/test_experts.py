@@ -70,7 +70,7 @@ def largest_difference(
 
 
 def by_every_group(rank: int, size: int) -> list[tuple[float, int]]:
-    cases = [*product(TOKENS, (1, 2), ROUTINGS, (math.inf, 0.6, 0.0))]
+    cases: list[Any] = [*product(TOKENS, (1, 2), ROUTINGS, (math.inf, 0.6, 0.0))]
     groups = {members: dist.new_group(list(members)) for members in ((2,), (1, 3), (0, 1, 3), (0, 1, 2, 3))}
     mine: list[Any] = [(group, members) for members, group in groups.items() if rank in members]
     return [largest_difference(*each, *case) for each in mine for case in cases]

@@ -60,9 +60,9 @@ class Stage:
     def load(
         self, images: torch.Tensor, labels: torch.Tensor, microbatches: int, hidden: torch.Tensor | None = None
     ) -> None:
-        """Take a batch of images [samples, width] and labels [samples], in microbatches, whose sizes differ by 1 at most.
-        Labels of -100 are ignored, as by `F.cross_entropy`. What stages send each other is like `hidden`, which has as many samples, or else
-        like the images."""
+        """Take a batch of images [samples, width] and labels [samples], in microbatches, whose sizes differ by at most
+        1. Labels of -100 are ignored, as by `F.cross_entropy`. What stages send each other is like `hidden`, which has
+        as many samples, or else like the images."""
         pipeline, rank = self.pipeline, dist.get_rank()
         self.images, self.labels = images.tensor_split(microbatches), labels.tensor_split(microbatches)
         self.targets = int((labels != -100).sum())
