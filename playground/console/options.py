@@ -28,7 +28,6 @@ from playground.runtime.launcher.launch import MAX_RANKS
 from playground.runtime.meeting.rendezvous import DEFAULT_TIMEOUT
 
 MEGABYTE = 2**20
-FILE = click.Path(path_type=Path)
 Changes = Mapping[str, Mapping[str, Any]]
 """Arguments of `click.option`, by field."""
 
@@ -41,6 +40,19 @@ class Megabytes(click.FloatRange):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
         return max(1, int(super().convert(value, param, ctx) * MEGABYTE))
+
+
+class FileOrFolder(click.Path):
+    """A path. No path, as of a shell's variable that is not set, is refused: it would be the working folder."""
+
+    def __init__(self) -> None:
+        super().__init__(path_type=Path)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        return super().convert(value, param, ctx) if value != "" else self.fail("the path is empty.", param, ctx)
+
+
+FILE = FileOrFolder()
 
 
 def options(*decorators: Callable[[Any], Any]) -> Callable[[Any], Any]:

@@ -93,6 +93,8 @@ def deserialise(content: bytes) -> Any:
 def read_snapshot(file: Path) -> Snapshot:
     """Raises `ValueError` for a file that is damaged."""
     try:
+        if not file.is_file():  # a FIFO would be waited for, a device may have no end
+            raise ValueError("it is not a regular file")
         content, name = file.read_bytes(), NAME.fullmatch(file.name)
     except OSError as error:
         raise ValueError(f"it cannot be read: {error.strerror}") from None

@@ -34,3 +34,25 @@ def test_training_goes_on_where_it_was(train: Run, tmp_path: Path) -> None:
     shown = train("ddp", "--epochs", 3)
     assert "going on after step 0 of epoch 3" in shown.out
     assert [line.split()[0] for line in shown.out.splitlines() if line[:8].strip().isdigit()] == ["1", "2", "3"]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("sgd", "--snapshots", ""),
+        ("sgd", "--data-dir", ""),
+        ("hello", "--see", ""),
+        ("bench", "--plot", ""),
+        ("bench", "--diff", "", "a.json"),
+        ("see", ""),
+    ],
+)
+def test_an_empty_path_is_refused(
+    words: tuple[str, ...], run_cli: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would be the working folder."""
+    monkeypatch.chdir(tmp_path)
+    shown = run_cli(*words)
+    assert (shown.code, shown.out, shown.err.count("\n")) == (2, "", 1)
+    assert "the path is empty" in shown.err
+    assert list(tmp_path.iterdir()) == []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import partial
+from itertools import product
 from typing import Any
 
 import pytest
@@ -16,13 +17,15 @@ from torch import nn
 from playground.console.one_process import EXACT
 from playground.lessons.experts import experiment
 from playground.lessons.experts.experiment import EveryToken
-from playground.lessons.experts.lesson import Experts, Router, backward, draw, new_expert
+from playground.lessons.experts.lesson import Experts, Router, backward, balance_loss, draw, new_expert
 from playground.lessons.experts.page import WAYS, ExpertsSettings, check_rank
 from playground.runtime.errors import PlaygroundError, UsageError
 from playground.testing import World
 
 Worlds = Callable[..., World]
-WIDTH, EXPERTS, TOKENS = 6, 5, 7
+WIDTH, EXPERTS = 6, 5
+TOKENS = {"as many": [7, 7, 7, 7], "uneven": [3, 0, 1, 5]}
+"""Of each rank of a group, in the order of its ranks."""
 ROUTINGS = {
     "any": [0.0] * EXPERTS,
     "all to one": [0.0, 0.0, 0.0, 90.0, 0.0],
@@ -41,30 +44,33 @@ def new_layer(kind: Any, k: int, routing: str, **options: Any) -> Any:
 
 
 def largest_difference(
-    group: Any, members: tuple[int, ...], k: int, routing: str, capacity: float
+    group: Any, members: tuple[int, ...], tokens: str, k: int, routing: str, capacity: float
 ) -> tuple[float, int]:
     """From one process, of the output, the balance loss and all gradients; and the rows that this rank has got."""
     size, rank = len(members), dist.get_rank(group)
     torch.manual_seed(3)
-    hidden, due = torch.randn(2, size, TOKENS, WIDTH).double()
+    counts = TOKENS[tokens][:size]
+    hidden, due = torch.randn(2, sum(counts), WIDTH).double()
     hidden[..., 0] = 1.0
-    whole = new_layer(EveryToken, k, routing, capacity=capacity, parts=size)
+    whole = new_layer(EveryToken, k, routing, capacity=capacity, parts=1)
     layer = new_layer(Experts, k, routing, capacity=capacity, group=group)
-    inputs = [hidden.clone().requires_grad_(), hidden[rank].clone().requires_grad_()]
-    expected, found = whole(inputs[0]), layer(inputs[1])
-    ((expected * due).sum() / size + whole.balance).backward()
-    backward((found * due[rank]).sum() + layer.balance, layer, group)
+    inputs = [hidden.clone().requires_grad_(), hidden.split(counts)[rank].clone().requires_grad_()]
+    expected, found = [whole(part) for part in inputs[0].split(counts)], layer(inputs[1])
+    whole(inputs[0])  # for the balance of all tokens
+    ((torch.cat(expected) * due).sum() / size + whole.balance).backward()
+    backward((found * due.split(counts)[rank]).sum() + layer.balance, layer, group)
     balance = layer.balance.detach().clone()
     dist.all_reduce(balance, group=group)
-    pairs = [(expected[rank], found), (inputs[0].grad[rank], inputs[1].grad), (whole.balance, balance / size)]
+    of_inputs = inputs[0].grad.split(counts)[rank], inputs[1].grad
+    pairs = [(expected[rank], found), of_inputs, (whole.balance, balance / size)]
     params = dict(whole.named_parameters())
     pairs += [(params[name].grad, param.grad) for name, param in layer.named_parameters()]
     rows = layer.kept.tensor_split(size, 1)[rank].sum()
-    return max((ours - theirs).abs().max().item() for ours, theirs in pairs), int(rows)
+    return max((ours - theirs).abs().sum().item() for ours, theirs in pairs), int(rows)
 
 
 def by_every_group(rank: int, size: int) -> list[tuple[float, int]]:
-    cases: list[Any] = [(k, routing, capacity) for k in (1, 2) for routing in ROUTINGS for capacity in (math.inf, 0.6)]
+    cases: list[Any] = [*product(TOKENS, (1, 2), ROUTINGS, (math.inf, 0.6, 0.0))]
     groups = {members: dist.new_group(list(members)) for members in ((2,), (1, 3), (0, 1, 3), (0, 1, 2, 3))}
     mine: list[Any] = [(group, members) for members, group in groups.items() if rank in members]
     return [largest_difference(*each, *case) for each in mine for case in cases]
@@ -72,7 +78,7 @@ def by_every_group(rank: int, size: int) -> list[tuple[float, int]]:
 
 def test_any_routing_is_one_process_s(world: Worlds) -> None:
     found = [each for rank in world(4).run(by_every_group) for each in rank]
-    assert len(found) == (1 + 2 + 3 + 4) * 16
+    assert len(found) == (1 + 2 + 3 + 4) * 48
     assert max(difference for difference, _ in found) <= EXACT
     assert min(rows for _, rows in found) == 0
 
@@ -100,13 +106,31 @@ def test_numbers_of_ranks_that_do_not_fit_are_refused(size: int, message: str) -
         ExpertsSettings(size=size)
 
 
+def reach_the_edges(rank: int, size: int) -> None:
+    hidden = torch.ones(0, WIDTH, dtype=torch.float64, requires_grad=True)
+    layer = new_layer(Experts, 2, "any")
+    backward(layer(hidden).sum() + layer.balance, layer)  # no tokens on any rank
+    assert all(param.grad.eq(0).all() for param in layer.parameters())
+    with pytest.raises(ValueError, match="1 experts for 2 ranks: each rank needs one, so choose at least 2 experts"):
+        Experts(Router(WIDTH, 1, 1), partial(new_expert, WIDTH, 9, 2))
+    with pytest.raises(ValueError, match=r"capacity -0.5: it must be 0 or above"):
+        new_layer(Experts, 2, "any", capacity=-0.5)
+    wanted = torch.tensor([[70_000, 0], [0, 70_000]])
+    assert balance_loss(torch.full((2, 2), 0.5).bfloat16(), wanted, 1).dtype == torch.bfloat16
+    assert balance_loss(torch.full((70_000, 2), 0.5).half(), wanted, 1) == 1  # 70,000 is no number of float16
+
+
+def test_no_tokens_and_too_few_experts(world: Worlds) -> None:
+    world(2).run(reach_the_edges)
+
+
 def go_wrong(rank: int, size: int, how: str) -> None:
     layer = new_layer(Experts, 2, "any")
     if how == "mismatch" and rank == 1:
         layer.router.scores = nn.Linear(WIDTH, EXPERTS + 1).double()
     elif rank == 1:
         layer.router.register_full_backward_pre_hook(lambda *_: misbehave(how))
-    backward(layer(torch.randn(TOKENS, WIDTH, dtype=torch.float64)).sum() + layer.balance, layer)
+    backward(layer(torch.randn(7, WIDTH, dtype=torch.float64)).sum() + layer.balance, layer)
 
 
 @pytest.mark.parametrize(

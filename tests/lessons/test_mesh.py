@@ -20,12 +20,14 @@ from torch.distributed.tensor.debug import CommDebugMode
 from playground import RankFailed, launch
 from playground.console.one_process import EXACT
 from playground.lessons.mesh import costs, experiment, library
-from playground.lessons.mesh.lesson import AXES, GPTStage, Mesh, coordinates, groups_along
+from playground.lessons.mesh.lesson import AXES, GPTStage, Mesh, coordinates, groups_along, layers_of
 from playground.lessons.mesh.page import MeshSettings, check_grid, shapes_for
+from playground.lessons.tensor.experiment import part_like
 from playground.runtime.errors import PlaygroundError, UsageError
 from playground.runtime.tap import ranks_of
 from playground.testing import World
 from playground.training import gpt_run
+from playground.training.gpt import copying, copying_loss
 from playground.training.gpt_config import LENGTH
 
 Worlds = Callable[..., World]
@@ -125,6 +127,39 @@ def test_a_change_of_placement_calls_what_the_chapter_says(world: Worlds) -> Non
     gather = "all_gather_into_tensor"
     expected = [gather, "all_reduce", "reduce_scatter_tensor", "", gather]
     assert world(2).run(change_placements) == [expected, expected]
+
+
+def with_remainders(rank: int, size: int, shape: costs.Shape) -> list[float]:
+    """The largest difference of a loss and of a gradient from one process's, where some targets are ignored, by numbers
+    of samples and microbatches: a replica has more samples than another, or none."""
+    mesh, settings, found = Mesh(shape), MeshSettings(shapes=(shape,)), []
+    for samples, microbatches in ((3, 2), (1, 1), (5, 4)):
+        tokens, targets = copying(samples, torch.Generator().manual_seed(3))
+        whole, stage = experiment.new_gpt(settings), GPTStage(experiment.new_gpt(settings), mesh)
+        expected = copying_loss(whole(tokens), targets)
+        expected.backward()
+        loss = stage.step(tokens, targets, microbatches)
+        found.append(abs(loss - expected.item()) if mesh.pp.is_last else 0.0)
+        for ours, theirs in zip(stage.model.parameters(), layers_of(whole, mesh.pp).parameters(), strict=True):
+            found.append((ours.grad - part_like(stage.ranks, theirs.grad, ours)).abs().max().item())
+    return found
+
+
+@pytest.mark.parametrize("shape", [(2, 2, 1, 1), pytest.param((2, 1, 2, 1), marks=pytest.mark.stress)])
+def test_samples_that_replicas_or_microbatches_cannot_share_equally(world: Worlds, shape: costs.Shape) -> None:
+    for found in world(4).run(with_remainders, shape):
+        assert [each for each in found if not each <= EXACT] == []
+
+
+def be_refused(rank: int, size: int) -> None:
+    with pytest.raises(ValueError, match="a grid of 4 for 2 ranks: the two must be the same"):
+        Mesh((2, 2, 1, 1))
+    with pytest.raises(ValueError, match="1 layers for 2 stages: each needs one, so choose fewer stages"):
+        layers_of(torch.nn.Sequential(torch.nn.Identity()), Mesh((1, 2, 1, 1)).pp)
+
+
+def test_a_grid_for_other_ranks_or_more_stages_than_layers_is_refused(world: Worlds) -> None:
+    world(2).run(be_refused)
 
 
 def die_in_a_step(rank: int, size: int) -> None:

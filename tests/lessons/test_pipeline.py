@@ -87,6 +87,36 @@ def test_gradients_are_those_of_one_process(stages: int, world: Worlds) -> None:
             assert held == SCHEDULES[name].held(rank, stages, microbatches), (name, microbatches)
 
 
+def with_a_remainder(rank: int, size: int, cases: list[tuple[int, int]]) -> list[tuple[str, float]]:
+    """How far gradients are from one process's where some labels are ignored, by numbers of samples and microbatches
+    that do not divide them."""
+    pipeline, found = join_pipeline(), []
+    for samples, microbatches in cases:
+        images, labels = small_batch(samples)
+        labels[1:2] = -100
+        whole = small_model()
+        F.cross_entropy(whole(images), labels).backward()
+        for name, spec in SCHEDULES.items():
+            model = cut(small_model(), rank, size)
+            stage = Stage(model, pipeline)
+            stage.load(images, labels, microbatches)
+            spec.code(stage, microbatches)
+            stage.finish()
+            difference = gradients(model) - gradients(cut(whole, rank, size))
+            found.append((f"{name}, {samples} in {microbatches}", difference.abs().sum().item()))
+    return found
+
+
+def test_microbatches_need_not_divide_the_batch(world: Worlds) -> None:
+    for found in world(2).run(with_a_remainder, [(5, 2), (7, 4), (5, 4), (1, 1), (2, 3)]):
+        assert [each for each in found if not each[1] <= EXACT] == []
+
+
+def test_blocks_that_stages_cannot_share_are_refused() -> None:
+    with pytest.raises(ValueError, match="12 blocks cannot be cut into 5 equal stages: choose a divisor"):
+        cut(nn.Sequential(*map(nn.Linear, [2] * 13, [2] * 13)), 0, 5)
+
+
 TORCH_S_OWN = {"gpipe": "ScheduleGPipe", "1f1b": "Schedule1F1B"}
 
 

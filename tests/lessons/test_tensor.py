@@ -28,7 +28,7 @@ from torch.distributed.tensor.parallel import (
 from playground import RankFailed, launch
 from playground.console.one_process import EXACT, check
 from playground.lessons.tensor import experiment
-from playground.lessons.tensor.lesson import Ranks, backward, cut, vocabulary_loss
+from playground.lessons.tensor.lesson import Ranks, RowParallel, VocabularyEmbedding, backward, cut, vocabulary_loss
 from playground.lessons.tensor.page import WAYS, TensorSettings, closed_forms
 from playground.runtime.errors import UsageError
 from playground.testing import World
@@ -123,6 +123,49 @@ def test_parallelize_module_trains_the_same_by_as_many_collectives(world: Worlds
 def test_heads_that_cannot_be_shared_are_refused() -> None:
     with pytest.raises(UsageError, match="5 ranks for 12 heads"):
         TensorSettings(size=5)
+
+
+def difference_of_a_loss(ranks: Ranks, logits: torch.Tensor, targets: torch.Tensor) -> float:
+    """From `F.cross_entropy`, of the loss and of the gradients; NaN only if both are."""
+    whole, part = logits.clone().requires_grad_(), logits.chunk(ranks.size, -1)[ranks.rank].clone().requires_grad_()
+    expected = F.cross_entropy(whole.flatten(0, 1), targets.flatten())
+    found = vocabulary_loss(part, targets, ranks)
+    expected.backward()
+    found.backward()
+    pairs = [(found, expected), (part.grad, whole.grad.chunk(ranks.size, -1)[ranks.rank])]
+    return max((one - other).abs().nan_to_num(1.0 - one.equal(other)).max().item() for one, other in pairs)
+
+
+def reach_the_edges(rank: int, size: int) -> None:
+    ranks, vocabulary = Ranks(), 3 * size
+    torch.manual_seed(1)
+    embedding = nn.Embedding(vocabulary, 2).double()
+    embedding.weight.data[::3] = torch.inf  # of others' tokens, nothing may come through
+    ids = torch.tensor([[1, vocabulary - 1]])
+    assert VocabularyEmbedding(embedding, ranks)(ids).equal(embedding(ids))
+    logits, targets = torch.randn(2, 3, vocabulary).double(), torch.tensor([[0, -100, vocabulary - 1], [3, 1, 2]])
+    assert difference_of_a_loss(ranks, logits, targets) <= EXACT
+    logits[1, :, 0] = -torch.inf  # a word that is masked
+    assert difference_of_a_loss(ranks, logits, targets) <= EXACT
+    assert difference_of_a_loss(ranks, 1e4 * logits.clamp(min=-9), targets) <= EXACT
+    ignored = torch.full_like(targets, -100)
+    assert vocabulary_loss(logits.chunk(size, -1)[rank], ignored, ranks).isnan()  # as cross_entropy's
+    for outside in (-1, vocabulary, -101):
+        with pytest.raises(IndexError, match=f"{outside} is out of range: the ranks have {vocabulary}, from 0 on"):
+            VocabularyEmbedding(embedding, ranks)(torch.tensor([[0, outside]]))
+        with pytest.raises(IndexError, match=f"{outside} is out of range"):
+            vocabulary_loss(logits.chunk(size, -1)[rank], targets.where(targets != 1, outside), ranks)
+    linear, given = nn.Linear(2 * size, 3, bias=False).double(), torch.randn(1, 2 * size).double()
+    found = RowParallel(linear, ranks)(given.chunk(size, -1)[rank])
+    assert (found - linear(given)).abs().max() <= EXACT
+    with pytest.raises(ValueError, match=f"{size + 1} tokens cannot be shared by {size} ranks: pad to a multiple"):
+        Ranks(sequence=True).leave(torch.zeros(1, size + 1, 2))
+    with pytest.raises(ValueError, match=f"{size + 1} cannot be cut into {size} equal parts"):
+        ranks.part_of(torch.zeros(size + 1, 2), 0)
+
+
+def test_words_beyond_the_vocabulary_and_what_is_ignored_are_as_in_torch(world: Worlds) -> None:
+    world(2).run(reach_the_edges)
 
 
 def die_in_backward(rank: int, size: int) -> None:

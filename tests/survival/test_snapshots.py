@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import resource
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -118,6 +120,27 @@ def test_a_damaged_snapshot_is_named_and_passed_over(
     newest.write_bytes(damage(newest.read_bytes()))
     said = f"snapshot {newest.name} is damaged, its checksum is not that in its name: looking for one before it"
     assert choose() == (1, [said])
+
+
+def test_what_is_not_a_regular_file_is_no_snapshot(tmp_path: Path, choose: Callable[..., Any]) -> None:
+    """None is waited for: a FIFO, a device without end, a folder, a socket, a link that leads nowhere."""
+    save(tmp_path, 1)
+    names = [f"step-0000000{step}-0123456789abcdef.pt" for step in (2, 3, 4, 5, 6)]
+    fifo, device, folder, listening, link = (tmp_path / name for name in names)
+    os.mkfifo(fifo)
+    device.symlink_to("/dev/zero")
+    folder.mkdir()
+    with socket.socket(socket.AF_UNIX) as server, contextlib.chdir(tmp_path):
+        server.bind(listening.name)
+    link.symlink_to("nowhere")
+    said = [f"snapshot {name} is damaged, it is not a regular file: looking for one before it" for name in names]
+    assert choose() == (1, said[::-1])
+
+
+def test_a_fifo_in_the_place_of_the_unfinished_file_is_an_error(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / ".unfinished")
+    with pytest.raises(OSError, match="No such device or address"):
+        write_snapshot(tmp_path, 1, b"some bytes")
 
 
 def test_what_a_run_resumes_from(tmp_path: Path, choose: Callable[..., Any]) -> None:

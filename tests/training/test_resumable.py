@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from mortals import by_hand, with_ddp
 
 from playground import launch
@@ -14,9 +15,10 @@ from playground.lessons.elastic.comparison import compare
 from playground.lessons.elastic.page import Kill
 from playground.runtime import UsageError
 from playground.survival.folder import SnapshotSettings, find_snapshots
-from playground.survival.snapshots import read_snapshot
+from playground.survival.snapshots import Snapshot, read_snapshot
 from playground.training.loop import run_training
 from playground.training.results import TrainingResult
+from playground.training.resumable import redistribute
 from playground.training.settings import TrainingSettings
 
 
@@ -115,3 +117,26 @@ def test_parameters_of_each_rank_s_own_are_of_no_use_to_another_number(settings:
     train(1, by_hand, local, [])
     with pytest.raises(UsageError, match="ranks is 1 in the snapshot and 2 here; choose another folder"):
         train(2, by_hand, local, [])
+
+
+def test_new_ranks_draw_numbers_that_no_other_rank_and_no_other_step_draws() -> None:
+    """Those of before keep theirs, totals stay what they are in all, and with fewer ranks nobody is new."""
+    states = [torch.Generator().manual_seed(seed).get_state() for seed in (1, 2)]
+    own = [
+        {"random_numbers": {"cpu": state, "cuda": state}, "history": {"total": torch.tensor([number + 1.0])}}
+        for number, state in enumerate(states)
+    ]
+
+    def resume(size: int, step: int = 6) -> list[Any]:
+        snapshot = Snapshot(step=step, fingerprint={"seed": 1}, shared={}, own=own)
+        return [redistribute(snapshot, rank) for rank in range(size)]
+
+    for size in (1, 4):
+        found = resume(size)
+        assert [each["history"]["total"].item() for each in found] == [3.0, 0.0, 0.0, 0.0][:size]
+        for each, state in zip(found, states, strict=False):
+            assert all(kept.equal(state) for kept in each["random_numbers"].values())
+    new = [each["random_numbers"] for step in (6, 7) for each in resume(4, step)[2:]]
+    seeds = {seed for numbers in new for seed in numbers.values()}
+    assert (len(seeds), {type(seed) for seed in seeds}, {*map(tuple, new)}) == (4, {int}, {("cpu", "cuda")})
+    assert [each["random_numbers"] for each in resume(4)[2:]] == new[:2]

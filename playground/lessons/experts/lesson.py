@@ -74,7 +74,8 @@ class Experts(nn.Module):
     multiple of the mean; more are dropped.
 
     After a forward, `wanted` and `kept` are tables [ranks, experts] of the rows that a rank has for an expert, before
-    and after dropping, the same on all ranks; `balance` is the balance loss."""
+    and after dropping, the same on all ranks; `balance` is the balance loss. Ranks may have different numbers of
+    tokens, or none. Raises `ValueError` for fewer experts than ranks, and for a negative capacity."""
 
     def __init__(
         self, router: Router, new_expert: NewExpert, capacity: float = math.inf, group: ProcessGroup | None = None
@@ -82,6 +83,11 @@ class Experts(nn.Module):
         super().__init__()
         self.router, self.capacity, self.group = router, capacity, group
         self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
+        if router.scores.out_features < self.size:
+            few = f"{router.scores.out_features} experts for {self.size} ranks"
+            raise ValueError(f"{few}: each rank needs one, so choose at least {self.size} experts")
+        if not capacity >= 0:
+            raise ValueError(f"capacity {capacity}: it must be 0 or above; math.inf drops no row")
         numbers = torch.arange(router.scores.out_features).tensor_split(self.size)[self.rank].tolist()
         self.experts = nn.ModuleDict({str(number): new_expert(number) for number in numbers})
 
@@ -90,7 +96,7 @@ class Experts(nn.Module):
         tokens = hidden.flatten(0, -2)
         probabilities, weights, chosen = self.router(tokens)
         order = self.sort_by_expert(chosen.flatten())
-        self.balance = balance_loss(probabilities, self.wanted)
+        self.balance = balance_loss(probabilities, self.wanted, self.router.k)
 
         sent = [int(part.sum()) for part in self.kept[self.rank].tensor_split(self.size)]
         coming = self.kept.tensor_split(self.size, dim=1)[self.rank]
@@ -109,7 +115,8 @@ class Experts(nn.Module):
         wanted = counts.new_empty(self.size * len(counts))
         dist.all_gather_into_tensor(wanted, counts, group=self.group)
         self.wanted = wanted.view(self.size, -1).cpu()  # on a GPU, the host waits here: it must know the splits
-        most = self.capacity * self.wanted.double().mean(1, keepdim=True)
+        mean = self.wanted.double().mean(1, keepdim=True)
+        most = self.capacity * mean.clamp(min=1 / len(counts))  # inf · 0, of a rank without rows, would be NaN
         self.kept = self.wanted.minimum(most.ceil()).long()
         place = torch.arange(len(order), device=order.device) - (counts.cumsum(0) - counts)[expert]
         return order[place < self.kept[self.rank].to(order.device)[expert]]
@@ -124,11 +131,13 @@ class Experts(nn.Module):
         return results[order.argsort()]
 
 
-def balance_loss(probabilities: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
+def balance_loss(probabilities: torch.Tensor, wanted: torch.Tensor, k: int) -> torch.Tensor:
     """The number of experts times Σ share · probability: the share of all ranks' rows that an expert gets, and its mean
-    probability on this rank. 1 where all experts get as many; the mean over ranks is the loss of one process."""
-    share = wanted.sum(0).to(probabilities) / wanted.sum()
-    return len(share) * (share * probabilities.mean(0)).sum()
+    probability on this rank. 1 where all experts get as many; the mean over ranks is the loss of one process. (So the
+    mean is that of this rank's tokens only if all have as many: it is their sum over the ranks' mean number.)"""
+    rows = wanted.sum().clamp(min=1).double()
+    share, mean = (wanted.sum(0) / rows).to(probabilities), probabilities.sum(0) * (len(wanted) * k / rows)
+    return len(share) * (share * mean).sum()
 
 
 def cut_experts(model: nn.Sequential, experts: int, k: int, seed: int, layer: Any = Experts) -> None:

@@ -29,7 +29,7 @@ from torch import nn
 from playground.lessons.context.lesson import cut_sequence, own_positions
 from playground.lessons.pipeline.lesson import Stage, one_forward_one_backward
 from playground.lessons.pipeline.stages import Pipeline, join_pipeline
-from playground.lessons.tensor.lesson import Ranks, cut, vocabulary_loss
+from playground.lessons.tensor.lesson import IGNORED, Ranks, cut, vocabulary_loss
 
 AXES = ("dp", "pp", "cp", "tp")
 Shape = tuple[int, int, int, int]
@@ -55,9 +55,12 @@ def groups_along(axes: tuple[str, ...], shape: Shape) -> list[list[int]]:
 
 class Mesh:
     """This rank's place in a grid of ranks, whose `shape` multiplies to the size of the world, and its groups. Ranks of
-    "dp x cp" have the same parameters and see different tokens; `pp` is the rank's pipeline."""
+    "dp x cp" have the same parameters and see different tokens; `pp` is the rank's pipeline. Raises `ValueError` for
+    another product."""
 
     def __init__(self, shape: Shape) -> None:
+        if prod(shape) != dist.get_world_size():
+            raise ValueError(f"a grid of {prod(shape)} for {dist.get_world_size()} ranks: the two must be the same")
         self.shape, self.place = shape, coordinates(dist.get_rank(), shape)
         self.groups = {" x ".join(axes): self.new_group(axes) for axes in (("tp",), ("cp",), ("dp", "cp"))}
         self.pp = join_pipeline(groups_along(("pp",), shape))
@@ -73,11 +76,14 @@ class Mesh:
         """This rank's samples and positions of tokens or targets [batch, length]."""
         replicas, _, parts, _ = self.shape
         own = own_positions(batch.shape[1], parts, self.place["cp"], zigzag=True).to(batch.device)
-        return batch.chunk(replicas)[self.place["dp"]][:, own]
+        return batch.tensor_split(replicas)[self.place["dp"]][:, own]
 
 
 def layers_of(model: nn.Sequential, pipeline: Pipeline) -> nn.Sequential:
-    """The layers of this rank's stage. The embedding and the head count as one each."""
+    """The layers of this rank's stage. The embedding and the head count as one each. Raises `ValueError` for fewer
+    layers than stages."""
+    if len(model) < pipeline.stages:
+        raise ValueError(f"{len(model)} layers for {pipeline.stages} stages: each needs one, so choose fewer stages")
     first, end = (len(model) * stage // pipeline.stages for stage in (pipeline.stage, pipeline.stage + 1))
     return model[first:end]
 
@@ -94,8 +100,8 @@ class GPTStage(Stage):
 
     def step(self, tokens: torch.Tensor, targets: torch.Tensor, microbatches: int) -> float:
         """The gradients of a whole batch [batch, length], on this rank's parameters; and its loss, known to the ranks
-        of the last stage. Targets below 0 are ignored."""
-        self.targets_in_all = int((targets >= 0).sum())
+        of the last stage. Targets `IGNORED` do not count."""
+        self.targets_in_all = int((targets != IGNORED).sum())
         tokens, targets = (self.mesh.part_of(each) for each in (tokens, targets))
         hidden = next(self.model.parameters()).new_empty(*tokens.shape, self.width)
         self.load(tokens, targets, microbatches, hidden)

@@ -55,16 +55,18 @@ class Stage:
     different model has a `compute` of its own."""
 
     def __init__(self, model: nn.Module, pipeline: Pipeline) -> None:
-        self.model, self.pipeline = model, pipeline
+        self.model, self.pipeline, self.targets = model, pipeline, 1
 
     def load(
         self, images: torch.Tensor, labels: torch.Tensor, microbatches: int, hidden: torch.Tensor | None = None
     ) -> None:
-        """Take a batch of images [samples, width] and labels [samples], in microbatches. What stages send each other is
-        like `hidden`, which has as many samples, or else like the images."""
+        """Take a batch of images [samples, width] and labels [samples], in microbatches, whose sizes differ by at most
+        1. Labels of -100 are ignored, as by `F.cross_entropy`. What stages send each other is like `hidden`, which has
+        as many samples, or else like the images."""
         pipeline, rank = self.pipeline, dist.get_rank()
-        self.images, self.labels = images.chunk(microbatches), labels.chunk(microbatches)
-        like = self.images if hidden is None else hidden.chunk(microbatches)
+        self.images, self.labels = images.tensor_split(microbatches), labels.tensor_split(microbatches)
+        self.targets = int((labels != -100).sum())
+        like = self.images if hidden is None else hidden.tensor_split(microbatches)
         self.loss, self.held = 0.0, dict[int, tuple[torch.Tensor, torch.Tensor]]()
         if not pipeline.is_first:
             before = pipeline.row[pipeline.stage - 1]
@@ -90,7 +92,7 @@ class Stage:
         """The activations of microbatch `m`; in the last stage its part of the mean loss."""
         output = self.model(inputs)
         if self.pipeline.is_last:
-            output = F.cross_entropy(output, self.labels[m]) / len(self.labels)  # microbatches are equal
+            output = F.cross_entropy(output, self.labels[m], reduction="sum") / self.targets
         return output
 
     def backward(self, m: int) -> None:

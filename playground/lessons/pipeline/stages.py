@@ -61,6 +61,9 @@ def new_model(blocks: int, width: int, seed: int) -> nn.Sequential:
 
 def cut(model: nn.Sequential, stage: int, stages: int) -> nn.Sequential:
     """The layers of one stage: an equal part of the blocks, the last stage with the logits. They are the model's own.
-    The number of blocks must be a multiple of `stages`."""
+    Raises
+    `ValueError` unless the number of blocks is a multiple of `stages`."""
+    if (len(model) - 1) % stages:
+        raise ValueError(f"{len(model) - 1} blocks cannot be cut into {stages} equal stages: choose a divisor")
     each = (len(model) - 1) // stages
     return model[stage * each : (stage + 1) * each + (stage == stages - 1)]

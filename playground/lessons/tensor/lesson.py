@@ -85,8 +85,11 @@ class Ranks:
         return whole.transpose(0, 1).contiguous()
 
     def reduce_scatter(self, whole: torch.Tensor) -> torch.Tensor:
-        """[batch, length, width] → this rank's [batch, length / N, width] of the sum."""
+        """[batch, length, width] → this rank's [batch, length / N, width] of the sum. Raises `ValueError` for a length
+        that N does not divide."""
         whole = whole.transpose(0, 1).contiguous()
+        if len(whole) % self.size:
+            raise ValueError(f"{len(whole)} tokens cannot be shared by {self.size} ranks: pad to a multiple of that")
         part = whole.new_empty(len(whole) // self.size, *whole.shape[1:])
         dist.reduce_scatter_tensor(part, whole, group=self.group)
         return part.transpose(0, 1).contiguous()
@@ -114,7 +117,8 @@ class RowParallel(nn.Module):
         self.ranks, self.weight, self.bias = ranks, ranks.part_of(linear.weight, 1), linear.bias
 
     def forward(self, part: torch.Tensor) -> torch.Tensor:
-        return self.ranks.leave(F.linear(part, self.weight)) + self.bias
+        total = self.ranks.leave(F.linear(part, self.weight))
+        return total if self.bias is None else total + self.bias
 
 
 class VocabularyEmbedding(nn.Module):
@@ -125,26 +129,37 @@ class VocabularyEmbedding(nn.Module):
         self.ranks, self.weight = ranks, ranks.part_of(embedding.weight, 0)
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        """Token ids [batch, length] → their rows [batch, length, width], with `sequence` of this rank's tokens."""
-        row, is_mine = find_here(ids, len(self.weight), self.ranks.rank)
-        return self.ranks.leave(F.embedding(row, self.weight) * is_mine.unsqueeze(-1))
+        """Token ids [batch, length] → their rows [batch, length, width], with `sequence` of this rank's tokens. Raises
+        `IndexError` as `find_here` does."""
+        row, is_mine = find_here(ids, len(self.weight), self.ranks)
+        return self.ranks.leave(F.embedding(row, self.weight).where(is_mine.unsqueeze(-1), 0))
 
 
-def find_here(ids: torch.Tensor, count: int, rank: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Where ids are among the `count` that this rank has, 0 for those elsewhere; and whether they are here."""
-    is_mine = ids // count == rank
-    return (ids - rank * count).where(is_mine, 0), is_mine
+def find_here(ids: torch.Tensor, count: int, ranks: Ranks) -> tuple[torch.Tensor, torch.Tensor]:
+    """Where ids are among the `count` that this rank has, 0 for those elsewhere; and whether they are here. Raises
+    `IndexError` for an id that no rank has: all ranks see the same ids, so that none waits for one that has raised."""
+    owner = ids // count
+    if (outside := ids[(owner < 0) | (owner >= ranks.size)]).numel():
+        raise IndexError(f"{outside[0].item()} is out of range: the ranks have {count * ranks.size}, from 0 on")
+    is_mine = owner == ranks.rank
+    return (ids - ranks.rank * count).where(is_mine, 0), is_mine
+
+
+IGNORED = -100
+"""The target of a token that has none, as in `F.cross_entropy`."""
 
 
 def vocabulary_loss(logits: torch.Tensor, targets: torch.Tensor, ranks: Ranks, count: int = 0) -> torch.Tensor:
     """The mean cross entropy, from logits [batch, length, vocabulary / N], which are never gathered: three all_reduces
-    of [batch, length]. Targets below 0 are ignored. With `count`, the sum over targets divided by that."""
+    of [batch, length]. Targets `IGNORED` do not count. With `count`, the sum over targets divided by that. Raises
+    `IndexError` for targets that are no columns of the logits."""
+    has_target = targets != IGNORED
+    column, is_mine = find_here(targets.where(has_target, 0), logits.shape[-1], ranks)
     highest = ranks.all_reduce(logits.detach().amax(-1), dist.ReduceOp.MAX)  # of all ranks: exp must not overflow
     logits = logits - highest.unsqueeze(-1)
     total = ranks.add_up(logits.exp().sum(-1))
-    column, is_mine = find_here(targets, logits.shape[-1], ranks.rank)
-    of_target = ranks.add_up(logits.gather(-1, column.unsqueeze(-1)).squeeze(-1) * is_mine)
-    return (total.log() - of_target)[targets >= 0].sum() / (count or (targets >= 0).sum())
+    of_target = ranks.add_up(logits.gather(-1, column.unsqueeze(-1)).squeeze(-1).where(is_mine, 0))
+    return (total.log() - of_target)[has_target].sum() / (count or has_target.sum())
 
 
 def cut(model: nn.Sequential, ranks: Ranks) -> list[nn.Parameter]:
