@@ -5,8 +5,6 @@ Each waits longer than two looks of the launcher's, so that a wrong proof would 
 
 from __future__ import annotations
 
-import contextlib
-import signal
 import threading
 import time
 from collections.abc import Callable
@@ -16,13 +14,13 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from ranks import needs_shm
 from torch import nn
 from torch.distributed import _functional_collectives
+from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.parallel import DistributedDataParallel
 
-from playground import Deadlock, RankTimeout
-from playground.runtime.black_box import hooks as module
+from playground import Deadlock
+from playground.runtime.black_box import Kind
 from playground.testing import World
 
 Worlds = Callable[..., World]
@@ -167,16 +165,13 @@ def passes_that_average_nothing(rank: int, size: int = 2) -> None:
     model, batch = DistributedDataParallel(nn.Linear(1, 1)), torch.ones(1, 1)
     for _ in range(3):
         if rank == 0:
-            torch.autograd.grad(model(batch).sum(), list(model.parameters()))
             model.module(batch).sum().backward()
             with model.no_sync():
                 model(batch).sum().backward()
             with torch.no_grad():
                 model(batch)
-        loss = model(batch).sum()
-        loss.backward(retain_graph=True)
-        if rank == 0:
-            loss.backward()
+            torch.autograd.grad(model(batch).sum(), list(model.parameters()))
+        model(batch).sum().backward()
         late(rank == 1)
     check_sum()
 
@@ -190,7 +185,7 @@ def two_models_and_checkpoints(rank: int, size: int = 2) -> None:
     for step in range(3):
         losses = [checkpoint(model, batch, use_reentrant=False).sum() for model in models]
         if rank == 0:
-            sum(losses).backward()  # type: ignore[union-attr]
+            torch.stack(losses).sum().backward()
         else:
             for loss in losses:
                 loss.backward()
@@ -250,3 +245,83 @@ def test_right_programs_that_are_not_seen_through_are_not_accused(
     size = (fn.__defaults__ or (0,))[0]
     assert world(size, timeout=FOREVER).run(fn) == [None] * size
     assert caplog.records == []
+
+
+def train(rank: int, size: int, batches: tuple[int, ...], how: dict[str, Any]) -> None:
+    """The last ranks train so many batches each."""
+    members, more = [*range(size - len(batches), size)], dict(how)
+    mode, group = more.pop("mode", "train"), dist.new_group(members)
+    if rank not in members:
+        return
+    if more.pop("mesh", False):
+        more["device_mesh"] = DeviceMesh.from_group(group, "cpu")
+    else:
+        more["process_group"] = group
+    model = DistributedDataParallel(nn.Linear(1, 1), **more)
+    getattr(model, mode)()
+    for _ in range(batches[members.index(rank)]):
+        model(torch.ones(1, 1)).sum().backward()
+
+
+@pytest.mark.parametrize(
+    ("size", "batches", "how", "operation"),
+    [
+        (2, (1, 2), {}, "DDP's buckets"),
+        (2, (2, 3), {"mode": "eval"}, "DDP's backward"),
+        (3, (1, 2), {"find_unused_parameters": True, "mesh": True}, "DDP's backward"),
+    ],
+)
+def test_unequal_batches_are_proved(
+    size: int, batches: tuple[int, ...], how: dict[str, Any], operation: str, world: Worlds
+) -> None:
+    with pytest.raises(Deadlock) as caught:
+        world(size, timeout=FOREVER).run(train, batches, how)
+    found = caught.value.diagnosis
+    first = size - 2
+    assert (found.kind, found.culprits, found.waits) == (Kind.ENDED, (first,), ((first + 1, (first,)),))
+    assert operation in str(found)
+
+
+def call_by_keyword(rank: int, size: int) -> None:
+    """Results and errors are torch's own, whichever way a method is called."""
+    group: Any = dist.group.WORLD
+    options, tensor = torch._C._distributed_c10d, torch.full((2,), rank + 1.0)
+    broadcast = options.BroadcastOptions()
+    broadcast.rootRank = 1
+    parts, out = [torch.zeros(2), torch.zeros(2)], torch.zeros(4)
+    for call, results, expected in (
+        (lambda: group.allreduce(tensors=[tensor]), [tensor], [3.0]),
+        (lambda: group.allreduce(opts=options.AllreduceOptions(), tensors=[tensor]), [tensor], [6.0]),
+        (lambda: group.allreduce(tensor, op=dist.ReduceOp.MAX), [tensor], [6.0]),
+        (lambda: group.broadcast([tensor.fill_(rank)], opts=broadcast), [tensor], [1.0]),
+        (lambda: group.broadcast(root=1, tensor=tensor.fill_(rank)), [tensor], [1.0]),
+        (lambda: group.allgather(input_tensor=tensor.fill_(rank), output_tensors=parts), parts, [0.0, 1.0]),
+        (lambda: group._allgather_base(input=tensor, output=out), [*out.view(2, 2)], [0.0, 1.0]),
+        (lambda: group.barrier(timeout=timedelta(seconds=FOREVER)), [], []),
+    ):
+        call().wait()
+        assert [each.tolist() for each in results] == [[value] * 2 for value in expected], expected
+    tensor.fill_(rank)
+    if rank == 0:
+        group.send(tag=3, dstRank=1, tensors=[tensor]).wait()
+        group.send([tensor], 1, tag=4).wait()
+    else:
+        group.recv([tensor], tag=3, srcRank=0).wait()
+        group.recv_anysource([tensor], 4).wait()
+        assert tensor.tolist() == [0.0, 0.0]
+    for wrong in (
+        lambda: group.send(tensors=[tensor], dst=1, tag=0), lambda: group.send([tensor], 1), lambda: group.send(),
+        lambda: group.allreduce(tensor=[1]), lambda: group.allreduce([tensor], nothing=1), lambda: group.allreduce(),
+        lambda: group.broadcast([tensor], 1), lambda: group.recv_anysource(tensors=[tensor], tag=0),
+        lambda: group.barrier().wait("soon"), lambda: group.barrier().wait(1, 2),
+    ):  # fmt: skip
+        with pytest.raises(TypeError, match="incompatible function arguments"):
+            wrong()
+    if rank == 0:
+        dist.all_reduce(tensor)  # which is proved to be one too many
+
+
+def test_methods_are_called_by_keyword_as_by_position(world: Worlds) -> None:
+    with pytest.raises(Deadlock) as caught:
+        world(2, timeout=FOREVER).run(call_by_keyword)
+    assert (caught.value.diagnosis.kind, caught.value.diagnosis.culprits) == (Kind.ENDED, (1,))
