@@ -15,16 +15,17 @@ import functools
 import inspect
 import operator
 import os
-import sys
-import threading
 from collections.abc import Callable, Iterator, Sequence, Sized
 from dataclasses import dataclass, field
 from datetime import timedelta
+from sys import _getframe
+from threading import get_ident
 from typing import Any
 from weakref import WeakKeyDictionary, ref
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 from torch.distributed import ProcessGroup, Work, distributed_c10d
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parallel.distributed import _find_tensors
@@ -242,14 +243,14 @@ class Hooks:
             tensor = passed[at] if len(passed) > at else None
             while type(tensor) is list or type(tensor) is tuple:  # of tensors, or of lists of them
                 tensor = tensor[0] if len(tensor) == 1 else None
-            shape, dtype = (tensor.shape, tensor.dtype) if isinstance(tensor, torch.Tensor) else ((), "")
+            shape, dtype = (tensor.shape, tensor.dtype) if isinstance(tensor, Tensor) else ((), "")
             root = root_of(method, passed) if has_root else None
             key = id(group), name, dtype, root
             known = box.known.get(key)
             if known is None:
                 known = self.describe(box, key, group, COLLECTIVE, name, dtype, root, 0)
             limited = id(group) in self.limited
-            if has_limit or sys._getframe(1).f_globals is not TORCH:  # whose functions set no other's
+            if has_limit or _getframe(1).f_globals is not TORCH:  # whose functions set no other's
                 limited = limited or any(map(self.is_limit, map(find_timeout, passed)))
             work = self.follow(box, known, limited, shape, real, group, *args, **kwargs)
             if is_twice:
@@ -267,12 +268,12 @@ class Hooks:
             if box is None:
                 return real(group, *args, **kwargs)
             try:
-                tensors, *place = args if not kwargs else by_position(method, args, kwargs) or ()
-                tensor = tensors[0]
-                key = id(group), kind, tensor.dtype, *place
+                passed = args if not kwargs else by_position(method, args, kwargs) or ()
+                tensor = passed[0][0]
+                key = id(group), kind, tensor.dtype, *passed[1:]
                 known = box.known.get(key)
                 if known is None:
-                    *peer, tag = map(operator.index, place)
+                    *peer, tag = map(operator.index, passed[1:])
                     known = self.describe(box, key, group, kind, kind, tensor.dtype, peer[0] if peer else None, tag)
             except (TypeError, ValueError, IndexError, AttributeError):
                 return self.call_unnamed(method, real, group, *args, **kwargs)
@@ -313,7 +314,7 @@ class Hooks:
     ) -> Any:  # fmt: skip
         """Make the call. What it returns is a work, or the operation is over; if it raises, there was none."""
         number = box.call(known, 4, limited, shape)
-        is_main, words = threading.get_ident() == box.main_thread, box.words
+        is_main, words = get_ident() == box.main_thread, box.words
         if is_main:
             words[MAIN] = number
         try:
@@ -336,7 +337,7 @@ class Hooks:
             box, number = self.box, self.works.pop(id(work), None)
             if box is None or number is None or args or kwargs or type(timeout) is not timedelta:
                 return real(work, timeout, *args, **kwargs)
-            is_main, words = threading.get_ident() == box.main_thread, box.words
+            is_main, words = get_ident() == box.main_thread, box.words
             if self.is_limit(timeout):
                 box.end(number, MAY_GIVE_UP)
             if is_main:
@@ -474,8 +475,8 @@ class Hooks:
 
     @contextlib.contextmanager
     def around(self, box: Box, name: str, group: Any) -> Iterator[list[int]]:
-        """Record a collective of this group, as `inside`. The block clears the list if there was one: otherwise the
-        call is taken back, unless its kind is always one."""
+        """Record a collective of this group, as `inside`. Of a kind that may be none, the block clears the list if it
+        was one."""
         key = id(group)
         self.read_group(group)
         self.check_groups()
@@ -483,9 +484,8 @@ class Hooks:
         if tally:
             tally.inside += 1
         try:
-            with self.inside(box, name, ranks_of(group), (), number_of(group), key in self.limited) as calls:
-                if name not in (BUCKETS, BACKWARD):
-                    calls.clear()
+            limited, may_be_none = key in self.limited, name in (BUCKETS, BACKWARD)
+            with self.inside(box, name, ranks_of(group), (), number_of(group), limited, may_be_none) as calls:
                 yield calls
         finally:
             if tally:
@@ -495,14 +495,14 @@ class Hooks:
     @contextlib.contextmanager
     def inside(
         self, box: Box, name: str, ranks: tuple[int, ...], members: tuple[int, ...], number: int = 0,
-        limited: bool = False,
+        limited: bool = False, may_be_none: bool = False,
     ) -> Iterator[list[int]]:  # fmt: skip
-        """Record a collective of these ranks that takes as long as this block, in which there may be others. It is in
-        the list: what is left there at the end is taken back."""
+        """Record a collective of these ranks that takes as long as this block, in which there may be others. If it
+        `may_be_none`, it is taken back unless the block clears the list that it is in."""
         key = name, ranks, members, number
         known = box.known.get(key) or box.describe(key, (COLLECTIVE, name, ranks, "", None, 0, number, members))
         call = box.call(known, 4, limited)
-        is_main, around = threading.get_ident() == box.main_thread, box.around
+        is_main, around = get_ident() == box.main_thread, box.around
         if is_main:
             box.around = box.words[MAIN] = call
         calls = [call]
@@ -512,7 +512,7 @@ class Hooks:
             if is_main:
                 box.around = box.words[MAIN] = around
             box.end(call)
-            if calls:
+            if may_be_none and calls:
                 box.take_back(call, known)
 
 
