@@ -122,9 +122,13 @@ def messages_of_a_backend(rank: int, size: int = 2) -> None:
 
 
 def thread_called_launcher(rank: int, size: int = 2) -> None:
+    def send() -> None:
+        late()
+        dist.send(torch.ones(1), 1, tag=7)
+
     if rank == 0:
         for name in ("launcher", "wait for signals", "time limit", "close the process group"):
-            threading.Thread(target=lambda: (late(), dist.send(torch.ones(1), 1, tag=7)), name=name).start()
+            threading.Thread(target=send, name=name).start()
     else:
         for _ in range(4):
             dist.recv(torch.ones(1), 0, tag=7)
@@ -289,7 +293,7 @@ def call_by_keyword(rank: int, size: int) -> None:
     broadcast = options.BroadcastOptions()
     broadcast.rootRank = 1
     parts, out = [torch.zeros(2), torch.zeros(2)], torch.zeros(4)
-    for call, results, expected in (
+    calls: list[tuple[Callable[[], Any], list[torch.Tensor], list[float]]] = [
         (lambda: group.allreduce(tensors=[tensor]), [tensor], [3.0]),
         (lambda: group.allreduce(opts=options.AllreduceOptions(), tensors=[tensor]), [tensor], [6.0]),
         (lambda: group.allreduce(tensor, op=dist.ReduceOp.MAX), [tensor], [6.0]),
@@ -298,7 +302,8 @@ def call_by_keyword(rank: int, size: int) -> None:
         (lambda: group.allgather(input_tensor=tensor.fill_(rank), output_tensors=parts), parts, [0.0, 1.0]),
         (lambda: group._allgather_base(input=tensor, output=out), [*out.view(2, 2)], [0.0, 1.0]),
         (lambda: group.barrier(timeout=timedelta(seconds=FOREVER)), [], []),
-    ):
+    ]
+    for call, results, expected in calls:
         call().wait()
         assert [each.tolist() for each in results] == [[value] * 2 for value in expected], expected
     tensor.fill_(rank)
@@ -309,12 +314,13 @@ def call_by_keyword(rank: int, size: int) -> None:
         group.recv([tensor], tag=3, srcRank=0).wait()
         group.recv_anysource([tensor], 4).wait()
         assert tensor.tolist() == [0.0, 0.0]
-    for wrong in (
+    refused: list[Callable[[], Any]] = [
         lambda: group.send(tensors=[tensor], dst=1, tag=0), lambda: group.send([tensor], 1), lambda: group.send(),
         lambda: group.allreduce(tensor=[1]), lambda: group.allreduce([tensor], nothing=1), lambda: group.allreduce(),
         lambda: group.broadcast([tensor], 1), lambda: group.recv_anysource(tensors=[tensor], tag=0),
         lambda: group.barrier().wait("soon"), lambda: group.barrier().wait(1, 2),
-    ):  # fmt: skip
+    ]  # fmt: skip
+    for wrong in refused:
         with pytest.raises(TypeError, match="incompatible function arguments"):
             wrong()
     if rank == 0:
