@@ -11,6 +11,8 @@ import time
 from types import FrameType
 from typing import NoReturn
 
+from playground.runtime.threads import OurThread
+
 TERMINATING = (signal.SIGTERM, signal.SIGHUP)
 """Signals that ask a program to end, besides Ctrl-C: from its supervisor, or from a terminal that is closed."""
 DEFAULT = (signal.SIG_DFL, signal.default_int_handler)
@@ -101,7 +103,7 @@ def exit_after(seconds: float) -> None:
     os.register_at_fork(
         after_in_child=lambda: signal.set_wakeup_fd(-1)
     )  # what is sent to a child does not end this process
-    threading.Thread(target=wait_and_exit, args=(signals, seconds), name="wait for signals", daemon=True).start()
+    OurThread(target=wait_and_exit, args=(signals, seconds), name="wait for signals", daemon=True).start()
 
 
 def wait_and_exit(signals: int, seconds: float) -> NoReturn:

@@ -236,7 +236,7 @@ def test_more_than_fits_never_proves_anything() -> None:
     for tag in range(10_000):
         box.call(box.describe(tag, (*DESCRIPTION[:5], tag, 0, ())), 1, False)
     state = View(os.getpid(), box.file).read()
-    assert state.may_act == "what it does on more than 8192 channels"
+    assert state.unnamed == "what it does on more than 8192 channels"
     assert len(box.known) < 10_000
 
 

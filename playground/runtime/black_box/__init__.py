@@ -12,9 +12,12 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 COLLECTIVE, SEND, RECEIVE = "collective", "send", "receive"
-NEW_GROUP, MAKE_DDP, BUFFERS, BACKWARD = "new_group", "DDP's __init__", "DDP's forward", "DDP's backward"
-"""Collectives that call no method of the process group: all ranks of the world meet in the first, and in the others
-DistributedDataParallel compares parameters, broadcasts buffers and averages gradients. Each is counted by itself."""
+NEW_GROUP, SPLIT_GROUP = "new_group", "split_group"
+MAKE_DDP, BUFFERS, BUCKETS, BACKWARD = "DDP's __init__", "DDP's forward", "DDP's buckets", "DDP's backward"
+BY_ITSELF = NEW_GROUP, SPLIT_GROUP, MAKE_DDP, BUFFERS, BUCKETS, BACKWARD
+"""Collectives that call no method of the process group: all ranks of the world meet in the first, the members in the
+second, and in the others DistributedDataParallel compares parameters, broadcasts buffers, agrees on buckets before its
+second forward, and averages gradients. Each is counted by itself."""
 ISSUED, AWAITED, DONE = "issued", "awaited", "done"
 """Where an operation is: it has been called; the main thread is in the call, or waits for its `Work`; it is over."""
 UNASKED = "what its other threads and callbacks do"
@@ -115,7 +118,7 @@ class Operation:
 def channel_of(kind: str, name: str, group: tuple[int, ...], peer: int | None, tag: int, number: int) -> Channel:
     """The kind by which an operation is counted."""
     if kind == COLLECTIVE:
-        return (name if name in (NEW_GROUP, MAKE_DDP, BUFFERS, BACKWARD) else COLLECTIVE), group, None, 0, number
+        return (name if name in BY_ITSELF else COLLECTIVE), group, None, 0, number
     return kind, group, peer, tag, number
 
 
@@ -137,6 +140,8 @@ class RankState:
     """Seconds since its last progress: since the operation it is in was called, or the last one was over."""
     may_act: str = ""
     """What, besides its main thread, may still call operations, or is not known of it: "what thread Thread-1 does"."""
+    unnamed: str = ""
+    """What it has called that is not among its operations: their counts tell nothing of it then."""
     moves: bool = False
     """Whether data is under way to or from it, or may be."""
     worlds: int = 0

@@ -7,28 +7,31 @@ Sources: proc_pid_stat(5), proc_pid_task(5), tcp(7), Linux's include/uapi/linux/
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import re
 import signal
 import socket
 import struct
 import sys
+import sysconfig
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from playground.runtime.black_box.box import TIME_LIMIT, process_status
+from playground.runtime.black_box.box import process_status
+from playground.runtime.black_box.sources import PACKAGE, PACKAGES
 from playground.runtime.meeting.connections import tcp_connections
+from playground.runtime.threads import OurThread
 
 BETWEEN_LOOKS = 0.1
 """Seconds between two looks that show whether something moves."""
-HARMLESS = (
-    "launcher", "watch the peers", "wait for signals", "close the process group", "tqdm_monitor",
-    TIME_LIMIT,
-)  # fmt: skip
+OURS = tuple(os.path.join(PACKAGE, room, "") for room in ("runtime", "algorithms"))
+OF_TORCH = re.compile(r"distributed/\w+\.py|nn/parallel/distributed\.py|autograd/(__init__|graph)\.py")
+"""Code that, in an operation, waits for its other ranks and for nothing else: ours by folder, torch's by file."""
 NAMED, LOOPS = re.compile(r"pt_|gloo_"), re.compile(r"pt_tcpstore|gloo_tcp_loop")
 """Names of torch's threads, which act only if something is called or comes in; of those that also wake up for other
 reasons: their work is seen in the sockets."""
@@ -43,6 +46,8 @@ TCP_INFO, TRANSFER = 11, struct.Struct("=24xI92x2Q")
 """unacked (packets), bytes_acked and bytes_received of struct tcp_info"""
 
 callbacks: weakref.WeakSet[Any] = weakref.WeakSet()
+checks: list[Callable[[], None]] = []
+"""Called before each look: they check that all the program has called is counted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,10 +75,12 @@ def look(spare_port: int = 0) -> Activity | None:
 
 def find_activity(spare_port: int) -> Activity:
     """As `look`. Raises `OSError`."""
+    for check in checks:
+        check()
     sockets = [found for each in tcp_connections() for found in look_at(each, spare_port)]
     threads = [(thread, name, process_status(os.getpid(), "task", thread)) for thread, name in list_threads()]
     return Activity(
-        may_act=find_actor([thread for thread, name, _ in threads if not NAMED.match(name)]),
+        may_act=find_visitor() or find_actor([thread for thread, name, _ in threads if not NAMED.match(name)]),
         in_flight=any(unacked for unacked, *_ in sockets),
         runnable=frozenset(thread for thread, _, status in threads if status[:1] in RUNNABLE),
         transferred=tuple(sorted(transferred for _, *transferred in sockets)),
@@ -108,6 +115,30 @@ def list_threads() -> Iterator[tuple[str, str]]:
                 yield thread, Path(f"/proc/self/task/{thread}/comm").read_text().strip()
 
 
+def find_visitor() -> str:
+    """What the main thread runs, and may wait for, inside an operation that it is in: a hook of backward, a handler of
+    a signal. Empty if it stands in that operation itself."""
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    while frame is not None and is_standard(frame.f_code.co_filename):  # which waits on behalf of its caller
+        frame = frame.f_back
+    if frame is None or waits_for_ranks(frame.f_code.co_filename):
+        return ""
+    return f"what {os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno} in {frame.f_code.co_name} waits for"
+
+
+@functools.cache
+def is_standard(path: str) -> bool:
+    """Whether it is of Python's own library."""
+    return path.startswith(sysconfig.get_path("stdlib")) and not any(name in path for name in PACKAGES)
+
+
+@functools.cache
+def waits_for_ranks(path: str) -> bool:
+    folder = os.path.join(os.path.dirname(sys.modules["torch"].__file__ or ""), "")
+    of_torch = path.startswith(folder) and OF_TORCH.fullmatch(path.removeprefix(folder))
+    return path.startswith(OURS) or bool(of_torch)
+
+
 def find_actor(threads: list[str]) -> str:
     """A source of operations in this process besides its main thread, such as these threads."""
     remote = getattr(sys.modules.get("torch.distributed.rpc.api"), "_is_current_rpc_agent_set", bool)
@@ -118,10 +149,10 @@ def find_actor(threads: list[str]) -> str:
     if remote():
         return "whether a remote call comes"
     main, known = threading.main_thread(), {thread.ident: thread for thread in threading.enumerate()}
-    names = {one: known[one].name if one in known else "of _thread" for one in (*known, *sys._current_frames())}
-    for ident, name in names.items():
-        if ident != main.ident and name not in HARMLESS:
-            return f"what thread {name} does"
+    harmless = OurThread, getattr(sys.modules.get("tqdm._monitor"), "TMonitor", OurThread)
+    for ident in {*known, *sys._current_frames()} - {main.ident}:
+        if not isinstance(thread := known.get(ident), harmless):
+            return f"what thread {thread.name if thread else 'of _thread'} does"
     python = {str(thread.native_id) for thread in known.values()}
     foreign = any(thread not in python and not is_pool(thread) for thread in threads)
     return "what a thread of C or C++ does" if foreign else ""

@@ -28,7 +28,7 @@ from playground.runtime.black_box import AWAITED, DONE, ISSUED, Doing, Operation
 from playground.runtime.black_box.sources import NONE, Sources
 
 NAME = "black-box-of-a-rank"
-MAGIC = int.from_bytes(b"PLAYBOX3", "little")
+MAGIC = int.from_bytes(b"PLAYBOX4", "little")
 SWITCH = "PLAYGROUND_BLACK_BOX"
 CAPACITY = 2048
 """Number of operations in the ring."""
@@ -60,7 +60,7 @@ MAY_GIVE_UP = -1
 TEXTS = RING + RECORD.size * CAPACITY
 LENGTH = TEXTS + TEXT
 TIME_LIMIT = "time limit"
-"""Name of a thread that only reports that the time is up."""
+"""Key of the report that the time is up."""
 FULL = f"what it does on more than {MOST_CHANNELS} channels"
 Description = tuple[str, str, tuple[int, ...], Any, "int | None", int, int, tuple[int, ...]]
 """kind, name, group, dtype, peer, tag, number, members: see `Operation`. The dtype is torch's own."""
@@ -109,6 +109,7 @@ class Box:
         self.described: dict[Description, Known] = {}
         self.channels: dict[Any, int] = {}
         self.raised: dict[type[BaseException], int] = {}
+        self.unnamed: set[str] = set()
         self.lines: dict[str, int] = {}
         self.lines_written = itertools.count()
         self.sources = Sources(lambda line: self.number_line(f"{Path(line[0]).name}:{line[1]} in {line[2]}"))
@@ -140,6 +141,14 @@ class Box:
         if line not in self.lines:
             self.lines[line] = self.write("line", line)
         return self.lines[line]
+
+    def doubt(self, what: str) -> None:
+        """The program has called something that is not counted: `what` it is. From now on nothing is proved of it."""
+        with self.one_at_a_time:
+            if what not in self.unnamed:
+                self.unnamed.add(what)
+                if self.write("unnamed", what) == NONE:
+                    self.words[COUNTS + MOST_CHANNELS - 1] = 1  # see `FULL`
 
     def describe(self, key: Any, description: Description) -> Known:
         """From now on, operations like this are known by `key`."""
@@ -257,6 +266,7 @@ class View:
         operations = {number: read for number in numbers if (read := read_operation(content, number, main, lines))}
         counts = {(a, tuple(b), c, d, e): words[place] for _, place, a, b, c, d, e in of(lines, "channel")}
         inside = operations.get(main)
+        unnamed = next((what for _, what in of(lines, "unnamed")), "")
         latest_times = [max(operation.issued, operation.done) for operation in operations.values()]
         return RankState(
             rank=words[RANK],
@@ -265,7 +275,7 @@ class View:
             waits_for=inside,
             counts=counts,
             since=now - (inside.issued if inside else max(latest_times, default=now)),
-            may_act=FULL if words[COUNTS + MOST_CHANNELS - 1] else "",
+            unnamed=FULL if words[COUNTS + MOST_CHANNELS - 1] else unnamed,
             worlds=worlds,
             is_renumbered=bool(moved),
         )

@@ -107,7 +107,7 @@ def diagnose(states: Sequence[RankState]) -> Diagnosis | None:
     """Who waits for whom, and why; None if no rank waits in an operation, is stopped or dead. Only states of the same
     moment prove a deadlock: states between which no rank has moved."""
     states = leave_out_renumbered(states)
-    graph, idle = WaitGraph(states), WaitGraph([replace(state, may_act="") for state in states])
+    graph, idle = WaitGraph(states), WaitGraph([replace(state, may_act="", unnamed="") for state in states])
     if firm := graph.find_blocked(find_firm(graph), set()):
         blocked = firm | {rank for rank in idle.find_blocked(idle.waits, set()) if idle.waits[rank].missing & firm}
         return explain(idle, blocked, blocked, unknown="")
@@ -118,14 +118,12 @@ def diagnose(states: Sequence[RankState]) -> Diagnosis | None:
 
 
 def find_firm(graph: WaitGraph) -> list[int]:
-    """The ranks that can only wait: no other thread of theirs may act, their operation does not give up, and no data is
-    under way between those that take part in it."""
+    """The ranks that can only wait: all their calls have names, no other thread of theirs may act, their operation does
+    not give up, and no data is under way between those that take part in it."""
     moving = {rank for rank, state in graph.states.items() if state.moves or state.doing == Doing.STOPPED}
-    return [
-        rank
-        for rank, wait in graph.waits.items()
-        if not (graph.states[rank].may_act or wait.operation.may_give_up or moving & wait.parties)
-    ]
+    unknown = {rank for rank, state in graph.states.items() if state.may_act or state.unnamed}
+    waits = ((rank, wait) for rank, wait in graph.waits.items() if rank not in unknown)
+    return [rank for rank, wait in waits if not (wait.operation.may_give_up or moving & wait.parties)]
 
 
 def list_unknown(graph: WaitGraph, blocked: set[int]) -> str:
@@ -134,6 +132,7 @@ def list_unknown(graph: WaitGraph, blocked: set[int]) -> str:
     for rank in {*blocked}.union(*(wait.parties for wait in waits)):
         state = graph.states[rank]
         reasons = (
+            (state.unnamed, True),
             (state.may_act, rank in blocked or state.doing == Doing.FINISHED),
             ("whether data is under way", state.moves),
             ("whether it gives up", rank in blocked and graph.waits[rank].operation.may_give_up),
@@ -152,7 +151,7 @@ def tell(states: Sequence[RankState]) -> str:
 
 def find_mismatch(states: Sequence[RankState]) -> Diagnosis | None:
     """The first operation that ranks called differently, although it may have worked; None if none is known."""
-    graph = WaitGraph(leave_out_renumbered(states))
+    graph = WaitGraph(state for state in leave_out_renumbered(states) if not state.unnamed)
     meetings: dict[tuple[object, ...], dict[int, Operation]] = {}
     for rank, state in graph.states.items():
         for one in list_known(state):

@@ -5,19 +5,27 @@ of them (AND: an all-reduce), some any one (OR: a receive from anyone). Ranks th
 that wait for them, and so on; ranks that are never released are in a deadlock, whatever its cause. Those at fault are
 found by excusing them: if one rank that did what the others expect of it would release all, it is that one.
 
-A deadlock is proved only if nothing is left that could make progress. Where one of these cannot be known the run goes
-on to its timeout, and what is said then begins with "probably":
+**A rank is unknown until everything about its wait has been read.** Only ranks that are known are blocked, or keep
+others blocked: an unknown one may act at any time, and what it seems to have called differently counts for nothing. So
+no rank is accused because of it; the run goes on to its timeout, and what is said then begins with "probably" and names
+what was not known. To be read are: the call and its place among those of its group, the group's ranks and number, the
+limits on its time, that the main thread stands in that call and in nothing that runs inside it, and every other thread,
+callback, timer, call and socket of the process. What is read by whom:
 
 | what could make progress                                    | who looks at it                                     |
 |-------------------------------------------------------------|-----------------------------------------------------|
 | the main thread of a rank that is in no operation           | `Examiner.find_deadlock`, `View.progress`           |
+| code inside an operation: a hook of backward, a handler     | `activity.find_visitor`                             |
 | other threads, Python's and others, callbacks, timers, calls| `activity.find_actor`; a rank that has returned, too|
-| an operation that gives up at a time limit of its own       | `hooks.Hooks.is_limit`                              |
+| an operation that gives up at a time limit of its own       | `hooks.Hooks.read_group`, `hooks.find_timeout`      |
 | data under way, also to and from ranks that have come       | `activity.compare`, and `diagnosis.find_firm`       |
 | a rank that is stopped, not seen, or gives no answer        | `RankState.moves`, `diagnosis.find_firm`            |
 | calls of other groups, members in another order             | `tap.number_of`, `hooks.Hooks.wrap_new_group`       |
+| calls that pass no method that is known, as those from C++  | `hooks.Hooks.check_groups`                          |
+| a group that torch.distributed has not registered           | `hooks.Hooks.read_group`                            |
+| which backward passes average gradients                     | `hooks.Hooks.wrap_forward`                          |
 | a world that the program forms itself, with other numbers   | `leave_out_renumbered`                              |
-| more calls than are counted                                 | `box.FULL`                                          |
+| more calls than are counted                                 | `box.FULL`; these four by `RankState.unnamed`       |
 
 Source: Hilbrich, de Supinski, Schulz, Müller: A Graph Based Approach for MPI Deadlock Detection (2009)
 """
@@ -36,6 +44,7 @@ from playground.runtime.black_box import (
     NEW_GROUP,
     RECEIVE,
     SEND,
+    SPLIT_GROUP,
     Channel,
     Doing,
     Kind,
@@ -44,7 +53,7 @@ from playground.runtime.black_box import (
 )
 
 RENUMBERED = "which rank has which number now"
-NEED_ALL = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier", NEW_GROUP, BACKWARD)
+NEED_ALL = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier", NEW_GROUP, SPLIT_GROUP, BACKWARD)
 """Beginnings of the names of collectives that need all ranks."""
 FROM_ROOT, TO_ROOT = ("broadcast", "scatter"), ("reduce", "gather")
 EQUAL_SHAPES = ("all_reduce", "broadcast", "reduce", "reduce_scatter_tensor", "all_gather_into_tensor")
@@ -94,7 +103,8 @@ class WaitGraph:
         missing = set[int]().union(*(wait.missing for wait in self.waits.values()))
         unseen = missing - self.states.keys()
         self.states |= {rank: RankState(rank=rank, doing=Doing.NOT_SEEN, moves=True) for rank in unseen}
-        self.finished = {rank for rank in self.find_doing(Doing.FINISHED) if not self.states[rank].may_act}
+        ended = self.find_doing(Doing.FINISHED)
+        self.finished = {rank for rank in ended if not (self.states[rank].may_act or self.states[rank].unnamed)}
 
     def find_doing(self, doing: str) -> set[int]:
         return {rank for rank, state in self.states.items() if state.doing == doing}
@@ -125,7 +135,8 @@ class WaitGraph:
         any_one = not (self.pessimistic or name.startswith(NEED_ALL) or (name in TO_ROOT and peer == rank))
         if any_one and peer not in (rank, None) and (name in FROM_ROOT or (name == "gather" and peer in met)):
             others, any_one = others & {peer}, False
-        differing = {one for one in others & met.keys() if find_difference(operation, met[one])}
+        named = {one for one in others & met.keys() if not self.states[one].unnamed}
+        differing = {one for one in named if find_difference(operation, met[one])}
         return Dependency(operation, frozenset(others - met.keys()), frozenset(differing), any_one)
 
     def is_matched(self, rank: int, message: Operation) -> bool:
@@ -220,12 +231,17 @@ def find_difference(one: Operation, other: Operation | None, strictly: bool = Fa
     if one.peer != other.peer:
         return Kind.ROOTS
     equal = one.name in EQUAL_SHAPES
-    same_order = one.shape == other.shape or 1 in (len(one.shape), len(other.shape))  # flat tensors meet others
+    same_order = without_ones(one.shape) == without_ones(other.shape) or 1 in (len(one.shape), len(other.shape))
     if equal and (prod(one.shape) != prod(other.shape) or (strictly and not same_order)):
         return Kind.SHAPES
     if one.dtype != other.dtype and (strictly or (equal and find_width(one.dtype) != find_width(other.dtype))):
         return Kind.DTYPES
     return None
+
+
+def without_ones(shape: Sequence[int]) -> list[int]:
+    """Dimensions that matter for the order of the elements: (2, 3) and (2, 1, 3) have the same."""
+    return [length for length in shape if length != 1]
 
 
 def find_algorithm(name: str) -> str:

@@ -35,6 +35,7 @@ from playground.runtime.meeting.rendezvous import address_towards
 from playground.runtime.meeting.store import connect_as_client
 from playground.runtime.shared_memory import give_up_all
 from playground.runtime.signals import describe_signal
+from playground.runtime.threads import OurThread
 from playground.runtime.untrusted import unpickle
 
 LINK_TIMEOUT = 2.0
@@ -172,7 +173,7 @@ class PeerWatch:
         self.leaving = False
         self.handled = threading.Event()
         """Set by the main thread when it handles a failure."""
-        self.thread = threading.Thread(target=self.run, name="watch the peers", daemon=True)
+        self.thread = OurThread(target=self.run, name="watch the peers", daemon=True)
 
     def start(self) -> None:
         """Begin, in a world whose store can be connected to. All ranks must call this."""

@@ -42,6 +42,7 @@ from playground.runtime.rank.preemption import (
 )
 from playground.runtime.rank.process import finish, flush, run_program
 from playground.runtime.rank.work import Assignment, call
+from playground.runtime.threads import OurThread
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
@@ -86,7 +87,7 @@ class Launcher:
         self.lock = threading.Lock()
         self.main_thread = threading.get_ident()
         close_in_children(line)
-        threading.Thread(target=self.follow_orders, name="launcher", daemon=True).start()
+        OurThread(target=self.follow_orders, name="launcher", daemon=True).start()
 
     def send(self, *message: Any) -> None:
         if self.line.closed:  # this process has been forked from the rank, and came back from what the rank runs

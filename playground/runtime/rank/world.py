@@ -26,6 +26,7 @@ from playground.runtime.meeting.connections import StrangerConnected, open_socke
 from playground.runtime.meeting.environment import RankEnv
 from playground.runtime.meeting.store import await_everyone, choose_interface, connect, leave_together
 from playground.runtime.tap.replacement import Replacement
+from playground.runtime.threads import OurThread
 
 Arguments = dict[str, Any]
 
@@ -132,7 +133,7 @@ class Member:
         self.group = None
         if dist.is_initialized():
             dist.destroy_process_group()
-        threading.Thread(target=group.clear, name="close the process group").start()
+        OurThread(target=group.clear, name="close the process group").start()
 
     def leave(self, present: int | None = None) -> None:
         """Leave the world, with all others: the ranks that are still there, if some have ended by themselves."""
@@ -210,7 +211,7 @@ def init_process_group(*args: Any, **kwargs: Any) -> None:
                 call = ours  # otherwise it may have a store of its own, to which others are still to connect
                 formed.enter_context(member.strangers_shut_out())
         torch_init_process_group(**call)
-    hooks.begin_world(call.get("timeout"))
+    hooks.begin_world()
 
 
 @functools.wraps(torch_destroy_process_group)

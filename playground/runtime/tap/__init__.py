@@ -21,10 +21,11 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import re
 import sys
 import threading
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial, wraps
 from types import FrameType
@@ -55,6 +56,8 @@ METHODS = {
     "reduce": Method("reduce", 0, 0),
     "allgather": Method("all_gather", 1, 0),
     "allgather_coalesced": Method("all_gather_coalesced", 1, 0),
+    "allgather_into_tensor_coalesced": Method("all_gather_into_tensor_coalesced", 1, 0),
+    "all_gather_single_coalesced": Method("all_gather_into_tensor_coalesced", 1, 0),
     "_allgather_base": Method("all_gather_into_tensor", 1, 0),
     "all_gather_single": Method("all_gather_into_tensor", 1, 0),
     "gather": Method("gather", 1, 0),
@@ -62,6 +65,8 @@ METHODS = {
     "reduce_scatter": Method("reduce_scatter", 1, 0),
     "_reduce_scatter_base": Method("reduce_scatter_tensor", 1, 0),
     "reduce_scatter_single": Method("reduce_scatter_tensor", 1, 0),
+    "reduce_scatter_tensor_coalesced": Method("reduce_scatter_tensor_coalesced", 1, 0),
+    "reduce_scatter_single_coalesced": Method("reduce_scatter_tensor_coalesced", 1, 0),
     "alltoall": Method("all_to_all", 1, 0),
     "alltoall_base": Method("all_to_all_single", 1, 0),
     "all_to_all_single": Method("all_to_all_single", 1, 0),
@@ -74,8 +79,40 @@ METHODS = {
 """By the name of the method. Those that this torch lacks are left out: names differ between its versions."""
 METHODS = {method: operation for method, operation in METHODS.items() if hasattr(ProcessGroup, method)}
 MESSAGES = ("send", "recv", "recv_anysource")
-ROOTED = ("broadcast", "reduce", "gather", "scatter")
+ROOT_AT = {"broadcast": 1, "reduce": 1, "gather": 2, "scatter": 2}
+"""By the name of the method: which parameter is the root, or options that have it."""
+PARAMETER = re.compile(r"[(,] ?(\w+): ")
+SIGNATURES = {
+    method: [
+        PARAMETER.findall(line)[1:]  # without self
+        for line in (getattr(ProcessGroup, method).__doc__ or "").splitlines()
+        if f"{method}(self: " in line
+    ]
+    for method in METHODS
+}
+"""By the name of the method, the parameters of each of its overloads: C++ tells them in its documentation alone."""
 _ranks: WeakKeyDictionary[Any, tuple[int, ...]] = WeakKeyDictionary()
+
+
+def by_position(method: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Sequence[Any] | None:
+    """The arguments of a method's call by position, None in the place of one that is left out; None if it takes no such
+    arguments."""
+    if not kwargs:
+        return args
+    for names in SIGNATURES[method]:
+        rest = names[len(args) :]
+        if kwargs.keys() <= {*rest}:
+            return (*args, *(kwargs.get(name) for name in rest[: 1 + max(map(rest.index, kwargs))]))
+    return None
+
+
+def root_of(method: str, args: Sequence[Any]) -> int | None:
+    """The root of a call, as a number in its group, 0 by default; None if the call has none."""
+    if method not in ROOT_AT:
+        return None
+    given = args[ROOT_AT[method]] if len(args) > ROOT_AT[method] else 0
+    root = getattr(given, "rootRank", given)
+    return root if isinstance(root, int) else None
 
 
 def ranks_of(group: Any) -> tuple[int, ...]:
@@ -139,13 +176,9 @@ class Call:
     @property
     def peer(self) -> int | None:
         """Rank in the world: the receiver, the sender, or the root. None if there is none, or the sender is anyone."""
-        if self.method in ("send", "recv"):
-            number = self.args[1]
-        elif METHODS[self.method].name in ROOTED:
-            number = getattr(self.args[-1], "rootRank", None)  # a method may be called without options
-        else:
-            return None
-        return dict(enumerate(self.ranks)).get(number)  # torch is about to refuse one that is none
+        number = self.args[1] if self.method in ("send", "recv") else root_of(self.method, self.args)
+        # torch is about to refuse one that is none
+        return None if number is None else dict(enumerate(self.ranks)).get(number)
 
     @property
     def tag(self) -> int:
@@ -240,7 +273,9 @@ class Tap:
     def wrap_operation(self, method: str, real: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(real)
         def operation(group: Any, *args: Any, **kwargs: Any) -> Any:
-            given = (*args, *kwargs.values())
+            given = by_position(method, args, kwargs)
+            if given is None:  # which torch is about to refuse
+                return real(group, *args, **kwargs)
             waits = bool(given) and not getattr(given[-1], "asyncOp", True)  # as newer versions of torch tell
             blocks, by_torch = (True, False) if waits else find_caller(method)
             call = Call(next(self.numbers), method, group, given, blocks or by_torch)

@@ -16,7 +16,6 @@ import runpy
 import shutil
 import signal
 import sys
-import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -32,6 +31,7 @@ from playground.runtime.launcher.examine import line_of
 from playground.runtime.launcher.launch import launch
 from playground.runtime.rank.rank import Event, report
 from playground.runtime.remote import syntax_errors_in_one_line
+from playground.runtime.threads import OurTimer
 from playground.tools.doctor import Finding, error, warning
 
 SIZES = (2, 3)
@@ -177,8 +177,8 @@ def run_on_rank(rank: int, size: int, here: Path, argv: Sequence[str], seconds: 
     os.setpgid(0, 0)
     report(**{LEADER: os.getpid()})
     if rank == 0:
-        clock = threading.Timer(seconds, report, kwargs={TIME_LIMIT: seconds})
-        clock.name, clock.daemon = TIME_LIMIT, True
+        clock = OurTimer(seconds, report, kwargs={TIME_LIMIT: seconds})
+        clock.daemon = True
         clock.start()
     with open(os.devnull, "w") as nowhere:
         for stream in (1, 2):

@@ -260,7 +260,11 @@ def find_worlds(pid: int) -> list[list[View]]:
         raise UsageError(f"there is no process {pid}: ps -ef lists those that run")
     worlds = {world for box in find_boxes(list_family(pid)) if (world := box.world)}
     if not worlds:
-        raise UsageError(f"process {pid} has started no ranks that may be looked at: name that of a run, as its user")
+        raise UsageError(
+            f"process {pid} has started no ranks that may be looked at. Those of launch() and of python -m playground "
+            "keep a black box, which their user may read, under torchrun, too; torchrun alone gives a script none: "
+            "start its function by launch(), or examine it by python -m playground doctor SCRIPT"
+        )
     boxes = [*find_boxes(int(entry) for entry in os.listdir("/proc") if entry.isdigit())]
     return [[box for box in boxes if box.world == world] for world in sorted(worlds)]
 
@@ -289,10 +293,10 @@ def look_twice(boxes: Sequence[View]) -> list[RankState]:
     "why", click.argument("pid", type=click.IntRange(min=1)), only=("as_json",), short_help=TOOLS["why"].purpose
 )
 def why_command(session: Session, pid: int) -> None:
-    """Say who waits for whom in the run of process PID: that of `python -m playground`, of your script, of pytest or
-    torchrun, or any rank's. The run goes on undisturbed.
+    """Say who waits for whom in the run of process PID: that of `python -m playground`, of a script that calls
+    `launch()`, of pytest, of a torchrun of one of our commands, or any rank's. The run goes on undisturbed.
 
-    Ranks on other hosts are not seen from here.
+    Not seen from here: ranks on other hosts, and those of a script that torchrun alone has started.
     """
     worlds = [look_twice(boxes) for boxes in find_worlds(pid)]
     found = [{"ranks": ranks, "diagnosis": diagnosis.diagnose(ranks)} for ranks in worlds]
