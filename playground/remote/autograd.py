@@ -29,7 +29,9 @@ class RemoteGraph:
     def __init__(self, function: Callable[..., Any], inputs: tuple[torch.Tensor, ...]) -> None:
         differentiable = (tensor.is_floating_point() or tensor.is_complex() for tensor in inputs)
         # a tensor that is passed twice arrives as one: each place has a gradient of its own, and the caller adds them
-        self.inputs = [tensor.detach().requires_grad_(each) for tensor, each in zip(inputs, differentiable, strict=True)]
+        self.inputs = [
+            tensor.detach().requires_grad_(each) for tensor, each in zip(inputs, differentiable, strict=True)
+        ]
         with torch.enable_grad():
             self.output = function(*self.inputs)
 

@@ -27,7 +27,7 @@ BETWEEN_LOOKS = 0.1
 """Seconds between two looks that show whether something moves."""
 HARMLESS = (
     "launcher", "watch the peers", "wait for signals", "close the process group", "tqdm_monitor",
-    TIME_LIMIT,
+    "admit to the store", TIME_LIMIT,
 )  # fmt: skip
 NAMED, LOOPS = re.compile(r"pt_|gloo_"), re.compile(r"pt_tcpstore|gloo_tcp_loop")
 """Names of torch's threads, which act only if something is called or comes in; of those that also wake up for other
