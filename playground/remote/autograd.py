@@ -27,7 +27,11 @@ class RemoteGraph:
     """The part of a graph that was computed here for a remote caller. It lives as long as the caller's part."""
 
     def __init__(self, function: Callable[..., Any], inputs: tuple[torch.Tensor, ...]) -> None:
-        self.inputs = [tensor.requires_grad_(tensor.is_floating_point()) for tensor in inputs]
+        differentiable = (tensor.is_floating_point() or tensor.is_complex() for tensor in inputs)
+        # a tensor that is passed twice arrives as one: each place has a gradient of its own, and the caller adds them
+        self.inputs = [
+            tensor.detach().requires_grad_(each) for tensor, each in zip(inputs, differentiable, strict=True)
+        ]
         with torch.enable_grad():
             self.output = function(*self.inputs)
 
@@ -35,8 +39,10 @@ class RemoteGraph:
         return self.output.detach()
 
     def backward(self, gradient: torch.Tensor) -> list[torch.Tensor | None]:
-        """Run the backward pass here. Returns the inputs' gradients."""
-        self.output.backward(gradient)
+        """Run the backward pass here. Returns the inputs' gradients, each time afresh."""
+        for tensor in self.inputs:
+            tensor.grad = None
+        self.output.backward(gradient, retain_graph=True)  # the caller may ask again
         return [tensor.grad for tensor in self.inputs]
 
 

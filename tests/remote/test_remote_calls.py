@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import threading
 import time
 import traceback
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -193,6 +195,34 @@ def gradient_of_kept() -> torch.Tensor:
 def test_backward_goes_on_across_ranks(world: Worlds) -> None:
     [differences, _] = world(2).run(backward_over_ranks)
     assert max(differences) <= 1e-12
+
+
+FUNCTIONS: list[Callable[..., torch.Tensor]] = [torch.mul, torch.matmul, lambda one, other: one.sin() * other + one]
+
+
+def apply_function(number: int, *inputs: torch.Tensor) -> torch.Tensor:
+    return FUNCTIONS[number](*inputs)
+
+
+def differentiate_twice(rank: int, size: int) -> list[bool]:
+    """Whether gradients are those of one process: of two inputs, of one in both places, and again by a second call."""
+    found = []
+    with Agent() as agent:
+        for dtype, number, same in itertools.product((torch.float64, torch.complex128), range(3), (True, False)):
+            torch.manual_seed(rank)
+            one = torch.randn(3, 3, dtype=dtype, requires_grad=True)
+            other = one if same else torch.randn(3, 3, dtype=dtype, requires_grad=True)
+            there = apply_remotely(agent, 1 - rank, partial(apply_function, number), one, other)
+            here = apply_function(number, one, other)
+            for output in (there, there):
+                ours = torch.autograd.grad(output.abs().sum(), (one, other), retain_graph=True)
+                due = torch.autograd.grad(here.abs().sum(), (one, other), retain_graph=True)
+                found.append(all(map(torch.allclose, ours, due)))
+    return found
+
+
+def test_gradients_are_those_of_one_process(world: Worlds) -> None:
+    assert world(2).run(differentiate_twice) == [[True] * 24] * 2
 
 
 def end_or_wait(end: bool) -> None:

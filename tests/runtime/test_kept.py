@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import signal
+import socket
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -77,6 +80,14 @@ CHANGES: list[Callable[[], object]] = [
     lambda: os.fork() or os._exit(0),
     lambda: os.chdir("/"),
     lambda: sys.stdout.close(),
+    lambda: os.umask(0o077 ^ os.umask(0)),
+    gc.disable,
+    lambda: gc.set_threshold(1),
+    gc.freeze,
+    lambda: socket.setdefaulttimeout(1),
+    lambda: setattr(torch.backends.mkldnn, "enabled", False),
+    lambda: torch.set_flush_denormal(True),
+    lambda: warnings.simplefilter("ignore"),
 ]
 
 

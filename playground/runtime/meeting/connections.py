@@ -1,31 +1,48 @@
 """This process's TCP connections: listed, ended, and kept from other users of this machine in a world that we have
 launched, as loopback is open to all of them.
 
-Neither torch's store nor gloo asks who connects. But no rank has to connect any more once a process group of gloo is
-formed: from then on the kernel drops whatever arrives where a rank listens, and it says whose the connections are that
-were there before. (Linux only.) The ranks of nccl connect, and its threads come to the store, later too.
+Neither torch's store nor gloo asks who connects. But no rank has to connect to gloo any more once a process group is
+formed: from then on, until the next is being formed, the kernel drops whatever arrives where gloo listens, and it says
+whose the connections are that were there before. To the store, processes of the ranks may connect later too: what they
+send reaches it once the kernel has said whose they are. (Linux only.) The ranks of nccl connect later too.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import ipaddress
+import itertools
 import os
+import re
+import select
 import socket
 import stat
 import struct
 import time
-from collections.abc import Container, Iterator
+from collections.abc import Iterator
+from pathlib import Path
 
 ACCEPT_LIMIT = 5.0
 """Seconds in which whatever has connected must be accepted: the thread that does so has little else to do."""
-SO_ATTACH_FILTER = 26
-DROP_ALL = ctypes.create_string_buffer(struct.pack("HBBI", 0x06, 0, 0, 0))
-"""A program of one instruction: of every packet, keep 0 bytes. Source: Documentation/networking/filter.rst"""
+SO_ATTACH_FILTER, SO_DETACH_FILTER = 26, 27
+Filter = tuple[tuple[int, int, int, int], ...]
+"""Instructions: operation, jumps, operand. Source: Documentation/networking/filter.rst"""
+NOTHING: Filter = ((0x06, 0, 0, 0),)
+"""Of every packet, keep 0 bytes."""
+NO_DATA: Filter = (
+    *((0x30, 0, 0, 12), (0x54, 0, 0, 0xF0), (0x74, 0, 0, 2), (0x07, 0, 0, 0)),  # X: bytes of TCP's header
+    *((0x80, 0, 0, 0), (0x1D, 0, 1, 0), (0x06, 0, 0, 0xFFFFFFFF), (0x06, 0, 0, 0)),  # keep what has no more
+)
+"""Keep what makes a connection and ends it. Those that are accepted there have this filter too, until it is taken off:
+then the other end sends what was dropped again."""
 NETLINK_SOCK_DIAG, SOCK_DIAG_BY_FAMILY, NLM_F_REQUEST = 4, 20, 1
-UID_OFFSET = 80
-"""Bytes from the beginning of the kernel's answer. Source: struct inet_diag_msg, sock_diag(7)"""
+OWNER = struct.Struct("80xII")
+"""User and inode in the kernel's answer. Source: struct inet_diag_msg, sock_diag(7)"""
+LOOK_AGAIN, LOOK_ANYWAY = 0.1, 1.0
+"""Seconds after which a connection that has arrived is looked for again, as it has no descriptor until it is accepted;
+and after which all are looked at, in case that took long."""
 
 
 def open_sockets() -> dict[int, int]:
@@ -39,15 +56,12 @@ def open_sockets() -> dict[int, int]:
     return found
 
 
-def tcp_sockets(known: Container[int] = ()) -> Iterator[socket.socket]:
-    """A duplicate of each TCP socket of this process, except those whose inodes are `known`. It is closed when the next
-    one is asked for."""
-    for inode, descriptor in open_sockets().items():
-        with contextlib.suppress(OSError):  # closed by now
-            if inode not in known:
-                with socket.socket(fileno=os.dup(descriptor)) as duplicate:
-                    if duplicate.family in (socket.AF_INET, socket.AF_INET6) and duplicate.type == socket.SOCK_STREAM:
-                        yield duplicate
+def tcp_sockets() -> Iterator[socket.socket]:
+    """A duplicate of each TCP socket of this process. It is closed when the next one is asked for."""
+    for descriptor in open_sockets().values():
+        with contextlib.suppress(OSError), duplicate(descriptor) as each:  # or closed by now
+            if each.family in (socket.AF_INET, socket.AF_INET6) and each.type == socket.SOCK_STREAM:
+                yield each
 
 
 def tcp_connections() -> Iterator[socket.socket]:
@@ -73,38 +87,110 @@ class StrangerConnected(Exception):
     """A process of another user has connected to this one."""
 
 
-def shut_out_strangers(known: set[int]) -> None:
-    """Take no connection any more at this process's listening sockets, and make sure whose those are that it has.
+def gloo_sockets() -> Iterator[socket.socket]:
+    """As `tcp_sockets`: those of gloo. What its threads wait with, unlike that of Python, libuv and others, is not to
+    be closed when a program is executed."""
+    watched = set()
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):  # closed by now
+            if os.readlink(f"/proc/self/fd/{name}") == "anon_inode:[eventpoll]" and os.get_inheritable(int(name)):
+                watched |= {*re.findall(r" ino:(\w+)", Path(f"/proc/self/fdinfo/{name}").read_text())}
+    return (each for each in tcp_sockets() if f"{os.fstat(each.fileno()).st_ino:x}" in watched)
 
-    Sockets whose inodes are `known` are left alone. Raises `StrangerConnected` if a connection is another user's, or is
-    not accepted.
+
+def store_sockets(port: int) -> Iterator[socket.socket]:
+    """As `tcp_sockets`: those of a store that this process serves at this port."""
+    return (each for each in tcp_sockets() if each.getsockname()[1] == port)
+
+
+def let_ranks_connect() -> None:
+    """Take connections where gloo listens: a group that is split from another uses the sockets of that one."""
+    for each in gloo_sockets():
+        remove_filter(each)
+
+
+def shut_out_strangers(store_port: int = 0) -> None:
+    """Take no connection any more where gloo listens, and no data where the store does, if a port is given and the
+    store is served here. Make sure whose the connections are that are there.
+
+    Raises `StrangerConnected` if one is another user's, or is not accepted.
     """
     with contextlib.suppress(OSError), contextlib.ExitStack() as opened:  # some systems (gVisor) offer only part of it
-        doors = []
-        for each in tcp_sockets(known):
+        doors = [opened.enter_context(duplicate(each.fileno())) for each in gloo_sockets() if is_listening(each)]
+        for door in doors:
+            put_filter(door, NOTHING)
+        for each in store_sockets(store_port):
             if is_listening(each):
-                close_door(each)
-                doors.append(opened.enter_context(each.dup()))
+                put_filter(each, NO_DATA)
+                doors.append(opened.enter_context(duplicate(each.fileno())))
         await_accepted(doors)
-        kernel = opened.enter_context(socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, NETLINK_SOCK_DIAG))
+        kernel = opened.enter_context(open_kernel())
         ports = {door.getsockname()[1] for door in doors}
-        for each in tcp_sockets(known):
-            with contextlib.suppress(OSError):  # broken by now, or this kernel does not say
+        for each in itertools.chain(gloo_sockets(), store_sockets(store_port)):
+            with contextlib.suppress(OSError):  # it listens, is broken by now, or this kernel does not say
                 here, there = each.getsockname(), each.getpeername()
                 # Of a connection that this process has asked for, the other end may not be accepted yet.
                 owner = ask_owner(kernel, there, here if here[1] in ports else None)
-                if owner != os.geteuid():
+                if owner != os.geteuid() and not has_filter(each):
                     raise StrangerConnected(f"{there[0]}:{there[1]} is a process of another user (id {owner})")
+
+
+def admit_to_store(port: int) -> None:
+    """The body of a thread: of what has connected to the store since strangers were shut out, let what this user's
+    processes send come through, and hang up on others."""
+    with contextlib.suppress(OSError), contextlib.ExitStack() as opened:  # as above
+        [door] = [opened.enter_context(duplicate(each.fileno())) for each in store_sockets(port) if is_listening(each)]
+        kernel, arrivals = opened.enter_context(open_kernel()), opened.enter_context(select.epoll())
+        arrivals.register(door, select.EPOLLIN | select.EPOLLET)  # tells of each, though another thread accepts it
+        arrived = True
+        while True:
+            for each in store_sockets(port):
+                if has_filter(each) and not is_listening(each):
+                    admit(each, kernel)
+            arrived = bool(arrivals.poll(LOOK_AGAIN if arrived else LOOK_ANYWAY))
+
+
+def admit(connection: socket.socket, kernel: socket.socket) -> None:
+    """Let what this user sends come through. To hang up on others."""
+    with contextlib.suppress(OSError):  # the other end has hung up
+        if ask_owner(kernel, connection.getpeername(), connection.getsockname()) == os.geteuid():
+            return remove_filter(connection)
+    with contextlib.suppress(OSError):
+        connection.shutdown(socket.SHUT_RDWR)
+
+
+def duplicate(descriptor: int) -> socket.socket:
+    """A duplicate of a socket. Whether that blocks, which both share, stays as it is: the thread of gloo that accepts
+    connections hangs in `accept` otherwise, and with it split_group. (`socket.dup` sets it, and so does
+    `socket.setdefaulttimeout`.)"""
+    blocking = os.get_blocking(descriptor)
+    made = socket.socket(fileno=os.dup(descriptor))
+    if os.get_blocking(descriptor) != blocking:
+        os.set_blocking(descriptor, blocking)
+    return made
 
 
 def is_listening(each: socket.socket) -> bool:
     return bool(each.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
 
 
-def close_door(listener: socket.socket) -> None:
-    """Have the kernel drop what arrives there. (To close the socket would be an error to the thread that polls it.)"""
-    program = struct.pack("HP", 1, ctypes.addressof(DROP_ALL))
-    listener.setsockopt(socket.SOL_SOCKET, SO_ATTACH_FILTER, program)
+def put_filter(each: socket.socket, instructions: Filter) -> None:
+    """Have the kernel drop what arrives there, or part of it. (To close a socket where gloo listens would be an error
+    to the thread that polls it.)"""
+    program = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *one) for one in instructions))
+    each.setsockopt(
+        socket.SOL_SOCKET, SO_ATTACH_FILTER, struct.pack("HP", len(instructions), ctypes.addressof(program))
+    )
+
+
+def has_filter(each: socket.socket) -> bool:
+    """Whether it has one. (The kernel takes the size for a number of instructions, of 8 bytes each.)"""
+    return bool(each.getsockopt(socket.SOL_SOCKET, SO_ATTACH_FILTER, 8 * len(NO_DATA)))
+
+
+def remove_filter(each: socket.socket) -> None:
+    with contextlib.suppress(OSError):  # it has none
+        each.setsockopt(socket.SOL_SOCKET, SO_DETACH_FILTER, 0)
 
 
 def await_accepted(doors: list[socket.socket]) -> None:
@@ -115,6 +201,11 @@ def await_accepted(doors: list[socket.socket]) -> None:
         if time.monotonic() > end:
             raise StrangerConnected(f"what has connected is not accepted within {ACCEPT_LIMIT:g} s")
         time.sleep(0.001)
+
+
+def open_kernel() -> socket.socket:
+    """A connection to the kernel that knows whose sockets are."""
+    return socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, NETLINK_SOCK_DIAG)
 
 
 def ask_owner(kernel: socket.socket, address: tuple[str, int], peer: tuple[str, int] | None) -> int:
@@ -131,7 +222,10 @@ def ask_owner(kernel: socket.socket, address: tuple[str, int], peer: tuple[str, 
     answer = kernel.recv(4096)
     if struct.unpack_from("H", answer, 4)[0] != SOCK_DIAG_BY_FAMILY:
         raise OSError(-struct.unpack_from("i", answer, 16)[0], "the kernel knows of no such socket")
-    return int(struct.unpack_from("I", answer, UID_OFFSET)[0])
+    owner, inode = OWNER.unpack_from(answer)
+    if not inode:
+        raise OSError(errno.ENOENT, "the socket is closed, and belongs to nobody")
+    return int(owner)
 
 
 def pack_address(address: tuple[str, int]) -> tuple[int, bytes, int]:

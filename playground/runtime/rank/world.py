@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import gc
 import inspect
 import os
 import signal
@@ -11,8 +12,10 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Iterator
+import warnings
+from collections.abc import Callable, Iterator
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,13 +25,20 @@ from playground.runtime import backends, host
 from playground.runtime.black_box.box import open_box
 from playground.runtime.black_box.hooks import hooks
 from playground.runtime.errors import RankFailed
-from playground.runtime.meeting.connections import StrangerConnected, open_sockets, shut_out_strangers
-from playground.runtime.meeting.environment import RankEnv
+from playground.runtime.meeting.connections import (
+    StrangerConnected,
+    admit_to_store,
+    let_ranks_connect,
+    shut_out_strangers,
+)
+from playground.runtime.meeting.environment import SERVED_BY_TORCHRUN, RankEnv
 from playground.runtime.meeting.store import await_everyone, choose_interface, connect, leave_together
 from playground.runtime.tap.replacement import Replacement
 from playground.runtime.threads import OurThread
 
 Arguments = dict[str, Any]
+SUBNORMAL = 1e-40
+"""A float32 that is 0 where such numbers are flushed to zero."""
 
 
 class Member:
@@ -42,10 +52,8 @@ class Member:
         self.box = open_box(env.rank, env.size, env.rendezvous.place)
         self.groups_formed = 0
         self.group: dist.ProcessGroup | None = None
-        self.sockets: set[int] | None = {*open_sockets()}
-        """Inodes of those that are neither the store's nor the first group's, until that is formed."""
-        if listener:  # is the store's
-            self.sockets.discard(os.fstat(listener.fileno()).st_ino)
+        self.forming, self.lock = 0, threading.Lock()
+        """How many groups are being formed, each by a thread of its own."""
         torch.set_num_threads(host.threads_per_rank(env.local_size))
         host.use_batch_scheduling()
         host.keep_freed_memory()
@@ -60,35 +68,62 @@ class Member:
         choose_interface(env.rendezvous)
         # For torch and others. Source: https://docs.pytorch.org/docs/stable/elastic/run.html#environment-variables
         place = {"LOCAL_RANK": env.local_rank, "LOCAL_WORLD_SIZE": env.local_size}
-        place |= {} if self.joined else {"RANK": env.rank, "WORLD_SIZE": env.size}
-        os.environ.update({name: str(number) for name, number in place.items()} | self.address)
+        place |= {} if self.joined else {"RANK": env.rank, "WORLD_SIZE": env.size, SERVED_BY_TORCHRUN: True}
+        os.environ.update({name: str(value) for name, value in place.items()} | self.address)
+        members[:] = [self]
         try:
-            with self.strangers_shut_out():
-                torch_init_process_group(
-                    self.backend.name, store=self.open_store(), rank=env.rank, world_size=env.size,
-                    timeout=timedelta(seconds=timeout), device_id=self.device,
-                )  # fmt: skip
+            torch_init_process_group(
+                self.backend.name, store=self.open_store(), rank=env.rank, world_size=env.size,
+                timeout=timedelta(seconds=timeout), device_id=self.device,
+            )  # fmt: skip
+            if self.groups_formed == 1:
+                self.close_store()
         except RuntimeError as error:  # dist.DistError is one; ProcessGroupNCCL2 raises no other
             words = self.backend.explain_init_failure(error)
             raise RankFailed(env.rank, env.size, f"could not enter the world: {words}") from error
         self.group = dist.group.WORLD
         self.store.add(self.group_name, 1)
-        members[:] = [self]
         if self.box:
             hooks.begin_program(self.box, timedelta(seconds=timeout))
 
+    @property
+    def can_shut_out(self) -> bool:
+        """Whether strangers can be kept out: if we have launched this world, and its ranks have all connected once a
+        process group is formed."""
+        return not self.joined and not self.backend.connects_later()
+
     @contextlib.contextmanager
     def strangers_shut_out(self) -> Iterator[None]:
-        """While a process group is formed. In a world that we have launched, its sockets take no connection after that,
-        and with the first group the store takes none either. Raises `RankFailed` if another user has connected."""
-        known, self.sockets = {*open_sockets()} if self.sockets is None else self.sockets, None
-        yield
-        if not self.joined and not self.backend.connects_later():
-            try:
-                shut_out_strangers(known)
-            except StrangerConnected as error:
-                words = f"is not alone with the ranks of its world: {error}"
-                raise RankFailed(self.env.rank, self.env.size, words) from None
+        """While gloo forms a group: its sockets take connections, and none after that. Raises `RankFailed` if another
+        user has connected."""
+        if not self.can_shut_out:
+            yield
+            return
+        with self.lock:
+            self.forming += 1
+            let_ranks_connect()
+        try:
+            yield
+        finally:
+            with self.lock:
+                self.forming -= 1
+                if not self.forming:
+                    self.shut_out_strangers()
+
+    def close_store(self) -> None:
+        """From now on, as all ranks have come, the store hears only processes of this user."""
+        if self.can_shut_out:
+            port = self.env.rendezvous.port
+            self.shut_out_strangers(port)
+            if self.env.rank == 0:
+                OurThread(target=admit_to_store, args=(port,), name="admit to the store", daemon=True).start()
+
+    def shut_out_strangers(self, store_port: int = 0) -> None:
+        try:
+            shut_out_strangers(store_port)
+        except StrangerConnected as error:
+            words = f"is not alone with the ranks of its world: {error}"
+            raise RankFailed(self.env.rank, self.env.size, words) from None
 
     @property
     def address(self) -> dict[str, str]:
@@ -106,6 +141,8 @@ class Member:
             self.await_group()
             self.drop_groups()
         moved = any(os.environ.get(name) != value for name, value in self.address.items())
+        if moved:
+            os.environ.pop(SERVED_BY_TORCHRUN, None)
         if moved or call.get("store") is not None or call.get("init_method") not in (None, "env://"):
             return call
         store = self.open_store()
@@ -183,7 +220,15 @@ def read_settings() -> list[Any]:
         (torch.get_default_dtype(), torch.get_default_device(), torch.get_num_threads()),
         (torch.is_grad_enabled(), torch.is_anomaly_enabled(), torch.are_deterministic_algorithms_enabled()),
         (torch.get_float32_matmul_precision(), torch.is_autocast_enabled("cpu")),
+        (torch.backends.mkldnn.enabled, torch.tensor(SUBNORMAL).mul(1.0).item(), torch.is_inference_mode_enabled()),
+        (read_umask(), socket.getdefaulttimeout(), list(warnings.filters)),
+        (gc.isenabled(), gc.get_threshold(), gc.get_freeze_count(), gc.get_debug(), list(gc.callbacks)),
     ]
+
+
+def read_umask() -> str:
+    """The permissions that new files of this process do not get. (To read it otherwise is to set it.)"""
+    return next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("Umask"))
 
 
 def has_children() -> bool:
@@ -197,7 +242,7 @@ def has_children() -> bool:
 
 members: list[Member] = []
 """The world that this process is a member of, if any."""
-torch_init_process_group, torch_new_group = dist.init_process_group, dist.new_group
+torch_init_process_group = dist.init_process_group
 torch_destroy_process_group = dist.destroy_process_group
 
 
@@ -205,12 +250,10 @@ torch_destroy_process_group = dist.destroy_process_group
 def init_process_group(*args: Any, **kwargs: Any) -> None:
     """torch's own; a rank of a world that we have launched may call it although its process group stands already."""
     call = inspect.signature(torch_init_process_group).bind(*args, **kwargs).arguments
-    with contextlib.ExitStack() as formed:
-        for member in members:
-            if not member.joined and (ours := member.make_way(call)) is not call:
-                call = ours  # otherwise it may have a store of its own, to which others are still to connect
-                formed.enter_context(member.strangers_shut_out())
-        torch_init_process_group(**call)
+    for member in members:
+        if not member.joined:
+            call = member.make_way(call)
+    torch_init_process_group(**call)
     hooks.begin_world()
 
 
@@ -225,17 +268,28 @@ def destroy_process_group(group: dist.ProcessGroup | None = None) -> None:
     torch_destroy_process_group(group)
 
 
-@functools.wraps(torch_new_group)
-def new_group(*args: Any, **kwargs: Any) -> Any:
-    """torch's own; in a world that we have launched, only ranks are in the group."""
-    with contextlib.ExitStack() as formed:
-        for member in members:
-            formed.enter_context(member.strangers_shut_out())
-        return torch_new_group(*args, **kwargs)
+def shut_out_strangers_after(connect: Callable[..., Any]) -> Callable[..., Any]:
+    """Of torch's functions that have gloo connect ranks: the same, and only ranks are connected then."""
+
+    @functools.wraps(connect)
+    def connect_ranks_only(*args: Any, **kwargs: Any) -> Any:
+        with contextlib.ExitStack() as formed:
+            for member in members:
+                formed.enter_context(member.strangers_shut_out())
+            return connect(*args, **kwargs)
+
+    return connect_ranks_only
 
 
 # Modules imported from here on find these: the user's too, because the fork server imports ours first.
 for _module in (dist, dist.distributed_c10d):
     Replacement(_module, "init_process_group", lambda _: init_process_group).install()
-    Replacement(_module, "new_group", lambda _: new_group).install()
     Replacement(_module, "destroy_process_group", lambda _: destroy_process_group).install()
+# All that forms groups of gloo comes to these methods of torch's classes, under whatever name it was imported.
+for _owner, _name in (
+    (dist.ProcessGroupGloo, "__init__"),
+    (dist.ProcessGroup, "split_group"),
+    (dist.ProcessGroup, "merge_remote_group"),
+):
+    if hasattr(_owner, _name):  # older versions of torch split no groups
+        Replacement(_owner, _name, shut_out_strangers_after).install()
