@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch._C import DisableTorchFunction
 from torch._C._distributed_c10d import Backend, Work, _create_work_from_future
 
 from playground.algorithms import shared_memory
@@ -32,12 +33,19 @@ from playground.runtime.tap.replacement import Replacement
 
 INLINE = 256 * 1024
 """Bytes up to which an asynchronous collective is over before a thread would have begun it, if all ranks come to it."""
+NO_TIMEOUT = timedelta(0)
+"""In torch's options and arguments, this or less says that none is given."""
 HANDED_ON = (
     "allgather", "allgather_coalesced", "all_gather_single_coalesced", "allreduce_coalesced", "alltoall",
-    "alltoall_base", "all_to_all_single", "barrier", "gather", "gather_single", "reduce", "reduce_scatter",
+    "alltoall_base", "all_to_all_single", "gather", "gather_single", "reduce", "reduce_scatter",
     "reduce_scatter_single_coalesced", "scatter", "_get_sequence_number_for_group", "_set_sequence_number_for_group",
 )  # fmt: skip
 """The operations of gloo."""
+TYPES = {
+    torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int8, torch.uint8, torch.bool, torch.int32,
+    torch.int64,
+}  # fmt: skip
+"""Those of gloo, which refuses others on all ranks before anything is done."""
 _backends: weakref.WeakKeyDictionary[Any, SharedMemory] = weakref.WeakKeyDictionary()
 """By process group: TORCH_DISTRIBUTED_DEBUG=DETAIL puts a wrapper around one, which does not keep what is in Python."""
 
@@ -53,7 +61,8 @@ class SharedMemory(Backend):
         """All ranks of the group come here; `world` is the number of each in the world."""
         super().__init__(rank, size)
         self.gloo = dist.ProcessGroupGloo(store, rank, size, timeout)
-        self.segment: Any = self.open_segment(world)
+        with DisableTorchFunction():  # no mode or default device of the program's is in force
+            self.segment: Any = self.open_segment(world)
         """The memory that all ranks of the group share; None if they share none."""
         self.calls = Calls()
         weakref.finalize(self, self.calls.waiting.put, None)
@@ -114,6 +123,14 @@ class SharedMemory(Backend):
         call = partial(reduce_scatter_by, reduce, output, input, op, self.rank(), self.size())
         return self.call(call, [output], opts)
 
+    def barrier(self, opts: Any) -> Any:
+        """That of gloo, which waits for what is under way on this rank."""
+        if self.calls.is_idle():
+            return self.gloo.barrier(opts)
+        work, begun = self.gloo.barrier(opts), torch.futures.Future()  # gloo numbers its calls when they are made
+        self.calls.start(work.wait, begun.set_result)
+        return FutureWork(begun.then(partial(give, [])))
+
     all_gather_single, reduce_scatter_single = _allgather_base, _reduce_scatter_base  # as torch 2.14 calls them
 
     def monitored_barrier(self, opts: Any, wait_all_ranks: bool) -> None:
@@ -134,18 +151,20 @@ class SharedMemory(Backend):
         self.gloo.abort()
 
     def is_ours(self, tensors: list[torch.Tensor], op: Any = Op.SUM) -> bool:
-        """Whether the ranks share memory, and our collectives are defined for these."""
-        if not self.segment or len(tensors) != 1 or tensors[0].device.type != "cpu" or op not in ADDS:
+        """Whether the ranks share memory, and gloo would do this, too: what it refuses is left to it."""
+        if not self.segment or len(tensors) != 1 or (tensor := tensors[0]).dtype not in TYPES or op not in ADDS:
             return False
         try:
-            check(tensors[0].dtype, op)
+            check(tensor.dtype, op)
         except ValueError:
             return False
-        return tensors[0].layout == torch.strided
+        return tensor.device.type == "cpu" and tensor.layout == torch.strided
 
     def call(self, call: Callable[[], None], tensors: list[torch.Tensor], opts: Any) -> Any:
         """Make this call, after those before it: here and now, or in a thread. Returns its `Work`."""
         (segment := self.segment).check()
+        if opts.timeout > NO_TIMEOUT:
+            call = partial(segment.within, opts.timeout.total_seconds(), call)
         try:
             begun: torch.futures.Future[Any] = torch.futures.Future()
             error: BaseException | None = None
@@ -182,10 +201,13 @@ class FutureWork(Work):
 
     def __init__(self, future: torch.futures.Future[Any]) -> None:
         super().__init__()
-        self.future = future
+        self.future, self.ended = future, threading.Event()
+        future.add_done_callback(lambda _: self.ended.set())
 
-    def wait(self, *timeout: timedelta) -> bool:
-        """Wait as long as the group's timeout allows."""
+    def wait(self, timeout: timedelta = NO_TIMEOUT) -> bool:
+        """Wait as long as the call may take, or as long as is said here: then it goes on, and can be waited for."""
+        if timeout > NO_TIMEOUT and not self.ended.wait(timeout.total_seconds()):
+            raise RuntimeError("Operation timed out!")
         self.future.wait()
         return True
 
@@ -200,8 +222,8 @@ class Message(Work):
         super().__init__()
         self.work, self.ended = work, False
 
-    def wait(self, *timeout: timedelta) -> bool:
-        self.work.wait(*timeout)
+    def wait(self, timeout: timedelta = NO_TIMEOUT) -> bool:
+        self.work.wait(timeout)
         self.ended = True
         return True
 
