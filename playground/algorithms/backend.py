@@ -20,9 +20,9 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.autograd.graph import increment_version
 from torch._C import DisableTorchFunction
 from torch._C._distributed_c10d import Backend, Work
+from torch.autograd.graph import increment_version
 
 from playground.algorithms import shared_memory
 from playground.algorithms.background import Calls, attempt
@@ -108,9 +108,10 @@ class SharedMemory(Backend):
     @unseen
     def allreduce(self, tensors: list[torch.Tensor], opts: Any) -> Any:
         op = kind(opts.reduceOp)
-        if not self.is_ours(tensors, op) or op == Op.AVG and not is_written(tensors[0]):
+        if not self.is_ours(tensors, op) or (op == Op.AVG and not is_written(tensors[0])):
             return self.gloo.allreduce(tensors, opts)
-        call = partial(all_reduce_by, partial(shared_memory.all_reduce, self.segment, op=op), *tensors, op, self.size())
+        reduce = partial(shared_memory.all_reduce, self.segment, op=op)
+        call = partial(all_reduce_by, reduce, tensors[0], op, self.size())
         return self.call(counted(tensors, call) if op == Op.AVG else call, tensors, opts)
 
     @unseen
@@ -137,7 +138,7 @@ class SharedMemory(Backend):
             return self.gloo._reduce_scatter_base(output, input, opts)
         reduce = partial(shared_memory.reduce_scatter, self.segment, op=op)
         call = partial(reduce_scatter_by, reduce, output, input, op, self.rank(), self.size())
-        return self.call(counted([output], call), [output], opts)
+        return self.call(counted([output], call, in_wait=True), [output], opts)
 
     def barrier(self, opts: Any) -> Any:
         """That of gloo, which waits for what is under way on this rank."""
@@ -182,22 +183,23 @@ class SharedMemory(Backend):
         if opts.timeout > NO_TIMEOUT:
             call = partial(segment.within, opts.timeout.total_seconds(), call)
         try:
-            begun: torch.futures.Future[Any] = torch.futures.Future()
-            error: BaseException | None = None
             if not opts.asyncOp:
                 self.calls.run(call)
-            else:
-                call, error = partial(segment.guard, call), NotAllCome()  # errors before and after its meetings, too
-                if sum(tensor.nbytes for tensor in tensors) <= INLINE and self.calls.is_idle():
-                    segment.hasty = threading.get_ident()
-                    error = attempt(call)
+                return FutureWork(None, tensors)
+            call = partial(segment.guard, call)  # errors before and after its meetings, too
+            error: BaseException | None = NotAllCome()
+            if sum(tensor.nbytes for tensor in tensors) <= INLINE and self.calls.is_idle():
+                segment.hasty = threading.get_ident()
+                error = attempt(call)
+            if error:
+                begun: torch.futures.Future[Any] = torch.futures.Future()
                 if isinstance(error, NotAllCome):
                     self.calls.start(call, begun.set_result)
-                elif error:
+                else:
                     segment.give_up()  # a signal's can have come where the guard looked at another error
                     begun.set_result(error)
-            if error:
-                return FutureWork(begun.then(partial(give, tensors)), tensors)  # its error is one to C++, too, where DDP waits
+                ended = begun.then(partial(give, tensors))  # its error is one to C++, too, where DDP waits
+                return FutureWork(ended, tensors)
             return FutureWork(None, tensors)
         except BaseException:  # the call may be under way, and its caller does not know
             segment.give_up()
@@ -219,10 +221,10 @@ def is_written(output: torch.Tensor, *inputs: torch.Tensor) -> bool:
     return not any(tensor.requires_grad or tensor.dtype != output.dtype for tensor in (output, *inputs))
 
 
-def counted(tensors: list[torch.Tensor], call: Callable[[], None]) -> Callable[[], None]:
-    """This call, after which the versions of what gloo writes by operators of torch are counted up: unless torch does
-    not count where we are called from (below a mode of the program's), which gloo's threads take from there."""
-    if torch._C._dispatch_tls_is_dispatch_key_excluded(torch._C.DispatchKey.ADInplaceOrView):
+def counted(tensors: list[torch.Tensor], call: Callable[[], None], in_wait: bool = False) -> Callable[[], None]:
+    """This call, after which the versions of what gloo writes by operators of torch are counted up. It writes them in
+    `wait`, or in a thread: not if torch does not count where we are called from, below a mode of the program's."""
+    if not in_wait and torch._C._dispatch_tls_is_dispatch_key_excluded(torch._C.DispatchKey.ADInplaceOrView):
         return call
 
     def call_and_count() -> None:
@@ -306,11 +308,11 @@ def register() -> None:
 
     dist.Backend.register_backend("shm", create, extended_api=True, devices=["cpu"])
     value = lambda future: future.value()  # noqa: E731
-    for name, question, kind in (
+    for name, question, answers in (
         ("is_completed", lambda future: future.done(), bool), ("result", value, list), ("_source_rank", value, int),
         ("source_rank", value, int),
     ):  # fmt: skip
-        Replacement(Work, name, ask_future(question, kind)).install()
+        Replacement(Work, name, ask_future(question, answers)).install()
 
 
 # torch hands on a `Work` from Python as one that knows no more than its future. (torch 2.15)
