@@ -20,7 +20,9 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import Backend, Work, _create_work_from_future
+from torch._C import DisableTorchFunction
+from torch._C._distributed_c10d import Backend, Work
+from torch.autograd.graph import increment_version
 
 from playground.algorithms import shared_memory
 from playground.algorithms.background import Calls, attempt
@@ -32,14 +34,31 @@ from playground.runtime.tap.replacement import Replacement
 
 INLINE = 256 * 1024
 """Bytes up to which an asynchronous collective is over before a thread would have begun it, if all ranks come to it."""
+NO_TIMEOUT = timedelta(0)
+"""In torch's options and arguments, this or less says that none is given."""
 HANDED_ON = (
     "allgather", "allgather_coalesced", "all_gather_single_coalesced", "allreduce_coalesced", "alltoall",
-    "alltoall_base", "all_to_all_single", "barrier", "gather", "gather_single", "reduce", "reduce_scatter",
+    "alltoall_base", "all_to_all_single", "gather", "gather_single", "reduce", "reduce_scatter",
     "reduce_scatter_single_coalesced", "scatter", "_get_sequence_number_for_group", "_set_sequence_number_for_group",
 )  # fmt: skip
 """The operations of gloo."""
+TYPES = {
+    torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int8, torch.uint8, torch.bool, torch.int32,
+    torch.int64,
+}  # fmt: skip
+"""Those of gloo, which refuses others on all ranks before anything is done."""
 _backends: weakref.WeakKeyDictionary[Any, SharedMemory] = weakref.WeakKeyDictionary()
 """By process group: TORCH_DISTRIBUTED_DEBUG=DETAIL puts a wrapper around one, which does not keep what is in Python."""
+
+
+def unseen(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Have no mode of the program's, and no subclass of tensors, hear of what is called in this method."""
+
+    def call(*args: Any) -> Any:
+        with DisableTorchFunction():
+            return method(*args)
+
+    return call
 
 
 class SharedMemory(Backend):
@@ -53,7 +72,8 @@ class SharedMemory(Backend):
         """All ranks of the group come here; `world` is the number of each in the world."""
         super().__init__(rank, size)
         self.gloo = dist.ProcessGroupGloo(store, rank, size, timeout)
-        self.segment: Any = self.open_segment(world)
+        with DisableTorchFunction():  # no mode or default device of the program's is in force
+            self.segment: Any = self.open_segment(world)
         """The memory that all ranks of the group share; None if they share none."""
         self.calls = Calls()
         weakref.finalize(self, self.calls.waiting.put, None)
@@ -85,34 +105,48 @@ class SharedMemory(Backend):
         self.gloo.allgather([told], [own]).wait()
         return [tuple(each.tolist()) for each in told]
 
+    @unseen
     def allreduce(self, tensors: list[torch.Tensor], opts: Any) -> Any:
         op = kind(opts.reduceOp)
-        if not self.is_ours(tensors, op):
+        if not self.is_ours(tensors, op) or (op == Op.AVG and not is_written(tensors[0])):
             return self.gloo.allreduce(tensors, opts)
         reduce = partial(shared_memory.all_reduce, self.segment, op=op)
-        return self.call(partial(all_reduce_by, reduce, tensors[0], op, self.size()), tensors, opts)
+        call = partial(all_reduce_by, reduce, tensors[0], op, self.size())
+        return self.call(counted(tensors, call) if op == Op.AVG else call, tensors, opts)
 
+    @unseen
     def broadcast(self, tensors: list[torch.Tensor], opts: Any) -> Any:
         if not self.is_ours(tensors):
             return self.gloo.broadcast(tensors, opts)
         broadcast = partial(shared_memory.broadcast, self.segment, root=opts.rootRank)
         return self.call(partial(on_flat, broadcast, tensors[0]), tensors, opts)
 
+    @unseen
     def _allgather_base(self, output: torch.Tensor, input: torch.Tensor, opts: Any) -> Any:
-        whole = output.numel() == self.size() * input.numel() and output.dtype == input.dtype
-        if not self.is_ours([output]) or not whole or not output.is_contiguous():
+        whole = input.numel() and input.dim() and output.shape == (self.size() * input.shape[0], *input.shape[1:])
+        if not whole or not self.is_ours([output]) or not is_written(output, input) or not output.is_contiguous():
             return self.gloo._allgather_base(output, input, opts)
-        gather = partial(shared_memory.all_gather, self.segment)
-        return self.call(partial(all_gather_by, gather, output, input, self.rank(), self.size()), [output], opts)
+        gather, parts = partial(shared_memory.all_gather, self.segment), [*output.chunk(self.size())]
+        call = partial(all_gather_by, gather, output, input, self.rank(), self.size())
+        return self.call(counted(parts, call), parts, opts)
 
+    @unseen
     def _reduce_scatter_base(self, output: torch.Tensor, input: torch.Tensor, opts: Any) -> Any:
         op = kind(opts.reduceOp)
-        whole = input.numel() == self.size() * output.numel() and output.dtype == input.dtype
-        if not self.is_ours([input], op) or not whole or 0 in output.stride():  # which gloo refuses
+        whole = input.numel() and output.dim() and input.shape == (self.size() * output.shape[0], *output.shape[1:])
+        if not whole or not self.is_ours([input], op) or not is_written(output, input) or 0 in output.stride():
             return self.gloo._reduce_scatter_base(output, input, opts)
         reduce = partial(shared_memory.reduce_scatter, self.segment, op=op)
         call = partial(reduce_scatter_by, reduce, output, input, op, self.rank(), self.size())
-        return self.call(call, [output], opts)
+        return self.call(counted([output], call, in_wait=True), [output], opts)
+
+    def barrier(self, opts: Any) -> Any:
+        """That of gloo, which waits for what is under way on this rank."""
+        if self.calls.is_idle():
+            return self.gloo.barrier(opts)
+        work, begun = self.gloo.barrier(opts), torch.futures.Future()  # gloo numbers its calls when they are made
+        self.calls.start(work.wait, begun.set_result)
+        return FutureWork(begun.then(partial(give, [])), [])
 
     all_gather_single, reduce_scatter_single = _allgather_base, _reduce_scatter_base  # as torch 2.14 calls them
 
@@ -134,37 +168,39 @@ class SharedMemory(Backend):
         self.gloo.abort()
 
     def is_ours(self, tensors: list[torch.Tensor], op: Any = Op.SUM) -> bool:
-        """Whether the ranks share memory, and our collectives are defined for these."""
-        if not self.segment or len(tensors) != 1 or tensors[0].device.type != "cpu" or op not in ADDS:
+        """Whether the ranks share memory, and gloo would do this, too: what it refuses is left to it."""
+        if not self.segment or len(tensors) != 1 or (tensor := tensors[0]).dtype not in TYPES or op not in ADDS:
             return False
         try:
-            check(tensors[0].dtype, op)
+            check(tensor.dtype, op)
         except ValueError:
             return False
-        return tensors[0].layout == torch.strided
+        return tensor.device.type == "cpu" and tensor.layout == torch.strided
 
     def call(self, call: Callable[[], None], tensors: list[torch.Tensor], opts: Any) -> Any:
         """Make this call, after those before it: here and now, or in a thread. Returns its `Work`."""
         (segment := self.segment).check()
+        if opts.timeout > NO_TIMEOUT:
+            call = partial(segment.within, opts.timeout.total_seconds(), call)
         try:
-            begun: torch.futures.Future[Any] = torch.futures.Future()
-            error: BaseException | None = None
             if not opts.asyncOp:
                 self.calls.run(call)
-            else:
-                call, error = partial(segment.guard, call), NotAllCome()  # errors before and after its meetings, too
-                if tensors[0].nbytes <= INLINE and self.calls.is_idle():
-                    segment.hasty = threading.get_ident()
-                    error = attempt(call)
+                return FutureWork(None, tensors)
+            call = partial(segment.guard, call)  # errors before and after its meetings, too
+            error: BaseException | None = NotAllCome()
+            if sum(tensor.nbytes for tensor in tensors) <= INLINE and self.calls.is_idle():
+                segment.hasty = threading.get_ident()
+                error = attempt(call)
+            if error:
+                begun: torch.futures.Future[Any] = torch.futures.Future()
                 if isinstance(error, NotAllCome):
                     self.calls.start(call, begun.set_result)
-                elif error:
+                else:
                     segment.give_up()  # a signal's can have come where the guard looked at another error
                     begun.set_result(error)
-            if error:
-                return FutureWork(begun.then(partial(give, tensors)))  # its error is one to C++, too, where DDP waits
-            begun.set_result(tensors)
-            return _create_work_from_future(begun)
+                ended = begun.then(partial(give, tensors))  # its error is one to C++, too, where DDP waits
+                return FutureWork(ended, tensors)
+            return FutureWork(None, tensors)
         except BaseException:  # the call may be under way, and its caller does not know
             segment.give_up()
             raise
@@ -177,19 +213,51 @@ def give(tensors: list[torch.Tensor], ended: Any) -> list[torch.Tensor]:
     return tensors
 
 
+def is_written(output: torch.Tensor, *inputs: torch.Tensor) -> bool:
+    """Whether gloo, which leaves some results by operators of torch (`copy_`, `div_`), may write this tensor so, and
+    only its version tells. Otherwise it is for gloo to raise, or to record."""
+    if output.is_inference() or torch.is_inference_mode_enabled():
+        return False
+    return not any(tensor.requires_grad or tensor.dtype != output.dtype for tensor in (output, *inputs))
+
+
+def counted(tensors: list[torch.Tensor], call: Callable[[], None], in_wait: bool = False) -> Callable[[], None]:
+    """This call, after which the versions of what gloo writes by operators of torch are counted up. It writes them in
+    `wait`, or in a thread: not if torch does not count where we are called from, below a mode of the program's."""
+    if not in_wait and torch._C._dispatch_tls_is_dispatch_key_excluded(torch._C.DispatchKey.ADInplaceOrView):
+        return call
+
+    def call_and_count() -> None:
+        call()
+        for tensor in tensors:
+            increment_version(tensor)
+
+    return call_and_count
+
+
 class FutureWork(Work):
-    """An asynchronous call. torch's own work of a future waits for it, and does not raise its error."""
+    """A call that a future tells the end of, or that has ended. torch's own work of a future waits for it without a
+    limit, and does not raise its error."""
 
-    def __init__(self, future: torch.futures.Future[Any]) -> None:
+    def __init__(self, future: torch.futures.Future[Any] | None, tensors: list[torch.Tensor]) -> None:
         super().__init__()
-        self.future = future
+        self.future, self.tensors = future, tensors
 
-    def wait(self, *timeout: timedelta) -> bool:
-        """Wait as long as the group's timeout allows."""
-        self.future.wait()
+    def wait(self, timeout: timedelta = NO_TIMEOUT) -> bool:
+        """Wait as long as the call may take, or as long as is said here: then it goes on, and can be waited for."""
+        if self.future:
+            if timeout > NO_TIMEOUT and not self.future.done():
+                ended = threading.Event()
+                self.future.add_done_callback(lambda _: ended.set())
+                if not ended.wait(timeout.total_seconds()):
+                    raise RuntimeError("Operation timed out!")
+            self.future.wait()
         return True
 
     def get_future(self) -> Any:
+        if not self.future:
+            self.future = torch.futures.Future()
+            self.future.set_result(self.tensors)
         return self.future
 
 
@@ -200,15 +268,15 @@ class Message(Work):
         super().__init__()
         self.work, self.ended = work, False
 
-    def wait(self, *timeout: timedelta) -> bool:
-        self.work.wait(*timeout)
+    def wait(self, timeout: timedelta = NO_TIMEOUT) -> bool:
+        self.work.wait(timeout)
         self.ended = True
         return True
 
     def get_future(self) -> Any:
         """Who has sent it, for `source_rank` and `is_completed` alone: a message of gloo's has no future."""
         if not self.ended:
-            raise RuntimeError("a message has no future: wait() for its work")
+            raise RuntimeError("Work::getFuture not implemented.")
         sender: torch.futures.Future[Any] = torch.futures.Future()
         try:
             sender.set_result(self.work._source_rank())
@@ -239,28 +307,36 @@ def register() -> None:
         return backend
 
     dist.Backend.register_backend("shm", create, extended_api=True, devices=["cpu"])
-    for name, wrap in {"is_completed": wrap_is_completed, "_source_rank": wrap_source_rank}.items():
-        Replacement(Work, name, wrap).install()
+    value = lambda future: future.value()  # noqa: E731
+    for name, question, answers in (
+        ("is_completed", lambda future: future.done(), bool), ("result", value, list), ("_source_rank", value, int),
+        ("source_rank", value, int),
+    ):  # fmt: skip
+        Replacement(Work, name, ask_future(question, answers)).install()
 
 
 # torch hands on a `Work` from Python as one that knows no more than its future. (torch 2.15)
-def wrap_is_completed(real: Callable[[Any], bool]) -> Callable[[Any], bool]:
-    def is_completed(work: Any) -> bool:
-        try:
-            return real(work) or work.get_future().done()
-        except RuntimeError:  # it has none
-            return False
+def ask_future(question: Callable[[Any], Any], kind: type) -> Callable[[Any], Any]:
+    """A wrapper of a method of `Work`: where torch's own has no answer, `question` of the work's future is, if it is of
+    that kind."""
 
-    return is_completed
+    def wrap(real: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        def answer(work: Any) -> Any:
+            try:
+                if (found := real(work)) is not False:
+                    return found
+            except RuntimeError:
+                if isinstance(told := ask(work), kind):
+                    return told
+                raise
+            return bool(ask(work))
 
+        def ask(work: Any) -> Any:
+            try:
+                return question(work.get_future())
+            except RuntimeError:  # it has none
+                return None
 
-def wrap_source_rank(real: Callable[[Any], int]) -> Callable[[Any], int]:
-    def source_rank(work: Any) -> int:
-        try:
-            return real(work)
-        except RuntimeError:
-            if isinstance(sender := work.get_future().value(), int):
-                return sender
-            raise
+        return answer
 
-    return source_rank
+    return wrap

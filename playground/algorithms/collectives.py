@@ -1,6 +1,8 @@
 """An algorithm as a collective: for any tensor, operation and group, with the signature that torch.distributed has.
 
 An algorithm itself is a function of a flat tensor of real numbers, an operation other than AVG, and a process group.
+It writes memory as gloo does, below what torch does for a program: no version of a tensor is counted up, autograd and
+inference mode do not see it, and neither does a mode or a default device of the program's.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch._C import DisableTorchFunction, _AutoDispatchBelowADInplaceOrView as BelowAutograd
 
 from playground.algorithms import background, messages
 from playground.algorithms.messages import Group
@@ -54,17 +57,12 @@ def by_executor(algorithm: Callable[..., None], *arguments: Any) -> OnFlat:
 
 def on_flat(do: OnFlat, tensor: torch.Tensor) -> None:
     """Do it with any tensor."""
-    real = as_real(tensor)
-    flat = real if real.dim() == 1 and real.is_contiguous() else real.contiguous().view(-1)
-    with no_grad_for(tensor):
+    with BelowAutograd(), DisableTorchFunction():
+        real = as_real(tensor)
+        flat = real if real.dim() == 1 and real.is_contiguous() else real.contiguous().view(-1)
         do(flat)
         if flat.data_ptr() != real.data_ptr():
             once(real).copy_(once(flat.view(real.shape), real.stride()))
-
-
-def no_grad_for(tensor: torch.Tensor) -> Any:
-    """Where this tensor can be changed: in any thread, also if it has been made in inference mode."""
-    return torch.inference_mode() if tensor.is_inference() else torch.no_grad()
 
 
 def once(tensor: torch.Tensor, strides: Sequence[int] = ()) -> torch.Tensor:
@@ -84,7 +82,7 @@ def all_reduce_by(reduce: OnFlat, tensor: torch.Tensor, op: Any, size: int) -> N
 
 def reduce_scatter_by(reduce: OnFlat, output: torch.Tensor, input: torch.Tensor, op: Any, rank: int, size: int) -> None:
     """The same for a reduce-scatter, which leaves the share of this rank where it is in a flat tensor."""
-    with no_grad_for(output):
+    with BelowAutograd(), DisableTorchFunction():
         flat = as_real(input).clone(memory_format=torch.contiguous_format).view(-1)
         reduce(flat)
         share, real = flat.tensor_split(size)[rank], as_real(output)

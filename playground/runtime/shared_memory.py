@@ -28,7 +28,7 @@ import struct
 import threading
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -99,6 +99,13 @@ class NotAllCome(Exception):
     """A call is to be made again, in a thread that may wait for the other ranks. Nothing has been read or changed."""
 
 
+@contextlib.contextmanager
+def outside_modes() -> Iterator[None]:
+    """In this block, tensors are made as if the program had set no mode and no default device."""
+    with torch.inference_mode(False), torch._C.DisableTorchFunction():
+        yield
+
+
 class Segment:
     """Memory of which each rank has a part, and through which they call each other.
 
@@ -117,7 +124,8 @@ class Segment:
         others = [each for each in range(self.size) if each != rank]
         self.peers = dict(zip(others, pidfds, strict=True))
         weakref.finalize(self, close_all, list(pidfds))
-        self.bytes = torch.frombuffer(memory, dtype=torch.uint8)
+        with outside_modes():
+            self.bytes = torch.frombuffer(memory, dtype=torch.uint8)
         self.half = 0
         """Which of the two slots of each rank the next `meet` is about."""
         self.tries = TRIES if self.size <= host.cores() else TRIES_IF_CROWDED
@@ -132,6 +140,8 @@ class Segment:
         """By round of a meeting: its number, and the addresses of the semaphore to post and of the one to wait for."""
         self.rounds_left = self.rounds
         """The rest of the current meeting. An address is 0 where this rank has posted before."""
+        self.limits: dict[int, float] = {}
+        """Seconds that the call of a thread may wait, where it has been told."""
         self.hasty = 0
         """The thread whose call is not to sleep before all ranks have come to it; 0 if there is none."""
         self.views: dict[tuple[int, torch.dtype, int], list[torch.Tensor]] = {}
@@ -145,7 +155,8 @@ class Segment:
             if len(self.views) == MOST_VIEWS:
                 self.views.clear()
             starts = [self.layout.slot(half, rank) for rank in range(self.size)]
-            found = [self.bytes[start : start + elements * dtype.itemsize].view(dtype) for start in starts]
+            with outside_modes():  # calls in others will find them
+                found = [self.bytes[start : start + elements * dtype.itemsize].view(dtype) for start in starts]
             self.views[half, dtype, elements] = found
         return found
 
@@ -163,6 +174,14 @@ class Segment:
         """
         self.check()
         return self.guard(self.make, call, *args, **named)
+
+    def within(self, seconds: float, call: Callable[[], object]) -> None:
+        """`call()`, in which this thread waits so long at most, and not as long as the group's timeout allows."""
+        self.limits[threading.get_ident()] = seconds
+        try:
+            call()
+        finally:
+            del self.limits[threading.get_ident()]
 
     def guard(self, call: Callable[..., Result], *args: Any, **named: Any) -> Result:
         """`call(*args, **named)`. Whatever is raised in it breaks the memory for all ranks, and is raised on."""
@@ -235,7 +254,7 @@ class Segment:
             self.number, self.hasty, self.thread = self.number - 1, 0, 0
             self.lock.release()
             raise NotAllCome
-        timeout = self.timeout()
+        timeout = self.limits.get(self.thread) or self.timeout()
         end = time.monotonic() + timeout
         self.waits[self.rank].value = number + 1
         while not self.semaphores.wait(semaphore, SLICE):
@@ -264,7 +283,7 @@ class Segment:
     def exchange(self, values: Sequence[int]) -> list[tuple[int, ...]]:
         """All-gather of a few numbers of 64 bits."""
         slots = self.slots(self.half, torch.int64, len(values))
-        slots[self.rank].copy_(torch.tensor(values))
+        slots[self.rank].copy_(torch.tensor(values, device="cpu"))
         self.meet()
         return [tuple(slot.tolist()) for slot in slots]
 
@@ -280,7 +299,8 @@ class Segment:
         if isinstance(memory, str):
             raise MemoryError(f"no {number * size} bytes for the ranks of this host to share: {memory}")
         starts = range(PAGE, PAGE + number * size, size)
-        return [torch.frombuffer(memory, dtype=dtype, count=elements, offset=start) for start in starts]
+        with outside_modes():
+            return [torch.frombuffer(memory, dtype=dtype, count=elements, offset=start) for start in starts]
 
     def check_flags(self, *needed: int) -> None:
         """Raise `RuntimeError` if any rank has given up, or one of those that are needed has left the group."""
