@@ -172,10 +172,11 @@ def port_is_taken() -> None:
 
 
 SCRIPT = """
-import argparse, os
+import argparse, os, sys
 parser = argparse.ArgumentParser()
 parser.add_argument("--local_rank", type=int)
-print("LOCAL_RANK", os.environ["LOCAL_RANK"], flush=True)
+sys.stdout.write(f"LOCAL_RANK {os.environ['LOCAL_RANK']}\\n")  # at once: two ranks write to one pipe
+sys.stdout.flush()
 parser.parse_args()
 """
 

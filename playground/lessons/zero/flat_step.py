@@ -55,6 +55,8 @@ class SharedStep(FlatStep):
 
     def __init__(self, model: nn.Module, segment: Segment) -> None:
         self.segment, self.shared = segment, list[SharedRow]()
+        self.are_read = False
+        """Whether other ranks may still read this rank's gradients."""
         super().__init__(model)
 
     def new_row(self, params: Sequence[nn.Parameter]) -> Row:
@@ -67,6 +69,7 @@ class SharedStep(FlatStep):
                 raise RuntimeError(SECOND)
             for param in row.params:
                 param.grad = row.add(param)
+        self.are_read = True
         self.segment.run(self.add_up)
 
     def add_up(self, segment: Segment) -> None:
@@ -75,8 +78,17 @@ class SharedStep(FlatStep):
             add_all(torch.add, [row.cut(gradients) for gradients in row.of_all], out=row.total)
             row.share.grad = row.total
 
+    def zero_grad(self) -> None:
+        if self.are_read:  # their step was left out
+            self.meet()
+        super().zero_grad()
+
     def after_step(self, last: bool) -> None:
+        self.meet()
+
+    def meet(self) -> None:
         self.segment.run(Segment.meet)
+        self.are_read = False
 
 
 def new_shared_step(model: nn.Module, all_reduce: AllReduce = dist.all_reduce) -> DDP:
