@@ -56,6 +56,8 @@ class Case:
     """Elements that this rank may send in messages, in all or to each receiver."""
     most_moved: float | None = None
     """Elements that may leave this rank in all, by messages and by collectives: see `Meter`."""
+    counts: Callable[[torch.Tensor], int | torch.Tensor] = torch.Tensor.numel
+    """The number of elements of a tensor that count."""
     run: Callable[[Callable[..., Any]], object] | None = None
     """Is called instead of the function, and given it: what it returns is looked at."""
     gives_rank: bool = True

@@ -64,6 +64,9 @@ class Transcript:
     printed: int = field(default_factory=lambda: os.memfd_create("printed"))
     """Where descriptors 1 and 2 lead."""
 
+    counts: Callable[[torch.Tensor], int | torch.Tensor] = torch.Tensor.numel
+    """The number of elements of a tensor that count as sent."""
+
     def __post_init__(self) -> None:
         self.thread, self.lock = threading.local(), threading.RLock()
         self.begin()
@@ -129,7 +132,8 @@ class Meter(Observer):
     def begun(self, call: Call) -> None:
         if self.record.running:
             # What is sent as bytes, an object for one, counts as as many numbers of 8 bytes.
-            given = sum(each.numel() / (8 if each.dtype == torch.uint8 else 1) for each in call.inputs)
+            counts = self.record.counts
+            given = sum(float(counts(each)) / (8 if each.dtype == torch.uint8 else 1) for each in call.inputs)
             others, name = len(call.ranks) - 1, call.name
             if "send" in name:
                 self.record.moved += given
@@ -401,6 +405,7 @@ def judge(rank: int, size: int, solutions: tuple[Solution, ...], seed: int) -> N
 def run_case(rank: int, seed: int, place: int, case: Case, function: Callable[..., Any], record: Transcript) -> None:
     """Run one case and report it. Raises `RuntimeError` where nothing else can run after it."""
     record.begin()
+    record.counts = case.counts
     size, threads = record.size, threading.enumerate()
     torch.manual_seed(seed + place)
     report(number=place, about=case.about)
