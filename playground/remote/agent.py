@@ -231,14 +231,17 @@ class Agent:
             except dist.DistNetworkError:
                 return self.lose(rank)
             number, *_ = HEADER.unpack_from(envelope.numpy())
+            obtain = partial(unpack, envelope, partial(self.receive, rank, number))
             with self.changed:
                 self.listening[rank] -= 1
                 left = self.listening[rank]
                 if number == STOP:
                     self.stopped.add(rank)
                 elif not left:
-                    self.start_thread(rank)
-            obtain = partial(unpack, envelope, partial(self.receive, rank, number))
+                    try:
+                        self.start_thread(rank)
+                    except RuntimeError as error:  # the system has no more: what the function calls might not be heard
+                        obtain = partial(raise_again, error)
             reply = self.answer(rank, number, obtain) if number != STOP else self.pack(rank, STOP, (True, left))
             with contextlib.suppress(dist.DistNetworkError):  # the caller is lost, as its listener finds out
                 for work in self.send(rank, REPLY + number, number, reply):
@@ -271,8 +274,14 @@ class Agent:
         file = io.BytesIO(bytes(ENVELOPE))
         file.seek(HEADER.size)
         pickler = pickle.Pickler(file, -1, buffer_callback=lambda buffer: travels_inside(buffer, buffers))
-        pickler.dispatch_table = {**REDUCE, RemoteReference: partial(self.lend, rank)}
-        pickler.dump(obj)
+        lent: list[RemoteReference] = []
+        pickler.dispatch_table = {**REDUCE, RemoteReference: partial(self.lend, rank, lent)}
+        try:
+            pickler.dump(obj)
+        except BaseException:
+            for reference in lent:  # nobody will rebuild them
+                self.drop(reference.owner, reference.number)
+            raise
         if buffers:
             file.write(struct.pack(f"<{len(buffers)}Q", *(buffer.nbytes for buffer in buffers)))
         length, inside = file.tell() - HEADER.size, file.getbuffer()
@@ -306,10 +315,12 @@ class Agent:
             if self.objects[number][1] <= 0:
                 del self.objects[number]
 
-    def lend(self, rank: int, reference: RemoteReference) -> Any:
-        """Count a reference for `rank`, unless that is its owner. Returns how to rebuild it there."""
+    def lend(self, rank: int, lent: list[RemoteReference], reference: RemoteReference) -> Any:
+        """Count a reference for `rank`, unless that is its owner, and note it in `lent`. Returns how to rebuild it
+        there."""
         if rank != reference.owner:
             self.call(reference.owner, call_agent, "count", reference.number, 1)
+            lent.append(reference)
         return borrow, (reference.owner, reference.number)
 
     def drop(self, owner: int, number: int) -> None:
@@ -330,6 +341,10 @@ def or_lost(rank: int, call: Callable[..., Any], *args: Any) -> Any:
         return call(*args)
     except RuntimeError as error:
         raise dist.DistNetworkError(f"rank {rank} is lost: {error}") from error
+
+
+def raise_again(error: Exception) -> Any:
+    raise error
 
 
 def portable(error: BaseException) -> Exception:

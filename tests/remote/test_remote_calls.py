@@ -270,3 +270,50 @@ def call_each_other_deeply(rank: int, size: int, depth: int) -> int:
 def test_calls_within_calls_may_be_many(world: Worlds) -> None:
     """Each waits for the next: there is a thread for every one of them."""
     assert world(2).run(call_each_other_deeply, 100) == [101, 101]
+
+
+def send_what_cannot_be_sent(rank: int, size: int) -> list[int]:
+    """The counts of an object's references on its owner, rank 1, after a message with one of them could not be made."""
+    with Agent() as agent:
+        if rank == 0:
+            reference = agent.remote(1, list, [1])
+            for to in (1, 2):
+                with pytest.raises(TypeError, match="pickle"):
+                    agent.call(to, identify, reference, threading.Lock())
+            found = agent.call(1, counts)
+            del reference
+            return [*found, len(agent.call(1, counts))]
+    return []
+
+
+def test_what_cannot_be_sent_counts_no_reference(world: Worlds) -> None:
+    assert world(3).run(send_what_cannot_be_sent)[0] == [1, 0]
+
+
+def without_threads(agent: Agent) -> None:
+    def refuse(rank: int) -> None:
+        raise RuntimeError("can't start new thread")
+
+    agent.start_thread = refuse  # type: ignore[method-assign]
+
+
+def ask_one_without_threads(rank: int, size: int) -> list[str]:
+    told = []
+    with Agent() as agent:
+        if rank == 1:
+            without_threads(agent)
+        agent.barrier()
+        if rank == 0:
+            for _ in range(3):
+                try:
+                    told.append(str(agent.call(1, ask_back, 0, 0)))
+                except RuntimeError as error:
+                    told.append(str(error))
+    return told
+
+
+def test_where_no_thread_can_start_the_caller_gets_an_answer(world: Worlds) -> None:
+    told, _ = world(2).run(ask_one_without_threads)
+    assert len(told) == 3
+    assert {*told} <= {"[1]", "can't start new thread"}
+    assert "can't start new thread" in told
