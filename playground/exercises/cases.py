@@ -53,7 +53,9 @@ class Case:
     is_coded: bool = True
     """Whether each digit of a number says how often that rank's share is in it."""
     most: int | Mapping[int, float] | None = None
-    """Elements that this rank may send in all, or to each receiver."""
+    """Elements that this rank may send in all, by messages and collectives, or by messages to each receiver."""
+    counts: Callable[[torch.Tensor], int | torch.Tensor] = torch.Tensor.numel
+    """The elements of a tensor that count as sent."""
     run: Callable[[Callable[..., Any]], object] | None = None
     """Is called instead of the function, and given it: what it returns is looked at."""
     gives_rank: bool = True

@@ -10,6 +10,7 @@ from playground.exercises.exercise import FAIL, count
 
 POISON = -7777
 """In every element of a tensor into which a message is being received."""
+TOO_MUCH = "sends too much"
 OWN = "its own tensor"
 """The place of a tensor that stays as it is, where the task says so."""
 
@@ -38,10 +39,12 @@ class Observation:
     """Whether each digit of a value says how often that rank's share is in it."""
     sent: tuple[tuple[int, int], ...]
     """Receiver and number of elements of each message."""
+    gave: int
+    """Number of elements sent in all: by messages, and by collectives (by those to all others, to each of them)."""
     received: tuple[int, ...]
     """Number of messages received from each rank."""
     most: int | Mapping[int, float] | None
-    """Elements that it may send in all, or to each receiver."""
+    """Elements that it may send in all, or by messages to each receiver."""
     problems: tuple[tuple[str, str, int], ...]
     """Rules of torch.distributed that were broken: name, words and line."""
     printed: str
@@ -137,8 +140,8 @@ def describe_difference(seen: Observation, rank: int, observed: Mapping[int, Obs
 def describe_messages(seen: Observation, rank: int, observed: Mapping[int, Observation]) -> Found:
     """The faults of the messages that this rank sent."""
     sent = count_elements(seen.sent)
-    if isinstance(seen.most, int) and (total := sum(sent.values())) > seen.most:
-        return {"words": f"sent {count(total, 'element')}; {seen.most} are enough"}
+    if isinstance(seen.most, int) and seen.gave > seen.most:
+        return {"mistake": TOO_MUCH, "words": f"sent {count(seen.gave, 'element')}; {seen.most} are enough"}
     for receiver, elements in sent.items():
         if isinstance(seen.most, Mapping) and elements > (most := seen.most.get(receiver, 0)):
             return {"words": f"sent {count(elements, 'element')} to rank {receiver}; {most or 'none'} are due there"}

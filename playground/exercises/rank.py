@@ -32,6 +32,8 @@ from playground.exercises.exercise import COLLECTIVES, ERROR, FAIL, LOOP, MESSAG
 from playground.exercises.observation import POISON, Observation
 from playground.exercises.verdict import DEADLINE, ENDLESS, NOT_WRITTEN, SHORT_CUT, Solution
 from playground.runtime.rank.rank import LOST_PEER, report
+from playground.runtime.tap import MESSAGES as MESSAGE_METHODS
+from playground.runtime.tap import METHODS, Call, Observer, observing
 from playground.runtime.tap.replacement import Wrap, replaced
 
 MAX_CALLS, MAX_PRINTED, SHOWN = 2000, 2**16, 1000
@@ -40,6 +42,8 @@ TICK = 0.5
 """Seconds between two looks at a solution that runs."""
 IMPORTING = 20
 """How many times the deadline an import may take."""
+TO_ALL = ("broadcast", "all_gather", "all_gather_coalesced", "all_gather_into_tensor")
+"""Collectives that send the same to all others."""
 LAST_WORDS = 2.0
 """Seconds that threads may go on after the solution has returned."""
 
@@ -51,8 +55,8 @@ def stop(words: str, line: int) -> NoReturn:
     raise SystemExit
 
 
-@dataclass
-class Transcript:
+@dataclass(eq=False)
+class Transcript(Observer):
     """The record of the solution in `file` in one case."""
 
     file: str
@@ -72,6 +76,8 @@ class Transcript:
 
     def begin(self) -> None:
         self.calls, self.sent, self.received = 0, list[tuple[int, int]](), list[int]()
+        self.given: int | torch.Tensor = 0
+        self.counts: Callable[[torch.Tensor], int | torch.Tensor] = torch.Tensor.numel
         self.problems, self.pending = list[tuple[str, str, int]](), list[Request]()
         os.ftruncate(self.printed, os.lseek(self.printed, 0, os.SEEK_SET))
         for seen in (REDUCED, WIDTHS, WAITED):
@@ -89,6 +95,18 @@ class Transcript:
     def is_theirs(self) -> bool:
         """Whether what is called now, in this thread, is called by the solution."""
         return self.running and not getattr(self.thread, "depth", 0)
+
+    def begun(self, call: Call) -> None:
+        """Count what a collective sends, whichever function or method has called it: what goes to all others, once for
+        each of them."""
+        name = METHODS[call.method].name
+        if self.is_theirs() and name in self.forbidden:  # a method of the group itself
+            self.problems.append((SHORT_CUT, f"dist.{name} is not to be used here, says the task", self.line()))
+        if not self.running or (call.method in MESSAGE_METHODS and not self.is_theirs()):  # `send` counts those
+            return
+        if name not in ("broadcast", "scatter") or call.peer == dist.get_rank():
+            times = len(call.ranks) - 1 if name in TO_ALL else 1
+            self.given = self.given + times * sum(self.counts(tensor) for tensor in call.inputs)
 
     @contextlib.contextmanager
     def within(self, name: str, peer: int | None = None, blocks: bool = True) -> Iterator[int]:
@@ -291,11 +309,14 @@ def judged(record: Transcript) -> Iterator[None]:
         (torch._C.Future, "wait"): wrap_wait,
     }
     wraps |= {
-        (module, name): wrap_function for module in (dist, distributed_c10d) for name in (*MESSAGES, *COLLECTIVES)
+        (module, name): wrap_function
+        for module in (dist, distributed_c10d)
+        for name in {*MESSAGES, *COLLECTIVES, *record.forbidden}
     }
     with contextlib.ExitStack() as stack:
         for place, wrap in wraps.items():
             stack.enter_context(replaced(*place, wrap))
+        stack.enter_context(observing(record))
         yield
 
 
@@ -369,6 +390,7 @@ def judge(rank: int, size: int, solutions: tuple[Solution, ...], seed: int) -> N
 def run_case(rank: int, seed: int, place: int, case: Case, function: Callable[..., Any], record: Transcript) -> None:
     """Run one case and report it. Raises `RuntimeError` where nothing else can run after it."""
     record.begin()
+    record.counts = case.counts
     size, threads = record.size, threading.enumerate()
     torch.manual_seed(seed + place)
     report(number=place, about=case.about)
@@ -391,6 +413,7 @@ def run_case(rank: int, seed: int, place: int, case: Case, function: Callable[..
         expected=tuple(leaf for each in expected for leaf in flatten(each)),
         is_coded=case.is_coded,
         sent=tuple(record.sent),
+        gave=int(record.given) + sum(elements for _, elements in record.sent),
         received=tuple(record.received.count(sender) for sender in range(size)),
         most=case.most,
         problems=tuple(dict.fromkeys(record.problems)),

@@ -245,7 +245,7 @@ def is_alike(one: Attempt, other: Attempt) -> bool:
                 return False
             if [each[0] for each in mine.problems] != [each[0] for each in theirs.problems]:
                 return False
-            if count_elements(mine.sent) != count_elements(theirs.sent):
+            if (count_elements(mine.sent), mine.gave) != (count_elements(theirs.sent), theirs.gave):
                 return False
     return True
 

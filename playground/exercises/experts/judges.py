@@ -9,7 +9,7 @@ import torch
 
 from playground.exercises.cases import UNEVEN, Case, Cases
 
-WIDTH, K = 2, 2
+WIDTH, K = 8, 2
 
 
 class Routed(NamedTuple):
@@ -38,7 +38,9 @@ def dispatch(rank: int, size: int, seed: int) -> Cases:
     for about, ranks in routings(size, seed):
         mine = ranks[rank]
         arrived = torch.cat([each.rows_for(rank) for each in ranks])
-        yield Case(about, (mine.tokens.repeat_interleave(K, 0), mine.owners.flatten()), arrived, is_coded=False)
+        rows = mine.tokens.repeat_interleave(K, 0)
+        most = rows.numel() + size * size  # and the numbers of rows
+        yield Case(about, (rows, mine.owners.flatten()), arrived, is_coded=False, most=most)
 
 
 def combine(rank: int, size: int, seed: int) -> Cases:
@@ -50,4 +52,4 @@ def combine(rank: int, size: int, seed: int) -> Cases:
         weights = torch.rand(mine.owners.shape).double()
         output = mine.tokens * (weights * (mine.owners + 2)).sum(1, keepdim=True)
         given = (torch.cat(came) * (rank + 2), received, sent, mine.owners.flatten().argsort(stable=True), weights)
-        yield Case(about, given, output, is_coded=False)
+        yield Case(about, given, output, is_coded=False, most=given[0].numel())

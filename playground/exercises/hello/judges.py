@@ -30,26 +30,41 @@ def whoami(rank: int, size: int, seed: int) -> Cases:
         os.environ.update(kept)
 
 
-class WatchedStore:
+def forward(name: str) -> Callable[..., Any]:
+    """A method that calls that of the inner store."""
+
+    def method(store: WatchedStore, *args: Any) -> Any:
+        return getattr(store.inner, name)(*args)
+
+    return method
+
+
+class WatchedStore(dist.Store):
     """The world's store, for one attempt: a wait that cannot end is a deadlock. It is proved where every process waits
     or has returned, and what is waited for is still not there after that was seen."""
 
     def __init__(self, rank: int, size: int, attempt: int) -> None:
+        super().__init__()
         self.rank, self.size, store = rank, size, distributed_c10d._get_default_store()
         self.inner = dist.PrefixStore("exercise", store)
         self.states = dist.PrefixStore(f"judge{attempt}", store)
         self.note(False)
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.inner, name)
-
     def note(self, waits_for: list[str] | bool) -> None:
         """Write what this process does: it waits for keys, runs (False), or has returned (True)."""
         self.states.set(str(self.rank), json.dumps(waits_for))
 
+    set, add, check, append = map(forward, ("set", "add", "check", "append"))
+    compare_set, multi_set = map(forward, ("compare_set", "multi_set"))
+    delete_key, num_keys = map(forward, ("delete_key", "num_keys"))
+
     def get(self, key: str) -> bytes:
         self.wait([key])
         return self.inner.get(key)
+
+    def multi_get(self, keys: list[str]) -> list[bytes]:
+        self.wait(keys)
+        return self.inner.multi_get(keys)
 
     def wait(self, keys: list[str], timeout: object = None) -> None:
         self.note(keys)
@@ -82,7 +97,11 @@ def meet(
 ) -> None:
     store = WatchedStore(rank, size, attempt)
     dist.group.WORLD.barrier().wait()  # all have noted that they run
-    returned.append(function(size, store, attempt, address))
+    kept = {name: os.environ.pop(name) for name in ("RANK", "LOCAL_RANK", "GROUP_RANK") if name in os.environ}
+    try:  # nobody has a rank yet
+        returned.append(function(size, store, attempt, address))
+    finally:
+        os.environ.update(kept)
     store.note(True)
 
 

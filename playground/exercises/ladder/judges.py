@@ -85,6 +85,8 @@ def buckets(rank: int, size: int, seed: int) -> Cases:
 
 
 IN_FLIGHT, WAITS, NONE = "begun", "waited for", "none begun"
+LATE = 1
+"""How many gradients that are ready may wait for another, with which they share a bucket."""
 BEGINS = 0.5
 """Seconds that a thread of the solution may take to begin one."""
 
@@ -103,9 +105,15 @@ def overlap(rank: int, size: int, seed: int) -> Cases:
 
 
 def reduce_in_backward(rank: int, size: int, situations: Sequence[tuple[str, int | None]]) -> Cases:
-    model = nn.ParameterList([nn.Parameter(torch.zeros(shape)) for shape in EQUAL])
+    shapes = EQUAL * 2
+    model = nn.ParameterList([nn.Parameter(torch.zeros(shape)) for shape in shapes])
     seen: list[str] = []
-    model[0].register_hook(lambda gradient: seen.append(look()))
+    ready = 0
+    for param in reversed(model):  # the order of backward
+        due = ready - LATE * model[0].numel()
+        if due > 0:
+            param.register_hook(lambda gradient, due=due: seen.append(look(due)))
+        ready += param.numel()
 
     def step() -> None:
         with torch.no_grad():
@@ -115,13 +123,14 @@ def reduce_in_backward(rank: int, size: int, situations: Sequence[tuple[str, int
     for about, unused in situations:
         seen.clear()
         loss = torch.zeros(())
-        for place, gradient in enumerate(give_gradients(rank, size, EQUAL)):
+        for place, gradient in enumerate(give_gradients(rank, size, shapes)):
             model[place].grad = None
             model[place].data.zero_()
             if place != unused or rank % 2 == 0:
                 loss = loss + (model[place] * gradient).sum()
-        means = average_gradients(size, EQUAL, unused)
-        due = describe(means, means, sum(mean.numel() for mean in means), [IN_FLIGHT] * (unused is None), "removed")
+        means = average_gradients(size, shapes, unused)
+        total = sum(mean.numel() for mean in means)
+        expected = describe(means, means, total, [IN_FLIGHT] if unused is None else [], "removed")
         yield Case(
             about,
             (model, loss, step),
@@ -129,19 +138,22 @@ def reduce_in_backward(rank: int, size: int, situations: Sequence[tuple[str, int
                 [-param for param in model],
                 gradients(model),
                 sum(REDUCED),
-                seen if unused is None else [],
+                list(dict.fromkeys(seen)) if unused is None else [],
                 "left" if any(param._post_accumulate_grad_hooks for param in model) else "removed",
             ),
-            expected=due,
+            expected=expected,
         )
 
 
-def look() -> str:
-    """The state of all-reduces when the last gradient of backward is ready."""
+def look(due: int) -> str:
+    """The state of all-reduces when a gradient of backward is ready, and those of `due` elements before it are to have
+    been begun."""
     end = time.monotonic() + BEGINS
-    while not REDUCED and time.monotonic() < end:
+    while sum(REDUCED) < due and time.monotonic() < end:
         time.sleep(0.01)
-    return WAITS if threading.get_ident() in WAITED else IN_FLIGHT if REDUCED else NONE
+    if threading.get_ident() in WAITED or not REDUCED:
+        return WAITS if REDUCED else NONE
+    return IN_FLIGHT if sum(REDUCED) >= due else f"of {sum(REDUCED)} elements begun, where {due} are ready"
 
 
 def describe(parameters: object, grad: object, reduced: int, seen: list[str], hooks: str) -> dict[str, object]:
@@ -149,14 +161,14 @@ def describe(parameters: object, grad: object, reduced: int, seen: list[str], ho
         "parameter": parameters,
         "grad": grad,
         "all_reduce": f"of {reduced} elements in all",
-        "all_reduces when backward ends": ", ".join(seen),
+        "all_reduces during backward": ", ".join(seen),
         "hooks": hooks,
     }
 
 
 def local_sgd(rank: int, size: int, seed: int) -> Cases:
     """Steps that differ between ranks, so that it shows when parameters were averaged."""
-    for steps, every in ((4, 2), (5, 2), (3, 1), (2, 5)):
+    for steps, every in ((4, 2), (5, 2), (3, 1), (2, 5), (20, 10)):
         model, *everyones = (nn.Linear(2, 1) for _ in range(size + 1))
         for param in (param for each in (model, *everyones) for param in each.parameters()):
             nn.init.ones_(param)
@@ -169,7 +181,8 @@ def local_sgd(rank: int, size: int, seed: int) -> Cases:
                     param.data.copy_(mean)
         held, due = {"parameter": [*model.parameters()]}, {"parameter": [*everyones[rank].parameters()]}
         about, step = f"{count(steps, 'step')}, every {every}", partial(change, rank, model)
-        yield Case(about, (model, step, steps, every), held=held, expected=due, is_coded=False)
+        most = size * 3 * -(-steps // every)
+        yield Case(about, (model, step, steps, every), held=held, expected=due, is_coded=False, most=most)
 
 
 @torch.no_grad()

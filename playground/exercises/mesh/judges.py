@@ -21,7 +21,8 @@ def axis_sums(rank: int, size: int, seed: int) -> Cases:
         grid = torch.arange(size).view(shape)
         rows = (row for axis in range(grid.dim()) for row in grid.movedim(axis, -1).reshape(-1, shape[axis]).tolist())
         sums = [sum(digits(other, 3) for other in row) for row in rows if rank in row]
-        yield Case(f"a grid of {' x '.join(map(str, shape))}", (shape, digits(rank, 3)), sums)
+        about, most = f"a grid of {' x '.join(map(str, shape))}", 3 * sum(shape)
+        yield Case(about, (shape, digits(rank, 3)), sums, most=most)
 
 
 def two_by_two(rank: int, size: int, seed: int) -> Cases:

@@ -117,26 +117,35 @@ def partition(rank: int, size: int, seed: int) -> Cases:
             (samples, sizes, seed + 3),
             run=partial(keep, found, rank, size, samples, sizes, seed + 3),
             held=partial(look_at_partitions, rank, samples, sizes, found),
-            expected={"in no partition": 0, "in several": 0, "order": "shuffled", "size": "as asked"},
+            expected={
+                "in no partition": 0,
+                "in several": 0,
+                "order": "shuffled",
+                "samples with another seed": "others",
+                "size": "as asked",
+            },
             is_coded=False,
         )
 
 
 def keep(found: list[Any], rank: int, size: int, *given: Any) -> None:
-    *arguments, function = given
-    returned = function(rank, size, *arguments)
-    found.append(None if returned is None else [int(index) for index in returned])
+    *arguments, seed, function = given
+    for each in (seed, seed + 1):
+        returned = function(rank, size, *arguments, each)
+        found.append(None if returned is None else [int(index) for index in returned])
 
 
 def look_at_partitions(rank: int, samples: int, sizes: list[float], found: list[list[int]]) -> object:
-    mine, everyones = found[0], gather(found[0])
+    (mine, another), everyones = found, gather(found[0])
     if None in everyones:
         return mine
     held = Counter(index for each in everyones for index in each)
     is_shuffled = samples < 100 or mine != sorted(mine)
+    is_drawn = samples < 100 or (mine != another if len(sizes) == 1 else {*mine} != {*another})
     return {
         "in no partition": len({*range(samples)} - {*held}),
         "in several": sum(times > 1 for times in held.values()),
         "order": "shuffled" if is_shuffled else "as before",
+        "samples with another seed": "others" if is_drawn else "the same",
         "size": "as asked" if abs(len(mine) - sizes[rank] * samples) < 1 + 1e-6 else f"{len(mine)} samples",
     }

@@ -13,6 +13,8 @@ from playground.exercises.cases import Case, Cases
 from playground.exercises.exercise import count
 
 HEAD_WIDTH = 2
+WORDS = 6
+"""Words of the vocabulary on each rank, times the number of ranks: many more than the numbers that may be sent."""
 
 
 def mirrored(rank: int, size: int, seed: int) -> Cases:
@@ -59,13 +61,17 @@ def heads(rank: int, size: int, seed: int) -> Cases:
         mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True).transpose(0, 1).flatten(1)
         parts = [*weights[:3].chunk(size, 1)[rank].clone(), weights[3].chunk(size, 1)[rank].clone()]
         about = f"{count(length, 'token')}, {count(of_rank, 'head')} on each rank"
-        yield Case(about, (tokens, *parts, bias, HEAD_WIDTH), F.linear(mixed, weights[3], bias), is_coded=False)
+        given, due = (tokens, *parts, bias, HEAD_WIDTH), F.linear(mixed, weights[3], bias)
+        yield Case(about, given, due, is_coded=False, most=max(2, size) * due.numel())
 
 
 def vocabulary_loss(rank: int, size: int, seed: int) -> Cases:
-    """The mean cross entropy of whole logits is the oracle. Few numbers of a token may be sent."""
+    """The mean cross entropy of whole logits is the oracle. Of each token a rank may send four
+    numbers, to each rank."""
     for about, tokens, scale in (("1 token", 1, 1.0), ("7 tokens", 7, 3.0), ("logits up to 1,000", 5, 400.0)):
         torch.manual_seed(seed)
-        logits, targets = scale * torch.randn(tokens, 6 * size).double(), torch.randint(6 * size, (tokens,))
+        words = WORDS * size * size
+        logits, targets = scale * torch.randn(tokens, words).double(), torch.randint(words, (tokens,))
         part = logits.chunk(size, 1)[rank].clone()
-        yield Case(about, (part, targets), F.cross_entropy(logits, targets), is_coded=False)
+        most, due = 4 * tokens * size, F.cross_entropy(logits, targets)
+        yield Case(about, (part, targets), due, is_coded=False, most=most)

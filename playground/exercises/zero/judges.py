@@ -20,7 +20,8 @@ def own_share(rank: int, size: int, seed: int) -> Cases:
     """The optimizer's step between the halves of an all-reduce: each rank for its share."""
     for elements in (2 * size, 2 * size - 1):
         [gradient], [mean] = give_gradients(rank, size, [(elements,)]), average_gradients(size, [(elements,)])
-        parameters, stepped = torch.zeros(elements), list[int]()
+        before = 0.5 + torch.randperm(elements, generator=torch.Generator().manual_seed(seed))
+        parameters, stepped = before.clone(), list[int]()
 
         def step(share: torch.Tensor, gradient: torch.Tensor, stepped: list[int] = stepped) -> None:
             stepped.append(len(share))
@@ -29,11 +30,15 @@ def own_share(rank: int, size: int, seed: int) -> Cases:
         yield Case(
             f"{elements} parameters",
             (parameters, gradient, step),
-            held=lambda parameters=parameters, stepped=stepped: {
-                "parameters": -parameters,
+            held=lambda before=before, parameters=parameters, stepped=stepped: {
+                "step of the parameters": before - parameters,
                 "step": f"called for {', '.join(map(str, stepped)) or 'no'} elements",
             },
-            expected={"parameters": mean, "step": f"called for {-(-elements // size)} elements"},
+            expected={
+                "step": f"called for {-(-elements // size)} elements",
+                "step of the parameters": mean,
+            },
+            most=2 * size * -(-elements // size),
         )
 
 
@@ -59,6 +64,7 @@ def reduce_hook(rank: int, size: int, seed: int) -> Cases:
                 "gradients of 1 to 3 held when that of 0 is computed": [*held] if unused is None else [],
                 "hooks": "left" if any(param._post_accumulate_grad_hooks for param in model) else "removed",
             },
+            most=sum(mean.numel() for mean in means),
             expected={
                 "grad": [mean if number % size == rank else None for number, mean in enumerate(means)],
                 "gradients of 1 to 3 held when that of 0 is computed": [owned] if unused is None else [],
