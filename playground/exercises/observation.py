@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from playground.exercises.exercise import FAIL, count
@@ -135,6 +135,43 @@ def describe_difference(seen: Observation, rank: int, observed: Mapping[int, Obs
     why = explain_digits(found["held"], found["expected"], len(observed)) if seen.is_coded and not is_own else ""
     mistake = "read before wait" if found["held"] == POISON else "changes its own tensor" if is_own else ""
     return {**found, "words": f"{found['words']}{': ' * bool(why)}{why}", "mistake": mistake}
+
+
+SLIPS: dict[str, Callable[[float, int], float]] = {
+    "nothing has arrived, or been written": lambda due, size: 0,
+    "the sum in place of the mean": lambda due, size: due * size,
+    "divided by the number of ranks, once too often": lambda due, size: due / size,
+    "counted twice": lambda due, size: 2 * due,
+    "the wrong sign": lambda due, size: -due,
+    "not a number: an empty share is divided, or exp() overflows": lambda due, size: math.nan,
+}
+"""What makes each wrong element of a number that is due, on so many ranks."""
+
+
+def guess_slip(observed: Mapping[int, Observation]) -> str:
+    """The slip that explains all that is wrong in a case; empty if none does."""
+    pairs = [(rank, *pair) for rank, seen in observed.items() for pair in zip(seen.held, seen.expected, strict=False)]
+    wrong = [(rank, mine, due) for rank, mine, due in pairs if find_difference([mine], [due])]
+    if any((mine.where, mine.kind) != (due.where, due.kind) for _, mine, due in wrong) or not wrong:
+        return ""
+    if lengths := [math.prod(mine.shape) - math.prod(due.shape) for _, mine, due in wrong if mine.shape != due.shape]:
+        return "padding is left in, or too much has arrived" if max(lengths) > 0 else "elements are lost"
+    numbers = [pair for _, mine, due in wrong for pair in zip(mine.values, due.values, strict=True)]
+    differ = [
+        (value, due)
+        for value, due in numbers
+        if isinstance(value, (int, float)) and isinstance(due, (int, float)) and not is_close(value, due)
+    ]
+    if not differ:
+        return ""
+    for name, slip in SLIPS.items():
+        if all(is_close(float(value), float(slip(due, len(observed)))) for value, due in differ):
+            return name
+    if all(sorted(map(str, mine.values)) == sorted(map(str, due.values)) for _, mine, due in wrong):
+        return "the right values, in another order"
+    if all(any(mine == due for other, _, due in pairs if other != rank) for rank, mine, _ in wrong):
+        return "the result of another rank"
+    return ""
 
 
 def describe_messages(seen: Observation, rank: int, observed: Mapping[int, Observation]) -> Found:

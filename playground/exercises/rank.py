@@ -30,10 +30,9 @@ from torch.distributed import distributed_c10d
 from playground.exercises.cases import ANYTHING, OWN_GROUP, REDUCED, WAITED, WIDTHS, Case, flatten
 from playground.exercises.exercise import COLLECTIVES, ERROR, FAIL, LOOP, MESSAGES, RETURNED
 from playground.exercises.observation import POISON, Observation
-from playground.exercises.verdict import DEADLINE, ENDLESS, NOT_WRITTEN, SHORT_CUT, Solution
+from playground.exercises.verdict import DEADLINE, ENDLESS, NOT_WRITTEN, PEEKS, SHORT_CUT, Solution
 from playground.runtime.rank.rank import LOST_PEER, report
-from playground.runtime.tap import MESSAGES as MESSAGE_METHODS
-from playground.runtime.tap import METHODS, Call, Observer, observing
+from playground.runtime.tap import MESSAGES as MESSAGE_METHODS, METHODS, Call, Observer, observing
 from playground.runtime.tap.replacement import Wrap, replaced
 
 MAX_CALLS, MAX_PRINTED, SHOWN = 2000, 2**16, 1000
@@ -68,6 +67,8 @@ class Transcript(Observer):
     """Where descriptors 1 and 2 lead."""
 
     def __post_init__(self) -> None:
+        self.is_intact: Callable[[], bool] = lambda: True
+        """Whether the functions that record are still in their places."""
         self.thread, self.lock = threading.local(), threading.RLock()
         self.begin()
         for stream, number in ((sys.stdout, 1), (sys.stderr, 2)):
@@ -100,8 +101,8 @@ class Transcript(Observer):
         """Count what a collective sends, whichever function or method has called it: what goes to all others, once for
         each of them."""
         name = METHODS[call.method].name
-        if self.is_theirs() and name in self.forbidden:  # a method of the group itself
-            self.problems.append((SHORT_CUT, f"dist.{name} is not to be used here, says the task", self.line()))
+        if self.is_theirs() and name in self.forbidden and (line := self.line()):  # a method of the group itself
+            self.problems.append((SHORT_CUT, f"dist.{name} is not to be used here, says the task", line))
         if not self.running or (call.method in MESSAGE_METHODS and not self.is_theirs()):  # `send` counts those
             return
         if name not in ("broadcast", "scatter") or call.peer == dist.get_rank():
@@ -126,6 +127,32 @@ class Transcript(Observer):
                 yield line
         finally:
             self.thread.depth -= 1
+
+
+PEEKING = (
+    "sys._getframe",
+    "sys._current_frames",
+    "sys.settrace",
+    "sys.setprofile",
+    "gc.get_objects",
+    "gc.get_referrers",
+)
+"""Audit events of calls by which a program gets at the judge's values."""
+
+
+def forbid_peeking(record: Transcript) -> None:
+    """End the check where the solution makes such a call itself: under whatever name, and whatever it catches."""
+
+    def audit(event: str, args: tuple[object, ...]) -> None:
+        is_peek = event in PEEKING or (event == "object.__getattr__" and args[1] == "tb_frame")
+        if is_peek and record.running and not getattr(record.thread, "is_audited", False):
+            record.thread.is_audited = True
+            caller = sys._getframe(1)
+            record.thread.is_audited = False
+            if caller.f_code.co_filename == record.file:
+                stop(PEEKS, caller.f_lineno)
+
+    sys.addaudithook(audit)
 
 
 @contextlib.contextmanager
@@ -317,6 +344,8 @@ def judged(record: Transcript) -> Iterator[None]:
         for place, wrap in wraps.items():
             stack.enter_context(replaced(*place, wrap))
         stack.enter_context(observing(record))
+        in_place = {(owner, name): getattr(owner, name) for owner, name in wraps}
+        record.is_intact = lambda: all(getattr(*place) is each for place, each in in_place.items())
         yield
 
 
@@ -380,6 +409,7 @@ def judge(rank: int, size: int, solutions: tuple[Solution, ...], seed: int) -> N
     cases = getattr(importlib.import_module(exercise.module), exercise.function)
     with judged(record):
         OWN_GROUP[:] = [dist.new_group()]
+        forbid_peeking(record)
         with solving(record):
             functions = [import_solution(each) for each in solutions][-1]
         function = getattr(functions, exercise.function)
@@ -401,6 +431,8 @@ def run_case(rank: int, seed: int, place: int, case: Case, function: Callable[..
         for thread in left:
             thread.join(LAST_WORDS)
     report(at=RETURNED)
+    if not record.is_intact():
+        record.problems.append(("replaces functions of torch", "torch.distributed is to be called as it is", 0))
     if left := [each for each in left if each.is_alive()]:
         record.problems.append(("a thread left running", f"{left[0].name} goes on after the end", 0))
     record.problems += [("no wait", f"nobody waits for this {each.kind}", each.line) for each in record.pending]

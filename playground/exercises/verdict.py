@@ -26,7 +26,14 @@ from playground.exercises.exercise import (
     count,
     normalise,
 )  # fmt: skip
-from playground.exercises.observation import Found, Observation, count_elements, find_difference, find_failure
+from playground.exercises.observation import (
+    Found,
+    Observation,
+    count_elements,
+    find_difference,
+    find_failure,
+    guess_slip,
+)
 from playground.runtime.errors import PlaygroundError, RankFailed, RankTimeout
 from playground.runtime.launcher.launch import launch
 from playground.runtime.rank.rank import Event
@@ -38,7 +45,23 @@ DEADLINE = 5.0
 HANGS = 30.0
 """Seconds after which a world without a sign of life is ended: a rank that computes gives one, and a deadlock is proved
 before."""
+OURS: tuple[list[str], ...] = [], ["runtime"], ["runtime", "launcher"]
+"""Packages of the playground that a solution may import: it may start ranks of its own."""
+PEEKS = "looks into the judge: solve the task instead"
+JUDGES = (
+    "gc", "inspect", "ctypes", "importlib", "_getframe", "_current_frames", "settrace", "setprofile", "tb_frame",
+    "f_back", "gi_frame", "__globals__", "__closure__", "__wrapped__", "__builtins__", "__subclasses__",
+)  # fmt: skip
+"""Names by which a program gets at what is not its own: the values that are expected, and the functions that judge."""
 ENDLESS, NOT_WRITTEN = "runs without end", "not written yet"
+PROBABLY = "probably: "
+SIGNS = {
+    "there is no rank": "a neighbour beyond the first or the last rank",
+    "split|same size|SIGABRT|size mismatch|must match": "sizes that meet differ: a rank takes its own for another's",
+    "NoneType": "a rank that has no value, or no gradient, is not provided for",
+    "(out of range|out of bounds)": "an index beyond the end, where a share is smaller or empty",
+}
+"""What an error's words say of its cause."""
 NAMED = SHORT_CUT, ONLY_MEMBERS, ANOTHER_ORDER = "short cut", "only members create", "another order"
 """Mistakes that are recognised in any exercise."""
 
@@ -209,9 +232,9 @@ def check_solution(
 def name_mistake(
     solution: Solution, before: Sequence[Solution], seed: int, made: dict[int, Attempt], world: int
 ) -> Found:
-    """The catalogued mistake that does the same in all worlds, if there is one. `made`: the attempts so far, to which
-    further ones are added; that in `world` has failed."""
-    found, exercise = made[world].found, solution.exercise
+    """The catalogued mistake that does the same in all worlds, if there is one; else, what it probably is, from the
+    failure in one world. `made`: the attempts so far, to which further ones are added; that in `world` has failed."""
+    found, exercise, likely = made[world].found, solution.exercise, dict[str, object]()
     if found.get("mistake") in NAMED or found.get("words") == NOT_WRITTEN:
         return {}
     sizes = sorted(exercise.worlds, key=lambda size: (size != world, size not in made))
@@ -221,11 +244,36 @@ def name_mistake(
                 other = attempt(replace(solution, text=mistake.text), before, size, seed)
                 if size not in made:
                     made[size] = attempt(solution, before, size, seed)
-                if not is_alike(made[size], other):
+                is_same = is_alike(made[size], other)
+                if size == world and (is_same or is_alike_at_first(made[size], other)) and not likely:
+                    likely = {"mistake": f"{PROBABLY}{mistake.name}", "says": mistake.says}
+                if not is_same:
                     break
             else:
                 return {"mistake": mistake.name, "says": mistake.says}
-    return {}
+    guess = "" if found.get("mistake") else guess_mistake(made[world])
+    return likely or ({"mistake": f"{PROBABLY}{guess}"} if guess else {})
+
+
+def guess_mistake(made: Attempt) -> str:
+    """What has gone wrong, by the looks of it, where no catalogued mistake has done the same; empty if unknown."""
+    status, words = made.found["status"], str(made.found.get("words"))
+    if status == FAIL:
+        return guess_slip(made.observed.get(made.case, {}))
+    if status == DEADLOCK:
+        at = list(made.at.values())
+        if len(at) < made.size or RETURNED in at:
+            return "a rank leaves out a call that the others make"
+        for kind, guess in (("send", "all send first"), ("recv", "all wait to receive, and nobody sends")):
+            if all(kind in name for name, _, _ in at):
+                return guess
+        return "ranks wait in different calls, or for different ranks" if len({*at}) > 1 else ""
+    return next((guess for sign, guess in SIGNS.items() if re.search(sign, words)), "")
+
+
+def is_alike_at_first(one: Attempt, other: Attempt) -> bool:
+    """Whether the first failures of two worlds are the same."""
+    return all(one.found.get(name) == other.found.get(name) for name in ("status", "rank", "where", "index", "words"))
 
 
 def is_alike(one: Attempt, other: Attempt) -> bool:
@@ -261,8 +309,13 @@ def find_fault(exercise: Exercise, text: str) -> str:
     for node in ast.walk(tree):
         modules = [each.name for each in node.names] if isinstance(node, ast.Import) else []
         for name in [node.module or ""] if isinstance(node, ast.ImportFrom) else modules:
-            if name.split(".")[0] == "playground" and name.split(".")[1:2] not in ([], ["runtime"]):
+            if name.split(".")[0] == "playground" and name.split(".")[1:3] not in OURS:
                 return f"line {getattr(node, 'lineno', 0)} imports {name}: write it yourself"
+            if name.split(".")[0] in JUDGES:
+                return f"line {getattr(node, 'lineno', 0)} {PEEKS} ({name})"
+        named = (getattr(node, each, None) for each in ("id", "attr", "value", "name"))
+        for name in {name for name in named if isinstance(name, str)} & {*JUDGES}:
+            return f"line {getattr(node, 'lineno', 0)} {PEEKS} ({name})"
     names = symtable.symtable(text, exercise.file, "exec").get_symbols()
     if not any(name.get_name() == exercise.function and (name.is_assigned() or name.is_imported()) for name in names):
         return f"there is no function {exercise.function} in it: exercise {exercise.name} --reset writes the stub again"

@@ -105,14 +105,14 @@ def overlap(rank: int, size: int, seed: int) -> Cases:
 
 
 def reduce_in_backward(rank: int, size: int, situations: Sequence[tuple[str, int | None]]) -> Cases:
-    shapes = EQUAL * 2
+    shapes = [*EQUAL, *EQUAL]
     model = nn.ParameterList([nn.Parameter(torch.zeros(shape)) for shape in shapes])
     seen: list[str] = []
     ready = 0
     for param in reversed(model):  # the order of backward
         due = ready - LATE * model[0].numel()
         if due > 0:
-            param.register_hook(lambda gradient, due=due: seen.append(look(due)))
+            param.register_hook(lambda gradient, due=due: seen.append(look(due, {*seen} <= {IN_FLIGHT})))
         ready += param.numel()
 
     def step() -> None:
@@ -138,17 +138,17 @@ def reduce_in_backward(rank: int, size: int, situations: Sequence[tuple[str, int
                 [-param for param in model],
                 gradients(model),
                 sum(REDUCED),
-                list(dict.fromkeys(seen)) if unused is None else [],
+                seen if unused is None else [],
                 "left" if any(param._post_accumulate_grad_hooks for param in model) else "removed",
             ),
             expected=expected,
         )
 
 
-def look(due: int) -> str:
+def look(due: int, in_time: bool) -> str:
     """The state of all-reduces when a gradient of backward is ready, and those of `due` elements before it are to have
-    been begun."""
-    end = time.monotonic() + BEGINS
+    been begun. A thread of the solution is waited for as long as all have been `in_time`."""
+    end = time.monotonic() + BEGINS * in_time
     while sum(REDUCED) < due and time.monotonic() < end:
         time.sleep(0.01)
     if threading.get_ident() in WAITED or not REDUCED:
@@ -161,7 +161,7 @@ def describe(parameters: object, grad: object, reduced: int, seen: list[str], ho
         "parameter": parameters,
         "grad": grad,
         "all_reduce": f"of {reduced} elements in all",
-        "all_reduces during backward": ", ".join(seen),
+        "all_reduces during backward": next((each for each in seen if each != IN_FLIGHT), "".join(seen[:1])),
         "hooks": hooks,
     }
 
