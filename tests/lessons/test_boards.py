@@ -119,7 +119,7 @@ def shown_runs(lesson: str) -> list[tuple[str, list[str]]]:
     blocks = re.findall(
         r"^```console\n\$ ((?:torchrun [^\n]*|python )lesson\.py[^\n]*)\n(.*?)^```", chapter, re.M | re.S
     )
-    return [(command, text.splitlines()) for command, text in blocks]
+    return [(command, text.splitlines()) for command, text in run.findall(chapter)]
 
 
 def rounded(line: str) -> str:
