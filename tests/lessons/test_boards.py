@@ -116,9 +116,7 @@ assert (path, patched) == (sys.path, dict(os.environ))
 def shown_runs(lesson: str) -> list[tuple[str, list[str]]]:
     """The chapter's runs of the board alone: the command, and the lines that it prints."""
     chapter = (LESSONS / lesson / "README.md").read_text(encoding="utf-8")
-    blocks = re.findall(
-        r"^```console\n\$ ((?:torchrun [^\n]*|python )lesson\.py[^\n]*)\n(.*?)^```", chapter, re.M | re.S
-    )
+    run = re.compile(r"^```console\n\$ ((?:torchrun [^\n]*|python )lesson\.py[^\n]*)\n(.*?)^```", re.M | re.S)
     return [(command, text.splitlines()) for command, text in run.findall(chapter)]
 
 
