@@ -28,7 +28,7 @@ from playground.lessons.parameter_server.lesson import paced
 from playground.lessons.parameter_server.page import ServerSettings
 from playground.lessons.pipeline.experiment import now
 from playground.lessons.pipeline.page import EXACT
-from playground.lessons.sgd.lesson import average_gradients
+from playground.lessons.sgd.lesson import Net, average_gradients
 from playground.measurement.interleave import timed
 from playground.runtime import RankFailed, RankTimeout, device
 from playground.runtime.backends import BACKENDS
@@ -41,7 +41,6 @@ from playground.survival.snapshots import deserialise, serialise
 from playground.testing import World
 from playground.training.history import History
 from playground.training.loop import train_by_hand
-from playground.training.net import Net
 from playground.training.settings import TrainingSettings
 
 pytestmark = pytest.mark.gpu

@@ -6,23 +6,18 @@ import ast
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
 import pytest
-from boards import BOARDS, LONGEST, STANDING
+from boards import BOARDS, LESSONS, LONGEST, STANDING, source_of
 
-import playground
-
-LESSONS = Path(playground.__file__).parent / "lessons"
 LIBRARIES = {"torch", "torchvision", *sys.stdlib_module_names}
-
-
-def source_of(lesson: str) -> str:
-    return (LESSONS / lesson / "lesson.py").read_text(encoding="utf-8")
 
 
 @cache
@@ -97,6 +92,7 @@ def boards_alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def run_alone(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
     environ = {**os.environ, "PYTHONPATH": str(folder), "OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}
+    environ.pop("PYTHONUNBUFFERED", None)  # lines of two ranks would be mixed
     return subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, timeout=600)
 
 
@@ -120,14 +116,18 @@ def shown_runs(lesson: str) -> list[tuple[str, list[str]]]:
     return [(command, text.splitlines()) for command, text in run.findall(chapter)]
 
 
-def rounded(line: str) -> str:
-    """Without what differs between machines: trailing digits of decimals, times, data that another folder holds."""
-    return re.sub(r"\d+\.\d+|\bpid \d+", "#", line)
+def without_decimals(line: str) -> str:
+    """What is the same whatever is trained on."""
+    return re.sub(r"\d+\.\d+", "#", line)
 
 
 @pytest.mark.stress
 @pytest.mark.parametrize("lesson", STANDING)
-def test_a_board_alone_prints_what_its_chapter_shows(lesson: str, boards_alone: Path) -> None:
+def test_a_board_alone_prints_what_its_chapter_shows(lesson: str, boards_alone: Path, digits_folder: Path) -> None:
+    """In any order, as ranks print when they get there. `…` in the chapter leaves out lines. Where a board is given a
+    folder of MNIST, it has fewer images here."""
+    raw = boards_alone / "data" / "MNIST" / "raw"
+    shutil.copytree(digits_folder, raw, dirs_exist_ok=True)
     runs = shown_runs(lesson)
     assert runs, "the chapter shows no run of the board"
     for command, lines in runs:
@@ -136,5 +136,7 @@ def test_a_board_alone_prints_what_its_chapter_shows(lesson: str, boards_alone: 
         words = [word.replace("lesson.py", f"playground/lessons/{lesson}/lesson.py") for word in words]
         done = run_alone(boards_alone, *start[first], *words)
         assert done.returncode == 0, done.stderr
-        keep = rounded if "data" in words else str
-        assert sorted(map(keep, done.stdout.splitlines())) == sorted(map(keep, lines))
+        keep = without_decimals if "data" in words else str
+        printed, shown = Counter(map(keep, done.stdout.splitlines())), Counter(map(keep, lines))
+        assert shown - Counter({"…": 1}) <= printed
+        assert "…" in shown or shown == printed

@@ -22,12 +22,12 @@ from playground.lessons.ladder.page import (
     agreement,
     result_texts,
 )
+from playground.lessons.sgd.lesson import Net
 from playground.runtime import PlaygroundError
 from playground.runtime.backends import BACKENDS
 from playground.runtime.remote import Remote
 from playground.training.data import Images, partition_dataset
 from playground.training.grad_syncs import DDP, GRAD_SYNCS
-from playground.training.net import Net
 from playground.training.sync import AllReduce
 
 Run = Callable[..., Any]

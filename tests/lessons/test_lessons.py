@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import difflib
 import importlib
 from collections.abc import Callable
 from functools import partial
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from boards import source_of
 from processes import free_port
 from ranks import needs_shm
 
@@ -23,8 +25,7 @@ from playground.lessons.sgd import lesson as sgd
 from playground.runtime.rank.steps import run_steps
 from playground.runtime.remote import Remote
 from playground.testing import World
-from playground.training import loop as training_loop
-from playground.training.settings import TrainingSettings
+from playground.training.data import Images
 
 Worlds = Callable[..., World]
 TABLED = [
@@ -193,15 +194,34 @@ def test_a_rank_is_a_sum(local_ranks: list[int], sums: list[str], world: Worlds)
     assert [result["ranks_per_node"] for result in results] == [nodes.count(node) for node in nodes]
 
 
-def train_by_two_arguments(rank: int, size: int, data_dir: Path) -> list[float]:
-    """The tutorial's call, where MNIST cannot be had, on the digits that are there: test accuracies after an epoch."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PLAYGROUND_MNIST_MIRROR", str(data_dir / "nothing"))
-        patch.setattr(training_loop, "default_data_dir", lambda: data_dir)
-        patch.setattr(training_loop, "TrainingSettings", partial(TrainingSettings, epochs=1))
-        return [lesson.run(rank, size).epochs[-1].test_accuracy for lesson in (sgd, ddp)]
+def train_on_boards(rank: int, size: int, folder: Path) -> list[list[torch.Tensor]]:
+    """The parameters after two epochs of each board that trains `Net`, and what the epochs told."""
+    data, told = Images(folder, "train", 100), []
+    models = [
+        board.run(rank, size, data, 30, epochs=2, after_epoch=lambda epoch, model, totals: told.append(totals))
+        for board in (sgd, ddp)
+    ]
+    return [*([param.detach() for param in model.parameters()] for model in models), told]
 
 
-def test_run_takes_two_arguments(world: Callable[..., Any], data_dir: Path) -> None:
-    by_hand, by_ddp = world(2).run(train_by_two_arguments, data_dir)[0]
-    assert by_hand == by_ddp
+def test_sgd_and_ddp_train_the_same_model(world: Worlds, digits_folder: Path) -> None:
+    """On 3 ranks, whose shares of a batch are not equal, and of the last one, 10 samples, even less so."""
+    results = world(3).run(train_on_boards, digits_folder)
+    for by_hand, by_ddp, told in results:
+        torch.testing.assert_close(by_ddp, by_hand)
+        assert [totals[2].item() for totals in told] == [float(told[0][2])] * 4
+    torch.testing.assert_close([result[0] for result in results[1:]], [results[0][0]] * 2, rtol=0, atol=0)
+    assert sum(told[0][2].item() for _, _, told in results) == 100
+
+
+def lines_of_run(lesson: str) -> list[str]:
+    module = ast.parse(source_of(lesson))
+    [run] = [node for node in module.body if isinstance(node, ast.FunctionDef) and node.name == "run"]
+    return source_of(lesson).splitlines()[run.lineno - 1 : run.end_lineno]
+
+
+def test_between_sgd_and_ddp_are_two_lines() -> None:
+    changed = [line for line in difflib.ndiff(lines_of_run("sgd"), lines_of_run("ddp")) if line[0] in "+-"]
+    assert [line.split("(")[0] for line in changed] == [
+        "-     broadcast_parameters", "+     model = DistributedDataParallel", "-             average_gradients",
+    ]  # fmt: skip

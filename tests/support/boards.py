@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import playground
+
+LESSONS = Path(playground.__file__).parent / "lessons"
+
 BOARDS = {
     "hello": 4,
     "p2p": 2,
@@ -25,10 +31,14 @@ BOARDS = {
 }
 """By folder, in the order of the path: how many ranks its chapter starts."""
 NOT_YET = {
-    "all_reduce", "data_parallel", "sgd", "ladder", "ddp", "prove", "bert", "elastic", "rpc", "parameter_server",
+    "all_reduce", "data_parallel", "ladder", "prove", "bert", "elastic", "rpc", "parameter_server",
     "pipeline", "zero", "tensor", "context", "experts", "mesh", "collectives", "p2p", "hello",
 }  # fmt: skip
 """Lessons whose `lesson.py` still stands on other rooms."""
 STANDING = [name for name in BOARDS if name not in NOT_YET]
-LONGEST = {"collectives": 200, "all_reduce": 200}
+LONGEST = {"collectives": 200, "all_reduce": 200, "sgd": 215}
 """Lines that a board may have, if more than 150; rows of tables are not counted."""
+
+
+def source_of(lesson: str) -> str:
+    return (LESSONS / lesson / "lesson.py").read_text(encoding="utf-8")

@@ -11,7 +11,7 @@ from torchvision.datasets.mnist import read_image_file, read_label_file
 from playground.lessons import LESSONS
 from playground.testing import World
 from playground.training.data import MEAN, STD, Images, partition_dataset, training_images
-from playground.training.loop import run_training
+from playground.training.loop import run_board
 from playground.training.settings import LOADERS, TrainingSettings
 
 Worlds = Callable[..., World]
@@ -23,7 +23,7 @@ def test_one_loader_reads_what_torchvision_reads(digits_folder: Path) -> None:
         labels = read_label_file(str(digits_folder / f"{split}-labels-idx1-ubyte"))
         ours = Images(digits_folder, split)
         assert len(ours) == len(labels) == count
-        got, classes = ours.__getitems__(list(range(count)))
+        got, classes = ours[list(range(count))]
         torch.testing.assert_close(got, (images.unsqueeze(1).float() / 255 - MEAN) / STD)
         assert torch.equal(classes, labels)
         image, label = ours[7]
@@ -49,9 +49,9 @@ def test_both_loaders_give_the_same_batches(world: Worlds, digits_folder: Path) 
 def test_loader_workers_change_nothing(world: Worlds, digits_folder: Path) -> None:
     """Dropout masks of the second epoch included: a loader draws a random number for each epoch."""
     alone, helped = (
-        world(2).run(run_training, LESSONS["sgd"].remote("run"), TrainingSettings(
+        world(2).run(run_board, TrainingSettings(
             folder=digits_folder, limit=130, epochs=2, batch_size=16, loader="per-sample", loader_workers=workers
-        ))[0].epochs
+        ), LESSONS["sgd"].remote("run"))[0].epochs
         for workers in (0, 1)
     )  # fmt: skip
     assert [(each.loss, each.test_accuracy) for each in helped] == [(each.loss, each.test_accuracy) for each in alone]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from playground.training.partition import DataPartitioner, share, shares
+from playground.lessons.sgd.lesson import DataPartitioner, share, shares
 
 
 @settings(max_examples=25)
@@ -13,7 +13,7 @@ from playground.training.partition import DataPartitioner, share, shares
 def test_equal_fractions_share_out_every_sample_once(samples: int, size: int, seed: int) -> None:
     data = range(samples)
     partitions = [DataPartitioner(data, [1 / size] * size, seed).use(rank) for rank in range(size)]
-    assert sorted(i for partition in partitions for i in partition.index) == list(data)
+    assert sorted(i for partition in partitions for i in partition.index.tolist()) == list(data)
     lengths = [len(partition) for partition in partitions]
     assert max(lengths) - min(lengths) <= 1
 

@@ -18,12 +18,12 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from playground.algorithms import load_all_reduce
+from playground.lessons.sgd.lesson import Net
 from playground.runtime import RankFailed, UsageError
 from playground.testing import World
 from playground.training.data import Images, partition_dataset, partition_test_set
 from playground.training.grad_syncs import RUNGS
 from playground.training.loop import train
-from playground.training.net import Net
 from playground.training.replicas import broadcast_parameters
 from playground.training.settings import TrainingSettings
 from playground.training.sync import (

@@ -16,6 +16,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from playground.lessons import LESSONS
+from playground.lessons.sgd.lesson import Net
 from playground.runtime import UsageError
 from playground.runtime.remote import Remote, remote
 from playground.testing import World
@@ -23,7 +24,6 @@ from playground.training import prepare
 from playground.training.data import Images, partition_dataset, partition_test_set
 from playground.training.grad_syncs import RUNGS
 from playground.training.loop import run_training, train
-from playground.training.net import Net
 from playground.training.replicas import broadcast_parameters, find_largest_difference
 from playground.training.results import Epoch, TrainingResult
 from playground.training.settings import TrainingSettings
@@ -31,6 +31,7 @@ from playground.training.sync import GradSync, new_grad_sync
 
 Worlds = Callable[..., World]
 SYNCS = [*RUNGS, "ddp"]
+RUN_BOARD = remote("playground.training.loop:run_board")
 BY_HAND = remote("playground.training.loop:train_by_hand")
 WITH_DDP = remote("playground.training.loop:train_with_ddp")
 
@@ -41,7 +42,7 @@ def on_the_same_batches(folder: Path, batches: list[list[int]]) -> torch.Tensor:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.5)
     history = []
     for step, batch in enumerate(batches, 1):
-        images, labels = data.__getitems__(batch)
+        images, labels = data[batch]
         optimizer.zero_grad()
         torch.nn.functional.cross_entropy(model(images.double()), labels).backward()
         optimizer.step()
@@ -53,13 +54,13 @@ def on_the_same_batches(folder: Path, batches: list[list[int]]) -> torch.Tensor:
 def which_samples(rank: int, size: int, folder: Path, samples: int, batch_size: int) -> dict[str, Any]:
     """The positions, within the whole set, of what this rank trains on in each step of two epochs, and tests on."""
     train_set, _ = partition_dataset(Images(folder, "train", samples), batch_size)
-    index, epochs = train_set.dataset.index, range(2)
-    steps = [[index[position] for position in step] for _ in epochs for step in train_set.batch_sampler]
+    index, epochs = train_set.dataset.index.tolist(), range(2)
+    steps = [[index[position] for position in step] for _ in epochs for step in train_set.sampler]
     tested = partition_test_set(Images(folder, "t10k"))
     return {
         "steps": steps,
         "lengths": [len(labels) for _, labels in train_set],
-        "tested": list(tested.dataset.index),
+        "tested": tested.dataset.index.tolist(),
         "test_lengths": [len(labels) for _, labels in tested],
     }
 
@@ -205,7 +206,7 @@ def test_dropout_masks_differ_between_ranks_and_not_between_runs(world: Worlds, 
 def train_in(world: World, run: Remote, folder: Path, **changes: Any) -> list[TrainingResult]:
     """What a function that trains returns on every rank."""
     settings = TrainingSettings(folder=folder, **{"limit": 500, "epochs": 2, "lr": 0.05, **changes})
-    return world.run(run_training, run, settings)
+    return world.run(run_training, *((RUN_BOARD, settings, (run,)) if run.name == "run" else (run, settings)))
 
 
 def test_sgd_learns_and_every_way_of_averaging_learns_the_same(world: Worlds, digits_folder: Path) -> None:
@@ -241,7 +242,7 @@ def test_the_global_loss_is_the_mean_over_all_samples(world: Worlds, digits_fold
 def own_settings(rank: int, size: int, folder: Path) -> None:
     """Rank 2 was started with another learning rate."""
     settings = TrainingSettings(folder=folder / str(rank), lr=0.1 if rank == 2 else 0.01)
-    run_training(rank, size, LESSONS["sgd"].remote("run"), settings)
+    run_training(rank, size, BY_HAND, settings)
 
 
 def test_ranks_that_were_told_different_things_are_stopped(world: Worlds, digits_folder: Path) -> None:

@@ -9,6 +9,8 @@ Source: https://horovod.readthedocs.io/en/stable/api.html (allreduce of tf.Index
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
@@ -107,8 +109,8 @@ class ZipfSequences(Dataset[tuple[torch.Tensor, torch.Tensor]]):
     def __len__(self) -> int:
         return len(self.labels)
 
-    def __getitems__(self, positions: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
-        return self.ids[positions], self.labels[positions]
+    def __getitem__(self, index: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.ids[index], self.labels[index]
 
 
 class TokenBert(nn.Module):
