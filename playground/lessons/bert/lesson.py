@@ -145,7 +145,7 @@ def batches(settings: BertSettings, rank: int, size: int) -> Iterator[PairBatch]
         batch_size=settings.batch_size // size,
         sampler=sampler,
         drop_last=True,
-        collate_fn=PairBatch._make,  # it is one already
+        collate_fn=PairBatch._make,
         pin_memory=device().type == "cuda",
         generator=torch.Generator(),  # so that it draws none of dropout's numbers
     )
