@@ -14,8 +14,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 
-from playground.lessons.ladder.lesson import run
-from playground.lessons.ladder.measure import WARM_UP
+from playground.lessons.ladder.measure import WARM_UP, run
 from playground.lessons.ladder.page import (
     PARTS,
     LadderSettings,

@@ -23,7 +23,7 @@ from playground.training.results import replicas_verdict
 from playground.training.settings import TrainingSettings
 
 LESSON = LESSONS["ladder"]
-RUN = LESSON.remote("run")
+RUN = LESSON.remote("run", "measure")
 BERT = "bert"
 IMAGE_MODELS = {
     "net": remote("playground.lessons.sgd.lesson:Net"),

@@ -21,12 +21,12 @@ from playground.lessons.ladder.page import TOKENS
 from playground.training.bert import Model
 from playground.training.bert_config import CLASSES, BertConfig
 from playground.training.settings import BUCKET_CAP
-from playground.training.sync import AllReduce, Overlapped
+from playground.training.sync import AllReduce, OverlappedSync
 
 
-class SparseEmbeddings(Overlapped):
+class SparseEmbeddings(OverlappedSync):
     """Averages the gradients of embeddings, all of one type, by the rows that some rank has used, and all other
-    gradients as `Overlapped` does.
+    gradients as `OverlappedSync` does.
 
     It sets `sparse` of the model's `nn.Embedding`s, so that backward computes (index, row) for each word of the batch
     in place of a matrix. `after_backward` leaves in every `param.grad` the mean as a dense gradient, for any optimizer.

@@ -19,8 +19,9 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from playground.lessons.ladder.lesson import buckets, trainable_parameters
 from playground.lessons.zero.shares import Row, units
-from playground.training.sync import AllReduce, GradSync, buckets, pausing, trainable_parameters
+from playground.training.sync import AllReduce, GradSync, pausing
 
 SECOND = "a second backward before zero_grad: put the first one under no_sync"
 

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from playground.training.sync import views_of
+from playground.lessons.ladder.lesson import views_of
 
 
 class Row:
