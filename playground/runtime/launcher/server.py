@@ -9,6 +9,7 @@ import io
 import math
 import multiprocessing as mp
 import os
+import resource
 import signal
 import socket
 import struct
@@ -148,15 +149,25 @@ class ForkServerClient:
 def spawn(words: list[str], stdin: int, kept: int) -> int:
     """Start a program that has nothing of ours open but standard streams and `kept`; its process id."""
     files: list[tuple[int, ...]] = []
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    beyond = []
     for descriptor in map(int, os.listdir("/proc/self/fd")):
         with contextlib.suppress(OSError):  # closed by now
             if descriptor > 2 and os.get_inheritable(descriptor):
-                files.append((os.POSIX_SPAWN_CLOSE, descriptor))
+                if descriptor < limit:
+                    files.append((os.POSIX_SPAWN_CLOSE, descriptor))
+                else:  # it was opened before the limit was lowered: the C library takes it for none
+                    beyond.append(descriptor)
     files += [(os.POSIX_SPAWN_DUP2, stdin, 0), (os.POSIX_SPAWN_DUP2, kept, kept)]
     try:
+        for descriptor in beyond:
+            os.set_inheritable(descriptor, False)
         return os.posix_spawn(words[0], words, os.environ, file_actions=files, setsigmask=LAUNCHER_ONLY)
     except OSError as error:
         raise ForkServerFailed(f"cannot be started ({error.strerror}): is there a limit (ulimit -u, -v)?") from error
+    finally:
+        for descriptor in beyond:
+            os.set_inheritable(descriptor, True)
 
 
 UNGUARDED = 97
