@@ -36,6 +36,22 @@ def test_training_goes_on_where_it_was(train: Run, tmp_path: Path) -> None:
     assert [line.split()[0] for line in shown.out.splitlines() if line[:8].strip().isdigit()] == ["1", "2", "3"]
 
 
+def test_another_run_or_none_is_refused_by_what_differs(train: Run, tmp_path: Path) -> None:
+    assert train("sgd", "--epochs", 1).code == 0
+    for words, told in ((("--lr", 0.5), "lr is 0.01 in the snapshot and 0.5 here"), (("--resume", "no"), "holds snap")):
+        shown = train("sgd", "--epochs", 1, *words)
+        assert shown.code == 2
+        assert told in shown.err
+
+
+def test_a_folder_that_cannot_be_made_is_named(run_cli: Run, data_dir: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    words = ("--dataset", "digits", "--data-dir", data_dir, "--limit", 256, "--epochs", 1)
+    shown = run_cli("sgd", *words, "--snapshots", tmp_path / "file" / "snapshots")
+    assert (shown.code, shown.err.count("\n")) == (2, 1)
+    assert str(tmp_path / "file") in shown.err
+
+
 @pytest.mark.parametrize(
     "words",
     [
