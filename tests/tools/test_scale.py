@@ -201,10 +201,7 @@ def test_a_cluster_by_hand(run_cli: Run) -> None:
     assert any(line.split()[:4] == ["4", "B", "doubling", "5.00"] for line in lines)
     last = " ".join(shown.out.split("Predicted: ")[1].split())
     assert last == "all-reduce of 4 B to 1 GiB on 2 to 65,536 ranks, from parameters as given."
-    document = json.loads(run_cli("scale", *BY_HAND, "--json").out)
-    assert (document["lesson"], document["world_size"], document["steps"], document["fit"]) == ("scale", 1, [], None)
-    assert document["parameters"]["ranks_per_node"] == 1
-    rows = document["predictions"]
+    rows = json.loads(run_cli("scale", *BY_HAND, "--json").out)["predictions"]
     assert len(rows) == len(plan.SIZES) * len(plan.CLUSTER)
     assert all(set(row["seconds"]) == set(COSTS) for row in rows)
 
