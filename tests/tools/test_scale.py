@@ -201,7 +201,10 @@ def test_a_cluster_by_hand(run_cli: Run) -> None:
     assert any(line.split()[:4] == ["4", "B", "doubling", "5.00"] for line in lines)
     last = " ".join(shown.out.split("Predicted: ")[1].split())
     assert last == "all-reduce of 4 B to 1 GiB on 2 to 65,536 ranks, from parameters as given."
-    rows = json.loads(run_cli("scale", *BY_HAND, "--json").out)["predictions"]
+    document = json.loads(run_cli("scale", *BY_HAND, "--json").out)
+    assert (document["lesson"], document["world_size"], document["steps"], document["fit"]) == ("scale", 1, [], None)
+    assert document["parameters"]["ranks_per_node"] == 1
+    rows = document["predictions"]
     assert len(rows) == len(plan.SIZES) * len(plan.CLUSTER)
     assert all(set(row["seconds"]) == set(COSTS) for row in rows)
 
@@ -374,11 +377,7 @@ def test_two_levels_that_are_alike_are_one(size: int, count: int, node: int) -> 
     assert [two[name] for name in same] == pytest.approx([one[name] for name in same])
 
 
-def test_by_hand_as_json_and_wide(run_cli: Run) -> None:
+def test_wide_shows_every_number_of_ranks(run_cli: Run) -> None:
     lines = run_cli("scale", *BY_HAND, "--wide").out.splitlines()
     [headings] = [line for line in lines if line.split()[:2] == ["2", "ranks"]]
     assert [int(size.replace(",", "")) for size in headings.split()[::2]] == plan.CLUSTER
-    document = json.loads(run_cli("scale", *BY_HAND, "--json").out)
-    rows = document["predictions"]["cluster"]
-    assert len(rows) == len(plan.SIZES) * len(plan.CLUSTER)
-    assert all(set(row["seconds"]) == set(COSTS) for row in rows)
