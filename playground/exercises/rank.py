@@ -407,6 +407,7 @@ def run_case(rank: int, seed: int, place: int, case: Case, function: Callable[..
     record.begin()
     record.counts = case.counts
     size, threads = record.size, threading.enumerate()
+    given = tuple(leaf for each in case.args if isinstance(each, torch.Tensor) for leaf in flatten(each))
     torch.manual_seed(seed + place)
     report(number=place, about=case.about)
     time.sleep(case.delay)
@@ -434,6 +435,8 @@ def run_case(rank: int, seed: int, place: int, case: Case, function: Callable[..
         most_moved=case.most_moved,
         problems=tuple(dict.fromkeys(record.problems)),
         printed=record.read_printed(),
+        given=given,
+        is_shared=shares_memory(returned),
     )
     report(case=place, observed=observation)
     balance = torch.zeros(size, size, dtype=torch.int64)
@@ -442,3 +445,11 @@ def run_case(rank: int, seed: int, place: int, case: Case, function: Callable[..
     dist.all_reduce(balance, group=OWN_GROUP[0])
     if balance.any() or record.pending or left:
         raise RuntimeError("messages or threads are left over: this world cannot run anything else")
+
+
+def shares_memory(returned: object) -> bool:
+    """Whether tensors of a list, or of a list of lists, are the same memory."""
+    if not isinstance(returned, (list, tuple)):
+        return False
+    places = [each.data_ptr() for each in returned if type(each) is torch.Tensor and each.numel()]
+    return len({*places}) < len(places) or any(map(shares_memory, returned))

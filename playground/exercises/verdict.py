@@ -26,6 +26,7 @@ from playground.exercises.exercise import (
     count,
     normalise,
 )  # fmt: skip
+from playground.exercises.guess import guess_by_places, guess_by_values, guess_by_words
 from playground.exercises.observation import Found, Observation, count_elements, find_difference, find_failure
 from playground.runtime.errors import PlaygroundError, RankFailed, RankTimeout
 from playground.runtime.launcher.launch import launch
@@ -39,6 +40,7 @@ HANGS = 30.0
 """Seconds after which a world without a sign of life is ended: a rank that computes gives one, and a deadlock is proved
 before."""
 ENDLESS, NOT_WRITTEN = "runs without end", "not written yet"
+PROBABLY = "probably: "
 NAMED = SHORT_CUT, ONLY_MEMBERS, ANOTHER_ORDER = "short cut", "only members create", "another order"
 """Mistakes that are recognised in any exercise."""
 
@@ -107,6 +109,15 @@ class Attempt:
         """The groups that each rank has made."""
         self.found: Found = {}
         """The failure; empty if there is none."""
+
+    @property
+    def words(self) -> str:
+        return str(self.found.get("words"))
+
+    @property
+    def places(self) -> dict[int, tuple[str, int | None]]:
+        """Where the ranks are, whatever their lines are and the keys that they wait for."""
+        return {rank: (re.sub("(?<=^waits for ).*", "", name), peer) for rank, (name, peer, _) in self.at.items()}
 
     def take(self, rank: int, event: Event) -> None:
         """A report. Raises `Ended` for one that ends the check."""
@@ -209,38 +220,51 @@ def check_solution(
 def name_mistake(
     solution: Solution, before: Sequence[Solution], seed: int, made: dict[int, Attempt], world: int
 ) -> Found:
-    """The catalogued mistake that does the same in all worlds; if there is none, the first that does the same in the
-    case that failed, with "probably". `made`: the attempts so far, to which further ones are added; that in `world` has
-    failed."""
+    """The catalogued mistake that does the same in all worlds. If there is none, with "probably", one that does the same
+    in the world that failed, or else what the failure looks like, or else a mistake that does the same in the case that
+    failed. `made`: the attempts so far, to which further ones are added; that in `world` has failed."""
     found, exercise = made[world].found, solution.exercise
     if found.get("mistake") in NAMED or found.get("words") == NOT_WRITTEN:
         return {}
     sizes = sorted(exercise.worlds, key=lambda size: (size != world, size not in made))
-    probable: Found = {}
+    probable, possible = dict[str, object](), dict[str, object]()
     for mistake in exercise.mistakes:
         if mistake.status == found["status"] and mistake.name not in NAMED:
             for size in sizes:
                 other = attempt(replace(solution, text=mistake.text), before, size, seed)
                 if size not in made:
                     made[size] = attempt(solution, before, size, seed)
-                if size == world and not probable and is_alike(made[size], other, made[size].case):
-                    probable = {"mistake": f"probably: {mistake.name}", "says": mistake.says}
-                if not is_alike(made[size], other):
+                is_same = is_alike(made[size], other)
+                if size == world and (is_same or is_alike(made[size], other, made[size].case)):
+                    named = {"mistake": f"{PROBABLY}{mistake.name}", "says": mistake.says}
+                    probable, possible = probable or named if is_same else probable, possible or named
+                if not is_same:
                     break
             else:
                 return {"mistake": mistake.name, "says": mistake.says}
-    return {} if found.get("mistake") else probable
+    guess = guess_mistake(made[world])
+    looks = {"mistake": f"{PROBABLY}{guess}"} if guess else {}
+    return {} if found.get("mistake") else probable or looks or possible
+
+
+def guess_mistake(made: Attempt) -> str:
+    """What a failure looks like; empty if like nothing known."""
+    status = made.found["status"]
+    if status == DEADLOCK:
+        return guess_by_places(made.at, made.size)
+    return guess_by_values(made.observed.get(made.case, {})) if status == FAIL else guess_by_words(made.words)
 
 
 def is_alike(one: Attempt, other: Attempt, only: int | None = None) -> bool:
-    """Whether the ranks of two worlds did the same in the cases that failed, or in the `only` one."""
+    """Whether the ranks of two worlds did the same in the cases that failed; or had the same result in the `only`
+    one."""
     status = one.found.get("status")
     if (status, one.case) != (other.found.get("status"), other.case):
         return False
     if status == DEADLOCK:
-        return {rank: at[:2] for rank, at in one.at.items()} == {rank: at[:2] for rank, at in other.at.items()}
+        return one.places == other.places
     if status != FAIL:  # which rank is the first to send to one that is not there differs from run to run
-        return len({re.sub(r"no rank \d+", "", str(each.found.get("words"))) for each in (one, other)}) == 1
+        return len({re.sub(r"no rank \d+", "", each.words) for each in (one, other)}) == 1
     for case in one.observed.keys() & other.observed.keys() & ({*one.observed} if only is None else {only}):
         fails = [bool(find_failure(each.observed[case], each.size)) for each in (one, other)]
         for rank, mine in one.observed[case].items() if any(fails) else ():
@@ -249,7 +273,7 @@ def is_alike(one: Attempt, other: Attempt, only: int | None = None) -> bool:
                 return False
             if [each[0] for each in mine.problems] != [each[0] for each in theirs.problems]:
                 return False
-            if count_elements(mine.sent) != count_elements(theirs.sent):
+            if only is None and count_elements(mine.sent) != count_elements(theirs.sent):
                 return False
     return True
 
