@@ -17,13 +17,15 @@ Wrong = Sequence[tuple[int, Leaf, Leaf]]
 
 SLIPS: dict[str, Callable[[float, int], float]] = {
     "nothing is written there: it holds zeros": lambda due, size: 0,
-    "the sum in place of the mean": lambda due, size: due * size,
-    "divided by the number of ranks once too often": lambda due, size: due / size,
     "counted twice": lambda due, size: 2 * due,
     "the wrong sign": lambda due, size: -due,
+}
+SLIPS_OF_FLOATS: dict[str, Callable[[float, int], float]] = {
+    "the sum in place of the mean": lambda due, size: due * size,
+    "divided by the number of ranks once too often": lambda due, size: due / size,
     "not a number: what is empty is divided, or exp() overflows": lambda due, size: math.nan,
 }
-"""What makes each wrong number of the one that is due, on so many ranks."""
+"""What makes each wrong number of the one that is due, on so many ranks; of whole numbers there are no means."""
 SIGNS = {
     r"no rank -?\d+ in a world": "a neighbour beyond the first or the last rank",
     r"[Ss]plit|same size|SIGABRT|size mismatch|must match|Check failed: \w*[Ss]hape": "sizes that meet differ",
@@ -31,6 +33,13 @@ SIGNS = {
     "out of (range|bounds)": "an index beyond the end, where a share is smaller or empty",
 }
 """What the words of an error say of its cause."""
+SHARES = {
+    "twice$": "a share is added twice",
+    "in it, ": "a share of another rank in the place of one",
+    "missing$": "a share is left out",
+    "in it$": "a share of another rank is in it",
+}
+"""What is said of the digits of all that is wrong."""
 
 
 def guess_by_words(words: str) -> str:
@@ -67,7 +76,9 @@ def guess_by_values(observed: Mapping[int, Observation]) -> str:
         return "too many elements: padding is left in, or too much has come" if max(more) > 0 else "elements are lost"
     if all(any(is_same(mine, each) for each in observed[rank].given) for rank, mine, _ in wrong):
         return "nothing has come: it holds what was given"
-    return guess_by_numbers(wrong, len(observed)) or guess_by_places_of_values(observed, wrong)
+    if any(seen.is_shared for seen in observed.values()):
+        return "one tensor for all: they are the same memory"
+    return guess_by_numbers(wrong, len(observed)) or guess_by_order(wrong) or guess_by_shares(observed, wrong)
 
 
 def guess_by_numbers(wrong: Wrong, size: int) -> str:
@@ -79,7 +90,8 @@ def guess_by_numbers(wrong: Wrong, size: int) -> str:
     ]
     if not numbers:
         return ""
-    for name, slip in SLIPS.items():
+    is_whole = all(kind.startswith(("int", "uint")) for kind, _, _ in numbers)
+    for name, slip in (SLIPS if is_whole else SLIPS_OF_FLOATS | SLIPS).items():
         if all(is_close(float(value), float(slip(due, size))) for _, value, due in numbers):
             return name
     if {kind for kind, _, _ in numbers} == {"int"} and {value - due for _, value, due in numbers} in ({1}, {-1}):
@@ -87,31 +99,25 @@ def guess_by_numbers(wrong: Wrong, size: int) -> str:
     return ""
 
 
-def guess_by_places_of_values(observed: Mapping[int, Observation], wrong: Wrong) -> str:
-    if any(seen.is_shared for seen in observed.values()):
-        return "one tensor for all: they are the same memory"
+def guess_by_order(wrong: Wrong) -> str:
     if all(mine.shape and sorted(map(str, mine.values)) == sorted(map(str, due.values)) for _, mine, due in wrong):
         return "the right values, in another order"
-    ranks = {rank for rank, _, _ in wrong}
-    if all(mine.kind != "str" for _, mine, _ in wrong) and all(
-        sorted(str(mine.values) for other, mine, _ in wrong if other == rank)
-        == sorted(str(due.values) for other, _, due in wrong if other == rank)
-        for rank in ranks
-    ):
-        return "the right results, in another order"
-    if is_own_result(observed):
-        return "each rank has a result of its own"
-    words = {
-        explain_digits(*first, len(observed)).rpartition(" is ")[2]
+    held, expected = (
+        sorted(f"{rank} {pair[place].values}" for rank, *pair in wrong if pair[place].kind != "str") for place in (0, 1)
+    )
+    return "the right results, in another order" if held and held == expected else ""
+
+
+def guess_by_shares(observed: Mapping[int, Observation], wrong: Wrong) -> str:
+    said = [
+        explain_digits(*first, len(observed))
         for rank, mine, due in wrong
         if observed[rank].is_coded and (first := first_difference(mine, due))
-    }
-    names = {
-        "missing": "a share is left out",
-        "in it twice": "a share is added twice",
-        "in it": "a share of another rank is in it",
-    }
-    return names.get(words.pop(), "") if len(words) == 1 else ""
+    ]
+    for sign, guess in SHARES.items():
+        if said and all(re.search(sign, words) for words in said):
+            return guess
+    return "each rank has a result of its own" if is_own_result(observed) else ""
 
 
 def first_difference(mine: Leaf, due: Leaf) -> tuple[object, object] | None:

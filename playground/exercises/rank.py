@@ -29,6 +29,7 @@ from torch.distributed import distributed_c10d
 
 from playground.exercises.cases import ANYTHING, OWN_GROUP, REDUCED, WAITED, WIDTHS, Case, flatten
 from playground.exercises.exercise import COLLECTIVES, ERROR, FAIL, LOOP, MESSAGES, RETURNED
+from playground.exercises.guard import Guard, hidden
 from playground.exercises.observation import POISON, Observation
 from playground.exercises.verdict import DEADLINE, ENDLESS, NOT_WRITTEN, SHORT_CUT, Solution
 from playground.runtime.rank.rank import LOST_PEER, report
@@ -41,6 +42,7 @@ TICK = 0.5
 """Seconds between two looks at a solution that runs."""
 IMPORTING = 20
 """How many times the deadline an import may take."""
+LEFT_RUNNING = "a thread left running"
 LAST_WORDS = 2.0
 """Seconds that threads may go on after the solution has returned."""
 
@@ -358,7 +360,8 @@ def solving(record: Transcript) -> Iterator[None]:
     signal.setitimer(signal.ITIMER_REAL, TICK, TICK)
     record.running = True
     try:
-        yield
+        with hidden():
+            yield
     except BaseException as error:
         record.running = False
         if isinstance(error, RuntimeError) and LOST_PEER.search(str(error)):
@@ -385,25 +388,34 @@ def import_solution(solution: Solution) -> ModuleType:
     return module
 
 
-def judge(rank: int, size: int, solutions: tuple[Solution, ...], seed: int) -> None:
+def judge(rank: int, size: int, solutions: tuple[Solution, ...], seed: int, password: str) -> int:
     """Run the last of `solutions` on the cases of its exercise, for as long as ranks and messages come out even. Those
-    before it are what it may import. What comes of it is reported: `Observation`s, one a case."""
+    before it are what it may import. What comes of it is reported: `Observation`s, one a case, with the password.
+    Returns the number of cases."""
     solution, exercise = solutions[-1], solutions[-1].exercise
     record = Transcript(solution.file, size, exercise.forbidden)
     sys.path.append(os.path.dirname(os.path.abspath(solution.file)))
     sys.dont_write_bytecode = True
     cases = getattr(importlib.import_module(exercise.module), exercise.function)
-    with judged(record):
+    with judged(record), Guard(record, stop).watching() as guard:
         OWN_GROUP[:] = [dist.new_group()]
         with solving(record):
             functions = [import_solution(each) for each in solutions][-1]
         function = getattr(functions, exercise.function)
-        for place, case in enumerate(cases(rank, size, seed)):
-            run_case(rank, seed, place, case, function, record)
+        number = 0
+        for number, case in enumerate(cases(rank, size, seed), 1):
+            observation = run_case(rank, seed, number - 1, case, function, record)
+            if words := guard.find_replaced():
+                stop(words, 0)
+            report(case=number - 1, observed=observation, password=password)
+            check_balance(rank, observation, record)
+    return number
 
 
-def run_case(rank: int, seed: int, place: int, case: Case, function: Callable[..., Any], record: Transcript) -> None:
-    """Run one case and report it. Raises `RuntimeError` where nothing else can run after it."""
+def run_case(
+    rank: int, seed: int, place: int, case: Case, function: Callable[..., Any], record: Transcript
+) -> Observation:
+    """Run one case, and say what was observed."""
     record.begin()
     record.counts = case.counts
     size, threads = record.size, threading.enumerate()
@@ -418,12 +430,12 @@ def run_case(rank: int, seed: int, place: int, case: Case, function: Callable[..
             thread.join(LAST_WORDS)
     report(at=RETURNED)
     if left := [each for each in left if each.is_alive()]:
-        record.problems.append(("a thread left running", f"{left[0].name} goes on after the end", 0))
+        record.problems.append((LEFT_RUNNING, f"{left[0].name} goes on after the end", 0))
     record.problems += [("no wait", f"nobody waits for this {each.kind}", each.line) for each in record.pending]
     held, expected = [case.held() if callable(case.held) else case.held], [case.expected]
     if case.returns is not ANYTHING:
         held, expected = [returned, *held], [case.returns, *expected]
-    observation = Observation(
+    return Observation(
         about=case.about,
         held=tuple(leaf for each in held for leaf in flatten(each)),
         expected=tuple(leaf for each in expected for leaf in flatten(each)),
@@ -438,12 +450,15 @@ def run_case(rank: int, seed: int, place: int, case: Case, function: Callable[..
         given=given,
         is_shared=shares_memory(returned),
     )
-    report(case=place, observed=observation)
-    balance = torch.zeros(size, size, dtype=torch.int64)
-    balance[rank] += torch.tensor([sum(to == receiver for to, _ in record.sent) for receiver in range(size)])
+
+
+def check_balance(rank: int, observation: Observation, record: Transcript) -> None:
+    """Raises `RuntimeError` where nothing else can run after a case."""
+    balance = torch.zeros(record.size, record.size, dtype=torch.int64)
+    balance[rank] += torch.tensor([sum(to == receiver for to, _ in record.sent) for receiver in range(record.size)])
     balance[:, rank] -= torch.tensor(observation.received)
     dist.all_reduce(balance, group=OWN_GROUP[0])
-    if balance.any() or record.pending or left:
+    if balance.any() or record.pending or any(name == LEFT_RUNNING for name, _, _ in record.problems):
         raise RuntimeError("messages or threads are left over: this world cannot run anything else")
 
 

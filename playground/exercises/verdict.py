@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import re
+import secrets
 import symtable
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -41,6 +42,12 @@ HANGS = 30.0
 before."""
 ENDLESS, NOT_WRITTEN = "runs without end", "not written yet"
 PROBABLY = "probably: "
+PEEKS = "looks into the judge: solve the task instead"
+STARTS = "starts a process: the ranks are all that the task takes"
+REPLACES = "is replaced: leave the functions of others in their places"
+LEAVES = "has left before its end: return from the function"
+OURS: tuple[list[str], ...] = [], ["runtime"], ["runtime", "launcher"]
+"""Packages of the playground that a solution may import: its own program starts ranks with them."""
 NAMED = SHORT_CUT, ONLY_MEMBERS, ANOTHER_ORDER = "short cut", "only members create", "another order"
 """Mistakes that are recognised in any exercise."""
 
@@ -97,8 +104,9 @@ class Ended(Exception):
 class Attempt:
     """The reports of the ranks of one world of `size`, and the conclusions."""
 
-    def __init__(self, size: int) -> None:
-        self.size = size
+    def __init__(self, size: int, password: str = "") -> None:
+        self.size, self.password = size, password
+        """The password comes with what the judge observes, and with nothing else."""
         self.case, self.about = -1, ""
         """The latest that has begun; in the end, the number of the one that failed."""
         self.observed: dict[int, dict[int, Observation]] = {}
@@ -124,7 +132,8 @@ class Attempt:
         if "at" in event:
             self.at[rank] = event["at"]
         elif "observed" in event:
-            self.observed.setdefault(event["case"], {})[rank] = event["observed"]
+            if event["password"] == self.password:
+                self.observed.setdefault(event["case"], {})[rank] = event["observed"]
         elif "number" in event:
             self.at[rank] = COMPUTES
             if event["number"] > self.case:
@@ -142,6 +151,14 @@ class Attempt:
             return {"status": LOOP, "rank": endless[0], "words": ENDLESS}
         ranks = [f"rank {rank}: {describe_place(*self.at.get(rank, RETURNED))}" for rank in range(self.size)]
         return {"status": DEADLOCK, "ranks": tuple(ranks)}
+
+    def find_missing(self, cases: Sequence[object]) -> Found:
+        """A rank that has returned without having been observed in all cases. `cases`: how many there were, by rank; a
+        rank that has ended its process has returned None."""
+        for rank, number in enumerate(cases):
+            if not isinstance(number, int) or any(rank not in self.observed.get(case, {}) for case in range(number)):
+                return {"status": ERROR, "rank": rank, "words": LEAVES}
+        return {}
 
     def find_groups(self) -> Found:
         """Groups that ranks made differently. What comes of it differs from run to run."""
@@ -177,11 +194,12 @@ def describe_place(name: str, peer: int | None, line: int) -> str:
 
 def attempt(solution: Solution, before: Sequence[Solution], size: int, seed: int) -> Attempt:
     """Run a solution in a world of this size, in new processes."""
-    made = Attempt(size)
+    made = Attempt(size, secrets.token_hex(8))
     found: Found = {}
     try:
-        arguments = ((*before, solution), seed)
-        launch(JUDGE, size, args=arguments, timeout=HANGS, on_report=made.take, fresh=True)
+        arguments = ((*before, solution), seed, made.password)
+        cases = launch(JUDGE, size, args=arguments, timeout=HANGS, on_report=made.take, fresh=True)
+        found = made.find_missing(cases)
     except Ended as end:
         found = end.found
     except RankTimeout:  # a rank that computes without end has reported it
@@ -220,8 +238,8 @@ def check_solution(
 def name_mistake(
     solution: Solution, before: Sequence[Solution], seed: int, made: dict[int, Attempt], world: int
 ) -> Found:
-    """The catalogued mistake that does the same in all worlds. If there is none, with "probably", one that does the same
-    in the world that failed, or else what the failure looks like, or else a mistake that does the same in the case that
+    """The catalogued mistake that does the same in all worlds. If there is none, with "probably": one that does the
+    same in the world that failed, else what the failure looks like, else one that has the same result in the case that
     failed. `made`: the attempts so far, to which further ones are added; that in `world` has failed."""
     found, exercise = made[world].found, solution.exercise
     if found.get("mistake") in NAMED or found.get("words") == NOT_WRITTEN:
@@ -289,7 +307,7 @@ def find_fault(exercise: Exercise, text: str) -> str:
     for node in ast.walk(tree):
         modules = [each.name for each in node.names] if isinstance(node, ast.Import) else []
         for name in [node.module or ""] if isinstance(node, ast.ImportFrom) else modules:
-            if name.split(".")[0] == "playground" and name.split(".")[1:2] not in ([], ["runtime"]):
+            if name.split(".")[0] == "playground" and name.split(".")[1:3] not in OURS:
                 return f"line {getattr(node, 'lineno', 0)} imports {name}: write it yourself"
     names = symtable.symtable(text, exercise.file, "exec").get_symbols()
     if not any(name.get_name() == exercise.function and (name.is_assigned() or name.is_imported()) for name in names):
