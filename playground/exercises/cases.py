@@ -24,7 +24,7 @@ MAX_VALUES = 2**16
 REDUCED: list[int] = []
 """In a rank: the elements of each all_reduce that the solution has called in this case, in order."""
 WIDTHS: list[int] = []
-"""In a rank: the bytes of one of those elements, in each of them."""
+"""In a rank: the bytes of one element of each tensor that collectives have sent in this case."""
 WAITED: list[int] = []
 """In a rank: the threads in which the solution has called something that waits, in this case, in order."""
 OWN_GROUP: list[Any] = []
@@ -56,7 +56,8 @@ class Case:
     most: int | Mapping[int, float] | None = None
     """Elements that this rank may send in messages, in all or to each receiver."""
     most_moved: float | None = None
-    """Elements that may leave this rank in all, by messages and by collectives: see `Meter`."""
+    """Elements that may leave this rank in all, by whatever it calls: see `Meter`. As many as `most`, where that is
+    given and this is not."""
     counts: Callable[[torch.Tensor], int | torch.Tensor] = torch.Tensor.numel
     """The number of elements of a tensor that count."""
     run: Callable[[Callable[..., Any]], object] | None = None

@@ -18,14 +18,14 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import FrameType, ModuleType
 from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
-from torch.distributed import distributed_c10d
+from torch.distributed import _functional_collectives, distributed_c10d
 
 from playground.exercises.cases import ANYTHING, OWN_GROUP, REDUCED, WAITED, WIDTHS, Case, flatten
 from playground.exercises.exercise import COLLECTIVES, ERROR, FAIL, LOOP, MESSAGES, RETURNED
@@ -94,7 +94,21 @@ class Transcript:
 
     def is_theirs(self) -> bool:
         """Whether what is called now, in this thread, is called by the solution."""
-        return self.running and not getattr(self.thread, "depth", 0)
+        return self.running and not self.is_within()
+
+    def is_within(self) -> bool:
+        """Whether this thread is in an operation."""
+        return getattr(self.thread, "depth", 0) > 0
+
+    def forbid(self, name: str, line: int) -> None:
+        if name in self.forbidden:
+            self.problems.append((SHORT_CUT, f"dist.{name} is not to be used here, says the task", line))
+
+    def add_moved(self, tensors: Sequence[torch.Tensor], share: float = 1.0) -> None:
+        """A share of these elements leaves the rank. What is sent as bytes, an object for one, counts as as many
+        numbers of 8 bytes."""
+        for each in tensors:
+            self.moved += share * float(self.counts(each)) / (8 if each.dtype == torch.uint8 else 1)
 
     @contextlib.contextmanager
     def within(self, name: str, peer: int | None = None, blocks: bool = True) -> Iterator[int]:
@@ -103,8 +117,7 @@ class Transcript:
         self.calls += 1
         if self.calls > MAX_CALLS:
             stop(f"{ENDLESS}: it makes more than {MAX_CALLS:,} calls of torch.distributed", line)
-        if name in self.forbidden:
-            self.problems.append((SHORT_CUT, f"dist.{name} is not to be used here, says the task", line))
+        self.forbid(name, line)
         report(at=(name, peer, line))
         if peer is not None and not 0 <= peer < self.size:
             raise ValueError(f"there is no rank {peer} in a world of {self.size}")
@@ -114,6 +127,20 @@ class Transcript:
                 yield line
         finally:
             self.thread.depth -= 1
+
+
+FUNCTIONAL = {
+    "all_reduce": "all_reduce",
+    "broadcast": "broadcast",
+    "all_gather_tensor": "all_gather_into_tensor",
+    "all_gather_single": "all_gather_into_tensor",
+    "reduce_scatter_tensor": "reduce_scatter_tensor",
+    "reduce_scatter_single": "reduce_scatter_tensor",
+    "all_to_all_single": "all_to_all_single",
+}
+"""Torch's functional collectives, and what they are called in torch.distributed."""
+WRITING = ("set", "add", "compare_set", "append", "multi_set", "queue_push")
+"""Methods of a store by which values leave a rank."""
 
 
 class Meter(Observer):
@@ -126,25 +153,57 @@ class Meter(Observer):
     | all_reduce                    | 2 (n - 1) / n S |
     | reduce_scatter, all_to_all, … | (n - 1) / n S |
     | broadcast                     | S, at the root |
+    | a store's set                 | bytes / 8     |
     """
 
     def __init__(self, record: Transcript) -> None:
         self.record = record
 
     def begun(self, call: Call) -> None:
-        if self.record.running:
-            # What is sent as bytes, an object for one, counts as as many numbers of 8 bytes.
-            counts = self.record.counts
-            given = sum(float(counts(each)) / (8 if each.dtype == torch.uint8 else 1) for each in call.inputs)
-            others, name = len(call.ranks) - 1, call.name
-            if "send" in name:
-                self.record.moved += given
-            elif name.startswith("all_gather"):
-                self.record.moved += others * given
-            elif name == "broadcast":
-                self.record.moved += given if others and call.peer == dist.get_rank() else 0
-            else:
-                self.record.moved += (1 + name.startswith("all_reduce")) * others / (others + 1) * given
+        if self.record.running and not ("send" in call.name and self.record.is_within()):  # which counts itself
+            WIDTHS.extend(each.element_size() for each in call.inputs)
+            self.add(call.name, call.inputs, len(call.ranks), call.peer == dist.get_rank())
+            if self.record.is_theirs() and (line := self.record.line()):  # a method of the group itself
+                self.record.forbid(call.name, line)
+
+    def add(self, name: str, inputs: Sequence[torch.Tensor], ranks: int, is_root: bool) -> None:
+        others = ranks - 1
+        if "send" in name:
+            share = 1.0
+        elif name.startswith("all_gather"):
+            share = others
+        elif name == "broadcast":
+            share = bool(others and is_root)
+        else:
+            share = (1 + name.startswith("all_reduce")) * others / ranks
+        self.record.add_moved(inputs, share)
+
+    def wrap_store(self, real: Callable[..., Any]) -> Callable[..., Any]:
+        """What is written to a store leaves the rank, too, its key included."""
+
+        def write(store: Any, *args: Any) -> Any:
+            if self.record.is_theirs():
+                texts = [text for each in args for text in (each if isinstance(each, list) else [each])]
+                self.record.moved += sum(len(text) if isinstance(text, (str, bytes)) else 8 for text in texts) / 8
+            return real(store, *args)
+
+        return write
+
+    def wrap_functional(self, real: Callable[..., Any]) -> Callable[..., Any]:
+        """A collective of torch's functional ones, which calls no method of Python's."""
+        name = FUNCTIONAL[real.__name__.removesuffix("_autograd")]
+
+        @functools.wraps(real)
+        def function(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+            if not self.record.is_theirs():
+                return real(tensor, *args, **kwargs)
+            group = next((each for each in (*args, *kwargs.values()) if isinstance(each, dist.ProcessGroup)), None)
+            is_root = name != "broadcast" or {*args, *kwargs.values()} & {dist.get_rank()}
+            self.add(name, [tensor], dist.get_world_size(group), bool(is_root))
+            with self.record.within(name):
+                return real(tensor, *args, **kwargs)
+
+        return function
 
 
 @contextlib.contextmanager
@@ -242,6 +301,7 @@ def send(
         held = tensor.detach().clone() if is_async else tensor
         work = real(copy, dst, group, tag, group_dst)
     record.sent.append((peer or 0, tensor.numel()))
+    record.add_moved([tensor])
     return Request(record, work, "isend", peer, line, tensor, copy, held) if is_async else work
 
 
@@ -264,7 +324,6 @@ def all_reduce(
     record: Transcript, real: Any, tensor: Any, op: Any = dist.ReduceOp.SUM, group: Any = None, async_op: bool = False
 ) -> Any:
     REDUCED.append(tensor.numel())
-    WIDTHS.append(tensor.element_size())
     with record.within("all_reduce", blocks=not async_op) as line:
         if not async_op:
             return real(tensor, op, group)
@@ -327,13 +386,17 @@ def judged(record: Transcript) -> Iterator[None]:
         (dist, "destroy_process_group"): keep_world,
         (torch._C.Future, "wait"): wrap_wait,
     }
+    meter = Meter(record)
+    wraps |= {(dist.Store, name): meter.wrap_store for name in WRITING if name in vars(dist.Store)}
+    functional = [name for name in vars(_functional_collectives) if name.removesuffix("_autograd") in FUNCTIONAL]
+    wraps |= {(_functional_collectives, name): meter.wrap_functional for name in functional}
     wraps |= {
         (module, name): wrap_function for module in (dist, distributed_c10d) for name in (*MESSAGES, *COLLECTIVES)
     }
     with contextlib.ExitStack() as stack:
         for place, wrap in wraps.items():
             stack.enter_context(replaced(*place, wrap))
-        stack.enter_context(observing(Meter(record)))
+        stack.enter_context(observing(meter))
         yield
 
 
@@ -444,7 +507,7 @@ def run_case(
         received=tuple(record.received.count(sender) for sender in range(size)),
         most=case.most,
         moved=record.moved,
-        most_moved=case.most_moved,
+        most_moved=limit_of(case.most) if case.most_moved is None else case.most_moved,
         problems=tuple(dict.fromkeys(record.problems)),
         printed=record.read_printed(),
         given=given,
@@ -460,6 +523,12 @@ def check_balance(rank: int, observation: Observation, record: Transcript) -> No
     dist.all_reduce(balance, group=OWN_GROUP[0])
     if balance.any() or record.pending or any(name == LEFT_RUNNING for name, _, _ in record.problems):
         raise RuntimeError("messages or threads are left over: this world cannot run anything else")
+
+
+def limit_of(most: int | Mapping[int, float] | None) -> float | None:
+    """The elements that may leave a rank in all, where there is a limit to its messages: a collective is no way round
+    it."""
+    return sum(most.values()) if isinstance(most, Mapping) else most
 
 
 def shares_memory(returned: object) -> bool:
