@@ -134,9 +134,8 @@ def clip(rank: int, size: int, seed: int) -> Cases:
         ("a norm within the limit", 1e6, None),
         ("no gradients on the last rank", 2.0, size - 1),
     ):
-        everyones = [
-            [torch.arange(600).view(20, 30) % 6 + 1.0 + other, torch.full((20,), 3.0)] for other in range(size)
-        ]
+        weight, bias = torch.arange(600).view(20, 30) % 6 + 1.0, torch.full((20,), 3.0)
+        everyones = [[weight + other, bias] for other in range(size)]
         squares = [each.square().sum() for r, grads in enumerate(everyones) for each in grads if r != without]
         norm = sum(squares, torch.zeros(())).sqrt().item()
         stage = nn.Linear(30, 20)
