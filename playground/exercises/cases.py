@@ -108,7 +108,7 @@ def flatten(value: Any, where: str = "") -> Iterator[Leaf]:
     """The leaves of a value, in order."""
     if isinstance(value, torch.Tensor):
         with torch._C.DisableTorchFunctionSubclass():  # a class of the solution's own is looked at as a tensor
-            tensor = value.detach().as_subclass(torch.Tensor)
+            tensor = torch.Tensor.as_subclass(torch.Tensor.detach(value), torch.Tensor)
         kind = str(tensor.dtype).removeprefix("torch.")
         yield Leaf(where, kind, tuple(tensor.shape), tuple(tensor.flatten()[:MAX_VALUES].tolist()))
     elif isinstance(value, dict):

@@ -7,13 +7,14 @@ Not a sandbox: whoever knows Python well enough gets past it.
 
 from __future__ import annotations
 
+import _posixsubprocess  # by which multiprocessing starts a process: that is no audit event
 import builtins
 import contextlib
 import os
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from types import FrameType, ModuleType
+from types import FrameType
 from typing import Any, NoReturn, Protocol
 
 import torch
@@ -21,7 +22,7 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
 from playground.exercises.exercise import FOLDER
-from playground.exercises.verdict import PEEKS, REPLACES, STARTS
+from playground.exercises.verdict import LEAVES, PEEKS, REPLACES, STARTS
 from playground.runtime.tap.replacement import replaced
 
 PEEKING = (
@@ -35,6 +36,7 @@ STARTING = (
     "os.fork", "os.forkpty", "os.posix_spawn", "os.spawn", "os.exec", "os.system", "subprocess.Popen", "pty.spawn",
 )  # fmt: skip
 """Audit events of what starts a process."""
+LEAVING = "os._exit"
 STANDARD = os.path.join(os.path.dirname(os.__file__), "")
 OF_TORCH = os.path.join(os.path.dirname(torch.__file__), "multiprocessing", "")
 HELPERS = {"inspect": None, "traceback": ("walk_stack", "walk_tb"), "logging": ("currentframe", "<lambda>")}
@@ -59,12 +61,10 @@ class Guard:
     @contextlib.contextmanager
     def watching(self) -> Iterator[Guard]:
         """While judges are at work. Python keeps the hook for as long as the process lives."""
-        import _posixsubprocess  # by which multiprocessing starts a process: that is no audit event
-
         self.is_on = True
         sys.addaudithook(self.look)
         try:
-            with replaced(_posixsubprocess, "fork_exec", self.wrap_fork_exec):
+            with replaced(_posixsubprocess, "fork_exec", self.wrap), replaced(os, "_exit", self.wrap):
                 self.in_place = list(find_functions())
                 yield self
         finally:
@@ -87,13 +87,17 @@ class Guard:
             self.end_if(PEEKS, theirs(self.record.file, is_standard))
         elif event in STARTING:
             self.end_if(STARTS, theirs(self.record.file, is_standard))
+        elif event == LEAVING:
+            self.end_if(LEAVES, theirs(self.record.file, is_standard))
 
-    def wrap_fork_exec(self, real: Callable[..., Any]) -> Callable[..., Any]:
-        def fork_exec(*args: Any) -> Any:
-            self.look("os.fork", ())
+    def wrap(self, real: Callable[..., Any]) -> Callable[..., Any]:
+        """Of what raises no audit event."""
+
+        def function(*args: Any) -> Any:
+            self.look(LEAVING if real.__name__ == "_exit" else "os.fork", ())
             return real(*args)
 
-        return fork_exec
+        return function
 
     def end_if(self, words: str, frame: FrameType | None) -> None:
         if frame is not None:
@@ -102,9 +106,12 @@ class Guard:
 
     def find_replaced(self) -> str:
         """A function that the solution has replaced and not put back; empty if there is none."""
-        for space, owner, name, value in self.in_place:
-            if space.get(name) is not value:
-                return f"{owner}.{name} {REPLACES}"
+        for owner, functions, inherited in self.in_place:
+            space = vars(owner)
+            for name in [each for each in functions if space.get(each) is not functions[each]] + [
+                each for each in inherited if each in space
+            ]:
+                return f"{owner.__name__}.{name} {REPLACES}"
         return ""
 
 
@@ -123,8 +130,8 @@ def hidden() -> Iterator[None]:
         package.exercises = exercises  # type: ignore[attr-defined]
 
 
-def find_functions() -> Iterator[tuple[Any, str, str, object]]:
-    """What a verdict rests on: the namespaces, their names, and in them names and functions."""
+def find_functions() -> Iterator[tuple[Any, dict[str, object], list[str]]]:
+    """What a verdict rests on: modules and classes, their functions, and the names of those that a class inherits."""
     owners: list[Any] = [builtins, torch, dist, distributed_c10d, torch.Tensor, torch._C.TensorBase]
     owners += [dist.ProcessGroup, dist.Work]
     for name, module in sys.modules.items():
@@ -132,10 +139,9 @@ def find_functions() -> Iterator[tuple[Any, str, str, object]]:
             classes = [each for each in vars(module).values() if getattr(each, "__module__", "") == name]
             owners += [module, *(each for each in classes if isinstance(each, type))]
     for owner in owners:
-        space = vars(owner)
-        for name, value in list(space.items()):
-            if callable(value) and not isinstance(value, ModuleType):
-                yield space, owner.__name__, name, value
+        functions = {name: each for name, each in vars(owner).items() if callable(each)}
+        inherited = [name for name in dir(owner) if name not in vars(owner)] if isinstance(owner, type) else []
+        yield owner, functions, inherited
 
 
 def theirs(file: str, skipped: Callable[[FrameType], bool]) -> FrameType | None:

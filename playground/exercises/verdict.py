@@ -143,7 +143,7 @@ class Attempt:
         elif "standstill" in event:
             self.at = event["standstill"]
             raise Ended(self.find_standstill())
-        elif event:
+        elif event.get("status") in (FAIL, ERROR, LOOP):
             raise Ended({"rank": rank, **event})
 
     def find_standstill(self) -> Found:
