@@ -108,10 +108,11 @@ class Guard:
         """A function that the solution has replaced and not put back; empty if there is none."""
         for owner, functions, inherited in self.in_place:
             space = vars(owner)
-            for name in [each for each in functions if space.get(each) is not functions[each]] + [
-                each for each in inherited if each in space
-            ]:
-                return f"{owner.__name__}.{name} {REPLACES}"
+            names = [name for name in functions if space.get(name) is not functions[name]]
+            names += [name for name in inherited if name in space]
+            for name in names:
+                if not is_of_torch(space.get(name)):
+                    return f"{owner.__name__}.{name} {REPLACES}"
         return ""
 
 
@@ -142,6 +143,12 @@ def find_functions() -> Iterator[tuple[Any, dict[str, object], list[str]]]:
         functions = {name: each for name, each in vars(owner).items() if callable(each)}
         inherited = [name for name in dir(owner) if name not in vars(owner)] if isinstance(owner, type) else []
         yield owner, functions, inherited
+
+
+def is_of_torch(function: object) -> bool:
+    """Whether it was written by torch, which replaces some of its own when its compiler is imported."""
+    code = getattr(function, "__code__", None)
+    return code is not None and code.co_filename.startswith(os.path.join(os.path.dirname(torch.__file__), ""))
 
 
 def theirs(file: str, skipped: Callable[[FrameType], bool]) -> FrameType | None:

@@ -144,15 +144,16 @@ WRITING = ("set", "add", "compare_set", "append", "multi_set", "queue_push")
 
 
 class Meter(Observer):
-    """Counts the elements that leave this rank while the solution runs, by whatever it calls: of a collective, as many
-    as with the algorithm that sends least, n ranks and S elements of this rank's.
+    """Counts the elements that leave this rank while the solution runs, by whatever it calls. Of a collective on n
+    ranks with S elements of this rank's: what goes to all others counts once for each of them, and else as many as
+    with the algorithm that sends least.
 
     | collective                    | elements      |
     |-------------------------------|---------------|
     | all_gather                    | (n - 1) S     |
     | all_reduce                    | 2 (n - 1) / n S |
     | reduce_scatter, all_to_all, … | (n - 1) / n S |
-    | broadcast                     | S, at the root |
+    | broadcast                     | (n - 1) S, at the root |
     | a store's set                 | bytes / 8     |
     """
 
@@ -173,7 +174,7 @@ class Meter(Observer):
         elif name.startswith("all_gather"):
             share = others
         elif name == "broadcast":
-            share = bool(others and is_root)
+            share = others * is_root
         else:
             share = (1 + name.startswith("all_reduce")) * others / ranks
         self.record.add_moved(inputs, share)

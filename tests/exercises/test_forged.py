@@ -27,6 +27,18 @@ def judge(name: str, text: str, world: int | None = None) -> Verdict:
     return check_solution(Solution(exercise, f"{IMPORTS}\n\n{text}\n", exercise.file), before, world)
 
 
+QUICK = {
+    "from its caller's frame", "from the judge's module", "from the reference", "leaves", "keeps reports back",
+    "answers in place of the judge", "equals everything", "catches what is raised", "a command",
+    "chain by torch's functional collectives", "vocabulary-loss by the store",
+}  # fmt: skip
+"""What is looked at in every run of the suite; `make stress` looks at all."""
+
+
+def parameters(name: str, *values: str) -> Any:
+    return pytest.param(*(values or [name]), marks=() if name in QUICK else pytest.mark.stress, id=name)
+
+
 SHARE = "def share(rank, size, samples):\n    "
 RIGHT = "return rank * samples // size, 0"
 FORGED = {
@@ -118,7 +130,7 @@ FORGED = {
 }
 
 
-@pytest.mark.parametrize(("text", "words"), [pytest.param(*each, id=name) for name, each in FORGED.items()])
+@pytest.mark.parametrize(("text", "words"), [parameters(name, *each) for name, each in FORGED.items()])
 def test_a_verdict_is_not_to_be_had_without_the_task(text: str, words: str) -> None:
     verdict = judge("share", text, 2)
     assert verdict.status not in (PASS, BLOCKED), tell_lines(verdict)
@@ -202,3 +214,112 @@ class Share(typing.NamedTuple):
     return tuple(Pair(*Share(ends[rank], ends[rank + 1])))"""
     verdict = judge("share", text, 2)
     assert verdict.status == PASS, tell_lines(verdict)
+
+
+ALL = """\
+def gather(tensor):
+    everyones = [torch.empty_like(tensor) for _ in range(dist.get_world_size())]
+    dist.all_gather(everyones, tensor.contiguous())
+    return everyones
+
+
+def gather_objects(value):
+    everyones = [None] * dist.get_world_size()
+    dist.all_gather_object(everyones, value)
+    return everyones
+
+
+"""
+SENDS_ALL = {
+    "handover": "(rank, size, tensor):\n    everyones = gather(tensor)\n    if rank == 1: tensor.copy_(everyones[0])",
+    "handover by a broadcast": "(rank, size, tensor):\n    for root in range(size):\n"
+    "        theirs = tensor.clone(); dist.broadcast(theirs, root)\n"
+    "        if root == 0 and rank == 1: tensor.copy_(theirs)",
+    "swap": "(rank, size, tensor):\n    return gather(tensor)[rank ^ 1 if rank ^ 1 < size else rank]",
+    "shift": "(rank, size, tensor):\n    tensor.copy_(gather(tensor)[rank - 1])",
+    "token-ring": "(rank, size, tensor):\n    return sum(gather(tensor)[: (rank or size - 1) + 1])",
+    "anyone": "(rank, size, parcel, letter):\n    found = [gather(parcel), gather(letter)]\n"
+    "    return None if rank else found",
+    "column": "(rank, size, matrix, index):\n    everyones = gather(matrix)\n"
+    "    if rank == 1: matrix[:, index] = everyones[0][:, index]",
+    "chain": "(rank, size, tensor):\n    tensor.copy_(sum(gather(tensor)))",
+    "reduce-scatter": "(rank, size, tensor):\n    tensor.copy_(sum(gather(tensor)))",
+    "ring": "(rank, size, tensor):\n    everyones = [tensor.clone() for _ in range(size)]\n"
+    "    for root in range(size): dist.broadcast(everyones[root], root)\n    tensor.copy_(sum(everyones))",
+    "doubling": "(rank, size, tensor):\n    tensor.copy_(sum(gather(tensor)))",
+    "all-to-all": "(rank, size, chunks):\n    return [each[rank] for each in gather(torch.stack(chunks))]",
+    "groups": "(rank, size, tensor):\n    tensor.copy_(gather(tensor)[rank % 2])",
+    "scatter-gather": "(rank, size, module, batch, samples):\n"
+    "    whole = torch.empty(samples, module.in_features) if rank else batch.clone()\n"
+    "    dist.broadcast(whole, 0)\n"
+    "    found = gather(module(whole).detach())\n"
+    "    own = torch.arange(samples).tensor_split(size)\n"
+    "    return None if rank else torch.cat([each[part] for each, part in zip(found, own)])",
+    "mean": "(rank, size, losses):\n    return torch.cat(gather_objects(losses)).double().mean().item()",
+    "weighted": "(rank, size, model, inputs, targets):\n"
+    "    x, y = (torch.cat(gather_objects(each)) for each in (inputs, targets))\n"
+    "    F.mse_loss(model(x), y).backward()",
+    "token-loss": "(rank, size, model, inputs, labels):\n"
+    "    x, y = (torch.cat(gather(each)) for each in (inputs, labels))\n"
+    "    F.cross_entropy(model(x).flatten(0, 1), y.flatten()).backward()",
+    "uneven": "(rank, size, model, batches, step):\n"
+    "    everyones = gather_objects(batches)\n"
+    "    for number in range(max(map(len, everyones))):\n"
+    "        model.zero_grad()\n"
+    "        now = [each[number] for each in everyones if number < len(each)]\n"
+    "        losses = [F.mse_loss(model(x), y) for x, y in now]\n"
+    "        torch.stack(losses).mean().backward()\n"
+    "        step()",
+    "clip": "(rank, size, stage, max_norm):\n"
+    "    grads = [param.grad for param in stage.parameters() if param.grad is not None]\n"
+    "    everyones = [each for grads in gather_objects(grads) for each in grads]\n"
+    "    norm = torch.cat([each.flatten() for each in everyones]).norm().item() if everyones else 0.0\n"
+    "    for grad in grads: grad *= min(1, max_norm / norm)\n"
+    "    return norm",
+    "sync": "(rank, size, parameters, compute, steps, lr):\n"
+    "    for _ in range(steps):\n"
+    "        mine = compute(parameters) if rank else torch.zeros_like(parameters)\n"
+    "        parameters -= lr * sum(gather(mine)) / (size - 1)",
+    "mirrored": "(rank, size, tokens, columns, rows):\n"
+    "    up, down = torch.cat(gather(columns.detach()), 1), torch.cat(gather(rows.detach()))\n"
+    "    width = columns.shape[1]\n"
+    "    up[:, rank * width : (rank + 1) * width] = columns\n"
+    "    down[rank * width : (rank + 1) * width] = rows\n"
+    "    return torch.relu(tokens @ up) @ down",
+    "combine": "(rank, size, results, received, sent, order, weights):\n"
+    "    everyones = gather_objects([each.clone() for each in results.split(received)])\n"
+    "    back = torch.cat([each[rank] for each in everyones])\n"
+    "    rows = torch.empty_like(back)\n"
+    "    rows[order] = back\n"
+    "    return (rows.unflatten(0, weights.shape) * weights[:, :, None]).sum(1)",
+    "two-by-two": "(rank, size, data, tensor, tokens, targets, columns, rows):\n"
+    "    everyones = gather_objects([tokens, targets, columns.detach(), rows.detach()])\n"
+    "    up = torch.cat([everyones[each][2] for each in (0, 1)], 1).requires_grad_()\n"
+    "    down = torch.cat([everyones[each][3] for each in (0, 1)]).requires_grad_()\n"
+    "    x, y = (torch.cat([each[place] for each in everyones[::2]]) for place in (0, 1))\n"
+    "    loss = F.mse_loss(torch.relu(x @ up) @ down, y)\n"
+    "    loss.backward()\n"
+    "    columns.grad, rows.grad = up.grad.chunk(2, 1)[rank % 2], down.grad.chunk(2)[rank % 2]\n"
+    "    return loss.detach()",
+    "vocabulary-loss by the store": "(rank, size, logits, targets):\n"
+    "    store, name = dist.distributed_c10d._get_default_store(), f'mine {len(targets)} {float(logits[0, 0])}'\n"
+    "    name = f'{len(targets)}'\n"
+    "    store.set(f'{name} of {rank}', pickle.dumps(logits.tolist()))\n"
+    "    parts = [torch.tensor(pickle.loads(store.get(f'{name} of {each}'))).double() for each in range(size)]\n"
+    "    return F.cross_entropy(torch.cat(parts, 1), targets)",
+    "chain by torch's functional collectives": "(rank, size, tensor):\n"
+    "    from torch.distributed import _functional_collectives\n"
+    "    tensor.copy_(_functional_collectives.all_reduce(tensor, 'sum', dist.group.WORLD))",
+    "chain by the group's own method": "(rank, size, tensor):\n    dist.group.WORLD.allreduce([tensor]).wait()",
+    "chain by what is wrapped": "(rank, size, tensor):\n    dist.all_reduce.__wrapped__(tensor)",
+    "broadcast by all_gather": "(rank, size, tensor, root):\n    tensor.copy_(gather(tensor)[root])",
+}
+
+
+@pytest.mark.parametrize("name", [parameters(name) for name in SENDS_ALL])
+def test_what_sends_all_there_is_does_not_pass(name: str) -> None:
+    exercise = CATALOGUE[name.partition(" by ")[0]]
+    verdict = judge(exercise.name, f"{ALL}def {exercise.function}{SENDS_ALL[name]}")
+    told = " ".join(tell_lines(verdict))
+    assert verdict.status not in (PASS, BLOCKED), told
+    assert verdict.mistake in ("sends more than it must", "short cut"), told
