@@ -23,6 +23,8 @@ from torch.distributed import distributed_c10d
 
 from playground.exercises.exercise import FOLDER
 from playground.exercises.verdict import LEAVES, PEEKS, REPLACES, STARTS
+from playground.runtime import tap
+from playground.runtime.rank import rank
 from playground.runtime.tap.replacement import replaced
 
 PEEKING = (
@@ -136,7 +138,7 @@ def find_functions() -> Iterator[tuple[Any, dict[str, object], list[str]]]:
     owners: list[Any] = [builtins, torch, dist, distributed_c10d, torch.Tensor, torch._C.TensorBase]
     owners += [dist.ProcessGroup, dist.Work]
     for name, module in sys.modules.items():
-        if name.startswith((f"{OURS}.", "playground.runtime.tap", "playground.runtime.rank.rank")):
+        if name.startswith((f"{OURS}.", tap.__name__)) or module is rank:
             classes = [each for each in vars(module).values() if getattr(each, "__module__", "") == name]
             owners += [module, *(each for each in classes if isinstance(each, type))]
     for owner in owners:

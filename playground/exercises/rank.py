@@ -512,7 +512,7 @@ def run_case(
         problems=tuple(dict.fromkeys(record.problems)),
         printed=record.read_printed(),
         given=given,
-        is_shared=shares_memory(returned),
+        is_shared=shares_memory(returned, case.args),
     )
 
 
@@ -532,9 +532,17 @@ def limit_of(most: int | Mapping[int, float] | None) -> float | None:
     return sum(most.values()) if isinstance(most, Mapping) else most
 
 
-def shares_memory(returned: object) -> bool:
-    """Whether tensors of a list, or of a list of lists, are the same memory."""
-    if not isinstance(returned, (list, tuple)):
-        return False
-    places = [each.data_ptr() for each in returned if type(each) is torch.Tensor and each.numel()]
-    return len({*places}) < len(places) or any(map(shares_memory, returned))
+def shares_memory(returned: object, args: Sequence[object]) -> bool:
+    """Whether tensors of a list, or of its lists, are the same memory, which is none of an argument's."""
+    places = [each.data_ptr() for each in tensors_in(returned) if each.numel()]
+    given = {each.data_ptr() for each in tensors_in(args)}
+    own = [each for each in places if each not in given]
+    return len({*own}) < len(own)
+
+
+def tensors_in(value: object) -> Iterator[torch.Tensor]:
+    if type(value) is torch.Tensor:
+        yield value
+    elif isinstance(value, (list, tuple)):
+        for each in value:
+            yield from tensors_in(each)

@@ -254,14 +254,14 @@ def name_mistake(
                     made[size] = attempt(solution, before, size, seed)
                 is_same = is_alike(made[size], other)
                 if size == world and (is_same or is_alike(made[size], other, made[size].case)):
-                    named = {"mistake": f"{PROBABLY}{mistake.name}", "says": mistake.says}
+                    named: Found = {"mistake": f"{PROBABLY}{mistake.name}", "says": mistake.says}
                     probable, possible = probable or named if is_same else probable, possible or named
                 if not is_same:
                     break
             else:
                 return {"mistake": mistake.name, "says": mistake.says}
     guess = guess_mistake(made[world])
-    looks = {"mistake": f"{PROBABLY}{guess}"} if guess else {}
+    looks: Found = {"mistake": f"{PROBABLY}{guess}"} if guess else {}
     return {} if found.get("mistake") else probable or looks or possible
 
 

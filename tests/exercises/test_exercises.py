@@ -26,7 +26,7 @@ from playground.exercises.exercise import (
     patch,
 )
 from playground.exercises.observation import explain_digits
-from playground.exercises.verdict import Solution, Verdict, check_solution, tell_lines
+from playground.exercises.verdict import NAMED, Solution, Verdict, attempt, check_solution, tell_lines
 from playground.exercises.work import Workbook, progress_file
 from playground.site.chapters import CHAPTERS
 
@@ -66,8 +66,21 @@ def parameters(exercise: Exercise, *others: str) -> Any:
     return pytest.param(exercise, *others, marks=() if name in QUICK else pytest.mark.stress, id=name)
 
 
+@pytest.mark.parametrize("exercise", [pytest.param(exercise, id=exercise.name) for exercise in ALL])
+def test_the_reference_passes_and_a_mistake_does_not(exercise: Exercise) -> None:
+    """In the first of their worlds; a mistake may show in the second only."""
+    before = Workbook(Path("nowhere")).solutions_before(exercise)
+
+    def fails(text: str, size: int) -> bool:
+        return bool(attempt(Solution(exercise, text, exercise.file), before, size, seed=0).found)
+
+    assert not fails(exercise.solution, exercise.worlds[0])
+    mistake = next(each.text for each in exercise.mistakes if each.name not in NAMED)  # those wait long
+    assert any(fails(mistake, size) for size in exercise.worlds[:2])
+
+
 @pytest.mark.parametrize("exercise", [parameters(exercise) for exercise in ALL])
-def test_the_reference_passes_and_the_stub_is_not_written_yet(exercise: Exercise) -> None:
+def test_the_reference_passes_in_all_worlds_and_the_stub_is_not_written_yet(exercise: Exercise) -> None:
     verdict = judge(exercise, exercise.solution)
     assert (verdict.status, verdict.passed) == (PASS, exercise.worlds), tell_lines(verdict)
     for stub in (exercise.stub, f"{exercise.stub}\n# I do not know how\n"):
