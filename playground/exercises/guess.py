@@ -70,8 +70,10 @@ def guess_by_values(observed: Mapping[int, Observation]) -> str:
         return ""
     if all(mine.kind == "NoneType" for _, mine, _ in wrong):
         return "nothing is returned there"
-    if any((mine.where, mine.kind) != (due.where, due.kind) for _, mine, due in wrong):
+    if any(mine.where != due.where for _, mine, due in wrong):
         return ""
+    if kinds := {f"{mine.kind} in the place of {due.kind}" for _, mine, due in wrong if mine.kind != due.kind}:
+        return kinds.pop() if len(kinds) == 1 else "values of other types"
     if more := [math.prod(mine.shape) - math.prod(due.shape) for _, mine, due in wrong if mine.shape != due.shape]:
         return "too many elements: padding is left in, or too much has come" if max(more) > 0 else "elements are lost"
     if all(any(is_same(mine, each) for each in observed[rank].given) for rank, mine, _ in wrong):

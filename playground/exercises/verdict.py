@@ -238,8 +238,8 @@ def check_solution(
 def name_mistake(
     solution: Solution, before: Sequence[Solution], seed: int, made: dict[int, Attempt], world: int
 ) -> Found:
-    """The catalogued mistake that does the same in all worlds. If there is none, with "probably": one that does the
-    same in the world that failed, else what the failure looks like, else one that has the same result in the case that
+    """The catalogued mistake that does the same in all worlds. If there is none, with "probably": one that has the
+    same results in the world that failed, else what the failure looks like, else one that has the same result in the case that
     failed. `made`: the attempts so far, to which further ones are added; that in `world` has failed."""
     found, exercise = made[world].found, solution.exercise
     if found.get("mistake") in NAMED or found.get("words") == NOT_WRITTEN:
@@ -252,11 +252,11 @@ def name_mistake(
                 other = attempt(replace(solution, text=mistake.text), before, size, seed)
                 if size not in made:
                     made[size] = attempt(solution, before, size, seed)
-                is_same = is_alike(made[size], other)
-                if size == world and (is_same or is_alike(made[size], other, made[size].case)):
+                if size == world:
                     named: Found = {"mistake": f"{PROBABLY}{mistake.name}", "says": mistake.says}
-                    probable, possible = probable or named if is_same else probable, possible or named
-                if not is_same:
+                    probable = probable or (named if is_alike(made[size], other, RESULTS) else {})
+                    possible = possible or (named if is_alike(made[size], other, FIRST_RESULT) else {})
+                if not is_alike(made[size], other):
                     break
             else:
                 return {"mistake": mistake.name, "says": mistake.says}
@@ -273,9 +273,12 @@ def guess_mistake(made: Attempt) -> str:
     return guess_by_values(made.observed.get(made.case, {})) if status == FAIL else guess_by_words(made.words)
 
 
-def is_alike(one: Attempt, other: Attempt, only: int | None = None) -> bool:
-    """Whether the ranks of two worlds did the same in the cases that failed; or had the same result in the `only`
-    one."""
+ALL_THEY_DID, RESULTS, FIRST_RESULT = range(3)
+
+
+def is_alike(one: Attempt, other: Attempt, by: int = ALL_THEY_DID) -> bool:
+    """Whether the ranks of two worlds did the same in the cases that failed; or only had the same results, or that of
+    the first one."""
     status = one.found.get("status")
     if (status, one.case) != (other.found.get("status"), other.case):
         return False
@@ -283,7 +286,7 @@ def is_alike(one: Attempt, other: Attempt, only: int | None = None) -> bool:
         return one.places == other.places
     if status != FAIL:  # which rank is the first to send to one that is not there differs from run to run
         return len({re.sub(r"no rank \d+", "", each.words) for each in (one, other)}) == 1
-    for case in one.observed.keys() & other.observed.keys() & ({*one.observed} if only is None else {only}):
+    for case in one.observed.keys() & other.observed.keys() & ({one.case} if by == FIRST_RESULT else {*one.observed}):
         fails = [bool(find_failure(each.observed[case], each.size)) for each in (one, other)]
         for rank, mine in one.observed[case].items() if any(fails) else ():
             theirs = other.observed[case].get(rank)
@@ -291,7 +294,7 @@ def is_alike(one: Attempt, other: Attempt, only: int | None = None) -> bool:
                 return False
             if [each[0] for each in mine.problems] != [each[0] for each in theirs.problems]:
                 return False
-            if only is None and count_elements(mine.sent) != count_elements(theirs.sent):
+            if by == ALL_THEY_DID and count_elements(mine.sent) != count_elements(theirs.sent):
                 return False
     return True
 
