@@ -239,8 +239,8 @@ def name_mistake(
     solution: Solution, before: Sequence[Solution], seed: int, made: dict[int, Attempt], world: int
 ) -> Found:
     """The catalogued mistake that does the same in all worlds. If there is none, with "probably": one that has the
-    same results in the world that failed, else what the failure looks like, else one that has the same result in the case that
-    failed. `made`: the attempts so far, to which further ones are added; that in `world` has failed."""
+    same results in the world that failed, else what the failure looks like, else one that has the same result in the
+    case that failed. `made`: the attempts so far, to which further ones are added; that in `world` has failed."""
     found, exercise = made[world].found, solution.exercise
     if found.get("mistake") in NAMED or found.get("words") == NOT_WRITTEN:
         return {}
