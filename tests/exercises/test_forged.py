@@ -89,13 +89,16 @@ FORGED = {
         f"{SHARE}sys.modules['playground.runtime.rank.rank']._listeners.clear(); {RIGHT}",
         LEAVES,
     ),
-    "answers in place of the judge": (
+    "answers in place of the judge": (  # on each socket: the launcher's and the other ranks'
         f"{SHARE}from multiprocessing.connection import Connection\n"
-        "    for number in range(3, 64):\n"
-        "        try: Connection(os.dup(number), readable=False).send(('result', pickle.dumps(6), True))\n"
-        "        except (OSError, ValueError): pass\n"
+        "    import stat\n"
+        "    for number in [int(each) for each in os.listdir('/proc/self/fd')]:\n"
+        "        try:\n"
+        "            if stat.S_ISSOCK(os.fstat(number).st_mode):\n"
+        "                Connection(os.dup(number), readable=False).send(('result', pickle.dumps(6), True))\n"
+        "        except OSError: pass\n"
         "    os._exit(0)",
-        LEAVES,
+        "",
     ),
     "equals everything": (f"{SHARE}return unittest.mock.ANY, unittest.mock.ANY", "should be int"),
     "a text that equals everything": (
@@ -133,7 +136,7 @@ FORGED = {
 @pytest.mark.parametrize(("text", "words"), [parameters(name, *each) for name, each in FORGED.items()])
 def test_a_verdict_is_not_to_be_had_without_the_task(text: str, words: str) -> None:
     verdict = judge("share", text, 2)
-    assert verdict.status not in (PASS, BLOCKED), tell_lines(verdict)
+    assert verdict.status != PASS, tell_lines(verdict)
     assert words in " ".join(tell_lines(verdict)), tell_lines(verdict)
 
 
