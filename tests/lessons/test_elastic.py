@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 import torch
-from processes import ENOUGH, free_port
+from processes import ENOUGH, by_hand, free_port
 
 from playground import launch
 from playground.lessons.elastic import hosts, page
@@ -121,6 +121,14 @@ def test_more_kills_than_steps_are_refused(elastic: Run) -> None:
     shown = elastic("--kills", 5)
     assert (shown.code, shown.out) == (2, "")
     assert "--kills 5 in a training of 5 steps: choose fewer" in shown.err
+
+
+def test_a_world_that_is_joined_is_not_killed(elastic: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in by_hand(0, 1, "29500").items():
+        monkeypatch.setenv(name, value)
+    shown = elastic()
+    assert (shown.code, shown.out) == (2, "")
+    assert "elastic kills ranks and starts new ones: run it without torchrun" in shown.err
 
 
 def test_kills_come_one_after_the_other() -> None:

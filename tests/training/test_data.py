@@ -11,6 +11,7 @@ from torchvision.datasets.mnist import read_image_file, read_label_file
 from playground.lessons import LESSONS
 from playground.testing import World
 from playground.training.data import MEAN, STD, Images, partition_dataset, training_images
+from playground.training.digits import draw
 from playground.training.loop import run_training
 from playground.training.settings import LOADERS, TrainingSettings
 
@@ -29,6 +30,25 @@ def test_one_loader_reads_what_torchvision_reads(digits_folder: Path) -> None:
         image, label = ours[7]
         assert torch.equal(image, got[7])
         assert label == classes[7]
+
+
+def test_no_samples_and_a_limit(digits_folder: Path) -> None:
+    images, labels = Images(digits_folder, "train", limit=7).__getitems__([])
+    assert (images.shape, labels.shape) == ((0, 1, 28, 28), (0,))
+    assert len(Images(digits_folder, "train", limit=7)) == 7
+
+
+def test_a_path_that_is_not_utf_8_will_do(digits_folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "\udcff").symlink_to(digits_folder)
+    assert len(Images(tmp_path / "\udcff", "train")) == 600
+
+
+def test_digits_vary_and_every_class_comes() -> None:
+    images, labels = draw(500, torch.Generator().manual_seed(3))
+    assert labels.unique().tolist() == list(range(10))
+    assert len({bytes(image.flatten().tolist()) for image in images}) == 500
+    assert images.amax() > 200
+    assert (images.float().mean((1, 2)) > 5).all(), "every image shows something"
 
 
 def batches_by(rank: int, size: int, folder: Path, loader: str) -> list[tuple[torch.Tensor, torch.Tensor]]:
