@@ -264,8 +264,8 @@ def test_sgd_learns_and_every_way_of_averaging_learns_the_same(world: Worlds, di
 def test_time_passes_until_the_device_has_done_its_work(monkeypatch: pytest.MonkeyPatch) -> None:
     order: list[str] = []
     monkeypatch.setattr(BACKENDS["gloo"], "synchronize", lambda device: order.append("synchronized"))
-    monkeypatch.setattr("time.perf_counter", lambda: order.append("read") or 5.0)
-    assert History(nn.Linear(1, 1), DataLoader([]), DataLoader([])).now() == 5.0
+    monkeypatch.setattr("time.perf_counter", lambda: order.append("read"))
+    History(nn.Linear(1, 1), DataLoader([]), DataLoader([])).now()
     assert order == ["synchronized", "read"]
 
 
