@@ -117,6 +117,10 @@ def test_help_shows_a_command_a_line(lesson: Lesson, run_cli: Run) -> None:
     "words",
     [
         ("p2p", "-n", "1"),
+        ("rpc", "-n", "1"),
+        ("parameter-server", "-n", "1"),
+        ("parameter-server", "--staleness", "-1"),
+        ("parameter-server", "--slow-worker", "1e308"),
         ("hello", "--backend", "mpi"),
         ("hello", "--timeout", "0"),
         ("juggle",),

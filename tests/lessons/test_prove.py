@@ -214,6 +214,14 @@ def test_as_text(run_cli: Run, data_dir: Path) -> None:
     assert text.endswith("; broken in 4 of 4 ways.")
 
 
+def test_one_rank_is_bit_identical_and_cannot_be_broken(run_cli: Run, data_dir: Path) -> None:
+    shown = prove(run_cli, data_dir, "-n", 1, "--batch-size", 8, "--steps", 2)
+    assert (shown.code, shown.err) == (0, "")
+    text = " ".join(shown.out.split())
+    assert "after the last step: 0 in float64, 0 in float32); with one rank nothing can break it." in text
+    assert not any(words in shown.out for words in (*BREAKS, "Why not 0"))
+
+
 @pytest.mark.stress
 def test_as_json(run_cli: Run, data_dir: Path) -> None:
     document = json.loads(prove(run_cli, data_dir, "-n", 2, "--batch-size", 7, "--steps", 3, "--json").out)
