@@ -18,7 +18,7 @@ from ranks import difference, worked
 from torch import nn
 
 from playground.lessons.prove import lesson
-from playground.lessons.prove.batch_norm import convert_sync_batchnorm
+from playground.lessons.prove.batch_norm import SyncBatchNorm, convert_sync_batchnorm
 from playground.lessons.prove.lesson import max_abs_diff, parameters
 from playground.lessons.prove.page import Proof, ProveSettings, check, failure, is_broken
 from playground.measurement import Fields
@@ -193,6 +193,18 @@ def test_our_batch_norm_over_n_ranks_is_batch_norm(world: Worlds) -> None:
     for differences in world(3).run(normalised, [5, 0, 2]):
         assert len(differences) == 4 + 4 + 3 + 1
         assert max(differences.values()) <= 1e-12, differences
+
+
+def far_from_zero(rank: int, size: int) -> float:
+    """float32 numbers near 10,000 that vary by 1: how far what comes out of ours is from float64's right answer."""
+    torch.manual_seed(0)
+    inputs = 10_000 + torch.randn(size * 50, 2, 1, 1)
+    right, mine = nn.BatchNorm2d(2).double()(inputs.double()), slice(rank * 50, rank * 50 + 50)
+    return difference(SyncBatchNorm(2)(inputs[mine]).double(), right[mine])
+
+
+def test_our_batch_norm_is_right_where_the_mean_is_large(world: Worlds) -> None:
+    assert max(world(2).run(far_from_zero)) < 0.01
 
 
 def prove(run_cli: Run, data_dir: Path, *words: Any) -> Any:

@@ -155,6 +155,16 @@ def test_processes_that_fetch_batches_leave_a_signal_to_the_ranks(
     assert session_ends(process.pid)
 
 
+def test_processes_that_fetch_batches_end_with_a_launcher_that_is_killed(
+    words: list[Any], fork_program: Callable[..., ForkedProgram], tmp_path: Path
+) -> None:
+    process = fork_program("playground", *words, "--loader-workers", 1, "--snapshot-every", 1)
+    wait_for_a_snapshot(tmp_path / "snapshots")
+    os.kill(process.pid, signal.SIGKILL)
+    assert process.wait(timeout=ENOUGH) == -signal.SIGKILL
+    assert session_ends(process.pid)
+
+
 def test_ranks_that_somebody_else_has_started(
     words: list[Any], fork_program: Callable[..., ForkedProgram], tmp_path: Path
 ) -> None:
