@@ -18,7 +18,7 @@ import torch
 from processes import ENOUGH, by_hand, free_port
 
 from playground import launch
-from playground.lessons.elastic import hosts, page
+from playground.lessons.elastic import hosts, lesson, page
 from playground.lessons.elastic.comparison import compare, count_differing
 from playground.lessons.elastic.page import Witness, draw_kills
 from playground.runtime import PlaygroundError, RankFailed
@@ -129,6 +129,14 @@ def test_a_world_that_is_joined_is_not_killed(elastic: Run, monkeypatch: pytest.
     shown = elastic()
     assert (shown.code, shown.out) == (2, "")
     assert "elastic kills ranks and starts new ones: run it without torchrun" in shown.err
+
+
+def test_a_step_counts_once_the_device_has_done_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    order: list[str] = []
+    monkeypatch.setattr(lesson, "synchronize", lambda: order.append("synchronized"))
+    monkeypatch.setattr(lesson, "report", lambda **event: order.extend(event))
+    lesson.die_if_due(0, 3, ())
+    assert order == ["synchronized", "stepped"]
 
 
 def test_kills_come_one_after_the_other() -> None:
