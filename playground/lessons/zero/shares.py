@@ -17,7 +17,8 @@ from playground.training.sync import views_of
 
 ABOUT = {
     "shape", "dtype", "device", "layout", "ndim", "requires_grad", "is_leaf", "grad", "grad_fn", "__hash__", "numel",
-    "size", "stride", "dim", "untyped_storage", "empty_like", "register_hook", "register_post_accumulate_grad_hook",
+    "size", "stride", "dim", "untyped_storage", "empty_like", "zeros_like", "new_empty", "new_zeros", "register_hook",
+    "register_post_accumulate_grad_hook",
 }  # fmt: skip
 """What can be asked of a parameter whose values are not here."""
 
