@@ -350,6 +350,14 @@ def test_a_function_is_checked_in_a_notebook(folder: Path, capsys: pytest.Captur
     assert capsys.readouterr().out.endswith("passed on 2, 3 ranks\n")
 
 
+def test_what_a_solution_imports_is_imported_anew(folder: Path, run_cli: Run) -> None:
+    """A world that is kept has imported it before."""
+    (folder / "column.py").write_text(f"from mine import ROOT\n{COLUMN.solution}\nassert ROOT == 1\n")
+    for text, code in (("ROOT = 1", 0), ("ROOT = 10 + 1  # of another length, so what was compiled is out of date", 1)):
+        (folder / "mine.py").write_text(text)
+        assert run_cli("check", "column.py", "-n", 2).code == code
+
+
 @pytest.mark.stress
 def test_a_saved_file_is_checked_again(folder: Path, start_cli: Callable[..., subprocess.Popen[str]]) -> None:
     file = folder / "swap.py"
