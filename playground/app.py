@@ -117,6 +117,7 @@ def cli(ctx: click.Context) -> None:
 def main() -> NoReturn:
     """Run the command line as a program of its own, and end it."""
     surroundings.open_standard_streams()
+    surroundings.replace_unencodable()
     if STARTED_AS_RANK & os.environ.keys():
         signals.exit_after(GRACE)
         end_with_torchrun()

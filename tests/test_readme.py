@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -395,3 +397,19 @@ def test_tests_pass(block: str, pytester: pytest.Pytester, monkeypatch: pytest.M
     monkeypatch.setattr(sys, "path", [*sys.path])
     pytester.makepyfile(test_readme_example=block)
     pytester.runpytest_inprocess("-q").assert_outcomes(passed=1)
+
+
+def test_nothing_shown_is_wider_than_80_columns() -> None:
+    for readme in READMES:
+        for group in consoles(readme.read_text(encoding="utf-8")):
+            assert [line for shown in group for line in shown.output if len(line) > 80] == []
+
+
+def test_make_demo_says_first_what_it_fetches(tmp_path: Path) -> None:
+    for name in ("Makefile", "pyproject.toml"):
+        shutil.copy(ROOT / name, tmp_path)
+    environ = {name: value for name, value in os.environ.items() if "MAKE" not in name and name != "MFLAGS"}
+    words = ["make", "--dry-run", "demo"]
+    made = subprocess.run(words, cwd=tmp_path, env=environ, capture_output=True, text=True, check=True)
+    first = next(line for line in made.stdout.splitlines() if line.startswith("echo "))
+    assert all(word in first for word in (" 5.4 GB ", " 1 GB", " 12 MB", " minute"))

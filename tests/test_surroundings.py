@@ -146,3 +146,9 @@ def test_what_is_ignored_is_not_inherited_and_a_test_that_waits_for_what_never_c
     assert "Failed: no end within 0.2 s" in done.stdout
     assert done.stdout.splitlines()[-1].startswith("1 failed, 1 passed "), done.stdout
     assert done.returncode == 1
+
+
+def test_a_descriptor_beyond_the_limit_is_no_obstacle() -> None:
+    """It was opened before the limit was lowered."""
+    done = shell(f"exec 200</dev/null; ulimit -n 100; {COMMAND} hello -n 2")
+    assert (done.returncode, done.stderr) == (0, "")

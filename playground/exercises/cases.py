@@ -16,14 +16,15 @@ from playground.exercises.exercise import count
 from playground.exercises.observation import Leaf
 
 ANYTHING = object()
-PLAIN: dict[type, type] = {bool: bool, Integral: int, Real: float, str: str}
+PLAIN: dict[type, Callable[[Any], object]] = {bool: bool, Integral: int, Real: float, str: str.__str__}
 """Plain types, as which numpy's numbers count, too."""
+KINDS: dict[type, str] = {Integral: "int", Real: "float"}
 MAX_VALUES = 2**16
 """Number of values of a tensor that are looked at: the first ones of a larger tensor."""
 REDUCED: list[int] = []
 """In a rank: the elements of each all_reduce that the solution has called in this case, in order."""
 WIDTHS: list[int] = []
-"""In a rank: the bytes of one of those elements, in each of them."""
+"""In a rank: the bytes of one element of each tensor that collectives have sent in this case."""
 WAITED: list[int] = []
 """In a rank: the threads in which the solution has called something that waits, in this case, in order."""
 OWN_GROUP: list[Any] = []
@@ -55,7 +56,8 @@ class Case:
     most: int | Mapping[int, float] | None = None
     """Elements that this rank may send in messages, in all or to each receiver."""
     most_moved: float | None = None
-    """Elements that may leave this rank in all, by messages and by collectives: see `Meter`."""
+    """Elements that may leave this rank in all, by whatever it calls: see `Meter`. As many as `most`, where that is
+    given and this is not."""
     counts: Callable[[torch.Tensor], int | torch.Tensor] = torch.Tensor.numel
     """The number of elements of a tensor that count."""
     run: Callable[[Callable[..., Any]], object] | None = None
@@ -105,9 +107,10 @@ def gather(value: Any) -> list[Any]:
 def flatten(value: Any, where: str = "") -> Iterator[Leaf]:
     """The leaves of a value, in order."""
     if isinstance(value, torch.Tensor):
-        kind = str(value.dtype).removeprefix("torch.")
-        values = value.detach().flatten()[:MAX_VALUES].tolist()
-        yield Leaf(where, kind, tuple(value.shape), tuple(values))
+        with torch._C.DisableTorchFunctionSubclass():  # a class of the solution's own is looked at as a tensor
+            tensor = torch.Tensor.as_subclass(torch.Tensor.detach(value), torch.Tensor)
+        kind = str(tensor.dtype).removeprefix("torch.")
+        yield Leaf(where, kind, tuple(tensor.shape), tuple(tensor.flatten()[:MAX_VALUES].tolist()))
     elif isinstance(value, dict):
         for name in sorted(value, key=str):
             yield from flatten(value[name], f"{where}.{name}".removeprefix("."))
@@ -115,6 +118,7 @@ def flatten(value: Any, where: str = "") -> Iterator[Leaf]:
         for place, item in enumerate(value):
             yield from flatten(item, f"{where}[{place}]")
     else:
-        as_plain = next((PLAIN[kind] for kind in PLAIN if isinstance(value, kind)), None)
-        kind = (as_plain or type(value)).__name__
-        yield Leaf(where, kind, (), (as_plain(value) if as_plain else repr(value)[:80],))
+        name, as_plain = next((each for each in PLAIN.items() if isinstance(value, each[0])), (type(value), None))
+        kind = KINDS.get(name, name.__name__)
+        text = str.__str__(repr(value))[:80]  # and a text of its own as a text
+        yield Leaf(where, str.__str__(kind), (), (as_plain(value) if as_plain else text,))

@@ -51,6 +51,10 @@ class Observation:
     """Rules of torch.distributed that were broken: name, words and line."""
     printed: str
     """The beginning of what it printed."""
+    given: tuple[Leaf, ...] = ()
+    """The tensors among its arguments, before the call."""
+    is_shared: bool = False
+    """Whether tensors of the list that it returned are the same memory."""
 
 
 Found = dict[str, object]
@@ -146,10 +150,11 @@ def describe_messages(seen: Observation, rank: int, observed: Mapping[int, Obser
         words = f"{count(round(seen.moved), 'element')} have left it; {math.ceil(seen.most_moved)} are enough"
         return {"mistake": SENDS_TOO_MUCH, "words": words}
     if isinstance(seen.most, int) and (total := sum(sent.values())) > seen.most:
-        return {"words": f"sent {count(total, 'element')}; {seen.most} are enough"}
+        return {"mistake": SENDS_TOO_MUCH, "words": f"sent {count(total, 'element')}; {seen.most} are enough"}
     for receiver, elements in sent.items():
         if isinstance(seen.most, Mapping) and elements > (most := seen.most.get(receiver, 0)):
-            return {"words": f"sent {count(elements, 'element')} to rank {receiver}; {most or 'none'} are due there"}
+            words = f"sent {count(elements, 'element')} to rank {receiver}; {most or 'none'} are due there"
+            return {"mistake": SENDS_TOO_MUCH, "words": words}
     for receiver, other in observed.items():
         if (has := sum(to == receiver for to, _ in seen.sent)) != (got := other.received[rank]):
             return {"words": f"sent {count(has, 'message')} to rank {receiver}, which received {got}"}

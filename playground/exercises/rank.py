@@ -18,17 +18,18 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import FrameType, ModuleType
 from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
-from torch.distributed import distributed_c10d
+from torch.distributed import _functional_collectives, distributed_c10d
 
 from playground.exercises.cases import ANYTHING, OWN_GROUP, REDUCED, WAITED, WIDTHS, Case, flatten
 from playground.exercises.exercise import COLLECTIVES, ERROR, FAIL, LOOP, MESSAGES, RETURNED
+from playground.exercises.guard import Guard, hidden
 from playground.exercises.observation import POISON, Observation
 from playground.exercises.verdict import DEADLINE, ENDLESS, NOT_WRITTEN, SHORT_CUT, Solution
 from playground.runtime.rank.rank import LOST_PEER, report
@@ -41,6 +42,7 @@ TICK = 0.5
 """Seconds between two looks at a solution that runs."""
 IMPORTING = 20
 """How many times the deadline an import may take."""
+LEFT_RUNNING = "a thread left running"
 LAST_WORDS = 2.0
 """Seconds that threads may go on after the solution has returned."""
 
@@ -92,7 +94,21 @@ class Transcript:
 
     def is_theirs(self) -> bool:
         """Whether what is called now, in this thread, is called by the solution."""
-        return self.running and not getattr(self.thread, "depth", 0)
+        return self.running and not self.is_within()
+
+    def is_within(self) -> bool:
+        """Whether this thread is in an operation."""
+        return getattr(self.thread, "depth", 0) > 0
+
+    def forbid(self, name: str, line: int) -> None:
+        if name in self.forbidden:
+            self.problems.append((SHORT_CUT, f"dist.{name} is not to be used here, says the task", line))
+
+    def add_moved(self, tensors: Sequence[torch.Tensor], share: float = 1.0) -> None:
+        """A share of these elements leaves the rank. What is sent as bytes, an object for one, counts as as many
+        numbers of 8 bytes."""
+        for each in tensors:
+            self.moved += share * float(self.counts(each)) / (8 if each.dtype == torch.uint8 else 1)
 
     @contextlib.contextmanager
     def within(self, name: str, peer: int | None = None, blocks: bool = True) -> Iterator[int]:
@@ -101,8 +117,7 @@ class Transcript:
         self.calls += 1
         if self.calls > MAX_CALLS:
             stop(f"{ENDLESS}: it makes more than {MAX_CALLS:,} calls of torch.distributed", line)
-        if name in self.forbidden:
-            self.problems.append((SHORT_CUT, f"dist.{name} is not to be used here, says the task", line))
+        self.forbid(name, line)
         report(at=(name, peer, line))
         if peer is not None and not 0 <= peer < self.size:
             raise ValueError(f"there is no rank {peer} in a world of {self.size}")
@@ -114,35 +129,82 @@ class Transcript:
             self.thread.depth -= 1
 
 
+FUNCTIONAL = {
+    "all_reduce": "all_reduce",
+    "broadcast": "broadcast",
+    "all_gather_tensor": "all_gather_into_tensor",
+    "all_gather_single": "all_gather_into_tensor",
+    "reduce_scatter_tensor": "reduce_scatter_tensor",
+    "reduce_scatter_single": "reduce_scatter_tensor",
+    "all_to_all_single": "all_to_all_single",
+}
+"""Torch's functional collectives, and what they are called in torch.distributed."""
+WRITING = ("set", "add", "compare_set", "append", "multi_set", "queue_push")
+"""Methods of a store by which values leave a rank."""
+
+
 class Meter(Observer):
-    """Counts the elements that leave this rank while the solution runs, by whatever it calls: of a collective, as many
-    as with the algorithm that sends least, n ranks and S elements of this rank's.
+    """Counts the elements that leave this rank while the solution runs, by whatever it calls. Of a collective on n
+    ranks with S elements of this rank's: what goes to all others counts once for each of them, and else as many as
+    with the algorithm that sends least.
 
     | collective                    | elements      |
     |-------------------------------|---------------|
     | all_gather                    | (n - 1) S     |
     | all_reduce                    | 2 (n - 1) / n S |
     | reduce_scatter, all_to_all, … | (n - 1) / n S |
-    | broadcast                     | S, at the root |
+    | broadcast                     | (n - 1) S, at the root |
+    | a store's set                 | bytes / 8     |
     """
 
     def __init__(self, record: Transcript) -> None:
         self.record = record
 
     def begun(self, call: Call) -> None:
-        if self.record.running:
-            # What is sent as bytes, an object for one, counts as as many numbers of 8 bytes.
-            counts = self.record.counts
-            given = sum(float(counts(each)) / (8 if each.dtype == torch.uint8 else 1) for each in call.inputs)
-            others, name = len(call.ranks) - 1, call.name
-            if "send" in name:
-                self.record.moved += given
-            elif name.startswith("all_gather"):
-                self.record.moved += others * given
-            elif name == "broadcast":
-                self.record.moved += given if others and call.peer == dist.get_rank() else 0
-            else:
-                self.record.moved += (1 + name.startswith("all_reduce")) * others / (others + 1) * given
+        if self.record.running and not ("send" in call.name and self.record.is_within()):  # which counts itself
+            WIDTHS.extend(each.element_size() for each in call.inputs)
+            self.add(call.name, call.inputs, len(call.ranks), call.peer == dist.get_rank())
+            if self.record.is_theirs() and (line := self.record.line()):  # a method of the group itself
+                self.record.forbid(call.name, line)
+
+    def add(self, name: str, inputs: Sequence[torch.Tensor], ranks: int, is_root: bool) -> None:
+        others = ranks - 1
+        if "send" in name:
+            share = 1.0
+        elif name.startswith("all_gather"):
+            share = others
+        elif name == "broadcast":
+            share = others * is_root
+        else:
+            share = (1 + name.startswith("all_reduce")) * others / ranks
+        self.record.add_moved(inputs, share)
+
+    def wrap_store(self, real: Callable[..., Any]) -> Callable[..., Any]:
+        """What is written to a store leaves the rank, too, its key included."""
+
+        def write(store: Any, *args: Any) -> Any:
+            if self.record.is_theirs():
+                texts = [text for each in args for text in (each if isinstance(each, list) else [each])]
+                self.record.moved += sum(len(text) if isinstance(text, (str, bytes)) else 8 for text in texts) / 8
+            return real(store, *args)
+
+        return write
+
+    def wrap_functional(self, real: Callable[..., Any]) -> Callable[..., Any]:
+        """A collective of torch's functional ones, which calls no method of Python's."""
+        name = FUNCTIONAL[real.__name__.removesuffix("_autograd")]
+
+        @functools.wraps(real)
+        def function(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+            if not self.record.is_theirs():
+                return real(tensor, *args, **kwargs)
+            group = next((each for each in (*args, *kwargs.values()) if isinstance(each, dist.ProcessGroup)), None)
+            is_root = name != "broadcast" or {*args, *kwargs.values()} & {dist.get_rank()}
+            self.add(name, [tensor], dist.get_world_size(group), bool(is_root))
+            with self.record.within(name):
+                return real(tensor, *args, **kwargs)
+
+        return function
 
 
 @contextlib.contextmanager
@@ -240,6 +302,7 @@ def send(
         held = tensor.detach().clone() if is_async else tensor
         work = real(copy, dst, group, tag, group_dst)
     record.sent.append((peer or 0, tensor.numel()))
+    record.add_moved([tensor])
     return Request(record, work, "isend", peer, line, tensor, copy, held) if is_async else work
 
 
@@ -262,7 +325,6 @@ def all_reduce(
     record: Transcript, real: Any, tensor: Any, op: Any = dist.ReduceOp.SUM, group: Any = None, async_op: bool = False
 ) -> Any:
     REDUCED.append(tensor.numel())
-    WIDTHS.append(tensor.element_size())
     with record.within("all_reduce", blocks=not async_op) as line:
         if not async_op:
             return real(tensor, op, group)
@@ -325,13 +387,17 @@ def judged(record: Transcript) -> Iterator[None]:
         (dist, "destroy_process_group"): keep_world,
         (torch._C.Future, "wait"): wrap_wait,
     }
+    meter = Meter(record)
+    wraps |= {(dist.Store, name): meter.wrap_store for name in WRITING if name in vars(dist.Store)}
+    functional = [name for name in vars(_functional_collectives) if name.removesuffix("_autograd") in FUNCTIONAL]
+    wraps |= {(_functional_collectives, name): meter.wrap_functional for name in functional}
     wraps |= {
         (module, name): wrap_function for module in (dist, distributed_c10d) for name in (*MESSAGES, *COLLECTIVES)
     }
     with contextlib.ExitStack() as stack:
         for place, wrap in wraps.items():
             stack.enter_context(replaced(*place, wrap))
-        stack.enter_context(observing(Meter(record)))
+        stack.enter_context(observing(meter))
         yield
 
 
@@ -358,7 +424,8 @@ def solving(record: Transcript) -> Iterator[None]:
     signal.setitimer(signal.ITIMER_REAL, TICK, TICK)
     record.running = True
     try:
-        yield
+        with hidden():
+            yield
     except BaseException as error:
         record.running = False
         if isinstance(error, RuntimeError) and LOST_PEER.search(str(error)):
@@ -385,28 +452,38 @@ def import_solution(solution: Solution) -> ModuleType:
     return module
 
 
-def judge(rank: int, size: int, solutions: tuple[Solution, ...], seed: int) -> None:
+def judge(rank: int, size: int, solutions: tuple[Solution, ...], seed: int, password: str) -> int:
     """Run the last of `solutions` on the cases of its exercise, for as long as ranks and messages come out even. Those
-    before it are what it may import. What comes of it is reported: `Observation`s, one a case."""
+    before it are what it may import. What comes of it is reported: `Observation`s, one a case, with the password.
+    Returns the number of cases."""
     solution, exercise = solutions[-1], solutions[-1].exercise
     record = Transcript(solution.file, size, exercise.forbidden)
     sys.path.append(os.path.dirname(os.path.abspath(solution.file)))
     sys.dont_write_bytecode = True
     cases = getattr(importlib.import_module(exercise.module), exercise.function)
-    with judged(record):
+    with judged(record), Guard(record, stop).watching() as guard:
         OWN_GROUP[:] = [dist.new_group()]
         with solving(record):
             functions = [import_solution(each) for each in solutions][-1]
         function = getattr(functions, exercise.function)
-        for place, case in enumerate(cases(rank, size, seed)):
-            run_case(rank, seed, place, case, function, record)
+        number = 0
+        for number, case in enumerate(cases(rank, size, seed), 1):
+            observation = run_case(rank, seed, number - 1, case, function, record)
+            if words := guard.find_replaced():
+                stop(words, 0)
+            report(case=number - 1, observed=observation, password=password)
+            check_balance(rank, observation, record)
+    return number
 
 
-def run_case(rank: int, seed: int, place: int, case: Case, function: Callable[..., Any], record: Transcript) -> None:
-    """Run one case and report it. Raises `RuntimeError` where nothing else can run after it."""
+def run_case(
+    rank: int, seed: int, place: int, case: Case, function: Callable[..., Any], record: Transcript
+) -> Observation:
+    """Run one case, and say what was observed."""
     record.begin()
     record.counts = case.counts
     size, threads = record.size, threading.enumerate()
+    given = tuple(leaf for each in case.args if isinstance(each, torch.Tensor) for leaf in flatten(each))
     torch.manual_seed(seed + place)
     report(number=place, about=case.about)
     time.sleep(case.delay)
@@ -417,12 +494,12 @@ def run_case(rank: int, seed: int, place: int, case: Case, function: Callable[..
             thread.join(LAST_WORDS)
     report(at=RETURNED)
     if left := [each for each in left if each.is_alive()]:
-        record.problems.append(("a thread left running", f"{left[0].name} goes on after the end", 0))
+        record.problems.append((LEFT_RUNNING, f"{left[0].name} goes on after the end", 0))
     record.problems += [("no wait", f"nobody waits for this {each.kind}", each.line) for each in record.pending]
     held, expected = [case.held() if callable(case.held) else case.held], [case.expected]
     if case.returns is not ANYTHING:
         held, expected = [returned, *held], [case.returns, *expected]
-    observation = Observation(
+    return Observation(
         about=case.about,
         held=tuple(leaf for each in held for leaf in flatten(each)),
         expected=tuple(leaf for each in expected for leaf in flatten(each)),
@@ -431,14 +508,41 @@ def run_case(rank: int, seed: int, place: int, case: Case, function: Callable[..
         received=tuple(record.received.count(sender) for sender in range(size)),
         most=case.most,
         moved=record.moved,
-        most_moved=case.most_moved,
+        most_moved=limit_of(case.most) if case.most_moved is None else case.most_moved,
         problems=tuple(dict.fromkeys(record.problems)),
         printed=record.read_printed(),
+        given=given,
+        is_shared=shares_memory(returned, case.args),
     )
-    report(case=place, observed=observation)
-    balance = torch.zeros(size, size, dtype=torch.int64)
-    balance[rank] += torch.tensor([sum(to == receiver for to, _ in record.sent) for receiver in range(size)])
+
+
+def check_balance(rank: int, observation: Observation, record: Transcript) -> None:
+    """Raises `RuntimeError` where nothing else can run after a case."""
+    balance = torch.zeros(record.size, record.size, dtype=torch.int64)
+    balance[rank] += torch.tensor([sum(to == receiver for to, _ in record.sent) for receiver in range(record.size)])
     balance[:, rank] -= torch.tensor(observation.received)
     dist.all_reduce(balance, group=OWN_GROUP[0])
-    if balance.any() or record.pending or left:
+    if balance.any() or record.pending or any(name == LEFT_RUNNING for name, _, _ in record.problems):
         raise RuntimeError("messages or threads are left over: this world cannot run anything else")
+
+
+def limit_of(most: int | Mapping[int, float] | None) -> float | None:
+    """The elements that may leave a rank in all, where there is a limit to its messages: a collective is no way round
+    it."""
+    return sum(most.values()) if isinstance(most, Mapping) else most
+
+
+def shares_memory(returned: object, args: Sequence[object]) -> bool:
+    """Whether tensors of a list, or of its lists, are the same memory, which is none of an argument's."""
+    places = [each.data_ptr() for each in tensors_in(returned) if each.numel()]
+    given = {each.data_ptr() for each in tensors_in(args)}
+    own = [each for each in places if each not in given]
+    return len({*own}) < len(own)
+
+
+def tensors_in(value: object) -> Iterator[torch.Tensor]:
+    if type(value) is torch.Tensor:
+        yield value
+    elif isinstance(value, (list, tuple)):
+        for each in value:
+            yield from tensors_in(each)

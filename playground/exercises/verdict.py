@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import re
+import secrets
 import symtable
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -26,6 +27,7 @@ from playground.exercises.exercise import (
     count,
     normalise,
 )  # fmt: skip
+from playground.exercises.guess import guess_by_places, guess_by_values, guess_by_words
 from playground.exercises.observation import Found, Observation, count_elements, find_difference, find_failure
 from playground.runtime.errors import PlaygroundError, RankFailed, RankTimeout
 from playground.runtime.launcher.launch import launch
@@ -39,6 +41,13 @@ HANGS = 30.0
 """Seconds after which a world without a sign of life is ended: a rank that computes gives one, and a deadlock is proved
 before."""
 ENDLESS, NOT_WRITTEN = "runs without end", "not written yet"
+PROBABLY = "probably: "
+PEEKS = "looks into the judge: solve the task instead"
+STARTS = "starts a process: the ranks are all that the task takes"
+REPLACES = "is replaced: leave the functions of others in their places"
+LEAVES = "has left before its end: return from the function"
+OURS: tuple[list[str], ...] = [], ["runtime"], ["runtime", "launcher"]
+"""Packages of the playground that a solution may import: its own program starts ranks with them."""
 NAMED = SHORT_CUT, ONLY_MEMBERS, ANOTHER_ORDER = "short cut", "only members create", "another order"
 """Mistakes that are recognised in any exercise."""
 
@@ -95,8 +104,9 @@ class Ended(Exception):
 class Attempt:
     """The reports of the ranks of one world of `size`, and the conclusions."""
 
-    def __init__(self, size: int) -> None:
-        self.size = size
+    def __init__(self, size: int, password: str = "") -> None:
+        self.size, self.password = size, password
+        """The password comes with what the judge observes, and with nothing else."""
         self.case, self.about = -1, ""
         """The latest that has begun; in the end, the number of the one that failed."""
         self.observed: dict[int, dict[int, Observation]] = {}
@@ -108,12 +118,22 @@ class Attempt:
         self.found: Found = {}
         """The failure; empty if there is none."""
 
+    @property
+    def words(self) -> str:
+        return str(self.found.get("words"))
+
+    @property
+    def places(self) -> dict[int, tuple[str, int | None]]:
+        """Where the ranks are, whatever their lines are and the keys that they wait for."""
+        return {rank: (re.sub("(?<=^waits for ).*", "", name), peer) for rank, (name, peer, _) in self.at.items()}
+
     def take(self, rank: int, event: Event) -> None:
         """A report. Raises `Ended` for one that ends the check."""
         if "at" in event:
             self.at[rank] = event["at"]
         elif "observed" in event:
-            self.observed.setdefault(event["case"], {})[rank] = event["observed"]
+            if event["password"] == self.password:
+                self.observed.setdefault(event["case"], {})[rank] = event["observed"]
         elif "number" in event:
             self.at[rank] = COMPUTES
             if event["number"] > self.case:
@@ -123,7 +143,7 @@ class Attempt:
         elif "standstill" in event:
             self.at = event["standstill"]
             raise Ended(self.find_standstill())
-        elif event:
+        elif event.get("status") in (FAIL, ERROR, LOOP):
             raise Ended({"rank": rank, **event})
 
     def find_standstill(self) -> Found:
@@ -131,6 +151,14 @@ class Attempt:
             return {"status": LOOP, "rank": endless[0], "words": ENDLESS}
         ranks = [f"rank {rank}: {describe_place(*self.at.get(rank, RETURNED))}" for rank in range(self.size)]
         return {"status": DEADLOCK, "ranks": tuple(ranks)}
+
+    def find_missing(self, cases: Sequence[object]) -> Found:
+        """A rank that has returned without having been observed in all cases. `cases`: how many there were, by rank; a
+        rank that has ended its process has returned None."""
+        for rank, number in enumerate(cases):
+            if not isinstance(number, int) or any(rank not in self.observed.get(case, {}) for case in range(number)):
+                return {"status": ERROR, "rank": rank, "words": LEAVES}
+        return {}
 
     def find_groups(self) -> Found:
         """Groups that ranks made differently. What comes of it differs from run to run."""
@@ -166,11 +194,12 @@ def describe_place(name: str, peer: int | None, line: int) -> str:
 
 def attempt(solution: Solution, before: Sequence[Solution], size: int, seed: int) -> Attempt:
     """Run a solution in a world of this size, in new processes."""
-    made = Attempt(size)
+    made = Attempt(size, secrets.token_hex(8))
     found: Found = {}
     try:
-        arguments = ((*before, solution), seed)
-        launch(JUDGE, size, args=arguments, timeout=HANGS, on_report=made.take, fresh=True)
+        arguments = ((*before, solution), seed, made.password)
+        cases = launch(JUDGE, size, args=arguments, timeout=HANGS, on_report=made.take, fresh=True)
+        found = made.find_missing(cases)
     except Ended as end:
         found = end.found
     except RankTimeout:  # a rank that computes without end has reported it
@@ -209,39 +238,55 @@ def check_solution(
 def name_mistake(
     solution: Solution, before: Sequence[Solution], seed: int, made: dict[int, Attempt], world: int
 ) -> Found:
-    """The catalogued mistake that does the same in all worlds; if there is none, the first that does the same in the
-    case that failed, with "probably". `made`: the attempts so far, to which further ones are added; that in `world` has
-    failed."""
+    """The catalogued mistake that does the same in all worlds. If there is none, with "probably": one that has the
+    same results in the world that failed, else what the failure looks like, else one that has the same result in the
+    case that failed. `made`: the attempts so far, to which further ones are added; that in `world` has failed."""
     found, exercise = made[world].found, solution.exercise
     if found.get("mistake") in NAMED or found.get("words") == NOT_WRITTEN:
         return {}
     sizes = sorted(exercise.worlds, key=lambda size: (size != world, size not in made))
-    probable: Found = {}
+    probable, possible = dict[str, object](), dict[str, object]()
     for mistake in exercise.mistakes:
         if mistake.status == found["status"] and mistake.name not in NAMED:
             for size in sizes:
                 other = attempt(replace(solution, text=mistake.text), before, size, seed)
                 if size not in made:
                     made[size] = attempt(solution, before, size, seed)
-                if size == world and not probable and is_alike(made[size], other, made[size].case):
-                    probable = {"mistake": f"probably: {mistake.name}", "says": mistake.says}
+                if size == world:
+                    named: Found = {"mistake": f"{PROBABLY}{mistake.name}", "says": mistake.says}
+                    probable = probable or (named if is_alike(made[size], other, RESULTS) else {})
+                    possible = possible or (named if is_alike(made[size], other, FIRST_RESULT) else {})
                 if not is_alike(made[size], other):
                     break
             else:
                 return {"mistake": mistake.name, "says": mistake.says}
-    return {} if found.get("mistake") else probable
+    guess = guess_mistake(made[world])
+    looks: Found = {"mistake": f"{PROBABLY}{guess}"} if guess else {}
+    return {} if found.get("mistake") else probable or looks or possible
 
 
-def is_alike(one: Attempt, other: Attempt, only: int | None = None) -> bool:
-    """Whether the ranks of two worlds did the same in the cases that failed, or in the `only` one."""
+def guess_mistake(made: Attempt) -> str:
+    """What a failure looks like; empty if like nothing known."""
+    status = made.found["status"]
+    if status == DEADLOCK:
+        return guess_by_places(made.at, made.size)
+    return guess_by_values(made.observed.get(made.case, {})) if status == FAIL else guess_by_words(made.words)
+
+
+ALL_THEY_DID, RESULTS, FIRST_RESULT = range(3)
+
+
+def is_alike(one: Attempt, other: Attempt, by: int = ALL_THEY_DID) -> bool:
+    """Whether the ranks of two worlds did the same in the cases that failed; or only had the same results, or that of
+    the first one."""
     status = one.found.get("status")
     if (status, one.case) != (other.found.get("status"), other.case):
         return False
     if status == DEADLOCK:
-        return {rank: at[:2] for rank, at in one.at.items()} == {rank: at[:2] for rank, at in other.at.items()}
+        return one.places == other.places
     if status != FAIL:  # which rank is the first to send to one that is not there differs from run to run
-        return len({re.sub(r"no rank \d+", "", str(each.found.get("words"))) for each in (one, other)}) == 1
-    for case in one.observed.keys() & other.observed.keys() & ({*one.observed} if only is None else {only}):
+        return len({re.sub(r"no rank \d+", "", each.words) for each in (one, other)}) == 1
+    for case in one.observed.keys() & other.observed.keys() & ({one.case} if by == FIRST_RESULT else {*one.observed}):
         fails = [bool(find_failure(each.observed[case], each.size)) for each in (one, other)]
         for rank, mine in one.observed[case].items() if any(fails) else ():
             theirs = other.observed[case].get(rank)
@@ -249,7 +294,7 @@ def is_alike(one: Attempt, other: Attempt, only: int | None = None) -> bool:
                 return False
             if [each[0] for each in mine.problems] != [each[0] for each in theirs.problems]:
                 return False
-            if count_elements(mine.sent) != count_elements(theirs.sent):
+            if by == ALL_THEY_DID and count_elements(mine.sent) != count_elements(theirs.sent):
                 return False
     return True
 
@@ -265,7 +310,7 @@ def find_fault(exercise: Exercise, text: str) -> str:
     for node in ast.walk(tree):
         modules = [each.name for each in node.names] if isinstance(node, ast.Import) else []
         for name in [node.module or ""] if isinstance(node, ast.ImportFrom) else modules:
-            if name.split(".")[0] == "playground" and name.split(".")[1:2] not in ([], ["runtime"]):
+            if name.split(".")[0] == "playground" and name.split(".")[1:3] not in OURS:
                 return f"line {getattr(node, 'lineno', 0)} imports {name}: write it yourself"
     names = symtable.symtable(text, exercise.file, "exec").get_symbols()
     if not any(name.get_name() == exercise.function and (name.is_assigned() or name.is_imported()) for name in names):

@@ -50,6 +50,8 @@ STOP = 0
 """Number of a request that ends the thread which receives it. The reply is how many still listen."""
 NO_LIMIT = timedelta(days=1000)
 """Timeout of receives: one of gloo's that times out breaks the connection permanently. The launcher ends hung ranks."""
+STUCK = 1.0
+"""Seconds that a thread has to end. One whose caller had no memory for the reply is sending still."""
 Messages = list[torch.Tensor]
 agents: list[Agent] = []
 
@@ -174,7 +176,7 @@ class Agent:
                     while Future(self, rank, STOP, self.pack(rank, STOP, None)).wait():
                         pass
             for thread in self.threads:
-                thread.join()
+                thread.join(STUCK)
         agents.remove(self)
 
     def call(self, rank: int, function: Callable[..., Any], *args: Any) -> Any:

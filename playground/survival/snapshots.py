@@ -73,8 +73,11 @@ class SnapshotWriter:
             report(problem=f"step {step} has no snapshot: {why}; training went on")
 
     def close(self) -> None:
+        """Wait until all is written. Raises what the thread has raised, lest the last snapshot be missed by nobody."""
         self.thread.shutdown()
         self.unlock()
+        if self.writing:
+            self.writing.result()
 
 
 def serialise(value: object) -> bytes:

@@ -12,6 +12,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from PIL import Image
@@ -78,9 +79,9 @@ def training_images(settings: TrainingSettings) -> Dataset[Batch]:
 
 
 def map_idx_file(file: Path, *sample: int) -> torch.Tensor:
-    """The uint8 tensor of an IDX file, [samples, *sample], mapped into memory. `prepare` has checked the file."""
-    header, size = 8 + 4 * len(sample), file.stat().st_size
-    whole = torch.from_file(str(file), shared=False, size=size, dtype=torch.uint8)
+    """The uint8 tensor of an IDX file, [samples, *sample], mapped into memory. `prepare` has checked the file. (By
+    numpy: `torch.from_file` takes no path that is not UTF-8.)"""
+    header, whole = 8 + 4 * len(sample), torch.from_numpy(np.memmap(file, np.uint8, mode="c"))
     return whole[header:].view(-1, *sample)
 
 

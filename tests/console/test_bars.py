@@ -21,6 +21,17 @@ def test_bars_share_a_scale_and_have_a_legend() -> None:
     ]
 
 
+def test_a_long_legend_takes_several_lines() -> None:
+    kinds = [f"a kind of {name}" for name in "abcdef"]
+    lines = render(bars([("cpu:0", dict.fromkeys(kinds, 1))], kinds, width=12), 80).splitlines()
+    assert [line.split()[0] for line in lines[-2:]] == [BLOCKS[0], BLOCKS[4]]
+    assert max(map(len, lines)) <= 80
+
+
+def test_nothing_held_is_no_bar() -> None:
+    assert "cpu:0" in render(bars([("cpu:0", {})], KINDS), 80)
+
+
 @given(st.lists(st.integers(0, 10**9), max_size=len(BLOCKS)), st.integers(0, 10**9), st.integers(1, 60))
 def test_a_bar_is_as_long_as_its_sum(amounts: list[int], more: int, width: int) -> None:
     longest = sum(amounts) + more

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import click
@@ -40,6 +41,22 @@ def test_an_option_without_effect_is_refused(words: list[str], message: str) -> 
     with pytest.raises(UsageError) as caught:
         call(*words)
     assert str(caught.value) == message
+
+
+@pytest.mark.parametrize(
+    ("words", "option"),
+    [
+        (("sgd", "--bucket-cap-mb", "25"), "--bucket-cap-mb"),
+        (("sgd", "--sync", "flat", "--sync-every", "1"), "--sync-every"),
+        (("ddp", "--resume", "no"), "--resume"),
+        (("ddp", "--snapshot-every", "3"), "--snapshot-every"),
+    ],
+    ids=" ".join,
+)
+def test_commands_say_what_has_no_effect(words: tuple[str, ...], option: str, run_cli: Callable[..., Any]) -> None:
+    shown = run_cli(*words)
+    assert (shown.code, shown.out, shown.err.count("\n")) == (2, "", 1)
+    assert shown.err.startswith(f"playground: {option} has no effect with")
 
 
 def test_what_nobody_typed_is_not_refused(monkeypatch: pytest.MonkeyPatch) -> None:

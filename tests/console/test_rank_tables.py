@@ -35,6 +35,14 @@ def test_a_row_per_rank_and_what_each_says() -> None:
     ]
 
 
+def test_a_dataclass_is_shown_by_its_fields() -> None:
+    assert lines_of([Sent(1, 8), Sent(2, 16)])[1:] == [
+        "  rank  before  sent",
+        "     0  1       8",
+        "     1  2       16",
+    ]
+
+
 def test_ranks_that_return_different_names_are_shown_all_the_same() -> None:
     lines = lines_of([{"root": 1}, {"leaf": 2}], "Rank {rank} has {leaf}")
     assert lines[1:] == ["  rank  root  leaf", "     0  1     -", "     1  -     2"]

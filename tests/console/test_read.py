@@ -53,6 +53,12 @@ def test_there_is_a_pager_on_a_terminal_and_torch_is_not_imported(tmp_path: Path
     assert "point-to-point" in paged.read_text()
 
 
+def test_an_unknown_name_is_one_line(run_cli: Run) -> None:
+    shown = run_cli("read", "juggling")
+    assert (shown.code, shown.out, shown.err.count("\n")) == (2, "", 1)
+    assert "'juggling' is not one of 'hello', " in shown.err
+
+
 def test_chapters_and_figures_travel_with_the_package(tmp_path: Path) -> None:
     for name in ("pyproject.toml", "README.md"):
         shutil.copy(ROOT / name, tmp_path)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from playground.survival.folder import find_snapshots
+from playground.survival.folder import find_snapshots, lock_folder
 
 Run = Callable[..., Any]
 
@@ -34,6 +35,40 @@ def test_training_goes_on_where_it_was(train: Run, tmp_path: Path) -> None:
     shown = train("ddp", "--epochs", 3)
     assert "going on after step 0 of epoch 3" in shown.out
     assert [line.split()[0] for line in shown.out.splitlines() if line[:8].strip().isdigit()] == ["1", "2", "3"]
+
+
+def test_another_run_or_none_is_refused_by_what_differs(train: Run, tmp_path: Path) -> None:
+    assert train("sgd", "--epochs", 1).code == 0
+    for words, told in ((("--lr", 0.5), "lr is 0.01 in the snapshot and 0.5 here"), (("--resume", "no"), "holds snap")):
+        shown = train("sgd", "--epochs", 1, *words)
+        assert shown.code == 2
+        assert told in shown.err
+
+
+def test_a_folder_that_cannot_be_made_is_named(run_cli: Run, data_dir: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    words = ("--dataset", "digits", "--data-dir", data_dir, "--limit", 256, "--epochs", 1)
+    shown = run_cli("sgd", *words, "--snapshots", tmp_path / "file" / "snapshots")
+    assert (shown.code, shown.err.count("\n")) == (2, 1)
+    assert str(tmp_path / "file") in shown.err
+
+
+def test_a_snapshot_that_cannot_be_written_is_a_line_and_training_goes_on(train: Run, tmp_path: Path) -> None:
+    (tmp_path / "snapshots" / ".unfinished").mkdir(parents=True)  # in the way
+    shown = train("sgd", "--epochs", 1, "--snapshot-every", 2, "--json")
+    assert (shown.code, len(json.loads(shown.out)["epochs"])) == (0, 1)
+    why = f"{tmp_path / 'snapshots'} cannot be written to (Is a directory)"
+    assert shown.err == f"step 2 has no snapshot: {why}; training went on\n"
+
+
+def test_a_folder_in_which_another_run_writes_is_refused_in_a_line(train: Run, tmp_path: Path) -> None:
+    (tmp_path / "snapshots").mkdir()
+    lock = lock_folder(tmp_path / "snapshots")
+    shown = train("sgd", "--json")
+    os.close(lock)
+    todo = "wait for its end, or choose another folder"
+    why = f"snapshots in {tmp_path / 'snapshots'}: another run is writing its own there; {todo}"
+    assert (shown.code, shown.out, shown.err) == (2, "", f"playground: {why}\n")
 
 
 @pytest.mark.parametrize(

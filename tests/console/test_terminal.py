@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import io
+import os
 import re
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -69,6 +71,14 @@ def test_the_width_is_that_of_COLUMNS_within_reason(  # noqa: N802
 
 
 EVIL = "\x1b]0;owned\x07\x9b2J\r\u202e"
+
+
+def test_a_stream_that_lacks_characters_gets_others() -> None:
+    environ = {**os.environ, "PYTHONIOENCODING": "latin-1"}
+    command = [sys.executable, "-m", "playground", "ddp", "--help"]
+    done = subprocess.run(command, capture_output=True, env=environ)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert b"?" in done.stdout
 
 
 def test_text_of_others_brings_no_escape_sequence(capsys: pytest.CaptureFixture[str]) -> None:

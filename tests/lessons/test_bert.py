@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -10,12 +11,14 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from processes import by_hand
 
 from playground.lessons.bert import grammar, measure
 from playground.lessons.bert.lesson import train
 from playground.lessons.bert.page import EXACT, WAYS, BertSettings, averaging_texts, compare_losses
 from playground.lessons.bert.prepare import PairsSource, prepare_pairs
 from playground.measurement import Fields
+from playground.runtime import PlaygroundError, UsageError
 from playground.training.bert import Model
 from playground.training.bert_config import BertConfig
 from playground.training.grad_syncs import DDP
@@ -78,6 +81,24 @@ def train_plainly(rank: int, size: int, settings: BertSettings) -> list[float]:
         optimizer.step()
         losses.append(loss.item())
     return losses
+
+
+def training_of(*losses: float) -> Fields:
+    return {"way": "ddp", "workers": 2, "losses": [*losses]}
+
+
+def test_losses_that_differ_are_no_rounding() -> None:
+    [same] = compare_losses(training_of(1.0, 0.5), [training_of(1.0, 0.5 + EXACT / 2)])
+    assert 0 < same["difference"] <= EXACT
+    with pytest.raises(PlaygroundError, match=r"ddp on 2 workers: its losses are up to 0\.25 from .* less than 1e-12"):
+        compare_losses(training_of(1.0, 0.5), [training_of(1.0, 0.75)])
+
+
+@pytest.mark.parametrize("losses", [(1.0, math.nan), (math.nan, 0.5), (1.0, math.inf)])
+def test_losses_that_are_no_numbers_agree_with_nothing(losses: tuple[float, ...]) -> None:
+    for one, other in (((1.0, 0.5), losses), (losses, (1.0, 0.5)), (losses, losses)):
+        with pytest.raises(PlaygroundError, match=r"ddp on 2 workers: training diverged: .* try a smaller --lr"):
+            compare_losses(training_of(*one), [training_of(*other)])
 
 
 def test_epochs_have_other_orders(settings: BertSettings, world: Run) -> None:
@@ -159,6 +180,33 @@ def test_the_document_has_what_was_asked_for(bert: Run) -> None:
     assert len(document["parts"]["memory"]["ddp"]) == 2
 
 
+def test_training_that_diverges_says_so_and_claims_no_accuracy(bert: Run) -> None:
+    shown = bert("--only", "train", "--way", "ddp", "--lr", 1e30, "--steps", 3, "--json")
+    assert shown.code == 0
+    assert shown.err == "ddp: training diverged: the loss is no longer a finite number; try a smaller --lr\n"
+    [training] = json.loads(shown.out)["parts"]["train"]
+    assert (training["test_accuracy"], training["losses"][-1]) == (None, None)
+
+
+def test_speed_and_losses_of_every_number_of_workers(bert: Run) -> None:
+    shown = bert("--only", "speed", "--only", "same-losses", "--way", "ddp", "--json")
+    assert (shown.code, shown.err) == (0, "")
+    parts = json.loads(shown.out)["parts"]
+    assert [(each["way"], each["workers"]) for each in parts["speed"]] == [("ddp", 1), ("ddp", 2), ("ddp", 4)]
+    assert all(each["samples_per_second"] == pytest.approx(8 / each["seconds"]) for each in parts["speed"])
+    [compared] = parts["same-losses"]
+    assert (compared["steps"], compared["workers"]) == (20, 2)
+    assert compared["difference"] <= EXACT
+
+
+def test_a_world_that_is_joined_is_refused(bert: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in by_hand(0, 1, "29500").items():
+        monkeypatch.setenv(name, value)
+    shown = bert()
+    assert (shown.code, shown.out) == (2, "")
+    assert "bert starts worlds of its own: run it without torchrun" in shown.err
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -181,3 +229,10 @@ def test_ways_of_one_process_take_the_devices_there_are(settings: BertSettings) 
     assert [one_gpu.on(way).workers for way in WAYS] == [1, 1, 2]
     assert [one_gpu.most_workers(way) for way in WAYS] == [1, 1, 2]
     assert settings.on("data-parallel", 3).workers == 3
+    five_gpus = replace(settings, workers=8, device_count=5)
+    assert [five_gpus.on(way).workers for way in ("data-parallel", DDP)] == [4, 8], "which share a batch of 24 equally"
+
+
+def test_heads_must_divide_the_width() -> None:
+    with pytest.raises(UsageError, match="a BERT of width 10 with 4 heads: the heads must divide the width"):
+        BertConfig(vocabulary=59, width=10, heads=4)

@@ -73,6 +73,24 @@ def test_a_recurrent_model_uses_its_replicas_parameters() -> None:
     assert replica.weight_ih_l0.data_ptr() != lstm.weight_ih_l0.data_ptr()
 
 
+def test_one_in_the_other() -> None:
+    module, inputs = model(), torch.randn(9, 5, dtype=torch.float64)
+    nested = DataParallel(DataParallel(module, DEVICES[:2]), DEVICES[:2])
+    assert (gradients(module, module, inputs) - gradients(nested, module, inputs)).abs().max() <= 1e-12
+
+
+def test_gradients_of_gradients() -> None:
+    module, inputs = model(), torch.randn(5, 5, dtype=torch.float64)
+    penalties = []
+    for run in (module, DataParallel(module, DEVICES[:3])):
+        module.zero_grad()
+        x = inputs.clone().requires_grad_()
+        [slope] = torch.autograd.grad((run(x) ** 2).sum(), x, create_graph=True)
+        slope.norm().backward()
+        penalties.append(module[0].weight.grad.clone())
+    assert (penalties[0] - penalties[1]).abs().max() <= 1e-12
+
+
 NESTED = st.recursive(
     st.just("tensor") | st.integers() | st.none(),
     lambda inner: (

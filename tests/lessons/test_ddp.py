@@ -16,6 +16,7 @@ from playground.lessons.ddp.lab import (
     DIFFER,
     HOOKS,
     ROUNDING,
+    DDPRun,
     check,
     hooks,
     run_lab,
@@ -24,6 +25,7 @@ from playground.lessons.ddp.page import PARTS, LabSettings
 from playground.lessons.ladder.lesson import buckets
 from playground.lessons.sgd.lesson import Net
 from playground.runtime import PlaygroundError
+from playground.runtime.backends import BACKENDS
 from playground.runtime.launcher.server import preload
 from playground.testing import World
 from playground.training.settings import TrainingSettings
@@ -145,6 +147,19 @@ def test_training_goes_on_from_a_checkpoint(size: int, cap: float, lab: Lab) -> 
     assert (whole["loaded"], whole["rel_error"]) == ("model, optimizer", 0)
     assert without_momentum["loaded"] == "model"
     assert without_momentum["rel_error"] > 1e-5
+
+
+def watched_run(rank: int, size: int, folder: Path) -> list[str]:
+    """What a run of the lab asks its device for."""
+    asked: list[str] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(BACKENDS["gloo"], "use_deterministic_kernels", lambda: asked.append("deterministic kernels"))
+        DDPRun(LabSettings(training=TrainingSettings(folder=folder, batch_size=7)))
+    return asked
+
+
+def test_runs_that_are_compared_bit_by_bit_use_deterministic_kernels(world: Worlds, digits_folder: Path) -> None:
+    assert world(2).run(watched_run, digits_folder) == [["deterministic kernels"]] * 2
 
 
 def test_who_gets_which_sample(lab: Lab) -> None:

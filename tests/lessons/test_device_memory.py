@@ -23,6 +23,15 @@ from playground.training.sync import GradSync
 FIRST, SECOND = torch.device("cpu", 0), torch.device("cpu", 1)
 
 
+def test_what_is_freed_makes_room_though_nobody_asks_what_is_held() -> None:
+    with track_memory([FIRST]) as account:
+        account.put(weight := torch.ones(1000), device=FIRST)
+        for _ in range(3):
+            result = weight * 2
+            del result
+    assert account.peak == {FIRST: 8000}
+
+
 def mean_square(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     return ((outputs - targets) ** 2).mean()
 

@@ -14,12 +14,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from processes import ENOUGH, free_port
+import torch
+from processes import ENOUGH, by_hand, free_port
 
 from playground import launch
-from playground.lessons.elastic import hosts
+from playground.lessons.elastic import hosts, lesson, page
+from playground.lessons.elastic.comparison import compare, count_differing
 from playground.lessons.elastic.page import Witness, draw_kills
 from playground.runtime import PlaygroundError, RankFailed
+from playground.survival.snapshots import Snapshot, SnapshotWriter
 
 Run = Callable[..., Any]
 
@@ -47,6 +50,52 @@ def test_kills_leave_no_trace(way: str, size: int, elastic: Run) -> None:
         assert recovery["killed_after"] - 2 <= recovery["resumed_after"] < recovery["killed_after"]
 
 
+def test_a_trace_in_the_last_snapshot_is_no_success(elastic: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command ends with 1, and says how much differs."""
+    count = {"tensors": 9, "nbytes": 4000, "differing": 3}
+    monkeypatch.setattr(page, "conduct", lambda *args: ([], count))
+    shown = elastic("--kills", 1)
+    assert shown.code == 1
+    assert shown.err.startswith("playground: the training that was killed ended elsewhere: 3 of 4,000 bytes differ")
+    assert "left no trace" not in shown.out
+
+
+def test_every_tensor_of_every_rank_is_compared(tmp_path: Path) -> None:
+    def save(name: str, *totals: float) -> Path:
+        (tmp_path / name).mkdir()
+        writer = SnapshotWriter(tmp_path / name)
+        shared = {"model": [{"weight": torch.ones(4)}, "a word"], "position": {"total": 7}}
+        own: list[Any] = [{"history": {"total": torch.tensor([total, 2.0])}} for total in totals]
+        writer.save(Snapshot(step=7, fingerprint={}, shared=shared, own=own))
+        writer.close()
+        return tmp_path / name
+
+    one = save("one", 1.0, 1.0)
+    same = {"tensors": 4, "nbytes": 48, "differing": 0}
+    assert compare(0, 1, one, save("same", 1.0, 1.0)) == same
+    assert compare(0, 1, one, save("other", 1.0, -1.0)) == {**same, "differing": 1}  # a sign
+    with pytest.raises(ValueError, match="shorter"):
+        compare(0, 1, one, save("fewer ranks", 1.0))
+    with pytest.raises(PlaygroundError, match="holds no snapshot"):
+        compare(0, 1, one, tmp_path / "none")
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "differing"),
+    [
+        (torch.ones(2, 3).t(), torch.ones(3, 2), 0),
+        (torch.ones(4), torch.ones(2, 2), 16),
+        (torch.ones(4), torch.ones(4, dtype=torch.int32), 16),
+        (torch.ones(2), torch.ones(5), 20),
+        (torch.tensor([0.0]), torch.tensor([-0.0]), 1),
+        (torch.tensor([torch.nan]), torch.tensor([torch.nan]), 0),
+        (torch.tensor(258, dtype=torch.int64), torch.tensor(0, dtype=torch.int64), 2),
+    ],
+)
+def test_bytes_that_differ_are_counted(one: torch.Tensor, other: torch.Tensor, differing: int) -> None:
+    assert count_differing(one, other) == count_differing(other, one) == differing
+
+
 def test_a_failure_that_was_not_drawn_ends_it() -> None:
     witness = Witness()
     witness.note_failure(RankFailed(0, 2, "is out of reach"), 1)
@@ -72,6 +121,22 @@ def test_more_kills_than_steps_are_refused(elastic: Run) -> None:
     shown = elastic("--kills", 5)
     assert (shown.code, shown.out) == (2, "")
     assert "--kills 5 in a training of 5 steps: choose fewer" in shown.err
+
+
+def test_a_world_that_is_joined_is_not_killed(elastic: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in by_hand(0, 1, "29500").items():
+        monkeypatch.setenv(name, value)
+    shown = elastic()
+    assert (shown.code, shown.out) == (2, "")
+    assert "elastic kills ranks and starts new ones: run it without torchrun" in shown.err
+
+
+def test_a_step_counts_once_the_device_has_done_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    order: list[str] = []
+    monkeypatch.setattr(lesson, "synchronize", lambda: order.append("synchronized"))
+    monkeypatch.setattr(lesson, "report", lambda **event: order.extend(event))
+    lesson.die_if_due(0, 3, ())
+    assert order == ["synchronized", "stepped"]
 
 
 def test_kills_come_one_after_the_other() -> None:

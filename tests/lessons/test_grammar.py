@@ -52,6 +52,9 @@ def judge(premise: str, hypothesis: str) -> int:
 
 def test_every_label_is_what_the_sentences_say() -> None:
     assert [judge(premise, hypothesis) for premise, hypothesis, _ in PAIRS] == [label for *_, label in PAIRS]
+    exchanged = {judge(hypothesis, premise) for premise, hypothesis, label in PAIRS if label == ENTAILMENT}
+    assert exchanged == {NEUTRAL}
+    assert {word for *pair, _ in PAIRS for sentence in pair for word in sentence.split()} == {*grammar.WORDS}
 
 
 def test_the_test_split_is_new_and_the_hypothesis_alone_says_nothing_about_the_label() -> None:

@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,9 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 
-from playground.lessons.ladder.measure import WARM_UP, run
+from playground.lessons.ladder.measure import WARM_UP, StepMessages, TimedReplica, count_messages, new_rung, run
 from playground.lessons.ladder.page import (
     PARTS,
     LadderSettings,
@@ -25,6 +27,7 @@ from playground.lessons.sgd.lesson import Net
 from playground.runtime import PlaygroundError
 from playground.runtime.backends import BACKENDS
 from playground.runtime.remote import Remote
+from playground.runtime.tap import Call, observing
 from playground.training.data import Images, partition_dataset
 from playground.training.grad_syncs import DDP, GRAD_SYNCS
 from playground.training.sync import AllReduce
@@ -151,6 +154,41 @@ def test_messages_are_counted(ladder: Run) -> None:
         assert min(rung[name] for name in (*PARTS, "alone")) > 0
         assert 0 <= rung["hidden"] <= 1
         assert rung["speed_to_ddp"] == pytest.approx(document["rungs"][-1]["p50"] / rung["p50"])
+
+
+class SentAlone(StepMessages):
+    """Those of averaging alone, without the barrier before it."""
+
+    def begun(self, call: Call) -> None:
+        if call.name != "barrier":
+            super().begun(call)
+
+
+def averaging_alone(rank: int, size: int) -> dict[str, tuple[list[int], list[int]]]:
+    """By rung, the bytes of the messages counted for a step, and of those that averaging without a backward sends."""
+    found, images = {}, torch.zeros(2, 1, 28, 28)
+    for name in NAMES:
+        new_sync = partial(new_rung, name, bucket_cap=50_000)
+        counted = [nbytes for nbytes, _ in count_messages(new_sync, Net(), (images,))]
+        replica = TimedReplica(name, Net(), new_sync, dist.all_reduce, partial(torch.optim.SGD, lr=0.01))
+        if name == DDP:
+            replica.sync.model.register_comm_hook(None, allreduce_hook)
+        replica.step((images,), torch.zeros(2, dtype=torch.int64), 2)
+        messages = SentAlone()
+        with observing(messages):
+            replica.average_alone()
+        found[name] = counted, [nbytes for nbytes, _ in messages.sent]
+    return found
+
+
+def test_averaging_alone_sends_what_a_step_does(world: Worlds) -> None:
+    """But zero-3, whose layers gather their parameters for a backward that computes something."""
+    for found in world(2).run(averaging_alone):
+        step, alone = found.pop("zero-3")
+        assert (len(step), sum(step), len(alone), sum(alone)) == (12, 3 * NET // 2, 8, NET)
+        for name, (counted, sent) in found.items():
+            assert sent == counted, name
+            assert sum(sent) == (0 if name == "shared-step" else NET), name
 
 
 @pytest.mark.stress

@@ -6,6 +6,7 @@ import ast
 import difflib
 import importlib
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,9 +20,16 @@ from ranks import needs_shm
 
 from playground.lessons import LESSONS
 from playground.lessons.collectives.lesson import REDUCTIONS
+from playground.lessons.context.page import ContextSettings
 from playground.lessons.ddp import lesson as ddp
+from playground.lessons.experts.page import ExpertsSettings
 from playground.lessons.hello import lesson as hello
+from playground.lessons.ladder.page import LadderSettings
+from playground.lessons.mesh.page import MeshSettings, shapes_for
+from playground.lessons.parameter_server.page import ServerSettings
 from playground.lessons.sgd import lesson as sgd
+from playground.lessons.tensor.page import TensorSettings
+from playground.runtime import RankFailed, UsageError
 from playground.runtime.rank.steps import run_steps
 from playground.runtime.remote import Remote
 from playground.testing import World
@@ -105,6 +113,37 @@ def test_every_reduce_operation_is_right_or_refused(world: Worlds) -> None:
             assert outcomes[name] == REDUCTIONS[name][1]([1, 2, 3])
         assert outcomes["AVG"] == 2.0 or str(outcomes["AVG"]).startswith(("refused: ", "wrong: "))
         assert outcomes["PREMUL_SUM"].startswith("refused: ")  # gloo has none
+
+
+def step_with_a_bug(rank: int, size: int) -> None:
+    raise RuntimeError("a bug in this step")
+
+
+def test_a_step_that_fails_is_not_taken_for_a_refusal(world: Worlds) -> None:
+    with pytest.raises(RankFailed, match="RuntimeError: a bug in this step"):
+        world(2).run(run_steps, [Remote(__name__, step_with_a_bug.__name__)])
+
+
+def with_own_seeds(rank: int, size: int, run: Remote, settings: Any) -> None:
+    """Every rank is given another seed."""
+    run(rank, size, replace(settings, seed=rank + 1))
+
+
+@pytest.mark.parametrize(
+    ("run", "settings"),
+    [
+        (LESSONS["ladder"].remote("run"), LadderSettings(folder=Path())),
+        (LESSONS["parameter-server"].remote("run", "experiment"), ServerSettings(folder=Path())),
+        (LESSONS["tensor"].remote("run", "experiment"), TensorSettings(size=2)),
+        (LESSONS["context"].remote("run", "experiment"), ContextSettings(size=2)),
+        (LESSONS["experts"].remote("run", "experiment"), ExpertsSettings(size=2)),
+        (LESSONS["mesh"].remote("run", "experiment"), MeshSettings(shapes=shapes_for(2))),
+    ],
+    ids=lambda value: str(value) if isinstance(value, Remote) else "",
+)
+def test_ranks_that_were_given_different_settings_are_stopped(run: Remote, settings: Any, world: Worlds) -> None:
+    with pytest.raises(UsageError, match="seed is 1 on rank 0 and 2 on rank 1"):
+        world(2).run(with_own_seeds, run, settings)
 
 
 def write_down(folder: Path, rank: int, size: int) -> None:

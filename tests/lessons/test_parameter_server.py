@@ -151,6 +151,25 @@ def test_a_killed_worker_is_named(digits_folder: Path) -> None:
         launch(run_until_killed, 3, args=(small(digits_folder, modes=("async",), steps=20),))
 
 
+def pace(rank: int, size: int, settings: ServerSettings) -> list[object]:
+    """What a worker does around work that takes 2 s by its clock."""
+    done: list[object] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(lesson, "synchronize", lambda: done.append("synchronized"))
+        patch.setattr(time, "perf_counter", iter((10.0, 12.0)).__next__)
+        patch.setattr(time, "sleep", done.append)
+        with lesson.paced(settings, dist.group.WORLD):
+            done.append("worked")
+    return done
+
+
+def test_the_slow_worker_is_slow_by_what_its_device_takes(world: Worlds) -> None:
+    """Both wait until the device has done what came before; the last one then takes three times as long."""
+    fast, slow = world(2).run(pace, ServerSettings(folder=Path(), slow_worker=3.0))
+    assert fast == ["synchronized", "worked"]
+    assert slow == ["synchronized", "worked", "synchronized", 4.0]
+
+
 @pytest.fixture
 def parameter_server(run_cli: Run, data_dir: Path) -> Run:
     """The command, on a few digits."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import torch
 
 from playground.lessons.bert.pairs import Pairs
 from playground.lessons.bert.prepare import prepare_pairs
-from playground.lessons.bert.pretrained import MULTINLI, load_encoder, load_pretrained
+from playground.lessons.bert.pretrained import MULTINLI, load_encoder, load_pretrained, read_pairs
 from playground.runtime.errors import UsageError
 from playground.training.bert import Model
 
@@ -76,6 +77,8 @@ def test_the_command_trains_them(folder: Path, tmp_path: Path, run_cli: Run) -> 
     [
         ({"num_hidden_layers": 3}, r"of a BERT encoder\.layer\.2\..* is missing there"),
         ({"hidden_size": 16}, "could not be loaded by transformers"),
+        ({"hidden_act": "gelu_new"}, "its hidden_act is gelu_new, where our encoder has gelu$"),
+        ({"is_decoder": True}, "its is_decoder is True, where our encoder has False$"),
     ],
 )
 def test_what_is_no_such_encoder_is_refused(changes: dict[str, Any], message: str, folder: Path) -> None:
@@ -84,6 +87,33 @@ def test_what_is_no_such_encoder_is_refused(changes: dict[str, Any], message: st
     with pytest.raises(UsageError, match=message) as caught:
         load_pretrained(str(folder))
     assert "\n" not in str(caught.value)
+
+
+def test_a_tokenizer_of_another_model_is_refused(folder: Path) -> None:
+    """Its ids would lie beyond the embeddings, in every rank."""
+    transformers = pytest.importorskip("transformers")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    tokenizer.add_tokens(["playground"])
+    tokenizer.save_pretrained(folder)
+    with pytest.raises(UsageError, match=f"its tokenizer has {len(WORDS) + 1} tokens for {len(WORDS)} word embeddings"):
+        load_pretrained(str(folder))
+
+
+@pytest.mark.parametrize(
+    ("ask", "message"),
+    [
+        (lambda: load_pretrained("bert-base-cased"), "--weights bert-base-cased needs the package transformers"),
+        (lambda: next(read_pairs("train")), r"nyu-mll/multi_nli \(--dataset multinli\) needs the package datasets"),
+    ],
+)
+def test_without_its_library_it_says_what_to_install(
+    ask: Callable[[], object], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for library in ("transformers", "datasets"):
+        monkeypatch.setitem(sys.modules, library, None)
+    with pytest.raises(UsageError, match=message) as caught:
+        ask()
+    assert str(caught.value).endswith("pip install 'playground[bert]'")
 
 
 @pytest.mark.stress

@@ -18,7 +18,7 @@ from ranks import difference, worked
 from torch import nn
 
 from playground.lessons.prove import lesson
-from playground.lessons.prove.batch_norm import convert_sync_batchnorm
+from playground.lessons.prove.batch_norm import SyncBatchNorm, convert_sync_batchnorm
 from playground.lessons.prove.lesson import max_abs_diff, parameters
 from playground.lessons.prove.page import Proof, ProveSettings, check, failure, is_broken
 from playground.lessons.sgd.lesson import Net
@@ -195,6 +195,18 @@ def test_our_batch_norm_over_n_ranks_is_batch_norm(world: Worlds) -> None:
         assert max(differences.values()) <= 1e-12, differences
 
 
+def far_from_zero(rank: int, size: int) -> float:
+    """float32 numbers near 10,000 that vary by 1: how far what comes out of ours is from float64's right answer."""
+    torch.manual_seed(0)
+    inputs = 10_000 + torch.randn(size * 50, 2, 1, 1)
+    right, mine = nn.BatchNorm2d(2).double()(inputs.double()), slice(rank * 50, rank * 50 + 50)
+    return difference(SyncBatchNorm(2)(inputs[mine]).double(), right[mine])
+
+
+def test_our_batch_norm_is_right_where_the_mean_is_large(world: Worlds) -> None:
+    assert max(world(2).run(far_from_zero)) < 0.01
+
+
 def prove(run_cli: Run, data_dir: Path, *words: Any) -> Any:
     return run_cli("prove", "--dataset", "digits", "--data-dir", data_dir, *words)
 
@@ -212,6 +224,14 @@ def test_as_text(run_cli: Run, data_dir: Path) -> None:
     text = " ".join(shown.out.split())
     assert "Shown: 2 ranks equal one process with the whole batch (largest difference of parameters" in text
     assert text.endswith("; broken in 4 of 4 ways.")
+
+
+def test_one_rank_is_bit_identical_and_cannot_be_broken(run_cli: Run, data_dir: Path) -> None:
+    shown = prove(run_cli, data_dir, "-n", 1, "--batch-size", 8, "--steps", 2)
+    assert (shown.code, shown.err) == (0, "")
+    text = " ".join(shown.out.split())
+    assert "after the last step: 0 in float64, 0 in float32); with one rank nothing can break it." in text
+    assert not any(words in shown.out for words in (*BREAKS, "Why not 0"))
 
 
 @pytest.mark.stress

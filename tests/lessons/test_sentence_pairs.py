@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from playground.lessons.bert import grammar
 from playground.lessons.bert.grammar import generate_pairs
 from playground.lessons.bert.pairs import Pairs
-from playground.lessons.bert.prepare import new_word_tokenizer, prepare_pairs
+from playground.lessons.bert.prepare import FILES, new_word_tokenizer, prepare_pairs
 
 VOCABULARY = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", *grammar.WORDS)
 
@@ -29,6 +30,29 @@ def test_generated_pairs_come_out_as_the_grammar_says_them(tmp_path: Path, monke
             ones, padding = len(hypothesis.split()) + 1, len(ids) - sum(mask)
             assert segments == [0] * (sum(mask) - ones) + [1] * ones + [0] * padding
             assert (ids[sum(mask) :], mask) == ([0] * padding, [True] * sum(mask) + [False] * padding)
+
+
+def test_pairs_are_tokenised_once_for_each_tokenizer_and_length(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is missing is made again, with the same content."""
+    monkeypatch.setattr(grammar, "COUNTS", {"train": 6, "test": 2})
+    said: list[str] = []
+    tokenizer = new_word_tokenizer()
+    other = tokenizer._replace(fingerprint="another")
+    ask = partial(prepare_pairs, "generated", tmp_path, say=said.append)
+    sources = [ask(tokenizer), ask(tokenizer), ask(other), ask(tokenizer, max_length=7)]
+    assert len({source.folder for source in sources}) == len(said) == 3
+    whole = {file: (sources[0].folder / file).read_bytes() for file in FILES}
+    (sources[0].folder / "train-tokens.i32").unlink()
+    assert ask(tokenizer) == sources[0]
+    assert {file: (sources[0].folder / file).read_bytes() for file in FILES} == whole
+
+
+def test_a_path_that_is_not_utf_8_will_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grammar, "COUNTS", {"train": 6, "test": 2})
+    folder = prepare_pairs("generated", tmp_path / "\udcff").folder
+    assert [len(Pairs(folder, split)) for split in ("train", "test")] == [6, 2]
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,13 @@ from torch.nn.parallel import DistributedDataParallel
 
 from playground.lessons.ladder.measure import TimedReplica, count_messages, new_rung
 from playground.lessons.ladder.page import BERT, candidates
-from playground.lessons.ladder.sparse_embeddings import SparseEmbeddings, TokenBert
+from playground.lessons.ladder.sparse_embeddings import (
+    PADDING,
+    SparseEmbeddings,
+    TokenBert,
+    ZipfSequences,
+    use_sparse_gradients,
+)
 from playground.testing import World
 from playground.training.bert_config import BertConfig
 from playground.training.grad_syncs import SPARSE
@@ -55,6 +61,56 @@ def compare(rank: int, size: int) -> tuple[float, list[float]]:
 def test_it_is_the_mean_of_the_dense_gradients(world: Callable[..., World]) -> None:
     results = world(3).run(compare)
     assert all(difference < 1e-13 and values == results[0][1] for difference, values in results)
+
+
+def written_into(rank: int, size: int) -> list[list[int]]:
+    """Rows with a gradient after steps that use words 1, 2 and 3, when somebody adds to the first step's gradient."""
+    words, found = nn.Embedding(11, 3), []
+    sync = SparseEmbeddings(words)
+    for word in (1, 2, 3):
+        words.zero_grad()
+        words(torch.tensor([word])).sum().backward()
+        sync.after_backward()
+        found.append(words.weight.grad.any(1).nonzero().flatten().tolist())
+        if word == 1:
+            words.weight.grad += 1
+    return found
+
+
+def test_what_somebody_else_writes_into_a_gradient_does_not_stay(world: Callable[..., World]) -> None:
+    assert world(2).run(written_into) == [[[1], [2], [3]]] * 2
+
+
+def test_which_weights_are_sparse() -> None:
+    """Not those of frozen embeddings, of those scaled by frequency, and of those that another module has too."""
+    model = nn.ModuleDict({name: nn.Embedding(4, 2) for name in ("words", "same", "frozen", "tied")})
+    model["scaled"], model["output"] = nn.Embedding(4, 2, scale_grad_by_freq=True), nn.Linear(2, 4)
+    model["same"].weight, model["output"].weight = model["words"].weight, model["tied"].weight
+    model["frozen"].weight.requires_grad_(False)
+    assert [param is model["words"].weight for param in use_sparse_gradients(model)] == [True]
+    assert [name for name, module in model.items() if getattr(module, "sparse", False)] == ["words", "same"]
+
+
+SMALL = BertConfig(vocabulary=50, width=8, layers=1, heads=2, intermediate=16, max_length=12)
+
+
+def test_sequences_are_as_frequent_as_in_a_text_the_same_each_time_and_padded_behind() -> None:
+    data, first = ZipfSequences(config=SMALL), ZipfSequences(limit=20, config=SMALL)
+    assert (len(data), len(first)) == (4096, 20)
+    assert torch.equal(data.ids[:20], first.ids)
+    in_use = first.ids != PADDING
+    assert torch.equal(in_use, in_use.sort(dim=1, descending=True).values)
+    assert {*in_use.sum(1).tolist()} <= {*range(6, 13)}
+    counts = data.ids.flatten().bincount(minlength=50)[1:]
+    assert (counts[:5] * torch.arange(1, 6) / counts[0] - 1).abs().max() < 0.1, "the k-th 1/k times as frequent"
+    assert data.labels.bincount().min() > 500
+
+
+def test_padding_makes_no_difference() -> None:
+    model, ids = TokenBert(SMALL).eval(), torch.tensor([[3, 4, 5, PADDING, PADDING]])
+    output = model(ids)
+    assert torch.allclose(output.exp().sum(1), torch.ones(1))
+    assert torch.allclose(output, model(ids[:, :3]), atol=1e-6)
 
 
 def messages(rank: int, size: int) -> tuple[list[int], list[int]]:

@@ -26,7 +26,7 @@ from playground.lessons.zero.shares import clip_grad_norm
 from playground.runtime import PlaygroundError
 from playground.testing import World
 from playground.training.gpt_run import batches
-from playground.training.step import backward
+from playground.training.step import backward, training_step
 from playground.training.sync import new_grad_sync
 
 Run = Callable[..., Any]
@@ -127,6 +127,52 @@ def train_awkward(rank: int, size: int, clips: bool) -> dict[str, float]:
 def test_awkward_models_are_trained_right(clips: bool, world: Worlds) -> None:
     for found in world(3).run(train_awkward, clips):
         assert max(found.values()) <= 1e-6, found  # a parameter is of float32
+
+
+def read_and_write_between_steps(rank: int, size: int) -> dict[str, float]:
+    """The largest difference from gradients averaged one by one, where parameters are read, copied and loaded."""
+    start, found = Awkward().double(), {}
+    start.out.float()
+    for name in WAYS:
+        ours, theirs = copy.deepcopy(start), copy.deepcopy(start)
+        pairs = [(ours, WAYS[name](ours)), (theirs, new_grad_sync("none-safe", theirs))]
+        new_sgd = partial(torch.optim.SGD, lr=0.1, momentum=0.9)
+        optimizers = [sync.optimizer(new_sgd) for _, sync in pairs]
+        torch.manual_seed(rank)
+
+        def step(pairs: list[Any] = pairs, optimizers: list[Any] = optimizers) -> None:
+            batch = torch.randn(4, 5, dtype=torch.float64)
+            for (model, sync), optimizer in zip(pairs, optimizers, strict=True):
+                training_step(optimizer, [partial(model, batch, True)], sync)
+
+        def off(model: nn.Module, theirs: nn.Module = theirs) -> float:
+            own = model.state_dict()
+            return max((value - own[key]).abs().max().item() for key, value in theirs.state_dict().items())
+
+        step()
+        state, before, model = ours.state_dict(), copy.deepcopy(theirs.state_dict()), copy.deepcopy(ours)
+        differences = [off(model), off(ours), (ours.tied.bias - theirs.tied.bias).abs().max().item()]
+        kept = copy.deepcopy(state)
+        step()
+        assert all(value.isfinite().all() for value in state.values()), "it is there though its row was freed"
+        differences.append(off(ours))
+        for each, values in ((ours, kept), (theirs, before)):
+            each.load_state_dict(values)
+        differences.append(off(ours))
+        for _ in range(2):
+            step()
+            differences.append(off(ours))
+        ours.blocks[0].load_state_dict(start.blocks[0].state_dict())  # a part of the model alone
+        theirs.blocks[0].load_state_dict(start.blocks[0].state_dict())
+        step()
+        found[name] = max(*differences, off(ours))
+    return found
+
+
+def test_parameters_can_be_read_copied_and_loaded_between_steps(world: Worlds) -> None:
+    """With zero-3 they are not there: reading gathers them, and what is loaded reaches their owners."""
+    for found in world(3).run(read_and_write_between_steps):
+        assert max(found.values()) <= 1e-6, found
 
 
 def backward_twice(rank: int, size: int) -> dict[str, str]:

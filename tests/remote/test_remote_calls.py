@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import itertools
 import os
+import resource
 import signal
 import threading
 import time
 import traceback
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -317,3 +319,69 @@ def test_where_no_thread_can_start_the_caller_gets_an_answer(world: Worlds) -> N
     assert len(told) == 3
     assert {*told} <= {"[1]", "can't start new thread"}
     assert "can't start new thread" in told
+
+
+def leave() -> None:
+    raise SystemExit(3)
+
+
+class Failing:
+    def __reduce__(self) -> Any:
+        return fail, ("when unpickled",)
+
+
+class Total:
+    """Is rebuilt from what is computed on its tensor."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.tensor, self.total = tensor, tensor.sum().item()
+
+    def __reduce__(self) -> Any:
+        return Total, (self.tensor,)
+
+
+def append_to(mine: list[int], tensor: torch.Tensor) -> list[int]:
+    tensor += 1
+    mine.append(2)
+    return mine
+
+
+def call_in_all_ways(rank: int, size: int) -> list[Any]:
+    found: list[Any] = []
+    with Agent() as agent:
+        future = agent.call_async(1 - rank, Failing)
+        for wait in (future.wait, future.wait, partial(agent.call, 1 - rank, leave)):
+            with pytest.raises((LookupError, RuntimeError)) as caught:
+                wait()
+            found.append(str(caught.value))
+        found.append(agent.call(1 - rank, Total, torch.ones(2000)).total)
+        mine, tensor = [1], torch.zeros(2000)
+        found += [agent.call(rank, append_to, mine, tensor), mine, tensor.any().item()]
+    return found
+
+
+def test_errors_totals_and_copies_arrive_wherever_the_function_runs(world: Worlds) -> None:
+    """An error is raised as often as it is asked for; a tensor is there before what is computed from it; a call to the
+    rank itself copies, too."""
+    due = ["when unpickled", "when unpickled", "SystemExit: 3", 2000.0, [1, 2], [1], False]
+    assert world(2).run(call_in_all_ways) == [due] * 2
+
+
+def run_out_of_memory(rank: int, size: int) -> list[int]:
+    """A result for which there is no memory here, and one for which there is."""
+    with Agent() as agent:
+        if rank == 1:
+            return []
+        limits = resource.getrlimit(resource.RLIMIT_AS)
+        used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (used + 2**27, limits[1]))
+        try:
+            with pytest.raises(RuntimeError, match="can't allocate memory"):
+                agent.call(1, torch.zeros, 2**27)
+        finally:
+            resource.setrlimit(resource.RLIMIT_AS, limits)
+        return agent.call(1, double, torch.ones(2000, dtype=torch.int64)).unique().tolist()
+
+
+def test_a_result_that_is_too_large_is_an_error(world: Worlds) -> None:
+    assert world(2, fresh=True).run(run_out_of_memory) == [[2], []]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import importlib.metadata
 import os
 import re
@@ -13,7 +14,8 @@ from typing import Any
 import pytest
 import torch
 
-from playground.runtime import UsageError
+from playground import launch
+from playground.runtime import UsageError, host
 from playground.runtime.backends import BACKENDS, backend_for, get_backend, nccl
 from playground.runtime.launcher.entry import CommandWorld
 from playground.runtime.launcher.rank_handle import describe_exit
@@ -170,3 +172,30 @@ def test_a_rank_that_gloo_waits_for_in_vain_is_named_in_words() -> None:
     error = RuntimeError("wait timeout after 4000ms, keys: /attempt 0/group 1//cpu//0/2")
     words = "rank 2 came to the meeting, but did not connect within 4 s"
     assert BACKENDS["gloo"].explain_init_failure(error) == words
+
+
+def choose_kernels(rank: int, size: int) -> list[bool]:
+    NCCL.use_deterministic_kernels()
+    fused = ("flash_sdp_enabled", "mem_efficient_sdp_enabled", "cudnn_sdp_enabled")
+    cudnn = torch.backends.cudnn
+    return [cudnn.deterministic, cudnn.benchmark, *(getattr(torch.backends.cuda, each)() for each in fused)]
+
+
+def test_deterministic_kernels_are_cudnn_s_own_and_no_fused_attention() -> None:
+    assert launch(choose_kernels, 1, fresh=True) == [[True, False, False, False, False]]
+
+
+def test_a_host_that_refuses_scheduling_policies_runs_ranks_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def refuse(*words: Any) -> None:
+        asked.append(words)
+        raise OSError(errno.EINVAL, "Invalid argument")  # what gVisor says
+
+    monkeypatch.setattr(os, "sched_setscheduler", refuse)
+    monkeypatch.setattr(os, "sched_setaffinity", refuse)
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", str(2 * len(os.sched_getaffinity(0))))
+    host.use_batch_scheduling()
+    host.keep_to_one_core()
+    assert len(asked) == 2

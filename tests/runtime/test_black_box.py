@@ -346,3 +346,17 @@ def test_in_a_world_that_is_joined_a_deadlock_is_proved(fork_program: Fork) -> N
     where = f"joined_rank.py:{cross.__code__.co_firstlineno + 2}"
     assert f"deadlock: rank 0 is in all_reduce ({where}) where rank 1 is in" in first
     assert "rank 1 of 2 ends with the others: " in second
+
+
+def is_killed(rank: int, size: int) -> None:
+    dist.barrier()
+    if rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    dist.barrier()
+
+
+def test_a_killed_rank_is_named_alone(world: Worlds) -> None:
+    """Though the other waits for it."""
+    with pytest.raises(RankFailed) as caught:
+        world(2).run(is_killed)
+    assert str(caught.value) == "rank 1 of 2 was killed by SIGKILL"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import signal
 import socket
 import struct
@@ -121,6 +122,15 @@ def stranger() -> Iterator[subprocess.Popen[bytes]]:
     with subprocess.Popen(["sleep", "1000"]) as process:
         yield process
         process.kill()
+
+
+def test_a_server_that_cannot_even_answer_is_explained(begin: Begin, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "END_LIMIT", 0.3)
+    client = begin()
+    assert server.ForkedProcess(len, ("",)).join(ENOUGH) == 0
+    resource.prlimit(client.pid, resource.RLIMIT_NOFILE, (3, 3))
+    with pytest.raises(ForkServerFailed, match="has no file descriptor left"):
+        client.fork([])
 
 
 def test_a_signal_reaches_a_process_and_not_whoever_has_got_its_number(

@@ -12,6 +12,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 
 import pytest
 import torch
@@ -83,7 +84,6 @@ CHANGES: list[Callable[[], object]] = [
     lambda: os.umask(0o077 ^ os.umask(0)),
     gc.disable,
     lambda: gc.set_threshold(1),
-    gc.freeze,
     lambda: socket.setdefaulttimeout(1),
     lambda: setattr(torch.backends.mkldnn, "enabled", False),
     lambda: torch.set_flush_denormal(True),
@@ -110,6 +110,25 @@ def find_unnoticed(rank: int, size: int) -> list[int]:
 
 def test_every_change_of_a_process_is_noticed() -> None:
     assert launch(find_unnoticed, 1) == [[]]
+
+
+def change_timeout(rank: int, size: int) -> None:
+    dist.distributed_c10d._get_default_store().set_timeout(timedelta(milliseconds=1))
+
+
+def wait_for_a_key(rank: int, size: int) -> str:
+    store = dist.distributed_c10d._get_default_store()
+    if rank == 1:
+        time.sleep(0.1)
+        store.set("a key", "there")
+    return store.get("a key").decode()
+
+
+def test_a_store_has_its_timeout_again() -> None:
+    before = launch(pid, 2)
+    launch(change_timeout, 2)
+    assert launch(wait_for_a_key, 2) == ["there"] * 2
+    assert launch(pid, 2) == before
 
 
 def fail(rank: int, size: int) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import datetime
 import os
+import platform
+import resource
 import subprocess
 import sys
 import threading
@@ -23,6 +25,7 @@ from programs import Outcome
 from ranks import go_wrong
 
 import playground
+from playground.lessons.sgd.lesson import Net
 from playground.runtime import PeerDisconnected, RankFailed, RankTimeout, UsageError, report
 from playground.runtime.host import cores
 from playground.runtime.launcher import watch
@@ -327,3 +330,41 @@ def test_a_function_from_a_prompt_is_refused_with_the_way_out() -> None:
 def test_threads_of_one_program_may_launch_at_once() -> None:
     with ThreadPoolExecutor(6) as pool:
         assert [*pool.map(lambda size: launch(add_up, size), [2] * 60)] == [[1.0, 1.0]] * 60
+
+
+def page_faults(rank: int, size: int) -> float:
+    """How many there are in a step of training, once memory has grown to what it needs."""
+    model, images = Net().to(memory_format=torch.channels_last), torch.rand(64, 1, 28, 28)
+
+    def step() -> None:
+        model.zero_grad()
+        model(images).sum().backward()
+
+    for _ in range(20):
+        step()
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for _ in range(20):
+        step()
+    return (resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before) / 20
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="mallopt is glibc's")
+def test_ranks_use_freed_memory_again() -> None:
+    """The kernel would have to find and clear hundreds of pages in every step."""
+    assert max(playground.launch(page_faults, 2)) < 20
+
+
+def add_up_on_the_cpu(rank: int, size: int) -> float:
+    tensor = torch.ones(1, device="cpu")
+    dist.all_reduce(tensor)
+    return tensor.item()
+
+
+def set_default_device(rank: int, size: int) -> float:
+    torch.set_default_device("meta")
+    return add_up_on_the_cpu(rank, size)
+
+
+def test_a_default_device_of_the_program_s_is_none_of_ours() -> None:
+    assert playground.launch(set_default_device, 2) == [2.0] * 2
+    assert playground.launch(add_up_on_the_cpu, 2) == [2.0] * 2

@@ -6,16 +6,19 @@ import io
 import os
 import re
 import signal
+import subprocess
 import sys
 import time
 from collections import Counter
 from multiprocessing import Pipe
+from pathlib import Path
 
 import pytest
 import torch.distributed as dist
 from hypothesis import given, settings, strategies as st
+from terminal import open_terminal
 
-from playground import RankFailed, launch
+from playground import RankFailed, RankTimeout, launch
 from playground.runtime.launcher.output import READ_AT_ONCE, Output, end_lines, open_lines
 
 LINE = re.compile(r"rank (\d+) line (\d+) x{60}")
@@ -46,6 +49,39 @@ def test_lines_of_many_ranks_arrive_whole_though_one_is_killed(capfd: pytest.Cap
     with pytest.raises(RankFailed, match="rank 1 of 4 was killed by SIGKILL"):
         launch(print_lines, 4, args=(500, 1, 2), timeout=60)
     check_lines(capfd.readouterr().out, 4, 500)
+
+
+def test_lines_of_ranks_that_hang_arrive(capfd: pytest.CaptureFixture[str]) -> None:
+    launch(print_lines, 2, args=(0, -1, -1))  # so that ranks are there which need no time to meet
+    with pytest.raises(RankTimeout):
+        launch(print_lines, 2, args=(20, -1, 1), timeout=1)
+    check_lines(capfd.readouterr().out, 2, 20)
+
+
+IMPORTED = """
+import sys
+from playground import launch
+
+print("imported")
+print("imported", file=sys.stderr)
+
+def say(rank, size):
+    print("run")
+
+if __name__ == "__main__":
+    launch(say, 2)
+"""
+
+
+def test_what_a_script_prints_while_ranks_import_it_says_which_rank(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(IMPORTED)
+    with open_terminal() as terminal:
+        command = [sys.executable, str(tmp_path / "script.py")]
+        environ = {**os.environ, "TERM": "dumb"}
+        subprocess.run(command, stdout=terminal.stream, stderr=terminal.stream, env=environ, check=True)
+    told = Counter(terminal.shown.splitlines())
+    said = {"imported": 2, "run": 1}
+    assert told == {"imported": 2} | {f"[rank {rank}] {what}": said[what] for rank in range(2) for what in said}
 
 
 def print_everywhere(rank: int, size: int) -> None:

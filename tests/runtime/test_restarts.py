@@ -87,6 +87,61 @@ def test_after_the_last_restart_the_last_failure_is_raised(caplog: pytest.LogCap
     assert not any(map(is_alive, seen.pids))
 
 
+def test_a_world_that_hangs_is_replaced() -> None:
+    seen = Restarts()
+    results = launch(
+        go_wrong_at_first, 2, args=("hang", [1]), timeout=2, restarts=3,
+        on_restart=seen.on_restart, on_report=seen.on_report,
+    )  # fmt: skip
+    assert results == [(0, 1), (1, 1)]
+    assert [line.partition(":")[0] for line in seen.headlines] == ["no sign of life for 2 s from ranks 0, 1 of 2"]
+    assert not any(map(is_alive, seen.pids))
+
+
+def test_what_on_restart_raises_ends_the_launch() -> None:
+    seen = Restarts()
+
+    def enough(failure: PlaygroundError, count: int) -> None:
+        raise failure
+
+    with pytest.raises(RankFailed, match=KILLED):
+        launch(go_wrong_at_first, 2, args=("kill", [0]), restarts=9, on_restart=enough, on_report=seen.on_report)
+    assert len(seen.pids) == 2
+    assert not any(map(is_alive, seen.pids))
+
+
+def print_and_fail_once(rank: int, size: int, words: list[str]) -> list[str]:
+    print(f"rank {rank} begins, restart {restart_count()}")
+    report(pid=os.getpid())
+    words.append("by a rank")
+    dist.barrier()
+    if rank == 0 and restart_count() == 0:
+        print("a line without an end", end="", flush=True)
+        misbehave("kill")
+    dist.barrier()
+    return words
+
+
+def test_output_reports_and_arguments_are_as_before(capfd: pytest.CaptureFixture[str]) -> None:
+    reports: list[int] = []
+    words = ["as it was"]
+
+    def on_report(rank: int, event: dict[str, Any]) -> None:
+        reports.append(rank)
+        words.append("by the launcher")
+
+    def on_restart(failure: PlaygroundError, count: int) -> None:
+        print("restart", flush=True)
+
+    results = launch(print_and_fail_once, 2, args=(words,), restarts=1, on_report=on_report, on_restart=on_restart)
+    assert results == [["as it was", "by a rank"]] * 2
+    assert sorted(reports) == [0, 0, 1, 1]
+    first, second = capfd.readouterr().out.split("restart\n")
+    assert "a line without an end" in first
+    for count, text in enumerate((first, second)):
+        assert [f"rank {rank} begins, restart {count}" in text for rank in range(2)] == [True, True]
+
+
 def refuse(rank: int, size: int) -> None:
     report(pid=os.getpid())
     raise UsageError("this cannot be done")
@@ -190,6 +245,44 @@ def test_any_rank_may_be_killed_at_any_moment(kills: int, tmp_path: Path) -> Non
     assert killer.kills >= len(seen.counts) >= kills
     assert [line for line in seen.headlines if not line.endswith(f" of 3 {KILLED}")] == []
     assert soon(lambda: children_of_the_server() <= killer.spared)
+
+
+@pytest.mark.stress
+@pytest.mark.parametrize("seed", range(25))
+def test_a_rank_may_be_killed_while_it_leaves(seed: int) -> None:
+    seen = Restarts()
+
+    def on_restart(failure: PlaygroundError, count: int) -> None:
+        seen.on_restart(failure, count)
+        if count == 3:
+            killer.told_to_stop.set()  # on a busy machine it would be faster than any world
+
+    with Killer(longest_pause=0.3, seed=seed) as killer:
+        results = launch(pid_and_count, 3, restarts=4, on_restart=on_restart)
+    assert [count for _, count in results] == [len(seen.counts)] * 3
+    assert [line for line in seen.headlines if KILLED not in line] == []
+    assert soon(lambda: children_of_the_server() <= killer.spared)
+
+
+def kill_the_server_once(rank: int, size: int) -> int:
+    dist.barrier()
+    if rank == 0 and restart_count() == 0:
+        os.kill(os.getppid(), signal.SIGKILL)
+        os._exit(7)
+    dist.barrier()
+    return restart_count()
+
+
+@pytest.mark.stress
+def test_a_fork_server_that_was_killed_is_replaced_too() -> None:
+    seen = Restarts()
+    server.release()
+    try:
+        assert launch(kill_the_server_once, 2, restarts=1, on_restart=seen.on_restart) == [1, 1]
+    finally:
+        server.release()
+    assert len(seen.headlines) == 1
+    assert "fork server" in seen.headlines[0]
 
 
 def fail_once_then_wait(rank: int, size: int) -> None:

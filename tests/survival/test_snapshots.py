@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import fcntl
+import gc
 import os
 import resource
 import socket
+import stat
 import subprocess
 import sys
+import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +23,16 @@ import torch
 
 from playground import launch, report
 from playground.runtime import UsageError, device
-from playground.survival import snapshots as under_test
+from playground.survival import folder as folder_under_test, snapshots as under_test
 from playground.survival.folder import KEPT, SnapshotSettings, find_snapshots, lock_folder, make_folder, write_snapshot
-from playground.survival.snapshots import Snapshot, SnapshotWriter, choose_snapshot, open_folder, read_snapshot
+from playground.survival.snapshots import (
+    Snapshot,
+    SnapshotWriter,
+    choose_snapshot,
+    open_folder,
+    read_snapshot,
+    serialise,
+)
 
 RUN: dict[str, object] = {"lr": 0.1, "limit": None, "data": "digits"}
 
@@ -80,24 +93,57 @@ def test_a_file_is_torch_s_own(tmp_path: Path) -> None:
     assert torch.equal(found["shared"]["weights"], torch.arange(5) * 7)
 
 
+class MortalOS:
+    """`os`, for a process that is killed at its n-th call that changes the disk: that one and all after it do not
+    happen. A write takes half of what it is given, as the system may. `calls` names what has happened."""
+
+    def __init__(self, lives: float = float("inf")) -> None:
+        self.lives, self.calls = lives, list[str]()
+
+    def __getattr__(self, name: str) -> Any:
+        return partial(self.call, name) if name in ("open", "write", "fsync", "rename", "unlink") else getattr(os, name)
+
+    def call(self, name: str, *args: Any) -> Any:
+        if len(self.calls) >= self.lives:
+            raise Killed
+        what = " folder" if name == "fsync" and stat.S_ISDIR(os.fstat(args[0]).st_mode) else ""
+        self.calls.append(name + what)
+        return os.write(args[0], args[1][: (len(args[1]) + 1) // 2]) if name == "write" else getattr(os, name)(*args)
+
+
+class Killed(BaseException):
+    """Nothing catches it."""
+
+
 def test_the_disk_has_the_new_snapshot_before_an_old_one_goes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Only in this order does a process that is killed, or a power failure, leave the new one whole or absent."""
-    calls: list[str] = []
-
-    def recording(name: str) -> Callable[..., Any]:
-        real = getattr(os, name)
-
-        def call(*args: Any) -> Any:
-            calls.append(name)
-            return real(*args)
-
-        return call
-
-    for name in ("write", "fsync", "rename", "unlink"):
-        monkeypatch.setattr(os, name, recording(name))
+    mortal = MortalOS()
+    monkeypatch.setattr(folder_under_test, "os", mortal)
     for step in range(1, KEPT + 2):
-        write_snapshot(tmp_path, step, b"some bytes")
-    assert calls == [*["write", "fsync", "rename", "fsync"] * (KEPT + 1), "unlink"]
+        write_snapshot(tmp_path, step, b"12")
+    written = ["open", "write", "write", "fsync", "rename", "open", "fsync folder"]
+    assert mortal.calls == [*written * (KEPT + 1), "unlink"]
+
+
+def test_a_process_killed_at_any_call_leaves_the_old_snapshot_or_the_new(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, choose: Callable[..., Any]
+) -> None:
+    """And what it leaves is in nobody's way: the next snapshot is written, and the same step may be saved again."""
+    contents = {step: serialise(vars(snapshot(step))) for step in range(1, 40)}
+    for step in range(1, KEPT + 1):
+        write_snapshot(tmp_path, step, contents[step])
+    newest, seen = KEPT, set[int]()
+    for lives in range(24):
+        for more in (1, 0):  # the next one; and the newest again, as by a run that was sent back
+            with monkeypatch.context() as patched, contextlib.suppress(Killed):
+                patched.setattr(folder_under_test, "os", MortalOS(lives))
+                write_snapshot(tmp_path, newest + more, contents[newest + more])
+            found, said = choose()
+            seen.add(found - newest)
+            assert (found - newest in (0, more), said, len(steps_in(tmp_path)) >= KEPT) == (True, [], True)
+            newest = found
+    assert seen == {0, 1}
+    assert len(steps_in(tmp_path)) == KEPT, "nobody is killed any more"
 
 
 def test_the_newest_are_kept_and_those_of_a_later_step(tmp_path: Path) -> None:
@@ -143,6 +189,19 @@ def test_a_fifo_in_the_place_of_the_unfinished_file_is_an_error(tmp_path: Path) 
         write_snapshot(tmp_path, 1, b"some bytes")
 
 
+def test_no_link_is_written_through(tmp_path: Path) -> None:
+    """Neither by the lock nor by a snapshot, in a folder in which somebody else has put it."""
+    theirs = tmp_path / "diary"
+    theirs.write_text("dear diary")
+    for name in (".lock", ".unfinished"):
+        (tmp_path / name).symlink_to(theirs)
+    with pytest.raises(UsageError, match=r"\.lock: Too many levels of symbolic links; choose another folder$"):
+        SnapshotWriter(tmp_path)
+    with pytest.raises(OSError, match="symbolic links"):
+        write_snapshot(tmp_path, 1, b"some bytes")
+    assert theirs.read_text() == "dear diary"
+
+
 def test_what_a_run_resumes_from(tmp_path: Path, choose: Callable[..., Any]) -> None:
     assert choose() == choose(resume="no") == (None, [])
     save(tmp_path, 1, 2)
@@ -180,6 +239,27 @@ def test_a_full_disk_is_reported_and_leaves_the_snapshot_before(
     assert {file.name for file in tmp_path.iterdir()} == {".lock", find_snapshots(tmp_path)[0][1].name}
 
 
+@pytest.mark.parametrize("meets", [lambda writer: writer.close(), lambda writer: writer.save(snapshot(2))])
+def test_an_error_of_the_thread_that_is_not_the_disk_s_is_raised_in_the_training(
+    meets: Callable[[SnapshotWriter], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By what comes next, closing too: the last snapshot would be missing, and nobody would know."""
+
+    def fail(*args: Any) -> None:
+        raise MemoryError("no room for a copy")
+
+    writer = SnapshotWriter(tmp_path)
+    with monkeypatch.context() as patched:
+        patched.setattr(under_test, "write_snapshot", fail)
+        writer.save(snapshot(1))
+        with pytest.raises(MemoryError, match="no room for a copy"):
+            meets(writer)
+    assert writer.written is None
+    with contextlib.suppress(MemoryError):
+        writer.close()
+    assert not writer.unlock.alive
+
+
 HOLD = """
 import os, sys, time
 from pathlib import Path
@@ -193,15 +273,54 @@ sys.stdin.read(1)
 """A process that holds the lock until it is killed, and a child that outlives it."""
 
 
-def test_a_folder_belongs_to_one_run_and_never_to_one_that_was_killed(tmp_path: Path) -> None:
+def test_a_folder_belongs_to_one_run_and_never_to_one_that_was_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     words = [sys.executable, "-c", HOLD, str(tmp_path)]
     with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
         assert holder.stdout
         holder.stdout.readline()
         with pytest.raises(UsageError, match="another run is writing its own there; wait for its end, or choose"):
             lock_folder(tmp_path)
-        holder.kill()
+
+        def end(seconds: float) -> None:
+            holder.kill()
+            holder.wait()
+
+        monkeypatch.setattr(time, "sleep", end)  # so that a run that is ending is waited for
         os.close(lock_folder(tmp_path))
+
+
+def test_a_writer_that_nobody_closes_gives_the_folder_back(tmp_path: Path) -> None:
+    """As that of a run that has raised: its process may begin another, and so may others."""
+    unlock = SnapshotWriter(tmp_path).unlock
+    gc.collect()
+    assert not unlock.alive
+    save(tmp_path, 1)
+
+
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.EOPNOTSUPP])
+def test_where_the_disk_has_no_locks_nobody_is_kept_out(
+    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*args: Any) -> None:
+        raise OSError(number, "no locks here")
+
+    monkeypatch.setattr(fcntl, "lockf", fail)
+    os.close(lock_folder(tmp_path))
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder to another user")
+@pytest.mark.parametrize("whose", ["folder", "link to it"])
+def test_a_folder_of_another_user_is_refused(tmp_path: Path, whose: str) -> None:
+    folder, link = tmp_path / "folder", tmp_path / "link to it"
+    folder.mkdir()
+    link.symlink_to(folder)
+    make_folder(link)
+    os.chown(tmp_path / whose, 12345, -1, follow_symlinks=False)
+    with pytest.raises(UsageError, match=r"choose a folder of your own$"):
+        make_folder(link)
+    assert list(folder.iterdir()) == []
 
 
 def test_a_folder_that_others_can_write_to_is_refused(tmp_path: Path) -> None:

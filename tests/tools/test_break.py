@@ -153,3 +153,13 @@ def test_what_cannot_be_run_is_refused(
 def test_the_chapter_s_table_has_every_program_and_its_symptom() -> None:
     rows = re.findall(r"^\| `([\w-]+)` \| ([\w ]+) \|", CHAPTERS["break"].read_text(encoding="utf-8"), re.MULTILINE)
     assert rows == [(name, expected.symptom) for name, expected in PROGRAMS.items()]
+
+
+def test_what_is_silently_wrong_and_what_is_warned_of_are_shown(run_cli: Run) -> None:
+    lines = [line.strip() for line in run_cli("break", "same-seed").out.splitlines()]
+    for line in ("No error is raised.", "-    torch.manual_seed(1234)", "0  1      3"):
+        assert line in lines
+    assert lines[-1].startswith("Shown: same-seed went wrong as it must")
+    shown = run_cli("break", "other-dtype")
+    assert (shown.code, shown.err) == (0, "")
+    assert "A warning:\nrank 1 has called all_reduce of int32 (calls.py:" in shown.out

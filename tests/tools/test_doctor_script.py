@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import re
@@ -16,8 +17,8 @@ from widths import too_wide
 
 from playground.runtime.black_box.box import process_status
 from playground.runtime.errors import UsageError
-from playground.tools.doctor import ERROR, Finding, run_checks
-from playground.tools.doctor.script import CHECKS, ScriptFacts, examine
+from playground.tools.doctor import ERROR, WARNING, Finding, run_checks
+from playground.tools.doctor.script import CHECKS, ScriptFacts, examine, sets_walked
 
 HEAD = """
 import sys, threading, time
@@ -129,6 +130,7 @@ UNEQUAL = "for batch in range(rank, 8, size):\n    dist.all_reduce(one)\n"
 FAULTY: list[tuple[str, str, str, str]] = [
     ("agreement", ERROR, UNEQUAL, "on 3 ranks: deadlock: rank 2 has finished (train.py:9) where"),
     ("agreement", ERROR, "dist.all_reduce(one.int() if rank else one)", "on 2 ranks: rank 0 has called all_reduce of"),
+    ("set-order", WARNING, "for name in {'b', 'w'}:\n    dist.all_reduce(one)", "in its own order (train.py:8)"),
     ("failure", ERROR, "dist.barrier()\n[2, 3][rank]", "it works on 2 ranks; rank 2 of 3 failed: IndexError"),
 ]  # fmt: skip
 
@@ -247,3 +249,29 @@ def test_without_black_boxes_nothing_is_run(tmp_path: Path, monkeypatch: pytest.
 def test_every_check_finds_a_fault() -> None:
     named = {check for check, *_ in FAULTY} | {"any-source", "device"}
     assert len(named) == len(CHECKS)
+
+
+@pytest.mark.parametrize("words", [("--hosts", "a,b", "train.py"), ("no-such.py",)])
+def test_what_does_not_go_with_a_script_is_refused(words: tuple[str, ...], run_cli: Callable[..., Any]) -> None:
+    shown = run_cli("doctor", *words)
+    assert (shown.code, shown.err.count("\n")) == (2, 1)
+    assert words[-1] in shown.err
+
+
+SETS = """
+names = {"weight", "bias"} | extra
+for name in names: pass
+list({"a", x})
+[f(name) for name in set(model)]
+"-".join(frozenset(words))
+{name: 1 for name in names}
+sorted(names), len(names), "a" in names, max(len(name) for name in names), {name for name in names}
+for number in {1, 2}: pass
+for number in set(range(3)): pass
+for name in sorted({"a", "b"}): pass
+names.add("c"), sorted([name for name in names])
+"""
+
+
+def test_sets_are_found_where_their_order_counts() -> None:
+    assert sets_walked(ast.parse(SETS)) == [3, 4, 5, 6, 7]

@@ -365,3 +365,19 @@ def test_the_link_between_hosts_has_the_bandwidth_that_is_fitted(hosts: Callable
     assert 1e-9 / parameters["inner_beta"] > 5 * RATE
     unseen = {(point["size"], point["node"]) for point in document["fit"]["points"] if not point["fitted"]}
     assert unseen == {(2, 1), (2, 2), (4, 2)}
+
+
+@given(st.integers(2, 5000), st.integers(1, 2**20), st.integers(1, 100))
+def test_two_levels_that_are_alike_are_one(size: int, count: int, node: int) -> None:
+    """But for the one that sends other messages then."""
+    one = plan.seconds(CLUSTER, size, 4 * count)
+    alike = replace(CLUSTER, ranks_per_node=node, inner_alpha=CLUSTER.alpha, inner_beta=CLUSTER.beta)
+    two = plan.seconds(alike, size, 4 * count)
+    same = [name for name in one if name != "hierarchical"]
+    assert [two[name] for name in same] == pytest.approx([one[name] for name in same])
+
+
+def test_wide_shows_every_number_of_ranks(run_cli: Run) -> None:
+    lines = run_cli("scale", *BY_HAND, "--wide").out.splitlines()
+    [headings] = [line for line in lines if line.split()[:2] == ["2", "ranks"]]
+    assert [int(size.replace(",", "")) for size in headings.split()[::2]] == plan.CLUSTER

@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import time
 from collections.abc import Callable
+from multiprocessing import active_children
 from pathlib import Path
+from typing import Any
 
+import pytest
 import torch
+import torch.distributed as dist
+from processes import ENOUGH
 from torchvision.datasets.mnist import read_image_file, read_label_file
 
+from playground import launch, report
 from playground.lessons import LESSONS
+from playground.runtime import RankFailed
 from playground.testing import World
 from playground.training.data import MEAN, STD, Images, partition_dataset, training_images
+from playground.training.digits import draw
 from playground.training.loop import run_board
 from playground.training.settings import LOADERS, TrainingSettings
 
@@ -31,6 +42,25 @@ def test_one_loader_reads_what_torchvision_reads(digits_folder: Path) -> None:
         assert label == classes[7]
 
 
+def test_no_samples_and_a_limit(digits_folder: Path) -> None:
+    images, labels = Images(digits_folder, "train", limit=7).__getitems__([])
+    assert (images.shape, labels.shape) == ((0, 1, 28, 28), (0,))
+    assert len(Images(digits_folder, "train", limit=7)) == 7
+
+
+def test_a_path_that_is_not_utf_8_will_do(digits_folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "\udcff").symlink_to(digits_folder)
+    assert len(Images(tmp_path / "\udcff", "train")) == 600
+
+
+def test_digits_vary_and_every_class_comes() -> None:
+    images, labels = draw(500, torch.Generator().manual_seed(3))
+    assert labels.unique().tolist() == list(range(10))
+    assert len({bytes(image.flatten().tolist()) for image in images}) == 500
+    assert images.amax() > 200
+    assert (images.float().mean((1, 2)) > 5).all(), "every image shows something"
+
+
 def batches_by(rank: int, size: int, folder: Path, loader: str) -> list[tuple[torch.Tensor, torch.Tensor]]:
     """The batches of this rank, fetched by that loader."""
     settings = TrainingSettings(folder=folder, limit=17, loader=loader)
@@ -44,6 +74,36 @@ def test_both_loaders_give_the_same_batches(world: Worlds, digits_folder: Path) 
     whole, single = (world(3).run(batches_by, digits_folder, loader) for loader in LOADERS)
     assert [[len(labels) for _, labels in mine] for mine in whole] == [[3, 3, 1], [3, 3, 0], [2, 2, 0]]
     torch.testing.assert_close(single, whole)
+
+
+def die_beside_a_worker(rank: int, size: int, folder: Path) -> None:
+    """Fetch batches for ever; rank 1 is killed while it has a worker, whose id it reports."""
+    train_set, _ = partition_dataset(Images(folder, "train", 64), 16, num_workers=1)
+    while True:
+        for _ in train_set:
+            dist.barrier()
+            if rank == 1:
+                report(workers=[child.pid for child in active_children()])
+                os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_the_workers_of_a_killed_rank_end_with_it(digits_folder: Path) -> None:
+    events: list[Any] = []
+    with pytest.raises(RankFailed, match=r"^rank 1 of 2 was killed by SIGKILL$"):
+        launch(die_beside_a_worker, 2, args=(digits_folder,), on_report=lambda rank, event: events.append(event))
+    [worker] = next(event["workers"] for event in events if "workers" in event)
+    deadline = time.monotonic() + ENOUGH
+    while is_running(worker) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert not is_running(worker)
+
+
+def is_running(pid: int) -> bool:
+    """Whether that process has not ended, whoever is to wait for it."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
 
 
 def test_loader_workers_change_nothing(world: Worlds, digits_folder: Path) -> None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import pytest
+import torch
 from hypothesis import given, settings, strategies as st
 
-from playground.lessons.sgd.lesson import DataPartitioner, share, shares
+from playground.lessons.sgd.lesson import DataPartitioner, Partition, share, shares
 
 
 @settings(max_examples=25)
@@ -28,6 +29,20 @@ def test_any_fractions_are_met_and_disjoint(weights: list[float], samples: int) 
     assert all(abs(len(part) - size * samples) <= 1 for part, size in zip(partitions, sizes, strict=True))
     if sum(weights):
         assert len(taken) == samples
+
+
+def test_the_tutorial_s_fractions_seven_ranks_and_three() -> None:
+    assert [len(part) for part in DataPartitioner(range(1000)).partitions] == [700, 200, 100]
+    sevenths = DataPartitioner(range(60_000), [1 / 7] * 7).partitions
+    assert sum(map(len, sevenths)) == 60_000, "to round each part down would lose three"
+    assert ([share(128, rank, 3) for rank in range(3)], shares(60_000, 128, 3)) == ([43, 43, 42], [20156, 20156, 19688])
+
+
+def test_a_partition_is_a_dataset() -> None:
+    partition = Partition("abcdef", [5, 0, 3])
+    assert (len(partition), partition[0], [partition[i] for i in range(3)]) == (3, "f", ["f", "a", "d"])
+    batched = Partition(torch.arange(6) * 10, [5, 0, 3])
+    assert batched[[2, 1]].tolist() == [30, 0]
 
 
 def test_the_seed_decides_and_shuffles() -> None:

@@ -88,7 +88,8 @@ def folder_of(settings: TrainingSettings) -> Path:
 def test_the_end_has_the_same_bits(
     size: int, way: str, moments: list[int], settings: TrainingSettings, tmp_path: Path
 ) -> None:
-    """Asked before the first step is done, in the midst of an epoch, before its test."""
+    """Asked before the first step is done, in the midst of an epoch, before its test. Who is asked in the last step of
+    all ends as usual."""
     assert settings.snapshots
     undisturbed = replace(settings, snapshots=replace(settings.snapshots, folder=tmp_path / "undisturbed"))
     expected = train(size, undisturbed, way)
@@ -96,7 +97,7 @@ def test_the_end_has_the_same_bits(
         with pytest.raises(Preempted, match=f"^preempted by SIGTERM after step {at}$"):
             train(size, settings, way, at)
         assert find_snapshots(folder_of(settings))[0][0] == at
-    result = train(size, settings, way)
+    result = train(size, settings, way, at=10)
     assert [epoch.loss for epoch in result.epochs] == [epoch.loss for epoch in expected.epochs]
     assert compare(0, 1, *map(folder_of, (undisturbed, settings)))["differing"] == 0
 
@@ -151,6 +152,16 @@ def test_processes_that_fetch_batches_leave_a_signal_to_the_ranks(
     os.killpg(process.pid, signal.SIGTERM)
     _, err = process.communicate(timeout=ENOUGH)
     assert (process.returncode, err[:32]) == (os.EX_TEMPFAIL, "playground: preempted by SIGTERM")
+    assert session_ends(process.pid)
+
+
+def test_processes_that_fetch_batches_end_with_a_launcher_that_is_killed(
+    words: list[Any], fork_program: Callable[..., ForkedProgram], tmp_path: Path
+) -> None:
+    process = fork_program("playground", *words, "--loader-workers", 1, "--snapshot-every", 1)
+    wait_for_a_snapshot(tmp_path / "snapshots")
+    os.kill(process.pid, signal.SIGKILL)
+    assert process.wait(timeout=ENOUGH) == -signal.SIGKILL
     assert session_ends(process.pid)
 
 

@@ -86,6 +86,28 @@ def test_a_damaged_file_that_cannot_be_replaced_is_named_and_kept(mirror: Path, 
     assert "t10k-labels-idx1-ubyte in" in fallback.why
 
 
+def test_without_data_or_network_mnist_is_refused_with_the_way_out(mirror: Path, tmp_path: Path) -> None:
+    with pytest.raises(NoData) as caught:
+        prepare.prepare("mnist", tmp_path / "data")
+    message = str(caught.value)
+    assert f"set {prepare.MIRROR} to a folder or address" in message
+    assert all(f"{name}.gz" in message for name in prepare.MNIST)
+    assert "\n" not in message
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "http://[::1/", "http://", "https:mnist", "http://h:port/", "http://localhost:99999/", "gopher://h/", "file://",
+        "/no/such/folder", f"http://{'a' * 100}/", "http://node 7/", "http://127.0.0.1:9/\n", "\udcff",
+    ],
+)  # fmt: skip
+def test_a_mirror_that_cannot_be_asked_is_named_in_a_line(address: str, mirror: Path, tmp_path: Path) -> None:
+    with pytest.raises(NoData, match=r"MNIST is not in .* and could not be fetched") as caught:
+        prepare.prepare("mnist", tmp_path / "data", address)
+    assert address in str(caught.value)
+
+
 def test_a_bad_mirror_is_named_and_auto_goes_on(mirror: Path, tmp_path: Path, few: None) -> None:
     bad = tmp_path / "bad"
     shutil.copytree(mirror, bad)
@@ -145,6 +167,30 @@ def test_where_there_is_no_room_the_folder_is_named_and_not_the_mirror(mirror: P
         "make room, or choose another folder with --data-dir"
     )
     assert not list((tmp_path / "data").rglob(".unfinished-*"))
+
+
+def test_without_room_for_mnist_auto_says_so_of_digits(mirror: Path, tmp_path: Path, few: None) -> None:
+    with disk_full_after(5_000), pytest.raises(NoData, match=r"no room in .*digits"):
+        prepare.prepare("auto", tmp_path / "data", str(mirror))
+    with disk_full_after(28_000):  # MNIST's images take 31 kB here, those of digits 24 kB
+        source = prepare.prepare("auto", tmp_path / "data", str(mirror))
+    assert (source.name, source.why) == ("digits", f"there is no room in {tmp_path}/data/MNIST/raw (File too large)")
+
+
+def test_who_has_no_home_is_asked_for_a_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    def nobody(number: int) -> None:
+        raise KeyError(number)
+
+    monkeypatch.delenv("HOME")
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr("pwd.getpwuid", nobody)
+    with pytest.raises(NoData, match=r"no home directory .* --data-dir"):
+        prepare.default_data_dir()
+
+
+def test_a_fifo_is_no_data_and_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "labels")
+    assert find_damaged(tmp_path, {"labels": "0"}) == ["labels"]
 
 
 def test_an_interrupted_preparation_leaves_nothing_behind(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,10 @@ from playground import launch
 from playground.lessons.elastic.comparison import compare
 from playground.lessons.elastic.page import Kill
 from playground.runtime import UsageError
+from playground.runtime.backends import BACKENDS
 from playground.survival.folder import SnapshotSettings, find_snapshots
 from playground.survival.snapshots import Snapshot, read_snapshot
+from playground.training import resumable
 from playground.training.loop import run_training
 from playground.training.results import TrainingResult
 from playground.training.resumable import redistribute
@@ -117,6 +120,54 @@ def test_parameters_of_each_rank_s_own_are_of_no_use_to_another_number(settings:
     train(1, by_hand, local, [])
     with pytest.raises(UsageError, match="ranks is 1 in the snapshot and 2 here; choose another folder"):
         train(2, by_hand, local, [])
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"lr": 0.5}, "lr is 0.01 in the snapshot and 0.5 here"),
+        ({"batch_size": 16}, "batch_size is 32 in the snapshot and 16 here"),
+        ({"sync": "flat"}, "sync is per-parameter in the snapshot and flat here"),
+    ],
+)
+def test_what_belongs_to_another_run_is_refused(
+    change: dict[str, Any], message: str, settings: TrainingSettings
+) -> None:
+    train(1, by_hand, replace(settings, epochs=1), [])
+    with pytest.raises(UsageError, match=message):
+        train(1, by_hand, replace(settings, **change), [])
+
+
+def on_another_device(rank: int, size: int, settings: TrainingSettings, kills: list[Kill]) -> TrainingResult:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(resumable, "device", lambda: torch.device("cuda"))
+        return by_hand(rank, size, settings, kills)
+
+
+def test_another_kind_of_device_does_not_go_on(settings: TrainingSettings) -> None:
+    """It rounds otherwise, and has random numbers of its own."""
+    train(1, by_hand, replace(settings, epochs=1), [])
+    with pytest.raises(UsageError, match="device is cpu in the snapshot and cuda here"):
+        train(1, on_another_device, settings, [])
+
+
+def with_watched_kernels(rank: int, size: int, settings: TrainingSettings) -> tuple[list[str], list[list[float]]]:
+    """What ranks ask of their device, without snapshots and with them; the losses of both."""
+    asked: list[str] = []
+    runs = {"nothing": replace(settings, snapshots=None), "snapshots": settings}
+    losses = []
+    with pytest.MonkeyPatch.context() as patch:
+        for name, run in runs.items():
+            patch.setattr(BACKENDS["gloo"], "use_deterministic_kernels", partial(asked.append, name))
+            losses.append([epoch.loss for epoch in by_hand(rank, size, run, []).epochs])
+    return asked, losses
+
+
+def test_where_bits_are_promised_kernels_are_deterministic_and_nothing_else_changes(
+    settings: TrainingSettings, world: Any
+) -> None:
+    for asked, (plain, with_snapshots) in world(2).run(with_watched_kernels, settings):
+        assert (asked, plain) == (["snapshots"], with_snapshots)
 
 
 def test_new_ranks_draw_numbers_that_no_other_rank_and_no_other_step_draws() -> None:

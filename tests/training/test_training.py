@@ -17,15 +17,17 @@ from torch.nn.parallel import DistributedDataParallel
 
 from playground.lessons import LESSONS
 from playground.lessons.sgd.lesson import Net
-from playground.runtime import UsageError
+from playground.runtime import PlaygroundError, RankFailed, UsageError
+from playground.runtime.backends import BACKENDS
 from playground.runtime.remote import Remote, remote
 from playground.testing import World
 from playground.training import prepare
 from playground.training.data import Images, partition_dataset, partition_test_set
 from playground.training.grad_syncs import RUNGS
+from playground.training.history import now
 from playground.training.loop import run_training, train
 from playground.training.replicas import broadcast_parameters, find_largest_difference
-from playground.training.results import Epoch, TrainingResult
+from playground.training.results import Epoch, TrainingResult, replicas_verdict
 from playground.training.settings import TrainingSettings
 from playground.training.sync import GradSync, new_grad_sync
 
@@ -34,6 +36,15 @@ SYNCS = [*RUNGS, "ddp"]
 RUN_BOARD = remote("playground.training.loop:run_board")
 BY_HAND = remote("playground.training.loop:train_by_hand")
 WITH_DDP = remote("playground.training.loop:train_with_ddp")
+
+
+def test_the_net_has_21840_parameters_and_gives_log_probabilities() -> None:
+    net = Net().eval()
+    assert sum(param.numel() for param in net.parameters()) == 21_840
+    output = net(torch.zeros(3, 1, 28, 28))
+    assert output.shape == (3, 10)
+    torch.testing.assert_close(output.exp().sum(1), torch.ones(3))
+    assert net(torch.zeros(0, 1, 28, 28)).shape == (0, 10)
 
 
 def on_the_same_batches(folder: Path, batches: list[list[int]]) -> torch.Tensor:
@@ -154,11 +165,35 @@ def named_difference(rank: int, size: int, name: str, values: list[float]) -> tu
     [
         ("1.running_mean", [0, 0.5], 0.5), ("1.num_batches_tracked", [2**60, 2**60 + 1], 1), ("mask", [1, 0], 1),
         ("0.bias", [0.0, -0.0], 5e-324), ("1.running_var", [1, 1], 0),
+        ("2.weight", [1, torch.nan], torch.nan), ("0.bias", [torch.nan, torch.nan], 0),
     ],
 )  # fmt: skip
 def test_what_differs_is_named_buffers_too(name: str, values: list[float], difference: float, world: Worlds) -> None:
     """Statistics of BatchNorm that each rank has of its own samples are no equal replicas."""
-    assert world(3).run(named_difference, name, values) == [(difference, name if difference else "")] * 3
+    found = world(3).run(named_difference, name, values)
+    assert repr(found) == repr([(float(difference), name if difference else "")] * 3), "NaN is not equal to itself"
+
+
+@pytest.mark.parametrize(("difference", "words"), [(0.5, r"0\.5"), (float("nan"), "nan")])
+def test_a_run_whose_replicas_differ_says_where(difference: float, words: str) -> None:
+    with pytest.raises(
+        PlaygroundError, match=rf"^the replicas differ by up to {words}, in 1\.bias: they must not at all"
+    ):
+        replicas_verdict(difference, None, "1.bias")
+
+
+def broadcast_result(rank: int, size: int) -> list[list[float]]:
+    """A model in channels_last, with buffers, that each rank has made otherwise."""
+    torch.manual_seed(rank)
+    model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4)).to(memory_format=torch.channels_last)
+    model[1].running_mean += rank
+    broadcast_parameters(model)
+    return [tensor.flatten().tolist() for tensor in model.state_dict().values()]
+
+
+def test_parameters_and_buffers_come_from_rank_0(world: Worlds) -> None:
+    results = world(3).run(broadcast_result)
+    assert results[0] == results[1] == results[2]
 
 
 def tutorial_s_loader(rank: int, size: int, cache: Path) -> tuple[int, list[int], int]:
@@ -226,6 +261,14 @@ def test_sgd_learns_and_every_way_of_averaging_learns_the_same(world: Worlds, di
         assert losses[sync] == pytest.approx(losses["sgd"], rel=1e-4), sync
 
 
+def test_time_passes_until_the_device_has_done_its_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    order: list[str] = []
+    monkeypatch.setattr(BACKENDS["gloo"], "synchronize", lambda device: order.append("synchronized"))
+    monkeypatch.setattr("time.perf_counter", lambda: order.append("read"))
+    now(torch.device("cpu"))
+    assert order == ["synchronized", "read"]
+
+
 def without_times(epoch: Epoch) -> Epoch:
     return replace(epoch, seconds=0, samples_per_second=0)
 
@@ -248,6 +291,11 @@ def own_settings(rank: int, size: int, folder: Path) -> None:
 def test_ranks_that_were_told_different_things_are_stopped(world: Worlds, digits_folder: Path) -> None:
     with pytest.raises(UsageError, match=r"lr is 0.01 on rank 0 and 0.1 on rank 2"):
         world(3).run(own_settings, digits_folder)
+
+
+def test_data_that_disappears_is_a_failure_with_a_name(world: Worlds, tmp_path: Path) -> None:
+    with pytest.raises(RankFailed, match=r"failed: FileNotFoundError: .*train-images"):
+        train_in(world(2), LESSONS["sgd"].remote("run"), tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -134,7 +134,8 @@ def uneven(rank: int, size: int, seed: int) -> Cases:
         given, due = (model, everyones[rank], partial(take_step, model)), list(alone.parameters())
         held = {"parameter": list(model.parameters())}
         about = about.replace("sample", "batch").replace("batchs", "batches")
-        yield Case(about, given, held=held, expected={"parameter": due}, is_coded=False)
+        most = 10 * (size - 1) * (max(numbers[:size]) + 1)  # in each step the gradients and some numbers, not a batch
+        yield Case(about, given, held=held, expected={"parameter": due}, is_coded=False, most_moved=most)
 
 
 def take_step(model: nn.Module) -> None:

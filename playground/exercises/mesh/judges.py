@@ -43,7 +43,10 @@ def two_by_two(rank: int, size: int, seed: int) -> Cases:
         due = [up.grad.chunk(2, 1)[rank % 2], down.grad.chunk(2)[rank % 2]]
         held = partial(gradients_of, given)
         about = f"{', '.join(map(str, parts))} samples"
-        yield Case(about, (data, tensor, *mine, *given), loss.detach(), held=held, expected=due, is_coded=False)
+        # A rank's outputs, forward and backward, and in the group of data the gradients and some numbers.
+        most = 2 * 3 * parts[rank // 2] + 2 * max(1, len(parts) - 1) * (up.numel() + 2) + 8
+        all_given = (data, tensor, *mine, *given)
+        yield Case(about, all_given, loss.detach(), held=held, expected=due, is_coded=False, most_moved=most)
 
 
 def gradients_of(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:

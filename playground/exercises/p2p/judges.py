@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import time
 from collections.abc import Callable
 from functools import partial
@@ -32,7 +31,7 @@ def swap(rank: int, size: int, seed: int) -> Cases:
     for about, give in inputs():
         tensor = give(rank)
         run, returns = partial(swap_apart, rank, size, tensor), {"returned": give(partner), OWN: give(rank)}
-        yield Case(about, (tensor,), returns=returns, run=run)
+        yield Case(about, (tensor,), returns=returns, run=run, most={partner: len(tensor)} if partner != rank else {})
 
 
 def swap_apart(rank: int, size: int, tensor: torch.Tensor, function: Callable[..., object]) -> dict[str, object]:
@@ -47,7 +46,8 @@ def shift(rank: int, size: int, seed: int) -> Cases:
     """Requests: between a call and its wait(), a tensor belongs to the backend."""
     for place, (about, give) in enumerate(inputs()):
         tensor = give(rank)
-        yield Case(about, (tensor,), held=tensor, expected=give((rank - 1) % size), delay=0.02 * ((rank + place) % 2))
+        due, most, delay = give((rank - 1) % size), {(rank + 1) % size: len(tensor)}, 0.02 * ((rank + place) % 2)
+        yield Case(about, (tensor,), held=tensor, expected=due, most=most, delay=delay)
 
 
 def token_ring(rank: int, size: int, seed: int) -> Cases:
@@ -55,7 +55,7 @@ def token_ring(rank: int, size: int, seed: int) -> Cases:
     for about, give in inputs():
         tensor, added = give(rank), range(size) if rank == 0 else range(rank + 1)
         total = sum(give(other) for other in added)
-        most, held = {(rank + 1) % size: math.inf}, {OWN: tensor}
+        most, held = {(rank + 1) % size: len(tensor)}, {OWN: tensor}
         yield Case(about, (tensor,), returns=total, held=held, expected={OWN: give(rank)}, most=most)
 
 
@@ -71,7 +71,8 @@ def anyone(rank: int, size: int, seed: int) -> Cases:
         returns = [list(each) for each in zip(*given, strict=True)] if rank == 0 else None
         delay = 0.08 * (size - rank if place == 1 else rank)
         run = partial((send_slowly, let_rank_1_wait)[place - 2], rank, size, given[rank]) if place >= 2 else None
-        yield Case(f"they come {order}", given[rank], returns=returns, delay=delay, run=run)
+        most = {0: 6, 1: 1} if rank else {}  # to rank 1 goes a sign of the judge's own
+        yield Case(f"they come {order}", given[rank], returns=returns, delay=delay, run=run, most=most)
 
 
 def send_slowly(rank: int, size: int, given: tuple[object, object], function: Callable[..., object]) -> object:

@@ -41,6 +41,7 @@ def gpipe(rank: int, size: int, seed: int) -> Cases:
         order: list[str] = []
         stage.register_forward_hook(partial(note, order))
         forward, backward = ([f"{step}{m}" for m in range(microbatches)] for step in "FB")
+        neighbours = [other for other in (rank - 1, rank + 1) if 0 <= other < size]
         yield Case(
             count(microbatches, "microbatch", "es"),
             (stage, inputs, targets),
@@ -51,6 +52,7 @@ def gpipe(rank: int, size: int, seed: int) -> Cases:
             },
             expected={"forward": forward, "backward": backward, "grad": due},
             is_coded=False,
+            most=dict.fromkeys(neighbours, inputs.numel()),
         )
 
 
@@ -132,13 +134,15 @@ def clip(rank: int, size: int, seed: int) -> Cases:
         ("a norm within the limit", 1e6, None),
         ("no gradients on the last rank", 2.0, size - 1),
     ):
-        everyones = [[torch.arange(6).view(2, 3) + 1.0 + other, torch.full((2,), 3.0)] for other in range(size)]
+        weight, bias = torch.arange(600).view(20, 30) % 6 + 1.0, torch.full((20,), 3.0)
+        everyones = [[weight + other, bias] for other in range(size)]
         squares = [each.square().sum() for r, grads in enumerate(everyones) for each in grads if r != without]
         norm = sum(squares, torch.zeros(())).sqrt().item()
-        stage = nn.Linear(3, 2)
+        stage = nn.Linear(30, 20)
         for param, grad in zip(stage.parameters(), everyones[rank], strict=True):
             param.grad = None if rank == without else grad.clone()
         factor = min(1.0, max_norm / norm) if norm else 1.0
         due = [None if rank == without else grad * factor for grad in everyones[rank]]
         held, expected = partial(lambda stage: {"grad": gradients(stage)}, stage), {"grad": due}
-        yield Case(about, (stage, max_norm), norm, held=held, expected=expected, is_coded=False)
+        most = 100 * (size - 1)  # some numbers, also as objects
+        yield Case(about, (stage, max_norm), norm, held=held, expected=expected, is_coded=False, most_moved=most)

@@ -103,7 +103,9 @@ def weighted(rank: int, size: int, seed: int) -> Cases:
         all_inputs, all_targets = (torch.cat(tensors).double() for tensors in zip(*everyones, strict=True))
         mse_loss(alone(all_inputs), all_targets).backward()
         due = gradients(alone.float())
-        yield Case(about, (model, *everyones[rank]), held=partial(gradients, model), expected=due, is_coded=False)
+        given, held = (model, *everyones[rank]), partial(gradients, model)
+        most = 18 * (size - 1)  # the gradients and some numbers, not 4 samples
+        yield Case(about, given, held=held, expected=due, is_coded=False, most_moved=most)
 
 
 def partition(rank: int, size: int, seed: int) -> Cases:

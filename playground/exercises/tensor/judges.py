@@ -39,7 +39,8 @@ def mirrored(rank: int, size: int, seed: int) -> Cases:
         about = f"{count(length, 'token')}, {count(features, 'feature')} on each rank"
         held = partial(gradients_of, names, given)
         expected = dict(zip(names, parts, strict=True))
-        yield Case(about, tuple(given), output.detach(), held=held, expected=expected, is_coded=False, run=run)
+        due, most = output.detach(), 2 * max(2, size - 1) * tokens.numel()
+        yield Case(about, tuple(given), due, held=held, expected=expected, is_coded=False, run=run, most_moved=most)
 
 
 def gradients_of(names: Sequence[str], tensors: Sequence[torch.Tensor]) -> dict[str, torch.Tensor | None]:

@@ -127,16 +127,20 @@ class BertSettings:
         return asdict(self)
 
 
+DIVERGED = "training diverged: the loss is no longer a finite number; try a smaller --lr"
 EXACT = 1e-12
 """How far losses in float64 may be apart: that much is rounding."""
 
 
 def compare_losses(alone: Fields, others: Sequence[Fields]) -> list[Fields]:
     """How far each training is from `alone`: the largest difference of any loss, and the first and the last. Raises
-    `PlaygroundError` if it is by more than rounding."""
+    `PlaygroundError` if it is by more than rounding, or if a loss is no finite number, which nothing can be compared
+    with."""
     result = []
     for other in others:
         way, workers, losses = other["way"], other["workers"], other["losses"]
+        if not all(map(math.isfinite, (*alone["losses"], *losses))):
+            raise PlaygroundError(f"{way} on {workers} workers: {DIVERGED}")
         difference = max(abs(one - two) for one, two in zip(alone["losses"], losses, strict=True))
         if not difference <= EXACT:
             far = f"its losses are up to {difference:.2g} from those of one device"
@@ -220,7 +224,13 @@ def run(session: Session, code: Remote, settings: BertSettings) -> Any:
 
 
 def train(session: Session, settings: BertSettings, ways: Sequence[str]) -> list[Fields]:
-    return [run(session, TRAIN, settings.on(way))[0] for way in ways]
+    """Train by each way. What has diverged has learnt nothing, so its accuracy, that of a guess, is left out."""
+    found = [run(session, TRAIN, settings.on(way))[0] for way in ways]
+    for each in found:
+        if not all(map(math.isfinite, each["losses"])):
+            click.echo(f"{each['way']}: {DIVERGED}", err=True)
+            each["test_accuracy"] = None
+    return found
 
 
 def training_texts(trainings: Sequence[Fields], settings: BertSettings) -> Texts:
@@ -313,9 +323,6 @@ def command(session: Session, asked: BertOptions, **chosen: Any) -> None:
         found[name] = find(session, settings, asked.ways)
         about = prose(heading(code.name.replace("_", " ")), f": {code.summary}")
         session.say("", about, *texts(found[name], settings))
-    for training in found.get("train", ()):
-        if not all(map(math.isfinite, training["losses"])):
-            click.echo(f"{training['way']} diverged: the loss is no longer finite; try a smaller --lr", err=True)
     session.say("", ending(session, found))
     recipe = {"weights": settings.weights, "model": settings.config, "batch_size": settings.batch_size}
     data = {"dataset": pairs.name, "train": pairs.train, "test": pairs.test}

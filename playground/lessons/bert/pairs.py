@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Dataset
@@ -53,4 +54,4 @@ class Pairs(Dataset[PairBatch]):
 
 
 def map_file(file: Path, dtype: torch.dtype) -> torch.Tensor:
-    return torch.from_file(str(file), shared=False, size=file.stat().st_size // dtype.itemsize, dtype=dtype)
+    return torch.from_numpy(np.memmap(file, np.uint8, mode="c")).view(dtype)  # torch.from_file takes UTF-8 paths only

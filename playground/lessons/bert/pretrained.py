@@ -74,11 +74,24 @@ def load_pretrained(weights: str) -> tuple[BertConfig, Tokenizer]:
         tokenizer = transformers.AutoTokenizer.from_pretrained(weights)
         fingerprint = hashlib.sha256(tokenizer.backend_tokenizer.to_str().encode()).hexdigest()
 
+    check_fit(weights, config, tokenizer)
+
     def encode(premises: list[str], hypotheses: list[str], max_length: int) -> list[list[int]]:
         ids: list[list[int]] = tokenizer(premises, hypotheses, truncation=True, max_length=max_length)["input_ids"]
         return ids
 
     return sizes, Tokenizer(encode, len(tokenizer), tokenizer.pad_token_id, tokenizer.sep_token_id, fingerprint)
+
+
+def check_fit(weights: str, config: Any, tokenizer: Any) -> None:
+    """Raise `UsageError` for a BERT that is not computed as ours is, or whose tokenizer has other tokens."""
+    known = {"hidden_act": "gelu", "is_decoder": False, "type_vocab_size": 2}
+    for name, value in known.items():
+        if (theirs := getattr(config, name, value)) != value:
+            raise UsageError(f"--weights {weights}: its {name} is {theirs}, where our encoder has {value}")
+    if len(tokenizer) > config.vocab_size or None in (tokenizer.pad_token_id, tokenizer.sep_token_id):
+        has = f"{len(tokenizer)} tokens for {config.vocab_size} word embeddings"
+        raise UsageError(f"--weights {weights}: its tokenizer has {has}, or none for the end of a sentence or padding")
 
 
 def read_pairs(split: str) -> Iterator[tuple[str, str, int]]:

@@ -153,6 +153,9 @@ class Zero3(Zero2):
         for row in self.rows:
             row.share = nn.Parameter(row.share.detach().clone())
             row.free()
+        for module in model.modules():
+            module.register_state_dict_post_hook(copy_values)
+            module.register_load_state_dict_post_hook(self.keep_values)
 
     def gather(self, number: int, following: int) -> None:
         """Fetch a unit's parameters, start to fetch the following unit's, and wait for the first."""
@@ -167,6 +170,12 @@ class Zero3(Zero2):
         for row in self.units[number] if is_training and is_forward() else ():  # a test may keep all
             row.free()
 
+    def keep_values(self, *_: object) -> None:
+        """What `load_state_dict` has written is for the owners, too."""
+        for row in self.rows:
+            if not row.is_free:
+                row.keep()
+
     def reduce(self, row: Row) -> None:
         row.free()
         super().reduce(row)
@@ -178,6 +187,13 @@ class Zero3(Zero2):
                 row.gather()
         for row in self.rows:
             row.wait()
+
+
+def copy_values(module: nn.Module, state: dict[str, torch.Tensor], prefix: str, _: object) -> None:
+    """What is in a state dict stays when the parameters are freed."""
+    for name in module._parameters:
+        if (value := state.get(prefix + name)) is not None and not value.requires_grad:
+            state[prefix + name] = value.clone()
 
 
 def is_forward() -> bool:

@@ -2,15 +2,46 @@
 
 from __future__ import annotations
 
+import copy
 from collections import Counter
 from collections.abc import Sequence
+from types import MethodWrapperType
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.utils._pytree import tree_leaves
 
 from playground.lessons.ladder.lesson import views_of
+
+ABOUT = {
+    "shape", "dtype", "device", "layout", "ndim", "requires_grad", "is_leaf", "grad", "grad_fn", "__hash__", "numel",
+    "size", "stride", "dim", "untyped_storage", "empty_like", "zeros_like", "new_empty", "new_zeros", "register_hook",
+    "register_post_accumulate_grad_hook",
+}  # fmt: skip
+"""What can be asked of a parameter whose values are not here."""
+
+
+class Freed(nn.Parameter):
+    """The class of a parameter while its row is free. What reads or writes its values fetches the row before; all ranks
+    must do so."""
+
+    row: Row
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        is_property = isinstance(func, MethodWrapperType)  # then this is its __get__ or __set__
+        if (func.__self__ if is_property else func).__name__ not in ABOUT:
+            for value in tree_leaves((args, kwargs)):
+                if isinstance(value, Freed):
+                    value.row.fetch()
+        with torch._C.DisableTorchFunctionSubclass():
+            return func(*args, **(kwargs or {}))
+
+    def __deepcopy__(self, memo: Any) -> Any:
+        self.row.fetch()
+        return copy.deepcopy(self, memo)
 
 
 class Row:
@@ -78,12 +109,27 @@ class Row:
         """Until all parameters are here."""
         if self.gathering:
             self.gathering.wait()
+            for param in self.params:
+                param.__class__ = nn.Parameter
+                vars(param).pop("row", None)
         self.gathering = None
+
+    def fetch(self) -> None:
+        """Have all parameters here."""
+        if self.is_free:
+            self.gather()
+        self.wait()
+
+    def keep(self) -> None:
+        """Take what was written into the parameters, on every rank alike, as their values."""
+        self.share.detach().copy_(self.cut(self.values))
 
     def free(self) -> None:
         """Give the memory of the parameters back. Whatever autograd has saved of them refers to `values`, too: it is
         there again after the next `gather`."""
         self.wait()
+        for param in self.params:
+            param.__class__, vars(param)["row"] = Freed, self
         self.values.untyped_storage().resize_(0)
 
 

@@ -1,7 +1,8 @@
 """The fork server's side: a process that imports torch once, and forks itself for each rank.
 
 `server` starts it and holds the other ends: of a socket, over which a byte asks for a rank, and of a pipe that carries
-nothing and whose end means that the launcher is gone. With the byte come file descriptors:
+nothing and whose end means that the launcher is gone. The byte says how many of the others are the rank's stdout and
+stderr, and with it come file descriptors:
 
 | descriptor | use                                                                                            |
 |------------|------------------------------------------------------------------------------------------------|
@@ -144,10 +145,10 @@ class ForkServer:
                 status = received.enter_context(socket.socket(fileno=fds[0]))
                 complete = len(fds) > 1 and not flags & socket.MSG_CTRUNC
                 no_room = "has no file descriptor left: raise the limit (ulimit -n)"
-                self.fork(status, fds[1:], self.failure if complete else no_room)
+                self.fork(status, fds[1:], request[0], self.failure if complete else no_room)
         return True
 
-    def fork(self, status: socket.socket, fds: list[int], failure: str) -> None:
+    def fork(self, status: socket.socket, fds: list[int], streams: int, failure: str) -> None:
         """Fork a rank, unless there is a `failure` already, and answer the request."""
         pid, pidfds = REFUSED, list[int]()
         if not failure:
@@ -159,7 +160,7 @@ class ForkServer:
                 failure = f"cannot start another process ({error.strerror}): raise the limit (ulimit -u)"
         if pid == 0:
             status.close()  # or the launcher would wait for what only a server that has been killed could write
-            self.become_rank(*fds)
+            self.become_rank(streams, *fds)
         if pid > 0:
             pidfds = [os.pidfd_open(pid)]
         with contextlib.suppress(ConnectionError):  # the launcher has given up meanwhile
@@ -168,8 +169,9 @@ class ForkServer:
             os.close(pidfd)
             self.statuses[pid] = socket.socket(fileno=status.detach())
 
-    def become_rank(self, work: int, *fds: int) -> NoReturn:
-        """In the new process: drop what is the server's, and run what `work` says."""
+    def become_rank(self, streams: int, work: int, *fds: int) -> NoReturn:
+        """In the new process: drop what is the server's, and run what `work` says. The first `fds` are its `streams`:
+        stdout and stderr."""
         try:
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -181,6 +183,9 @@ class ForkServer:
             begin(self.lifeline)
             BaseProcess._after_fork()  # type: ignore[attr-defined]
             inherited[:] = fds
+            for number, descriptor in enumerate(fds[:streams], 1):
+                os.dup2(descriptor, number)
+                os.close(descriptor)
             if not arrives(work):
                 os._exit(1)
             spawn._main(work, os.dup(work))

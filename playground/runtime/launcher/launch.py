@@ -167,7 +167,7 @@ def start(ranks: list[RankHandle], size: int, backend: str) -> None:
 def start_rank(env: RankEnv, backend: str, listener: socket.socket | None) -> RankHandle:
     outputs, ends = open_pipes(env.rank)
     try:
-        process, line = server.start(rank_process.main, env, backend, listener, *ends)
+        process, line = server.start(rank_process.main, env, backend, listener, streams=ends)
     except BaseException:
         for output in outputs:
             output.pipe.close()

@@ -24,13 +24,10 @@ _last: dict[str, Output] = {}
 """By stream, the output of a rank that was passed on last."""
 
 
-def redirect(stdout: Connection, stderr: Connection) -> None:
-    """In a rank: from now on, whatever this process prints goes into these pipes, a line at a time."""
-    for number, (stream, pipe) in enumerate(((sys.stdout, stdout), (sys.stderr, stderr)), 1):
-        stream.flush()  # what its import of the program has printed
-        with pipe:
-            os.dup2(pipe.fileno(), number)
+def print_lines() -> None:
+    """In a rank: from now on, whatever this process prints goes into its pipes a line at a time."""
     for name, number in (("stdout", 1), ("stderr", 2)):
+        getattr(sys, name).flush()  # what its import of the program has printed
         stream = open_lines(number, getattr(sys, name).encoding)
         for each in (name, f"__{name}__"):  # or what is printed to the second would have a buffer of its own
             setattr(sys, each, stream)
@@ -106,7 +103,7 @@ def end_lines() -> None:
 
 
 def open_pipes(rank: int) -> tuple[list[Output], list[Connection]]:
-    """For a rank about to be started: the launcher's ends of its two pipes, and the ends for `redirect`."""
+    """For a rank about to be started: the launcher's ends of its two pipes, and the rank's ends."""
     outputs, ends = [], []
     for stream in ("stdout", "stderr"):
         ours, theirs = Pipe(duplex=False)

@@ -9,6 +9,7 @@ import io
 import math
 import multiprocessing as mp
 import os
+import resource
 import signal
 import socket
 import struct
@@ -16,7 +17,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from multiprocessing import process, reduction
 from multiprocessing.connection import Connection, wait
@@ -37,7 +38,7 @@ STOPPED_LOOKS = 5
 """Number of looks, a second apart, that find the server stopped before it counts as lost. (After Ctrl-Z and `fg` this
 process may be awake a moment before the server is.)"""
 END_LIMIT = 1.0
-"""Seconds the server has to say that it ends, before it is killed."""
+"""Seconds the server has to say that it ends, before it is killed; and to hang up, if it has dropped a request."""
 
 
 class ForkServerClient:
@@ -68,9 +69,9 @@ class ForkServerClient:
             ours.pop_all()
         close_in_children(self)
 
-    def fork(self, fds: list[int]) -> tuple[int, int, int, int]:
-        """A new process that inherits `fds`: its id, a pidfd of it, the descriptor its exit code is read from, and the
-        one to write to what it is to run.
+    def fork(self, fds: list[int], streams: int = 0) -> tuple[int, int, int, int]:
+        """A new process that inherits `fds`, of which the first `streams` become its stdout and stderr: its id, a pidfd
+        of it, the descriptor its exit code is read from, and the one to write to what it is to run.
 
         Raises `ForkServerFailed` if there will be none: in a line, why, and what to do.
         """
@@ -82,7 +83,7 @@ class ForkServerClient:
             theirs.callback(os.close, their_work)
             ours.callback(os.close, work)
             with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it is dead: no answer will say so
-                socket.send_fds(self.requests, [b"\0"], [their_status.fileno(), their_work, *fds])
+                socket.send_fds(self.requests, [bytes([streams])], [their_status.fileno(), their_work, *fds])
             theirs.close()
             pid, pidfd = self.await_answer(status)
             ours.pop_all()
@@ -99,7 +100,8 @@ class ForkServerClient:
                 raise ForkServerFailed(f"has not answered for {START_LIMIT:g} s: is the disk that torch lies on well?")
         answer, pidfds, *_ = socket.recv_fds(status, MAX_ANSWER, 1, socket.MSG_CMSG_CLOEXEC)
         if not answer:
-            raise ForkServerFailed(self.describe_end())
+            no_room = "has no file descriptor left: raise the limit (ulimit -n)"
+            raise ForkServerFailed(self.describe_end() if wait([self.requests], END_LIMIT) else no_room)
         if (pid := MESSAGE.unpack_from(answer)[0]) == REFUSED:
             raise ForkServerFailed(answer[MESSAGE.size :].decode())
         self.ready = True
@@ -147,15 +149,25 @@ class ForkServerClient:
 def spawn(words: list[str], stdin: int, kept: int) -> int:
     """Start a program that has nothing of ours open but standard streams and `kept`; its process id."""
     files: list[tuple[int, ...]] = []
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    beyond = []
     for descriptor in map(int, os.listdir("/proc/self/fd")):
         with contextlib.suppress(OSError):  # closed by now
             if descriptor > 2 and os.get_inheritable(descriptor):
-                files.append((os.POSIX_SPAWN_CLOSE, descriptor))
+                if descriptor < limit:
+                    files.append((os.POSIX_SPAWN_CLOSE, descriptor))
+                else:  # it was opened before the limit was lowered: the C library takes it for none
+                    beyond.append(descriptor)
     files += [(os.POSIX_SPAWN_DUP2, stdin, 0), (os.POSIX_SPAWN_DUP2, kept, kept)]
     try:
+        for descriptor in beyond:
+            os.set_inheritable(descriptor, False)
         return os.posix_spawn(words[0], words, os.environ, file_actions=files, setsigmask=LAUNCHER_ONLY)
     except OSError as error:
         raise ForkServerFailed(f"cannot be started ({error.strerror}): is there a limit (ulimit -u, -v)?") from error
+    finally:
+        for descriptor in beyond:
+            os.set_inheritable(descriptor, True)
 
 
 UNGUARDED = 97
@@ -177,7 +189,9 @@ def warm_up() -> None:
     running_server()
 
 
-def start(main: Callable[..., None], *args: Any) -> tuple[ForkedProcess, Connection]:
+def start(
+    main: Callable[..., None], *args: Any, streams: Sequence[Connection] = ()
+) -> tuple[ForkedProcess, Connection]:
     """A new process that runs `main(line, *args)`, and our end of that line: see `ForkedProcess`."""
     ours, theirs = mp.Pipe()
     close_in_children(ours)
@@ -187,7 +201,7 @@ def start(main: Callable[..., None], *args: Any) -> tuple[ForkedProcess, Connect
         end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", int(START_LIMIT), 0))
     try:
         with theirs:
-            return ForkedProcess(main, (theirs, *args)), ours
+            return ForkedProcess(main, (theirs, *args), streams), ours
     except BaseException:  # Ctrl-C too: the process may come to be all the same, and ends when it finds the line dead
         ours.close()
         raise
@@ -240,14 +254,17 @@ class ForkedMain:
 
 
 class ForkedProcess:
-    """A new process that calls `main(*args)`, once the server has done its imports. Raises `ForkServerFailed` if there
+    """A new process that calls `main(*args)`, once the server has done its imports. What it prints goes into the pipes
+    for stdout and stderr, if `streams` are given, from its import of the program on. Raises `ForkServerFailed` if there
     can be no process.
 
     How it ended is heard from the server. Signals, and whether it has ended, need none: it may be stopped or dead.
     """
 
-    def __init__(self, main: Callable[..., object], args: tuple[Any, ...] = ()) -> None:
-        self.fds: list[int] = []
+    def __init__(
+        self, main: Callable[..., object], args: tuple[Any, ...] = (), streams: Sequence[Connection] = ()
+    ) -> None:
+        self.fds = [stream.fileno() for stream in streams]
         self.returncode: int | None = None
         work = io.BytesIO()
         set_spawning_popen(self)  # type: ignore[arg-type]
@@ -257,7 +274,7 @@ class ForkedProcess:
         finally:
             set_spawning_popen(None)
         self.server = running_server()
-        self.pid, pidfd, self.sentinel, pipe = self.server.fork(self.fds)
+        self.pid, pidfd, self.sentinel, pipe = self.server.fork(self.fds, len(streams))
         self.pidfd, self.status = Connection(pidfd, writable=False), Connection(self.sentinel, writable=False)
         close_in_children(self.pidfd, self.status)
         # It may have been killed already: its sentinel says so.

@@ -32,7 +32,7 @@ from playground.runtime import signals
 from playground.runtime.black_box.activity import look
 from playground.runtime.errors import PeerDisconnected, PlaygroundError, RankFailed
 from playground.runtime.forks import close_in_children
-from playground.runtime.launcher.output import redirect
+from playground.runtime.launcher.output import print_lines
 from playground.runtime.meeting.environment import RankEnv
 from playground.runtime.rank.preemption import (
     clear_preemption,
@@ -138,11 +138,9 @@ class Launcher:
         os._exit(1)
 
 
-def main(
-    line: Connection, env: RankEnv, backend: str, listener: socket.socket | None, stdout: Connection, stderr: Connection
-) -> None:
+def main(line: Connection, env: RankEnv, backend: str, listener: socket.socket | None) -> None:
     """The life of a rank."""
-    redirect(stdout, stderr)
+    print_lines()
     launcher = Launcher(line, env.rank, env.size)
     launcher.send("up")
     report_to(partial(launcher.send, "report"))

@@ -71,6 +71,7 @@ class Member:
         place |= {} if self.joined else {"RANK": env.rank, "WORLD_SIZE": env.size, SERVED_BY_TORCHRUN: True}
         os.environ.update({name: str(value) for name, value in place.items()} | self.address)
         members[:] = [self]
+        self.store.set_timeout(timedelta(seconds=timeout))  # whatever the function before has set
         try:
             torch_init_process_group(
                 self.backend.name, store=self.open_store(), rank=env.rank, world_size=env.size,
@@ -220,9 +221,13 @@ def read_settings() -> list[Any]:
         (torch.get_default_dtype(), torch.get_default_device(), torch.get_num_threads()),
         (torch.is_grad_enabled(), torch.is_anomaly_enabled(), torch.are_deterministic_algorithms_enabled()),
         (torch.get_float32_matmul_precision(), torch.is_autocast_enabled("cpu")),
-        (torch.backends.mkldnn.enabled, torch.tensor(SUBNORMAL).mul(1.0).item(), torch.is_inference_mode_enabled()),
+        (
+            torch.backends.mkldnn.enabled,
+            torch.tensor(SUBNORMAL, device="cpu").mul(1.0).item(),
+            torch.is_inference_mode_enabled(),
+        ),
         (read_umask(), socket.getdefaulttimeout(), list(warnings.filters)),
-        (gc.isenabled(), gc.get_threshold(), gc.get_freeze_count(), gc.get_debug(), list(gc.callbacks)),
+        (gc.isenabled(), gc.get_threshold(), gc.get_debug(), list(gc.callbacks)),
     ]
 
 

@@ -9,6 +9,8 @@ import re
 import shutil
 import signal
 import struct
+import subprocess
+import time
 import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
@@ -286,3 +288,23 @@ def test_a_folder_of_the_users_is_left_alone(tmp_path: Path, run_cli: RunCli) ->
 @pytest.mark.parametrize("option", [("--see", "see.html"), ("--see=see.html",), ()])
 def test_a_command_is_shown_without_what_records_it(option: tuple[str, ...]) -> None:
     assert without_option(["allreduce", *option, "-n", "1"]) == ["allreduce", "-n", "1"]
+
+
+def test_names_need_not_be_utf_8(tmp_path: Path, run_cli: RunCli) -> None:
+    file = tmp_path / "ring\udcff.playground"
+    assert run_cli("allreduce", "-n", 2, "--see", file).code == 0
+    assert [each.name for each in tmp_path.iterdir()] == [file.name]
+
+
+@pytest.mark.stress
+def test_a_launcher_that_is_killed_early_leaves_nothing_that_cannot_be_seen(
+    tmp_path: Path, start_cli: Callable[..., subprocess.Popen[str]]
+) -> None:
+    for delay in (0.05, 0.2, 0.4, 0.8):
+        process = start_cli("p2p", "-n", "2", "--see", tmp_path / "p2p.playground")
+        time.sleep(delay)
+        process.kill()
+        process.communicate(timeout=60)
+        folder = tmp_path / "p2p.playground.ranks"
+        if folder.exists():
+            assert [*folder.rglob("*.tables")]

@@ -1,0 +1,142 @@
+"""What has probably gone wrong where no catalogued mistake does the same, by the looks of the first failure. Does not
+import torch."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+
+from playground.exercises.exercise import RETURNED
+from playground.exercises.observation import Leaf, Observation, explain_digits, find_difference, is_close
+
+Place = tuple[str, int | None, int]
+"""The operation in which a rank waits, its peer, and its line."""
+Wrong = Sequence[tuple[int, Leaf, Leaf]]
+"""Rank, what it holds and what it should hold, of all that is wrong."""
+
+SLIPS: dict[str, Callable[[float, int], float]] = {
+    "nothing is written there: it holds zeros": lambda due, size: 0,
+    "counted twice": lambda due, size: 2 * due,
+    "the wrong sign": lambda due, size: -due,
+}
+SLIPS_OF_FLOATS: dict[str, Callable[[float, int], float]] = {
+    "the sum in place of the mean": lambda due, size: due * size,
+    "divided by the number of ranks once too often": lambda due, size: due / size,
+    "not a number: what is empty is divided, or exp() overflows": lambda due, size: math.nan,
+}
+"""What makes each wrong number of the one that is due, on so many ranks; of whole numbers there are no means."""
+SIGNS = {
+    r"no rank -?\d+ in a world": "a neighbour beyond the first or the last rank",
+    r"[Ss]plit|same size|SIGABRT|size mismatch|must match|Check failed: \w*[Ss]hape": "sizes that meet differ",
+    "NoneType": "a rank that has no value is not provided for",
+    "out of (range|bounds)": "an index beyond the end, where a share is smaller or empty",
+}
+"""What the words of an error say of its cause."""
+SHARES = {
+    "twice$": "a share is added twice",
+    "in it, ": "a share of another rank in the place of one",
+    "missing$": "a share is left out",
+    "in it$": "a share of another rank is in it",
+}
+"""What is said of the digits of all that is wrong."""
+
+
+def guess_by_words(words: str) -> str:
+    """The likely cause of an error; empty if unknown."""
+    return next((guess for sign, guess in SIGNS.items() if re.search(sign, words)), "")
+
+
+def guess_by_places(at: Mapping[int, Place], size: int) -> str:
+    """The likely cause of a deadlock; empty if unknown."""
+    waiting = [at[rank] for rank in range(size) if at.get(rank, RETURNED) != RETURNED]
+    names = [name for name, _, _ in waiting]
+    if not names:
+        return ""
+    if all("send" in name for name in names):
+        return "all send first" if len(names) == size else "nobody receives what is sent"
+    if all("recv" in name or name.startswith("waits for") for name in names):
+        return "all receive first" if len(names) == size and "recv" in names[0] else "nobody sends what is waited for"
+    if len(names) < size:
+        return "a rank leaves out a call that the others make"
+    return "ranks wait in different calls" if len({*names}) > 1 else "ranks wait for different ranks"
+
+
+def guess_by_values(observed: Mapping[int, Observation]) -> str:
+    """What explains all that is wrong in a case; empty if nothing does."""
+    pairs = [(rank, *pair) for rank, seen in observed.items() for pair in zip(seen.held, seen.expected, strict=False)]
+    wrong = [(rank, mine, due) for rank, mine, due in pairs if find_difference([mine], [due])]
+    if not wrong:
+        return ""
+    if all(mine.kind == "NoneType" for _, mine, _ in wrong):
+        return "nothing is returned there"
+    if any(mine.where != due.where for _, mine, due in wrong):
+        return ""
+    if kinds := {f"{mine.kind} in the place of {due.kind}" for _, mine, due in wrong if mine.kind != due.kind}:
+        return kinds.pop() if len(kinds) == 1 else "values of other types"
+    if more := [math.prod(mine.shape) - math.prod(due.shape) for _, mine, due in wrong if mine.shape != due.shape]:
+        return "too many elements: padding is left in, or too much has come" if max(more) > 0 else "elements are lost"
+    if all(any(is_same(mine, each) for each in observed[rank].given) for rank, mine, _ in wrong):
+        return "nothing has come: it holds what was given"
+    if any(seen.is_shared for seen in observed.values()):
+        return "one tensor for all: they are the same memory"
+    return guess_by_numbers(wrong, len(observed)) or guess_by_order(wrong) or guess_by_shares(observed, wrong)
+
+
+def guess_by_numbers(wrong: Wrong, size: int) -> str:
+    numbers = [
+        (mine.kind, value, due_value)
+        for _, mine, due in wrong
+        for value, due_value in zip(mine.values, due.values, strict=True)
+        if isinstance(value, (int, float)) and isinstance(due_value, (int, float)) and not is_close(value, due_value)
+    ]
+    if not numbers:
+        return ""
+    is_whole = all(kind.startswith(("int", "uint")) for kind, _, _ in numbers)
+    for name, slip in (SLIPS if is_whole else SLIPS_OF_FLOATS | SLIPS).items():
+        if all(is_close(float(value), float(slip(due, size))) for _, value, due in numbers):
+            return name
+    if {kind for kind, _, _ in numbers} == {"int"} and {value - due for _, value, due in numbers} in ({1}, {-1}):
+        return "one too many" if numbers[0][1] > numbers[0][2] else "one too few"
+    return ""
+
+
+def guess_by_order(wrong: Wrong) -> str:
+    if all(mine.shape and sorted(map(str, mine.values)) == sorted(map(str, due.values)) for _, mine, due in wrong):
+        return "the right values, in another order"
+    held, expected = (
+        sorted(f"{rank} {pair[place].values}" for rank, *pair in wrong if pair[place].kind != "str") for place in (0, 1)
+    )
+    return "the right results, in another order" if held and held == expected else ""
+
+
+def guess_by_shares(observed: Mapping[int, Observation], wrong: Wrong) -> str:
+    said = [
+        explain_digits(*first, len(observed))
+        for rank, mine, due in wrong
+        if observed[rank].is_coded and (first := first_difference(mine, due))
+    ]
+    for sign, guess in SHARES.items():
+        if said and all(re.search(sign, words) for words in said):
+            return guess
+    return "each rank has a result of its own" if is_own_result(observed) else ""
+
+
+def first_difference(mine: Leaf, due: Leaf) -> tuple[object, object] | None:
+    pairs = zip(mine.values, due.values, strict=True)
+    return next(((value, wanted) for value, wanted in pairs if not is_close(value, wanted)), None)
+
+
+def is_own_result(observed: Mapping[int, Observation]) -> bool:
+    """Whether the same is due on all ranks, and no two hold the same."""
+    ranks = list(observed.values())
+    if len(ranks) < 2 or any(find_difference(seen.expected, ranks[0].expected) for seen in ranks[1:]):
+        return False
+    others = [(one, other) for place, one in enumerate(ranks) for other in ranks[:place]]
+    return all(find_difference(one.held, other.held) for one, other in others)
+
+
+def is_same(one: Leaf, other: Leaf) -> bool:
+    return (one.kind, one.shape) == (other.kind, other.shape) and not find_difference(
+        [Leaf("", one.kind, one.shape, one.values)], [Leaf("", other.kind, other.shape, other.values)]
+    )
