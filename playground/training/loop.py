@@ -56,11 +56,12 @@ def run_training(rank: int, size: int, lesson: Remote, settings: Any, more: tupl
 def run_board(rank: int, size: int, settings: TrainingSettings, board: Remote) -> TrainingResult:
     """Train as a board's `run` does, with what `settings` ask for, and watch it from outside. Every rank returns the
     same."""
+    images = training_images(settings)
     test_set = partition_test_set(Images(settings.folder, "t10k"))
     watch = BoardWatch(test_set, settings.epochs, settings.loader_workers)
     with on_device():
         model = board(
-            rank, size, training_images(settings), batch_size=settings.batch_size, epochs=settings.epochs,
+            rank, size, images, batch_size=settings.batch_size, epochs=settings.epochs,
             lr=settings.lr, momentum=settings.momentum, seed=settings.seed, loader=watch.new_loader,
             after_epoch=watch.after_epoch,
         )  # fmt: skip

@@ -43,7 +43,7 @@ def test_one_loader_reads_what_torchvision_reads(digits_folder: Path) -> None:
 
 
 def test_no_samples_and_a_limit(digits_folder: Path) -> None:
-    images, labels = Images(digits_folder, "train", limit=7).__getitems__([])
+    images, labels = Images(digits_folder, "train", limit=7)[[]]
     assert (images.shape, labels.shape) == ((0, 1, 28, 28), (0,))
     assert len(Images(digits_folder, "train", limit=7)) == 7
 
