@@ -15,6 +15,8 @@ from playground.console.tables import RANK_COLUMN, Column, Table, Texts, cell
 from playground.console.text import heading, prose, rank_number
 from playground.runtime.remote import Remote, docstrings, module_exists, rank_functions, remote
 
+FURTHER = "further"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Lesson:
@@ -54,12 +56,19 @@ class Lesson:
         """The conclusion, for a world of this size; `values`: further fields of `shown`."""
         return self.shown.format(ranks=f"{size} rank{'s' * (size > 1)}", **values)
 
-    def remote(self, function: str, part: str = "lesson") -> Remote:
+    def remote(self, function: str, part: str = "") -> Remote:
+        """That function, of the board unless it is a step beside it."""
+        part = part or (FURTHER if function in self.further else "lesson")
         return remote(f"{self.module(part)}:{function}")
 
     @property
+    def further(self) -> list[str]:
+        """Steps that do not stand on the board: details, and what needs more than torch."""
+        return rank_functions(self.module(FURTHER)) if module_exists(self.module(FURTHER)) else []
+
+    @property
     def steps(self) -> list[str]:
-        return rank_functions(self.module())
+        return [*rank_functions(self.module()), *self.further]
 
     @property
     def help(self) -> str:
@@ -68,7 +77,7 @@ class Lesson:
 
     @property
     def texts(self) -> dict[str, str]:
-        return docstrings(self.module())
+        return {**(docstrings(self.module(FURTHER)) if self.further else {}), **docstrings(self.module())}
 
     def run_by(self, *decorators: Callable[[Any], Any]) -> Callable[[Callable[..., None]], click.Command]:
         """A decorator that makes a function the command of the lesson: see `session_command`."""

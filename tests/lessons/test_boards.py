@@ -119,7 +119,7 @@ def shown_runs(lesson: str) -> list[tuple[str, list[str]]]:
 
 def without_decimals(line: str) -> str:
     """What is the same whatever is trained on."""
-    return re.sub(r"\d+\.\d+", "#", line)
+    return re.sub(r" *\d+\.\d+", " #", line)
 
 
 @pytest.mark.stress
@@ -146,5 +146,4 @@ def test_a_board_alone_prints_what_its_chapter_shows(
         texts = [done.stdout, *(log.read_text(encoding="utf-8") for log in logs.rglob("stdout.log"))]
         printed, shown = Counter(map(keep, "".join(texts).splitlines())), Counter(map(keep, lines))
         shutil.rmtree(logs, ignore_errors=True)
-        assert shown - Counter({"…": 1}) <= printed
-        assert "…" in shown or shown == printed
+        assert shown == printed or (shown.pop("…", 0) and shown <= printed)
