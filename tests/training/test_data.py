@@ -10,7 +10,7 @@ from torchvision.datasets.mnist import read_image_file, read_label_file
 
 from playground.lessons import LESSONS
 from playground.testing import World
-from playground.training.data import MEAN, STD, Images, partition_dataset, training_images
+from playground.training.data import MEAN, STD, Images, batches, partition_dataset, training_images
 from playground.training.loop import run_training
 from playground.training.settings import LOADERS, TrainingSettings
 
@@ -44,6 +44,18 @@ def test_both_loaders_give_the_same_batches(world: Worlds, digits_folder: Path) 
     whole, single = (world(3).run(batches_by, digits_folder, loader) for loader in LOADERS)
     assert [[len(labels) for _, labels in mine] for mine in whole] == [[3, 3, 1], [3, 3, 0], [2, 2, 0]]
     torch.testing.assert_close(single, whole)
+
+
+def sizes_of_batches(rank: int, size: int, folder: Path) -> list[float]:
+    """Those of the global batches, by the divisors of this rank's losses: in an epoch, and in one resumed after two."""
+    train_set, _ = partition_dataset(Images(folder, "train", 19), 8)
+    whole = [samples * size for *_, samples in batches(train_set, 8)]
+    train_set.batch_sampler.go_on_from(1, 2)
+    return whole + [samples * size for *_, samples in batches(train_set, 8, done=2)]
+
+
+def test_the_last_batch_counts_by_its_own_size(world: Worlds, digits_folder: Path) -> None:
+    assert world(3).run(sizes_of_batches, digits_folder) == [[8.0, 8.0, 3.0, 3.0]] * 3
 
 
 def test_loader_workers_change_nothing(world: Worlds, digits_folder: Path) -> None:

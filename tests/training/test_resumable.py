@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -117,6 +118,16 @@ def test_parameters_of_each_rank_s_own_are_of_no_use_to_another_number(settings:
     train(1, by_hand, local, [])
     with pytest.raises(UsageError, match="ranks is 1 in the snapshot and 2 here; choose another folder"):
         train(2, by_hand, local, [])
+
+
+def test_other_data_are_another_run(settings: TrainingSettings, tmp_path: Path) -> None:
+    train(1, by_hand, settings, [])
+    other = replace(settings, folder=tmp_path / "other")
+    shutil.copytree(settings.folder, other.folder)
+    labels = other.folder / "train-labels-idx1-ubyte"
+    labels.write_bytes(labels.read_bytes()[:-1] + b"\x0a")
+    with pytest.raises(UsageError, match="data is .* in the snapshot and .* here; choose another folder"):
+        train(1, by_hand, other, [])
 
 
 def test_new_ranks_draw_numbers_that_no_other_rank_and_no_other_step_draws() -> None:
