@@ -122,6 +122,9 @@ def call_differently(rank: int, size: int, calls: list[str]) -> None:
     made = {
         "sum of 4": lambda: dist.all_reduce(torch.ones(4)),
         "double": lambda: dist.all_reduce(torch.ones(4, dtype=torch.float64), dist.ReduceOp.MAX),
+        "max of 4": lambda: dist.all_reduce(torch.ones(4), dist.ReduceOp.MAX),
+        "from 0": lambda: dist.broadcast(torch.ones(4), 0),
+        "from 1": lambda: dist.broadcast(torch.ones(4), 1),
         "async": lambda: dist.all_reduce(torch.ones(SLOT), async_op=True).wait(),
     }  # fmt: skip
     made[calls[rank]]()
@@ -132,6 +135,8 @@ def call_differently(rank: int, size: int, calls: list[str]) -> None:
     ("calls", "words"),
     [
         (["sum of 4", "double"], "rank 0 called all_reduce(4 float32, SUM), rank 1 called all_reduce(4 float64, MAX)"),
+        (["sum of 4", "max of 4"], "rank 1 called all_reduce(4 float32, MAX)"),
+        (["from 0", "from 1"], "rank 1 called broadcast(4 float32, from rank 1)"),
         (["sum of 4", "async"], "rank 1 called all_reduce(1048576 float32, SUM)"),
     ],
 )
@@ -139,6 +144,25 @@ def test_calls_that_differ_are_an_error_on_all(calls: list[str], words: str, wor
     with pytest.raises(RankFailed, match=re.escape(words)) as error:
         world(2, backend="shm", fresh=True).run(call_differently, calls)
     assert "the ranks do not call the same collective" in str(error.value)
+
+
+def end_while_under_way(rank: int, size: int) -> list[float]:
+    """Rank 0 leaves a group before rank 1 has come to any of the calls that rank 0 has begun."""
+    group, tensors = dist.new_group(), [torch.full((SLOT,), rank + 1.0 + number) for number in range(3)]
+    if rank == 1:
+        dist.barrier()
+    works = [dist.all_reduce(tensor, group=group, async_op=True) for tensor in tensors]
+    if rank == 0:
+        dist.destroy_process_group(group)
+        dist.barrier()
+    for work in works:
+        work.wait()
+    return [tensor[-1].item() for tensor in tensors]
+
+
+@needs_shm
+def test_what_is_under_way_is_ended_before_a_group_is_left(world: Worlds) -> None:
+    assert world(2, backend="shm").run(end_while_under_way) == [[3.0, 5.0, 7.0]] * 2
 
 
 def overlap(rank: int, size: int) -> list[float]:
