@@ -76,6 +76,18 @@ def test_the_end_has_the_same_bits(
     assert count_differing(undisturbed, settings) == 0
 
 
+def test_local_sgd_averages_at_the_same_steps_after_a_resume(settings: TrainingSettings, tmp_path: Path) -> None:
+    """Resumed after step 8: the next average is due after step 9."""
+    local = replace(settings, sync="parameters", sync_every=3)
+    undisturbed = replace(local, snapshots=snapshots_of(local, folder=tmp_path / "undisturbed"))
+    train(2, by_hand, undisturbed, [])
+    shutil.copytree(snapshots_of(undisturbed).folder, snapshots_of(local).folder)
+    find_snapshots(snapshots_of(local).folder)[0][1].unlink()
+    assert steps_of(local)[0] == 8
+    train(2, by_hand, local, [])
+    assert count_differing(undisturbed, local) == 0
+
+
 def test_a_run_that_ended_goes_on_for_more_epochs(settings: TrainingSettings, tmp_path: Path) -> None:
     longer = replace(settings, epochs=3)
     train(2, by_hand, settings, [])
