@@ -74,7 +74,9 @@ def compare_with_another_oracle(rank: int, size: int) -> list[float]:
     settings = MeshSettings(shapes=((2, 1, 1, 1),), steps=1)
     oracle, off = experiment.new_gpt(settings), 100.0 * (rank == 1)
     oracle[0].tokens.weight.data[3] += off
-    found = experiment.train_on(settings.shapes[0], oracle, torch.tensor([off], dtype=torch.float64), settings)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(costs, "BATCH", 4)
+        found = experiment.train_on(settings.shapes[0], oracle, torch.tensor([off], dtype=torch.float64), settings)
     return [found[f"{key}_difference"] for key in ("loss", "parameter")]
 
 

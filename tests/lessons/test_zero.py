@@ -17,7 +17,7 @@ from torch import nn
 from torch.distributed.tensor.debug import CommDebugMode
 
 from playground.console.one_process import EXACT
-from playground.lessons.zero import measure, snapshot
+from playground.lessons.zero import snapshot
 from playground.lessons.zero.lesson import DDP, WAYS
 from playground.lessons.zero.measure import Trainer, compare, count
 from playground.lessons.zero.page import ZeroSettings
@@ -82,7 +82,7 @@ class OffAtTheEnd(DDP):
 
 def compare_what_is_off(rank: int, size: int) -> float:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(measure.WAYS, "off", OffAtTheEnd)
+        patch.setitem(WAYS, "off", OffAtTheEnd)
         return compare("off", small(size, layers=1, width=12))
 
 

@@ -334,7 +334,7 @@ def open_together(rank: int, size: int, folders: list[Path], resume: str, restar
             return str(error)
     if writer:
         writer.close()
-    return newest and newest.step
+    return newest.step if newest else None
 
 
 def test_all_ranks_resume_if_any_was_restarted(tmp_path: Path, world: Any) -> None:

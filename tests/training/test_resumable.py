@@ -138,7 +138,7 @@ def test_other_data_are_another_run(settings: TrainingSettings, tmp_path: Path) 
     shutil.copytree(settings.folder, other.folder)
     labels = other.folder / "train-labels-idx1-ubyte"
     labels.write_bytes(labels.read_bytes()[:-1] + b"\x0a")
-    with pytest.raises(UsageError, match="data is .* in the snapshot and .* here; choose another folder"):
+    with pytest.raises(UsageError, match=r"data is .* in the snapshot and .* here; choose another folder"):
         train(1, by_hand, other, [])
 
 
