@@ -25,6 +25,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDSt
 from torch.nn.parallel import DistributedDataParallel
 
 from playground.algorithms import load_all_reduce, shared_memory
+from playground.algorithms.backend import INLINE
 from playground.algorithms.messages import segment_of
 from playground.runtime import shared_memory as memory
 from playground.runtime.errors import RankFailed
@@ -160,6 +161,27 @@ def end_while_under_way(rank: int, size: int) -> list[float]:
     return [tensor[-1].item() for tensor in tensors]
 
 
+def begin_large_and_small(rank: int, size: int) -> set[tuple[float, float]]:
+    """Rank 0 has begun both before rank 1 comes, whose small one must wait for the large one, too."""
+    sums = set()
+    for _ in range(20):
+        large, small = torch.full((INLINE,), rank + 1.0), torch.full((3,), rank + 1.0)
+        if rank == 1:
+            dist.recv(torch.empty(1), 0)
+        works = [dist.all_reduce(tensor, async_op=True) for tensor in (large, small)]
+        if rank == 0:
+            dist.send(torch.empty(1), 1)
+        for work in works:
+            work.wait()
+        sums.add((large[-1].item(), small[-1].item()))
+    return sums
+
+
+@needs_shm
+def test_small_calls_do_not_overtake_large_ones(world: Worlds) -> None:
+    assert world(2, backend="shm").run(begin_large_and_small) == [{(3.0, 3.0)}] * 2
+
+
 @needs_shm
 def test_what_is_under_way_is_ended_before_a_group_is_left(world: Worlds) -> None:
     assert world(2, backend="shm").run(end_while_under_way) == [[3.0, 5.0, 7.0]] * 2
@@ -184,8 +206,8 @@ def overlap(rank: int, size: int) -> list[float]:
 
 
 def call_back(rank: int, size: int) -> list[float]:
-    """A callback calls the next collectives; and so does PowerSGD's hook."""
-    tensors = [torch.full((1000,), rank + 1.0) for _ in range(3)]
+    """A callback calls the next collectives, in this thread or another; and so does PowerSGD's hook."""
+    tensors = [torch.full((elements,), rank + 1.0) for elements in (SLOT, 1000, SLOT)]
 
     def again(future: Any) -> None:
         dist.all_reduce(tensors[1])
