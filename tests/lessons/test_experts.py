@@ -18,11 +18,11 @@ from playground.console.one_process import EXACT
 from playground.lessons.experts import experiment
 from playground.lessons.experts.experiment import EveryToken
 from playground.lessons.experts.lesson import Experts, Router, backward, balance_loss, cut_experts, draw, new_expert
-from playground.lessons.experts.page import WAYS, ExpertsSettings, check_rank
+from playground.lessons.experts.page import WAYS, ExpertsSettings, K, check_rank
 from playground.runtime.errors import PlaygroundError, UsageError
 from playground.testing import World
 from playground.training.gpt import copying, new_model
-from playground.training.gpt_config import GPTConfig
+from playground.training.gpt_config import LAYERS, LENGTH, GPTConfig
 
 Worlds = Callable[..., World]
 WIDTH, EXPERTS = 6, 5
@@ -108,10 +108,15 @@ def test_any_routing_is_one_process_s(world: Worlds) -> None:
 def test_training_is_one_process_s_and_sends_its_rows(world: Worlds, size: int) -> None:
     ways, capacity = (("balanced",), 1.0) if size == 2 else (tuple(WAYS), 0.0)
     settings = ExpertsSettings(size=size, steps=1, batch_size=12, capacity=capacity, ways=ways)
-    for found in world(size).run(experiment.run, settings):
+    ranks = world(size).run(experiment.run, settings)
+    for found in ranks:
         for way, figures in zip(ways, found, strict=True):
             check_rank(way, figures, settings)
             assert (figures["dropped"] > 0) == (capacity > 0)
+    for figures in zip(*ranks, strict=True):  # of a way
+        total = {name: sum(rank[name] for rank in figures) for name in ("computed", "dropped", "sent_rows")}
+        assert total["computed"] + total["dropped"] == K * settings.batch_size * LENGTH * LAYERS
+        assert total["sent_rows"] == sum(rank["received_rows"] for rank in figures)
 
 
 def gradients_of_routers(rank: int, size: int) -> list[torch.Tensor]:
@@ -147,6 +152,7 @@ def reach_the_edges(rank: int, size: int) -> None:
     layer = new_layer(Experts, 2, "any")
     backward(layer(hidden).sum() + layer.balance, layer)  # no tokens on any rank
     assert all(param.grad.eq(0).all() for param in layer.parameters())
+    assert layer.balance == 0
     with pytest.raises(ValueError, match="1 experts for 2 ranks: each rank needs one, so choose at least 2 experts"):
         Experts(Router(WIDTH, 1, 1), partial(new_expert, WIDTH, 9, 2))
     with pytest.raises(ValueError, match=r"capacity -0.5: it must be 0 or above"):

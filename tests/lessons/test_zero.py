@@ -15,6 +15,7 @@ import torch
 from ranks import misbehave
 from torch import nn
 from torch.distributed.tensor.debug import CommDebugMode
+from torch.utils.checkpoint import checkpoint
 
 from playground.console.one_process import EXACT
 from playground.lessons.zero import snapshot
@@ -200,6 +201,40 @@ def average_twice(rank: int, size: int) -> dict[str, float]:
 def test_gradients_that_are_averaged_twice_before_a_step_add_up(world: Worlds) -> None:
     for found in world(2).run(average_twice):
         assert max(found.values()) <= EXACT, found
+
+
+class Checkpointed(nn.Module):
+    """Layers whose forward is repeated in backward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(3, 3) for _ in range(3))
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            hidden = checkpoint(layer, hidden, use_reentrant=False)
+        return hidden.sum()
+
+
+def repeat_forward(rank: int, size: int) -> tuple[dict[str, int], bool]:
+    """The collectives of a second backward, and whether no parameters are left after it."""
+    model = Checkpointed()
+    sync: Any = WAYS["zero-3"](model)
+    optimizer = sync.optimizer(partial(torch.optim.SGD, lr=0.1))
+    inputs = torch.ones(2, 3, requires_grad=True)
+    for _ in range(2):
+        with CommDebugMode() as mode:
+            backward(optimizer, [lambda: model(inputs)], sync)
+        is_free = all(row.is_free for row in sync.rows)
+        optimizer.step()
+        sync.after_step(last=False)
+    return {str(call).split(".")[-1].strip("_"): times for call, times in mode.get_comm_counts().items()}, is_free
+
+
+def test_a_forward_that_is_repeated_fetches_its_own_layer_alone(world: Worlds) -> None:
+    for calls, is_free in world(2).run(repeat_forward):
+        assert is_free
+        assert sorted(calls.values()) == [3, 6]  # reduce-scatters, and all-gathers for forward and backward
 
 
 def pass_in_turn(rank: int, size: int) -> list[int]:
