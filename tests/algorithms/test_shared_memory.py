@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import errno
+import gc
 import multiprocessing
 import os
 import random
 import re
 import signal
+import threading
 import time
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -403,6 +406,31 @@ def leave_often(rank: int, world_size: int, count: int) -> list[list[tuple[Any, 
 def test_a_peer_that_leaves_when_all_have_come_is_no_loss(count: int, world: Worlds) -> None:
     for k, results in enumerate(world(1, timeout=600.0, fresh=True).run(leave_often, count)[0]):
         assert results == [(None, 1 + k % 5)] * (2 + k % 3)
+
+
+def let_go(rank: int, size: int) -> bool:
+    """Whether, after an asynchronous call, its tensor is gone, and then, with the group, its thread."""
+    group: Any = dist.new_group(range(size))
+    tensor = torch.ones(3)
+    load_all_reduce("ring")(tensor, group=group, async_op=True).wait()  # type: ignore[attr-defined]
+    seen = weakref.ref(tensor)
+    del tensor
+    comes_true(lambda: seen() is None)
+    dist.destroy_process_group(group)
+    del group
+    comes_true(lambda: not [thread for thread in threading.enumerate() if thread.name == "collective"])
+    return True
+
+
+def comes_true(condition: Callable[[], bool]) -> None:
+    """Wait for it; a test that waits for ever fails."""
+    while not condition():
+        gc.collect()
+        time.sleep(0.001)
+
+
+def test_an_asynchronous_call_keeps_neither_tensors_nor_threads(world: Worlds) -> None:
+    assert world(2, fresh=True).run(let_go) == [True, True]
 
 
 def leave_nothing(rank: int, size: int) -> tuple[int, int, set[str], int]:

@@ -75,6 +75,12 @@ def test_steps_are_those_of_the_optimizer(name: str, size: int, optimizer: str, 
     assert all(result["values"] == results[0]["values"] and result["strides"] for result in results)
 
 
+def test_ranks_of_several_hosts_have_no_memory_for_all(world: Worlds, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PLAYGROUND_HOSTS", "2")
+    results = world(4).run(train, "shared", 2, "sgd")
+    assert all(result["difference"] < 1e-6 for result in results), results
+
+
 def be_late(rank: int, size: int) -> tuple[list[float], float]:
     """How far gradients, by step, and parameters in the end are from those of `none-safe`, where rank 1 is late to add
     up, and rank 0 to step. The second step is left out."""

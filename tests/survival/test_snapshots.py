@@ -347,3 +347,10 @@ def test_where_one_rank_has_no_folder_all_are_told(tmp_path: Path, world: Any) -
     (tmp_path / "file").touch()
     told = world(2).run(open_together, [tmp_path / "folder", tmp_path / "file"], "auto", [0, 0])
     assert all("File exists; choose a folder that can be written to" in each for each in told)
+
+
+def test_where_another_run_writes_all_are_told(tmp_path: Path, world: Any) -> None:
+    descriptor = lock_folder(tmp_path)
+    told = world(2).run(open_together, [tmp_path] * 2, "auto", [0, 0])
+    os.close(descriptor)
+    assert all("another run is writing its own there" in each for each in told)

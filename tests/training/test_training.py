@@ -23,7 +23,7 @@ from playground.training import prepare
 from playground.training.data import Images, partition_dataset, partition_test_set
 from playground.training.grad_syncs import RUNGS
 from playground.training.history import summary
-from playground.training.loop import run_training, train
+from playground.training.loop import identify, run_training, train
 from playground.training.net import Net
 from playground.training.replicas import broadcast_parameters, find_largest_difference
 from playground.training.results import Epoch, TrainingResult
@@ -299,6 +299,21 @@ def own_settings(rank: int, size: int, folder: Path) -> None:
 def test_ranks_that_were_told_different_things_are_stopped(world: Worlds, digits_folder: Path) -> None:
     with pytest.raises(UsageError, match=r"lr is 0.01 on rank 0 and 0.1 on rank 2"):
         world(3).run(own_settings, digits_folder)
+
+
+def test_what_changes_a_number_is_part_of_what_a_run_is(digits_folder: Path) -> None:
+    """It resumes from no other's snapshot."""
+    settings, sync = TrainingSettings(folder=digits_folder), GradSync(Net())
+    same: list[dict[str, Any]] = [{"epochs": 3}, {"loader": "per-sample"}, {"loader_workers": 2}]
+    other: list[dict[str, Any]] = [
+        {"lr": 0.2}, {"momentum": 0.9}, {"seed": 1}, {"batch_size": 64}, {"limit": 100}, {"accumulate": 2},
+        {"sync": "flat"}, {"all_reduce": "ring"}, {"sync": "parameters", "sync_every": 2}, {"dataset": "mnist"},
+        {"sync": "bucketed", "bucket_cap": 2**20},
+    ]  # fmt: skip
+    own = identify(settings, sync)
+    assert [change for change in same if identify(replace(settings, **change), sync) != own] == []
+    assert [change for change in other if identify(replace(settings, **change), sync) == own] == []
+    assert identify(settings, GradSync(small_model(0))) != own
 
 
 @pytest.mark.parametrize(
