@@ -12,7 +12,8 @@ def test_memory_counts_once_and_until_its_last_holder_has_gone() -> None:
     """exp and sin keep the same 4000 bytes; a parameter counts as nothing."""
     layer = nn.Linear(1000, 1, bias=False)
     start = torch.zeros(1000, requires_grad=True)
-    with ActivationCounter(layer) as counter:
+    counter = ActivationCounter(layer)
+    with counter:
         first = start.exp()
         assert counter.nbytes == 4000
         second = first.sin()
