@@ -216,8 +216,9 @@ class Checkpointed(nn.Module):
         return hidden.sum()
 
 
-def repeat_forward(rank: int, size: int) -> tuple[dict[str, int], bool]:
-    """The collectives of a second backward, and whether no parameters are left after it."""
+def repeat_forward(rank: int, size: int) -> tuple[dict[str, int], list[bool]]:
+    """The collectives of a second backward; and whether no parameters are here after it, after the step, and after one
+    that a test follows."""
     model = Checkpointed()
     sync: Any = WAYS["zero-3"](model)
     optimizer = sync.optimizer(partial(torch.optim.SGD, lr=0.1))
@@ -225,15 +226,18 @@ def repeat_forward(rank: int, size: int) -> tuple[dict[str, int], bool]:
     for _ in range(2):
         with CommDebugMode() as mode:
             backward(optimizer, [lambda: model(inputs)], sync)
-        is_free = all(row.is_free for row in sync.rows)
+        is_free = [all(row.is_free for row in sync.rows)]
         optimizer.step()
+        for last in (False, True):
+            sync.after_step(last)
+            is_free.append(all(row.is_free for row in sync.rows))
         sync.after_step(last=False)
     return {str(call).split(".")[-1].strip("_"): times for call, times in mode.get_comm_counts().items()}, is_free
 
 
 def test_a_forward_that_is_repeated_fetches_its_own_layer_alone(world: Worlds) -> None:
     for calls, is_free in world(2).run(repeat_forward):
-        assert is_free
+        assert is_free == [True, True, False]
         assert sorted(calls.values()) == [3, 6]  # reduce-scatters, and all-gathers for forward and backward
 
 
