@@ -11,6 +11,7 @@ Source: https://docs.pytorch.org/docs/stable/distributed.html#third-party-backen
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import weakref
 from collections.abc import Callable, Sequence
@@ -20,7 +21,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch._C import DisableTorchFunction
+from torch._C import DisableTorchFunction, _AutoDispatchBelowADInplaceOrView as BelowAutograd
 from torch._C._distributed_c10d import Backend, Work
 from torch.autograd.graph import increment_version
 
@@ -29,7 +30,7 @@ from playground.algorithms.background import Calls, attempt
 from playground.algorithms.collectives import all_gather_by, all_reduce_by, on_flat, reduce_scatter_by
 from playground.algorithms.operation import ADDS, Op, check, kind
 from playground.runtime.host import digest, host_id, ranks_by_host
-from playground.runtime.shared_memory import NotAllCome, Segment, open_segment
+from playground.runtime.shared_memory import NotAllCome, Segment, open_segment, outside_modes
 from playground.runtime.tap.replacement import Replacement
 
 INLINE = 256 * 1024
@@ -107,11 +108,13 @@ class SharedMemory(Backend):
 
     @unseen
     def allreduce(self, tensors: list[torch.Tensor], opts: Any) -> Any:
-        op = kind(opts.reduceOp)
-        if not self.is_ours(tensors, op) or (op == Op.AVG and not is_written(tensors[0])):
+        op, tensor = kind(opts.reduceOp), tensors[0]
+        if not self.is_ours(tensors, op):
             return self.gloo.allreduce(tensors, opts)
         reduce = partial(shared_memory.all_reduce, self.segment, op=op)
-        call = partial(all_reduce_by, reduce, tensors[0], op, self.size())
+        if op == Op.AVG and not is_written(tensor):
+            return self.call(partial(on_flat, reduce, tensor), tensors, opts, lambda: tensor.div_(self.size()))
+        call = partial(all_reduce_by, reduce, tensor, op, self.size())
         return self.call(counted(tensors, call) if op == Op.AVG else call, tensors, opts)
 
     @unseen
@@ -124,19 +127,32 @@ class SharedMemory(Backend):
     @unseen
     def _allgather_base(self, output: torch.Tensor, input: torch.Tensor, opts: Any) -> Any:
         whole = input.numel() and input.dim() and output.shape == (self.size() * input.shape[0], *input.shape[1:])
-        if not whole or not self.is_ours([output]) or not is_written(output, input) or not output.is_contiguous():
+        if not whole or not self.is_ours([output]) or output.dtype != input.dtype:  # which gloo refuses
             return self.gloo._allgather_base(output, input, opts)
         gather, parts = partial(shared_memory.all_gather, self.segment), [*output.chunk(self.size())]
-        call = partial(all_gather_by, gather, output, input, self.rank(), self.size())
-        return self.call(counted(parts, call), parts, opts)
+        if is_written(output, input) and output.is_contiguous():
+            call = partial(all_gather_by, gather, output, input, self.rank(), self.size())
+            return self.call(counted(parts, call), parts, opts)
+        with outside_modes():
+            found = torch.empty(output.shape, dtype=output.dtype, device="cpu")
+        call = partial(all_gather_by, gather, found, input, self.rank(), self.size())
+        return self.call(call, parts, opts, partial(copy_all, parts, found.chunk(self.size())))
 
     @unseen
     def _reduce_scatter_base(self, output: torch.Tensor, input: torch.Tensor, opts: Any) -> Any:
         op = kind(opts.reduceOp)
         whole = input.numel() and output.dim() and input.shape == (self.size() * output.shape[0], *output.shape[1:])
-        if not whole or not self.is_ours([input], op) or not is_written(output, input) or 0 in output.stride():
+        if not whole or not self.is_ours([input], op):
             return self.gloo._reduce_scatter_base(output, input, opts)
         reduce = partial(shared_memory.reduce_scatter, self.segment, op=op)
+        if not is_written(output, input) or 0 in output.stride():
+            summed = input.clone()
+
+            def write() -> None:
+                share = summed.chunk(self.size())[self.rank()]
+                output.copy_(share.div_(self.size()) if op == Op.AVG else share)
+
+            return self.call(partial(on_flat, reduce, summed), [output], opts, write)
         call = partial(reduce_scatter_by, reduce, output, input, op, self.rank(), self.size())
         return self.call(counted([output], call, in_wait=True), [output], opts)
 
@@ -177,33 +193,44 @@ class SharedMemory(Backend):
             return False
         return tensor.device.type == "cpu" and tensor.layout == torch.strided
 
-    def call(self, call: Callable[[], None], tensors: list[torch.Tensor], opts: Any) -> Any:
-        """Make this call, after those before it: here and now, or in a thread. Returns its `Work`."""
+    def call(
+        self, call: Callable[[], None], tensors: list[torch.Tensor], opts: Any, write: Callable[[], object] | None = None
+    ) -> Any:
+        """Make this call, after those before it: here and now, or in a thread. Returns its `Work`.
+
+        `write` does the rest on this rank by operators of torch, which autograd sees and which may refuse: of that the
+        others know nothing, and the group stays usable.
+        """
         (segment := self.segment).check()
+        write = as_here(write) if write else lambda: None
         if opts.timeout > NO_TIMEOUT:
             call = partial(segment.within, opts.timeout.total_seconds(), call)
         try:
             if not opts.asyncOp:
                 self.calls.run(call)
+            else:
+                call = partial(segment.guard, call)  # errors before and after its meetings, too
+                error: BaseException | None = NotAllCome()
+                if sum(tensor.nbytes for tensor in tensors) <= INLINE and self.calls.is_idle():
+                    segment.hasty = threading.get_ident()
+                    error = attempt(call)
+                    if error and not isinstance(error, NotAllCome):
+                        segment.give_up()  # a signal's can have come where the guard looked at another error
+                    error = error or attempt(write)
+                if error:
+                    begun: torch.futures.Future[Any] = torch.futures.Future()
+                    if isinstance(error, NotAllCome):
+                        self.calls.start(partial(one_after_the_other, call, write), begun.set_result)
+                    else:
+                        begun.set_result(error)
+                    ended = begun.then(partial(give, tensors))  # its error is one to C++, too, where DDP waits
+                    return FutureWork(ended, tensors)
                 return FutureWork(None, tensors)
-            call = partial(segment.guard, call)  # errors before and after its meetings, too
-            error: BaseException | None = NotAllCome()
-            if sum(tensor.nbytes for tensor in tensors) <= INLINE and self.calls.is_idle():
-                segment.hasty = threading.get_ident()
-                error = attempt(call)
-            if error:
-                begun: torch.futures.Future[Any] = torch.futures.Future()
-                if isinstance(error, NotAllCome):
-                    self.calls.start(call, begun.set_result)
-                else:
-                    segment.give_up()  # a signal's can have come where the guard looked at another error
-                    begun.set_result(error)
-                ended = begun.then(partial(give, tensors))  # its error is one to C++, too, where DDP waits
-                return FutureWork(ended, tensors)
-            return FutureWork(None, tensors)
         except BaseException:  # the call may be under way, and its caller does not know
             segment.give_up()
             raise
+        write()
+        return FutureWork(None, tensors)
 
 
 def give(tensors: list[torch.Tensor], ended: Any) -> list[torch.Tensor]:
@@ -213,9 +240,36 @@ def give(tensors: list[torch.Tensor], ended: Any) -> list[torch.Tensor]:
     return tensors
 
 
+def one_after_the_other(*calls: Callable[[], object]) -> None:
+    for call in calls:
+        call()
+
+
+def copy_all(outputs: Sequence[torch.Tensor], found: Sequence[torch.Tensor]) -> None:
+    for output, part in zip(outputs, found, strict=True):
+        output.copy_(part)
+
+
+def as_here(write: Callable[[], object]) -> Callable[[], None]:
+    """`write` as it would do here, also in a thread: under the same modes of torch."""
+    inference, gradients = torch.is_inference_mode_enabled(), torch.is_grad_enabled()
+    below = torch._C._dispatch_tls_is_dispatch_key_excluded(torch._C.DispatchKey.ADInplaceOrView)
+
+    def run() -> None:
+        with DisableTorchFunction(), torch.inference_mode(inference), torch.set_grad_enabled(gradients):
+            with BelowAutograd() if below else contextlib.nullcontext():
+                write()
+
+    return run
+
+
 def is_written(output: torch.Tensor, *inputs: torch.Tensor) -> bool:
     """Whether gloo, which leaves some results by operators of torch (`copy_`, `div_`), may write this tensor so, and
-    only its version tells. Otherwise it is for gloo to raise, or to record."""
+    only its version tells. Otherwise those operators have to raise, or to record.
+
+    That is this rank's alone. Which way a call goes, through the memory or by gloo, depends on nothing that may differ
+    between ranks: they would wait for each other for ever.
+    """
     if output.is_inference() or torch.is_inference_mode_enabled():
         return False
     return not any(tensor.requires_grad or tensor.dtype != output.dtype for tensor in (output, *inputs))
