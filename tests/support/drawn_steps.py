@@ -82,7 +82,7 @@ Way = tuple[Callable[..., Any], dict[str, Any]]
 Made = tuple[list[Way], Callable[[], None]]
 """Ways to make a call, one of which is to be taken, and a check of what comes of it."""
 COLLECTIVES: dict[str, Callable[[Player, Group], Made]] = {}
-STEPS: dict[str, tuple[int, Callable[[Player], None]]] = {}
+STEPS: dict[str, tuple[float, Callable[[Player], None]]] = {}
 """How often each is drawn, and what it does."""
 DOUBTFUL: dict[str, Callable[[Player], None]] = {}
 
@@ -92,7 +92,7 @@ def collective(make: Callable[[Player, Group], Made]) -> Callable[[Player, Group
     return make
 
 
-def step(weight: int) -> Callable[[Callable[[Player], None]], Callable[[Player], None]]:
+def step(weight: float) -> Callable[[Callable[[Player], None]], Callable[[Player], None]]:
     """A step; one of weight 0 is doubtful."""
 
     def keep(take: Callable[[Player], None]) -> Callable[[Player], None]:
@@ -193,13 +193,15 @@ class Player:
     def length(self) -> int:
         return self.draw.choice([1, 3, 3, 100, 1000, 20_000])
 
-    def await_later(self, work: Any, check: Callable[[], None]) -> None:
-        """Wait for an asynchronous call in one of all ways, now or at the program's end."""
+    def await_later(self, work: Any, check: Callable[[], None], mode: Callable[[], Any]) -> None:
+        """Wait for an asynchronous call in one of all ways, now or at the program's end, under the mode it was made in:
+        gloo writes some results in `wait`."""
 
         def finish() -> None:
             self.dawdle()
-            wait(work, self.own)
-            check()
+            with mode():
+                wait(work, self.own)
+                check()
 
         if work is None:
             check()
@@ -502,7 +504,7 @@ def call(player: Player) -> None:
                 arguments["async_op"] = True
             work = player.call(function, arguments)
             if asynchronous:
-                player.await_later(work, check)
+                player.await_later(work, check, mode)
             else:
                 if work is not None:
                     work.wait()
@@ -684,7 +686,7 @@ def lists_of_objects(player: Player) -> None:
         assert found == ["a", {"b": 3}]
 
 
-@step(3)
+@step(1.5)
 def make_group(player: Player) -> None:
     """A group made in some way is there for later steps."""
     world, draw, own, more = [*range(player.size)], player.draw, player.own, dict[str, Any]()
@@ -693,13 +695,14 @@ def make_group(player: Player) -> None:
     if draw.random() < 0.3:
         more["timeout"] = draw.choice(LIMITS)
     if how in ("new_group", "local"):
-        ways: list[Any] = [members, members[::-1], set(members), (each for each in members), tuple(members)]
-        if how == "local":
-            ways, more["use_local_synchronization"] = ways[:2] + ways[3:], True
+        if how == "local":  # one on each rank: torch counts the groups that a rank has made, and names the next by it
+            cut, order = draw.randint(1, player.size), draw.sample(world, player.size)
+            members, more["use_local_synchronization"] = order[:cut] if player.rank in order[:cut] else order[cut:], True
+        ways: list[Any] = [members, members[::-1], tuple(members)]
+        ways += [set(members), (each for each in members)] if how == "new_group" else []
         if draw.random() < 0.2 and "sort_ranks" in parameters(dist.new_group):
             more["sort_ranks"], ways = False, [members]
-        come = how == "new_group" or player.rank in members
-        handle = player.call(dist.new_group, {"ranks": own.choice(ways)} | more) if come else None
+        handle = player.call(dist.new_group, {"ranks": own.choice(ways)} | more)
         made = [Group(handle, tuple(members if more.get("sort_ranks") is False else sorted(members)))]
     elif how == "all":
         made = [Group(dist.new_group(group_desc="all", **more), tuple(world))]
@@ -738,14 +741,16 @@ def own_part(player: Player, lists: Sequence[Sequence[int]]) -> tuple[int, ...]:
     return next((tuple(part) for part in lists if player.rank in part), ())
 
 
-@step(1)
+@step(0.7)
 def destroy_group(player: Player) -> None:
-    """Nobody is in a call of the group any more."""
+    """Nobody is in a call of the group any more. (Where torch names a group by its ranks, the next of this name would
+    find the addresses of the one that is gone.)"""
     player.finish()
     dist.barrier()
     if len(player.groups) > 1:
         group = player.groups.pop(player.draw.randrange(1, len(player.groups)))
-        if group.handle is not None and group.handle in distributed_c10d._world.pg_map:
+        known = group.handle in distributed_c10d._world.pg_map and group.handle is not dist.group.WORLD
+        if known and group.handle.group_name.isdecimal():
             dist.destroy_process_group(group.handle)
 
 
@@ -763,7 +768,7 @@ GIVE_UP: list[Callable[[Any], object]] = [
 """Ways to wait for a while only. (A group's timeout is none of its messages', on gloo.)"""
 
 
-@step(2)
+@step(0.7)
 def a_timeout_that_is_handled(player: Player) -> None:
     """One rank waits for others, which never come, in a group that is not used any more."""
     group, alone, give_up = dist.new_group(), player.draw.randrange(player.size), player.draw.choice(GIVE_UP)
@@ -900,7 +905,7 @@ def model_of(length: int = 1) -> nn.Module:
     return model
 
 
-@step(4)
+@step(2)
 def distributed_data_parallel(player: Player) -> None:
     """Some steps of training, in which ranks dawdle; some passes average nothing."""
     draw, own, group = player.draw, player.own, player.group()
@@ -937,7 +942,7 @@ def distributed_data_parallel(player: Player) -> None:
         assert abs(whole[0].weight.grad.item() - mean * scale) < 1e-4, whole[0].weight.grad
 
 
-@step(1)
+@step(0.4)
 def joined(player: Player) -> None:
     """Ranks have unequal numbers of batches."""
     model = DistributedDataParallel(model_of())
@@ -947,7 +952,7 @@ def joined(player: Player) -> None:
     check_sum(player)
 
 
-@step(1)
+@step(0.2)
 def fully_sharded(player: Player) -> None:
     mesh = init_device_mesh("cpu", (player.size,))
     model = fully_shard(model_of(2 * player.size), mesh=mesh)
