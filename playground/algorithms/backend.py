@@ -86,6 +86,10 @@ class SharedMemory(Backend):
     def options(self) -> Any:
         return self.gloo.options
 
+    def set_timeout(self, timeout: timedelta) -> None:
+        """For the calls that follow: the memory's limit is read from gloo's options, too."""
+        self.gloo.set_timeout(timeout)
+
     def open_segment(self, world: Sequence[int]) -> Segment | None:
         if self.size() == 1:
             return None
