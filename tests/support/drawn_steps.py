@@ -19,7 +19,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import timedelta
@@ -697,7 +697,10 @@ def make_group(player: Player) -> None:
     if how in ("new_group", "local"):
         if how == "local":  # one on each rank: torch counts the groups that a rank has made, and names the next by it
             cut, order = draw.randint(1, player.size), draw.sample(world, player.size)
-            members, more["use_local_synchronization"] = order[:cut] if player.rank in order[:cut] else order[cut:], True
+            members, more["use_local_synchronization"] = (
+                order[:cut] if player.rank in order[:cut] else order[cut:],
+                True,
+            )
         ways: list[Any] = [members, members[::-1], tuple(members)]
         ways += [set(members), (each for each in members)] if how == "new_group" else []
         if draw.random() < 0.2 and "sort_ranks" in parameters(dist.new_group):
@@ -912,16 +915,16 @@ def distributed_data_parallel(player: Player) -> None:
     how, steps, more = draw.random(), draw.choice([1, 2, 3]), dict[str, Any]()
     evaluates, accumulates, buffers = draw.random() < 0.3, draw.random() < 0.3, draw.random() < 0.3
     kind = draw.choice(["plain", "unused", "static", "view"])
+    if how >= 0.8:
+        group = player.groups[0]
     if (handle := group.handle) is None:
         return
     more |= {"unused": {"find_unused_parameters": True}, "static": {"static_graph": True}}.get(kind, {})
     more |= {"gradient_as_bucket_view": True} if kind == "view" else {}
     if how < 0.3 and handle is not dist.group.WORLD:
         more["device_mesh"] = DeviceMesh.from_group(handle, "cpu")
-    elif how < 0.8:
+    elif how < 0.8 or handle is not dist.group.WORLD:
         more["process_group"] = handle
-    else:
-        group, handle = player.groups[0], dist.group.WORLD
     whole = nn.Sequential(model_of(), *[nn.BatchNorm1d(1, affine=False, momentum=0.0)] * buffers)
     if buffers:
         whole[1].eval()

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Any
 from unittest.mock import patch
 
-from playground.runtime.black_box.diagnosis import diagnose
 from playground.runtime.launcher import examine, watch
 from playground.runtime.launcher.examine import Examiner
 
