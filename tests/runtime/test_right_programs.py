@@ -114,7 +114,8 @@ def test_a_deadlock_after_drawn_programs_is_proved(backend: str) -> None:
 def test_all_calls_are_drawn() -> None:
     """What torch.distributed and its groups offer to call stands in the steps; what does not, no backend here has."""
     words = {*re.findall(r"\w+", inspect.getsource(drawn_steps))}
-    offered = {name for name in distributed_c10d.__all__ if inspect.isfunction(getattr(distributed_c10d, name))}
+    functions = (name for name in distributed_c10d.__all__ if name != "reduce_op")  # which warns when it is looked at
+    offered = {name for name in functions if inspect.isfunction(getattr(distributed_c10d, name))}
     assert {name for name in offered - words if not name.startswith(("get_", "is_", "supports_"))} <= NOT_OFFERED
     assert {*METHODS} - words <= SYNONYMS
 

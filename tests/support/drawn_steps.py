@@ -785,13 +785,16 @@ def a_timeout_that_is_handled(player: Player) -> None:
 
 @step(2)
 def limits_of_groups(player: Player) -> None:
+    """A limit that no call needs, and then one that ends no earlier than the world's: else nothing more is proved."""
     group, own = player.group(), player.own
-    if group.handle is not None:
-        passed = {"timeout": own.choice(LIMITS)}
+    for limit in LIMITS if group.handle is not None else ():
         if own.random() < 0.5:
-            player.call(dist.distributed_c10d.set_timeout, passed | {"group": group.handle})
+            player.call(distributed_c10d.set_timeout, {"timeout": limit, "group": group.handle})
         else:
-            player.call(group.handle.set_timeout, passed)
+            player.call(group.handle.set_timeout, {"timeout": limit})
+        tensor = torch.ones(3)
+        dist.all_reduce(tensor, group=group.handle)
+        check_all(tensor, group.size)
 
 
 @step(4)
