@@ -11,6 +11,7 @@ Source: https://docs.pytorch.org/docs/stable/distributed.html#third-party-backen
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import weakref
 from collections.abc import Callable, Sequence
@@ -20,7 +21,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch._C import DisableTorchFunction
+from torch._C import DisableTorchFunction, _AutoDispatchBelowADInplaceOrView as BelowAutograd
 from torch._C._distributed_c10d import Backend, Work
 from torch.autograd.graph import increment_version
 
@@ -29,13 +30,16 @@ from playground.algorithms.background import Calls, attempt
 from playground.algorithms.collectives import all_gather_by, all_reduce_by, on_flat, reduce_scatter_by
 from playground.algorithms.operation import ADDS, Op, check, kind
 from playground.runtime.host import digest, host_id, ranks_by_host
-from playground.runtime.shared_memory import NotAllCome, Segment, open_segment
+from playground.runtime.shared_memory import NotAllCome, Segment, open_segment, outside_modes
 from playground.runtime.tap.replacement import Replacement
 
 INLINE = 256 * 1024
 """Bytes up to which an asynchronous collective is over before a thread would have begun it, if all ranks come to it."""
 NO_TIMEOUT = timedelta(0)
 """In torch's options and arguments, this or less says that none is given."""
+ALL_REDUCE, BROADCAST, BARRIER = dist.AllreduceOptions(), dist.BroadcastOptions(), dist.BarrierOptions()
+ALL_GATHER, REDUCE_SCATTER = torch._C._distributed_c10d.AllgatherOptions(), dist.ReduceScatterOptions()
+"""Those of torch's own backends where none are given."""
 HANDED_ON = (
     "allgather", "allgather_coalesced", "all_gather_single_coalesced", "allreduce_coalesced", "alltoall",
     "alltoall_base", "all_to_all_single", "gather", "gather_single", "reduce", "reduce_scatter",
@@ -54,9 +58,9 @@ _backends: weakref.WeakKeyDictionary[Any, SharedMemory] = weakref.WeakKeyDiction
 def unseen(method: Callable[..., Any]) -> Callable[..., Any]:
     """Have no mode of the program's, and no subclass of tensors, hear of what is called in this method."""
 
-    def call(*args: Any) -> Any:
+    def call(*args: Any, **named: Any) -> Any:
         with DisableTorchFunction():
-            return method(*args)
+            return method(*args, **named)
 
     return call
 
@@ -85,6 +89,10 @@ class SharedMemory(Backend):
     def options(self) -> Any:
         return self.gloo.options
 
+    def set_timeout(self, timeout: timedelta) -> None:
+        """For the calls that follow: the memory's limit is read from gloo's options, too."""
+        self.gloo.set_timeout(timeout)
+
     def open_segment(self, world: Sequence[int]) -> Segment | None:
         if self.size() == 1:
             return None
@@ -106,41 +114,56 @@ class SharedMemory(Backend):
         return [tuple(each.tolist()) for each in told]
 
     @unseen
-    def allreduce(self, tensors: list[torch.Tensor], opts: Any) -> Any:
-        op = kind(opts.reduceOp)
-        if not self.is_ours(tensors, op) or (op == Op.AVG and not is_written(tensors[0])):
+    def allreduce(self, tensors: list[torch.Tensor], opts: Any = ALL_REDUCE) -> Any:
+        op, tensor = kind(opts.reduceOp), tensors[0]
+        if not self.is_ours(tensors, op):
             return self.gloo.allreduce(tensors, opts)
         reduce = partial(shared_memory.all_reduce, self.segment, op=op)
-        call = partial(all_reduce_by, reduce, tensors[0], op, self.size())
+        if op == Op.AVG and not is_written(tensor):
+            return self.call(partial(on_flat, reduce, tensor), tensors, opts, lambda: tensor.div_(self.size()))
+        call = partial(all_reduce_by, reduce, tensor, op, self.size())
         return self.call(counted(tensors, call) if op == Op.AVG else call, tensors, opts)
 
     @unseen
-    def broadcast(self, tensors: list[torch.Tensor], opts: Any) -> Any:
+    def broadcast(self, tensors: list[torch.Tensor], opts: Any = BROADCAST) -> Any:
         if not self.is_ours(tensors):
             return self.gloo.broadcast(tensors, opts)
         broadcast = partial(shared_memory.broadcast, self.segment, root=opts.rootRank)
         return self.call(partial(on_flat, broadcast, tensors[0]), tensors, opts)
 
     @unseen
-    def _allgather_base(self, output: torch.Tensor, input: torch.Tensor, opts: Any) -> Any:
+    def _allgather_base(self, output: torch.Tensor, input: torch.Tensor, opts: Any = ALL_GATHER) -> Any:
         whole = input.numel() and input.dim() and output.shape == (self.size() * input.shape[0], *input.shape[1:])
-        if not whole or not self.is_ours([output]) or not is_written(output, input) or not output.is_contiguous():
+        if not whole or not self.is_ours([output]) or output.dtype != input.dtype:  # which gloo refuses
             return self.gloo._allgather_base(output, input, opts)
         gather, parts = partial(shared_memory.all_gather, self.segment), [*output.chunk(self.size())]
-        call = partial(all_gather_by, gather, output, input, self.rank(), self.size())
-        return self.call(counted(parts, call), parts, opts)
+        if is_written(output, input) and output.is_contiguous():
+            call = partial(all_gather_by, gather, output, input, self.rank(), self.size())
+            return self.call(counted(parts, call), parts, opts)
+        with outside_modes():
+            found = torch.empty(output.shape, dtype=output.dtype, device="cpu")
+        call = partial(all_gather_by, gather, found, input, self.rank(), self.size())
+        return self.call(call, parts, opts, partial(copy_all, parts, found.chunk(self.size())))
 
     @unseen
-    def _reduce_scatter_base(self, output: torch.Tensor, input: torch.Tensor, opts: Any) -> Any:
+    def _reduce_scatter_base(self, output: torch.Tensor, input: torch.Tensor, opts: Any = REDUCE_SCATTER) -> Any:
         op = kind(opts.reduceOp)
         whole = input.numel() and output.dim() and input.shape == (self.size() * output.shape[0], *output.shape[1:])
-        if not whole or not self.is_ours([input], op) or not is_written(output, input) or 0 in output.stride():
+        if not whole or not self.is_ours([input], op) or output.dtype != input.dtype:  # which gloo refuses
             return self.gloo._reduce_scatter_base(output, input, opts)
         reduce = partial(shared_memory.reduce_scatter, self.segment, op=op)
+        if not is_written(output, input) or 0 in output.stride():
+            summed = input.clone()
+
+            def write() -> None:
+                share = summed.chunk(self.size())[self.rank()]
+                output.copy_(share.div_(self.size()) if op == Op.AVG else share)
+
+            return self.call(partial(on_flat, reduce, summed), [output], opts, write)
         call = partial(reduce_scatter_by, reduce, output, input, op, self.rank(), self.size())
         return self.call(counted([output], call, in_wait=True), [output], opts)
 
-    def barrier(self, opts: Any) -> Any:
+    def barrier(self, opts: Any = BARRIER) -> Any:
         """That of gloo, which waits for what is under way on this rank."""
         if self.calls.is_idle():
             return self.gloo.barrier(opts)
@@ -177,30 +200,45 @@ class SharedMemory(Backend):
             return False
         return tensor.device.type == "cpu" and tensor.layout == torch.strided
 
-    def call(self, call: Callable[[], None], tensors: list[torch.Tensor], opts: Any) -> Any:
-        """Make this call, after those before it: here and now, or in a thread. Returns its `Work`."""
+    def call(
+        self,
+        call: Callable[[], None],
+        tensors: list[torch.Tensor],
+        opts: Any,
+        write: Callable[[], object] | None = None,
+    ) -> Any:
+        """Make this call, after those before it: here and now, or in a thread. Returns its `Work`.
+
+        `write` does the rest on this rank by operators of torch, which autograd sees and which may refuse: of that the
+        others know nothing, and the group stays usable.
+        """
         (segment := self.segment).check()
+        refused: list[BaseException] = []
+        write = partial(note_error, as_here(write), refused) if write else do_nothing
         if opts.timeout > NO_TIMEOUT:
             call = partial(segment.within, opts.timeout.total_seconds(), call)
+        error: BaseException | None = None
         try:
             if not opts.asyncOp:
                 self.calls.run(call)
+            else:
+                call = partial(segment.guard, call)  # errors before and after its meetings, too
+                error = NotAllCome()
+                if sum(tensor.nbytes for tensor in tensors) <= INLINE and self.calls.is_idle():
+                    segment.hasty = threading.get_ident()
+                    error = attempt(call)
+                    if error and not isinstance(error, NotAllCome):
+                        segment.give_up()  # a signal's can have come where the guard looked at another error
+            error = error or attempt(write)
+            if not error:
                 return FutureWork(None, tensors)
-            call = partial(segment.guard, call)  # errors before and after its meetings, too
-            error: BaseException | None = NotAllCome()
-            if sum(tensor.nbytes for tensor in tensors) <= INLINE and self.calls.is_idle():
-                segment.hasty = threading.get_ident()
-                error = attempt(call)
-            if error:
-                begun: torch.futures.Future[Any] = torch.futures.Future()
-                if isinstance(error, NotAllCome):
-                    self.calls.start(call, begun.set_result)
-                else:
-                    segment.give_up()  # a signal's can have come where the guard looked at another error
-                    begun.set_result(error)
-                ended = begun.then(partial(give, tensors))  # its error is one to C++, too, where DDP waits
-                return FutureWork(ended, tensors)
-            return FutureWork(None, tensors)
+            begun: torch.futures.Future[Any] = torch.futures.Future()
+            if isinstance(error, NotAllCome):
+                self.calls.start(partial(one_after_the_other, call, write), begun.set_result)
+            else:
+                begun.set_result(error)
+            ended = begun.then(partial(give, tensors))  # its error is one to C++, too, where DDP waits
+            return FutureWork(ended, tensors, refused)
         except BaseException:  # the call may be under way, and its caller does not know
             segment.give_up()
             raise
@@ -213,9 +251,52 @@ def give(tensors: list[torch.Tensor], ended: Any) -> list[torch.Tensor]:
     return tensors
 
 
+def do_nothing() -> None:
+    """Of most calls there is no rest."""
+
+
+def note_error(call: Callable[[], None], errors: list[BaseException]) -> None:
+    try:
+        call()
+    except Exception as error:
+        errors.append(error)
+        raise
+
+
+def one_after_the_other(*calls: Callable[[], object]) -> None:
+    for call in calls:
+        call()
+
+
+def copy_all(outputs: Sequence[torch.Tensor], found: Sequence[torch.Tensor]) -> None:
+    for output, part in zip(outputs, found, strict=True):
+        output.copy_(part)
+
+
+def as_here(write: Callable[[], object]) -> Callable[[], None]:
+    """`write` as it would do here, also in a thread: under the same modes of torch."""
+    inference, gradients = torch.is_inference_mode_enabled(), torch.is_grad_enabled()
+    below = torch._C._dispatch_tls_is_dispatch_key_excluded(torch._C.DispatchKey.ADInplaceOrView)
+
+    def run() -> None:
+        with contextlib.ExitStack() as modes:
+            modes.enter_context(DisableTorchFunction())
+            modes.enter_context(torch.inference_mode(inference))
+            modes.enter_context(torch.set_grad_enabled(gradients))
+            if below:
+                modes.enter_context(BelowAutograd())
+            write()
+
+    return run
+
+
 def is_written(output: torch.Tensor, *inputs: torch.Tensor) -> bool:
     """Whether gloo, which leaves some results by operators of torch (`copy_`, `div_`), may write this tensor so, and
-    only its version tells. Otherwise it is for gloo to raise, or to record."""
+    only its version tells. Otherwise those operators have to raise, or to record.
+
+    That is this rank's alone. Which way a call goes, through the memory or by gloo, depends on nothing that may differ
+    between ranks: they would wait for each other for ever.
+    """
     if output.is_inference() or torch.is_inference_mode_enabled():
         return False
     return not any(tensor.requires_grad or tensor.dtype != output.dtype for tensor in (output, *inputs))
@@ -239,9 +320,14 @@ class FutureWork(Work):
     """A call that a future tells the end of, or that has ended. torch's own work of a future waits for it without a
     limit, and does not raise its error."""
 
-    def __init__(self, future: torch.futures.Future[Any] | None, tensors: list[torch.Tensor]) -> None:
+    def __init__(
+        self, future: torch.futures.Future[Any] | None, tensors: list[torch.Tensor],
+        refused: Sequence[BaseException] = (),
+    ) -> None:  # fmt: skip
+        """`refused` holds, at the end, the error of an operator of torch's: to a future it is one of C++'s, whose words
+        are others."""
         super().__init__()
-        self.future, self.tensors = future, tensors
+        self.future, self.tensors, self.refused = future, tensors, refused
 
     def wait(self, timeout: timedelta = NO_TIMEOUT) -> bool:
         """Wait as long as the call may take, or as long as is said here: then it goes on, and can be waited for."""
@@ -251,7 +337,12 @@ class FutureWork(Work):
                 self.future.add_done_callback(lambda _: ended.set())
                 if not ended.wait(timeout.total_seconds()):
                     raise RuntimeError("Operation timed out!")
-            self.future.wait()
+            try:
+                self.future.wait()
+            except RuntimeError:
+                if self.refused:
+                    raise self.refused[0] from None
+                raise
         return True
 
     def get_future(self) -> Any:

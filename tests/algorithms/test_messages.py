@@ -14,7 +14,7 @@ from ranks import observed
 from playground import launch
 from playground.algorithms import ALGORITHMS, all_reduce, load_algorithm, load_all_reduce
 from playground.algorithms.cost_model import IN_FLIGHT, PIECE
-from playground.algorithms.messages import Addressed
+from playground.algorithms.messages import Addressed, Group, Watcher, Works, executed_by
 from playground.runtime import RankFailed
 from playground.testing import World
 
@@ -67,6 +67,49 @@ def test_messages_and_bytes_are_what_docstrings_say(size: int, world: Worlds) ->
             messages = eval(row[1], {**known, "log2": math.log2})
             nbytes = eval(row[2], {**known, "log2": math.log2, "messages": messages})
             assert (counts[name]["messages"], counts[name]["bytes"]) == (messages, pytest.approx(nbytes)), name
+
+
+class Waited:
+    """A message under way, which is no longer one of `still` when it has been waited for."""
+
+    def __init__(self, work: Any, still: list[Any]) -> None:
+        self.work, self.still = work, still
+        still.append(self)
+
+    def wait(self) -> None:
+        self.work.wait()
+        self.still.remove(self)
+
+
+class Started(Watcher):
+    """Knows which messages have been started and not waited for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.still: list[Any] = []
+
+    def start(self, group: Group, send: Sequence[Addressed], receive: Sequence[Addressed]) -> Works:
+        works = self.inner.start(group, send, receive)
+        return Works(*([Waited(work, self.still) for work in each] for each in (works.sends, works.receives)))
+
+
+def count_what_is_under_way(rank: int, size: int, numel: int) -> dict[str, int]:
+    """How many messages are under way when a collective has returned, by its name."""
+    started, counts = Started(), {}
+    with executed_by(started):
+        for name in NAMES:
+            load_all_reduce(name)(torch.ones(numel, dtype=torch.uint8))
+            counts[name] = len(started.still)
+        share, whole = torch.ones(2), torch.ones(2 * size)
+        load_algorithm("reduce_scatter", "ring")(share, whole)
+        load_algorithm("all_gather", "ring")(whole, share)
+    return {**counts, "phases": len(started.still)}
+
+
+def test_all_messages_are_waited_for(world: Worlds) -> None:
+    """Also those that are sent: the program may write the tensor when the call has returned."""
+    counts = dict.fromkeys([*NAMES, "phases"], 0)
+    assert world(3).run(count_what_is_under_way, 6 * PIECE + 5) == [counts] * 3
 
 
 def memory_beside(rank: int, size: int, name: str, numel: int) -> int:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import errno
+import gc
 import multiprocessing
 import os
 import random
 import re
 import signal
+import threading
 import time
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -25,6 +28,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDSt
 from torch.nn.parallel import DistributedDataParallel
 
 from playground.algorithms import load_all_reduce, shared_memory
+from playground.algorithms.backend import INLINE
 from playground.algorithms.messages import segment_of
 from playground.runtime import shared_memory as memory
 from playground.runtime.errors import RankFailed
@@ -122,6 +126,9 @@ def call_differently(rank: int, size: int, calls: list[str]) -> None:
     made = {
         "sum of 4": lambda: dist.all_reduce(torch.ones(4)),
         "double": lambda: dist.all_reduce(torch.ones(4, dtype=torch.float64), dist.ReduceOp.MAX),
+        "max of 4": lambda: dist.all_reduce(torch.ones(4), dist.ReduceOp.MAX),
+        "from 0": lambda: dist.broadcast(torch.ones(4), 0),
+        "from 1": lambda: dist.broadcast(torch.ones(4), 1),
         "async": lambda: dist.all_reduce(torch.ones(SLOT), async_op=True).wait(),
     }  # fmt: skip
     made[calls[rank]]()
@@ -132,6 +139,8 @@ def call_differently(rank: int, size: int, calls: list[str]) -> None:
     ("calls", "words"),
     [
         (["sum of 4", "double"], "rank 0 called all_reduce(4 float32, SUM), rank 1 called all_reduce(4 float64, MAX)"),
+        (["sum of 4", "max of 4"], "rank 1 called all_reduce(4 float32, MAX)"),
+        (["from 0", "from 1"], "rank 1 called broadcast(4 float32, from rank 1)"),
         (["sum of 4", "async"], "rank 1 called all_reduce(1048576 float32, SUM)"),
     ],
 )
@@ -139,6 +148,46 @@ def test_calls_that_differ_are_an_error_on_all(calls: list[str], words: str, wor
     with pytest.raises(RankFailed, match=re.escape(words)) as error:
         world(2, backend="shm", fresh=True).run(call_differently, calls)
     assert "the ranks do not call the same collective" in str(error.value)
+
+
+def end_while_under_way(rank: int, size: int) -> list[float]:
+    """Rank 0 leaves a group before rank 1 has come to any of the calls that rank 0 has begun."""
+    group, tensors = dist.new_group(), [torch.full((SLOT,), rank + 1.0 + number) for number in range(3)]
+    if rank == 1:
+        dist.barrier()
+    works = [dist.all_reduce(tensor, group=group, async_op=True) for tensor in tensors]
+    if rank == 0:
+        dist.destroy_process_group(group)
+        dist.barrier()
+    for work in works:
+        work.wait()
+    return [tensor[-1].item() for tensor in tensors]
+
+
+def begin_large_and_small(rank: int, size: int) -> set[tuple[float, float]]:
+    """Rank 0 has begun both before rank 1 comes, whose small one must wait for the large one, too."""
+    sums = set()
+    for _ in range(20):
+        large, small = torch.full((INLINE,), rank + 1.0), torch.full((3,), rank + 1.0)
+        if rank == 1:
+            dist.recv(torch.empty(1), 0)
+        works = [dist.all_reduce(tensor, async_op=True) for tensor in (large, small)]
+        if rank == 0:
+            dist.send(torch.empty(1), 1)
+        for work in works:
+            work.wait()
+        sums.add((large[-1].item(), small[-1].item()))
+    return sums
+
+
+@needs_shm
+def test_small_calls_do_not_overtake_large_ones(world: Worlds) -> None:
+    assert world(2, backend="shm").run(begin_large_and_small) == [{(3.0, 3.0)}] * 2
+
+
+@needs_shm
+def test_what_is_under_way_is_ended_before_a_group_is_left(world: Worlds) -> None:
+    assert world(2, backend="shm").run(end_while_under_way) == [[3.0, 5.0, 7.0]] * 2
 
 
 def overlap(rank: int, size: int) -> list[float]:
@@ -160,8 +209,8 @@ def overlap(rank: int, size: int) -> list[float]:
 
 
 def call_back(rank: int, size: int) -> list[float]:
-    """A callback calls the next collectives; and so does PowerSGD's hook."""
-    tensors = [torch.full((1000,), rank + 1.0) for _ in range(3)]
+    """A callback calls the next collectives, in this thread or another; and so does PowerSGD's hook."""
+    tensors = [torch.full((elements,), rank + 1.0) for elements in (SLOT, 1000, SLOT)]
 
     def again(future: Any) -> None:
         dist.all_reduce(tensors[1])
@@ -357,6 +406,31 @@ def leave_often(rank: int, world_size: int, count: int) -> list[list[tuple[Any, 
 def test_a_peer_that_leaves_when_all_have_come_is_no_loss(count: int, world: Worlds) -> None:
     for k, results in enumerate(world(1, timeout=600.0, fresh=True).run(leave_often, count)[0]):
         assert results == [(None, 1 + k % 5)] * (2 + k % 3)
+
+
+def let_go(rank: int, size: int) -> bool:
+    """Whether, after an asynchronous call, its tensor is gone, and then, with the group, its thread."""
+    group: Any = dist.new_group(range(size))
+    tensor = torch.ones(3)
+    load_all_reduce("ring")(tensor, group=group, async_op=True).wait()  # type: ignore[attr-defined]
+    seen = weakref.ref(tensor)
+    del tensor
+    comes_true(lambda: seen() is None)
+    dist.destroy_process_group(group)
+    del group
+    comes_true(lambda: not [thread for thread in threading.enumerate() if thread.name == "collective"])
+    return True
+
+
+def comes_true(condition: Callable[[], bool]) -> None:
+    """Wait for it; a test that waits for ever fails."""
+    while not condition():
+        gc.collect()
+        time.sleep(0.001)
+
+
+def test_an_asynchronous_call_keeps_neither_tensors_nor_threads(world: Worlds) -> None:
+    assert world(2, fresh=True).run(let_go) == [True, True]
 
 
 def leave_nothing(rank: int, size: int) -> tuple[int, int, set[str], int]:

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
 import re
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -33,6 +34,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from ranks import needs_shm
+from torch.distributed import distributed_c10d
 
 from playground.testing import World
 
@@ -524,6 +526,11 @@ def limits(rank: int, size: int) -> list[Any]:
     if rank == 0:
         told.append(is_short(error_of(partial(dist.irecv(late, 1, group=again).wait, timeout=SHORT))))
     dist.barrier()
+    limited = dist.new_group(timeout=LONG)
+    distributed_c10d.set_timeout(SHORT, limited)
+    if rank == 0:
+        told.append(is_short(error_of(partial(dist.all_reduce, late, group=limited))))
+    dist.barrier()
     return told
 
 
@@ -548,4 +555,66 @@ def test_limits_and_barriers_are_those_of_gloo(world: Callable[..., World]) -> N
     assert "can't be cast" in told[1][0][4]
     assert "a leaf Variable that requires grad" in told[1][0][6]
     assert "invalid tensor size" in told[1][0][7]
-    assert told[1][0][8:] == [True, 2.0, True, True]
+    assert told[1][0][8:] == [True, 2.0, True, True, True]
+
+
+ODDITIES = (
+    "none", "inference mode", "inference tensors", "input requires grad", "output requires grad", "gaps", "expanded",
+)  # fmt: skip
+"""What one rank's tensors, or modes, have that the other's have not."""
+
+
+NOT_COMPARED = {
+    "gather": ("expanded", "input requires grad", "output requires grad"), "reduce": ("gaps", "expanded"),
+}  # fmt: skip
+"""What gloo refuses, where it races with autograd, or where it takes what lies between the elements."""
+
+
+def odd_tensor(oddity: str, is_output: bool, count: int, value: float) -> torch.Tensor:
+    with torch.inference_mode(oddity == "inference tensors"):
+        tensor = torch.full((count, 2), value)
+    if oddity == "expanded" and is_output:
+        return torch.full((count, 1), value).expand(count, 2)
+    if oddity == "gaps" and is_output:
+        return torch.full((count, 4), value)[:, ::2]
+    return tensor.requires_grad_() if oddity == f"{'output' if is_output else 'input'} requires grad" else tensor
+
+
+def call_oddly(rank: int, size: int) -> list[list[str]]:
+    """Rank 0 differs from the others in what only it can see: what each group says, gloo's and that of shm."""
+    told: list[list[str]] = []
+    average, add = dist.ReduceOp.AVG, dist.ReduceOp.SUM
+    for backend in ("gloo", "shm"):
+        group, lines = dist.new_group(backend=backend, timeout=LONG), list[str]()
+        for oddity, asynchronous, name in itertools.product(ODDITIES, (False, True), ("reduce", "gather", "scatter")):
+            if oddity in NOT_COMPARED.get(name, ()):
+                continue
+            mine = oddity if rank == 0 else "none"
+            output = odd_tensor(mine, True, size if name == "gather" else 1, 0.0)
+            whole = odd_tensor(mine, False, 1 if name == "gather" else size, rank + 1.0)
+            if name == "reduce":
+                output = odd_tensor(mine, True, 1, rank + 1.0)
+            call: Callable[..., Any] = {
+                "reduce": partial(dist.all_reduce, output, average),
+                "gather": partial(dist.all_gather_into_tensor, output, whole),
+                "scatter": partial(dist.reduce_scatter_tensor, output, whole, add),
+            }[name]
+
+            with torch.inference_mode(mine == "inference mode"):
+                error = error_of(partial(make_and_wait, call, group, asynchronous))
+            lines.append(f"{oddity} {asynchronous} {name}: {error[:60]}, {output.tolist()}, {describe(output)}")
+        dist.all_reduce(last := torch.ones(1), group=group)
+        told.append([*lines, str(last)])
+    return told
+
+
+def make_and_wait(call: Callable[..., Any], group: Any, asynchronous: bool) -> None:
+    work = call(group=group, async_op=asynchronous)
+    if asynchronous:
+        work.wait()
+
+
+def test_what_one_rank_alone_has_leads_no_rank_elsewhere(world: Callable[..., World]) -> None:
+    """Else one would wait in gloo and the other in shared memory, for ever."""
+    for theirs, ours in world(2, timeout=60).run(call_oddly):
+        assert theirs == ours

@@ -12,10 +12,10 @@ import torch
 import torch.distributed as dist
 from drawn_tensors import agree, any_tensor, bits_of, data_for, few
 from hypothesis import given, strategies as st
-from ranks import observed
+from ranks import all_reduce_in_group, observed
 
 from playground.algorithms import ALGORITHMS, load_all_reduce, messages
-from playground.algorithms.all_reduce import choose, hierarchical, pipelined_ring, recursive_doubling
+from playground.algorithms.all_reduce import choose, halving_doubling, hierarchical, pipelined_ring, recursive_doubling
 from playground.algorithms.collectives import AllReduce
 from playground.algorithms.cost_model import PIECE, Machine, Task, hierarchical_cost
 from playground.algorithms.messages import Addressed, Executor, hosts_of
@@ -143,6 +143,12 @@ def test_auto_takes_what_wins_in_the_model(size: int, node: int, nbytes: int, ex
     assert choose(nbytes, size, size // node) is expected
 
 
+@pytest.mark.parametrize("size", range(2, 18))
+def test_auto_halves_only_where_nobody_sits_out(size: int) -> None:
+    """Elsewhere a whole tensor goes in and out beside the halves."""
+    assert choose(800 * 1024, size, 1) is (halving_doubling if size in (2, 4, 8, 16) else pipelined_ring)
+
+
 def test_auto_needs_two_levels_for_it() -> None:
     assert choose(16 << 20, 8, 1) is choose(16 << 20, 8, 8) is pipelined_ring
 
@@ -173,6 +179,13 @@ def test_simulated_hosts(world: Worlds, monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setenv("PLAYGROUND_HOSTS", "3")
     with pytest.raises((UsageError, RankFailed), match=r"PLAYGROUND_HOSTS=3 is outside \[1, 3\)"):
         world(2).run(groups_by_host, [0, 1])
+
+
+def test_ranks_of_several_hosts_add_up_all(world: Worlds, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of a host share memory with each other, and not with the others."""
+    monkeypatch.setenv("PLAYGROUND_HOSTS", "2")
+    names = [*ALGORITHMS]
+    assert world(4).run(all_reduce_in_group, [0, 1, 2, 3], names) == [dict.fromkeys(names, 10.0)] * 4
 
 
 def test_a_host_has_one_id(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,10 +17,12 @@ from torch import nn
 from playground.console.one_process import EXACT
 from playground.lessons.experts import experiment
 from playground.lessons.experts.experiment import EveryToken
-from playground.lessons.experts.lesson import Experts, Router, backward, balance_loss, draw, new_expert
-from playground.lessons.experts.page import WAYS, ExpertsSettings, check_rank
+from playground.lessons.experts.lesson import Experts, Router, backward, balance_loss, cut_experts, draw, new_expert
+from playground.lessons.experts.page import WAYS, ExpertsSettings, K, check_rank
 from playground.runtime.errors import PlaygroundError, UsageError
 from playground.testing import World
+from playground.training.gpt import copying, new_model
+from playground.training.gpt_config import LAYERS, LENGTH, GPTConfig
 
 Worlds = Callable[..., World]
 WIDTH, EXPERTS = 6, 5
@@ -69,6 +71,25 @@ def largest_difference(
     return max((ours - theirs).abs().sum().item() for ours, theirs in pairs), int(rows)
 
 
+@pytest.mark.parametrize("k", [1, 2])
+def test_a_router_chooses_the_most_probable_and_its_weights_add_up_to_1(k: int) -> None:
+    router = draw(Router(WIDTH, EXPERTS, k), 1).double()
+    probabilities, weights, chosen = router(torch.randn(9, WIDTH).double())
+    assert probabilities.sum(-1).allclose(torch.ones(9).double())
+    assert chosen.equal(probabilities.argsort(-1, descending=True)[:, :k])
+    assert weights.sum(-1).allclose(torch.ones(9).double())
+    assert (weights[:, :1] / weights).allclose(probabilities.amax(-1, keepdim=True) / probabilities.gather(-1, chosen))
+
+
+def test_experts_are_all_different_and_k_of_them_as_large_as_an_mlp() -> None:
+    """Not all would be chosen, were they the same at the start."""
+    model, config = new_model(GPTConfig(), 1), GPTConfig()
+    cut_experts(model, EXPERTS, 2, 1, partial(EveryToken, capacity=math.inf, parts=1))
+    inner = [expert[0].weight for block in model[1:-1] for expert in block.experts.experts.values()]
+    assert {weight.shape for weight in inner} == {(4 * config.width // 2, config.width)}
+    assert len({weight.detach().numpy().tobytes() for weight in inner}) == config.layers * EXPERTS
+
+
 def by_every_group(rank: int, size: int) -> list[tuple[float, int]]:
     cases: list[Any] = [*product(TOKENS, (1, 2), ROUTINGS, (math.inf, 0.6, 0.0))]
     groups = {members: dist.new_group(list(members)) for members in ((2,), (1, 3), (0, 1, 3), (0, 1, 2, 3))}
@@ -87,10 +108,30 @@ def test_any_routing_is_one_process_s(world: Worlds) -> None:
 def test_training_is_one_process_s_and_sends_its_rows(world: Worlds, size: int) -> None:
     ways, capacity = (("balanced",), 1.0) if size == 2 else (tuple(WAYS), 0.0)
     settings = ExpertsSettings(size=size, steps=1, batch_size=12, capacity=capacity, ways=ways)
-    for found in world(size).run(experiment.run, settings):
+    ranks = world(size).run(experiment.run, settings)
+    for found in ranks:
         for way, figures in zip(ways, found, strict=True):
             check_rank(way, figures, settings)
             assert (figures["dropped"] > 0) == (capacity > 0)
+    for figures in zip(*ranks, strict=True):  # of a way
+        total = {name: sum(rank[name] for rank in figures) for name in ("computed", "dropped", "sent_rows")}
+        assert total["computed"] + total["dropped"] == K * settings.batch_size * LENGTH * LAYERS
+        assert total["sent_rows"] == sum(rank["received_rows"] for rank in figures)
+
+
+def gradients_of_routers(rank: int, size: int) -> list[torch.Tensor]:
+    """After a step by each way, in one row."""
+    found = []
+    for way in WAYS:
+        model, step = experiment.new_training(way, ExpertsSettings(size=size, batch_size=2), Experts, size)
+        step(*copying(2, torch.Generator().manual_seed(1)))
+        found.append(torch.cat([block.experts.router.scores.weight.grad.flatten() for block in model[1:-1]]))
+    return found
+
+
+def test_balance_is_part_of_the_balanced_way_s_loss(world: Worlds) -> None:
+    [free, balanced], _ = world(2).run(gradients_of_routers)
+    assert (free - balanced).abs().max() > 1e-6
 
 
 @pytest.mark.stress
@@ -111,6 +152,7 @@ def reach_the_edges(rank: int, size: int) -> None:
     layer = new_layer(Experts, 2, "any")
     backward(layer(hidden).sum() + layer.balance, layer)  # no tokens on any rank
     assert all(param.grad.eq(0).all() for param in layer.parameters())
+    assert layer.balance == 0
     with pytest.raises(ValueError, match="1 experts for 2 ranks: each rank needs one, so choose at least 2 experts"):
         Experts(Router(WIDTH, 1, 1), partial(new_expert, WIDTH, 9, 2))
     with pytest.raises(ValueError, match=r"capacity -0.5: it must be 0 or above"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -12,9 +13,10 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from playground.lessons.zero import flat_step
 from playground.lessons.zero.flat_step import FlatStep, new_shared_step
 from playground.testing import World
-from playground.training.step import training_step
+from playground.training.step import backward, training_step
 from playground.training.sync import new_grad_sync
 
 Worlds = Callable[..., World]
@@ -71,3 +73,53 @@ def test_steps_are_those_of_the_optimizer(name: str, size: int, optimizer: str, 
     results = world(size).run(train, name, 5, optimizer)
     assert all(result["difference"] < 1e-6 for result in results), results
     assert all(result["values"] == results[0]["values"] and result["strides"] for result in results)
+
+
+def test_ranks_of_several_hosts_have_no_memory_for_all(world: Worlds, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PLAYGROUND_HOSTS", "2")
+    results = world(4).run(train, "shared", 2, "sgd")
+    assert all(result["difference"] < 1e-6 for result in results), results
+
+
+def square_sum(model: nn.Module, inputs: torch.Tensor) -> torch.Tensor:
+    return model(inputs).square().sum()
+
+
+def be_late(rank: int, size: int) -> tuple[list[float], float]:
+    """How far gradients, by step, and parameters in the end are from those of `none-safe`, where rank 1 is late to add
+    up, and rank 0 to step. The second step is left out."""
+    torch.manual_seed(0)
+    start, found, ends = nn.Linear(4, 4, bias=False), list[Any](), list[torch.Tensor]()
+    for way in ("shared", "none-safe"):
+        model = copy.deepcopy(start)
+        sync: Any = new_shared_step(model) if way == "shared" else new_grad_sync(way, model)
+        optimizer = sync.optimizer(OPTIMIZERS["sgd"])
+        for step in range(4):
+            backward(optimizer, [partial(square_sum, model, torch.ones(4) + rank + step)], sync)
+            gradients = model.weight.grad.flatten()
+            found.append(sync.rows[0].share.grad.clone() if way == "shared" else gradients.chunk(size)[rank].clone())
+            if step != 1:
+                time.sleep(0.05 * (rank == 0))
+                optimizer.step()
+                sync.after_step(last=step == 3)
+        ends.append(model.weight.detach().clone())
+    off = [(one - other).abs().max().item() for one, other in zip(found[:4], found[4:], strict=True)]
+    return off, (ends[0] - ends[1]).abs().max().item()
+
+
+def be_late_to_add_up(rank: int, size: int) -> tuple[list[float], float]:
+    def add_late(*args: Any, **named: Any) -> None:
+        time.sleep(0.05)
+        add(*args, **named)
+
+    add = vars(flat_step)["add_all"]
+    with pytest.MonkeyPatch.context() as patch:
+        if rank == 1:
+            patch.setattr(flat_step, "add_all", add_late)
+        return be_late(rank, size)
+
+
+def test_ranks_that_share_memory_wait_for_each_other(world: Worlds) -> None:
+    """Nobody overwrites gradients, or reads parameters, that another rank is still to read or to write."""
+    for off, at_the_end in world(2).run(be_late_to_add_up):
+        assert max(*off, at_the_end) < 1e-3, off

@@ -22,6 +22,7 @@ from playground.console.one_process import EXACT
 from playground.lessons.mesh import costs, experiment, library
 from playground.lessons.mesh.lesson import AXES, GPTStage, Mesh, coordinates, groups_along, layers_of
 from playground.lessons.mesh.page import MeshSettings, check_grid, shapes_for
+from playground.lessons.pipeline.stages import Pipeline
 from playground.lessons.tensor.experiment import part_like
 from playground.runtime.errors import PlaygroundError, UsageError
 from playground.runtime.tap import ranks_of
@@ -57,6 +58,32 @@ def test_places_and_groups_are_those_of_a_tensor_of_ranks(shape: costs.Shape) ->
         assert ranks[tuple(coordinates(rank, shape).values())] == rank
     for at, axis in enumerate(AXES):
         assert groups_along((axis,), shape) == ranks.movedim(at, -1).reshape(-1, shape[at]).tolist()
+
+
+@pytest.mark.parametrize("layers", [4, 5, 11])
+def test_stages_share_out_all_layers(layers: int) -> None:
+    model = torch.nn.Sequential(*(torch.nn.Identity() for _ in range(layers)))
+    for stages in range(1, layers + 1):
+        parts = [layers_of(model, Pipeline(row=range(stages), stage=stage, links={})) for stage in range(stages)]
+        assert [layer for part in parts for layer in part] == [*model]
+        assert max(map(len, parts)) - min(map(len, parts)) <= 1
+
+
+def compare_with_another_oracle(rank: int, size: int) -> list[float]:
+    """The differences that this rank tells, where rank 1 alone has an oracle that is far off."""
+    settings = MeshSettings(shapes=((2, 1, 1, 1),), steps=1)
+    oracle, off = experiment.new_gpt(settings), 100.0 * (rank == 1)
+    oracle[0].tokens.weight.data[3] += off
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(costs, "BATCH", 4)
+        found = experiment.train_on(settings.shapes[0], oracle, torch.tensor([off], dtype=torch.float64), settings)
+    return [found[f"{key}_difference"] for key in ("loss", "parameter")]
+
+
+def test_what_is_off_on_one_rank_is_told_by_all(world: Worlds) -> None:
+    first, second = world(2).run(compare_with_another_oracle)
+    assert min(first) > 90
+    assert first == second
 
 
 def compare_with_the_library(rank: int, size: int, shape: costs.Shape) -> tuple[float, float]:
@@ -139,6 +166,8 @@ def with_remainders(rank: int, size: int, shape: costs.Shape) -> list[float]:
         expected = copying_loss(whole(tokens), targets)
         expected.backward()
         loss = stage.step(tokens, targets, microbatches)
+        links = [getattr(stage, name, None) for name in ("outputs", "input_gradients")]
+        assert not any(link and link.sending for link in links)  # all that was sent has gone
         found.append(abs(loss - expected.item()) if mesh.pp.is_last else 0.0)
         for ours, theirs in zip(stage.model.parameters(), layers_of(whole, mesh.pp).parameters(), strict=True):
             found.append((ours.grad - part_like(stage.ranks, theirs.grad, ours)).abs().max().item())
@@ -205,3 +234,26 @@ def test_a_prediction_is_what_one_computes_by_hand() -> None:
     assert costs.predict((32, 2, 1, 8), "zero-1")["bubble"] == pytest.approx(
         1 / 16 * (found["compute"] + found["tensor"])
     )
+
+
+def test_predictions_of_several_cuts_at_once_are_what_one_computes_by_hand() -> None:
+    """Of 16 x 2 x 2 x 8 ranks tensor's fill a host: all other groups are rings between hosts."""
+    layers, width, length, beta = 80, 8192, 8192, 1 / 50e9
+    parameters, whole = 12 * layers * width**2, 2 * length * width
+    attention = 6 * layers * length**2 * width / 400e12
+    compute = 6 * parameters * length / 400e12 + attention
+
+    found, own = costs.predict((16, 2, 2, 8), "zero-1"), parameters / 16
+    assert found["compute"] == pytest.approx(compute)
+    assert found["held"] == pytest.approx(own * (4 + 12 / 32) + 17 * whole / 2 / 8 * layers / 2 * 2)
+    assert found["context"] == pytest.approx(layers / 2 * 32 * 8 * whole / 2 / 8 * beta - attention)
+    assert found["data"] == pytest.approx(2 * 31 * (1e-5 + 2 * own / 32 * beta) - 2 / 3 * compute / 32)
+
+    found = costs.predict((8, 8, 1, 8), "zero-1")
+    assert found["held"] == pytest.approx(parameters / 64 * (4 + 12 / 8) + 17 * whole / 8 * layers / 8 * 8)
+    assert (found["context"], found["bubble"]) == (0.0, pytest.approx(7 / 64 * (compute + found["tensor"])))
+
+    found, sums = costs.predict((64, 1, 8, 1), "zero-3"), costs.all_reduce_seconds(2 * parameters, 512, 8)
+    assert found["held"] == pytest.approx(16 * parameters / 512 + 17 * whole / 8 * layers)
+    assert found["context"] == pytest.approx(layers * 8 * 44 * whole / 8 / 400e9 - attention)
+    assert found["data"] == pytest.approx(8.5 * sums - compute)

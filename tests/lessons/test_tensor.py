@@ -155,6 +155,12 @@ def reach_the_edges(rank: int, size: int) -> None:
             VocabularyEmbedding(embedding, ranks)(torch.tensor([[0, outside]]))
         with pytest.raises(IndexError, match=f"{outside} is out of range"):
             vocabulary_loss(logits.chunk(size, -1)[rank], targets.where(targets != 1, outside), ranks)
+    for exchange in (ranks.all_reduce, ranks.all_gather, ranks.reduce_scatter):
+        given = torch.ones(1, size, 2)
+        exchange(given)
+        assert given.eq(1).all()  # what is handed on may be autograd's, and another layer's gradient, too
+    part = ranks.part_of(torch.zeros(size, 2), 0)
+    assert part.untyped_storage().nbytes() == part.nbytes  # the whole is not kept for its sake
     linear, given = nn.Linear(2 * size, 3, bias=False).double(), torch.randn(1, 2 * size).double()
     found = RowParallel(linear, ranks)(given.chunk(size, -1)[rank])
     assert (found - linear(given)).abs().max() <= EXACT
@@ -166,6 +172,30 @@ def reach_the_edges(rank: int, size: int) -> None:
 
 def test_words_beyond_the_vocabulary_and_what_is_ignored_are_as_in_torch(world: Worlds) -> None:
     world(2).run(reach_the_edges)
+
+
+def train_in_groups(rank: int, size: int) -> list[float]:
+    """Pairs of ranks, each with a batch of its own: the differences of the loss and of the gradients from one process,
+    with tokens shared and not."""
+    pairs, found = [dist.new_group(ranks) for ranks in ([0, 2], [1, 3])], list[float]()
+    tokens, targets = copying(2, torch.Generator().manual_seed(rank % 2))
+    for sequence in (False, True):
+        alone, model = (new_model(GPTConfig(layers=1), 1).double() for _ in range(2))
+        ranks = Ranks(pairs[rank % 2], sequence)
+        whole = cut(model, ranks)
+        expected = F.cross_entropy(alone(tokens).flatten(0, 1), targets.flatten())
+        expected.backward()
+        loss = vocabulary_loss(model(tokens), targets, ranks)
+        backward(loss, whole, ranks)
+        found.append((loss - expected).abs().item())
+        for ours, theirs in zip(model.parameters(), alone.parameters(), strict=True):
+            found.append((experiment.part_like(ranks, theirs.grad, ours) - ours.grad).abs().max().item())
+    return found
+
+
+def test_groups_of_ranks_train_models_of_their_own(world: Worlds) -> None:
+    for found in world(4).run(train_in_groups):
+        assert max(found) <= EXACT
 
 
 def die_in_backward(rank: int, size: int) -> None:

@@ -15,10 +15,11 @@ import torch
 from ranks import misbehave
 from torch import nn
 from torch.distributed.tensor.debug import CommDebugMode
+from torch.utils.checkpoint import checkpoint
 
 from playground.console.one_process import EXACT
 from playground.lessons.zero import snapshot
-from playground.lessons.zero.lesson import WAYS
+from playground.lessons.zero.lesson import DDP, WAYS
 from playground.lessons.zero.measure import Trainer, compare, count
 from playground.lessons.zero.page import ZeroSettings
 from playground.lessons.zero.results import HELD, TORCH, check_row, expected
@@ -62,6 +63,32 @@ def test_every_way_is_one_training_and_holds_and_sends_what_it_should(size: int,
         assert size == 1 or calls["zero-3"] == calls["torch-fsdp"]  # which calls none on a single rank
         assert sum(calls["zero-3"].values()) == 8 + 4  # of four units
         assert found["zero-3"]["peak"] <= 1.05 * found["torch-fsdp"]["peak"]
+
+
+@pytest.mark.parametrize("changes", [{"difference": 1e-9}, {"held": 106.0}, {"sent": 94.0}])
+def test_other_figures_than_promised_are_an_error(changes: dict[str, float]) -> None:
+    row = {"way": "zero-2", "difference": 0.0, "held": 100.0, "sent": 100.0, "expected_held": 100, "expected_sent": 100}
+    check_row(row)
+    with pytest.raises(PlaygroundError, match="zero-2: "):
+        check_row(row | changes)
+
+
+class OffAtTheEnd(DDP):
+    """Its losses are right: a parameter is not, after the last step."""
+
+    def after_step(self, last: bool) -> None:
+        if last:
+            self.rows[-1].values[0] += 1e-6
+
+
+def compare_what_is_off(rank: int, size: int) -> float:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(WAYS, "off", OffAtTheEnd)
+        return compare("off", small(size, layers=1, width=12))
+
+
+def test_a_parameter_that_is_off_is_found(world: Worlds) -> None:
+    assert world(2).run(compare_what_is_off) == pytest.approx([1e-6] * 2)
 
 
 class Awkward(nn.Module):
@@ -109,11 +136,12 @@ def train_awkward(rank: int, size: int, clips: bool) -> dict[str, float]:
             for each, model in models.items():
                 losses = [partial(model, batch, takes) for batch in inputs]
                 backward(optimizers[each], losses, syncs[each])
+                most = 0.05 if step else 1000.0  # which nothing is above
                 if clips and each == "ours":
-                    clip_grad_norm(syncs[each].rows, 0.05)
+                    clip_grad_norm(syncs[each].rows, most)
                 elif clips:
                     params = [param for group in optimizers[each].param_groups for param in group["params"]]
-                    nn.utils.clip_grad_norm_(params, 0.05)
+                    nn.utils.clip_grad_norm_(params, most)
                 optimizers[each].step()
                 syncs[each].after_step(last=step == 3)
         pairs = zip(models["ours"].parameters(), models["theirs"].parameters(), strict=True)
@@ -196,6 +224,85 @@ def test_a_second_backward_is_refused_in_one_line(world: Worlds) -> None:
         assert {*told.values()} == {"a second backward before zero_grad: put the first one under no_sync"}
 
 
+def average_twice(rank: int, size: int) -> dict[str, float]:
+    """The largest difference from `none-safe`, by way, where two backwards are averaged before a step."""
+    found = {}
+    for name in ("ddp", "zero-2", "zero-3"):
+        torch.manual_seed(3)
+        start, ends = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 1)).double(), []
+        for new_sync in (WAYS[name], partial(new_grad_sync, "none-safe")):
+            model = copy.deepcopy(start)
+            sync = new_sync(model)
+            optimizer = sync.optimizer(partial(torch.optim.SGD, lr=0.1))
+            for number in range(2):
+                model(torch.full((2, 3), rank + 2.0 * number, dtype=torch.float64)).square().sum().backward()
+                sync.after_backward()
+            optimizer.step()
+            sync.after_step(last=True)
+            ends.append(torch.cat([param.detach().flatten() for param in model.parameters()]))
+        found[name] = (ends[0] - ends[1]).abs().max().item()
+    return found
+
+
+def test_gradients_that_are_averaged_twice_before_a_step_add_up(world: Worlds) -> None:
+    for found in world(2).run(average_twice):
+        assert max(found.values()) <= EXACT, found
+
+
+class Checkpointed(nn.Module):
+    """Layers whose forward is repeated in backward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(3, 3) for _ in range(3))
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            hidden = checkpoint(layer, hidden, use_reentrant=False)
+        return hidden.sum()
+
+
+def repeat_forward(rank: int, size: int) -> tuple[dict[str, int], list[bool]]:
+    """The collectives of a second backward; and whether no parameters are here after it, after the step, and after one
+    that a test follows."""
+    model = Checkpointed()
+    sync: Any = WAYS["zero-3"](model)
+    optimizer = sync.optimizer(partial(torch.optim.SGD, lr=0.1))
+    inputs = torch.ones(2, 3, requires_grad=True)
+    for _ in range(2):
+        with CommDebugMode() as mode:
+            backward(optimizer, [lambda: model(inputs)], sync)
+        is_free = [all(row.is_free for row in sync.rows)]
+        optimizer.step()
+        for last in (False, True):
+            sync.after_step(last)
+            is_free.append(all(row.is_free for row in sync.rows))
+        sync.after_step(last=False)
+    return {str(call).split(".")[-1].strip("_"): times for call, times in mode.get_comm_counts().items()}, is_free
+
+
+def test_a_forward_that_is_repeated_fetches_its_own_layer_alone(world: Worlds) -> None:
+    for calls, is_free in world(2).run(repeat_forward):
+        assert is_free == [True, True, False]
+        assert sorted(calls.values()) == [3, 6]  # reduce-scatters, and all-gathers for forward and backward
+
+
+def pass_in_turn(rank: int, size: int) -> list[int]:
+    """The collectives of three passes over a model that is being tested."""
+    model, counts = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 1)), []
+    WAYS["zero-3"](model)
+    model.eval()
+    for _ in range(3):
+        with CommDebugMode() as mode, torch.no_grad():
+            model(torch.ones(2, 3))
+        counts.append(mode.get_total_counts())
+    return counts
+
+
+def test_a_test_gathers_parameters_once(world: Worlds) -> None:
+    assert world(2).run(pass_in_turn) == [[2, 0, 0]] * 2
+
+
 def losses(rank: int, size: int, way: str, folder: Path, steps: int, then: str) -> list[float]:
     """Losses of whole batches of 12; then the ranks `save` what they are, or before they `load` what others were."""
     trainer: Any = Trainer(way, small(size), torch.float64)
@@ -216,6 +323,30 @@ def test_a_snapshot_of_four_ranks_resumes_on_two(way: str, world: Worlds, tmp_pa
     before = world(4).run(losses, way, tmp_path, 3, "save")[0]
     after = world(2).run(losses, way, tmp_path, 2, "load")[0]
     assert [*before, *after] == pytest.approx(through, abs=EXACT)
+
+
+def keep_shares(rank: int, size: int, way: str, folder: Path, then: str) -> list[float]:
+    """The parameters of a model of five numbers that the ranks train a little and `save`, or that they `load`."""
+    torch.manual_seed({"save": 1, "load": 2}[then])
+    model = nn.Sequential(nn.Linear(4, 1))
+    sync: Any = WAYS[way](model)
+    optimizer = sync.optimizer(partial(torch.optim.Adam, lr=0.1))
+    if then == "save":
+        backward(optimizer, [lambda: model(torch.full((2, 4), rank + 1.0)).sum()], sync)
+        optimizer.step()
+        sync.after_step(last=True)
+        snapshot.save(folder, sync, optimizer)
+    else:
+        snapshot.load(folder, sync, optimizer)
+    return torch.cat([param.detach().flatten() for param in model.parameters()]).tolist()
+
+
+@pytest.mark.parametrize("way", ["zero-1", "zero-3"])
+def test_parameters_are_loaded_where_a_rank_has_none(way: str, world: Worlds, tmp_path: Path) -> None:
+    """Four ranks share five numbers by twos: for the last there is nothing, and the one before has one."""
+    saved = world(4).run(keep_shares, way, tmp_path, "save")[0]
+    assert world(3).run(keep_shares, way, tmp_path, "load") == [saved] * 3
+    assert world(4).run(keep_shares, way, tmp_path, "load") == [saved] * 4
 
 
 def go_wrong_in_a_step(rank: int, size: int, how: str) -> None:

@@ -241,6 +241,26 @@ def test_what_ranks_have_started_ends_with_a_world_that_fails(how: str) -> None:
     assert len(pids) == 2
 
 
+def start_a_child_that_tidies_up(rank: int, size: int, folder: Path) -> None:
+    if not os.fork():
+        signal.signal(signal.SIGTERM, lambda number, frame: (folder / "tidied").touch())
+        (folder / "ready").touch()
+        time.sleep(1000)
+        os._exit(0)
+    while not (folder / "ready").exists():
+        time.sleep(0.01)
+    raise ValueError("this rank has had enough")
+
+
+def test_what_a_rank_has_started_is_asked_to_end_before_it_is_killed(tmp_path: Path) -> None:
+    with pytest.raises(RankFailed, match="had enough"):
+        launch(start_a_child_that_tidies_up, 1, args=(tmp_path,))
+    deadline = time.monotonic() + ENOUGH
+    while not (tmp_path / "tidied").exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
 def test_what_a_rank_has_started_may_stay_when_it_has_returned() -> None:
     pids = launch(start_children, 1, args=("returns",))[0]
     assert all(map(is_alive, pids))

@@ -3,19 +3,29 @@ ended, accused or warned of, on gloo or on shm."""
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterable
+from typing import Any
 
+import drawn_steps
 import pytest
+import torch
+import torch.distributed as dist
 import torch_tests
+from eager import Looks, eager
 from ranks import needs_shm
 from right_programs import PROGRAMS
+from torch.distributed import distributed_c10d
 
-from playground import launch
+from playground import Deadlock, launch
+from playground.runtime.black_box import Kind
 from playground.runtime.black_box.box import SWITCH
+from playground.runtime.tap import METHODS
 
 RUNS = int(os.environ.get("PLAYGROUND_TEST_RUNS", "20"))
 """How often each right program runs in the stress tier."""
@@ -26,6 +36,11 @@ QUICK = (
     "unknown_thread_sends_main_in_a_collective", "callback_sends_main_returned", "another_number", "retry",
 )  # fmt: skip
 """One for each source of progress."""
+DRAWN, PIECE = int(os.environ.get("PLAYGROUND_TEST_DRAWN", "100000")), 500
+"""Programs that are drawn in the stress tier, on both backends together, and how many of them run in one launch."""
+NOT_OFFERED = {"record_comm", "gather_single", "gather_into_tensor", "shrink_group"}
+SYNONYMS = {"all_gather_single_coalesced", "reduce_scatter_single_coalesced"}
+"""Newer names of methods that are drawn, and of one that does the same."""
 NAMES_A_BACKEND = {"test_get_backend", "test_ddp_logging_data_cpu"}
 """Tests of PyTorch that compare the backend's name with gloo."""
 
@@ -48,6 +63,61 @@ def test_right_programs_are_never_accused(name: str, backend: str, caplog: pytes
     for _ in range(RUNS):
         run(name, backend)
     assert caplog.records == []
+
+
+def run_drawn(first: int, count: int, size: int, backend: str, **more: Any) -> Looks:
+    """Run the programs of so many seeds, under the eyes of a launcher that looks all the time."""
+    with eager() as looks:
+        steps = launch(
+            drawn_steps.run, size, args=(range(first, first + count), *more.values()), backend=backend,
+            timeout=drawn_steps.WORLD_LIMIT,
+        )  # fmt: skip
+    assert len({*steps}) == 1
+    return looks
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_drawn_programs_are_right_and_not_accused(backend: str, caplog: pytest.LogCaptureFixture) -> None:
+    assert run_drawn(0, 20, 3, backend).looks > 0
+    assert caplog.records == []
+
+
+@pytest.mark.stress
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("piece", range(DRAWN // (2 * PIECE)))
+def test_many_drawn_programs_are_right_and_not_accused(
+    piece: int, backend: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """In every eighth piece the black box is given cause to doubt, in another the program forms its world itself."""
+    way = {"doubtful": piece % 8 == 7, "own_world": backend if piece % 8 == 6 else ""}
+    run_drawn(PIECE * piece, PIECE, 2 + piece % 3, backend, **way)
+    assert caplog.records == []
+
+
+def drawn_with_a_mistake(rank: int, size: int, count: int) -> None:
+    """Right ones, and then rank 0 waits for a message of a rank that waits for it in a collective."""
+    drawn_steps.run(rank, size, range(count))
+    if rank == 0:
+        dist.recv(torch.zeros(3), 1)
+    dist.all_reduce(torch.zeros(3))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_deadlock_after_drawn_programs_is_proved(backend: str) -> None:
+    """So one that is wrong would have been, too."""
+    with eager() as looks, pytest.raises(Deadlock) as caught:
+        launch(drawn_with_a_mistake, 3, args=(10,), backend=backend, timeout=drawn_steps.WORLD_LIMIT)
+    assert (caught.value.diagnosis.kind, caught.value.diagnosis.culprits) == (Kind.ABSENT, (0,))
+    assert looks.suspicions > 0
+
+
+def test_all_calls_are_drawn() -> None:
+    """What torch.distributed and its groups offer to call stands in the steps; what does not, no backend here has."""
+    words = {*re.findall(r"\w+", inspect.getsource(drawn_steps))}
+    functions = (name for name in distributed_c10d.__all__ if name != "reduce_op")  # which warns when it is looked at
+    offered = {name for name in functions if inspect.isfunction(getattr(distributed_c10d, name))}
+    assert {name for name in offered - words if not name.startswith(("get_", "is_", "supports_"))} <= NOT_OFFERED
+    assert {*METHODS} - words <= SYNONYMS
 
 
 def run_torch_tests(backend: str, names: Iterable[str] = (), box: str = "1") -> dict[str, str]:

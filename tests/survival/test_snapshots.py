@@ -7,6 +7,7 @@ import errno
 import fcntl
 import gc
 import os
+import pickle
 import resource
 import socket
 import stat
@@ -24,7 +25,15 @@ import torch
 from playground import launch, report
 from playground.runtime import UsageError, device
 from playground.survival import folder as folder_under_test, snapshots as under_test
-from playground.survival.folder import KEPT, SnapshotSettings, find_snapshots, lock_folder, make_folder, write_snapshot
+from playground.survival.folder import (
+    KEPT,
+    SnapshotSettings,
+    find_snapshots,
+    lock_folder,
+    make_folder,
+    name_file,
+    write_snapshot,
+)
 from playground.survival.snapshots import (
     Snapshot,
     SnapshotWriter,
@@ -151,6 +160,57 @@ def test_the_newest_are_kept_and_those_of_a_later_step(tmp_path: Path) -> None:
     save(tmp_path, 1, 2, 3, 4, 5)
     assert steps_in(tmp_path) == [50, 5, 4, 3]
     assert KEPT == 3
+
+
+def test_steps_of_any_number_of_digits_are_found_in_their_order(tmp_path: Path) -> None:
+    for step in (99_999_999, 100_000_000, 1_000_000_000):
+        write_snapshot(tmp_path, step, b"some bytes")
+    assert steps_in(tmp_path) == [1_000_000_000, 100_000_000, 99_999_999]
+
+
+def test_what_was_left_unfinished_is_no_part_of_the_next_snapshot(tmp_path: Path) -> None:
+    """A run was killed while it wrote more than what comes now. And no descriptor stays open."""
+    before = os.listdir("/proc/self/fd")
+    (tmp_path / ".unfinished").write_bytes(b"longer than what comes now")
+    write_snapshot(tmp_path, 1, b"some bytes")
+    [(_, file)] = find_snapshots(tmp_path)
+    assert file.read_bytes() == b"some bytes"
+    assert len(os.listdir("/proc/self/fd")) == len(before)
+
+
+def test_the_checksum_is_that_of_all_bytes() -> None:
+    content = bytes(1 << 20)
+    changed = [content[:place] + b"1" + content[place + 1 :] for place in (0, 5_000, 70_000, len(content) - 1)]
+    assert len({name_file(7, each) for each in (content, *changed)}) == 5
+
+
+def test_nothing_is_written_through_a_link(tmp_path: Path) -> None:
+    for name in (".unfinished", ".lock"):
+        (tmp_path / name).symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(OSError, match="Too many levels of symbolic links"):
+        write_snapshot(tmp_path, 1, b"some bytes")
+    with pytest.raises(UsageError, match=r"\.lock: Too many levels of symbolic links; choose another folder"):
+        lock_folder(tmp_path)
+    assert not (tmp_path / "elsewhere").exists()
+
+
+class Runs:
+    """What would make a folder, were it loaded as Python's objects are."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.mkdir, (str(self.folder),)
+
+
+def test_no_code_in_a_snapshot_is_run(tmp_path: Path) -> None:
+    content = under_test.serialise({"step": 1, "shared": Runs(tmp_path / "made")})
+    file = tmp_path / name_file(1, content)
+    file.write_bytes(content)
+    with pytest.raises(pickle.UnpicklingError):
+        read_snapshot(file)
+    assert not (tmp_path / "made").exists()
 
 
 @pytest.mark.parametrize(
@@ -307,6 +367,15 @@ def test_where_the_disk_has_no_locks_nobody_is_kept_out(
         raise OSError(number, "no locks here")
 
     monkeypatch.setattr(fcntl, "lockf", fail)
+
+
+def test_a_folder_is_free_when_its_run_has_closed_it(tmp_path: Path) -> None:
+    """For another process: of locks of its own, a process sees nothing."""
+    writer = SnapshotWriter(tmp_path)
+    code = "import sys; from pathlib import Path; from playground.survival.folder import lock_folder as lock"
+    words = [sys.executable, "-c", f"{code}; lock(Path(sys.argv[1]))", str(tmp_path)]
+    writer.close()
+    subprocess.run(words, check=True)
     os.close(lock_folder(tmp_path))
 
 
@@ -354,3 +423,35 @@ def test_hosts_must_share_the_folder(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"other: what rank 0 writes is not seen here; all hosts must share it$"):
         launch(open_on_hosts, 2, args=(own,))
     assert list(own[1].iterdir()) == []
+
+
+def open_together(rank: int, size: int, folders: list[Path], resume: str, restarts: list[int]) -> int | str | None:
+    """The step that this rank resumes from, or why it is refused; it was restarted so often."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(under_test, "restart_count", lambda: restarts[rank])
+        try:
+            writer, newest = open_folder(SnapshotSettings(folder=folders[rank], resume=resume), RUN)
+        except UsageError as error:
+            return str(error)
+    if writer:
+        writer.close()
+    return newest.step if newest else None
+
+
+def test_all_ranks_resume_if_any_was_restarted(tmp_path: Path, world: Any) -> None:
+    """The hosts of a world count their restarts themselves."""
+    save(tmp_path, 3)
+    assert world(2).run(open_together, [tmp_path] * 2, "no", [0, 1]) == [3, 3]
+
+
+def test_where_one_rank_has_no_folder_all_are_told(tmp_path: Path, world: Any) -> None:
+    (tmp_path / "file").touch()
+    told = world(2).run(open_together, [tmp_path / "folder", tmp_path / "file"], "auto", [0, 0])
+    assert all("File exists; choose a folder that can be written to" in each for each in told)
+
+
+def test_where_another_run_writes_all_are_told(tmp_path: Path, world: Any) -> None:
+    descriptor = lock_folder(tmp_path)
+    told = world(2).run(open_together, [tmp_path] * 2, "auto", [0, 0])
+    os.close(descriptor)
+    assert all("another run is writing its own there" in each for each in told)

@@ -20,7 +20,7 @@ from playground import launch, report
 from playground.lessons import LESSONS
 from playground.runtime import RankFailed
 from playground.testing import World
-from playground.training.data import MEAN, STD, Images, partition_dataset, training_images
+from playground.training.data import MEAN, STD, Images, batches, partition_dataset, training_images
 from playground.training.digits import draw
 from playground.training.loop import run_board
 from playground.training.settings import LOADERS, TrainingSettings
@@ -104,6 +104,18 @@ def is_running(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
         return False
+
+
+def sizes_of_batches(rank: int, size: int, folder: Path) -> list[float]:
+    """Those of the global batches, by the divisors of this rank's losses: in an epoch, and in one resumed after two."""
+    train_set, _ = partition_dataset(Images(folder, "train", 19), 8)
+    whole = [samples * size for *_, samples in batches(train_set, 8)]
+    train_set.sampler.go_on_from(1, 2)
+    return whole + [samples * size for *_, samples in batches(train_set, 8, done=2)]
+
+
+def test_the_last_batch_counts_by_its_own_size(world: Worlds, digits_folder: Path) -> None:
+    assert world(3).run(sizes_of_batches, digits_folder) == [[8.0, 8.0, 3.0, 3.0]] * 3
 
 
 def test_loader_workers_change_nothing(world: Worlds, digits_folder: Path) -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import pytest
 import torch
 
-from playground.training import gpt
+from playground.testing import World
+from playground.training import gpt, gpt_run
 from playground.training.gpt_config import GPTConfig
 
 
@@ -53,3 +55,33 @@ def test_positions_and_attention_can_be_replaced() -> None:
     whole = embed(tokens)
     embed.place = lambda ids: torch.arange(24, 48)
     assert torch.equal(embed(tokens[:, 24:]), whole[:, 24:])
+
+
+def new_task(off: dict[int, float]) -> tuple[torch.nn.Linear, gpt_run.Backward]:
+    """A model, and what computes its gradients; the losses of some steps are told `off`. No gradient is of before."""
+    torch.manual_seed(0)
+    model, seen = torch.nn.Linear(3, 1, dtype=torch.float64), list[float]()
+
+    def backward(inputs: torch.Tensor, targets: torch.Tensor) -> float:
+        assert all(param.grad is None or not param.grad.any() for param in model.parameters())
+        loss = (model(inputs) - targets).square().mean()
+        loss.backward()
+        seen.append(loss.item())
+        return seen[-1] + off.get(len(seen), 0.0)
+
+    return model, backward
+
+
+def compare_with_what_is_off(rank: int, size: int) -> None:
+    given = [(torch.full((2, 3), step + 1.0).double(), torch.ones(2, 1).double()) for step in range(3)]
+    same = gpt_run.compare("same", new_task({}), new_task({}), given)
+    assert same == {"loss_difference": 0.0, "parameter_difference": 0.0}
+    assert gpt_run.compare("off", new_task({2: 0.5}), new_task({}), given)["loss_difference"] == pytest.approx(0.5)
+    model, whole = new_task({})[0], new_task({})[0]
+    with torch.no_grad():
+        model.bias += 0.25
+    assert gpt_run.parameter_difference(whole, model) == pytest.approx(0.25)
+
+
+def test_a_comparison_finds_what_differs_in_one_step_or_one_parameter(world: Callable[..., World]) -> None:
+    world(1).run(compare_with_what_is_off)

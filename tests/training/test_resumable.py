@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -76,6 +77,18 @@ def test_the_end_has_the_same_bits(
     expected, run = train(size, lesson, undisturbed, [])[0], train(size, lesson, settings, kills)[0]
     assert [epoch.loss for epoch in run.epochs] == [epoch.loss for epoch in expected.epochs]
     assert count_differing(undisturbed, settings) == 0
+
+
+def test_local_sgd_averages_at_the_same_steps_after_a_resume(settings: TrainingSettings, tmp_path: Path) -> None:
+    """Resumed after step 8: the next average is due after step 9."""
+    local = replace(settings, sync="parameters", sync_every=3)
+    undisturbed = replace(local, snapshots=snapshots_of(local, folder=tmp_path / "undisturbed"))
+    train(2, by_hand, undisturbed, [])
+    shutil.copytree(snapshots_of(undisturbed).folder, snapshots_of(local).folder)
+    find_snapshots(snapshots_of(local).folder)[0][1].unlink()
+    assert steps_of(local)[0] == 8
+    train(2, by_hand, local, [])
+    assert count_differing(undisturbed, local) == 0
 
 
 def test_a_run_that_ended_goes_on_for_more_epochs(settings: TrainingSettings, tmp_path: Path) -> None:
@@ -168,6 +181,16 @@ def test_where_bits_are_promised_kernels_are_deterministic_and_nothing_else_chan
 ) -> None:
     for asked, (plain, with_snapshots) in world(2).run(with_watched_kernels, settings):
         assert (asked, plain) == (["snapshots"], with_snapshots)
+
+
+def test_other_data_are_another_run(settings: TrainingSettings, tmp_path: Path) -> None:
+    train(1, by_hand, settings, [])
+    other = replace(settings, folder=tmp_path / "other")
+    shutil.copytree(settings.folder, other.folder)
+    labels = other.folder / "train-labels-idx1-ubyte"
+    labels.write_bytes(labels.read_bytes()[:-1] + b"\x0a")
+    with pytest.raises(UsageError, match=r"data is .* in the snapshot and .* here; choose another folder"):
+        train(1, by_hand, other, [])
 
 
 def test_new_ranks_draw_numbers_that_no_other_rank_and_no_other_step_draws() -> None:

@@ -24,11 +24,12 @@ from playground.testing import World
 from playground.training import prepare
 from playground.training.data import Images, partition_dataset, partition_test_set
 from playground.training.grad_syncs import RUNGS
-from playground.training.history import now
-from playground.training.loop import run_training, train
+from playground.training.history import now, summary
+from playground.training.loop import identify, run_training, train
 from playground.training.replicas import broadcast_parameters, find_largest_difference
 from playground.training.results import Epoch, TrainingResult, replicas_verdict
 from playground.training.settings import TrainingSettings
+from playground.training.step import training_step
 from playground.training.sync import GradSync, new_grad_sync
 
 Worlds = Callable[..., World]
@@ -238,6 +239,56 @@ def test_dropout_masks_differ_between_ranks_and_not_between_runs(world: Worlds, 
     assert [first, second] == world(2).run(dropout_masks, digits_folder)
 
 
+def modes(rank: int, size: int, folder: Path) -> list[bool]:
+    """Whether dropout is on, in each forward of two epochs of two steps, and of a test in one batch."""
+    train_set, _ = partition_dataset(Images(folder, "train", 32), 16)
+    test_set, net, found = partition_test_set(Images(folder, "t10k", 8)), Net(), list[bool]()
+    net.register_forward_hook(lambda module, args, output: found.append(module.training))
+    train(GradSync(net), train_set, test_set, TrainingSettings(folder=folder, epochs=2, batch_size=16))
+    return found
+
+
+def test_dropout_is_on_in_training_and_off_in_tests(world: Worlds, digits_folder: Path) -> None:
+    assert world(2).run(modes, digits_folder) == [[True, True, False] * 2] * 2
+
+
+def test_figures_are_those_of_all_ranks_samples() -> None:
+    """Three ranks: of one, two and no samples to train on, and of four, two and one to test on."""
+    trained = torch.tensor([[6.0, 1.0, 1.0], [3.0, 1.0, 2.0], [0.0, 0.0, 0.0]], dtype=torch.float64)
+    tested = torch.tensor([[1.0, 4.0], [2.0, 2.0], [1.0, 1.0]], dtype=torch.float64)
+    assert summary(7, trained, tested, 0.5) == Epoch(
+        epoch=7, loss=3.0, loss_per_rank=[6.0, 1.5, None], train_accuracy=2 / 3, test_accuracy=4 / 7, tested=7,
+        seconds=0.5, samples_per_second=6.0,
+    )  # fmt: skip
+
+
+def test_a_step_returns_the_sum_of_its_losses() -> None:
+    model = nn.Linear(1, 1, bias=False)
+    nn.init.ones_(model.weight)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    losses = [lambda value=value: model(torch.full((1, 1), value)).sum() for value in (1.0, 2.0, 4.0)]
+    total = training_step(optimizer, losses, GradSync(model))
+    assert (total.item(), total.requires_grad, model.weight.item()) == (7.0, False, 1 - 0.5 * 7)
+
+
+def start_from(rank: int, size: int, src: int) -> bool:
+    """Whether this rank's model, after the broadcast, is that of `src`: each has its own, of any layout."""
+    models = []
+    for seed in (rank, src):
+        torch.manual_seed(seed)
+        model = nn.Sequential(nn.Conv2d(2, 3, 2).to(memory_format=torch.channels_last), nn.BatchNorm2d(3))
+        model.get_buffer("1.running_mean").fill_(seed)
+        models.append(model)
+    broadcast_parameters(models[0], src)
+    pairs = zip(models[0].state_dict().values(), models[1].state_dict().values(), strict=True)
+    return all(torch.equal(ours, theirs) for ours, theirs in pairs)
+
+
+@pytest.mark.parametrize("src", [0, 1])
+def test_parameters_and_buffers_of_any_layout_are_broadcast(src: int, world: Worlds) -> None:
+    assert world(2).run(start_from, src) == [True, True]
+
+
 def train_in(world: World, run: Remote, folder: Path, **changes: Any) -> list[TrainingResult]:
     """What a function that trains returns on every rank."""
     settings = TrainingSettings(folder=folder, **{"limit": 500, "epochs": 2, "lr": 0.05, **changes})
@@ -296,6 +347,21 @@ def test_ranks_that_were_told_different_things_are_stopped(world: Worlds, digits
 def test_data_that_disappears_is_a_failure_with_a_name(world: Worlds, tmp_path: Path) -> None:
     with pytest.raises(RankFailed, match=r"failed: FileNotFoundError: .*train-images"):
         train_in(world(2), LESSONS["sgd"].remote("run"), tmp_path)
+
+
+def test_what_changes_a_number_is_part_of_what_a_run_is(digits_folder: Path) -> None:
+    """It resumes from no other's snapshot."""
+    settings, sync = TrainingSettings(folder=digits_folder), GradSync(Net())
+    same: list[dict[str, Any]] = [{"epochs": 3}, {"loader": "per-sample"}, {"loader_workers": 2}]
+    other: list[dict[str, Any]] = [
+        {"lr": 0.2}, {"momentum": 0.9}, {"seed": 1}, {"batch_size": 64}, {"limit": 100}, {"accumulate": 2},
+        {"sync": "flat"}, {"all_reduce": "ring"}, {"sync": "parameters", "sync_every": 2}, {"dataset": "mnist"},
+        {"sync": "bucketed", "bucket_cap": 2**20},
+    ]  # fmt: skip
+    own = identify(settings, sync)
+    assert [change for change in same if identify(replace(settings, **change), sync) != own] == []
+    assert [change for change in other if identify(replace(settings, **change), sync) == own] == []
+    assert identify(settings, GradSync(small_model(0))) != own
 
 
 @pytest.mark.parametrize(

@@ -148,9 +148,14 @@ def find_actor(threads: list[str]) -> str:
         return "what it does when its timer goes off"
     if remote():
         return "whether a remote call comes"
-    main, known = threading.main_thread(), {thread.ident: thread for thread in threading.enumerate()}
+    main, frames = threading.main_thread(), sys._current_frames()
+    # A thread of C++ that has run a callback stays known to Python, and runs nothing there.
+    known = {
+        each.ident: each for each in threading.enumerate()
+        if each.ident in frames or not isinstance(each, threading._DummyThread)
+    }  # fmt: skip
     harmless = OurThread, getattr(sys.modules.get("tqdm._monitor"), "TMonitor", OurThread)
-    for ident in {*known, *sys._current_frames()} - {main.ident}:
+    for ident in {*known, *frames} - {main.ident}:
         if not isinstance(thread := known.get(ident), harmless):
             return f"what thread {thread.name if thread else 'of _thread'} does"
     python = {str(thread.native_id) for thread in known.values()}

@@ -15,6 +15,7 @@ import functools
 import inspect
 import operator
 import os
+import threading
 from collections.abc import Callable, Iterator, Sequence, Sized
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -85,6 +86,8 @@ class Hooks:
         """Numbers of operations by the id of their work. (An id is used again: then it is the later one's.)"""
         self.forwarded: dict[int, Any] = {}
         """The groups of models whose gradients a backward pass through their outputs averages, by the model's id."""
+        self.here = threading.local()
+        """`counted`: the tensor of the message that this thread is handing to a backend."""
         self.reached: set[int] = set()
         """Those that the backward pass under way has come to."""
         self.reducers: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
@@ -112,6 +115,13 @@ class Hooks:
             if setter in vars(owner)
         }  # fmt: skip
         wraps |= {(backend, method): functools.partial(self.wrap_unnamed, method) for method in MESSAGES}
+        wraps |= {
+            (owner, getter): self.wrap_getter
+            for owner, getter in (
+                (ProcessGroup, "_get_backend"), (ProcessGroup, "get_backend"), (distributed_c10d, "get_backend_impl"),
+                (dist, "get_backend_impl"),
+            ) if getter in vars(owner)
+        }  # fmt: skip
         if hasattr(ProcessGroup, "split_group"):
             wraps[ProcessGroup, "split_group"] = self.wrap_split_group
         checks.append(self.check_groups)
@@ -277,7 +287,11 @@ class Hooks:
                     known = self.describe(box, key, group, kind, kind, tensor.dtype, peer[0] if peer else None, tag)
             except (TypeError, ValueError, IndexError, AttributeError):
                 return self.call_unnamed(method, real, group, *args, **kwargs)
-            return self.follow(box, known, id(group) in self.limited, tensor.shape, real, group, *args, **kwargs)
+            self.here.counted = tensor
+            try:
+                return self.follow(box, known, id(group) in self.limited, tensor.shape, real, group, *args, **kwargs)
+            finally:
+                self.here.counted = None
 
         return message
 
@@ -289,13 +303,29 @@ class Hooks:
         return result
 
     def wrap_unnamed(self, method: str, real: Callable[..., Any]) -> Callable[..., Any]:
-        """Of a backend: its messages pass by no method of the group's, and are counted nowhere."""
+        """Of a backend: its messages pass by no method of the group's, and are counted nowhere, unless it is one that a
+        backend in Python hands a counted one on to."""
 
         @functools.wraps(real)
         def message(backend: Any, *args: Any, **kwargs: Any) -> Any:
+            counted, self.here.counted = getattr(self.here, "counted", None), None
+            if counted is not None and args and args[0][0] is counted:
+                return real(backend, *args, **kwargs)
             return self.call_unnamed(f"{method} of a backend", real, backend, *args, **kwargs)
 
         return message
+
+    def wrap_getter(self, real: Callable[..., Any]) -> Callable[..., Any]:
+        """Of a group's backend. What the program calls of one in Python passes no method of torch's."""
+
+        @functools.wraps(real)
+        def get_backend(*args: Any, **kwargs: Any) -> Any:
+            backend, caller = real(*args, **kwargs), _getframe(1).f_globals.get("__name__", "")
+            if self.box and hasattr(backend, "__dict__") and not caller.startswith(("torch.", "playground.")):
+                self.box.doubt("what it calls of a backend in Python")
+            return backend
+
+        return get_backend
 
     def wrap_setter(self, real: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(real)

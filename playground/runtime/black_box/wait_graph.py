@@ -21,7 +21,7 @@ callback, timer, call and socket of the process. What is read by whom:
 | data under way, also to and from ranks that have come       | `activity.compare`, and `diagnosis.find_firm`       |
 | a rank that is stopped, not seen, or gives no answer        | `RankState.moves`, `diagnosis.find_firm`            |
 | calls of other groups, members in another order             | `tap.number_of`, `hooks.Hooks.wrap_new_group`       |
-| calls that pass no method that is known, as those from C++  | `hooks.Hooks.check_groups`                          |
+| calls that pass no method that is known, as those from C++  | `hooks.Hooks.check_groups`, `wrap_getter`           |
 | a group that torch.distributed has not registered           | `hooks.Hooks.read_group`                            |
 | which backward passes average gradients                     | `hooks.Hooks.wrap_forward`                          |
 | a world that the program forms itself, with other numbers   | `leave_out_renumbered`                              |
