@@ -166,3 +166,9 @@ def test(model: nn.Module, settings: BertSettings, rank: int, size: int) -> tupl
         model.train()
     dist.all_reduce(right)
     return int(right), len(data)
+
+
+if __name__ == "__main__":
+    from playground.console.steps import become_command
+
+    become_command(__file__)

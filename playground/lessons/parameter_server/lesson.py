@@ -187,3 +187,9 @@ def paced(settings: ServerSettings, workers: Any) -> Iterator[None]:
     if dist.get_rank(workers) == dist.get_world_size(workers) - 1:
         synchronize()
         time.sleep((settings.slow_worker - 1) * (time.perf_counter() - started))
+
+
+if __name__ == "__main__":
+    from playground.console.steps import become_command
+
+    become_command(__file__)

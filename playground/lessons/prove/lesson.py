@@ -262,3 +262,9 @@ def minus_rank_0(values: torch.Tensor) -> torch.Tensor:
     root = values.clone()
     dist.broadcast(root, src=0)
     return values - root
+
+
+if __name__ == "__main__":
+    from playground.console.steps import become_command
+
+    become_command(__file__)

@@ -202,3 +202,9 @@ def is_forward() -> bool:
 
 
 WAYS = {"ddp": DDP, "zero-1": Zero1, "zero-2": Zero2, "zero-3": Zero3}
+
+
+if __name__ == "__main__":
+    from playground.console.steps import become_command
+
+    become_command(__file__)
