@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from playground.algorithms.shared_memory import add_all
 from playground.lessons.zero import flat_step
 from playground.lessons.zero.flat_step import FlatStep, new_shared_step
 from playground.testing import World
@@ -81,7 +82,7 @@ def test_ranks_of_several_hosts_have_no_memory_for_all(world: Worlds, monkeypatc
     assert all(result["difference"] < 1e-6 for result in results), results
 
 
-def square_sum(model: nn.Module, inputs: torch.Tensor) -> torch.Tensor:
+def loss_of(model: nn.Module, inputs: torch.Tensor) -> torch.Tensor:
     return model(inputs).square().sum()
 
 
@@ -95,7 +96,7 @@ def be_late(rank: int, size: int) -> tuple[list[float], float]:
         sync: Any = new_shared_step(model) if way == "shared" else new_grad_sync(way, model)
         optimizer = sync.optimizer(OPTIMIZERS["sgd"])
         for step in range(4):
-            backward(optimizer, [partial(square_sum, model, torch.ones(4) + rank + step)], sync)
+            backward(optimizer, [partial(loss_of, model, torch.ones(4) + rank + step)], sync)
             gradients = model.weight.grad.flatten()
             found.append(sync.rows[0].share.grad.clone() if way == "shared" else gradients.chunk(size)[rank].clone())
             if step != 1:
@@ -109,13 +110,11 @@ def be_late(rank: int, size: int) -> tuple[list[float], float]:
 
 def be_late_to_add_up(rank: int, size: int) -> tuple[list[float], float]:
     def add_late(*args: Any, **named: Any) -> None:
-        time.sleep(0.05)
-        add(*args, **named)
+        time.sleep(0.05 * (rank == 1))
+        add_all(*args, **named)
 
-    add = vars(flat_step)["add_all"]
     with pytest.MonkeyPatch.context() as patch:
-        if rank == 1:
-            patch.setattr(flat_step, "add_all", add_late)
+        patch.setattr(flat_step, "add_all", add_late)
         return be_late(rank, size)
 
 

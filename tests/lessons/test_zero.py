@@ -25,10 +25,12 @@ from playground.lessons.zero.page import ZeroSettings
 from playground.lessons.zero.results import HELD, TORCH, check_row, expected
 from playground.lessons.zero.shares import clip_grad_norm
 from playground.runtime import PlaygroundError
+from playground.runtime.tap import observing
 from playground.testing import World
 from playground.training.gpt_run import batches
 from playground.training.step import backward, training_step
 from playground.training.sync import new_grad_sync
+from playground.training.traffic import Traffic
 
 Run = Callable[..., Any]
 Worlds = Callable[..., World]
@@ -270,7 +272,8 @@ def repeat_forward(rank: int, size: int) -> tuple[dict[str, int], list[bool]]:
     optimizer = sync.optimizer(partial(torch.optim.SGD, lr=0.1))
     inputs = torch.ones(2, 3, requires_grad=True)
     for _ in range(2):
-        with CommDebugMode() as mode:
+        traffic = Traffic()
+        with observing(traffic):
             backward(optimizer, [lambda: model(inputs)], sync)
         is_free = [all(row.is_free for row in sync.rows)]
         optimizer.step()
@@ -278,7 +281,7 @@ def repeat_forward(rank: int, size: int) -> tuple[dict[str, int], list[bool]]:
             sync.after_step(last)
             is_free.append(all(row.is_free for row in sync.rows))
         sync.after_step(last=False)
-    return {str(call).split(".")[-1].strip("_"): times for call, times in mode.get_comm_counts().items()}, is_free
+    return dict(traffic.calls), is_free
 
 
 def test_a_forward_that_is_repeated_fetches_its_own_layer_alone(world: Worlds) -> None:
@@ -293,9 +296,10 @@ def pass_in_turn(rank: int, size: int) -> list[int]:
     WAYS["zero-3"](model)
     model.eval()
     for _ in range(3):
-        with CommDebugMode() as mode, torch.no_grad():
+        traffic = Traffic()
+        with observing(traffic), torch.no_grad():
             model(torch.ones(2, 3))
-        counts.append(mode.get_total_counts())
+        counts.append(traffic.calls.total())
     return counts
 
 
@@ -341,12 +345,11 @@ def keep_shares(rank: int, size: int, way: str, folder: Path, then: str) -> list
     return torch.cat([param.detach().flatten() for param in model.parameters()]).tolist()
 
 
-@pytest.mark.parametrize("way", ["zero-1", "zero-3"])
+@pytest.mark.parametrize("way", ["zero-1", pytest.param("zero-3", marks=pytest.mark.stress)])
 def test_parameters_are_loaded_where_a_rank_has_none(way: str, world: Worlds, tmp_path: Path) -> None:
     """Four ranks share five numbers by twos: for the last there is nothing, and the one before has one."""
     saved = world(4).run(keep_shares, way, tmp_path, "save")[0]
     assert world(3).run(keep_shares, way, tmp_path, "load") == [saved] * 3
-    assert world(4).run(keep_shares, way, tmp_path, "load") == [saved] * 4
 
 
 def go_wrong_in_a_step(rank: int, size: int, how: str) -> None:
