@@ -33,16 +33,10 @@ the ranks 30 s to store where they are: see `preempted()`. What `launch` raises 
     ForkServerFailed     the process that ranks come from was killed, is stopped, or could not start one
     Preempted            the ranks have ended because they were asked to, and stored the .step they had reached
 
-Importing this package does not import torch.
+Importing this package imports nothing and changes nothing.
 """
 
-from playground.console.script import become_command, put_working_folder_last
-
-put_working_folder_last()  # before anything else is imported
-become_command()
-
-from typing import TYPE_CHECKING, Any  # noqa: E402
-
+TYPE_CHECKING = False  # typing would be imported for nothing
 if TYPE_CHECKING:
     from playground.runtime import (
         Deadlock,
@@ -66,7 +60,7 @@ __all__ = [
 ]  # fmt: skip
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     """Import what this package exports when it is first asked for: pytest imports the package in every run of whoever
     has it installed, for the sake of the plugin."""
     if name not in __all__:

@@ -33,7 +33,7 @@ TOOLS = {**tools.TOOLS, SEE.name: SEE}
 BESIDE = {**TOOLS, SITE.name: SITE, READ.name: READ}
 """The commands beside the path."""
 LESSONS_BY_FOLDER = {Path(lesson.path).name: lesson for lesson in PATH}
-"""As `become_command` knows them."""
+"""By the names of their folders."""
 COMMANDS = [*LESSONS, *EXERCISES, *TOOLS, SITE.name]
 """Those that do more than show a text."""
 COMMAND_LISTS = {

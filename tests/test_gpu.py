@@ -28,7 +28,7 @@ from playground.lessons.parameter_server.lesson import paced
 from playground.lessons.parameter_server.page import ServerSettings
 from playground.lessons.pipeline.experiment import now
 from playground.lessons.pipeline.page import EXACT
-from playground.lessons.sgd.lesson import average_gradients
+from playground.lessons.sgd.lesson import Net, average_gradients
 from playground.measurement.interleave import timed
 from playground.runtime import RankFailed, RankTimeout, device
 from playground.runtime.backends import BACKENDS
@@ -39,9 +39,8 @@ from playground.see.record.run import read_recording
 from playground.survival.folder import SnapshotSettings, find_snapshots
 from playground.survival.snapshots import deserialise, serialise
 from playground.testing import World
-from playground.training.history import History
+from playground.training.history import History, now as time_of
 from playground.training.loop import train_by_hand
-from playground.training.net import Net
 from playground.training.settings import TrainingSettings
 
 pytestmark = pytest.mark.gpu
@@ -313,7 +312,7 @@ def take_times(rank: int, size: int, settings: ServerSettings) -> dict[str, floa
     twice: multiples of holding it once."""
     found, unused = {}, cast(Any, ())
     history: Any = History(Net().to(device()), unused, unused)
-    history.started = history.now()
+    history.started = time_of(device())
     alone = hold_the_gpu()
     found["epoch"] = history.state()["seconds"] / alone
     started = now()

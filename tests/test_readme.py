@@ -147,13 +147,19 @@ def commands_elsewhere(text: str) -> Iterator[list[Shown]]:
         yield [Shown(" ".join(command.split()))]
 
 
+def is_board(command: str) -> bool:
+    """Whether it runs a lesson's file by itself: tests/lessons/test_boards.py runs those."""
+    return bool(re.match(r"(torchrun .*|python )lesson\.py\b", command))
+
+
 def all_commands() -> list[list[Shown]]:
     """The commands of every README that can be run here, those of one block together; none twice."""
     found: dict[tuple[Shown, ...], None] = {}
     for readme in READMES:
         text = readme.read_text(encoding="utf-8")
         for group in (*consoles(text), *commands_elsewhere(text)):
-            found[tuple(shown for shown in group if shown.command not in NOT_RUN)] = None
+            ours = [shown for shown in group if shown.command not in NOT_RUN and not is_board(shown.command)]
+            found[tuple(ours)] = None
     alone = {group[0].command: list(group) for group in found if len(group) == 1 and not group[0].output}
     blocks = [list(group) for group in found if len(group) > 1 or any(shown.output for shown in group)]
     for shown in (shown for group in blocks for shown in group):

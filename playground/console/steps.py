@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from pathlib import Path
+from typing import Any, NoReturn
 
 import click
 
@@ -14,6 +17,8 @@ from playground.console.session import Session, session_command
 from playground.console.tables import RANK_COLUMN, Column, Table, Texts, cell
 from playground.console.text import heading, prose, rank_number
 from playground.runtime.remote import Remote, docstrings, module_exists, rank_functions, remote
+
+FURTHER = "further"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,12 +59,19 @@ class Lesson:
         """The conclusion, for a world of this size; `values`: further fields of `shown`."""
         return self.shown.format(ranks=f"{size} rank{'s' * (size > 1)}", **values)
 
-    def remote(self, function: str, part: str = "lesson") -> Remote:
+    def remote(self, function: str, part: str = "") -> Remote:
+        """That function, of the board unless it is a step beside it."""
+        part = part or (FURTHER if function in self.further else "lesson")
         return remote(f"{self.module(part)}:{function}")
 
     @property
+    def further(self) -> list[str]:
+        """Steps that do not stand on the board: details, and what needs more than torch."""
+        return rank_functions(self.module(FURTHER)) if module_exists(self.module(FURTHER)) else []
+
+    @property
     def steps(self) -> list[str]:
-        return rank_functions(self.module())
+        return [*rank_functions(self.module()), *self.further]
 
     @property
     def help(self) -> str:
@@ -68,7 +80,7 @@ class Lesson:
 
     @property
     def texts(self) -> dict[str, str]:
-        return docstrings(self.module())
+        return {**(docstrings(self.module(FURTHER)) if self.further else {}), **docstrings(self.module())}
 
     def run_by(self, *decorators: Callable[[Any], Any]) -> Callable[[Callable[..., None]], click.Command]:
         """A decorator that makes a function the command of the lesson: see `session_command`."""
@@ -114,6 +126,12 @@ def rank_texts(ranks: Sequence[Mapping[str, object]]) -> Texts:
     for rank, values in enumerate(ranks):
         table.add(rank, *(values.get(name) for name in columns))
     return [table, *below]
+
+
+def become_command(file: str) -> NoReturn:
+    """Make this process, which runs a lesson's `file`, that lesson's command, with the options that it was given. A new
+    program, and not a call: ranks import the main script of the process that starts them."""
+    os.execv(sys.executable, [sys.executable, "-m", "playground", Path(file).resolve().parent.name, *sys.argv[1:]])
 
 
 RUN_STEPS = remote("playground.runtime.rank.steps:run_steps")

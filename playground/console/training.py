@@ -165,6 +165,7 @@ def check_link(session: Session, settings: TrainingSettings) -> None:
 
 
 RUN_TRAINING = remote("playground.training.loop:run_training")
+RUN_BOARD = remote("playground.training.loop:run_board")
 
 LOADER_MODULES = {"per-sample": ["torchvision.transforms"]}
 """Modules that the fork server imports for the ranks, by the way to fetch samples."""
@@ -173,7 +174,7 @@ LOADER_MODULES = {"per-sample": ["torchvision.transforms"]}
 def train_and_show(
     session: Session, lesson: Lesson, general: Remote, data: DataOptions, survival: SnapshotOptions, **training: Any
 ) -> None:
-    """Train as the lesson's own `run` does or, where its loop will not do, as `general` does. `training`: further
+    """Train as the lesson's board does or, where its loop will not do, as `general` does. `training`: further
     fields of `TrainingSettings`. Training whose ranks fail is restarted as often as `survival` allows, from its
     snapshots, if it takes any. Training that diverges is a result like any other, with a word about it on stderr.
     `Preempted` gets a hint how to resume; of a world that was joined, only the process that shows results raises it."""
@@ -181,8 +182,9 @@ def train_and_show(
     training |= {"limit": data.limit, "seed": session.run.seed, "snapshots": survival.settings}
     asked = TrainingSettings(folder=data.folder, **training)
     asked.check_batch(session.world.size)
-    function = lesson.remote("run") if asked.is_tutorial else general
-    session.world.warm_up(function, RUN_TRAINING, *LOADER_MODULES.get(asked.loader, ()))
+    board = lesson.remote("run")
+    function, more = (RUN_BOARD, (board,)) if asked.is_tutorial else (general, ())
+    session.world.warm_up(board, function, RUN_TRAINING, *LOADER_MODULES.get(asked.loader, ()))
     check_link(session, asked)
     about = [f"training: {lesson.name}{asked.over_links}"] if asked.link else []
     prepared, settings = announce_data(session, data, asked, *about, check=asked.check_accumulation)
@@ -194,7 +196,7 @@ def train_and_show(
 
     try:
         how: dict[str, Any] = {"on_report": printer, "on_restart": say_why, "grace": grace}
-        result, *_ = session.launch(RUN_TRAINING, function, settings, **how)
+        result, *_ = session.launch(RUN_TRAINING, function, settings, more, **how)
     except Preempted as preemption:
         if not session.world.is_main:
             sys.exit(preemption.exit_code)

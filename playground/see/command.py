@@ -129,7 +129,7 @@ RUNS = {
     "sgd on three": FigureRun(SGD, 3),
     "flat": FigureRun(STEPS, 2, ("flat",), recorded=True),
     "overlapped": FigureRun(STEPS, 2, ("overlapped",), recorded=True),
-    "ladder": FigureRun(remote("playground.lessons.ladder.lesson:run"), 2, on_digits(LadderSettings, steps=30)),
+    "ladder": FigureRun(remote("playground.lessons.ladder.measure:run"), 2, on_digits(LadderSettings, steps=30)),
     "hello": FigureRun(remote("playground.lessons.hello.lesson:who_am_i"), 3),
     "bert": FigureRun(remote("playground.see.paint.ranks:bert_steps"), 2, recorded=True),
     "elastic": FigureRun(remote("playground.lessons.elastic.lesson:run"), 3, elastic_arguments, restarts=2),

@@ -5,9 +5,10 @@ The files are mapped into memory, not read: all ranks of a host share one copy, 
 
 from __future__ import annotations
 
-import math
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,12 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from PIL import Image
-from torch.utils.data import DataLoader, Dataset, Sampler, default_collate
+from torch.utils.data import DataLoader, Dataset, default_collate
 
+import playground.lessons.sgd.lesson as board
+from playground.lessons.sgd.lesson import Batches, Partition
 from playground.runtime import device
 from playground.training.digits import SIDE
-from playground.training.partition import DataPartitioner, Partition, share, shares
 from playground.training.prepare import default_data_dir, prepare
 from playground.training.settings import TrainingSettings
 
@@ -43,24 +45,17 @@ class Images(Dataset[Batch]):
     def __len__(self) -> int:
         return len(self.labels)
 
-    def __getitem__(self, position: int) -> Batch:
-        images, labels = self.__getitems__([position])
-        return images[0], labels[0]
-
-    def __getitems__(self, positions: Sequence[int]) -> Batch:
-        wanted = torch.tensor(positions, dtype=torch.int64)
-        images = self.images[wanted].float().div_(255 * STD).sub_(MEAN / STD)
-        return images, self.labels[wanted].long()
+    def __getitem__(self, index: Any) -> Batch:
+        images = self.images[index].float().div_(255 * STD).sub_(MEAN / STD)
+        return images, self.labels[index].long()
 
     def span(self, first: int, count: int) -> Batch:
         """`count` samples in the order of the file from number `first` on; after the last comes the first again."""
-        return self.__getitems__([place % len(self) for place in range(first, first + count)])
+        return self[[place % len(self) for place in range(first, first + count)]]
 
 
 class ImagesOneByOne(Images):
     """The same, fetched as tutorials do: each sample by itself, made a picture, then transformed by torchvision."""
-
-    __getitems__ = None  # type: ignore[assignment]
 
     def __init__(self, folder: Path, split: str, limit: int | None = None) -> None:
         from torchvision import transforms
@@ -68,9 +63,13 @@ class ImagesOneByOne(Images):
         super().__init__(folder, split, limit)
         self.transform = transforms.Compose([transforms.ToTensor(), transforms.Normalize((MEAN,), (STD,))])
 
-    def __getitem__(self, position: int) -> Batch:
-        picture = Image.fromarray(self.images[position, 0].numpy())
-        return self.transform(picture), self.labels[position].long()
+    def __getitem__(self, index: Any) -> Batch:
+        positions = torch.as_tensor(index, device="cpu")
+        if positions.dim():
+            found = [self[position] for position in positions.tolist()]
+            return tuple(default_collate(found)) if found else super().__getitem__([])
+        picture = Image.fromarray(self.images[positions, 0].numpy())
+        return self.transform(picture), self.labels[positions].long()
 
 
 def training_images(settings: TrainingSettings) -> Dataset[Batch]:
@@ -86,59 +85,47 @@ def map_idx_file(file: Path, *sample: int) -> torch.Tensor:
     return whole[header:].view(-1, *sample)
 
 
-class EqualSteps(Sampler[list[int]]):
-    """Positions within a partition, reshuffled each epoch, in batches; exactly `steps` of them.
+class ResumableBatches(Batches):
+    """The same batches, from any of them on."""
 
-    Every rank must take the same number of steps, or the others wait forever for the missing one. So a rank whose
-    share of the last global batch is nothing takes part with an empty batch.
-    """
-
-    def __init__(self, samples: int, batch_size: int, steps: int, seed: int) -> None:
-        self.samples, self.batch_size, self.steps = samples, batch_size, steps
-        self.generator = torch.Generator().manual_seed(seed)
+    def __init__(self, batches: Batches) -> None:
+        self.__dict__.update(batches.__dict__)
         self.first = 0
 
     def go_on_from(self, epochs: int, steps: int) -> None:
         """Fast-forward to this epoch and step, which another run of the same training has reached."""
         for _ in range(epochs):
-            torch.randperm(self.samples, generator=self.generator)
+            torch.randperm(self.samples, generator=self.generator, device="cpu")
         self.first = steps
 
-    def __len__(self) -> int:
-        return self.steps
-
     def __iter__(self) -> Iterator[list[int]]:
-        order = torch.randperm(self.samples, generator=self.generator).tolist()
         first, self.first = self.first, 0
-        for step in range(first, self.steps):
-            yield order[step * self.batch_size : (step + 1) * self.batch_size]
+        yield from islice(super().__iter__(), first, None)
 
 
 def partition_dataset(
-    data: Dataset[Batch] | None = None, batch_size: int = 128, seed: int = 1234, num_workers: int = 0, group: Any = None
+    data: Any = None, batch_size: int = 128, seed: int = 1234, num_workers: int = 0, group: Any = None
 ) -> tuple[DataLoader[Batch], int]:
-    """This rank's part of `data` in batches, and their size: its share of each global batch of `batch_size`.
+    """This rank's part of `data` in batches, and their size: its share of each global batch of `batch_size`, as on
+    sgd's board.
 
-    With 3 ranks, 128 is shared as 43 + 43 + 42. No sample is dropped or doubled. `num_workers` processes load the
-    batches ahead of the rank; with 0 it does that itself. The default for `data` is MNIST's training set, or digits
-    where MNIST cannot be downloaded.
+    `num_workers` processes load the batches ahead of the rank; with 0 it does that itself. The default for `data` is
+    MNIST's training set, or digits where MNIST cannot be downloaded.
     """
     if data is None:
         data = Images(prepare("auto", default_data_dir()).folder, "train")
-    rank, size, samples = dist.get_rank(group), dist.get_world_size(group), len(data)
-    sizes = [part / samples for part in shares(samples, batch_size, size)]
-    partition = DataPartitioner(data, sizes, seed).use(rank)
-    steps = EqualSteps(len(partition), share(batch_size, rank, size), math.ceil(samples / batch_size), seed + rank)
-    return new_loader(partition, num_workers=num_workers, batch_sampler=steps), steps.batch_size
+    return board.partition_dataset(data, batch_size, seed, partial(new_loader, num_workers=num_workers), group)
 
 
-def new_loader(data: Dataset[Batch] | Partition, num_workers: int = 0, **options: Any) -> DataLoader[Batch]:
-    """torch's DataLoader of whole batches. For a GPU they lie in pinned memory, from which it copies by itself. Workers
-    are forked, as the dataset's files are mapped into memory, not pickled."""
+def new_loader(data: Partition, num_workers: int = 0, *, sampler: Any, **options: Any) -> DataLoader[Batch]:
+    """torch's DataLoader of the batches whose positions `sampler` gives. For a GPU they lie in pinned memory, from
+    which it copies by itself. Workers are forked, as the dataset's files are mapped into memory, not pickled."""
     if num_workers:
         options |= {"multiprocessing_context": "fork", "worker_init_fn": ignore_sigterm}
+    if isinstance(sampler, Batches):
+        sampler = ResumableBatches(sampler)
     pinned = device().type == "cuda"
-    return DataLoader(data, num_workers=num_workers, collate_fn=collate, pin_memory=pinned, **options)
+    return DataLoader(data, num_workers=num_workers, pin_memory=pinned, sampler=sampler, **options)
 
 
 def ignore_sigterm(worker: int) -> None:
@@ -163,14 +150,8 @@ def batches(
         yield images.to(here, non_blocking=True), labels.to(here, non_blocking=True), batch / size
 
 
-def partition_test_set(data: Dataset[Batch]) -> DataLoader[Batch]:
+def partition_test_set(data: Any) -> DataLoader[Batch]:
     """This rank's part of the test set: every sample falls to exactly one rank, so the sum of all counts is exact."""
-    part = range(dist.get_rank(), len(data), dist.get_world_size())
-    return new_loader(Partition(data, part), batch_size=TEST_BATCH)
-
-
-def collate(batch: Any) -> Any:
-    """A list of samples as a batch (an empty one too). A batch stays as it is."""
-    if not isinstance(batch, list):
-        return batch
-    return default_collate(batch) if batch else (torch.empty(0, 1, 28, 28), torch.empty(0, dtype=torch.int64))
+    part = Partition(data, range(dist.get_rank(), len(data), dist.get_world_size()))
+    positions = torch.arange(len(part), device="cpu").split(TEST_BATCH)
+    return new_loader(part, batch_size=None, sampler=positions)

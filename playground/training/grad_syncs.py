@@ -32,12 +32,15 @@ DDP, SPARSE = "ddp", "sparse-embeddings"
 embeddings."""
 ALL_REDUCE = ("all_reduce",)
 OF_GRADIENTS = (
-    ("per-parameter", "per_parameter", ALL_REDUCE, "one all_reduce per parameter, after backward: the tutorial's loop"),
-    ("none-safe", "none_safe", ALL_REDUCE, "the same, and a gradient that is None takes part as zero"),
-    ("flat", "flat", ALL_REDUCE, "one all_reduce for all gradients, copied into one message"),
-    ("bucketed", "bucketed", (*ALL_REDUCE, "bucket_cap"),
+    ("per-parameter", remote("playground.lessons.ladder.lesson:per_parameter"), ALL_REDUCE,
+     "one all_reduce per parameter, after backward: the tutorial's loop"),
+    ("none-safe", remote("playground.lessons.ladder.lesson:none_safe"), ALL_REDUCE,
+     "the same, and a gradient that is None takes part as zero"),
+    ("flat", remote("playground.lessons.ladder.lesson:flat"), ALL_REDUCE,
+     "one all_reduce for all gradients, copied into one message"),
+    ("bucketed", remote("playground.lessons.ladder.lesson:bucketed"), (*ALL_REDUCE, "bucket_cap"),
      "one all_reduce per bucket of gradients, the last layers' first"),
-    ("overlapped", "Overlapped", (*ALL_REDUCE, "bucket_cap"),
+    ("overlapped", remote("playground.training.sync:OverlappedSync"), (*ALL_REDUCE, "bucket_cap"),
      "each bucket leaves as soon as its gradients are ready, while backward goes on"),
 )  # fmt: skip
 OF_PARAMETERS = (
@@ -54,10 +57,7 @@ OF_PARAMETERS = (
     ("zero-3", remote("playground.lessons.zero.lesson:Zero3"), (),
      "and each layer's parameters are gathered when they are needed: FSDP"),
 )  # fmt: skip
-GRAD_SYNCS = {
-    name: GradSyncSpec(name, remote(f"playground.training.sync:{code}"), summary, needs)
-    for name, code, needs, summary in OF_GRADIENTS
-} | {
+GRAD_SYNCS = {name: GradSyncSpec(name, code, summary, needs) for name, code, needs, summary in OF_GRADIENTS} | {
     name: GradSyncSpec(name, code, summary, needs, rung=False, takes_step=name != "parameters")
     for name, code, needs, summary in OF_PARAMETERS
 }

@@ -12,14 +12,29 @@ import torch._dynamo  # the optimizer imports it at its first step: here the for
 from torch import nn
 from torch.utils.data import DataLoader
 
-from playground.runtime import report
+from playground.lessons.sgd.lesson import Partition, count
+from playground.runtime import device, report
 from playground.runtime.backends import backend_for
-from playground.training.data import Batch
+from playground.training.data import Batch, new_loader
 from playground.training.replicas import all_gather_stacked, find_largest_difference
 from playground.training.results import Epoch, TrainingResult
 
 REPORT_EVERY = 0.2
 """Seconds between two reports of progress, so that they cost nothing."""
+
+
+class Reporter:
+    """Tells the launcher which step of which epoch a rank is at, now and then."""
+
+    def __init__(self, epochs: int, steps: int) -> None:
+        self.epochs, self.steps = epochs, steps
+        self.reported = time.monotonic()
+
+    def report(self, epoch: int, step: int) -> None:
+        """That step of the epoch is done."""
+        if time.monotonic() - self.reported > REPORT_EVERY:
+            self.reported = time.monotonic()
+            report(phase=f"training epoch {epoch} of {self.epochs}", step=step, steps=self.steps)
 
 
 class History:
@@ -30,47 +45,34 @@ class History:
         self.device = next(model.parameters()).device
         self.finished: list[Epoch] = []
         self.start_counting()
-        self.reported = time.monotonic()
 
     def start_counting(self) -> None:
         """Begin an epoch at zero."""
         self.total = torch.zeros(3, dtype=torch.float64, device=self.device)
         self.steps, self.seconds = 0, 0.0
 
-    def now(self) -> float:
-        """Seconds on this rank's clock, when its device has done all that it was given."""
-        backend_for(self.device.type).synchronize(self.device)
-        return time.perf_counter()
-
     def epochs(self, number: int) -> Iterator[int]:
         """1 … `number`: each is counted from when it is handed out until the next one is asked for."""
-        self.number = number
+        self.reporter = Reporter(number, len(self.train_set))
         for epoch in range(len(self.finished) + 1, number + 1):
             self.model.train()
-            self.started = self.now()
+            self.started = now(self.device)
             yield epoch
-            seconds = self.seconds + self.now() - self.started
-            report(phase=f"testing after epoch {epoch} of {number}")
-            tested = evaluate(self.model, self.test_set)
-            trained = all_gather_stacked(self.total)
-            self.finished.append(summary(epoch, trained, all_gather_stacked(tested), seconds))
-            report(finished=self.finished[-1])
+            seconds = self.seconds + now(self.device) - self.started
+            self.finished.append(finish_epoch(epoch, number, self.model, self.test_set, self.total, seconds))
             self.start_counting()
 
     def add(self, loss_sum: torch.Tensor, output: torch.Tensor, labels: torch.Tensor) -> None:
         """Count a batch: the sum of its samples' losses, and which it got right."""
-        self.total += torch.stack([loss_sum.detach(), *right_answers(output, labels)])
+        self.total += count(loss_sum, output, labels)
         self.steps += 1
-        if time.monotonic() - self.reported > REPORT_EVERY:
-            self.reported = time.monotonic()
-            phase = f"training epoch {len(self.finished) + 1} of {self.number}"
-            report(phase=phase, step=self.steps, steps=len(self.train_set))
+        self.reporter.report(len(self.finished) + 1, self.steps)
 
     def state(self) -> dict[str, object]:
         """The counts so far, as plain data."""
         return {
             "finished": [asdict(epoch) for epoch in self.finished], "total": self.total, "steps": self.steps,
-            "seconds": self.seconds + self.now() - self.started,
+            "seconds": self.seconds + now(self.device) - self.started,
         }  # fmt: skip
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -82,26 +84,75 @@ class History:
 
     def result(self) -> TrainingResult:
         """Everything. All ranks must call this, and get the same."""
-        difference, name = find_largest_difference(self.model)
-        return TrainingResult(epochs=self.finished, replicas_max_difference=difference, replicas_differ_in=name)
+        return result_of(self.model, self.finished)
+
+
+class BoardWatch:
+    """Watches the loop of a board from outside, by the batches that it fetches and by what it says after an epoch."""
+
+    def __init__(self, test_set: DataLoader[Batch], epochs: int, num_workers: int = 0) -> None:
+        self.test_set, self.epochs, self.num_workers = test_set, epochs, num_workers
+        self.device = device()
+        self.finished: list[Epoch] = []
+
+    def new_loader(self, data: Partition, **options: Any) -> BoardWatch:
+        """What the board is to use in the place of torch's DataLoader."""
+        self.loader = new_loader(data, self.num_workers, **options)
+        self.reporter = Reporter(self.epochs, len(self.loader))
+        return self
+
+    def __len__(self) -> int:
+        return len(self.loader)
+
+    def __iter__(self) -> Iterator[Batch]:
+        """The batches of an epoch, on this rank's device. The epoch has begun."""
+        self.started = now(self.device)
+        for step, batch in enumerate(self.loader):
+            images, labels = (tensor.to(self.device, non_blocking=True) for tensor in batch)
+            yield images, labels
+            self.reporter.report(len(self.finished) + 1, step + 1)
+
+    def after_epoch(self, epoch: int, model: nn.Module, totals: torch.Tensor) -> None:
+        """The board's words: `totals` is what `count` returns, for all of the epoch's batches."""
+        seconds = now(self.device) - self.started
+        self.finished.append(finish_epoch(epoch, self.epochs, model, self.test_set, totals, seconds))
+
+
+def now(device: torch.device) -> float:
+    """Seconds on this rank's clock, when its device has done all that it was given."""
+    backend_for(device.type).synchronize(device)
+    return time.perf_counter()
+
+
+def finish_epoch(
+    epoch: int, epochs: int, model: nn.Module, test_set: DataLoader[Batch], totals: torch.Tensor, seconds: float
+) -> Epoch:
+    """Test the model, all ranks together, and report the results of the epoch that it was trained in for `seconds`."""
+    report(phase=f"testing after epoch {epoch} of {epochs}")
+    tested = evaluate(model, test_set)
+    trained = all_gather_stacked(totals)
+    finished = summary(epoch, trained, all_gather_stacked(tested), seconds)
+    report(finished=finished)
+    return finished
+
+
+def result_of(model: nn.Module, epochs: list[Epoch]) -> TrainingResult:
+    """The result of training `model` for these epochs. All ranks must call this, and get the same."""
+    difference, name = find_largest_difference(model)
+    return TrainingResult(epochs=epochs, replicas_max_difference=difference, replicas_differ_in=name)
 
 
 @torch.no_grad()
 def evaluate(model: nn.Module, test_set: DataLoader[Batch]) -> torch.Tensor:
     """One pass over this rank's part of the test set. Returns its [right answers, samples]."""
     model = getattr(model, "module", model)  # what is wrapped: the ranks' numbers of test batches may differ
-    device = next(model.parameters()).device
-    total = torch.zeros(2, dtype=torch.float64, device=device)
+    here = next(model.parameters()).device
+    total = torch.zeros(2, dtype=torch.float64, device=here)
     model.eval()
     for images, labels in test_set:
-        total += torch.stack(right_answers(model(images.to(device)), labels.to(device)))
+        output, labels = model(images.to(here)), labels.to(here)
+        total += count(output.new_zeros(()), output, labels)[1:]
     return total
-
-
-def right_answers(output: torch.Tensor, labels: torch.Tensor) -> list[torch.Tensor]:
-    """[how many of the samples have their label as the most likely class, how many there are]"""
-    right = (output.argmax(1) == labels).sum()
-    return [right, torch.full_like(right, len(labels))]
 
 
 def summary(epoch: int, trained: torch.Tensor, tested: torch.Tensor, seconds: float) -> Epoch:

@@ -1,15 +1,15 @@
 """The general training loop: any model, any gradient synchronisation, gradients accumulated over several batches.
 
-The lessons sgd and ddp have the tutorial's loop written out. This one takes the same steps, and the options besides.
+The boards of sgd and ddp have the tutorial's loop written out, and `run_board` runs them. The loop here takes the same
+steps, and the options besides.
 """
 
 from __future__ import annotations
 
-import os
+import inspect
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import islice
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,24 +19,21 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
-from playground.runtime import device, host
+from playground.lessons.sgd.lesson import Net
+from playground.runtime import device, host, on_device
 from playground.runtime.files import sha256
 from playground.runtime.meeting.agreement import require_same_on_all_ranks
 from playground.runtime.remote import Remote
 from playground.survival.snapshots import Fingerprint
-from playground.training import net
 from playground.training.data import (
     Batch,
     Images,
     batches,
-    collate,
     partition_dataset,
     partition_test_set,
     training_images,
 )
-from playground.training.history import History
-from playground.training.net import Net
-from playground.training.prepare import MIRROR, default_data_dir, prepare
+from playground.training.history import BoardWatch, History, result_of
 from playground.training.replicas import broadcast_parameters
 from playground.training.results import TrainingResult
 from playground.training.resumable import ResumableRun
@@ -56,10 +53,19 @@ def run_training(rank: int, size: int, lesson: Remote, settings: Any, more: tupl
     return lesson(rank, size, settings, *more)
 
 
-def default_settings() -> TrainingSettings:
-    """The defaults, with the data that is there or can be had: for `run(rank, size)` in a program of its own."""
-    source = prepare("auto", default_data_dir(), os.environ.get(MIRROR))
-    return TrainingSettings(folder=source.folder, dataset=source.name)
+def run_board(rank: int, size: int, settings: TrainingSettings, board: Remote) -> TrainingResult:
+    """Train as a board's `run` does, with what `settings` ask for, and watch it from outside. Every rank returns the
+    same."""
+    images = training_images(settings)
+    test_set = partition_test_set(Images(settings.folder, "t10k"))
+    watch = BoardWatch(test_set, settings.epochs, settings.loader_workers)
+    with on_device():
+        model = board(
+            rank, size, images, batch_size=settings.batch_size, epochs=settings.epochs,
+            lr=settings.lr, momentum=settings.momentum, seed=settings.seed, loader=watch.new_loader,
+            after_epoch=watch.after_epoch,
+        )  # fmt: skip
+    return result_of(model, watch.finished)
 
 
 def train_by_hand(rank: int, size: int, settings: TrainingSettings) -> TrainingResult:
@@ -109,7 +115,7 @@ def train(
         partial(warm_up, optimizer, sync, train_set),
     )  # fmt: skip
     steps = len(train_set) // settings.accumulate
-    train_set.batch_sampler.go_on_from(run.position.epoch - 1, run.position.step * settings.accumulate)
+    train_set.sampler.go_on_from(run.position.epoch - 1, run.position.step * settings.accumulate)
     for epoch in history.epochs(settings.epochs):
         done = run.enter(epoch)
         coming = batches(train_set, settings.batch_size, done * settings.accumulate)
@@ -147,7 +153,7 @@ def warm_up(optimizer: torch.optim.Optimizer, sync: GradSync, train_set: DataLoa
 def first_sample(train_set: DataLoader[Batch]) -> Batch:
     """A batch of one sample of this rank's, on its device; of none, if it has none."""
     partition = train_set.dataset
-    images, labels = collate(partition.__getitems__([0] if len(partition) else []))
+    images, labels = partition[[0] if len(partition) else []]
     return images.to(device()), labels.to(device())
 
 
@@ -156,5 +162,5 @@ def identify(settings: TrainingSettings, sync: GradSync) -> Fingerprint:
     same = {name: value for name, value in settings.on_all_ranks().items() if name not in MAY_DIFFER}
     return {
         **same, "averaging": type(sync.model).__name__,
-        "data": sha256(settings.folder / "train-labels-idx1-ubyte"), "model": sha256(Path(net.__file__)),
+        "data": sha256(settings.folder / "train-labels-idx1-ubyte"), "model": inspect.getsource(Net),
     }  # fmt: skip

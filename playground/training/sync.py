@@ -1,18 +1,16 @@
 """Gradient synchronisation: what keeps replicas equal in a training step, from the tutorial's loop to overlapping.
 
-    flat(model)                                 after backward, on every rank
-    flat(model, all_reduce=ring)                with an all-reduce of ours
-    sync = Overlapped(model)                    before the first backward; `sync.after_backward()` after each
+    sync = new_grad_sync("flat", model)         before the first backward
+    sync.after_backward()                       after each: leaves the mean over all ranks in every `param.grad`
 
-The functions are called after backward, with this rank's gradients in every `param.grad`, and leave there their mean
-over all ranks. What takes part at several moments of a step is a class, a `GradSync`. All ranks must call the same:
-every all_reduce in here waits for all of them.
+Functions that are called after backward stand on the ladder's board. What takes part at several moments of a step is a
+class, a `GradSync`. All ranks must call the same: every all_reduce in here waits for all of them.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Set
 from functools import partial
 from typing import Any
 
@@ -21,82 +19,14 @@ import torch.distributed as dist
 from torch import nn
 
 from playground.algorithms import load_all_reduce
+from playground.lessons.ladder.lesson import Bucket, Overlapped, average_together, buckets, gradients
 from playground.training.grad_syncs import GRAD_SYNCS
 from playground.training.link import Link
 from playground.training.settings import BUCKET_CAP, TrainingSettings
 
 AllReduce = Callable[..., object]
 """Called as `all_reduce(tensor, op=…)`, in place; with `async_op=True` it returns at once something to `wait()` for."""
-
-
-def per_parameter(model: nn.Module, all_reduce: AllReduce = dist.all_reduce) -> None:
-    """One all_reduce per parameter, as the tutorial does it: `average_gradients` of the lesson sgd.
-
-    Raises `ValueError` for a parameter without a gradient: to skip it would leave the other ranks waiting, or, on all,
-    hide that it is not trained. Source: https://docs.pytorch.org/tutorials/intermediate/dist_tuto.html
-    """
-    for name, param in model.named_parameters():
-        if param.grad is None and param.requires_grad:
-            raise ValueError(f"{name} has no gradient on rank {dist.get_rank()}: this needs a way that is None-safe")
-    none_safe(model, all_reduce)
-
-
-def none_safe(model: nn.Module, all_reduce: AllReduce = dist.all_reduce) -> None:
-    """The same, but a gradient that is None (this rank's samples took another branch) takes part, as zero."""
-    for grad in gradients(model):
-        all_reduce(grad, op=dist.ReduceOp.SUM)
-        grad /= dist.get_world_size()
-
-
-def flat(model: nn.Module, all_reduce: AllReduce = dist.all_reduce) -> None:
-    """One all_reduce for all gradients: each message has a latency, so eight small ones take longer than one of the
-    same bytes."""
-    for grads in buckets(gradients(model)):
-        average_together(grads, all_reduce)
-
-
-def bucketed(model: nn.Module, all_reduce: AllReduce = dist.all_reduce, bucket_cap: float = BUCKET_CAP) -> None:
-    """One all_reduce per bucket, the last layers' first: the copy to be sent takes the memory of one bucket, not of all
-    gradients."""
-    for grads in buckets(gradients(model)[::-1], bucket_cap):
-        average_together(grads, all_reduce)
-
-
-def average_together(grads: Sequence[torch.Tensor], all_reduce: AllReduce) -> None:
-    """Leave in every tensor its mean over all ranks. They are of one type, and travel in a single message."""
-    message = torch.cat([grad.flatten() for grad in grads])
-    all_reduce(message, op=dist.ReduceOp.SUM)
-    message /= dist.get_world_size()
-    for grad, averaged in zip(grads, message.split([grad.numel() for grad in grads]), strict=True):
-        grad.copy_(averaged.view_as(grad))
-
-
-def trainable_parameters(model: nn.Module) -> list[nn.Parameter]:
-    """The parameters that backward computes gradients for, in the order of the layers."""
-    return [param for param in model.parameters() if param.requires_grad]
-
-
-def gradients(model: nn.Module) -> list[torch.Tensor]:
-    """The gradient of every trainable parameter, zero where this rank has none."""
-    params = trainable_parameters(model)
-    for param in params:
-        if param.grad is None:
-            param.grad = torch.zeros_like(param)
-    return [param.grad for param in params if param.grad is not None]
-
-
-def buckets(tensors: Sequence[torch.Tensor], cap: float = float("inf")) -> Iterator[list[torch.Tensor]]:
-    """Cut a sequence of tensors into those that travel together: a bucket is full once it holds `cap` bytes or more.
-
-    Every type has buckets of its own, since a message has one type.
-    """
-    open_buckets: dict[torch.dtype, list[torch.Tensor]] = {}
-    for tensor in tensors:
-        bucket = open_buckets.setdefault(tensor.dtype, [])
-        bucket.append(tensor)
-        if sum(each.nbytes for each in bucket) >= cap:
-            yield open_buckets.pop(tensor.dtype)
-    yield from open_buckets.values()
+SECOND = "a second backward before the first one's gradients were averaged: put it under no_sync"
 
 
 class GradSync:
@@ -144,17 +74,9 @@ class GradSync:
         step may have been skipped."""
 
 
-class Overlapped(GradSync):
-    """DistributedDataParallel's way: each backward starts the averaging, bucket by bucket, and goes on;
-    `after_backward` waits for its end.
-
-    Backward goes through the layers from the last to the first: the last layers' gradients are ready early. A bucket
-    leaves as soon as its last gradient is ready and all buckets before it have left: the order of messages must be the
-    same on every rank, whatever order gradients get ready in. A gradient that backward does not reach on this rank
-    takes part as zero. The gradients of parameters that are `excluded` stay as they are.
-    After a backward that raised, on whichever ranks, all call `zero_grad`.
-    Source: Li et al., PyTorch Distributed, 2020, arXiv 2006.15704, section 3.2
-    """
+class OverlappedSync(Overlapped, GradSync):
+    """The board's overlapped averaging, which may pause, and begins afresh after a backward that raised: then, on
+    whichever ranks it was, all call `zero_grad`. The gradients of parameters that are `excluded` stay as they are."""
 
     def __init__(
         self,
@@ -163,54 +85,21 @@ class Overlapped(GradSync):
         bucket_cap: float = BUCKET_CAP,
         excluded: Set[nn.Parameter] = frozenset(),
     ) -> None:
-        super().__init__(model)
-        self.all_reduce = all_reduce
-        params = [param for param in trainable_parameters(model)[::-1] if param not in excluded]
-        self.buckets = [Bucket(of_bucket) for of_bucket in buckets(params, bucket_cap)]
-        self.works: list[Any] = []
-        """Outstanding work handles of the buckets that have left, in their order."""
+        GradSync.__init__(self, model)
         self.is_syncing, self.has_begun = True, False
-        for bucket in self.buckets:
-            for param in bucket.views:
-                param.register_post_accumulate_grad_hook(partial(self.collect, bucket))
+        params = [param for param in model.parameters() if param not in excluded]
+        Overlapped.__init__(self, params, all_reduce, bucket_cap)
 
     def collect(self, bucket: Bucket, param: torch.Tensor) -> None:
-        """Called by backward when `param.grad` is complete."""
         if not self.is_syncing:
             return
         if param not in bucket.missing:
-            raise RuntimeError("a second backward before the first one's gradients were averaged: put it under no_sync")
+            raise RuntimeError(SECOND)
         self.has_begun = True
-        bucket.add(param)
-        while self.remaining and not self.remaining[0].missing:
-            self.start(self.remaining[0])
-
-    @property
-    def remaining(self) -> list[Bucket]:
-        """The buckets that have not left yet."""
-        return self.buckets[len(self.works) :]
-
-    def start(self, bucket: Bucket) -> None:
-        """Start the all_reduce of the first bucket that has not left."""
-        self.works.append(self.all_reduce(bucket.flat, op=dist.ReduceOp.SUM, async_op=True))
-
-    def start_remaining(self) -> None:
-        """Start what backward has not: buckets with a gradient that it did not reach, and those behind them."""
-        for bucket in self.remaining:
-            for param in list(bucket.missing):
-                bucket.add(param)
-            self.start(bucket)
-
-    def after_backward(self) -> None:
-        """Wait until every `param.grad` is the mean."""
-        self.start_remaining()
-        self.finish()
+        super().collect(bucket, param)
 
     def finish(self) -> None:
-        """Wait for all buckets, and expect the next backward."""
-        for bucket in self.buckets:
-            self.works.pop(0).wait()
-            bucket.missing.update(bucket.views)
+        super().finish()
         self.has_begun = False
 
     def zero_grad(self) -> None:
@@ -230,39 +119,6 @@ def pausing(sync: Any) -> Iterator[None]:
         yield
     finally:
         sync.is_syncing = before
-
-
-class Bucket:
-    """Gradients that travel together. Their memory is that of the message: each `param.grad` becomes a view of it."""
-
-    def __init__(self, params: Sequence[torch.Tensor]) -> None:
-        self.flat = params[0].detach().new_zeros(sum(param.numel() for param in params))
-        self.weight = 1 / dist.get_world_size()
-        self.views = views_of(self.flat, params)
-        self.missing = set(params)
-        """The parameters whose gradients are not in the bucket yet."""
-
-    def add(self, param: torch.Tensor) -> None:
-        """Put this rank's gradient of `param`, which is complete, into the bucket, as its part of the mean."""
-        view = self.views[param]
-        if param.grad is None:
-            view.zero_()
-        elif param.grad is view:  # backward has added to what was there: nothing to copy
-            view *= self.weight
-        else:
-            torch.mul(param.grad, self.weight, out=view)
-        param.grad = view
-        self.missing.remove(param)
-
-
-def views_of(flat: torch.Tensor, params: Sequence[torch.Tensor]) -> dict[torch.Tensor, torch.Tensor]:
-    """For each parameter its part of a flat tensor, in the parameter's shape."""
-    parts = flat.split([param.numel() for param in params])
-    # Strided as the parameter is (channels_last, say), so that backward and optimizer walk both the same way.
-    return {
-        param: part.as_strided(param.shape, torch.empty_like(param).stride())
-        for param, part in zip(params, parts, strict=True)
-    }
 
 
 class LocalSGD(GradSync):

@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import os
+import runpy
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from playground.console import script
+import playground
+
+ROOT = Path(playground.__file__).parents[1]
+
+
+def put_working_folder_last() -> None:
+    """As `python -m playground` does it first. (The module is not imported here: `runpy` would warn of that.)"""
+    runpy.run_path(str(ROOT / "playground" / "__main__.py"))["put_working_folder_last"]()
 
 
 @pytest.fixture
@@ -22,7 +30,7 @@ def own_files(tmp_path: Path) -> Path:
 
 @pytest.mark.stress
 def test_own_files_in_the_working_folder_are_left_alone(own_files: Path) -> None:
-    root = Path(script.__file__).parents[2]  # as if the package were not installed, too
+    root = ROOT  # as if the package were not installed, too
     environ = {**os.environ, "PYTHONPATH": f"{root}"}
     command = [sys.executable, "-m", "playground", "hello", "-n", "1"]
     done = subprocess.run(command, cwd=own_files, env=environ, capture_output=True, text=True, timeout=120)
@@ -30,32 +38,15 @@ def test_own_files_in_the_working_folder_are_left_alone(own_files: Path) -> None
     assert "Shown: " in done.stdout
 
 
-@pytest.mark.parametrize(
-    ("argv", "orig_argv", "moved"),
-    [
-        (["-m", "hello"], ["python", "-m", "playground", "hello"], True),
-        (["-m", "hello"], ["python", "-um", "playground", "hello"], True),
-        (["-m"], ["python", "-mplayground"], True),
-        (["-m"], ["python", "-m", "pytest"], False),
-        (["/x/pytest/__main__.py"], ["python", "-m", "pytest", "playground"], False),
-        (["playground", "hello"], ["python", "script.py"], False),
-    ],
-)
-def test_the_folder_moves_for_our_command_alone(
-    argv: list[str], orig_argv: list[str], moved: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sys, "argv", argv)
-    monkeypatch.setattr(sys, "orig_argv", orig_argv)
+def test_the_working_folder_comes_last(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "path", ["/home/me", "/lib/python"])
-    script.put_working_folder_last()
-    assert sys.path == (["/lib/python", "/home/me"] if moved else ["/home/me", "/lib/python"])
+    put_working_folder_last()
+    assert sys.path == ["/lib/python", "/home/me"]
 
 
 def test_a_clone_goes_before_what_is_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "site-packages" / "playground").mkdir(parents=True)
-    installed, clone = str(tmp_path / "site-packages"), str(Path(script.__file__).parents[2])
-    monkeypatch.setattr(sys, "argv", ["-m"])
-    monkeypatch.setattr(sys, "orig_argv", ["python", "-m", "playground"])
+    installed, clone = str(tmp_path / "site-packages"), str(ROOT)
     monkeypatch.setattr(sys, "path", [clone, "/lib/python", installed, "/more"])
-    script.put_working_folder_last()
+    put_working_folder_last()
     assert sys.path == ["/lib/python", clone, installed, "/more"]

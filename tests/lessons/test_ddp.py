@@ -22,13 +22,13 @@ from playground.lessons.ddp.lab import (
     run_lab,
 )
 from playground.lessons.ddp.page import PARTS, LabSettings
+from playground.lessons.ladder.lesson import buckets
+from playground.lessons.sgd.lesson import Net
 from playground.runtime import PlaygroundError
 from playground.runtime.backends import BACKENDS
 from playground.runtime.launcher.server import preload
 from playground.testing import World
-from playground.training.net import Net
 from playground.training.settings import TrainingSettings
-from playground.training.sync import buckets
 
 preload("playground.lessons.ddp.lab")
 

@@ -16,21 +16,20 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 
-from playground.lessons.ladder.lesson import new_rung, run
-from playground.lessons.ladder.measure import WARM_UP, StepMessages, TimedReplica, count_messages
+from playground.lessons.ladder.measure import WARM_UP, StepMessages, TimedReplica, count_messages, new_rung, run
 from playground.lessons.ladder.page import (
     PARTS,
     LadderSettings,
     agreement,
     result_texts,
 )
+from playground.lessons.sgd.lesson import Net
 from playground.runtime import PlaygroundError
 from playground.runtime.backends import BACKENDS
 from playground.runtime.remote import Remote
 from playground.runtime.tap import Call, observing
 from playground.training.data import Images, partition_dataset
 from playground.training.grad_syncs import DDP, GRAD_SYNCS
-from playground.training.net import Net
 from playground.training.sync import AllReduce
 
 Run = Callable[..., Any]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-import importlib
+import difflib
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -13,11 +13,12 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from boards import source_of
 from processes import free_port
 from ranks import needs_shm
 
 from playground.lessons import LESSONS
-from playground.lessons.collectives.lesson import REDUCTIONS
+from playground.lessons.collectives.further import REDUCTIONS
 from playground.lessons.context.page import ContextSettings
 from playground.lessons.ddp import lesson as ddp
 from playground.lessons.experts.page import ExpertsSettings
@@ -31,8 +32,7 @@ from playground.runtime import RankFailed, UsageError
 from playground.runtime.rank.steps import run_steps
 from playground.runtime.remote import Remote
 from playground.testing import World
-from playground.training import loop as training_loop
-from playground.training.settings import TrainingSettings
+from playground.training.data import Images
 
 Worlds = Callable[..., World]
 TABLED = [
@@ -49,7 +49,7 @@ def steps_of(lesson: str, *names: str) -> list[Remote]:
 
 def docstring_table(lesson: str, step: str) -> list[dict[str, Any]]:
     """The rows of the table in a step's docstring, one per rank, without the rank itself."""
-    text = getattr(importlib.import_module(LESSONS[lesson].module()), step).__doc__
+    text = LESSONS[lesson].remote(step).load().__doc__
     rows = [line.strip().strip("|").split("|") for line in text.splitlines() if line.strip().startswith("|")]
     names = [cell.strip() for cell in rows[0]]
     table = [dict(zip(names, (ast.literal_eval(cell.strip()) for cell in row), strict=True)) for row in rows[2:]]
@@ -71,13 +71,14 @@ def test_steps_leave_what_their_tables_say(lesson: str, world: Worlds) -> None:
 @pytest.mark.parametrize(("size", "backend"), [(5, "gloo"), pytest.param(3, "shm", marks=needs_shm)])
 def test_point_to_point_in_any_world(size: int, backend: str, world: Worlds) -> None:
     by_rank = world(size, backend=backend).run(run_steps, steps_of("p2p"))
-    blocking, two_tensors, immediate, any_source, exchange, ring = zip(*by_rank, strict=True)
+    blocking, two_tensors, immediate, any_source, tags, exchange, ring = zip(*by_rank, strict=True)
     assert [rank["after"] for rank in blocking] == [1.0, 1.0] + [0.0] * (size - 2)
     assert [(rank["tensor"], rank["received"]) for rank in two_tensors] == [(2, 0), (0, 2)] + [(0, 0)] * (size - 2)
     assert [rank.pop("started") for rank in immediate] == ["sending", "receiving"] + ["nothing"] * (size - 2)
     assert blocking == immediate
     assert [rank["sender"] for rank in any_source] == [(rank - 1) % size for rank in range(size)]
-    assert [rank["letter"] for rank in any_source] == [10.0 * ((rank - 1) % size) for rank in range(size)]
+    assert [rank["second"] for rank in any_source] == [float((rank - 1) % size) for rank in range(size)]
+    assert [rank["letter"] for rank in tags] == [10.0 * ((rank - 1) % size) for rank in range(size)]
     partners = [rank ^ 1 if rank ^ 1 < size else rank for rank in range(size)]
     assert [rank["after"] for rank in exchange] == partners
     assert [rank["after"] for rank in ring] == [float(size)] + [rank + 1.0 for rank in range(1, size)]
@@ -131,7 +132,7 @@ def with_own_seeds(rank: int, size: int, run: Remote, settings: Any) -> None:
 @pytest.mark.parametrize(
     ("run", "settings"),
     [
-        (LESSONS["ladder"].remote("run"), LadderSettings(folder=Path())),
+        (LESSONS["ladder"].remote("run", "measure"), LadderSettings(folder=Path())),
         (LESSONS["parameter-server"].remote("run", "experiment"), ServerSettings(folder=Path())),
         (LESSONS["tensor"].remote("run", "experiment"), TensorSettings(size=2)),
         (LESSONS["context"].remote("run", "experiment"), ContextSettings(size=2)),
@@ -220,27 +221,48 @@ def placed(rank: int, size: int, local_ranks: list[int]) -> dict[str, object]:
         ([0, 1, 2], ["0 x 3 + 0 = 0", "0 x 3 + 1 = 1", "0 x 3 + 2 = 2"]),
         ([0, 1, 0, 1], ["0 x 2 + 0 = 0", "0 x 2 + 1 = 1", "1 x 2 + 0 = 2", "1 x 2 + 1 = 3"]),
         ([0, 0], ["0 x 1 + 0 = 0", "1 x 1 + 0 = 1"]),
-        ([0, 1, 0, 0], ["0 + 0 = 0", "0 + 1 = 1", "2 + 0 = 2", "3 + 0 = 3"]),
+        ([0, 1, 0, 0], ["nodes have different numbers of ranks"] * 4),
     ],
 )
 def test_a_rank_is_a_sum(local_ranks: list[int], sums: list[str], world: Worlds) -> None:
     results = world(len(local_ranks)).run(placed, local_ranks)
     assert [result["rank_as_a_sum"] for result in results] == sums
     assert [result["local_rank"] for result in results] == local_ranks
+    if "node_rank" not in results[0]:
+        return
     nodes = [sum(local == 0 for local in local_ranks[: rank + 1]) - 1 for rank in range(len(local_ranks))]
     assert [result["node_rank"] for result in results] == nodes
     assert [result["ranks_per_node"] for result in results] == [nodes.count(node) for node in nodes]
 
 
-def train_by_two_arguments(rank: int, size: int, data_dir: Path) -> list[float]:
-    """The tutorial's call, where MNIST cannot be had, on the digits that are there: test accuracies after an epoch."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PLAYGROUND_MNIST_MIRROR", str(data_dir / "nothing"))
-        patch.setattr(training_loop, "default_data_dir", lambda: data_dir)
-        patch.setattr(training_loop, "TrainingSettings", partial(TrainingSettings, epochs=1))
-        return [lesson.run(rank, size).epochs[-1].test_accuracy for lesson in (sgd, ddp)]
+def train_on_boards(rank: int, size: int, folder: Path) -> list[list[torch.Tensor]]:
+    """The parameters after two epochs of each board that trains `Net`, and what the epochs told."""
+    data, told = Images(folder, "train", 100), []
+    models = [
+        board.run(rank, size, data, 30, epochs=2, after_epoch=lambda epoch, model, totals: told.append(totals))
+        for board in (sgd, ddp)
+    ]
+    return [*([param.detach() for param in model.parameters()] for model in models), told]
 
 
-def test_run_takes_two_arguments(world: Callable[..., Any], data_dir: Path) -> None:
-    by_hand, by_ddp = world(2).run(train_by_two_arguments, data_dir)[0]
-    assert by_hand == by_ddp
+def test_sgd_and_ddp_train_the_same_model(world: Worlds, digits_folder: Path) -> None:
+    """On 3 ranks, whose shares of a batch are not equal, and of the last one, 10 samples, even less so."""
+    results = world(3).run(train_on_boards, digits_folder)
+    for by_hand, by_ddp, told in results:
+        torch.testing.assert_close(by_ddp, by_hand)
+        assert [totals[2].item() for totals in told] == [float(told[0][2])] * 4
+    torch.testing.assert_close([result[0] for result in results[1:]], [results[0][0]] * 2, rtol=0, atol=0)
+    assert sum(told[0][2].item() for _, _, told in results) == 100
+
+
+def lines_of_run(lesson: str) -> list[str]:
+    module = ast.parse(source_of(lesson))
+    [run] = [node for node in module.body if isinstance(node, ast.FunctionDef) and node.name == "run"]
+    return source_of(lesson).splitlines()[run.lineno - 1 : run.end_lineno]
+
+
+def test_between_sgd_and_ddp_are_two_lines() -> None:
+    changed = [line for line in difflib.ndiff(lines_of_run("sgd"), lines_of_run("ddp")) if line[0] in "+-"]
+    assert [line.split("(")[0] for line in changed] == [
+        "-     broadcast_parameters", "+     model = DistributedDataParallel", "-             average_gradients",
+    ]  # fmt: skip

@@ -21,6 +21,7 @@ from playground.lessons.prove import lesson
 from playground.lessons.prove.batch_norm import SyncBatchNorm, convert_sync_batchnorm
 from playground.lessons.prove.lesson import max_abs_diff, parameters
 from playground.lessons.prove.page import Proof, ProveSettings, check, failure, is_broken
+from playground.lessons.sgd.lesson import Net
 from playground.measurement import Fields
 from playground.measurement.interleave import slowest as max_over_ranks
 from playground.runtime import device
@@ -30,7 +31,6 @@ from playground.testing import World
 from playground.training.data import Images
 from playground.training.grad_syncs import GRAD_SYNCS, GradSyncSpec
 from playground.training.loop import run_training
-from playground.training.net import Net
 
 Run = Callable[..., Any]
 Worlds = Callable[..., World]
@@ -80,7 +80,7 @@ def test_the_process_they_are_compared_with_is_plain_sgd(world: Worlds, digits_f
     model, data = Net().double().eval(), Images(digits_folder, "train", 40)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.5)
     for positions in (range(0, 24), [*range(24, 40), *range(0, 8)]):
-        images, labels = data.__getitems__(list(positions))
+        images, labels = data[list(positions)]
         optimizer.zero_grad()
         F.nll_loss(model(images.double()), labels).backward()
         optimizer.step()

@@ -10,8 +10,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from playground.lessons.ladder.lesson import new_rung
-from playground.lessons.ladder.measure import TimedReplica, count_messages
+from playground.lessons.ladder.measure import TimedReplica, count_messages, new_rung
 from playground.lessons.ladder.page import BERT, candidates
 from playground.lessons.ladder.sparse_embeddings import (
     PADDING,

@@ -31,10 +31,9 @@ from playground.algorithms import load_all_reduce
 from playground.algorithms.messages import Addressed
 from playground.lessons import PATH
 from playground.lessons.data_parallel.lesson import DataParallel, replicate
-from playground.lessons.sgd.lesson import average_gradients
+from playground.lessons.sgd.lesson import DataPartitioner, average_gradients, share
 from playground.runtime.remote import ROOT
 from playground.testing import World
-from playground.training.partition import DataPartitioner, share
 
 PAGE = ROOT / "playground" / "lessons" / "tutorials.md"
 pytestmark = pytest.mark.skipif(torch.__version__ < "2.15", reason="the page says what torch 2.15 does")

@@ -25,12 +25,12 @@ from programs import Outcome
 from ranks import go_wrong
 
 import playground
+from playground.lessons.sgd.lesson import Net
 from playground.runtime import PeerDisconnected, RankFailed, RankTimeout, UsageError, report
 from playground.runtime.host import cores
 from playground.runtime.launcher import watch
 from playground.runtime.rank.preemption import PreemptionNotice
 from playground.runtime.rank.rank import failure
-from playground.training.net import Net
 
 launch = partial(playground.launch, fresh=True)
 """Every test here is about the life of new processes."""

@@ -22,7 +22,7 @@ from playground.runtime import RankFailed
 from playground.testing import World
 from playground.training.data import MEAN, STD, Images, batches, partition_dataset, training_images
 from playground.training.digits import draw
-from playground.training.loop import run_training
+from playground.training.loop import run_board
 from playground.training.settings import LOADERS, TrainingSettings
 
 Worlds = Callable[..., World]
@@ -34,7 +34,7 @@ def test_one_loader_reads_what_torchvision_reads(digits_folder: Path) -> None:
         labels = read_label_file(str(digits_folder / f"{split}-labels-idx1-ubyte"))
         ours = Images(digits_folder, split)
         assert len(ours) == len(labels) == count
-        got, classes = ours.__getitems__(list(range(count)))
+        got, classes = ours[list(range(count))]
         torch.testing.assert_close(got, (images.unsqueeze(1).float() / 255 - MEAN) / STD)
         assert torch.equal(classes, labels)
         image, label = ours[7]
@@ -43,7 +43,7 @@ def test_one_loader_reads_what_torchvision_reads(digits_folder: Path) -> None:
 
 
 def test_no_samples_and_a_limit(digits_folder: Path) -> None:
-    images, labels = Images(digits_folder, "train", limit=7).__getitems__([])
+    images, labels = Images(digits_folder, "train", limit=7)[[]]
     assert (images.shape, labels.shape) == ((0, 1, 28, 28), (0,))
     assert len(Images(digits_folder, "train", limit=7)) == 7
 
@@ -110,7 +110,7 @@ def sizes_of_batches(rank: int, size: int, folder: Path) -> list[float]:
     """Those of the global batches, by the divisors of this rank's losses: in an epoch, and in one resumed after two."""
     train_set, _ = partition_dataset(Images(folder, "train", 19), 8)
     whole = [samples * size for *_, samples in batches(train_set, 8)]
-    train_set.batch_sampler.go_on_from(1, 2)
+    train_set.sampler.go_on_from(1, 2)
     return whole + [samples * size for *_, samples in batches(train_set, 8, done=2)]
 
 
@@ -121,9 +121,9 @@ def test_the_last_batch_counts_by_its_own_size(world: Worlds, digits_folder: Pat
 def test_loader_workers_change_nothing(world: Worlds, digits_folder: Path) -> None:
     """Dropout masks of the second epoch included: a loader draws a random number for each epoch."""
     alone, helped = (
-        world(2).run(run_training, LESSONS["sgd"].remote("run"), TrainingSettings(
+        world(2).run(run_board, TrainingSettings(
             folder=digits_folder, limit=130, epochs=2, batch_size=16, loader="per-sample", loader_workers=workers
-        ))[0].epochs
+        ), LESSONS["sgd"].remote("run"))[0].epochs
         for workers in (0, 1)
     )  # fmt: skip
     assert [(each.loss, each.test_accuracy) for each in helped] == [(each.loss, each.test_accuracy) for each in alone]

@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 from playground.algorithms import load_all_reduce
 from playground.testing import World
 from playground.training.link import Link
-from playground.training.sync import Overlapped
+from playground.training.sync import OverlappedSync
 
 Worlds = Callable[..., World]
 GBIT, NBYTES = 0.001, 4000
@@ -55,7 +55,7 @@ def gradients(rank: int, size: int, link: Link | None) -> list[list[float]]:
             if link:
                 link.put_under(model)
         else:
-            sync = Overlapped(model, link.all_reduce(dist.all_reduce) if link else dist.all_reduce, 32)
+            sync = OverlappedSync(model, link.all_reduce(dist.all_reduce) if link else dist.all_reduce, 32)
         model(torch.full((2, 3), rank + 1.0)).sum().backward()
         if sync:
             sync.after_backward()

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import pytest
+import torch
 from hypothesis import given, settings, strategies as st
 
-from playground.training.partition import DataPartitioner, Partition, share, shares
+from playground.lessons.sgd.lesson import DataPartitioner, Partition, share, shares
 
 
 @settings(max_examples=25)
@@ -13,7 +14,7 @@ from playground.training.partition import DataPartitioner, Partition, share, sha
 def test_equal_fractions_share_out_every_sample_once(samples: int, size: int, seed: int) -> None:
     data = range(samples)
     partitions = [DataPartitioner(data, [1 / size] * size, seed).use(rank) for rank in range(size)]
-    assert sorted(i for partition in partitions for i in partition.index) == list(data)
+    assert sorted(i for partition in partitions for i in partition.index.tolist()) == list(data)
     lengths = [len(partition) for partition in partitions]
     assert max(lengths) - min(lengths) <= 1
 
@@ -40,7 +41,8 @@ def test_the_tutorial_s_fractions_seven_ranks_and_three() -> None:
 def test_a_partition_is_a_dataset() -> None:
     partition = Partition("abcdef", [5, 0, 3])
     assert (len(partition), partition[0], [partition[i] for i in range(3)]) == (3, "f", ["f", "a", "d"])
-    assert partition.__getitems__([2, 1]) == ["d", "a"]
+    batched = Partition(torch.arange(6) * 10, [5, 0, 3])
+    assert batched[[2, 1]].tolist() == [30, 0]
 
 
 def test_the_seed_decides_and_shuffles() -> None:

@@ -18,22 +18,21 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from playground.algorithms import load_all_reduce
+from playground.lessons.ladder.lesson import BUCKET_CAP, buckets, per_parameter
+from playground.lessons.sgd.lesson import Net
 from playground.runtime import RankFailed, UsageError
 from playground.testing import World
 from playground.training.data import Images, partition_dataset, partition_test_set
 from playground.training.grad_syncs import RUNGS
 from playground.training.loop import train
-from playground.training.net import Net
 from playground.training.replicas import broadcast_parameters
 from playground.training.settings import TrainingSettings
 from playground.training.sync import (
     GradSync,
-    Overlapped,
+    OverlappedSync,
     all_reduce_hook,
-    buckets,
     build_grad_sync,
     new_grad_sync,
-    per_parameter,
 )
 
 Worlds = Callable[..., World]
@@ -55,6 +54,11 @@ def test_buckets_hold_every_tensor_once_and_are_full_no_earlier_than_they_must(
             assert {tensor.dtype for tensor in bucket} == {dtype}
             assert sum(tensor.nbytes for tensor in bucket[:-1]) < cap
         assert all(sum(tensor.nbytes for tensor in bucket) >= cap for bucket in of_type[:-1])
+
+
+def test_a_bucket_is_as_large_as_the_command_s() -> None:
+    """Which has its default where torch is not imported."""
+    assert TrainingSettings.bucket_cap == BUCKET_CAP
 
 
 class Branches(nn.Module):
@@ -130,7 +134,7 @@ def test_the_tutorials_loop_names_the_parameter_without_a_gradient(world: Worlds
 def memory_of_gradients(rank: int, size: int, cap: int) -> dict[str, Any]:
     """Where the overlapped rung's gradients lie, over steps with both ways to zero them."""
     model = Net().to(memory_format=torch.channels_last)
-    sync = Overlapped(model, bucket_cap=cap)
+    sync = OverlappedSync(model, bucket_cap=cap)
     places = []
     for set_to_none in (True, False, False, True):
         model.zero_grad(set_to_none)
@@ -166,7 +170,7 @@ def when_buckets_leave(rank: int, size: int) -> list[str]:
         events.append("leaves")
         return dist.all_reduce(tensor, op=op, async_op=async_op)
 
-    sync = Overlapped(model, recording, bucket_cap=40)
+    sync = OverlappedSync(model, recording, bucket_cap=40)
     model(torch.ones(3)).sum().backward()
     events.append("backward is done")
     sync.after_backward()

@@ -14,9 +14,9 @@ import torch
 from ranks import small_model
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader
 
 from playground.lessons import LESSONS
+from playground.lessons.sgd.lesson import Net
 from playground.runtime import PlaygroundError, RankFailed, UsageError
 from playground.runtime.backends import BACKENDS
 from playground.runtime.remote import Remote, remote
@@ -24,9 +24,8 @@ from playground.testing import World
 from playground.training import prepare
 from playground.training.data import Images, partition_dataset, partition_test_set
 from playground.training.grad_syncs import RUNGS
-from playground.training.history import History, summary
+from playground.training.history import now, summary
 from playground.training.loop import identify, run_training, train
-from playground.training.net import Net
 from playground.training.replicas import broadcast_parameters, find_largest_difference
 from playground.training.results import Epoch, TrainingResult, replicas_verdict
 from playground.training.settings import TrainingSettings
@@ -35,6 +34,7 @@ from playground.training.sync import GradSync, new_grad_sync
 
 Worlds = Callable[..., World]
 SYNCS = [*RUNGS, "ddp"]
+RUN_BOARD = remote("playground.training.loop:run_board")
 BY_HAND = remote("playground.training.loop:train_by_hand")
 WITH_DDP = remote("playground.training.loop:train_with_ddp")
 
@@ -54,7 +54,7 @@ def on_the_same_batches(folder: Path, batches: list[list[int]]) -> torch.Tensor:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.5)
     history = []
     for step, batch in enumerate(batches, 1):
-        images, labels = data.__getitems__(batch)
+        images, labels = data[batch]
         optimizer.zero_grad()
         torch.nn.functional.cross_entropy(model(images.double()), labels).backward()
         optimizer.step()
@@ -66,13 +66,13 @@ def on_the_same_batches(folder: Path, batches: list[list[int]]) -> torch.Tensor:
 def which_samples(rank: int, size: int, folder: Path, samples: int, batch_size: int) -> dict[str, Any]:
     """The positions, within the whole set, of what this rank trains on in each step of two epochs, and tests on."""
     train_set, _ = partition_dataset(Images(folder, "train", samples), batch_size)
-    index, epochs = train_set.dataset.index, range(2)
-    steps = [[index[position] for position in step] for _ in epochs for step in train_set.batch_sampler]
+    index, epochs = train_set.dataset.index.tolist(), range(2)
+    steps = [[index[position] for position in step] for _ in epochs for step in train_set.sampler]
     tested = partition_test_set(Images(folder, "t10k"))
     return {
         "steps": steps,
         "lengths": [len(labels) for _, labels in train_set],
-        "tested": list(tested.dataset.index),
+        "tested": tested.dataset.index.tolist(),
         "test_lengths": [len(labels) for _, labels in tested],
     }
 
@@ -292,7 +292,7 @@ def test_parameters_and_buffers_of_any_layout_are_broadcast(src: int, world: Wor
 def train_in(world: World, run: Remote, folder: Path, **changes: Any) -> list[TrainingResult]:
     """What a function that trains returns on every rank."""
     settings = TrainingSettings(folder=folder, **{"limit": 500, "epochs": 2, "lr": 0.05, **changes})
-    return world.run(run_training, run, settings)
+    return world.run(run_training, *((RUN_BOARD, settings, (run,)) if run.name == "run" else (run, settings)))
 
 
 def test_sgd_learns_and_every_way_of_averaging_learns_the_same(world: Worlds, digits_folder: Path) -> None:
@@ -316,7 +316,7 @@ def test_time_passes_until_the_device_has_done_its_work(monkeypatch: pytest.Monk
     order: list[str] = []
     monkeypatch.setattr(BACKENDS["gloo"], "synchronize", lambda device: order.append("synchronized"))
     monkeypatch.setattr("time.perf_counter", lambda: order.append("read"))
-    History(nn.Linear(1, 1), DataLoader([]), DataLoader([])).now()
+    now(torch.device("cpu"))
     assert order == ["synchronized", "read"]
 
 
@@ -336,7 +336,7 @@ def test_the_global_loss_is_the_mean_over_all_samples(world: Worlds, digits_fold
 def own_settings(rank: int, size: int, folder: Path) -> None:
     """Rank 2 was started with another learning rate."""
     settings = TrainingSettings(folder=folder / str(rank), lr=0.1 if rank == 2 else 0.01)
-    run_training(rank, size, LESSONS["sgd"].remote("run"), settings)
+    run_training(rank, size, BY_HAND, settings)
 
 
 def test_ranks_that_were_told_different_things_are_stopped(world: Worlds, digits_folder: Path) -> None:

@@ -20,3 +20,9 @@ def allreduce(send: torch.Tensor, recv: torch.Tensor) -> None:
     """The tutorial's function, but right, and in chunks: leave in `recv`, on every rank, the sum of all `send`s."""
     recv.copy_(send)
     ring(recv)
+
+
+if __name__ == "__main__":
+    from playground.console.steps import become_command
+
+    become_command(__file__)

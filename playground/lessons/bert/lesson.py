@@ -39,7 +39,6 @@ from playground.measurement import Fields
 from playground.measurement.interleave import Heartbeat
 from playground.runtime import device, synchronize
 from playground.training.bert import Model
-from playground.training.data import collate
 from playground.training.replicas import find_largest_difference
 
 LossFunction = Callable[[PairBatch], torch.Tensor]
@@ -146,7 +145,7 @@ def batches(settings: BertSettings, rank: int, size: int) -> Iterator[PairBatch]
         batch_size=settings.batch_size // size,
         sampler=sampler,
         drop_last=True,
-        collate_fn=collate,
+        collate_fn=PairBatch._make,
         pin_memory=device().type == "cuda",
         generator=torch.Generator(),  # so that it draws none of dropout's numbers
     )
@@ -167,3 +166,9 @@ def test(model: nn.Module, settings: BertSettings, rank: int, size: int) -> tupl
         model.train()
     dist.all_reduce(right)
     return int(right), len(data)
+
+
+if __name__ == "__main__":
+    from playground.console.steps import become_command
+
+    become_command(__file__)

@@ -18,8 +18,7 @@ from playground.lessons.bert.pairs import PairBatch, Pairs
 from playground.lessons.data_parallel.experiment import track_step
 from playground.lessons.data_parallel.machine import HOST
 from playground.lessons.data_parallel.memory import label_buckets, track_memory
-from playground.lessons.ladder.lesson import new_rung
-from playground.lessons.ladder.measure import TimedReplica, count_messages, summarize, time_in_turn
+from playground.lessons.ladder.measure import TimedReplica, count_messages, new_rung, summarize, time_in_turn
 from playground.measurement import Fields
 from playground.measurement.interleave import interleave, slowest, timed
 from playground.runtime import device

@@ -178,3 +178,9 @@ def cut_sequence(model: nn.Module, group: Group = None, zigzag: bool = True, way
             module.place = lambda ids: own_positions(ids.shape[1] * size, size, rank, zigzag).to(ids.device)
         if hasattr(module, "attend"):
             module.attend = partial(WAYS[way], group=group, zigzag=zigzag)
+
+
+if __name__ == "__main__":
+    from playground.console.steps import become_command
+
+    become_command(__file__)

@@ -134,3 +134,9 @@ class DataParallel(nn.Module):
         used = self.devices[: len(chunks)]
         replicas = [self.module] if len(self.devices) == 1 else replicate(self.module, used)
         return parallel_apply(replicas, chunks, kwargs_chunks, used)
+
+
+if __name__ == "__main__":
+    from playground.console.steps import become_command
+
+    become_command(__file__)

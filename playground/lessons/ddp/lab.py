@@ -31,6 +31,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data.distributed import DistributedSampler
 
 from playground.lessons.ddp.page import ACCUMULATED, PARTS, STEPS, LabSettings
+from playground.lessons.sgd.lesson import Net, share
 from playground.measurement import Fields
 from playground.runtime import PlaygroundError, device, report
 from playground.runtime.backends import backend_of
@@ -38,8 +39,6 @@ from playground.runtime.files import temporary_folder
 from playground.runtime.meeting.agreement import all_gather_object
 from playground.runtime.tap import Call, Observer, observing
 from playground.training.data import Batch, Images, partition_dataset
-from playground.training.net import Net
-from playground.training.partition import share
 from playground.training.replicas import find_largest_difference, flat
 from playground.training.step import backward, mean_loss_part, training_step
 from playground.training.sync import GradSync
@@ -322,7 +321,7 @@ def sampler(rank: int, size: int, settings: LabSettings) -> list[Fields]:
         padding.set_epoch(epoch)
         ways[f"set_epoch({epoch})"] = [*padding]
     ways["drop_last"] = [*dropping]
-    ways["partition_dataset"] = [*partition_dataset(samples, size, seed)[0].dataset.index]
+    ways["partition_dataset"] = partition_dataset(samples, size, seed)[0].dataset.index.tolist()
     rows = []
     for way, mine in ways.items():  # the positions of this rank's samples, in order
         shares = all_gather_object(mine)

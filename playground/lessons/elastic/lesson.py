@@ -31,12 +31,11 @@ import torch.nn.functional as F
 from torch.nn.parallel import DistributedDataParallel
 
 from playground.lessons.elastic.page import Kill
-from playground.lessons.sgd.lesson import average_gradients
+from playground.lessons.sgd.lesson import Net, average_gradients
 from playground.runtime import device, report, restart_count, synchronize
 from playground.training.data import Images, batches, partition_dataset, partition_test_set
 from playground.training.history import History
 from playground.training.loop import first_sample, identify
-from playground.training.net import Net
 from playground.training.replicas import broadcast_parameters
 from playground.training.results import TrainingResult
 from playground.training.resumable import ResumableRun
@@ -69,7 +68,7 @@ def run(rank: int, size: int, settings: TrainingSettings, way: str, kills: Seque
     sync = GradSync(model)
     resumable = ResumableRun(settings.snapshots, partial(identify, settings, sync), sync, optimizer, history, warm_up)
     position = resumable.position
-    train_set.batch_sampler.go_on_from(position.epoch - 1, position.step)
+    train_set.sampler.go_on_from(position.epoch - 1, position.step)
 
     for epoch in history.epochs(settings.epochs):
         done = resumable.enter(epoch)
@@ -98,3 +97,9 @@ def die_if_due(rank: int, step: int, kills: Sequence[Kill]) -> None:
     if (rank, step) in kills[restart_count() : restart_count() + 1]:
         report(killed=step)
         os.kill(os.getpid(), signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    from playground.console.steps import become_command
+
+    become_command(__file__)

@@ -173,3 +173,9 @@ def backward(loss: torch.Tensor, model: nn.Module, group: ProcessGroup | None = 
     dist.all_reduce(total, group=group)
     for param, gradient in zip(others, total.split([param.numel() for param in others]), strict=True):
         param.grad = gradient.view_as(param)
+
+
+if __name__ == "__main__":
+    from playground.console.steps import become_command
+
+    become_command(__file__)

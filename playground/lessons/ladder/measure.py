@@ -31,18 +31,21 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 from torch.nn.parallel import DistributedDataParallel
 
 from playground.algorithms import load_all_reduce
-from playground.lessons.ladder.page import BERT, PARTS, LadderSettings
-from playground.lessons.ladder.sparse_embeddings import ZipfSequences
+from playground.lessons.ladder.lesson import trainable_parameters
+from playground.lessons.ladder.page import BERT, MODELS, PARTS, LadderSettings, candidates
+from playground.lessons.ladder.sparse_embeddings import SparseEmbeddings, ZipfSequences
 from playground.measurement import Fields, environment
 from playground.measurement.interleave import Heartbeat, interleave
-from playground.runtime import device
+from playground.runtime import device, host
 from playground.runtime.backends import backend_of
+from playground.runtime.meeting.agreement import require_same_on_all_ranks
 from playground.runtime.tap import Call, Observer, observing
 from playground.training.data import Images, batches, partition_dataset
+from playground.training.grad_syncs import DDP, SPARSE
 from playground.training.link import Link
-from playground.training.replicas import all_gather_stacked, find_largest_difference, flat
+from playground.training.replicas import all_gather_stacked, broadcast_parameters, find_largest_difference, flat
 from playground.training.step import backward, mean_loss_part, training_step
-from playground.training.sync import AllReduce, GradSync, trainable_parameters
+from playground.training.sync import AllReduce, GradSync, new_grad_sync
 
 WARM_UP = 3
 """Rounds that are trained but not timed: DistributedDataParallel rebuilds its buckets after the first."""
@@ -50,6 +53,30 @@ NewSync = Callable[[nn.Module, AllReduce], GradSync]
 """Makes the gradient synchronisation of a rung for a model, by that all-reduce."""
 Moment = Any
 """Seconds, or an event on a GPU."""
+
+
+def new_rung(name: str, model: nn.Module, all_reduce: AllReduce, bucket_cap: int) -> GradSync:
+    """The gradient synchronisation of that name for `model`; `bucket_cap` is the bytes of a full bucket."""
+    if name == SPARSE:
+        return SparseEmbeddings(model, all_reduce, bucket_cap)
+    if name == DDP:
+        return in_ddp(model, bucket_cap)
+    return new_grad_sync(name, model, all_reduce=all_reduce, bucket_cap=bucket_cap)
+
+
+def run(rank: int, size: int, settings: LadderSettings) -> Fields:
+    """Train the model on every rung, and in DistributedDataParallel, with a clock on each. All ranks return the same.
+
+    Raises `UsageError` if the ranks were not all given the same settings.
+    """
+    require_same_on_all_ranks(settings.on_all_ranks())
+    host.keep_to_one_core()
+    torch.manual_seed(settings.seed)
+    model = MODELS[settings.model]().to(device(), memory_format=torch.channels_last)
+    broadcast_parameters(model)
+    names = candidates(settings.model, settings.link)
+    rungs = {name: partial(new_rung, name, bucket_cap=settings.bucket_cap) for name in names}
+    return measure(rungs, model, settings)
 
 
 def measure(new_syncs: Mapping[str, NewSync], start: nn.Module, settings: LadderSettings) -> Fields:

@@ -23,9 +23,12 @@ from playground.training.results import replicas_verdict
 from playground.training.settings import TrainingSettings
 
 LESSON = LESSONS["ladder"]
-RUN = LESSON.remote("run")
+RUN = LESSON.remote("run", "measure")
 BERT = "bert"
-IMAGE_MODELS = {"net": remote("playground.training.net:Net"), "resnet18": remote("playground.training.net:ResNet18")}
+IMAGE_MODELS = {
+    "net": remote("playground.lessons.sgd.lesson:Net"),
+    "resnet18": remote("playground.training.net:ResNet18"),
+}
 """They have 21,840 and 11,175,370 parameters."""
 MODELS = IMAGE_MODELS | {BERT: LESSON.remote("TokenBert", "sparse_embeddings")}
 """The models to train; the last, of 13,457,283 parameters, on token ids drawn by Zipf's law, in place of images."""

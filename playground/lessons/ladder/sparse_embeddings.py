@@ -9,6 +9,8 @@ Source: https://horovod.readthedocs.io/en/stable/api.html (allreduce of tf.Index
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
@@ -19,12 +21,12 @@ from playground.lessons.ladder.page import TOKENS
 from playground.training.bert import Model
 from playground.training.bert_config import CLASSES, BertConfig
 from playground.training.settings import BUCKET_CAP
-from playground.training.sync import AllReduce, Overlapped
+from playground.training.sync import AllReduce, OverlappedSync
 
 
-class SparseEmbeddings(Overlapped):
+class SparseEmbeddings(OverlappedSync):
     """Averages the gradients of embeddings, all of one type, by the rows that some rank has used, and all other
-    gradients as `Overlapped` does.
+    gradients as `OverlappedSync` does.
 
     It sets `sparse` of the model's `nn.Embedding`s, so that backward computes (index, row) for each word of the batch
     in place of a matrix. `after_backward` leaves in every `param.grad` the mean as a dense gradient, for any optimizer.
@@ -107,8 +109,8 @@ class ZipfSequences(Dataset[tuple[torch.Tensor, torch.Tensor]]):
     def __len__(self) -> int:
         return len(self.labels)
 
-    def __getitems__(self, positions: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
-        return self.ids[positions], self.labels[positions]
+    def __getitem__(self, index: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.ids[index], self.labels[index]
 
 
 class TokenBert(nn.Module):

@@ -119,3 +119,9 @@ class GPTStage(Stage):
         if self.pipeline.is_last:
             output = vocabulary_loss(output, self.labels[m], self.ranks, self.targets_in_all)
         return output
+
+
+if __name__ == "__main__":
+    from playground.console.steps import become_command
+
+    become_command(__file__)

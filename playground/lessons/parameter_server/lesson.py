@@ -26,10 +26,10 @@ import torch.nn.functional as F
 from torch import nn
 
 from playground.lessons.parameter_server.page import SERVER, ServerSettings
+from playground.lessons.sgd.lesson import Net
 from playground.remote.agent import Agent
 from playground.runtime import device, synchronize
 from playground.training.data import Images, batches, partition_dataset
-from playground.training.net import Net
 from playground.training.replicas import flat, unflatten
 
 Parameters = tuple[torch.Tensor, int, bool]
@@ -187,3 +187,9 @@ def paced(settings: ServerSettings, workers: Any) -> Iterator[None]:
     if dist.get_rank(workers) == dist.get_world_size(workers) - 1:
         synchronize()
         time.sleep((settings.slow_worker - 1) * (time.perf_counter() - started))
+
+
+if __name__ == "__main__":
+    from playground.console.steps import become_command
+
+    become_command(__file__)

@@ -147,3 +147,9 @@ class Outbox:
         if self.sending is not None:
             self.sending[0].wait()
             self.sending = None
+
+
+if __name__ == "__main__":
+    from playground.console.steps import become_command
+
+    become_command(__file__)

@@ -24,13 +24,12 @@ from torch.nn.parallel import DistributedDataParallel
 from playground.algorithms import load_all_reduce
 from playground.lessons.prove.batch_norm import convert_sync_batchnorm
 from playground.lessons.prove.page import Proof, ProveSettings
+from playground.lessons.sgd.lesson import Net, share
 from playground.measurement import Fields
 from playground.measurement.interleave import slowest as max_over_ranks
 from playground.runtime import device, report
 from playground.training.data import Batch, Images
 from playground.training.grad_syncs import GRAD_SYNCS
-from playground.training.net import Net
-from playground.training.partition import share
 from playground.training.replicas import broadcast_parameters, flat
 from playground.training.step import mean_loss_part, training_step
 from playground.training.sync import GradSync, build_grad_sync, new_grad_sync
@@ -263,3 +262,9 @@ def minus_rank_0(values: torch.Tensor) -> torch.Tensor:
     root = values.clone()
     dist.broadcast(root, src=0)
     return values - root
+
+
+if __name__ == "__main__":
+    from playground.console.steps import become_command
+
+    become_command(__file__)

@@ -17,7 +17,6 @@ from playground.lessons import LESSONS
 from playground.measurement import Fields
 from playground.runtime.errors import PlaygroundError, UsageError
 from playground.runtime.flags import flag, like
-from playground.training.partition import share
 from playground.training.settings import TrainingSettings
 
 LESSON = LESSONS["prove"]
@@ -163,7 +162,7 @@ def command(session: Session, data: DataOptions, **chosen: Any) -> None:
     session.say("", prose(heading("equal"), f": {LESSON.texts['compare']}"), *proof_texts(proof))
     for name, found in breaks.items():
         session.say("", prose(heading(name), f": {LESSON.texts[name]}"), break_table(found))
-    samples = [{"samples": share(asked.batch_size, rank, world.size)} for rank in range(world.size)]
+    samples = [{"samples": (asked.batch_size + world.size - 1 - rank) // world.size} for rank in range(world.size)]
     recipe = {name: getattr(asked, name) for name in RECIPE}
     about = {"recipe": recipe, "proof": proof, "breaks": breaks}
     session.print_document({"equal": samples}, dataset=prepared.summary, **about)

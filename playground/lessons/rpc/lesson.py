@@ -129,3 +129,9 @@ def weight() -> torch.Tensor:
 def gradient() -> torch.Tensor:
     """Ours is added to `.grad`, as by any backward pass."""
     return weights[0].grad
+
+
+if __name__ == "__main__":
+    from playground.console.steps import become_command
+
+    become_command(__file__)

@@ -187,3 +187,9 @@ def backward(loss: torch.Tensor, whole: list[nn.Parameter], ranks: Ranks) -> Non
         total = ranks.all_reduce(torch.cat([param.grad.flatten() for param in whole]))
         for param, gradient in zip(whole, total.split([param.numel() for param in whole]), strict=True):
             param.grad = gradient.view_as(param)
+
+
+if __name__ == "__main__":
+    from playground.console.steps import become_command
+
+    become_command(__file__)

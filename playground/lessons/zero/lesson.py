@@ -19,8 +19,9 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from playground.lessons.ladder.lesson import buckets, trainable_parameters
 from playground.lessons.zero.shares import Row, units
-from playground.training.sync import AllReduce, GradSync, buckets, pausing, trainable_parameters
+from playground.training.sync import AllReduce, GradSync, pausing
 
 SECOND = "a second backward before zero_grad: put the first one under no_sync"
 
@@ -201,3 +202,9 @@ def is_forward() -> bool:
 
 
 WAYS = {"ddp": DDP, "zero-1": Zero1, "zero-2": Zero2, "zero-3": Zero3}
+
+
+if __name__ == "__main__":
+    from playground.console.steps import become_command
+
+    become_command(__file__)

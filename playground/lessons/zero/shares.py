@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
-from playground.training.sync import views_of
+from playground.lessons.ladder.lesson import views_of
 
 ABOUT = {
     "shape", "dtype", "device", "layout", "ndim", "requires_grad", "is_leaf", "grad", "grad_fn", "__hash__", "numel",

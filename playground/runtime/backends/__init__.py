@@ -7,6 +7,7 @@ A new backend is one file beside these, and its line below. Importing this does 
 
 from __future__ import annotations
 
+import contextlib
 import traceback
 from typing import Any
 
@@ -41,6 +42,15 @@ def device() -> Any:
     return backend_of().device()
 
 
+def on_device() -> contextlib.AbstractContextManager[Any]:
+    """As a context manager: what a board makes without naming a device (`torch.zeros(1)`) lies on this rank's. On a CPU
+    it does nothing, and so costs nothing."""
+    import torch
+
+    here = device()
+    return contextlib.nullcontext() if here.type == "cpu" else torch.device(here)
+
+
 def synchronize() -> None:
     """Wait until this rank's device has done what it was given: before a clock is read, for a GPU runs behind."""
     backend_of().synchronize()
@@ -63,4 +73,14 @@ def raised_by_torch(error: Exception) -> bool:
     return bool(others) and others[-1].partition(".")[0] == "torch"
 
 
-__all__ = ["BACKENDS", "Backend", "backend_for", "backend_of", "device", "get_backend", "refusal", "synchronize"]
+__all__ = [
+    "BACKENDS",
+    "Backend",
+    "backend_for",
+    "backend_of",
+    "device",
+    "get_backend",
+    "on_device",
+    "refusal",
+    "synchronize",
+]

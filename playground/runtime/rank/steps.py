@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from playground.runtime.backends import refusal
+from playground.runtime.backends import on_device, refusal
 from playground.runtime.errors import PlaygroundError
 from playground.runtime.remote import Remote
 
@@ -25,7 +25,8 @@ def run_steps(rank: int, size: int, steps: Sequence[Remote], seed: int = 1234) -
 def attempt(step: Remote, *args: Any) -> Any:
     """The result of `step(*args)`; {"refused": words} for what the backend cannot do."""
     try:
-        return step(*args)
+        with on_device():
+            return step(*args)
     except (RuntimeError, ValueError) as error:
         if not refusal(error):
             raise

@@ -23,14 +23,13 @@ from playground.lessons.data_parallel.machine import resolve_devices
 from playground.lessons.data_parallel.page import WAYS, DataParallelSettings
 from playground.lessons.parameter_server import lesson as server_lesson
 from playground.lessons.parameter_server.page import SERVER, ServerSettings
-from playground.lessons.sgd.lesson import average_gradients
+from playground.lessons.sgd.lesson import Net, average_gradients
 from playground.lessons.tensor.lesson import Ranks, RowParallel, cut_outputs
 from playground.measurement import Fields
 from playground.remote.agent import Agent
 from playground.runtime import device
 from playground.training.bert import Model
 from playground.training.bert_config import CLASSES, BertConfig
-from playground.training.net import Net
 from playground.training.replicas import broadcast_parameters, find_largest_difference
 from playground.training.step import mean_loss_part, training_step
 from playground.training.sync import new_grad_sync

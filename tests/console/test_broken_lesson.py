@@ -1,4 +1,4 @@
-"""A lesson's file as a program of its own, and a lesson that is broken."""
+"""A lesson that is broken or run as a script, and a working folder that is gone."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import playground
 PACKAGE = Path(playground.__file__).parent
 
 
-def test_a_lesson_s_file_runs_that_lesson_with_its_options() -> None:
+def test_a_lesson_s_file_that_is_no_board_runs_that_lesson_with_its_options() -> None:
     command = [sys.executable, str(PACKAGE / "lessons" / "all_reduce" / "lesson.py"), "--algorithm", "wing"]
     done = subprocess.run(command, capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (2, "")

@@ -1,0 +1,149 @@
+"""Each board stands alone: it reads like a program of the tutorial's, and runs where there is torch alone."""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+from boards import BOARDS, LESSONS, LONGEST, STANDING, source_of
+
+TIMED = {"ladder"}
+"""Boards that print times."""
+LIBRARIES = {"torch", "torchvision", *sys.stdlib_module_names}
+
+
+@cache
+def tree_of(lesson: str) -> ast.Module:
+    return ast.parse(source_of(lesson))
+
+
+def imported(lesson: str) -> Iterator[str]:
+    for node in ast.walk(tree_of(lesson)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield str(node.module)
+
+
+@pytest.mark.parametrize("lesson", STANDING)
+def test_a_board_imports_torch_and_earlier_boards_alone(lesson: str) -> None:
+    order = [*BOARDS]
+    boards = {f"playground.lessons.{name}.lesson" for name in order[: order.index(lesson)]}
+    assert {name for name in imported(lesson) if name.split(".")[0] not in LIBRARIES} <= boards
+
+
+@pytest.mark.parametrize("lesson", STANDING)
+def test_a_board_fits_on_a_page(lesson: str) -> None:
+    lines = [line for line in source_of(lesson).splitlines() if not line.lstrip().startswith("|")]
+    assert len(lines) <= LONGEST.get(lesson, 150)
+    assert [line for line in lines if len(line) > 100] == []
+
+
+def length(function: ast.FunctionDef) -> int:
+    """Its lines, without the docstring."""
+    body = function.body[1:] if ast.get_docstring(function) else function.body
+    return int(function.end_lineno or 0) - body[0].lineno + 1 if body else 0
+
+
+@pytest.mark.parametrize("lesson", STANDING)
+def test_functions_of_a_board_are_short(lesson: str) -> None:
+    functions = [node for node in ast.walk(tree_of(lesson)) if isinstance(node, ast.FunctionDef)]
+    assert {node.name: length(node) for node in functions if length(node) > 30} == {}
+
+
+@pytest.mark.parametrize("lesson", STANDING)
+def test_a_line_changes_one_attribute(lesson: str) -> None:
+    squeezed = [
+        ast.unparse(node)
+        for node in ast.walk(tree_of(lesson))
+        if isinstance(node, ast.Assign)
+        and isinstance(node.targets[0], ast.Tuple)
+        and any(isinstance(target, ast.Attribute) for target in node.targets[0].elts)
+    ]
+    assert squeezed == []
+
+
+@pytest.mark.parametrize("lesson", STANDING)
+def test_a_board_ends_in_a_short_main(lesson: str) -> None:
+    end = tree_of(lesson).body[-1]
+    assert isinstance(end, ast.If)
+    assert ast.unparse(end.test) == "__name__ == '__main__'"
+    assert int(end.end_lineno or 0) - end.lineno <= 8
+
+
+@pytest.fixture(scope="module")
+def boards_alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a copy of each board, and no other file of the playground."""
+    folder = tmp_path_factory.mktemp("alone")
+    for lesson in STANDING:
+        copy = folder / "playground" / "lessons" / lesson / "lesson.py"
+        copy.parent.mkdir(parents=True)
+        copy.write_text(source_of(lesson), encoding="utf-8")
+    return folder
+
+
+def run_alone(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
+    environ = {**os.environ, "PYTHONPATH": str(folder), "OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}
+    return subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, timeout=600)
+
+
+def test_boards_are_imported_where_nothing_else_of_ours_is(boards_alone: Path) -> None:
+    program = f"""
+import importlib, os, sys
+path, patched = list(sys.path), dict(os.environ)
+for lesson in {STANDING}:
+    module = importlib.import_module(f"playground.lessons.{{lesson}}.lesson")
+    assert module.__file__.startswith({str(boards_alone)!r}), module.__file__
+assert (path, patched) == (sys.path, dict(os.environ))
+"""
+    done = run_alone(boards_alone, sys.executable, "-c", program)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def shown_runs(lesson: str) -> list[tuple[str, list[str]]]:
+    """The chapter's runs of the board alone: the command, and the lines that it prints."""
+    chapter = (LESSONS / lesson / "README.md").read_text(encoding="utf-8")
+    run = re.compile(r"^```console\n\$ ((?:torchrun [^\n]*|python )lesson\.py[^\n]*)\n(.*?)^```", re.M | re.S)
+    return [(command, text.splitlines()) for command, text in run.findall(chapter)]
+
+
+def without_decimals(line: str) -> str:
+    """What is the same whatever is trained on."""
+    return re.sub(r" *\d+\.\d+", " #", line)
+
+
+@pytest.mark.stress
+@pytest.mark.parametrize("lesson", STANDING)
+def test_a_board_alone_prints_what_its_chapter_shows(
+    lesson: str, boards_alone: Path, digits_folder: Path, tmp_path: Path
+) -> None:
+    """In any order, as ranks print when they get there. `…` in the chapter leaves out lines. Where a board is given a
+    folder of MNIST, it has fewer images here."""
+    raw = boards_alone / "data" / "MNIST" / "raw"
+    shutil.copytree(digits_folder, raw, dirs_exist_ok=True)
+    runs = shown_runs(lesson)
+    assert runs, "the chapter shows no run of the board"
+    for command, lines in runs:
+        # torchrun's ranks write without a buffer: in one stream their lines would be mixed.
+        logs = tmp_path / "logs"
+        torchrun = [sys.executable, "-m", "torch.distributed.run", "--redirects", "1", "--log-dir", str(logs)]
+        start = {"torchrun": torchrun, "python": [sys.executable]}
+        first, *words = shlex.split(command)
+        words = [word.replace("lesson.py", f"playground/lessons/{lesson}/lesson.py") for word in words]
+        done = run_alone(boards_alone, *start[first], *words)
+        assert done.returncode == 0, done.stderr
+        keep = without_decimals if "data" in words or lesson in TIMED else str
+        texts = [done.stdout, *(log.read_text(encoding="utf-8") for log in logs.rglob("stdout.log"))]
+        printed, shown = Counter(map(keep, "".join(texts).splitlines())), Counter(map(keep, lines))
+        shutil.rmtree(logs, ignore_errors=True)
+        assert shown == printed or (shown.pop("…", 0) and shown <= printed)
