@@ -310,11 +310,12 @@ if __name__ == "__main__":
 """
 
 
-def wait_for_ranks_in_an_operation(pid: int, count: int) -> None:
+def wait_for_ranks_in(operation: str, pid: int, count: int) -> None:
     deadline = time.monotonic() + ENOUGH
     while time.monotonic() < deadline:
         states = [box.read() for box in find_boxes(list_family(pid)) if box.world]
-        if sum(state.doing == Doing.IN_OPERATION and state.since > 0.3 for state in states) == count:
+        waits = (state.waits_for for state in states if state.doing == Doing.IN_OPERATION and state.since > 0.3)
+        if sum(wait is not None and wait.name == operation for wait in waits) == count:
             return
         time.sleep(0.1)
     raise AssertionError("the ranks never came to the operation")
@@ -326,7 +327,7 @@ def test_a_run_is_asked_why_it_stands_still(
     (tmp_path / f"{SCRIPT}.py").write_text(STANDS_STILL)
     monkeypatch.syspath_prepend(tmp_path)
     program = fork_program(SCRIPT)
-    wait_for_ranks_in_an_operation(program.pid, 2)
+    wait_for_ranks_in("all_reduce", program.pid, 2)
     told = run_cli("why", program.pid).out
     assert told.startswith(f"rank 0 is in the program while ranks 1-2 are in all_reduce ({SCRIPT}.py:9)\n")
 
