@@ -67,7 +67,11 @@ def reduce_tensor(tensor: torch.Tensor) -> Any:
 
 def rebuild_tensor(memory: Any, dtype: str, shape: tuple[int, ...]) -> torch.Tensor:
     kind = getattr(torch, dtype)
-    return torch.frombuffer(memory, dtype=kind).view(shape) if len(memory) else torch.empty(shape, dtype=kind)
+    return (
+        torch.frombuffer(memory, dtype=kind).view(shape)
+        if len(memory)
+        else torch.empty(shape, dtype=kind, device="cpu")
+    )
 
 
 REDUCE = {**copyreg.dispatch_table, torch.Tensor: reduce_tensor}
@@ -106,7 +110,10 @@ class Future:
         if rank == agent.rank:
             self.receive: Callable[[], Any] = partial(copy, agent.answer(rank, number, partial(copy, request)))
             return
-        sent, envelope = agent.send(rank, REQUEST, number, request), torch.empty(ENVELOPE, dtype=torch.uint8)
+        sent, envelope = (
+            agent.send(rank, REQUEST, number, request),
+            torch.empty(ENVELOPE, dtype=torch.uint8, device="cpu"),
+        )
         work = or_lost(rank, agent.group.recv, [envelope], rank, REPLY + number)
 
         def receive(sent: object = sent) -> Any:  # the request must last until then
@@ -300,7 +307,7 @@ class Agent:
 
     def receive(self, rank: int, tag: int, nbytes: int) -> torch.Tensor:
         """Receive a message. Raises `DistNetworkError` if the rank is lost."""
-        memory = torch.empty(nbytes, dtype=torch.uint8)
+        memory = torch.empty(nbytes, dtype=torch.uint8, device="cpu")
         or_lost(rank, lambda: self.group.recv([memory], rank, tag).wait())
         return memory
 

@@ -19,7 +19,7 @@ from playground.remote.agent import Agent
 
 def apply_remotely(agent: Agent, rank: int, function: Callable[..., Any], *inputs: torch.Tensor) -> torch.Tensor:
     """Run `function(*inputs)` on that rank. Returns its tensor, as part of a graph that extends to there."""
-    always = torch.empty(0, requires_grad=True)  # even if no input needs a gradient, the parameters do
+    always = torch.empty(0, requires_grad=True, device="cpu")  # even if no input needs a gradient, the parameters do
     return SendAndReceive.apply(agent, rank, function, always, *inputs)
 
 

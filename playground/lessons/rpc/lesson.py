@@ -31,7 +31,7 @@ def remote_call(rank: int, size: int) -> dict[str, float]:
     | 1    | 1.0    | 21.0  |
     | 2    | 2.0    | 2.0   |
     """
-    number = torch.tensor(float(rank))
+    number = torch.tensor(float(rank), device="cpu")
     with Agent() as agent:
         after = agent.call((rank + 1) % size, add_ten_times_the_rank, number)
     return {"before": number.item(), "after": after.item()}
@@ -114,8 +114,8 @@ def distributed_autograd(rank: int, size: int) -> dict[str, object]:
 
 def new_weights(rank: int) -> torch.Tensor:
     """This rank's weight for itself. The one for its left neighbour is put into `weights`."""
-    weights[:] = [torch.tensor(rank + 10.0, requires_grad=True)]
-    return torch.tensor(rank + 2.0, requires_grad=True)
+    weights[:] = [torch.tensor(rank + 10.0, requires_grad=True, device="cpu")]
+    return torch.tensor(rank + 2.0, requires_grad=True, device="cpu")
 
 
 def multiply(factor: torch.Tensor) -> torch.Tensor:
