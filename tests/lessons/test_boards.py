@@ -55,6 +55,16 @@ def length(function: ast.FunctionDef) -> int:
     return int(function.end_lineno or 0) - body[0].lineno + 1 if body else 0
 
 
+def test_boards_are_formatted_as_boards() -> None:
+    """What the formatter leaves out, the Makefile formats: each board that stands, and no other lesson."""
+    root = LESSONS.parents[1]
+    left_out = re.search(r"exclude = .*lessons/\{(.*?)\}", (root / "pyproject.toml").read_text(encoding="utf-8"))
+    formatted = re.search(r"BOARDS := \$\(foreach lesson,(.*?),", (root / "Makefile").read_text(encoding="utf-8"))
+    assert left_out
+    assert formatted
+    assert sorted(left_out[1].split(",")) == sorted(formatted[1].split()) == sorted(STANDING)
+
+
 @pytest.mark.parametrize("lesson", STANDING)
 def test_functions_of_a_board_are_short(lesson: str) -> None:
     functions = [node for node in ast.walk(tree_of(lesson)) if isinstance(node, ast.FunctionDef)]

@@ -367,6 +367,10 @@ def test_where_the_disk_has_no_locks_nobody_is_kept_out(
         raise OSError(number, "no locks here")
 
     monkeypatch.setattr(fcntl, "lockf", fail)
+    descriptors = [lock_folder(tmp_path), lock_folder(tmp_path)]
+    assert {os.path.realpath(f"/proc/self/fd/{each}") for each in descriptors} == {str(tmp_path.resolve() / ".lock")}
+    for each in descriptors:
+        os.close(each)
 
 
 def test_a_folder_is_free_when_its_run_has_closed_it(tmp_path: Path) -> None:
@@ -375,7 +379,7 @@ def test_a_folder_is_free_when_its_run_has_closed_it(tmp_path: Path) -> None:
     code = "import sys; from pathlib import Path; from playground.survival.folder import lock_folder as lock"
     words = [sys.executable, "-c", f"{code}; lock(Path(sys.argv[1]))", str(tmp_path)]
     writer.close()
-    subprocess.run(words, check=True)
+    assert subprocess.run(words).returncode == 0
     os.close(lock_folder(tmp_path))
 
 
