@@ -252,7 +252,7 @@ def give(tensors: list[torch.Tensor], ended: Any) -> list[torch.Tensor]:
 
 
 def do_nothing() -> None:
-    """Of most calls there is no rest."""
+    """The rest of most calls: there is none."""
 
 
 def note_error(call: Callable[[], None], errors: list[BaseException]) -> None:

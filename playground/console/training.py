@@ -30,6 +30,7 @@ from playground.training.prepare import PreparedData, Settings
 from playground.training.results import Epoch, TrainingResult, replicas_verdict
 from playground.training.settings import TrainingSettings
 
+DIVERGED = "training diverged: the loss is no longer a finite number; try a smaller --lr"
 MAX_RESTARTS = 1000
 GRACE = 30.0
 """Seconds for a last snapshot after SIGTERM."""
@@ -214,7 +215,7 @@ def show_result(
     best = result.best
     session.say("", f"Best test accuracy: {best.test_accuracy:.2%}, after epoch {best.epoch}.")
     if result.diverged:
-        click.echo("training diverged: the loss is no longer a finite number; try a smaller --lr", err=True)
+        click.echo(DIVERGED, err=True)
     losses = [{"loss": loss} for loss in result.epochs[-1].loss_per_rank]
     about = {"dataset": data.summary, "replicas_max_difference": result.replicas_max_difference}
     session.print_document({"run": losses}, best=best, epochs=result.epochs, **about)

@@ -40,7 +40,7 @@ STARTING = (
 """Audit events of what starts a process."""
 LEAVING = "os._exit"
 STANDARD = os.path.join(os.path.dirname(os.__file__), "")
-OF_TORCH = os.path.join(os.path.dirname(torch.__file__), "multiprocessing", "")
+TORCH = os.path.join(os.path.dirname(torch.__file__), "")
 HELPERS = {"inspect": None, "traceback": ("walk_stack", "walk_tb"), "logging": ("currentframe", "<lambda>")}
 """Modules of the standard library, and their functions, that hand on frames; None: all."""
 OURS = __name__.rpartition(".")[0]
@@ -93,7 +93,7 @@ class Guard:
             self.end_if(LEAVES, theirs(self.record.file, is_standard))
 
     def wrap(self, real: Callable[..., Any]) -> Callable[..., Any]:
-        """Of what raises no audit event."""
+        """A function that raises no audit event, as one that is looked at all the same."""
 
         def function(*args: Any) -> Any:
             self.look(LEAVING if real.__name__ == "_exit" else "os.fork", ())
@@ -150,7 +150,7 @@ def find_functions() -> Iterator[tuple[Any, dict[str, object], list[str]]]:
 def is_of_torch(function: object) -> bool:
     """Whether it was written by torch, which replaces some of its own when its compiler is imported."""
     code = getattr(function, "__code__", None)
-    return code is not None and code.co_filename.startswith(os.path.join(os.path.dirname(torch.__file__), ""))
+    return code is not None and code.co_filename.startswith(TORCH)
 
 
 def theirs(file: str, skipped: Callable[[FrameType], bool]) -> FrameType | None:
@@ -177,7 +177,7 @@ def is_standard(frame: FrameType) -> bool:
     if file.endswith("linecache.py"):
         return False
     of_standard = file.startswith((STANDARD, "<frozen")) and "site-packages" not in file
-    return of_standard or file == __file__ or file.startswith(OF_TORCH)
+    return of_standard or file == __file__ or file.startswith(os.path.join(TORCH, "multiprocessing", ""))
 
 
 def is_ours(path: object) -> bool:

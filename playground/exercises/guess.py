@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 from playground.exercises.exercise import RETURNED
 from playground.exercises.observation import Leaf, Observation, explain_digits, find_difference, is_close
@@ -111,20 +112,12 @@ def guess_by_order(wrong: Wrong) -> str:
 
 
 def guess_by_shares(observed: Mapping[int, Observation], wrong: Wrong) -> str:
-    said = [
-        explain_digits(*first, len(observed))
-        for rank, mine, due in wrong
-        if observed[rank].is_coded and (first := first_difference(mine, due))
-    ]
+    first = [find_difference([mine], [due]) for rank, mine, due in wrong if observed[rank].is_coded]
+    said = [explain_digits(found["held"], found["expected"], len(observed)) for found in first]
     for sign, guess in SHARES.items():
         if said and all(re.search(sign, words) for words in said):
             return guess
     return "each rank has a result of its own" if is_own_result(observed) else ""
-
-
-def first_difference(mine: Leaf, due: Leaf) -> tuple[object, object] | None:
-    pairs = zip(mine.values, due.values, strict=True)
-    return next(((value, wanted) for value, wanted in pairs if not is_close(value, wanted)), None)
 
 
 def is_own_result(observed: Mapping[int, Observation]) -> bool:
@@ -137,6 +130,5 @@ def is_own_result(observed: Mapping[int, Observation]) -> bool:
 
 
 def is_same(one: Leaf, other: Leaf) -> bool:
-    return (one.kind, one.shape) == (other.kind, other.shape) and not find_difference(
-        [Leaf("", one.kind, one.shape, one.values)], [Leaf("", other.kind, other.shape, other.values)]
-    )
+    """Whether they are the same, wherever each lies."""
+    return not find_difference([replace(one, where="")], [replace(other, where="")])

@@ -67,11 +67,9 @@ def reduce_tensor(tensor: torch.Tensor) -> Any:
 
 def rebuild_tensor(memory: Any, dtype: str, shape: tuple[int, ...]) -> torch.Tensor:
     kind = getattr(torch, dtype)
-    return (
-        torch.frombuffer(memory, dtype=kind).view(shape)
-        if len(memory)
-        else torch.empty(shape, dtype=kind, device="cpu")
-    )
+    if not len(memory):
+        return torch.empty(shape, dtype=kind, device="cpu")
+    return torch.frombuffer(memory, dtype=kind).view(shape)
 
 
 REDUCE = {**copyreg.dispatch_table, torch.Tensor: reduce_tensor}
@@ -110,10 +108,8 @@ class Future:
         if rank == agent.rank:
             self.receive: Callable[[], Any] = partial(copy, agent.answer(rank, number, partial(copy, request)))
             return
-        sent, envelope = (
-            agent.send(rank, REQUEST, number, request),
-            torch.empty(ENVELOPE, dtype=torch.uint8, device="cpu"),
-        )
+        sent = agent.send(rank, REQUEST, number, request)
+        envelope = torch.empty(ENVELOPE, dtype=torch.uint8, device="cpu")
         work = or_lost(rank, agent.group.recv, [envelope], rank, REPLY + number)
 
         def receive(sent: object = sent) -> Any:  # the request must last until then

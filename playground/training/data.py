@@ -79,10 +79,14 @@ def training_images(settings: TrainingSettings) -> Dataset[Batch]:
 
 
 def map_idx_file(file: Path, *sample: int) -> torch.Tensor:
-    """The uint8 tensor of an IDX file, [samples, *sample], mapped into memory. `prepare` has checked the file. (By
-    numpy: `torch.from_file` takes no path that is not UTF-8.)"""
-    header, whole = 8 + 4 * len(sample), torch.from_numpy(np.memmap(file, np.uint8, mode="c"))
-    return whole[header:].view(-1, *sample)
+    """The uint8 tensor of an IDX file, [samples, *sample], mapped into memory. `prepare` has checked the file."""
+    header = 8 + 4 * len(sample)
+    return map_file(file)[header:].view(-1, *sample)
+
+
+def map_file(file: Path) -> torch.Tensor:
+    """The bytes of a file, mapped into memory. (By numpy: `torch.from_file` takes no path that is not UTF-8.)"""
+    return torch.from_numpy(np.memmap(file, np.uint8, mode="c"))
 
 
 class ResumableBatches(Batches):

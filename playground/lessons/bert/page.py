@@ -17,7 +17,7 @@ from playground.console.options import ALL, flags, pack_options
 from playground.console.session import Session
 from playground.console.tables import Column, Table, Texts, bars, figures, numbers, tabulate
 from playground.console.text import Prose, good, heading, prose
-from playground.console.training import RUN_TRAINING, DataOptions
+from playground.console.training import DIVERGED, RUN_TRAINING, DataOptions
 from playground.lessons import LESSONS
 from playground.lessons.bert.prepare import DATASETS, MAX_LENGTH, PairsSource, prepare_pairs
 from playground.lessons.bert.pretrained import BASE, SCRATCH, Tokenizer, load_pretrained
@@ -127,7 +127,6 @@ class BertSettings:
         return asdict(self)
 
 
-DIVERGED = "training diverged: the loss is no longer a finite number; try a smaller --lr"
 EXACT = 1e-12
 """How far losses in float64 may be apart: that much is rounding."""
 

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Dataset
 
 from playground.lessons.bert.prepare import read_sizes
+from playground.training.data import map_file
 
 
 class PairBatch(NamedTuple):
@@ -37,9 +37,9 @@ class Pairs(Dataset[PairBatch]):
 
     def __init__(self, folder: Path, split: str) -> None:
         self.sizes = read_sizes(folder)
-        self.tokens = map_file(folder / f"{split}-tokens.i32", torch.int32)
-        self.offsets = map_file(folder / f"{split}-offsets.i64", torch.int64)
-        self.labels = map_file(folder / f"{split}-labels.u8", torch.uint8)
+        self.tokens = map_file(folder / f"{split}-tokens.i32").view(torch.int32)
+        self.offsets = map_file(folder / f"{split}-offsets.i64").view(torch.int64)
+        self.labels = map_file(folder / f"{split}-labels.u8")
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -51,7 +51,3 @@ class Pairs(Dataset[PairBatch]):
         ends = (ids == self.sizes["sep"]).long()  # of the sentences; before a token there is one, or none
         segments = (ends.cumsum(1) - ends) * mask
         return PairBatch(ids, segments.clamp(max=1), mask, self.labels[torch.tensor(positions)].long())
-
-
-def map_file(file: Path, dtype: torch.dtype) -> torch.Tensor:
-    return torch.from_numpy(np.memmap(file, np.uint8, mode="c")).view(dtype)  # torch.from_file takes UTF-8 paths only

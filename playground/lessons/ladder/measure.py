@@ -26,6 +26,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.parallel import DistributedDataParallel
@@ -53,6 +54,24 @@ NewSync = Callable[[nn.Module, AllReduce], GradSync]
 """Makes the gradient synchronisation of a rung for a model, by that all-reduce."""
 Moment = Any
 """Seconds, or an event on a GPU."""
+
+
+class ResNet18(nn.Module):
+    """torchvision's resnet18 for images of one channel: [batch, 1, 28, 28] → log-probabilities [batch, 10].
+
+    11,175,370 parameters. In training each rank needs two samples or more: 28 pixels shrink to one, and BatchNorm
+    cannot normalise a single value. Source: https://docs.pytorch.org/vision/stable/models/resnet.html
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        from torchvision.models import resnet18
+
+        self.layers = resnet18(num_classes=10)
+        self.layers.conv1 = nn.Conv2d(1, 64, kernel_size=7, stride=2, padding=3, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return F.log_softmax(self.layers(x), dim=1)
 
 
 def new_rung(name: str, model: nn.Module, all_reduce: AllReduce, bucket_cap: int) -> GradSync:

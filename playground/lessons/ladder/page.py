@@ -27,7 +27,7 @@ RUN = LESSON.remote("run", "measure")
 BERT = "bert"
 IMAGE_MODELS = {
     "net": remote("playground.lessons.sgd.lesson:Net"),
-    "resnet18": remote("playground.training.net:ResNet18"),
+    "resnet18": LESSON.remote("ResNet18", "measure"),
 }
 """They have 21,840 and 11,175,370 parameters."""
 MODELS = IMAGE_MODELS | {BERT: LESSON.remote("TokenBert", "sparse_embeddings")}

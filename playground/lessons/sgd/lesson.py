@@ -162,7 +162,7 @@ def average_gradients(model: nn.Module) -> None:
 
 
 def count(loss: torch.Tensor, output: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """Of a batch: [the sum of its losses, how many answers are right, how many samples it has]."""
+    """A batch's [sum of losses, number of right answers, number of samples]."""
     right = (output.argmax(1) == labels).sum()
     return torch.stack([loss.detach(), right, torch.full_like(right, len(labels))])
 

@@ -303,8 +303,8 @@ class Hooks:
         return result
 
     def wrap_unnamed(self, method: str, real: Callable[..., Any]) -> Callable[..., Any]:
-        """Of a backend: its messages pass by no method of the group's, and are counted nowhere, unless it is one that a
-        backend in Python hands a counted one on to."""
+        """A method of a backend. Its messages pass by no method of the group's, and are counted nowhere, unless it is
+        handed a counted one by a backend in Python."""
 
         @functools.wraps(real)
         def message(backend: Any, *args: Any, **kwargs: Any) -> Any:
@@ -316,7 +316,7 @@ class Hooks:
         return message
 
     def wrap_getter(self, real: Callable[..., Any]) -> Callable[..., Any]:
-        """Of a group's backend. What the program calls of one in Python passes no method of torch's."""
+        """What gives a group's backend. What the program calls of one in Python passes no method of torch's."""
 
         @functools.wraps(real)
         def get_backend(*args: Any, **kwargs: Any) -> Any:

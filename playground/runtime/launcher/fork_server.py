@@ -42,6 +42,7 @@ from playground.runtime.surroundings import open_standard_streams
 
 MESSAGE = struct.Struct("q")
 REFUSED = -1
+NO_ROOM = "has no file descriptor left: raise the limit (ulimit -n)"
 """In the place of a process id: there will be no rank. The reason follows, as text."""
 MAX_FDS = 64
 """That come with a request."""
@@ -144,8 +145,7 @@ class ForkServer:
             if fds:
                 status = received.enter_context(socket.socket(fileno=fds[0]))
                 complete = len(fds) > 1 and not flags & socket.MSG_CTRUNC
-                no_room = "has no file descriptor left: raise the limit (ulimit -n)"
-                self.fork(status, fds[1:], request[0], self.failure if complete else no_room)
+                self.fork(status, fds[1:], request[0], self.failure if complete else NO_ROOM)
         return True
 
     def fork(self, status: socket.socket, fds: list[int], streams: int, failure: str) -> None:

@@ -27,7 +27,7 @@ from typing import Any
 
 from playground.runtime.errors import ForkServerFailed
 from playground.runtime.forks import close_in_children
-from playground.runtime.launcher.fork_server import LAUNCHER_ONLY, MESSAGE, REFUSED, InheritedFd
+from playground.runtime.launcher.fork_server import LAUNCHER_ONLY, MESSAGE, NO_ROOM, REFUSED, InheritedFd
 from playground.runtime.signals import describe_signal
 
 MAX_ANSWER = 2**14
@@ -100,8 +100,7 @@ class ForkServerClient:
                 raise ForkServerFailed(f"has not answered for {START_LIMIT:g} s: is the disk that torch lies on well?")
         answer, pidfds, *_ = socket.recv_fds(status, MAX_ANSWER, 1, socket.MSG_CMSG_CLOEXEC)
         if not answer:
-            no_room = "has no file descriptor left: raise the limit (ulimit -n)"
-            raise ForkServerFailed(self.describe_end() if wait([self.requests], END_LIMIT) else no_room)
+            raise ForkServerFailed(self.describe_end() if wait([self.requests], END_LIMIT) else NO_ROOM)
         if (pid := MESSAGE.unpack_from(answer)[0]) == REFUSED:
             raise ForkServerFailed(answer[MESSAGE.size :].decode())
         self.ready = True
@@ -148,16 +147,15 @@ class ForkServerClient:
 
 def spawn(words: list[str], stdin: int, kept: int) -> int:
     """Start a program that has nothing of ours open but standard streams and `kept`; its process id."""
-    files: list[tuple[int, ...]] = []
-    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    beyond = []
+    inherited = []
     for descriptor in map(int, os.listdir("/proc/self/fd")):
         with contextlib.suppress(OSError):  # closed by now
             if descriptor > 2 and os.get_inheritable(descriptor):
-                if descriptor < limit:
-                    files.append((os.POSIX_SPAWN_CLOSE, descriptor))
-                else:  # it was opened before the limit was lowered: the C library takes it for none
-                    beyond.append(descriptor)
+                inherited.append(descriptor)
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    # One that was opened before the limit was lowered is none to the C library.
+    beyond = [descriptor for descriptor in inherited if descriptor >= limit]
+    files: list[tuple[int, ...]] = [(os.POSIX_SPAWN_CLOSE, each) for each in inherited if each < limit]
     files += [(os.POSIX_SPAWN_DUP2, stdin, 0), (os.POSIX_SPAWN_DUP2, kept, kept)]
     try:
         for descriptor in beyond:
