@@ -13,11 +13,14 @@ import torch
 import torch._dynamo  # the optimizer imports it at its first step: here the fork server does, once for all ranks
 from torch import Tensor, nn
 
+from playground.lessons.tensor.lesson import copying, copying_loss
 from playground.runtime import device, report, synchronize
 from playground.runtime.tap import observing
 from playground.training.activations import ActivationCounter
-from playground.training.gpt import LR, copying, copying_loss, set_lr
 from playground.training.traffic import Traffic
+
+LR, WARM_UP = 3e-3, 20
+"""AdamW's learning rate, and in how many steps it grows to that: the loss is below 0.1 by step 70."""
 
 Batch = tuple[Tensor, Tensor]
 """Tokens and targets, both [batch, length]."""
@@ -65,6 +68,12 @@ def train(way: str, model: nn.Module, backward: Backward, batches: Sequence[Batc
     figures = {"first": losses[0], "last": losses[-1], "step_seconds": median(seconds[1:] or seconds)}
     counts = {"messages": sum(traffic.calls.values()), "sent": traffic.sent, "kept": activations.peak}
     return {"losses": losses, **figures, **counts, "calls": dict(traffic.calls)}
+
+
+def set_lr(optimizer: torch.optim.Optimizer, step: int) -> None:
+    """The learning rate of step `step`, counted from 0."""
+    for group in optimizer.param_groups:
+        group["lr"] = LR * min(1.0, (step + 1) / WARM_UP)
 
 
 def uncut(whole: Tensor, own: Tensor) -> Tensor:

@@ -20,11 +20,9 @@ from playground.console.one_process import EXACT
 from playground.lessons.context import experiment
 from playground.lessons.context.lesson import WAYS, cut_sequence, own_positions, ring_attention, ulysses_attention
 from playground.lessons.context.page import ContextSettings, check_all
-from playground.lessons.tensor.lesson import Ranks, cut
+from playground.lessons.tensor.lesson import GPTConfig, Ranks, copying, cut, new_gpt
 from playground.runtime.errors import UsageError
 from playground.testing import World
-from playground.training.gpt import copying, new_model
-from playground.training.gpt_config import GPTConfig
 
 Worlds = Callable[..., World]
 
@@ -109,7 +107,7 @@ def cut_both(rank: int, size: int) -> float:
     heads, sequences, found = groups[rank // 2], groups[2 + rank % 2], []
     tokens, _ = copying(2, torch.Generator().manual_seed(3))
     for way in WAYS:
-        whole = new_model(GPTConfig(), 1).double()
+        whole = new_gpt(GPTConfig(), 1).double()
         model = copy.deepcopy(whole)
         cut(model, Ranks(heads))
         cut_sequence(model, sequences, way=way)

@@ -19,10 +19,10 @@ from playground.lessons.experts import experiment
 from playground.lessons.experts.experiment import EveryToken
 from playground.lessons.experts.lesson import Experts, Router, backward, balance_loss, cut_experts, draw, new_expert
 from playground.lessons.experts.page import WAYS, ExpertsSettings, K, check_rank
+from playground.lessons.tensor.lesson import GPTConfig, copying, new_gpt
 from playground.runtime.errors import PlaygroundError, UsageError
 from playground.testing import World
-from playground.training.gpt import copying, new_model
-from playground.training.gpt_config import LAYERS, LENGTH, GPTConfig
+from playground.training.gpt_config import LAYERS, LENGTH
 
 Worlds = Callable[..., World]
 WIDTH, EXPERTS = 6, 5
@@ -83,7 +83,7 @@ def test_a_router_chooses_the_most_probable_and_its_weights_add_up_to_1(k: int) 
 
 def test_experts_are_all_different_and_k_of_them_as_large_as_an_mlp() -> None:
     """Not all would be chosen, were they the same at the start."""
-    model, config = new_model(GPTConfig(), 1), GPTConfig()
+    model, config = new_gpt(GPTConfig(), 1), GPTConfig()
     cut_experts(model, EXPERTS, 2, 1, partial(EveryToken, capacity=math.inf, parts=1))
     inner = [expert[0].weight for block in model[1:-1] for expert in block.experts.experts.values()]
     assert {weight.shape for weight in inner} == {(4 * config.width // 2, config.width)}

@@ -24,11 +24,11 @@ from playground.lessons.mesh.lesson import AXES, GPTStage, Mesh, coordinates, gr
 from playground.lessons.mesh.page import MeshSettings, check_grid, shapes_for
 from playground.lessons.pipeline.stages import Pipeline
 from playground.lessons.tensor.experiment import part_like
+from playground.lessons.tensor.lesson import copying, copying_loss
 from playground.runtime.errors import PlaygroundError, UsageError
 from playground.runtime.tap import ranks_of
 from playground.testing import World
 from playground.training import gpt_run
-from playground.training.gpt import copying, copying_loss
 from playground.training.gpt_config import LENGTH
 
 Worlds = Callable[..., World]
@@ -72,7 +72,7 @@ def test_stages_share_out_all_layers(layers: int) -> None:
 def compare_with_another_oracle(rank: int, size: int) -> list[float]:
     """The differences that this rank tells, where rank 1 alone has an oracle that is far off."""
     settings = MeshSettings(shapes=((2, 1, 1, 1),), steps=1)
-    oracle, off = experiment.new_gpt(settings), 100.0 * (rank == 1)
+    oracle, off = experiment.new_model(settings), 100.0 * (rank == 1)
     oracle[0].tokens.weight.data[3] += off
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(costs, "BATCH", 4)
@@ -95,7 +95,7 @@ def compare_with_the_library(rank: int, size: int, shape: costs.Shape) -> tuple[
     assert {axis: ranks_of(each.get_group()) for axis, each in axes.items()} == {
         axis: ranks_of(group) for axis, group in mesh.groups.items()
     }
-    stage, whole = GPTStage(experiment.new_gpt(settings), mesh), experiment.new_gpt(settings)
+    stage, whole = GPTStage(experiment.new_model(settings), mesh), experiment.new_model(settings)
     library.cut_matrices(whole, theirs["tp"])
     part = library.cut_layers(whole, theirs["pp"]).submod
     for ours, shard in zip(stage.model.parameters(), part.parameters(), strict=True):
@@ -105,7 +105,7 @@ def compare_with_the_library(rank: int, size: int, shape: costs.Shape) -> tuple[
         count = costs.BATCH * LENGTH // 2
         return F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum") / count
 
-    schedule, model = library.cut_all(experiment.new_gpt(settings), shape, loss_part, costs.MICROBATCHES)
+    schedule, model = library.cut_all(experiment.new_model(settings), shape, loss_part, costs.MICROBATCHES)
 
     def step(tokens: torch.Tensor, targets: torch.Tensor) -> float:
         given = (mesh.part_of(tokens),) if mesh.pp.is_first else ()
@@ -117,7 +117,7 @@ def compare_with_the_library(rank: int, size: int, shape: costs.Shape) -> tuple[
         dist.all_reduce(loss, group=mesh.groups["dp x cp"])
         return loss.item()
 
-    given, alone = experiment.batches_of(settings), experiment.new_gpt(settings)
+    given, alone = experiment.batches_of(settings), experiment.new_model(settings)
     losses = gpt_run.train("library", model, step, given)["losses"]
     expected = gpt_run.train("one process", alone, gpt_run.backward_alone(alone), given)["losses"]
     apart = max(map(abs, map(float.__sub__, losses, expected))) if mesh.pp.is_last else 0.0
@@ -162,7 +162,7 @@ def with_remainders(rank: int, size: int, shape: costs.Shape) -> list[float]:
     mesh, settings, found = Mesh(shape), MeshSettings(shapes=(shape,)), []
     for samples, microbatches in ((3, 2), (1, 1), (5, 4)):
         tokens, targets = copying(samples, torch.Generator().manual_seed(3))
-        whole, stage = experiment.new_gpt(settings), GPTStage(experiment.new_gpt(settings), mesh)
+        whole, stage = experiment.new_model(settings), GPTStage(experiment.new_model(settings), mesh)
         expected = copying_loss(whole(tokens), targets)
         expected.backward()
         loss = stage.step(tokens, targets, microbatches)
@@ -193,7 +193,7 @@ def test_a_grid_for_other_ranks_or_more_stages_than_layers_is_refused(world: Wor
 
 def die_in_a_step(rank: int, size: int) -> None:
     settings = MeshSettings(shapes=((1, 2, 1, 2),), steps=1)
-    stage = GPTStage(experiment.new_gpt(settings), Mesh(settings.shapes[0]))
+    stage = GPTStage(experiment.new_model(settings), Mesh(settings.shapes[0]))
     if rank == 3:
         stage.model[0].up.weight.register_hook(lambda gradient: os.kill(os.getpid(), signal.SIGKILL))
     gpt_run.train("mesh", stage.model, partial(stage.step, microbatches=2), experiment.batches_of(settings))

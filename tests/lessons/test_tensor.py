@@ -28,12 +28,21 @@ from torch.distributed.tensor.parallel import (
 from playground import RankFailed, launch
 from playground.console.one_process import EXACT, check
 from playground.lessons.tensor import experiment
-from playground.lessons.tensor.lesson import Ranks, RowParallel, VocabularyEmbedding, backward, cut, vocabulary_loss
+from playground.lessons.tensor.lesson import (
+    GPTConfig,
+    Ranks,
+    RowParallel,
+    VocabularyEmbedding,
+    backward,
+    copying,
+    cut,
+    new_gpt,
+    vocabulary_loss,
+)
 from playground.lessons.tensor.page import WAYS, TensorSettings, closed_forms
 from playground.runtime.errors import UsageError
 from playground.testing import World
-from playground.training.gpt import LR, copying, new_model
-from playground.training.gpt_config import GPTConfig
+from playground.training.gpt_run import LR
 
 Worlds = Callable[..., World]
 
@@ -70,7 +79,7 @@ def parallelize(model: nn.Sequential, mesh: DeviceMesh, sequence: bool) -> None:
 def train_both(rank: int, size: int, sequence: bool, steps: int) -> tuple[float, float, dict[str, int], dict[str, int]]:
     """The largest difference of a loss and of a parameter, and the collectives of a step, of the library and ours."""
     mesh, ranks = init_device_mesh("cpu", (size,)), Ranks(sequence=sequence)
-    theirs = new_model(GPTConfig(), 1).double()
+    theirs = new_gpt(GPTConfig(), 1).double()
     ours = copy.deepcopy(theirs)
     whole = cut(ours, ranks)
     parallelize(theirs, mesh, sequence)
@@ -180,7 +189,7 @@ def train_in_groups(rank: int, size: int) -> list[float]:
     pairs, found = [dist.new_group(ranks) for ranks in ([0, 2], [1, 3])], list[float]()
     tokens, targets = copying(2, torch.Generator().manual_seed(rank % 2))
     for sequence in (False, True):
-        alone, model = (new_model(GPTConfig(layers=1), 1).double() for _ in range(2))
+        alone, model = (new_gpt(GPTConfig(layers=1), 1).double() for _ in range(2))
         ranks = Ranks(pairs[rank % 2], sequence)
         whole = cut(model, ranks)
         expected = F.cross_entropy(alone(tokens).flatten(0, 1), targets.flatten())
@@ -199,7 +208,7 @@ def test_groups_of_ranks_train_models_of_their_own(world: Worlds) -> None:
 
 
 def die_in_backward(rank: int, size: int) -> None:
-    ranks, model = Ranks(), new_model(GPTConfig(), 1)
+    ranks, model = Ranks(), new_gpt(GPTConfig(), 1)
     whole = cut(model, ranks)
     tokens, targets = copying(4, torch.Generator().manual_seed(3))
     loss = vocabulary_loss(model(tokens), targets, ranks)

@@ -8,17 +8,18 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from playground.lessons.tensor import lesson
+from playground.lessons.tensor.lesson import GPTConfig, new_gpt
 from playground.testing import World
-from playground.training import gpt, gpt_run
-from playground.training.gpt_config import GPTConfig
+from playground.training import gpt_config, gpt_run
 
 
 def losses(model: torch.nn.Sequential, seed: int, steps: int) -> list[float]:
     optimizer, generator, found = torch.optim.AdamW(model.parameters()), torch.Generator().manual_seed(seed), []
     for step in range(steps):
-        gpt.set_lr(optimizer, step)
-        tokens, targets = gpt.copying(24, generator)
-        loss = gpt.copying_loss(model(tokens), targets)
+        gpt_run.set_lr(optimizer, step)
+        tokens, targets = lesson.copying(24, generator)
+        loss = lesson.copying_loss(model(tokens), targets)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -26,8 +27,13 @@ def losses(model: torch.nn.Sequential, seed: int, steps: int) -> list[float]:
     return found
 
 
+def test_pages_know_the_sizes_of_the_board() -> None:
+    c = gpt_config
+    assert GPTConfig() == GPTConfig(c.LAYERS, c.WIDTH, c.HEADS, c.LENGTH, c.VOCABULARY)
+
+
 def test_copies_by_attention_alone() -> None:
-    model, deaf = gpt.new_model(GPTConfig(), 1234), gpt.new_model(GPTConfig(), 1234)
+    model, deaf = new_gpt(GPTConfig(), 1234), new_gpt(GPTConfig(), 1234)
     assert sum(param.numel() for param in model.parameters()) == 237_120
     for block in deaf[1:-1]:
         block.attention.attend = lambda query, key, value: value
@@ -35,13 +41,13 @@ def test_copies_by_attention_alone() -> None:
     assert learnt[0] == pytest.approx(4.0, abs=0.1)
     assert learnt[-1] < 0.1
     assert learnt[49] < chance[-1] - 1
-    assert chance[-1] == pytest.approx(math.log(gpt.NUMBERS), abs=0.1)
+    assert chance[-1] == pytest.approx(math.log(lesson.NUMBERS), abs=0.1)
 
 
 def test_a_unit_is_the_same_alone_and_in_any_model() -> None:
-    whole, deeper = gpt.new_model(GPTConfig(), 1234), gpt.new_model(GPTConfig(layers=3), 1234)
+    whole, deeper = new_gpt(GPTConfig(), 1234), new_gpt(GPTConfig(layers=3), 1234)
     for number, unit in enumerate(whole):
-        alone = gpt.new_unit(GPTConfig(), 1234, number)
+        alone = lesson.new_unit(GPTConfig(), 1234, number)
         assert all(map(torch.equal, unit.parameters(), alone.parameters()))
     assert all(map(torch.equal, whole[1].parameters(), deeper[1].parameters()))
     assert not torch.equal(whole[1].up.weight, whole[2].up.weight)
@@ -50,8 +56,8 @@ def test_a_unit_is_the_same_alone_and_in_any_model() -> None:
 
 def test_positions_and_attention_can_be_replaced() -> None:
     """A rank with the second half of a sequence embeds it as the whole model does."""
-    embed = gpt.new_unit(GPTConfig(), 1234, 0)
-    tokens, _ = gpt.copying(2, torch.Generator().manual_seed(0))
+    embed = lesson.new_unit(GPTConfig(), 1234, 0)
+    tokens, _ = lesson.copying(2, torch.Generator().manual_seed(0))
     whole = embed(tokens)
     embed.place = lambda ids: torch.arange(24, 48)
     assert torch.equal(embed(tokens[:, 24:]), whole[:, 24:])

@@ -17,14 +17,14 @@ from playground.console.one_process import EXACT_STEPS
 from playground.lessons.context import lesson
 from playground.lessons.context.lesson import Ring, cut_sequence, own_positions
 from playground.lessons.context.page import ALONE, ORDERS, ROUNDS, WAYS, ContextSettings
+from playground.lessons.tensor.lesson import GPTConfig, new_gpt
 from playground.measurement import Fields
 from playground.measurement.interleave import interleave, slowest, timed
 from playground.runtime import device
 from playground.runtime.meeting.agreement import require_same_on_all_ranks
 from playground.runtime.tap import observing
 from playground.training.activations import ActivationCounter
-from playground.training.gpt import new_model
-from playground.training.gpt_config import HEADS, LENGTH, WIDTH, GPTConfig
+from playground.training.gpt_config import HEADS, LENGTH, WIDTH
 from playground.training.gpt_run import Backward, backward_alone, batches, compare, train
 from playground.training.traffic import Traffic
 
@@ -41,7 +41,7 @@ def run_way(way: str, settings: ContextSettings) -> Fields:
     model, step = new_training(way, settings)
     found: Any = train(way, model, step, batches(settings.batch_size, settings.steps, settings.seed))
     if way != ALONE:
-        alone = new_model(GPTConfig(), settings.seed).to(device(), torch.float64)
+        alone = new_gpt(GPTConfig(), settings.seed).to(device(), torch.float64)
         exact = batches(settings.batch_size, EXACT_STEPS, settings.seed)
         found |= compare(way, new_training(way, settings, torch.float64), (alone, backward_alone(alone)), exact)
     return found
@@ -49,7 +49,7 @@ def run_way(way: str, settings: ContextSettings) -> Fields:
 
 def new_training(way: str, settings: ContextSettings, dtype: torch.dtype = torch.float32) -> tuple[nn.Module, Backward]:
     """A model that is cut, and what trains it. By `ALONE` attention is to own tokens only, which are in order."""
-    model, zigzag = new_model(GPTConfig(), settings.seed).to(device(), dtype), way != "ulysses"
+    model, zigzag = new_gpt(GPTConfig(), settings.seed).to(device(), dtype), way != "ulysses"
     mine = own_positions(LENGTH, dist.get_world_size(), dist.get_rank(), zigzag)
     cut_sequence(model, None, zigzag, "ring" if way == ALONE else way)
     for block in model[1:-1] if way == ALONE else ():

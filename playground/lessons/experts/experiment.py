@@ -14,11 +14,10 @@ from torch import Tensor, nn
 from playground.console.one_process import EXACT_STEPS
 from playground.lessons.experts.lesson import Experts, NewExpert, Router, backward, cut_experts
 from playground.lessons.experts.page import EXPERTS, WAYS, ExpertsSettings, K
+from playground.lessons.tensor.lesson import GPTConfig, copying_loss, new_gpt
 from playground.measurement import Fields
 from playground.runtime import device
 from playground.runtime.meeting.agreement import require_same_on_all_ranks
-from playground.training.gpt import copying_loss, new_model
-from playground.training.gpt_config import GPTConfig
 from playground.training.gpt_run import Backward, batches, compare, train
 
 
@@ -42,7 +41,7 @@ def new_training(
     way: str, settings: ExpertsSettings, layer: Any, parts: int, dtype: torch.dtype = torch.float64
 ) -> tuple[Any, Backward]:
     """A model, and what trains it on this rank's part of each batch, of as many `parts`."""
-    model = new_model(GPTConfig(), settings.seed)
+    model = new_gpt(GPTConfig(), settings.seed)
     cut_experts(model, EXPERTS, K, settings.seed, partial(layer, capacity=settings.capacity or math.inf))
     model.to(device(), dtype)
 

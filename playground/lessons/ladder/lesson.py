@@ -25,9 +25,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-BUCKET_CAP = (
-    25 * 2**20
-)  # bytes after which a bucket is full; DistributedDataParallel's default, too
+BUCKET_CAP = 25 * 2**20
+"""Bytes after which a bucket is full: DistributedDataParallel's default, too."""
 
 
 def per_parameter(model: nn.Module, all_reduce: Any = dist.all_reduce) -> None:

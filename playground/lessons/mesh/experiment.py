@@ -13,12 +13,12 @@ from playground.lessons.mesh.lesson import GPTStage, Mesh, layers_of
 from playground.lessons.mesh.page import MeshSettings
 from playground.lessons.pipeline.experiment import warm_up
 from playground.lessons.tensor.experiment import part_like
+from playground.lessons.tensor.lesson import GPTConfig, new_gpt
 from playground.measurement import Fields
 from playground.runtime import device
 from playground.runtime.meeting.agreement import require_same_on_all_ranks
 from playground.runtime.tap import Call, Observer, observing, ranks_of
-from playground.training.gpt import new_model
-from playground.training.gpt_config import WIDTH, GPTConfig
+from playground.training.gpt_config import WIDTH
 from playground.training.gpt_run import Batch, backward_alone, batches, parameter_difference, train
 from playground.training.replicas import broadcast_parameters
 from playground.training.traffic import Traffic
@@ -27,7 +27,7 @@ from playground.training.traffic import Traffic
 def run(rank: int, size: int, settings: MeshSettings) -> list[Fields]:
     """For each grid what this rank has found."""
     require_same_on_all_ranks(vars(settings))
-    oracle, losses = new_gpt(settings), [0.0] * settings.steps
+    oracle, losses = new_model(settings), [0.0] * settings.steps
     if rank == 0:
         losses = train("one process", oracle, backward_alone(oracle), batches_of(settings))["losses"]
     expected = torch.tensor(losses, dtype=torch.float64, device=device())
@@ -36,8 +36,8 @@ def run(rank: int, size: int, settings: MeshSettings) -> list[Fields]:
     return [train_on(shape, oracle, expected, settings) for shape in settings.shapes]
 
 
-def new_gpt(settings: MeshSettings) -> nn.Sequential:
-    return new_model(GPTConfig(), settings.seed).to(device(), torch.float64)
+def new_model(settings: MeshSettings) -> nn.Sequential:
+    return new_gpt(GPTConfig(), settings.seed).to(device(), torch.float64)
 
 
 def batches_of(settings: MeshSettings) -> list[Batch]:
@@ -47,7 +47,7 @@ def batches_of(settings: MeshSettings) -> list[Batch]:
 def train_on(shape: costs.Shape, oracle: nn.Sequential, expected: Tensor, settings: MeshSettings) -> Fields:
     """On a grid: this rank's place, and what it exchanges in a step; the largest differences from one process."""
     mesh, whole = Mesh(shape), batches_of(settings)
-    stage, traffic = GPTStage(new_gpt(settings), mesh), AxisTraffic(mesh)
+    stage, traffic = GPTStage(new_model(settings), mesh), AxisTraffic(mesh)
     tokens, targets = (mesh.part_of(each).chunk(costs.MICROBATCHES) for each in whole[0])
     hidden = [expected.new_ones(*each.shape, WIDTH).requires_grad_() for each in tokens]
     warm_up(stage, tokens if mesh.pp.is_first else hidden, targets)

@@ -10,14 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from playground.console.one_process import EXACT_STEPS
-from playground.lessons.tensor.lesson import Ranks, backward, cut, vocabulary_loss
+from playground.lessons.tensor.lesson import GPTConfig, Ranks, backward, cut, new_gpt, vocabulary_loss
 from playground.lessons.tensor.page import TensorSettings
 from playground.measurement import Fields
 from playground.runtime import device
 from playground.runtime.meeting.agreement import require_same_on_all_ranks
 from playground.runtime.tap import observing
-from playground.training.gpt import new_model
-from playground.training.gpt_config import GPTConfig
 from playground.training.gpt_run import Backward, backward_alone, batches, compare, train
 from playground.training.traffic import SlowLink
 
@@ -38,7 +36,7 @@ def run_way(way: str, settings: TensorSettings) -> Fields:
     ranks = Ranks(sequence=way == "sequence")
 
     def new_cut(dtype: torch.dtype) -> tuple[nn.Module, Backward]:
-        model = new_model(GPTConfig(), settings.seed).to(device(), dtype)
+        model = new_gpt(GPTConfig(), settings.seed).to(device(), dtype)
         whole = cut(model, ranks)
 
         def step(tokens: Tensor, targets: Tensor) -> Tensor:
@@ -48,7 +46,7 @@ def run_way(way: str, settings: TensorSettings) -> Fields:
 
         return model, step
 
-    alone = new_model(GPTConfig(), settings.seed).to(device(), torch.float64)
+    alone = new_gpt(GPTConfig(), settings.seed).to(device(), torch.float64)
     exact = batches(settings.batch_size, EXACT_STEPS, settings.seed)
     found: Any = compare(way, new_cut(torch.float64), (alone, backward_alone(alone)), exact, partial(part_like, ranks))
     model, step = new_cut(torch.float32)

@@ -31,14 +31,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from playground.console.one_process import EXACT_STEPS
+from playground.lessons.tensor.lesson import GPTConfig, copying_loss, new_gpt
 from playground.lessons.zero.lesson import WAYS
 from playground.lessons.zero.page import CAPPED_STEPS, OUT_OF_MEMORY, WARM_UP, ZeroSettings
 from playground.measurement import Fields
 from playground.measurement.interleave import interleave, slowest
 from playground.runtime import PlaygroundError, device, report, synchronize
-from playground.training import gpt
-from playground.training.gpt_config import GPTConfig
-from playground.training.gpt_run import Batch, backward_alone, batches, train
+from playground.training.gpt_run import LR, Batch, backward_alone, batches, set_lr, train
 from playground.training.replicas import flat
 from playground.training.step import training_step
 from playground.training.sync import GradSync
@@ -64,7 +63,7 @@ class TorchZero1(GradSync):
     """DistributedDataParallel with torch's own ZeroRedundancyOptimizer."""
 
     def optimizer(self, new_optimizer: Callable[..., Any]) -> Any:
-        return ZeroRedundancyOptimizer(self.model.parameters(), torch.optim.AdamW, lr=gpt.LR, fused=True)
+        return ZeroRedundancyOptimizer(self.model.parameters(), torch.optim.AdamW, lr=LR, fused=True)
 
 
 def in_ddp(model: nn.Module) -> nn.Module:
@@ -88,7 +87,7 @@ TORCH_S_OWN: dict[str, Callable[[nn.Module], GradSync]] = {
 
 def new_model(settings: ZeroSettings, dtype: torch.dtype = torch.float32) -> nn.Sequential:
     config = GPTConfig(layers=settings.layers, width=settings.width)
-    return gpt.new_model(config, settings.seed).to(device(), dtype)
+    return new_gpt(config, settings.seed).to(device(), dtype)
 
 
 class Trainer:
@@ -97,14 +96,14 @@ class Trainer:
     def __init__(self, way: str, settings: ZeroSettings, dtype: torch.dtype = torch.float32) -> None:
         self.model, self.losses, self.taken = new_model(settings, dtype), list[Tensor](), 0
         self.sync = (WAYS | TORCH_S_OWN)[way](self.model)
-        self.optimizer = self.sync.optimizer(partial(torch.optim.AdamW, lr=gpt.LR, fused=True))
+        self.optimizer = self.sync.optimizer(partial(torch.optim.AdamW, lr=LR, fused=True))
 
     def step(self, batch: Batch, moment: Callable[[str], object] = lambda name: None, last: bool = False) -> None:
         """Train on this rank's sequences of a batch."""
-        gpt.set_lr(self.optimizer, self.taken)
+        set_lr(self.optimizer, self.taken)
         self.taken += 1
         tokens, targets = (each.chunk(dist.get_world_size())[dist.get_rank()] for each in batch)
-        losses = [lambda: gpt.copying_loss(self.sync.model(tokens), targets)]
+        losses = [lambda: copying_loss(self.sync.model(tokens), targets)]
         self.losses.append(training_step(self.optimizer, losses, self.sync, last=last, moment=moment))
 
     def mean_losses(self) -> list[float]:
