@@ -37,6 +37,8 @@ from playground.runtime.tap.replacement import Replacement
 from playground.runtime.threads import OurThread
 
 Arguments = dict[str, Any]
+RENAMED = r"`torch\.distributed\.\w+_tensor` is deprecated"
+"""What torch 2.14 alone warns of at each call: releases before it lack the new names, and 2.15 keeps the old ones."""
 SUBNORMAL = 1e-40
 """A float32 that is 0 where such numbers are flushed to zero."""
 
@@ -54,6 +56,7 @@ class Member:
         self.group: dist.ProcessGroup | None = None
         self.forming, self.lock = 0, threading.Lock()
         """How many groups are being formed, each by a thread of its own."""
+        warnings.filterwarnings("ignore", RENAMED, FutureWarning)
         torch.set_num_threads(host.threads_per_rank(env.local_size))
         host.use_batch_scheduling()
         host.keep_freed_memory()
