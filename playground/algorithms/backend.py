@@ -69,13 +69,16 @@ class SharedMemory(Backend):
     """This rank's end of one group."""
 
     # Asked of C++, which would ask Python again, and so on. (torch 2.15)
-    supports_coalescing = supports_splitting = supports_shrinking = supports_window = supports_reconfigure = False
+    supports_coalescing = supports_shrinking = supports_window = supports_reconfigure = False
+    supports_splitting = True
     _supports_time_estimate = False
 
     def __init__(self, store: Any, rank: int, size: int, world: Sequence[int], timeout: timedelta) -> None:
         """All ranks of the group come here; `world` is the number of each in the world."""
         super().__init__(rank, size)
         self.gloo = dist.ProcessGroupGloo(store, rank, size, timeout)
+        self.world = world
+        self.part: SharedMemory | None = None
         with DisableTorchFunction():  # no mode or default device of the program's is in force
             self.segment: Any = self.open_segment(world)
         """The memory that all ranks of the group share; None if they share none."""
@@ -92,6 +95,12 @@ class SharedMemory(Backend):
     def set_timeout(self, timeout: timedelta) -> None:
         """For the calls that follow: the memory's limit is read from gloo's options, too."""
         self.gloo.set_timeout(timeout)
+
+    def split(self, store: Any, ranks: Sequence[int], options: Any) -> SharedMemory:
+        """This rank's end of a group of these ranks of this one, for `dist.split_group`."""
+        world = [self.world[rank] for rank in ranks]
+        self.part = SharedMemory(store, ranks.index(self.rank()), len(ranks), world, options._timeout)
+        return self.part
 
     def open_segment(self, world: Sequence[int]) -> Segment | None:
         if self.size() == 1:
@@ -159,7 +168,7 @@ class SharedMemory(Backend):
                 share = summed.chunk(self.size())[self.rank()]
                 output.copy_(share.div_(self.size()) if op == Op.AVG else share)
 
-            return self.call(partial(on_flat, reduce, summed), [output], opts, write)
+            return self.call(partial(on_flat, reduce, summed), [output], opts, write, in_wait=True)
         call = partial(reduce_scatter_by, reduce, output, input, op, self.rank(), self.size())
         return self.call(counted([output], call, in_wait=True), [output], opts)
 
@@ -206,15 +215,16 @@ class SharedMemory(Backend):
         tensors: list[torch.Tensor],
         opts: Any,
         write: Callable[[], object] | None = None,
+        in_wait: bool = False,
     ) -> Any:
         """Make this call, after those before it: here and now, or in a thread. Returns its `Work`.
 
         `write` does the rest on this rank by operators of torch, which autograd sees and which may refuse: of that the
-        others know nothing, and the group stays usable.
+        others know nothing, and the group stays usable. `in_wait`: gloo does that where the call is waited for.
         """
         (segment := self.segment).check()
         refused: list[BaseException] = []
-        write = partial(note_error, as_here(write), refused) if write else do_nothing
+        write = partial(note_error, as_here(write, in_wait), refused) if write else do_nothing
         if opts.timeout > NO_TIMEOUT:
             call = partial(segment.within, opts.timeout.total_seconds(), call)
         error: BaseException | None = None
@@ -273,21 +283,29 @@ def copy_all(outputs: Sequence[torch.Tensor], found: Sequence[torch.Tensor]) -> 
         output.copy_(part)
 
 
-def as_here(write: Callable[[], object]) -> Callable[[], None]:
-    """`write` as it would do here, also in a thread: under the same modes of torch."""
+def as_here(write: Callable[[], object], in_wait: bool) -> Callable[[], None]:
+    """`write` as it would do here, also in a thread, under the same modes of torch; or as it would do `in_wait`, where
+    autograd hears of it."""
     inference, gradients = torch.is_inference_mode_enabled(), torch.is_grad_enabled()
-    below = torch._C._dispatch_tls_is_dispatch_key_excluded(torch._C.DispatchKey.ADInplaceOrView)
+    below = not in_wait and torch._C._dispatch_tls_is_dispatch_key_excluded(torch._C.DispatchKey.ADInplaceOrView)
 
     def run() -> None:
         with contextlib.ExitStack() as modes:
             modes.enter_context(DisableTorchFunction())
             modes.enter_context(torch.inference_mode(inference))
             modes.enter_context(torch.set_grad_enabled(gradients))
-            if below:
-                modes.enter_context(BelowAutograd())
+            modes.enter_context(BelowAutograd() if below else above_autograd() if in_wait else contextlib.nullcontext())
             write()
 
     return run
+
+
+def above_autograd() -> Any:
+    """Have autograd hear of what is done, though a mode of the program's has called us from below it."""
+    excluded, included = torch._C._dispatch_tls_local_exclude_set(), torch._C._dispatch_tls_local_include_set()
+    for key in (torch._C.DispatchKey.ADInplaceOrView, torch._C.DispatchKey.AutogradCPU):
+        excluded -= torch._C.DispatchKeySet(key)
+    return torch._C._ForceDispatchKeyGuard(included, excluded)
 
 
 def is_written(output: torch.Tensor, *inputs: torch.Tensor) -> bool:
@@ -398,12 +416,30 @@ def register() -> None:
         return backend
 
     dist.Backend.register_backend("shm", create, extended_api=True, devices=["cpu"])
+    if hasattr(dist.ProcessGroup, "split_group"):
+        Replacement(dist.ProcessGroup, "split_group", split_shared_memory).install()
     value = lambda future: future.value()  # noqa: E731
     for name, question, answers in (
         ("is_completed", lambda future: future.done(), bool), ("result", value, list), ("_source_rank", value, int),
         ("source_rank", value, int),
     ):  # fmt: skip
         Replacement(Work, name, ask_future(question, answers)).install()
+
+
+# torch asks every rank for its part of the new group, and dies of None from Python. (torch 2.15)
+def split_shared_memory(real: Callable[..., Any]) -> Callable[..., Any]:
+    """A wrapper of `ProcessGroup.split_group`: a rank that is not in the new group has nothing to do for ours."""
+
+    def split_group(parent: Any, ranks: Sequence[int], *args: Any, **kwargs: Any) -> Any:
+        backend = _backends.get(parent)
+        if backend and backend.rank() not in ranks:
+            return None
+        group = real(parent, ranks, *args, **kwargs)
+        if backend and backend.part:
+            _backends[group], backend.part = backend.part, None
+        return group
+
+    return split_group
 
 
 # torch hands on a `Work` from Python as one that knows no more than its future. (torch 2.15)

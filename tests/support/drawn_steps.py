@@ -125,7 +125,6 @@ class Player:
 
     def __init__(self, seed: int, doubtful: bool) -> None:
         self.rank, self.size, self.doubtful = dist.get_rank(), dist.get_world_size(), doubtful
-        self.gloo = dist.get_backend() == "gloo"
         self.own = Random(f"{seed} of {self.rank}")
         """What is drawn from it, ranks draw differently."""
         self.draw = Random(seed)
@@ -719,7 +718,7 @@ def make_group(player: Player) -> None:
         lists = [part for part in (order[:cut], order[cut:]) if part]
         handle, _ = dist.new_subgroups_by_enumeration(lists, **more)
         made = [Group(handle, tuple(sorted(own_part(player, lists))))]
-    elif how == "split" and player.gloo and hasattr(dist, "split_group"):
+    elif how == "split" and hasattr(dist, "split_group"):
         lists = [sorted(world[: player.size // 2 + 1]), sorted(world[player.size // 2 + 1 :])]
         lists = [part for part in lists if part]
         handle = player.call(dist.split_group, {"parent_pg": dist.group.WORLD, "split_ranks": lists} | more)
