@@ -17,7 +17,7 @@ from playground.lessons.tensor.experiment import part_like
 from playground.lessons.tensor.lesson import GPTConfig, new_gpt
 from playground.measurement import Fields
 from playground.runtime import device
-from playground.runtime.meeting.agreement import require_same_on_all_ranks
+from playground.runtime.rendezvous.agreement import require_same_on_all_ranks
 from playground.runtime.tap import Call, Observer, observing, ranks_of
 from playground.training.gpt_config import WIDTH
 from playground.training.gpt_run import Batch, backward_alone, batches, parameter_difference, train
