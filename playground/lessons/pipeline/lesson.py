@@ -40,8 +40,8 @@ def new_groups(ranks: Sequence[int]) -> dict[tuple[int, int], dist.ProcessGroup]
 class Stage:
     """This rank's layers of a model whose stages are on `ranks`, in this order.
 
-    `model` takes [samples, width] and returns as much; the last stage's returns logits. A stage of
-    a different model has a `compute` and a `new_buffer` of its own.
+    `model` takes [samples, width] and returns as much; the last stage's returns logits. For other
+    models, override `compute` and `new_buffer`.
     """
 
     def __init__(self, model: nn.Module, ranks: Sequence[int], groups: dict[Any, Any]) -> None:
