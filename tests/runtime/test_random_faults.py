@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from injections import Injection, campaign, draw
+from injections import COMMANDS, Injection, campaign, draw
 from processes import ENOUGH
 
 MANY = 200
@@ -26,3 +26,9 @@ def test_signals_at_random_moments(tmp_path: Path) -> None:
 @pytest.mark.stress
 def test_many_signals_at_random_moments(tmp_path: Path) -> None:
     check([*draw(MANY, 6, ("hello",))], tmp_path)
+
+
+@pytest.mark.stress
+@pytest.mark.parametrize("seed", range(10))
+def test_signals_at_random_moments_of_every_command(seed: int, tmp_path: Path) -> None:
+    check([*draw(50, 100 + seed, [*COMMANDS])], tmp_path)

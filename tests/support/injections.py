@@ -21,7 +21,31 @@ from signal import SIGABRT, SIGCONT, SIGHUP, SIGINT, SIGKILL, SIGSEGV, SIGSTOP, 
 
 from processes import ENOUGH, catches_signals, free_port
 
-COMMANDS = {"hello": "hello -n 2", "p2p": "p2p", "torchrun hello": "torchrun hello"}
+DIGITS = "--dataset digits --limit 600"
+COMMANDS = {
+    "hello": "hello -n 2",
+    "p2p": "p2p",
+    "torchrun hello": "torchrun hello",
+    "collectives": "collectives -n 3",
+    "allreduce": "allreduce -n 3",
+    "sgd": f"sgd --epochs 2 {DIGITS}",
+    "ladder": f"ladder --steps 2 {DIGITS}",
+    "ddp": f"ddp --epochs 2 {DIGITS}",
+    "prove": f"prove -n 2 --steps 1 {DIGITS}",
+    "bert": "bert --steps 2 --batch-size 8 --only train --way ddp",
+    "elastic": f"elastic -n 2 {DIGITS}",
+    "rpc": "rpc",
+    "parameter-server": f"parameter-server --steps 4 {DIGITS}",
+    "pipeline": f"pipeline --schedule gpipe --steps 1 {DIGITS}",
+    "zero": "zero --way zero-3 --steps 2",
+    "tensor": "tensor --way tensor --steps 2",
+    "context": "context --steps 2",
+    "experts": "experts --way free --steps 2",
+    "mesh": "mesh -n 4 --grid 2 1 1 2",
+    "bench": "bench -b 64 -e 4096",
+    "scale": "scale -n 4",
+}
+"""By name; those that train find digits in the cache, where the first run draws them."""
 FATAL = (SIGKILL, SIGABRT, SIGSEGV)
 LAUNCHER, SERVER, RANK, GROUP = "launcher", "fork server", "rank", "group"
 SIGNALS = (*FATAL, SIGTERM, SIGINT, SIGHUP, SIGSTOP)
