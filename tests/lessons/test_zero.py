@@ -78,7 +78,7 @@ def test_other_figures_than_promised_are_an_error(changes: dict[str, float]) -> 
 class OffAtTheEnd(ReplicatedSync):
     """Its losses are right: a parameter is not, after the last step."""
 
-    def after_step(self, last: bool) -> None:
+    def after_step(self, last: bool = False) -> None:
         if last:
             self.flat_params[-1].data[0] += 1e-6
 

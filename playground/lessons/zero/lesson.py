@@ -283,7 +283,7 @@ def compare(rank: int, size: int) -> None:
         alone(batch).square().mean().backward()
         optimizer.step()
     if rank == 0:
-        print("KiB     parameters  gradients  optimizer    sent  from one process")
+        print("KiB     parameters  gradients  optimizer       sent  from one process")
     for name, method in METHODS.items():
         model = copy.deepcopy(start)
         figures = train(method(model), batches.chunk(size, dim=1)[rank])
