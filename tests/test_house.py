@@ -123,7 +123,7 @@ ALLOWED = {
 EXCEPTIONS = {
     "playground.console.steps": {"playground.lessons"},  # a lesson's folder is found by its name
     "playground.training.grad_syncs": {  # the table names what stands on a board
-        "playground.lessons.zero.lesson",
+        "playground.lessons.zero.sync",
         "playground.lessons.zero.flat_step",
     },
 }

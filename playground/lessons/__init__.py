@@ -117,8 +117,8 @@ PATH = (
     ),
     Lesson(
         name="zero",
-        teaches="from DDP to FSDP: the optimizer's state, the gradients, the parameters in shares, and what it costs",
-        shown="{ranks} with shares of the training's memory train as one process does",
+        teaches="from DDP to FSDP: the optimizer's state, the gradients, the parameters in shards, and what it costs",
+        shown="{ranks} with shards of the training's memory train as one process does",
         default_size=2,
     ),
     Lesson(

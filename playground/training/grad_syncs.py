@@ -50,11 +50,11 @@ OF_PARAMETERS = (
      "one all_reduce for all gradients, and the optimizer's step on one flat tensor"),
     ("shared-step", remote("playground.lessons.zero.flat_step:new_shared_step"), ALL_REDUCE,
      "zero-1 in memory that the ranks share: the parameters lie there once"),
-    ("zero-1", remote("playground.lessons.zero.lesson:Zero1"), (),
-     "reduce-scatter the gradients, step for a share of the parameters, all-gather"),
-    ("zero-2", remote("playground.lessons.zero.lesson:Zero2"), (),
+    ("zero-1", remote("playground.lessons.zero.sync:Zero1Sync"), (),
+     "reduce-scatter the gradients, step for a shard of the parameters, all-gather"),
+    ("zero-2", remote("playground.lessons.zero.sync:Zero2Sync"), (),
      "each layer's gradients are reduced to their owners while backward goes on"),
-    ("zero-3", remote("playground.lessons.zero.lesson:Zero3"), (),
+    ("zero-3", remote("playground.lessons.zero.sync:Zero3Sync"), (),
      "and each layer's parameters are gathered when they are needed: FSDP"),
 )  # fmt: skip
 GRAD_SYNCS = {name: GradSyncSpec(name, code, summary, needs) for name, code, needs, summary in OF_GRADIENTS} | {

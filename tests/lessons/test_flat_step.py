@@ -97,8 +97,8 @@ def be_late(rank: int, size: int) -> tuple[list[float], float]:
         optimizer = sync.optimizer(OPTIMIZERS["sgd"])
         for step in range(4):
             backward(optimizer, [partial(loss_of, model, torch.ones(4) + rank + step)], sync)
-            gradients = model.weight.grad.flatten()
-            found.append(sync.rows[0].share.grad.clone() if way == "shared" else gradients.chunk(size)[rank].clone())
+            gradients = model.weight.grad.flatten().chunk(size)[rank]
+            found.append((sync.flat_params[0].shard.grad if way == "shared" else gradients).clone())
             if step != 1:
                 time.sleep(0.05 * (rank == 0))
                 optimizer.step()

@@ -19,11 +19,11 @@ from torch.utils.checkpoint import checkpoint
 
 from playground.console.one_process import EXACT
 from playground.lessons.zero import snapshot
-from playground.lessons.zero.lesson import DDP, WAYS
+from playground.lessons.zero.lesson import METHODS, Zero2, Zero3, train
 from playground.lessons.zero.measure import Trainer, compare, count
 from playground.lessons.zero.page import ZeroSettings
-from playground.lessons.zero.results import HELD, TORCH, check_row, expected
-from playground.lessons.zero.shares import clip_grad_norm
+from playground.lessons.zero.results import HELD, SENT, TORCH, check_row, expected
+from playground.lessons.zero.sync import SYNCS, ReplicatedSync, clip_grad_norm
 from playground.runtime import PlaygroundError
 from playground.runtime.tap import observing
 from playground.testing import World
@@ -75,22 +75,122 @@ def test_other_figures_than_promised_are_an_error(changes: dict[str, float]) -> 
         check_row(row | changes)
 
 
-class OffAtTheEnd(DDP):
+class OffAtTheEnd(ReplicatedSync):
     """Its losses are right: a parameter is not, after the last step."""
 
-    def after_step(self, last: bool) -> None:
+    def after_step(self, last: bool = False) -> None:
         if last:
-            self.rows[-1].values[0] += 1e-6
+            self.flat_params[-1].data[0] += 1e-6
 
 
 def compare_what_is_off(rank: int, size: int) -> float:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(WAYS, "off", OffAtTheEnd)
+        patch.setitem(SYNCS, "off", OffAtTheEnd)
         return compare("off", small(size, layers=1, width=12))
 
 
 def test_a_parameter_that_is_off_is_found(world: Worlds) -> None:
     assert world(2).run(compare_what_is_off) == pytest.approx([1e-6] * 2)
+
+
+def train_on_the_board(rank: int, size: int) -> dict[str, tuple[list[float], float]]:
+    """By method: what a rank holds and sends, in bytes of the parameters, and how far it is from one process."""
+    torch.manual_seed(0)
+    start = nn.Sequential(nn.Linear(30, 31), nn.Tanh(), nn.Linear(31, 32), nn.Linear(32, 1)).double()
+    batches = torch.randn(4, 3 * size, 30, dtype=torch.float64)
+    alone, found = copy.deepcopy(start), {}
+    optimizer = torch.optim.Adam(alone.parameters())
+    for batch in batches:
+        optimizer.zero_grad()
+        alone(batch).square().mean().backward()
+        optimizer.step()
+    whole = sum(param.nbytes for param in alone.parameters())
+    for name, method in METHODS.items():
+        model = copy.deepcopy(start)
+        figures = train(method(model), batches.chunk(size, dim=1)[rank])
+        pairs = zip(alone.parameters(), model.parameters(), strict=True)
+        off = max((one - other).abs().max().item() for one, other in pairs)
+        found[name] = ([figure / whole for figure in figures], off)
+    return found
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4])
+def test_the_board_is_one_training_and_holds_and_sends_what_it_should(size: int, world: Worlds) -> None:
+    for found in world(size).run(train_on_the_board):
+        assert max(off for _, off in found.values()) <= EXACT, found
+        for name, (figures, _) in found.items():
+            *held, sent = figures
+            assert sum(held) == pytest.approx(HELD[name][1](size), rel=0.01)
+            assert sent == pytest.approx(SENT[name] * (size - 1) / size, rel=0.01)
+
+
+class Uneven(nn.Module):
+    """A unit of two dtypes, one that is not used, one that odd ranks do not use, and one without parameters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(2)
+        self.first, self.unused, self.odd, self.tanh = nn.Linear(5, 7), nn.Linear(7, 3), nn.Linear(7, 7), nn.Tanh()
+        self.mixed = nn.Sequential(nn.Linear(7, 7), nn.Tanh(), nn.Linear(7, 1))
+        self.double()
+        self.mixed[2].register_forward_pre_hook(lambda _, inputs: (inputs[0].float(),))
+        self.mixed[2].float()
+
+    def forward(self, inputs: torch.Tensor, takes_odd: bool) -> torch.Tensor:
+        hidden = self.tanh(self.first(inputs))
+        return self.mixed(self.odd(hidden) if takes_odd else hidden).square().mean()
+
+
+def train_uneven(rank: int, size: int) -> dict[str, float]:
+    """The largest difference of each of the board's methods from DistributedDataParallel."""
+    start, found = Uneven(), {}
+    for name, new_method in METHODS.items():
+        ours = copy.deepcopy(start)
+        theirs = nn.parallel.DistributedDataParallel(copy.deepcopy(start), find_unused_parameters=True)
+        method = new_method(ours)
+        optimizers = [
+            torch.optim.SGD(params, lr=0.1, momentum=0.9) for params in (method.shards(), theirs.parameters())
+        ]
+        torch.manual_seed(rank)
+        for step in range(4):
+            batch = torch.randn(4, 5, dtype=torch.float64)
+            takes = name == "zero-3" or rank % 2 == 0  # its ranks run the same units
+            method.zero_grad()
+            ours(batch, takes).backward()
+            method.after_backward()
+            optimizers[0].step()
+            method.after_step(last=step == 3)
+            optimizers[1].zero_grad()
+            theirs(batch, takes).backward()
+            optimizers[1].step()
+        pairs = zip(ours.parameters(), theirs.parameters(), strict=True)
+        found[name] = max((one - other).abs().max().item() for one, other in pairs)
+    return found
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_the_board_trains_units_of_several_dtypes_and_units_that_are_not_used(size: int, world: Worlds) -> None:
+    for found in world(size).run(train_uneven):
+        assert max(found.values()) <= 1e-6, found  # some parameters are of float32
+
+
+def shard_shared_parameters(rank: int, size: int) -> list[str]:
+    own, tied = nn.Sequential(nn.Linear(2, 2)), nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    own.scale, tied[1].weight = nn.Parameter(torch.ones(2)), tied[0].weight
+    told = []
+    for model in (own, tied):
+        for method in (Zero2, Zero3):
+            with pytest.raises(ValueError, match="parameter") as caught:
+                method(model)
+            told.append(str(caught.value))
+    return told
+
+
+def test_the_board_refuses_parameters_of_no_unit_and_of_two(world: Worlds) -> None:
+    assert (
+        world(2).run(shard_shared_parameters)
+        == [["each parameter must belong to exactly one child of the model"] * 4] * 2
+    )
 
 
 class Awkward(nn.Module):
@@ -123,10 +223,10 @@ def train_awkward(rank: int, size: int, clips: bool) -> dict[str, float]:
     """The largest difference from gradients averaged one by one, after four steps of one and of two backwards."""
     start, found = Awkward().double(), {}
     start.out.float()
-    for name in WAYS:
+    for name in SYNCS:
         models = {"ours": copy.deepcopy(start), "theirs": copy.deepcopy(start)}
         syncs: dict[str, Any] = {
-            "ours": WAYS[name](models["ours"]),
+            "ours": SYNCS[name](models["ours"]),
             "theirs": new_grad_sync("none-safe", models["theirs"]),
         }
         new_sgd = partial(torch.optim.SGD, lr=0.1, momentum=0.9)
@@ -140,7 +240,7 @@ def train_awkward(rank: int, size: int, clips: bool) -> dict[str, float]:
                 backward(optimizers[each], losses, syncs[each])
                 most = 0.05 if step else 1000.0  # which nothing is above
                 if clips and each == "ours":
-                    clip_grad_norm(syncs[each].rows, most)
+                    clip_grad_norm(syncs[each].flat_params, most)
                 elif clips:
                     params = [param for group in optimizers[each].param_groups for param in group["params"]]
                     nn.utils.clip_grad_norm_(params, most)
@@ -163,9 +263,9 @@ def read_and_write_between_steps(rank: int, size: int) -> dict[str, float]:
     """The largest difference from gradients averaged one by one, where parameters are read, copied and loaded."""
     start, found = Awkward().double(), {}
     start.out.float()
-    for name in WAYS:
+    for name in SYNCS:
         ours, theirs = copy.deepcopy(start), copy.deepcopy(start)
-        pairs = [(ours, WAYS[name](ours)), (theirs, new_grad_sync("none-safe", theirs))]
+        pairs = [(ours, SYNCS[name](ours)), (theirs, new_grad_sync("none-safe", theirs))]
         new_sgd = partial(torch.optim.SGD, lr=0.1, momentum=0.9)
         optimizers = [sync.optimizer(new_sgd) for _, sync in pairs]
         torch.manual_seed(rank)
@@ -184,7 +284,7 @@ def read_and_write_between_steps(rank: int, size: int) -> dict[str, float]:
         differences = [off(model), off(ours), (ours.tied.bias - theirs.tied.bias).abs().max().item()]
         kept = copy.deepcopy(state)
         step()
-        assert all(value.isfinite().all() for value in state.values()), "it is there though its row was freed"
+        assert all(value.isfinite().all() for value in state.values()), "it is there though its unit was freed"
         differences.append(off(ours))
         for each, values in ((ours, kept), (theirs, before)):
             each.load_state_dict(values)
@@ -209,7 +309,7 @@ def backward_twice(rank: int, size: int) -> dict[str, str]:
     told = {}
     for name in ("zero-1", "zero-2", "zero-3"):
         model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 1))
-        sync = WAYS[name](model)
+        sync = SYNCS[name](model)
         model(torch.ones(2, 3)).sum().backward()
         if name == "zero-1":
             sync.after_backward()
@@ -232,7 +332,7 @@ def average_twice(rank: int, size: int) -> dict[str, float]:
     for name in ("ddp", "zero-2", "zero-3"):
         torch.manual_seed(3)
         start, ends = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 1)).double(), []
-        for new_sync in (WAYS[name], partial(new_grad_sync, "none-safe")):
+        for new_sync in (SYNCS[name], partial(new_grad_sync, "none-safe")):
             model = copy.deepcopy(start)
             sync = new_sync(model)
             optimizer = sync.optimizer(partial(torch.optim.SGD, lr=0.1))
@@ -268,18 +368,18 @@ def repeat_forward(rank: int, size: int) -> tuple[dict[str, int], list[bool]]:
     """The collectives of a second backward; and whether no parameters are here after it, after the step, and after one
     that a test follows."""
     model = Checkpointed()
-    sync: Any = WAYS["zero-3"](model)
+    sync: Any = SYNCS["zero-3"](model)
     optimizer = sync.optimizer(partial(torch.optim.SGD, lr=0.1))
     inputs = torch.ones(2, 3, requires_grad=True)
     for _ in range(2):
         traffic = Traffic()
         with observing(traffic):
             backward(optimizer, [lambda: model(inputs)], sync)
-        is_free = [all(row.is_free for row in sync.rows)]
+        is_free = [all(flat.is_free for flat in sync.flat_params)]
         optimizer.step()
         for last in (False, True):
             sync.after_step(last)
-            is_free.append(all(row.is_free for row in sync.rows))
+            is_free.append(all(flat.is_free for flat in sync.flat_params))
         sync.after_step(last=False)
     return dict(traffic.calls), is_free
 
@@ -293,7 +393,7 @@ def test_a_forward_that_is_repeated_fetches_its_own_layer_alone(world: Worlds) -
 def pass_in_turn(rank: int, size: int) -> list[int]:
     """The collectives of three passes over a model that is being tested."""
     model, counts = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 1)), []
-    WAYS["zero-3"](model)
+    SYNCS["zero-3"](model)
     model.eval()
     for _ in range(3):
         traffic = Traffic()
@@ -333,7 +433,7 @@ def keep_shares(rank: int, size: int, way: str, folder: Path, then: str) -> list
     """The parameters of a model of five numbers that the ranks train a little and `save`, or that they `load`."""
     torch.manual_seed({"save": 1, "load": 2}[then])
     model = nn.Sequential(nn.Linear(4, 1))
-    sync: Any = WAYS[way](model)
+    sync: Any = SYNCS[way](model)
     optimizer = sync.optimizer(partial(torch.optim.Adam, lr=0.1))
     if then == "save":
         backward(optimizer, [lambda: model(torch.full((2, 4), rank + 1.0)).sum()], sync)

@@ -14,15 +14,14 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from playground.lessons.ladder.sparse_embeddings import SparseEmbeddings
-from playground.lessons.zero.lesson import WAYS
-from playground.lessons.zero.shares import clip_grad_norm
+from playground.lessons.zero.sync import SYNCS, clip_grad_norm
 from playground.testing import World
 from playground.training.grad_syncs import GRAD_SYNCS, SPARSE
 from playground.training.sync import GradSync, new_grad_sync
 
 BLOCKS, WORDS = 4, 9
 EVERY_WAY = ["ddp", SPARSE, *(name for name in GRAD_SYNCS if name != "per-parameter")]
-OF_ROWS = [*WAYS, "flat-step", "shared-step"]
+OF_SHARDS = [*SYNCS, "flat-step", "shared-step"]
 COMPLETE = ("overlapped", "zero-2", SPARSE)
 """After an error in backward, also where it was raised on some ranks only."""
 
@@ -76,7 +75,7 @@ class Chain(nn.Module):
 
 def new_sync(way: str, model: nn.Module) -> GradSync:
     if way == "ddp":
-        return WAYS["ddp"](model)
+        return SYNCS["ddp"](model)
     if way == SPARSE:
         return SparseEmbeddings(model, bucket_cap=300)
     return new_grad_sync(way, model, bucket_cap=300)
@@ -118,7 +117,7 @@ class Pair:
             skips, places = skips[:1] * self.size, places[:1] * self.size
         ends = draw.random() < 0.5 and self.way in COMPLETE and failing == parts - 1 and fate == "backward"
         test_between = [draw.random() < 0.3 for _ in range(parts)]
-        tests, clips = draw.choice(["", "no grad", "inference"]), draw.random() < 0.3 and self.way in OF_ROWS
+        tests, clips = draw.choice(["", "no grad", "inference"]), draw.random() < 0.3 and self.way in OF_SHARDS
         lr, reloads = draw.choice([0.05, 0.1]), draw.random() < 0.2
         for optimizer in (self.optimizer, self.by_itself):
             optimizer.param_groups[0]["lr"] = lr
@@ -157,7 +156,7 @@ class Pair:
         if tests:
             self.test(self.model, tests)
         if clips and fate == "step":
-            ours = clip_grad_norm(self.sync.rows, 0.05)  # type: ignore[attr-defined]
+            ours = clip_grad_norm(self.sync.flat_params, 0.05)  # type: ignore[attr-defined]
             theirs = nn.utils.clip_grad_norm_(self.alone.parameters(), 0.05)
             torch.testing.assert_close(ours, theirs)
         return fate == "step"

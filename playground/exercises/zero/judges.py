@@ -17,16 +17,16 @@ OUT, EACH = 2, 3
 
 
 def own_share(rank: int, size: int, seed: int) -> Cases:
-    """The optimizer's step between the halves of an all-reduce: each rank for its share."""
+    """The optimizer's step between the halves of an all-reduce: each rank for its shard."""
     for elements in (2 * size, 2 * size - 1):
         [gradient], [mean] = give_gradients(rank, size, [(elements,)]), average_gradients(size, [(elements,)])
         each = -(-elements // size)
         start = torch.arange(elements) % 7 + 2.0  # a step from zeros would show
         parameters, stepped = start.clone(), list[int]()
 
-        def step(share: torch.Tensor, gradient: torch.Tensor, stepped: list[int] = stepped) -> None:
-            stepped.append(len(share))
-            share -= gradient
+        def step(shard: torch.Tensor, gradient: torch.Tensor, stepped: list[int] = stepped) -> None:
+            stepped.append(len(shard))
+            shard -= gradient
 
         yield Case(
             f"{elements} parameters",
@@ -77,11 +77,11 @@ def gather_free(rank: int, size: int, seed: int) -> Cases:
     whole = torch.cat([coded(other, OUT * EACH, torch.float32) for other in range(size)]).view(OUT, -1)
     for about, scale in (("weights of 1 to 5", 1.0), ("twice these", 2.0)):
         layer = nn.Linear(whole.shape[1], OUT, bias=False)
-        share = scale * whole.flatten().chunk(size)[rank]
+        shard = scale * whole.flatten().chunk(size)[rank]
 
-        def use(function: Callable[..., Any], layer: nn.Linear = layer, share: torch.Tensor = share) -> object:
+        def use(function: Callable[..., Any], layer: nn.Linear = layer, shard: torch.Tensor = shard) -> object:
             storage = layer.weight.untyped_storage()
-            function(torch.distributed.get_rank(), torch.distributed.get_world_size(), layer, share)
+            function(torch.distributed.get_rank(), torch.distributed.get_world_size(), layer, shard)
             freed = [storage.nbytes()]
             inputs = torch.ones(1, layer.in_features, requires_grad=True)
             output = layer(inputs)
@@ -96,7 +96,7 @@ def gather_free(rank: int, size: int, seed: int) -> Cases:
 
         yield Case(
             about,
-            (layer, share),
+            (layer, shard),
             returns={
                 "output": scale * whole.sum(1)[None],
                 "gradient of the input": scale * whole.sum(0)[None],

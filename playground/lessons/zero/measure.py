@@ -27,13 +27,13 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from playground.console.one_process import EXACT_STEPS
 from playground.lessons.tensor.lesson import GPTConfig, copying_loss, new_gpt
-from playground.lessons.zero.lesson import WAYS
+from playground.lessons.zero.lesson import BytesSent
 from playground.lessons.zero.page import CAPPED_STEPS, OUT_OF_MEMORY, WARM_UP, ZeroSettings
+from playground.lessons.zero.sync import SYNCS
 from playground.measurement import Fields
 from playground.measurement.interleave import interleave, slowest
 from playground.runtime import PlaygroundError, device, report, synchronize
@@ -42,8 +42,6 @@ from playground.training.replicas import flat
 from playground.training.step import training_step
 from playground.training.sync import GradSync
 
-COLLECTIVES = {"allreduce": 2, "reduce_scatter": 1, "allgather": 1, "broadcast": 1}
-"""Times (N - 1) / N of its largest tensor that a rank sends, as a ring does."""
 M_MMAP_THRESHOLD, OWN_PAGES = -3, 64 * 2**10
 """malloc gives memory of this many bytes or more back to the kernel when it is freed. Source: mallopt(3)"""
 
@@ -95,7 +93,7 @@ class Trainer:
 
     def __init__(self, way: str, settings: ZeroSettings, dtype: torch.dtype = torch.float32) -> None:
         self.model, self.losses, self.taken = new_model(settings, dtype), list[Tensor](), 0
-        self.sync = (WAYS | TORCH_S_OWN)[way](self.model)
+        self.sync = (SYNCS | TORCH_S_OWN)[way](self.model)
         self.optimizer = self.sync.optimizer(partial(torch.optim.AdamW, lr=LR, fused=True))
 
     def step(self, batch: Batch, moment: Callable[[str], object] = lambda name: None, last: bool = False) -> None:
@@ -113,9 +111,10 @@ class Trainer:
         return (losses / dist.get_world_size()).tolist()
 
     def parameters(self) -> list[Tensor]:
-        """All memory that holds parameters, whole or in shares."""
-        rows = getattr(self.sync, "rows", ())
-        return [*self.model.parameters(), *(row.values for row in rows), *(row.share for row in rows)]
+        """All memory that holds parameters, replicated or in shards."""
+        flat_params = getattr(self.sync, "flat_params", ())
+        flat = (tensor for each in flat_params for tensor in (each.data, each.shard))
+        return [*self.model.parameters(), *flat]
 
     def state(self) -> list[Tensor]:
         """The optimizer's tensors, without single numbers."""
@@ -124,13 +123,13 @@ class Trainer:
         return [value for value in values if isinstance(value, Tensor) and value.dim()]
 
 
-class ByteCounter(TorchDispatchMode):
+class ByteCounter(BytesSent):
     """Counts, while it is entered: bytes held, now and at most, and sent. With `cap`, holding more is an error."""
 
     def __init__(self, cap: int | None = None) -> None:
         super().__init__()
         self.storages: WeakSet[Any] = WeakSet()
-        self.cap, self.series, self.sent = cap, list[int](), 0.0
+        self.cap, self.series = cap, list[int]()
 
     def hold(self, *tensors: Tensor) -> None:
         """Count these from now on; of a DTensor this rank's part."""
@@ -146,14 +145,9 @@ class ByteCounter(TorchDispatchMode):
         return sum(storage.nbytes() for storage in memory)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
+        result = super().__torch_dispatch__(func, types, args, kwargs)
         if not func.is_view:  # views make no memory, and may be of a backend's own
             self.hold(*(leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)))
-        if func.namespace == "c10d":
-            size = dist.get_world_size()
-            times = next((times for name, times in COLLECTIVES.items() if name in func.name()), 0)
-            tensors = [leaf.nbytes for leaf in tree_leaves([*args]) if isinstance(leaf, Tensor)]
-            self.sent += times * (size - 1) / size * max(tensors, default=0)
         self.series.append(self.held())
         if self.cap and self.series[-1] > self.cap:
             raise MemoryError(f"{self.series[-1]:,} bytes held, and the cap is {self.cap:,}")
@@ -203,7 +197,7 @@ def compare(way: str, settings: ZeroSettings) -> float:
 
 @cache
 def train_alone(settings: ZeroSettings) -> tuple[list[float], Tensor]:
-    """The losses of one process, by step, and its parameters at the end, in one row."""
+    """The losses of one process, by step, and its parameters at the end, flat."""
     model = new_model(settings, torch.float64)
     exact = batches(settings.batch_size, EXACT_STEPS, settings.seed)
     return train("alone", model, backward_alone(model), exact)["losses"], flat(model.parameters())

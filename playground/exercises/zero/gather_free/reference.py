@@ -7,11 +7,11 @@ def gather_free(
     rank: int,
     size: int,
     layer: nn.Linear,
-    share: torch.Tensor,
+    shard: torch.Tensor,
 ) -> None:
     """Let `layer` have its weight only while forward or backward needs it.
 
-    `share` is this rank's part of the weight, whose elements are in rank order.
+    `shard` is this rank's part of the weight, whose elements are in rank order.
     Between its uses, and now, the storage of `layer.weight` has 0 bytes.
     """
     storage = layer.weight.untyped_storage()
@@ -20,7 +20,7 @@ def gather_free(
 
     def gather(*_: object) -> None:
         storage.resize_(nbytes)
-        dist.all_gather_into_tensor(layer.weight.data.view(-1), share)
+        dist.all_gather_into_tensor(layer.weight.data.view(-1), shard)
 
     def free(*_: object) -> None:
         storage.resize_(0)

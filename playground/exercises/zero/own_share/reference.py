@@ -12,20 +12,20 @@ def own_share(
     gradient: torch.Tensor,
     step: Callable[[torch.Tensor, torch.Tensor], None],
 ) -> None:
-    """Take a step with the mean gradient, each rank for its share alone.
+    """Take a step with the mean gradient, each rank for its shard alone.
 
-    `step(share, gradient)` changes `share` in place. It is called once, with
+    `step(shard, gradient)` changes `shard` in place. It is called once, with
     ceil(len(parameters) / size) elements. All ranks have all parameters then.
     """
     # write this
     each = -(-len(parameters) // size)
     padding = (0, each * size - len(parameters))
-    row = F.pad(parameters, padding)
-    mine = torch.empty_like(row[:each])
+    flat = F.pad(parameters, padding)
+    mine = torch.empty_like(flat[:each])
     dist.reduce_scatter_tensor(mine, F.pad(gradient, padding))
     mine /= size
-    share = row[rank * each : (rank + 1) * each].clone()
-    step(share, mine)
-    dist.all_gather_into_tensor(row, share)
-    parameters.copy_(row[: len(parameters)])
+    shard = flat[rank * each : (rank + 1) * each].clone()
+    step(shard, mine)
+    dist.all_gather_into_tensor(flat, shard)
+    parameters.copy_(flat[: len(parameters)])
     # until here
