@@ -46,12 +46,15 @@ def part_of_loss(
 ) -> torch.Tensor:
     """N ranks: the sum over this one's samples, over B/N. The mean of all parts is `mean_loss`."""
     rank, size = dist.get_rank(), dist.get_world_size()
-    mine, targets = (each.split(shares_of(len(each), size))[rank] for each in (images, labels))
-    return F.nll_loss(model(mine), targets, reduction="sum") / (len(images) / size)
+    shares = shares_of(len(images), size)
+    output = model(images.split(shares)[rank])
+    total = F.nll_loss(output, labels.split(shares)[rank], reduction="sum")
+    return total / (len(images) / size)
 
 
 class Training:
-    """SGD by one process; or by N, if each has its part of the loss and `average` averages."""
+    """SGD by one process; or by N ranks, if each has its part of the loss and `average` averages
+    the gradients."""
 
     def __init__(
         self, model: nn.Module, loss: Any = mean_loss, average: Average = lambda model: None,
@@ -121,8 +124,8 @@ def unweighted_shares(seed: int = SEED) -> Training:
     losses, over the size of the whole batch."""
 
     def own_mean(model: nn.Module, images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        shares = one_for_the_last(len(images), dist.get_world_size())
-        return mean_loss(model, *(each.split(shares)[dist.get_rank()] for each in (images, labels)))
+        rank, shares = dist.get_rank(), one_for_the_last(len(images), dist.get_world_size())
+        return mean_loss(model, images.split(shares)[rank], labels.split(shares)[rank])
 
     return Training(new_net(seed), own_mean, average_gradients)
 
