@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, fields, replace
+from random import Random
 from typing import Any
 
 import pytest
@@ -13,14 +14,14 @@ import torch
 import torch.nn.functional as F
 from processes import by_hand
 
-from playground.lessons.bert import grammar, measure
-from playground.lessons.bert.lesson import train
+from playground.lessons.bert import grammar, lesson as board, measure
+from playground.lessons.bert.experiment import train
+from playground.lessons.bert.lesson import BertConfig, Model
 from playground.lessons.bert.page import EXACT, WAYS, BertSettings, averaging_texts, compare_losses
 from playground.lessons.bert.prepare import PairsSource, prepare_pairs
+from playground.lessons.bert.sizes import CLASSES, BertSizes
 from playground.measurement import Fields
 from playground.runtime import PlaygroundError, UsageError
-from playground.training.bert import Model
-from playground.training.bert_config import BertConfig
 from playground.training.grad_syncs import DDP
 
 Run = Callable[..., Any]
@@ -38,7 +39,7 @@ def pairs(tmp_path_factory: pytest.TempPathFactory) -> PairsSource:
 @pytest.fixture
 def settings(pairs: PairsSource) -> BertSettings:
     return BertSettings(
-        folder=pairs.folder, config=BertConfig(vocabulary=pairs.vocabulary, **SMALL),
+        folder=pairs.folder, config=BertSizes(vocabulary=pairs.vocabulary, **SMALL),
         workers=2, batch_size=24, steps=4, max_length=32,
     )  # fmt: skip
 
@@ -68,7 +69,7 @@ def train_plainly(rank: int, size: int, settings: BertSettings) -> list[float]:
     from playground.lessons.bert.pairs import Pairs
 
     torch.manual_seed(settings.seed)
-    model = Model(settings.config).double()
+    model = Model(BertConfig(**asdict(settings.config))).double()
     optimizer = torch.optim.Adam(model.parameters(), lr=settings.lr)
     data = Pairs(settings.folder, "train")
     order = torch.randperm(len(data), generator=torch.Generator().manual_seed(settings.seed)).tolist()
@@ -81,6 +82,39 @@ def train_plainly(rank: int, size: int, settings: BertSettings) -> list[float]:
         optimizer.step()
         losses.append(loss.item())
     return losses
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4])
+def test_the_board_s_methods_are_one_training(size: int, world: Run) -> None:
+    """With DataParallel each rank computes what one process does, with DDP its part of it."""
+    results = world(size).run(board.run, 3, 24)
+    assert all(result == results[0] for result in results)
+    assert [*results[0]] == [*WAYS]
+    alone, *others = results[0].values()
+    assert len(set(alone)) == 3
+    for losses in others:
+        assert losses == pytest.approx(alone, abs=EXACT)
+
+
+def test_the_board_s_pairs_are_what_their_labels_say() -> None:
+    random = Random(0)
+    drawn = {board.draw_pair(random) for _ in range(2000)}
+    by_label = [{(one, other) for one, other, label in drawn if label == each} for each in range(board.CLASSES)]
+    assert {(other, one) for one, other in by_label[0]} == by_label[1]
+    assert {len(pairs) for pairs in by_label} == {16}
+    opposite = {verb for one, other in by_label[2] for verb in (one.split()[2], other.split()[2])}
+    assert opposite == set(board.OPPOSITE)
+    assert all(one.split()[2] != other.split()[2] for one, other in by_label[2])
+
+
+def test_a_batch_of_the_board_is_padded_to_its_longest_pair() -> None:
+    pairs = [("the dog waits at night", "the animal waits", 0), ("the car", "the ship", 2)]
+    ids, segments, mask, labels = board.collate(pairs)
+    words = [[board.WORDS[i] for i in row] for row in ids]
+    assert words[0] == ["[CLS]", "the", "dog", "waits", "at", "night", "[SEP]", "the", "animal", "waits", "[SEP]"]
+    assert words[1] == ["[CLS]", "the", "car", "[SEP]", "the", "ship", "[SEP]", *["[PAD]"] * 4]
+    assert segments.tolist() == [[0] * 7 + [1] * 4, [0] * 4 + [1] * 3 + [0] * 4]
+    assert (mask.sum(1).tolist(), labels.tolist()) == ([11, 7], [0, 2])
 
 
 def training_of(*losses: float) -> Fields:
@@ -109,10 +143,15 @@ def test_epochs_have_other_orders(settings: BertSettings, world: Run) -> None:
     assert sorted(first) != pytest.approx(sorted(second))
 
 
-def test_the_config_counts_its_parameters() -> None:
-    config = BertConfig(vocabulary=59, **SMALL)
-    assert sum(param.numel() for param in Model(config).parameters()) == config.parameters
-    assert BertConfig(
+def test_sizes_are_those_of_the_board_and_count_its_parameters() -> None:
+    sizes = BertSizes(vocabulary=59, **SMALL)
+    assert [(each.name, each.default) for each in fields(BertSizes)] == [
+        (each.name, each.default) for each in fields(BertConfig)
+    ]
+    assert (CLASSES, asdict(sizes)) == (board.CLASSES, asdict(BertConfig(**asdict(sizes))))
+    model = Model(BertConfig(**asdict(sizes)))
+    assert sum(param.numel() for param in model.parameters()) == sizes.parameters
+    assert BertSizes(
         vocabulary=28_996, width=768, layers=12, heads=12, intermediate=3072, max_length=512
     ).parameters == 108_312_579  # fmt: skip
 
@@ -235,4 +274,4 @@ def test_ways_of_one_process_take_the_devices_there_are(settings: BertSettings) 
 
 def test_heads_must_divide_the_width() -> None:
     with pytest.raises(UsageError, match="a BERT of width 10 with 4 heads: the heads must divide the width"):
-        BertConfig(vocabulary=59, width=10, heads=4)
+        BertSizes(vocabulary=59, width=10, heads=4)

@@ -99,8 +99,7 @@ import sys
 import torch
 import torch.nn.functional as F
 from playground.lessons.data_parallel.memory import track_memory
-from playground.training.bert import Model
-from playground.training.bert_config import BertConfig
+from playground.lessons.bert.lesson import BertConfig, Model
 
 def read(key):
     [line] = [line for line in open("/proc/self/status") if line.startswith(key)]

@@ -5,17 +5,18 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from playground.lessons.bert.lesson import BertConfig, Model
 from playground.lessons.bert.pairs import Pairs
 from playground.lessons.bert.prepare import prepare_pairs
 from playground.lessons.bert.pretrained import MULTINLI, load_encoder, load_pretrained, read_pairs
 from playground.runtime.errors import UsageError
-from playground.training.bert import Model
 
 Run = Callable[..., Any]
 WORDS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "it", "rain", "##s", "is", "dry", ".")
@@ -41,8 +42,8 @@ def folder(tmp_path: Path) -> Path:
 
 @torch.no_grad()
 def test_our_encoder_computes_what_theirs_does(folder: Path) -> None:
-    theirs, (config, _) = load_encoder(str(folder)).eval(), load_pretrained(str(folder))
-    ours = Model(config).eval()
+    theirs, (sizes, _) = load_encoder(str(folder)).eval(), load_pretrained(str(folder))
+    ours = Model(BertConfig(**asdict(sizes))).eval()
     ours.bert.load_state_dict(theirs.state_dict())
     ids, segments = torch.tensor([[2, 5, 6, 3, 7, 3], [2, 5, 3, 8, 3, 0]]), torch.tensor([[0, 0, 0, 0, 1, 1]] * 2)
     expected = theirs(ids, token_type_ids=segments, attention_mask=(ids != 0).long()).pooler_output

@@ -17,11 +17,11 @@ import torch.nn.functional as F
 from ranks import difference, worked
 from torch import nn
 
-from playground.lessons.prove import lesson
+from playground.lessons.prove import experiment, lesson as board
 from playground.lessons.prove.batch_norm import SyncBatchNorm, convert_sync_batchnorm
-from playground.lessons.prove.lesson import max_abs_diff, parameters
+from playground.lessons.prove.lesson import Training, max_abs_diff, new_net, parameters
 from playground.lessons.prove.page import Proof, ProveSettings, check, failure, is_broken
-from playground.lessons.sgd.lesson import Net
+from playground.lessons.sgd.lesson import Net, average_gradients
 from playground.measurement import Fields
 from playground.measurement.interleave import slowest as max_over_ranks
 from playground.runtime import device
@@ -52,7 +52,7 @@ def settings_for(folder: Path, **changes: Any) -> ProveSettings:
 )  # fmt: skip
 def test_n_ranks_are_one_process(size: int, steps: int, batch_size: int, world: Worlds, digits_folder: Path) -> None:
     settings = settings_for(digits_folder, batch_size=batch_size, steps=steps)
-    proofs = world(size).run(run_training, remote("playground.lessons.prove.lesson:run"), settings)
+    proofs = world(size).run(run_training, remote("playground.lessons.prove.experiment:run"), settings)
     assert all(proof == proofs[0] for proof in proofs)
     assert list(proofs[0]) == ["float64", "float32"]
     assert [*GRAD_SYNCS, "ddp"] == SYNCS
@@ -67,11 +67,42 @@ def test_n_ranks_are_one_process(size: int, steps: int, batch_size: int, world: 
     check(proofs[0], {})
 
 
+def by_board(rank: int, size: int) -> dict[str, list[float]]:
+    """How far the board's trainings are from one process, after each of two steps."""
+    batches = board.random_batches(steps=2)
+    ranks = {"average_gradients": Training(new_net(), board.part_of_loss, average_gradients)}
+    if size > 1:
+        ranks |= {name: getattr(board, name)() for name in BREAKS[:-1]}
+    found = [*board.compare(batches, Training(new_net()), *ranks.values())]
+    alone = Training(board.new_batch_norm_net())
+    normalised = [*board.compare(batches, alone, board.batch_norm())]
+    columns = zip(*(differences for _, *differences in found), strict=True)
+    return {**dict(zip(ranks, map(list, columns), strict=True)), "batch_norm": [last for _, last in normalised]}
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4])
+def test_the_board_s_ranks_are_one_process_until_they_are_broken(size: int, world: Worlds) -> None:
+    results = world(size).run(by_board)
+    assert all(result == results[0] for result in results)
+    for name, differences in results[0].items():
+        if name == "average_gradients" or size == 1:
+            assert max(differences) <= 1e-14, name
+        else:
+            assert min(differences) > 1e-6, name
+
+
+@pytest.mark.parametrize(("samples", "size"), [(64, 4), (7, 3), (2, 2), (5, 5)])
+def test_shares_are_of_the_whole_batch(samples: int, size: int) -> None:
+    equal, unequal = board.equal_shares(samples, size), board.one_for_the_last(samples, size)
+    assert (sum(equal), max(equal) - min(equal) <= 1) == (samples, True)
+    assert (sum(unequal), len(unequal), unequal[-1]) == (samples, size, 1)
+
+
 def one_process(rank: int, size: int, settings: ProveSettings) -> list[float]:
-    run = lesson.OneProcess(lesson.new_net(settings.seed), settings)
-    for images, labels in lesson.global_batches(settings):
-        run.step(images, labels)
-    return list(parameters(run.model).tolist())
+    training = experiment.new_one_process(new_net(settings.seed), settings)
+    for images, labels in experiment.global_batches(settings):
+        training.step(images, labels)
+    return list(parameters(training.model).tolist())
 
 
 def test_the_process_they_are_compared_with_is_plain_sgd(world: Worlds, digits_folder: Path) -> None:
@@ -96,7 +127,7 @@ def with_a_lazy_sync(rank: int, size: int, settings: ProveSettings) -> Proof:
     with pytest.MonkeyPatch.context() as patch:
         spec = GradSyncSpec(name="lazy", summary="averages nothing", code=nothing, needs=(), rung=True)
         patch.setitem(GRAD_SYNCS, "lazy", spec)
-        return lesson.run(rank, size, settings)
+        return experiment.run(rank, size, settings)
 
 
 def test_what_is_added_to_the_table_is_tested_and_the_proof_can_fail(world: Worlds, digits_folder: Path) -> None:
@@ -123,7 +154,7 @@ def test_what_is_added_to_the_table_is_tested_and_the_proof_can_fail(world: Worl
 
 
 def breaks(rank: int, size: int, settings: ProveSettings) -> dict[str, Fields]:
-    return lesson.break_it(rank, size, settings)
+    return experiment.break_it(rank, size, settings)
 
 
 def test_each_break_breaks_and_is_what_it_is_said_to_be(world: Worlds, digits_folder: Path) -> None:

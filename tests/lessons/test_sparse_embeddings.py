@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from playground.lessons.bert.lesson import BertConfig
 from playground.lessons.ladder.measure import TimedReplica, count_messages, new_rung
 from playground.lessons.ladder.page import BERT, candidates
 from playground.lessons.ladder.sparse_embeddings import (
@@ -20,7 +21,6 @@ from playground.lessons.ladder.sparse_embeddings import (
     use_sparse_gradients,
 )
 from playground.testing import World
-from playground.training.bert_config import BertConfig
 from playground.training.grad_syncs import SPARSE
 from playground.training.replicas import flat
 from playground.training.step import training_step

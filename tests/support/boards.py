@@ -33,8 +33,6 @@ BOARDS = {
 NOT_YET: set[str] = {
     "all_reduce",
     "data_parallel",
-    "prove",
-    "bert",
     "elastic",
     "rpc",
     "parameter_server",
@@ -45,7 +43,17 @@ NOT_YET: set[str] = {
 }
 """Lessons whose `lesson.py` still stands on other rooms."""
 STANDING = [name for name in BOARDS if name not in NOT_YET]
-LONGEST = {"p2p": 170, "collectives": 200, "all_reduce": 200, "sgd": 215, "ladder": 235, "pipeline": 215, "zero": 300}
+LONGEST = {
+    "p2p": 170,
+    "collectives": 200,
+    "all_reduce": 200,
+    "sgd": 215,
+    "ladder": 235,
+    "prove": 195,
+    "bert": 270,
+    "pipeline": 215,
+    "zero": 300,
+}
 """Lines that a board may have, if more than 150; rows of tables are not counted."""
 
 

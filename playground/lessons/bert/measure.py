@@ -12,7 +12,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch.nn.parallel import DistributedDataParallel
 
-from playground.lessons.bert.lesson import batches, build_model, prepare
+from playground.lessons.bert.experiment import batches, build_model, wrap_model
 from playground.lessons.bert.page import BertSettings
 from playground.lessons.bert.pairs import PairBatch, Pairs
 from playground.lessons.data_parallel.experiment import track_step
@@ -31,7 +31,9 @@ class BertRun:
     """Called, it takes a step on this rank's part of the next batch."""
 
     def __init__(self, rank: int, size: int, settings: BertSettings) -> None:
-        self.model, self.loss, self.optimizer = prepare(settings)
+        self.model, loss_of = wrap_model(settings)
+        self.loss = partial(loss_of, self.model)
+        self.optimizer = torch.optim.Adam(self.model.parameters(), lr=settings.lr, fused=True)
         self.coming = batches(settings, rank, size)
 
     def __call__(self) -> None:

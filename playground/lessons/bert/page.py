@@ -21,6 +21,7 @@ from playground.console.training import DIVERGED, RUN_TRAINING, DataOptions
 from playground.lessons import LESSONS
 from playground.lessons.bert.prepare import DATASETS, MAX_LENGTH, PairsSource, prepare_pairs
 from playground.lessons.bert.pretrained import BASE, SCRATCH, Tokenizer, load_pretrained
+from playground.lessons.bert.sizes import BertSizes
 from playground.measurement import Fields, format_bytes
 from playground.runtime import host
 from playground.runtime.backends import get_backend
@@ -28,7 +29,6 @@ from playground.runtime.errors import PlaygroundError, UsageError
 from playground.runtime.flags import check_at_least_one, check_choice, check_flags, flag, like
 from playground.runtime.launcher.entry import CommandWorld
 from playground.runtime.remote import Remote
-from playground.training.bert_config import BertConfig
 from playground.training.grad_syncs import DDP, GRAD_SYNCS, SPARSE
 from playground.training.results import replicas_verdict
 from playground.training.settings import BUCKET_CAP
@@ -47,7 +47,7 @@ class BertSettings:
 
     folder: Path
     """The tokenised pairs."""
-    config: BertConfig
+    config: BertSizes
     weights: str = SCRATCH
     """The name or the folder of pretrained ones, or `SCRATCH`."""
     workers: int
@@ -209,7 +209,7 @@ def averaging_texts(found: Sequence[Fields], settings: BertSettings) -> Texts:
 
 
 LESSON = LESSONS["bert"]
-TRAIN, SAME_LOSSES = LESSON.remote("train"), LESSON.remote("same_losses")
+TRAIN, SAME_LOSSES = (LESSON.remote(name, "experiment") for name in ("train", "same_losses"))
 SPEED, MEMORY, AVERAGING = (LESSON.remote(name, "measure") for name in ("speed", "memory", "averaging"))
 WORKERS = (1, 2, 4)
 """Numbers of workers on which the speed is measured."""
@@ -307,7 +307,7 @@ def command(session: Session, asked: BertOptions, **chosen: Any) -> None:
     if without in asked.only:
         raise UsageError(f"--only {without} is about ranks that average gradients: leave out --way {asked.way}")
     world.warm_up(RUN_TRAINING, TRAIN, SPEED, *(ENCODER if asked.weights != SCRATCH else ()))
-    config: BertConfig | None = None
+    config: BertSizes | None = None
     tokenizer: Tokenizer | None = None
     if asked.weights != SCRATCH:
         session.bar.announce(f"loading {asked.weights} and its tokenizer")
@@ -329,11 +329,11 @@ def command(session: Session, asked: BertOptions, **chosen: Any) -> None:
 
 
 def make_settings(
-    asked: BertOptions, pretrained: BertConfig | None, pairs: PairsSource, world: CommandWorld, **chosen: Any
+    asked: BertOptions, pretrained: BertSizes | None, pairs: PairsSource, world: CommandWorld, **chosen: Any
 ) -> BertSettings:
     """The settings asked for, and the world's devices. Raises `UsageError`."""
-    length = max(BertConfig.max_length, chosen["max_length"])
-    config = pretrained or BertConfig(vocabulary=pairs.vocabulary, max_length=length, dropout=0.0)
+    length = max(BertSizes.max_length, chosen["max_length"])
+    config = pretrained or BertSizes(vocabulary=pairs.vocabulary, max_length=length, dropout=0.0)
     if asked.dropout is not None:
         config = replace(config, dropout=asked.dropout)
     return BertSettings(

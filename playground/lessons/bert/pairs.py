@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Dataset
 
+from playground.lessons.bert.lesson import pad
 from playground.lessons.bert.prepare import read_sizes
 from playground.training.data import map_file
 
@@ -46,8 +46,5 @@ class Pairs(Dataset[PairBatch]):
 
     def __getitems__(self, positions: Sequence[int]) -> PairBatch:
         parts = [self.tokens[self.offsets[place] : self.offsets[place + 1]] for place in positions]
-        ids = pad_sequence(parts, batch_first=True, padding_value=self.sizes["pad"]).long()
-        mask = torch.arange(ids.shape[1]) < torch.tensor([len(part) for part in parts]).unsqueeze(1)
-        ends = (ids == self.sizes["sep"]).long()  # of the sentences; before a token there is one, or none
-        segments = (ends.cumsum(1) - ends) * mask
-        return PairBatch(ids, segments.clamp(max=1), mask, self.labels[torch.tensor(positions)].long())
+        inputs = pad(parts, self.sizes["pad"], self.sizes["sep"])
+        return PairBatch(*inputs, self.labels[torch.tensor(positions)].long())

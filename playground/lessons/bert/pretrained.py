@@ -10,8 +10,8 @@ import importlib
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
+from playground.lessons.bert.sizes import BertSizes
 from playground.runtime.errors import UsageError
-from playground.training.bert_config import BertConfig
 
 SCRATCH = "scratch"
 """In the place of a model's name: no pretrained weights."""
@@ -61,10 +61,10 @@ def load_encoder(weights: str) -> Any:
     return encoder
 
 
-def load_pretrained(weights: str) -> tuple[BertConfig, Tokenizer]:
+def load_pretrained(weights: str) -> tuple[BertSizes, Tokenizer]:
     """The sizes and the tokenizer of a pretrained BERT. Its weights are then on this host. Raises `UsageError`."""
     config = load_encoder(weights).config
-    sizes = BertConfig(
+    sizes = BertSizes(
         vocabulary=config.vocab_size, width=config.hidden_size, layers=config.num_hidden_layers,
         heads=config.num_attention_heads, intermediate=config.intermediate_size, segments=config.type_vocab_size,
         max_length=config.max_position_embeddings, dropout=config.hidden_dropout_prob,

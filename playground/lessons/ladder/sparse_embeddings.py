@@ -17,9 +17,8 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import Dataset
 
+from playground.lessons.bert.lesson import CLASSES, BertConfig, Model
 from playground.lessons.ladder.page import TOKENS
-from playground.training.bert import Model
-from playground.training.bert_config import CLASSES, BertConfig
 from playground.training.settings import BUCKET_CAP
 from playground.training.sync import AllReduce, OverlappedSync
 

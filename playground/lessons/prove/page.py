@@ -20,7 +20,7 @@ from playground.runtime.flags import flag, like
 from playground.training.settings import TrainingSettings
 
 LESSON = LESSONS["prove"]
-EXPERIMENT = LESSON.remote("experiment")
+EXPERIMENT = LESSON.remote("experiment", "experiment")
 RECIPE = ("seed", "batch_size", "lr", "momentum", "all_reduce", "limit", "bucket_cap")
 """The settings that the figures depend on, beside the data and the number of steps."""
 EXACT = 1e-12

@@ -15,6 +15,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from playground.algorithms import load_all_reduce
+from playground.lessons.bert.lesson import CLASSES, BertConfig, Model
 from playground.lessons.collectives import lesson as collectives
 from playground.lessons.data_parallel.experiment import track_step
 from playground.lessons.data_parallel.lesson import parallel_apply, replicate, scatter
@@ -28,8 +29,6 @@ from playground.lessons.tensor.lesson import Ranks, RowParallel, cut_outputs
 from playground.measurement import Fields
 from playground.remote.agent import Agent
 from playground.runtime import device
-from playground.training.bert import Model
-from playground.training.bert_config import CLASSES, BertConfig
 from playground.training.replicas import broadcast_parameters, find_largest_difference
 from playground.training.step import mean_loss_part, training_step
 from playground.training.sync import new_grad_sync
@@ -143,9 +142,9 @@ def training_steps(rank: int, size: int, sync: str, batch: int = 128, steps: int
 def bert_steps(rank: int, size: int, steps: int = 4) -> None:
     """Steps of the lesson's encoder by DistributedDataParallel, on random pairs, with about four buckets."""
     torch.manual_seed(SEED)
-    config = BertConfig(vocabulary=VOCABULARY)
-    quarter = config.parameters / 2**20  # of 4 bytes each
-    ddp = DistributedDataParallel(Model(config).to(device()), bucket_cap_mb=quarter)
+    model = Model(BertConfig(vocabulary=VOCABULARY)).to(device())
+    quarter = sum(param.numel() for param in model.parameters()) / 2**20  # of 4 bytes each
+    ddp = DistributedDataParallel(model, bucket_cap_mb=quarter)
     optimizer = torch.optim.Adam(ddp.parameters(), fused=True)
     tokens = torch.randint(VOCABULARY, (BATCH, TOKENS), device=device())
     labels = torch.randint(CLASSES, (BATCH,), device=device())

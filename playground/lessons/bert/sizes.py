@@ -1,4 +1,4 @@
-"""The sizes of a BERT. Does not import torch."""
+"""The sizes of a BERT, those of the board's `BertConfig`, for what does not import torch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ CLASSES = 3
 
 
 @dataclass(frozen=True, kw_only=True)
-class BertConfig:
+class BertSizes:
     """Raises `UsageError` for sizes that no encoder can have. The defaults are those of the small one from scratch."""
 
     vocabulary: int
