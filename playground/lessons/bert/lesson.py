@@ -32,9 +32,8 @@ from torch.utils.data.distributed import DistributedSampler
 from playground.lessons.bert.page import BertSettings
 from playground.lessons.bert.pairs import PairBatch, Pairs
 from playground.lessons.bert.pretrained import SCRATCH, load_encoder
-from playground.lessons.data_parallel.lesson import DataParallel
-from playground.lessons.data_parallel.losses import ParallelLossModel, weighted_mean
-from playground.lessons.data_parallel.machine import chunk_sizes
+from playground.lessons.data_parallel.lesson import ParallelLossModel, chunk_sizes, weighted_mean
+from playground.lessons.data_parallel.machine import DataParallel
 from playground.measurement import Fields
 from playground.measurement.interleave import Heartbeat
 from playground.runtime import device, synchronize
