@@ -209,6 +209,11 @@ def test_scatter_cuts_every_tensor_and_keeps_everything_else(shape: Any, batch: 
     assert same(gather(scatter([tensors], DEVICES[:devices]), DEVICES[0]), [tensors])
 
 
+def test_tensors_of_different_lengths_are_refused() -> None:
+    with pytest.raises(ValueError, match="tensors of 3 and of 4 samples"):
+        scatter((torch.zeros(4), {"more": torch.zeros(3)}), DEVICES[:2])
+
+
 def test_keyword_arguments_and_a_batch_smaller_than_the_devices() -> None:
     calls = []
 

@@ -193,10 +193,10 @@ def scatter(inputs: Any, devices: Devices, dim: int = 0) -> list[Any]:
     Raises `ValueError` for tensors of different lengths.
     """
     devices, (leaves, structure) = resolve_devices(devices), tree_flatten(inputs)
-    lengths = {leaf.shape[dim] for leaf in leaves if isinstance(leaf, torch.Tensor)} or {0}
-    if len(lengths) > 1:
-        raise ValueError(f"tensors of {sorted(lengths)} samples: all must have as many")
-    used = devices[: len(board.chunk_sizes(*lengths, len(devices)))]  # of fewer samples than devices some get none
+    batch, *others = sorted({leaf.shape[dim] for leaf in leaves if isinstance(leaf, torch.Tensor)}) or [0]
+    if others:
+        raise ValueError(f"tensors of {batch} and of {others[-1]} samples: all must have the same number")
+    used = devices[: len(board.chunk_sizes(batch, len(devices)))]  # of fewer samples than devices some get none
     to = partial(copy_to, part="scatter")
     columns = [
         board.scatter(leaf, used, dim, to) if isinstance(leaf, torch.Tensor) else [leaf] * len(used) for leaf in leaves
