@@ -210,7 +210,7 @@ def print_ways(rank: int, world_size: int) -> None:
     for way in (reduce_broadcast, all_to_all, tutorial_ring, ring):
         tensor = torch.full((world_size,), 10 ** (rank % 16))  # which begins again after 16 ranks
         sent = run_counted(way, tensor, rank, world_size)
-        print(f"Rank {rank}, {way.__name__}: {tensor.tolist()}, elements per message: {sent}")
+        print(f"Rank {rank}, {way.__name__}: {tensor.tolist()}, sends {sent} elements")
 
 
 if __name__ == "__main__":

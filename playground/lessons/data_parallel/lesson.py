@@ -67,7 +67,8 @@ def replicate(module: nn.Module, devices: Sequence[Any], to: Any = Tensor.to) ->
 def parallel_apply(
     replicas: Sequence[Any], inputs: Sequence[Any], threads: Any = ThreadPoolExecutor
 ) -> list[Tensor]:
-    """`replicas[i](inputs[i])`, or of a tuple its elements, for all i at once, each in a thread.
+    """The output of each replica for its input (for a tuple, its elements are the arguments), all
+    at once, each in a thread.
 
     Waits for all, then raises what the first replica that failed has raised.
     """
