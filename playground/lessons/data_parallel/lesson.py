@@ -67,11 +67,8 @@ def replicate(module: nn.Module, devices: Sequence[Any], to: Any = Tensor.to) ->
 def parallel_apply(
     replicas: Sequence[Any], inputs: Sequence[Any], threads: Any = ThreadPoolExecutor
 ) -> list[Tensor]:
-    """The output of each replica for its input (for a tuple, its elements are the arguments), all
-    at once, each in a thread.
-
-    Waits for all, then raises what the first replica that failed has raised.
-    """
+    """The output of each replica for its input (the elements of a tuple are its arguments), all at
+    once, each in a thread. When all are done, raises the error of the first that failed."""
     grad = torch.is_grad_enabled()  # each thread has a mode of its own
 
     def apply(replica: Any, chunk: Any) -> Tensor:
@@ -83,11 +80,15 @@ def parallel_apply(
     return [future.result() for future in running]
 
 
-def gather(outputs: Sequence[Tensor], device: Any, dim: int = 0, to: Any = Tensor.to) -> Tensor:
-    """The outputs, one after another along `dim`, on `device`. Numbers, as losses are, become a
-    vector with one of each replica."""
-    parts = [output if output.dim() else output.view(1) for output in outputs]
-    return torch.cat([to(part, device) for part in parts], dim)
+def join(parts: Sequence[Tensor], device: Any, dim: int) -> Tensor:
+    """These tensors, one after another along `dim`, on `device`."""
+    return torch.cat([part.to(device) for part in parts], dim)
+
+
+def gather(outputs: Sequence[Tensor], device: Any, dim: int = 0, join: Any = join) -> Tensor:
+    """One output on `device`, of the outputs of all replicas: joined along `dim`. Numbers, as
+    losses are, become a vector with one of each replica."""
+    return join([each if each.dim() else each.view(1) for each in outputs], device, dim)
 
 
 class DataParallel(nn.Module):

@@ -117,6 +117,33 @@ class Copy(torch.autograd.Function):
         return copy_to(gradient, ctx.source, ctx.back), None, None, None, None
 
 
+class Join(torch.autograd.Function):
+    """Tensors one after another along `dim`, on `device`. In backward each gets its part of the gradient, where it
+    lies."""
+
+    @classmethod
+    def join(cls, tensors: Sequence[torch.Tensor], device: torch.device, dim: int) -> torch.Tensor:
+        joined: torch.Tensor = cls.apply(device, dim, *tensors)
+        return joined
+
+    @staticmethod
+    def forward(ctx: Any, device: torch.device, dim: int, *tensors: torch.Tensor) -> torch.Tensor:
+        ctx.sources, ctx.dim = [device_of(tensor) for tensor in tensors], dim
+        ctx.sizes = [tensor.shape[dim] for tensor in tensors]
+        with moving("gather", device, *tensors):
+            shape = list(tensors[0].shape)
+            shape[dim] = sum(ctx.sizes)
+            whole = torch.empty(shape, dtype=tensors[0].dtype, device=device)
+            for chunk, tensor in zip(whole.split(ctx.sizes, dim), tensors, strict=True):
+                chunk.copy_(tensor)
+        return whole
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        chunks = zip(gradient.split(ctx.sizes, ctx.dim), ctx.sources, strict=True)
+        return None, None, *(copy_to(chunk, source, "gradients of outputs") for chunk, source in chunks)
+
+
 class DeviceThreads(Executor):
     """A thread for each of these devices, kept from call to call. What is submitted first runs for the first device.
     Python runs one at a time: the one that holds its global interpreter lock, the GIL. torch releases the GIL only
@@ -233,12 +260,10 @@ def gather(outputs: Sequence[Any], device: Device, dim: int = 0) -> Any:
     as losses are, become a vector with one for each replica. Raises `TypeError` for what cannot be joined.
     """
     [target] = resolve_devices([device])
-    to = partial(copy_to, part="gather", back="gradients of outputs")
 
     def join(*parts: Any) -> Any:
         if isinstance(parts[0], torch.Tensor):
-            with moving("gather", target):
-                return board.gather(parts, target, dim, to)
+            return board.gather(parts, target, dim, Join.join)
         if parts[0] is not None:
             what = f"an output of type {type(parts[0]).__name__}"
             raise TypeError(f"{what} cannot be joined: return tensors, or containers of them")
