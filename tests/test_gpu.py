@@ -22,7 +22,7 @@ from ranks import all_reduce_in_group, all_reduce_large, go_wrong, several_at_on
 from torch import nn
 
 from playground.algorithms import ALGORITHMS, load_all_reduce
-from playground.lessons.data_parallel.lesson import parallel_apply
+from playground.lessons.data_parallel.machine import parallel_apply
 from playground.lessons.elastic.comparison import compare
 from playground.lessons.parameter_server.lesson import paced
 from playground.lessons.parameter_server.page import ServerSettings

@@ -1,4 +1,5 @@
-"""Our all-reduces: the ways to leave the same sum on every rank, from the first idea to the fast ones.
+"""Our all-reduces: the ways to leave the same sum on every rank, from the first idea to the fast ones. Those up to the
+ring are functions of the lesson's board, playground/lessons/all_reduce/lesson.py.
 
     ring(tensor)                                              as dist.all_reduce(tensor)
     ring(tensor, dist.ReduceOp.MAX, group, async_op=True)     with any operation, group and tensor
@@ -11,13 +12,16 @@ sends; it receives as much as others send it.
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Callable
+from functools import partial
 from math import ceil
 from typing import Any
 
 import torch
 
+import playground.lessons.all_reduce.lesson as board
 from playground.algorithms import shared_memory as memory
 from playground.algorithms.background import Work
 from playground.algorithms.collectives import AllReduce, all_gather_by, by_executor, reduce_scatter_by, run_collective
@@ -38,129 +42,26 @@ from playground.algorithms.operation import Op, check, kind
 from playground.runtime.shared_memory import Segment
 
 
-@AllReduce
-def reduce_broadcast(tensor: torch.Tensor, op: Any, group: Group) -> None:
-    """All send to rank 0, which adds up and sends the sum back. The root's link carries everything.
+def of_board(way: Callable[..., None]) -> Callable[[torch.Tensor, Any, Group], None]:
+    """A way of the board as an algorithm: its messages are those of `group`, and it adds as `op` says."""
 
-    | rank      | messages | bytes       |
-    |-----------|----------|-------------|
-    | rank == 0 | N - 1    | (N - 1) * S |
-    | rank > 0  | 1        | S           |
-    """
-    if group.rank() > 0:
-        exchange(group, send=[(tensor, 0)])
-        exchange(group, receive=[(tensor, 0)])
-        return
-    others, arrived = range(1, group.size()), torch.empty_like(tensor)
-    for rank in others:
-        exchange(group, receive=[(arrived, rank)])
-        add(tensor, arrived, op)
-    exchange(group, send=[(tensor, rank) for rank in others])
+    @functools.wraps(way)
+    def algorithm(tensor: torch.Tensor, op: Any, group: Group) -> None:
+        way(tensor, group.rank(), group.size(), partial(exchange, group), partial(add, op=op))
+
+    return algorithm
 
 
-@AllReduce
-def all_to_all(tensor: torch.Tensor, op: Any, group: Group) -> None:
-    """Every rank sends everything to every other: one step, no root, but N(N-1) whole tensors on the wire.
-
-    All add in the order of the ranks, so that the same sum, to the last bit, comes out everywhere.
-
-    | rank      | messages | bytes       |
-    |-----------|----------|-------------|
-    | rank >= 0 | N - 1    | (N - 1) * S |
-    """
-    others = [rank for rank in range(group.size()) if rank != group.rank()]
-    arrived = [tensor.clone() for _ in range(group.size())]
-    exchange(group, send=[(tensor, rank) for rank in others], receive=[(arrived[rank], rank) for rank in others])
-    tensor.copy_(arrived[0])
-    for theirs in arrived[1:]:
-        add(tensor, theirs, op)
+reduce_broadcast = AllReduce(of_board(board.reduce_broadcast))
+all_to_all = AllReduce(of_board(board.all_to_all))
+tutorial_ring = AllReduce(of_board(board.tutorial_ring))
+ring = AllReduce(of_board(board.ring))
+reduce_scatter = of_board(board.reduce_scatter)
 
 
-@AllReduce
-def tutorial_ring(tensor: torch.Tensor, op: Any, group: Group) -> None:
-    """Each passes on to the right what came from the left, whole, and adds it: neighbours only, but no fewer bytes.
-
-    Each rank adds in an order of its own, so that sums of floating point numbers may differ between ranks in their
-    last bits. As in https://docs.pytorch.org/tutorials/intermediate/dist_tuto.html
-
-    | rank      | messages | bytes       |
-    |-----------|----------|-------------|
-    | rank >= 0 | N - 1    | (N - 1) * S |
-    """
-    rank, size = group.rank(), group.size()
-    left, right = (rank - 1) % size, (rank + 1) % size
-    passed_on, arrived = tensor.clone(), torch.empty_like(tensor)
-    for _ in range(size - 1):
-        exchange(group, send=[(passed_on, right)], receive=[(arrived, left)])
-        add(tensor, arrived, op)
-        passed_on, arrived = arrived, passed_on
-
-
-@AllReduce
-def ring(tensor: torch.Tensor, op: Any, group: Group) -> None:
-    """In N chunks: a reduce-scatter leaves the sum of chunk r on rank r, then an all-gather takes every sum to every
-    rank. A rank sends less than two tensors, however many ranks there are.
-
-    Each rank only ever sends to its right neighbour and receives from its left one, and all links are busy in every
-    step. With four ranks, these are the chunks that they send:
-
-                  reduce-scatter       all-gather
-        step      1  2  3              0  1  2
-        rank 0    3  2  1              0  3  2
-        rank 1    0  3  2              1  0  3
-        rank 2    1  0  3              2  1  0
-        rank 3    2  1  0              3  2  1
-
-    Source: Patarasuk, Yuan: Bandwidth Optimal All-reduce Algorithms for Clusters of Workstations (2009)
-
-    | rank      | messages    | bytes               |
-    |-----------|-------------|---------------------|
-    | rank >= 0 | 2 * (N - 1) | 2 * (N - 1) / N * S |
-    """
-    reduce_scatter(tensor, op, group)
-    all_gather(tensor, group)
-
-
-def reduce_scatter(tensor: torch.Tensor, op: Any, group: Group) -> None:
-    """The ring's first phase by itself: each chunk goes once round and every rank adds its own to it. Rank r keeps the
-    sum of chunk r.
-
-    In step s = 1, …, N - 1, rank r sends chunk r - s to the right, receives chunk r - s - 1 and adds it to its own. All
-    numbers are modulo N. From the second step on, it sends the chunk it has just added to. The last chunk to arrive is
-    chunk r - N, which is chunk r.
-
-    | rank      | messages | bytes           |
-    |-----------|----------|-----------------|
-    | rank >= 0 | N - 1    | (N - 1) / N * S |
-    """
-    rank, size = group.rank(), group.size()
-    left, right = (rank - 1) % size, (rank + 1) % size
-    chunks = tensor.tensor_split(size)
-    arrived = torch.empty_like(chunks[0])
-    for step in range(1, size):
-        outgoing, mine = chunks[(rank - step) % size], chunks[(rank - step - 1) % size]
-        theirs = arrived[: len(mine)]
-        exchange(group, send=[(outgoing, right)], receive=[(theirs, left)])
-        add(mine, theirs, op)
-
-
+@functools.wraps(board.all_gather)
 def all_gather(tensor: torch.Tensor, group: Group) -> None:
-    """The ring's second phase by itself: rank r starts with chunk r, each chunk goes once round, and every rank keeps
-    it.
-
-    In step s = 0, …, N - 2, rank r sends chunk r - s to the right, and receives and keeps chunk r - s - 1. It sends its
-    own chunk first, then always the one that has just arrived.
-
-    | rank      | messages | bytes           |
-    |-----------|----------|-----------------|
-    | rank >= 0 | N - 1    | (N - 1) / N * S |
-    """
-    rank, size = group.rank(), group.size()
-    left, right = (rank - 1) % size, (rank + 1) % size
-    chunks = tensor.tensor_split(size)
-    for step in range(size - 1):
-        outgoing, incoming = chunks[(rank - step) % size], chunks[(rank - step - 1) % size]
-        exchange(group, send=[(outgoing, right)], receive=[(incoming, left)])
+    board.all_gather(tensor, group.rank(), group.size(), partial(exchange, group))
 
 
 def ring_reduce_scatter(
@@ -416,7 +317,7 @@ def shared_memory(tensor: torch.Tensor, op: Any, group: Group) -> None:
     auto.algorithm(tensor, op, group)
 
 
-PHASES = {reduce_scatter.__code__: "reduce-scatter", all_gather.__code__: "all-gather"}
+PHASES = {board.reduce_scatter.__code__: "reduce-scatter", board.all_gather.__code__: "all-gather"}
 """The names of phases, by the function that sends their messages."""
 
 

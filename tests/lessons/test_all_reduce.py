@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from playground.algorithms import ALGORITHMS
 from playground.lessons import LESSONS
@@ -35,6 +36,54 @@ def test_the_lesson_has_every_algorithm() -> None:
     names = [name for name, spec in ALGORITHMS.items() if spec.has_messages]
     assert list(TRACEABLE) == names
     assert all(summary_of(name) for name in TRACEABLE)
+
+
+WAYS = (lesson.reduce_broadcast, lesson.all_to_all, lesson.tutorial_ring, lesson.ring)
+
+
+def compare_with_the_backend(rank: int, size: int) -> list[str]:
+    """The ways of the board, and the tutorial's function, that leave something else than `dist.all_reduce` does; with
+    fewer elements than ranks, as many, and a number that is no multiple of theirs."""
+    wrong = []
+    for numel in (1, 2, size, 3 * size + 2):
+        mine = torch.arange(numel) + 10**rank
+        expected = mine.clone()
+        dist.all_reduce(expected)
+        received = torch.zeros(numel, 2, dtype=torch.int64).t()  # not contiguous
+        lesson.allreduce(mine.repeat(2, 1), received)
+        wrong += ["allreduce"] * (received.tolist() != [expected.tolist()] * 2)
+        for way in WAYS:
+            way(tensor := mine.clone(), rank, size)
+            wrong += [f"{way.__name__}, {numel} elements"] * (not torch.equal(tensor, expected))
+    return wrong
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4])
+def test_every_way_of_the_board_leaves_what_the_backend_does(size: int, world: Worlds) -> None:
+    assert world(size).run(compare_with_the_backend) == [[]] * size
+
+
+def run_phases(rank: int, size: int) -> tuple[list[int], list[int]]:
+    """A chunk on each rank after the first phase, and all of them after the second."""
+    tensor = torch.full((2 * size,), 10**rank)
+    lesson.reduce_scatter(tensor, rank, size)
+    mine = tensor.tensor_split(size)[rank].tolist()
+    lesson.all_gather(tensor, rank, size)
+    return mine, tensor.tolist()
+
+
+def test_after_the_first_phase_of_the_ring_each_rank_has_its_chunk(world: Worlds) -> None:
+    assert world(3).run(run_phases) == [([111] * 2, [111] * 6)] * 3
+
+
+def find_largest(rank: int, size: int) -> list[float]:
+    tensor = torch.tensor([rank + 1.0, -rank])
+    lesson.ring(tensor, rank, size, add=lambda mine, theirs: torch.maximum(mine, theirs, out=mine))
+    return list(tensor.tolist())
+
+
+def test_a_way_adds_as_it_is_told(world: Worlds) -> None:
+    assert world(3).run(find_largest) == [[3.0, 0.0]] * 3
 
 
 def tutorials_call(rank: int, size: int) -> list[float]:

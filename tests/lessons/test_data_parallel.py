@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ast
+import doctest
 import inspect
 import json
+import threading
 from collections import namedtuple
 from collections.abc import Callable
 from typing import Any
@@ -15,15 +17,10 @@ from hypothesis import given, settings, strategies as st
 from torch import nn
 from torch.utils._pytree import tree_flatten, tree_map
 
-from playground.lessons.data_parallel import experiment
-from playground.lessons.data_parallel.lesson import DataParallel, gather, parallel_apply, replicate, scatter
-from playground.lessons.data_parallel.losses import (
-    DataParallelCriterion,
-    DataParallelModel,
-    ParallelLossModel,
-    weighted_mean,
-)
-from playground.lessons.data_parallel.machine import chunk_sizes
+from playground.lessons.data_parallel import experiment, lesson
+from playground.lessons.data_parallel.lesson import ParallelLossModel, chunk_sizes, weighted_mean
+from playground.lessons.data_parallel.losses import DataParallelCriterion, DataParallelModel
+from playground.lessons.data_parallel.machine import DataParallel, gather, parallel_apply, replicate, scatter
 from playground.lessons.data_parallel.memory import track_memory
 from playground.lessons.data_parallel.page import (
     LABELS,
@@ -61,6 +58,91 @@ def test_gradients_are_those_of_one_device_with_the_whole_batch(devices: int, ba
     module, inputs = model(), torch.randn(batch, 5, dtype=torch.float64)
     parallel = DataParallel(module, DEVICES[:devices], DEVICES[devices - 1])
     assert (gradients(module, module, inputs) - gradients(parallel, module, inputs)).abs().max() <= 1e-12
+
+
+CPUS = ["cpu"] * 8
+
+
+@pytest.mark.parametrize("devices", [1, 2, 3, 4])
+@pytest.mark.parametrize("batch", [1, 5, 8])
+def test_the_board_s_gradients_are_those_of_one_device(devices: int, batch: int) -> None:
+    module, inputs = model(), torch.randn(batch, 5, dtype=torch.float64)
+    parallel = lesson.DataParallel(module, CPUS[:devices])
+    assert (gradients(module, module, inputs) - gradients(parallel, module, inputs)).abs().max() <= 1e-12
+    assert torch.allclose(parallel(inputs), module(inputs), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("dim", [0, 1])
+def test_the_board_s_gather_undoes_its_scatter(dim: int) -> None:
+    whole = torch.randn(5, 7)
+    chunks = lesson.scatter(whole, CPUS[:3], dim)
+    assert all(map(torch.equal, chunks, whole.chunk(3, dim)))
+    assert torch.equal(lesson.gather(chunks, "cpu", dim), whole)
+    assert [len(chunk) for chunk in lesson.scatter(whole, CPUS)] == [1] * 5, "fewer samples than devices"
+    assert lesson.gather([torch.tensor(1.0), torch.tensor(2.0)], "cpu").tolist() == [1, 2]
+
+
+def test_each_replica_of_the_board_has_copies_and_the_module_gets_all_gradients() -> None:
+    def to(tensor: torch.Tensor, device: str) -> torch.Tensor:
+        return tensor if device == "first" else tensor.clone()
+
+    module = nn.Linear(2, 1)
+    first, second = replicas = lesson.replicate(module, ["first", "second"], to)
+    assert module not in replicas
+    assert first.weight is module.weight
+    assert second.weight is not module.weight
+    sum(replica(torch.ones(1, 2)) for replica in replicas).backward()
+    assert (module.weight.grad.tolist(), module.bias.grad.tolist()) == ([[2, 2]], [2])
+
+
+def test_the_board_s_replicas_run_at_once_in_the_caller_s_grad_mode() -> None:
+    all_here = threading.Barrier(3)
+
+    class Meeting(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            all_here.wait(60)
+            return torch.tensor([torch.is_grad_enabled()])
+
+    assert torch.cat(lesson.parallel_apply([Meeting()] * 3, [torch.zeros(1)] * 3)).tolist() == [True] * 3
+    with torch.no_grad():
+        assert torch.cat(lesson.parallel_apply([Meeting()] * 3, [torch.zeros(1)] * 3)).tolist() == [False] * 3
+
+
+def test_the_board_raises_the_first_error_when_all_are_done() -> None:
+    done = []
+
+    class Failing(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if x == 3:
+                done.append(x)
+                return x
+            raise ValueError(f"not {int(x)}")
+
+    with pytest.raises(ValueError, match="not 1"):
+        lesson.parallel_apply([Failing()] * 3, [torch.tensor(1), torch.tensor(2), torch.tensor(3)])
+    assert len(done) == 1
+
+
+def test_chunk_sizes_are_what_its_docstring_says() -> None:
+    tested = doctest.testmod(lesson)
+    assert (tested.failed, tested.attempted) == (0, 1)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_the_board_s_functions_are_torch_s() -> None:
+    module, inputs, devices = model().float().to("cuda:0"), torch.randn(5, 5, device="cuda:0"), [0, 1]
+    ours, theirs = lesson.scatter(inputs, devices), nn.parallel.scatter(inputs, devices)
+    assert all(map(torch.equal, ours, theirs))
+    replicas = lesson.replicate(module, devices)
+    for one, other in zip(replicas, nn.parallel.replicate(module, devices), strict=True):
+        assert torch.equal(one[0].weight, other[0].weight)
+        assert one[0].weight.device == other[0].weight.device
+    outputs = lesson.parallel_apply(replicas, ours)
+    assert all(map(torch.allclose, outputs, nn.parallel.parallel_apply(replicas, ours)))
+    assert torch.equal(lesson.gather(outputs, 1), nn.parallel.gather(outputs, 1))
+    parallel, torch_s = lesson.DataParallel(module, devices), nn.DataParallel(module, devices)
+    assert torch.allclose(gradients(parallel, module, inputs), gradients(torch_s, module, inputs), atol=1e-5)
 
 
 def test_a_recurrent_model_uses_its_replicas_parameters() -> None:
@@ -125,6 +207,11 @@ def test_scatter_cuts_every_tensor_and_keeps_everything_else(shape: Any, batch: 
         assert same(part, cut)
     tensors = tree_map(lambda leaf: leaf if isinstance(leaf, torch.Tensor) else torch.ones(batch), value)
     assert same(gather(scatter([tensors], DEVICES[:devices]), DEVICES[0]), [tensors])
+
+
+def test_tensors_of_different_lengths_are_refused() -> None:
+    with pytest.raises(ValueError, match="tensors of 3 and of 4 samples"):
+        scatter((torch.zeros(4), {"more": torch.zeros(3)}), DEVICES[:2])
 
 
 def test_keyword_arguments_and_a_batch_smaller_than_the_devices() -> None:

@@ -13,8 +13,7 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from playground.lessons.data_parallel.lesson import DataParallel
-from playground.lessons.data_parallel.machine import copy_to
+from playground.lessons.data_parallel.machine import DataParallel, copy_to
 from playground.lessons.data_parallel.memory import label_buckets, track_memory
 from playground.runtime import launch
 from playground.training.step import training_step

@@ -30,7 +30,7 @@ from torch.utils.data import DataLoader, DistributedSampler
 from playground.algorithms import load_all_reduce
 from playground.algorithms.messages import Addressed
 from playground.lessons import PATH
-from playground.lessons.data_parallel.lesson import DataParallel, replicate
+from playground.lessons.data_parallel.machine import DataParallel, replicate
 from playground.lessons.sgd.lesson import DataPartitioner, average_gradients, share
 from playground.runtime.remote import ROOT
 from playground.testing import World

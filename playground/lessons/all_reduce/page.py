@@ -15,7 +15,6 @@ from playground.console.text import heading, prose
 from playground.lessons import LESSONS
 from playground.measurement import Fields
 from playground.runtime.errors import UsageError
-from playground.runtime.remote import remote
 
 LESSON = LESSONS["allreduce"]
 RUN = LESSON.remote("run", "trace")
@@ -180,4 +179,5 @@ def command(session: Session, algorithms: tuple[str, ...], elements: int | None)
 
 def summary_of(name: str) -> str:
     """The algorithm in one paragraph."""
-    return remote(f"playground.algorithms.all_reduce:{name.replace('-', '_')}").summary
+    code = ALGORITHMS[name].code
+    return LESSON.remote(code.name).summary or code.summary

@@ -19,7 +19,7 @@ from playground.lessons.bert.lesson import METHODS, BertConfig, Model
 from playground.lessons.bert.page import BertSettings
 from playground.lessons.bert.pairs import PairBatch, Pairs
 from playground.lessons.bert.pretrained import SCRATCH, load_encoder
-from playground.lessons.data_parallel.lesson import DataParallel
+from playground.lessons.data_parallel.machine import DataParallel
 from playground.measurement import Fields
 from playground.measurement.interleave import Heartbeat
 from playground.runtime import device, synchronize

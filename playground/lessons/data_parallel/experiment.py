@@ -11,9 +11,17 @@ from statistics import median
 import torch
 from torch import nn
 
-from playground.lessons.data_parallel.lesson import DataParallel, gather, parallel_apply, replicate, scatter
 from playground.lessons.data_parallel.losses import LOSSES, TokenLoss, new_model_and_batch, new_optimizer
-from playground.lessons.data_parallel.machine import HOST, copy_to, resolve_devices
+from playground.lessons.data_parallel.machine import (
+    HOST,
+    DataParallel,
+    copy_to,
+    gather,
+    parallel_apply,
+    replicate,
+    resolve_devices,
+    scatter,
+)
 from playground.lessons.data_parallel.memory import Account, track_memory
 from playground.lessons.data_parallel.page import DataParallelSettings
 from playground.measurement import Fields

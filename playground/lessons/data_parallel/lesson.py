@@ -1,142 +1,169 @@
 """DataParallel by its parts: one process drives all devices, with a thread for each.
 
+    python lesson.py
     python -m playground data-parallel
     python -m playground data-parallel --devices cpu:0,cpu:1 --gather logits
 
-A forward pass of DataParallel is four calls, with torch's arguments:
+A forward pass is four calls:
 
-    inputs = scatter(batch, [0, 1])
-    replicas = replicate(module, [0, 1])
-    outputs = parallel_apply(replicas, inputs)
-    output = gather(outputs, 0)
+    chunks = scatter(inputs, devices)
+    replicas = replicate(module, devices)
+    outputs = parallel_apply(replicas, chunks)
+    output = gather(outputs, devices[0])
 
-Without GPUs the devices are virtual ones, `cpu:0` and on: each with its own thread and its own memory, and what moves
-between them is copied. On GPUs the same code runs on the real ones: --devices cuda:0,cuda:1.
-Source: https://docs.pytorch.org/docs/stable/generated/torch.nn.DataParallel.html and
+The devices are all GPUs, if there are two or more. Else four threads share the CPU, and where a GPU
+would get a copy, there is nothing to do. Source:
+https://docs.pytorch.org/docs/stable/generated/torch.nn.DataParallel.html and
 https://docs.pytorch.org/tutorials/beginner/blitz/data_parallel_tutorial.html
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from concurrent.futures import wait
+import math
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
-from torch import nn
-from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
-
-from playground.lessons.data_parallel import machine
-from playground.lessons.data_parallel.machine import Device, Devices, Join, copy_to, resolve_devices
+from torch import Tensor, nn
 
 
-def scatter(inputs: Any, devices: Devices, dim: int = 0) -> list[Any]:
-    """`inputs` for each device that gets a chunk: the same structure, its tensors cut along `dim`. Tuples, lists and
-    dicts are looked into; anything else goes to every device, or to the first alone if there is no tensor.
+def chunk_sizes(samples: int, devices: int) -> list[int]:
+    """How many samples each device gets: all the same, the last one what is left. Of too few for
+    all devices, the last devices get none.
+
+    >>> chunk_sizes(30, 3), chunk_sizes(10, 4), chunk_sizes(5, 4), chunk_sizes(0, 4)
+    ([10, 10, 10], [3, 3, 3, 1], [2, 2, 1], [0])
     """
-    devices, (leaves, structure) = resolve_devices(devices), tree_flatten(inputs)
-    batch = next((leaf.shape[dim] for leaf in leaves if isinstance(leaf, torch.Tensor)), 0)
-    sizes = machine.chunk_sizes(batch, len(devices))
-    used = devices[: len(sizes)]  # of fewer samples than devices some devices get none
-
-    def cut(leaf: Any) -> list[Any]:
-        if not isinstance(leaf, torch.Tensor):
-            return [leaf] * len(used)
-        return [copy_to(chunk, to, "scatter") for chunk, to in zip(leaf.split(sizes, dim), used, strict=True)]
-
-    columns = list(map(cut, leaves))
-    return [tree_unflatten([column[number] for column in columns], structure) for number in range(len(used))]
+    most = math.ceil(samples / devices)
+    return [min(most, samples - start) for start in range(0, samples, most or 1)] or [0]
 
 
-def replicate(module: nn.Module, devices: Devices) -> list[nn.Module]:
-    """A replica of `module` on each of `devices`, the first of which is where it lies. Made again for every forward.
+def scatter(inputs: Tensor, devices: Sequence[Any], dim: int = 0, to: Any = Tensor.to) -> list[Any]:
+    """The chunks of `inputs` along `dim`, one on each device that gets one."""
+    chunks = inputs.split(chunk_sizes(inputs.shape[dim], len(devices)), dim)
+    return [to(chunk, device) for chunk, device in zip(chunks, devices, strict=False)]
 
-    A replica's parameters are no leaves: what reaches them in backward goes on to the one original, where it is added
-    up. The first replica has the parameters themselves, and the module's own buffers: what it changes in them in place
-    (the running statistics of BatchNorm) stays, what the others change is lost.
+
+def replicate(module: nn.Module, devices: Sequence[Any], to: Any = Tensor.to) -> list[nn.Module]:
+    """A replica of `module` on each device, for one forward pass.
+
+    Its parameters are copies that autograd has recorded: backward adds up their gradients in the
+    module's own. On the device where the module lies nothing is copied, so what this replica
+    changes in its buffers (the running statistics of BatchNorm) stays. Others' changes are lost.
     """
-    devices = resolve_devices(devices)
-    tensors = (*module.parameters(), *module.buffers())
-    copies: dict[Any, Any] = {each: machine.broadcast(each, devices) for each in tensors}
-    copies |= {each: [each._replicate_for_data_parallel() for _ in devices] for each in module.modules()}
+    copies: dict[Any, list[Any]] = {None: [None] * len(devices)}
+    for tensor in (*module.parameters(), *module.buffers()):
+        copies[tensor] = [to(tensor, device) for device in devices]
+    for each in module.modules():  # its class and attributes, still without parameters
+        copies[each] = [each._replicate_for_data_parallel() for _ in devices]
     for each in module.modules():
-        parts = {**each._modules, **each._parameters, **each._buffers}
-        for number, replica in enumerate(copies[each]):
-            for name, part in parts.items():
-                setattr(replica, name, None if part is None else copies[part][number])
+        for name, part in {**each._modules, **each._parameters, **each._buffers}.items():
+            for replica, copy in zip(copies[each], copies[part], strict=True):
+                setattr(replica, name, copy)
     return copies[module]
 
 
 def parallel_apply(
-    modules: Sequence[nn.Module],
-    inputs: Sequence[Any],
-    kwargs_tup: Sequence[Mapping[str, object]] | None = None,
-    devices: Devices = None,
-) -> list[Any]:
-    """The results of `modules[i](*inputs[i], **kwargs_tup[i])` on `devices[i]`, by default where its input lies, for
-    all i at once, each in its own thread. Raises `RuntimeError` for the first replica that failed, with its device.
-    """
-    used = machine.devices_of(inputs) if devices is None else resolve_devices(devices)
-    work_as_caller = machine.capture_modes(used)
+    replicas: Sequence[Any], inputs: Sequence[Any], threads: Any = ThreadPoolExecutor
+) -> list[Tensor]:
+    """The output of each replica for its input (the elements of a tuple are its arguments), all at
+    once, each in a thread. When all are done, raises the error of the first that failed."""
+    grad = torch.is_grad_enabled()  # each thread has a mode of its own
 
-    def work(number: int) -> Any:
-        arguments = inputs[number] if isinstance(inputs[number], tuple) else (inputs[number],)
-        with work_as_caller(number):
-            return modules[number](*arguments, **(kwargs_tup[number] if kwargs_tup else {}))
+    def apply(replica: Any, chunk: Any) -> Tensor:
+        with torch.set_grad_enabled(grad):
+            return replica(*chunk) if isinstance(chunk, tuple) else replica(chunk)
 
-    with machine.threads(used) as threads:
-        running = [thread.submit(work, number) for number, thread in enumerate(threads)]
-        wait(running)
-    for number, (device, future) in enumerate(zip(used, running, strict=True)):
-        if error := future.exception():
-            raise RuntimeError(f"replica {number} on {device}: {error}") from error
+    with threads(len(replicas)) as pool:
+        running = [pool.submit(apply, *pair) for pair in zip(replicas, inputs, strict=True)]
     return [future.result() for future in running]
 
 
-def gather(outputs: Sequence[Any], device: Device, dim: int = 0) -> Any:
-    """One output with the structure of each of `outputs`, its tensors joined along `dim` on `device`. Numbers,
-    as losses are, become a vector with one for each replica. Raises `TypeError` for what cannot be joined.
-    """
-    [target] = resolve_devices([device])
+def join(parts: Sequence[Tensor], device: Any, dim: int) -> Tensor:
+    """These tensors, one after another along `dim`, on `device`."""
+    return torch.cat([part.to(device) for part in parts], dim)
 
-    def join(*parts: Any) -> Any:
-        if isinstance(parts[0], torch.Tensor):
-            return Join.apply(target, dim, *(part.reshape(1) if part.dim() == 0 else part for part in parts))
-        if parts[0] is not None:
-            what = f"an output of type {type(parts[0]).__name__}"
-            raise TypeError(f"{what} cannot be joined: return tensors, or containers of them")
 
-    return tree_map(join, *outputs)
+def gather(outputs: Sequence[Tensor], device: Any, dim: int = 0, join: Any = join) -> Tensor:
+    """One output on `device`, of the outputs of all replicas: joined along `dim`. Numbers, as
+    losses are, become a vector with one of each replica."""
+    return join([each if each.dim() else each.view(1) for each in outputs], device, dim)
 
 
 class DataParallel(nn.Module):
-    """`module`, each forward shared out over `device_ids`, by default all GPUs or, without one, cpu:0. Outputs are
-    gathered on `output_device`, by default the first. A number names a GPU or, without one, a virtual device.
-
-    Raises `UsageError` for devices that are not there or of two kinds.
-    """
+    """`module`, which lies on the first device, with each forward pass shared out over all."""
 
     def __init__(
-        self, module: nn.Module, device_ids: Devices = None, output_device: Device | None = None, dim: int = 0
+        self, module: nn.Module, device_ids: Sequence[Any], output_device: Any = None, dim: int = 0
     ) -> None:
         super().__init__()
-        self.module, self.dim = module, dim
-        self.devices = resolve_devices(device_ids)
-        self.output_device = self.devices[0] if output_device is None else resolve_devices([output_device])[0]
+        self.module = module
+        self.devices = list(device_ids)
+        self.output_device = self.devices[0] if output_device is None else output_device
+        self.dim = dim
 
-    def forward(self, *inputs: Any, **kwargs: Any) -> Any:
-        outputs = self.run_replicas(inputs, kwargs)
-        return outputs[0] if len(self.devices) == 1 else gather(outputs, self.output_device, self.dim)
+    def forward(self, *inputs: Tensor) -> Tensor:
+        cut = [scatter(each, self.devices, self.dim) for each in inputs]
+        chunks = list(zip(*cut, strict=True))
+        replicas = replicate(self.module, self.devices[: len(chunks)])
+        outputs = parallel_apply(replicas, chunks)
+        return gather(outputs, self.output_device, self.dim)
 
-    def run_replicas(self, inputs: tuple[Any, ...], kwargs: dict[str, object]) -> list[Any]:
-        """The output of each replica, where it was made."""
-        chunks, kwargs_chunks = zip(*scatter((inputs, kwargs), self.devices, self.dim), strict=True)
-        used = self.devices[: len(chunks)]
-        replicas = [self.module] if len(self.devices) == 1 else replicate(self.module, used)
-        return parallel_apply(replicas, chunks, kwargs_chunks, used)
+
+class ParallelLossModel(nn.Module):
+    """A model and its criterion as one module: (*inputs, targets) → loss. In DataParallel each
+    replica computes the loss of its chunk, and only these numbers are gathered."""
+
+    def __init__(self, model: nn.Module, criterion: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+        self.criterion = criterion
+
+    def forward(self, *inputs_and_targets: Any) -> Tensor:
+        *inputs, targets = inputs_and_targets
+        return self.criterion(self.model(*inputs), targets)
+
+
+def weighted_mean(losses: Tensor, sizes: Sequence[int]) -> Tensor:
+    """The mean over all samples, from the mean over each chunk [chunks] and the chunks' sizes.
+
+    The mean of the means is the same only if all chunks are of one size: in another, each sample of
+    a small chunk weighs more than one of a large chunk.
+    """
+    parts = zip(losses.reshape(-1), sizes, strict=True)
+    return torch.stack([loss * (count / sum(sizes)) for loss, count in parts]).sum()
+
+
+def print_ways(devices: Sequence[Any], samples: int = 10) -> None:
+    """Train on one device and on several, by each way to the loss, and compare."""
+    torch.manual_seed(1234)
+    model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 1000)).double().to(devices[0])
+    inputs = torch.randn(samples, 8).double().to(devices[0])
+    targets = torch.randint(1000, (samples,)).to(devices[0])
+    criterion = nn.CrossEntropyLoss()
+    sizes = chunk_sizes(samples, len(devices))
+    print(f"{samples} samples on {len(devices)} devices: {sizes}")
+
+    alone = criterion(model(inputs), targets)
+    print(f"one device: loss {alone:.4f}")
+    logits = DataParallel(model, devices)(inputs)
+    print_way(f"{logits.numel()} logits gathered", criterion(logits, targets), alone, model)
+    losses = DataParallel(ParallelLossModel(model, criterion), devices)(inputs, targets)
+    print_way(f"{losses.numel()} losses gathered", weighted_mean(losses, sizes), alone, model)
+    print_way("their plain mean", losses.mean(), alone, model)
+
+
+def print_way(way: str, loss: Tensor, alone: Tensor, model: nn.Module) -> None:
+    """Print a loss, and whether its gradients are those of the loss on one device."""
+    params = list(model.parameters())
+    grads = torch.autograd.grad(loss, params, retain_graph=True)
+    expected = torch.autograd.grad(alone, params, retain_graph=True)
+    are_same = all(map(torch.allclose, grads, expected))
+    print(f"{way}: loss {loss:.4f}, {'the same' if are_same else 'other'} gradients")
 
 
 if __name__ == "__main__":
-    from playground.console.steps import become_command
-
-    become_command(__file__)
+    count = torch.cuda.device_count()
+    gpus = [torch.device("cuda", index) for index in range(count)]
+    print_ways(gpus if count > 1 else [torch.device("cpu")] * 4)

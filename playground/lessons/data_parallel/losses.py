@@ -6,15 +6,21 @@ come together on one device. Two ways do without, and the mean that is right for
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-from playground.lessons.data_parallel.lesson import DataParallel, gather, parallel_apply, replicate, scatter
-from playground.lessons.data_parallel.machine import chunk_sizes, copy_to
+from playground.lessons.data_parallel.lesson import ParallelLossModel, chunk_sizes, weighted_mean
+from playground.lessons.data_parallel.machine import (
+    DataParallel,
+    copy_to,
+    gather,
+    parallel_apply,
+    replicate,
+    scatter,
+)
 
 VOCABULARY, WIDTH, LENGTH = 30_000, 32, 8
 """Words there are, features of a word, words in a sample."""
@@ -55,18 +61,6 @@ def new_optimizer(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.SGD(model.parameters(), lr=0.1)
 
 
-class ParallelLossModel(nn.Module):
-    """A model and its criterion as one module: (*inputs, targets) → loss. In DataParallel only losses are gathered."""
-
-    def __init__(self, model: nn.Module, criterion: nn.Module) -> None:
-        super().__init__()
-        self.model, self.criterion = model, criterion
-
-    def forward(self, *inputs_and_targets: Any) -> torch.Tensor:
-        *inputs, targets = inputs_and_targets
-        return self.criterion(self.model(*inputs), targets)
-
-
 class DataParallelModel(DataParallel):
     """DataParallel that gathers nothing: forward gives a list, each replica's output where it was made.
 
@@ -93,16 +87,6 @@ class DataParallelCriterion(DataParallel):
         if reduction == "mean":
             return weighted_mean(losses, [chunk.shape[self.dim] for chunk in chunks])
         return losses.sum() if reduction == "sum" else losses
-
-
-def weighted_mean(losses: torch.Tensor, sizes: Sequence[int]) -> torch.Tensor:
-    """The mean over all samples, from the mean over each chunk [chunks] and the chunks' sizes.
-
-    The mean of the means is the same only if all chunks are of one size: in another, each sample of a small chunk
-    weighs more than one of a large chunk.
-    """
-    parts = [loss * (count / sum(sizes)) for loss, count in zip(losses.reshape(-1), sizes, strict=True)]
-    return torch.stack(parts).sum()
 
 
 Batch = tuple[torch.Tensor, torch.Tensor]

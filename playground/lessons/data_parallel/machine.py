@@ -1,4 +1,5 @@
-"""The machine that DataParallel drives: devices, real or virtual, what is copied between them, and their threads.
+"""The machine that DataParallel drives: devices, real or virtual, what is copied between them, and their threads. On it
+run the functions of the board, for nested inputs and with torch's arguments.
 
 For torch all of `cpu:0 … cpu:3` is one CPU. Who keeps account of which tensor lies on which of them is told here what
 moves and whose work a thread does, and is asked where a tensor lies; without one, all lie in the host's memory.
@@ -9,13 +10,17 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent import futures
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from functools import partial
 from typing import Any, TypeAlias
 
 import torch
-from torch.utils._pytree import tree_leaves
+from torch import nn
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
+import playground.lessons.data_parallel.lesson as board
 from playground.runtime.errors import UsageError
 from playground.training import device_work
 
@@ -112,15 +117,14 @@ class Copy(torch.autograd.Function):
         return copy_to(gradient, ctx.source, ctx.back), None, None, None, None
 
 
-def broadcast(tensor: torch.Tensor, devices: Sequence[torch.device]) -> tuple[torch.Tensor, ...]:
-    """`tensor` on each of `devices`, the first of which is where it lies: there it is not copied. In backward the
-    copies' gradients are copied there, and autograd adds them up."""
-    return tensor.view_as(tensor), *(copy_to(tensor, device, "replicate", "reduce") for device in devices[1:])
-
-
 class Join(torch.autograd.Function):
     """Tensors one after another along `dim`, on `device`. In backward each gets its part of the gradient, where it
     lies."""
+
+    @classmethod
+    def join(cls, tensors: Sequence[torch.Tensor], device: torch.device, dim: int) -> torch.Tensor:
+        joined: torch.Tensor = cls.apply(device, dim, *tensors)
+        return joined
 
     @staticmethod
     def forward(ctx: Any, device: torch.device, dim: int, *tensors: torch.Tensor) -> torch.Tensor:
@@ -140,24 +144,39 @@ class Join(torch.autograd.Function):
         return None, None, *(copy_to(chunk, source, "gradients of outputs") for chunk, source in chunks)
 
 
-@contextlib.contextmanager
-def threads(devices: Sequence[torch.device]) -> Iterator[list[ThreadPoolExecutor]]:
-    """A thread for each of these devices, kept from call to call. Python runs one at a time: the one that holds its
-    global interpreter lock, the GIL. torch releases the GIL only while an operation computes.
+class DeviceThreads(Executor):
+    """A thread for each of these devices, kept from call to call. What is submitted first runs for the first device.
+    Python runs one at a time: the one that holds its global interpreter lock, the GIL. torch releases the GIL only
+    while an operation computes.
 
     A new thread each time would have to set up again what the libraries below keep for a thread, memory above all: two
     threads would then be no faster than one. (A process that was forked has none of its parent's threads.)
     """
-    workers: dict[tuple[int, int, torch.device], ThreadPoolExecutor] = _callers.__dict__.setdefault("workers", {})
-    keys = [(os.getpid(), number, device) for number, device in enumerate(devices)]
-    for key in keys:
+
+    def __init__(self, devices: Sequence[torch.device]) -> None:
+        self.devices, self.work_as_caller, self.before = devices, capture_modes(devices), torch.get_num_threads()
+        self.running: list[Future[Any]] = []
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        number = len(self.running)
+        workers: dict[tuple[int, int, torch.device], Executor] = _callers.__dict__.setdefault("workers", {})
+        key = os.getpid(), number, self.devices[number]
         if key not in workers:
             workers[key] = ThreadPoolExecutor(1, thread_name_prefix=str(key[-1]))
-    before = torch.get_num_threads()
-    try:
-        yield [workers[key] for key in keys]
-    finally:
-        torch.set_num_threads(before)  # what a thread sets is also what the process remembers
+        self.running.append(workers[key].submit(self.work, number, fn, *args, **kwargs))
+        return self.running[-1]
+
+    def work(self, number: int, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        try:
+            with self.work_as_caller(number):
+                return fn(*args, **kwargs)
+        except BaseException as error:
+            raise RuntimeError(f"replica {number} on {self.devices[number]}: {error}") from error
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """Wait until all is done. The threads are kept."""
+        futures.wait(self.running)
+        torch.set_num_threads(self.before)  # what a thread sets is also what the process remembers
 
 
 _callers = threading.local()
@@ -189,17 +208,89 @@ def capture_modes(devices: Sequence[torch.device]) -> Callable[[int], contextlib
     return enter
 
 
-def chunk_sizes(batch: int, devices: int) -> list[int]:
-    """How many samples each device gets, as `torch.chunk` cuts: all the same, the last one what is left. Too few
-    samples for all the devices leave some without a chunk: then fewer replicas run.
-
-    >>> chunk_sizes(30, 3), chunk_sizes(10, 4), chunk_sizes(5, 4), chunk_sizes(0, 4)
-    ([10, 10, 10], [3, 3, 3, 1], [2, 2, 1], [0])
-    """
-    most = -(-batch // devices)
-    return [min(most, batch - start) for start in range(0, batch, most)] if batch else [0]
-
-
 def tensors_in(value: Any) -> list[torch.Tensor]:
     """Every tensor in tuples, lists and dicts."""
     return [leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor)]
+
+
+def scatter(inputs: Any, devices: Devices, dim: int = 0) -> list[Any]:
+    """`inputs` for each device that gets a chunk: the same structure, its tensors cut along `dim`. Tuples, lists and
+    dicts are looked into; anything else goes to every device, or to the first alone if there is no tensor.
+
+    Raises `ValueError` for tensors of different lengths.
+    """
+    devices, (leaves, structure) = resolve_devices(devices), tree_flatten(inputs)
+    batch, *others = sorted({leaf.shape[dim] for leaf in leaves if isinstance(leaf, torch.Tensor)}) or [0]
+    if others:
+        raise ValueError(f"tensors of {batch} and of {others[-1]} samples: all must have the same number")
+    used = devices[: len(board.chunk_sizes(batch, len(devices)))]  # of fewer samples than devices some get none
+    to = partial(copy_to, part="scatter")
+    columns = [
+        board.scatter(leaf, used, dim, to) if isinstance(leaf, torch.Tensor) else [leaf] * len(used) for leaf in leaves
+    ]
+    return [tree_unflatten([column[number] for column in columns], structure) for number in range(len(used))]
+
+
+def replicate(module: nn.Module, devices: Devices) -> list[nn.Module]:
+    """A replica of `module` on each of `devices`, the first of which is where it lies: there nothing is copied."""
+    first, *_ = devices = resolve_devices(devices)
+
+    def to(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+        return tensor.view_as(tensor) if device == first else copy_to(tensor, device, "replicate", "reduce")
+
+    return board.replicate(module, devices, to)
+
+
+def parallel_apply(
+    modules: Sequence[nn.Module],
+    inputs: Sequence[Any],
+    kwargs_tup: Sequence[Mapping[str, object]] | None = None,
+    devices: Devices = None,
+) -> list[Any]:
+    """The results of `modules[i](*inputs[i], **kwargs_tup[i])` on `devices[i]`, by default where its input lies, for
+    all i at once, each in its own thread. Raises `RuntimeError` for the first replica that failed, with its device.
+    """
+    used = devices_of(inputs) if devices is None else resolve_devices(devices)
+    calls = [partial(each, **more) for each, more in zip(modules, kwargs_tup or [{}] * len(used), strict=True)]
+    return board.parallel_apply(calls, inputs, lambda _: DeviceThreads(used))
+
+
+def gather(outputs: Sequence[Any], device: Device, dim: int = 0) -> Any:
+    """One output with the structure of each of `outputs`, its tensors joined along `dim` on `device`. Numbers,
+    as losses are, become a vector with one for each replica. Raises `TypeError` for what cannot be joined.
+    """
+    [target] = resolve_devices([device])
+
+    def join(*parts: Any) -> Any:
+        if isinstance(parts[0], torch.Tensor):
+            return board.gather(parts, target, dim, Join.join)
+        if parts[0] is not None:
+            what = f"an output of type {type(parts[0]).__name__}"
+            raise TypeError(f"{what} cannot be joined: return tensors, or containers of them")
+
+    return tree_map(join, *outputs)
+
+
+class DataParallel(board.DataParallel):
+    """`module`, each forward shared out over `device_ids`, by default all GPUs or, without one, cpu:0. Outputs are
+    gathered on `output_device`, by default the first. A number names a GPU or, without one, a virtual device.
+
+    Raises `UsageError` for devices that are not there or of two kinds.
+    """
+
+    def __init__(
+        self, module: nn.Module, device_ids: Devices = None, output_device: Device | None = None, dim: int = 0
+    ) -> None:
+        output = None if output_device is None else resolve_device(output_device)
+        super().__init__(module, resolve_devices(device_ids), output, dim)
+
+    def forward(self, *inputs: Any, **kwargs: Any) -> Any:
+        outputs = self.run_replicas(inputs, kwargs)
+        return outputs[0] if len(self.devices) == 1 else gather(outputs, self.output_device, self.dim)
+
+    def run_replicas(self, inputs: tuple[Any, ...], kwargs: dict[str, object]) -> list[Any]:
+        """The output of each replica, where it was made."""
+        chunks, kwargs_chunks = zip(*scatter((inputs, kwargs), self.devices, self.dim), strict=True)
+        used = self.devices[: len(chunks)]
+        replicas = [self.module] if len(self.devices) == 1 else replicate(self.module, used)
+        return parallel_apply(replicas, chunks, kwargs_chunks, used)

@@ -29,9 +29,13 @@ from playground.runtime.threads import OurThread
 
 BETWEEN_LOOKS = 0.1
 """Seconds between two looks that show whether something moves."""
-OURS = tuple(os.path.join(PACKAGE, room, "") for room in ("runtime", "algorithms"))
+OURS = tuple(
+    os.path.join(PACKAGE, *path)
+    for path in (("runtime", ""), ("algorithms", ""), ("lessons", "all_reduce", "lesson.py"))
+)
 OF_TORCH = re.compile(r"distributed/\w+\.py|nn/parallel/distributed\.py|autograd/(__init__|graph)\.py")
-"""Code that, in an operation, waits for its other ranks and for nothing else: ours by folder, torch's by file."""
+"""Code that, in an operation, waits for its other ranks and for nothing else: ours by folder, but for the board whose
+functions are algorithms, and torch's by file."""
 NAMED, LOOPS = re.compile(r"pt_|gloo_"), re.compile(r"pt_tcpstore|gloo_tcp_loop")
 """Names of torch's threads, which act only if something is called or comes in; of those that also wake up for other
 reasons: their work is seen in the sockets."""

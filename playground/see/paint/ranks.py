@@ -18,9 +18,8 @@ from playground.algorithms import load_all_reduce
 from playground.lessons.bert.lesson import CLASSES, BertConfig, Model
 from playground.lessons.collectives import lesson as collectives
 from playground.lessons.data_parallel.experiment import track_step
-from playground.lessons.data_parallel.lesson import parallel_apply, replicate, scatter
 from playground.lessons.data_parallel.losses import LOSSES, new_model_and_batch, new_optimizer
-from playground.lessons.data_parallel.machine import resolve_devices
+from playground.lessons.data_parallel.machine import parallel_apply, replicate, resolve_devices, scatter
 from playground.lessons.data_parallel.page import WAYS, DataParallelSettings
 from playground.lessons.parameter_server import lesson as server_lesson
 from playground.lessons.parameter_server.page import SERVER, ServerSettings

@@ -9,8 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from playground.lessons.data_parallel.lesson import DataParallel
-from playground.lessons.data_parallel.machine import resolve_devices
+from playground.lessons.data_parallel.machine import DataParallel, resolve_devices
 from playground.lessons.data_parallel.memory import track_memory
 from playground.see.record import BACKGROUND, COMPUTE, MOVE, PHASE, Recording, read_move
 from playground.see.record.run import Recorded, read_recording

@@ -60,7 +60,7 @@ def test_a_file_holds_what_the_folder_held(packed: Path) -> None:
     assert read_recording(packed.parent).ranks == from_folder.ranks  # as where nobody was left to make a file of it
     assert from_file.ranks == from_folder.ranks
     assert from_file.sources == from_folder.sources
-    assert "playground/algorithms/all_reduce.py" in from_file.texts
+    assert "playground/lessons/all_reduce/lesson.py" in from_file.texts
 
 
 @pytest.mark.parametrize("kept", [0, 40, -1])
