@@ -164,7 +164,8 @@ class Run:
             yield f"exit code {code} {said}; {right}"
         if len(said) > 1 or (code == 1 and self.begun and not (said or self.torchrun)):
             yield f"{said}; one line"
-        if (found := UNEXPLAINED.search(err)) and self.begun and not self.torchrun:
+        interrupted = injection and injection.target == RANK and injection.number == SIGINT  # it says where it was
+        if (found := UNEXPLAINED.search(err)) and self.begun and not self.torchrun and not interrupted:
             yield f"{err[found.start() :][-1000:]!r}; one line"
         if injection and injection.target == RANK and code == 1 and said and not self.torchrun:
             why = {SIGSTOP: "no sign of life", SIGINT: "KeyboardInterrupt|exited with code 1"}.get(injection.number)
