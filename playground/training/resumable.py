@@ -1,7 +1,7 @@
 """A training run that can be interrupted at any moment, and ends with the same bits.
 
 A snapshot holds all that a run is after a step: parameters, the optimizer's state, totals, and each rank's random
-numbers. Who gets which sample when is not stored: it follows from the seed and from the position.
+numbers, as on the board of elastic. Who gets which sample when is not stored: it follows from seed and position.
 """
 
 from __future__ import annotations

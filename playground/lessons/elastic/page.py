@@ -26,7 +26,7 @@ from playground.survival.folder import SnapshotSettings
 from playground.training.settings import TrainingSettings
 
 LESSON = LESSONS["elastic"]
-RUN = LESSON.remote("run")
+RUN = LESSON.remote("run", "experiment")
 COMPARE = LESSON.remote("compare", "comparison")
 COMPARED = (
     "{tensors} tensors of {nbytes:,} bytes compared: parameters, optimizer state, totals and every rank's random "
