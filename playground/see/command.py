@@ -12,6 +12,7 @@ from typing import Any
 
 import click
 
+from playground.checkpoint.folder import SnapshotSettings
 from playground.console.options import FILE, check_writable
 from playground.console.session import Session, session_command
 from playground.console.tables import Column, Table
@@ -36,7 +37,6 @@ from playground.see.paint.painters import check_ending, paint_scene
 from playground.see.paint.words import plural, recording_texts
 from playground.see.record import Recording
 from playground.see.record.run import RECORDED, read_recording, record_run
-from playground.survival.folder import SnapshotSettings
 from playground.training import prepare
 from playground.training.settings import TrainingSettings
 

@@ -19,12 +19,12 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
+from playground.checkpoint.snapshots import Fingerprint
 from playground.lessons.sgd.lesson import Net
 from playground.runtime import device, host, on_device
 from playground.runtime.files import sha256
 from playground.runtime.meeting.agreement import require_same_on_all_ranks
 from playground.runtime.remote import Remote
-from playground.survival.snapshots import Fingerprint
 from playground.training.data import (
     Batch,
     Images,

@@ -16,11 +16,11 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from playground.checkpoint.folder import SnapshotSettings
+from playground.checkpoint.snapshots import Fingerprint, Snapshot, deserialise, open_folder, serialise
 from playground.runtime import PlaygroundError, Preempted, device, preempted, report
 from playground.runtime.backends import backend_of
 from playground.runtime.meeting.agreement import all_gather_object
-from playground.survival.folder import SnapshotSettings
-from playground.survival.snapshots import Fingerprint, Snapshot, deserialise, open_folder, serialise
 from playground.training.history import History
 from playground.training.sync import GradSync
 

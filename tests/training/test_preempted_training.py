@@ -18,8 +18,8 @@ from processes import ENOUGH, by_hand, free_port, session_ends, wait_for_a_snaps
 from programs import ForkedProgram
 
 from playground import PlaygroundError, Preempted, launch, preempted, report
+from playground.checkpoint.folder import SnapshotSettings, find_snapshots
 from playground.lessons.elastic.comparison import compare
-from playground.survival.folder import SnapshotSettings, find_snapshots
 from playground.training import resumable
 from playground.training.loop import prepare_and_train, sync_by_hand, sync_with_ddp
 from playground.training.results import TrainingResult

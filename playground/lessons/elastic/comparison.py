@@ -7,10 +7,10 @@ from pathlib import Path
 import torch
 from torch.utils._pytree import tree_leaves
 
+from playground.checkpoint.folder import find_snapshots
+from playground.checkpoint.snapshots import read_snapshot
 from playground.measurement import Fields
 from playground.runtime import PlaygroundError
-from playground.survival.folder import find_snapshots
-from playground.survival.snapshots import read_snapshot
 
 BOARD_FILE = "snapshot.pt"
 """Name of the board's snapshot in a folder."""
