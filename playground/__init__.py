@@ -7,7 +7,7 @@
     see/          a recorded run: record, analyse, paint and play it; the figures of the tutorials
     remote/       remote calls by send and recv
     algorithms/   our own all-reduce, an algorithm a file, and what carries its messages
-    survival/     snapshots of a training run: written atomically, read back
+    checkpoint/   snapshots of a training run: written atomically, read back
     training/     what lessons that train share: partition, data, net, the training step, gradient synchronisation
     measurement/  timing side by side, and the machine it was done on
     runtime/      N processes become one world: launch(), rendezvous, backends, failures

@@ -22,6 +22,8 @@ from ranks import all_reduce_in_group, all_reduce_large, go_wrong, several_at_on
 from torch import nn
 
 from playground.algorithms import ALGORITHMS, load_all_reduce
+from playground.checkpoint.folder import SnapshotSettings, find_snapshots
+from playground.checkpoint.snapshots import deserialise, serialise
 from playground.lessons.data_parallel.machine import parallel_apply
 from playground.lessons.elastic.comparison import compare
 from playground.lessons.parameter_server.lesson import paced
@@ -36,8 +38,6 @@ from playground.runtime.backends.nccl import SHARES_A_GPU, format_version, nccl_
 from playground.see.analyse import match_messages
 from playground.see.record import RECEIVE, SEND
 from playground.see.record.run import read_recording
-from playground.survival.folder import SnapshotSettings, find_snapshots
-from playground.survival.snapshots import deserialise, serialise
 from playground.testing import World
 from playground.training.history import History, now as time_of
 from playground.training.loop import train_by_hand

@@ -11,6 +11,7 @@ from typing import Any
 
 import click
 
+from playground.checkpoint.folder import AUTO, NO, SnapshotSettings
 from playground.console.options import pack_options
 from playground.console.session import Session
 from playground.console.steps import Lesson
@@ -23,7 +24,6 @@ from playground.runtime.launcher.launch import describe_restart
 from playground.runtime.rank.rank import Event
 from playground.runtime.remote import Remote, remote
 from playground.runtime.untrusted import printable
-from playground.survival.folder import AUTO, NO, SnapshotSettings
 from playground.training import prepare
 from playground.training.grad_syncs import GRAD_SYNCS
 from playground.training.prepare import PreparedData, Settings
@@ -59,8 +59,8 @@ class SnapshotOptions:
         return SnapshotSettings(folder=self.snapshots.absolute(), every=self.snapshot_every, resume=self.resume)
 
 
-snapshot_options = pack_options("survival", SnapshotOptions)
-"""Gives a command the argument `survival`: its `SnapshotOptions`."""
+snapshot_options = pack_options("checkpoint", SnapshotOptions)
+"""Gives a command the argument `checkpoint`: its `SnapshotOptions`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -173,14 +173,14 @@ LOADER_MODULES = {"per-sample": ["torchvision.transforms"]}
 
 
 def train_and_show(
-    session: Session, lesson: Lesson, general: Remote, data: DataOptions, survival: SnapshotOptions, **training: Any
+    session: Session, lesson: Lesson, general: Remote, data: DataOptions, checkpoint: SnapshotOptions, **training: Any
 ) -> None:
     """Train as the lesson's board does or, where its loop will not do, as `general` does. `training`: further
-    fields of `TrainingSettings`. Training whose ranks fail is restarted as often as `survival` allows, from its
+    fields of `TrainingSettings`. Training whose ranks fail is restarted as often as `checkpoint` allows, from its
     snapshots, if it takes any. Training that diverges is a result like any other, with a word about it on stderr.
     `Preempted` gets a hint how to resume; of a world that was joined, only the process that shows results raises it."""
-    session.restarts = survival.restarts
-    training |= {"limit": data.limit, "seed": session.run.seed, "snapshots": survival.settings}
+    session.restarts = checkpoint.restarts
+    training |= {"limit": data.limit, "seed": session.run.seed, "snapshots": checkpoint.settings}
     asked = TrainingSettings(folder=data.folder, **training)
     asked.check_batch(session.world.size)
     board = lesson.remote("run")
@@ -190,10 +190,10 @@ def train_and_show(
     about = [f"training: {lesson.name}{asked.over_links}"] if asked.link else []
     prepared, settings = announce_data(session, data, asked, *about, check=asked.check_accumulation)
     printer = EpochPrinter(session)
-    grace = GRACE if survival.snapshots else None  # without snapshots there is nothing to store
+    grace = GRACE if checkpoint.snapshots else None  # without snapshots there is nothing to store
 
     def say_why(failure: PlaygroundError, count: int) -> None:
-        click.echo(f"{printable(describe_restart(failure, count), lines=True)} of {survival.restarts}", err=True)
+        click.echo(f"{printable(describe_restart(failure, count), lines=True)} of {checkpoint.restarts}", err=True)
 
     try:
         how: dict[str, Any] = {"on_report": printer, "on_restart": say_why, "grace": grace}
@@ -201,7 +201,7 @@ def train_and_show(
     except Preempted as preemption:
         if not session.world.is_main:
             sys.exit(preemption.exit_code)
-        newest = "" if survival.resume == AUTO else f" with --resume {AUTO}"
+        newest = "" if checkpoint.resume == AUTO else f" with --resume {AUTO}"
         preemption.hint = f"the same command{newest} resumes from there"
         raise
     show_result(session, lesson, settings, prepared, result)

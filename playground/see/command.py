@@ -12,6 +12,7 @@ from typing import Any
 
 import click
 
+from playground.checkpoint.folder import SnapshotSettings
 from playground.console.options import FILE, check_writable
 from playground.console.session import Session, session_command
 from playground.console.tables import Column, Table
@@ -36,7 +37,6 @@ from playground.see.paint.painters import check_ending, paint_scene
 from playground.see.paint.words import plural, recording_texts
 from playground.see.record import Recording
 from playground.see.record.run import RECORDED, read_recording, record_run
-from playground.survival.folder import SnapshotSettings
 from playground.training import prepare
 from playground.training.settings import TrainingSettings
 
@@ -132,7 +132,7 @@ RUNS = {
     "ladder": FigureRun(remote("playground.lessons.ladder.measure:run"), 2, on_digits(LadderSettings, steps=30)),
     "hello": FigureRun(remote("playground.lessons.hello.lesson:who_am_i"), 3),
     "bert": FigureRun(remote("playground.see.paint.ranks:bert_steps"), 2, recorded=True),
-    "elastic": FigureRun(remote("playground.lessons.elastic.lesson:run"), 3, elastic_arguments, restarts=2),
+    "elastic": FigureRun(remote("playground.lessons.elastic.experiment:run"), 3, elastic_arguments, restarts=2),
     "hosts": ChangingRun(remote("playground.lessons.elastic.hosts:run"), 2, ends=((2, 10), (1, 21), (2, 32))),
     "reduce-scatter": FigureRun(remote("playground.lessons.collectives.lesson:reduce_scatter"), 4),
     "rpc": FigureRun(remote("playground.lessons.rpc.lesson:remote_call"), 2),

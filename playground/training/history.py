@@ -98,6 +98,7 @@ class BoardWatch:
     def new_loader(self, data: Partition, **options: Any) -> BoardWatch:
         """What the board is to use in the place of torch's DataLoader."""
         self.loader = new_loader(data, self.num_workers, **options)
+        self.sampler = self.loader.sampler
         self.reporter = Reporter(self.epochs, len(self.loader))
         return self
 

@@ -19,12 +19,12 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
+from playground.checkpoint.snapshots import Fingerprint
 from playground.lessons.sgd.lesson import Net
 from playground.runtime import device, host, on_device
 from playground.runtime.files import sha256
 from playground.runtime.remote import Remote
 from playground.runtime.rendezvous.agreement import require_same_on_all_ranks
-from playground.survival.snapshots import Fingerprint
 from playground.training.data import (
     Batch,
     Images,
@@ -53,7 +53,7 @@ def run_training(rank: int, size: int, lesson: Remote, settings: Any, more: tupl
     return lesson(rank, size, settings, *more)
 
 
-def run_board(rank: int, size: int, settings: TrainingSettings, board: Remote) -> TrainingResult:
+def run_board(rank: int, size: int, settings: TrainingSettings, board: Callable[..., nn.Module]) -> TrainingResult:
     """Train as a board's `run` does, with what `settings` ask for, and watch it from outside. Every rank returns the
     same."""
     images = training_images(settings)
@@ -88,21 +88,24 @@ def sync_with_ddp(model: nn.Module, settings: TrainingSettings) -> GradSync:
 
 
 def prepare_and_train(
-    settings: TrainingSettings, new_sync: Callable[[nn.Module, TrainingSettings], GradSync]
-) -> TrainingResult:
+    settings: TrainingSettings, new_sync: Callable[[nn.Module, TrainingSettings], GradSync],
+    after_step: Callable[[int], object] = lambda step: None,
+) -> TrainingResult:  # fmt: skip
     """`Net` on MNIST: prepared as in the lessons, then trained by `train`."""
     torch.manual_seed(settings.seed)
     images = training_images(settings)
     train_set, _ = partition_dataset(images, settings.batch_size, settings.seed, settings.loader_workers)
     test_set = partition_test_set(Images(settings.folder, "t10k"))
     sync = new_sync(Net().to(device(), memory_format=torch.channels_last), settings)
-    return train(sync, train_set, test_set, settings)
+    return train(sync, train_set, test_set, settings, after_step)
 
 
 def train(
-    sync: GradSync, train_set: DataLoader[Batch], test_set: DataLoader[Batch], settings: TrainingSettings
-) -> TrainingResult:
-    """Train `sync.model` for `settings.epochs` epochs. Every rank returns the same.
+    sync: GradSync, train_set: DataLoader[Batch], test_set: DataLoader[Batch], settings: TrainingSettings,
+    after_step: Callable[[int], object] = lambda step: None,
+) -> TrainingResult:  # fmt: skip
+    """Train `sync.model` for `settings.epochs` epochs, and call `after_step` with the number of steps taken, before a
+    snapshot. Every rank returns the same.
 
     Raises `UsageError` if batches would be left over whose gradients no step takes.
     """
@@ -123,6 +126,7 @@ def train(
             taken = list(islice(coming, settings.accumulate))
             run.draw_as_before()
             training_step(optimizer, losses_of_step(sync.model, taken, history), sync, last=step == steps)
+            after_step(run.position.total + 1)
             run.advance(step, last=step == steps)
     run.end()
     return history.result()
@@ -145,16 +149,10 @@ def losses_of_step(
 
 
 def warm_up(optimizer: torch.optim.Optimizer, sync: GradSync, train_set: DataLoader[Batch]) -> None:
-    """A backward on one sample, whose gradients are discarded."""
-    images, labels = first_sample(train_set)
-    backward(optimizer, [lambda: F.nll_loss(sync.model(images), labels, reduction="sum")], sync)
-
-
-def first_sample(train_set: DataLoader[Batch]) -> Batch:
-    """A batch of one sample of this rank's, on its device; of none, if it has none."""
+    """A backward on a sample of this rank's, on none if it has none, whose gradients are discarded."""
     partition = train_set.dataset
-    images, labels = partition[[0] if len(partition) else []]
-    return images.to(device()), labels.to(device())
+    images, labels = (tensor.to(device()) for tensor in partition[[0] if len(partition) else []])
+    backward(optimizer, [lambda: F.nll_loss(sync.model(images), labels, reduction="sum")], sync)
 
 
 def identify(settings: TrainingSettings, sync: GradSync) -> Fingerprint:

@@ -1,7 +1,7 @@
 """A training run that can be interrupted at any moment, and ends with the same bits.
 
 A snapshot holds all that a run is after a step: parameters, the optimizer's state, totals, and each rank's random
-numbers. Who gets which sample when is not stored: it follows from the seed and from the position.
+numbers, as on the board of elastic. Who gets which sample when is not stored: it follows from seed and position.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from playground.checkpoint.folder import SnapshotSettings
+from playground.checkpoint.snapshots import Fingerprint, Snapshot, deserialise, open_folder, serialise
 from playground.runtime import PlaygroundError, Preempted, device, preempted, report
 from playground.runtime.backends import backend_of
 from playground.runtime.rendezvous.agreement import all_gather_object
-from playground.survival.folder import SnapshotSettings
-from playground.survival.snapshots import Fingerprint, Snapshot, deserialise, open_folder, serialise
 from playground.training.history import History
 from playground.training.sync import GradSync
 

@@ -7,9 +7,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from playground.algorithms import ALL_REDUCES
+from playground.checkpoint.folder import SnapshotSettings
 from playground.runtime.errors import UsageError
 from playground.runtime.flags import check_flags, flag
-from playground.survival.folder import SnapshotSettings
 from playground.training.grad_syncs import GRAD_SYNCS
 
 BUCKET_CAP = 25 * 2**20

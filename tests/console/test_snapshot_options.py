@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from playground.survival.folder import find_snapshots, lock_folder
+from playground.checkpoint.folder import find_snapshots, lock_folder
 
 Run = Callable[..., Any]
 

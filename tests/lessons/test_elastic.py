@@ -1,7 +1,8 @@
-"""Ranks are killed, training goes on, and the last snapshots have the same bits."""
+"""Ranks are killed, training resumes, and the last snapshots have the same bits: the board alone, and the command."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -15,16 +16,127 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from processes import ENOUGH, by_hand, free_port
 
 from playground import launch
-from playground.lessons.elastic import hosts, lesson, page
-from playground.lessons.elastic.comparison import compare, count_differing
+from playground.checkpoint.snapshots import Snapshot, SnapshotWriter
+from playground.lessons.elastic import experiment, hosts, lesson, page
+from playground.lessons.elastic.comparison import BOARD_FILE, compare, count_differing
 from playground.lessons.elastic.page import Witness, draw_kills
+from playground.lessons.sgd import lesson as sgd
 from playground.runtime import PlaygroundError, RankFailed
-from playground.survival.snapshots import Snapshot, SnapshotWriter
+from playground.training.data import Images
 
 Run = Callable[..., Any]
+
+
+SAMPLES, BATCH, STEPS = 100, 30, 4
+"""Steps of an epoch, the last of them on 10 samples."""
+EVERY = 3
+
+
+class Killed(Exception):
+    """Ends a training after a step."""
+
+
+def train_board(data: Images, file: Path, kill: int = 0, epochs: int = 2) -> tuple[list[int], dict[int, Any]]:
+    """Train as the board does until all ranks are killed after the step `kill`, or to the end. Returns the steps after
+    which it resumed, and each epoch's counts."""
+    resumed, totals = list[int](), dict[int, Any]()
+
+    def after_step(step: int) -> None:
+        if step == kill:
+            raise Killed
+
+    with contextlib.suppress(Killed):
+        lesson.run(
+            dist.get_rank(), dist.get_world_size(), data, file, EVERY, BATCH, epochs, after_resume=resumed.append,
+            after_step=after_step, after_epoch=lambda epoch, model, counts: totals.update({epoch: counts.tolist()}),
+        )  # fmt: skip
+    return resumed, totals
+
+
+def resume_after_each_step(rank: int, size: int, digits: Path, folder: Path) -> bool:
+    """Whether the board trains as sgd's does, and ends with the same bits wherever it is killed."""
+    data, expected = Images(digits, "train", SAMPLES), dict[int, Any]()
+    plain = sgd.run(
+        rank, size, data, BATCH, 2, after_epoch=lambda epoch, model, counts: expected.update({epoch: counts.tolist()})
+    )
+    assert train_board(data, folder / "whole.pt") == ([], expected)
+    for kill in range(1, 2 * STEPS + 1):
+        file, saved = folder / f"{kill}.pt", (kill - 1) // EVERY * EVERY
+        train_board(data, file, kill)
+        resumed, totals = train_board(data, file)
+        assert resumed == [saved] * (saved > 0)
+        assert totals == {epoch: expected[epoch] for epoch in (1, 2) if epoch * STEPS >= saved}
+    train_board(data, folder / "longer.pt", epochs=1)
+    assert train_board(data, folder / "longer.pt") == ([STEPS], expected)
+    if rank == 0:
+        model = torch.load(folder / "whole.pt")["model"]
+        assert all(tensor.equal(model[name]) for name, tensor in plain.state_dict().items())
+        whole = (folder / "whole.pt").read_bytes()
+        assert [file.name for file in folder.glob("*.pt") if file.read_bytes() != whole] == []
+    return rank > 0 or len(list(folder.iterdir())) == 2 * STEPS + 2
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_the_board_resumes_after_any_step_with_the_same_bits(
+    size: int, world: Any, digits_folder: Path, tmp_path: Path
+) -> None:
+    """Parameters, momentum, random numbers, totals: the files have the same bytes. It is sgd's training; and one that
+    is over goes on for more epochs."""
+    assert world(size).run(resume_after_each_step, digits_folder, tmp_path) == [True] * size
+
+
+def load_snapshot_of_two(rank: int, size: int, file: Path) -> str:
+    torch.save({"epoch": 1, "step": 3, "own": [{}, {}]}, file)
+    model = torch.nn.Linear(1, 1)
+    try:
+        lesson.load(file, model, torch.optim.SGD(model.parameters()))
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
+def test_another_number_of_ranks_does_not_resume_the_board_s_training(world: Any, tmp_path: Path) -> None:
+    file = tmp_path / "snapshot.pt"
+    assert world(1).run(load_snapshot_of_two, file) == [f"2 ranks took the snapshot {file}, and 1 are to resume"]
+
+
+@pytest.mark.parametrize("call", ["save", "fsync", "replace"])
+def test_a_kill_while_the_board_writes_leaves_the_snapshot_before(
+    call: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def die(*args: Any) -> None:
+        if call == "save":
+            args[1].write(b"half of it")
+        raise Killed
+
+    file = tmp_path / "snapshot.pt"
+    lesson.write(file, {"step": 1})
+    with monkeypatch.context() as patched:
+        patched.setattr(torch if call == "save" else os, call, die)
+        with pytest.raises(Killed):
+            lesson.write(file, {"step": 2})
+    assert torch.load(file) == {"step": 1}
+    lesson.write(file, {"step": 3})
+    assert torch.load(file) == {"step": 3}
+    assert [each.name for each in tmp_path.iterdir()] == [file.name]
+
+
+def test_the_board_s_snapshot_is_on_the_disk_before_it_has_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, synced = tmp_path / "snapshot.pt", list[int]()
+
+    def sync(descriptor: int) -> None:
+        assert not file.exists()
+        synced.append(os.fstat(descriptor).st_size)
+
+    monkeypatch.setattr(os, "fsync", sync)
+    lesson.write(file, {"step": torch.arange(10_000)})
+    assert synced == [file.stat().st_size]
 
 
 @pytest.fixture
@@ -37,7 +149,7 @@ def elastic(run_cli: Run, data_dir: Path) -> Run:
     return run
 
 
-@pytest.mark.parametrize(("way", "size"), [("ddp", 3), pytest.param("sgd", 2, marks=pytest.mark.stress)])
+@pytest.mark.parametrize(("way", "size"), [("ddp", 3), ("sgd", 2)])
 def test_kills_leave_no_trace(way: str, size: int, elastic: Run) -> None:
     shown = elastic("--way", way, "-n", size, "--kills", 2, "--snapshot-every", 1, "--json")
     assert (shown.code, shown.err) == (0, "")
@@ -76,6 +188,11 @@ def test_every_tensor_of_every_rank_is_compared(tmp_path: Path) -> None:
     assert compare(0, 1, one, save("other", 1.0, -1.0)) == {**same, "differing": 1}  # a sign
     with pytest.raises(ValueError, match="shorter"):
         compare(0, 1, one, save("fewer ranks", 1.0))
+    for folder, total in ((tmp_path / "board's", 1.0), (tmp_path / "board's other", -1.0)):
+        folder.mkdir()
+        own = [{"totals": torch.tensor([1.0, 2.0])}, {"totals": torch.tensor([total, 2.0])}]
+        torch.save({"step": 7, "model": {"weight": torch.ones(4)}, "own": own}, folder / BOARD_FILE)
+    assert compare(0, 1, tmp_path / "board's", tmp_path / "board's other") == {**same, "differing": 1}
     with pytest.raises(PlaygroundError, match="holds no snapshot"):
         compare(0, 1, one, tmp_path / "none")
 
@@ -133,9 +250,9 @@ def test_a_world_that_is_joined_is_not_killed(elastic: Run, monkeypatch: pytest.
 
 def test_a_step_counts_once_the_device_has_done_it(monkeypatch: pytest.MonkeyPatch) -> None:
     order: list[str] = []
-    monkeypatch.setattr(lesson, "synchronize", lambda: order.append("synchronized"))
-    monkeypatch.setattr(lesson, "report", lambda **event: order.extend(event))
-    lesson.die_if_due(0, 3, ())
+    monkeypatch.setattr(experiment, "synchronize", lambda: order.append("synchronized"))
+    monkeypatch.setattr(experiment, "report", lambda **event: order.extend(event))
+    experiment.die_if_due(0, (), 3)
     assert order == ["synchronized", "stepped"]
 
 

@@ -30,7 +30,7 @@ BOARDS = {
     "mesh": 8,
 }
 """By folder, in the order of the path: how many ranks its chapter starts."""
-NOT_YET: set[str] = {"elastic", "rpc", "parameter_server", "tensor", "context", "experts", "mesh"}
+NOT_YET: set[str] = {"rpc", "parameter_server", "tensor", "context", "experts", "mesh"}
 """Lessons whose `lesson.py` still stands on other rooms."""
 STANDING = [name for name in BOARDS if name not in NOT_YET]
 LONGEST = {
@@ -42,6 +42,7 @@ LONGEST = {
     "ladder": 235,
     "prove": 195,
     "bert": 270,
+    "elastic": 160,
     "pipeline": 215,
     "zero": 300,
 }

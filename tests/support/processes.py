@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from playground.survival.folder import find_snapshots
+from playground.checkpoint.folder import find_snapshots
 
 ENOUGH = 60.0
 """Seconds after which something is taken to hang: much longer than it takes on the busiest machine."""

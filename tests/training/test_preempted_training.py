@@ -9,22 +9,21 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-from mortals import CountedSteps
 from processes import ENOUGH, by_hand, free_port, session_ends, wait_for_a_snapshot
 from programs import ForkedProgram
 
 from playground import PlaygroundError, Preempted, launch, preempted, report
+from playground.checkpoint.folder import SnapshotSettings, find_snapshots
 from playground.lessons.elastic.comparison import compare
-from playground.survival.folder import SnapshotSettings, find_snapshots
 from playground.training import resumable
 from playground.training.loop import prepare_and_train, sync_by_hand, sync_with_ddp
 from playground.training.results import TrainingResult
 from playground.training.settings import TrainingSettings
-from playground.training.sync import GradSync
 
 Run = Callable[..., Any]
 
@@ -38,19 +37,12 @@ def settings(digits_folder: Path, tmp_path: Path) -> TrainingSettings:
     )  # fmt: skip
 
 
-class Asked(CountedSteps):
-    """Does what `sync` does; in one step it waits until this rank is asked to end."""
-
-    def __init__(self, sync: GradSync, at: int, asks: bool) -> None:
-        super().__init__(sync)
-        self.at, self.asks = at, asks
-
-    def after_step(self, last: bool) -> None:
-        super().after_step(last)
-        if self.steps == self.at:
-            report(ask=self.asks)
-            while not preempted():
-                time.sleep(0.002)
+def wait_until_asked(rank: int, at: int, step: int) -> None:
+    """After the step `at`, until this rank is asked to end; rank 0 has the launcher asked to end all."""
+    if step == at:
+        report(ask=rank == 0)
+        while not preempted():
+            time.sleep(0.002)
 
 
 def train_until_asked(rank: int, size: int, settings: TrainingSettings, way: str, at: int) -> TrainingResult:
@@ -58,7 +50,7 @@ def train_until_asked(rank: int, size: int, settings: TrainingSettings, way: str
     sync = {"sgd": sync_by_hand, "ddp": sync_with_ddp}[way]
     resumable.INTERVAL, usual = 0.0, resumable.INTERVAL
     try:
-        return prepare_and_train(settings, lambda model, settings: Asked(sync(model, settings), at, rank == 0))
+        return prepare_and_train(settings, sync, partial(wait_until_asked, rank, at))
     finally:
         resumable.INTERVAL = usual
 

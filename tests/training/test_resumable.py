@@ -13,12 +13,12 @@ import torch
 from mortals import by_hand, with_ddp
 
 from playground import launch
+from playground.checkpoint.folder import SnapshotSettings, find_snapshots
+from playground.checkpoint.snapshots import Snapshot, read_snapshot
 from playground.lessons.elastic.comparison import compare
 from playground.lessons.elastic.page import Kill
 from playground.runtime import UsageError
 from playground.runtime.backends import BACKENDS
-from playground.survival.folder import SnapshotSettings, find_snapshots
-from playground.survival.snapshots import Snapshot, read_snapshot
 from playground.training import resumable
 from playground.training.loop import run_training
 from playground.training.results import TrainingResult

@@ -145,13 +145,13 @@ class LabSettings:
     ),
 )
 def command(
-    session: Session, data: DataOptions, survival: SnapshotOptions, lab: tuple[str, ...], **training: Any
+    session: Session, data: DataOptions, checkpoint: SnapshotOptions, lab: tuple[str, ...], **training: Any
 ) -> None:
     if lab:
         asked = TrainingSettings(folder=data.folder, limit=data.limit, seed=session.run.seed, **training)
         run_and_show_lab(session, data, LabSettings(training=asked, parts=lab))
     else:
-        train_and_show(session, LESSON, TRAIN, data, survival, **training)
+        train_and_show(session, LESSON, TRAIN, data, checkpoint, **training)
 
 
 def run_and_show_lab(session: Session, data: DataOptions, settings: LabSettings) -> None:

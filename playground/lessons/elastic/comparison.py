@@ -7,10 +7,13 @@ from pathlib import Path
 import torch
 from torch.utils._pytree import tree_leaves
 
+from playground.checkpoint.folder import find_snapshots
+from playground.checkpoint.snapshots import read_snapshot
 from playground.measurement import Fields
 from playground.runtime import PlaygroundError
-from playground.survival.folder import find_snapshots
-from playground.survival.snapshots import read_snapshot
+
+BOARD_FILE = "snapshot.pt"
+"""Name of the board's snapshot in a folder."""
 
 
 def compare(rank: int, size: int, one: Path, other: Path) -> Fields:
@@ -24,11 +27,16 @@ def compare(rank: int, size: int, one: Path, other: Path) -> Fields:
 
 def tensors_in(folder: Path) -> list[torch.Tensor]:
     """All tensors that each rank resumes from, in the newest snapshot. Raises `PlaygroundError` if there is none."""
-    files = find_snapshots(folder)
-    if not files:
+    file = folder / BOARD_FILE
+    if file.exists():
+        state = torch.load(file, map_location="cpu", weights_only=True)
+        shared, owns = state, state.pop("own")
+    elif files := find_snapshots(folder):
+        snapshot = read_snapshot(files[0][1])
+        shared, owns = snapshot.shared, snapshot.own
+    else:
         raise PlaygroundError(f"{folder} holds no snapshot: the training took none")
-    snapshot = read_snapshot(files[0][1])
-    leaves = tree_leaves([{**snapshot.shared, **own} for own in snapshot.own])
+    leaves = tree_leaves([{**shared, **own} for own in owns])
     return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
 
 

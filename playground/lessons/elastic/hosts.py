@@ -24,10 +24,12 @@ BATCH, SAMPLES = 8, 40_000
 def run(
     rank: int, size: int, file: Path, end: int = 100, every: int = 4, pause: float = 0.0
 ) -> list[tuple[int, float]]:
-    """Train from the snapshot in `file` to step `end`. Returns, for each step taken here, its number and the loss of
-    the whole batch; every rank returns the same. `size` must divide `BATCH`, and `end` be at most SAMPLES / BATCH."""
+    """Train from the snapshot in `file` to step `end`. Returns, for each step taken here, its
+    number and the loss of the whole batch; every rank returns the same. `size` must divide `BATCH`,
+    and `end` be at most SAMPLES / BATCH."""
     torch.manual_seed(1234)
-    inputs, order = torch.randn(SAMPLES, 16), torch.randperm(SAMPLES)  # the same on every rank, in every start
+    inputs = torch.randn(SAMPLES, 16)  # the same on every rank, in every start
+    order = torch.randperm(SAMPLES)
     targets = inputs.sin().mean(1, keepdim=True)
     layers = torch.nn.Linear(16, 32), torch.nn.Tanh(), torch.nn.Linear(32, 1)
     model = DistributedDataParallel(torch.nn.Sequential(*layers))
@@ -39,7 +41,8 @@ def run(
         optimizer.load_state_dict(snapshot["optimizer"])
         first = snapshot["step"] + 1
     for step in range(first, end + 1):
-        mine = order[(step - 1) * BATCH : step * BATCH][rank::size]  # of the same batch, whatever the size
+        batch = order[(step - 1) * BATCH : step * BATCH]  # the same, whatever the size
+        mine = batch[rank::size]
         optimizer.zero_grad()
         loss = torch.nn.functional.mse_loss(model(inputs[mine]), targets[mine])
         loss.backward()

@@ -1,105 +1,156 @@
-"""Training resumes after failures: ranks are killed, all restart, and the end has the same bits.
+"""A training that saves its state and resumes from it: killed, it continues where it was.
 
+    torchrun --nproc-per-node 2 --max-restarts 3 lesson.py FOLDER
     python -m playground elastic
     python -m playground elastic --kills 10 --seed 7 --way ddp
 
-The same training runs twice: once undisturbed, and once with ranks that are killed. Both take snapshots. When a rank is
-gone, the others cannot continue: the launcher ends them, starts as many new ones, and these resume from the newest
-snapshot. That is one file for all ranks, whole or absent, as torch.load(file, weights_only=True) reads it:
+The training is sgd's. When a rank is gone, the others cannot continue: torchrun ends them and
+starts as many new ones. These resume from the newest snapshot, and the end has the same bits as
+without the failure. The snapshot is one file for all ranks, whole or absent:
 
-    {"step": 20, "fingerprint": {the settings of the run},
-     "shared": {"model": …, "optimizer": …, "position": …},
-     "own": [{"random_numbers": …, "history": …}, …]}
+    {"epoch": 1, "step": 40, "model": …, "optimizer": …,
+     "own": [{"totals": …, "rng": …}, …]}
 
-Shared is what is the same on all ranks; own has an entry for each: its random numbers, and its totals of the epoch.
-How a snapshot is taken, and how a run is put back to where it was: playground/training/resumable.py.
-What ranks run is what stands here; the experiment, in the process that launches them, is on the page beside it, since
-that process does not need torch. sgd and ddp with --snapshots take the same steps by the general loop,
-playground/training/loop.py.
-Source: https://docs.pytorch.org/docs/stable/elastic/run.html, for the idea that all ranks restart
+`own` has an entry for each rank. Who gets which sample is not stored: it follows from the seed, the
+epoch and the step. FOLDER holds MNIST as torchvision stores it. With `FOLDER snapshot.pt 47`, that
+file holds the snapshot, and a rank is killed after step 47.
+Source: https://docs.pytorch.org/docs/stable/elastic/run.html
 """
 
 from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable
 from functools import partial
+from pathlib import Path
+from typing import Any
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
-from torch.nn.parallel import DistributedDataParallel
+from torch import nn
+from torch.utils.data import DataLoader
 
-from playground.lessons.elastic.page import Kill
-from playground.lessons.sgd.lesson import Net, average_gradients
-from playground.runtime import device, report, restart_count, synchronize
-from playground.training.data import Images, batches, partition_dataset, partition_test_set
-from playground.training.history import History
-from playground.training.loop import first_sample, identify
-from playground.training.replicas import broadcast_parameters
-from playground.training.results import TrainingResult
-from playground.training.resumable import ResumableRun
-from playground.training.settings import TrainingSettings
-from playground.training.sync import GradSync
+import playground.lessons.sgd.lesson as sgd
 
 
-def run(rank: int, size: int, settings: TrainingSettings, way: str, kills: Sequence[Kill]) -> TrainingResult:
-    """Train `Net` as the lesson `way`, sgd or ddp, from the newest snapshot on. Every rank returns the same figures.
+def write(file: Path, state: object) -> None:
+    """Save `state` in `file`. Whenever the process is killed or the power fails, the file holds all
+    of it, or all that it held before."""
+    part = file.with_suffix(".part")
+    with part.open("wb") as stream:
+        torch.save(state, stream)
+        stream.flush()
+        os.fsync(stream.fileno())  # the content is on the disk before it gets its name
+    os.replace(part, file)
 
-    Each time the world is started, the next of `kills` happens.
+
+def save(
+    file: Path, model: nn.Module, optimizer: torch.optim.Optimizer, epoch: int, step: int,
+    own: object,
+) -> None:  # fmt: skip
+    """Write what is the same on all ranks, and what each has of its own. All must call this."""
+    owns = [None] * dist.get_world_size() if dist.get_rank() == 0 else None
+    dist.gather_object(own, owns)
+    if owns:
+        state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+        write(file, {"epoch": epoch, "step": step, **state, "own": owns})
+
+
+def load(file: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[int, int, Any]:
+    """Restore model and optimizer. Returns the epoch, how many of its steps are done, and what is
+    this rank's own; 1, 0 and None if there is no file.
+
+    Raises `ValueError` if a different number of ranks took the snapshot.
     """
-    torch.manual_seed(settings.seed)
-    images = Images(settings.folder, "train", settings.limit)
-    train_set, _ = partition_dataset(images, settings.batch_size, settings.seed)
-    test_set = partition_test_set(Images(settings.folder, "t10k"))
-    model = Net().to(device(), memory_format=torch.channels_last)
-    if way == "ddp":
-        model = DistributedDataParallel(model)
-    else:
-        broadcast_parameters(model)
-    optimizer = torch.optim.SGD(model.parameters(), lr=settings.lr, momentum=settings.momentum)
-    history = History(model, train_set, test_set)
-    torch.manual_seed(settings.seed + 1 + rank)  # from here on, each rank draws different dropout masks
-
-    def warm_up() -> None:  # DDP rebuilds its buckets after its first backward: before it resumes, not later
-        images, _ = first_sample(train_set)
-        model(images).sum().backward()
-
-    sync = GradSync(model)
-    resumable = ResumableRun(settings.snapshots, partial(identify, settings, sync), sync, optimizer, history, warm_up)
-    position = resumable.position
-    train_set.sampler.go_on_from(position.epoch - 1, position.step)
-
-    for epoch in history.epochs(settings.epochs):
-        done = resumable.enter(epoch)
-        coming = batches(train_set, settings.batch_size, done)
-        for step, (images, labels, samples_per_rank) in enumerate(coming, done + 1):
-            resumable.draw_as_before()  # now that the loader has drawn its own random numbers
-            optimizer.zero_grad()
-            output = model(images)
-            loss = F.nll_loss(output, labels, reduction="sum")
-            (loss / samples_per_rank).backward()
-            if way == "sgd":
-                average_gradients(model)
-            optimizer.step()
-            history.add(loss, output, labels)
-            die_if_due(rank, resumable.position.total + 1, kills)
-            resumable.advance(step, last=step == len(train_set))  # takes a snapshot if one is due
-
-    resumable.end()
-    return history.result()
+    if not file.exists():
+        return 1, 0, None
+    state = torch.load(file, map_location="cpu", weights_only=True)
+    before, size = len(state["own"]), dist.get_world_size()
+    if before != size:
+        raise ValueError(f"{before} ranks took the snapshot {file}, and {size} are to resume")
+    model.load_state_dict(state["model"])
+    optimizer.load_state_dict(state["optimizer"])
+    return state["epoch"], state["step"], state["own"][dist.get_rank()]
 
 
-def die_if_due(rank: int, step: int, kills: Sequence[Kill]) -> None:
-    """Be killed after this step, if that is what is to happen. Nothing warns the rank, and nothing is tidied up."""
-    synchronize()  # on a GPU a step is issued long before it is done
-    report(stepped=step)
-    if (rank, step) in kills[restart_count() : restart_count() + 1]:
-        report(killed=step)
-        os.kill(os.getpid(), signal.SIGKILL)
+def take_step(
+    model: nn.Module, optimizer: torch.optim.Optimizer, images: torch.Tensor, labels: torch.Tensor,
+    samples: float,
+) -> torch.Tensor:  # fmt: skip
+    """sgd's step, where a rank has `samples` of the global batch on average. Returns its counts."""
+    optimizer.zero_grad()
+    output = model(images)
+    loss = F.nll_loss(output, labels, reduction="sum")
+    (loss / samples).backward()
+    sgd.average_gradients(model)
+    optimizer.step()
+    return sgd.count(loss, output, labels)
+
+
+def print_resumed(step: int) -> None:
+    if dist.get_rank() == 0:
+        print(f"Resumed after step {step}", flush=True)
+
+
+def run(
+    rank: int, size: int, data: Any, file: Path, every: int = 20, batch_size: int = 128,
+    epochs: int = 10, lr: float = 0.01, momentum: float = 0.5, seed: int = 1234,
+    loader: Any = DataLoader, rng: Any = torch,
+    after_resume: Callable[[int], object] = print_resumed,
+    after_step: Callable[[int], object] = lambda step: None,
+    after_epoch: Callable[..., object] = sgd.print_epoch,
+) -> nn.Module:  # fmt: skip
+    """Train `Net` on this rank's part of `data`, from the snapshot in `file` on, and return it.
+
+    One is taken every `every` steps, and at the end. `rng`: torch, or torch.cuda on a GPU.
+    """
+    torch.manual_seed(seed)
+    train_set, _ = sgd.partition_dataset(data, batch_size, seed, loader)
+    model = sgd.Net().to(memory_format=torch.channels_last)
+    sgd.broadcast_parameters(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=momentum)
+    torch.manual_seed(seed + 1 + rank)  # from here on, each rank draws different dropout masks
+    first, done, own = load(file, model, optimizer)
+    for _ in range(first - 1):
+        next(iter(train_set.sampler))  # draws the order of an epoch that is over
+    for epoch in range(first, epochs + 1):
+        model.train()
+        totals = torch.zeros(3, dtype=torch.float64)
+        before = (epoch - 1) * len(train_set)
+        batches = iter(train_set)
+        if done:
+            for _ in range(done):
+                next(batches)
+            totals.copy_(own["totals"])
+            rng.set_rng_state(own["rng"])  # not earlier: the loader, too, has drawn some
+            after_resume(before + done)
+        for step, (images, labels) in enumerate(batches, done + 1):
+            samples = min(batch_size, len(data) - (step - 1) * batch_size)
+            totals += take_step(model, optimizer, images, labels, samples / size)
+            after_step(before + step)
+            if (before + step) % every == 0 or before + step == epochs * len(train_set):
+                own = {"totals": totals.cpu(), "rng": rng.get_rng_state()}
+                save(file, model, optimizer, epoch, step, own)
+        done = 0
+        after_epoch(epoch, model, totals)
+    return model
+
+
+def die_after(last: int, step: int) -> None:
+    """In the first start, the last rank is killed after step `last`, without any warning."""
+    first_start = os.environ.get("TORCHELASTIC_RESTART_COUNT") == "0"
+    if first_start and step == last and dist.get_rank() == dist.get_world_size() - 1:
+        print(f"Rank {dist.get_rank()} is killed after step {step}", flush=True)
+        os.kill(os.getpid(), getattr(signal, "SIGKILL", signal.SIGTERM))  # Windows has no SIGKILL
 
 
 if __name__ == "__main__":
-    from playground.console.steps import become_command
-
-    become_command(__file__)
+    dist.init_process_group("gloo")
+    data = sgd.load_mnist(sys.argv[1] if sys.argv[1:] else "data")
+    file = Path(sys.argv[2] if sys.argv[2:] else "snapshot.pt")
+    last = int(sys.argv[3] if sys.argv[3:] else 0)
+    run(dist.get_rank(), dist.get_world_size(), data, file, after_step=partial(die_after, last))
+    dist.destroy_process_group()

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
 
+from playground.checkpoint.folder import SnapshotSettings
 from playground.console.options import pack_options
 from playground.console.session import Session
 from playground.console.tables import Column, figures, tabulate
@@ -22,11 +23,10 @@ from playground.runtime.files import temporary_folder
 from playground.runtime.flags import flag, like
 from playground.runtime.launcher.entry import CommandWorld
 from playground.runtime.rank.rank import Event
-from playground.survival.folder import SnapshotSettings
 from playground.training.settings import TrainingSettings
 
 LESSON = LESSONS["elastic"]
-RUN = LESSON.remote("run")
+RUN = LESSON.remote("run", "experiment")
 COMPARE = LESSON.remote("compare", "comparison")
 COMPARED = (
     "{tensors} tensors of {nbytes:,} bytes compared: parameters, optimizer state, totals and every rank's random "

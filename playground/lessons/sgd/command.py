@@ -16,6 +16,6 @@ TRAINING = [flags(TrainingSettings, group=group) for group in ("", "sync", "load
 
 
 @LESSON.run_by(*TRAINING, data_options, snapshot_options)
-def command(session: Session, data: DataOptions, survival: SnapshotOptions, **training: Any) -> None:
+def command(session: Session, data: DataOptions, checkpoint: SnapshotOptions, **training: Any) -> None:
     general = remote("playground.training.loop:train_by_hand")
-    train_and_show(session, LESSON, general, data, survival, **training)
+    train_and_show(session, LESSON, general, data, checkpoint, **training)

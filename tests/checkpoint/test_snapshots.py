@@ -23,9 +23,8 @@ import pytest
 import torch
 
 from playground import launch, report
-from playground.runtime import UsageError, device
-from playground.survival import folder as folder_under_test, snapshots as under_test
-from playground.survival.folder import (
+from playground.checkpoint import folder as folder_under_test, snapshots as under_test
+from playground.checkpoint.folder import (
     KEPT,
     SnapshotSettings,
     find_snapshots,
@@ -34,7 +33,7 @@ from playground.survival.folder import (
     name_file,
     write_snapshot,
 )
-from playground.survival.snapshots import (
+from playground.checkpoint.snapshots import (
     Snapshot,
     SnapshotWriter,
     choose_snapshot,
@@ -42,6 +41,7 @@ from playground.survival.snapshots import (
     read_snapshot,
     serialise,
 )
+from playground.runtime import UsageError, device
 
 RUN: dict[str, object] = {"lr": 0.1, "limit": None, "data": "digits"}
 
@@ -323,7 +323,7 @@ def test_an_error_of_the_thread_that_is_not_the_disk_s_is_raised_in_the_training
 HOLD = """
 import os, sys, time
 from pathlib import Path
-from playground.survival.folder import lock_folder
+from playground.checkpoint.folder import lock_folder
 
 lock_folder(Path(sys.argv[1]))
 if os.fork():
@@ -376,7 +376,7 @@ def test_where_the_disk_has_no_locks_nobody_is_kept_out(
 def test_a_folder_is_free_when_its_run_has_closed_it(tmp_path: Path) -> None:
     """For another process: of locks of its own, a process sees nothing."""
     writer = SnapshotWriter(tmp_path)
-    code = "import sys; from pathlib import Path; from playground.survival.folder import lock_folder as lock"
+    code = "import sys; from pathlib import Path; from playground.checkpoint.folder import lock_folder as lock"
     words = [sys.executable, "-c", f"{code}; lock(Path(sys.argv[1]))", str(tmp_path)]
     writer.close()
     assert subprocess.run(words).returncode == 0

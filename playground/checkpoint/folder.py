@@ -73,10 +73,10 @@ def make_folder(folder: Path) -> None:
 
 
 def write_snapshot(folder: Path, step: int, content: bytes) -> None:
-    """Write the snapshot, then remove all but the `KEPT` newest up to it. (A run that was sent back takes later ones
-    again.) The content is on the disk before the file gets its name, and the name before an older one is removed: after
-    a kill or a power failure the snapshot is whole or absent, and those before it are there. Raises `OSError`. (Opened
-    without blocking: for a FIFO in the file's place that is an error, where a reader would be waited for.)"""
+    """Write the snapshot, as `write` does on the board of elastic, then remove all but the `KEPT` newest up to it. (A
+    run that was sent back takes later ones again.) The content is on the disk before the file gets its name, and the
+    name before an older one is removed: after a kill or a power failure the snapshot is whole or absent, and those
+    before it are there. Raises `OSError`. (Opened without blocking: a FIFO in the file's place is an error.)"""
     unfinished = folder / ".unfinished"
     descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NONBLOCK | NO_LINK, 0o666)
     try:

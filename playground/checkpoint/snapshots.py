@@ -15,9 +15,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from playground.runtime import UsageError, report, restart_count
-from playground.runtime.rendezvous.agreement import all_gather_object, refuse_together
-from playground.survival.folder import (
+from playground.checkpoint.folder import (
     AUTO,
     NAME,
     NO,
@@ -28,6 +26,8 @@ from playground.survival.folder import (
     name_file,
     write_snapshot,
 )
+from playground.runtime import UsageError, report, restart_count
+from playground.runtime.rendezvous.agreement import all_gather_object, refuse_together
 
 Fingerprint = Mapping[str, object]
 """The settings that two runs must share for one to resume where the other ended; plain data."""

@@ -22,11 +22,11 @@ import pytest
 from processes import ENOUGH, session_ends, session_members
 from programs import ForkedProgram
 
-from playground import launch, survival
+from playground import checkpoint, launch
+from playground.checkpoint.folder import SnapshotSettings
 from playground.lessons.elastic.comparison import compare
 from playground.runtime import restart_count
 from playground.runtime.remote import Remote, remote
-from playground.survival.folder import SnapshotSettings
 from playground.training import loop
 from playground.training.loop import run_training
 from playground.training.settings import TrainingSettings
@@ -36,7 +36,7 @@ KILLS = int(os.environ.get("PLAYGROUND_TEST_KILLS", "200"))
 AT_ONCE = 25
 """Kills in one training, at most."""
 WAYS = {name: remote(f"{loop.__name__}:{name}") for name in ("train_by_hand", "train_with_ddp")}
-SNAPSHOTS = str(Path(survival.__file__).parent)
+SNAPSHOTS = str(Path(checkpoint.__file__).parent)
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,8 @@ from subprocess import Popen
 import pytest
 from hosts import Host, Network
 
+from playground.checkpoint.folder import find_snapshots
 from playground.lessons.elastic.comparison import compare
-from playground.survival.folder import find_snapshots
 
 Networks = Callable[..., Network]
 TRAIN = ("sgd", "--dataset", "digits", "--limit", 300, "--batch-size", 10, "--epochs", 3, "--snapshot-every", 10)
