@@ -123,7 +123,7 @@ PATH = (
     ),
     Lesson(
         name="tensor",
-        teaches="every matrix cut over ranks: column- and row-parallel layers, heads, vocabulary, sequence",
+        teaches="every matrix sharded over ranks: column- and row-parallel layers, heads, vocabulary, sequence",
         shown="a transformer whose matrices {ranks} share is that of one process",
         default_size=2,
     ),

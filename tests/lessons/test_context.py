@@ -20,7 +20,7 @@ from playground.console.one_process import EXACT
 from playground.lessons.context import experiment
 from playground.lessons.context.lesson import WAYS, cut_sequence, own_positions, ring_attention, ulysses_attention
 from playground.lessons.context.page import ContextSettings, check_all
-from playground.lessons.tensor.lesson import GPTConfig, Ranks, copying, cut, new_gpt
+from playground.lessons.tensor.lesson import GPTConfig, copying, new_gpt, shard_gpt
 from playground.runtime.errors import UsageError
 from playground.testing import World
 
@@ -109,7 +109,7 @@ def cut_both(rank: int, size: int) -> float:
     for way in WAYS:
         whole = new_gpt(GPTConfig(), 1).double()
         model = copy.deepcopy(whole)
-        cut(model, Ranks(heads))
+        shard_gpt(model, heads)
         cut_sequence(model, sequences, way=way)
         mine = own_positions(tokens.shape[1], 2, rank // 2, zigzag=True)
         logits = model(tokens[:, mine])

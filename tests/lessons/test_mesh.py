@@ -23,7 +23,7 @@ from playground.lessons.mesh import costs, experiment, library
 from playground.lessons.mesh.lesson import AXES, GPTStage, Mesh, coordinates, groups_along, layers_of
 from playground.lessons.mesh.page import MeshSettings, check_grid, shapes_for
 from playground.lessons.pipeline.stages import Pipeline
-from playground.lessons.tensor.experiment import part_like
+from playground.lessons.tensor.experiment import shard_like
 from playground.lessons.tensor.lesson import copying, copying_loss
 from playground.runtime.errors import PlaygroundError, UsageError
 from playground.runtime.tap import ranks_of
@@ -170,7 +170,7 @@ def with_remainders(rank: int, size: int, shape: costs.Shape) -> list[float]:
         assert not any(link and link.sending for link in links)  # all that was sent has gone
         found.append(abs(loss - expected.item()) if mesh.pp.is_last else 0.0)
         for ours, theirs in zip(stage.model.parameters(), layers_of(whole, mesh.pp).parameters(), strict=True):
-            found.append((ours.grad - part_like(stage.ranks, theirs.grad, ours)).abs().max().item())
+            found.append((ours.grad - shard_like(theirs.grad, ours, mesh.groups["tp"])).abs().max().item())
     return found
 
 

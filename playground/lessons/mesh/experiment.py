@@ -12,7 +12,7 @@ from playground.lessons.mesh import costs
 from playground.lessons.mesh.lesson import GPTStage, Mesh, layers_of
 from playground.lessons.mesh.page import MeshSettings
 from playground.lessons.pipeline.experiment import warm_up
-from playground.lessons.tensor.experiment import part_like
+from playground.lessons.tensor.experiment import shard_like
 from playground.lessons.tensor.lesson import GPTConfig, new_gpt
 from playground.measurement import Fields
 from playground.runtime import device
@@ -54,7 +54,9 @@ def train_on(shape: costs.Shape, oracle: nn.Sequential, expected: Tensor, settin
     with observing(traffic):
         found = train(costs.name_of(shape), stage.model, partial(stage.step, microbatches=costs.MICROBATCHES), whole)
     by_loss = (expected - expected.new_tensor(found["losses"])).abs().max() if mesh.pp.is_last else 0.0
-    by_parameter = parameter_difference(layers_of(oracle, mesh.pp), stage.model, partial(part_like, stage.ranks))
+    by_parameter = parameter_difference(
+        layers_of(oracle, mesh.pp), stage.model, partial(shard_like, group=mesh.groups["tp"])
+    )
     largest = expected.new_tensor([by_loss, by_parameter])
     dist.all_reduce(largest, op=dist.ReduceOp.MAX)
     groups = traffic.by_axis(settings.steps, costs.bytes_sent(shape, mesh.pp.stage))

@@ -29,7 +29,7 @@ from torch import nn
 from playground.lessons.context.lesson import cut_sequence, own_positions
 from playground.lessons.pipeline.lesson import Stage, one_forward_one_backward
 from playground.lessons.pipeline.stages import Pipeline, join_pipeline
-from playground.lessons.tensor.lesson import IGNORED, Ranks, cut, vocabulary_loss
+from playground.lessons.tensor.lesson import IGNORED, shard_gpt, vocab_parallel_cross_entropy
 
 AXES = ("dp", "pp", "cp", "tp")
 Shape = tuple[int, int, int, int]
@@ -92,9 +92,9 @@ class GPTStage(Stage):
     """This rank's part of a GPT, of which it is given the whole: its layers, its part of their matrices."""
 
     def __init__(self, model: nn.Sequential, mesh: Mesh) -> None:
-        self.mesh, self.ranks, self.width = mesh, Ranks(mesh.groups["tp"]), model[0].positions.weight.shape[1]
+        self.mesh, self.width = mesh, model[0].positions.weight.shape[1]
         self.targets_in_all = 1
-        cut(model, self.ranks)
+        shard_gpt(model, mesh.groups["tp"])
         cut_sequence(model, mesh.groups["cp"], zigzag=True)
         super().__init__(layers_of(model, mesh.pp), mesh.pp)
 
@@ -117,7 +117,7 @@ class GPTStage(Stage):
         """The activations of microbatch `m`; in the last stage its part of the mean loss over all ranks' targets."""
         output = self.model(inputs)
         if self.pipeline.is_last:
-            output = vocabulary_loss(output, self.labels[m], self.ranks, self.targets_in_all)
+            output = vocab_parallel_cross_entropy(output, self.labels[m], self.mesh.groups["tp"], self.targets_in_all)
         return output
 
 

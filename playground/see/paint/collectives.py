@@ -265,8 +265,8 @@ def remote_call(run: Evidence) -> Scene:
     return bands_scene("A function runs on another rank", bands, about)
 
 
-def cut_mlp(run: Evidence) -> Scene:
-    """tensor: one token through an MLP that is cut over the ranks, and the gradient back."""
+def sharded_mlp(run: Evidence) -> Scene:
+    """tensor: one token through an MLP that is sharded over the ranks, and the gradient back."""
     ranks: Sequence[Mapping[str, tuple[float, ...]]] = run.results
     everyone = range(len(ranks))
 
@@ -276,20 +276,21 @@ def cut_mlp(run: Evidence) -> Scene:
     same, exchanged = [arrow(rank, rank) for rank in everyone], [arrow(a, b) for a in everyone for b in everyone]
     forward = [
         row("token", "value", "token", "", ()),
-        row("hidden", "compute", "own columns", "enter", same),
+        row("hidden", "compute", "own columns", "f", same),
         row("summand", "compute", "own rows", "", same),
-        row("output", "value", "output", "leave", exchanged),
+        row("output", "value", "output", "g", exchanged),
     ]
     backward = [
         Band([box("d output\n1", "backward") for _ in ranks]),
-        row("own", "backward", "own part", "leave", same),
-        row("gradient", "value", "d token", "enter", exchanged),
+        row("own", "backward", "own part", "g", same),
+        row("gradient", "value", "d token", "f", exchanged),
     ]
     return panels_scene(
-        "An MLP cut over two ranks",
-        [("forward: leave adds up", forward), ("backward: enter adds up", backward)],
-        "Each rank has half of the first matrix's outputs, and of the second's inputs. Crossed arrows: an all_reduce. "
-        "d: the gradient of what follows. The numbers are those that the ranks returned.",
+        "An MLP sharded over two ranks",
+        [("forward: g adds up", forward), ("backward: f adds up", backward)],
+        "Each rank has half of the first matrix's outputs, and of the second's inputs. f is copy_to_region, g is "
+        "reduce_from_region; crossed arrows: an all_reduce. d: the gradient of what follows. The numbers are those "
+        "that the ranks returned.",
     )
 
 
