@@ -23,8 +23,8 @@ from playground.lessons import LESSONS, PATH
 from playground.runtime import signals, surroundings
 from playground.runtime.errors import PlaygroundError, UsageError
 from playground.runtime.launcher import server
-from playground.runtime.meeting.environment import end_with_torchrun
 from playground.runtime.remote import remote
+from playground.runtime.rendezvous.environment import end_with_torchrun
 from playground.runtime.untrusted import printable
 from playground.see import SEE
 from playground.site import READ, SITE

@@ -19,9 +19,9 @@ from playground.runtime.errors import (
     UsageError,
 )
 from playground.runtime.launcher.launch import launch
-from playground.runtime.meeting.environment import restart_count
 from playground.runtime.rank.preemption import preempted
 from playground.runtime.rank.rank import report
+from playground.runtime.rendezvous.environment import restart_count
 
 __all__ = [
     "Deadlock", "ForkServerFailed", "PeerDisconnected", "PlaygroundError", "Preempted", "RankFailed", "RankTimeout",

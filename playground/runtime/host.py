@@ -15,7 +15,7 @@ import socket
 from collections.abc import Iterable
 from pathlib import Path
 
-from playground.runtime.meeting.environment import read_integer
+from playground.runtime.rendezvous.environment import read_integer
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 KEPT, FROM_THE_HEAP = 128 * 2**20, 32 * 2**20

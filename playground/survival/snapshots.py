@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 from playground.runtime import UsageError, report, restart_count
-from playground.runtime.meeting.agreement import all_gather_object, refuse_together
+from playground.runtime.rendezvous.agreement import all_gather_object, refuse_together
 from playground.survival.folder import (
     AUTO,
     NAME,

@@ -22,8 +22,8 @@ from torch.utils.data import DataLoader
 from playground.lessons.sgd.lesson import Net
 from playground.runtime import device, host, on_device
 from playground.runtime.files import sha256
-from playground.runtime.meeting.agreement import require_same_on_all_ranks
 from playground.runtime.remote import Remote
+from playground.runtime.rendezvous.agreement import require_same_on_all_ranks
 from playground.survival.snapshots import Fingerprint
 from playground.training.data import (
     Batch,

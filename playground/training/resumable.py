@@ -18,7 +18,7 @@ from torch import nn
 
 from playground.runtime import PlaygroundError, Preempted, device, preempted, report
 from playground.runtime.backends import backend_of
-from playground.runtime.meeting.agreement import all_gather_object
+from playground.runtime.rendezvous.agreement import all_gather_object
 from playground.survival.folder import SnapshotSettings
 from playground.survival.snapshots import Fingerprint, Snapshot, deserialise, open_folder, serialise
 from playground.training.history import History

@@ -20,9 +20,9 @@ from torch.distributed.tensor.debug import CommDebugMode
 from playground import RankFailed, launch
 from playground.console.one_process import EXACT
 from playground.lessons.mesh import costs, experiment, library
-from playground.lessons.mesh.lesson import AXES, GPTStage, Mesh, coordinates, groups_along, layers_of
+from playground.lessons.mesh.lesson import AXES, GPTStage, Mesh, coordinates, groups_along
 from playground.lessons.mesh.page import MeshSettings, check_grid, shapes_for
-from playground.lessons.pipeline.stages import Pipeline
+from playground.lessons.pipeline.lesson import split
 from playground.lessons.tensor.experiment import shard_like
 from playground.lessons.tensor.lesson import copying, copying_loss
 from playground.runtime.errors import PlaygroundError, UsageError
@@ -58,15 +58,6 @@ def test_places_and_groups_are_those_of_a_tensor_of_ranks(shape: costs.Shape) ->
         assert ranks[tuple(coordinates(rank, shape).values())] == rank
     for at, axis in enumerate(AXES):
         assert groups_along((axis,), shape) == ranks.movedim(at, -1).reshape(-1, shape[at]).tolist()
-
-
-@pytest.mark.parametrize("layers", [4, 5, 11])
-def test_stages_share_out_all_layers(layers: int) -> None:
-    model = torch.nn.Sequential(*(torch.nn.Identity() for _ in range(layers)))
-    for stages in range(1, layers + 1):
-        parts = [layers_of(model, Pipeline(row=range(stages), stage=stage, links={})) for stage in range(stages)]
-        assert [layer for part in parts for layer in part] == [*model]
-        assert max(map(len, parts)) - min(map(len, parts)) <= 1
 
 
 def compare_with_another_oracle(rank: int, size: int) -> list[float]:
@@ -108,9 +99,9 @@ def compare_with_the_library(rank: int, size: int, shape: costs.Shape) -> tuple[
     schedule, model = library.cut_all(experiment.new_model(settings), shape, loss_part, costs.MICROBATCHES)
 
     def step(tokens: torch.Tensor, targets: torch.Tensor) -> float:
-        given = (mesh.part_of(tokens),) if mesh.pp.is_first else ()
+        given = (mesh.part_of(tokens),) if stage.is_first else ()
         parts = list[torch.Tensor]()
-        about = {"target": mesh.part_of(targets), "losses": parts} if mesh.pp.is_last else {}
+        about = {"target": mesh.part_of(targets), "losses": parts} if stage.is_last else {}
         with warnings.catch_warnings(action="ignore"):  # fully_shard's, of a head that returns a view
             schedule.step(*given, **about)
         loss = torch.tensor(sum(part.item() for part in parts), dtype=torch.float64)
@@ -120,7 +111,7 @@ def compare_with_the_library(rank: int, size: int, shape: costs.Shape) -> tuple[
     given, alone = experiment.batches_of(settings), experiment.new_model(settings)
     losses = gpt_run.train("library", model, step, given)["losses"]
     expected = gpt_run.train("one process", alone, gpt_run.backward_alone(alone), given)["losses"]
-    apart = max(map(abs, map(float.__sub__, losses, expected))) if mesh.pp.is_last else 0.0
+    apart = max(map(abs, map(float.__sub__, losses, expected))) if stage.is_last else 0.0
     ours, replica = (torch.nn.Linear(3, 1, dtype=torch.float64) for _ in range(2))
     ours.load_state_dict(replica.state_dict())
     data = library.cut_data(replica, theirs["dp"])
@@ -166,10 +157,11 @@ def with_remainders(rank: int, size: int, shape: costs.Shape) -> list[float]:
         expected = copying_loss(whole(tokens), targets)
         expected.backward()
         loss = stage.step(tokens, targets, microbatches)
-        links = [getattr(stage, name, None) for name in ("outputs", "input_gradients")]
-        assert not any(link and link.sending for link in links)  # all that was sent has gone
-        found.append(abs(loss - expected.item()) if mesh.pp.is_last else 0.0)
-        for ours, theirs in zip(stage.model.parameters(), layers_of(whole, mesh.pp).parameters(), strict=True):
+        assert not stage.sent  # all has left
+        found.append(abs(loss - expected.item()) if stage.is_last else 0.0)
+        for ours, theirs in zip(
+            stage.model.parameters(), split(whole, stage.index, len(mesh.pp_ranks)).parameters(), strict=True
+        ):
             found.append((ours.grad - shard_like(theirs.grad, ours, mesh.groups["tp"])).abs().max().item())
     return found
 
@@ -183,11 +175,9 @@ def test_samples_that_replicas_or_microbatches_cannot_share_equally(world: World
 def be_refused(rank: int, size: int) -> None:
     with pytest.raises(ValueError, match="a grid of 4 for 2 ranks: the two must be the same"):
         Mesh((2, 2, 1, 1))
-    with pytest.raises(ValueError, match="1 layers for 2 stages: each needs one, so choose fewer stages"):
-        layers_of(torch.nn.Sequential(torch.nn.Identity()), Mesh((1, 2, 1, 1)).pp)
 
 
-def test_a_grid_for_other_ranks_or_more_stages_than_layers_is_refused(world: Worlds) -> None:
+def test_a_grid_for_other_ranks_is_refused(world: Worlds) -> None:
     world(2).run(be_refused)
 
 

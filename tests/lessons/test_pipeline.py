@@ -15,8 +15,8 @@ from hypothesis import given, strategies as st
 from ranks import misbehave
 from torch import nn
 
-from playground.lessons.pipeline.experiment import MeasuredStage
-from playground.lessons.pipeline.lesson import Stage
+from playground.lessons.pipeline.experiment import MeasuredStage, new_model
+from playground.lessons.pipeline.lesson import Stage, new_groups, split, step
 from playground.lessons.pipeline.page import (
     EXACT,
     SCHEDULES,
@@ -25,7 +25,6 @@ from playground.lessons.pipeline.page import (
     check,
     summarize,
 )
-from playground.lessons.pipeline.stages import cut, join_pipeline, new_model
 from playground.measurement import Fields
 from playground.runtime import PlaygroundError, RankFailed, device
 from playground.testing import World
@@ -57,19 +56,19 @@ def expected_gradients(samples: int, stage: int, stages: int) -> torch.Tensor:
     """The gradients of that stage, by one process with the whole batch."""
     model, (images, labels) = small_model(), small_batch(samples)
     F.cross_entropy(model(images), labels).backward()
-    return gradients(cut(model, stage, stages))
+    return gradients(split(model, stage, stages))
 
 
 def pipelined(rank: int, size: int, each: int) -> dict[tuple[str, int], tuple[float, int]]:
     """By schedule and number of microbatches of `each` samples: how far this stage's gradients are from one process's,
     and how many microbatches it held."""
-    pipeline, found = join_pipeline(), {}
+    groups, found = new_groups(range(size)), {}
     for microbatches in (1, 5):
         samples = each * microbatches
         expected = expected_gradients(samples, rank, size)
         for name, spec in SCHEDULES.items():
-            model = cut(small_model(), rank, size)
-            stage = MeasuredStage(model, pipeline)
+            model = split(small_model(), rank, size)
+            stage = MeasuredStage(model, range(size), groups)
             stage.load(*small_batch(samples), microbatches)
             spec.code(stage, microbatches)
             stage.finish()
@@ -90,19 +89,19 @@ def test_gradients_are_those_of_one_process(stages: int, world: Worlds) -> None:
 def with_a_remainder(rank: int, size: int, cases: list[tuple[int, int]]) -> list[tuple[str, float]]:
     """How far gradients are from one process's where some labels are ignored, by numbers of samples and microbatches
     that do not divide them."""
-    pipeline, found = join_pipeline(), []
+    groups, found = new_groups(range(size)), []
     for samples, microbatches in cases:
         images, labels = small_batch(samples)
         labels[1:2] = -100
         whole = small_model()
         F.cross_entropy(whole(images), labels).backward()
         for name, spec in SCHEDULES.items():
-            model = cut(small_model(), rank, size)
-            stage = Stage(model, pipeline)
+            model = split(small_model(), rank, size)
+            stage = Stage(model, range(size), groups)
             stage.load(images, labels, microbatches)
             spec.code(stage, microbatches)
             stage.finish()
-            difference = gradients(model) - gradients(cut(whole, rank, size))
+            difference = gradients(model) - gradients(split(whole, rank, size))
             found.append((f"{name}, {samples} in {microbatches}", difference.abs().sum().item()))
     return found
 
@@ -112,9 +111,62 @@ def test_microbatches_need_not_divide_the_batch(world: Worlds) -> None:
         assert [each for each in found if not each[1] <= EXACT] == []
 
 
-def test_blocks_that_stages_cannot_share_are_refused() -> None:
-    with pytest.raises(ValueError, match="12 blocks cannot be cut into 5 equal stages: choose a divisor"):
-        cut(nn.Sequential(*map(nn.Linear, [2] * 13, [2] * 13)), 0, 5)
+@pytest.mark.parametrize("layers", [4, 5, 11])
+def test_stages_share_out_all_layers(layers: int) -> None:
+    model = nn.Sequential(*(nn.Identity() for _ in range(layers)))
+    for stages in range(1, layers + 1):
+        parts = [split(model, stage, stages) for stage in range(stages)]
+        assert [layer for part in parts for layer in part] == [*model]
+        assert max(map(len, parts)) - min(map(len, parts)) <= 1
+
+
+def test_more_stages_than_layers_are_refused() -> None:
+    with pytest.raises(ValueError, match="2 layers for 3 stages: each needs one, so choose fewer stages"):
+        split(nn.Sequential(nn.Identity(), nn.Identity()), 0, 3)
+
+
+def train_in_steps(rank: int, size: int) -> list[tuple[str, float]]:
+    """The largest difference from one process after three steps of SGD with momentum, of this stage's parameters and,
+    on the last stage, of a loss, by schedule. The stages have different numbers of layers."""
+    found, groups = [], new_groups(range(size))
+    for name, spec in SCHEDULES.items():
+        whole, own = small_model()[-5:], split(small_model()[-5:], rank, size)
+        stage = Stage(own, range(size), groups)
+        alone, ours = (torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9) for model in (whole, own))
+        for samples in (6, 5, 7):
+            images, labels = small_batch(samples)
+            alone.zero_grad()
+            expected = F.cross_entropy(whole(images), labels)
+            expected.backward()
+            alone.step()
+            loss = step(stage, spec.code, ours, images, labels, 3)
+            if stage.is_last:
+                found.append((f"{name}: loss", abs(loss - expected.item())))
+        pairs = zip(own.parameters(), split(whole, rank, size).parameters(), strict=True)
+        found.append((name, max((param - other).abs().max().item() for param, other in pairs)))
+        assert not stage.sent
+        assert not stage.posted
+    return found
+
+
+@pytest.mark.parametrize("stages", [1, 2, 3, pytest.param(4, marks=pytest.mark.stress)])
+def test_steps_are_those_of_one_process(stages: int, world: Worlds) -> None:
+    *_, last = by_rank = world(stages).run(train_in_steps)
+    assert len(last) == len(SCHEDULES) * 4
+    assert [each for found in by_rank for each in found if not each[1] <= EXACT] == []
+
+
+def in_two_pipelines(rank: int, size: int) -> float:
+    """How far gradients are from one process's, in one of two pipelines whose stages are on every other rank."""
+    groups = [new_groups(range(first, size, 2)) for first in (0, 1)][rank % 2]
+    ranks, own = range(rank % 2, size, 2), split(small_model(), rank // 2, size // 2)
+    stage = Stage(own, ranks, groups)
+    step(stage, SCHEDULES["1f1b"].code, torch.optim.SGD(own.parameters(), lr=0.1), *small_batch(6), 3)
+    return (gradients(own) - expected_gradients(6, rank // 2, size // 2)).abs().max().item()
+
+
+def test_several_pipelines_share_a_world(world: Worlds) -> None:
+    assert max(world(4).run(in_two_pipelines)) <= EXACT
 
 
 TORCH_S_OWN = {"gpipe": "ScheduleGPipe", "1f1b": "Schedule1F1B"}
@@ -124,17 +176,17 @@ def beside_torch_s_own(rank: int, size: int, microbatches: int) -> dict[str, flo
     """How far our gradients are from those of torch.distributed.pipelining, by schedule."""
     from torch.distributed import pipelining
 
-    pipeline, found = join_pipeline(), {}
+    groups, found = new_groups(range(size)), {}
     images, labels = small_batch(2 * microbatches)
     for name, theirs in TORCH_S_OWN.items():
-        models = [cut(small_model(), rank, size) for _ in range(2)]
-        stage = Stage(models[0], pipeline)
+        models = [split(small_model(), rank, size) for _ in range(2)]
+        stage = Stage(models[0], range(size), groups)
         stage.load(images, labels, microbatches)
         SCHEDULES[name].code(stage, microbatches)
         stage.finish()
         theirs_stage = pipelining.PipelineStage(models[1], rank, size, device())
         schedule = getattr(pipelining, theirs)(theirs_stage, microbatches, loss_fn=F.cross_entropy)
-        schedule.step(*[images][: pipeline.is_first], **({"target": labels} if pipeline.is_last else {}))
+        schedule.step(*[images][: stage.is_first], **({"target": labels} if stage.is_last else {}))
         found[name] = (gradients(models[0]) - gradients(models[1])).abs().max().item()
     return found
 
@@ -150,9 +202,9 @@ def test_gradients_are_those_of_torch_s_own_schedules(stages: int, microbatches:
 
 def counted_bytes(rank: int, size: int, microbatches: int) -> dict[str, tuple[int, int]]:
     """By schedule: the bytes that autograd saved, at most, and the microbatches that were held."""
-    pipeline, found = join_pipeline(), {}
+    groups, found = new_groups(range(size)), {}
     for name, spec in SCHEDULES.items():
-        stage = MeasuredStage(cut(small_model(), rank, size), pipeline)
+        stage = MeasuredStage(split(small_model(), rank, size), range(size), groups)
         stage.load(*small_batch(3 * microbatches), microbatches)
         counter = ActivationCounter(stage.model)
         with counter:
@@ -175,7 +227,7 @@ class SimulatedStage:
     """Carries out a schedule on paper: what is done, and in which order."""
 
     def __init__(self, stage: int, stages: int) -> None:
-        self.pipeline, self.stage, self.stages = self, stage, stages
+        self.index, self.ranks = stage, range(stages)
         self.order: list[tuple[str, int]] = []
         self.forward, self.backward = (lambda m, kind=kind: self.order.append((kind, m)) for kind in "FB")
 
@@ -261,7 +313,7 @@ class DyingStage(Stage):
 
 
 def die_in_a_stage(rank: int, size: int) -> None:
-    stage = (DyingStage if rank == 1 else Stage)(cut(small_model(), rank, size), join_pipeline())
+    stage = (DyingStage if rank == 1 else Stage)(split(small_model(), rank, size), range(size), new_groups(range(size)))
     stage.load(*small_batch(8), 4)
     SCHEDULES["1f1b"].code(stage, 4)
     stage.finish()

@@ -19,9 +19,9 @@ from processes import ENOUGH, by_hand, free_port
 from programs import ForkedProgram
 
 from playground.runtime.errors import PeerDisconnected, RankFailed
-from playground.runtime.meeting.connections import tcp_connections
-from playground.runtime.meeting.environment import write_error_file
-from playground.runtime.meeting.peers import describe_end
+from playground.runtime.rendezvous.connections import tcp_connections
+from playground.runtime.rendezvous.environment import write_error_file
+from playground.runtime.rendezvous.peers import describe_end
 
 Fork = Callable[..., ForkedProgram]
 Networks = Callable[..., Network]
@@ -97,7 +97,7 @@ def test_shutting_down_ends_connections_and_spares_a_port() -> None:
     """In a process of its own: this one has connections to keep."""
     words = """
 import socket
-from playground.runtime.meeting.connections import shut_down_connections, tcp_connections
+from playground.runtime.rendezvous.connections import shut_down_connections, tcp_connections
 servers = [socket.create_server(("127.0.0.1", 0)) for _ in range(2)]
 kept, ended = [socket.create_connection(server.getsockname()) for server in servers]
 print(len([*tcp_connections()]))

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from playground.runtime import UsageError
-from playground.runtime.meeting.environment import rank_env_from
-from playground.runtime.meeting.rendezvous import Rendezvous
+from playground.runtime.rendezvous.environment import rank_env_from
+from playground.runtime.rendezvous.rendezvous import Rendezvous
 
 TORCHRUN = {
     "RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4",

@@ -60,7 +60,7 @@ print(signals.stopping.wait(0.3))
 
 LIKE_TORCHRUN = """
 import os, time
-from playground.runtime.meeting.environment import end_with_torchrun
+from playground.runtime.rendezvous.environment import end_with_torchrun
 ready, begun = os.pipe()
 if os.fork() == 0:
     end_with_torchrun()

@@ -25,7 +25,7 @@ from torch.utils.data import DataLoader, Dataset
 import playground
 from playground import RankFailed, preempted, report
 from playground.runtime.launcher import server, watch
-from playground.runtime.meeting import store
+from playground.runtime.rendezvous import store
 
 launch = partial(playground.launch, fresh=True)
 """Every test here is about the life of new processes."""

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from playground.runtime.meeting.rendezvous import (
+from playground.runtime.rendezvous.rendezvous import (
     LOOPBACK_INTERFACE,
     interface_towards,
     is_loopback,

@@ -12,9 +12,9 @@ import torch.distributed as dist
 from processes import ENOUGH
 
 from playground.runtime.errors import RendezvousTimeout
-from playground.runtime.meeting.environment import RankEnv
-from playground.runtime.meeting.rendezvous import Rendezvous
-from playground.runtime.meeting.store import await_everyone, await_number, connect, number_attempt
+from playground.runtime.rendezvous.environment import RankEnv
+from playground.runtime.rendezvous.rendezvous import Rendezvous
+from playground.runtime.rendezvous.store import await_everyone, await_number, connect, number_attempt
 
 Serve = Callable[[], dist.TCPStore]
 SHORT, LONG = timedelta(seconds=0.2), timedelta(seconds=ENOUGH)

@@ -21,8 +21,8 @@ from torch.distributed.device_mesh import init_device_mesh
 
 import playground
 from playground import RankFailed
-from playground.runtime.meeting import connections
-from playground.runtime.meeting.connections import (
+from playground.runtime.rendezvous import connections
+from playground.runtime.rendezvous.connections import (
     NOTHING,
     StrangerConnected,
     gloo_sockets,
@@ -31,7 +31,7 @@ from playground.runtime.meeting.connections import (
     put_filter,
     shut_out_strangers,
 )
-from playground.runtime.meeting.rendezvous import listen
+from playground.runtime.rendezvous.rendezvous import listen
 
 launch = partial(playground.launch, fresh=True)
 NOBODY = 65534

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch.distributed import init_process_group
 
 from playground import RankFailed, launch
-from playground.runtime.meeting.rendezvous import listen
+from playground.runtime.rendezvous.rendezvous import listen
 
 
 def read_surroundings(rank: int, size: int) -> tuple[str | None, str | None, str]:

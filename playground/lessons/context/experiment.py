@@ -21,7 +21,7 @@ from playground.lessons.tensor.lesson import GPTConfig, new_gpt
 from playground.measurement import Fields
 from playground.measurement.interleave import interleave, slowest, timed
 from playground.runtime import device
-from playground.runtime.meeting.agreement import require_same_on_all_ranks
+from playground.runtime.rendezvous.agreement import require_same_on_all_ranks
 from playground.runtime.tap import observing
 from playground.training.activations import ActivationCounter
 from playground.training.gpt_config import HEADS, LENGTH, WIDTH

@@ -36,7 +36,7 @@ from playground.measurement import Fields
 from playground.runtime import PlaygroundError, device, report
 from playground.runtime.backends import backend_of
 from playground.runtime.files import temporary_folder
-from playground.runtime.meeting.agreement import all_gather_object
+from playground.runtime.rendezvous.agreement import all_gather_object
 from playground.runtime.tap import Call, Observer, observing
 from playground.training.data import Batch, Images, partition_dataset
 from playground.training.replicas import find_largest_difference, flat

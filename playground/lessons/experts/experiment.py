@@ -17,7 +17,7 @@ from playground.lessons.experts.page import EXPERTS, WAYS, ExpertsSettings, K
 from playground.lessons.tensor.lesson import GPTConfig, copying_loss, new_gpt
 from playground.measurement import Fields
 from playground.runtime import device
-from playground.runtime.meeting.agreement import require_same_on_all_ranks
+from playground.runtime.rendezvous.agreement import require_same_on_all_ranks
 from playground.training.gpt_run import Backward, batches, compare, train
 
 

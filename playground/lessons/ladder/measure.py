@@ -39,7 +39,7 @@ from playground.measurement import Fields, environment
 from playground.measurement.interleave import Heartbeat, interleave
 from playground.runtime import device, host
 from playground.runtime.backends import backend_of
-from playground.runtime.meeting.agreement import require_same_on_all_ranks
+from playground.runtime.rendezvous.agreement import require_same_on_all_ranks
 from playground.runtime.tap import Call, Observer, observing
 from playground.training.data import Images, batches, partition_dataset
 from playground.training.grad_syncs import DDP, SPARSE

@@ -9,14 +9,15 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from playground.lessons.mesh import costs
-from playground.lessons.mesh.lesson import GPTStage, Mesh, layers_of
+from playground.lessons.mesh.lesson import GPTStage, Mesh
 from playground.lessons.mesh.page import MeshSettings
 from playground.lessons.pipeline.experiment import warm_up
+from playground.lessons.pipeline.lesson import split
 from playground.lessons.tensor.experiment import shard_like
 from playground.lessons.tensor.lesson import GPTConfig, new_gpt
 from playground.measurement import Fields
 from playground.runtime import device
-from playground.runtime.meeting.agreement import require_same_on_all_ranks
+from playground.runtime.rendezvous.agreement import require_same_on_all_ranks
 from playground.runtime.tap import Call, Observer, observing, ranks_of
 from playground.training.gpt_config import WIDTH
 from playground.training.gpt_run import Batch, backward_alone, batches, parameter_difference, train
@@ -50,16 +51,16 @@ def train_on(shape: costs.Shape, oracle: nn.Sequential, expected: Tensor, settin
     stage, traffic = GPTStage(new_model(settings), mesh), AxisTraffic(mesh)
     tokens, targets = (mesh.part_of(each).chunk(costs.MICROBATCHES) for each in whole[0])
     hidden = [expected.new_ones(*each.shape, WIDTH).requires_grad_() for each in tokens]
-    warm_up(stage, tokens if mesh.pp.is_first else hidden, targets)
+    warm_up(stage, tokens if stage.is_first else hidden, targets)
     with observing(traffic):
         found = train(costs.name_of(shape), stage.model, partial(stage.step, microbatches=costs.MICROBATCHES), whole)
-    by_loss = (expected - expected.new_tensor(found["losses"])).abs().max() if mesh.pp.is_last else 0.0
+    by_loss = (expected - expected.new_tensor(found["losses"])).abs().max() if stage.is_last else 0.0
     by_parameter = parameter_difference(
-        layers_of(oracle, mesh.pp), stage.model, partial(shard_like, group=mesh.groups["tp"])
+        split(oracle, stage.index, len(stage.ranks)), stage.model, partial(shard_like, group=mesh.groups["tp"])
     )
     largest = expected.new_tensor([by_loss, by_parameter])
     dist.all_reduce(largest, op=dist.ReduceOp.MAX)
-    groups = traffic.by_axis(settings.steps, costs.bytes_sent(shape, mesh.pp.stage))
+    groups = traffic.by_axis(settings.steps, costs.bytes_sent(shape, stage.index))
     found |= dict(zip(("loss_difference", "parameter_difference"), largest.tolist(), strict=True))
     return found | {"place": mesh.place, "groups": groups}
 
@@ -69,7 +70,7 @@ class AxisTraffic(Observer):
 
     def __init__(self, mesh: Mesh) -> None:
         self.axes = {group: axis for axis, group in mesh.groups.items()}
-        self.ranks = {axis: [*ranks_of(group)] for axis, group in mesh.groups.items()} | {"pp": [*mesh.pp.row]}
+        self.ranks = {axis: [*ranks_of(group)] for axis, group in mesh.groups.items()} | {"pp": [*mesh.pp_ranks]}
         self.traffic = {axis: Traffic() for axis in self.ranks}
 
     def begun(self, call: Call) -> None:

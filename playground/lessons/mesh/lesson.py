@@ -27,8 +27,7 @@ import torch.distributed as dist
 from torch import nn
 
 from playground.lessons.context.lesson import cut_sequence, own_positions
-from playground.lessons.pipeline.lesson import Stage, one_forward_one_backward
-from playground.lessons.pipeline.stages import Pipeline, join_pipeline
+from playground.lessons.pipeline.lesson import Stage, new_groups, one_forward_one_backward, split
 from playground.lessons.tensor.lesson import IGNORED, shard_gpt, vocab_parallel_cross_entropy
 
 AXES = ("dp", "pp", "cp", "tp")
@@ -55,15 +54,16 @@ def groups_along(axes: tuple[str, ...], shape: Shape) -> list[list[int]]:
 
 class Mesh:
     """This rank's place in a grid of ranks, whose `shape` multiplies to the size of the world, and its groups. Ranks of
-    "dp x cp" have the same parameters and see different tokens; `pp` is the rank's pipeline. Raises `ValueError` for
-    another product."""
+    "dp x cp" have the same parameters and see different tokens; `pp_ranks` are the ranks of this rank's pipeline, which
+    `pp_groups` connect. Raises `ValueError` for another product."""
 
     def __init__(self, shape: Shape) -> None:
         if prod(shape) != dist.get_world_size():
             raise ValueError(f"a grid of {prod(shape)} for {dist.get_world_size()} ranks: the two must be the same")
         self.shape, self.place = shape, coordinates(dist.get_rank(), shape)
         self.groups = {" x ".join(axes): self.new_group(axes) for axes in (("tp",), ("cp",), ("dp", "cp"))}
-        self.pp = join_pipeline(groups_along(("pp",), shape))
+        pipelines = [(ranks, new_groups(ranks)) for ranks in groups_along(("pp",), shape)]
+        [(self.pp_ranks, self.pp_groups)] = (each for each in pipelines if dist.get_rank() in each[0])
 
     def new_group(self, axes: tuple[str, ...]) -> dist.ProcessGroup:
         """This rank's group along the axes. Every rank creates every group, in the same order."""
@@ -79,15 +79,6 @@ class Mesh:
         return batch.tensor_split(replicas)[self.place["dp"]][:, own]
 
 
-def layers_of(model: nn.Sequential, pipeline: Pipeline) -> nn.Sequential:
-    """The layers of this rank's stage. The embedding and the head count as one each. Raises `ValueError` for fewer
-    layers than stages."""
-    if len(model) < pipeline.stages:
-        raise ValueError(f"{len(model)} layers for {pipeline.stages} stages: each needs one, so choose fewer stages")
-    first, end = (len(model) * stage // pipeline.stages for stage in (pipeline.stage, pipeline.stage + 1))
-    return model[first:end]
-
-
 class GPTStage(Stage):
     """This rank's part of a GPT, of which it is given the whole: its layers, its part of their matrices."""
 
@@ -96,27 +87,30 @@ class GPTStage(Stage):
         self.targets_in_all = 1
         shard_gpt(model, mesh.groups["tp"])
         cut_sequence(model, mesh.groups["cp"], zigzag=True)
-        super().__init__(layers_of(model, mesh.pp), mesh.pp)
+        super().__init__(split(model, mesh.place["pp"], len(mesh.pp_ranks)), mesh.pp_ranks, mesh.pp_groups)
 
     def step(self, tokens: torch.Tensor, targets: torch.Tensor, microbatches: int) -> float:
         """The gradients of a whole batch [batch, length], on this rank's parameters; and its loss, known to the ranks
         of the last stage. Targets `IGNORED` do not count."""
         self.targets_in_all = int((targets != IGNORED).sum())
         tokens, targets = (self.mesh.part_of(each) for each in (tokens, targets))
-        hidden = next(self.model.parameters()).new_empty(*tokens.shape, self.width)
-        self.load(tokens, targets, microbatches, hidden)
+        self.load(tokens, targets, microbatches)
         one_forward_one_backward(self, microbatches)
         self.finish()
         for param in self.model.parameters():
             dist.all_reduce(param.grad, group=self.mesh.groups["dp x cp"])
-        loss = hidden.new_tensor(self.loss)
+        loss = next(self.model.parameters()).new_tensor(self.loss)
         dist.all_reduce(loss, group=self.mesh.groups["dp x cp"])
         return loss.item()
+
+    def new_buffer(self, m: int) -> torch.Tensor:
+        """Memory for the hidden states of microbatch `m`, or their gradients."""
+        return next(self.model.parameters()).new_empty(*self.images[m].shape, self.width)
 
     def compute(self, m: int, inputs: torch.Tensor) -> torch.Tensor:
         """The activations of microbatch `m`; in the last stage its part of the mean loss over all ranks' targets."""
         output = self.model(inputs)
-        if self.pipeline.is_last:
+        if self.is_last:
             output = vocab_parallel_cross_entropy(output, self.labels[m], self.mesh.groups["tp"], self.targets_in_all)
         return output
 

@@ -36,7 +36,7 @@ def cut_parameters(model: nn.Sequential, mesh: DeviceMesh) -> None:
 
 
 def cut_layers(model: nn.Sequential, mesh: DeviceMesh) -> PipelineStage:
-    """Ours: `Stage(model[first:end], pipeline)`."""
+    """Ours: `Stage(split(model, index, stages), ranks, groups)`."""
     stage, stages = mesh.get_local_rank(), mesh.size()
     first, end = len(model) * stage // stages, len(model) * (stage + 1) // stages
     return PipelineStage(model[first:end], stage, stages, device(), group=mesh.get_group())

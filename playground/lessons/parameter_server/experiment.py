@@ -30,7 +30,7 @@ from playground.lessons.parameter_server.page import ALL_REDUCE, SERVER, ServerS
 from playground.measurement import Fields
 from playground.measurement.interleave import Heartbeat
 from playground.remote.agent import Agent
-from playground.runtime.meeting.agreement import require_same_on_all_ranks
+from playground.runtime.rendezvous.agreement import require_same_on_all_ranks
 from playground.training.replicas import flat
 
 

@@ -9,7 +9,7 @@ import contextlib
 import copy
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 import torch._dynamo  # the optimizer imports it at its first step: here the fork server does, once for all ranks
@@ -17,9 +17,8 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 
-from playground.lessons.pipeline.lesson import Stage
+from playground.lessons.pipeline.lesson import Stage, new_groups, split, step
 from playground.lessons.pipeline.page import BLOCKS, SCHEDULES, WARM_UP, WIDTH, PipelineSettings
-from playground.lessons.pipeline.stages import Pipeline, cut, join_pipeline, new_model
 from playground.measurement import Fields
 from playground.runtime import device, report, synchronize
 from playground.runtime.backends import backend_of
@@ -31,36 +30,53 @@ FEW = 4
 """Samples of a microbatch, where schedules are compared with one process."""
 
 
+Groups = dict[tuple[int, int], dist.ProcessGroup]
+"""What `new_groups` returns."""
+
+
 def run(rank: int, size: int, settings: PipelineSettings) -> list[Fields]:
     """With each schedule, on this rank: one batch in float64, compared with one process; then training in float32."""
-    pipeline, model = join_pipeline(), new_model(BLOCKS, WIDTH, settings.seed).to(device())
-    differences = compare(copy.deepcopy(model).double(), pipeline, settings)
-    own = cut(model, pipeline.stage, pipeline.stages)
-    warm_up(Stage(own, pipeline), *blank_batch(settings, torch.float32))
+    groups, model = new_groups(range(size)), new_model(BLOCKS, WIDTH, settings.seed).to(device())
+    differences = compare(copy.deepcopy(model).double(), groups, settings)
+    own = split(model, rank, size)
+    warm_up(Stage(own, range(size), groups), *blank_batch(settings, torch.float32))
     return [
-        train_and_measure(name, copy.deepcopy(own), pipeline, settings, differences[name])
+        train_and_measure(name, MeasuredStage(copy.deepcopy(own), range(size), groups), settings, differences[name])
         for name in settings.schedules
     ]
 
 
-def compare(model: nn.Sequential, pipeline: Pipeline, settings: PipelineSettings) -> dict[str, float]:
+def new_block(width: int) -> nn.Sequential:
+    """[samples, width] → [samples, width]. Weights are drawn as He et al. (2015) do for ReLU, so that what goes in and
+    what comes out are of one size, however many blocks there are."""
+    linear = nn.Linear(width, width)
+    nn.init.kaiming_uniform_(linear.weight, nonlinearity="relu")
+    return nn.Sequential(linear, nn.ReLU())
+
+
+def new_model(blocks: int, width: int, seed: int) -> nn.Sequential:
+    """Equal blocks, and a last layer of 10 logits, which is small beside them. The same on every rank."""
+    torch.manual_seed(seed)
+    return nn.Sequential(*(new_block(width) for _ in range(blocks)), nn.Linear(width, 10))
+
+
+def compare(model: nn.Sequential, groups: Groups, settings: PipelineSettings) -> dict[str, float]:
     """The largest difference of any gradient of this stage from one process's with the whole batch, in float64, by
     schedule. The batch is a small one: every rank also does the work of one process."""
     few = replace(settings, batch_size=min(settings.batch_size, FEW * settings.microbatches))
     [(images, labels)] = batches(few, 1, torch.float64)
-    own = cut(model, pipeline.stage, pipeline.stages)
+    stage = Stage(split(model, dist.get_rank(), settings.size), range(settings.size), groups)
     report(phase="one process")
     F.cross_entropy(model(images), labels).backward()
-    expected, found = flat(param.grad for param in own.parameters()), {}
-    warm_up(Stage(own, pipeline), *blank_batch(few, torch.float64))
+    expected, found = flat(param.grad for param in stage.model.parameters()), {}
+    warm_up(stage, *blank_batch(few, torch.float64))
     for name in settings.schedules:
         report(phase=f"{name}: comparing with one process")
-        own.zero_grad()
-        stage = Stage(own, pipeline)
+        stage.model.zero_grad()
         stage.load(images, labels, settings.microbatches)
         SCHEDULES[name].code(stage, settings.microbatches)
         stage.finish()
-        found[name] = (flat(param.grad for param in own.parameters()) - expected).abs().max().item()
+        found[name] = (flat(param.grad for param in stage.model.parameters()) - expected).abs().max().item()
     return found
 
 
@@ -82,41 +98,34 @@ def warm_up(stage: Stage, inputs: Sequence[torch.Tensor], labels: Sequence[torch
     """
     if not backend_of().loads_kernels_late:
         return
-    stage.labels, message = labels, torch.zeros(1, device=device())
+    stage.labels, stage.targets, message = labels, 1, torch.zeros(1, device=device())
     for output in [stage.compute(m, each) for m, each in enumerate(inputs)]:
         output.backward(torch.ones_like(output))
     stage.model.zero_grad()
-    for (source, target), link in stage.pipeline.links.items():  # in this order on every rank: both ends come
-        if dist.get_rank() == source:
-            dist.send(message, target, group=link)
-        elif dist.get_rank() == target:
-            dist.recv(message, source, group=link)
+    for (source, target), group in stage.groups.items():  # in this order on every rank: both ends come
+        if stage.index == source:
+            dist.send(message, stage.ranks[target], group=group)
+        elif stage.index == target:
+            dist.recv(message, stage.ranks[source], group=group)
     synchronize()
 
 
-def train_and_measure(
-    name: str, model: nn.Module, pipeline: Pipeline, settings: PipelineSettings, difference: float
-) -> Fields:
+def train_and_measure(name: str, stage: MeasuredStage, settings: PipelineSettings, difference: float) -> Fields:
     """Train this stage by one schedule, and measure: the microbatches whose activations it held at once, at most, and
     the bytes that autograd saved for them, in float32, without parameters; on the last stage the losses, by step; and
     the forwards and backwards of the steps that are timed, in order, in seconds since 1970. Activations are counted in
     the first step, which is not timed."""
-    stage, counter, code = MeasuredStage(model, pipeline), ActivationCounter(model), SCHEDULES[name].code
-    optimizer = torch.optim.SGD(model.parameters(), lr=settings.lr, momentum=settings.momentum)
+    counter, code = ActivationCounter(stage.model), SCHEDULES[name].code
+    optimizer = torch.optim.SGD(stage.model.parameters(), lr=settings.lr, momentum=settings.momentum)
     losses, steps, every = list[float](), list[list[Fields]](), settings.steps + WARM_UP
-    for number, (images, labels) in enumerate(batches(settings, every)):
+    for number, batch in enumerate(batches(settings, every)):
         report(phase=f"{name}: training", step=number, steps=every)
         dist.barrier()
         stage.slots = []
-        optimizer.zero_grad()
-        stage.load(images, labels, settings.microbatches)
         with contextlib.nullcontext() if number else counter:
-            code(stage, settings.microbatches)
-        stage.finish()
-        optimizer.step()
-        losses.append(stage.loss)
+            losses.append(step(stage, code, optimizer, *batch, settings.microbatches))
         steps.append(stage.slots)
-    held, known = {"held": stage.most_held, "held_bytes": counter.peak}, losses if pipeline.is_last else []
+    held, known = {"held": stage.most_held, "held_bytes": counter.peak}, losses if stage.is_last else []
     return {"gradient_difference": difference, **held, "losses": known, "steps": steps[WARM_UP:]}
 
 
@@ -124,32 +133,44 @@ def batches(settings: PipelineSettings, steps: int, dtype: torch.dtype = torch.f
     """Whole batches (images [samples, 784], labels [samples]), in the order of the file, from its start again after its
     end."""
     data = Images(settings.folder, "train", settings.limit)
-    for step in range(steps):
-        images, labels = data.span(step * settings.batch_size, settings.batch_size)
+    for index in range(steps):
+        images, labels = data.span(index * settings.batch_size, settings.batch_size)
         yield images.flatten(1).to(device(), dtype), labels.to(device())
 
 
 class MeasuredStage(Stage):
-    """A stage that takes the time of each forward and backward, without the messages, and counts what it holds."""
+    """A stage that takes the time of each forward and backward, without the messages."""
 
-    def __init__(self, model: nn.Module, pipeline: Pipeline) -> None:
-        super().__init__(model, pipeline)
-        self.slots, self.most_held = list[Fields](), 0
+    def __init__(self, model: nn.Module, ranks: Sequence[int], groups: Groups) -> None:
+        super().__init__(model, ranks, groups)
+        self.slots = list[Fields]()
 
     def compute(self, m: int, inputs: torch.Tensor) -> torch.Tensor:
-        self.most_held = max(self.most_held, len(self.held) + 1)  # with this one
         with self.slot("F", m):
             return super().compute(m, inputs)
 
-    def compute_gradients(self, m: int, output: torch.Tensor, gradient: torch.Tensor | None) -> None:
-        with self.slot("B", m):
-            super().compute_gradients(m, output, gradient)
+    def backward(self, m: int) -> None:
+        inputs, output = self.held[m]
+        self.held[m] = inputs, TimedOutput(output, self.slot("B", m))
+        super().backward(m)
 
     @contextlib.contextmanager
     def slot(self, kind: str, microbatch: int) -> Iterator[None]:
         start = now()
         yield
         self.slots.append({"kind": kind, "microbatch": microbatch, "start": start, "end": now()})
+
+
+@dataclass
+class TimedOutput:
+    """The output of a stage, whose backward is timed: the stage waits for messages before and after it."""
+
+    output: torch.Tensor
+    slot: contextlib.AbstractContextManager[None]
+
+    def backward(self, gradient: torch.Tensor | None) -> None:
+        with self.slot:
+            self.output.backward(gradient)
 
 
 def now() -> float:

@@ -21,7 +21,7 @@ from playground.lessons.tensor.lesson import (
 from playground.lessons.tensor.page import TensorSettings
 from playground.measurement import Fields
 from playground.runtime import device
-from playground.runtime.meeting.agreement import require_same_on_all_ranks
+from playground.runtime.rendezvous.agreement import require_same_on_all_ranks
 from playground.runtime.tap import observing
 from playground.training.gpt_run import Backward, backward_alone, batches, compare, train
 from playground.training.traffic import SlowLink

@@ -24,7 +24,7 @@ from typing import Any
 
 from playground.runtime.black_box.box import process_status
 from playground.runtime.black_box.sources import PACKAGE, PACKAGES
-from playground.runtime.meeting.connections import tcp_connections
+from playground.runtime.rendezvous.connections import tcp_connections
 from playground.runtime.threads import OurThread
 
 BETWEEN_LOOKS = 0.1

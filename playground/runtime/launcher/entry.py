@@ -13,8 +13,8 @@ from playground.runtime.errors import UsageError
 from playground.runtime.launcher import server
 from playground.runtime.launcher.launch import LaunchConfig, launch
 from playground.runtime.launcher.watch import ignore_report
-from playground.runtime.meeting.environment import rank_env_from
 from playground.runtime.remote import Remote
+from playground.runtime.rendezvous.environment import rank_env_from
 
 Around = Callable[["CommandWorld", Callable[..., Any]], contextlib.AbstractContextManager[Callable[..., Any]]]
 """Is called with a world and the function that its ranks are to run; what they run instead, for the time of the run."""
@@ -89,7 +89,7 @@ class CommandWorld:
         with self.around(self, fn) as fn:
             if self.rank_env is None:
                 return launch(fn, self.size, args=args, config=config)
-            from playground.runtime.meeting.join import join
+            from playground.runtime.rendezvous.join import join
 
             if not self.is_main:
                 config = replace(config, on_report=ignore_report)

@@ -17,12 +17,12 @@ from playground.runtime.launcher import kept, server
 from playground.runtime.launcher.output import end_lines, open_pipes
 from playground.runtime.launcher.rank_handle import RankHandle
 from playground.runtime.launcher.watch import WorldWatch, ignore_report, release, stop
-from playground.runtime.meeting.environment import RankEnv
-from playground.runtime.meeting.rendezvous import DEFAULT_TIMEOUT, Rendezvous, listen
 from playground.runtime.rank import rank as rank_process
 from playground.runtime.rank.preemption import PreemptionNotice, await_preemption, raise_if_preempted
 from playground.runtime.rank.rank import Progress
 from playground.runtime.rank.work import Assignment, prepare_work
+from playground.runtime.rendezvous.environment import RankEnv
+from playground.runtime.rendezvous.rendezvous import DEFAULT_TIMEOUT, Rendezvous, listen
 
 OnRestart = Callable[[PlaygroundError, int], None]
 """Takes (failure, count): why a world failed, and how many restarts there have been, the coming one included."""

@@ -33,7 +33,6 @@ from playground.runtime.black_box.activity import look
 from playground.runtime.errors import PeerDisconnected, PlaygroundError, RankFailed
 from playground.runtime.forks import close_in_children
 from playground.runtime.launcher.output import print_lines
-from playground.runtime.meeting.environment import RankEnv
 from playground.runtime.rank.preemption import (
     clear_preemption,
     leave_to_launcher,
@@ -42,6 +41,7 @@ from playground.runtime.rank.preemption import (
 )
 from playground.runtime.rank.process import finish, flush, run_program
 from playground.runtime.rank.work import Assignment, call
+from playground.runtime.rendezvous.environment import RankEnv
 from playground.runtime.threads import OurThread
 
 if TYPE_CHECKING:

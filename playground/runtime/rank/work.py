@@ -13,7 +13,7 @@ from typing import Any
 
 from playground.runtime.errors import UsageError
 from playground.runtime.launcher.server import find_modules_as_here
-from playground.runtime.meeting.environment import RESTART_COUNT
+from playground.runtime.rendezvous.environment import RESTART_COUNT
 
 Function = Callable[..., Any]
 RANK_AND_SIZE = {("rank", "size"), ("rank", "world_size")}

@@ -25,14 +25,14 @@ from playground.runtime import backends, host
 from playground.runtime.black_box.box import open_box
 from playground.runtime.black_box.hooks import hooks
 from playground.runtime.errors import RankFailed
-from playground.runtime.meeting.connections import (
+from playground.runtime.rendezvous.connections import (
     StrangerConnected,
     admit_to_store,
     let_ranks_connect,
     shut_out_strangers,
 )
-from playground.runtime.meeting.environment import SERVED_BY_TORCHRUN, RankEnv
-from playground.runtime.meeting.store import await_everyone, choose_interface, connect, leave_together
+from playground.runtime.rendezvous.environment import SERVED_BY_TORCHRUN, RankEnv
+from playground.runtime.rendezvous.store import await_everyone, choose_interface, connect, leave_together
 from playground.runtime.tap.replacement import Replacement
 from playground.runtime.threads import OurThread
 

@@ -17,9 +17,9 @@ from typing import Any
 from playground.runtime.errors import UsageError
 from playground.runtime.files import temporary_folder
 from playground.runtime.launcher.launch import launch
-from playground.runtime.meeting.environment import restart_count
 from playground.runtime.rank.work import call
 from playground.runtime.remote import remote
+from playground.runtime.rendezvous.environment import restart_count
 from playground.runtime.untrusted import expect_dict, expect_float, expect_int, expect_list, expect_text, parse_json
 from playground.see.record import KINDS, SCHEMA, Event, RankRecording, Recording, SourceLine, Standstill, layout
 from playground.see.record.layout import HEADER, NONE, RECORD, EventRecord, Files, file_name

@@ -21,7 +21,7 @@ from playground.measurement import Fields, environment, format_bytes
 from playground.measurement.interleave import Heartbeat, gather_by_rank, interleave, percentile, slowest, timed
 from playground.runtime import UsageError, device, report
 from playground.runtime.host import host_id
-from playground.runtime.meeting.agreement import all_gather_object, require_same_on_all_ranks
+from playground.runtime.rendezvous.agreement import all_gather_object, require_same_on_all_ranks
 from playground.tools.bench.settings import COLLECTIVES, DTYPES, MEMORY, OPS, REDUCTION, BenchSettings
 
 PASSES = 4

@@ -17,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from playground.runtime.errors import UsageError
-from playground.runtime.meeting.rendezvous import is_loopback
+from playground.runtime.rendezvous.rendezvous import is_loopback
 from playground.tools.doctor import Finding, error
 from playground.tools.doctor.machine import resolve
 

@@ -16,7 +16,7 @@ from fcntl import ioctl
 
 from playground.measurement import format_bytes
 from playground.runtime.backends import BACKENDS
-from playground.runtime.meeting.rendezvous import LOOPBACK_INTERFACE, is_loopback
+from playground.runtime.rendezvous.rendezvous import LOOPBACK_INTERFACE, is_loopback
 from playground.tools.doctor import Finding, error, warning
 
 GET_FLAGS, IS_UP = 0x8913, 1

@@ -14,7 +14,7 @@ from playground.console.session import Session, session_command
 from playground.console.text import Prose, bad, good, prose
 from playground.runtime.errors import PlaygroundError, UsageError
 from playground.runtime.flags import flag
-from playground.runtime.meeting.rendezvous import is_loopback
+from playground.runtime.rendezvous.rendezvous import is_loopback
 from playground.tools import TOOLS
 from playground.tools.doctor import ERROR, Check, Finding, hosts, machine, run_checks, script, software
 

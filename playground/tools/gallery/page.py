@@ -27,8 +27,8 @@ from playground.runtime.black_box.box import View, find_boxes, process_status
 from playground.runtime.errors import Deadlock, PlaygroundError, RankFailed, RankTimeout, UsageError
 from playground.runtime.files import temporary_folder
 from playground.runtime.launcher.entry import CommandWorld, run_as_it_is
-from playground.runtime.meeting.rendezvous import DEFAULT_TIMEOUT
 from playground.runtime.remote import ROOT, Remote, file_of, remote
+from playground.runtime.rendezvous.rendezvous import DEFAULT_TIMEOUT
 from playground.tools import TOOLS
 
 TOOL = TOOLS["break"]

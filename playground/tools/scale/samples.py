@@ -22,7 +22,7 @@ from playground.measurement import Fields
 from playground.measurement.interleave import interleave, slowest, timed
 from playground.runtime import report
 from playground.runtime.host import cores, host_id, ranks_by_host
-from playground.runtime.meeting.agreement import all_gather_object
+from playground.runtime.rendezvous.agreement import all_gather_object
 from playground.tools.scale.plan import Key, plan_for
 
 BLOCK = 0.004

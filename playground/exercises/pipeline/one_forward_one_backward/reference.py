@@ -16,13 +16,13 @@ def one_forward_one_backward(
     send.
     """
     # write this
-    ahead = min(microbatches, size - 1 - rank)
-    for m in range(ahead):
+    warm_up = min(microbatches, size - 1 - rank)
+    for m in range(warm_up):
         stage.forward(m)
-    for m in range(ahead, microbatches):
+    for m in range(warm_up, microbatches):
         stage.forward(m)
-        stage.backward(m - ahead)
-    for m in range(microbatches - ahead, microbatches):
+        stage.backward(m - warm_up)
+    for m in range(microbatches - warm_up, microbatches):
         stage.backward(m)
     # until here
     stage.finish()

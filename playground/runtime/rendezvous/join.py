@@ -21,13 +21,13 @@ from playground.runtime import backends, signals
 from playground.runtime.black_box.hooks import hooks
 from playground.runtime.errors import TIMED_OUT, Deadlock, PeerDisconnected, PlaygroundError, RankFailed
 from playground.runtime.launcher.launch import LaunchConfig
-from playground.runtime.meeting.agreement import all_gather_object
-from playground.runtime.meeting.environment import RankEnv, write_error_file
-from playground.runtime.meeting.peers import POLL_INTERVAL, Loss, PeerWatch
-from playground.runtime.meeting.rendezvous import listen
 from playground.runtime.rank.preemption import preempt_on_sigterm, raise_if_preempted, run_until_preempted
 from playground.runtime.rank.rank import failure, report_to
 from playground.runtime.rank.world import Member
+from playground.runtime.rendezvous.agreement import all_gather_object
+from playground.runtime.rendezvous.environment import RankEnv, write_error_file
+from playground.runtime.rendezvous.peers import POLL_INTERVAL, Loss, PeerWatch
+from playground.runtime.rendezvous.rendezvous import listen
 
 EXPLANATION_TIMEOUT = 3.0
 """Seconds in which, when a peer has hung up, word must come of which rank was lost."""

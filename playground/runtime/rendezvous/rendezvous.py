@@ -18,7 +18,7 @@ from fcntl import ioctl
 from playground.runtime.errors import UsageError
 
 DEFAULT_TIMEOUT = 60.0
-"""Seconds that ranks wait for each other, at the meeting and in any operation."""
+"""Seconds that ranks wait for each other, at the rendezvous and in any operation."""
 LOOPBACK_INTERFACE = "lo"
 GET_ADDRESS = 0x8915  # SIOCGIFADDR
 

@@ -16,8 +16,8 @@ import torch.distributed as dist
 
 from playground.runtime.backends import BACKENDS
 from playground.runtime.errors import RendezvousTimeout
-from playground.runtime.meeting.environment import RankEnv
-from playground.runtime.meeting.rendezvous import LOOPBACK_INTERFACE, Rendezvous, interface_towards
+from playground.runtime.rendezvous.environment import RankEnv
+from playground.runtime.rendezvous.rendezvous import LOOPBACK_INTERFACE, Rendezvous, interface_towards
 
 POLL_INTERVAL = 0.01
 LEAVE_TIMEOUT = timedelta(seconds=15)

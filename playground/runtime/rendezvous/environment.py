@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from playground.runtime.errors import PeerDisconnected, PlaygroundError, UsageError
-from playground.runtime.meeting.rendezvous import Rendezvous, is_loopback
+from playground.runtime.rendezvous.rendezvous import Rendezvous, is_loopback
 
 SERVED_BY_TORCHRUN = "TORCHELASTIC_USE_AGENT_STORE"
 """The variable by which torchrun says that the store at MASTER_ADDR:MASTER_PORT is there already."""

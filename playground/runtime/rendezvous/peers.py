@@ -29,10 +29,10 @@ from playground.runtime.black_box.diagnosis import Diagnosis
 from playground.runtime.black_box.exchange import Exchange
 from playground.runtime.forks import close_in_children
 from playground.runtime.host import namespace_id
-from playground.runtime.meeting.connections import shut_down_connections
-from playground.runtime.meeting.environment import RankEnv
-from playground.runtime.meeting.rendezvous import address_towards
-from playground.runtime.meeting.store import connect_as_client
+from playground.runtime.rendezvous.connections import shut_down_connections
+from playground.runtime.rendezvous.environment import RankEnv
+from playground.runtime.rendezvous.rendezvous import address_towards
+from playground.runtime.rendezvous.store import connect_as_client
 from playground.runtime.shared_memory import give_up_all
 from playground.runtime.signals import describe_signal
 from playground.runtime.threads import OurThread
