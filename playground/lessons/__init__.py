@@ -129,7 +129,7 @@ PATH = (
     ),
     Lesson(
         name="context",
-        teaches="attention over a sequence cut over ranks: ring attention, the zigzag order, Ulysses",
+        teaches="attention over a sequence sharded over ranks: ring attention, the zigzag order, Ulysses",
         shown="attention over a sequence that {ranks} share is that of one process",
         default_size=2,
     ),

@@ -26,7 +26,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from playground.lessons.context.lesson import cut_sequence, own_positions
+from playground.lessons.context.lesson import position_ids, shard_sequence
 from playground.lessons.pipeline.lesson import Stage, new_groups, one_forward_one_backward, split
 from playground.lessons.tensor.lesson import IGNORED, shard_gpt, vocab_parallel_cross_entropy
 
@@ -75,7 +75,7 @@ class Mesh:
     def part_of(self, batch: torch.Tensor) -> torch.Tensor:
         """This rank's samples and positions of tokens or targets [batch, length]."""
         replicas, _, parts, _ = self.shape
-        own = own_positions(batch.shape[1], parts, self.place["cp"], zigzag=True).to(batch.device)
+        own = position_ids(batch.shape[1], parts, self.place["cp"], zigzag=True).to(batch.device)
         return batch.tensor_split(replicas)[self.place["dp"]][:, own]
 
 
@@ -86,7 +86,7 @@ class GPTStage(Stage):
         self.mesh, self.width = mesh, model[0].positions.weight.shape[1]
         self.targets_in_all = 1
         shard_gpt(model, mesh.groups["tp"])
-        cut_sequence(model, mesh.groups["cp"], zigzag=True)
+        shard_sequence(model, mesh.groups["cp"], zigzag=True)
         super().__init__(split(model, mesh.place["pp"], len(mesh.pp_ranks)), mesh.pp_ranks, mesh.pp_groups)
 
     def step(self, tokens: torch.Tensor, targets: torch.Tensor, microbatches: int) -> float:

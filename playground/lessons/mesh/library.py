@@ -16,7 +16,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
-from playground.lessons.context.lesson import cut_sequence, own_positions
+from playground.lessons.context.lesson import position_ids, shard_sequence
 from playground.lessons.mesh.lesson import AXES, Shape
 from playground.runtime import device
 
@@ -51,8 +51,8 @@ def cut_matrices(model: nn.Sequential, mesh: DeviceMesh) -> None:
 
 
 def cut_positions(model: nn.Sequential, mesh: DeviceMesh) -> None:
-    """Ours: `cut_sequence(model, group)`, a ring. Here each rank gathers all keys and values, as Llama 3 does."""
-    cut_sequence(model, mesh.get_group())
+    """Ours: `shard_sequence(model, group)`, a ring. Here each rank gathers all keys and values, as Llama 3 does."""
+    shard_sequence(model, mesh.get_group())
     for block in model[1:-1]:
         block.attention.attend = partial(attend_to_all, mesh=mesh)
 
@@ -60,7 +60,7 @@ def cut_positions(model: nn.Sequential, mesh: DeviceMesh) -> None:
 def attend_to_all(query: Tensor, key: Tensor, value: Tensor, mesh: DeviceMesh) -> Tensor:
     """Attention of this rank's queries, all [batch, heads, length / N, head width]. Backward is a reduce_scatter."""
     size, length = mesh.size(), mesh.size() * query.shape[2]
-    positions = [own_positions(length, size, rank, zigzag=True).to(device()) for rank in range(size)]
+    positions = [position_ids(length, size, rank, zigzag=True).to(device()) for rank in range(size)]
     parts = (DTensor.from_local(each, mesh, [Shard(2)]) for each in (key, value))
     keys, values = (part.full_tensor(grad_placements=[Partial()]) for part in parts)
     seen = positions[mesh.get_local_rank()].unsqueeze(1) >= torch.cat(positions)
