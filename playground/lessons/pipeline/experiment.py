@@ -118,11 +118,11 @@ def train_and_measure(name: str, stage: MeasuredStage, settings: PipelineSetting
     counter, code = ActivationCounter(stage.model), SCHEDULES[name].code
     optimizer = torch.optim.SGD(stage.model.parameters(), lr=settings.lr, momentum=settings.momentum)
     losses, steps, every = list[float](), list[list[Fields]](), settings.steps + WARM_UP
-    for number, batch in enumerate(batches(settings, every)):
-        report(phase=f"{name}: training", step=number, steps=every)
+    for index, batch in enumerate(batches(settings, every)):
+        report(phase=f"{name}: training", step=index, steps=every)
         dist.barrier()
         stage.slots = []
-        with contextlib.nullcontext() if number else counter:
+        with contextlib.nullcontext() if index else counter:
             losses.append(step(stage, code, optimizer, *batch, settings.microbatches))
         steps.append(stage.slots)
     held, known = {"held": stage.most_held, "held_bytes": counter.peak}, losses if stage.is_last else []
