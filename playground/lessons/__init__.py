@@ -142,7 +142,7 @@ PATH = (
     Lesson(
         name="mesh",
         teaches="data, pipeline, context and tensor parallelism at once, in our words and the library's",
-        shown="on each grid {ranks} train as one process does",
+        shown="on each mesh {ranks} train as one process does",
         default_size=8,
     ),
 )

@@ -31,6 +31,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 Group: TypeAlias = dist.ProcessGroup | None  # None: all ranks
 NUMBERS = SEPARATOR = 40  # 0 to 39 are copied; 40 separates them from their copy
@@ -144,39 +145,37 @@ class Mirrored(torch.autograd.Function):
     """One collective forward and, for the gradient, its mirror image in backward."""
 
     @staticmethod
-    def forward(ctx: Any, tensor: Tensor, forward: Any, backward: Any) -> Tensor:
-        ctx.mirror_image = backward
-        return forward(tensor)
+    def forward(ctx: Any, tensor: Tensor, forward: Any, backward: Any, group: Group) -> Tensor:
+        ctx.mirror_image = partial(backward, group=group)
+        return forward(tensor, group)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
-        return ctx.mirror_image(gradient), None, None
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
+        return ctx.mirror_image(gradient), None, None, None
 
 
 def copy_to_region(tensor: Tensor, group: Group = None) -> Tensor:
     """Megatron's f: from the ranks' common input to their shards of a matrix."""
-    return Mirrored.apply(tensor, identity, partial(all_reduce, group=group))
+    return Mirrored.apply(tensor, identity, all_reduce, group)
 
 
 def reduce_from_region(tensor: Tensor, group: Group = None) -> Tensor:
     """Megatron's g: from the summand that each rank has computed to the sum."""
-    return Mirrored.apply(tensor, partial(all_reduce, group=group), identity)
+    return Mirrored.apply(tensor, all_reduce, identity, group)
 
 
 def gather_from_sequence_region(tensor: Tensor, group: Group = None) -> Tensor:
     """f where tokens are sharded: [batch, length / N, width] → [batch, length, width]."""
-    gather, scatter = partial(all_gather, group=group), partial(reduce_scatter, group=group)
-    return Mirrored.apply(tensor, gather, scatter)
+    return Mirrored.apply(tensor, all_gather, reduce_scatter, group)
 
 
 def reduce_scatter_to_sequence_region(tensor: Tensor, group: Group = None) -> Tensor:
     """g where tokens are sharded: [batch, length, width] → this rank's tokens of the sum,
     [batch, length / N, width]. Raises `ValueError` for a length that N does not divide."""
-    gather, scatter = partial(all_gather, group=group), partial(reduce_scatter, group=group)
-    return Mirrored.apply(tensor, scatter, gather)
+    return Mirrored.apply(tensor, reduce_scatter, all_gather, group)
 
 
-def identity(tensor: Tensor) -> Tensor:
+def identity(tensor: Tensor, group: Group) -> Tensor:
     return tensor.view_as(tensor)
 
 
@@ -317,10 +316,9 @@ def shard_gpt(
 
 def sum_replicated_gradients(replicated: list[nn.Parameter], group: Group = None) -> None:
     """After backward, with sequence parallelism: these have seen the tokens of this rank alone."""
-    total = all_reduce(torch.cat([param.grad.flatten() for param in replicated]), group)
-    sizes = [param.numel() for param in replicated]
-    for param, gradient in zip(replicated, total.split(sizes), strict=True):
-        param.grad = gradient.view_as(param)
+    gradients = [param.grad for param in replicated]
+    total = all_reduce(parameters_to_vector(gradients), group)
+    vector_to_parameters(total, gradients)
 
 
 def train(sequence: bool, steps: int = 70) -> None:

@@ -318,12 +318,12 @@ RANK_BOX, RANK_PITCH, APART = (128.0, 48.0), (136.0, 56.0), 32.0
 
 
 def cube(run: Evidence) -> Scene:
-    """mesh: ranks on a grid of four axes, the groups of one of them, and what it sends in each."""
-    grids: Sequence[Fields] = [each[0] for each in run.results]
-    shown, groups = len(grids) - 1, grids[-1]["groups"]
+    """mesh: ranks on a device mesh of four axes, the groups of one of them, and what it sends in each."""
+    results: Sequence[Fields] = [each[0] for each in run.results]
+    shown, groups = len(results) - 1, results[-1]["groups"]
     styles = {axis: f"bucket {number}" for number, axis in enumerate(groups)}
-    scene = Scene(f"{len(grids)} ranks, and the groups of rank {shown}")
-    for rank, (dp, pp, cp, tp) in enumerate(each["place"].values() for each in grids):
+    scene = Scene(f"{len(results)} ranks, and the groups of rank {shown}")
+    for rank, (dp, pp, cp, tp) in enumerate(each["place"].values() for each in results):
         x = 2 * CELL[0] + (2 * dp + tp) * RANK_PITCH[0] + dp * APART
         y = CELL[1] + (2 * pp + cp) * RANK_PITCH[1] + pp * APART
         shared = [axis for axis, group in groups.items() if rank in group["ranks"]]
