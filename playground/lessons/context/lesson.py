@@ -132,9 +132,10 @@ class RingAttention(torch.autograd.Function):
         block = torch.stack([k, v])
         for hop in range(size):
             received, works = pass_on(block, group) if hop + 1 < size else (block, [])
-            keys = positions[(rank - hop) % size]
-            for rows, columns, visible in tiles(positions[rank], keys, zigzag, causal):
-                part = attend(q[..., rows, :], *block[..., columns, :], visible)
+            theirs = positions[(rank - hop) % size]
+            for rows, columns, visible in tiles(positions[rank], theirs, zigzag, causal):
+                keys, values = block[..., columns, :]
+                part = attend(q[..., rows, :], keys, values, visible)
                 merged = merge(out[..., rows, :], lse[..., rows, :], *part)
                 out[..., rows, :], lse[..., rows, :] = merged
             wait(works)
@@ -151,15 +152,15 @@ class RingAttention(torch.autograd.Function):
         positions, group, zigzag, causal = ctx.arguments
         rank, size = dist.get_rank(group), dist.get_world_size(group)
         delta = (dout * out).sum(-1, keepdim=True)  # FlashAttention's D
-        dq, block, grad_works = torch.zeros_like(q), torch.stack([k, v]), []
-        dblock = torch.zeros_like(block)
+        dq, block = torch.zeros_like(q), torch.stack([k, v])
+        dblock, grad_works = torch.zeros_like(block), list[dist.Work]()
         for hop in range(size):
             received, works = pass_on(block, group) if hop + 1 < size else (block, [])
-            keys, own = positions[(rank - hop) % size], torch.zeros_like(block)
-            for rows, columns, visible in tiles(positions[rank], keys, zigzag, causal):
+            theirs, own = positions[(rank - hop) % size], torch.zeros_like(block)
+            for rows, columns, visible in tiles(positions[rank], theirs, zigzag, causal):
+                keys, values = block[..., columns, :]
                 of_rows = (each[..., rows, :] for each in (dout, lse, delta))
-                qkv = q[..., rows, :], *block[..., columns, :]
-                added = attend_backward(*qkv, visible, *of_rows)
+                added = attend_backward(q[..., rows, :], keys, values, visible, *of_rows)
                 dq[..., rows, :] += added[0]
                 own[0, ..., columns, :] += added[1]
                 own[1, ..., columns, :] += added[2]
@@ -206,8 +207,9 @@ def ulysses_attention(
         raise ValueError(f"{heads} heads for {size} ranks: choose a divisor of {heads}")
     shards = [position_ids(length * size, size, rank, zigzag) for rank in range(size)]
     order = torch.cat(shards).to(q.device)
-    qkv = AllToAll.apply(torch.stack([q, k, v]), -3, -2, group).index_select(-2, order.argsort())
-    out = F.scaled_dot_product_attention(*qkv, is_causal=causal)
+    qkv = AllToAll.apply(torch.stack([q, k, v]), -3, -2, group)
+    q, k, v = qkv.index_select(-2, order.argsort())
+    out = F.scaled_dot_product_attention(q, k, v, is_causal=causal)
     return AllToAll.apply(out.index_select(-2, order), -2, -3, group)
 
 
