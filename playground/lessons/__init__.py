@@ -123,13 +123,13 @@ PATH = (
     ),
     Lesson(
         name="tensor",
-        teaches="every matrix cut over ranks: column- and row-parallel layers, heads, vocabulary, sequence",
+        teaches="every matrix sharded over ranks: column- and row-parallel layers, heads, vocabulary, sequence",
         shown="a transformer whose matrices {ranks} share is that of one process",
         default_size=2,
     ),
     Lesson(
         name="context",
-        teaches="attention over a sequence cut over ranks: ring attention, the zigzag order, Ulysses",
+        teaches="attention over a sequence sharded over ranks: ring attention, the zigzag order, Ulysses",
         shown="attention over a sequence that {ranks} share is that of one process",
         default_size=2,
     ),
@@ -142,7 +142,7 @@ PATH = (
     Lesson(
         name="mesh",
         teaches="data, pipeline, context and tensor parallelism at once, in our words and the library's",
-        shown="on each grid {ranks} train as one process does",
+        shown="on each mesh {ranks} train as one process does",
         default_size=8,
     ),
 )

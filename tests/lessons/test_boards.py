@@ -95,7 +95,7 @@ def test_a_board_ends_in_a_short_main(lesson: str) -> None:
 def boards_alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a copy of each board, and no other file of the playground."""
     folder = tmp_path_factory.mktemp("alone")
-    for lesson in STANDING:
+    for lesson in BOARDS:
         copy = folder / "playground" / "lessons" / lesson / "lesson.py"
         copy.parent.mkdir(parents=True)
         copy.write_text(source_of(lesson), encoding="utf-8")

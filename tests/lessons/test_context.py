@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import importlib
+import io
 import os
 import signal
 from collections.abc import Callable
@@ -18,13 +20,26 @@ from torch import Tensor
 from playground import RankFailed, launch
 from playground.console.one_process import EXACT
 from playground.lessons.context import experiment
-from playground.lessons.context.lesson import WAYS, cut_sequence, own_positions, ring_attention, ulysses_attention
-from playground.lessons.context.page import ContextSettings, check_all
-from playground.lessons.tensor.lesson import GPTConfig, Ranks, copying, cut, new_gpt
+from playground.lessons.context.lesson import (
+    CountSent,
+    attend,
+    attend_backward,
+    compare,
+    position_ids,
+    ring_attention,
+    shard_sequence,
+    ulysses_attention,
+)
+from playground.lessons.context.page import ORDERS, ContextSettings, check_all, ring_forms
+from playground.lessons.tensor.lesson import GPTConfig, copying, new_gpt, shard_gpt
 from playground.runtime.errors import UsageError
+from playground.runtime.tap import observing
 from playground.testing import World
+from playground.training.gpt_config import LAYERS, LENGTH, WIDTH
+from playground.training.traffic import Traffic
 
 Worlds = Callable[..., World]
+ATTENTION = {"ring": ring_attention, "ulysses": ulysses_attention}
 
 
 @pytest.mark.parametrize("size", [2, *(pytest.param(size, marks=pytest.mark.stress) for size in (1, 3, 4))])
@@ -46,16 +61,16 @@ def new_heads(tensors: int, length: int) -> list[Tensor]:
 def differences(rank: int, size: int, length: int) -> dict[tuple[str, bool, bool], float]:
     """The largest difference of the output and the three gradients, by way, order and whether attention is causal."""
     found = {}
-    for way, attention in WAYS.items():
+    for way, attention in ATTENTION.items():
         for zigzag, causal in ((True, True), (True, False), (False, True), (False, False)):
-            *whole, due = new_heads(4, length)
-            mine = own_positions(length, size, rank, zigzag)
+            *whole, dout = new_heads(4, length)
+            mine = position_ids(length, size, rank, zigzag)
             own = [each[:, :, mine].requires_grad_() for each in whole]
             query, key, value = (each.requires_grad_() for each in whole)
             expected = F.scaled_dot_product_attention(query, key, value, is_causal=causal)
             output = partial(attention, zigzag=zigzag, causal=causal)(*own)
-            expected.backward(due)
-            output.backward(due[:, :, mine])
+            expected.backward(dout)
+            output.backward(dout[:, :, mine])
             pairs = [(output, expected), *((one.grad, each.grad) for one, each in zip(own, whole, strict=True))]
             found[way, zigzag, causal] = max((one - each[:, :, mine]).abs().max().item() for one, each in pairs)
     return found
@@ -68,12 +83,61 @@ def test_attention_is_one_process_s_forward_and_backward(world: Worlds, size: in
             assert {key: value for key, value in found.items() if not value <= EXACT} == {}
 
 
+def test_the_gradients_of_a_block_are_autograd_s() -> None:
+    q, k, v, dout = new_heads(4, 5)
+    visible = torch.ones(5, 5, dtype=torch.bool).tril()
+    for mask in (None, visible):
+        leaves = [each.clone().requires_grad_() for each in (q, k, v)]
+        expected = partial(F.scaled_dot_product_attention, attn_mask=mask)(*leaves)
+        expected.backward(dout)
+        out, lse = attend(q, k, v, mask)
+        found = attend_backward(q, k, v, mask, dout, lse, (dout * out).sum(-1, keepdim=True))
+        pairs = [(out, expected), *zip(found, (each.grad for each in leaves), strict=True)]
+        assert max((one - other).abs().max() for one, other in pairs) <= EXACT
+
+
+def print_comparison(rank: int, size: int) -> str:
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        compare(rank, size)
+    return printed.getvalue()
+
+
+@pytest.mark.parametrize("size", [1, 2, *(pytest.param(size, marks=pytest.mark.stress) for size in (3, 4))])
+def test_the_board_prints_that_nothing_differs_and_what_attention_sends(world: Worlds, size: int) -> None:
+    """In float64: six tensors of [batch, length, width] for 2 layers, by the closed forms."""
+    hidden = 8 * 4 * LENGTH * WIDTH
+    sent = {"ring": round(ring_forms(hidden, size)["sent"]), "ulysses": 8 * (size - 1) * hidden // size**2}
+    expected = [
+        f"{f'{order} {name}_attention':28} 0.0000000000 from one process, {LAYERS * count:,} bytes sent"
+        for order in ORDERS
+        for name, count in sent.items()
+    ]
+    first, *others = world(size).run(print_comparison)
+    assert first.splitlines() == expected
+    assert set(others) <= {""}
+
+
+def count_in_two_ways(rank: int, size: int) -> tuple[float, int]:
+    """Bytes sent by a ring and by Ulysses, as the tap counts them and as the board does."""
+    heads, traffic = [each.requires_grad_() for each in new_heads(3, 8)], Traffic()
+    with observing(traffic), CountSent() as sent:
+        for attention in ATTENTION.values():
+            attention(*heads).sum().backward()
+    return traffic.sent, sent.count
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_the_board_counts_the_bytes_that_the_tap_counts(world: Worlds, size: int) -> None:
+    for by_tap, by_board in world(size).run(count_in_two_ways):
+        assert by_tap == by_board > 0
+
+
 def torchs_ring(rank: int, size: int, length: int, zigzag: bool) -> float:
     """The largest difference from torch's ring attention, forward and backward."""
     theirs, aten = importlib.import_module(PRIVATE), torch.ops.aten
     theirs._cp_options.convert_to_f32, theirs._cp_options.enable_load_balance = False, zigzag
-    mine = own_positions(length, size, rank, zigzag)
-    query, key, value, due = (each[:, :, mine].contiguous() for each in new_heads(4, length))
+    mine = position_ids(length, size, rank, zigzag)
+    query, key, value, dout = (each[:, :, mine].contiguous() for each in new_heads(4, length))
     forward, backward = (
         getattr(aten, f"_scaled_dot_product_flash_attention_for_cpu{end}") for end in ("", "_backward")
     )
@@ -81,11 +145,11 @@ def torchs_ring(rank: int, size: int, length: int, zigzag: bool) -> float:
     output, total = theirs._templated_ring_attention(world, 2, forward, query, key, value, **causal)
     about = (query, key, value, output, total)
     gradients = theirs._templated_ring_attention_backward(
-        world, 2, backward, due, "grad_out", *about, **causal, dropout_p=0.0
+        world, 2, backward, dout, "grad_out", *about, **causal, dropout_p=0.0
     )
     own = [each.requires_grad_() for each in (query, key, value)]
     ours = partial(ring_attention, zigzag=zigzag)(*own)
-    ours.backward(due)
+    ours.backward(dout)
     pairs = zip((output, *gradients), (ours, *(each.grad for each in own)), strict=True)
     return max((their - our).abs().max().item() for their, our in pairs)
 
@@ -106,12 +170,12 @@ def cut_both(rank: int, size: int) -> float:
     groups = [dist.new_group(ranks) for ranks in ([0, 1], [2, 3], [0, 2], [1, 3])]
     heads, sequences, found = groups[rank // 2], groups[2 + rank % 2], []
     tokens, _ = copying(2, torch.Generator().manual_seed(3))
-    for way in WAYS:
+    for attention in ATTENTION.values():
         whole = new_gpt(GPTConfig(), 1).double()
         model = copy.deepcopy(whole)
-        cut(model, Ranks(heads))
-        cut_sequence(model, sequences, way=way)
-        mine = own_positions(tokens.shape[1], 2, rank // 2, zigzag=True)
+        shard_gpt(model, heads)
+        shard_sequence(model, sequences, attention=attention)
+        mine = position_ids(tokens.shape[1], 2, rank // 2, zigzag=True)
         logits = model(tokens[:, mine])
         logits.sum().backward()
         found.append((logits - whole(tokens)[:, mine].chunk(2, -1)[rank % 2]).abs().max().item())
@@ -124,10 +188,10 @@ def test_heads_and_sequences_are_cut_over_groups_of_their_own(world: Worlds) -> 
 
 def be_refused(rank: int, size: int) -> None:
     with pytest.raises(
-        ValueError, match="6 tokens cannot be cut into 4 equal runs: choose or pad to a multiple of that"
+        ValueError, match="6 tokens cannot be split into 4 equal chunks: choose or pad to a multiple of 4"
     ):
         ring_attention(*torch.zeros(3, 1, 4, 3, 2))
-    with pytest.raises(ValueError, match="3 heads cannot be shared by 2 ranks: choose a divisor of 3"):
+    with pytest.raises(ValueError, match="3 heads for 2 ranks: choose a divisor of 3"):
         ulysses_attention(*torch.zeros(3, 1, 3, 4, 2))
 
 

@@ -1,4 +1,4 @@
-"""mesh: on every grid one process's training; the library's groups, shards and training are ours."""
+"""mesh: on every mesh one process's training; the library's groups, shards and training are ours."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import signal
 import warnings
 from collections.abc import Callable
 from functools import partial
+from itertools import product
 from math import prod
 
 import pytest
@@ -20,10 +21,10 @@ from torch.distributed.tensor.debug import CommDebugMode
 from playground import RankFailed, launch
 from playground.console.one_process import EXACT
 from playground.lessons.mesh import costs, experiment, library
-from playground.lessons.mesh.lesson import AXES, GPTStage, Mesh, coordinates, groups_along
-from playground.lessons.mesh.page import MeshSettings, check_grid, shapes_for
+from playground.lessons.mesh.lesson import AXES, GPTStage, Mesh, groups_along
+from playground.lessons.mesh.page import MeshSettings, check_mesh, shapes_for
 from playground.lessons.pipeline.lesson import split
-from playground.lessons.tensor.experiment import part_like
+from playground.lessons.tensor.experiment import shard_like
 from playground.lessons.tensor.lesson import copying, copying_loss
 from playground.runtime.errors import PlaygroundError, UsageError
 from playground.runtime.tap import ranks_of
@@ -37,27 +38,36 @@ Worlds = Callable[..., World]
 @pytest.mark.parametrize(
     ("size", "steps"), [(8, 2), *(pytest.param(size, 5, marks=pytest.mark.stress) for size in (2, 4, 8, 16))]
 )
-def test_each_grid_is_one_process_and_sends_what_its_closed_form_says(world: Worlds, size: int, steps: int) -> None:
+def test_each_mesh_is_one_process_and_sends_what_its_closed_form_says(world: Worlds, size: int, steps: int) -> None:
     settings = MeshSettings(shapes=shapes_for(size), steps=steps)
     for found in world(size).run(experiment.run, settings):
-        for shape, grid in zip(settings.shapes, found, strict=True):
-            check_grid(shape, grid)
+        for shape, figures in zip(settings.shapes, found, strict=True):
+            check_mesh(shape, figures)
 
 
 @pytest.mark.stress
 @pytest.mark.parametrize("shape", [(3, 1, 1, 1), (1, 4, 1, 1), (1, 1, 3, 1), (1, 1, 1, 3), (3, 1, 1, 2), (1, 1, 3, 2)])
-def test_other_grids_are_one_process_too(world: Worlds, shape: costs.Shape) -> None:
+def test_other_meshes_are_one_process_too(world: Worlds, shape: costs.Shape) -> None:
     for found in world(prod(shape)).run(experiment.run, MeshSettings(shapes=(shape,))):
-        check_grid(shape, found[0])
+        check_mesh(shape, found[0])
 
 
 @pytest.mark.parametrize("shape", [(2, 2, 2, 2), (3, 1, 2, 1), (1, 2, 3, 4)])
-def test_places_and_groups_are_those_of_a_tensor_of_ranks(shape: costs.Shape) -> None:
-    ranks = torch.arange(prod(shape)).view(shape)
-    for rank in ranks.flatten().tolist():
-        assert ranks[tuple(coordinates(rank, shape).values())] == rank
-    for at, axis in enumerate(AXES):
-        assert groups_along((axis,), shape) == ranks.movedim(at, -1).reshape(-1, shape[at]).tolist()
+def test_ranks_of_a_group_differ_on_its_axes_alone(shape: costs.Shape) -> None:
+    coordinates = [dict(zip(AXES, each, strict=True)) for each in product(*map(range, shape))]
+    for axes in (("dp",), ("pp",), ("cp",), ("tp",), ("dp", "cp")):
+        groups: dict[tuple[int, ...], list[int]] = {}
+        for rank, place in enumerate(coordinates):
+            groups.setdefault(tuple(at for axis, at in place.items() if axis not in axes), []).append(rank)
+        assert groups_along(axes, shape) == [*groups.values()]
+
+
+def find_place(rank: int, size: int) -> tuple[int, ...]:
+    return tuple(Mesh((1, 2, 1, 2)).coordinates[axis] for axis in AXES)
+
+
+def test_the_last_coordinate_changes_fastest(world: Worlds) -> None:
+    assert world(4).run(find_place) == [(0, 0, 0, 0), (0, 0, 0, 1), (0, 1, 0, 0), (0, 1, 0, 1)]
 
 
 def compare_with_another_oracle(rank: int, size: int) -> list[float]:
@@ -87,8 +97,8 @@ def compare_with_the_library(rank: int, size: int, shape: costs.Shape) -> tuple[
         axis: ranks_of(group) for axis, group in mesh.groups.items()
     }
     stage, whole = GPTStage(experiment.new_model(settings), mesh), experiment.new_model(settings)
-    library.cut_matrices(whole, theirs["tp"])
-    part = library.cut_layers(whole, theirs["pp"]).submod
+    library.apply_tp(whole, theirs["tp"])
+    part = library.apply_pp(whole, theirs["pp"]).submod
     for ours, shard in zip(stage.model.parameters(), part.parameters(), strict=True):
         assert ours.equal(shard.to_local() if hasattr(shard, "to_local") else shard)
 
@@ -96,12 +106,12 @@ def compare_with_the_library(rank: int, size: int, shape: costs.Shape) -> tuple[
         count = costs.BATCH * LENGTH // 2
         return F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum") / count
 
-    schedule, model = library.cut_all(experiment.new_model(settings), shape, loss_part, costs.MICROBATCHES)
+    schedule, model = library.apply_all(experiment.new_model(settings), shape, loss_part, costs.MICROBATCHES)
 
     def step(tokens: torch.Tensor, targets: torch.Tensor) -> float:
-        given = (mesh.part_of(tokens),) if stage.is_first else ()
+        given = (mesh.shard_batch(tokens),) if stage.is_first else ()
         parts = list[torch.Tensor]()
-        about = {"target": mesh.part_of(targets), "losses": parts} if stage.is_last else {}
+        about = {"target": mesh.shard_batch(targets), "losses": parts} if stage.is_last else {}
         with warnings.catch_warnings(action="ignore"):  # fully_shard's, of a head that returns a view
             schedule.step(*given, **about)
         loss = torch.tensor(sum(part.item() for part in parts), dtype=torch.float64)
@@ -114,7 +124,7 @@ def compare_with_the_library(rank: int, size: int, shape: costs.Shape) -> tuple[
     apart = max(map(abs, map(float.__sub__, losses, expected))) if stage.is_last else 0.0
     ours, replica = (torch.nn.Linear(3, 1, dtype=torch.float64) for _ in range(2))
     ours.load_state_dict(replica.state_dict())
-    data = library.cut_data(replica, theirs["dp"])
+    data = library.apply_ddp(replica, theirs["dp"])
     dist.broadcast(ours.weight.data, 0)
     for each in (ours, data):
         each(torch.full((1, 3), rank + 1.0, dtype=torch.float64)).sum().backward()
@@ -162,7 +172,7 @@ def with_remainders(rank: int, size: int, shape: costs.Shape) -> list[float]:
         for ours, theirs in zip(
             stage.model.parameters(), split(whole, stage.index, len(mesh.pp_ranks)).parameters(), strict=True
         ):
-            found.append((ours.grad - part_like(stage.tensor_ranks, theirs.grad, ours)).abs().max().item())
+            found.append((ours.grad - shard_like(theirs.grad, ours, mesh.groups["tp"])).abs().max().item())
     return found
 
 
@@ -173,11 +183,11 @@ def test_samples_that_replicas_or_microbatches_cannot_share_equally(world: World
 
 
 def be_refused(rank: int, size: int) -> None:
-    with pytest.raises(ValueError, match="a grid of 4 for 2 ranks: the two must be the same"):
+    with pytest.raises(ValueError, match="a mesh of 4 for 2 ranks: the two must be the same"):
         Mesh((2, 2, 1, 1))
 
 
-def test_a_grid_for_other_ranks_is_refused(world: Worlds) -> None:
+def test_a_mesh_for_other_ranks_is_refused(world: Worlds) -> None:
     world(2).run(be_refused)
 
 
@@ -204,7 +214,7 @@ def test_a_rank_that_is_killed_in_a_step_is_named() -> None:
         (5, (1, 1, 1, 5), "5 ranks for 12 heads"),
     ],
 )
-def test_a_grid_that_does_not_fit_is_refused(size: int, grid: costs.Shape | None, words: str) -> None:
+def test_a_mesh_that_does_not_fit_is_refused(size: int, grid: costs.Shape | None, words: str) -> None:
     with pytest.raises(UsageError, match=words):
         MeshSettings(shapes=shapes_for(size, grid))
 
@@ -212,7 +222,7 @@ def test_a_grid_that_does_not_fit_is_refused(size: int, grid: costs.Shape | None
 @pytest.mark.parametrize("changes", [{"loss_difference": 1e-9}, {"groups": {"tp": {"sent": 2.0, "form": 1.0}}}])
 def test_other_numbers_than_promised_are_an_error(changes: dict[str, object]) -> None:
     with pytest.raises(PlaygroundError, match="2x1x1x1: "):
-        check_grid((2, 1, 1, 1), {"loss_difference": 0.0, "parameter_difference": 0.0, "groups": {}} | changes)
+        check_mesh((2, 1, 1, 1), {"loss_difference": 0.0, "parameter_difference": 0.0, "groups": {}} | changes)
 
 
 def test_a_prediction_is_what_one_computes_by_hand() -> None:

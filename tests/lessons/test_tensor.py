@@ -1,4 +1,4 @@
-"""tensor: a GPT whose matrices are cut is one process's, and PyTorch's own parallel modules."""
+"""tensor: a GPT whose matrices are sharded is one process's, and PyTorch's own parallel modules."""
 
 from __future__ import annotations
 
@@ -30,14 +30,22 @@ from playground.console.one_process import EXACT, check
 from playground.lessons.tensor import experiment
 from playground.lessons.tensor.lesson import (
     GPTConfig,
-    Ranks,
-    RowParallel,
-    VocabularyEmbedding,
-    backward,
+    Group,
+    RowParallelLinear,
+    VocabParallelEmbedding,
+    all_gather,
+    all_reduce,
+    copy_to_region,
     copying,
-    cut,
+    gather_from_sequence_region,
     new_gpt,
-    vocabulary_loss,
+    reduce_from_region,
+    reduce_scatter,
+    reduce_scatter_to_sequence_region,
+    shard,
+    shard_gpt,
+    sum_replicated_gradients,
+    vocab_parallel_cross_entropy,
 )
 from playground.lessons.tensor.page import WAYS, TensorSettings, closed_forms
 from playground.runtime.errors import UsageError
@@ -76,12 +84,27 @@ def parallelize(model: nn.Sequential, mesh: DeviceMesh, sequence: bool) -> None:
     parallelize_module(head, mesh, norm | {"1": ColwiseParallel(input_layouts=between, use_local_output=False)})
 
 
+def backward(
+    model: nn.Sequential,
+    replicated: list[nn.Parameter],
+    tokens: torch.Tensor,
+    targets: torch.Tensor,
+    sequence: bool,
+    group: Group = None,
+) -> torch.Tensor:
+    loss = vocab_parallel_cross_entropy(model(tokens), targets, group)
+    loss.backward()
+    if sequence:
+        sum_replicated_gradients(replicated, group)
+    return loss.detach()
+
+
 def train_both(rank: int, size: int, sequence: bool, steps: int) -> tuple[float, float, dict[str, int], dict[str, int]]:
     """The largest difference of a loss and of a parameter, and the collectives of a step, of the library and ours."""
-    mesh, ranks = init_device_mesh("cpu", (size,)), Ranks(sequence=sequence)
+    mesh = init_device_mesh("cpu", (size,))
     theirs = new_gpt(GPTConfig(), 1).double()
     ours = copy.deepcopy(theirs)
-    whole = cut(ours, ranks)
+    replicated = shard_gpt(ours, sequence=sequence)
     parallelize(theirs, mesh, sequence)
     of_theirs, of_ours = (torch.optim.AdamW(model.parameters(), lr=LR) for model in (theirs, ours))
     generator, losses = torch.Generator().manual_seed(3), []
@@ -93,8 +116,7 @@ def train_both(rank: int, size: int, sequence: bool, steps: int) -> tuple[float,
             expected = F.cross_entropy(theirs(tokens).flatten(0, 1), targets.flatten())
             expected.backward()
         with CommDebugMode() as our_calls:
-            loss = vocabulary_loss(ours(tokens), targets, ranks)
-            backward(loss, whole, ranks)
+            loss = backward(ours, replicated, tokens, targets, sequence)
         if sequence:
             dist.all_reduce(theirs[0].positions.weight.grad)  # that of one rank's tokens: the plan does not know it
         of_theirs.step()
@@ -129,54 +151,78 @@ def test_parallelize_module_trains_the_same_by_as_many_collectives(world: Worlds
         assert ours == theirs
 
 
+def exchange_tokens(rank: int, size: int) -> list[bool]:
+    """For each function of the board's table, whether output and gradient are as all ranks' inputs tell."""
+    inputs = [torch.randn(2, 2 * size, 3, generator=torch.Generator().manual_seed(r)).double() for r in range(size)]
+    total, own, found = torch.stack(inputs).sum(0), slice(2 * rank, 2 * rank + 2), []
+    gathered = torch.cat([each[:, 2 * r : 2 * r + 2] for r, each in enumerate(inputs)], 1)
+    for function, given, gradient, output, of_given in (
+        (copy_to_region, inputs[rank], inputs[rank], inputs[rank], total),
+        (reduce_from_region, inputs[rank], inputs[rank], total, inputs[rank]),
+        (gather_from_sequence_region, inputs[rank][:, own], inputs[rank], gathered, total[:, own]),
+        (reduce_scatter_to_sequence_region, inputs[rank], inputs[rank][:, own], total[:, own], gathered),
+    ):
+        tensor = given.clone().requires_grad_()
+        exchanged = function(tensor)
+        exchanged.backward(gradient)
+        found += [torch.allclose(exchanged, output), torch.allclose(tensor.grad, of_given)]
+    return found
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_what_is_exchanged_forward_is_mirrored_in_backward(world: Worlds, size: int) -> None:
+    for found in world(size).run(exchange_tokens):
+        assert found == [True] * 8
+
+
 def test_heads_that_cannot_be_shared_are_refused() -> None:
     with pytest.raises(UsageError, match="5 ranks for 12 heads"):
         TensorSettings(size=5)
 
 
-def difference_of_a_loss(ranks: Ranks, logits: torch.Tensor, targets: torch.Tensor) -> float:
+def difference_of_a_loss(rank: int, size: int, logits: torch.Tensor, targets: torch.Tensor) -> float:
     """From `F.cross_entropy`, of the loss and of the gradients; NaN only if both are."""
-    whole, part = logits.clone().requires_grad_(), logits.chunk(ranks.size, -1)[ranks.rank].clone().requires_grad_()
+    whole, part = logits.clone().requires_grad_(), logits.chunk(size, -1)[rank].clone().requires_grad_()
     expected = F.cross_entropy(whole.flatten(0, 1), targets.flatten())
-    found = vocabulary_loss(part, targets, ranks)
+    found = vocab_parallel_cross_entropy(part, targets)
     expected.backward()
     found.backward()
-    pairs = [(found, expected), (part.grad, whole.grad.chunk(ranks.size, -1)[ranks.rank])]
+    pairs = [(found, expected), (part.grad, whole.grad.chunk(size, -1)[rank])]
     return max((one - other).abs().nan_to_num(1.0 - one.equal(other)).max().item() for one, other in pairs)
 
 
 def reach_the_edges(rank: int, size: int) -> None:
-    ranks, vocabulary = Ranks(), 3 * size
+    vocabulary = 3 * size
     torch.manual_seed(1)
     embedding = nn.Embedding(vocabulary, 2).double()
     embedding.weight.data[::3] = torch.inf  # of others' tokens, nothing may come through
     ids = torch.tensor([[1, vocabulary - 1]])
-    assert VocabularyEmbedding(embedding, ranks)(ids).equal(embedding(ids))
+    assert VocabParallelEmbedding(embedding, None)(ids).equal(embedding(ids))
     logits, targets = torch.randn(2, 3, vocabulary).double(), torch.tensor([[0, -100, vocabulary - 1], [3, 1, 2]])
-    assert difference_of_a_loss(ranks, logits, targets) <= EXACT
+    assert difference_of_a_loss(rank, size, logits, targets) <= EXACT
     logits[1, :, 0] = -torch.inf  # a word that is masked
-    assert difference_of_a_loss(ranks, logits, targets) <= EXACT
-    assert difference_of_a_loss(ranks, 1e4 * logits.clamp(min=-9), targets) <= EXACT
+    assert difference_of_a_loss(rank, size, logits, targets) <= EXACT
+    assert difference_of_a_loss(rank, size, 1e4 * logits.clamp(min=-9), targets) <= EXACT
     ignored = torch.full_like(targets, -100)
-    assert vocabulary_loss(logits.chunk(size, -1)[rank], ignored, ranks).isnan()  # as cross_entropy's
+    assert vocab_parallel_cross_entropy(logits.chunk(size, -1)[rank], ignored).isnan()  # as cross_entropy's
     for outside in (-1, vocabulary, -101):
-        with pytest.raises(IndexError, match=f"{outside} is out of range: the ranks have {vocabulary}, from 0 on"):
-            VocabularyEmbedding(embedding, ranks)(torch.tensor([[0, outside]]))
+        with pytest.raises(IndexError, match=f"{outside} is out of range: ids are 0 to {vocabulary - 1}"):
+            VocabParallelEmbedding(embedding, None)(torch.tensor([[0, outside]]))
         with pytest.raises(IndexError, match=f"{outside} is out of range"):
-            vocabulary_loss(logits.chunk(size, -1)[rank], targets.where(targets != 1, outside), ranks)
-    for exchange in (ranks.all_reduce, ranks.all_gather, ranks.reduce_scatter):
+            vocab_parallel_cross_entropy(logits.chunk(size, -1)[rank], targets.where(targets != 1, outside))
+    for exchange in (all_reduce, all_gather, reduce_scatter):
         given = torch.ones(1, size, 2)
-        exchange(given)
+        exchange(given, None)
         assert given.eq(1).all()  # what is handed on may be autograd's, and another layer's gradient, too
-    part = ranks.part_of(torch.zeros(size, 2), 0)
-    assert part.untyped_storage().nbytes() == part.nbytes  # the whole is not kept for its sake
+    local = shard(torch.zeros(size, 2), 0)
+    assert local.untyped_storage().nbytes() == local.nbytes  # the unsharded parameter is not kept for its sake
     linear, given = nn.Linear(2 * size, 3, bias=False).double(), torch.randn(1, 2 * size).double()
-    found = RowParallel(linear, ranks)(given.chunk(size, -1)[rank])
+    found = RowParallelLinear(linear, None)(given.chunk(size, -1)[rank])
     assert (found - linear(given)).abs().max() <= EXACT
-    with pytest.raises(ValueError, match=f"{size + 1} tokens cannot be shared by {size} ranks: pad to a multiple"):
-        Ranks(sequence=True).leave(torch.zeros(1, size + 1, 2))
-    with pytest.raises(ValueError, match=f"{size + 1} cannot be cut into {size} equal parts"):
-        ranks.part_of(torch.zeros(size + 1, 2), 0)
+    with pytest.raises(ValueError, match=f"{size + 1} tokens for {size} ranks: pad to a multiple of {size}"):
+        reduce_scatter_to_sequence_region(torch.zeros(1, size + 1, 2))
+    with pytest.raises(ValueError, match=f"{size + 1} cannot be sharded over {size} ranks: choose a divisor"):
+        shard(torch.zeros(size + 1, 2), 0)
 
 
 def test_words_beyond_the_vocabulary_and_what_is_ignored_are_as_in_torch(world: Worlds) -> None:
@@ -190,15 +236,13 @@ def train_in_groups(rank: int, size: int) -> list[float]:
     tokens, targets = copying(2, torch.Generator().manual_seed(rank % 2))
     for sequence in (False, True):
         alone, model = (new_gpt(GPTConfig(layers=1), 1).double() for _ in range(2))
-        ranks = Ranks(pairs[rank % 2], sequence)
-        whole = cut(model, ranks)
+        replicated = shard_gpt(model, pairs[rank % 2], sequence)
         expected = F.cross_entropy(alone(tokens).flatten(0, 1), targets.flatten())
         expected.backward()
-        loss = vocabulary_loss(model(tokens), targets, ranks)
-        backward(loss, whole, ranks)
+        loss = backward(model, replicated, tokens, targets, sequence, pairs[rank % 2])
         found.append((loss - expected).abs().item())
         for ours, theirs in zip(model.parameters(), alone.parameters(), strict=True):
-            found.append((experiment.part_like(ranks, theirs.grad, ours) - ours.grad).abs().max().item())
+            found.append((experiment.shard_like(theirs.grad, ours, pairs[rank % 2]) - ours.grad).abs().max().item())
     return found
 
 
@@ -208,13 +252,12 @@ def test_groups_of_ranks_train_models_of_their_own(world: Worlds) -> None:
 
 
 def die_in_backward(rank: int, size: int) -> None:
-    ranks, model = Ranks(), new_gpt(GPTConfig(), 1)
-    whole = cut(model, ranks)
+    model = new_gpt(GPTConfig(), 1)
+    replicated = shard_gpt(model)
     tokens, targets = copying(4, torch.Generator().manual_seed(3))
-    loss = vocabulary_loss(model(tokens), targets, ranks)
     if rank == 1:
         model[1].up.weight.register_hook(lambda gradient: os.kill(os.getpid(), signal.SIGKILL))
-    backward(loss, whole, ranks)
+    backward(model, replicated, tokens, targets, sequence=False)
 
 
 def test_a_rank_that_is_killed_in_backward_is_named() -> None:

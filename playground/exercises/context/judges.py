@@ -23,11 +23,11 @@ def merge(rank: int, size: int, seed: int) -> Cases:
 
 def zigzag(rank: int, size: int, seed: int) -> Cases:
     """Positions, and what each of them sees of the block that is here after some hops."""
-    for run in (1, 2, 3):
-        runs = [[*range(start, start + run)] for start in range(0, 2 * size * run, run)]
-        positions = [runs[each] + runs[-1 - each] for each in range(size)]
+    for chunk in (1, 2, 3):
+        chunks = [[*range(start, start + chunk)] for start in range(0, 2 * size * chunk, chunk)]
+        positions = [chunks[each] + chunks[-1 - each] for each in range(size)]
         for hop in range(size):
             sees = [[key <= query for key in positions[rank - hop]] for query in positions[rank]]
-            about = f"{count(2 * run * size, 'token')}, after {count(hop, 'hop')}"
+            about = f"{count(2 * chunk * size, 'token')}, after {count(hop, 'hop')}"
             mine = torch.tensor(positions[rank])
-            yield Case(about, (2 * run * size, hop), (mine, torch.tensor(sees)), is_coded=False)
+            yield Case(about, (2 * chunk * size, hop), (mine, torch.tensor(sees)), is_coded=False)

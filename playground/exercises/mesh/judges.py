@@ -18,11 +18,11 @@ SHAPES = ((2, 2), (3, 2), (2, 3), (2, 1, 2), (2, 2, 2), (4, 2), (1, 2), (2,))
 def axis_sums(rank: int, size: int, seed: int) -> Cases:
     """Each digit of a sum says which rank is in it. A tensor of ranks is the oracle: its rows along an axis."""
     for shape in (shape for shape in SHAPES if prod(shape) == size):
-        grid = torch.arange(size).view(shape)
-        rows = (row for axis in range(grid.dim()) for row in grid.movedim(axis, -1).reshape(-1, shape[axis]).tolist())
+        mesh = torch.arange(size).view(shape)
+        rows = (row for axis in range(mesh.dim()) for row in mesh.movedim(axis, -1).reshape(-1, shape[axis]).tolist())
         sums = [sum(digits(other, 3) for other in row) for row in rows if rank in row]
         most = sum(3 * (ranks - 1) for ranks in shape)
-        yield Case(f"a grid of {' x '.join(map(str, shape))}", (shape, digits(rank, 3)), sums, most_moved=most)
+        yield Case(f"a mesh of {' x '.join(map(str, shape))}", (shape, digits(rank, 3)), sums, most_moved=most)
 
 
 def two_by_two(rank: int, size: int, seed: int) -> Cases:

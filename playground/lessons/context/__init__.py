@@ -1,1 +1,1 @@
-"""Attention over a sequence that is cut over the ranks."""
+"""Attention over a sequence that is sharded over the ranks."""

@@ -11,11 +11,10 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from playground.console.one_process import EXACT_STEPS
 from playground.lessons.context import lesson
-from playground.lessons.context.lesson import Ring, cut_sequence, own_positions
+from playground.lessons.context.lesson import position_ids, shard_sequence, tiles
 from playground.lessons.context.page import ALONE, ORDERS, ROUNDS, WAYS, ContextSettings
 from playground.lessons.tensor.lesson import GPTConfig, new_gpt
 from playground.measurement import Fields
@@ -48,27 +47,19 @@ def run_way(way: str, settings: ContextSettings) -> Fields:
 
 
 def new_training(way: str, settings: ContextSettings, dtype: torch.dtype = torch.float32) -> tuple[nn.Module, Backward]:
-    """A model that is cut, and what trains it. By `ALONE` attention is to own tokens only, which are in order."""
+    """A model for this rank's tokens, and what trains it."""
     model, zigzag = new_gpt(GPTConfig(), settings.seed).to(device(), dtype), way != "ulysses"
-    mine = own_positions(LENGTH, dist.get_world_size(), dist.get_rank(), zigzag)
-    cut_sequence(model, None, zigzag, "ring" if way == ALONE else way)
-    for block in model[1:-1] if way == ALONE else ():
-        del block.attention.attend  # the class's is local
-    return model, partial(backward, model, mine)
+    shard_sequence(model, None, zigzag, ATTENTION[way])
+    return model, partial(lesson.backward, model, position_ids(LENGTH, dist.get_world_size(), dist.get_rank(), zigzag))
 
 
-def backward(model: nn.Module, mine: Tensor, tokens: Tensor, targets: Tensor) -> Tensor:
-    """The mean loss and its gradients, of whole tokens and targets, of which this rank works on the positions `mine`.
-    The mean is over the targets of all ranks: one may have none."""
-    logits = model(tokens[:, mine])
-    total = F.cross_entropy(logits.flatten(0, 1), targets[:, mine].flatten(), reduction="sum")
-    loss = total / (targets >= 0).sum()
-    loss.backward()
-    gradients = [param.grad for param in model.parameters()]
-    together = parameters_to_vector([*gradients, loss.detach()])
-    dist.all_reduce(together)  # a sum, and no mean: each rank has seen its own tokens
-    vector_to_parameters(together[:-1], gradients)
-    return together[-1]
+def attend_alone(query: Tensor, key: Tensor, value: Tensor, **_: object) -> Tensor:
+    """Attention to own tokens only, which are in order."""
+    return F.scaled_dot_product_attention(query, key, value, is_causal=True)
+
+
+ATTENTION = {"ring": lesson.ring_attention, "ulysses": lesson.ulysses_attention, ALONE: attend_alone}
+"""That of each way."""
 
 
 def measure(length: int, size: int) -> Fields:
@@ -86,8 +77,8 @@ def measure(length: int, size: int) -> Fields:
     with observing(traffic), kept:
         compute(lesson.ring_attention)
     with square:
-        hidden = torch.ones(length, length, dtype=torch.bool).triu(1)
-        (lesson.score(whole[0], whole[1], hidden).softmax(-1) @ whole[2]).sum()
+        visible = torch.ones(length, length, dtype=torch.bool).tril()
+        (lesson.attention_scores(whole[0], whole[1], visible).softmax(-1) @ whole[2]).sum()
     calls = {order: partial(compute, lesson.ring_attention, zigzag=zigzag) for order, zigzag in ORDERS.items()}
     calls["ulysses"] = partial(compute, lesson.ulysses_attention)
     turns = interleave([*map(timed, calls.values())], range(ROUNDS), Random(length))
@@ -99,11 +90,11 @@ def computed_pairs(rank: int, size: int, length: int) -> dict[str, list[tuple[in
     """By order, the rows of what this rank computes: a query's position, that of the first key, and how many keys."""
     found = {order: list[tuple[int, int, int]]() for order in ORDERS}
     for order, zigzag in ORDERS.items():
-        ring = Ring(length // size, None, zigzag, causal=True)
+        positions = [position_ids(length, size, each, zigzag) for each in range(size)]
         for source in range(size):
-            for rows, columns, hidden in ring.pairs(source):
-                keys = ring.positions[source][columns]
-                for row, query in enumerate(ring.positions[rank][rows].tolist()):
-                    visible = len(keys) if hidden is None else int((~hidden[row]).sum())
-                    found[order].append((query, int(keys[0]), visible))
+            for rows, columns, visible in tiles(positions[rank], positions[source], zigzag, causal=True):
+                keys = positions[source][columns]
+                for row, query in enumerate(positions[rank][rows].tolist()):
+                    count = len(keys) if visible is None else int(visible[row].sum())
+                    found[order].append((query, int(keys[0]), count))
     return found

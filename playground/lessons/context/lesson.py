@@ -1,17 +1,21 @@
-"""Context parallelism: the sequence is cut over the ranks, and attention still sees every token before its own.
+"""Context parallelism: the sequence is sharded over the ranks, and attention still sees all of it.
 
+    torchrun --nproc-per-node 2 lesson.py
     python -m playground context
     python -m playground context -n 4 --steps 5
 
-Everything in a transformer but attention treats each token by itself: a rank takes its part of the tokens, and only
-attention exchanges something. In ring attention, queries stay where they are, and blocks of keys and values go round
-the ring; each rank merges its attention to one block with that to the next. Ulysses exchanges tokens for heads by an
-all_to_all, computes attention as usual, and exchanges them back.
+Everything in a transformer but attention treats each token by itself: a rank computes with its own
+tokens, and only attention communicates. In ring attention, queries stay where they are, and blocks
+of keys and values go round the ring; each rank merges its attention to one block with that to the
+next. Ulysses exchanges tokens for heads by an all_to_all, computes attention as usual, and
+exchanges them back.
 
-A causal token does not see the keys behind it. With one run of tokens on each rank, rank 0 needs the first block alone,
-and the last rank needs all. In the zigzag order, rank r has the runs r and 2N - 1 - r of 2N, and all have equal work.
-Sources: Liu et al., Ring Attention, 2023, arXiv 2310.01889; Dao et al., FlashAttention, 2022, arXiv 2205.14135;
-Jacobs et al., DeepSpeed Ulysses, 2023, arXiv 2309.14509; Grattafiori et al., Llama 3, 2024, arXiv 2407.21783 (3.3.2)
+In causal attention a token does not see later keys. If each rank has one chunk of the sequence,
+rank 0 needs the first block alone, and the last rank needs all. In the zigzag order, rank r has the
+chunks r and 2N - 1 - r of 2N, and all ranks have equal work.
+Sources: Liu et al., Ring Attention, 2023, arXiv 2310.01889; Dao et al., FlashAttention, 2022, arXiv
+2205.14135; Jacobs et al., DeepSpeed Ulysses, 2023, arXiv 2309.14509; Grattafiori et al., Llama 3,
+2024, arXiv 2407.21783 (3.3.2)
 """
 
 from __future__ import annotations
@@ -25,74 +29,88 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.utils import parameters_to_vector, vector_to_parameters
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from playground.lessons.tensor.lesson import Mirrored
+from playground.lessons.tensor.lesson import GPTConfig, copying, copying_loss, new_gpt
 
 Group: TypeAlias = dist.ProcessGroup | None  # None: all ranks
 
 
-def own_positions(length: int, size: int, rank: int, zigzag: bool) -> Tensor:
-    """The positions of this rank's tokens, [length / N]. Raises `ValueError` if the runs cannot be equally long."""
+def position_ids(length: int, size: int, rank: int, zigzag: bool) -> Tensor:
+    """The positions of a rank's tokens in a sequence of `length`, [length / N]. Raises `ValueError`
+    if the chunks cannot be equally long."""
     count = 2 * size if zigzag else size
     if length % count:
-        raise ValueError(f"{length} tokens cannot be cut into {count} equal runs: choose or pad to a multiple of that")
-    runs = torch.arange(length).view(count, -1)
-    return torch.cat([runs[rank], runs[count - 1 - rank]]) if zigzag else runs[rank]
+        rule = f"choose or pad to a multiple of {count}"
+        raise ValueError(f"{length} tokens cannot be split into {count} equal chunks: {rule}")
+    chunks = torch.arange(length).view(count, -1)
+    return torch.cat([chunks[rank], chunks[count - 1 - rank]]) if zigzag else chunks[rank]
 
 
-def score(query: Tensor, key: Tensor, hidden: Tensor | None) -> Tensor:
-    """[…, queries, keys]; `hidden`, [queries, keys], says which of these a query does not see."""
-    scores = query @ key.transpose(-1, -2) * query.shape[-1] ** -0.5
-    return scores if hidden is None else scores.masked_fill_(hidden.to(scores.device), -torch.inf)
+def tiles(
+    queries: Tensor, keys: Tensor, zigzag: bool, causal: bool
+) -> Iterator[tuple[slice, slice, Tensor | None]]:
+    """Yield each chunk of queries with each chunk of keys, both given by their positions: two
+    slices, and which keys a query sees, [queries, keys], None for all. A tile in which no query
+    sees a key is left out."""
+    chunk = len(queries) // 2 if zigzag else len(queries)
+    chunks = [slice(start, start + chunk) for start in range(0, len(queries), chunk)]
+    for rows, columns in product(chunks, chunks):
+        visible = keys[columns] <= queries[rows, None]
+        if not causal or visible.all():
+            yield rows, columns, None
+        elif visible.any():
+            yield rows, columns, visible
 
 
-def attend(query: Tensor, key: Tensor, value: Tensor, hidden: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Attention to these keys alone, and the logarithm of the softmax's divisor, […, queries, 1]."""
-    scores = score(query, key, hidden)
-    divisor = scores.logsumexp(-1, keepdim=True)
-    return scores.sub_(divisor).exp_() @ value, divisor
+def attention_scores(q: Tensor, k: Tensor, visible: Tensor | None) -> Tensor:
+    """[..., queries, keys]: minus infinity where a query does not see a key."""
+    scores = q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5
+    return scores if visible is None else scores.masked_fill_(~visible.to(q.device), -torch.inf)
 
 
-def merge(output: Tensor, divisor: Tensor, other: Tensor, its_divisor: Tensor) -> tuple[Tensor, Tensor]:
-    """The attention to two sets of keys, from the attention to each: each counts by its share of the common divisor."""
-    common = torch.logaddexp(divisor, its_divisor)
-    return output * (divisor - common).exp() + other * (its_divisor - common).exp(), common
+def attend(q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Attention to these keys alone, and its lse, [..., queries, 1]: the logarithm of the sum of
+    exponentials that the softmax divides by."""
+    scores = attention_scores(q, k, visible)
+    lse = scores.logsumexp(-1, keepdim=True)
+    return scores.sub_(lse).exp_() @ v, lse
 
 
-class Ring:
-    """The ranks of a group, each with `length` tokens of a sequence. Blocks go from each rank to the next one."""
+def attend_backward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    visible: Tensor | None,
+    dout: Tensor,
+    lse: Tensor,
+    delta: Tensor,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """What these queries and keys add to dq, dk and dv. `lse` and `delta`, [..., queries, 1], are
+    those of attention to all keys."""
+    weights = attention_scores(q, k, visible).sub_(lse).exp_()
+    dscores = weights * (dout @ v.transpose(-1, -2) - delta) * q.shape[-1] ** -0.5
+    return dscores @ k, dscores.transpose(-1, -2) @ q, weights.transpose(-1, -2) @ dout
 
-    def __init__(self, length: int, group: Group, zigzag: bool, causal: bool) -> None:
-        self.group, self.causal, run = group or dist.group.WORLD, causal, length // 2 if zigzag else length
-        self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
-        self.positions = [own_positions(length * self.size, self.size, rank, zigzag) for rank in range(self.size)]
-        self.runs = [slice(start, start + run) for start in range(0, length, run)]
 
-    def pass_on(self, block: Tensor) -> tuple[Tensor, list[dist.Work]]:
-        """Start to send a block to the next rank. Returns that of the rank before; it is there after the waits."""
-        if self.size == 1:
-            return block, []
-        arriving = torch.empty_like(block)
-        before, after = (dist.get_global_rank(self.group, (self.rank + step) % self.size) for step in (-1, 1))
-        send = dist.P2POp(dist.isend, block, after, self.group)
-        return arriving, dist.batch_isend_irecv([send, dist.P2POp(dist.irecv, arriving, before, self.group)])
+def merge(out: Tensor, lse: Tensor, block_out: Tensor, block_lse: Tensor) -> tuple[Tensor, Tensor]:
+    """The attention to two sets of keys, from the attention to each: each is weighted by its part
+    of the common sum. The exponents are never positive."""
+    both = torch.logaddexp(lse, block_lse)
+    return out * (lse - both).exp() + block_out * (block_lse - both).exp(), both
 
-    def blocks(self, block: Tensor) -> Iterator[tuple[Tensor, Iterator[Any]]]:
-        """Yield the block of each rank, this rank's own first, and what its queries need of it: see `pairs`. While the
-        caller computes with a block, it is already on its way to the next rank."""
-        for hop in range(self.size):
-            arriving, works = self.pass_on(block) if hop + 1 < self.size else (block, [])
-            yield block, self.pairs((self.rank - hop) % self.size)
-            wait(works)
-            block = arriving
 
-    def pairs(self, source: int) -> Iterator[tuple[slice, slice, Tensor | None]]:
-        """Yield each run of own queries with each run of the source's keys, as slices, and what is hidden, if anything
-        is. A pair in which everything is hidden is skipped."""
-        for rows, columns in product(self.runs, self.runs):
-            hidden = self.positions[source][columns] > self.positions[self.rank][rows, None]
-            if not (self.causal and hidden.all()):
-                yield rows, columns, hidden if self.causal and hidden.any() else None
+def pass_on(block: Tensor, group: Group) -> tuple[Tensor, list[dist.Work]]:
+    """Start to send a block to the next rank. Returns the tensor in which the previous rank's block
+    arrives, and the work to wait for."""
+    rank, size = dist.get_rank(group), dist.get_world_size(group)
+    if size == 1:
+        return block, []
+    received = torch.empty_like(block)
+    send = dist.P2POp(dist.isend, block, group=group, group_peer=(rank + 1) % size)
+    receive = dist.P2POp(dist.irecv, received, group=group, group_peer=(rank - 1) % size)
+    return received, dist.batch_isend_irecv([send, receive])
 
 
 def wait(works: list[dist.Work]) -> None:
@@ -101,86 +119,164 @@ def wait(works: list[dist.Work]) -> None:
 
 
 class RingAttention(torch.autograd.Function):
-    """Keys and values go round forward and, since a rank keeps its own alone, backward. There the weights are computed
-    again: the square is never stored. A block's gradients travel with it and, by one hop more, home."""
+    """Blocks go round in forward and again in backward, as a rank keeps its own alone."""
 
     @staticmethod
-    def forward(context: Any, query: Tensor, key: Tensor, value: Tensor, ring: Ring) -> Tensor:
-        output, divisor = torch.zeros_like(query), query.new_full((*query.shape[:-1], 1), -torch.inf)
-        for (keys, values), pairs in ring.blocks(torch.stack([key, value])):
-            for rows, columns, hidden in pairs:
-                part = attend(query[:, :, rows], keys[:, :, columns], values[:, :, columns], hidden)
-                output[:, :, rows], divisor[:, :, rows] = merge(output[:, :, rows], divisor[:, :, rows], *part)
-        context.ring = ring
-        context.save_for_backward(query, key, value, output, divisor)
-        return output
+    def forward(
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, group: Group, zigzag: bool, causal: bool
+    ) -> Tensor:
+        rank, size = dist.get_rank(group), dist.get_world_size(group)
+        positions = [position_ids(size * q.shape[-2], size, r, zigzag) for r in range(size)]
+        out = torch.zeros_like(q)
+        lse = q.new_full((*q.shape[:-1], 1), -torch.inf)
+        block = torch.stack([k, v])
+        for hop in range(size):
+            received, works = pass_on(block, group) if hop + 1 < size else (block, [])
+            theirs = positions[(rank - hop) % size]
+            for rows, columns, visible in tiles(positions[rank], theirs, zigzag, causal):
+                keys, values = block[..., columns, :]
+                part = attend(q[..., rows, :], keys, values, visible)
+                merged = merge(out[..., rows, :], lse[..., rows, :], *part)
+                out[..., rows, :], lse[..., rows, :] = merged
+            wait(works)
+            block = received
+        ctx.arguments = positions, group, zigzag, causal
+        ctx.save_for_backward(q, k, v, out, lse)
+        return out
 
     @staticmethod
-    def backward(context: Any, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
-        query, key, value, output, divisor = context.saved_tensors
-        mean = (gradient * output).sum(-1, keepdim=True)  # of the gradients of a query's weights, by these weights
-        of_query, of_block, works = torch.zeros_like(query), torch.zeros_like(key), list[dist.Work]()
-        for block, pairs in context.ring.blocks(torch.stack([key, value])):
-            own = torch.zeros_like(block)
-            for rows, columns, hidden in pairs:
-                queries, due, (keys, values) = query[:, :, rows], gradient[:, :, rows], block[:, :, :, columns]
-                weights = score(queries, keys, hidden).sub_(divisor[:, :, rows]).exp_()
-                of_scores = weights * (due @ values.transpose(-1, -2) - mean[:, :, rows]) * query.shape[-1] ** -0.5
-                of_query[:, :, rows] += of_scores @ keys
-                own[0, :, :, columns] += of_scores.transpose(-1, -2) @ queries
-                own[1, :, :, columns] += weights.transpose(-1, -2) @ due
-            wait(works)  # for the sum of all ranks that had this block before
-            of_block, works = context.ring.pass_on(own + of_block)
-        wait(works)
-        return of_query, *of_block, None
+    def backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
+        """The weights are computed again: the square of queries and keys is never stored. The
+        gradients of a block travel behind it and, after one hop more, are home."""
+        q, k, v, out, lse = ctx.saved_tensors
+        positions, group, zigzag, causal = ctx.arguments
+        rank, size = dist.get_rank(group), dist.get_world_size(group)
+        delta = (dout * out).sum(-1, keepdim=True)  # FlashAttention's D
+        dq, block = torch.zeros_like(q), torch.stack([k, v])
+        dblock, grad_works = torch.zeros_like(block), list[dist.Work]()
+        for hop in range(size):
+            received, works = pass_on(block, group) if hop + 1 < size else (block, [])
+            theirs, own = positions[(rank - hop) % size], torch.zeros_like(block)
+            for rows, columns, visible in tiles(positions[rank], theirs, zigzag, causal):
+                keys, values = block[..., columns, :]
+                of_rows = (each[..., rows, :] for each in (dout, lse, delta))
+                added = attend_backward(q[..., rows, :], keys, values, visible, *of_rows)
+                dq[..., rows, :] += added[0]
+                own[0, ..., columns, :] += added[1]
+                own[1, ..., columns, :] += added[2]
+            wait(grad_works)  # for the sum of the ranks that had this block before
+            dblock, grad_works = pass_on(own + dblock, group)
+            wait(works)
+            block = received
+        wait(grad_works)
+        return dq, *dblock, None, None, None
 
 
 def ring_attention(
-    query: Tensor, key: Tensor, value: Tensor, group: Group = None, zigzag: bool = True, causal: bool = True
+    q: Tensor, k: Tensor, v: Tensor, group: Group = None, zigzag: bool = True, causal: bool = True
 ) -> Tensor:
-    """Attention to the keys of all ranks, from and to [batch, heads, length / N, head width], a rank's own positions'.
-    Raises `ValueError` as `own_positions` does."""
-    return RingAttention.apply(query, key, value, Ring(query.shape[2], group, zigzag, causal))
+    """Attention to the keys of all ranks, from and to [batch, heads, length / N, head width], those
+    of this rank's positions. Raises `ValueError` as `position_ids` does."""
+    return RingAttention.apply(q, k, v, group, zigzag, causal)
 
 
-def swap(tensor: Tensor, cut: int, join: int, group: Group) -> Tensor:
-    """Dimension `cut` is cut into N parts, one for each rank, and the parts that arrive are joined along `join`."""
-    parts = torch.stack(tensor.chunk(dist.get_world_size(group), cut))
-    arrived = torch.empty_like(parts)
-    dist.all_to_all_single(arrived, parts, group=group)
-    return torch.cat(arrived.unbind(), join)
+class AllToAll(torch.autograd.Function):
+    """Split a tensor along one dimension, a part for each rank, and join what arrives along
+    another. The gradient goes back the same way."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, split_dim: int, join_dim: int, group: Group) -> Tensor:
+        ctx.way_back = join_dim, split_dim, group
+        sent = torch.stack(tensor.chunk(dist.get_world_size(group), split_dim))
+        received = torch.empty_like(sent)
+        dist.all_to_all_single(received, sent, group=group)
+        return torch.cat(received.unbind(), join_dim)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
+        return AllToAll.apply(gradient, *ctx.way_back), None, None, None
 
 
 def ulysses_attention(
-    query: Tensor, key: Tensor, value: Tensor, group: Group = None, zigzag: bool = False, causal: bool = True
+    q: Tensor, k: Tensor, v: Tensor, group: Group = None, zigzag: bool = False, causal: bool = True
 ) -> Tensor:
-    """As `ring_attention`; between two exchanges a rank has all tokens, and 1 / N of the heads. Raises `ValueError` if
-    the heads cannot be shared so."""
-    size, heads, length = dist.get_world_size(group), query.shape[1], query.shape[2]
+    """As `ring_attention`; between two exchanges a rank has all tokens, and 1 / N of the heads.
+    Raises `ValueError` if N does not divide the heads."""
+    size, (heads, length) = dist.get_world_size(group), q.shape[1:3]
     if heads % size:
-        raise ValueError(f"{heads} heads cannot be shared by {size} ranks: choose a divisor of {heads}")
-    to_heads, to_tokens = partial(swap, cut=-3, join=-2, group=group), partial(swap, cut=-2, join=-3, group=group)
-    order = torch.cat([own_positions(length * size, size, rank, zigzag) for rank in range(size)]).to(query.device)
-    swapped = Mirrored.apply(torch.stack([query, key, value]), to_heads, to_tokens)
-    query, key, value = swapped.index_select(-2, order.argsort())
-    output = F.scaled_dot_product_attention(query, key, value, is_causal=causal)
-    return Mirrored.apply(output.index_select(-2, order), to_tokens, to_heads)
+        raise ValueError(f"{heads} heads for {size} ranks: choose a divisor of {heads}")
+    shards = [position_ids(length * size, size, rank, zigzag) for rank in range(size)]
+    order = torch.cat(shards).to(q.device)
+    qkv = AllToAll.apply(torch.stack([q, k, v]), -3, -2, group)
+    q, k, v = qkv.index_select(-2, order.argsort())
+    out = F.scaled_dot_product_attention(q, k, v, is_causal=causal)
+    return AllToAll.apply(out.index_select(-2, order), -2, -3, group)
 
 
-WAYS = {"ring": ring_attention, "ulysses": ulysses_attention}
-
-
-def cut_sequence(model: nn.Module, group: Group = None, zigzag: bool = True, way: str = "ring") -> None:
-    """Let a GPT, or a part of one, work on this rank's tokens, in place: its positions and its attention change."""
+def shard_sequence(
+    model: nn.Module, group: Group = None, zigzag: bool = True, attention: Any = ring_attention
+) -> None:
+    """Let a GPT, or some of its layers, work on this rank's tokens, in place."""
     rank, size = dist.get_rank(group), dist.get_world_size(group)
+
+    def place(ids: Tensor) -> Tensor:
+        return position_ids(ids.shape[1] * size, size, rank, zigzag).to(ids.device)
+
     for module in model.modules():
         if hasattr(module, "place"):
-            module.place = lambda ids: own_positions(ids.shape[1] * size, size, rank, zigzag).to(ids.device)
+            module.place = place
         if hasattr(module, "attend"):
-            module.attend = partial(WAYS[way], group=group, zigzag=zigzag)
+            module.attend = partial(attention, group=group, zigzag=zigzag)
+
+
+def backward(model: nn.Module, positions: Tensor, tokens: Tensor, targets: Tensor) -> Tensor:
+    """The loss of a whole batch [batch, length] and its gradients, on a rank that computes with
+    these positions. The mean is over the targets of all ranks: one may have none."""
+    logits = model(tokens[:, positions])
+    total = F.cross_entropy(logits.flatten(0, 1), targets[:, positions].flatten(), reduction="sum")
+    loss = total / (targets >= 0).sum()
+    loss.backward()
+    gradients = [param.grad for param in model.parameters()]
+    flat = parameters_to_vector([*gradients, loss.detach()])
+    dist.all_reduce(flat)  # a sum, and no mean: each rank has seen its own tokens
+    vector_to_parameters(flat[:-1], gradients)
+    return flat[-1]
+
+
+class CountSent(TorchDispatchMode):
+    """Counts the bytes that this rank sends to others, by isend and all_to_all_single."""
+
+    count = 0
+
+    def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if op is torch.ops.c10d.send.default:
+            self.count += args[0][0].nbytes
+        if op is torch.ops.c10d.alltoall_base_.default:
+            self.count += args[1].nbytes * (dist.get_world_size() - 1) // dist.get_world_size()
+        return op(*args, **(kwargs or {}))
+
+
+def compare(rank: int, size: int) -> None:
+    """Print how far loss and gradients are from one process's, and what attention sends."""
+    tokens, targets = copying(4, torch.Generator().manual_seed(1234))
+    whole = new_gpt(GPTConfig(), 1234).double()
+    expected = copying_loss(whole(tokens), targets)
+    expected.backward()
+    for order, attention in product(("contiguous", "zigzag"), (ring_attention, ulysses_attention)):
+        model = new_gpt(GPTConfig(), 1234).double()
+        shard_sequence(model, None, order == "zigzag", attention)
+        positions = position_ids(tokens.shape[1], size, rank, order == "zigzag")
+        with CountSent() as sent:
+            loss = backward(model, positions, tokens, targets)
+        pairs = zip(model.parameters(), whole.parameters(), strict=True)
+        differences = [(one.grad - other.grad).abs().max() for one, other in pairs]
+        apart = max(abs(loss - expected), *differences)
+        if rank == 0:
+            name = f"{order} {attention.__name__}"
+            print(f"{name:28} {apart:.10f} from one process, {sent.count:,} bytes sent")
 
 
 if __name__ == "__main__":
-    from playground.console.steps import become_command
-
-    become_command(__file__)
+    dist.init_process_group("gloo")
+    compare(dist.get_rank(), dist.get_world_size())
+    dist.destroy_process_group()

@@ -29,12 +29,12 @@ ROUNDS = 4
 
 @dataclass(frozen=True, kw_only=True)
 class ContextSettings:
-    """Raises `UsageError` if heads or sequences cannot be cut over the ranks."""
+    """Raises `UsageError` if heads or sequences cannot be sharded over the ranks."""
 
     size: int
     """Number of ranks."""
     seed: int = 1234
-    batch_size: int = flag(24, "Sequences in a batch; each rank has its part of all.", least=1)
+    batch_size: int = flag(24, "Sequences in a batch; each rank has its shard of all.", least=1)
     steps: int = flag(60, "Number of training steps, for each way.", least=1)
     lengths: tuple[int, ...] = (384, 768, 1536)
     """Lengths of the sequences for attention alone."""

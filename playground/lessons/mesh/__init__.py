@@ -1,1 +1,1 @@
-"""Data, pipeline, context and tensor parallelism at once, on one grid of ranks."""
+"""Data, pipeline, context and tensor parallelism at once, on one device mesh."""

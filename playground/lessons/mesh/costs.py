@@ -1,8 +1,8 @@
-"""The bytes of the lesson's run in closed form; and predictions for a cluster: what a rank of each grid holds, and what
+"""The bytes of the lesson's run in closed form; and predictions for a cluster: what a rank of each mesh holds, and what
 it waits for. Does not import torch.
 
 Predicted times of all-reduces are those of `scale`'s cost model. In mixed precision a weight and its gradient take two
-bytes each, and the optimizer twelve, which zero-1 shares over dp and cp; zero-3 shares all sixteen. Activations are
+bytes each, and the optimizer twelve, which zero-1 shards over dp and cp; zero-3 shards all sixteen. Activations are
 those of sequence parallelism, with attention that stores no square. Messages between stages are hidden.
 Sources: Korthikanti et al., 2022, arXiv 2205.05198 (activations); Narayanan et al., 2021, arXiv 2104.04473 (times)
 """
@@ -15,10 +15,10 @@ from playground.training.gpt_config import HEADS, LAYERS, LENGTH, VOCABULARY, WI
 
 Shape = tuple[int, int, int, int]
 BATCH, MICROBATCHES = 24, 2
-"""Sequences in a batch of the run, and microbatches that a replica's are cut into."""
+"""Sequences in a batch of the run, and microbatches that a replica's are split into."""
 MODEL = f"a GPT of {LAYERS} blocks, width {WIDTH}, {HEADS} heads, {BATCH} in a batch"
-CUT = {"pairs of samples": BATCH // 2, "layers": LAYERS + 2, "pairs of tokens": LENGTH // 2, "heads": HEADS}
-"""Each is cut over the ranks of an axis; the embedding and the head count as a layer each."""
+SHARDED = {"pairs of samples": BATCH // 2, "layers": LAYERS + 2, "pairs of tokens": LENGTH // 2, "heads": HEADS}
+"""Each is sharded over the ranks of an axis; the embedding and the head count as a layer each."""
 
 
 def name_of(shape: Shape) -> str:
@@ -32,13 +32,13 @@ def bytes_sent(shape: Shape, stage: int) -> dict[str, float]:
     embeds, ends = 0 in units, LAYERS + 1 in units
     blocks, tokens = len(units) - embeds - ends, BATCH // dp * LENGTH // cp
     hidden = 8 * tokens * WIDTH
-    whole = (embeds * LENGTH + 6 * blocks + 2 * ends) * WIDTH
-    parts = (embeds + ends) * VOCABULARY * WIDTH + blocks * (12 * WIDTH**2 + 4 * WIDTH)
+    replicated = (embeds * LENGTH + 6 * blocks + 2 * ends) * WIDTH
+    sharded = (embeds + ends) * VOCABULARY * WIDTH + blocks * (12 * WIDTH**2 + 4 * WIDTH)
     return {
         "tp": 2 * (tp - 1) / tp * ((4 * blocks + embeds + ends) * hidden + ends * 3 * 8 * tokens),
         "cp": blocks * (6 * cp - 4) * hidden / tp,
         "pp": (2 - (stage == 0) - (stage == pp - 1)) * hidden,
-        "dp x cp": 2 * (dp * cp - 1) / (dp * cp) * 8 * (whole + parts / tp + 1),
+        "dp x cp": 2 * (dp * cp - 1) / (dp * cp) * 8 * (replicated + sharded / tp + 1),
     }
 
 
@@ -49,19 +49,19 @@ DEEP, WIDE, LONG, SEQUENCES = 80, 8192, 8192, 512
 """Layers and width of its GPT, tokens of a sequence, and sequences of a batch."""
 PARAMETERS = 12 * DEEP * WIDE**2
 CLUSTER = f"{PARAMETERS / 1e9:.0f} billion parameters on {GPUS} GPUs of {MEMORY / 1e9:.0f} GB"
-GRIDS: dict[Shape, str] = {
+MESHES: dict[Shape, str] = {
     (512, 1, 1, 1): "zero-3", (64, 1, 8, 1): "zero-3", (64, 1, 1, 8): "zero-1", (32, 1, 1, 16): "zero-1",
     (32, 2, 1, 8): "zero-1", (8, 8, 1, 8): "zero-1", (16, 2, 2, 8): "zero-1",
 }  # fmt: skip
-"""Those that are predicted, and how each shares the optimizer's state."""
+"""Those that are predicted, and how each shards the optimizer's state."""
 
 
 def predict(shape: Shape, state: str) -> Fields:
     """Bytes held, and seconds of a step: computing, and waiting, by cause. A microbatch is a sequence."""
     dp, pp, cp, tp = shape
     microbatches, own, hidden = SEQUENCES / dp, PARAMETERS / (pp * tp), 2 * LONG / cp * WIDE
-    shared = 16 if state == "zero-3" else 12
-    held = own * (16 - shared + shared / (dp * cp)) + 17 * hidden / tp * DEEP / pp * min(pp, microbatches)
+    sharded = 16 if state == "zero-3" else 12
+    held = own * (16 - sharded + sharded / (dp * cp)) + 17 * hidden / tp * DEEP / pp * min(pp, microbatches)
     attention = 6 * DEEP * LONG**2 * WIDE * SEQUENCES / GPUS / FLOPS
     compute, often = 6 * PARAMETERS * LONG * SEQUENCES / GPUS / FLOPS + attention, DEEP / pp * microbatches
     tensor = 4 * often * all_reduce_seconds(hidden, tp, min(tp, HOST))

@@ -1,4 +1,4 @@
-"""The lesson's run: on each grid a training, beside one process's, with its messages counted by axis."""
+"""The lesson's run: on each mesh a training, beside one process's, with its messages counted by axis."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from playground.lessons.mesh.lesson import GPTStage, Mesh
 from playground.lessons.mesh.page import MeshSettings
 from playground.lessons.pipeline.experiment import warm_up
 from playground.lessons.pipeline.lesson import split
-from playground.lessons.tensor.experiment import part_like
+from playground.lessons.tensor.experiment import shard_like
 from playground.lessons.tensor.lesson import GPTConfig, new_gpt
 from playground.measurement import Fields
 from playground.runtime import device
@@ -26,7 +26,7 @@ from playground.training.traffic import Traffic
 
 
 def run(rank: int, size: int, settings: MeshSettings) -> list[Fields]:
-    """For each grid what this rank has found."""
+    """What this rank has found, by mesh."""
     require_same_on_all_ranks(vars(settings))
     oracle, losses = new_model(settings), [0.0] * settings.steps
     if rank == 0:
@@ -46,23 +46,23 @@ def batches_of(settings: MeshSettings) -> list[Batch]:
 
 
 def train_on(shape: costs.Shape, oracle: nn.Sequential, expected: Tensor, settings: MeshSettings) -> Fields:
-    """On a grid: this rank's place, and what it exchanges in a step; the largest differences from one process."""
+    """On a mesh: this rank's coordinates, and what it exchanges in a step; the largest differences from one process."""
     mesh, whole = Mesh(shape), batches_of(settings)
     stage, traffic = GPTStage(new_model(settings), mesh), AxisTraffic(mesh)
-    tokens, targets = (mesh.part_of(each).chunk(costs.MICROBATCHES) for each in whole[0])
+    tokens, targets = (mesh.shard_batch(each).chunk(costs.MICROBATCHES) for each in whole[0])
     hidden = [expected.new_ones(*each.shape, WIDTH).requires_grad_() for each in tokens]
     warm_up(stage, tokens if stage.is_first else hidden, targets)
     with observing(traffic):
         found = train(costs.name_of(shape), stage.model, partial(stage.step, microbatches=costs.MICROBATCHES), whole)
     by_loss = (expected - expected.new_tensor(found["losses"])).abs().max() if stage.is_last else 0.0
     by_parameter = parameter_difference(
-        split(oracle, stage.index, len(stage.ranks)), stage.model, partial(part_like, stage.tensor_ranks)
+        split(oracle, stage.index, len(stage.ranks)), stage.model, partial(shard_like, group=mesh.groups["tp"])
     )
     largest = expected.new_tensor([by_loss, by_parameter])
     dist.all_reduce(largest, op=dist.ReduceOp.MAX)
     groups = traffic.by_axis(settings.steps, costs.bytes_sent(shape, stage.index))
     found |= dict(zip(("loss_difference", "parameter_difference"), largest.tolist(), strict=True))
-    return found | {"place": mesh.place, "groups": groups}
+    return found | {"place": mesh.coordinates, "groups": groups}
 
 
 class AxisTraffic(Observer):

@@ -13,7 +13,7 @@ from playground.console.session import Session
 from playground.console.tables import Column, figures, tabulate
 from playground.console.text import good, heading, prose
 from playground.lessons import LESSONS
-from playground.lessons.mesh.costs import CLUSTER, CUT, GRIDS, MODEL, Shape, name_of, predict
+from playground.lessons.mesh.costs import CLUSTER, MESHES, MODEL, SHARDED, Shape, name_of, predict
 from playground.measurement import Fields
 from playground.runtime.errors import UsageError
 from playground.runtime.flags import check_flags, flag
@@ -24,22 +24,24 @@ EXPERIMENT = LESSON.remote("run", "experiment")
 
 @dataclass(frozen=True, kw_only=True)
 class MeshSettings:
-    """Raises `UsageError` if the model or its batch cannot be cut over a grid."""
+    """Raises `UsageError` if the model or its batch cannot be sharded over a mesh."""
 
     shapes: tuple[Shape, ...]
-    """The ranks of data, pipeline, context and tensor parallelism, by grid."""
+    """The ranks of data, pipeline, context and tensor parallelism, by mesh."""
     seed: int = 1234
-    steps: int = flag(5, "Number of training steps, on each grid.", least=1)
+    steps: int = flag(5, "Number of training steps, on each mesh.", least=1)
 
     def __post_init__(self) -> None:
         check_flags(self)
-        for ranks, (what, number) in (pair for shape in self.shapes for pair in zip(shape, CUT.items(), strict=True)):
+        for ranks, (what, number) in (
+            pair for shape in self.shapes for pair in zip(shape, SHARDED.items(), strict=True)
+        ):
             if number % ranks:
                 raise UsageError(f"{ranks} ranks for {number} {what}: each gets as many, so choose a divisor")
 
 
 def shapes_for(size: int, grid: Shape | None = None) -> tuple[Shape, ...]:
-    """The grid that is asked for, or all that have one or two ranks on each axis. Raises `UsageError` for none."""
+    """The mesh that is asked for, or all that have one or two ranks on each axis. Raises `UsageError` for none."""
     chosen = [grid] if grid else product((1, 2), repeat=4)
     shapes = tuple((dp, pp, cp, tp) for dp, pp, cp, tp in chosen if dp * pp * cp * tp == size)
     if not shapes:
@@ -50,9 +52,14 @@ def shapes_for(size: int, grid: Shape | None = None) -> tuple[Shape, ...]:
 
 GROUPS = {name: Column(name) for name in ("axis", "ranks", "calls")}
 GROUPS |= figures(("sent", "sent, bytes", "", ",.0f"), ("form", "closed form", "", ",.0f"))
-PREDICTED = {name: Column(name) for name in ("grid", "state", "fits")} | figures(
-    ("held", "held", "GB", ".0f", 1e-9),
-    *((name, name, "s", ".1f") for name in ("compute", "tensor", "context", "data", "bubble", "step")),
+MESH = {"grid": Column("mesh")}
+PREDICTED = (
+    MESH
+    | {name: Column(name) for name in ("state", "fits")}
+    | figures(
+        ("held", "held", "GB", ".0f", 1e-9),
+        *((name, name, "s", ".1f") for name in ("compute", "tensor", "context", "data", "bubble", "step")),
+    )
 )
 
 
@@ -61,7 +68,7 @@ def group_row(axis: str, ranks: list[int], calls: dict[str, int], **more: float)
     return {"axis": axis, "ranks": ", ".join(map(str, ranks)), "calls": counted, **more}
 
 
-def check_grid(shape: Shape, found: Fields) -> None:
+def check_mesh(shape: Shape, found: Fields) -> None:
     """Raise `PlaygroundError` if a rank's training is not one process's, or it sent other than the closed forms say."""
     check(name_of(shape), found, {})
     for axis, group in found["groups"].items():
@@ -86,11 +93,11 @@ def command(session: Session, grid: Shape | None, steps: int) -> None:
         rows = (group_row(axis, **group) for axis, group in found["groups"].items())
         session.say("", prose(heading(found["grid"]), f": rank {world.size - 1} is {place}"), tabulate(rows, GROUPS))
     about = f": data x pipeline x context x tensor; AdamW in float64, steps: {steps}"
-    session.say("", prose(heading("training"), about), tabulate(trained, {"grid": Column("grid")} | TRAINED))
+    session.say("", prose(heading("training"), about), tabulate(trained, MESH | TRAINED))
     about = f", not measured: {CLUSTER}, by scale's cost model"
-    predicted = [{"grid": name_of(shape), "state": state, **predict(shape, state)} for shape, state in GRIDS.items()]
+    predicted = [{"grid": name_of(shape), "state": state, **predict(shape, state)} for shape, state in MESHES.items()]
     session.say("", prose(heading("predicted"), about), tabulate(predicted, PREDICTED))
     session.print_document({}, ranks=by_rank, predicted=predicted)
     for shape, found in (pair for rank in by_rank for pair in zip(shapes, rank, strict=True)):
-        check_grid(shape, found)
+        check_mesh(shape, found)
     session.say("", prose("Shown: ", good(LESSON.conclude(world.size)), "."))

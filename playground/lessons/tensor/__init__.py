@@ -1,1 +1,1 @@
-"""Every matrix cut over the ranks."""
+"""Every matrix sharded over the ranks."""

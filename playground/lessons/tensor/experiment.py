@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import contextlib
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from playground.console.one_process import EXACT_STEPS
-from playground.lessons.tensor.lesson import GPTConfig, Ranks, backward, cut, new_gpt, vocabulary_loss
+from playground.lessons.tensor.lesson import (
+    GPTConfig,
+    Group,
+    new_gpt,
+    shard,
+    shard_gpt,
+    sum_replicated_gradients,
+    vocab_parallel_cross_entropy,
+)
 from playground.lessons.tensor.page import TensorSettings
 from playground.measurement import Fields
 from playground.runtime import device
@@ -26,30 +33,32 @@ def run(rank: int, size: int, settings: TensorSettings) -> list[Fields]:
     return [run_way(way, settings) for way in settings.ways]
 
 
-def part_like(ranks: Ranks, whole: Tensor, own: Tensor) -> Tensor:
-    """This rank's part of a parameter, of the shape of `own`."""
-    cuts = [dim for dim in range(own.dim()) if own.shape[dim] < whole.shape[dim]]
-    return ranks.part_of(whole, cuts[0]) if cuts else whole
+def shard_like(full: Tensor, local: Tensor, group: Group = None) -> Tensor:
+    """This rank's shard of a parameter, of the shape of `local`."""
+    sharded = [dim for dim in range(local.dim()) if local.shape[dim] < full.shape[dim]]
+    return shard(full, sharded[0], group) if sharded else full
 
 
 def run_way(way: str, settings: TensorSettings) -> Fields:
-    ranks = Ranks(sequence=way == "sequence")
+    sequence = way == "sequence"
 
-    def new_cut(dtype: torch.dtype) -> tuple[nn.Module, Backward]:
+    def new_sharded(dtype: torch.dtype) -> tuple[nn.Module, Backward]:
         model = new_gpt(GPTConfig(), settings.seed).to(device(), dtype)
-        whole = cut(model, ranks)
+        replicated = shard_gpt(model, sequence=sequence)
 
         def step(tokens: Tensor, targets: Tensor) -> Tensor:
-            loss = vocabulary_loss(model(tokens), targets, ranks)
-            backward(loss, whole, ranks)
+            loss = vocab_parallel_cross_entropy(model(tokens), targets)
+            loss.backward()
+            if sequence:
+                sum_replicated_gradients(replicated)
             return loss.detach()
 
         return model, step
 
     alone = new_gpt(GPTConfig(), settings.seed).to(device(), torch.float64)
     exact = batches(settings.batch_size, EXACT_STEPS, settings.seed)
-    found: Any = compare(way, new_cut(torch.float64), (alone, backward_alone(alone)), exact, partial(part_like, ranks))
-    model, step = new_cut(torch.float32)
+    found: Any = compare(way, new_sharded(torch.float64), (alone, backward_alone(alone)), exact, shard_like)
+    model, step = new_sharded(torch.float32)
     with observing(SlowLink(settings.link)) if settings.link else contextlib.nullcontext():
         found |= train(way, model, step, batches(settings.batch_size, settings.steps, settings.seed))
     return {**found, "parameters": sum(param.nbytes for param in model.parameters())}

@@ -22,14 +22,14 @@ from playground.training.settings import TrainingSettings
 LESSON = LESSONS["tensor"]
 EXPERIMENT = LESSON.remote("run", "experiment")
 WAYS = {
-    "tensor": "matrices are cut, tokens are not: two all_reduces forward and two backward for each block",
-    "sequence": "and norms and sums share the tokens: a reduce_scatter and an all_gather in place of each all_reduce",
+    "tensor": "matrices are sharded, tokens are not: two all_reduces forward and two backward for each block",
+    "sequence": "and so are tokens, outside of them: a reduce_scatter and an all_gather in place of each all_reduce",
 }
 
 
 @dataclass(frozen=True, kw_only=True)
 class TensorSettings:
-    """Raises `UsageError` if the model cannot be cut over the ranks."""
+    """Raises `UsageError` if the model cannot be sharded over the ranks."""
 
     size: int
     """Number of ranks."""
@@ -51,15 +51,15 @@ def closed_forms(way: str, settings: TensorSettings) -> Fields:
     """The counts of a rank in a step, bytes of float32. Activations: of matrices, attention, GELU, norms and loss."""
     size, layers, tokens = settings.size, LAYERS, settings.batch_size * LENGTH
     hidden, ring = 4 * tokens * WIDTH, 2 * (size - 1) / size
-    whole = 4 * (LENGTH * WIDTH + (6 * layers + 2) * WIDTH)
-    parts = 4 * (2 * VOCABULARY * WIDTH + layers * (12 * WIDTH**2 + 4 * WIDTH))
+    replicated = 4 * (LENGTH * WIDTH + (6 * layers + 2) * WIDTH)
+    sharded = 4 * (2 * VOCABULARY * WIDTH + layers * (12 * WIDTH**2 + 4 * WIDTH))
     entered, between = (2 * layers + 1) * hidden, (12 * layers * hidden + 2 * 4 * tokens * VOCABULARY) / size
     sequence = way == "sequence"
     return {
-        "parameters": whole + parts / size,
+        "parameters": replicated + sharded / size,
         "kept": entered + (entered / size if sequence else entered) + between,
         "messages": 8 * layers + 8 if sequence else 4 * layers + 5,
-        "sent": ring * ((4 * layers + 2) * hidden + 3 * 4 * tokens + whole * sequence),
+        "sent": ring * ((4 * layers + 2) * hidden + 3 * 4 * tokens + replicated * sequence),
     }
 
 
@@ -75,7 +75,7 @@ COSTS = {"way": Column("way")} | TRAINED
 
 
 @LESSON.run_by(
-    click.option("--way", type=click.Choice([*WAYS, ALL]), default=ALL, show_default=True, help="The way of cutting."),
+    click.option("--way", type=click.Choice([*WAYS, ALL]), default=ALL, show_default=True, help="What is sharded."),
     flags(TensorSettings, "batch_size", "steps", "link"),
 )
 def command(session: Session, way: str, **chosen: Any) -> None:

@@ -265,8 +265,8 @@ def remote_call(run: Evidence) -> Scene:
     return bands_scene("A function runs on another rank", bands, about)
 
 
-def cut_mlp(run: Evidence) -> Scene:
-    """tensor: one token through an MLP that is cut over the ranks, and the gradient back."""
+def sharded_mlp(run: Evidence) -> Scene:
+    """tensor: one token through an MLP that is sharded over the ranks, and the gradient back."""
     ranks: Sequence[Mapping[str, tuple[float, ...]]] = run.results
     everyone = range(len(ranks))
 
@@ -276,20 +276,21 @@ def cut_mlp(run: Evidence) -> Scene:
     same, exchanged = [arrow(rank, rank) for rank in everyone], [arrow(a, b) for a in everyone for b in everyone]
     forward = [
         row("token", "value", "token", "", ()),
-        row("hidden", "compute", "own columns", "enter", same),
+        row("hidden", "compute", "own columns", "f", same),
         row("summand", "compute", "own rows", "", same),
-        row("output", "value", "output", "leave", exchanged),
+        row("output", "value", "output", "g", exchanged),
     ]
     backward = [
         Band([box("d output\n1", "backward") for _ in ranks]),
-        row("own", "backward", "own part", "leave", same),
-        row("gradient", "value", "d token", "enter", exchanged),
+        row("own", "backward", "own part", "g", same),
+        row("gradient", "value", "d token", "f", exchanged),
     ]
     return panels_scene(
-        "An MLP cut over two ranks",
-        [("forward: leave adds up", forward), ("backward: enter adds up", backward)],
-        "Each rank has half of the first matrix's outputs, and of the second's inputs. Crossed arrows: an all_reduce. "
-        "d: the gradient of what follows. The numbers are those that the ranks returned.",
+        "An MLP sharded over two ranks",
+        [("forward: g adds up", forward), ("backward: f adds up", backward)],
+        "Each rank has half of the first matrix's outputs, and of the second's inputs. f is copy_to_region, g is "
+        "reduce_from_region; crossed arrows: an all_reduce. d: the gradient of what follows. The numbers are those "
+        "that the ranks returned.",
     )
 
 
@@ -317,12 +318,12 @@ RANK_BOX, RANK_PITCH, APART = (128.0, 48.0), (136.0, 56.0), 32.0
 
 
 def cube(run: Evidence) -> Scene:
-    """mesh: ranks on a grid of four axes, the groups of one of them, and what it sends in each."""
-    grids: Sequence[Fields] = [each[0] for each in run.results]
-    shown, groups = len(grids) - 1, grids[-1]["groups"]
+    """mesh: ranks on a device mesh of four axes, the groups of one of them, and what it sends in each."""
+    results: Sequence[Fields] = [each[0] for each in run.results]
+    shown, groups = len(results) - 1, results[-1]["groups"]
     styles = {axis: f"bucket {number}" for number, axis in enumerate(groups)}
-    scene = Scene(f"{len(grids)} ranks, and the groups of rank {shown}")
-    for rank, (dp, pp, cp, tp) in enumerate(each["place"].values() for each in grids):
+    scene = Scene(f"{len(results)} ranks, and the groups of rank {shown}")
+    for rank, (dp, pp, cp, tp) in enumerate(each["place"].values() for each in results):
         x = 2 * CELL[0] + (2 * dp + tp) * RANK_PITCH[0] + dp * APART
         y = CELL[1] + (2 * pp + cp) * RANK_PITCH[1] + pp * APART
         shared = [axis for axis, group in groups.items() if rank in group["ranks"]]

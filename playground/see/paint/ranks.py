@@ -24,7 +24,7 @@ from playground.lessons.data_parallel.page import WAYS, DataParallelSettings
 from playground.lessons.parameter_server import lesson as server_lesson
 from playground.lessons.parameter_server.page import SERVER, ServerSettings
 from playground.lessons.sgd.lesson import Net, average_gradients
-from playground.lessons.tensor.lesson import Ranks, RowParallel, cut_outputs
+from playground.lessons.tensor.lesson import ColumnParallelLinear, RowParallelLinear, copy_to_region
 from playground.measurement import Fields
 from playground.remote.agent import Agent
 from playground.runtime import device
@@ -52,20 +52,19 @@ def held(value: object) -> tuple[float, ...]:
     return tuple(value) if isinstance(value, list) else (float(str(value)),)
 
 
-def cut_mlp(rank: int, size: int) -> dict[str, tuple[float, ...]]:
-    """One token through an MLP that is cut over the ranks, and back from a gradient of ones."""
-    ranks, features = Ranks(), 2 * size
+def sharded_mlp(rank: int, size: int) -> dict[str, tuple[float, ...]]:
+    """One token through an MLP that is sharded over the ranks, and back from a gradient of ones."""
+    features = 2 * size
     up, down = (nn.Linear(*shape, bias=False) for shape in ((2, features), (features, 2)))
     for linear in (up, down):
         numbers = torch.arange(linear.weight.numel(), dtype=torch.float32).view_as(linear.weight)
         linear.weight.data = numbers % 5 - 1
     down.register_parameter("bias", nn.Parameter(torch.zeros(2)))
-    cut_outputs(up, ranks)
-    row = RowParallel(down, ranks).to(device())
+    column, row = ColumnParallelLinear(up, None).to(device()), RowParallelLinear(down, None).to(device())
     token = torch.tensor([[2.0, 1.0]], device=device(), requires_grad=True)
-    entered = ranks.enter(token)
+    entered = copy_to_region(token)
     entered.retain_grad()
-    hidden = torch.relu(up.to(device())(entered))
+    hidden = torch.relu(column(entered))
     summand = F.linear(hidden, row.weight)
     output = row(hidden)
     output.backward(torch.ones_like(output))

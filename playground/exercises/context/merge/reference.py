@@ -13,16 +13,16 @@ def merge(
 
     query, key, value: this rank's, [length / N, width]. All keys are visible.
     """
-    output, total = torch.zeros_like(query), query[:, :1] * 0 - torch.inf
+    output, lse = torch.zeros_like(query), query[:, :1] * 0 - torch.inf
     for hop in range(size):
         scores = query @ key.T / query.shape[1] ** 0.5
-        its_total = scores.logsumexp(1, keepdim=True)
-        other = (scores - its_total).exp() @ value
+        block_lse = scores.logsumexp(1, keepdim=True)
+        block_output = (scores - block_lse).exp() @ value
         # write this
-        common = torch.logaddexp(total, its_total)
-        output = output * (total - common).exp()
-        output = output + other * (its_total - common).exp()
-        total = common
+        both = torch.logaddexp(lse, block_lse)
+        output = output * (lse - both).exp()
+        output = output + block_output * (block_lse - both).exp()
+        lse = both
         # until here
         if hop + 1 < size:
             block = torch.stack([key, value])

@@ -10,7 +10,7 @@ def axis_sums(
     shape: tuple[int, ...],
     tensor: torch.Tensor,
 ) -> list[torch.Tensor]:
-    """Return, for each axis of a grid, the sum of the tensors along it.
+    """Return, for each axis of a mesh, the sum of the tensors along it.
 
     shape: ranks along each axis; the last coordinate changes fastest.
     """

@@ -2,7 +2,7 @@ import torch
 import torch.distributed as dist
 
 
-class Enter(torch.autograd.Function):
+class CopyToRegion(torch.autograd.Function):
     @staticmethod
     def forward(context, tokens):
         return tokens.view_as(tokens)
@@ -16,7 +16,7 @@ class Enter(torch.autograd.Function):
         # until here
 
 
-class Leave(torch.autograd.Function):
+class ReduceFromRegion(torch.autograd.Function):
     @staticmethod
     def forward(context, summand):
         # write this
@@ -39,11 +39,11 @@ def mirrored(
     columns: torch.Tensor,
     rows: torch.Tensor,
 ) -> torch.Tensor:
-    """Return the output of an MLP that is cut over the ranks, [length, width].
+    """Return the output of an MLP that is sharded over the ranks, [length, width].
 
-    tokens: [length, width], the same on all ranks. columns: this rank's part
-    of the first matrix, [width, features / N]; rows: its part of the second,
+    tokens: [length, width], the same on all ranks. columns: this rank's shard
+    of the first matrix, [width, features / N]; rows: its shard of the second,
     [features / N, width].
     """
-    hidden = torch.relu(Enter.apply(tokens) @ columns)
-    return Leave.apply(hidden @ rows)
+    hidden = torch.relu(CopyToRegion.apply(tokens) @ columns)
+    return ReduceFromRegion.apply(hidden @ rows)
