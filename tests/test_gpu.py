@@ -24,7 +24,7 @@ from torch import nn
 from playground.algorithms import ALGORITHMS, load_all_reduce
 from playground.lessons.data_parallel.lesson import parallel_apply
 from playground.lessons.elastic.comparison import compare
-from playground.lessons.parameter_server.lesson import paced
+from playground.lessons.parameter_server.experiment import paced
 from playground.lessons.parameter_server.page import ServerSettings
 from playground.lessons.pipeline.experiment import now
 from playground.lessons.pipeline.page import EXACT
