@@ -79,8 +79,7 @@ class Agent:
         dropped = list(self.dropped[rank])
         self.send(rank, REQUEST, number, (function, args, dropped))
         self.dropped[rank].difference_update(dropped)
-        _, reply = self.receive(rank, REPLY + number)
-        result, error, told = pickle.loads(reply)
+        result, error, told = pickle.loads(self.receive(rank, REPLY + number)[1])
         if error:
             raise RuntimeError(error) from RuntimeError(f"\n{told}")
         return result
@@ -89,12 +88,17 @@ class Agent:
         """The body of a thread: receive the requests of a rank. Each is answered in a thread of its
         own: a function may make calls, whose functions call back."""
         answering: list[threading.Thread] = []
-        with contextlib.suppress(RuntimeError):  # the caller is lost
-            while (received := self.receive(caller, REQUEST))[0] != STOP:
-                answering = [thread for thread in answering if thread.is_alive()]
-                answering.append(start_thread(self.answer, caller, *received))
-            for thread in answering:
-                thread.join()
+        while True:
+            try:
+                number, request = self.receive(caller, REQUEST)
+            except RuntimeError:  # the caller is lost
+                return
+            if number == STOP:
+                break
+            answering = [thread for thread in answering if thread.is_alive()]
+            answering.append(start_thread(self.answer, caller, number, request))
+        for thread in answering:
+            thread.join()
 
     def answer(self, caller: int, number: int, request: bytes) -> None:
         """Run a request, and reply with (result, error, traceback)."""
@@ -155,10 +159,8 @@ def add_ten_times_the_rank(number: torch.Tensor) -> torch.Tensor:
 
 
 class RemoteReference:
-    """A reference to an object that stays with its owner, as long as the reference exists.
-
-    It cannot be sent to another rank: the owner would have to count references.
-    """
+    """A reference to an object that stays with its owner as long as the reference exists. It cannot
+    be sent to another rank: the owner would have to count."""
 
     def __init__(self, agent: Agent, owner: int, number: int) -> None:
         self.agent = agent
