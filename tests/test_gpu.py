@@ -26,7 +26,7 @@ from playground.checkpoint.folder import SnapshotSettings, find_snapshots
 from playground.checkpoint.snapshots import deserialise, serialise
 from playground.lessons.data_parallel.machine import parallel_apply
 from playground.lessons.elastic.comparison import compare
-from playground.lessons.parameter_server.lesson import paced
+from playground.lessons.parameter_server.experiment import paced
 from playground.lessons.parameter_server.page import ServerSettings
 from playground.lessons.pipeline.experiment import now
 from playground.lessons.pipeline.page import EXACT

@@ -1,16 +1,15 @@
-"""Remote calls by send and recv: what torch.distributed.rpc does, small enough for a blackboard.
+"""The agent of the lesson rpc with what a board has no room for: asynchronous calls, references that can be sent on,
+exceptions of any type, large tensors without copies, and lost ranks.
 
     with Agent() as agent:                       # on every rank
         if rank == 0:
             total = agent.call(1, torch.add, one, other)
 
-A message is an envelope of fixed size, so that a rank that knows nothing of it can receive it: its header and a pickle.
-What does not fit follows, and the memory of larger tensors and arrays, each from where it lies. The function runs on
-the other rank, in a thread that listens for requests. The reply has the request's number in its tag, so that the caller
-receives it itself. Agents have a process group of their own, so that no other message can be taken for a request.
+A message is an envelope of fixed size: its header and a pickle. What does not fit follows, and the memory of larger
+tensors and arrays, each from where it lies. Threads that have answered listen again, so that most calls start none.
 
-A rank that dies breaks its own connections and no others: calls among the others continue. Objects that must not move
-stay with their owner: see `RemoteReference`. Pickles with memory beside them: https://peps.python.org/pep-0574/
+A rank that dies breaks its own connections and no others: calls among the others continue.
+Pickles with memory beside them: https://peps.python.org/pep-0574/
 """
 
 from __future__ import annotations
@@ -18,21 +17,20 @@ from __future__ import annotations
 import contextlib
 import copyreg
 import io
-import itertools
 import pickle
 import struct
 import threading
 import traceback
-import weakref
 from collections import Counter, deque
 from collections.abc import Callable
-from datetime import timedelta
 from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
+import playground.lessons.rpc.lesson as board
+from playground.lessons.rpc.lesson import REPLY, REQUEST, STOP, agents, start_thread
 from playground.runtime.errors import UsageError
 
 ENVELOPE = 4096
@@ -42,18 +40,9 @@ HEADER = struct.Struct("<qQQ")
 SMALL = 1024
 """Bytes up to which the memory of a tensor is in the pickle."""
 ROOM = ENVELOPE - HEADER.size
-REQUEST = 0
-"""Tag of the envelopes that threads listen for. The rest of a request has its number as the tag."""
-REPLY = 2**30
-"""Added to the number in the tag of a reply: the other rank may send a request of its own with this number."""
-STOP = 0
-"""Number of a request that ends the thread which receives it. The reply is how many still listen."""
-NO_LIMIT = timedelta(days=1000)
-"""Timeout of receives: one of gloo's that times out breaks the connection permanently. The launcher ends hung ranks."""
 STUCK = 1.0
 """Seconds that a thread has to end. One whose caller had no memory for the reply is sending still."""
 Messages = list[torch.Tensor]
-agents: list[Agent] = []
 
 
 def reduce_tensor(tensor: torch.Tensor) -> Any:
@@ -106,15 +95,15 @@ class Future:
         self.outcome: tuple[bool, Any] | None = None
         """(True, what the function returned), or (False, what `wait` raises)."""
         if rank == agent.rank:
-            self.receive: Callable[[], Any] = partial(copy, agent.answer(rank, number, partial(copy, request)))
+            self.receive: Callable[[], Any] = partial(copy, agent.run_request(rank, number, partial(copy, request)))
             return
-        sent = agent.send(rank, REQUEST, number, request)
+        sent = agent.start_sending(rank, REQUEST, number, request)
         envelope = torch.empty(ENVELOPE, dtype=torch.uint8, device="cpu")
         work = or_lost(rank, agent.group.recv, [envelope], rank, REPLY + number)
 
         def receive(sent: object = sent) -> Any:  # the request must last until then
             or_lost(rank, work.wait)
-            return unpack(envelope, partial(agent.receive, rank, REPLY + number))
+            return unpack(envelope, partial(agent.receive_bytes, rank, REPLY + number))
 
         self.receive = receive
 
@@ -136,22 +125,19 @@ class Future:
         raise value
 
 
-class Agent:
+class Agent(board.Agent):
     """This rank's end of all remote calls. Every rank creates one at the same point, and closes it when all do.
 
     A thread listens to each rank. While it answers a request, another one listens: so functions may make calls.
     """
 
     def __init__(self) -> None:
-        self.rank, self.size = dist.get_rank(), dist.get_world_size()
-        self.group = dist.new_group(timeout=NO_LIMIT, backend="gloo")
-        self.requests = itertools.count(STOP + 1)
-        self.numbers, self.objects, self.counting = itertools.count(), dict[int, list[Any]](), threading.Lock()
-        """The objects that this rank owns, by number: [object, number of references to it]."""
-        self.dropped: deque[tuple[int, int]] = deque()
+        super().__init__()
+        self.size = dist.get_world_size()
+        self.counts, self.counting = Counter[int](), threading.Lock()
+        """How many references there are to each object that this rank owns, by number."""
+        self.gone: deque[tuple[int, int]] = deque()
         """(owner, number) of references dropped here that the owner has not been told of yet."""
-        self.others = [rank for rank in range(self.size) if rank != self.rank]
-        self.threads: list[threading.Thread] = []
         self.listening: Counter[int] = Counter()
         """Number of threads that listen to each rank."""
         self.stopped: set[int] = set()
@@ -162,16 +148,10 @@ class Agent:
         """On rank 0: the number of times that each rank has come to the barrier."""
         self.changed = threading.Condition()
 
-    def __enter__(self) -> Agent:
-        agents.append(self)
-        for rank in self.others:
-            self.start_thread(rank)
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *_: Any) -> None:
+    def __exit__(self, failure: object, *_: object) -> None:
         """Wait until no rank makes calls any more, and stop answering. All ranks that are not lost must come here, and
         have waited for their futures."""
-        if kind is None:
+        if not failure:
             self.give_back()
             self.barrier()
             for rank in self.others:
@@ -198,7 +178,10 @@ class Agent:
         if not 0 <= rank < self.size:
             raise UsageError(f"a remote call to rank {rank}: there are ranks 0 to {self.size - 1}")
         self.give_back()
-        number = next(self.requests)
+        return self.request(rank, function, *args)
+
+    def request(self, rank: int, function: Callable[..., Any], *args: Any) -> Future:
+        number = next(self.numbers)
         return Future(self, rank, number, self.pack(rank, number, (function, args)))
 
     def remote(self, rank: int, function: Callable[..., Any], *args: Any) -> RemoteReference:
@@ -219,11 +202,9 @@ class Agent:
             self.changed.wait_for(lambda: all(self.arrived[each] >= often for each in everyone - self.lost))
 
     def start_thread(self, rank: int) -> None:
-        thread = threading.Thread(target=self.listen, args=(rank,), name=f"remote calls of rank {rank}", daemon=True)
-        thread.start()
-        self.threads.append(thread)
+        self.threads.append(start_thread(self.serve, rank))
 
-    def listen(self, rank: int) -> None:
+    def serve(self, rank: int) -> None:
         """The body of each thread: receive a request, see to it that another thread listens, answer, and listen again.
         So there are two, and the next request finds one that already waits for it."""
         while True:
@@ -232,11 +213,11 @@ class Agent:
                     return
                 self.listening[rank] += 1
             try:
-                envelope = self.receive(rank, REQUEST, ENVELOPE)
+                envelope = self.receive_bytes(rank, REQUEST, ENVELOPE)
             except dist.DistNetworkError:
                 return self.lose(rank)
             number, *_ = HEADER.unpack_from(envelope.numpy())
-            obtain = partial(unpack, envelope, partial(self.receive, rank, number))
+            obtain = partial(unpack, envelope, partial(self.receive_bytes, rank, number))
             with self.changed:
                 self.listening[rank] -= 1
                 left = self.listening[rank]
@@ -247,9 +228,9 @@ class Agent:
                         self.start_thread(rank)
                     except RuntimeError as error:  # the system has no more: what the function calls might not be heard
                         obtain = partial(raise_again, error)
-            reply = self.answer(rank, number, obtain) if number != STOP else self.pack(rank, STOP, (True, left))
+            reply = self.run_request(rank, number, obtain) if number != STOP else self.pack(rank, STOP, (True, left))
             with contextlib.suppress(dist.DistNetworkError):  # the caller is lost, as its listener finds out
-                for work in self.send(rank, REPLY + number, number, reply):
+                for work in self.start_sending(rank, REPLY + number, number, reply):
                     or_lost(rank, work.wait)
 
     def lose(self, rank: int) -> None:
@@ -259,7 +240,7 @@ class Agent:
             self.lost.add(rank)
             self.changed.notify_all()
 
-    def answer(self, caller: int, number: int, obtain: Callable[[], Any]) -> Messages:
+    def run_request(self, caller: int, number: int, obtain: Callable[[], Any]) -> Messages:
         """Run the request that `obtain` returns. Returns the messages of the reply: (True, the function's result), or
         (False, (its exception, its traceback)). References are given back before: after the last reply are no calls."""
         try:
@@ -279,13 +260,12 @@ class Agent:
         file = io.BytesIO(bytes(ENVELOPE))
         file.seek(HEADER.size)
         pickler = pickle.Pickler(file, -1, buffer_callback=lambda buffer: travels_inside(buffer, buffers))
-        lent: list[RemoteReference] = []
+        lent: list[tuple[int, int]] = []
         pickler.dispatch_table = {**REDUCE, RemoteReference: partial(self.lend, rank, lent)}
         try:
             pickler.dump(obj)
         except BaseException:
-            for reference in lent:  # nobody will rebuild them
-                self.drop(reference.owner, reference.number)
+            self.gone += lent  # no rank will rebuild them
             raise
         if buffers:
             file.write(struct.pack(f"<{len(buffers)}Q", *(buffer.nbytes for buffer in buffers)))
@@ -294,14 +274,14 @@ class Agent:
         message = torch.frombuffer(inside, dtype=torch.uint8)
         return [message, *buffers] if length <= ROOM else [message[:ENVELOPE], message[HEADER.size :], *buffers]
 
-    def send(self, rank: int, tag: int, number: int, messages: Messages) -> list[Any]:
+    def start_sending(self, rank: int, tag: int, number: int, messages: Messages) -> list[Any]:
         """Start sending the envelope with this tag and the rest with it or, after a `REQUEST`, with the number, as
         `dist.isend` does, but on the group itself, which takes less time. Returns the works, which hold the messages.
         Raises `DistNetworkError` if the rank is lost."""
         tags = [tag, *[tag or number] * (len(messages) - 1)]
         return [or_lost(rank, self.group.send, [each], rank, to) for each, to in zip(messages, tags, strict=True)]
 
-    def receive(self, rank: int, tag: int, nbytes: int) -> torch.Tensor:
+    def receive_bytes(self, rank: int, tag: int, nbytes: int) -> torch.Tensor:
         """Receive a message. Raises `DistNetworkError` if the rank is lost."""
         memory = torch.empty(nbytes, dtype=torch.uint8, device="cpu")
         or_lost(rank, lambda: self.group.recv([memory], rank, tag).wait())
@@ -309,35 +289,32 @@ class Agent:
 
     def keep(self, function: Callable[..., Any], args: tuple[Any, ...]) -> int:
         """Keep the function's result, with one reference. Returns its number."""
-        number = next(self.numbers)
-        self.objects[number] = [function(*args), 1]
+        number = board.keep(function, args)
+        self.count(number, 1)
         return number
 
     def count(self, number: int, change: int) -> None:
         """Adjust the reference count of an object of this rank, which is dropped at zero."""
         with self.counting:
-            self.objects[number][1] += change
-            if self.objects[number][1] <= 0:
-                del self.objects[number]
+            self.counts[number] += change
+            if not self.counts[number]:
+                del self.counts[number], self.objects[number]
 
-    def lend(self, rank: int, lent: list[RemoteReference], reference: RemoteReference) -> Any:
+    def lend(self, rank: int, lent: list[tuple[int, int]], reference: RemoteReference) -> Any:
         """Count a reference for `rank`, unless that is its owner, and note it in `lent`. Returns how to rebuild it
         there."""
+        which = (reference.owner, reference.number)
         if rank != reference.owner:
             self.call(reference.owner, call_agent, "count", reference.number, 1)
-            lent.append(reference)
-        return borrow, (reference.owner, reference.number)
-
-    def drop(self, owner: int, number: int) -> None:
-        """Drop a reference. This may happen in the middle of anything, so its owner is told later."""
-        self.dropped.append((owner, number))
+            lent.append(which)
+        return borrow, which
 
     def give_back(self) -> None:
         """Tell the owners which references were dropped here."""
-        while self.dropped:
+        while self.gone:
             with contextlib.suppress(IndexError, dist.DistNetworkError):  # taken by another thread; the owner is lost
-                owner, number = self.dropped.popleft()
-                self.call(owner, call_agent, "count", number, -1)
+                owner, number = self.gone.popleft()
+                self.request(owner, call_agent, "count", number, -1).wait()
 
 
 def or_lost(rank: int, call: Callable[..., Any], *args: Any) -> Any:
@@ -365,30 +342,15 @@ def current_agent() -> Agent:
     return agents[-1]
 
 
-class RemoteReference:
-    """A reference to an object on rank `owner`, by a number that the owner gave it. On its owner it arrives as the
-    object. The owner counts references: one is counted for a rank before it is sent there, so that no count reaches
-    zero while it is under way. A rank that drops one tells the owner with its next call or answer."""
+class RemoteReference(board.RemoteReference):
+    """A reference to an object on rank `owner`, by a number that the owner gave it. It may be sent on; on its owner it
+    arrives as the object. The owner counts references: one is counted for a rank before it is sent there, so that no
+    count reaches zero while it is under way. A rank that drops one tells the owner with its next call or answer."""
 
-    def __init__(self, agent: Agent, owner: int, number: int) -> None:
-        self.agent, self.owner, self.number = agent, owner, number
-        weakref.finalize(self, agent.drop, owner, number).atexit = False
+    agent: Agent
 
-    def to_here(self) -> Any:
-        """A copy of the object."""
-        return self.agent.call(self.owner, identity, self)
-
-    def call(self, method: str, *args: Any) -> Any:
-        """Call a method of the object on the owner's rank. Returns its result."""
-        return self.agent.call(self.owner, call_method, self, method, args)
-
-
-def identity(obj: Any) -> Any:
-    return obj
-
-
-def call_method(obj: Any, method: str, args: tuple[Any, ...]) -> Any:
-    return getattr(obj, method)(*args)
+    def __del__(self) -> None:
+        self.agent.gone.append((self.owner, self.number))
 
 
 def call_agent(method: str, *args: Any) -> Any:
@@ -399,4 +361,4 @@ def call_agent(method: str, *args: Any) -> Any:
 def borrow(owner: int, number: int) -> Any:
     """On any rank: rebuild a reference that has arrived; on its owner, the object."""
     agent = current_agent()
-    return agent.objects[number][0] if owner == agent.rank else RemoteReference(agent, owner, number)
+    return agent.objects[number] if owner == agent.rank else RemoteReference(agent, owner, number)

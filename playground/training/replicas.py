@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from itertools import chain
 
 import torch
@@ -60,11 +60,6 @@ def difference_to_rank_0(mine: torch.Tensor) -> torch.Tensor:
 def flat(tensors: Iterable[torch.Tensor]) -> torch.Tensor:
     """All their elements in a row."""
     return torch.cat([tensor.detach().flatten() for tensor in tensors])
-
-
-def unflatten(row: torch.Tensor, like: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """The opposite of `flat`: `row` [elements] cut into views of the shapes of `like`."""
-    return [part.view(each.shape) for each, part in zip(like, row.split([each.numel() for each in like]), strict=True)]
 
 
 def all_gather_stacked(tensor: torch.Tensor) -> torch.Tensor:

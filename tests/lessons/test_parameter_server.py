@@ -9,6 +9,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
@@ -19,11 +20,12 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from hypothesis import given, settings as tried, strategies as st
 from processes import ENOUGH
+from torch.utils.data import TensorDataset
 
 from playground.lessons.parameter_server import experiment, lesson
-from playground.lessons.parameter_server.experiment import MeasuredServer
-from playground.lessons.parameter_server.lesson import Push, new_model, whole_batches
+from playground.lessons.parameter_server.experiment import MeasuredServer, new_model, whole_batches
 from playground.lessons.parameter_server.page import MODES, ServerSettings, steps_verdict
+from playground.lessons.rpc.lesson import Agent
 from playground.lessons.sgd.lesson import average_gradients
 from playground.measurement import Fields
 from playground.runtime import PlaygroundError, RankFailed, launch
@@ -41,7 +43,7 @@ def small(folder: Path, **more: Any) -> ServerSettings:
 def parameters_of_server(rank: int, size: int, settings: ServerSettings) -> list[float]:
     """The server's parameters, after the last mode."""
     experiment.run(rank, size, settings)
-    return flat(lesson.servers[0].model.parameters()).tolist() if rank == 0 else []
+    return flat(lesson.servers[0].params).tolist() if rank == 0 else []
 
 
 def parameters_by_sgd(rank: int, size: int, settings: ServerSettings) -> list[float]:
@@ -87,13 +89,48 @@ def test_steps_are_those_of_sgd(workers: int, about: dict[str, Any], digits_fold
     assert (torch.tensor(ours).double() - torch.tensor(theirs).double()).abs().max().item() <= 1e-12
 
 
+def train_on_board(rank: int, size: int, mode: str) -> list[float]:
+    """The server's parameters after three steps on ten samples, by the boards alone."""
+    torch.manual_seed(1)
+    data = TensorDataset(torch.randn(10, 2).double(), torch.randn(10, 1).double())
+    model = torch.nn.Linear(2, 1).double()
+    workers = dist.new_group(list(range(1, size)))
+    with Agent() as agent:
+        if rank == lesson.SERVER:
+            server = lesson.ParameterServer(model, mode, size - 1, steps=3)
+            lesson.serve(agent, server)
+            return lesson.flatten(server.params).tolist()
+        batches = lesson.batches_of_shard(data, 10, workers)
+        lesson.work(agent, rank - 1, partial(lesson.compute_gradient, model, F.mse_loss, batches))
+        return agent.call(lesson.SERVER, lesson.pull, rank - 1)[0].tolist()
+
+
+def train_alone() -> list[float]:
+    torch.manual_seed(1)
+    inputs, targets = torch.randn(10, 2).double(), torch.randn(10, 1).double()
+    model = torch.nn.Linear(2, 1).double()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.5)
+    for _ in range(3):
+        optimizer.zero_grad()
+        F.mse_loss(model(inputs), targets).backward()
+        optimizer.step()
+    return flat(model.parameters()).tolist()
+
+
+@pytest.mark.parametrize(("size", "mode"), [(2, "async"), (2, "sync"), (3, "sync"), (4, "sync")])
+def test_the_board_takes_the_steps_of_one_process(size: int, mode: str, world: Worlds) -> None:
+    """Also where the workers' shards are of different sizes: ten samples for three."""
+    for parameters in world(size).run(train_on_board, mode):
+        assert parameters == pytest.approx(train_alone(), abs=1e-12)
+
+
 def push_at_random(server: MeasuredServer, worker: int, seed: int, ahead: list[int]) -> None:
     """What a worker does, without computing. Notes how far it was ahead whenever it was let go."""
     pauses = random.Random(seed + worker)
-    _, version, finished = server.pull(worker)
+    _, finished = server.pull(worker)
     while not finished:
         time.sleep(pauses.choice((0, 0, 0.001)))
-        parameters, version, finished = server.push(Push(worker, torch.ones(2), version, 1.0, 1))
+        parameters, finished = server.push(worker, torch.ones(2), 1.0)
         if not finished:
             ahead.append(server.taken[worker] - min(server.taken))
         assert parameters.shape == (2,)
@@ -121,10 +158,10 @@ def test_every_mode_ends_and_keeps_its_rule(mode: str, workers: int, steps: int,
     for thread in threads:
         thread.join(timeout=ENOUGH)
     assert not server.active
-    assert sum(server.taken) == sum(server.staleness.values()) == steps * workers
+    assert sum(server.taken) == sum(server.staleness_counts.values()) == steps * workers
     torch.testing.assert_close(flat(model.parameters()), start - steps)  # every gradient counted 1 / workers
     if mode == "sync":
-        assert (server.version, server.taken, set(server.staleness)) == (steps, [steps] * workers, {0})
+        assert (server.version, server.taken, set(server.staleness_counts)) == (steps, [steps] * workers, {0})
     if mode == "stale-synchronous":
         assert max(ahead, default=0) <= staleness
         assert max(server.taken) - min(server.taken) <= staleness + 1
@@ -142,7 +179,7 @@ def run_until_killed(rank: int, size: int, settings: ServerSettings) -> list[Fie
 
     with pytest.MonkeyPatch.context() as patch:
         if rank == 1:
-            patch.setattr(lesson, "whole_batches", whole_batches_until_killed)
+            patch.setattr(experiment, "whole_batches", whole_batches_until_killed)
         return experiment.run(rank, size, settings)
 
 
@@ -155,10 +192,10 @@ def pace(rank: int, size: int, settings: ServerSettings) -> list[object]:
     """What a worker does around work that takes 2 s by its clock."""
     done: list[object] = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(lesson, "synchronize", lambda: done.append("synchronized"))
+        patch.setattr(experiment, "synchronize", lambda: done.append("synchronized"))
         patch.setattr(time, "perf_counter", iter((10.0, 12.0)).__next__)
         patch.setattr(time, "sleep", done.append)
-        with lesson.paced(settings, dist.group.WORLD):
+        with experiment.paced(settings, dist.group.WORLD):
             done.append("worked")
     return done
 

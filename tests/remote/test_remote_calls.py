@@ -18,8 +18,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from playground.lessons.rpc import lesson
+from playground.lessons.rpc.lesson import apply_remotely
 from playground.remote.agent import Agent, current_agent
-from playground.remote.autograd import apply_remotely
 from playground.runtime import RankFailed, UsageError
 from playground.testing import World
 
@@ -152,7 +153,7 @@ def let_go() -> None:
 
 
 def counts() -> list[int]:
-    return [count for _, count in current_agent().objects.values()]
+    return [current_agent().counts[number] for number in current_agent().objects]
 
 
 def ask_for_counts() -> list[int]:
@@ -161,6 +162,18 @@ def ask_for_counts() -> list[int]:
 
 def test_an_object_lives_as_long_as_somebody_refers_to_it(world: Worlds) -> None:
     assert world(3).run(pass_references_on)[0] == [[2], [1], [1, 2, 3], []]
+
+
+def drop_many(rank: int, size: int) -> list[int]:
+    with Agent() as agent:
+        references = [agent.remote(1 - rank, list) for _ in range(1000)]
+        before = len(agent.call(1 - rank, counts))
+        del references
+        return [before, len(agent.call(1 - rank, counts))]
+
+
+def test_many_references_are_dropped_at_once(world: Worlds) -> None:
+    assert world(2).run(drop_many) == [[1000, 0]] * 2
 
 
 def backward_over_ranks(rank: int, size: int) -> list[float]:
@@ -206,10 +219,10 @@ def apply_function(number: int, *inputs: torch.Tensor) -> torch.Tensor:
     return FUNCTIONS[number](*inputs)
 
 
-def differentiate_twice(rank: int, size: int) -> list[bool]:
+def differentiate_twice(rank: int, size: int, new_agent: Any) -> list[bool]:
     """Whether gradients are those of one process: of two inputs, of one in both places, and again by a second call."""
     found = []
-    with Agent() as agent:
+    with new_agent() as agent:
         for dtype, number, same in itertools.product((torch.float64, torch.complex128), range(3), (True, False)):
             torch.manual_seed(rank)
             one = torch.randn(3, 3, dtype=dtype, requires_grad=True)
@@ -223,8 +236,9 @@ def differentiate_twice(rank: int, size: int) -> list[bool]:
     return found
 
 
-def test_gradients_are_those_of_one_process(world: Worlds) -> None:
-    assert world(2).run(differentiate_twice) == [[True] * 24] * 2
+@pytest.mark.parametrize("new_agent", [Agent, lesson.Agent])
+def test_gradients_are_those_of_one_process(new_agent: Any, world: Worlds) -> None:
+    assert world(2).run(differentiate_twice, new_agent) == [[True] * 24] * 2
 
 
 def end_or_wait(end: bool) -> None:
@@ -233,19 +247,20 @@ def end_or_wait(end: bool) -> None:
     time.sleep(1000)
 
 
-def kill_in_a_call(rank: int, size: int, culprit: int) -> None:
+def kill_in_a_call(rank: int, size: int, culprit: int, new_agent: Any) -> None:
     """Rank 0, the culprit, is killed while it answers the other's call; or rank 1 while rank 0 answers its own."""
-    with Agent() as agent:
+    with new_agent() as agent:
         if rank == 1:
             if culprit == rank:
                 threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGKILL)).start()
             agent.call(0, end_or_wait, culprit == 0)
 
 
+@pytest.mark.parametrize("new_agent", [Agent, lesson.Agent])
 @pytest.mark.parametrize("culprit", [0, 1])
-def test_a_killed_rank_is_named(culprit: int, world: Worlds) -> None:
+def test_a_killed_rank_is_named(culprit: int, new_agent: Any, world: Worlds) -> None:
     with pytest.raises(RankFailed, match=rf"^rank {culprit} of 2 was killed by SIGKILL"):
-        world(2).run(kill_in_a_call, culprit)
+        world(2).run(kill_in_a_call, culprit, new_agent)
 
 
 def raise_a_remote_error(rank: int, size: int) -> None:

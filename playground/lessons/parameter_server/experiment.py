@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from math import ceil
 from typing import Any
 
@@ -16,22 +18,23 @@ from torch import nn
 
 from playground.algorithms.cost_model import Task, ring_cost
 from playground.lessons.parameter_server.lesson import (
-    Parameters,
+    SERVER,
     ParameterServer,
-    Push,
-    load_gradients,
-    new_model,
-    paced,
-    servers,
-    train_with_server,
-    whole_batches,
+    Reply,
+    compute_gradient,
+    flatten,
+    serve,
+    unflatten,
+    work,
 )
-from playground.lessons.parameter_server.page import ALL_REDUCE, SERVER, ServerSettings
+from playground.lessons.parameter_server.page import ALL_REDUCE, ServerSettings
+from playground.lessons.sgd.lesson import Net, share
 from playground.measurement import Fields
 from playground.measurement.interleave import Heartbeat
 from playground.remote.agent import Agent
+from playground.runtime import device, synchronize
 from playground.runtime.rendezvous.agreement import require_same_on_all_ranks
-from playground.training.replicas import flat
+from playground.training.data import Images, batches, partition_dataset
 
 
 def run(rank: int, size: int, settings: ServerSettings) -> list[Fields]:
@@ -45,27 +48,65 @@ def run(rank: int, size: int, settings: ServerSettings) -> list[Fields]:
         if rank == SERVER:
             return [result, *(serve_mode(agent, mode, size - 1, settings, parameters) for mode in settings.modes)]
         for _ in settings.modes:
-            agent.barrier()
-            train_with_server(agent, workers, settings)
+            work(agent, dist.get_rank(workers), new_worker(settings, workers))
     return []
 
 
 def serve_mode(
     agent: Agent, mode: str, workers: int, settings: ServerSettings, early_parameters: torch.Tensor
 ) -> Fields:
-    """Make the server, announce it, and wait. Other threads answer the workers' calls. `early_parameters`: the
-    parameters after the first few steps without a server, to compare with."""
+    """Serve a training, and measure it. `early_parameters`: the parameters after the first few steps without a server,
+    to compare with."""
     server = MeasuredServer(new_model(settings), mode, workers, settings)
-    servers[:] = [server]
-    agent.barrier()
-    server.join()
+    serve(agent, server)
     return server.result(early_parameters)
+
+
+def new_worker(settings: ServerSettings, workers: Any) -> Callable[[torch.Tensor], tuple[torch.Tensor, float]]:
+    """This worker's `compute`, for `work`, at its pace."""
+    compute = partial(compute_gradient, new_model(settings), F.nll_loss, whole_batches(settings, workers))
+
+    def compute_slowly(parameters: torch.Tensor) -> tuple[torch.Tensor, float]:
+        with paced(settings, workers):
+            return compute(parameters)
+
+    return compute_slowly
+
+
+def new_model(settings: ServerSettings) -> nn.Module:
+    """The model, equal on every rank."""
+    torch.manual_seed(settings.seed)
+    return Net().to(device(), memory_format=torch.channels_last)
+
+
+def whole_batches(settings: ServerSettings, workers: Any) -> Iterator[tuple[torch.Tensor, torch.Tensor, float]]:
+    """This worker's (images, labels, samples per worker) of every global batch, without end. All batches are whole, so
+    that all gradients count alike. From here on, every worker has dropout masks of its own."""
+    samples = len(Images(settings.folder, "train", settings.limit)) // settings.batch_size * settings.batch_size
+    images = Images(settings.folder, "train", samples)
+    train_set, _ = partition_dataset(images, settings.batch_size, settings.seed, group=workers)
+    torch.manual_seed(settings.seed + 1 + dist.get_rank(workers))
+    while True:
+        for images, labels, samples_per_worker in batches(train_set, settings.batch_size, group=workers):
+            yield images.to(torch.get_default_dtype()), labels, samples_per_worker
+
+
+@contextlib.contextmanager
+def paced(settings: ServerSettings, workers: Any) -> Iterator[None]:
+    """Slow the last worker down: for it, the `with` block takes `settings.slow_worker` times as long."""
+    synchronize()
+    started = time.perf_counter()
+    yield
+    if dist.get_rank(workers) == dist.get_world_size(workers) - 1:
+        synchronize()
+        time.sleep((settings.slow_worker - 1) * (time.perf_counter() - started))
 
 
 def train_by_all_reduce(workers: Any, settings: ServerSettings) -> tuple[Fields, torch.Tensor]:
     """Train on every worker. Returns the result (its bytes are those of a ring), and the early parameters."""
     model, size = new_model(settings), dist.get_world_size(workers)
-    optimizer = torch.optim.SGD(model.parameters(), lr=settings.lr, momentum=settings.momentum)
+    params = list(model.parameters())
+    optimizer = torch.optim.SGD(params, lr=settings.lr, momentum=settings.momentum)
     coming = whole_batches(settings, workers)
     images, labels, _ = next(whole_batches(settings, workers))
     F.nll_loss(new_model(settings)(images), labels).backward()  # a gradient that is not used: the first takes longer
@@ -76,12 +117,13 @@ def train_by_all_reduce(workers: Any, settings: ServerSettings) -> tuple[Fields,
             optimizer.zero_grad()
             loss = F.nll_loss(model(images), labels, reduction="sum")
             (loss / samples_per_worker).backward()
-        summed = torch.cat([flat(param.grad for param in model.parameters()), loss.detach().view(1)])
+        summed = torch.cat([*(param.grad.flatten() for param in params), loss.detach().view(1)])
         dist.all_reduce(summed, group=workers)
-        load_gradients(model, summed[:-1] / size)
+        for param, part in zip(params, unflatten(summed[:-1] / size, params), strict=True):
+            param.grad = part
         optimizer.step()
         if step == settings.early_steps:
-            early = flat(model.parameters()).cpu()
+            early = flatten(params)
         losses.append((summed[-1].item(), settings.batch_size))
     ring = ring_cost(Task(size=size, nbytes=summed[:-1].nbytes))
     result = summarize(
@@ -111,46 +153,49 @@ class MeasuredServer(ParameterServer):
     """A server that keeps account of what it takes, how old that is, and what it sends."""
 
     def __init__(self, model: nn.Module, mode: str, workers: int, settings: ServerSettings) -> None:
-        super().__init__(model, mode, workers, settings)
-        self.started, self.heartbeat = time.perf_counter(), Heartbeat()
+        super().__init__(model, mode, workers, settings.steps, settings.lr, settings.momentum, settings.staleness)
+        self.settings, self.started, self.heartbeat = settings, time.perf_counter(), Heartbeat()
         self.seconds, self.losses = 0.0, list[tuple[float, int]]()
-        self.staleness: Counter[int] = Counter()
+        self.staleness_counts: Counter[int] = Counter()
+        """Number of gradients, by how often the parameters had changed since the worker got them."""
+        self.sent = [0] * workers
+        """The version of the parameters that each worker got last."""
         self.bytes = 0
         """Bytes sent and received."""
-        self.early = flat(model.parameters()).cpu()
+        self.early = flatten(self.params)
         """The parameters after the gradients of `settings.early_steps` steps."""
 
-    def take(self, push: Push) -> None:
-        self.bytes += push.gradient.nbytes
-        self.staleness[self.version - push.version] += 1
-        self.losses.append((push.loss, push.samples))
+    def take(self, worker: int, gradient: torch.Tensor, loss: float) -> None:
+        self.bytes += gradient.nbytes
+        self.staleness_counts[self.version - self.sent[worker]] += 1
+        self.losses.append((loss, share(self.settings.batch_size, worker, self.workers)))
         self.seconds = time.perf_counter() - self.started
-        total = self.settings.steps * self.workers
-        self.heartbeat.beat(phase=f"training, {self.mode}", step=self.staleness.total(), steps=total)
-        super().take(push)
+        step, total = self.staleness_counts.total(), self.settings.steps * self.workers
+        self.heartbeat.beat(phase=f"training, {self.mode}", step=step, steps=total)
+        super().take(worker, gradient, loss)
 
     def step(self, gradient: torch.Tensor) -> None:
         super().step(gradient)
-        if self.staleness.total() == self.settings.early_steps * self.workers:
-            self.early = flat(self.model.parameters()).cpu()
+        if self.staleness_counts.total() == self.settings.early_steps * self.workers:
+            self.early = flatten(self.params)
 
-    def reply(self, worker: int) -> Parameters:
-        parameters, version, finished = super().reply(worker)
+    def reply(self, worker: int) -> Reply:
+        parameters, finished = super().reply(worker)
         self.bytes += parameters.nbytes
-        return parameters, version, finished
+        self.sent[worker] = self.version
+        return parameters, finished
 
     def result(self, early_by_all_reduce: torch.Tensor) -> Fields:
         """The result of the mode. `early_by_all_reduce`: the parameters after as many gradients as `early`, without a
         server; `difference_to_all_reduce` is the largest of any parameter.
 
-        `staleness` counts gradients by how often the parameters had changed since the worker got them;
         `bytes_per_step` are those that the busiest rank sends and receives for a gradient of every worker.
         """
         return summarize(
             self.mode,
             self.seconds,
             self.losses,
-            staleness=dict(sorted(self.staleness.items())),
+            staleness=dict(sorted(self.staleness_counts.items())),
             gradients_by_worker=self.taken,
             bytes_per_step=round(self.bytes / self.settings.steps),
             difference_to_all_reduce=(self.early - early_by_all_reduce).abs().max().item(),

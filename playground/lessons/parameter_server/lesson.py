@@ -1,114 +1,112 @@
-"""A parameter server: one rank owns the parameters, the others compute gradients, each on a copy of its own.
+"""A parameter server: one rank owns the parameters, the others compute gradients, each on a copy of
+its own.
 
+    torchrun --nproc-per-node 3 lesson.py
     python -m playground parameter-server
     python -m playground parameter-server --slow-worker 5
     python -m playground parameter-server -n 9 --mode async
 
-Rank 0 is the server. A worker pulls the parameters, computes a gradient on its part of a batch and pushes it; the reply
-brings the parameters for the next one. When the server takes a step, and when it replies, is the mode: synchronous,
-asynchronous, or in between. All that travels are remote calls (playground/remote/).
-No graph reaches from a worker into the server's parameters, so none breaks when they change.
-Sources: Li et al., Scaling Distributed Machine Learning with the Parameter Server, 2014; Ho et al., More Effective
-Distributed ML via a Stale Synchronous Parallel Parameter Server, 2013
+Rank 0 is the server. A worker pulls the parameters, computes a gradient on its shard of a batch and
+pushes it; the reply brings the parameters for the next one. When the server takes a step, and when
+it replies, is the mode: synchronous, asynchronous, or in between. All that travels are remote
+calls. No graph reaches from a worker into the server's parameters, so none breaks when they change.
+Sources: Li et al., Scaling Distributed Machine Learning with the Parameter Server, 2014; Ho et al.,
+More Effective Distributed ML via a Stale Synchronous Parallel Parameter Server, 2013
 """
 
 from __future__ import annotations
 
-import contextlib
 import threading
-import time
-from collections.abc import Iterator
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
+from torch.utils.data import TensorDataset
 
-from playground.lessons.parameter_server.page import SERVER, ServerSettings
-from playground.lessons.sgd.lesson import Net
-from playground.remote.agent import Agent
-from playground.runtime import device, synchronize
-from playground.training.data import Images, batches, partition_dataset
-from playground.training.replicas import flat, unflatten
+from playground.lessons.rpc.lesson import Agent
+from playground.lessons.sgd.lesson import partition_dataset
 
-Parameters = tuple[torch.Tensor, int, bool]
-"""(all parameters, flattened, their version, whether the training has ended)"""
-
-
-class Push(NamedTuple):
-    """A worker's result on its part of a batch: the flattened gradient of the mean loss, as if its part were the batch,
-    the version of the parameters it was computed on, and the loss, summed over the samples."""
-
-    worker: int
-    gradient: torch.Tensor
-    version: int
-    loss: float
-    samples: int
+SERVER = 0  # its rank; worker 0 is rank 1, and so on
+Reply = tuple[torch.Tensor, bool]  # all parameters as one vector; whether the training has ended
 
 
 class ParameterServer:
-    """Owns the parameters and the optimizer. The workers call `pull` and `push`, each call in a thread of its own.
-    Takes steps as `mode` says, until it has taken `settings.steps` gradients for each worker."""
+    """Owns the parameters and the optimizer. Workers call `pull` and `push`, each call in a thread
+    of its own, until `steps` gradients for each worker have been taken.
 
-    def __init__(self, model: nn.Module, mode: str, workers: int, settings: ServerSettings) -> None:
-        self.model, self.mode, self.workers, self.settings = model, mode, workers, settings
-        self.optimizer = torch.optim.SGD(model.parameters(), lr=settings.lr, momentum=settings.momentum)
-        self.version = 0
-        self.taken = [0] * workers
-        """The gradients of each worker that have been taken."""
-        self.waiting: dict[int, torch.Tensor] = {}
-        """Synchronous: the gradients of this step that have come, by worker."""
-        self.active = set(range(workers))
-        """Workers that do not know yet that the training has ended."""
+    `mode`: "sync" waits for a gradient of every worker and takes one step with their mean, "async"
+    takes a step with each gradient, and so does "stale-synchronous", but in it a worker waits that
+    is more than `staleness` gradients ahead of the slowest.
+    """
+
+    def __init__(
+        self, model: nn.Module, mode: str, workers: int, steps: int, lr: float = 0.05,
+        momentum: float = 0.5, staleness: int = 3,
+    ) -> None:  # fmt: skip
+        self.params = list(model.parameters())
+        self.optimizer = torch.optim.SGD(self.params, lr=lr, momentum=momentum)
+        self.mode = mode
+        self.workers = workers
+        self.steps = steps
+        self.staleness = staleness
+        self.version = 0  # steps of the optimizer
+        self.taken = [0] * workers  # gradients, by worker
+        self.waiting: dict[int, torch.Tensor] = {}  # sync: gradients for the next step, by worker
+        self.active = set(range(workers))  # they do not know yet that the training has ended
         self.changed = threading.Condition()
 
-    def pull(self, worker: int) -> Parameters:
+    def pull(self, worker: int) -> Reply:
         """The parameters as they are. A worker begins with this."""
         with self.changed:
             return self.reply(worker)
 
-    def push(self, push: Push) -> Parameters:
+    def push(self, worker: int, gradient: torch.Tensor, loss: float) -> Reply:
         """Take a gradient; return the parameters when the worker may continue."""
         with self.changed:
+            version = self.version
             if not self.finished:
-                self.take(push)
+                self.take(worker, gradient, loss)
                 self.changed.notify_all()
-                self.changed.wait_for(lambda: self.finished or self.may_go_on(push))
-            return self.reply(push.worker)
+                self.changed.wait_for(lambda: self.finished or self.may_continue(worker, version))
+            return self.reply(worker)
 
-    def take(self, push: Push) -> None:
-        """Take a step with this gradient, or, synchronous, with the mean of all workers', once they are there. Each
-        counts 1 / workers: a pass over the data moves the parameters equally far in every mode."""
-        self.taken[push.worker] += 1
+    def take(self, worker: int, gradient: torch.Tensor, loss: float) -> None:
+        """Take a step, if it is time. A gradient counts 1 / workers in every mode, so that the same
+        number of samples moves the parameters equally far."""
+        self.taken[worker] += 1
         if self.mode != "sync":
-            self.step(push.gradient / self.workers)
+            self.step(gradient / self.workers)
             return
-        self.waiting[push.worker] = push.gradient
-        if len(self.waiting) == self.workers:
-            self.step(sum(self.waiting[worker] for worker in range(self.workers)) / self.workers)
+        self.waiting[worker] = gradient
+        if len(self.waiting) == self.workers:  # added in one order, whichever came first
+            self.step(sum(self.waiting[each] for each in range(self.workers)) / self.workers)
             self.waiting.clear()
 
     def step(self, gradient: torch.Tensor) -> None:
-        load_gradients(self.model, gradient)
+        for param, part in zip(self.params, unflatten(gradient, self.params), strict=True):
+            param.grad = part.to(param.device)
         self.optimizer.step()
         self.version += 1
 
-    def may_go_on(self, push: Push) -> bool:
+    def may_continue(self, worker: int, version: int) -> bool:
+        """Whether a worker that pushed at `version` may have the parameters."""
         if self.mode == "sync":
-            return self.version > push.version
-        return self.mode == "async" or self.taken[push.worker] - min(self.taken) <= self.settings.staleness
+            return self.version > version
+        return self.mode == "async" or self.taken[worker] - min(self.taken) <= self.staleness
 
-    def reply(self, worker: int) -> Parameters:
-        """The reply to a worker. Told that the training has ended, it leaves."""
+    def reply(self, worker: int) -> Reply:
         if self.finished:
             self.active.discard(worker)
             self.changed.notify_all()
-        return flat(self.model.parameters()).cpu(), self.version, self.finished
+        return flatten(self.params), self.finished
 
     @property
     def finished(self) -> bool:
-        return sum(self.taken) == self.settings.steps * self.workers and not self.waiting
+        return sum(self.taken) == self.steps * self.workers and not self.waiting
 
     def join(self) -> None:
         """Wait until every worker knows that the training has ended."""
@@ -116,80 +114,92 @@ class ParameterServer:
             self.changed.wait_for(lambda: not self.active)
 
 
-servers: list[ParameterServer] = []
-"""On the server's rank: the one that answers."""
+servers: list[ParameterServer] = []  # on the server's rank: the one that answers
 
 
-def pull(worker: int) -> Parameters:
-    """Runs on the server: the parameters."""
+def pull(worker: int) -> Reply:
     return servers[0].pull(worker)
 
 
-def push(computed: Push) -> Parameters:
-    """Runs on the server: take a gradient, return the parameters for the next."""
-    return servers[0].push(computed)
+def push(worker: int, gradient: torch.Tensor, loss: float) -> Reply:
+    return servers[0].push(worker, gradient, loss)
 
 
-def train_with_server(agent: Agent, workers: Any, settings: ServerSettings) -> None:
-    """Compute a gradient on a copy of the parameters, push it, and get the next copy, until the server says enough."""
-    model, coming = new_model(settings), whole_batches(settings, workers)
-    worker = dist.get_rank(workers)
-    parameters, version, finished = agent.call(SERVER, pull, worker)
+def serve(agent: Agent, server: ParameterServer) -> None:
+    """Let the workers call `server`, which the agent's threads do, until the training has ended."""
+    servers[:] = [server]
+    agent.barrier()
+    server.join()
+
+
+def work(
+    agent: Agent, worker: int, compute: Callable[[torch.Tensor], tuple[torch.Tensor, float]]
+) -> None:
+    """Compute gradients on copies of the parameters, and push them, until the server has enough."""
+    agent.barrier()  # the server is there
+    parameters, finished = agent.call(SERVER, pull, worker)
     while not finished:
-        with paced(settings, workers):
-            images, labels, samples_per_worker = next(coming)
-            load_parameters(model, parameters)
-            model.zero_grad()
-            loss = F.nll_loss(model(images), labels, reduction="sum")
-            (loss / samples_per_worker).backward()
-        gradient = flat(param.grad for param in model.parameters()).cpu()
-        computed = Push(worker, gradient, version, loss.item(), len(labels))
-        parameters, version, finished = agent.call(SERVER, push, computed)
+        gradient, loss = compute(parameters)
+        parameters, finished = agent.call(SERVER, push, worker, gradient, loss)
 
 
-@torch.no_grad()
-def load_parameters(model: nn.Module, parameters: torch.Tensor) -> None:
+def compute_gradient(
+    model: nn.Module, loss_fn: Callable[..., torch.Tensor], batches: Iterator[Any],
+    parameters: torch.Tensor,
+) -> tuple[torch.Tensor, float]:  # fmt: skip
+    """The gradient at `parameters` of the mean loss on this worker's part of the next batch, and
+    the sum of the losses."""
+    inputs, targets, samples_per_worker = next(batches)
     params = list(model.parameters())
-    for param, part in zip(params, unflatten(parameters, params), strict=True):
-        param.copy_(part)
+    with torch.no_grad():
+        for param, part in zip(params, unflatten(parameters, params), strict=True):
+            param.copy_(part)
+    model.zero_grad()
+    loss = loss_fn(model(inputs), targets, reduction="sum")
+    (loss / samples_per_worker).backward()
+    return flatten([param.grad for param in params]), loss.item()
 
 
-def load_gradients(model: nn.Module, gradient: torch.Tensor) -> None:
-    params = list(model.parameters())
-    for param, part in zip(params, unflatten(gradient, params), strict=True):
-        param.grad = part.to(param.device)
+def flatten(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    """All elements as one vector, on the CPU: remote calls carry no others."""
+    return torch.cat([tensor.detach().flatten() for tensor in tensors]).cpu()
 
 
-def new_model(settings: ServerSettings) -> nn.Module:
-    """The model, equal on every rank."""
-    torch.manual_seed(settings.seed)
-    return Net().to(device(), memory_format=torch.channels_last)
+def unflatten(vector: torch.Tensor, like: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """`vector` in parts of the shapes of `like`."""
+    parts = vector.split([tensor.numel() for tensor in like])
+    return [part.view(tensor.shape) for part, tensor in zip(parts, like, strict=True)]
 
 
-def whole_batches(settings: ServerSettings, workers: Any) -> Iterator[tuple[torch.Tensor, torch.Tensor, float]]:
-    """This worker's (images, labels, samples per worker) of every global batch, without end. All batches are whole, so
-    that all gradients count alike. From here on, every worker has dropout masks of its own."""
-    samples = len(Images(settings.folder, "train", settings.limit)) // settings.batch_size * settings.batch_size
-    images = Images(settings.folder, "train", samples)
-    train_set, _ = partition_dataset(images, settings.batch_size, settings.seed, group=workers)
-    torch.manual_seed(settings.seed + 1 + dist.get_rank(workers))
+def batches_of_shard(data: Any, batch_size: int, workers: Any) -> Iterator[Any]:
+    """This worker's shard of each global batch, without end: (inputs, targets, samples per worker).
+    `batch_size` divides the number of samples."""
+    train_set, _ = partition_dataset(data, batch_size, group=workers)
     while True:
-        for images, labels, samples_per_worker in batches(train_set, settings.batch_size, group=workers):
-            yield images.to(torch.get_default_dtype()), labels, samples_per_worker
+        for inputs, targets in train_set:
+            yield inputs, targets, batch_size / dist.get_world_size(workers)
 
 
-@contextlib.contextmanager
-def paced(settings: ServerSettings, workers: Any) -> Iterator[None]:
-    """Slow the last worker down: for it, the `with` block takes `settings.slow_worker` times as long."""
-    synchronize()
-    started = time.perf_counter()
-    yield
-    if dist.get_rank(workers) == dist.get_world_size(workers) - 1:
-        synchronize()
-        time.sleep((settings.slow_worker - 1) * (time.perf_counter() - started))
+def run(rank: int, size: int, mode: str) -> None:
+    """Fit a linear model: rank 0 serves, the other ranks work. The server prints what it has."""
+    torch.manual_seed(1234)
+    inputs = torch.randn(240, 3)
+    data = TensorDataset(inputs, inputs @ torch.tensor([[1.0], [-2.0], [3.0]]) + 0.5)
+    model = nn.Linear(3, 1)
+    workers = dist.new_group(list(range(1, size)))
+    with Agent() as agent:
+        if rank == SERVER:
+            server = ParameterServer(model, mode, size - 1, steps=100)
+            serve(agent, server)
+            found = [round(value, 3) for value in flatten(server.params).tolist()]
+            print(f"{mode}: {sum(server.taken)} gradients, {server.version} steps, {found}")
+        else:
+            batches = batches_of_shard(data, 24, workers)
+            work(agent, rank - 1, partial(compute_gradient, model, F.mse_loss, batches))
 
 
 if __name__ == "__main__":
-    from playground.console.steps import become_command
-
-    become_command(__file__)
+    dist.init_process_group("gloo")
+    for mode in ("sync", "async", "stale-synchronous"):
+        run(dist.get_rank(), dist.get_world_size(), mode)
+    dist.destroy_process_group()

@@ -30,8 +30,6 @@ MODES = {
 """When the server takes a step, and when a worker gets the new parameters."""
 ALL_REDUCE = "all-reduce"
 """The same training without a server, to compare with."""
-SERVER = 0
-"""Its rank. Worker 0 is rank 1, and so on."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,8 +21,9 @@ from playground.lessons.data_parallel.experiment import track_step
 from playground.lessons.data_parallel.losses import LOSSES, new_model_and_batch, new_optimizer
 from playground.lessons.data_parallel.machine import parallel_apply, replicate, resolve_devices, scatter
 from playground.lessons.data_parallel.page import WAYS, DataParallelSettings
-from playground.lessons.parameter_server import lesson as server_lesson
-from playground.lessons.parameter_server.page import SERVER, ServerSettings
+from playground.lessons.parameter_server.experiment import MeasuredServer, new_model as new_served_model, new_worker
+from playground.lessons.parameter_server.lesson import SERVER, serve, work
+from playground.lessons.parameter_server.page import ServerSettings
 from playground.lessons.sgd.lesson import Net, average_gradients
 from playground.lessons.tensor.lesson import ColumnParallelLinear, RowParallelLinear, copy_to_region
 from playground.measurement import Fields
@@ -186,13 +187,14 @@ def data_parallel_steps(rank: int, size: int, settings: DataParallelSettings) ->
 
 
 class TimedAgent(Agent):
-    """Takes the time of each call: (start, end), in seconds from `start_clock` on."""
+    """Takes the time of each call: (start, end), in seconds from the last barrier on."""
 
     def __init__(self) -> None:
-        self.start_clock()
+        self.began, self.spans = time.perf_counter(), list[tuple[float, float]]()
         super().__init__()
 
-    def start_clock(self) -> None:
+    def barrier(self) -> None:
+        super().barrier()
         self.began, self.spans = time.perf_counter(), list[tuple[float, float]]()
 
     def call(self, rank: int, function: Callable[..., Any], *args: Any) -> Any:
@@ -205,18 +207,13 @@ class TimedAgent(Agent):
 def server_modes(rank: int, size: int, settings: ServerSettings) -> list[list[tuple[float, float]]]:
     """A training with a parameter server in each mode. Returns when this worker waited for the server; rank 0 is it."""
     workers = dist.new_group(list(range(1, size)))
-    server_lesson.new_model(settings)(torch.zeros(1, 1, 28, 28)).sum().backward()  # the first takes longer
-    agent, waits = TimedAgent(), []
-    with agent:
+    new_served_model(settings)(torch.zeros(1, 1, 28, 28)).sum().backward()  # the first takes longer
+    waits = []
+    with TimedAgent() as agent:
         for mode in settings.modes:
             if rank == SERVER:
-                model = server_lesson.new_model(settings)
-                server_lesson.servers[:] = [server_lesson.ParameterServer(model, mode, size - 1, settings)]
-            agent.barrier()
-            agent.start_clock()
-            if rank == SERVER:
-                server_lesson.servers[0].join()
+                serve(agent, MeasuredServer(new_served_model(settings), mode, size - 1, settings))
             else:
-                server_lesson.train_with_server(agent, workers, settings)
-            waits.append(agent.spans)
+                work(agent, rank - 1, new_worker(settings, workers))
+            waits.append(agent.spans.copy())  # the next barrier is a call
     return waits

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-from playground.remote.agent import agents
+from playground.lessons.rpc.lesson import agents
 from playground.runtime.tap import MESSAGES, Call, Observer
 from playground.see.record import COLLECTIVE, MAIN, RECEIVE, SEND, VALUES
 from playground.see.record.layout import LANE_CODES, MAX_VALUES, NONE

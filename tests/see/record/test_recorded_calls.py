@@ -8,7 +8,8 @@ from pathlib import Path
 
 import torch
 
-from playground.remote.agent import ENVELOPE, REPLY, Agent, current_agent
+from playground.lessons.rpc.lesson import REPLY
+from playground.remote.agent import ENVELOPE, Agent, current_agent
 from playground.see.analyse import Timeline, match_messages
 from playground.see.record import RECEIVE, SEND, WAIT
 from playground.see.record.run import Recorded, read_recording
