@@ -8,7 +8,7 @@ In a mixture of experts, a block has several MLPs in the place of one, the exper
 each rank. A router, which all ranks have, chooses k of them for each token; a token assignment is
 one token and one expert that it is sent to. Each rank has its own tokens, as in data parallelism:
 
-    dispatch    sort token assignments by expert, all_to_all_single to the experts' ranks
+    dispatch    sort tokens by expert, all_to_all_single to the experts' ranks
     compute     sort what has arrived by expert, apply each, restore the order
     combine     all_to_all_single back, add up a token's k results by weight
 
