@@ -11,7 +11,6 @@ from pathlib import Path
 
 import boards
 import pytest
-from boards import NOT_YET
 
 import playground
 from playground.algorithms import ALGORITHMS
@@ -62,7 +61,7 @@ def named(module: str) -> set[str]:
     return {name.replace("/", ".") for name in found}
 
 
-BOARDS, UNFINISHED = ({f"playground.lessons.{name}.lesson" for name in names} for names in (boards.BOARDS, NOT_YET))
+BOARDS = {f"playground.lessons.{name}.lesson" for name in boards.BOARDS}
 
 
 def room(module: str) -> str:
@@ -140,8 +139,6 @@ def out_of_bounds(module: str) -> set[str]:
     """What this module imports and must not."""
     ours = {name for name in imports(module) | named(module) if name.startswith("playground.") and room(name)}
     rooms = {room(module), *ALLOWED[room(module)]}
-    if module in UNFINISHED:
-        rooms |= {"lessons", *ALLOWED["lessons"]}
     wrong = {name for name in ours if room(name) not in rooms} - EXCEPTIONS.get(module, set())
     processes = {name for name in imports(module) if name.startswith(("multiprocessing", "torch.multiprocessing"))}
     if module not in MAKE_PROCESSES:  # others may talk to them
@@ -281,8 +278,7 @@ def test_only_world_creates_and_destroys_groups() -> None:
     """And boards, as the tutorial does, and a script for torchrun."""
     names = {"init_process_group", "destroy_process_group"}
     modules = {module for module in MODULES if names & called_methods(module)}
-    scripts = {"playground.lessons.hello.lesson", "playground.lessons.elastic.hosts"}
-    assert modules - BOARDS == {*scripts, "playground.runtime.rank.world"} - BOARDS
+    assert modules - BOARDS == {"playground.lessons.elastic.hosts", "playground.runtime.rank.world"}
 
 
 def unchecked_names(module: str) -> Iterator[str]:

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import click
 
@@ -126,12 +123,6 @@ def rank_texts(ranks: Sequence[Mapping[str, object]]) -> Texts:
     for rank, values in enumerate(ranks):
         table.add(rank, *(values.get(name) for name in columns))
     return [table, *below]
-
-
-def become_command(file: str) -> NoReturn:
-    """Make this process, which runs a lesson's `file`, that lesson's command, with the options that it was given. A new
-    program, and not a call: ranks import the main script of the process that starts them."""
-    os.execv(sys.executable, [sys.executable, "-m", "playground", Path(file).resolve().parent.name, *sys.argv[1:]])
 
 
 RUN_STEPS = remote("playground.runtime.rank.steps:run_steps")

@@ -200,7 +200,7 @@ CHAPTERS = {
     "zero": Figure("zero/step", "zero", training.bytes_over_a_step),
     "tensor": Figure("tensor/sharded_mlp", "tensor", collectives.sharded_mlp),
     "context": Figure("context/causal_square", "context", collectives.causal_square),
-    "experts": Figure("experts/rows", "experts", training.routed_rows),
+    "experts": Figure("experts/rows", "experts", training.routed_tokens),
     "mesh": Figure("mesh/cube", "mesh", collectives.cube),
     "see": Figure("see/ring", "ring", collectives.ring),
     "moving": Figure("see/moving", "ring", collectives.moving),

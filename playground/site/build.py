@@ -38,8 +38,7 @@ CODE = ROOT / "playground"
 _OTHERS = {"exercises": FOLDER / "README.md", "first": CODE / "lessons" / "first.ipynb", "house": CODE / "README.md"}
 TEXTS = {file: name for name, file in ({"index": ROOT / "README.md"} | CHAPTERS | _OTHERS).items() if name != "why"}
 """The page of each text."""
-BOARDS = {ROOT / lesson.path / "lesson.py": lesson.name for lesson in PATH if lesson.name != "allreduce"}
-BOARDS[CODE / "algorithms" / "all_reduce.py"] = "allreduce"
+BOARDS = {ROOT / lesson.path / "lesson.py": lesson.name for lesson in PATH}
 """The chapter beside which a board is shown."""
 ADDRESSES = {file: f"{page}.html" for file, page in TEXTS.items()}
 ADDRESSES |= {board: f"{page}.html#{board.name}-1" for board, page in BOARDS.items()}

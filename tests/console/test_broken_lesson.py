@@ -1,4 +1,4 @@
-"""A lesson that is broken or run as a script, and a working folder that is gone."""
+"""A lesson that is broken, and a working folder that is gone."""
 
 from __future__ import annotations
 
@@ -10,13 +10,6 @@ from pathlib import Path
 import playground
 
 PACKAGE = Path(playground.__file__).parent
-
-
-def test_a_lesson_s_file_that_is_no_board_runs_that_lesson_with_its_options() -> None:
-    command = [sys.executable, str(PACKAGE / "lessons" / "all_reduce" / "lesson.py"), "--algorithm", "wing"]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert "'wing' is not one of 'reduce-broadcast', " in done.stderr
 
 
 def test_a_deleted_working_folder_is_told_in_one_line(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from boards import BOARDS, LESSONS, LONGEST, STANDING, source_of
+from boards import BOARDS, LESSONS, LONGEST, source_of
 
 TIMED = {"ladder"}
 """Boards that print times."""
@@ -35,14 +35,13 @@ def imported(lesson: str) -> Iterator[str]:
             yield str(node.module)
 
 
-@pytest.mark.parametrize("lesson", STANDING)
+@pytest.mark.parametrize("lesson", BOARDS)
 def test_a_board_imports_torch_and_earlier_boards_alone(lesson: str) -> None:
-    order = [*BOARDS]
-    boards = {f"playground.lessons.{name}.lesson" for name in order[: order.index(lesson)]}
+    boards = {f"playground.lessons.{name}.lesson" for name in BOARDS[: BOARDS.index(lesson)]}
     assert {name for name in imported(lesson) if name.split(".")[0] not in LIBRARIES} <= boards
 
 
-@pytest.mark.parametrize("lesson", STANDING)
+@pytest.mark.parametrize("lesson", BOARDS)
 def test_a_board_fits_on_a_page(lesson: str) -> None:
     lines = [line for line in source_of(lesson).splitlines() if not line.lstrip().startswith("|")]
     assert len(lines) <= LONGEST.get(lesson, 150)
@@ -55,23 +54,13 @@ def length(function: ast.FunctionDef) -> int:
     return int(function.end_lineno or 0) - body[0].lineno + 1 if body else 0
 
 
-def test_boards_are_formatted_as_boards() -> None:
-    """What the formatter leaves out, the Makefile formats: each board that stands, and no other lesson."""
-    root = LESSONS.parents[1]
-    left_out = re.search(r"exclude = .*lessons/\{(.*?)\}", (root / "pyproject.toml").read_text(encoding="utf-8"))
-    formatted = re.search(r"BOARDS := \$\(foreach lesson,(.*?),", (root / "Makefile").read_text(encoding="utf-8"))
-    assert left_out
-    assert formatted
-    assert sorted(left_out[1].split(",")) == sorted(formatted[1].split()) == sorted(STANDING)
-
-
-@pytest.mark.parametrize("lesson", STANDING)
+@pytest.mark.parametrize("lesson", BOARDS)
 def test_functions_of_a_board_are_short(lesson: str) -> None:
     functions = [node for node in ast.walk(tree_of(lesson)) if isinstance(node, ast.FunctionDef)]
     assert {node.name: length(node) for node in functions if length(node) > 30} == {}
 
 
-@pytest.mark.parametrize("lesson", STANDING)
+@pytest.mark.parametrize("lesson", BOARDS)
 def test_a_line_changes_one_attribute(lesson: str) -> None:
     squeezed = [
         ast.unparse(node)
@@ -83,7 +72,7 @@ def test_a_line_changes_one_attribute(lesson: str) -> None:
     assert squeezed == []
 
 
-@pytest.mark.parametrize("lesson", STANDING)
+@pytest.mark.parametrize("lesson", BOARDS)
 def test_a_board_ends_in_a_short_main(lesson: str) -> None:
     end = tree_of(lesson).body[-1]
     assert isinstance(end, ast.If)
@@ -111,7 +100,7 @@ def test_boards_are_imported_where_nothing_else_of_ours_is(boards_alone: Path) -
     program = f"""
 import importlib, os, sys
 path, patched = list(sys.path), dict(os.environ)
-for lesson in {STANDING}:
+for lesson in {BOARDS}:
     module = importlib.import_module(f"playground.lessons.{{lesson}}.lesson")
     assert module.__file__.startswith({str(boards_alone)!r}), module.__file__
 assert (path, patched) == (sys.path, dict(os.environ))
@@ -133,7 +122,7 @@ def without_decimals(line: str) -> str:
 
 
 @pytest.mark.stress
-@pytest.mark.parametrize("lesson", STANDING)
+@pytest.mark.parametrize("lesson", BOARDS)
 def test_a_board_alone_prints_what_its_chapter_shows(
     lesson: str, boards_alone: Path, digits_folder: Path, tmp_path: Path
 ) -> None:

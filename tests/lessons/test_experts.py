@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import math
+import re
 from collections.abc import Callable
 from functools import partial
 from itertools import product
@@ -16,8 +19,18 @@ from torch import nn
 
 from playground.console.one_process import EXACT
 from playground.lessons.experts import experiment
-from playground.lessons.experts.experiment import EveryToken
-from playground.lessons.experts.lesson import Experts, Router, backward, balance_loss, cut_experts, draw, new_expert
+from playground.lessons.experts.lesson import (
+    DenseExperts,
+    Experts,
+    Router,
+    backward,
+    balance_loss,
+    compare,
+    draw,
+    new_expert,
+    replace_mlps,
+    splits,
+)
 from playground.lessons.experts.page import WAYS, ExpertsSettings, K, check_rank
 from playground.lessons.tensor.lesson import GPTConfig, copying, new_gpt
 from playground.runtime.errors import PlaygroundError, UsageError
@@ -48,27 +61,27 @@ def new_layer(kind: Any, k: int, routing: str, **options: Any) -> Any:
 def largest_difference(
     group: Any, members: tuple[int, ...], tokens: str, k: int, routing: str, capacity: float
 ) -> tuple[float, int]:
-    """From one process, of the output, the balance loss and all gradients; and the rows that this rank has got."""
+    """From one process, of the output, the balance loss and all gradients; and the tokens that this rank has got."""
     size, rank = len(members), dist.get_rank(group)
     torch.manual_seed(3)
     counts = TOKENS[tokens][:size]
-    hidden, due = torch.randn(2, sum(counts), WIDTH).double()
+    hidden, dout = torch.randn(2, sum(counts), WIDTH).double()
     hidden[..., 0] = 1.0
-    whole = new_layer(EveryToken, k, routing, capacity=capacity, parts=1)
+    whole = new_layer(DenseExperts, k, routing, capacity=capacity, parts=1)
     layer = new_layer(Experts, k, routing, capacity=capacity, group=group)
     inputs = [hidden.clone().requires_grad_(), hidden.split(counts)[rank].clone().requires_grad_()]
     expected, found = [whole(part) for part in inputs[0].split(counts)], layer(inputs[1])
     whole(inputs[0])  # for the balance of all tokens
-    ((torch.cat(expected) * due).sum() / size + whole.balance).backward()
-    backward((found * due.split(counts)[rank]).sum() + layer.balance, layer, group)
-    balance = layer.balance.detach().clone()
+    ((torch.cat(expected) * dout).sum() / size + whole.balance_loss).backward()
+    backward((found * dout.split(counts)[rank]).sum() + layer.balance_loss, layer, group)
+    balance = layer.balance_loss.detach().clone()
     dist.all_reduce(balance, group=group)
     of_inputs = inputs[0].grad.split(counts)[rank], inputs[1].grad
-    pairs = [(expected[rank], found), of_inputs, (whole.balance, balance / size)]
+    pairs = [(expected[rank], found), of_inputs, (whole.balance_loss, balance / size)]
     params = dict(whole.named_parameters())
     pairs += [(params[name].grad, param.grad) for name, param in layer.named_parameters()]
-    rows = layer.kept.tensor_split(size, 1)[rank].sum()
-    return max((ours - theirs).abs().sum().item() for ours, theirs in pairs), int(rows)
+    received = sum(splits(layer.after_capacity, group)[1])
+    return max((ours - theirs).abs().sum().item() for ours, theirs in pairs), received
 
 
 @pytest.mark.parametrize("k", [1, 2])
@@ -84,7 +97,7 @@ def test_a_router_chooses_the_most_probable_and_its_weights_add_up_to_1(k: int) 
 def test_experts_are_all_different_and_k_of_them_as_large_as_an_mlp() -> None:
     """Not all would be chosen, were they the same at the start."""
     model, config = new_gpt(GPTConfig(), 1), GPTConfig()
-    cut_experts(model, EXPERTS, 2, 1, partial(EveryToken, capacity=math.inf, parts=1))
+    replace_mlps(model, EXPERTS, 2, 1, partial(DenseExperts, capacity=math.inf, parts=1))
     inner = [expert[0].weight for block in model[1:-1] for expert in block.experts.experts.values()]
     assert {weight.shape for weight in inner} == {(4 * config.width // 2, config.width)}
     assert len({weight.detach().numpy().tobytes() for weight in inner}) == config.layers * EXPERTS
@@ -101,7 +114,7 @@ def test_any_routing_is_one_process_s(world: Worlds) -> None:
     found = [each for rank in world(4).run(by_every_group) for each in rank]
     assert len(found) == (1 + 2 + 3 + 4) * 48
     assert max(difference for difference, _ in found) <= EXACT
-    assert min(rows for _, rows in found) == 0
+    assert min(received for _, received in found) == 0
 
 
 @pytest.mark.parametrize("size", [2, *(pytest.param(size, marks=pytest.mark.stress) for size in (1, 3, 4))])
@@ -114,9 +127,9 @@ def test_training_is_one_process_s_and_sends_its_rows(world: Worlds, size: int) 
             check_rank(way, figures, settings)
             assert (figures["dropped"] > 0) == (capacity > 0)
     for figures in zip(*ranks, strict=True):  # of a way
-        total = {name: sum(rank[name] for rank in figures) for name in ("computed", "dropped", "sent_rows")}
+        total = {name: sum(rank[name] for rank in figures) for name in ("computed", "dropped", "sent_tokens")}
         assert total["computed"] + total["dropped"] == K * settings.batch_size * LENGTH * LAYERS
-        assert total["sent_rows"] == sum(rank["received_rows"] for rank in figures)
+        assert total["sent_tokens"] == sum(rank["received_tokens"] for rank in figures)
 
 
 def gradients_of_routers(rank: int, size: int) -> list[torch.Tensor]:
@@ -150,16 +163,16 @@ def test_numbers_of_ranks_that_do_not_fit_are_refused(size: int, message: str) -
 def reach_the_edges(rank: int, size: int) -> None:
     hidden = torch.ones(0, WIDTH, dtype=torch.float64, requires_grad=True)
     layer = new_layer(Experts, 2, "any")
-    backward(layer(hidden).sum() + layer.balance, layer)  # no tokens on any rank
+    backward(layer(hidden).sum() + layer.balance_loss, layer)  # no tokens on any rank
     assert all(param.grad.eq(0).all() for param in layer.parameters())
-    assert layer.balance == 0
+    assert layer.balance_loss == 0
     with pytest.raises(ValueError, match="1 experts for 2 ranks: each rank needs one, so choose at least 2 experts"):
         Experts(Router(WIDTH, 1, 1), partial(new_expert, WIDTH, 9, 2))
     with pytest.raises(ValueError, match=r"capacity -0.5: it must be 0 or above"):
         new_layer(Experts, 2, "any", capacity=-0.5)
-    wanted = torch.tensor([[70_000, 0], [0, 70_000]])
-    assert balance_loss(torch.full((2, 2), 0.5).bfloat16(), wanted, 1).dtype == torch.bfloat16
-    assert balance_loss(torch.full((70_000, 2), 0.5).half(), wanted, 1) == 1  # 70,000 is no number of float16
+    counts = torch.tensor([[70_000, 0], [0, 70_000]])
+    assert balance_loss(torch.full((2, 2), 0.5).bfloat16(), counts, 1).dtype == torch.bfloat16
+    assert balance_loss(torch.full((70_000, 2), 0.5).half(), counts, 1) == 1  # 70,000 is no number of float16
 
 
 def test_no_tokens_and_too_few_experts(world: Worlds) -> None:
@@ -172,7 +185,7 @@ def go_wrong(rank: int, size: int, how: str) -> None:
         layer.router.scores = nn.Linear(WIDTH, EXPERTS + 1).double()
     elif rank == 1:
         layer.router.register_full_backward_pre_hook(lambda *_: misbehave(how))
-    backward(layer(torch.randn(7, WIDTH, dtype=torch.float64)).sum() + layer.balance, layer)
+    backward(layer(torch.randn(7, WIDTH, dtype=torch.float64)).sum() + layer.balance_loss, layer)
 
 
 @pytest.mark.parametrize(
@@ -186,3 +199,21 @@ def go_wrong(rank: int, size: int, how: str) -> None:
 def test_a_rank_that_fails_is_named(how: str, message: str, world: Worlds) -> None:
     with pytest.raises(PlaygroundError, match=message):
         world(2, timeout=3).run(go_wrong, how)
+
+
+def print_comparison(rank: int, size: int) -> list[str]:
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        compare(rank, size)
+    return printed.getvalue().splitlines()
+
+
+@pytest.mark.parametrize("size", [1, 2, *(pytest.param(size, marks=pytest.mark.stress) for size in (3, 4))])
+def test_the_board_prints_that_nothing_differs_and_who_sends_how_many_tokens(world: Worlds, size: int) -> None:
+    lines = world(size).run(print_comparison)
+    assert [apart for _, apart in lines] == [
+        f"Rank {rank}, gradients: 0.0000000000 from one process" for rank in range(size)
+    ]
+    counts = [re.findall(r"\[(.*?)\]", tokens) for tokens, _ in lines]
+    sent, received = ([[int(part) for part in each[way].split(", ")] for each in counts] for way in (0, 1))
+    assert received == [list(column) for column in zip(*sent, strict=True)]
+    assert [sum(row) for row in sent] == [K * 4 * LENGTH] * size

@@ -5,34 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import playground
+from playground.lessons import PATH
 
 LESSONS = Path(playground.__file__).parent / "lessons"
 
-BOARDS = {
-    "hello": 4,
-    "p2p": 2,
-    "collectives": 4,
-    "all_reduce": 4,
-    "data_parallel": 1,
-    "sgd": 2,
-    "ladder": 2,
-    "ddp": 2,
-    "prove": 4,
-    "bert": 2,
-    "elastic": 2,
-    "rpc": 3,
-    "parameter_server": 3,
-    "pipeline": 4,
-    "zero": 4,
-    "tensor": 2,
-    "context": 2,
-    "experts": 2,
-    "mesh": 8,
-}
-"""By folder, in the order of the path: how many ranks its chapter starts."""
-NOT_YET: set[str] = {"experts"}
-"""Lessons whose `lesson.py` still stands on other rooms."""
-STANDING = [name for name in BOARDS if name not in NOT_YET]
+BOARDS = [Path(lesson.path).name for lesson in PATH]
+"""Their folders, in the order of the path."""
 LONGEST = {
     "p2p": 170,
     "collectives": 200,
@@ -49,6 +27,7 @@ LONGEST = {
     "zero": 300,
     "tensor": 360,
     "context": 285,
+    "experts": 285,
     "mesh": 170,
 }
 """Lines that a board may have, if more than 150; rows of tables are not counted."""

@@ -36,7 +36,9 @@ class ExpertsSettings:
     seed: int = 1234
     batch_size: int = flag(24, "Sequences in a batch, of which each rank has as many.", least=1)
     steps: int = flag(70, "Number of training steps, for each way.", least=1)
-    capacity: float = flag(0.0, "Rows that a rank may send to an expert, times the mean; 0: any number.", least=0.0)
+    capacity: float = flag(
+        0.0, "Tokens that a rank may send to an expert, as a multiple of the mean; 0: any number.", least=0.0
+    )
 
     def __post_init__(self) -> None:
         check_flags(self)
@@ -49,14 +51,14 @@ class ExpertsSettings:
 
 
 def closed_forms(found: Fields, settings: ExpertsSettings) -> Fields:
-    """The counts of a rank in a step, bytes of float32, from the rows that it has sent and received; `if_balanced`: had
-    each expert got as many."""
+    """The counts of a rank in a step, bytes of float32, from the tokens sent and received; `if_balanced`: had each
+    expert got as many."""
     size, per_rank = settings.size, 4 * settings.batch_size * LENGTH * WIDTH / settings.size
     shared = 4 * (WIDTH * (2 * VOCABULARY + LENGTH + 2 + LAYERS * (4 * WIDTH + 5 + EXPERTS)) + 1)
     others = 2 * (size - 1) / size * shared + LAYERS * 8 * EXPERTS * (size - 1)  # gradients and loss; tables of int64
     return {
         "messages": 5 * LAYERS + 2,
-        "sent": 2 * 4 * WIDTH * (found["sent_rows"] + found["received_rows"]) + others,
+        "sent": 2 * 4 * WIDTH * (found["sent_tokens"] + found["received_tokens"]) + others,
         "if_balanced": LAYERS * 4 * K * per_rank * (size - 1) / size + others,
     }
 
@@ -68,8 +70,8 @@ def check_rank(way: str, found: Fields, settings: ExpertsSettings) -> None:
 
 
 NUMBER = ("", ",.0f")
-ROWS = {"way": Column("way"), "rank": RANK_COLUMN} | figures(
-    ("sent_rows", "sent\naway", *NUMBER),
+ASSIGNMENTS = {"way": Column("way"), "rank": RANK_COLUMN} | figures(
+    ("sent_tokens", "sent\naway", *NUMBER),
     ("computed", "computed\nhere", *NUMBER),
     ("dropped", "dropped", *NUMBER),
     ("sent", "bytes\nsent", *NUMBER),
@@ -99,8 +101,8 @@ def command(session: Session, way: str, **chosen: Any) -> None:
             expected = closed_forms(counted, settings)
             rows.append({"way": name, "rank": rank, **expected, **counted, "form": expected["sent"]})
     own = f"{K * settings.batch_size * LENGTH * LAYERS // world.size:,}"
-    about = f": in step {settings.steps}; each rank has {own}, and a row is a token on its way to an expert"
-    session.say("", prose(heading("rows"), about), tabulate(rows, ROWS))
+    about = f": in step {settings.steps}; each rank has {own}, {K} for each token and block"
+    session.say("", prose(heading("token assignments"), about), tabulate(rows, ASSIGNMENTS))
     costs = ({"way": name, **ranks[0]} for name, ranks in found.items())
     session.say("", prose(heading("training"), f": a copied sequence; {COMPARED}"), tabulate(costs, COSTS))
     session.print_document(found, rows=rows)

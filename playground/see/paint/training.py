@@ -316,14 +316,14 @@ def bytes_over_a_step(run: Evidence) -> Scene:
     )
 
 
-def routed_rows(run: Evidence) -> Scene:
-    """experts: rows from each rank to each expert, without and with the balance loss."""
+def routed_tokens(run: Evidence) -> Scene:
+    """experts: tokens from each rank to each expert, without and with the balance loss."""
     settings: ExpertsSettings = run.arguments[0]
     ways = dict(zip(settings.ways, run.results[0], strict=True))
-    tables = {way: counted["kept"][0] for way, counted in ways.items()}
+    tables = {way: counted["after_capacity"][0] for way, counted in ways.items()}
     most = max(sum(column) for table in tables.values() for column in zip(*table, strict=True))
     pitch = (WIDTH - 2 * CELL[0]) / EXPERTS
-    scene = Scene("Rows from each rank to each expert, without and with the balance loss")
+    scene = Scene("Tokens from each rank to each expert, without and with the balance loss")
     for way, table in tables.items():
         y = scene.bottom + 2 * CELL[1]
         scene.add(paint.TEXT, CELL[0], y, text=f"{way} (balance loss times {WAYS[way]:g})", align="start")
@@ -331,16 +331,16 @@ def routed_rows(run: Evidence) -> Scene:
             x, bottom = CELL[0] + expert * pitch, y + CURVE + CELL[1]
             label = f"{expert}: rank {expert * settings.size // EXPERTS}"
             scene.add(paint.TEXT, x + pitch / 2, bottom + CELL[1], text=label, style="muted")
-            for rank, rows in enumerate(column):
-                height = CURVE * rows / most
+            for rank, tokens in enumerate(column):
+                height = CURVE * tokens / most
                 bottom -= height
-                look = {"style": bucket_style(rank), "title": f"rank {rank} to expert {expert}: {rows} rows"}
-                text = str(rows) if height >= CELL[1] else ""
+                look = {"style": bucket_style(rank), "title": f"rank {rank} to expert {expert}: {tokens} tokens"}
+                text = str(tokens) if height >= CELL[1] else ""
                 scene.add(paint.BAR, x + CELL[0] / 2, bottom, pitch - CELL[0], height, text=text, **look)
     add_key(scene, {bucket_style(rank): f"from rank {rank}" for rank in range(settings.size)})
     return scene.with_caption(
-        f"Below each column, the expert and its rank. The rows of the first block in step {settings.steps}, "
-        f"on {settings.size} ranks; each token is on its way to {K} experts."
+        f"Below each column, the expert and its rank. The tokens of the first block in step {settings.steps}, "
+        f"on {settings.size} ranks; each is sent to {K} experts."
     )
 
 
