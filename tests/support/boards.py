@@ -21,7 +21,7 @@ LONGEST = {
     "prove": 195,
     "bert": 270,
     "elastic": 160,
-    "rpc": 301,
+    "rpc": 302,
     "parameter_server": 205,
     "pipeline": 215,
     "zero": 300,

@@ -310,7 +310,8 @@ if __name__ == "__main__":
     dist.init_process_group("gloo")
     rank, size = dist.get_rank(), dist.get_world_size()
     for step in (remote_call, remote_reference, distributed_autograd):
-        print(f"Rank {rank}, {step.__name__}: {step(rank, size)}")
+        for name, value in step(rank, size).items():
+            print(f"Rank {rank}, {step.__name__}: {name} {value}")
     if rpc.is_available():
         print(f"Rank {rank}, rpc_sync: {call_by_torch(torch.tensor(float(rank))).item()}")
     dist.destroy_process_group()

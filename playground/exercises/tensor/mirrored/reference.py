@@ -39,7 +39,7 @@ def mirrored(
     columns: torch.Tensor,
     rows: torch.Tensor,
 ) -> torch.Tensor:
-    """Return the output of an MLP that is sharded over the ranks, [length, width].
+    """Return the output, [length, width], of an MLP sharded over the ranks.
 
     tokens: [length, width], the same on all ranks. columns: this rank's shard
     of the first matrix, [width, features / N]; rows: its shard of the second,
