@@ -168,6 +168,7 @@ def test_a_rank_that_has_finished_tells_the_others() -> None:
     exchange = Exchange(store, 1, 2, box, 0)
     for _ in range(100):  # the ticks of this process may have gone on in some
         exchange.look()
+    assert store.check(["state 1"])
     assert unpickle(store.get("state 1"), RankState, Doing).doing == Doing.FINISHED
 
 
