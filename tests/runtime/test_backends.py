@@ -263,6 +263,7 @@ def test_a_rank_that_gloo_waits_for_in_vain_is_named_in_words() -> None:
     error = RuntimeError("wait timeout after 4000ms, keys: /attempt 0/group 1//cpu//0/2")
     words = "rank 2 came to the meeting, but did not connect within 4 s"
     assert BACKENDS["gloo"].explain_init_failure(error) == words
+    assert BACKENDS["gloo"].explain_init_failure(RuntimeError("")) == "RuntimeError('')"
 
 
 def choose_kernels(rank: int, size: int) -> list[bool]:
