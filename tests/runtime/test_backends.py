@@ -82,11 +82,12 @@ class Hooked(torch.autograd.Function):
 
 def refuse_in_torch(rank: int, size: int) -> list[str]:
     """What the backend refuses, and what code of ours does that torch calls, or nobody."""
-    words = []
-    for call in (
+    calls: list[Callable[[], object]] = [
         lambda: dist.all_reduce(torch.ones(1), dist.ReduceOp.BAND),
         lambda: Hooked.apply(torch.ones(1, requires_grad=True)).backward(),
-    ):
+    ]
+    words = []
+    for call in calls:
         with pytest.raises(RuntimeError) as caught:
             call()
         words.append(refusal(caught.value))

@@ -386,7 +386,7 @@ def call_inside_backward(rank: int, size: int) -> None:
 
 def send_by_the_group_and_by_its_backend(rank: int, size: int) -> None:
     """The same tensor: of the second message nothing else is seen."""
-    backend: Any = dist.group.WORLD._get_backend(torch.device("cpu"))  # type: ignore[union-attr]
+    backend: Any = dist.group.WORLD._get_backend(torch.device("cpu"))
     tensor = torch.ones(1)
     if rank == 0:
         dist.send(tensor, 1)

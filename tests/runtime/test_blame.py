@@ -117,6 +117,7 @@ kept, ended = [socket.create_connection(server.getsockname()[:2]) for server in 
 served = servers[0].accept()[0]
 print(len([*tcp_connections()]))
 shut_down_connections(spare_port=kept.getpeername()[1])
+ended.settimeout(5)
 for one, other in ((kept, served), (served, kept)):
     one.sendall(b"still here")
     print(other.recv(10))
