@@ -115,6 +115,20 @@ def test_every_reduce_operation_is_right_or_refused(world: Worlds) -> None:
         assert outcomes["PREMUL_SUM"].startswith("refused: ")  # gloo has none
 
 
+def step_that_draws(rank: int, size: int) -> dict[str, float]:
+    return {"drawn": torch.rand(1).item()}
+
+
+def run_with_seeds(rank: int, size: int) -> list[Any]:
+    steps = [Remote(__name__, step_that_draws.__name__)]
+    return [run_steps(rank, size, steps, seed) for seed in (1, 2, 1)]
+
+
+def test_what_steps_draw_is_the_seed_s(world: Worlds) -> None:
+    first, other, again = world(1).run(run_with_seeds)[0]
+    assert first == again != other
+
+
 def step_with_a_bug(rank: int, size: int) -> None:
     raise RuntimeError("a bug in this step")
 

@@ -9,14 +9,16 @@ import os
 import re
 import signal
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from playground import launch
 from playground.runtime import UsageError, host
-from playground.runtime.backends import BACKENDS, backend_for, get_backend, nccl
+from playground.runtime.backends import BACKENDS, backend_for, get_backend, nccl, refusal
 from playground.runtime.launcher.entry import CommandWorld
 from playground.runtime.launcher.rank_handle import describe_exit
 from playground.testing import World
@@ -30,6 +32,7 @@ def test_backends_by_name_and_by_device() -> None:
         "gloo": "cpu", "nccl": "cuda", "shm": "cpu",
     }  # fmt: skip
     assert backend_for("cuda") is NCCL
+    assert backend_for("cpu") is BACKENDS["gloo"]
     with pytest.raises(UsageError, match="'smoke signals' is unknown: choose one of gloo, nccl"):
         get_backend("smoke signals")
 
@@ -45,6 +48,8 @@ def test_backends_by_name_and_by_device() -> None:
         ("nccl", "Input tensor data type is not supported for NCCL process group: ComplexHalf"),
         ("nccl", "Unsupported Float8 type for NCCL reduction"),
         ("gloo", "Cannot use ReduceOp.AVG with Gloo"),
+        ("gloo", "result type Float can't be cast to the desired output type Long"),
+        ("gloo", "Invalid data type"),
     ],
 )
 def test_refusals_are_recognised(backend: str, words: str) -> None:
@@ -53,14 +58,52 @@ def test_refusals_are_recognised(backend: str, words: str) -> None:
 
 def test_shm_says_what_it_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
     shm = BACKENDS["shm"]
-    monkeypatch.setattr(importlib.metadata, "version", lambda name: "2.14.1+cu130")
-    with pytest.raises(UsageError, match=re.escape("needs torch 2.15, and here is 2.14.1+cu130: --all-reduce shared")):
-        shm.check(2)
+    for found in ("2.14.1+cu130", "2.9.0"):
+        monkeypatch.setattr(importlib.metadata, "version", lambda name, found=found: found)
+        with pytest.raises(UsageError, match=re.escape(f"needs torch 2.15, and here is {found}: --all-reduce shared")):
+            shm.check(2)
 
 
 def test_other_errors_are_not_taken_for_refusals() -> None:
-    for error in (ValueError(""), RuntimeError("NCCL error: unhandled system error"), KeyError("x")):
+    words = ("", "NCCL error: unhandled system error", "the system failed\nwhat is not supported is another matter")
+    for error in (*map(RuntimeError, words), KeyError("x")):
         assert not any(backend.refusal(error) for backend in BACKENDS.values())
+
+
+class Hooked(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, one: torch.Tensor) -> torch.Tensor:
+        return one
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> torch.Tensor:
+        raise RuntimeError("this is not supported")
+
+
+def refuse_in_torch(rank: int, size: int) -> list[str]:
+    """What the backend refuses, and what code of ours does that torch calls, or nobody."""
+    calls: list[Callable[[], object]] = [
+        lambda: dist.all_reduce(torch.ones(1), dist.ReduceOp.BAND),
+        lambda: Hooked.apply(torch.ones(1, requires_grad=True)).backward(),
+    ]
+    words = []
+    for call in calls:
+        with pytest.raises(RuntimeError) as caught:
+            call()
+        words.append(refusal(caught.value))
+    return [*words, refusal(RuntimeError("this is not supported"))]
+
+
+def test_what_the_program_raises_is_no_refusal(world: Worlds) -> None:
+    assert world(2).run(refuse_in_torch) == [["Cannot use ReduceOp.BAND with non-integral dtype", "", ""]] * 2
+
+
+@pytest.mark.parametrize(("value", "later"), [(None, False), ("0", False), ("1", True), ("TRUE", True)])
+def test_ranks_of_gloo_connect_later_if_torch_is_told_so(
+    value: str | None, later: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORCH_GLOO_LAZY_INIT", value or "")
+    assert BACKENDS["gloo"].connects_later() is later
 
 
 class Library:
@@ -78,7 +121,7 @@ class Library:
 def libraries(monkeypatch: pytest.MonkeyPatch, **found: Library) -> None:
     def load(name: str | None) -> Library:
         if name is None:  # what the process has without loading anything
-            return Library()
+            return found.get("preloaded", Library())
         stem = name.split(".")[0]
         if stem not in found:
             raise OSError(f"{name}: cannot open shared object file")
@@ -93,6 +136,18 @@ def test_nccl_s_version_is_that_of_the_library_that_is_loaded(monkeypatch: pytes
     assert nccl.nccl_version() == (2, 30, 7)
     libraries(monkeypatch)  # it is part of torch's own
     assert nccl.nccl_version() == (2, 1, 0)
+    libraries(monkeypatch, libnccl=Library(ncclGetVersion=23007), preloaded=Library(ncclGetVersion=22809))
+    assert nccl.nccl_version() == (2, 28, 9)
+    monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda: False)
+    assert nccl.nccl_version() == (0,)
+
+
+def test_the_driver_says_which_cuda_it_knows(monkeypatch: pytest.MonkeyPatch) -> None:
+    for number, version in ((13_000, (13, 0)), (12_080, (12, 8)), (12_100, (12, 10))):
+        libraries(monkeypatch, libcuda=Library(cuDriverGetVersion=number))
+        assert nccl.driver_supports() == version
+    libraries(monkeypatch)
+    assert nccl.driver_supports() is None
 
 
 def with_gpus(monkeypatch: pytest.MonkeyPatch, gpus: int, version: tuple[int, ...] = (2, 28, 9)) -> None:
@@ -130,11 +185,16 @@ def test_ranks_that_share_a_gpu_tell_nccl_so(
 ) -> None:
     with_gpus(monkeypatch, gpus)
     monkeypatch.setattr(torch.cuda, "set_device", lambda number: None)
-    for name in nccl.SHARES:
+    names = (*nccl.SHARES, *nccl.ENDS_SOON)
+    for name in names:
         monkeypatch.setenv(name, "to be restored")
         monkeypatch.delenv(name)
     assert NCCL.claim_device(3, 4, joined) == torch.device("cuda", 3 % gpus)
-    assert {name: os.environ[name] for name in nccl.SHARES if name in os.environ} == told
+    assert {name: os.environ[name] for name in names if name in os.environ} == told | nccl.ENDS_SOON
+    for name in names:
+        monkeypatch.setenv(name, "the user's")
+    NCCL.claim_device(3, 4, joined)
+    assert {os.environ[name] for name in names} == {"the user's"}
 
 
 def test_a_machine_without_what_nccl_needs_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -149,8 +209,40 @@ def test_a_machine_without_what_nccl_needs_says_so(monkeypatch: pytest.MonkeyPat
 def test_what_nccl_says_last_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nccl, "last_error", lambda: "")
     assert NCCL.explain_init_failure(RuntimeError("first\nlast")) == "last"
+    monkeypatch.setattr(nccl, "last_error", lambda: "the very same")
+    assert NCCL.explain_init_failure(RuntimeError("NCCL: the very same")) == "NCCL: the very same"
     monkeypatch.setattr(nccl, "last_error", lambda: "no socket interface found")
     assert NCCL.explain_init_failure(RuntimeError("system error")) == "system error: no socket interface found"
+
+
+def test_what_nccl_says_in_several_lines_is_told_in_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    library = SimpleNamespace(ncclGetLastError=Speaker(b"no interface\n found \xff"))
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: library)
+    assert nccl.last_error() == "no interface found \ufffd"
+
+
+class Speaker:
+    """In place of a function of C that returns a text."""
+
+    def __init__(self, words: bytes) -> None:
+        self.words = words
+
+    def __call__(self, communicator: None) -> bytes:
+        return self.words
+
+
+def test_an_implementation_that_hides_nothing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, said in (("ProcessGroupNCCL", False), ("ProcessGroupNCCL2", True)):
+        monkeypatch.setattr(type(NCCL), "implementation", lambda self, name=name: name)
+        assert (name in NCCL.describe_overlap()) is said
+
+
+def name_the_implementation(rank: int, size: int) -> str:
+    return BACKENDS["gloo"].implementation()
+
+
+def test_the_class_that_does_the_work_is_named(world: Worlds) -> None:
+    assert world(1).run(name_the_implementation) == ["ProcessGroupGloo"]
 
 
 def test_an_aborted_rank_is_explained_where_the_backend_aborts() -> None:
@@ -172,6 +264,7 @@ def test_a_rank_that_gloo_waits_for_in_vain_is_named_in_words() -> None:
     error = RuntimeError("wait timeout after 4000ms, keys: /attempt 0/group 1//cpu//0/2")
     words = "rank 2 came to the meeting, but did not connect within 4 s"
     assert BACKENDS["gloo"].explain_init_failure(error) == words
+    assert BACKENDS["gloo"].explain_init_failure(RuntimeError("")) == "RuntimeError('')"
 
 
 def choose_kernels(rank: int, size: int) -> list[bool]:

@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -27,8 +28,24 @@ from programs import SCRIPT, ForkedProgram
 from torch.nn.parallel import DistributedDataParallel
 
 from playground import Deadlock, RankFailed
-from playground.runtime.black_box import SEND, Doing
-from playground.runtime.black_box.box import LENGTH, MAGIC, NAME, Box, View, find_boxes, open_box
+from playground.runtime.black_box import BACKWARD, NEW_GROUP, SEND, Doing, RankState
+from playground.runtime.black_box.activity import Activity, compare, look
+from playground.runtime.black_box.box import (
+    CAPACITY,
+    LENGTH,
+    MAGIC,
+    MAIN,
+    MOST_RAISED,
+    NAME,
+    TEXT,
+    USED,
+    Box,
+    Known,
+    View,
+    find_boxes,
+    open_box,
+)
+from playground.runtime.black_box.hooks import hooks
 from playground.testing import World
 from playground.tools.gallery.page import list_family
 
@@ -238,6 +255,151 @@ def test_more_than_fits_never_proves_anything() -> None:
     state = View(os.getpid(), box.file).read()
     assert state.unnamed == "what it does on more than 8192 channels"
     assert len(box.known) < 10_000
+
+
+def begin_box() -> tuple[Box, View, Known]:
+    """A box in which a program has begun, and an operation that can be called."""
+    box = Box(0, 2, "a world")
+    box.begin_program()
+    return box, View(os.getpid(), box.file), box.describe("send", DESCRIPTION)
+
+
+def test_an_operation_that_ends_when_the_ring_has_lost_it_ends_no_other() -> None:
+    box, view, known = begin_box()
+    first, *_ = [box.call(known, 1, False) for _ in range(CAPACITY + 1)]
+    box.end(first)
+    assert not any(each.done for each in view.read().operations)
+
+
+def test_the_operation_that_the_main_thread_is_in_is_found_behind_many_of_other_threads() -> None:
+    box, view, known = begin_box()
+    box.words[MAIN] = box.call(known, 1, False)
+    for _ in range(20):
+        box.call(known, 1, False)
+    state = view.read(latest=10)
+    assert state.doing == Doing.IN_OPERATION
+    assert [each.index for each in state.operations] == [0, *range(11, 21)]
+
+
+def test_an_operation_that_was_refused_is_none() -> None:
+    box, view, known = begin_box()
+    box.take_back(box.call(known, 1, False), known)
+    state = view.read()
+    assert (state.operations, state.counts) == ((), {(SEND, (0, 1), 1, 7, 0): 0})
+
+
+def test_a_doubt_for_which_there_is_no_room_is_a_doubt() -> None:
+    box, view, _ = begin_box()
+    box.words[USED] = TEXT
+    box.doubt("what it has called elsewhere")
+    assert view.read().unnamed
+
+
+def test_only_so_many_sizes_and_classes_are_told_apart() -> None:
+    box, view, known = begin_box()
+    for number in range(MOST_RAISED + 2):
+        try:
+            raise type(f"Error{number}", (Exception,), {})
+        except Exception:
+            box.call(known, 1, False, (2,) * 8)
+    state = view.read()
+    assert {each.shape for each in state.operations} == {(2, 2, 2, 2, 2, 8)}
+    assert [each.raised for each in state.operations][-3:] == [f"Error{MOST_RAISED - 1}", *["BaseException"] * 2]
+
+
+def test_a_process_that_is_stopped_or_goes_on_is_none_that_stands_still() -> None:
+    box, _, known = begin_box()
+    box.words[MAIN] = box.call(known, 1, False)
+    with subprocess.Popen(["sleep", "60"], pass_fds=[box.file]) as process:
+        view = View(process.pid, box.file)
+        before = view.progress
+        process.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, process.pid, os.WSTOPPED)
+        stopped = view.progress
+        process.kill()
+    assert stopped != before
+
+
+def test_a_box_is_found_in_the_process_that_writes_to_it_alone() -> None:
+    box, *_ = begin_box()
+    with subprocess.Popen(["sleep", "60"], pass_fds=[box.file]) as process:
+        found = [*find_boxes([process.pid])]
+        process.kill()
+    assert found == []
+
+
+def test_data_is_under_way_if_either_look_has_seen_it() -> None:
+    quiet = Activity(may_act="", in_flight=False, runnable=frozenset(), transferred=(), ticks=())
+    for changed in ({"in_flight": True}, {"transferred": ([1, 2],)}):
+        busy = replace(quiet, **changed)
+        assert [compare(*looks) for looks in ((busy, quiet), (quiet, busy))] == [("", True)] * 2
+    acts = replace(quiet, may_act="what it does")
+    assert [compare(*looks) for looks in ((acts, quiet), (quiet, acts))] == [("what it does", False)] * 2
+    assert compare(quiet, quiet) == ("", False)
+    assert compare(quiet, replace(quiet, ticks=(b"1/0",))) == ("what its threads compute", False)
+    assert compare(None, quiet)[1]
+    assert compare(quiet, None)[1]
+
+
+def read_own() -> RankState:
+    (view,) = find_boxes([os.getpid()])
+    return view.read()
+
+
+def call_in_many_ways(rank: int, size: int) -> None:
+    ones = torch.ones(1)
+    dist.reduce_scatter(torch.ones(1), [ones, ones])
+    assert read_own().operations[-1].dtype == "float32"
+    dist.new_group([rank], use_local_synchronization=True)
+    assert read_own().counts[NEW_GROUP, (rank,), None, 0, 0] == 1, "nobody else is waited for"
+    dist.monitored_barrier()
+    hooks.check_groups()
+    with hooks.paused():
+        dist.all_reduce(ones)
+    hooks.check_groups()
+    assert read_own().unnamed == "", "all is known"
+    for timer in (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF):
+        signal.setitimer(timer, 1000)
+        assert (found := look())
+        signal.setitimer(timer, 0)
+        assert found.may_act == "what it does when its timer goes off"
+
+
+def call_inside_backward(rank: int, size: int) -> None:
+    """The rank is in the backward pass before, and after, what that calls."""
+    model, seen = DistributedDataParallel(torch.nn.Linear(1, 1)), list[Any]()
+
+    def add_up(tensor: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
+        work = dist.all_reduce(tensor, async_op=True)
+        seen.append(read_own().waits_for)
+        work.wait()
+        seen.append(read_own().waits_for)
+        future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+        future.set_result(tensor)
+        return future
+
+    model.register_comm_hook(None, lambda state, bucket: add_up(bucket.buffer()))
+    model(torch.ones(1, 1)).sum().backward()
+    assert [each.name for each in seen] == [BACKWARD] * 2
+    assert read_own().waits_for is None
+
+
+def send_by_the_group_and_by_its_backend(rank: int, size: int) -> None:
+    """The same tensor: of the second message nothing else is seen."""
+    backend: Any = dist.group.WORLD._get_backend(torch.device("cpu"))
+    tensor = torch.ones(1)
+    if rank == 0:
+        dist.send(tensor, 1)
+        backend.send([tensor], 1, 0).wait()
+    else:
+        dist.recv(tensor, 0)
+        backend.recv([tensor], 0, 0).wait()
+    assert read_own().unnamed == f"what it has called by {'recv' if rank else 'send'} of a backend"
+
+
+@pytest.mark.parametrize("fn", [call_in_many_ways, call_inside_backward, send_by_the_group_and_by_its_backend])
+def test_what_a_rank_calls_is_what_its_box_says(fn: Callable[..., None], world: Worlds) -> None:
+    world(2).run(fn)
 
 
 def test_threads_that_call_at_the_same_time_are_all_counted() -> None:

@@ -19,9 +19,11 @@ from processes import ENOUGH, by_hand, free_port
 from programs import ForkedProgram
 
 from playground.runtime.errors import PeerDisconnected, RankFailed
-from playground.runtime.rendezvous.connections import tcp_connections
-from playground.runtime.rendezvous.environment import write_error_file
-from playground.runtime.rendezvous.peers import describe_end
+from playground.runtime.rendezvous.connections import tcp_connections, tcp_sockets
+from playground.runtime.rendezvous.environment import RankEnv, write_error_file
+from playground.runtime.rendezvous.join import describe_loss
+from playground.runtime.rendezvous.peers import Loss, Peer, PeerEnds, PeerWatch, describe_end
+from playground.runtime.rendezvous.rendezvous import Rendezvous
 
 Fork = Callable[..., ForkedProgram]
 Networks = Callable[..., Network]
@@ -61,6 +63,14 @@ def test_the_others_name_the_rank_that_was_lost(fork_program: Fork, how: str, cu
             assert "in misbehave\n" in err
 
 
+def test_a_rank_that_has_lost_another_may_still_tidy_up(fork_program: Fork) -> None:
+    port = free_port()
+    ranks = [fork_program("joined_rank", "tidy", **by_hand(rank, 2, port)) for rank in range(2)]
+    out, err = ranks[0].communicate(timeout=ENOUGH)
+    assert (out, ranks[0].returncode) == ("tidy\n", 1)
+    assert err.startswith("playground: rank 0 of 2 lost rank 1")
+
+
 def test_torchrun_reads_the_culprit_as_the_first_to_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
@@ -78,6 +88,8 @@ def test_torchrun_reads_the_culprit_as_the_first_to_fail(tmp_path: Path, monkeyp
     report = ChildFailedError("sgd", failures)
     assert report.get_first_failure()[0] == 1
     assert "rank 0 of 2 lost rank 1 (failed on b: ValueError: no)" in str(report)
+    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(tmp_path / "removed" / "0.json"))
+    write_error_file(RankFailed(0, 2, "failed: ValueError: no"))  # which is no reason to fail of something else
     assert json.loads((tmp_path / "1.json").read_text())["message"]["message"] == "rank 1 of 2 failed: ValueError: no"
 
 
@@ -96,17 +108,33 @@ def test_how_a_process_ended_is_told_to_one_that_is_not_its_parent() -> None:
 def test_shutting_down_ends_connections_and_spares_a_port() -> None:
     """In a process of its own: this one has connections to keep."""
     words = """
-import socket
+import socket, sys
 from playground.runtime.rendezvous.connections import shut_down_connections, tcp_connections
 servers = [socket.create_server(("127.0.0.1", 0)) for _ in range(2)]
-kept, ended = [socket.create_connection(server.getsockname()) for server in servers]
+if sys.argv[1:]:
+    servers[1] = socket.create_server(("::1", 0), family=socket.AF_INET6)
+kept, ended = [socket.create_connection(server.getsockname()[:2]) for server in servers]
+served = servers[0].accept()[0]
 print(len([*tcp_connections()]))
 shut_down_connections(spare_port=kept.getpeername()[1])
-kept.sendall(b"still here")
-print(servers[0].accept()[0].recv(10), ended.recv(10))
+ended.settimeout(5)
+for one, other in ((kept, served), (served, kept)):
+    one.sendall(b"still here")
+    print(other.recv(10))
+print(ended.recv(10))
 """
-    ran = subprocess.run([sys.executable, "-c", words], capture_output=True, text=True, check=True)
-    assert ran.stdout == "2\nb'still here' b''\n"
+    command = [sys.executable, "-c", words, *["::1"] * has_ipv6()]
+    ran = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert ran.stdout == "3\nb'still here'\nb'still here'\nb''\n"
+
+
+def has_ipv6() -> bool:
+    """Whether this host has a loopback of IPv6."""
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:
+        return False
+    return True
 
 
 def test_looking_at_connections_leaves_nothing_open() -> None:
@@ -114,6 +142,50 @@ def test_looking_at_connections_leaves_nothing_open() -> None:
         before = len(os.listdir("/proc/self/fd"))
         assert len([*tcp_connections()]) >= 1
         assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_looking_at_sockets_leaves_them_as_they_are() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        socket.setdefaulttimeout(1)
+        try:
+            assert len([*tcp_sockets()]) >= 1
+        finally:
+            socket.setdefaulttimeout(None)
+        assert os.get_blocking(server.fileno())
+
+
+def make_peer(rank: int, machine: str, pid: int = 0, port: int = 0) -> Peer:
+    return Peer(rank, f"host of {rank}", machine, pid, "127.0.0.1", port)
+
+
+def test_a_rank_watches_its_neighbours_on_other_hosts() -> None:
+    """So each is watched from two sides, however many there are."""
+    servers = [socket.create_server(("127.0.0.1", 0)) for _ in range(4)]
+    peers = [make_peer(rank, f"{rank}", port=server.getsockname()[1]) for rank, server in enumerate(servers)]
+    ends = PeerEnds(peers[0], peers)
+    assert sorted(peer.rank for peer in ends.sources.values()) == [1, 3]
+    ends.wakeup.close()
+    ends.close()
+    for server in servers:
+        server.close()
+
+
+def test_a_rank_that_ended_before_it_was_watched_is_missed() -> None:
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    peers = [make_peer(0, "here", os.getpid()), make_peer(1, "here", gone.pid)]
+    ends = PeerEnds(peers[0], peers)
+    assert ends.wait(ENOUGH) == [(peers[1], None)]
+    ends.wakeup.close()
+    ends.close()
+
+
+@pytest.mark.parametrize(("rank", "words"), [(0, "lost rank 1 (killed)"), (1, "was given up by the others: killed")])
+def test_a_rank_that_was_given_up_is_told_so(rank: int, words: str) -> None:
+    env = RankEnv(rank=rank, size=2, local_rank=rank, local_size=2, rendezvous=Rendezvous())
+    watch = PeerWatch(env, 1.0, 1.0, lambda: None)
+    watch.loss = Loss([1], "killed")
+    assert str(describe_loss(watch)) == f"rank {rank} of 2 {words}"
 
 
 def start_training(network: Network, data_dir: Path) -> list[subprocess.Popen[str]]:

@@ -24,7 +24,7 @@ from random_programs import (
 )
 from torch.distributed import HashStore
 
-from playground.runtime.black_box import BACKWARD, NEW_GROUP, Doing, Operation, RankState
+from playground.runtime.black_box import BACKWARD, NEW_GROUP, UNASKED, Doing, Operation, RankState
 from playground.runtime.black_box.box import Box
 from playground.runtime.black_box.diagnosis import diagnose, find_mismatch
 from playground.runtime.black_box.exchange import Exchange
@@ -133,9 +133,7 @@ def test_a_deadlock_is_asked_for_again_after_a_rank_has_moved() -> None:
     box, store = Box(0, 2, "a world"), HashStore()
     box.begin_program()
     exchange = Exchange(store, 0, 2, box, 0)
-    for state in run([SUM, ROOT_0], [ROOT_0, SUM]):
-        store.set(f"state {state.rank}", pickle.dumps(replace(state, counts={**state.counts})))
-        store.add("states", 1)
+    tell(store, *run([SUM, ROOT_0], [ROOT_0, SUM]))
     for asked, answer in enumerate(("moved", "still"), 1):
         assert exchange.judge() is None
         assert store.add("asked", 0) == asked
@@ -143,6 +141,35 @@ def test_a_deadlock_is_asked_for_again_after_a_rank_has_moved() -> None:
             store.set(f"answer {asked} of {rank}", word)
         found = exchange.judge()
         assert bool(found) == (answer == "still")
+
+
+def tell(store: HashStore, *states: RankState) -> None:
+    for state in states:
+        store.set(f"state {state.rank}", pickle.dumps(replace(state, counts={**state.counts})))
+        store.add("states", 1)
+
+
+def test_what_ranks_tell_each_other_is_said_and_not_proved() -> None:
+    """Nobody has asked the others what else they do."""
+    box, store = Box(0, 3, "a world"), HashStore()
+    box.begin_program()
+    exchange = Exchange(store, 0, 3, box, 0)
+    tell(store, *run([], [receive(2, 3)], [receive(1, 3)])[1:])
+    found = exchange.explain()
+    assert found
+    assert (found.kind, found.culprits, found.proved) == ("receive against receive", (1, 2), False)
+    assert found.unknown == f"{UNASKED} (ranks 1-2)"
+
+
+def test_a_rank_that_has_finished_tells_the_others() -> None:
+    box, store = Box(1, 2, "a world"), HashStore()
+    box.begin_program()
+    box.end_program()
+    exchange = Exchange(store, 1, 2, box, 0)
+    for _ in range(100):  # the ticks of this process may have gone on in some
+        exchange.look()
+    assert store.check(["state 1"])
+    assert unpickle(store.get("state 1"), RankState, Doing).doing == Doing.FINISHED
 
 
 def test_no_code_runs_that_a_stranger_has_written_to_the_store() -> None:
@@ -254,6 +281,14 @@ def test_the_first_difference_is_told() -> None:
     found = find_mismatch(timed)
     assert found
     assert (found.kind, found.line) == ("different dtypes", "train.py:2 in step")
+
+
+def test_what_need_not_be_equal_is_no_difference() -> None:
+    group = collective(NEW_GROUP)
+    assert find_mismatch(run([replace(group, members=(0,))], [replace(group, members=(1,))])) is None
+    long, short = ({"shape": (length,), "dtype": "float32"} for length in (4, 3))
+    receives = [receive(None, 3, **short), receive(1, 3, **long)]  # the first took the first message from rank 1
+    assert find_mismatch(run(receives, [send(0, 3, **short), send(0, 3, **long)], [])) is None
 
 
 def look_at_right_programs(number: int, share: float, rng: random.Random) -> int:

@@ -159,6 +159,20 @@ def test_an_inheritable_descriptor_of_the_launcher_s_is_not_open_in_its_processe
         os.close(250)
 
 
+def test_a_descriptor_beyond_the_limit_is_inheritable_as_before() -> None:
+    limit, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with open(os.devnull) as null:
+        os.dup2(null.fileno(), 400, inheritable=True)
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (400, most))
+            pid = server.spawn(["/bin/sh", "-c", "exec 2>&-; [ ! -e /dev/fd/400 ]"], null.fileno(), null.fileno())
+            assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+            assert os.get_inheritable(400)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (limit, most))
+            os.close(400)
+
+
 def test_a_process_that_is_given_nothing_to_run_ends_quietly(begin: Begin, capfd: pytest.CaptureFixture[str]) -> None:
     _, pidfd, status, work = begin().fork([])
     os.close(work)

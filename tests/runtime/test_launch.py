@@ -27,10 +27,14 @@ from ranks import go_wrong
 import playground
 from playground.lessons.sgd.lesson import Net
 from playground.runtime import PeerDisconnected, RankFailed, RankTimeout, UsageError, report
+from playground.runtime.errors import ForkServerFailed
 from playground.runtime.host import cores
-from playground.runtime.launcher import watch
+from playground.runtime.launcher import server, watch
+from playground.runtime.launcher.launch import start_rank
 from playground.runtime.rank.preemption import PreemptionNotice
 from playground.runtime.rank.rank import failure
+from playground.runtime.rendezvous.environment import RankEnv
+from playground.runtime.rendezvous.rendezvous import Rendezvous
 
 launch = partial(playground.launch, fresh=True)
 """Every test here is about the life of new processes."""
@@ -162,6 +166,20 @@ def test_a_child_of_the_launcher_has_nothing_open_that_belongs_to_ranks() -> Non
     assert left_open == [set(), set()]
 
 
+def test_a_rank_that_cannot_be_started_leaves_nothing_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever keeps the error keeps where it was raised, and all that was there."""
+
+    def refuse(*args: object, **more: object) -> None:
+        raise ForkServerFailed("is away")
+
+    monkeypatch.setattr(server, "start", refuse)
+    env, before = RankEnv(rank=0, size=1, local_rank=0, local_size=1, rendezvous=Rendezvous()), open_files()
+    with pytest.raises(ForkServerFailed) as caught:
+        start_rank(env, "gloo", None)
+    assert open_files() == before
+    assert caught.value.headline.endswith("is away")
+
+
 class Odd:
     """Can be made from its pickle in a rank only, and fails in the launcher as a lost connection does."""
 
@@ -279,6 +297,7 @@ def test_a_result_that_does_not_pickle_is_explained() -> None:
         ({"size": 0}, "one host takes 1 to"),
         ({"size": 1_000_000}, "one host takes 1 to"),
         ({"size": 2, "timeout": float("nan")}, "timeout"),
+        ({"size": 2, "timeout": 1e7}, "timeout"),
         ({"size": 2, "restarts": -1}, "-1 restarts: use a whole number, 0 or more"),
         ({"size": 2, "backend": "smoke signals"}, "unknown"),
         ({"size": 2, "args": (lambda: None,)}, "cannot be sent to another process"),

@@ -212,3 +212,12 @@ def test_a_stream_that_lacks_a_character_gets_another() -> None:
     with open(ours, "rb") as reader, open(theirs, "wb"):
         print("β per byte, é is not", file=open_lines(theirs, "latin-1"))
         assert reader.readline() == b"\\u03b2 per byte, \xe9 is not\n"
+
+
+def test_without_a_console_there_is_nothing_to_write_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    ours, theirs = Pipe(duplex=False)
+    with ours, theirs, monkeypatch.context() as patch:
+        patch.setattr(sys, "stdout", None)  # as of a program that has closed it before Python began
+        output = Output(0, "stdout", ours)
+        output.write(b"a line\n")
+        assert output.end == b"\n"

@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
@@ -16,7 +17,8 @@ from programs import ForkedProgram
 from ranks import misbehave
 
 from playground import Preempted, RankFailed, launch, preempted, report
-from playground.runtime.rank.preemption import await_preemption
+from playground.runtime import signals
+from playground.runtime.rank.preemption import await_preemption, preempt_on_sigterm, request_preemption
 
 HOURS = 3600.0
 PREEMPTED = "preempted by SIGTERM after step "
@@ -198,6 +200,35 @@ def test_a_rank_that_cannot_agree_is_ended(fork_program: Callable[..., ForkedPro
     waiting.send_signal(signal.SIGTERM)
     assert waiting.communicate(timeout=ENOUGH) == ("", "")
     assert waiting.returncode == 128 + signal.SIGTERM
+
+
+def test_a_handler_of_the_program_s_own_stays() -> None:
+    own = signal.signal(signal.SIGTERM, signals.do_nothing)
+    try:
+        with await_preemption(HOURS):
+            assert signal.getsignal(signal.SIGTERM) is signals.do_nothing
+    finally:
+        signal.signal(signal.SIGTERM, own)
+
+
+def await_in_a_thread() -> bool:
+    with await_preemption(HOURS) as notice:
+        return notice.take()
+
+
+def test_a_thread_that_launches_hears_no_signal_and_is_none_the_worse() -> None:
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(await_in_a_thread).result() is False
+
+
+def test_a_rank_of_a_world_that_is_joined_begins_unasked_and_leaves_signals_as_they_were() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    request_preemption()
+    with preempt_on_sigterm(HOURS):
+        assert not preempted()
+        assert signals.postponed == {signal.SIGTERM: HOURS}
+    assert signals.postponed == {}
+    assert signal.getsignal(signal.SIGTERM) == before
 
 
 def test_a_signal_to_a_child_of_the_launcher_is_no_notice() -> None:

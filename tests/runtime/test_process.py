@@ -25,6 +25,7 @@ from torch.utils.data import DataLoader, Dataset
 import playground
 from playground import RankFailed, preempted, report
 from playground.runtime.launcher import server, watch
+from playground.runtime.rank.process import is_written
 from playground.runtime.rendezvous import store
 
 launch = partial(playground.launch, fresh=True)
@@ -107,6 +108,17 @@ def open_a_file(rank: int, size: int, path: Path) -> int:
 def test_files_are_flushed_when_a_world_is_kept(tmp_path: Path) -> None:
     playground.launch(open_a_file, 1, args=(tmp_path / "file",))
     assert (tmp_path / "file").read_text() == "written"
+
+
+def test_files_that_are_open_for_writing_are_found(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("there")
+    for mode, expected in (("r", False), ("r+", True), ("a", True), ("w+", True)):
+        with open(tmp_path / "file", mode) as file:
+            assert is_written(str(file.fileno())) is expected, mode
+    ours, theirs = os.pipe()
+    assert not is_written(str(theirs)), "it has no name"
+    os.close(ours)
+    os.close(theirs)
 
 
 def end_in_children(rank: int, size: int) -> list[int]:

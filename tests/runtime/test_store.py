@@ -9,12 +9,12 @@ from datetime import timedelta
 
 import pytest
 import torch.distributed as dist
-from processes import ENOUGH
+from processes import ENOUGH, free_port
 
 from playground.runtime.errors import RendezvousTimeout
 from playground.runtime.rendezvous.environment import RankEnv
 from playground.runtime.rendezvous.rendezvous import Rendezvous
-from playground.runtime.rendezvous.store import await_everyone, await_number, connect, number_attempt
+from playground.runtime.rendezvous.store import await_everyone, await_number, connect, number_attempt, set_missing
 
 Serve = Callable[[], dist.TCPStore]
 SHORT, LONG = timedelta(seconds=0.2), timedelta(seconds=ENOUGH)
@@ -63,9 +63,33 @@ def test_a_rank_0_that_waited_in_vain_leaves_nothing_to_the_next(torchrun_store:
     assert agree(torchrun_store, 2) == [(2, True)] * 2
 
 
+def place(rank: int, size: int, rendezvous: Rendezvous) -> RankEnv:
+    return RankEnv(rank=rank, size=size, local_rank=rank, local_size=size, rendezvous=rendezvous)
+
+
 @pytest.mark.parametrize(("rank", "missing"), [(0, "ranks 1, 2"), (1, "rank 0")])
 def test_who_did_not_come_is_named(torchrun_store: Serve, rank: int, missing: str) -> None:
-    rendezvous = Rendezvous(port=torchrun_store().port, served=False)
-    env = RankEnv(rank=rank, size=3, local_rank=rank, local_size=3, rendezvous=rendezvous)
+    env = place(rank, 3, Rendezvous(port=torchrun_store().port, served=False))
     with pytest.raises(RendezvousTimeout, match=rf"waited 0\.2 s at 127\.0\.0\.1:\d+: {missing} did not come"):
         await_everyone(connect(env, None, SHORT), env, SHORT)
+
+
+def test_rank_0_tells_whoever_comes_later_that_it_has_given_up(torchrun_store: Serve) -> None:
+    env = place(0, 2, Rendezvous(port=torchrun_store().port, served=False))
+    assert connect(env, None, SHORT).get("missing") == b"rank 1"
+
+
+@pytest.mark.parametrize(
+    ("served", "who"),
+    [(True, "rank 0, which is to serve the store there,"), (False, "torchrun, which serves the store,")],
+)
+def test_who_was_to_serve_the_store_is_named(served: bool, who: str) -> None:
+    env = place(1, 2, Rendezvous(port=int(free_port()), served=served))
+    with pytest.raises(RendezvousTimeout, match=f": {who} did not come"):
+        connect(env, None, SHORT)
+
+
+def test_of_many_missing_ranks_the_first_are_named() -> None:
+    store = dist.HashStore()
+    set_missing(store, place(0, 12, Rendezvous()))
+    assert store.get("missing") == b"ranks 1, 2, 3, 4, 5, 6, 7, 8, \xe2\x80\xa6"

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import threading
 from collections.abc import Callable, Sequence
-from types import SimpleNamespace
+from datetime import timedelta
+from types import FunctionType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,7 +18,7 @@ from torch.distributed import ProcessGroup, Work
 
 from playground import launch
 from playground.runtime.black_box.box import SWITCH
-from playground.runtime.tap import METHODS, Call, Observer, observing
+from playground.runtime.tap import METHODS, Call, Observer, number_of, observing
 from playground.runtime.tap.replacement import replaced
 from playground.testing import World
 
@@ -149,9 +151,67 @@ def observe_ends(rank: int, size: int) -> None:
         while "dropped" not in log.events():
             gc.collect()  # a work of shm is part of a circle
         dist.barrier()
+    with contextlib.suppress(ZeroDivisionError), observing(gone := Log()):
+        raise ZeroDivisionError
+    dist.barrier()
+    assert gone.told == []
     assert log.events() == [
         "begun", "returned", "done", "begun", "failed", "begun", "returned", "dropped", "begun", "returned", "done",
     ]  # fmt: skip
+
+
+def observe_futures(rank: int, size: int) -> None:
+    """The end of a call is told to who observes then, and who has begun to before: not to one that comes later."""
+    if rank == 1:
+        for _ in range(2):  # joins in when it is told to
+            dist.recv(ones(1), 0)
+            dist.all_reduce(ones(1))
+        return
+    with observing(first := Log()):
+        kept: Any = dist.all_reduce(ones(1), async_op=True)
+        over = kept.get_future().then(lambda _: None)  # after what the tap does
+    assert first.events() == ["begun", "returned"]
+    with observing(second := Log()):
+        dist.send(ones(1), 1)
+        over.wait()
+    assert second.events() == ["begun", "returned", "done"]
+    with observing(third := Log()):
+        work: Any = dist.all_reduce(ones(1), async_op=True)
+        future = work.get_future()
+        del work
+        gc.collect()
+        assert third.events() == ["begun", "returned"], "a future is enough to wait for"
+        dist.send(ones(1), 1)
+        future.wait()
+        while third.events().count("done") < 2:
+            pass
+
+
+def observe_rare_calls(rank: int, size: int) -> None:
+    """Left out arguments, and calls that torch refuses or makes itself."""
+    world: Any = dist.group.WORLD
+    with observing(log := Log()):
+        world.broadcast([ones(1)]).wait()
+        with pytest.raises(TypeError):
+            world.allreduce([ones(1)], nothing=1)
+        with pytest.raises(TypeError):
+            world.allreduce([1])
+        dist.monitored_barrier()
+    default, wrong, monitored = log.calls.values()
+    assert (default.peer, monitored.blocks) == (0, True)
+    assert ("failed", wrong.number) in log.told
+    assert Call(0, "broadcast", world, ([ones(1)], size), blocks=True).peer is None
+    with observing(log := Log()):
+        works = FunctionType(start_both.__code__, {"__name__": "torch.of_this_test", "dist": dist, "ones": ones})(rank)
+        while "done" not in log.events():  # nobody waits for what torch itself waits for in C++
+            pass
+        works[1].wait()
+    collective, message = log.calls.values()
+    assert (collective.blocks, message.blocks) == (True, False)
+
+
+def start_both(rank: int) -> list[Any]:
+    return [dist.all_reduce(ones(1), async_op=True), (dist.irecv if rank else dist.isend)(ones(1), 1 - rank)]
 
 
 def observe_threads(rank: int, size: int) -> None:
@@ -176,10 +236,14 @@ def observe_threads(rank: int, size: int) -> None:
 
 
 def observe_a_batch(rank: int, size: int) -> None:
-    """A backend that makes one work of a batch, as nccl does."""
+    """A backend that makes one work of a batch, as nccl does, or none."""
+    for makes_work in (True, False):
+        observe_one_batch(rank, makes_work)
 
+
+def observe_one_batch(rank: int, makes_work: bool) -> None:
     def coalescing(real: Any) -> Any:
-        return lambda group, device: None if real is start else dist.group.WORLD.barrier()
+        return lambda group, device: None if real is start or not makes_work else dist.group.WORLD.barrier()
 
     start = ProcessGroup._start_coalescing
     with replaced(ProcessGroup, "_start_coalescing", coalescing), replaced(ProcessGroup, "_end_coalescing", coalescing):
@@ -191,17 +255,39 @@ def observe_a_batch(rank: int, size: int) -> None:
             work = group._end_coalescing(device)
             for each in works:
                 each.wait()
-            work.wait()
-    assert log.events()[-6:] == ["waiting", "waiting", "waited", "waited", "done", "done"]
+            if makes_work:
+                work.wait()
+    waits = ["waiting", "waiting", "waited", "waited"] if makes_work else []
+    assert log.events()[-len(waits) - 2 :] == [*waits, "done", "done"]
 
 
-OBSERVED = (observe_collectives, observe_messages, observe_ends, observe_threads, observe_a_batch)
+OBSERVED = (
+    observe_collectives, observe_messages, observe_ends, observe_futures, observe_rare_calls, observe_threads,
+    observe_a_batch,
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("backend", ["gloo", pytest.param("shm", marks=needs_shm)])
 def test_an_observer_learns_of_every_call(backend: str, world: Callable[..., World]) -> None:
     for observe in OBSERVED:
         world(2, backend=backend).run(observe)
+
+
+def wait_in_vain(rank: int, size: int) -> None:
+    group = dist.new_group()
+    backend: Any = group._get_backend(torch.device("cpu"))
+    set_timeout = backend.set_timeout if hasattr(backend, "set_timeout") else backend._set_default_timeout
+    set_timeout(timedelta(milliseconds=50))
+    if rank == 0:
+        with observing(log := Log()):
+            with contextlib.suppress(RuntimeError):
+                dist.all_reduce(ones(1), group=group)
+            gc.collect()
+        assert log.events() == ["begun", "returned", "failed"]
+
+
+def test_an_observer_learns_of_a_wait_that_fails(world: Callable[..., World]) -> None:
+    world(2).run(wait_in_vain)
 
 
 def own_methods(rank: int, size: int) -> list[bool]:
@@ -232,3 +318,18 @@ def test_replacements_may_go_in_any_order() -> None:
     assert place.add(0) == 2
     second.__exit__(None, None, None)
     assert place.add(0) == 0
+
+
+def test_a_replacement_leaves_what_was_there_when_it_came() -> None:
+    place = SimpleNamespace(number=1)
+    for number in (1, 2):
+        place.number = number
+        with contextlib.suppress(ZeroDivisionError), replaced(place, "number", lambda real: real * 10):
+            assert place.number == number * 10
+            raise ZeroDivisionError
+        assert place.number == number
+
+
+def test_the_number_of_a_group_is_the_same_in_every_process() -> None:
+    """Unlike what Python's `hash` makes of its name."""
+    assert [number_of(SimpleNamespace(group_name=name)) for name in ("7", "tp")] == [7, 1519378225]

@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch.distributed import init_process_group
 
 from playground import RankFailed, launch
+from playground.runtime.rank.work import takes_rank
 from playground.runtime.rendezvous.rendezvous import listen
 
 
@@ -64,6 +65,7 @@ def init_as_the_tutorial(rank: int, size: int, port: int) -> float:
 
 def init_twice(rank: int, size: int) -> float:
     total = 0.0
+    dist.destroy_process_group(dist.new_group())  # which leaves the world as it is
     for _ in range(2):
         dist.init_process_group("gloo")
         total += add_up()
@@ -77,6 +79,27 @@ def test_a_function_may_init_the_process_group_itself() -> None:
     with listen("127.0.0.1", 0) as probe:
         port = probe.getsockname()[1]
     assert launch(init_as_the_tutorial, 2, args=(port,)) == [3.0] * 2
+
+
+def init_with_a_store_of_its_own(rank: int, size: int) -> int:
+    store = dist.HashStore()
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=size)
+    return store.num_keys()
+
+
+def test_a_function_may_bring_its_own_store() -> None:
+    assert launch(init_with_a_store_of_its_own, 1)[0] > 0
+
+
+def with_options(argv: object = None, **options: object) -> None: ...
+
+
+def with_more(*numbers: int) -> None: ...
+
+
+def test_only_a_function_that_asks_for_them_is_given_rank_and_size() -> None:
+    assert not takes_rank(with_options)
+    assert takes_rank(with_more)
 
 
 def destroy(rank: int, size: int) -> bool:

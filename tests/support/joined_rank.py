@@ -1,6 +1,7 @@
 """A rank of a world that was joined, by hand or by torchrun: `python -m joined_rank HOW [CULPRIT]`.
 
-One rank goes wrong, or (`store`, `wait`) one is asked to end: then all do, or none can."""
+One rank goes wrong, or (`store`, `wait`) one is asked to end: then all do, or none can. Or (`tidy`) a rank that has
+lost another has something left to do."""
 
 from __future__ import annotations
 
@@ -25,6 +26,16 @@ def go_wrong(rank: int, size: int, how: str, culprit: str) -> None:
         print("now", flush=True)
         misbehave(how)
     dist.barrier()
+
+
+def tidy(rank: int, size: int, how: str) -> None:
+    if rank == 1:
+        misbehave("kill")
+    try:
+        dist.barrier()
+    finally:
+        time.sleep(0.2)
+        print("tidy", flush=True)
 
 
 def store(rank: int, size: int, how: str) -> None:
@@ -52,7 +63,9 @@ def cross(rank: int, size: int, how: str) -> None:
 
 
 def main() -> NoReturn:
-    ways: dict[str, Any] = {"store": (store, 60.0, 0.1), "wait": (wait, 0.3, 0.1), "cross": (cross, None, 0.3)}
+    ways: dict[str, Any] = {
+        "store": (store, 60.0, 0.1), "wait": (wait, 0.3, 0.1), "cross": (cross, None, 0.3), "tidy": (tidy, None, 0.3),
+    }  # fmt: skip
     fn, grace, limit = ways.get(sys.argv[1], (go_wrong, None, 0.3))
     signals.exit_after(limit)
     signals.handle_termination()

@@ -96,7 +96,7 @@ class Backend:
 
     def explain_init_failure(self, error: Exception) -> str:
         """In one line, why this backend could not form a process group."""
-        return str(error).strip().splitlines()[-1]
+        return (str(error).strip() or repr(error)).splitlines()[-1]
 
     def implementation(self) -> str:
         """The class in torch that does the work, inside a world. One name may stand for several, as nccl does."""

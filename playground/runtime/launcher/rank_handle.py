@@ -110,7 +110,7 @@ class RankHandle:
         """The process has ended unasked: by `os._exit(0)` its function has returned None."""
         self.vanished = True
         code = self.process.join(EXIT_LIMIT)
-        if code == 0 and self.assigned and not self.done:
+        if code == 0 and not self.done:
             self.result = pickle.dumps(None)
         elif code == UNGUARDED:
             self.fail(UsageError("ranks import this script: put its launch() under if __name__ == '__main__':"))

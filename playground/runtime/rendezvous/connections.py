@@ -230,6 +230,6 @@ def ask_owner(kernel: socket.socket, address: tuple[str, int], peer: tuple[str, 
 
 def pack_address(address: tuple[str, int]) -> tuple[int, bytes, int]:
     """(4 or 6, the IP address padded to 16 bytes, the port): of an IPv4 address in IPv6 form, what is mapped."""
-    host = ipaddress.ip_address(address[0].partition("%")[0])
+    host = ipaddress.ip_address(address[0])
     host = getattr(host, "ipv4_mapped", None) or host
     return host.version, host.packed, address[1]

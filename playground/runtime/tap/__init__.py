@@ -10,7 +10,7 @@ torch's own methods are in place. An `Observer` is told, in the thread where it 
   of a batch, of several. A call that blocks waits in itself: of that nothing is told but `done`.
 - `done(calls)`: they are over, and what they have received is there: once for each, and before the program knows.
 - `failed(calls, error)`: the call, or the wait for it, has raised.
-- `dropped(calls)`: the program has let go of the work without having waited.
+- `dropped(calls)`: the program has let go of the work without having waited for the end.
 
 The thread is the current one, and the program's line is found from there by `black_box.sources`.
 What has to be faster than that puts functions of its own in the place of the same methods: see `replacement`. What
@@ -122,7 +122,7 @@ def ranks_of(group: Any) -> tuple[int, ...]:
     if group not in _ranks:
         try:
             _ranks[group] = tuple(dist.get_process_group_ranks(group))
-        except (KeyError, ValueError):
+        except KeyError:
             return tuple(range(group.size()))
     return _ranks[group]
 
