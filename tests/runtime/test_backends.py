@@ -164,6 +164,8 @@ def test_more_ranks_than_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     assert str(refused.value) == (
         "3 ranks on 2 GPUs: NCCL 2.28.9 wants a GPU for each rank (sharing needs 2.30): use -n 2 or --backend gloo"
     )
+    with pytest.raises(UsageError, match="3 ranks on 2 GPUs"):
+        NCCL.check(3, joined=True)
     with_gpus(monkeypatch, gpus=2, version=(2, 30, 7))
     assert NCCL.check(3) == "3 ranks share 2 GPUs (NCCL_MULTI_RANK_GPU_ENABLE=1, NCCL 2.30.7)"
     with_gpus(monkeypatch, gpus=1)
@@ -258,6 +260,9 @@ def test_what_nccl_logs_when_it_aborts_is_not_silenced(monkeypatch: pytest.Monke
         monkeypatch.delenv("TORCH_CPP_LOG_LEVEL")
         CommandWorld(1, backend=backend)
         assert os.environ["TORCH_CPP_LOG_LEVEL"] == level
+    monkeypatch.setenv("TORCH_CPP_LOG_LEVEL", "INFO")
+    CommandWorld(1)
+    assert os.environ["TORCH_CPP_LOG_LEVEL"] == "INFO", "the user's"
 
 
 def test_a_rank_that_gloo_waits_for_in_vain_is_named_in_words() -> None:

@@ -14,7 +14,14 @@ from processes import ENOUGH, free_port
 from playground.runtime.errors import RendezvousTimeout
 from playground.runtime.rendezvous.environment import RankEnv
 from playground.runtime.rendezvous.rendezvous import Rendezvous
-from playground.runtime.rendezvous.store import await_everyone, await_number, connect, number_attempt, set_missing
+from playground.runtime.rendezvous.store import (
+    await_everyone,
+    await_number,
+    connect,
+    connect_as_client,
+    number_attempt,
+    set_missing,
+)
 
 Serve = Callable[[], dist.TCPStore]
 SHORT, LONG = timedelta(seconds=0.2), timedelta(seconds=ENOUGH)
@@ -77,6 +84,17 @@ def test_who_did_not_come_is_named(torchrun_store: Serve, rank: int, missing: st
 def test_rank_0_tells_whoever_comes_later_that_it_has_given_up(torchrun_store: Serve) -> None:
     env = place(0, 2, Rendezvous(port=torchrun_store().port, served=False))
     assert connect(env, None, SHORT).get("missing") == b"rank 1"
+
+
+def test_a_start_does_not_see_what_an_earlier_one_has_left(torchrun_store: Serve) -> None:
+    env = place(0, 1, Rendezvous(port=torchrun_store().port, served=False))
+    for _ in range(2):
+        store = connect(env, None, LONG)
+        assert not store.check(["loss"])
+        other = connect_as_client(env, LONG)
+        assert not other.check(["loss"])
+        other.set("loss", "of this start")
+        assert store.check(["loss"])
 
 
 @pytest.mark.parametrize(
