@@ -26,8 +26,8 @@ from playground.runtime.launcher import server
 from playground.runtime.remote import remote
 from playground.runtime.rendezvous.environment import end_with_torchrun
 from playground.runtime.untrusted import printable
-from playground.see import SEE
 from playground.site import READ, SITE
+from playground.trace import SEE
 
 TOOLS = {**tools.TOOLS, SEE.name: SEE}
 BESIDE = {**TOOLS, SITE.name: SITE, READ.name: READ}
@@ -48,7 +48,7 @@ GRACE = 1.0
 """Seconds a rank that is told to end has for an orderly end."""
 CANNOT_WRITE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
-session.record_with(remote("playground.see.files:Recordings"))
+session.record_with(remote("playground.trace.files:Recordings"))
 
 
 class UnreadOutput(Exception):

@@ -37,7 +37,7 @@ def write_file(folder: Path, files: Files) -> None:
 
 def make_recording() -> Files:
     """What two ranks have recorded: a ring, a step of training with a bucket, a thread's lane."""
-    from playground.see.record import (
+    from playground.trace.record import (
         BACKGROUND,
         BUCKET,
         COLLECTIVE,
@@ -49,9 +49,9 @@ def make_recording() -> Files:
         SEND,
         VALUES,
     )
-    from playground.see.record.layout import LANE_CODES, RUN
-    from playground.see.record.recorder import Recorder
-    from playground.see.record.run import describe_run
+    from playground.trace.record.layout import LANE_CODES, RUN
+    from playground.trace.record.recorder import Recorder
+    from playground.trace.record.run import describe_run
 
     with tempfile.TemporaryDirectory() as name:
         folder, group = Path(name), (0, 1)
@@ -93,14 +93,14 @@ def make_recording() -> Files:
             recorder.end(copy)
             recorder.stop()
         (folder / RUN).write_text(describe_run(["allreduce", "-n", "2"], "gloo", 2))
-        from playground.see.record.layout import read_files
+        from playground.trace.record.layout import read_files
 
         return dict(read_files(folder))
 
 
 def write_recording(folder: Path, files: Files) -> None:
     """The members as one file."""
-    from playground.see.record.layout import write_zip
+    from playground.trace.record.layout import write_zip
 
     write_zip(folder / "run.playground", files)
 
@@ -113,19 +113,19 @@ def pack_recording() -> Files:
 
 def see(file: Path) -> None:
     """All that `see` does with a recording but PNGs, which take long."""
-    from playground.console.rendering import render
+    from playground.console import rendering
     from playground.console.session import to_document
-    from playground.see.command import document_of, read
-    from playground.see.files import PAINTED, amount, paint, paint_steps
-    from playground.see.paint.words import recording_texts
+    from playground.trace.command import document_of, read
+    from playground.trace.files import RENDERED, amount, render, render_steps
+    from playground.trace.render.words import recording_texts
 
     recording = read(file)
     amount(recording)
-    render(recording_texts(recording), 80)
+    rendering.render(recording_texts(recording), 80)
     to_document(document_of(recording))
-    for ending in PAINTED:
-        paint(recording, file.with_name(f"painted{ending}"))
-    paint_steps(recording, file.with_name("steps.svg"))
+    for ending in RENDERED:
+        render(recording, file.with_name(f"rendered{ending}"))
+    render_steps(recording, file.with_name("steps.svg"))
 
 
 INTEGERS = [0, 1, -1, -2, 2, 63, 255, 2**15, 2**31 - 1, 2**31, -(2**31), 2**32 - 1, 2**62, 2**63 - 1, -(2**63)]

@@ -35,10 +35,10 @@ from playground.measurement.interleave import timed
 from playground.runtime import RankFailed, RankTimeout, device
 from playground.runtime.backends import BACKENDS
 from playground.runtime.backends.nccl import SHARES_A_GPU, format_version, nccl_version
-from playground.see.analyse import match_messages
-from playground.see.record import RECEIVE, SEND
-from playground.see.record.run import read_recording
 from playground.testing import World
+from playground.trace.analyse import match_messages
+from playground.trace.record import RECEIVE, SEND
+from playground.trace.record.run import read_recording
 from playground.training.history import History, now as time_of
 from playground.training.loop import train_by_hand
 from playground.training.settings import TrainingSettings

@@ -65,10 +65,10 @@ BOARDS = {f"playground.lessons.{name}.lesson" for name in boards.BOARDS}
 
 
 def room(module: str) -> str:
-    """The room that a module is in; those of `see` are rooms of their own, and so are the boards together."""
+    """The room that a module is in; those of `trace` are rooms of their own, and so are the boards together."""
     if module in BOARDS or module.rpartition(".")[0] in BOARDS:
         return "boards"
-    found = re.match(r"playground\.(see\.(?:record|analyse|paint|play)\b|\w+)", module)
+    found = re.match(r"playground\.(trace\.(?:record|analyse|render|play)\b|\w+)", module)
     return found[1] if found else ""
 
 
@@ -85,12 +85,12 @@ ALLOWED = {
     "lessons": {"boards", "console", "training", "checkpoint", "algorithms", "measurement", "remote", "runtime"},
     "tools": {"boards", "console", "training", "checkpoint", "algorithms", "measurement", "runtime"},
     "exercises": {"boards", "tools", "console", "training", "checkpoint", "algorithms", "runtime"},
-    "see.record": {"boards", "training", "algorithms", "remote", "runtime"},
-    "see.analyse": {"see.record", "algorithms"},
-    "see.paint": {
+    "trace.record": {"boards", "training", "algorithms", "remote", "runtime"},
+    "trace.analyse": {"trace.record", "algorithms"},
+    "trace.render": {
         "boards",
-        "see.analyse",
-        "see.record",
+        "trace.analyse",
+        "trace.record",
         "lessons",
         "remote",
         "console",
@@ -99,13 +99,13 @@ ALLOWED = {
         "measurement",
         "runtime",
     },
-    "see.play": {"see.paint", "see.analyse", "see.record", "runtime"},
-    "see": {
+    "trace.play": {"trace.render", "trace.analyse", "trace.record", "runtime"},
+    "trace": {
         "boards",
-        "see.play",
-        "see.paint",
-        "see.analyse",
-        "see.record",
+        "trace.play",
+        "trace.render",
+        "trace.analyse",
+        "trace.record",
         "tools",
         "lessons",
         "console",
@@ -113,8 +113,8 @@ ALLOWED = {
         "checkpoint",
         "runtime",
     },
-    "site": {"see", "see.play", "see.record", "exercises", "tools", "lessons", "console", "runtime"},
-    "app": {"site", "see", "exercises", "tools", "lessons", "console", "runtime"},
+    "site": {"trace", "trace.play", "trace.record", "exercises", "tools", "lessons", "console", "runtime"},
+    "app": {"site", "trace", "exercises", "tools", "lessons", "console", "runtime"},
     "": {"console", "runtime"},
     "__main__": {"app"},
 }
@@ -183,9 +183,9 @@ def test_the_page_of_the_rooms_is_true() -> None:
 @pytest.mark.parametrize(
     ("source", "found"),
     [
-        ("def f():\n    from playground.see import files", {"playground.see", "playground.see.files"}),
+        ("def f():\n    from playground.trace import files", {"playground.trace", "playground.trace.files"}),
         ("if TYPE_CHECKING:\n    import playground.lessons.sgd", {"playground.lessons.sgd"}),
-        ("RECORD = remote('playground.see.record.rank:recorded')", {"playground.see.record.rank"}),
+        ("RECORD = remote('playground.trace.record.rank:recorded')", {"playground.trace.record.rank"}),
         ("path = f'playground/lessons/{name}'", {"playground.lessons"}),
     ],
 )
@@ -223,8 +223,8 @@ def test_a_lesson_or_tool_keeps_to_itself(folder: str) -> None:
 
 
 def test_of_what_looks_at_recordings_only_the_command_and_the_option_speak_to_the_terminal() -> None:
-    speaking = {name for name in MODULES if name.startswith("playground.see") and "click" in imports(name)}
-    assert speaking == {"playground.see.command", "playground.see.files"}
+    speaking = {name for name in MODULES if name.startswith("playground.trace") and "click" in imports(name)}
+    assert speaking == {"playground.trace.command", "playground.trace.files"}
 
 
 def test_no_files_import_each_other() -> None:

@@ -200,7 +200,7 @@ class RunOptions:
     as_json: bool = flag(False, "Print one JSON document instead of text.", name="--json")
     see: Path | None = flag(
         None,
-        "Record what the ranks do, and paint it: .html plays it, .svg is a picture, .txt says it in words, "
+        "Record what the ranks do, and render it: .html plays it, .svg is a picture, .txt says it in words, "
         ".json is a trace for Perfetto, .playground keeps the recording for `see`.",
         metavar="FILE",
     )

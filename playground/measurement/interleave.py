@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 from playground.runtime import device, report
 from playground.runtime.backends import backend_for
-from playground.runtime.black_box.hooks import hooks
+from playground.runtime.flight_recorder.hooks import hooks
 
 REPORT_EVERY = 1.0
 """Seconds between two reports, which take time from a core."""

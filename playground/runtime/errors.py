@@ -9,7 +9,7 @@ import re
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from playground.runtime.black_box.diagnosis import Diagnosis
+    from playground.runtime.flight_recorder.diagnosis import Diagnosis
 
 
 class PlaygroundError(Exception):
@@ -17,7 +17,7 @@ class PlaygroundError(Exception):
 
     exit_code = 1
     diagnosis: Diagnosis | None = None
-    """The explanation from the ranks' black boxes, if they have one."""
+    """The explanation from the ranks' flight recorders, if they have one."""
 
     @property
     def headline(self) -> str:

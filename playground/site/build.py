@@ -26,12 +26,12 @@ from playground.lessons import PATH
 from playground.runtime.errors import PlaygroundError, UsageError
 from playground.runtime.files import write_file
 from playground.runtime.remote import ROOT, file_of
-from playground.see.play import read_script, read_style, render_player
-from playground.see.record import Recording
-from playground.see.runs import PICTURES, RUN_OF, find_run
 from playground.site import SITE
 from playground.site.chapters import CHAPTERS
-from playground.tools.gallery.page import PROGRAMS, find, read_body
+from playground.tools.failures.page import PROGRAMS, find, read_body
+from playground.trace.play import read_script, read_style, render_player
+from playground.trace.record import Recording
+from playground.trace.runs import PICTURES, RUN_OF, find_run
 
 HERE = Path(__file__).parent
 CODE = ROOT / "playground"
@@ -147,7 +147,7 @@ class Site:
         self.add(page, exercise.title, f"{task}{stub}{show_code(run, 'console')}<h2>Hints</h2>\n{hints}{back}")
 
     def add_program(self, name: str) -> None:
-        """A program of the gallery, where its ranks stand, what is said about it, and its cure."""
+        """A program of `break`, where its ranks stand, what is said about it, and its cure."""
         page, function, recording = f"break-{name}", find(name), find_run(f"break {name}")
         file, lines = file_of(function.module), read_body(function)
         wrong, cured = ([*read_body(each).values()] for each in (function, find(name, "_cured")))

@@ -10,9 +10,9 @@ from playground.console import terminal
 from playground.console.rendering import render_markdown
 from playground.lessons import PATH
 from playground.runtime.remote import ROOT
-from playground.see import SEE
 from playground.site import READ
 from playground.tools import TOOLS
+from playground.trace import SEE
 
 _TOOLS = [*TOOLS.values(), SEE]
 CHAPTERS = {lesson.name: ROOT / lesson.path / "README.md" for lesson in PATH}

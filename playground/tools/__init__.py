@@ -16,7 +16,7 @@ class Tool:
     command: Remote
 
 
-OTHERS = {"break": "gallery.page:command", "why": "gallery.page:why_command"}
+OTHERS = {"break": "failures.page:command", "why": "failures.page:why_command"}
 """Commands that are not that of a page in a folder of their name: a keyword of Python cannot be imported."""
 TOOLS = {
     name: Tool(

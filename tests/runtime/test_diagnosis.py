@@ -1,4 +1,4 @@
-"""Diagnoses of a gallery of wrong programs, and of random ones, which an abstract gloo runs until it stands still."""
+"""Diagnoses of wrong programs, one of each kind, and of random ones, run on an abstract gloo until it stands still."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from random_programs import (
 )
 from torch.distributed import HashStore
 
-from playground.runtime.black_box import BACKWARD, NEW_GROUP, UNASKED, Doing, Operation, RankState
-from playground.runtime.black_box.box import Box
-from playground.runtime.black_box.diagnosis import diagnose, find_mismatch
-from playground.runtime.black_box.exchange import Exchange
+from playground.runtime.flight_recorder import BACKWARD, NEW_GROUP, UNASKED, Doing, Operation, RankState
+from playground.runtime.flight_recorder.box import Box
+from playground.runtime.flight_recorder.diagnosis import diagnose, find_mismatch
+from playground.runtime.flight_recorder.exchange import Exchange
 from playground.runtime.untrusted import unpickle
 
 
@@ -93,7 +93,7 @@ SUM_4, BARRIER_4, BACKWARD_4, GROUP_4 = (collective(name, 4) for name in ("all_r
          "rank 0 is in recv from anyone (train.py:1) where ranks 1-2 are in all_reduce (:1)"),
     ],
 )  # fmt: skip
-def test_the_gallery_is_told_apart(
+def test_one_of_each_kind_is_told_apart(
     programs: list[list[Operation]], kind: str, culprits: tuple[int, ...], sentence: str
 ) -> None:
     states = run(*programs)

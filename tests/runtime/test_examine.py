@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from playground.runtime import PeerDisconnected, RankFailed
-from playground.runtime.black_box import SEND, UNASKED, Doing
-from playground.runtime.black_box.activity import Activity
-from playground.runtime.black_box.box import MAIN, Box, View
+from playground.runtime.flight_recorder import SEND, UNASKED, Doing
+from playground.runtime.flight_recorder.activity import Activity
+from playground.runtime.flight_recorder.box import MAIN, Box, View
 from playground.runtime.launcher import watch
 from playground.runtime.launcher.examine import Examiner, line_of
 from playground.runtime.rank.preemption import PreemptionNotice

@@ -14,8 +14,8 @@ from processes import ENOUGH
 
 from playground.runtime import UsageError
 from playground.runtime.files import MARK, PREFIX, create, replace_files, temporary_folder, write_file
-from playground.see.files import Recordings
-from playground.see.record.recorder import Recorder
+from playground.trace.files import Recordings
+from playground.trace.record.recorder import Recorder
 
 VICTIM, OTHER = 65533, 65534
 """Two users."""

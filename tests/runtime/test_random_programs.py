@@ -20,7 +20,7 @@ import torch.distributed as dist
 from random_programs import MISTAKES, Mistake, Program, Step, list_groups, make_mistake, receive, send, write_programs
 
 from playground import Deadlock, RankFailed, RankTimeout, launch
-from playground.runtime.black_box import NEW_GROUP, SEND
+from playground.runtime.flight_recorder import NEW_GROUP, SEND
 from playground.runtime.rank.rank import Event, report
 
 TIMEOUT = 15.0

@@ -23,8 +23,8 @@ from right_programs import PROGRAMS
 from torch.distributed import distributed_c10d
 
 from playground import Deadlock, launch
-from playground.runtime.black_box import Kind
-from playground.runtime.black_box.box import SWITCH
+from playground.runtime.flight_recorder import Kind
+from playground.runtime.flight_recorder.box import SWITCH
 from playground.runtime.tap import METHODS
 
 RUNS = int(os.environ.get("PLAYGROUND_TEST_RUNS", "20"))
@@ -88,8 +88,8 @@ def test_drawn_programs_are_right_and_not_accused(backend: str, caplog: pytest.L
 def test_many_drawn_programs_are_right_and_not_accused(
     piece: int, backend: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """In every eighth piece the black box is given cause to doubt; in another the program forms its world itself, where
-    gloo's has been launched."""
+    """In every eighth piece the flight recorder is given cause to doubt; in another the program forms its world itself,
+    where gloo's has been launched."""
     way: dict[str, Any] = {"doubtful": piece % 8 == 7, "own_world": backend if piece % 8 == 6 else ""}
     run_drawn(PIECE * piece, PIECE, 2 + piece % 3, "gloo" if way["own_world"] else backend, **way)
     assert caplog.records == []
@@ -130,7 +130,7 @@ def run_torch_tests(backend: str, names: Iterable[str] = (), box: str = "1") -> 
 
 @pytest.fixture(scope="module")
 def passed_alone() -> list[str]:
-    """PyTorch's tests that pass without black boxes."""
+    """PyTorch's tests that pass without flight recorders."""
     return [name for name, outcome in run_torch_tests("gloo", box="0").items() if outcome == "passed"]
 
 

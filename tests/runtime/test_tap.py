@@ -17,7 +17,7 @@ from ranks import needs_shm
 from torch.distributed import ProcessGroup, Work
 
 from playground import launch
-from playground.runtime.black_box.box import SWITCH
+from playground.runtime.flight_recorder.box import SWITCH
 from playground.runtime.tap import METHODS, Call, Observer, calls_of, number_of, observing
 from playground.runtime.tap.replacement import replaced
 from playground.testing import World

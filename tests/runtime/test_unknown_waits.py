@@ -1,4 +1,4 @@
-"""Whatever the black box cannot name makes a rank unknown: right programs that it does not see through are not accused.
+"""Whatever the flight recorder cannot name makes a rank unknown: right programs are not accused for it.
 
 Each waits longer than two looks of the launcher's, so that a wrong proof would end it.
 """
@@ -21,7 +21,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.parallel import DistributedDataParallel
 
 from playground import Deadlock
-from playground.runtime.black_box import Kind
+from playground.runtime.flight_recorder import Kind
 from playground.testing import World
 
 Worlds = Callable[..., World]

@@ -18,12 +18,12 @@ import pytest
 from browser import MISSING, Browser, browser
 
 from playground.runtime.errors import PlaygroundError
-from playground.see import runs
 from playground.site import build
 from playground.site.build import TEXTS, write_site
+from playground.trace import runs
 
 in_browser = pytest.mark.skipif(bool(MISSING), reason=MISSING)
-KINDS = ("index", "hello", "glossary", "exercise-swap", "break-send-send", "code-tools-gallery-calls.py")
+KINDS = ("index", "hello", "glossary", "exercise-swap", "break-send-send", "code-tools-failures-calls.py")
 """A page of each kind."""
 FINDINGS = """axe.run({preload: false, resultTypes: ["violations"]}).then(found => done(found.violations.filter(each =>
     ["serious", "critical"].includes(each.impact)).map(each => `${each.id}: ${each.nodes[0].html}`)))"""

@@ -5,8 +5,8 @@ does, checks what comes of it, and leaves nothing behind but asynchronous calls,
 end, by each rank in an order of its own. What ranks do together is drawn from the seed, how long each dawdles and how
 it waits by the rank alone.
 
-`DOUBTFUL` steps make the black box doubt all that a rank calls later: they are drawn in runs of their own, so that in
-the others an accusation can come at any moment. What gloo itself cannot do is not drawn, see the comments.
+`DOUBTFUL` steps make the flight recorder doubt all that a rank calls later: they are drawn in runs of their own, so
+that in the others an accusation can come at any moment. What gloo itself cannot do is not drawn, see the comments.
 """
 
 from __future__ import annotations

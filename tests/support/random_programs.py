@@ -10,7 +10,17 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from playground.runtime.black_box import COLLECTIVE, DONE, ISSUED, NEW_GROUP, RECEIVE, SEND, Doing, Operation, RankState
+from playground.runtime.flight_recorder import (
+    COLLECTIVE,
+    DONE,
+    ISSUED,
+    NEW_GROUP,
+    RECEIVE,
+    SEND,
+    Doing,
+    Operation,
+    RankState,
+)
 
 NAMES = ("all_reduce", "broadcast", "reduce", "all_gather_into_tensor", "barrier", "scatter", "gather", "all_to_all")
 ROOTED = ("broadcast", "reduce", "scatter", "gather")

@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from math import inf
 from typing import Any
 
-from playground.see import record
-from playground.see.record import COLLECTIVE, RECEIVE, SEND, Event, RankRecording, Recording, SourceLine
+from playground.trace import record
+from playground.trace.record import COLLECTIVE, RECEIVE, SEND, Event, RankRecording, Recording, SourceLine
 
 ALPHA, BETA = 1e-4, 1e-9
 """Seconds that a message takes, and that each of its bytes does, unless a test says otherwise."""

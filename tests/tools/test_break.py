@@ -1,4 +1,4 @@
-"""Every program of the gallery goes wrong as it must, and every cure returns the right values."""
+"""Every program of `break` goes wrong as it must, and every cure returns the right values."""
 
 from __future__ import annotations
 
@@ -13,9 +13,8 @@ import pytest
 
 from playground.runtime.launcher.entry import CommandWorld
 from playground.runtime.remote import rank_functions
-from playground.see.record.run import read_recording
 from playground.site.chapters import CHAPTERS
-from playground.tools.gallery.page import (
+from playground.tools.failures.page import (
     BOARDS,
     DEADLOCK,
     PROGRAMS,
@@ -26,6 +25,7 @@ from playground.tools.gallery.page import (
     read_body,
     run,
 )
+from playground.trace.record.run import read_recording
 
 Run = Callable[..., Any]
 

@@ -15,8 +15,8 @@ import pytest
 from processes import ENOUGH
 from widths import too_wide
 
-from playground.runtime.black_box.box import process_status
 from playground.runtime.errors import UsageError
+from playground.runtime.flight_recorder.box import process_status
 from playground.tools.doctor import ERROR, WARNING, Finding, run_checks
 from playground.tools.doctor.script import CHECKS, ScriptFacts, examine, sets_walked
 
@@ -159,7 +159,7 @@ def test_a_script_that_hangs_is_stopped_when_its_time_is_up(tmp_path: Path) -> N
 
 RUNS_ON = """
 import subprocess
-from playground.runtime.black_box.box import TIME_LIMIT
+from playground.runtime.flight_recorder.box import TIME_LIMIT
 from playground.runtime.rank.rank import report
 child = subprocess.Popen(["sleep", "1000"])
 open(f"{sys.argv[1]}/{rank}", "w").write(str(child.pid))
@@ -240,9 +240,9 @@ def test_what_is_no_script_for_torchrun_is_refused(source: str | None, why: str,
         examine(tmp_path / "train.py", (), ENOUGH, ENOUGH)
 
 
-def test_without_black_boxes_nothing_is_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PLAYGROUND_BLACK_BOX", "0")
-    with pytest.raises(UsageError, match="it needs them, so not PLAYGROUND_BLACK_BOX=0"):
+def test_without_flight_recorderes_nothing_is_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PLAYGROUND_FLIGHT_RECORDER", "0")
+    with pytest.raises(UsageError, match="it needs them, so not PLAYGROUND_FLIGHT_RECORDER=0"):
         find_in(tmp_path, TRAINING)
 
 

@@ -29,7 +29,7 @@ ENTAILMENT, NEUTRAL, CONTRADICTION = range(3)
 
 KINDS = {
     "animal": {"dog": ("poodle", "terrier"), "cat": ("siamese", "tabby"), "bird": ("sparrow", "eagle")},
-    "person": {"child": ("boy", "girl"), "worker": ("farmer", "baker"), "artist": ("painter", "singer")},
+    "person": {"child": ("boy", "girl"), "worker": ("farmer", "baker"), "artist": ("renderer", "singer")},
     "vehicle": {"car": ("taxi", "limousine"), "ship": ("ferry", "yacht"), "plane": ("jet", "glider")},
 }
 """The nouns, from the general to the particular."""

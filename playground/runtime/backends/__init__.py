@@ -66,9 +66,9 @@ def refusal(error: Exception) -> str:
 
 def raised_by_torch(error: Exception) -> bool:
     """Whether `error` was raised in a module of torch, or in what is written in C++ and was called from there. (The
-    black box and the tap stand between the two.)"""
+    flight recorder and the tap stand between the two.)"""
     modules = [frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_tb(error.__traceback__)]
-    between = ("playground.runtime.black_box.", "playground.runtime.tap.")
+    between = ("playground.runtime.flight_recorder.", "playground.runtime.tap.")
     others = [module for module in modules if not f"{module}.".startswith(between)]
     return bool(others) and others[-1].partition(".")[0] == "torch"
 

@@ -1,4 +1,4 @@
-"""Looks at the ranks' black boxes from time to time: a deadlock is reported when it is proved, not when time is up."""
+"""Looks at the ranks' flight recorders from time to time: a deadlock is reported when proved, not when time is up."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 
-from playground.runtime.black_box import UNASKED, Doing, RankState
-from playground.runtime.black_box.box import CAPACITY, LATEST
-from playground.runtime.black_box.diagnosis import Diagnosis, diagnose, find_mismatch
-from playground.runtime.black_box.sources import PACKAGES
 from playground.runtime.errors import RankFailed
+from playground.runtime.flight_recorder import UNASKED, Doing, RankState
+from playground.runtime.flight_recorder.box import CAPACITY, LATEST
+from playground.runtime.flight_recorder.diagnosis import Diagnosis, diagnose, find_mismatch
+from playground.runtime.flight_recorder.sources import PACKAGES
 from playground.runtime.launcher.rank_handle import RankHandle
 
 INTERVAL = 0.25

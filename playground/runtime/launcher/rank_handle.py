@@ -9,9 +9,9 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from playground.runtime.backends import Backend
-from playground.runtime.black_box.activity import Activity
-from playground.runtime.black_box.box import View, is_stopped
 from playground.runtime.errors import UNHEARD, PlaygroundError, RankFailed, UsageError
+from playground.runtime.flight_recorder.activity import Activity
+from playground.runtime.flight_recorder.box import View, is_stopped
 from playground.runtime.launcher.output import Output
 from playground.runtime.launcher.server import LOST_BY_THE_SERVER, UNGUARDED
 from playground.runtime.rank.rank import Event

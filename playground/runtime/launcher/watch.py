@@ -9,8 +9,6 @@ from collections.abc import Callable, Iterable, Sequence
 from multiprocessing.connection import wait
 from typing import Any
 
-from playground.runtime.black_box import Kind
-from playground.runtime.black_box.activity import BETWEEN_LOOKS, compare
 from playground.runtime.errors import (
     TIMED_OUT,
     UNHEARD,
@@ -20,6 +18,8 @@ from playground.runtime.errors import (
     RankFailed,
     RankTimeout,
 )
+from playground.runtime.flight_recorder import Kind
+from playground.runtime.flight_recorder.activity import BETWEEN_LOOKS, compare
 from playground.runtime.launcher.examine import Examiner
 from playground.runtime.launcher.rank_handle import GRACE, RankHandle, describe_exit
 from playground.runtime.launcher.server import LOST_BY_THE_SERVER, START_LIMIT
@@ -60,7 +60,7 @@ class WorldWatch:
             logging.getLogger("playground").warning(mismatch)
 
     def look(self) -> None:
-        """Wait for messages, and act upon them, upon silence, and upon what the ranks' black boxes show."""
+        """Wait for messages, and act upon them, upon silence, and upon what the ranks' flight recorders show."""
         limit = self.timeout if all(rank.up or rank.is_stopped() for rank in self.ranks) else START_LIMIT
         pause = max(0.0, min(limit - self.silence, self.examiner.seconds_left))
         seconds = min(pause, self.notice.seconds_left)
@@ -92,7 +92,7 @@ class WorldWatch:
             raise Deadlock(len(self.ranks), self.silence, stacks, diagnosis)
 
     def explain(self, failure: PlaygroundError) -> PlaygroundError:
-        """The failure, with the diagnosis of the black boxes."""
+        """The failure, with the diagnosis of the flight recorders."""
         found = self.examiner.explain(failure.stacks if isinstance(failure, RankTimeout) else {})
         if found and found.kind != Kind.LOST:  # that a rank has failed is what the failure says
             failure.diagnosis = found

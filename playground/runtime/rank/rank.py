@@ -29,8 +29,8 @@ from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from playground.runtime import signals
-from playground.runtime.black_box.activity import look
 from playground.runtime.errors import PeerDisconnected, PlaygroundError, RankFailed
+from playground.runtime.flight_recorder.activity import look
 from playground.runtime.forks import close_in_children
 from playground.runtime.launcher.output import print_lines
 from playground.runtime.rank.preemption import (
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
 
 PACKAGE = os.path.dirname(os.path.dirname(os.path.dirname(__file__)))
-MACHINERY = ("runtime", "testing", os.path.join("see", "record"))
+MACHINERY = ("runtime", "testing", os.path.join("trace", "record"))
 NOT_THEIRS = (*(os.path.join(PACKAGE, folder, "") for folder in MACHINERY), "<frozen importlib")
 """Where the frames lie that are not the user's."""
 LOST_PEER = re.compile(r"Connection (closed|reset) by peer|Broken pipe")
@@ -152,7 +152,7 @@ def main(line: Connection, env: RankEnv, backend: str, listener: socket.socket |
 
 def live(launcher: Launcher, env: RankEnv, backend: str, listener: socket.socket | None) -> None:
     """Enter the world, run what the launcher sends, leave the world when all may."""
-    from playground.runtime.black_box.hooks import hooks
+    from playground.runtime.flight_recorder.hooks import hooks
     from playground.runtime.rank.world import Member, ProcessState
 
     member = state = None

@@ -22,9 +22,9 @@ import torch
 import torch.distributed as dist
 
 from playground.runtime import backends, host
-from playground.runtime.black_box.box import open_box
-from playground.runtime.black_box.hooks import hooks
 from playground.runtime.errors import RankFailed
+from playground.runtime.flight_recorder.box import open_box
+from playground.runtime.flight_recorder.hooks import hooks
 from playground.runtime.rendezvous.connections import (
     StrangerConnected,
     admit_to_store,

@@ -18,8 +18,8 @@ from typing import Any, NoReturn
 import torch.distributed as dist
 
 from playground.runtime import backends, signals
-from playground.runtime.black_box.hooks import hooks
 from playground.runtime.errors import TIMED_OUT, Deadlock, PeerDisconnected, PlaygroundError, RankFailed
+from playground.runtime.flight_recorder.hooks import hooks
 from playground.runtime.launcher.launch import LaunchConfig
 from playground.runtime.rank.preemption import preempt_on_sigterm, raise_if_preempted, run_until_preempted
 from playground.runtime.rank.rank import failure, report_to

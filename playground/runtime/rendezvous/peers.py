@@ -24,9 +24,9 @@ from typing import Any
 import torch.distributed as dist
 
 from playground.runtime import signals
-from playground.runtime.black_box import Kind
-from playground.runtime.black_box.diagnosis import Diagnosis
-from playground.runtime.black_box.exchange import Exchange
+from playground.runtime.flight_recorder import Kind
+from playground.runtime.flight_recorder.diagnosis import Diagnosis
+from playground.runtime.flight_recorder.exchange import Exchange
 from playground.runtime.forks import close_in_children
 from playground.runtime.host import namespace_id
 from playground.runtime.rendezvous.connections import shut_down_connections
@@ -177,7 +177,7 @@ class PeerWatch:
 
     def start(self) -> None:
         """Begin, in a world whose store can be connected to. All ranks must call this."""
-        from playground.runtime.black_box.hooks import hooks
+        from playground.runtime.flight_recorder.hooks import hooks
 
         if self.env.size == 1:
             return
@@ -279,7 +279,7 @@ class PeerWatch:
                 self.store.add("acknowledged", 1)
 
     def explain(self) -> Diagnosis | None:
-        """The black boxes' diagnosis of an operation of this rank that has failed."""
+        """The flight recorders' diagnosis of an operation of this rank that has failed."""
         with contextlib.suppress(dist.DistStoreError, dist.DistNetworkError):
             return self.exchange.explain() if self.exchange else None
         return None

@@ -12,7 +12,7 @@ torch's own methods are in place. An `Observer` is told, in the thread where it 
 - `failed(calls, error)`: the call, or the wait for it, has raised.
 - `dropped(calls)`: the program has let go of the work without having waited for the end.
 
-The thread is the current one, and the program's line is found from there by `black_box.sources`.
+The thread is the current one, and the program's line is found from there by `flight_recorder.sources`.
 What has to be faster than that puts functions of its own in the place of the same methods: see `replacement`. What
 DistributedDataParallel averages in C++ calls no method of Python's.
 """

@@ -1,6 +1,6 @@
-"""The tier of a script for torchrun: it runs here for a while, on two ranks and then on three, and the ranks' black
-boxes tell what would break on nccl, on more ranks, or with unequal data. Each run has a copy of the files, so that the
-script does not overwrite the user's. Does not import torch.
+"""The tier of a script for torchrun: it runs here for a while, on two ranks and then on three, and the ranks' flight
+recorders tell what would break on nccl, on more ranks, or with unequal data. Each run has a copy of the files, so that
+the script does not overwrite the user's. Does not import torch.
 
 What the ranks have not called is not seen; where tensors would be on a machine with GPUs, only the text tells.
 """
@@ -22,11 +22,11 @@ from pathlib import Path
 
 from playground.measurement import Fields, format_bytes
 from playground.runtime.backends import BACKENDS
-from playground.runtime.black_box import MAKE_DDP, RECEIVE, UNASKED, Kind, Operation, RankState
-from playground.runtime.black_box.box import SWITCH, TIME_LIMIT, View, find_boxes
-from playground.runtime.black_box.diagnosis import diagnose, find_mismatch
 from playground.runtime.errors import RankFailed, RankTimeout, UsageError
 from playground.runtime.files import temporary_folder
+from playground.runtime.flight_recorder import MAKE_DDP, RECEIVE, UNASKED, Kind, Operation, RankState
+from playground.runtime.flight_recorder.box import SWITCH, TIME_LIMIT, View, find_boxes
+from playground.runtime.flight_recorder.diagnosis import diagnose, find_mismatch
 from playground.runtime.launcher.examine import line_of
 from playground.runtime.launcher.launch import launch
 from playground.runtime.rank.rank import Event, report
@@ -62,9 +62,9 @@ class ScriptFacts:
 
 def examine(path: Path, words: Sequence[str], seconds: float, timeout: float) -> ScriptFacts:
     """Run `path` with its arguments `words`, for `seconds` at most on each number of ranks, until a run fails. Raises
-    `UsageError` for what is no script in Python, for one that calls no operation, and without black boxes."""
+    `UsageError` for what is no script in Python, for one that calls no operation, and without flight recorders."""
     if os.environ.get(SWITCH) == "0":
-        raise UsageError(f"doctor {path} reads the ranks' black boxes: it needs them, so not {SWITCH}=0")
+        raise UsageError(f"doctor {path} reads the ranks' flight recorders: it needs them, so not {SWITCH}=0")
     try:
         with syntax_errors_in_one_line():
             ast.parse(path.read_bytes(), str(path))

@@ -1,0 +1,586 @@
+"""In a rank: operations write to its flight recorder.
+
+Functions of its own are in the place of the methods that the tap is in the place of, as short as can be: a rank calls
+them all the time. DistributedDataParallel averages in C++, where no method of Python's is called: its backward pass
+counts as one collective.
+
+A group's own count of collectives, where it has one, tells whether all of them came by here. What came otherwise, or
+cannot be read, makes the rank unknown: see `wait_graph`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+import operator
+import os
+import threading
+from collections.abc import Callable, Iterator, Sequence, Sized
+from dataclasses import dataclass, field
+from datetime import timedelta
+from sys import _getframe
+from threading import get_ident
+from typing import Any
+from weakref import WeakKeyDictionary, ref
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed import ProcessGroup, Work, distributed_c10d
+from torch.nn.parallel import DistributedDataParallel
+from torch.nn.parallel.distributed import _find_tensors
+
+from playground.runtime.flight_recorder import (
+    BACKWARD,
+    BUCKETS,
+    BUFFERS,
+    COLLECTIVE,
+    MAKE_DDP,
+    NEW_GROUP,
+    RECEIVE,
+    SEND,
+    SPLIT_GROUP,
+)
+from playground.runtime.flight_recorder.activity import callbacks, checks
+from playground.runtime.flight_recorder.box import MAIN, MAY_GIVE_UP, Box, Known
+from playground.runtime.tap import MESSAGES, METHODS, ROOT_AT, by_position, number_of, ranks_of, root_of
+from playground.runtime.tap.replacement import Replacement
+
+LIMITED = "barrier", "monitored_barrier"
+"""Collectives that functions of torch.distributed give a timeout."""
+TWICE = "reduce_scatter", "monitored_barrier"
+"""Methods that gloo counts as more than one collective."""
+SETTERS = "set_timeout", "_set_default_timeout"
+"""Methods of groups and backends that change a timeout, in this version of torch or another."""
+ZERO = timedelta(0)
+TORCH = vars(distributed_c10d)
+
+
+@dataclass(slots=True)
+class Tally:
+    """How many operations a group has counted itself, besides those that are counted by this process's box."""
+
+    group: ref[Any]
+    known: int
+    inside: int = 0
+    """How many collectives with others inside are under way: these are not counted one by one."""
+    places: set[int] = field(default_factory=set)
+    """Of the counts in the box."""
+
+
+class Hooks:
+    """Operations of this process write to `box`, if there is one."""
+
+    def __init__(self) -> None:
+        self.box: Box | None = None
+        self.timeout = ZERO
+        """The world's, which ends before any longer one does."""
+        self.limited: set[int] = set()
+        """Ids of the groups whose operations have, or may have, a limit that ends before the world's."""
+        self.tallies: dict[int, Tally] = {}
+        """By the id of the group, of those that count."""
+        self.alive: dict[int, ref[Any]] = {}
+        """The groups that have been seen, by id: what is known by the id of a group goes with it."""
+        self.works: dict[int, int] = {}
+        """Numbers of operations by the id of their work. (An id is used again: then it is the later one's.)"""
+        self.forwarded: dict[int, Any] = {}
+        """The groups of models whose gradients a backward pass through their outputs averages, by the model's id."""
+        self.here = threading.local()
+        """`counted`: the tensor of the message that this thread is handing to a backend."""
+        self.reached: set[int] = set()
+        """Those that the backward pass under way has come to."""
+        self.reducers: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
+        """The groups of models, by the object of C++ that averages."""
+        wraps: dict[tuple[Any, str], Callable[[Any], Any]] = {
+            (ProcessGroup, method): functools.partial(
+                self.wrap_message if method in MESSAGES else self.wrap_collective, method
+            )
+            for method in METHODS
+        }
+        wraps |= {
+            (Work, "wait"): self.wrap_wait,
+            (torch.Future, "then"): self.wrap_then,
+            (torch.Future, "add_done_callback"): self.wrap_then,
+            (DistributedDataParallel, "__init__"): functools.partial(self.wrap_ddp, MAKE_DDP),
+            (DistributedDataParallel, "_sync_buffers"): functools.partial(self.wrap_ddp, BUFFERS),
+            (DistributedDataParallel, "forward"): self.wrap_forward,
+            (dist.Reducer, "_rebuild_buckets"): self.wrap_rebuild,
+            (torch.autograd, "backward"): self.wrap_backward,
+            (distributed_c10d, "_new_group_with_tag"): self.wrap_new_group,
+        }
+        backend = torch._C._distributed_c10d.Backend
+        wraps |= {
+            (owner, setter): self.wrap_setter for owner in (ProcessGroup, backend) for setter in SETTERS
+            if setter in vars(owner)
+        }  # fmt: skip
+        wraps |= {(backend, method): functools.partial(self.wrap_unnamed, method) for method in MESSAGES}
+        wraps |= {
+            (owner, getter): self.wrap_getter
+            for owner, getter in (
+                (ProcessGroup, "_get_backend"), (ProcessGroup, "get_backend"), (distributed_c10d, "get_backend_impl"),
+                (dist, "get_backend_impl"),
+            ) if getter in vars(owner)
+        }  # fmt: skip
+        if hasattr(ProcessGroup, "split_group"):
+            wraps[ProcessGroup, "split_group"] = self.wrap_split_group
+        checks.append(self.check_groups)
+        self.replacements = [Replacement(*place, wrap) for place, wrap in wraps.items()]
+        self.installed = False
+
+    def begin_program(self, box: Box, timeout: timedelta) -> None:
+        """From now on, operations write to `box`. `timeout` is the world's."""
+        if not self.installed:
+            self.installed = True
+            for each in self.replacements:
+                each.install()
+        box.begin_program()
+        self.timeout = timeout
+        self.works.clear()
+        self.box = box
+        self.forget_groups()
+
+    def begin_world(self) -> None:
+        """The program has formed a world of its own."""
+        if self.box:
+            self.box.begin_world(dist.get_rank())
+            self.forget_groups()
+
+    def forget_groups(self) -> None:
+        """Begin with those of the world that has just been formed."""
+        for kept in (self.limited, self.tallies, self.alive, self.forwarded):
+            kept.clear()
+        self.read_group(dist.group.WORLD, is_new=True)
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Operations write nowhere in this block, whose time is taken: to write takes some microseconds for each. All
+        ranks must pause at the same point."""
+        box, self.box = self.box, None
+        try:
+            yield
+        finally:
+            self.box = box
+            for each in [*self.tallies]:
+                self.count_as_known(each)
+
+    def end_program(self) -> None:
+        """The program has returned. Its threads may go on."""
+        if self.box:
+            self.check_groups()
+            self.box.end_program()
+
+    def forget(self) -> None:
+        """Operations write nowhere: this process has been forked from the rank."""
+        self.box = None
+        if self.installed:
+            self.installed = False
+            for each in self.replacements:
+                each.remove()
+
+    def is_limit(self, timeout: timedelta | None) -> bool:
+        """Whether a timeout ends before the world's, so that the program may go on."""
+        return timeout is not None and ZERO < timeout < self.timeout
+
+    def read_group(self, group: Any, is_new: bool = False) -> None:
+        """Read the timeout of a group and, if it `is_new`, how many collectives it took to make it. Each first call of
+        a kind comes here."""
+        box, key = self.box, id(group)
+        if box is None:
+            return
+        timeout = read_timeout(group)
+        (self.limited.discard if timeout is not None and timeout >= self.timeout else self.limited.add)(key)
+        if key in self.alive and not is_new:
+            return
+
+        def forget(_: Any) -> None:  # another may get its id
+            if self.alive.pop(key, None):
+                self.tallies.pop(key, None)
+                if self.box:
+                    self.box.known.clear()
+
+        self.alive[key] = ref(group, forget)
+        if group not in distributed_c10d._world.pg_group_ranks:
+            box.doubt("which ranks a group has that torch.distributed did not register")
+            return
+        counted = count_of(group)
+        if counted is not None:
+            self.tallies[key] = Tally(ref(group), counted if is_new else 0)
+
+    def describe(self, box: Box, key: Any, group: Any, kind: str, name: str, dtype: Any, peer: Any, tag: int) -> Known:
+        """From now on, operations like this are known by `key`. `peer` is a number in the group; None is anyone."""
+        self.read_group(group)
+        ranks = ranks_of(group)
+        peer = None if peer is None else dict(enumerate(ranks)).get(peer)  # torch refuses one that is none
+        known = box.describe(key, (kind, name, ranks, dtype, peer, tag, number_of(group), ()))
+        if tally := self.tallies.get(id(group)):
+            tally.places.add(known[1])
+        return known
+
+    def check_groups(self) -> None:
+        """Doubt what this rank is said to have called if its groups have counted more operations."""
+        for key, tally in [*self.tallies.items()]:
+            if not tally.inside and self.find_unseen(key) > 0 and self.box:
+                self.box.doubt("what it has called by other ways than Python's")
+
+    def find_unseen(self, key: int) -> int:
+        """How many more operations this group has counted than this rank has been seen to call."""
+        tally, box = self.tallies.get(key), self.box
+        group = tally.group() if tally else None
+        counted = None if group is None else count_of(group)
+        if tally is None or box is None or counted is None:
+            return 0
+        return counted - tally.known - sum(box.words[place] for place in [*tally.places])
+
+    def count_as_known(self, key: int) -> None:
+        """What this group has counted by now is known."""
+        if tally := self.tallies.get(key):
+            tally.known += self.find_unseen(key)
+
+    def wrap_collective(self, method: str, real: Callable[..., Any]) -> Callable[..., Any]:
+        name, given, got = METHODS[method]
+        at = (got if name in ("scatter", "reduce_scatter") else given) or 0  # the one that all ranks have
+        has_root, has_limit, is_twice = method in ROOT_AT, name in LIMITED, method in TWICE
+
+        @functools.wraps(real)
+        def collective(group: Any, *args: Any, **kwargs: Any) -> Any:
+            box = self.box
+            if box is None:
+                return real(group, *args, **kwargs)
+            passed = by_position(method, args, kwargs) if kwargs else args
+            if passed is None:
+                return self.call_unnamed(method, real, group, *args, **kwargs)
+            tensor = passed[at] if len(passed) > at else None
+            while type(tensor) is list or type(tensor) is tuple:  # of tensors, or of lists of them
+                tensor = tensor[0] if len(tensor) == 1 else None
+            shape, dtype = (tensor.shape, tensor.dtype) if isinstance(tensor, Tensor) else ((), "")
+            root = root_of(method, passed) if has_root else None
+            key = id(group), name, dtype, root
+            known = box.known.get(key)
+            if known is None:
+                known = self.describe(box, key, group, COLLECTIVE, name, dtype, root, 0)
+            limited = id(group) in self.limited
+            if has_limit or _getframe(1).f_globals is not TORCH:  # whose functions set no other's
+                limited = limited or any(map(self.is_limit, map(find_timeout, passed)))
+            work = self.follow(box, known, limited, shape, real, group, *args, **kwargs)
+            if is_twice:
+                self.count_as_known(id(group))
+            return work
+
+        return collective
+
+    def wrap_message(self, method: str, real: Callable[..., Any]) -> Callable[..., Any]:
+        kind = SEND if method == "send" else RECEIVE
+
+        @functools.wraps(real)
+        def message(group: Any, *args: Any, **kwargs: Any) -> Any:
+            box = self.box
+            if box is None:
+                return real(group, *args, **kwargs)
+            try:
+                passed = args if not kwargs else by_position(method, args, kwargs) or ()
+                tensor = passed[0][0]
+                key = id(group), kind, tensor.dtype, *passed[1:]
+                known = box.known.get(key)
+                if known is None:
+                    *peer, tag = map(operator.index, passed[1:])
+                    known = self.describe(box, key, group, kind, kind, tensor.dtype, peer[0] if peer else None, tag)
+            except (TypeError, ValueError, IndexError, AttributeError):
+                return self.call_unnamed(method, real, group, *args, **kwargs)
+            self.here.counted = tensor
+            try:
+                return self.follow(box, known, id(group) in self.limited, tensor.shape, real, group, *args, **kwargs)
+            finally:
+                self.here.counted = None
+
+        return message
+
+    def call_unnamed(self, method: str, real: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Make a call in a way that is not known here. Most likely torch refuses it."""
+        result = real(*args, **kwargs)
+        if self.box:
+            self.box.doubt(f"what it has called by {method}")
+        return result
+
+    def wrap_unnamed(self, method: str, real: Callable[..., Any]) -> Callable[..., Any]:
+        """A method of a backend. Its messages pass by no method of the group's, and are counted nowhere, unless it is
+        handed a counted one by a backend in Python."""
+
+        @functools.wraps(real)
+        def message(backend: Any, *args: Any, **kwargs: Any) -> Any:
+            counted, self.here.counted = getattr(self.here, "counted", None), None
+            if counted is not None and args and args[0][0] is counted:
+                return real(backend, *args, **kwargs)
+            return self.call_unnamed(f"{method} of a backend", real, backend, *args, **kwargs)
+
+        return message
+
+    def wrap_getter(self, real: Callable[..., Any]) -> Callable[..., Any]:
+        """What gives a group's backend. What the program calls of one in Python passes no method of torch's."""
+
+        @functools.wraps(real)
+        def get_backend(*args: Any, **kwargs: Any) -> Any:
+            backend, caller = real(*args, **kwargs), _getframe(1).f_globals.get("__name__", "")
+            if self.box and hasattr(backend, "__dict__") and not caller.startswith(("torch.", "playground.")):
+                self.box.doubt("what it calls of a backend in Python")
+            return backend
+
+        return get_backend
+
+    def wrap_setter(self, real: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(real)
+        def set_timeout(owner: Any, *args: Any, **kwargs: Any) -> Any:
+            try:
+                return real(owner, *args, **kwargs)
+            finally:
+                if self.box:
+                    self.box.known.clear()  # so that it is read again
+
+        return set_timeout
+
+    def follow(
+        self, box: Box, known: Known, limited: bool, shape: Sequence[int], real: Callable[..., Any], *args: Any,
+        **kwargs: Any,
+    ) -> Any:  # fmt: skip
+        """Make the call. What it returns is a work, or the operation is over; if it raises, there was none."""
+        number = box.call(known, 4, limited, shape)
+        is_main, words = get_ident() == box.main_thread, box.words
+        if is_main:
+            words[MAIN] = number
+        try:
+            work = real(*args, **kwargs)
+        except BaseException:
+            box.take_back(number, known)
+            raise
+        finally:
+            if is_main:
+                words[MAIN] = box.around
+        if work is None:
+            box.end(number)
+        else:
+            self.works[id(work)] = number
+        return work
+
+    def wrap_wait(self, real: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(real)
+        def wait(work: Any, timeout: timedelta = ZERO, *args: Any, **kwargs: Any) -> Any:
+            box, number = self.box, self.works.pop(id(work), None)
+            if box is None or number is None or args or kwargs or type(timeout) is not timedelta:
+                return real(work, timeout, *args, **kwargs)
+            is_main, words = get_ident() == box.main_thread, box.words
+            if self.is_limit(timeout):
+                box.end(number, MAY_GIVE_UP)
+            if is_main:
+                words[MAIN] = number
+            try:
+                return real(work, timeout)
+            finally:
+                if is_main:
+                    words[MAIN] = box.around
+                box.end(number)
+
+        return wait
+
+    def wrap_then(self, real: Callable[..., Any]) -> Callable[..., Any]:
+        """Know of a future's callback as long as it has not run."""
+
+        @functools.wraps(real)
+        def then(future: Any, callback: Callable[[Any], Any]) -> Any:
+            def run(done: Any) -> Any:
+                try:
+                    return callback(done)
+                finally:
+                    callbacks.discard(run)
+
+            callbacks.add(run)
+            return real(future, run)
+
+        return then
+
+    def wrap_new_group(self, real: Callable[..., Any]) -> Callable[..., Any]:
+        parameters = inspect.signature(real)
+
+        @functools.wraps(real)
+        def new_group(ranks: Any = None, *args: Any, **kwargs: Any) -> Any:
+            ranks = ranks if ranks is None or isinstance(ranks, Sized) else [*ranks]  # it can be read only once, maybe
+            box = self.box
+            if box is None or not dist.is_initialized():
+                return real(ranks, *args, **kwargs)
+            call = parameters.bind(ranks, *args, **kwargs).arguments
+            world = ranks_of(dist.group.WORLD)
+            members = world if ranks is None else tuple(sorted(map(int, ranks)))
+            come = members if call.get("use_local_synchronization") else world
+            limits = call.get("timeout"), distributed_c10d._get_default_store().timeout
+            with self.inside(box, NEW_GROUP, come, members, limited=any(map(self.is_limit, limits))):
+                group = real(ranks, *args, **kwargs)
+            if isinstance(group, ProcessGroup):  # otherwise this rank is none of it
+                self.read_group(group, is_new=True)
+            return group
+
+        return new_group
+
+    def wrap_split_group(self, real: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(real)
+        def split_group(parent: Any, ranks: Any, *args: Any, **kwargs: Any) -> Any:
+            box = self.box
+            members = tuple(rank for number, rank in enumerate(ranks_of(parent)) if number in ranks)
+            if box is None or dist.get_rank() not in members:
+                return real(parent, ranks, *args, **kwargs)
+            limits = *map(find_timeout, (*args, *kwargs.values())), distributed_c10d._get_default_store().timeout
+            limited = any(map(self.is_limit, limits))
+            with self.inside(box, SPLIT_GROUP, members, (), number_of(parent), limited):
+                return real(parent, ranks, *args, **kwargs)
+
+        return split_group
+
+    def wrap_ddp(self, name: str, real: Callable[..., Any]) -> Callable[..., Any]:
+        """Record a method of `DistributedDataParallel` as a collective."""
+
+        @functools.wraps(real)
+        def method(ddp: Any, *args: Any, **kwargs: Any) -> Any:
+            group = getattr(ddp, "process_group", None) or find_group(real, ddp, *args, **kwargs)
+            if self.box is None or group is None:
+                return real(ddp, *args, **kwargs)
+            with self.around(self.box, name, group):
+                return real(ddp, *args, **kwargs)
+
+        return method
+
+    def wrap_forward(self, real: Callable[..., Any]) -> Callable[..., Any]:
+        """A backward pass averages gradients once it has come to an output of such a forward pass, and then no more
+        until the next: see `torch.nn.parallel.DistributedDataParallel`."""
+
+        @functools.wraps(real)
+        def forward(ddp: Any, *args: Any, **kwargs: Any) -> Any:
+            if self.box is None or torch.compiler.is_compiling():
+                return real(ddp, *args, **kwargs)
+            key, rebuilds = id(ddp), ddp.static_graph or not ddp.find_unused_parameters
+            if rebuilds and not ddp._has_rebuilt_buckets:
+                self.reducers[ddp.reducer] = ddp.process_group
+            joins = ddp._join_config.enable  # then others answer for a rank that has no batch left
+            averages = ddp.require_backward_grad_sync and torch.is_grad_enabled() and not joins
+            output = real(ddp, *args, **kwargs)
+            if averages:
+                self.forwarded[key] = ddp.process_group
+                for node in {tensor.grad_fn for tensor in _find_tensors(output)} - {None}:
+                    node.register_prehook(lambda _: self.reached.add(key))
+            return output
+
+        return forward
+
+    def wrap_rebuild(self, real: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(real)
+        def rebuild(reducer: Any) -> Any:
+            box, group = self.box, self.reducers.get(reducer)
+            if box is None or group is None:
+                return real(reducer)
+            with self.around(box, BUCKETS, group) as calls:
+                if rebuilt := real(reducer):
+                    calls.clear()
+            return rebuilt
+
+        return rebuild
+
+    def wrap_backward(self, real: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(real)
+        def backward(*args: Any, **kwargs: Any) -> Any:
+            box, self.forwarded, forwarded = self.box, {}, self.forwarded
+            if box is None or not forwarded:
+                self.forwarded |= forwarded
+                return real(*args, **kwargs)
+            self.reached -= forwarded.keys()
+            with contextlib.ExitStack() as passes:
+                calls = {
+                    key: passes.enter_context(self.around(box, BACKWARD, group)) for key, group in forwarded.items()
+                }
+                try:
+                    return real(*args, **kwargs)
+                finally:
+                    for key in calls.keys() & self.reached:
+                        calls[key].clear()
+                        forwarded.pop(key)
+                    self.forwarded = forwarded | self.forwarded
+
+        return backward
+
+    @contextlib.contextmanager
+    def around(self, box: Box, name: str, group: Any) -> Iterator[list[int]]:
+        """Record a collective of this group, as `inside`. Of a kind that may be none, the block clears the list if it
+        was one."""
+        key = id(group)
+        self.read_group(group)
+        self.check_groups()
+        tally = self.tallies.get(key)
+        if tally:
+            tally.inside += 1
+        try:
+            limited, may_be_none = key in self.limited, name in (BUCKETS, BACKWARD)
+            with self.inside(box, name, ranks_of(group), (), number_of(group), limited, may_be_none) as calls:
+                yield calls
+        finally:
+            if tally:
+                tally.inside -= 1
+                self.count_as_known(key)
+
+    @contextlib.contextmanager
+    def inside(
+        self, box: Box, name: str, ranks: tuple[int, ...], members: tuple[int, ...], number: int = 0,
+        limited: bool = False, may_be_none: bool = False,
+    ) -> Iterator[list[int]]:  # fmt: skip
+        """Record a collective of these ranks that takes as long as this block, in which there may be others. If it
+        `may_be_none`, it is taken back unless the block clears the list that it is in."""
+        key = name, ranks, members, number
+        known = box.known.get(key) or box.describe(key, (COLLECTIVE, name, ranks, "", None, 0, number, members))
+        call = box.call(known, 4, limited)
+        is_main, around = get_ident() == box.main_thread, box.around
+        if is_main:
+            box.around = box.words[MAIN] = call
+        calls = [call]
+        try:
+            yield calls
+        finally:
+            if is_main:
+                box.around = box.words[MAIN] = around
+            box.end(call)
+            if may_be_none and calls:
+                box.take_back(call, known)
+
+
+def find_timeout(argument: Any) -> timedelta | None:
+    """The timeout that an argument of a call is, or has; below 0 if it is left to the group."""
+    timeout = getattr(argument, "timeout", argument)
+    return timeout if isinstance(timeout, timedelta) else None
+
+
+def read_timeout(group: Any) -> timedelta | None:
+    """The shortest of its backends'; None if one cannot be read."""
+    try:
+        return min(group._get_backend(device).options._timeout for device in group._device_types)
+    except (RuntimeError, AttributeError, ValueError, NotImplementedError):
+        return None
+
+
+def count_of(group: Any) -> int | None:
+    """How many collectives a group has counted, those that C++ calls included; None if it does not tell, as a backend
+    in Python, which hands on some of them to another."""
+    try:
+        if any(hasattr(group._get_backend(device), "__dict__") for device in group._device_types):
+            return None
+        return int(group._get_sequence_number_for_group())
+    except (RuntimeError, AttributeError, NotImplementedError):
+        return None
+
+
+def find_group(make: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """The group of a model that is made by DistributedDataParallel with these arguments; None if they are wrong."""
+    try:
+        given = inspect.signature(make).bind(*args, **kwargs).arguments
+    except TypeError:
+        return None
+    if mesh := given.get("device_mesh"):
+        return mesh.get_group(0) if mesh.ndim == 1 else None
+    return given.get("process_group") or dist.group.WORLD
+
+
+hooks = Hooks()
+os.register_at_fork(after_in_child=hooks.forget)

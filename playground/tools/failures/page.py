@@ -1,0 +1,303 @@
+"""The commands `break`, for programs that go wrong, what is expected of each and its cure, and `why`. Does not import
+torch."""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import difflib
+import logging
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from logging.handlers import BufferingHandler
+from pathlib import Path
+
+import click
+
+from playground.console.options import ALL
+from playground.console.session import Session, session_command, to_document
+from playground.console.tables import RANK_COLUMN, Column, Table, Texts
+from playground.console.text import bad, good, heading, prose
+from playground.measurement import Fields
+from playground.runtime.errors import Deadlock, PlaygroundError, RankFailed, RankTimeout, UsageError
+from playground.runtime.files import temporary_folder
+from playground.runtime.flight_recorder import UNASKED, Kind, RankState, diagnosis
+from playground.runtime.flight_recorder.box import View, find_boxes, process_status
+from playground.runtime.launcher.entry import CommandWorld, run_as_it_is
+from playground.runtime.remote import ROOT, Remote, file_of, remote
+from playground.runtime.rendezvous.rendezvous import DEFAULT_TIMEOUT
+from playground.tools import TOOLS
+
+TOOL = TOOLS["break"]
+SIZE = 3
+"""The fewest ranks among which one can be told to be the odd one out, and the default."""
+STALL = 1.5
+"""Seconds of silence after which a rank that is slow or stopped is named."""
+BETWEEN_LOOKS = 0.3
+"""Seconds: a rank that makes no progress meanwhile stands still."""
+DEADLOCK, TIMEOUT, FAILURE, SILENT = "deadlock", "timeout", "failure", "wrong values"
+ERRORS = {DEADLOCK: Deadlock, TIMEOUT: RankTimeout, FAILURE: RankFailed}
+"""Exceptions that `launch` raises, by symptom: of several that fit, the first."""
+Ranks = Callable[[int], Sequence[int]]
+Values = Callable[[int], Sequence[object]]
+"""A value for each rank of a world of this size."""
+
+
+def only(rank: int) -> Ranks:
+    return lambda size: [rank]
+
+
+def all_but_first(size: int) -> Sequence[int]:
+    return range(1, size)
+
+
+def on_all(value: Callable[[int], object]) -> Values:
+    """The same value on each rank."""
+    return lambda size: [value(size)] * size
+
+
+TOTAL = on_all(lambda size: size * (size + 1) / 2)
+"""The sum of rank + 1 over all ranks."""
+
+
+@dataclass(frozen=True)
+class Expected:
+    """How a program goes wrong, and what each rank of its cure returns."""
+
+    symptom: str
+    right: Values
+    words: str = ""
+    """The kind of the diagnosis; of a failure, words of it."""
+    culprits: Ranks = range
+    """The ranks that are named; of a failure, those that may be the first to fail."""
+    restarts: int = 0
+    """How often the cure is restarted."""
+
+
+BOARDS = {
+    "calls": {
+        "other-order": Expected(DEADLOCK, TOTAL, Kind.COLLECTIVES, only(1)),
+        "absent-rank": Expected(DEADLOCK, TOTAL, Kind.ENDED, all_but_first),
+        "unequal-batches": Expected(DEADLOCK, on_all(lambda n: sum(range(2 * n))), Kind.ENDED, all_but_first),
+        "other-shape": Expected(DEADLOCK, on_all(lambda n: 4 * n - 1), Kind.SHAPES, only(1)),
+        "other-dtype": Expected(SILENT, on_all(lambda n: 7 * n), Kind.DTYPES, only(1)),
+        "wrong-root": Expected(DEADLOCK, on_all(lambda n: 1), Kind.ROOTS, range),
+        "partial-group": Expected(DEADLOCK, TOTAL, Kind.PARTIAL_GROUP, lambda n: [n - 1]),
+        "send-send": Expected(DEADLOCK, lambda n: [n, *range(1, n)], Kind.SENDS, range),
+        "wrong-tag": Expected(DEADLOCK, lambda n: [1, 1, *range(3, n + 1)], Kind.WRONG_TAG, lambda n: [0, 1]),
+        "message-size": Expected(FAILURE, lambda n: [4, 4, *range(12, 4 * n + 1, 4)], "SIGABRT", only(1)),
+    },
+    "training": {
+        "unused-parameters": Expected(FAILURE, on_all(lambda n: (n + 1) / 2), "not used in producing loss"),
+        "forgotten-set-epoch": Expected(SILENT, on_all(lambda n: 3)),
+        "same-seed": Expected(SILENT, on_all(lambda n: n)),
+        "all-download": Expected(SILENT, on_all(lambda n: 4000)),
+        "nan": Expected(SILENT, on_all(lambda n: (n * (n + 1) / 2 - 2) / (n - 1))),
+    },
+    "processes": {
+        "killed": Expected(FAILURE, on_all(lambda n: 2 * n * (n + 1)), "SIGKILL", only(1), restarts=1),
+        "stopped": Expected(TIMEOUT, TOTAL, Kind.SUSPENDED, only(1)),
+        "straggler": Expected(TIMEOUT, on_all(lambda n: 20 * n), Kind.STRAGGLER, only(1)),
+        "collective-in-finally": Expected(DEADLOCK, on_all(lambda n: n - 1), Kind.IN_FINALLY, only(1)),
+    },
+}
+"""Expectations of the programs of each board on n ranks, by the name that the command takes."""
+PROGRAMS = {name: expected for rows in BOARDS.values() for name, expected in rows.items()}
+
+
+def find(name: str, suffix: str = "") -> Remote:
+    """The function of a program; with the suffix "_cured", of its cure."""
+    board = next(board for board, rows in BOARDS.items() if name in rows)
+    return remote(f"playground.tools.failures.{board}:{name.replace('-', '_')}{suffix}")
+
+
+def read_body(function: Remote) -> dict[int, str]:
+    """Its lines of code, by number: without its head and its docstring."""
+    text = file_of(function.module).read_text(encoding="utf-8")
+    node = next(each for each in ast.parse(text).body if getattr(each, "name", "") == function.name)
+    assert isinstance(node, ast.FunctionDef)
+    first = node.body[ast.get_docstring(node) is not None].lineno
+    return dict(enumerate(text.splitlines()[first - 1 : node.end_lineno], first))
+
+
+Outcome = Fields
+"""The results of a program (`name`) and its cure. The `symptom`; the class of the exception of `launch` (`error`, empty
+for none) and its message (`told`); the kind of the `diagnosis`, the ranks that it names (`culprits`) and the `line`:
+"calls.py:12 in other_order". The return value of each rank (`results`, None if `launch` raised), and of each rank of
+the cure (`cured`). The `problem`: what is not as expected; empty if the program went wrong as it must, and its cure is
+right."""
+
+
+def run(world: CommandWorld, name: str) -> Outcome:
+    """Run a program, recorded if that is wanted, and then its cure, in a folder of their own."""
+    expected, error, results = PROGRAMS[name], None, None
+    logger, warnings = logging.getLogger("playground"), BufferingHandler(sys.maxsize)
+    with temporary_folder(TOOL.name) as folder, contextlib.chdir(folder):
+        timeout = STALL if expected.symptom == TIMEOUT else DEFAULT_TIMEOUT
+        logger.addHandler(warnings)
+        try:
+            results = world.run(find(name), timeout=timeout)
+        except (RankFailed, RankTimeout) as failed:
+            error = failed
+        finally:
+            logger.removeHandler(warnings)
+        world.around = run_as_it_is
+        cured = world.run(find(name, "_cured"), timeout=DEFAULT_TIMEOUT, restarts=expected.restarts)
+    warned = (record.msg for record in warnings.buffer if isinstance(record.msg, diagnosis.Diagnosis))
+    told = error.diagnosis if error else next(warned, None)
+    words, culprits = str(told or error or ""), told.culprits if told else ()
+    if isinstance(error, RankFailed):
+        words, culprits = error.headline, (error.rank,)
+    outcome = {
+        "name": name,
+        "symptom": next((symptom for symptom, kind in ERRORS.items() if isinstance(error, kind)), SILENT),
+        "error": type(error).__name__ if error else "",
+        "told": words,
+        "diagnosis": told.kind if told else "",
+        "culprits": culprits,
+        "line": told.line if told else "",
+        "results": results,
+        "cured": cured,
+    }
+    return outcome | {"problem": find_problem(outcome)}
+
+
+def find_problem(found: Outcome) -> str:
+    """The first thing that is not as expected, in words; empty if everything is."""
+    expected, size = PROGRAMS[found["name"]], len(found["cured"])
+    culprits, right, named = [*expected.culprits(size)], [*expected.right(size)], [*found["culprits"]]
+    if expected.symptom == FAILURE:
+        kind, is_of_kind, told = f"the words {expected.words}", expected.words in found["told"], found["told"]
+        ranks, are_named = f"one of the ranks {culprits}", {*named} <= {*culprits}
+    else:
+        kind, told = f"the diagnosis {expected.words or 'none'}", found["diagnosis"]
+        is_of_kind = told == expected.words
+        ranks, are_named = f"the ranks {culprits}", named == culprits or not expected.words
+    checks: list[tuple[str, bool, object]] = [
+        (expected.symptom, found["symptom"] == expected.symptom, found["told"] or found["results"]),
+        (f"the cure to return {right}", found["cured"] == right, found["cured"]),
+        ("wrong values", found["results"] != right, found["results"]),
+        (kind, is_of_kind, told),
+        (ranks, are_named, named),
+    ]
+    problem = next((f"{what}, found {instead or 'none'}" for what, holds, instead in checks if not holds), "")
+    return problem and f"{found['name']}: expected {problem}"
+
+
+@session_command(
+    TOOL.name,
+    click.argument("name", type=click.Choice([*PROGRAMS, ALL]), metavar="[NAME]", required=False),
+    only=("size", "wide", "as_json", "see"),
+    size=SIZE,
+    min_size=SIZE,
+    short_help=TOOL.purpose,
+)
+def command(session: Session, name: str | None) -> None:
+    """Run a program that goes wrong, see what is said about it, and run its cure.
+
+    Without NAME, list the programs; `all` runs one after the other. Exit code 0 if the program went wrong as it must,
+    and its cure returned the right values.
+
+    With --see, the program that goes wrong is recorded up to where it stands still.
+
+    \b
+        python -m playground break
+        python -m playground break wrong-tag
+        python -m playground break other-order -n 4
+    """
+    if session.run.see and name in (None, ALL):
+        raise UsageError("--see records one program: name it")
+    if session.world.rank_env:
+        raise UsageError(f"{TOOL.name} starts worlds of its own: run it without torchrun, RANK and WORLD_SIZE")
+    if name is None:
+        rows = [(each, expected.symptom, find(each).summary) for each, expected in PROGRAMS.items()]
+        table = Table("name", "symptom", Column("what goes wrong", wraps=True), rows=rows)
+        session.say(table, "", f"Run one with: python -m playground {TOOL.name} NAME")
+        session.print_document({}, programs=rows)
+        return
+    names, outcomes = [*PROGRAMS] if name == ALL else [name], []
+    session.world.warm_up(*map(find, names))
+    session.say(f"{TOOL.name}: {session.world}")
+    for each in names:
+        session.say("", *board_texts(find(each)), "")
+        outcomes.append(run(session.world, each))
+        session.say(*outcome_texts(outcomes[-1]))
+    session.print_document({}, programs=outcomes)
+    if problem := next((each["problem"] for each in outcomes if each["problem"]), ""):
+        raise PlaygroundError(problem)
+    session.say("", prose("Shown: ", good(f"{name} went wrong as it must; cured, it returns the right values"), "."))
+
+
+def board_texts(function: Remote) -> Texts:
+    """The summary of the program, and its code."""
+    about = prose(heading(function.name.replace("_", "-")), f": {function.summary}")
+    code = (f"{number:>4}  {line}" for number, line in read_body(function).items())
+    return [about, f"  {file_of(function.module).relative_to(ROOT)}", *code]
+
+
+def outcome_texts(outcome: Outcome) -> Texts:
+    """The diagnosis of the program, the difference to its cure, and the values."""
+    changes = {"-": bad, "+": good}
+    wrong, cured = ([*read_body(find(outcome["name"], suffix)).values()] for suffix in ("", "_cured"))
+    lines = [*difflib.unified_diff(wrong, cured, lineterm="", n=1)][2:]
+    cure = [prose(changes.get(line[0], str)(line)) for line in lines if line[0] != "@"]
+    values = {"wrong": outcome["results"], "cured": outcome["cured"]}
+    shown = {name: by_rank for name, by_rank in values.items() if by_rank is not None}
+    rows = ((rank, *row) for rank, row in enumerate(zip(*shown.values(), strict=True)))
+    table = Table(RANK_COLUMN, *(Column(name, wraps=True) for name in shown), rows=rows)
+    head = prose(bad(f"{outcome['error'] or 'A warning'}:"))
+    said = [head, outcome["told"]] if outcome["told"] else ["No error is raised."]
+    return [*said, "", "The cure:", *cure, "", table]
+
+
+def find_worlds(pid: int) -> list[list[View]]:
+    """The flight recorders of each world that process `pid` has started, or is a rank of; of those on this host. Raises
+    `UsageError` if there is none."""
+    if not Path(f"/proc/{pid}").exists():
+        raise UsageError(f"there is no process {pid}: ps -ef lists those that run")
+    worlds = {world for box in find_boxes(list_family(pid)) if (world := box.world)}
+    if not worlds:
+        raise UsageError(
+            f"process {pid} has started no ranks that may be looked at. Those of launch() and of python -m playground "
+            "keep a flight recorder, which their user may read, under torchrun, too; torchrun alone gives a script "
+            "none: start its function by launch(), or examine it by python -m playground doctor SCRIPT"
+        )
+    boxes = [*find_boxes(int(entry) for entry in os.listdir("/proc") if entry.isdigit())]
+    return [[box for box in boxes if box.world == world] for world in sorted(worlds)]
+
+
+def list_family(pid: int) -> Iterator[int]:
+    """A process, and those that it has started."""
+    children: dict[int, list[int]] = {}
+    for entry in os.listdir("/proc"):
+        if entry.isdigit() and (status := process_status(int(entry))):
+            children.setdefault(int(status[1]), []).append(int(entry))
+    family = [pid]
+    for member in family:
+        yield member
+        family += children.get(member, [])
+
+
+def look_twice(boxes: Sequence[View]) -> list[RankState]:
+    """The state of each rank. One that goes on between two looks is in the program. From outside, no deadlock is
+    proved: its launcher does that."""
+    before = [box.progress for box in boxes]
+    time.sleep(BETWEEN_LOOKS)
+    return [replace(box.read_since(was), may_act=UNASKED) for box, was in zip(boxes, before, strict=True)]
+
+
+@session_command(
+    "why", click.argument("pid", type=click.IntRange(min=1)), only=("as_json",), short_help=TOOLS["why"].purpose
+)
+def why_command(session: Session, pid: int) -> None:
+    """Say who waits for whom in the run of process PID: that of `python -m playground`, of a script that calls
+    `launch()`, of pytest, of a torchrun of one of our commands, or any rank's. The run goes on undisturbed.
+
+    Not seen from here: ranks on other hosts, and those of a script that torchrun alone has started.
+    """
+    worlds = [look_twice(boxes) for boxes in find_worlds(pid)]
+    found = [{"ranks": ranks, "diagnosis": diagnosis.diagnose(ranks)} for ranks in worlds]
+    click.echo(to_document({"worlds": found}) if session.run.as_json else "\n\n".join(map(diagnosis.tell, worlds)))

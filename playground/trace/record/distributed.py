@@ -1,0 +1,147 @@
+"""Records torch.distributed: messages between two ranks, and collectives."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+
+import torch
+
+from playground.lessons.rpc.lesson import agents
+from playground.runtime.tap import MESSAGES, Call, Observer
+from playground.trace.record import COLLECTIVE, MAIN, RECEIVE, SEND, VALUES
+from playground.trace.record.layout import LANE_CODES, MAX_VALUES, NONE
+from playground.trace.record.recorder import Recorder
+
+Ranks = tuple[int, ...]
+Counts = defaultdict[tuple[str, int], Iterator[int]]
+"""Numbers of the next messages, by kind and by the other rank. Both ends count alike."""
+
+
+def bytes_of(tensor: torch.Tensor) -> int:
+    """The size of a tensor's elements; of a sparse tensor, that of its indices and values."""
+    if tensor.layout is torch.strided:
+        return tensor.nbytes
+    return tensor._indices().nbytes + tensor._values().nbytes if tensor.is_sparse else 0
+
+
+def values_of(tensor: torch.Tensor) -> list[float] | None:
+    """The values of a tensor, flat; None if it is too large, or on a GPU, where reading it would have to wait."""
+    if tensor.numel() > MAX_VALUES or not tensor.is_cpu or tensor.layout is not torch.strided:
+        return None
+    if tensor.is_complex():
+        tensor = torch.view_as_real(tensor.detach())
+    values: list[float] = tensor.tolist() if tensor.dim() == 1 else tensor.flatten().tolist()
+    return values
+
+
+def values_of_all(tensors: Sequence[torch.Tensor]) -> list[float] | None:
+    """The values of several tensors, one after the other."""
+    if len(tensors) == 1:
+        return values_of(tensors[0])
+    if not tensors or sum(tensor.numel() for tensor in tensors) > MAX_VALUES:
+        return None
+    parts = [values_of(tensor) for tensor in tensors]
+    return None if None in parts else [value for part in parts for value in part or ()]
+
+
+class CallRecorder(Observer):
+    """Records the calls that the tap tells of."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self.recorder, self.thread = recorder, recorder.thread
+        self.counts: defaultdict[tuple[Ranks, int], Counts] = defaultdict(lambda: defaultdict(itertools.count))
+        """The numbers of the next messages, by group and tag."""
+        self.events: dict[int, list[int]] = {}
+        """Numbers of the events that end with a call, by its number; the first is its own."""
+        self.waits: dict[int, int] = {}
+        """Number of the event of a wait for a call, by its number."""
+        self.in_turn = threading.Lock()
+        """Several threads send: messages are numbered in the order in which they leave."""
+
+    def begun(self, call: Call) -> None:
+        if self.thread.is_inside:
+            return
+        if call.method not in MESSAGES:
+            number = self.begin_collective(call)
+        else:
+            if not call.blocks:
+                self.in_turn.acquire()
+            number = self.begin_message(call)
+        self.events[call.number] = [number]
+        self.thread.is_inside = True
+
+    def begin_message(self, call: Call) -> int:
+        recorder, kind = self.recorder, SEND if call.method == "send" else RECEIVE
+        [tensor], other = call.inputs or call.outputs, call.peer
+        peer, message = (NONE, NONE) if other is None else (other, self.next_message(kind, other, call))
+        number = recorder.begin(
+            kind, call.name, bytes_of(tensor), tensor.shape, call.ranks, peer, message, call.tag,
+            source=recorder.sources.find(),
+        )  # fmt: skip
+        if kind == SEND:
+            recorder.put_values(number, values_of(tensor))
+        return number
+
+    def next_message(self, kind: str, peer: int, call: Call) -> int:
+        """The number of the next message of this kind to or from `peer`."""
+        return next(self.counts[call.ranks, call.tag][kind, peer])
+
+    def begin_collective(self, call: Call) -> int:
+        recorder, given, root = self.recorder, call.inputs, call.peer
+        tensors = given or call.outputs
+        shape = tensors[0].shape if len(tensors) == 1 else ()
+        nbytes, source = sum(map(bytes_of, tensors)), recorder.sources.find()
+        peer = NONE if root is None else root
+        where = {"source": source, "parent": recorder.around()}
+        number = recorder.begin(COLLECTIVE, call.name, nbytes, shape, call.ranks, peer, **where)
+        before = values_of_all(given)
+        if before is not None:
+            recorder.instant(VALUES, "before", before, parent=number)
+        return number
+
+    def returned(self, call: Call) -> None:
+        if call.number in self.events:
+            self.thread.is_inside = False
+            if call.method in MESSAGES and not call.blocks:
+                self.in_turn.release()
+
+    def waiting(self, calls: Sequence[Call]) -> None:
+        numbers = [number for call in calls for number in self.events.get(call.number, ())]
+        # threads of an agent listen for requests all the time, which is not a wait of the rank
+        is_agents = any(calls[0].group is agent.group for agent in agents)
+        if numbers and (not is_agents or self.thread.lane == LANE_CODES[MAIN]):
+            self.waits[calls[0].number] = self.recorder.begin_wait(numbers, self.recorder.sources.find())
+
+    def waited(self, calls: Sequence[Call]) -> None:
+        """A wait that failed ends here; others are over when what they are for is done."""
+        if calls[0].number not in self.events and (wait := self.waits.pop(calls[0].number, None)) is not None:
+            self.recorder.end(wait)
+
+    def done(self, calls: Sequence[Call]) -> None:
+        ended = [(call, self.events.pop(call.number)) for call in calls if call.number in self.events]
+        numbers = [number for _, numbers in ended for number in numbers]
+        if (wait := self.waits.pop(calls[0].number, None)) is not None:
+            numbers.append(wait)
+        self.recorder.end_all(numbers)
+        for call, [number, *_] in ended:
+            if call.method == "recv_anysource":
+                sender = call.find_sender()
+                self.recorder.note_sender(number, sender, self.next_message(RECEIVE, sender, call))
+            if call.method != "send":
+                self.recorder.put_values(number, values_of_all(call.outputs or call.inputs))
+
+    def failed(self, calls: Sequence[Call], error: BaseException) -> None:
+        for call in calls:
+            if call.work is None:
+                self.returned(call)
+            numbers = self.events.pop(call.number, ())
+            if call.blocks or call.work is None:
+                self.recorder.end_all(numbers)
+
+    def dropped(self, calls: Sequence[Call]) -> None:
+        """An agent drops the work of a request when the reply has come, without a wait."""
+        if any(calls[0].group is agent.group for agent in agents):
+            self.done(calls)

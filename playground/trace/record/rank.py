@@ -1,0 +1,80 @@
+"""In a rank: records a function that it runs.
+
+On a GPU a receive returns at once, and only orders what comes after it; and a rank that issues work to its GPU is soon
+ahead of it: recorded times are those at which calls were made.
+Source: https://docs.pytorch.org/docs/stable/notes/cuda.html#asynchronous-execution
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from playground.algorithms.messages import executed_by
+from playground.runtime import device
+from playground.runtime.files import create
+from playground.runtime.rank import steps
+from playground.runtime.remote import Remote
+from playground.runtime.tap import observing
+from playground.runtime.tap.replacement import replaced
+from playground.trace.record import PHASE
+from playground.trace.record.algorithms import RecordingExecutor
+from playground.trace.record.distributed import CallRecorder
+from playground.trace.record.layout import RUN
+from playground.trace.record.recorder import Recorder
+from playground.trace.record.training import BucketHooks, TrainingHooks, recorded_devices
+
+_recorders: list[Recorder] = []
+"""The active recorder of this process, if any."""
+
+
+@contextlib.contextmanager
+def recorded(folder: Path, rank: int, run: str = "") -> Iterator[Recorder]:
+    """Record this rank in this block, into `folder`. `run` is the content of run.json there."""
+    with contextlib.suppress(OSError):  # the recorder reports it
+        folder.mkdir(parents=True, exist_ok=True)
+    recorder = Recorder(folder, rank, device=str(device()))
+    if run:
+        with contextlib.suppress(OSError), open(create(folder / RUN), "w") as file:
+            file.write(run)  # where that fails, the launcher writes it
+    _recorders[:] = [recorder]
+    try:
+        with installed(recorder):
+            yield recorder
+    finally:
+        _recorders.clear()
+        recorder.stop()
+
+
+@contextlib.contextmanager
+def installed(recorder: Recorder) -> Iterator[None]:
+    """Install all recorders in this block; each step of a lesson in it is a phase."""
+
+    def wrap_attempt(attempt: Any) -> Any:
+        def attempt_phase(step: Remote, *args: Any) -> Any:
+            with recorder.span(PHASE, step.name):
+                return attempt(step, *args)
+
+        return attempt_phase
+
+    calls = CallRecorder(recorder)
+    with (
+        observing(calls),
+        executed_by(RecordingExecutor(recorder, calls)),
+        replaced(steps, "attempt", wrap_attempt),
+        recorded_devices(recorder),
+        TrainingHooks(recorder, BucketHooks(recorder)).installed(),
+    ):
+        yield
+
+
+def forget() -> None:
+    """Stop recording in a process that was forked from a rank, such as a worker of a DataLoader."""
+    while _recorders:
+        _recorders.pop().let_go()
+
+
+os.register_at_fork(after_in_child=forget)

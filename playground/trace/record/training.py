@@ -1,0 +1,232 @@
+"""Records training: forward, backward and the optimizer's step, gradients as they get ready, buckets as they leave, and
+copies between the devices of one process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+from weakref import WeakSet
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from playground.runtime.tap import ranks_of
+from playground.runtime.tap.replacement import replaced
+from playground.trace.record import BUCKET, COMPUTE, GRADIENT, MAIN, MOVE, PHASE, name_of_move
+from playground.trace.record.distributed import bytes_of
+from playground.trace.record.layout import LANE_CODES
+from playground.trace.record.recorder import Recorder
+from playground.training import device_work
+
+HOOK_ID = 20170
+"""Identifies our hooks of a process group."""
+
+
+class BucketHooks:
+    """Records the buckets of DistributedDataParallel, whose all_reduce is called in C++."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self.recorder = recorder
+        self.left = 0
+        """Number of buckets that have left since backward began."""
+        self.listened_to: list[Any] = []
+        """Process groups."""
+        self.under_way: dict[tuple[int, int], int] = {}
+        """Numbers of the events of calls that are being issued, by group and operation."""
+        self.issued: list[tuple[Any, int]] = []
+        """The futures of the works of those since backward began, for which torch waits by itself, and the numbers."""
+
+    @contextlib.contextmanager
+    def during_backward(self, number: int) -> Iterator[None]:
+        """In this block, an all_reduce that is called in C++ is a bucket of this backward pass."""
+        backwards = self.recorder.backwards
+        self.left = self.left if backwards else 0
+        backwards.append(number)
+        try:
+            yield
+        finally:
+            backwards.remove(number)
+            self.finish_done()
+
+    def listen(self, group: Any) -> None:
+        """Record buckets in this group. (Older versions of torch have no hooks for calls in C++.)"""
+        if group not in self.listened_to and hasattr(group, "register_pre_hook"):
+            self.listened_to.append(group)
+            group.register_pre_hook(HOOK_ID, functools.partial(self.before_call, group))
+            group.register_post_hook(HOOK_ID, functools.partial(self.after_call, group))
+
+    def remove(self) -> None:
+        """Remove the hooks."""
+        self.finish_done()
+        for group in self.listened_to:
+            with contextlib.suppress(RuntimeError):  # it may have been destroyed
+                group.unregister_pre_hook(HOOK_ID)
+                group.unregister_post_hook(HOOK_ID)
+        self.listened_to.clear()
+
+    def before_call(self, group: Any, call: Any) -> None:
+        recorder, around = self.recorder, self.recorder.around()
+        if recorder.thread.is_inside or call.name.name != "ALLREDUCE" or around not in recorder.backwards:
+            return  # part of a recorded function, or no bucket
+        [flat] = call.input_tensors
+        if flat.is_floating_point():
+            source = recorder.sources.find(1)  # there may be no other frame: threads of torch's come here
+            what = BUCKET, f"bucket {self.left}", bytes_of(flat), flat.shape, ranks_of(group)
+            self.under_way[id(group), call.op_id] = recorder.begin(*what, source=source, parent=around)
+            self.left += 1
+
+    def after_call(self, group: Any, call: Any) -> None:
+        """The call has been issued; its event ends with its future."""
+        number = self.under_way.pop((id(group), call.op_id), None)
+        if number is not None and call.work is None:
+            self.recorder.end(number)
+        elif number is not None:
+            future = call.work.get_future()
+            self.issued.append((future, number))
+            future.add_done_callback(lambda _: self.recorder.end_once([number]))
+
+    def finish_done(self) -> None:
+        """Record the ends of calls that are over: the thread that calls their callbacks may be late."""
+        over = [each for each in self.issued if each[0].done()]
+        self.recorder.end_once([number for _, number in over])
+        self.issued = [each for each in self.issued if each not in over]
+
+
+FRAMES = 5
+"""Frames from `find` to the copying function: the hook, the report of the copy, and two of the context managers."""
+
+
+@contextlib.contextmanager
+def recorded_devices(recorder: Recorder) -> Iterator[None]:
+    """Record the copies between devices, and the work of threads for them, in this block."""
+
+    @contextlib.contextmanager
+    def moving(part: str, tensors: Sequence[tuple[torch.device, torch.Tensor]], target: torch.device) -> Iterator[None]:
+        """Record each tensor's copy; they begin and end together."""
+        source, now, around = recorder.sources.find(FRAMES), recorder.clock(), recorder.around()
+        numbers = []
+        for device, tensor in tensors:
+            what = MOVE, name_of_move(part, str(device), str(target)), bytes_of(tensor), tensor.shape
+            numbers.append(recorder.begin(*what, source=source, start=now, parent=around))
+        try:
+            yield
+        finally:
+            recorder.end_all(numbers)
+
+    def working_for(device: torch.device) -> contextlib.AbstractContextManager[Any]:
+        """Record it as a phase with the name of the device. The main thread works for all devices."""
+        is_main = recorder.thread.lane == LANE_CODES[MAIN]
+        return really_working_for(device) if is_main else recorder.span(PHASE, str(device))
+
+    really_working_for = device_work.working_for
+    with replaced(device_work, "moving", lambda _: moving), replaced(device_work, "working_for", lambda _: working_for):
+        yield
+
+
+class TrainingHooks:
+    """A training step begins with a forward pass that is to be followed by a backward one, and ends with the
+    optimizer's step; on a rank that takes none, with the next forward pass before which `zero_grad` was called."""
+
+    def __init__(self, recorder: Recorder, buckets: BucketHooks) -> None:
+        self.recorder, self.buckets = recorder, buckets
+        self.here = threading.local()
+        """`forward`: whether this thread is in the forward pass of a module; `step`: the number of its training step;
+        `gradients`: whether there has been a backward pass in that."""
+        self.models: WeakSet[nn.Module] = WeakSet()
+        """Modules whose gradients are recorded."""
+        self.handles: list[Any] = []
+
+    @contextlib.contextmanager
+    def installed(self) -> Iterator[None]:
+        with (
+            replaced(nn.Module, "__call__", self.wrap_forward),
+            replaced(torch.autograd, "backward", self.wrap_backward),
+        ):
+            self.handles.append(register_optimizer_step_pre_hook(self.before_step))
+            self.handles.append(register_optimizer_step_post_hook(self.after_step))
+            try:
+                yield
+            finally:
+                for handle in self.handles:
+                    handle.remove()
+                self.buckets.remove()
+
+    def wrap_forward(self, real: Callable[..., Any]) -> Callable[..., Any]:
+        """Record calls of modules, but not those inside of another module's."""
+        recorder, here = self.recorder, self.here
+
+        @functools.wraps(real)
+        def forward(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            if getattr(here, "forward", False):
+                return real(module, *args, **kwargs)
+            learns = module.training and torch.is_grad_enabled()
+            if learns:
+                self.begin_step(module)
+                self.watch_gradients(module)
+                if isinstance(module, DistributedDataParallel):
+                    self.buckets.listen(module.process_group)
+            here.forward = True
+            try:
+                with recorder.span(COMPUTE, "forward" if learns else "inference"):
+                    return real(module, *args, **kwargs)
+            finally:
+                here.forward = False
+
+        return forward
+
+    def wrap_backward(self, real: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(real)
+        def backward(*args: Any, **kwargs: Any) -> Any:
+            self.here.gradients = True
+            with self.recorder.span(COMPUTE, "backward") as number, self.buckets.during_backward(number):
+                return real(*args, **kwargs)
+
+        return backward
+
+    def begin_step(self, module: nn.Module) -> None:
+        """A forward pass of this module begins: begin a training step, unless the current one continues."""
+        recorder, here = self.recorder, self.here
+        if recorder.thread.lane != LANE_CODES[MAIN]:
+            return  # a replica of DataParallel, or a remote call: the step is the caller's
+        step = getattr(here, "step", None)
+        if step is not None and step == recorder.thread.parent and here.gradients and has_no_gradients(module):
+            recorder.close(step)
+        if step is None or not recorder.is_open(step):
+            number = recorder.begin(PHASE, "training step", source=recorder.sources.find())
+            here.step, here.gradients = recorder.open(number), False
+
+    def before_step(self, *called: Any) -> None:
+        source = self.recorder.sources.find()
+        self.here.optimizer = self.recorder.open(self.recorder.begin(COMPUTE, "step", source=source))
+
+    def after_step(self, *called: Any) -> None:
+        self.recorder.close(self.here.optimizer)
+        if getattr(self.here, "step", None) is not None:
+            self.recorder.close(self.here.step)
+            self.here.step = None
+
+    def watch_gradients(self, model: nn.Module) -> None:
+        """Record when gradients of this model's parameters are ready, from now on."""
+        model = model.module if isinstance(model, DistributedDataParallel) else model
+        if model in self.models:
+            return
+        self.models.update(model.modules())  # a loss that wraps the model is not a second model
+        for name, param in model.named_parameters():
+            if param.requires_grad and param.is_leaf:
+                hook = functools.partial(self.note_gradient, name)
+                self.handles.append(param.register_post_accumulate_grad_hook(hook))
+
+    def note_gradient(self, name: str, param: torch.Tensor) -> None:
+        recorder = self.recorder
+        recorder.instant(GRADIENT, name, nbytes=param.nbytes, shape=param.shape, parent=recorder.around())
+
+
+def has_no_gradients(module: nn.Module) -> bool:
+    """Whether `zero_grad` has been called and backward has not. (A module without parameters, a loss, says nothing.)"""
+    return {param.grad is None for param in module.parameters()} == {True}

@@ -1,0 +1,116 @@
+"""A recording in words: who waited for whom and why."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from playground.console.rendering import render
+from playground.console.tables import RANK_COLUMN, Column, Table
+from playground.console.text import Prose, bad, heading, prose
+from playground.measurement import format_seconds
+from playground.trace.analyse import Lane, Timeline, match_messages
+from playground.trace.analyse.waits import CAUSES, LATE, UNTOLD, Blamer, Chain, Waits, WaitState, seconds_by_cause
+from playground.trace.record import MAIN, SEND, Event, Recording
+
+Text = str | Prose | Table
+
+
+def recording_texts(recording: Recording) -> list[Text]:
+    """A recording in words and tables."""
+    waits = Waits(recording)
+    parts = [summary_texts(waits.timeline), missing_texts(recording), wait_texts(waits), chain_texts(waits)]
+    return [text for part in parts if part for text in ("", *part)][1:]
+
+
+def summary_texts(timeline: Timeline) -> list[Text]:
+    """The command, its world, and its duration."""
+    recording, ranks = timeline.recording, timeline.recording.ranks
+    devices = dict.fromkeys(rank.device.split(":")[0] for rank in ranks)
+    count = plural(sum(len(rank.events) for rank in ranks), "event")
+    return [
+        prose(heading(f"playground {' '.join(recording.command)}")),
+        f"  {plural(recording.size, 'rank')} on {recording.backend}, {', '.join(devices)}",
+        f"  {format_seconds(timeline.seconds)}, {count}",
+    ]
+
+
+def missing_texts(recording: Recording) -> list[Text]:
+    """A line on what is missing, if anything is."""
+    unmatched = match_messages(recording)[1]
+    ranks = recording.ranks
+    lines = [f"rank {each.rank}: no room for {plural(each.dropped, 'event')}" for each in ranks if each.dropped]
+    lines += [f"rank {each.rank}: cut off" for each in ranks if each.is_cut_off]
+    if unmatched:
+        first, count = unmatched[0], plural(len(unmatched), "message")
+        other = "anyone" if first.peer is None else f"rank {first.peer}"
+        end = f"rank {first.rank}'s {first.kind} {'to' if first.kind == SEND else 'from'} {other}"
+        lines.append(f"{count} of which only one end is recorded, first {end}")
+    return [prose(bad("Not recorded"), ": " + "; ".join(lines))] if lines else []
+
+
+def wait_texts(waits: Waits) -> list[Text]:
+    """The waits by cause: a row for each rank and thread that waited."""
+    if waits.timeline.recording.runs_ahead:
+        return [prose(heading("Waits"), f" and what caused them: {UNTOLD}")]
+    of_lane: dict[Lane, list[WaitState]] = {}
+    for wait in waits.all:
+        of_lane.setdefault((wait.event.rank, wait.event.lane), []).append(wait)
+    if not of_lane:
+        return [prose(heading("Waits"), ": none is recorded")]
+    sums = {lane: seconds_by_cause(its) for lane, its in of_lane.items()}
+    causes = [cause for cause in CAUSES if any(seconds[cause] for seconds in sums.values())]
+    with_lanes = any(lane != MAIN for _, lane in of_lane)
+    names = (*(cause.replace(" ", "\n", 1) for cause in causes), "all")
+    times = [*(Column(name, "ms", right=True) for name in names), Column("of run", "%", right=True)]
+    table = Table(RANK_COLUMN, *[Column("thread")] * with_lanes, Column("waits", right=True), *times)
+    for (rank, lane), seconds in sums.items():
+        whole = sum(seconds.values())
+        cells = [*(milliseconds(each) for each in (*(seconds[cause] for cause in causes), whole))]
+        share = f"{100 * whole / waits.timeline.seconds:.0f}"
+        table.add(str(rank), *[lane] * with_lanes, f"{len(of_lane[rank, lane]):,}", *cells, share)
+    return [prose(heading("Waits"), ", by what caused them"), table]
+
+
+def chain_texts(waits: Waits) -> list[Text]:
+    """The longest wait that another rank caused, and the chain of its causes."""
+    late = [wait for wait in waits.longest() if wait.cause in LATE.values()]
+    if not late:
+        return []
+    chain = Blamer(waits).blame(max(late, key=lambda wait: wait.late))
+    first = chain.waits[0]
+    where = f": rank {first.event.rank} at {line_text(waits, first.event)}, "
+    took = f"{format_seconds(first.seconds)}, of which {format_seconds(first.late)} until the other came"
+    return [prose(heading("Longest wait for another rank"), where, took), *link_lines(chain, waits)]
+
+
+def link_lines(chain: Chain, waits: Waits) -> Iterator[str]:
+    """A line for each wait of a chain, and one for the work that ends it."""
+    for wait in chain.waits:
+        what = "something that is not recorded" if wait.awaited is None else "the transfer itself"
+        if (peer := wait.peer) is not None and wait.cause in LATE.values():
+            what = f"rank {peer.rank}'s {peer.name} at {line_text(waits, peer)}"
+        yield f"  rank {wait.event.rank} waited for {what}"
+    if (busy := chain.busy) is not None:
+        what = f"{busy.event.name} at" if busy.is_recorded else f"before {busy.event.name} at"
+        yield f"  rank {busy.rank} was busy for {format_seconds(busy.seconds)}: {what} {line_text(waits, busy.event)}"
+
+
+def line_text(waits: Waits, event: Event) -> str:
+    """The line of the program of an event, or of the innermost event around it that has one."""
+    timeline = waits.timeline
+    around = [event, *(timeline.by_ref[ref] for ref in timeline.around((event.rank, event.number)))]
+    source = next((line for each in around if (line := timeline.source(each)) is not None), None)
+    return "an unknown line" if source is None else f"{source.file}:{source.line}"
+
+
+def milliseconds(seconds: float) -> str:
+    return f"{1e3 * seconds:,.2f}"
+
+
+def plural(count: int, noun: str) -> str:
+    return f"{count:,} {noun}{'s' * (count != 1)}"
+
+
+def to_words(recording: Recording) -> str:
+    """A recording in words and tables, in lines of at most 80 characters."""
+    return render(recording_texts(recording), 80)
