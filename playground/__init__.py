@@ -4,7 +4,7 @@
     exercises/    exercises that check themselves, a folder each
     tools/        commands beside the path: bench, scale, break, why, doctor
     site/         the course as static pages
-    see/          a recorded run: record, analyse, render and play it; the figures of the tutorials
+    trace/        a recorded run: record, analyse, render and play it; the figures of the tutorials
     remote/       remote calls by send and recv
     algorithms/   our own all-reduce, an algorithm a file, and what carries its messages
     checkpoint/   snapshots of a training run: written atomically, read back
