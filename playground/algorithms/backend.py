@@ -135,7 +135,7 @@ class SharedMemory(Backend):
 
     @unseen
     def broadcast(self, tensors: list[torch.Tensor], opts: Any = BROADCAST) -> Any:
-        if not self.is_ours(tensors):
+        if not self.is_ours(tensors) or not 0 <= opts.rootRank < self.size():  # which gloo refuses
             return self.gloo.broadcast(tensors, opts)
         broadcast = partial(shared_memory.broadcast, self.segment, root=opts.rootRank)
         return self.call(partial(on_flat, broadcast, tensors[0]), tensors, opts)

@@ -661,3 +661,18 @@ def test_groups_are_split_as_those_of_gloo_are(world: Callable[..., World]) -> N
     assert told[0] == told[1]
     assert told[1][0][:3] == [11.0, [0.0, 1.0], [0, 1]]
     assert True in told[1][0][4:]
+
+
+def broadcast_from_nobody(rank: int, size: int) -> list[Any]:
+    """By a root that the group does not have; and what the group can do afterwards."""
+    group, tensor = dist.new_group(timeout=LONG), torch.tensor([float(rank)])
+    told: list[Any] = [error_of(partial(group.broadcast, tensor, root)).split("\n")[0] for root in (size, -1)]
+    dist.all_reduce(tensor, group=group)
+    return [*told, tensor.item()]
+
+
+def test_a_root_outside_the_group_is_refused_and_the_group_stays_usable(world: Callable[..., World]) -> None:
+    told = [world(2, backend=backend, timeout=60).run(broadcast_from_nobody) for backend in ("gloo", "shm")]
+    assert told[0] == told[1]
+    assert "invalid root rank" in told[1][0][0]
+    assert told[1][0][2] == 1.0
