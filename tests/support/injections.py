@@ -144,6 +144,7 @@ class Run:
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.process.wait(2 * ENOUGH + TIMEOUT)
         ended = time.monotonic()
+        left += 2 * TIMEOUT * self.torchrun  # for a store that went with it, which torch tries to reach twice
         while (members := self.members()) and time.monotonic() < ended + left:
             time.sleep(0.02)
         for pid in members:
