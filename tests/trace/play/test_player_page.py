@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 from browser import MISSING, Browser, browser
-from playground.trace.render.renderers import TITLE_HEIGHT, to_svg
 from recordings import Receive, Send, Wait, on_gpus, play, ring
 
 from playground.algorithms import load_all_reduce
@@ -21,6 +20,7 @@ from playground.trace.record import COLLECTIVE, Event, Recording
 from playground.trace.record.run import Recorded, read_recording
 from playground.trace.render import BOX, Evidence
 from playground.trace.render.collectives import moving
+from playground.trace.render.renderers import TITLE_HEIGHT, to_svg
 
 pytestmark = pytest.mark.skipif(bool(MISSING), reason=MISSING)
 KEYS = {"right": "\ue014", "left": "\ue012", "home": "\ue011", "end": "\ue010", "tab": "\ue004", "enter": "\ue007"}

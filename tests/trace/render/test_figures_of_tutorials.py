@@ -8,7 +8,6 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
-from playground.trace.render.renderers import to_svg
 
 from playground.lessons.ladder.page import candidates
 from playground.lessons.parameter_server.page import MODES
@@ -19,6 +18,7 @@ from playground.trace.command import ALL, FIGURES, RUNS, chapter_files
 from playground.trace.record import COMPUTE, MOVE
 from playground.trace.render import ARROW, BOX, STYLES, Evidence, Mark, Scene
 from playground.trace.render.ranks import SIX
+from playground.trace.render.renderers import to_svg
 from playground.trace.render.training import steps_of_attempts
 
 QUICK = ("ring", "collectives", "sgd", "hello", "tensor", "context")
