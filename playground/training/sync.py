@@ -74,7 +74,27 @@ class GradSync:
         step may have been skipped."""
 
 
-class OverlappedSync(Overlapped, GradSync):
+class SyncInBackward(GradSync):
+    """One whose backward sends messages. It sets `has_begun` with the first, and sends none unless `is_syncing`."""
+
+    is_syncing, has_begun = True, False
+
+    def zero_grad(self) -> None:
+        """What a backward that raised has begun is completed: the other ranks' may have come further."""
+        if self.has_begun:
+            self.after_backward()
+        super().zero_grad()
+
+    @contextlib.contextmanager
+    def no_sync(self) -> Iterator[None]:
+        before, self.is_syncing = self.is_syncing, False
+        try:
+            yield
+        finally:
+            self.is_syncing = before
+
+
+class OverlappedSync(Overlapped, SyncInBackward):
     """The board's overlapped averaging, which may pause, and begins afresh after a backward that raised: then, on
     whichever ranks it was, all call `zero_grad`. The gradients of parameters that are `excluded` stay as they are."""
 
@@ -86,7 +106,6 @@ class OverlappedSync(Overlapped, GradSync):
         excluded: Set[nn.Parameter] = frozenset(),
     ) -> None:
         GradSync.__init__(self, model)
-        self.is_syncing, self.has_begun = True, False
         params = [param for param in model.parameters() if param not in excluded]
         Overlapped.__init__(self, params, all_reduce, bucket_cap)
 
@@ -101,24 +120,6 @@ class OverlappedSync(Overlapped, GradSync):
     def finish(self) -> None:
         super().finish()
         self.has_begun = False
-
-    def zero_grad(self) -> None:
-        """What a backward that raised has begun is completed: the other ranks' may have come further."""
-        if self.has_begun:
-            self.after_backward()
-
-    def no_sync(self) -> contextlib.AbstractContextManager[None]:
-        return pausing(self)
-
-
-@contextlib.contextmanager
-def pausing(sync: Any) -> Iterator[None]:
-    """Let a synchronisation whose backward sends messages, unless `is_syncing` is False, send none in this block."""
-    before, sync.is_syncing = sync.is_syncing, False
-    try:
-        yield
-    finally:
-        sync.is_syncing = before
 
 
 class LocalSGD(GradSync):

@@ -180,7 +180,7 @@ def ring_attention(
     return RingAttention.apply(q, k, v, group, zigzag, causal)
 
 
-class AllToAll(torch.autograd.Function):
+class SeqAllToAll(torch.autograd.Function):
     """Split a tensor along one dimension, a part for each rank, and join what arrives along
     another. The gradient goes back the same way."""
 
@@ -194,7 +194,7 @@ class AllToAll(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
-        return AllToAll.apply(gradient, *ctx.way_back), None, None, None
+        return SeqAllToAll.apply(gradient, *ctx.way_back), None, None, None
 
 
 def ulysses_attention(
@@ -207,10 +207,10 @@ def ulysses_attention(
         raise ValueError(f"{heads} heads for {size} ranks: choose a divisor of {heads}")
     shards = [position_ids(length * size, size, rank, zigzag) for rank in range(size)]
     order = torch.cat(shards).to(q.device)
-    qkv = AllToAll.apply(torch.stack([q, k, v]), -3, -2, group)
+    qkv = SeqAllToAll.apply(torch.stack([q, k, v]), -3, -2, group)
     q, k, v = qkv.index_select(-2, order.argsort())
     out = F.scaled_dot_product_attention(q, k, v, is_causal=causal)
-    return AllToAll.apply(out.index_select(-2, order), -2, -3, group)
+    return SeqAllToAll.apply(out.index_select(-2, order), -2, -3, group)
 
 
 def shard_sequence(

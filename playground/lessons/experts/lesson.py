@@ -30,7 +30,13 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from playground.lessons.tensor.lesson import GPTConfig, copying, copying_loss, new_gpt
+from playground.lessons.tensor.lesson import (
+    GPTConfig,
+    copying,
+    copying_loss,
+    new_gpt,
+    sum_replicated_gradients,
+)
 
 Group: TypeAlias = dist.ProcessGroup | None  # None: all ranks
 NewExpert: TypeAlias = Callable[[int], nn.Module]  # makes the expert with this id
@@ -248,11 +254,7 @@ def backward(loss: Tensor, model: nn.Module, group: Group = None) -> None:
     layers = [module for module in model.modules() if isinstance(module, Experts)]
     complete = {param for layer in layers for param in layer.experts.parameters()}
     others = [param for param in model.parameters() if param not in complete]
-    total = torch.cat([param.grad.flatten() for param in others])
-    dist.all_reduce(total, group=group)
-    gradients = total.split([param.numel() for param in others])
-    for param, gradient in zip(others, gradients, strict=True):
-        param.grad = gradient.view_as(param)
+    sum_replicated_gradients(others, group)
 
 
 def compare(rank: int, size: int) -> None:

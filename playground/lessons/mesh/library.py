@@ -22,7 +22,7 @@ from playground.lessons.pipeline.lesson import split
 from playground.runtime import device
 
 Loss = Callable[[Tensor, Tensor], Tensor]
-"""Of logits and targets."""
+"""From logits and targets."""
 PLAN = {name: ColwiseParallel() for name in ("attention.query", "attention.key", "attention.value", "up")}
 PLAN |= {name: RowwiseParallel() for name in ("attention.output", "down")}
 

@@ -315,9 +315,10 @@ def shard_gpt(
 
 
 def sum_replicated_gradients(replicated: list[nn.Parameter], group: Group = None) -> None:
-    """After backward, with sequence parallelism: these have seen the tokens of this rank alone."""
+    """After backward, for parameters that have seen the tokens of this rank alone."""
     gradients = [param.grad for param in replicated]
-    total = all_reduce(parameters_to_vector(gradients), group)
+    total = parameters_to_vector(gradients)
+    dist.all_reduce(total, group=group)
     vector_to_parameters(total, gradients)
 
 

@@ -247,7 +247,7 @@ class BytesSent(TorchDispatchMode):
 
 
 def bytes_held(method: Replicated, optimizer: torch.optim.Optimizer) -> list[int]:
-    """Of parameters, gradients and optimizer's state. Memory that tensors share counts once."""
+    """Bytes of parameters, gradients and optimizer's state. Memory that is shared counts once."""
     params = [*method.model.parameters(), *method.shards()]
     grads = [param.grad for param in params if param.grad is not None]
     state = [each[name] for each in optimizer.state.values() for name in ("exp_avg", "exp_avg_sq")]

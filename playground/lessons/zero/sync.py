@@ -3,7 +3,6 @@ out, ranks use different layers, modules share parameters, and whoever reads a p
 
 from __future__ import annotations
 
-import contextlib
 import copy
 from collections import Counter
 from collections.abc import Sequence
@@ -17,7 +16,7 @@ from torch.utils._pytree import tree_leaves
 
 from playground.lessons.ladder.lesson import buckets, trainable_parameters
 from playground.lessons.zero.lesson import FlatParameter, Replicated, Zero1, Zero2, Zero3
-from playground.training.sync import GradSync, pausing
+from playground.training.sync import GradSync, SyncInBackward
 
 SECOND = "a second backward before zero_grad: put the first one under no_sync"
 
@@ -38,12 +37,8 @@ class Zero1Sync(ReplicatedSync, Zero1):
         super().after_backward()
 
 
-class Zero2Sync(ReplicatedSync, Zero2):
+class Zero2Sync(SyncInBackward, ReplicatedSync, Zero2):
     """Refuses a second backward, may pause, and completes a backward that raised."""
-
-    def __init__(self, model: nn.Module) -> None:
-        self.is_syncing, self.has_begun = True, False
-        super().__init__(model)
 
     def units(self) -> list[tuple[nn.Module, list[nn.Parameter]]]:
         return [(module, params) for module, own in units(self.model) for params in buckets(own)]
@@ -58,15 +53,6 @@ class Zero2Sync(ReplicatedSync, Zero2):
     def after_backward(self) -> None:
         super().after_backward()
         self.has_begun = False
-
-    def zero_grad(self) -> None:
-        """What a backward that raised has begun is completed: the other ranks' may have come further."""
-        if self.has_begun:
-            self.after_backward()
-        super().zero_grad()
-
-    def no_sync(self) -> contextlib.AbstractContextManager[None]:
-        return pausing(self)
 
 
 class Zero3Sync(Zero2Sync, Zero3):

@@ -66,7 +66,7 @@ class Tally:
     inside: int = 0
     """How many collectives with others inside are under way: these are not counted one by one."""
     places: set[int] = field(default_factory=set)
-    """Of the counts in the box."""
+    """The places of its counts in the box."""
 
 
 class Hooks:

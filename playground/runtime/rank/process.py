@@ -104,7 +104,7 @@ def finish() -> None:
 
 
 def detach_finalizers() -> None:
-    """Of torch's table of operators, which would be taken down, piece by piece, at the end."""
+    """Leave torch's table of operators as it is at the end: it would be taken down, piece by piece."""
     for each in [*weakref.finalize._registry]:  # type: ignore[attr-defined]
         if (found := each.peek()) and found[1].__module__ == "torch.library":
             each.detach()

@@ -277,7 +277,7 @@ def destroy_process_group(group: dist.ProcessGroup | None = None) -> None:
 
 
 def shut_out_strangers_after(connect: Callable[..., Any]) -> Callable[..., Any]:
-    """Of torch's functions that have gloo connect ranks: the same, and only ranks are connected then."""
+    """Wrap a function of torch's that has gloo connect ranks: only ranks are connected then."""
 
     @functools.wraps(connect)
     def connect_ranks_only(*args: Any, **kwargs: Any) -> Any:

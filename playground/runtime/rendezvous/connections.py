@@ -30,7 +30,7 @@ SO_ATTACH_FILTER, SO_DETACH_FILTER = 26, 27
 Filter = tuple[tuple[int, int, int, int], ...]
 """Instructions: operation, jumps, operand. Source: Documentation/networking/filter.rst"""
 NOTHING: Filter = ((0x06, 0, 0, 0),)
-"""Of every packet, keep 0 bytes."""
+"""Keep 0 bytes of every packet."""
 NO_DATA: Filter = (
     *((0x30, 0, 0, 12), (0x54, 0, 0, 0xF0), (0x74, 0, 0, 2), (0x07, 0, 0, 0)),  # X: bytes of TCP's header
     *((0x80, 0, 0, 0), (0x1D, 0, 1, 0), (0x06, 0, 0, 0xFFFFFFFF), (0x06, 0, 0, 0)),  # keep what has no more
