@@ -7,7 +7,6 @@ BIN := .venv/bin
 SIMULATED := $(BIN)/python tests/simulated_gpu 2 $(BIN)/python -m pytest \
 	$(shell grep -rl --include='test_*.py' mark.gpu tests)
 QUICK := tests/test_house.py tests/algorithms tests/runtime/test_launch.py tests/training/test_sync.py
-BOARDS := $(wildcard playground/lessons/*/lesson.py playground/lessons/*/README.md)
 OLDEST := $(shell sed -n 's/.*"torch>=\([0-9.]*\).*/\1/p' pyproject.toml).0
 
 FETCHED := Fetching PyTorch and what it needs into .venv: on Linux 5.4 GB on the disk, with CUDA libraries, some minutes; \
@@ -38,7 +37,6 @@ quick: lint
 lint: .venv/.installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/ruff format --check --line-length 100 $(BOARDS)
 	$(BIN)/mypy
 
 stress: .venv/.installed-dev

@@ -20,9 +20,10 @@ From a script, a test or a notebook:
     from playground import launch
     launch(fn, 2)    # runs fn(rank, size) on two ranks, returns [result of rank 0, result of rank 1]
 
-A rank tells how far it is with `report(step=3)`. With `launch(fn, 2, restarts=3)`, a world that fails is restarted,
-three times at most, and `restart_count()` tells a rank how often it was. With `launch(fn, 2, grace=30)`, SIGTERM gives
-the ranks 30 s to store where they are: see `preempted()`. What `launch` raises is a `PlaygroundError`:
+A rank tells how far it is with `report(step=3)`. With `launch(fn, 2, restarts=3)`, a world that
+fails is restarted, three times at most, and `restart_count()` tells a rank how often it was. With
+`launch(fn, 2, grace=30)`, SIGTERM gives the ranks 30 s to store where they are: see `preempted()`.
+What `launch` raises is a `PlaygroundError`:
 
     UsageError           what was asked cannot be done; nothing was started
     RankFailed           a rank raised, died or left without a result: .rank, .reason and its .traceback
@@ -55,14 +56,15 @@ if TYPE_CHECKING:
     )
 
 __all__ = [
-    "Deadlock", "ForkServerFailed", "PeerDisconnected", "PlaygroundError", "Preempted", "RankFailed", "RankTimeout",
+    "Deadlock", "ForkServerFailed", "PeerDisconnected", "PlaygroundError", "Preempted",
+    "RankFailed", "RankTimeout",
     "RendezvousTimeout", "UsageError", "launch", "preempted", "report", "restart_count",
 ]  # fmt: skip
 
 
 def __getattr__(name: str) -> object:
-    """Import what this package exports when it is first asked for: pytest imports the package in every run of whoever
-    has it installed, for the sake of the plugin."""
+    """Import what this package exports when it is first asked for: pytest imports the package in
+    every run of whoever has it installed, for the sake of the plugin."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from playground import runtime

@@ -1,4 +1,5 @@
-"""The command line put together: each lesson's command, and each tool's. Importing it does not import torch."""
+"""The command line put together: each lesson's command, and each tool's. Importing it does not
+import torch."""
 
 from __future__ import annotations
 
@@ -57,7 +58,8 @@ class UnreadOutput(Exception):
 
 @contextlib.contextmanager
 def keep_broken_pipe() -> Iterator[None]:
-    """Raise `UnreadOutput` instead of `BrokenPipeError`, of which click makes an exit with code 1."""
+    """Raise `UnreadOutput` instead of `BrokenPipeError`, of which click makes an exit with code
+    1."""
     try:
         yield
     except BrokenPipeError as error:
@@ -76,8 +78,9 @@ class Commands(click.Group):
             return super().invoke(ctx)
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
-        """Import the command. Only then may signals raise something: an import can lose what is raised meanwhile, or
-        have Python end by the signal in the end, and so far there is nothing to clean up."""
+        """Import the command. Only then may signals raise something: an import can lose what is
+        raised meanwhile, or have Python end by the signal in the end, and so far there is nothing
+        to clean up."""
         resolved = super().resolve_command(ctx, args)
         signals.handle_termination()
         return resolved
@@ -102,7 +105,11 @@ class Commands(click.Group):
         return command
 
 
-@click.group(cls=Commands, invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(
+    cls=Commands,
+    invoke_without_command=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
 @click.version_option(package_name="playground")
 @click.pass_context
 def cli(ctx: click.Context) -> None:
@@ -130,8 +137,9 @@ def main() -> NoReturn:
 
 
 def run() -> NoReturn:
-    """Run the command line and exit: 0 done, 2 asked for the impossible, 1 a rank failed, 75 preempted, 128 + the
-    signal's number if one ended it (Ctrl-C 130, SIGTERM 143, SIGHUP 129, a closed pipe for the output 141)."""
+    """Run the command line and exit: 0 done, 2 asked for the impossible, 1 a rank failed, 75
+    preempted, 128 + the signal's number if one ended it (Ctrl-C 130, SIGTERM 143, SIGHUP 129, a
+    closed pipe for the output 141)."""
     try:
         if not surroundings.has_working_folder():
             raise UsageError("the working folder has been deleted: change to another one")
@@ -168,7 +176,8 @@ def describe_os_error(error: OSError) -> str:
 
 
 def leave(code: int, why: str = "") -> NoReturn:
-    """Say why, and exit. A rank leaves a broken group hard: beside peers that are gone, an orderly exit can hang."""
+    """Say why, and exit. A rank leaves a broken group hard: beside peers that are gone, an orderly
+    exit can hang."""
     signals.leave_to_system()
     if why:
         with contextlib.suppress(OSError):  # stderr is closed too

@@ -1,4 +1,5 @@
-"""Shared fixtures. `world` comes from the plugin `playground.testing`, as it does for any project."""
+"""Shared fixtures. `world` comes from the plugin `playground.testing`, as it does for any
+project."""
 
 from __future__ import annotations
 
@@ -24,10 +25,12 @@ from playground.runtime.signals import do_nothing
 from playground.training import prepare
 
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-"""Before anybody imports torch: its threads are not to spin while they wait for each other, on cores that workers share
-with the ranks of others. (They would compute a fifth of the time, and spin in the rest.)"""
+"""Before anybody imports torch: its threads are not to spin while they wait for each other, on
+cores that workers share with the ranks of others. (They would compute a fifth of the time, and spin
+in the rest.)"""
 
-# A busy machine is no failure, and what is drawn is the same in every run: to see more, --hypothesis-profile explore.
+# A busy machine is no failure, and what is drawn is the same in every run: to see more,
+# --hypothesis-profile explore.
 hypothesis.settings.register_profile("the same each time", deadline=None, derandomize=True)
 hypothesis.settings.register_profile("explore", deadline=None, max_examples=1000, print_blob=True)
 hypothesis.settings.load_profile("the same each time")
@@ -40,7 +43,8 @@ HANDLED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGALRM)
 
 for _number in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
     if signal.getsignal(_number) == signal.SIG_IGN:  # as under nohup, or in the background
-        signal.signal(_number, do_nothing)  # the programs that tests start inherit what is ignored, but no handler
+        # the programs that tests start inherit what is ignored, but no handler
+        signal.signal(_number, do_nothing)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -52,12 +56,14 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
 
     handlers = {number: signal.getsignal(number) for number in HANDLED}
     signal.signal(signal.SIGALRM, give_up)
-    signal.setitimer(signal.ITIMER_REAL, limit, ENOUGH)  # again: what follows a failure may wait, too
+    # again: what follows a failure may wait, too
+    signal.setitimer(signal.ITIMER_REAL, limit, ENOUGH)
     try:
         return (yield)
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
-        for number, handler in handlers.items():  # what a test leaves would change what signals do in the next
+        # what a test leaves would change what signals do in the next
+        for number, handler in handlers.items():
             signal.signal(number, handler)
 
 
@@ -72,8 +78,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Let the fork server import, once, what the test modules import, and every rank that runs a function of theirs."""
-    preload("pytest", *(name for name in sys.modules if name.split(".")[0] in ("playground", "hypothesis")))
+    """Let the fork server import, once, what the test modules import, and every rank that runs a
+    function of theirs."""
+    preload(
+        "pytest",
+        *(name for name in sys.modules if name.split(".")[0] in ("playground", "hypothesis")),
+    )
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -87,7 +97,14 @@ def _kept_worlds() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def _own_world(monkeypatch: pytest.MonkeyPatch) -> None:
     """No test joins a world that the environment of the test run is_main of."""
-    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+    for name in (
+        "RANK",
+        "WORLD_SIZE",
+        "LOCAL_RANK",
+        "LOCAL_WORLD_SIZE",
+        "MASTER_ADDR",
+        "MASTER_PORT",
+    ):
         monkeypatch.delenv(name, raising=False)
 
 
@@ -108,9 +125,14 @@ def digits_folder(data_dir: Path) -> Path:
 @pytest.fixture(scope="session")
 def real_mnist() -> Path:
     """A folder with MNIST's four .gz files, where this machine has one."""
-    folder = Path(os.environ.get("PLAYGROUND_TEST_MNIST", Path(__file__).parents[2] / "shared" / "mnist"))
+    folder = Path(
+        os.environ.get("PLAYGROUND_TEST_MNIST", Path(__file__).parents[2] / "shared" / "mnist")
+    )
     if not folder.is_dir():
-        pytest.skip("no copy of MNIST on this machine (PLAYGROUND_TEST_MNIST names a folder with its .gz files)")
+        pytest.skip(
+            "no copy of MNIST on this machine (PLAYGROUND_TEST_MNIST names a folder with its .gz "
+            "files)"
+        )
     return folder
 
 
@@ -129,7 +151,8 @@ for module in sys.argv[1:]:
 
 @pytest.fixture
 def torch_is_imported() -> Callable[..., list[str]]:
-    """`torch_is_imported(module, …)`: by which of these modules, in a new process that imports them one by one."""
+    """`torch_is_imported(module, …)`: by which of these modules, in a new process that imports them
+    one by one."""
 
     def ask(*modules: str) -> list[str]:
         command = [sys.executable, "-c", WITHOUT_TORCH, *modules]
@@ -139,8 +162,11 @@ def torch_is_imported() -> Callable[..., list[str]]:
 
 
 @pytest.fixture
-def run_cli(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Callable[..., Outcome]:
-    """The command line, run in this process (so that its ranks come from the session's fork server)."""
+def run_cli(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> Callable[..., Outcome]:
+    """The command line, run in this process (so that its ranks come from the session's fork
+    server)."""
 
     def run(*words: Any) -> Outcome:
         monkeypatch.setattr(sys, "argv", ["playground", *map(str, words)])
@@ -154,7 +180,8 @@ def run_cli(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) 
 
 @pytest.fixture
 def start_cli() -> Iterator[Callable[..., subprocess.Popen[str]]]:
-    """The command line as a process of its own, leading its own process group; none survives the test."""
+    """The command line as a process of its own, leading its own process group; none survives the
+    test."""
     started: list[subprocess.Popen[str]] = []
 
     def start(*words: Any, **environ: str) -> subprocess.Popen[str]:
@@ -174,7 +201,8 @@ def start_cli() -> Iterator[Callable[..., subprocess.Popen[str]]]:
 
 @pytest.fixture
 def fork_program() -> Iterator[Callable[..., ForkedProgram]]:
-    """A module run as a program, in a process that has torch imported already; none survives the test."""
+    """A module run as a program, in a process that has torch imported already; none survives the
+    test."""
     forked: list[ForkedProgram] = []
 
     def fork(module: str, *words: Any, **environ: str) -> ForkedProgram:
@@ -190,7 +218,8 @@ def fork_program() -> Iterator[Callable[..., ForkedProgram]]:
 def run_script(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fork_program: Callable[..., ForkedProgram]
 ) -> Callable[..., Outcome]:
-    """`run_script(text, **environ)`: what becomes of a program of this text, in a process as `fork_program` starts."""
+    """`run_script(text, **environ)`: what becomes of a program of this text, in a process as
+    `fork_program` starts."""
 
     def run(text: str, **environ: str) -> Outcome:
         (tmp_path / f"{SCRIPT}.py").write_text(textwrap.dedent(text))
@@ -204,7 +233,8 @@ def run_script(
 
 @pytest.fixture
 def hosts() -> Iterator[Callable[..., Network]]:
-    """`hosts(size, rate="100mbit")`: a network of so many hosts on this machine, gone after the test."""
+    """`hosts(size, rate="100mbit")`: a network of so many hosts on this machine, gone after the
+    test."""
     made: list[Network] = []
 
     def make(size: int, rate: str | None = None) -> Network:

@@ -3,9 +3,9 @@
     make gpu                         # two ranks where one GPU can be shared, else a rank for each GPU
     make gpu N=8
 
-The table is Markdown: lesson, ranks, seconds, exit code, verdict (what the row shows, or its last word). Each row is
-printed as soon as it is done. The exit code is 1 if anything failed. On a simulated GPU (PLAYGROUND_SIMULATED_GPU in
-the environment) no figure is printed.
+The table is Markdown: lesson, ranks, seconds, exit code, verdict (what the row shows, or its last
+word). Each row is printed as soon as it is done. The exit code is 1 if anything failed. On a
+simulated GPU (PLAYGROUND_SIMULATED_GPU in the environment) no figure is printed.
 """
 
 from __future__ import annotations
@@ -29,7 +29,12 @@ import torch
 
 from playground.lessons.pipeline.page import BLOCKS
 from playground.runtime.backends import BACKENDS
-from playground.runtime.backends.nccl import SHARES_A_GPU, driver_version, format_version, nccl_version
+from playground.runtime.backends.nccl import (
+    SHARES_A_GPU,
+    driver_version,
+    format_version,
+    nccl_version,
+)
 from playground.runtime.errors import UsageError
 from playground.training.grad_syncs import GRAD_SYNCS
 
@@ -58,7 +63,9 @@ FOR = SimpleNamespace(
     several_gpus=lambda machine: machine.gpus > 1,
     shares_with_four=lambda machine: machine.shares and machine.gpus < 4,
     cannot_share=lambda machine: not machine.shares,
-    real=lambda machine: not is_simulated(),  # beside a simulated one `make test` and `make stress` have them run
+    real=lambda machine: (
+        not is_simulated()
+    ),  # beside a simulated one `make test` and `make stress` have them run
 )
 """Which machines a row is for."""
 RANKS = SimpleNamespace(
@@ -82,7 +89,10 @@ def refused(out: str) -> str:
 def ladder_verdict(out: str) -> str:
     """How the two best rungs compare with DistributedDataParallel, and how much DDP hides."""
     rungs = {rung["rung"]: rung for rung in json.loads(out)["rungs"]}
-    ratios = [f"{name} {rungs[name]['p50'] / rungs['ddp']['p50']:.2f} x ddp's step" for name in ("flat", "overlapped")]
+    ratios = [
+        f"{name} {rungs[name]['p50'] / rungs['ddp']['p50']:.2f} x ddp's step"
+        for name in ("flat", "overlapped")
+    ]
     return ", ".join([*ratios, f"ddp hides {rungs['ddp']['hidden']:.0%}"])
 
 
@@ -93,8 +103,9 @@ def bench_verdict(out: str) -> str:
 
 @dataclass(frozen=True)
 class Row:
-    """A command. In its words {on} stands for the backend and the number of ranks, {data} for where the data is, {few}
-    for that and a short training, {folder} for a folder of this run alone, {devices} for the names of all GPUs."""
+    """A command. In its words {on} stands for the backend and the number of ranks, {data} for where
+    the data is, {few} for that and a short training, {folder} for a folder of this run alone,
+    {devices} for the names of all GPUs."""
 
     words: str
     needs: Callable[[Machine], bool] = lambda machine: True
@@ -111,7 +122,9 @@ class Row:
     def name(self) -> str:
         """Without what is the same in many rows."""
         words = [
-            word for word in self.words.replace("{folder}/", "").split() if word not in ("{on}", "{data}", "{few}")
+            word
+            for word in self.words.replace("{folder}/", "").split()
+            if word not in ("{on}", "{data}", "{few}")
         ]
         return " ".join([*(f"{name}={value}" for name, value in self.environ.items()), *words])
 
@@ -136,7 +149,8 @@ ROWS = (
     Row("context --backend nccl -n 2 --steps 5", needs=FOR.pair),
     Row("experts --backend nccl -n 2 --steps 5", needs=FOR.pair),
     Row("mesh --backend nccl -n 2 --steps 2 --timeout 60", needs=FOR.pair),
-    # The same bits: these train undisturbed twice first, and say if that differs. NVLS takes several GPUs.
+    # The same bits: these train undisturbed twice first, and say if that differs. NVLS takes
+    # several GPUs.
     Row("elastic {on} {data}"),
     Row("elastic {on} {data} --way ddp"),
     Row("elastic {on} {data}", needs=FOR.several_gpus, environ={"NCCL_NVLS_ENABLE": "0"}),
@@ -148,11 +162,13 @@ ROWS = (
     Row("sgd {on} {few} --see {folder}/sgd.playground"),
     Row("sgd {on} {few} --all-reduce ring --see {folder}/ring.playground", needs=FOR.pair),
     Row("sgd {on} {few} --sync overlapped --see {folder}/overlapped.playground"),
-    Row("sgd {on} {few} --see {folder}/hosts.playground", environ={"PLAYGROUND_HOSTS": "2"}, needs=FOR.pair),
+    Row("sgd {on} {few} --see {folder}/hosts.playground", environ={"PLAYGROUND_HOSTS": "2"},
+    needs=FOR.pair),
     Row("ddp {on} {few} --see {folder}/ddp.playground"),
     Row("ddp {on} {few} --see {folder}/old.playground", environ=OLD),
     Row("ladder {on} {data} --steps 5 --see {folder}/ladder.playground"),
-    Row("pipeline {on} {data} --see {folder}/pipeline.playground", needs=FOR.pair, ranks=RANKS.stages),
+    Row("pipeline {on} {data} --see {folder}/pipeline.playground", needs=FOR.pair,
+    ranks=RANKS.stages),
     Row("parameter-server {on} {data} --steps 5 --see {folder}/server.playground", needs=FOR.pair),
     Row("bert {on} {data} --way ddp --only train --steps 20 --see {folder}/bert.playground"),
     Row("data-parallel --devices {devices} --see {folder}/replicas.playground", ranks=RANKS.one),
@@ -164,7 +180,8 @@ ROWS = (
     Row("sgd {on} {data} --epochs 3 --snapshots {folder}/sgd", ranks=RANKS.one),
     Row("sgd {on} {data} --epochs 4 --snapshots {folder}/sgd", needs=FOR.pair),
     Row("ddp {on} {few} --snapshots {folder}/ddp --snapshot-every 20"),
-    Row("torchrun --nproc-per-node {ranks} --max-restarts 1 -m playground sgd --backend nccl {few}"),
+    Row("torchrun --nproc-per-node {ranks} --max-restarts 1 -m playground sgd --backend nccl "
+        "{few}"),
     # BERT, from one process too.
     Row("bert {on} {data} --steps 50", ranks=RANKS.one, limit=300),
     Row("bert {on} {data} --steps 50", needs=FOR.pair, limit=300),
@@ -204,7 +221,12 @@ def carry_out(row: Row, machine: Machine, folder: Path) -> tuple[bool, str]:
     command, limit = row.command(machine, folder), row.limit * (5 if is_simulated() else 1)
     try:
         done = subprocess.run(
-            command, capture_output=True, text=True, timeout=limit, env={**os.environ, **row.environ}, check=False
+            command,
+            capture_output=True,
+            text=True,
+            timeout=limit,
+            env={**os.environ, **row.environ},
+            check=False,
         )
         code, out, err = str(done.returncode), done.stdout, done.stderr
     except subprocess.TimeoutExpired as late:
@@ -216,10 +238,14 @@ def carry_out(row: Row, machine: Machine, folder: Path) -> tuple[bool, str]:
     seconds, is_fine = time.perf_counter() - started, code == str(row.code)
     if not is_fine:
         sys.stderr.write(f"{shlex.join(command)}\n{out[-4000:]}\n{err[-8000:]}\n")
-    verdict, took = (row.verdict(out or err) if is_fine else last_line(err or out)), f"{seconds:.1f}"
+    verdict = row.verdict(out or err) if is_fine else last_line(err or out)
+    took = f"{seconds:.1f}"
     if is_simulated():
         verdict, took = ("as it should be" if is_fine else verdict), "-"
-    return is_fine, f"| `{row.name}` | {row.ranks(machine)} | {took} | {code} | {verdict.replace('|', '/')} |"
+    return (
+        is_fine,
+        f"| `{row.name}` | {row.ranks(machine)} | {took} | {code} | {verdict.replace('|', '/')} |",
+    )
 
 
 def is_simulated() -> bool:
@@ -239,7 +265,8 @@ def carry_out_all(rows: Sequence[Row], machine: Machine) -> bool:
 
 
 def find_machine(ranks: int | None) -> Machine:
-    """This machine, for so many ranks, or as many as suit it. Raises `UsageError` if it cannot have them."""
+    """This machine, for so many ranks, or as many as suit it. Raises `UsageError` if it cannot have
+    them."""
     nccl = BACKENDS["nccl"]
     nccl.check(ranks or 1)
     gpus, shares = torch.cuda.device_count(), nccl_version() >= SHARES_A_GPU
@@ -250,14 +277,18 @@ def describe(machine: Machine) -> str:
     """The hardware, and the versions of what drives it."""
     names = sorted({torch.cuda.get_device_name(number) for number in range(machine.gpus)})
     return (
-        f"{machine.gpus} x {', '.join(names)}, {machine.ranks} ranks; driver {driver_version()}, torch "
-        f"{torch.__version__}, CUDA {torch.version.cuda}, NCCL {format_version(nccl_version())}, Python "
+        f"{machine.gpus} x {', '.join(names)}, {machine.ranks} ranks; driver {driver_version()}, "
+        "torch "
+        f"{torch.__version__}, CUDA {torch.version.cuda}, NCCL {format_version(nccl_version())}, "
+        "Python "
         f"{platform.python_version()}, {time.strftime('%Y-%m-%d')}"
     )
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("ranks", nargs="?", type=int, help="number of ranks")
     asked = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))

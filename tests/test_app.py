@@ -1,4 +1,5 @@
-"""The command line: what it prints, its JSON, and what bad input gets. In this process, with real ranks."""
+"""The command line: what it prints, its JSON, and what bad input gets. In this process, with real
+ranks."""
 
 from __future__ import annotations
 
@@ -31,12 +32,18 @@ def test_alone_it_shows_the_path(run_cli: Run) -> None:
 
 
 def test_the_readme_says_which_commands_take_the_common_options() -> None:
-    sentence = re.search(r"Every lesson and tool takes.*?`--wide`", (ROOT / "README.md").read_text(), re.DOTALL)
+    sentence = re.search(
+        r"Every lesson and tool takes.*?`--wide`", (ROOT / "README.md").read_text(), re.DOTALL
+    )
     assert sentence
     named = set(re.findall(r"`(\w+)`", sentence[0]))
     with click.Context(cli) as ctx:
         commands = {name: cli.get_command(ctx, name) for name in (*LESSONS, *TOOLS)}
-    takes = {name: {param.name for param in command.params} for name, command in commands.items() if command}
+    takes = {
+        name: {param.name for param in command.params}
+        for name, command in commands.items()
+        if command
+    }
     assert {name for name in takes if "as_json" in takes[name]} == takes.keys()
     assert {name for name in takes if "timeout" in takes[name]} == named | LESSONS.keys()
 
@@ -44,7 +51,10 @@ def test_the_readme_says_which_commands_take_the_common_options() -> None:
 def test_p2p_prints_the_lines_of_the_tutorial(run_cli: Run) -> None:
     shown = run_cli("p2p")
     lines = shown.out.splitlines()
-    assert lines[0] == f"p2p: gloo on cpu, 2 ranks x {threads_per_rank(2)} thread{'s' * (threads_per_rank(2) > 1)}"
+    assert (
+        lines[0] == f"p2p: gloo on cpu, 2 ranks x {threads_per_rank(2)} "
+        f"thread{'s' * (threads_per_rank(2) > 1)}"
+    )
     said = [line for line in lines if line.startswith("Rank ")]
     assert said[:2] == ["Rank 0 has data 1.0", "Rank 1 has data 1.0"]
     assert said[2:4] == ["Rank 0 has data 2, 0", "Rank 1 has data 0, 2"]
@@ -56,11 +66,16 @@ def test_p2p_prints_the_lines_of_the_tutorial(run_cli: Run) -> None:
 
 def test_a_group_prints_the_lines_of_the_tutorial(run_cli: Run) -> None:
     lines = run_cli("collectives", "--only", "groups", "-n", 2).out.splitlines()
-    assert [line for line in lines if line.startswith("Rank ")] == ["Rank 0 has data 2.0", "Rank 1 has data 2.0"]
+    assert [line for line in lines if line.startswith("Rank ")] == [
+        "Rank 0 has data 2.0",
+        "Rank 1 has data 2.0",
+    ]
 
 
 def test_only_picks_steps_in_the_lesson_s_order(run_cli: Run) -> None:
-    shown = json.loads(run_cli("collectives", "--only", "all_reduce", "--only", "scatter", "-n", 3, "--json").out)
+    shown = json.loads(
+        run_cli("collectives", "--only", "all_reduce", "--only", "scatter", "-n", 3, "--json").out
+    )
     assert [step["name"] for step in shown["steps"]] == ["scatter", "all_reduce"]
     assert shown["steps"][1]["ranks"] == [{"before": rank + 1.0, "after": 6.0} for rank in range(3)]
 
@@ -80,7 +95,18 @@ def test_json_is_one_document(run_cli: Run) -> None:
 
 def test_training_as_json(run_cli: Run, data_dir: Path) -> None:
     shown = run_cli(
-        "ddp", "-n", 3, "--epochs", 2, "--limit", 300, "--dataset", "digits", "--data-dir", data_dir, "--json"
+        "ddp",
+        "-n",
+        3,
+        "--epochs",
+        2,
+        "--limit",
+        300,
+        "--dataset",
+        "digits",
+        "--data-dir",
+        data_dir,
+        "--json",
     )
     document = json.loads(shown.out)
     assert document["dataset"].items() >= {"name": "digits", "train": 300, "test": 200}.items()
@@ -91,12 +117,25 @@ def test_training_as_json(run_cli: Run, data_dir: Path) -> None:
         assert 0 <= epoch["test_accuracy"] <= 1
         assert epoch["test_accuracy"] * 200 == pytest.approx(round(epoch["test_accuracy"] * 200))
         assert epoch["samples_per_second"] * epoch["seconds"] == pytest.approx(300)
-    assert document["best"]["test_accuracy"] == max(epoch["test_accuracy"] for epoch in document["epochs"])
+    assert document["best"]["test_accuracy"] == max(
+        epoch["test_accuracy"] for epoch in document["epochs"]
+    )
 
 
 def test_a_loss_that_diverged_is_still_json(run_cli: Run, data_dir: Path) -> None:
     shown = run_cli(
-        "sgd", "--lr", 1e30, "--epochs", 1, "--limit", 256, "--dataset", "digits", "--data-dir", data_dir, "--json"
+        "sgd",
+        "--lr",
+        1e30,
+        "--epochs",
+        1,
+        "--limit",
+        256,
+        "--dataset",
+        "digits",
+        "--data-dir",
+        data_dir,
+        "--json",
     )
     assert "training diverged" in shown.err
     document = json.loads(shown.out, parse_constant=lambda word: pytest.fail(f"{word} is not JSON"))
@@ -150,19 +189,38 @@ def test_nccl_without_a_gpu_names_the_way_out(run_cli: Run) -> None:
         pytest.skip("this machine has a GPU")
     shown = run_cli("hello", "--backend", "nccl")
     assert (shown.code, shown.out) == (2, "")
-    assert shown.err == "playground: backend nccl needs a GPU and this machine shows none: use --backend gloo\n"
+    assert (
+        shown.err
+        == "playground: backend nccl needs a GPU and this machine shows none: use --backend gloo\n"
+    )
 
 
 @pytest.mark.parametrize(
     ("environ", "words", "message"),
     [
-        ({"RANK": "2", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}, (), "RANK=2 is outside"),
-        ({"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}, ("-n", "3"), "leave -n out"),
-        ({"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}, (), "at least 2 ranks"),
+        (
+            {"RANK": "2", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"},
+            (),
+            "RANK=2 is outside",
+        ),
+        (
+            {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"},
+            ("-n", "3"),
+            "leave -n out",
+        ),
+        (
+            {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"},
+            (),
+            "at least 2 ranks",
+        ),
     ],
 )
 def test_a_world_that_contradicts_itself_is_refused(
-    environ: dict[str, str], words: tuple[str, ...], message: str, run_cli: Run, monkeypatch: pytest.MonkeyPatch
+    environ: dict[str, str],
+    words: tuple[str, ...],
+    message: str,
+    run_cli: Run,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     for name, value in environ.items():
         monkeypatch.setenv(name, value)
@@ -172,7 +230,9 @@ def test_a_world_that_contradicts_itself_is_refused(
     assert shown.err.count("\n") == 1
 
 
-def test_a_hang_ends_with_exit_code_1_and_the_stacks(run_cli: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hang_ends_with_exit_code_1_and_the_stacks(
+    run_cli: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
     shown = run_cli("collectives", "-n", 4, "--timeout", "0.001")
     assert shown.code == 1
     assert "no sign of life for 0.001 s" in shown.err
@@ -187,5 +247,7 @@ def test_a_hang_ends_with_exit_code_1_and_the_stacks(run_cli: Run, monkeypatch: 
     ],
 )
 def test_shell_completion(typed: list[str], offered: str) -> None:
-    completions = ShellComplete(cli, {}, "playground", "_PLAYGROUND_COMPLETE").get_completions(typed[:-1], typed[-1])
+    completions = ShellComplete(cli, {}, "playground", "_PLAYGROUND_COMPLETE").get_completions(
+        typed[:-1], typed[-1]
+    )
     assert offered in [item.value for item in completions]

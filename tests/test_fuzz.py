@@ -1,7 +1,8 @@
-"""Whatever is in a file that is read: it is read, or refused in one line, at once and without much memory.
+"""Whatever is in a file that is read: it is read, or refused in one line, at once and without much
+memory.
 
-Recordings are damaged by a few changes each and read in a process of their own, which may take `MEMORY` bytes more than
-it needs for whole ones, and `SECONDS` of the processor's time for each.
+Recordings are damaged by a few changes each and read in a process of their own, which may take
+`MEMORY` bytes more than it needs for whole ones, and `SECONDS` of the processor's time for each.
 
     python tests/test_fuzz.py 500 7     # so many of each format, seed 7
 """
@@ -58,17 +59,24 @@ def make_recording() -> Files:
         for rank in range(2):
             ticks = iter(range(rank * 50, 10**9, 1000))
             recorder = Recorder(
-                folder, rank, capacity=200, value_capacity=500, clock=lambda ticks=ticks: next(ticks),  # type: ignore[misc]
+                folder, rank, capacity=200, value_capacity=500,
+                clock=lambda ticks=ticks: next(ticks),  # type: ignore[misc]
                 device="cpu",
             )  # fmt: skip
             source = recorder.sources.find(1)
-            ring = recorder.open(recorder.begin(COLLECTIVE, "all_reduce (ring)", 16, (4,), group, source=source))
+            ring = recorder.open(
+                recorder.begin(COLLECTIVE, "all_reduce (ring)", 16, (4,), group, source=source)
+            )
             recorder.instant(VALUES, "before", [1.0, 2.0, 3.0, 4.0], parent=ring)
             for step, phase in enumerate(("reduce-scatter", "all-gather")):
                 with recorder.span(PHASE, phase):
                     offset = 2 * ((rank + step) % 2)
-                    sent = recorder.begin(SEND, "isend", 8, (2,), group, 1 - rank, step, 7, offset, source)
-                    arrived = recorder.begin(RECEIVE, "irecv", 8, (2,), group, 1 - rank, step, 7, 2 - offset, source)
+                    sent = recorder.begin(
+                        SEND, "isend", 8, (2,), group, 1 - rank, step, 7, offset, source
+                    )
+                    arrived = recorder.begin(
+                        RECEIVE, "irecv", 8, (2,), group, 1 - rank, step, 7, 2 - offset, source
+                    )
                     recorder.put_values(sent, [1.0, 2.0])
                     wait = recorder.begin_wait([sent, arrived], source)
                     recorder.end_all([wait, sent, arrived])
@@ -128,10 +136,27 @@ def see(file: Path) -> None:
     render_steps(recording, file.with_name("steps.svg"))
 
 
-INTEGERS = [0, 1, -1, -2, 2, 63, 255, 2**15, 2**31 - 1, 2**31, -(2**31), 2**32 - 1, 2**62, 2**63 - 1, -(2**63)]
+INTEGERS = [
+    0,
+    1,
+    -1,
+    -2,
+    2,
+    63,
+    255,
+    2**15,
+    2**31 - 1,
+    2**31,
+    -(2**31),
+    2**32 - 1,
+    2**62,
+    2**63 - 1,
+    -(2**63),
+]
 DEEP = "a place for what is nested deeply"
 VALUES: list[object] = [
-    None, True, False, "", "abc", "\x1b[31m\0\u202e", "\ud800", "9" * 5000, "-3", DEEP, [], {}, [[]], [1, "a", None],
+    None, True, False, "", "abc", "\x1b[31m\0\u202e", "\ud800", "9" * 5000, "-3", DEEP, [], {},
+    [[]], [1, "a", None],
     {"a": 1}, 0.5, -0.0, 1e308, -1e308, 5e-324, float("nan"), float("inf"), 10**30, *INTEGERS,
 ]  # fmt: skip
 
@@ -162,10 +187,13 @@ def edit(random: Random, content: bytes) -> bytes:
 
 
 def edit_json(random: Random, content: bytes, start: int) -> bytes:
-    """Another value somewhere in the JSON that begins next after `start`. It stays as long, where that can be."""
+    """Another value somewhere in the JSON that begins next after `start`. It stays as long, where
+    that can be."""
     begin = min((place for sign in b"{[" if (place := content.find(sign, start)) >= 0), default=0)
     try:
-        value, length = json.JSONDecoder().raw_decode(content[begin : begin + 20_000].decode("latin-1"))
+        value, length = json.JSONDecoder().raw_decode(
+            content[begin : begin + 20_000].decode("latin-1")
+        )
     except (ValueError, RecursionError):
         return content
     holder: Any = [value]
@@ -216,8 +244,12 @@ def attempt(write: Callable[[Path, Files], None], files: Files, folder: Path) ->
     return False
 
 
-FORMATS = {"recording": (pack_recording, write_file), "recording's members": (make_recording, write_recording)}
-"""What makes whole files, and what writes damaged ones: as they are, or with checksums of what is damaged."""
+FORMATS = {
+    "recording": (pack_recording, write_file),
+    "recording's members": (make_recording, write_recording),
+}
+"""What makes whole files, and what writes damaged ones: as they are, or with checksums of what is
+damaged."""
 
 
 def main(examples: int, seed: int) -> None:
@@ -234,7 +266,11 @@ def main(examples: int, seed: int) -> None:
             for number in range(examples):
                 try:
                     counts[
-                        attempt(write, damage(Random(f"{seed} {name} {number}"), files), Path(folder) / "files")
+                        attempt(
+                            write,
+                            damage(Random(f"{seed} {name} {number}"), files),
+                            Path(folder) / "files",
+                        )
                     ] += 1
                 except BaseException as error:
                     error.add_note(f"{name}, seed {seed}, number {number}")
@@ -244,7 +280,9 @@ def main(examples: int, seed: int) -> None:
 
 
 @pytest.mark.parametrize("examples", [8, pytest.param(500, marks=pytest.mark.stress)])
-def test_what_is_damaged_is_read_or_refused(examples: int, fork_program: Callable[..., Any]) -> None:
+def test_what_is_damaged_is_read_or_refused(
+    examples: int, fork_program: Callable[..., Any]
+) -> None:
     program = fork_program("test_fuzz", examples, 1 if examples == 8 else Random().randrange(2**32))
     printed, problems = program.communicate(timeout=1200)
     assert program.returncode == 0, printed + problems

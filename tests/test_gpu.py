@@ -1,4 +1,5 @@
-"""The same lessons on GPUs with nccl: `pytest -m gpu`, or `make gpu` for a table of every lesson beside it."""
+"""The same lessons on GPUs with nccl: `pytest -m gpu`, or `make gpu` for a table of every lesson
+beside it."""
 
 from __future__ import annotations
 
@@ -105,7 +106,9 @@ def test_a_lesson_leaves_what_it_leaves_on_gloo(lesson: str, run_cli: Run, pair:
     here = steps_of(shown(run_cli, lesson, "-n", pair))
     there = steps_of(json.loads(run_cli(lesson, "-n", pair, "--json").out))
     assert here.keys() == there.keys()
-    compared = [name for name, ranks in here.items() if not any("refused" in str(rank) for rank in ranks)]
+    compared = [
+        name for name, ranks in here.items() if not any("refused" in str(rank) for rank in ranks)
+    ]
     assert len(compared) >= len(here) - 3
     for name in compared:
         for ours, theirs in zip(here[name], there[name], strict=True):
@@ -117,9 +120,23 @@ def test_a_lesson_leaves_what_it_leaves_on_gloo(lesson: str, run_cli: Run, pair:
         assert not any(str(outcome).startswith("wrong") for outcome in reduced.values())
 
 
-def test_no_kernel_is_launched_first_beside_a_receive(run_cli: Run, pair: int, data_dir: Path) -> None:
-    """A kernel is loaded when the device is idle: a stage that waits for its neighbour never is, nor is that one."""
-    data = ("--dataset", "digits", "--data-dir", data_dir, "--batch-size", 16, "--microbatches", 4, "--steps", 1)
+def test_no_kernel_is_launched_first_beside_a_receive(
+    run_cli: Run, pair: int, data_dir: Path
+) -> None:
+    """A kernel is loaded when the device is idle: a stage that waits for its neighbour never is,
+    nor is that one."""
+    data = (
+        "--dataset",
+        "digits",
+        "--data-dir",
+        data_dir,
+        "--batch-size",
+        16,
+        "--microbatches",
+        4,
+        "--steps",
+        1,
+    )
     document = shown(run_cli, "pipeline", "-n", 2, *data, "--schedule", "1f1b", "--timeout", 30)
     assert document["schedules"]["1f1b"]["gradient_difference"] <= EXACT
 
@@ -133,7 +150,9 @@ def train_without_dropout(rank: int, size: int) -> list[torch.Tensor]:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.5)
     for batch, wanted in zip(images, labels, strict=True):
         optimizer.zero_grad()
-        F.nll_loss(model(batch[rank::size].to(device())), wanted[rank::size].to(device())).backward()
+        F.nll_loss(
+            model(batch[rank::size].to(device())), wanted[rank::size].to(device())
+        ).backward()
         average_gradients(model)
         optimizer.step()
     return [param.detach().cpu() for param in model.parameters()]
@@ -141,7 +160,9 @@ def train_without_dropout(rank: int, size: int) -> list[torch.Tensor]:
 
 def test_training_ends_where_it_ends_on_gloo(pair: int, nccl: World, world: Worlds) -> None:
     """Within rounding: a convolution may add in another order."""
-    for ours, theirs in zip(nccl.run(train_without_dropout), world(pair).run(train_without_dropout), strict=True):
+    for ours, theirs in zip(
+        nccl.run(train_without_dropout), world(pair).run(train_without_dropout), strict=True
+    ):
         for one, other in zip(ours, theirs, strict=True):
             torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
 
@@ -163,11 +184,15 @@ def test_our_all_reduce_in_a_subgroup(pair: int, nccl: World) -> None:
 def test_asynchronous_all_reduces_take_turns(pair: int, nccl: World) -> None:
     total = sum(range(pair + 1))
     for result in nccl.run(several_at_once, "ring"):
-        assert result == [*(float(total + pair * length) for length in (1, 5, 100_000, 3)), float(total)]
+        assert result == [
+            *(float(total + pair * length) for length in (1, 5, 100_000, 3)),
+            float(total),
+        ]
 
 
 def ours_and_then_torch_s(rank: int, size: int) -> set[float]:
-    """Asynchronous sums of ours, and one of torch's behind them, which some ranks come to later than others."""
+    """Asynchronous sums of ours, and one of torch's behind them, which some ranks come to later
+    than others."""
     all_reduce, tensors = load_all_reduce("ring"), list(torch.ones(20, 1000, device=device()))
     works: list[Any] = [all_reduce(tensor, async_op=True) for tensor in tensors[1:]]
     time.sleep(0.3 * rank)
@@ -185,10 +210,12 @@ def test_asynchronous_all_reduces_are_issued_at_once(pair: int, nccl: World) -> 
     "words",
     [
         pytest.param(
-            ("sgd", "--sync", "overlapped", "--all-reduce", "auto", "--bucket-cap-mb", "0.02"), marks=pytest.mark.stress
+            ("sgd", "--sync", "overlapped", "--all-reduce", "auto", "--bucket-cap-mb", "0.02"),
+            marks=pytest.mark.stress,
         ),
         pytest.param(
-            ("sgd", "--sync", "overlapped", "--batch-size", "20", "--accumulate", "5"), marks=pytest.mark.stress
+            ("sgd", "--sync", "overlapped", "--batch-size", "20", "--accumulate", "5"),
+            marks=pytest.mark.stress,
         ),
         ("ddp",),
     ],
@@ -209,11 +236,30 @@ def test_training(run_cli: Run, size: int, words: tuple[str, ...], data_dir: Pat
     ],
 )
 def test_a_recording_has_what_ranks_issued(
-    words: tuple[Any, ...], name: str, count: int, run_cli: Run, size: int, data_dir: Path, tmp_path: Path
+    words: tuple[Any, ...],
+    name: str,
+    count: int,
+    run_cli: Run,
+    size: int,
+    data_dir: Path,
+    tmp_path: Path,
 ) -> None:
     """Every part of every step, and every sum of gradients in it."""
     file = tmp_path / "run.playground"
-    shown(run_cli, *words, "-n", size, "--dataset", "digits", "--data-dir", data_dir, "--epochs", 2, "--see", file)
+    shown(
+        run_cli,
+        *words,
+        "-n",
+        size,
+        "--dataset",
+        "digits",
+        "--data-dir",
+        data_dir,
+        "--epochs",
+        2,
+        "--see",
+        file,
+    )
     for rank in read_recording(file).ranks:
         names = Counter(event.name for event in rank.events)
         assert names["training step"] == names["forward"] == names["backward"] == names["step"] > 1
@@ -225,7 +271,10 @@ def test_a_recording_has_what_ranks_issued(
     "words",
     [
         ("allreduce",),
-        pytest.param(("sgd", "--all-reduce", "ring", "--dataset", "digits", "--epochs", 1), marks=pytest.mark.stress),
+        pytest.param(
+            ("sgd", "--all-reduce", "ring", "--dataset", "digits", "--epochs", 1),
+            marks=pytest.mark.stress,
+        ),
     ],
 )
 def test_a_recording_counts_each_message_once(
@@ -242,7 +291,9 @@ def test_a_recording_counts_each_message_once(
 
 @pytest.mark.stress
 @pytest.mark.parametrize("newest", ["1", "0"])
-def test_every_message_of_a_recording_is_over(newest: str, start_cli: Start, pair: int, tmp_path: Path) -> None:
+def test_every_message_of_a_recording_is_over(
+    newest: str, start_cli: Start, pair: int, tmp_path: Path
+) -> None:
     """Those of batches, too, for which the older ProcessGroupNCCL gives no works of their own."""
     file = tmp_path / "run.playground"
     words = ("p2p", "--backend", "nccl", "-n", pair, "--see", file)
@@ -297,7 +348,8 @@ def test_gloo_leaves_the_gpus_alone(world: Worlds) -> None:
 
 
 def hold_the_gpu(seconds: float = 0.2) -> float:
-    """Give the GPU work for about so long, and do not wait for it. Returns how long it really takes."""
+    """Give the GPU work for about so long, and do not wait for it. Returns how long it really
+    takes."""
     cycles = int(seconds * 1e9)
     torch.cuda.synchronize()
     started = time.perf_counter()
@@ -309,8 +361,8 @@ def hold_the_gpu(seconds: float = 0.2) -> float:
 
 
 def take_times(rank: int, size: int, settings: ServerSettings) -> dict[str, float]:
-    """How long an epoch, a stage's forward, a call and a slow worker's step take by their clocks, if each holds the GPU
-    twice: multiples of holding it once."""
+    """How long an epoch, a stage's forward, a call and a slow worker's step take by their clocks,
+    if each holds the GPU twice: multiples of holding it once."""
     found, unused = {}, cast(Any, ())
     history: Any = History(Net().to(device()), unused, unused)
     history.started = time_of(device())
@@ -331,7 +383,8 @@ def take_times(rank: int, size: int, settings: ServerSettings) -> dict[str, floa
 
 @pytest.mark.stress
 def test_times_are_taken_when_the_gpu_is_done(pair: int, nccl: World, digits_folder: Path) -> None:
-    """The slow worker, the last, takes three times as long. Ranks that share a GPU take turns on it."""
+    """The slow worker, the last, takes three times as long. Ranks that share a GPU take turns on
+    it."""
     found = nccl.run(take_times, ServerSettings(folder=digits_folder, slow_worker=3.0))
     for name in ("epoch", "forward", "call"):
         assert min(times[name] for times in found) > 1.5, name
@@ -339,7 +392,8 @@ def test_times_are_taken_when_the_gpu_is_done(pair: int, nccl: World, digits_fol
 
 
 def use_what_is_under_way(rank: int, size: int) -> dict[str, list[float]]:
-    """What a snapshot's copy, and a replica in its thread, have of a tensor that the GPU has still to compute."""
+    """What a snapshot's copy, and a replica in its thread, have of a tensor that the GPU has still
+    to compute."""
     tensor = torch.empty(2, device=device())
 
     def copy() -> list[float]:
@@ -369,7 +423,18 @@ def test_what_is_under_way_is_waited_for(size: int, nccl: World) -> None:
 @pytest.fixture
 def training(data_dir: Path) -> tuple[Any, ...]:
     """Options of a training of ten steps an epoch."""
-    return ("--dataset", "digits", "--data-dir", data_dir, "--limit", 600, "--batch-size", 64, "--snapshot-every", 3)
+    return (
+        "--dataset",
+        "digits",
+        "--data-dir",
+        data_dir,
+        "--limit",
+        600,
+        "--batch-size",
+        64,
+        "--snapshot-every",
+        3,
+    )
 
 
 @pytest.mark.parametrize(
@@ -383,10 +448,23 @@ def training(data_dir: Path) -> tuple[Any, ...]:
 def test_training_ends_with_the_same_bits(
     words: tuple[Any, ...], training: Any, run_cli: Run, size: int, tmp_path: Path, world: Worlds
 ) -> None:
-    """Once whole, and once in two parts, with all processes new in between: the last snapshots, byte by byte."""
+    """Once whole, and once in two parts, with all processes new in between: the last snapshots,
+    byte by byte."""
     for name, epochs in (("whole", 2), ("parts", 1), ("parts", 2)):
-        shown(run_cli, *words, "-n", size, *training, "--epochs", epochs, "--snapshots", tmp_path / name)
-    [found] = world(1, backend="nccl", timeout=ENOUGH).run(compare, tmp_path / "whole", tmp_path / "parts")
+        shown(
+            run_cli,
+            *words,
+            "-n",
+            size,
+            *training,
+            "--epochs",
+            epochs,
+            "--snapshots",
+            tmp_path / name,
+        )
+    [found] = world(1, backend="nccl", timeout=ENOUGH).run(
+        compare, tmp_path / "whole", tmp_path / "parts"
+    )
     assert found["nbytes"] > NET
     assert found["differing"] == 0
 
@@ -399,9 +477,14 @@ def train_and_tell_seed(rank: int, size: int, settings: TrainingSettings) -> int
 def test_new_ranks_draw_masks_of_their_own(
     pair: int, nccl: World, world: Worlds, digits_folder: Path, tmp_path: Path
 ) -> None:
-    """Training begun by one rank goes on with more: none of them has the random numbers of a run's start."""
+    """Training begun by one rank goes on with more: none of them has the random numbers of a run's
+    start."""
     settings = TrainingSettings(
-        folder=digits_folder, epochs=1, batch_size=32, limit=150, snapshots=SnapshotSettings(folder=tmp_path, every=2)
+        folder=digits_folder,
+        epochs=1,
+        batch_size=32,
+        limit=150,
+        snapshots=SnapshotSettings(folder=tmp_path, every=2),
     )
     first = settings.seed + 1
     assert world(1, backend="nccl", timeout=ENOUGH).run(train_and_tell_seed, settings) == [first]
@@ -413,7 +496,17 @@ def test_new_ranks_draw_masks_of_their_own(
 @pytest.fixture
 def endless(data_dir: Path) -> tuple[Any, ...]:
     """A training that somebody has to end."""
-    words = ("sgd", "--backend", "nccl", "--dataset", "digits", "--data-dir", data_dir, "--limit", 600)
+    words = (
+        "sgd",
+        "--backend",
+        "nccl",
+        "--dataset",
+        "digits",
+        "--data-dir",
+        data_dir,
+        "--limit",
+        600,
+    )
     return (*words, "--epochs", 100_000, "--snapshot-every", 20)
 
 
@@ -431,11 +524,16 @@ def test_training_that_is_asked_to_end_can_be_resumed(
 
 
 @pytest.mark.stress
-def test_a_rank_that_is_lost_is_named_by_the_others(endless: Any, start_cli: Start, pair: int, tmp_path: Path) -> None:
-    """They wait in the driver, for their GPU, and no connection that ends gets them out of there."""
+def test_a_rank_that_is_lost_is_named_by_the_others(
+    endless: Any, start_cli: Start, pair: int, tmp_path: Path
+) -> None:
+    """They wait in the driver, for their GPU, and no connection that ends gets them out of
+    there."""
     port = free_port()
     runs = [
-        start_cli(*endless, "--snapshots", tmp_path, **by_hand(rank, pair, port), LOCAL_RANK=str(rank))
+        start_cli(
+            *endless, "--snapshots", tmp_path, **by_hand(rank, pair, port), LOCAL_RANK=str(rank)
+        )
         for rank in range(pair)
     ]
     wait_for_a_snapshot(tmp_path, ENOUGH)

@@ -1,4 +1,5 @@
-"""The house: who may import whom, what stays out of whose room, and that every table leads somewhere."""
+"""The house: who may import whom, what stays out of whose room, and that every table leads
+somewhere."""
 
 from __future__ import annotations
 
@@ -22,7 +23,9 @@ from playground.training.grad_syncs import GRAD_SYNCS
 
 ROOT = Path(playground.__file__).parent
 MODULES = {
-    ".".join(["playground", *file.relative_to(ROOT).with_suffix("").parts]).removesuffix(".__init__"): file
+    ".".join(["playground", *file.relative_to(ROOT).with_suffix("").parts]).removesuffix(
+        ".__init__"
+    ): file
     for file in ROOT.rglob("*.py")
 }
 
@@ -39,8 +42,8 @@ def nodes_of(module: str) -> list[ast.AST]:
 
 @cache
 def imports(module: str) -> set[str]:
-    """What a module imports, wherever in it: at its top, in a function, for a type checker; and whether it is a name or
-    a module: both are there."""
+    """What a module imports, wherever in it: at its top, in a function, for a type checker; and
+    whether it is a name or a module: both are there."""
     found = set()
     for node in nodes_of(module):
         if isinstance(node, ast.Import):
@@ -53,9 +56,12 @@ def imports(module: str) -> set[str]:
 
 @cache
 def named(module: str) -> set[str]:
-    """Our modules that its strings name: "playground.room.module:function", as `remote` takes them, or a path."""
+    """Our modules that its strings name: "playground.room.module:function", as `remote` takes them,
+    or a path."""
     strings = (
-        node.value for node in nodes_of(module) if isinstance(node, ast.Constant) and isinstance(node.value, str)
+        node.value
+        for node in nodes_of(module)
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
     )
     found = (name for string in strings for name in re.findall(r"^playground(?:[./]\w+)+", string))
     return {name.replace("/", ".") for name in found}
@@ -65,7 +71,8 @@ BOARDS = {f"playground.lessons.{name}.lesson" for name in boards.BOARDS}
 
 
 def room(module: str) -> str:
-    """The room that a module is in; those of `trace` are rooms of their own, and so are the boards together."""
+    """The room that a module is in; those of `trace` are rooms of their own, and so are the boards
+    together."""
     if module in BOARDS or module.rpartition(".")[0] in BOARDS:
         return "boards"
     found = re.match(r"playground\.(trace\.(?:record|analyse|render|play)\b|\w+)", module)
@@ -82,8 +89,25 @@ ALLOWED = {
     "remote": {"boards", "runtime"},
     "testing": {"runtime"},
     "console": {"training", "checkpoint", "algorithms", "runtime"},
-    "lessons": {"boards", "console", "training", "checkpoint", "algorithms", "measurement", "remote", "runtime"},
-    "tools": {"boards", "console", "training", "checkpoint", "algorithms", "measurement", "runtime"},
+    "lessons": {
+        "boards",
+        "console",
+        "training",
+        "checkpoint",
+        "algorithms",
+        "measurement",
+        "remote",
+        "runtime",
+    },
+    "tools": {
+        "boards",
+        "console",
+        "training",
+        "checkpoint",
+        "algorithms",
+        "measurement",
+        "runtime",
+    },
     "exercises": {"boards", "tools", "console", "training", "checkpoint", "algorithms", "runtime"},
     "trace.record": {"boards", "training", "algorithms", "remote", "runtime"},
     "trace.analyse": {"trace.record", "algorithms"},
@@ -113,12 +137,22 @@ ALLOWED = {
         "checkpoint",
         "runtime",
     },
-    "site": {"trace", "trace.play", "trace.record", "exercises", "tools", "lessons", "console", "runtime"},
+    "site": {
+        "trace",
+        "trace.play",
+        "trace.record",
+        "exercises",
+        "tools",
+        "lessons",
+        "console",
+        "runtime",
+    },
     "app": {"site", "trace", "exercises", "tools", "lessons", "console", "runtime"},
     "": {"console", "runtime"},
     "__main__": {"app"},
 }
-"""Lower rooms first: nothing below imports what is above it, by whatever kind of import or by a name in a string."""
+"""Lower rooms first: nothing below imports what is above it, by whatever kind of import or by a
+name in a string."""
 EXCEPTIONS = {
     "playground.console.steps": {"playground.lessons"},  # a lesson's folder is found by its name
     "playground.training.grad_syncs": {  # the table names what stands on a board
@@ -137,10 +171,18 @@ MAKE_PROCESSES = {
 
 def out_of_bounds(module: str) -> set[str]:
     """What this module imports and must not."""
-    ours = {name for name in imports(module) | named(module) if name.startswith("playground.") and room(name)}
+    ours = {
+        name
+        for name in imports(module) | named(module)
+        if name.startswith("playground.") and room(name)
+    }
     rooms = {room(module), *ALLOWED[room(module)]}
     wrong = {name for name in ours if room(name) not in rooms} - EXCEPTIONS.get(module, set())
-    processes = {name for name in imports(module) if name.startswith(("multiprocessing", "torch.multiprocessing"))}
+    processes = {
+        name
+        for name in imports(module)
+        if name.startswith(("multiprocessing", "torch.multiprocessing"))
+    }
     if module not in MAKE_PROCESSES:  # others may talk to them
         wrong |= {name for name in processes if not name.startswith("multiprocessing.connection")}
     return wrong
@@ -159,14 +201,18 @@ def test_every_room_has_its_place() -> None:
     """And none is above itself: a room that imports another comes after it."""
     assert {"boards", *map(room, MODULES)} == set(ALLOWED)
     order = [name for name in ALLOWED if name]
-    assert all(order.index(below) < place for place, name in enumerate(order) for below in ALLOWED[name])
+    assert all(
+        order.index(below) < place for place, name in enumerate(order) for below in ALLOWED[name]
+    )
 
 
 def test_the_page_of_the_rooms_is_true() -> None:
-    """playground/README.md: every room, above all that it imports, and nothing it does not import."""
+    """playground/README.md: every room, above all that it imports, and nothing it does not
+    import."""
     page = (ROOT / "README.md").read_text(encoding="utf-8")
     told = {
-        name: set(below.split(", ")) - {"-"} for name, below in re.findall(r"^\| `(\w+)/` \|.*\| (.*) \|$", page, re.M)
+        name: set(below.split(", ")) - {"-"}
+        for name, below in re.findall(r"^\| `(\w+)/` \|.*\| (.*) \|$", page, re.M)
     }
     allowed: dict[str, set[str]] = {}
     for name, below in ALLOWED.items():
@@ -183,9 +229,15 @@ def test_the_page_of_the_rooms_is_true() -> None:
 @pytest.mark.parametrize(
     ("source", "found"),
     [
-        ("def f():\n    from playground.trace import files", {"playground.trace", "playground.trace.files"}),
+        (
+            "def f():\n    from playground.trace import files",
+            {"playground.trace", "playground.trace.files"},
+        ),
         ("if TYPE_CHECKING:\n    import playground.lessons.sgd", {"playground.lessons.sgd"}),
-        ("RECORD = remote('playground.trace.record.rank:recorded')", {"playground.trace.record.rank"}),
+        (
+            "RECORD = remote('playground.trace.record.rank:recorded')",
+            {"playground.trace.record.rank"},
+        ),
         ("path = f'playground/lessons/{name}'", {"playground.lessons"}),
     ],
 )
@@ -194,42 +246,57 @@ def test_the_guard_sees_imports_of_every_kind(
 ) -> None:
     file = tmp_path / "guarded.py"
     file.write_text(source)
-    module = f"playground.runtime.{tmp_path.name}"  # another name each time: what is known of a module is kept
+    # another name each time: what is known of a module is kept
+    module = f"playground.runtime.{tmp_path.name}"
     monkeypatch.setitem(MODULES, module, file)
     assert out_of_bounds(module) == found
 
 
-FOLDERS = sorted({module.rsplit(".", 1)[0] for module in MODULES if re.search(r"\.(lessons|tools)\.\w+\.", module)})
+FOLDERS = sorted(
+    {
+        module.rsplit(".", 1)[0]
+        for module in MODULES
+        if re.search(r"\.(lessons|tools)\.\w+\.", module)
+    }
+)
 
 
 @pytest.mark.parametrize("folder", FOLDERS)
 def test_a_lesson_or_tool_keeps_to_itself(folder: str) -> None:
-    """A lesson may import an earlier one, where it teaches the difference, and any board; its command and report import
-    no lesson."""
+    """A lesson may import an earlier one, where it teaches the difference, and any board; its
+    command and report import no lesson."""
     names = [lesson.module().removesuffix(".lesson") for lesson in PATH]
     earlier = names[: names.index(folder)] if folder in names else []
     for module in (name for name in MODULES if name.startswith(f"{folder}.")):
         part = module.removeprefix(f"{folder}.")
-        others = {name for name in imports(module) if re.match(r"playground\.(lessons|tools)\.\w+", name)}
+        others = {
+            name for name in imports(module) if re.match(r"playground\.(lessons|tools)\.\w+", name)
+        }
         others = {name for name in others if not f"{name}.".startswith(f"{folder}.")} - {
             "playground.lessons.LESSONS", "playground.lessons.PATH", "playground.tools.TOOLS",
         }  # fmt: skip
         if part in ("page", "command", "report"):
             assert not others
         board = re.compile(r"playground\.lessons\.\w+\.lesson\b")
-        assert all(board.match(name) or any(name.startswith(each) for each in earlier) for name in others), others
+        assert all(
+            board.match(name) or any(name.startswith(each) for each in earlier) for name in others
+        ), others
         if part not in ("page", "command", "report", "options"):
             assert "click" not in imports(module)
 
 
-def test_of_what_looks_at_recordings_only_the_command_and_the_option_speak_to_the_terminal() -> None:
-    speaking = {name for name in MODULES if name.startswith("playground.trace") and "click" in imports(name)}
+def test_of_what_looks_at_recordings_only_the_command_and_the_option_speak_to_the_terminal() -> (
+    None
+):
+    speaking = {
+        name for name in MODULES if name.startswith("playground.trace") and "click" in imports(name)
+    }
     assert speaking == {"playground.trace.command", "playground.trace.files"}
 
 
 def test_no_files_import_each_other() -> None:
-    """Not even where that works: in a function, or for a type checker. (A table that names what it lists by `remote`
-    is above it and below it.)"""
+    """Not even where that works: in a function, or for a type checker. (A table that names what it
+    lists by `remote` is above it and below it.)"""
     graph = {module: {*imported_files(module)} - {module} for module in MODULES}
     done: set[str] = set()
 
@@ -257,13 +324,17 @@ def imported_files(module: str) -> Iterator[str]:
 
 def compares_backends(module: str) -> bool:
     compared = (node for node in nodes_of(module) if isinstance(node, (ast.Compare, ast.Match)))
-    constants = (part.value for node in compared for part in ast.walk(node) if isinstance(part, ast.Constant))
+    constants = (
+        part.value for node in compared for part in ast.walk(node) if isinstance(part, ast.Constant)
+    )
     return any(constant in ("gloo", "nccl") for constant in constants)
 
 
 def test_no_backend_is_compared_by_name() -> None:
     """What depends on the backend is asked of it."""
-    assert [name for name in MODULES if "runtime.backends" not in name and compares_backends(name)] == []
+    assert [
+        name for name in MODULES if "runtime.backends" not in name and compares_backends(name)
+    ] == []
 
 
 def called_methods(module: str) -> set[str]:
@@ -290,8 +361,14 @@ def unchecked_names(module: str) -> Iterator[str]:
         for part in ast.walk(node)
     }
     for node in nodes_of(module):
-        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in checked:
-            if module == "playground.runtime.launcher.server" and node.value.startswith("playground.runtime."):
+        if (
+            isinstance(node, ast.Constant)
+            and isinstance(node.value, str)
+            and id(node) not in checked
+        ):
+            if module == "playground.runtime.launcher.server" and node.value.startswith(
+                "playground.runtime."
+            ):
                 continue  # what every rank needs, loaded before there are any
             if re.fullmatch(r"playground(\.\w+)+(:\w+)?", node.value):
                 yield node.value
@@ -304,16 +381,34 @@ def test_our_modules_are_named_in_strings_only_by_remote() -> None:
 def names_at_top(module: str) -> set[str]:
     """What a module defines or assigns."""
     nodes = tree_of(module).body
-    assigned = (part for node in nodes if isinstance(node, (ast.Assign, ast.AnnAssign)) for part in ast.walk(node))
+    assigned = (
+        part
+        for node in nodes
+        if isinstance(node, (ast.Assign, ast.AnnAssign))
+        for part in ast.walk(node)
+    )
     return {node.name for node in nodes if isinstance(node, (ast.FunctionDef, ast.ClassDef))} | {
-        part.id for part in assigned if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Store)
+        part.id
+        for part in assigned
+        if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Store)
     }
 
 
 def test_every_name_that_remote_takes_is_there() -> None:
-    strings = (node.value for module in MODULES for node in nodes_of(module) if isinstance(node, ast.Constant))
-    references = {each for each in strings if isinstance(each, str) and re.fullmatch(r"playground(\.\w+)+:\w+", each)}
-    assert [each for each in references if each.split(":")[1] not in names_at_top(each.split(":")[0])] == []
+    strings = (
+        node.value
+        for module in MODULES
+        for node in nodes_of(module)
+        if isinstance(node, ast.Constant)
+    )
+    references = {
+        each
+        for each in strings
+        if isinstance(each, str) and re.fullmatch(r"playground(\.\w+)+:\w+", each)
+    }
+    assert [
+        each for each in references if each.split(":")[1] not in names_at_top(each.split(":")[0])
+    ] == []
     assert len(references) > 25
 
 
@@ -329,18 +424,24 @@ def test_what_a_table_names_is_there(spec: object) -> None:
 
 
 def test_options_and_results_are_typed() -> None:
-    """Dictionaries of anything are few: where an event of a rank travels, where a command hands options on."""
-    count = sum(file.read_text(encoding="utf-8").count("dict[str, Any]") for file in MODULES.values())
+    """Dictionaries of anything are few: where an event of a rank travels, where a command hands
+    options on."""
+    count = sum(
+        file.read_text(encoding="utf-8").count("dict[str, Any]") for file in MODULES.values()
+    )
     assert count <= 10
 
 
 LAUNCHER = [
-    "playground", "playground.app", "playground.testing", "playground.training.settings", "playground.training.results",
+    "playground", "playground.app", "playground.testing", "playground.training.settings",
+    "playground.training.results",
     *sorted(name for name in MODULES if name.endswith((".page", ".command", ".report"))),
 ]  # fmt: skip
 
 
-def test_torch_is_not_imported_before_it_is_needed(torch_is_imported: Callable[..., list[str]]) -> None:
+def test_torch_is_not_imported_before_it_is_needed(
+    torch_is_imported: Callable[..., list[str]],
+) -> None:
     """Not by what parses a command line, nor by what reads the results of ranks."""
     assert torch_is_imported(*LAUNCHER, "playground.training.loop") == ["playground.training.loop"]
 

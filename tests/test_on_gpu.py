@@ -1,4 +1,5 @@
-"""The table of `make gpu`: its rows are commands that exist, and each is printed. No GPU is needed."""
+"""The table of `make gpu`: its rows are commands that exist, and each is printed. No GPU is
+needed."""
 
 from __future__ import annotations
 
@@ -23,7 +24,8 @@ MACHINE = MACHINES["one GPU"]
 
 @pytest.mark.parametrize("machine", MACHINES.values(), ids=MACHINES)
 def test_every_row_is_a_command_that_exists(machine: Machine, tmp_path: Path) -> None:
-    """With options that it has. (What it refuses later, a GPU that is not there above all, is not asked.)"""
+    """With options that it has. (What it refuses later, a GPU that is not there above all, is not
+    asked.)"""
     commands = [row.command(machine, tmp_path) for row in ROWS if row.needs(machine)]
     assert len(commands) > 40
     for words in commands:
@@ -43,12 +45,16 @@ def parse(words: list[str]) -> None:
 
 def test_the_table_leaves_no_lesson_out() -> None:
     tabled = {row.words.split()[0] for row in ROWS}
-    assert {*COMMANDS} - tabled == {"scale", "break", "why", "site", *EXERCISES}, "which know no backend but gloo"
+    assert {*COMMANDS} - tabled == {"scale", "break", "why", "site", *EXERCISES}, (
+        "which know no backend but gloo"
+    )
     hangs_first = [row.words.split()[0] for row in ROWS[:2]]
     assert hangs_first == ["pipeline", "pipeline"]
 
 
-def test_rows_are_printed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_rows_are_printed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """One that is fine, one that fails, one that hangs; on a simulated GPU without a figure."""
     programs = {
         "say": "import sys; print('first'); print(*sys.argv[1:])",
@@ -58,7 +64,8 @@ def test_rows_are_printed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
     for name, words in programs.items():
         monkeypatch.setitem(on_gpu.PROGRAMS, name, ("-c", words))
     rows = [
-        Row("say {on}", verdict=lambda out: f"said | {last_line(out)}"), Row("fail", environ={"WHY": "1"}),
+        Row("say {on}", verdict=lambda out: f"said | {last_line(out)}"), Row("fail",
+        environ={"WHY": "1"}),
         Row("hang", limit=0.2),
     ]  # fmt: skip
     monkeypatch.setenv("PLAYGROUND_SIMULATED_GPU", "1")
@@ -66,7 +73,9 @@ def test_rows_are_printed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
     monkeypatch.delenv("PLAYGROUND_SIMULATED_GPU")
     assert carry_out_all([rows[0], Row("fail", code=3)], MACHINE)
     out, _ = capsys.readouterr()
-    simulated, real = ([*map(cells_of, table.splitlines()[2:])] for table in re.split(r"(?<=\n)(?=\| lesson)", out))
+    simulated, real = (
+        [*map(cells_of, table.splitlines()[2:])] for table in re.split(r"(?<=\n)(?=\| lesson)", out)
+    )
     assert simulated[0] == ["`say`", "1", "-", "0", "as it should be"]
     assert simulated[1:] == [
         ["`WHY=1 fail`", "1", "-", "3", "no luck"],

@@ -1,4 +1,5 @@
-"""What every README shows is what happens: its commands run, its Python runs, its links lead somewhere."""
+"""What every README shows is what happens: its commands run, its Python runs, its links lead
+somewhere."""
 
 from __future__ import annotations
 
@@ -36,7 +37,8 @@ OURS = "python -m playground "
 NOT_RUN = {
     "python -m playground sgd --backend nccl -n 2": "two GPUs",
     "python -m playground hello --backend nccl": "a GPU",
-    "python -m playground bert --weights bert-base-cased --dataset multinli --batch-size 128 --lr 3e-5 "
+    "python -m playground bert --weights bert-base-cased --dataset multinli --batch-size 128 --lr "
+    "3e-5 "
     "--max-length 512": "GPUs, and a network",
     "python -m playground bert --weights FOLDER --way ddp --steps 20 --only train": "somebody's weights",
     "python -m playground ladder --model bert": "half a minute",
@@ -47,33 +49,41 @@ NOT_RUN = {
     "python -m playground doctor --hosts a,b,c": "three machines",
     "python -m playground doctor --hosts a,b": "two machines",
     "python -m playground doctor train.py --epochs 1": "a script with these faults",
-    "torchrun --nnodes 2 --node-rank N --nproc-per-node 4 --master-addr first.host --master-port 29500 "
+    "torchrun --nnodes 2 --node-rank N --nproc-per-node 4 --master-addr first.host --master-port "
+    "29500 "
     "-m playground hello": "two machines",
     "RANK=0 WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=29500 python -m playground hello": "a second terminal",
     "RANK=1 WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=29500 python -m playground hello": "a second terminal",
 }
-"""The commands that are not run here, with what they need. (Ranks started by hand: tests/runtime/test_join.py.)"""
+"""The commands that are not run here, with what they need. (Ranks started by hand:
+tests/runtime/test_join.py.)"""
 HEAVIER = (
     "bert", "bert --only same-losses", "bert --only averaging", "bert --way ddp --only train",
     "bert --way ddp --only train --dropout 0.1", "data-parallel",
     "data-parallel --devices 2 --batch-size 8", "data-parallel --devices 3 --steps 1",
-    "prove", "prove -n 3 --steps 5 --dataset digits", "ladder", "ladder --bucket-cap-mb 25", "ladder --dataset digits",
-    "elastic", "elastic --kills 10 --seed 7 --way ddp -n 3", "ddp --lab", "ddp --lab buckets --dataset digits",
+    "prove", "prove -n 3 --steps 5 --dataset digits", "ladder", "ladder --bucket-cap-mb 25",
+    "ladder --dataset digits",
+    "elastic", "elastic --kills 10 --seed 7 --way ddp -n 3", "ddp --lab", "ddp --lab buckets "
+                                                                          "--dataset digits",
     "sgd --sync parameters --sync-every 5 --limit 6000 --epochs 3 --dataset digits",
-    "elastic --dataset digits", "ddp --lab accumulation --dataset digits", "ladder --steps 30 --dataset digits",
+    "elastic --dataset digits", "ddp --lab accumulation --dataset digits", "ladder --steps 30 "
+                                                                           "--dataset digits",
     "ladder --link 0.25 --steps 30 --dataset digits",
     "see --figure F9 ring.svg", "rpc", "bert --only memory", "break send-send --see hang.html",
     "parameter-server --slow-worker 5 --dataset digits",
     "parameter-server", "parameter-server -n 9 --mode async",
     "parameter-server --slow-worker 5 --mode stale-synchronous",
-    "tensor --link 0.5", "tensor -n 4 --steps 5", "context -n 4 --steps 5", "experts", "experts -n 4 --steps 40",
+    "tensor --link 0.5", "tensor -n 4 --steps 5", "context -n 4 --steps 5", "experts",
+    "experts -n 4 --steps 40",
     "experts --capacity 1",
     "mesh -n 16", "mesh -n 6 --grid 3 1 1 2",
     "pipeline", "pipeline --dataset digits", "pipeline --schedule gpipe --microbatches 32",
-    "zero", "zero -n 4 --layers 6 --steps 20", "zero -n 2 --layers 6 --steps 20", "zero -n 4 --layers 6 --cap-mb 7",
+    "zero", "zero -n 4 --layers 6 --steps 20", "zero -n 2 --layers 6 --steps 20",
+    "zero -n 4 --layers 6 --cap-mb 7",
     "zero -n 4 --layers 5 --width 516 --cap-mb 170 --kernel",
 )  # fmt: skip
-"""Commands that wait for `make stress`: a smaller run of the same lesson, or the lesson's own test, is in the suite."""
+"""Commands that wait for `make stress`: a smaller run of the same lesson, or the lesson's own test,
+is in the suite."""
 EXACT = ("p2p", "collectives", "allreduce")
 """Commands whose numbers are the same in every run."""
 FEW_SAMPLES = ("--dataset", "digits", "--limit", "128")
@@ -153,15 +163,24 @@ def is_board(command: str) -> bool:
 
 
 def all_commands() -> list[list[Shown]]:
-    """The commands of every README that can be run here, those of one block together; none twice."""
+    """The commands of every README that can be run here, those of one block together; none
+    twice."""
     found: dict[tuple[Shown, ...], None] = {}
     for readme in READMES:
         text = readme.read_text(encoding="utf-8")
         for group in (*consoles(text), *commands_elsewhere(text)):
-            ours = [shown for shown in group if shown.command not in NOT_RUN and not is_board(shown.command)]
+            ours = [
+                shown
+                for shown in group
+                if shown.command not in NOT_RUN and not is_board(shown.command)
+            ]
             found[tuple(ours)] = None
-    alone = {group[0].command: list(group) for group in found if len(group) == 1 and not group[0].output}
-    blocks = [list(group) for group in found if len(group) > 1 or any(shown.output for shown in group)]
+    alone = {
+        group[0].command: list(group) for group in found if len(group) == 1 and not group[0].output
+    }
+    blocks = [
+        list(group) for group in found if len(group) > 1 or any(shown.output for shown in group)
+    ]
     for shown in (shown for group in blocks for shown in group):
         alone.pop(shown.command, None)
     return [*blocks, *alone.values()]
@@ -170,19 +189,28 @@ def all_commands() -> list[list[Shown]]:
 def groups_to_run() -> list[Any]:
     """`all_commands`, as parameters."""
     names = [(group, group[0].command.removeprefix(OURS)) for group in all_commands()]
-    marks = [[pytest.mark.stress] * (name in HEAVIER) + [needs_shm] * ("--backend shm" in name) for _, name in names]
-    return [pytest.param(group, id=name, marks=needed) for (group, name), needed in zip(names, marks, strict=True)]
+    marks = [
+        [pytest.mark.stress] * (name in HEAVIER) + [needs_shm] * ("--backend shm" in name)
+        for _, name in names
+    ]
+    return [
+        pytest.param(group, id=name, marks=needed)
+        for (group, name), needed in zip(names, marks, strict=True)
+    ]
 
 
 def form(lines: list[str]) -> str:
-    """Words in a row, with # for every number: what is the same however wide numbers are and wherever lines end. (To
-    the names of functions older versions of torch add Backward0.)"""
+    """Words in a row, with # for every number: what is the same however wide numbers are and
+    wherever lines end. (To the names of functions older versions of torch add Backward0.)"""
     lines = [re.sub(r"Backward\d\b", "", line) for line in lines]
-    return re.sub(r"[-+]?\d[\d,]*(?:\.\d+)?(?:e[-+]?\d+)?|\bnan\b", "#", " ".join(" ".join(lines).split()))
+    return re.sub(
+        r"[-+]?\d[\d,]*(?:\.\d+)?(?:e[-+]?\d+)?|\bnan\b", "#", " ".join(" ".join(lines).split())
+    )
 
 
 def body(lines: list[str]) -> list[str]:
-    """The lines after the first empty one: those before say on what, and with which data, the command has run."""
+    """The lines after the first empty one: those before say on what, and with which data, the
+    command has run."""
     return lines[lines.index("") :]
 
 
@@ -198,7 +226,8 @@ def pieces(lines: list[str]) -> list[list[str]]:
 
 
 def check_output(printed: str, shown: list[str], exact: bool) -> None:
-    """Every piece of what is shown must have been printed, in this order: to the letter, or in the same form."""
+    """Every piece of what is shown must have been printed, in this order: to the letter, or in the
+    same form."""
     lines = printed.splitlines()
     assert lines[0].split(":")[0] == shown[0].split(":")[0]
     rest = "\n".join(body(lines)) if exact else form(body(lines))
@@ -217,9 +246,11 @@ def test_commands_print_what_is_shown(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The commands of a block run one after the other in one folder, so that each finds the files of those before.
+    """The commands of a block run one after the other in one folder, so that each finds the files
+    of those before.
 
-    Where there is no terminal, no line is wider than 80 columns. (What no README runs: tests/console/test_widths.py.)
+    Where there is no terminal, no line is wider than 80 columns. (What no README runs:
+    tests/console/test_widths.py.)
     """
     monkeypatch.delenv("COLUMNS", raising=False)
     monkeypatch.chdir(tmp_path)
@@ -257,12 +288,15 @@ def test_what_is_not_run_is_there() -> None:
 
 def test_the_path_lists_every_lesson_in_order() -> None:
     text = ROOT_README.read_text(encoding="utf-8")
-    listed = re.findall(r"^\| \[([\w-]+)\]\((.*?)/?\) \| `python -m playground ([\w-]+)`", text, re.MULTILINE)
+    listed = re.findall(
+        r"^\| \[([\w-]+)\]\((.*?)/?\) \| `python -m playground ([\w-]+)`", text, re.MULTILINE
+    )
     assert listed == [(lesson.name, lesson.path, lesson.name) for lesson in PATH]
 
 
 def test_the_path_says_how_many_minutes_each_chapter_takes() -> None:
-    """Of reading, at 150 words a minute, as the box of the chapter does, and those of all together in hours."""
+    """Of reading, at 150 words a minute, as the box of the chapter does, and those of all together
+    in hours."""
     text = ROOT_README.read_text(encoding="utf-8")
     minutes = dict(re.findall(r"^\| \[([\w-]+)\]\(.*\| (\d+) \|$", text, re.MULTILINE))
     assert [*minutes] == [lesson.name for lesson in PATH]
@@ -273,7 +307,9 @@ def test_the_path_says_how_many_minutes_each_chapter_takes() -> None:
         assert said, lesson.name
         assert minutes[lesson.name] == said[1], lesson.name
         assert abs(int(said[1]) - len(words) / 150) <= 1, f"{lesson.name}: {len(words)} words"
-    assert f"{round(sum(map(int, minutes.values())) / 30) / 2:g} hours in all" in " ".join(text.split())
+    assert f"{round(sum(map(int, minutes.values())) / 30) / 2:g} hours in all" in " ".join(
+        text.split()
+    )
 
 
 def test_the_first_readme_is_short_and_has_a_picture_that_moves() -> None:
@@ -286,24 +322,36 @@ def test_the_first_readme_is_short_and_has_a_picture_that_moves() -> None:
 
 
 def anchors(text: str) -> set[str]:
-    """The names that a link may have after #: the headings, as GitHub writes them, and the words of the glossary."""
+    """The names that a link may have after #: the headings, as GitHub writes them, and the words of
+    the glossary."""
     headings = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
     words = re.findall(r'<a id="(.*?)"></a>', text)
-    return {*words, *(re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings)}
+    return {
+        *words,
+        *(re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings),
+    }
 
 
-@pytest.mark.parametrize("readme", READMES, ids=lambda readme: f"{readme.parent.name} {readme.stem}")
+@pytest.mark.parametrize(
+    "readme", READMES, ids=lambda readme: f"{readme.parent.name} {readme.stem}"
+)
 def test_what_a_readme_points_to_is_there(readme: Path) -> None:
-    for target, anchor in re.findall(r"\]\((?!https?:)([^)#]*)(?:#([^)]*))?\)", readme.read_text(encoding="utf-8")):
+    for target, anchor in re.findall(
+        r"\]\((?!https?:)([^)#]*)(?:#([^)]*))?\)", readme.read_text(encoding="utf-8")
+    ):
         file = readme.parent / target if target else readme
         assert file.exists(), target
         assert not anchor or anchor in anchors(file.read_text(encoding="utf-8")), anchor
 
 
 def test_make_has_what_the_readmes_ask_it_for() -> None:
-    targets = re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+    targets = re.findall(
+        r"^([a-z]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE
+    )
     for readme in READMES:
-        asked = re.findall(r"(?:^|`)make ([a-z]+)", readme.read_text(encoding="utf-8"), re.MULTILINE)
+        asked = re.findall(
+            r"(?:^|`)make ([a-z]+)", readme.read_text(encoding="utf-8"), re.MULTILINE
+        )
         assert set(asked) <= set(targets)
 
 
@@ -323,7 +371,9 @@ def test_every_chapter_shows_a_run_and_has_exercises(lesson: Any) -> None:
 def test_the_two_line_difference_is_the_real_one() -> None:
     [diff] = fenced_blocks(ROOT_README.read_text(encoding="utf-8"), "diff")
     source = {
-        sign: (ROOT / "playground" / "lessons" / lesson / "lesson.py").read_text(encoding="utf-8").splitlines()
+        sign: (ROOT / "playground" / "lessons" / lesson / "lesson.py")
+        .read_text(encoding="utf-8")
+        .splitlines()
         for sign, lesson in (("-", "sgd"), ("+", "ddp"))
     }
     for line in diff.splitlines():
@@ -339,14 +389,16 @@ LONG = ("bert", "ladder", "parameter_server", "pipeline", "prove")
 
 
 def python_blocks(kind: str) -> list[Any]:
-    """The blocks of Python of one kind, as parameters: scripts to be started, test modules, or cells of a notebook."""
+    """The blocks of Python of one kind, as parameters: scripts to be started, test modules, or
+    cells of a notebook."""
     found = []
     for readme in READMES:
         text = EXCERPT.sub("", readme.read_text(encoding="utf-8"))
         for number, block in enumerate(fenced_blocks(text, "python")):
             this = "script" if "__main__" in block else "test" if "def test_" in block else "cell"
             if this == kind:
-                heavier = this == "script" and readme is not ROOT_README  # each script starts a process, for seconds
+                # each script starts a process, for seconds
+                heavier = this == "script" and readme is not ROOT_README
                 heavier |= readme.parent.name in LONG
                 marks = [pytest.mark.stress] * heavier
                 found.append(pytest.param(block, id=f"{readme.parent.name} {number}", marks=marks))
@@ -354,7 +406,8 @@ def python_blocks(kind: str) -> list[Any]:
 
 
 def check_printed(block: str, printed: str) -> None:
-    """Whatever a block says about what it prints, in a comment beside that, it has printed, in this order."""
+    """Whatever a block says about what it prints, in a comment beside that, it has printed, in this
+    order."""
     lines = iter(printed.splitlines())
     for expected in re.findall(r"^ *print\(.*\)  # (.*)$", block, re.MULTILINE):
         assert expected in lines
@@ -376,13 +429,18 @@ def test_cells_run(
 
 @pytest.mark.parametrize("block", python_blocks("script"))
 def test_scripts_run_and_leave_nothing_behind(
-    block: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fork_program: Callable[..., ForkedProgram]
+    block: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    fork_program: Callable[..., ForkedProgram],
 ) -> None:
     (tmp_path / f"{SCRIPT}.py").write_text(block)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.chdir(tmp_path)
     if "set_start_method" in block:  # which a process of a fork server has done before
-        done = subprocess.run([sys.executable, f"{SCRIPT}.py"], capture_output=True, text=True, timeout=ENOUGH)
+        done = subprocess.run(
+            [sys.executable, f"{SCRIPT}.py"], capture_output=True, text=True, timeout=ENOUGH
+        )
         assert (done.returncode, done.stderr) == (0, "")
         return
     program = fork_program(SCRIPT)
@@ -408,8 +466,12 @@ def test_nothing_shown_is_wider_than_80_columns() -> None:
 def test_make_demo_says_first_what_it_fetches(tmp_path: Path) -> None:
     for name in ("Makefile", "pyproject.toml"):
         shutil.copy(ROOT / name, tmp_path)
-    environ = {name: value for name, value in os.environ.items() if "MAKE" not in name and name != "MFLAGS"}
+    environ = {
+        name: value for name, value in os.environ.items() if "MAKE" not in name and name != "MFLAGS"
+    }
     words = ["make", "--dry-run", "demo"]
-    made = subprocess.run(words, cwd=tmp_path, env=environ, capture_output=True, text=True, check=True)
+    made = subprocess.run(
+        words, cwd=tmp_path, env=environ, capture_output=True, text=True, check=True
+    )
     first = next(line for line in made.stdout.splitlines() if line.startswith("echo "))
     assert all(word in first for word in (" 5.4 GB ", " 1 GB", " 12 MB", " minute"))

@@ -1,4 +1,5 @@
-"""The rules of the simulated GPU, which are a real one's: `python tests/simulated_gpu 2 python -m pytest -m gpu`."""
+"""The rules of the simulated GPU, which are a real one's: `python tests/simulated_gpu 2 python -m
+pytest -m gpu`."""
 
 from __future__ import annotations
 
@@ -27,10 +28,24 @@ from playground.testing import World
 
 pytestmark = [
     pytest.mark.gpu,
-    pytest.mark.skipif("PLAYGROUND_SIMULATED_GPU" not in os.environ, reason="about the simulated GPU alone"),
+    pytest.mark.skipif(
+        "PLAYGROUND_SIMULATED_GPU" not in os.environ, reason="about the simulated GPU alone"
+    ),
 ]
 ENOUGH = 60.0
-QUICK = ("hello", "p2p", "collectives", "allreduce", "pipeline", "ddp", "zero", "tensor", "context", "experts", "mesh")
+QUICK = (
+    "hello",
+    "p2p",
+    "collectives",
+    "allreduce",
+    "pipeline",
+    "ddp",
+    "zero",
+    "tensor",
+    "context",
+    "experts",
+    "mesh",
+)
 
 
 @pytest.fixture
@@ -62,7 +77,9 @@ def refusals(rank: int, size: int) -> list[str]:
 def test_mixed_devices_are_refused_in_torch_s_words(pair: World) -> None:
     for adds, multiplies, reduces, receives, shows in pair.run(refusals):
         for said in (adds, multiplies):
-            assert said.startswith("Expected all tensors to be on the same device, but found at least two devices")
+            assert said.startswith(
+                "Expected all tensors to be on the same device, but found at least two devices"
+            )
         assert said.count("cuda:") == 1
         assert reduces.startswith("No backend type associated with device type cpu")
         assert receives.endswith(" does not support recvAnysource")
@@ -100,7 +117,10 @@ def swap(rank: int, size: int, how: str) -> float:
     group = dist.new_group(list(range(size)), timeout=datetime.timedelta(seconds=3))
     mine, theirs = torch.full((2,), float(rank), device=device()), torch.zeros(2, device=device())
     if how == "batch":
-        ops = [dist.P2POp(dist.isend, mine, 1 - rank, group), dist.P2POp(dist.irecv, theirs, 1 - rank, group)]
+        ops = [
+            dist.P2POp(dist.isend, mine, 1 - rank, group),
+            dist.P2POp(dist.irecv, theirs, 1 - rank, group),
+        ]
         works = dist.batch_isend_irecv(ops)
     else:
         works = [dist.isend(mine, 1 - rank, group), dist.irecv(theirs, 1 - rank, group)]
@@ -130,7 +150,8 @@ def test_a_mismatch_hangs_until_the_watchdog_ends_the_rank(pair: World) -> None:
 
 
 def launch_beside_a_receive(rank: int, size: int) -> list[bool]:
-    """Whether a kernel, known and new, can be launched while a receive spins; rank 1 sends after the known one."""
+    """Whether a kernel, known and new, can be launched while a receive spins; rank 1 sends after
+    the known one."""
     tensor = torch.ones(3, device=device())
     tensor.exp()
     dist.all_reduce(tensor)
@@ -182,7 +203,9 @@ def test_gradients_come_in_a_thread_of_the_device() -> None:
     assert threads[0] != threading.get_ident()
 
 
-DIES = "import os, signal, torch; torch.ones(1, device='cuda'); os.kill(os.getpid(), signal.SIGKILL)"
+DIES = (
+    "import os, signal, torch; torch.ones(1, device='cuda'); os.kill(os.getpid(), signal.SIGKILL)"
+)
 
 
 @pytest.mark.stress
@@ -202,7 +225,9 @@ def test_a_killed_process_releases_its_gpu_after_its_files() -> None:
 def test_two_ranks_of_one_gpu_need_an_nccl_that_shares_it(start_cli: Callable[..., Any]) -> None:
     forbids = {"NCCL_MULTI_RANK_GPU_ENABLE": "0"}
     for environ, code in (({}, 0), (forbids, 1)):
-        run = start_cli("hello", "--backend", "nccl", "-n", 2, PLAYGROUND_SIMULATED_GPU="1", **environ)
+        run = start_cli(
+            "hello", "--backend", "nccl", "-n", 2, PLAYGROUND_SIMULATED_GPU="1", **environ
+        )
         out, err = run.communicate(timeout=ENOUGH)
         assert run.returncode == code, err
         assert "2 ranks share 1 GPU" in out + err
@@ -236,7 +261,11 @@ def test_random_numbers_follow_the_state_of_each_device() -> None:
 @pytest.mark.parametrize(
     ("gpus", "ranks", "which"),
     [
-        (1, 2, lambda words: "{folder}" in words),  # one may read what another has written: together, and in order
+        (
+            1,
+            2,
+            lambda words: "{folder}" in words,
+        ),  # one may read what another has written: together, and in order
         (1, 2, lambda words: "{folder}" not in words and words.split()[0] in QUICK),
         (1, 2, lambda words: "{folder}" not in words and words.split()[0] not in QUICK),
         *[(gpus, gpus, lambda words: words.split()[0] in QUICK) for gpus in (8, 4, 1)],
@@ -265,10 +294,18 @@ def test_every_row_of_make_gpu_ends_as_it_should(
 
 MODELS: dict[str, Callable[[], nn.Module]] = {
     "convolutions": lambda: nn.Sequential(
-        nn.Conv2d(3, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(64, 5)
+        nn.Conv2d(3, 4, 3, padding=1),
+        nn.BatchNorm2d(4),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(64, 5),
     ),
     "attention": lambda: nn.Sequential(
-        nn.Flatten(2), nn.TransformerEncoderLayer(64, 4, 32, 0.0, batch_first=True), nn.Flatten(), nn.Linear(192, 5)
+        nn.Flatten(2),
+        nn.TransformerEncoderLayer(64, 4, 32, 0.0, batch_first=True),
+        nn.Flatten(),
+        nn.Linear(192, 5),
     ),
 }
 
@@ -277,7 +314,9 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
 def test_training_computes_what_the_cpu_computes(name: str) -> None:
     """Three steps of SGD in float64, batch statistics and clipping included."""
     torch.manual_seed(0)
-    model, inputs, labels = MODELS[name]().double(), torch.randn(6, 3, 8, 8, dtype=torch.float64), torch.arange(6) % 5
+    model = MODELS[name]().double()
+    inputs = torch.randn(6, 3, 8, 8, dtype=torch.float64)
+    labels = torch.arange(6) % 5
     ended: list[list[torch.Tensor]] = []
     for where in ("cpu", "cuda"):
         replica = copy.deepcopy(model).to(where)

@@ -1,5 +1,6 @@
-"""The command line in odd surroundings: closed, full and unread streams, small limits, folders that are not there.
-These tests themselves, where signals are ignored, and where something never comes."""
+"""The command line in odd surroundings: closed, full and unread streams, small limits, folders that
+are not there. These tests themselves, where signals are ignored, and where something never
+comes."""
 
 from __future__ import annotations
 
@@ -20,7 +21,11 @@ FULL = pytest.mark.skipif(not os.path.exists("/dev/full"), reason="this system h
 def shell(line: str, **options: Any) -> subprocess.CompletedProcess[str]:
     """Run a line of bash; the code of its first command that fails."""
     return subprocess.run(
-        ["bash", "-o", "pipefail", "-c", line], capture_output=True, text=True, timeout=120, **options
+        ["bash", "-o", "pipefail", "-c", line],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        **options,
     )
 
 
@@ -79,10 +84,15 @@ if __name__ == "__main__":
 
 def test_a_script_on_standard_input_cannot_send_its_own_functions() -> None:
     script = SCRIPT.format(fn="mine")
-    refused = subprocess.run([sys.executable, "-"], input=script, capture_output=True, text=True, timeout=120)
+    refused = subprocess.run(
+        [sys.executable, "-"], input=script, capture_output=True, text=True, timeout=120
+    )
     assert refused.returncode == 1
     last = refused.stderr.splitlines()[-1]
-    assert "UsageError: mine was defined in a notebook, at a prompt or in a script on standard input" in last
+    assert (
+        "UsageError: mine was defined in a notebook, at a prompt or in a script on standard input"
+        in last
+    )
 
 
 @pytest.mark.stress
@@ -91,7 +101,14 @@ def test_a_script_on_standard_input_can_send_what_it_imports(tmp_path: Path) -> 
     deep = tmp_path / ("x" * 120)  # a socket in there could have no name: 108 bytes are the most
     deep.mkdir()
     environ, script = {**os.environ, "TMPDIR": str(deep)}, SCRIPT.format(fn="max")
-    done = subprocess.run([sys.executable, "-"], input=script, capture_output=True, text=True, timeout=120, env=environ)
+    done = subprocess.run(
+        [sys.executable, "-"],
+        input=script,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env=environ,
+    )
     assert (done.stdout, done.stderr) == ("[2, 2]\n", "")
     assert os.listdir(deep) == []
 
@@ -104,23 +121,29 @@ def test_a_file_called_playground_in_the_working_folder_is_none_of_ours(tmp_path
     for name in ("playground.py", "queue.py"):
         (work / name).write_text("raise SystemExit('not this one')")
     (scripts / "mine.py").write_text(SCRIPT.format(fn="mine"))
-    done = subprocess.run([sys.executable, scripts / "mine.py"], cwd=work, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(
+        [sys.executable, scripts / "mine.py"], cwd=work, capture_output=True, text=True, timeout=120
+    )
     assert (done.stdout, done.stderr) == ("[0, 1]\n", "")
 
 
 def pytest_session(*words: object, **environ: str) -> subprocess.CompletedProcess[str]:
-    """A session of its own, with the configuration of these tests, that ignores SIGINT, SIGHUP and SIGQUIT."""
+    """A session of its own, with the configuration of these tests, that ignores SIGINT, SIGHUP and
+    SIGQUIT."""
     tests = Path(__file__).parent
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *map(str, words)]
     return subprocess.run(
         ["sh", "-c", 'trap "" INT HUP QUIT; exec "$@"', "sh", *command],
-        capture_output=True, text=True, timeout=120, cwd=tests.parent, env={**os.environ, **environ},
+        capture_output=True, text=True, timeout=120, cwd=tests.parent, env={**os.environ,
+        **environ},
     )  # fmt: skip
 
 
 @pytest.mark.stress
 def test_signals_that_the_session_ignores_are_not_ignored_by_what_tests_start() -> None:
-    done = pytest_session("tests/runtime/test_faults.py::test_ctrl_c_at_any_moment[0.3]", PLAYGROUND_TEST_LIMIT="60")
+    done = pytest_session(
+        "tests/runtime/test_faults.py::test_ctrl_c_at_any_moment[0.3]", PLAYGROUND_TEST_LIMIT="60"
+    )
     assert (done.returncode, done.stdout.splitlines()[-1][:9]) == (0, "1 passed "), done.stdout
 
 
@@ -140,7 +163,9 @@ def test_waiting():
 
 
 @pytest.mark.stress
-def test_what_is_ignored_is_not_inherited_and_a_test_that_waits_for_what_never_comes_fails(tmp_path: Path) -> None:
+def test_what_is_ignored_is_not_inherited_and_a_test_that_waits_for_what_never_comes_fails(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "test_in_a_session.py").write_text(IN_A_SESSION)
     done = pytest_session("-p", "conftest", tmp_path, PYTHONPATH="tests:tests/support")
     assert "Failed: no end within 0.2 s" in done.stdout

@@ -1,7 +1,9 @@
-"""Collectives written by ourselves: every algorithm in place of the function that torch.distributed has.
+"""Collectives written by ourselves: every algorithm in place of the function that torch.distributed
+has.
 
-Importing this does not import torch. A new all-reduce is a function in all_reduce.py, its cost one in cost_model.py,
-and an entry here: choices, help, the lesson, bench and scale derive from this table.
+Importing this does not import torch. A new all-reduce is a function in all_reduce.py, its cost one
+in cost_model.py, and an entry here: choices, help, the lesson, bench and scale derive from this
+table.
 """
 
 from __future__ import annotations
@@ -27,19 +29,26 @@ class AlgorithmSpec:
     needs_hosts: bool = False
     """Whether it differs from the others only where ranks are on several hosts."""
     has_messages: bool = True
-    """Whether it sends messages of its own, which can be shown, and whose cost follows from the links."""
+    """Whether it sends messages of its own, which can be shown, and whose cost follows from the
+    links."""
     function: str = ""
     """Its function in all_reduce.py, where the name does not say it."""
 
     @functools.cached_property
     def code(self) -> Remote:
         """The collective, with the signature of the function that torch.distributed has."""
-        return remote(f"playground.algorithms.all_reduce:{self.function or self.name.replace('-', '_')}")
+        return remote(
+            f"playground.algorithms.all_reduce:{self.function or self.name.replace('-', '_')}"
+        )
 
     @functools.cached_property
     def cost(self) -> Remote | None:
         """The cost of an all-reduce: a function from a `Task` to a `Cost`."""
-        return remote(f"playground.algorithms.cost_model:{self.code.name}_cost") if self.has_messages else None
+        return (
+            remote(f"playground.algorithms.cost_model:{self.code.name}_cost")
+            if self.has_messages
+            else None
+        )
 
 
 ALGORITHMS = {
@@ -73,11 +82,13 @@ OURS: Mapping[str, Mapping[str, AlgorithmSpec]] = {
 
 
 def load_algorithm(collective: str, name: str) -> Callable[..., object]:
-    """Our algorithm as a function with the signature of the one in torch.distributed. Imports torch.
+    """Our algorithm as a function with the signature of the one in torch.distributed. Imports
+    torch.
 
-    all_reduce: `(tensor, op, group, async_op)`, as `dist.all_reduce`; reduce_scatter: `(output, input, op, group,
-    async_op)`, as `dist.reduce_scatter_tensor`; all_gather: `(output, input, group, async_op)`, as
-    `dist.all_gather_into_tensor`. Raises `KeyError` for a name that is not in `OURS`.
+    all_reduce: `(tensor, op, group, async_op)`, as `dist.all_reduce`; reduce_scatter: `(output,
+    input, op, group, async_op)`, as `dist.reduce_scatter_tensor`; all_gather: `(output, input,
+    group, async_op)`, as `dist.all_gather_into_tensor`. Raises `KeyError` for a name that is not in
+    `OURS`.
     """
     code: Callable[..., object] = OURS[collective][name].code.load()
     return code

@@ -1,13 +1,15 @@
-"""Our all-reduces: the ways to leave the same sum on every rank, from the first idea to the fast ones. Those up to the
-ring are functions of the lesson's board, playground/lessons/all_reduce/lesson.py.
+"""Our all-reduces: the ways to leave the same sum on every rank, from the first idea to the fast
+ones. Those up to the ring are functions of the lesson's board,
+playground/lessons/all_reduce/lesson.py.
 
     ring(tensor)                                              as dist.all_reduce(tensor)
     ring(tensor, dist.ReduceOp.MAX, group, async_op=True)     with any operation, group and tensor
 
-A decorator, `AllReduce`, makes each of them such a function; what stands here sees a flat tensor. `exchange` sends and
-receives, and waits for both; `add` adds in place, whatever adding is in the operation. In docstrings, N is the size of
-the group, S that of the tensor in bytes, P the largest power of two up to N, and E = N - P. Tables say what a rank
-sends; it receives as much as others send it.
+A decorator, `AllReduce`, makes each of them such a function; what stands here sees a flat tensor.
+`exchange` sends and receives, and waits for both; `add` adds in place, whatever adding is in the
+operation. In docstrings, N is the size of the group, S that of the tensor in bytes, P the largest
+power of two up to N, and E = N - P. Tables say what a rank sends; it receives as much as others
+send it.
 """
 
 from __future__ import annotations
@@ -24,7 +26,13 @@ import torch
 import playground.lessons.all_reduce.lesson as board
 from playground.algorithms import shared_memory as memory
 from playground.algorithms.background import Work
-from playground.algorithms.collectives import AllReduce, all_gather_by, by_executor, reduce_scatter_by, run_collective
+from playground.algorithms.collectives import (
+    AllReduce,
+    all_gather_by,
+    by_executor,
+    reduce_scatter_by,
+    run_collective,
+)
 from playground.algorithms.cost_model import IN_FLIGHT, PIECE, distances, power_of_two
 from playground.algorithms.messages import (
     Addressed,
@@ -43,7 +51,8 @@ from playground.runtime.shared_memory import Segment
 
 
 def of_board(way: Callable[..., None]) -> Callable[[torch.Tensor, Any, Group], None]:
-    """A way of the board as an algorithm: its messages are those of `group`, and it adds as `op` says."""
+    """A way of the board as an algorithm: its messages are those of `group`, and it adds as `op`
+    says."""
 
     @functools.wraps(way)
     def algorithm(tensor: torch.Tensor, op: Any, group: Group) -> None:
@@ -65,13 +74,17 @@ def all_gather(tensor: torch.Tensor, group: Group) -> None:
 
 
 def ring_reduce_scatter(
-    output: torch.Tensor, input: torch.Tensor, op: Any = Op.SUM, group: Group = None, async_op: bool = False
+    output: torch.Tensor,
+    input: torch.Tensor,
+    op: Any = Op.SUM,
+    group: Group = None,
+    async_op: bool = False,
 ) -> Work | None:
-    """The first phase, called like `dist.reduce_scatter_tensor`: leave in `output`, on rank r of `group`, the r-th
-    share of what `op` makes of all their `input`s.
+    """The first phase, called like `dist.reduce_scatter_tensor`: leave in `output`, on rank r of
+    `group`, the r-th share of what `op` makes of all their `input`s.
 
-    `input` has N times as many elements as `output`, and stays as it is. Raises `ValueError` for tensors that do not
-    fit each other, and for an operation that is not defined for their type.
+    `input` has N times as many elements as `output`, and stays as it is. Raises `ValueError` for
+    tensors that do not fit each other, and for an operation that is not defined for their type.
     """
     op = kind(op)
     check(input.dtype, op)
@@ -80,32 +93,37 @@ def ring_reduce_scatter(
         reduce = by_executor(reduce_scatter, op, group)
         reduce_scatter_by(reduce, output, input, op, group.rank(), group.size())
 
-    return run_collective("reduce_scatter", call, input, output, group, async_op, shares=(input, output))
+    return run_collective(
+        "reduce_scatter", call, input, output, group, async_op, shares=(input, output)
+    )
 
 
 def ring_all_gather(
     output: torch.Tensor, input: torch.Tensor, group: Group = None, async_op: bool = False
 ) -> Work | None:
-    """The second phase, called like `dist.all_gather_into_tensor`: leave in `output`, on every rank of `group`, the
-    `input`s of all, in the order of the ranks.
+    """The second phase, called like `dist.all_gather_into_tensor`: leave in `output`, on every rank
+    of `group`, the `input`s of all, in the order of the ranks.
 
-    `output` has N times as many elements as `input`. Raises `ValueError` for tensors that do not fit each other.
+    `output` has N times as many elements as `input`. Raises `ValueError` for tensors that do not
+    fit each other.
     """
 
     def call(group: Group) -> None:
         all_gather_by(by_executor(all_gather, group), output, input, group.rank(), group.size())
 
-    return run_collective("all_gather", call, input, output, group, async_op, shares=(output, input))
+    return run_collective(
+        "all_gather", call, input, output, group, async_op, shares=(output, input)
+    )
 
 
 @AllReduce
 def pipelined_ring(tensor: torch.Tensor, op: Any, group: Group) -> None:
-    """The ring, tuned: long chunks travel in pieces, and a piece goes on as soon as it is added. On tensors as short as
-    these, the same messages as the ring's.
+    """The ring, tuned: long chunks travel in pieces, and a piece goes on as soon as it is added. On
+    tensors as short as these, the same messages as the ring's.
 
-    In step s = 0, …, 2N - 3, rank r sends chunk r - s and receives chunk r - s - 1, in the first N - 1 steps to add it,
-    then to keep it. A chunk travels in K pieces. Beside the tensor this needs memory for two pieces.
-    Source: https://github.com/baidu-research/baidu-allreduce (2017)
+    In step s = 0, …, 2N - 3, rank r sends chunk r - s and receives chunk r - s - 1, in the first N
+    - 1 steps to add it, then to keep it. A chunk travels in K pieces. Beside the tensor this needs
+    memory for two pieces. Source: https://github.com/baidu-research/baidu-allreduce (2017)
 
     | rank      | messages        | bytes               |
     |-----------|-----------------|---------------------|
@@ -120,8 +138,12 @@ def pipelined_ring(tensor: torch.Tensor, op: Any, group: Group) -> None:
     adding, ahead = len(jobs) // 2, min(IN_FLIGHT, many)
     buffers = tensor.new_empty(ahead, len(pieces[0]))
     # Where each piece is received: what is to be added beside the tensor, what is to be kept in it.
-    places = [buffers[job % ahead, : len(piece)] if job < adding else piece for job, piece in enumerate(jobs)]
-    # The first send is this rank's own chunk; after that, job j's piece, once done, is what job j + many waits for.
+    places = [
+        buffers[job % ahead, : len(piece)] if job < adding else piece
+        for job, piece in enumerate(jobs)
+    ]
+    # The first send is this rank's own chunk; after that, job j's piece, once done, is what job j +
+    # many waits for.
     outgoing = [*pieces[rank * many : (rank + 1) * many], *jobs]
     under_way = []
     for job in range(many):
@@ -133,7 +155,9 @@ def pipelined_ring(tensor: torch.Tensor, op: Any, group: Group) -> None:
         if job < adding:
             add(piece, places[job], op)
         if job + ahead < len(jobs):
-            send: list[Addressed] = [(outgoing[job + many], right)] if job + many < len(jobs) else []
+            send: list[Addressed] = (
+                [(outgoing[job + many], right)] if job + many < len(jobs) else []
+            )
             under_way.append(start(group, send, receive=[(places[job + ahead], left)]))
             receives.append(under_way[-1])
     for started in under_way:
@@ -143,15 +167,16 @@ def pipelined_ring(tensor: torch.Tensor, op: Any, group: Group) -> None:
 def pieces_per_chunk(tensor: torch.Tensor, size: int) -> int:
     """K: into how many pieces each chunk is cut."""
     chunk = ceil(len(tensor) / size)
-    if is_batched(tensor):  # the pieces of one batch must pair up on both sides, so as many are cut as are in flight
+    # the pieces of one batch must pair up on both sides, so as many are cut as are in flight
+    if is_batched(tensor):
         return min(IN_FLIGHT, max(1, chunk))
     return max(1, ceil(chunk * tensor.element_size() / PIECE))
 
 
 @AllReduce
 def recursive_doubling(tensor: torch.Tensor, op: Any, group: Group) -> None:
-    """Swap whole tensors with a neighbour, then with one 2 away, then 4: few steps, for tensors so small that only
-    steps count.
+    """Swap whole tensors with a neighbour, then with one 2 away, then 4: few steps, for tensors so
+    small that only steps count.
 
     | rank      | messages    | bytes             |
     |-----------|-------------|-------------------|
@@ -172,7 +197,8 @@ def recursive_doubling(tensor: torch.Tensor, op: Any, group: Group) -> None:
 
 @AllReduce
 def halving_doubling(tensor: torch.Tensor, op: Any, group: Group) -> None:
-    """Swap halves, then quarters, and add; then collect on the way back: the ring's bytes in fewer steps.
+    """Swap halves, then quarters, and add; then collect on the way back: the ring's bytes in fewer
+    steps.
 
     | rank      | messages        | bytes                   |
     |-----------|-----------------|-------------------------|
@@ -201,10 +227,12 @@ def halving_doubling(tensor: torch.Tensor, op: Any, group: Group) -> None:
 def on_a_power_of_two(
     swap: Callable[[int], None], tensor: torch.Tensor, arrived: torch.Tensor, op: Any, group: Group
 ) -> None:
-    """Call `swap(P)` on the first P ranks, since each needs a partner at every distance. The others hand their tensor
-    to one of the first ranks, which receives it in `arrived`; they sit out, and get the result back.
+    """Call `swap(P)` on the first P ranks, since each needs a partner at every distance. The others
+    hand their tensor to one of the first ranks, which receives it in `arrived`; they sit out, and
+    get the result back.
 
-    Source: Thakur, Rabenseifner, Gropp: Optimization of Collective Communication Operations in MPICH (2005)
+    Source: Thakur, Rabenseifner, Gropp: Optimization of Collective Communication Operations in
+    MPICH (2005)
     """
     rank, size, power = group.rank(), group.size(), power_of_two(group.size())
     if rank >= power:
@@ -221,7 +249,8 @@ def on_a_power_of_two(
 
 @AllReduce
 def binary_tree(tensor: torch.Tensor, op: Any, group: Group) -> None:
-    """Sums go up a tree and the result comes down: no rank sends to more than three others, however many there are.
+    """Sums go up a tree and the result comes down: no rank sends to more than three others, however
+    many there are.
 
     Rank r has the children 2r + 1 and 2r + 2.
 
@@ -246,14 +275,15 @@ INSIDE, BETWEEN = "inside hosts", "between hosts"
 
 @AllReduce
 def hierarchical(tensor: torch.Tensor, op: Any, group: Group) -> None:
-    """In two levels: sums of shares inside each host, of each share between hosts, then collected inside each host. Few
-    bytes leave a host. On one host it is the ring; PLAYGROUND_HOSTS=2 in the environment shows it on two.
+    """In two levels: sums of shares inside each host, of each share between hosts, then collected
+    inside each host. Few bytes leave a host. On one host it is the ring; PLAYGROUND_HOSTS=2 in the
+    environment shows it on two.
 
-    With H hosts of L ranks each, all of which could also share memory: but so every step can be shown, and the cost
-    follows from the links at both levels. K is the number of pieces in which the pipelined ring sends a chunk. Where
-    hosts have different numbers of ranks, it is the pipelined ring.
-    Source: Mikami et al.: Massively Distributed SGD: ImageNet/ResNet-50 Training in a Flash (2018), arXiv 1811.05233,
-    where the two levels are the two directions of a torus
+    With H hosts of L ranks each, all of which could also share memory: but so every step can be
+    shown, and the cost follows from the links at both levels. K is the number of pieces in which
+    the pipelined ring sends a chunk. Where hosts have different numbers of ranks, it is the
+    pipelined ring. Source: Mikami et al.: Massively Distributed SGD: ImageNet/ResNet-50 Training in
+    a Flash (2018), arXiv 1811.05233, where the two levels are the two directions of a torus
 
     | rank      | messages                      | bytes                                         |
     |-----------|-------------------------------|-----------------------------------------------|
@@ -273,15 +303,16 @@ def hierarchical(tensor: torch.Tensor, op: Any, group: Group) -> None:
 
 
 SMALL = 512 * 1024
-"""Bytes up to which the number of messages decides, on one host without memory that its ranks share: the messages of
-all ranks together, which share its cores. There a tree beats recursive doubling, which wins where every rank has its
-own core. This and the following limits were found by measuring; `scale` shows what a cluster would choose."""
+"""Bytes up to which the number of messages decides, on one host without memory that its ranks
+share: the messages of all ranks together, which share its cores. There a tree beats recursive
+doubling, which wins where every rank has its own core. This and the following limits were found by
+measuring; `scale` shows what a cluster would choose."""
 LARGE = 1024 * 1024
 """Bytes beyond which only the number of bytes does."""
 SMALL_BETWEEN_HOSTS = 32 * 1024
-"""Bytes up to which the number of messages decides where they go from host to host. Measured on two hosts of two ranks
-with a link of 100 Mbit/s: at 16 KiB nothing is faster than recursive doubling, at 64 KiB it takes twice as long as the
-hierarchical all-reduce."""
+"""Bytes up to which the number of messages decides where they go from host to host. Measured on two
+hosts of two ranks with a link of 100 Mbit/s: at 16 KiB nothing is faster than recursive doubling,
+at 64 KiB it takes twice as long as the hierarchical all-reduce."""
 
 
 def choose(nbytes: int, size: int, hosts: int) -> AllReduce:
@@ -297,7 +328,8 @@ def choose(nbytes: int, size: int, hosts: int) -> AllReduce:
 
 @AllReduce
 def auto(tensor: torch.Tensor, op: Any, group: Group) -> None:
-    """Memory that the ranks share, if they do; else the algorithm that is fastest for this size, group and hosts."""
+    """Memory that the ranks share, if they do; else the algorithm that is fastest for this size,
+    group and hosts."""
     segment = segment_of(group, tensor.device)
     if isinstance(segment, Segment) and segment.size == group.size():
         memory.all_reduce(segment, tensor, op)
@@ -308,8 +340,8 @@ def auto(tensor: torch.Tensor, op: Any, group: Group) -> None:
 
 @AllReduce
 def shared_memory(tensor: torch.Tensor, op: Any, group: Group) -> None:
-    """Each rank copies its tensor into memory that all of them share, and all add: nothing is sent. The ranks that
-    share none do as `auto` does, and say why, once."""
+    """Each rank copies its tensor into memory that all of them share, and all add: nothing is sent.
+    The ranks that share none do as `auto` does, and say why, once."""
     segment = segment_of(group, tensor.device)
     several = len(hosts_of(group, tensor.device)) > 1
     if excuse := segment if isinstance(segment, str) else "ranks are on several hosts" * several:
@@ -322,7 +354,8 @@ PHASES = {board.reduce_scatter.__code__: "reduce-scatter", board.all_gather.__co
 
 
 def current_phase(group: Group) -> str:
-    """The phase of the algorithm that is starting messages of `group`, where phases have names: for an executor."""
+    """The phase of the algorithm that is starting messages of `group`, where phases have names: for
+    an executor."""
     frame, name = sys._getframe(1), ""
     while frame.f_back and not name and frame.f_code is not Executor.run.__code__:
         name, frame = PHASES.get(frame.f_code, ""), frame.f_back

@@ -1,12 +1,14 @@
-"""`shm`, a backend of torch.distributed: gloo, whose collectives on one host are ours in memory that the ranks share.
+"""`shm`, a backend of torch.distributed: gloo, whose collectives on one host are ours in memory
+that the ranks share.
 
     dist.init_process_group("shm")        in any script: torch 2.15 finds it by the entry point of this package
     python -m playground ddp --backend shm
 
-all_reduce, reduce_scatter_tensor, all_gather_into_tensor and broadcast of CPU tensors are ours where all ranks of the
-group share memory; everything else is handed to gloo. What is asynchronous runs in a thread, in the order of the calls,
-so that DistributedDataParallel computes meanwhile; small calls only if they would have to wait for a rank.
-Source: https://docs.pytorch.org/docs/stable/distributed.html#third-party-backends
+all_reduce, reduce_scatter_tensor, all_gather_into_tensor and broadcast of CPU tensors are ours
+where all ranks of the group share memory; everything else is handed to gloo. What is asynchronous
+runs in a thread, in the order of the calls, so that DistributedDataParallel computes meanwhile;
+small calls only if they would have to wait for a rank. Source:
+https://docs.pytorch.org/docs/stable/distributed.html#third-party-backends
 """
 
 from __future__ import annotations
@@ -27,36 +29,50 @@ from torch.autograd.graph import increment_version
 
 from playground.algorithms import shared_memory
 from playground.algorithms.background import Calls, attempt
-from playground.algorithms.collectives import all_gather_by, all_reduce_by, on_flat, reduce_scatter_by
+from playground.algorithms.collectives import (
+    all_gather_by,
+    all_reduce_by,
+    on_flat,
+    reduce_scatter_by,
+)
 from playground.algorithms.operation import ADDS, Op, check, kind
 from playground.runtime.host import digest, host_id, ranks_by_host
 from playground.runtime.shared_memory import NotAllCome, Segment, open_segment, outside_modes
 from playground.runtime.tap.replacement import Replacement
 
 INLINE = 256 * 1024
-"""Bytes up to which an asynchronous collective is over before a thread would have begun it, if all ranks come to it."""
+"""Bytes up to which an asynchronous collective is over before a thread would have begun it, if all
+ranks come to it."""
 NO_TIMEOUT = timedelta(0)
 """In torch's options and arguments, this or less says that none is given."""
-ALL_REDUCE, BROADCAST, BARRIER = dist.AllreduceOptions(), dist.BroadcastOptions(), dist.BarrierOptions()
-ALL_GATHER, REDUCE_SCATTER = torch._C._distributed_c10d.AllgatherOptions(), dist.ReduceScatterOptions()
+ALL_REDUCE = dist.AllreduceOptions()
+BROADCAST = dist.BroadcastOptions()
+BARRIER = dist.BarrierOptions()
+ALL_GATHER = torch._C._distributed_c10d.AllgatherOptions()
+REDUCE_SCATTER = dist.ReduceScatterOptions()
 """Those of torch's own backends where none are given."""
 HANDED_ON = (
-    "allgather", "allgather_coalesced", "all_gather_single_coalesced", "allreduce_coalesced", "alltoall",
+    "allgather", "allgather_coalesced", "all_gather_single_coalesced", "allreduce_coalesced",
+    "alltoall",
     "alltoall_base", "all_to_all_single", "gather", "gather_single", "reduce", "reduce_scatter",
-    "reduce_scatter_single_coalesced", "scatter", "_get_sequence_number_for_group", "_set_sequence_number_for_group",
+    "reduce_scatter_single_coalesced", "scatter", "_get_sequence_number_for_group",
+    "_set_sequence_number_for_group",
 )  # fmt: skip
 """The operations of gloo."""
 TYPES = {
-    torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int8, torch.uint8, torch.bool, torch.int32,
+    torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int8, torch.uint8,
+    torch.bool, torch.int32,
     torch.int64,
 }  # fmt: skip
 """Those of gloo, which refuses others on all ranks before anything is done."""
 _backends: weakref.WeakKeyDictionary[Any, SharedMemory] = weakref.WeakKeyDictionary()
-"""By process group: TORCH_DISTRIBUTED_DEBUG=DETAIL puts a wrapper around one, which does not keep what is in Python."""
+"""By process group: TORCH_DISTRIBUTED_DEBUG=DETAIL puts a wrapper around one, which does not keep
+what is in Python."""
 
 
 def unseen(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Have no mode of the program's, and no subclass of tensors, hear of what is called in this method."""
+    """Have no mode of the program's, and no subclass of tensors, hear of what is called in this
+    method."""
 
     def call(*args: Any, **named: Any) -> Any:
         with DisableTorchFunction():
@@ -73,7 +89,9 @@ class SharedMemory(Backend):
     supports_splitting = True
     _supports_time_estimate = False
 
-    def __init__(self, store: Any, rank: int, size: int, world: Sequence[int], timeout: timedelta) -> None:
+    def __init__(
+        self, store: Any, rank: int, size: int, world: Sequence[int], timeout: timedelta
+    ) -> None:
         """All ranks of the group come here; `world` is the number of each in the world."""
         super().__init__(rank, size)
         self.gloo = dist.ProcessGroupGloo(store, rank, size, timeout)
@@ -99,7 +117,9 @@ class SharedMemory(Backend):
     def split(self, store: Any, ranks: Sequence[int], options: Any) -> SharedMemory:
         """This rank's end of a group of these ranks of this one, for `dist.split_group`."""
         world = [self.world[rank] for rank in ranks]
-        self.part = SharedMemory(store, ranks.index(self.rank()), len(ranks), world, options._timeout)
+        self.part = SharedMemory(
+            store, ranks.index(self.rank()), len(ranks), world, options._timeout
+        )
         return self.part
 
     def open_segment(self, world: Sequence[int]) -> Segment | None:
@@ -129,7 +149,9 @@ class SharedMemory(Backend):
             return self.gloo.allreduce(tensors, opts)
         reduce = partial(shared_memory.all_reduce, self.segment, op=op)
         if op == Op.AVG and not is_written(tensor):
-            return self.call(partial(on_flat, reduce, tensor), tensors, opts, lambda: tensor.div_(self.size()))
+            return self.call(
+                partial(on_flat, reduce, tensor), tensors, opts, lambda: tensor.div_(self.size())
+            )
         call = partial(all_reduce_by, reduce, tensor, op, self.size())
         return self.call(counted(tensors, call) if op == Op.AVG else call, tensors, opts)
 
@@ -141,11 +163,19 @@ class SharedMemory(Backend):
         return self.call(partial(on_flat, broadcast, tensors[0]), tensors, opts)
 
     @unseen
-    def _allgather_base(self, output: torch.Tensor, input: torch.Tensor, opts: Any = ALL_GATHER) -> Any:
-        whole = input.numel() and input.dim() and output.shape == (self.size() * input.shape[0], *input.shape[1:])
-        if not whole or not self.is_ours([output]) or output.dtype != input.dtype:  # which gloo refuses
+    def _allgather_base(
+        self, output: torch.Tensor, input: torch.Tensor, opts: Any = ALL_GATHER
+    ) -> Any:
+        whole = (
+            input.numel()
+            and input.dim()
+            and output.shape == (self.size() * input.shape[0], *input.shape[1:])
+        )
+        # which gloo refuses
+        if not whole or not self.is_ours([output]) or output.dtype != input.dtype:
             return self.gloo._allgather_base(output, input, opts)
-        gather, parts = partial(shared_memory.all_gather, self.segment), [*output.chunk(self.size())]
+        gather = partial(shared_memory.all_gather, self.segment)
+        parts = [*output.chunk(self.size())]
         if is_written(output, input) and output.is_contiguous():
             call = partial(all_gather_by, gather, output, input, self.rank(), self.size())
             return self.call(counted(parts, call), parts, opts)
@@ -155,10 +185,17 @@ class SharedMemory(Backend):
         return self.call(call, parts, opts, partial(copy_all, parts, found.chunk(self.size())))
 
     @unseen
-    def _reduce_scatter_base(self, output: torch.Tensor, input: torch.Tensor, opts: Any = REDUCE_SCATTER) -> Any:
+    def _reduce_scatter_base(
+        self, output: torch.Tensor, input: torch.Tensor, opts: Any = REDUCE_SCATTER
+    ) -> Any:
         op = kind(opts.reduceOp)
-        whole = input.numel() and output.dim() and input.shape == (self.size() * output.shape[0], *output.shape[1:])
-        if not whole or not self.is_ours([input], op) or output.dtype != input.dtype:  # which gloo refuses
+        whole = (
+            input.numel()
+            and output.dim()
+            and input.shape == (self.size() * output.shape[0], *output.shape[1:])
+        )
+        # which gloo refuses
+        if not whole or not self.is_ours([input], op) or output.dtype != input.dtype:
             return self.gloo._reduce_scatter_base(output, input, opts)
         reduce = partial(shared_memory.reduce_scatter, self.segment, op=op)
         if not is_written(output, input) or 0 in output.stride():
@@ -176,18 +213,25 @@ class SharedMemory(Backend):
         """That of gloo, which waits for what is under way on this rank."""
         if self.calls.is_idle():
             return self.gloo.barrier(opts)
-        work, begun = self.gloo.barrier(opts), torch.futures.Future()  # gloo numbers its calls when they are made
+        # gloo numbers its calls when they are made
+        work = self.gloo.barrier(opts)
+        begun = torch.futures.Future()
         self.calls.start(work.wait, begun.set_result)
         return FutureWork(begun.then(partial(give, [])), [])
 
-    all_gather_single, reduce_scatter_single = _allgather_base, _reduce_scatter_base  # as torch 2.14 calls them
+    # as torch 2.14 calls them
+    all_gather_single = _allgather_base
+    reduce_scatter_single = _reduce_scatter_base
 
     def monitored_barrier(self, opts: Any, wait_all_ranks: bool) -> None:
         is_given = opts.timeout >= timedelta(0)  # otherwise the group's own holds
-        self.gloo.monitored_barrier(opts.timeout if is_given else self.options._timeout, wait_all_ranks)
+        self.gloo.monitored_barrier(
+            opts.timeout if is_given else self.options._timeout, wait_all_ranks
+        )
 
     def shutdown(self) -> None:
-        """Leave the group. What is under way is ended first, as by gloo, as long as this process lives."""
+        """Leave the group. What is under way is ended first, as by gloo, as long as this process
+        lives."""
         if self.segment and self.calls.is_idle():
             self.segment.leave()
         elif self.segment:
@@ -200,8 +244,14 @@ class SharedMemory(Backend):
         self.gloo.abort()
 
     def is_ours(self, tensors: list[torch.Tensor], op: Any = Op.SUM) -> bool:
-        """Whether the ranks share memory, and gloo would do this, too: what it refuses is left to it."""
-        if not self.segment or len(tensors) != 1 or (tensor := tensors[0]).dtype not in TYPES or op not in ADDS:
+        """Whether the ranks share memory, and gloo would do this, too: what it refuses is left to
+        it."""
+        if (
+            not self.segment
+            or len(tensors) != 1
+            or (tensor := tensors[0]).dtype not in TYPES
+            or op not in ADDS
+        ):
             return False
         try:
             check(tensor.dtype, op)
@@ -219,8 +269,9 @@ class SharedMemory(Backend):
     ) -> Any:
         """Make this call, after those before it: here and now, or in a thread. Returns its `Work`.
 
-        `write` does the rest on this rank by operators of torch, which autograd sees and which may refuse: of that the
-        others know nothing, and the group stays usable. `in_wait`: gloo does that where the call is waited for.
+        `write` does the rest on this rank by operators of torch, which autograd sees and which may
+        refuse: of that the others know nothing, and the group stays usable. `in_wait`: gloo does
+        that where the call is waited for.
         """
         (segment := self.segment).check()
         refused: list[BaseException] = []
@@ -238,7 +289,8 @@ class SharedMemory(Backend):
                     segment.hasty = threading.get_ident()
                     error = attempt(call)
                     if error and not isinstance(error, NotAllCome):
-                        segment.give_up()  # a signal's can have come where the guard looked at another error
+                        # a signal's can have come where the guard looked at another error
+                        segment.give_up()
             error = error or attempt(write)
             if not error:
                 return FutureWork(None, tensors)
@@ -247,7 +299,8 @@ class SharedMemory(Backend):
                 self.calls.start(partial(one_after_the_other, call, write), begun.set_result)
             else:
                 begun.set_result(error)
-            ended = begun.then(partial(give, tensors))  # its error is one to C++, too, where DDP waits
+            # its error is one to C++, too, where DDP waits
+            ended = begun.then(partial(give, tensors))
             return FutureWork(ended, tensors, refused)
         except BaseException:  # the call may be under way, and its caller does not know
             segment.give_up()
@@ -284,46 +337,64 @@ def copy_all(outputs: Sequence[torch.Tensor], found: Sequence[torch.Tensor]) -> 
 
 
 def as_here(write: Callable[[], object], in_wait: bool) -> Callable[[], None]:
-    """`write` as it would do here, also in a thread, under the same modes of torch; or as it would do `in_wait`, where
-    autograd hears of it."""
+    """`write` as it would do here, also in a thread, under the same modes of torch; or as it would
+    do `in_wait`, where autograd hears of it."""
     inference, gradients = torch.is_inference_mode_enabled(), torch.is_grad_enabled()
-    below = not in_wait and torch._C._dispatch_tls_is_dispatch_key_excluded(torch._C.DispatchKey.ADInplaceOrView)
+    below = not in_wait and torch._C._dispatch_tls_is_dispatch_key_excluded(
+        torch._C.DispatchKey.ADInplaceOrView
+    )
 
     def run() -> None:
         with contextlib.ExitStack() as modes:
             modes.enter_context(DisableTorchFunction())
             modes.enter_context(torch.inference_mode(inference))
             modes.enter_context(torch.set_grad_enabled(gradients))
-            modes.enter_context(BelowAutograd() if below else above_autograd() if in_wait else contextlib.nullcontext())
+            modes.enter_context(
+                BelowAutograd()
+                if below
+                else above_autograd()
+                if in_wait
+                else contextlib.nullcontext()
+            )
             write()
 
     return run
 
 
 def above_autograd() -> Any:
-    """Have autograd hear of what is done, though a mode of the program's has called us from below it."""
-    excluded, included = torch._C._dispatch_tls_local_exclude_set(), torch._C._dispatch_tls_local_include_set()
+    """Have autograd hear of what is done, though a mode of the program's has called us from below
+    it."""
+    excluded = torch._C._dispatch_tls_local_exclude_set()
+    included = torch._C._dispatch_tls_local_include_set()
     for key in (torch._C.DispatchKey.ADInplaceOrView, torch._C.DispatchKey.AutogradCPU):
         excluded -= torch._C.DispatchKeySet(key)
     return torch._C._ForceDispatchKeyGuard(included, excluded)
 
 
 def is_written(output: torch.Tensor, *inputs: torch.Tensor) -> bool:
-    """Whether gloo, which leaves some results by operators of torch (`copy_`, `div_`), may write this tensor so, and
-    only its version tells. Otherwise those operators have to raise, or to record.
+    """Whether gloo, which leaves some results by operators of torch (`copy_`, `div_`), may write
+    this tensor so, and only its version tells. Otherwise those operators have to raise, or to
+    record.
 
-    That is this rank's alone. Which way a call goes, through the memory or by gloo, depends on nothing that may differ
-    between ranks: they would wait for each other for ever.
+    That is this rank's alone. Which way a call goes, through the memory or by gloo, depends on
+    nothing that may differ between ranks: they would wait for each other for ever.
     """
     if output.is_inference() or torch.is_inference_mode_enabled():
         return False
-    return not any(tensor.requires_grad or tensor.dtype != output.dtype for tensor in (output, *inputs))
+    return not any(
+        tensor.requires_grad or tensor.dtype != output.dtype for tensor in (output, *inputs)
+    )
 
 
-def counted(tensors: list[torch.Tensor], call: Callable[[], None], in_wait: bool = False) -> Callable[[], None]:
-    """This call, after which the versions of what gloo writes by operators of torch are counted up. It writes them in
-    `wait`, or in a thread: not if torch does not count where we are called from, below a mode of the program's."""
-    if not in_wait and torch._C._dispatch_tls_is_dispatch_key_excluded(torch._C.DispatchKey.ADInplaceOrView):
+def counted(
+    tensors: list[torch.Tensor], call: Callable[[], None], in_wait: bool = False
+) -> Callable[[], None]:
+    """This call, after which the versions of what gloo writes by operators of torch are counted up.
+    It writes them in `wait`, or in a thread: not if torch does not count where we are called from,
+    below a mode of the program's."""
+    if not in_wait and torch._C._dispatch_tls_is_dispatch_key_excluded(
+        torch._C.DispatchKey.ADInplaceOrView
+    ):
         return call
 
     def call_and_count() -> None:
@@ -335,20 +406,23 @@ def counted(tensors: list[torch.Tensor], call: Callable[[], None], in_wait: bool
 
 
 class FutureWork(Work):
-    """A call that a future tells the end of, or that has ended. torch's own work of a future waits for it without a
-    limit, and does not raise its error."""
+    """A call that a future tells the end of, or that has ended. torch's own work of a future waits
+    for it without a limit, and does not raise its error."""
 
     def __init__(
         self, future: torch.futures.Future[Any] | None, tensors: list[torch.Tensor],
         refused: Sequence[BaseException] = (),
     ) -> None:  # fmt: skip
-        """`refused` holds, at the end, the error of an operator of torch's: to a future it is one of C++'s, whose words
-        are others."""
+        """`refused` holds, at the end, the error of an operator of torch's: to a future it is one
+        of C++'s, whose words are others."""
         super().__init__()
-        self.future, self.tensors, self.refused = future, tensors, refused
+        self.future = future
+        self.tensors = tensors
+        self.refused = refused
 
     def wait(self, timeout: timedelta = NO_TIMEOUT) -> bool:
-        """Wait as long as the call may take, or as long as is said here: then it goes on, and can be waited for."""
+        """Wait as long as the call may take, or as long as is said here: then it goes on, and can
+        be waited for."""
         if self.future:
             if timeout > NO_TIMEOUT and not self.future.done():
                 ended = threading.Event()
@@ -375,7 +449,8 @@ class Message(Work):
 
     def __init__(self, work: Work) -> None:
         super().__init__()
-        self.work, self.ended = work, False
+        self.work = work
+        self.ended = False
 
     def wait(self, timeout: timedelta = NO_TIMEOUT) -> bool:
         self.work.wait(timeout)
@@ -383,7 +458,8 @@ class Message(Work):
         return True
 
     def get_future(self) -> Any:
-        """Who has sent it, for `source_rank` and `is_completed` alone: a message of gloo's has no future."""
+        """Who has sent it, for `source_rank` and `is_completed` alone: a message of gloo's has no
+        future."""
         if not self.ended:
             raise RuntimeError("Work::getFuture not implemented.")
         sender: torch.futures.Future[Any] = torch.futures.Future()
@@ -420,7 +496,8 @@ def register() -> None:
         Replacement(dist.ProcessGroup, "split_group", split_shared_memory).install()
     value = lambda future: future.value()  # noqa: E731
     for name, question, answers in (
-        ("is_completed", lambda future: future.done(), bool), ("result", value, list), ("_source_rank", value, int),
+        ("is_completed", lambda future: future.done(), bool), ("result", value, list),
+        ("_source_rank", value, int),
         ("source_rank", value, int),
     ):  # fmt: skip
         Replacement(Work, name, ask_future(question, answers)).install()
@@ -428,7 +505,8 @@ def register() -> None:
 
 # torch asks every rank for its part of the new group, and dies of None from Python. (torch 2.15)
 def split_shared_memory(real: Callable[..., Any]) -> Callable[..., Any]:
-    """A wrapper of `ProcessGroup.split_group`: a rank that is not in the new group has nothing to do for ours."""
+    """A wrapper of `ProcessGroup.split_group`: a rank that is not in the new group has nothing to
+    do for ours."""
 
     def split_group(parent: Any, ranks: Sequence[int], *args: Any, **kwargs: Any) -> Any:
         backend = _backends.get(parent)
@@ -436,7 +514,8 @@ def split_shared_memory(real: Callable[..., Any]) -> Callable[..., Any]:
             return None
         group = real(parent, ranks, *args, **kwargs)
         if backend and backend.part:
-            _backends[group], backend.part = backend.part, None
+            _backends[group] = backend.part
+            backend.part = None
         return group
 
     return split_group
@@ -444,8 +523,8 @@ def split_shared_memory(real: Callable[..., Any]) -> Callable[..., Any]:
 
 # torch hands on a `Work` from Python as one that knows no more than its future. (torch 2.15)
 def ask_future(question: Callable[[Any], Any], kind: type) -> Callable[[Any], Any]:
-    """A wrapper of a method of `Work`: where torch's own has no answer, `question` of the work's future is, if it is of
-    that kind."""
+    """A wrapper of a method of `Work`: where torch's own has no answer, `question` of the work's
+    future is, if it is of that kind."""
 
     def wrap(real: Callable[[Any], Any]) -> Callable[[Any], Any]:
         def answer(work: Any) -> Any:

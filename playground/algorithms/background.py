@@ -1,8 +1,8 @@
 """`async_op`: a collective that goes on while its caller does something else.
 
-The backend's own works in threads of the backend. Ours is Python, so it has Python threads. The calls of one group are
-made one at a time, in their order, which must be the same on all its ranks: two at once would take each other's
-messages. Those of different groups do not wait for each other.
+The backend's own works in threads of the backend. Ours is Python, so it has Python threads. The
+calls of one group are made one at a time, in their order, which must be the same on all its ranks:
+two at once would take each other's messages. Those of different groups do not wait for each other.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from queue import SimpleQueue
 from typing import Any
 
 Finish = Callable[[BaseException | None], object]
-"""Is called when a call has ended, with what it raised. Callbacks of the program's may run in it."""
+"""Is called when a call has ended, with what it raised. Callbacks of the program's may run in
+it."""
 
 
 class Work:
@@ -41,11 +42,14 @@ class Work:
 
 
 def attempt(call: Callable[[], object]) -> BaseException | None:
-    """Make this call. Returns its error, which is to be raised where it is waited for: but raises those of signals."""
+    """Make this call. Returns its error, which is to be raised where it is waited for: but raises
+    those of signals."""
     try:
         call()
     except BaseException as error:
-        if threading.current_thread() is threading.main_thread() and not isinstance(error, Exception):
+        if threading.current_thread() is threading.main_thread() and not isinstance(
+            error, Exception
+        ):
             raise
         return error
     return None
@@ -58,7 +62,8 @@ class Calls:
         self.waiting: SimpleQueue[tuple[Callable[[], object], Finish] | None] = SimpleQueue()
         """Calls to make, in order; None lets the threads go: nothing is started any more."""
         self.started = self.made = self.free = 0
-        """How many asynchronous calls there were, how many of them have been made, and the threads in no callback."""
+        """How many asynchronous calls there were, how many of them have been made, and the threads
+        in no callback."""
         self.change, self.turn = threading.Condition(), threading.Lock()
 
     def is_idle(self) -> bool:
@@ -80,9 +85,11 @@ class Calls:
             self.provide_thread()
 
     def provide_thread(self) -> None:
-        """Start a thread if calls are waiting and all threads are in callbacks, which may wait for these very calls."""
+        """Start a thread if calls are waiting and all threads are in callbacks, which may wait for
+        these very calls."""
         if not self.free and self.made < self.started:
-            threading.Thread(target=self.work, name="collective", daemon=True).start()  # no rank's end waits for it
+            # no rank's end waits for it
+            threading.Thread(target=self.work, name="collective", daemon=True).start()
             self.free += 1
 
     def work(self) -> None:
@@ -94,7 +101,8 @@ class Calls:
                 call, finish = entry
                 error = attempt(call)
                 with self.change:
-                    self.made, self.free = self.made + 1, self.free - 1
+                    self.made = self.made + 1
+                    self.free = self.free - 1
                     self.change.notify_all()
                     self.provide_thread()
             with contextlib.suppress(Exception):  # of a callback: torch has logged it
@@ -119,8 +127,9 @@ def calls_of(group: Any) -> Calls:
 def start(calls: Calls, call: Callable[[], object], in_thread: bool) -> Work:
     """Begin `call` after all that was started before.
 
-    Where the backend does not allow a second thread (nccl), the call itself only queues work for the GPU, and returns
-    before that is done: it is made here and now. In either case what it raises is raised by `wait`.
+    Where the backend does not allow a second thread (nccl), the call itself only queues work for
+    the GPU, and returns before that is done: it is made here and now. In either case what it raises
+    is raised by `wait`.
     """
     work = Work()
     if in_thread:

@@ -1,8 +1,10 @@
-"""An algorithm as a collective: for any tensor, operation and group, with the signature that torch.distributed has.
+"""An algorithm as a collective: for any tensor, operation and group, with the signature that
+torch.distributed has.
 
-An algorithm itself is a function of a flat tensor of real numbers, an operation other than AVG, and a process group.
-It writes memory as gloo does, below what torch does for a program: no version of a tensor is counted up, autograd and
-inference mode do not see it, and neither does a mode or a default device of the program's.
+An algorithm itself is a function of a flat tensor of real numbers, an operation other than AVG, and
+a process group. It writes memory as gloo does, below what torch does for a program: no version of a
+tensor is counted up, autograd and inference mode do not see it, and neither does a mode or a
+default device of the program's.
 """
 
 from __future__ import annotations
@@ -21,20 +23,21 @@ from playground.algorithms.operation import Op, check, kind, name_of
 
 
 class AllReduce:
-    """Makes an algorithm a function like `dist.all_reduce`: `algorithm(flat, op, group)` leaves the sum over all ranks
-    in a flat tensor. A rank outside the group does nothing; with `async_op` the call goes on while the caller does
-    something else, until `wait()` of what is returned."""
+    """Makes an algorithm a function like `dist.all_reduce`: `algorithm(flat, op, group)` leaves the
+    sum over all ranks in a flat tensor. A rank outside the group does nothing; with `async_op` the
+    call goes on while the caller does something else, until `wait()` of what is returned."""
 
     def __init__(self, algorithm: Callable[..., None]) -> None:
-        self.algorithm, self.__doc__ = algorithm, algorithm.__doc__
+        self.algorithm = algorithm
+        self.__doc__ = algorithm.__doc__
 
     def __call__(
         self, tensor: torch.Tensor, op: Any = Op.SUM, group: Group = None, async_op: bool = False
     ) -> background.Work | None:
         """Leave in `tensor`, on every rank of `group`, what `op` makes of all their tensors.
 
-        Any shape and layout, the same on every rank. Raises `ValueError` for an operation that is not defined for this
-        type.
+        Any shape and layout, the same on every rank. Raises `ValueError` for an operation that is
+        not defined for this type.
         """
         op = kind(op)
         check(tensor.dtype, op)
@@ -43,7 +46,9 @@ class AllReduce:
             if (size := group.size()) > 1:
                 all_reduce_by(by_executor(self.algorithm, op, group), tensor, op, size)
 
-        return run_collective(f"all_reduce ({self.algorithm.__name__})", call, tensor, tensor, group, async_op)
+        return run_collective(
+            f"all_reduce ({self.algorithm.__name__})", call, tensor, tensor, group, async_op
+        )
 
 
 OnFlat = Callable[[torch.Tensor], object]
@@ -66,12 +71,16 @@ def on_flat(do: OnFlat, tensor: torch.Tensor) -> None:
 
 
 def once(tensor: torch.Tensor, strides: Sequence[int] = ()) -> torch.Tensor:
-    """Each place in memory once, where a tensor with these strides, its own if none are given, is an expanded one."""
-    return tensor[tuple(slice(0, 1) if stride == 0 else slice(None) for stride in strides or tensor.stride())]
+    """Each place in memory once, where a tensor with these strides, its own if none are given, is
+    an expanded one."""
+    return tensor[
+        tuple(slice(0, 1) if stride == 0 else slice(None) for stride in strides or tensor.stride())
+    ]
 
 
 def all_reduce_by(reduce: OnFlat, tensor: torch.Tensor, op: Any, size: int) -> None:
-    """All-reduce of any tensor over `size` ranks, by one that adds flat tensors where `op` is AVG."""
+    """All-reduce of any tensor over `size` ranks, by one that adds flat tensors where `op` is
+    AVG."""
 
     def average(flat: torch.Tensor) -> None:
         reduce(flat)
@@ -80,8 +89,11 @@ def all_reduce_by(reduce: OnFlat, tensor: torch.Tensor, op: Any, size: int) -> N
     on_flat(average if op == Op.AVG else reduce, tensor)
 
 
-def reduce_scatter_by(reduce: OnFlat, output: torch.Tensor, input: torch.Tensor, op: Any, rank: int, size: int) -> None:
-    """The same for a reduce-scatter, which leaves the share of this rank where it is in a flat tensor."""
+def reduce_scatter_by(
+    reduce: OnFlat, output: torch.Tensor, input: torch.Tensor, op: Any, rank: int, size: int
+) -> None:
+    """The same for a reduce-scatter, which leaves the share of this rank where it is in a flat
+    tensor."""
     with BelowAutograd(), DisableTorchFunction():
         flat = as_real(input).clone(memory_format=torch.contiguous_format).view(-1)
         reduce(flat)
@@ -91,8 +103,11 @@ def reduce_scatter_by(reduce: OnFlat, output: torch.Tensor, input: torch.Tensor,
         real.copy_(share.view(real.shape))
 
 
-def all_gather_by(gather: OnFlat, output: torch.Tensor, input: torch.Tensor, rank: int, size: int) -> None:
-    """The same for an all-gather, which finds the share of this rank where it is in a flat tensor."""
+def all_gather_by(
+    gather: OnFlat, output: torch.Tensor, input: torch.Tensor, rank: int, size: int
+) -> None:
+    """The same for an all-gather, which finds the share of this rank where it is in a flat
+    tensor."""
 
     def put_and_gather(flat: torch.Tensor) -> None:
         flat.tensor_split(size)[rank].copy_(as_real(input).reshape(-1))
@@ -102,28 +117,40 @@ def all_gather_by(gather: OnFlat, output: torch.Tensor, input: torch.Tensor, ran
 
 
 def run_collective(
-    name: str, call: Callable[[Group], None], input: torch.Tensor, output: torch.Tensor, group: Group, async_op: bool,
+    name: str, call: Callable[[Group], None], input: torch.Tensor, output: torch.Tensor,
+    group: Group, async_op: bool,
     shares: tuple[torch.Tensor, torch.Tensor] | None = None,
 ) -> background.Work | None:  # fmt: skip
     """Call `call` with the group: now, or in the background. Outside the group, do nothing.
 
-    Raises `ValueError` unless the first of `shares`, if there are any, is as large as the second on all ranks together.
+    Raises `ValueError` unless the first of `shares`, if there are any, is as large as the second on
+    all ranks together.
     """
     group = group or dist.group.WORLD
     if group == dist.GroupMember.NON_GROUP_MEMBER:
-        return background.start(background.Calls(), lambda: None, in_thread=False) if async_op else None
+        return (
+            background.start(background.Calls(), lambda: None, in_thread=False)
+            if async_op
+            else None
+        )
     if shares:
         check_shares(*shares, group.size())
-    return messages.executor().collective(name, partial(call, group), input, output, group, async_op)
+    return messages.executor().collective(
+        name, partial(call, group), input, output, group, async_op
+    )
 
 
 def check_shares(whole: torch.Tensor, share: torch.Tensor, size: int) -> None:
     """Raise `ValueError` unless `whole` holds as much as `share` on all ranks together."""
     if whole.dtype != share.dtype:
-        raise ValueError(f"{name_of(whole.dtype)} and {name_of(share.dtype)}: input and output must have the same type")
+        raise ValueError(
+            f"{name_of(whole.dtype)} and {name_of(share.dtype)}: input and output must have the "
+            "same type"
+        )
     if whole.numel() != size * share.numel():
         raise ValueError(
-            f"{whole.numel()} elements are not {size} shares of {share.numel()}: every rank's share has the same size"
+            f"{whole.numel()} elements are not {size} shares of {share.numel()}: every rank's "
+            "share has the same size"
         )
 
 

@@ -1,25 +1,29 @@
-"""The alpha-beta model: an all-reduce takes the latency of its messages, the time of their bytes, and that of adding.
+"""The alpha-beta model: an all-reduce takes the latency of its messages, the time of their bytes,
+and that of adding.
 
     time = messages * alpha + bytes * beta + added * gamma
 
-alpha is the latency of a message, beta the inverse of a link's bandwidth, gamma the seconds that adding a byte takes.
-Messages, bytes and additions are counted in two ways:
+alpha is the latency of a message, beta the inverse of a link's bandwidth, gamma the seconds that
+adding a byte takes. Messages, bytes and additions are counted in two ways:
 
-- Along the critical path, what must happen one after the other, if every rank has its own cores and its own link. A
-  link carries one message at a time each way. On a cluster this is the time.
-- In all ranks together. Where C cores are shared by more ranks than that, C cores must do this work, however much of
-  it could happen at once: the time is the larger of the critical path and the total divided by C.
+- Along the critical path, what must happen one after the other, if every rank has its own cores and
+  its own link. A link carries one message at a time each way. On a cluster this is the time.
+- In all ranks together. Where C cores are shared by more ranks than that, C cores must do this
+  work, however much of it could happen at once: the time is the larger of the critical path and the
+  total divided by C.
 
-`added` counts the bytes a rank itself works through: those it adds, and those it copies to keep an order.
+`added` counts the bytes a rank itself works through: those it adds, and those it copies to keep an
+order.
 
-Two levels: rank r lives on node r // R. A message inside a node costs inner_alpha + bytes * inner_beta, and no more
-than one between nodes. A step in which some rank must wait for a message between nodes is a step between nodes. Every
-rank has its own link out of its node.
+Two levels: rank r lives on node r // R. A message inside a node costs inner_alpha + bytes *
+inner_beta, and no more than one between nodes. A step in which some rank must wait for a message
+between nodes is a step between nodes. Every rank has its own link out of its node.
 
 A function `Task -> Cost` for each algorithm of all_reduce.py follows the model.
 
-Not in the model: what caches save, what newly allocated memory costs, and links that several messages share on the way.
-Source: Hockney: The Communication Challenge for MPP (1994). This module does not import torch.
+Not in the model: what caches save, what newly allocated memory costs, and links that several
+messages share on the way. Source: Hockney: The Communication Challenge for MPP (1994). This module
+does not import torch.
 """
 
 from __future__ import annotations
@@ -32,8 +36,9 @@ from math import ceil
 ELEMENT = 4
 """Bytes: tensors of float32."""
 PIECE = 768 * 1024
-"""Bytes, at most, of one message of the pipelined ring between CPUs: what was received is then still in a core's cache
-when it is added, and when it is sent on. Found by trying 64 KiB to 8 MiB."""
+"""Bytes, at most, of one message of the pipelined ring between CPUs: what was received is then
+still in a core's cache when it is added, and when it is sent on. Found by trying 64 KiB to 8
+MiB."""
 IN_FLIGHT = 2
 """Its receives under way: while one piece is added, the next is on its way."""
 
@@ -47,7 +52,9 @@ class Counts:
     added: float = 0
 
     def __add__(self, other: Counts) -> Counts:
-        return Counts(self.messages + other.messages, self.bytes + other.bytes, self.added + other.added)
+        return Counts(
+            self.messages + other.messages, self.bytes + other.bytes, self.added + other.added
+        )
 
     def times(self, factor: float) -> Counts:
         return Counts(self.messages * factor, self.bytes * factor, self.added * factor)
@@ -79,7 +86,9 @@ class Cost:
     @staticmethod
     def along(path: Sequence[Step], total: Counts) -> Cost:
         """The cost of these steps, one after the other."""
-        between, inside = (sum((counts for counts, inner in path if inner is at), Counts()) for at in (False, True))
+        between, inside = (
+            sum((counts for counts, inner in path if inner is at), Counts()) for at in (False, True)
+        )
         return Cost(between, inside, total)
 
 
@@ -94,8 +103,8 @@ class Machine:
     gamma: float = 0
     """Seconds per byte added."""
     cores: int | None = None
-    """Cores that all ranks share; None on a cluster, where each has its own. A message costs a core as much as it costs
-    inside a node, if there are any."""
+    """Cores that all ranks share; None on a cluster, where each has its own. A message costs a core
+    as much as it costs inside a node, if there are any."""
     ranks_per_node: int = 1
     inner_alpha: float = 0
     """Seconds per message inside a node."""
@@ -108,7 +117,11 @@ class Machine:
         path = cost.between.seconds(self.alpha, self.beta, self.gamma) + inside
         if self.cores is None:
             return path
-        alpha, beta = (self.inner_alpha, self.inner_beta) if self.ranks_per_node > 1 else (self.alpha, self.beta)
+        alpha, beta = (
+            (self.inner_alpha, self.inner_beta)
+            if self.ranks_per_node > 1
+            else (self.alpha, self.beta)
+        )
         return max(path, cost.total.seconds(alpha, beta, self.gamma) / self.cores)
 
 
@@ -140,7 +153,8 @@ class Task:
 
 
 def reduce_broadcast_cost(task: Task) -> Cost:
-    """Rank 0 receives from each of the others, one after the other, then sends to each: its link is the path.
+    """Rank 0 receives from each of the others, one after the other, then sends to each: its link is
+    the path.
 
     Of the others, the ranks of its own node are inside.
     """
@@ -151,8 +165,9 @@ def reduce_broadcast_cost(task: Task) -> Cost:
 
 
 def all_to_all_cost(task: Task) -> Cost:
-    """Every link carries N - 1 messages in and out. The path is that of a rank on the last node, the least filled:
-    most of its messages go between nodes. A rank also copies its own tensor aside, and the first one into place.
+    """Every link carries N - 1 messages in and out. The path is that of a rank on the last node,
+    the least filled: most of its messages go between nodes. A rank also copies its own tensor
+    aside, and the first one into place.
     """
     others = task.size - 1
     beside = others if task.one_node else others % task.node
@@ -162,16 +177,18 @@ def all_to_all_cost(task: Task) -> Cost:
 
 
 def tutorial_ring_cost(task: Task) -> Cost:
-    """N - 1 steps of a whole tensor, and one copy. Beyond one node, each step waits for the link between nodes."""
+    """N - 1 steps of a whole tensor, and one copy. Beyond one node, each step waits for the link
+    between nodes."""
     rank = Counts(1, task.nbytes, task.nbytes).times(task.size - 1) + Counts(added=task.nbytes)
     return Cost.along([(rank, task.one_node)], rank.times(task.size))
 
 
 def ring_cost(task: Task, pieces: int = 1) -> Cost:
-    """2 (N - 1) steps of a chunk, in pieces; beyond one node, each step waits for the link between nodes.
+    """2 (N - 1) steps of a chunk, in pieces; beyond one node, each step waits for the link between
+    nodes.
 
-    With two pieces or more, two are in flight: while one is added the next arrives, so that of all additions only that
-    of one piece is on the path. A chunk without elements is not sent.
+    With two pieces or more, two are in flight: while one is added the next arrives, so that of all
+    additions only that of one piece is on the path. A chunk without elements is not sent.
     """
     hops, chunk = 2 * (task.size - 1), ceil(task.elements / task.size) * ELEMENT
     added = chunk * hops / 2 if pieces == 1 else chunk / pieces
@@ -195,7 +212,8 @@ def recursive_doubling_cost(task: Task) -> Cost:
 def halving_doubling_cost(task: Task) -> Cost:
     """The swap over distance d carries d / P of the tensor, once to add and once to collect.
 
-    A part without elements is not sent: over distance d there are P / d parts, each sent by d ranks.
+    A part without elements is not sent: over distance d there are P / d parts, each sent by d
+    ranks.
     """
     path, messages = list[Step](), 0
     for distance in distances(task.power):
@@ -212,20 +230,21 @@ def distances(power: int) -> list[int]:
 
 
 def is_near(task: Task, distance: int) -> bool:
-    """Whether all who swap over `distance` do so inside nodes: blocks of 2 * distance ranks must not straddle two."""
+    """Whether all who swap over `distance` do so inside nodes: blocks of 2 * distance ranks must
+    not straddle two."""
     return task.power <= task.node or task.node % (2 * distance) == 0
 
 
 def with_way_in_and_out(task: Task, path: list[Step], total: Counts) -> Cost:
-    """These costs of the first P ranks, and the way in and out of the last E, all at once: they hand in their tensor,
-    and get the result."""
+    """These costs of the first P ranks, and the way in and out of the last E, all at once: they
+    hand in their tensor, and get the result."""
     way, extra = Counts(2, 2 * task.nbytes, task.nbytes), task.size - task.power
     return Cost.along([*path, *([(way, task.one_node)] if extra else [])], total + way.times(extra))
 
 
 def binary_tree_cost(task: Task) -> Cost:
-    """The sums go up and the result comes down; a parent's link serves its children in turn. Beyond one node, the path
-    goes between nodes."""
+    """The sums go up and the result comes down; a parent's link serves its children in turn. Beyond
+    one node, the path goes between nodes."""
     (arriving, additions), nbytes = path_up(task.size), task.nbytes
     messages = arriving + path_down(task.size)
     path = [(Counts(messages, messages * nbytes, additions * nbytes), task.one_node)]
@@ -233,7 +252,8 @@ def binary_tree_cost(task: Task) -> Cost:
 
 
 def subtrees(size: int) -> tuple[int, int]:
-    """How many ranks lie left and right below the root of a tree of `size` that is filled level by level."""
+    """How many ranks lie left and right below the root of a tree of `size` that is filled level by
+    level."""
     lowest = power_of_two(size)
     left = lowest // 2 - 1 + min(size - lowest + 1, lowest // 2)
     return left, size - 1 - left
@@ -243,8 +263,8 @@ def subtrees(size: int) -> tuple[int, int]:
 def path_up(size: int) -> tuple[int, int]:
     """On the critical path up a tree: messages that arrive in turn, and additions.
 
-    The left subtree is never done sooner. If the right one is done at the same time, two messages arrive in turn; if
-    it is done sooner, its message has already arrived.
+    The left subtree is never done sooner. If the right one is done at the same time, two messages
+    arrive in turn; if it is done sooner, its message has already arrived.
     """
     if size == 1:
         return 0, 0
@@ -264,14 +284,18 @@ def path_down(size: int) -> int:
 
 
 def hierarchical_cost(task: Task) -> Cost:
-    """Two rings: inside, of a chunk per rank of a host; between, of one rank per host, on that chunk. Where the last
-    host has fewer ranks than the others, it is the pipelined ring.
+    """Two rings: inside, of a chunk per rank of a host; between, of one rank per host, on that
+    chunk. Where the last host has fewer ranks than the others, it is the pipelined ring.
     """
     shares = min(task.size, task.node)
     if task.size % shares:
         return pipelined_ring_cost(task)
-    hosts, hops, chunk = task.size // shares, 2 * (shares - 1), ceil(task.elements / shares) * ELEMENT
+    hosts = task.size // shares
+    hops = 2 * (shares - 1)
+    chunk = ceil(task.elements / shares) * ELEMENT
     between = pipelined_ring_cost(Task(hosts, chunk))
-    rings = Counts(hops * min(shares, task.elements), hops * task.nbytes, hops / 2 * task.nbytes).times(hosts)
+    rings = Counts(
+        hops * min(shares, task.elements), hops * task.nbytes, hops / 2 * task.nbytes
+    ).times(hosts)
     inside = Counts(hops, hops * chunk, hops / 2 * chunk)
     return Cost(between.between, inside, rings + between.total.times(min(shares, task.elements)))

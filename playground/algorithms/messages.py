@@ -1,9 +1,9 @@
 """The parts of our algorithms: messages between the ranks of a group, and adding what has arrived.
 
-Messages are `dist.isend` and `dist.irecv`, called on the group itself: the checks that torch's functions repeat at
-every message would be a tenth of the time of a ring. nccl wants the messages of one step started together, in a batch.
-Ranks are numbered as in the group.
-Source: https://docs.pytorch.org/docs/stable/distributed.html#point-to-point-communication
+Messages are `dist.isend` and `dist.irecv`, called on the group itself: the checks that torch's
+functions repeat at every message would be a tenth of the time of a ring. nccl wants the messages of
+one step started together, in a batch. Ranks are numbered as in the group. Source:
+https://docs.pytorch.org/docs/stable/distributed.html#point-to-point-communication
 """
 
 from __future__ import annotations
@@ -35,11 +35,14 @@ Hosts = tuple[tuple[int, ...], ...]
 
 
 class Subset:
-    """Some ranks of a group, this one being one of them, numbered by their position in `members`: enough of a process
-    group to send messages of the whole group. `where` says in the name of a phase which messages these are."""
+    """Some ranks of a group, this one being one of them, numbered by their position in `members`:
+    enough of a process group to send messages of the whole group. `where` says in the name of a
+    phase which messages these are."""
 
     def __init__(self, whole: Group, members: Sequence[int], where: str) -> None:
-        self.whole, self.members, self.where = whole, members, where
+        self.whole = whole
+        self.members = members
+        self.where = where
 
     def rank(self) -> int:
         return self.members.index(self.whole.rank())
@@ -50,14 +53,19 @@ class Subset:
 
 def number_in_whole(group: Group, messages: Sequence[Addressed]) -> Sequence[Addressed]:
     """The same messages, with the numbers that ranks have in the whole group."""
-    return [(tensor, group.members[rank]) for tensor, rank in messages] if isinstance(group, Subset) else messages
+    return (
+        [(tensor, group.members[rank]) for tensor, rank in messages]
+        if isinstance(group, Subset)
+        else messages
+    )
 
 
 class Works:
     """Messages under way."""
 
     def __init__(self, sends: Sequence[Any], receives: Sequence[Any]) -> None:
-        self.sends, self.receives = sends, receives
+        self.sends = sends
+        self.receives = receives
 
     def received(self) -> None:
         """Wait until what was to be received is there."""
@@ -74,10 +82,12 @@ class Executor:
     """Does on this rank what our collectives consist of."""
 
     def collective(
-        self, name: str, call: Callable[[], None], input: torch.Tensor, output: torch.Tensor, group: Group,
+        self, name: str, call: Callable[[], None], input: torch.Tensor, output: torch.Tensor,
+        group: Group,
         async_op: bool,
     ) -> background.Work | None:  # fmt: skip
-        """Make the call of a collective, now or in the background. It takes `input`, and leaves `output`."""
+        """Make the call of a collective, now or in the background. It takes `input`, and leaves
+        `output`."""
         calls = background.calls_of(group)
         if async_op:
             return background.start(calls, call, backend_of(group).allows_threads)
@@ -91,10 +101,20 @@ class Executor:
     def start(self, group: Group, send: Sequence[Addressed], receive: Sequence[Addressed]) -> Works:
         """Start messages, none of them empty."""
         if isinstance(group, Subset):
-            group, send, receive = group.whole, number_in_whole(group, send), number_in_whole(group, receive)
+            group, send, receive = (
+                group.whole,
+                number_in_whole(group, send),
+                number_in_whole(group, receive),
+            )
         if is_batched((send or receive)[0][0]):
-            batch = [dist.P2POp(dist.isend, tensor, group=group, group_peer=rank) for tensor, rank in send]
-            batch += [dist.P2POp(dist.irecv, tensor, group=group, group_peer=rank) for tensor, rank in receive]
+            batch = [
+                dist.P2POp(dist.isend, tensor, group=group, group_peer=rank)
+                for tensor, rank in send
+            ]
+            batch += [
+                dist.P2POp(dist.irecv, tensor, group=group, group_peer=rank)
+                for tensor, rank in receive
+            ]
             return Works([], dist.batch_isend_irecv(batch))
         sends = [group.send([tensor], rank, TAG) for tensor, rank in send]
         return Works(sends, [group.recv([tensor], rank, TAG) for tensor, rank in receive])
@@ -109,7 +129,8 @@ _executor: Executor | Watcher = _plain
 
 
 class Watcher:
-    """An executor that leaves it to `inner`, the one in use when it is made. A subclass looks on: see `executed_by`."""
+    """An executor that leaves it to `inner`, the one in use when it is made. A subclass looks on:
+    see `executed_by`."""
 
     def __init__(self) -> None:
         self.inner = _executor
@@ -135,7 +156,8 @@ def executor() -> Executor | Watcher:
 
 
 def start(group: Group, send: Sequence[Addressed] = (), receive: Sequence[Addressed] = ()) -> Works:
-    """Start these messages. Until they are finished, do not write what is sent nor read what is received.
+    """Start these messages. Until they are finished, do not write what is sent nor read what is
+    received.
 
     A message without elements is not sent: both ends know that it is empty.
     """
@@ -144,7 +166,9 @@ def start(group: Group, send: Sequence[Addressed] = (), receive: Sequence[Addres
     return _executor.start(group, send, receive) if send or receive else Works((), ())
 
 
-def exchange(group: Group, send: Sequence[Addressed] = (), receive: Sequence[Addressed] = ()) -> None:
+def exchange(
+    group: Group, send: Sequence[Addressed] = (), receive: Sequence[Addressed] = ()
+) -> None:
     """Send and receive these, and wait until both are done."""
     works = start(group, send, receive)
     works.received()
@@ -168,20 +192,22 @@ _segments: WeakKeyDictionary[Any, Segment | str] = WeakKeyDictionary()
 
 
 def hosts_of(group: Group, device: torch.device) -> Hosts:
-    """For each host the ranks of the group that it has. All must ask at the same point; the first time, they exchange
-    it. `device` is where the group's messages lie."""
+    """For each host the ranks of the group that it has. All must ask at the same point; the first
+    time, they exchange it. `device` is where the group's messages lie."""
     if group not in _hosts:
         _hosts[group] = ranks_by_host(all_gather_numbers(group, device, [digest(host_id())]))
     return _hosts[group]
 
 
 def segment_of(group: Group, device: torch.device) -> Segment | str:
-    """The memory that this rank shares with those of its host; why not, where any rank has none. As for `hosts_of`."""
+    """The memory that this rank shares with those of its host; why not, where any rank has none. As
+    for `hosts_of`."""
     segment = _segments.get(group)
     if segment is None:
         hosts, timeout = hosts_of(group, device), partial(timeout_of, proxy(group), device)
         if device.type == "cpu":
-            world, gather = dist.get_process_group_ranks(group), partial(all_gather_numbers, group, device)
+            world = dist.get_process_group_ranks(group)
+            gather = partial(all_gather_numbers, group, device)
             segment = open_segment(group.rank(), hosts, world, gather, timeout)
         else:
             segment = f"tensors lie in the memory of {device.type}"
@@ -189,11 +215,14 @@ def segment_of(group: Group, device: torch.device) -> Segment | str:
     return segment
 
 
-def all_gather_numbers(group: Group, device: torch.device, values: Sequence[int]) -> list[tuple[int, ...]]:
-    """All-gather of a few numbers of 64 bits. All ranks of the group must call this at the same point.
+def all_gather_numbers(
+    group: Group, device: torch.device, values: Sequence[int]
+) -> list[tuple[int, ...]]:
+    """All-gather of a few numbers of 64 bits. All ranks of the group must call this at the same
+    point.
 
-    They go once round a ring, as messages of the group like an algorithm's own: a collective of the backend could meet
-    one that the user has started meanwhile.
+    They go once round a ring, as messages of the group like an algorithm's own: a collective of the
+    backend could meet one that the user has started meanwhile.
     """
     rank, size = group.rank(), group.size()
     told = torch.zeros(size, len(values), dtype=torch.int64, device=device)
@@ -201,7 +230,9 @@ def all_gather_numbers(group: Group, device: torch.device, values: Sequence[int]
     lines = told.unbind()
     for step in range(size - 1):
         outgoing, incoming = lines[(rank - step) % size], lines[(rank - step - 1) % size]
-        works = _plain.start(group, [(outgoing, (rank + 1) % size)], [(incoming, (rank - 1) % size)])
+        works = _plain.start(
+            group, [(outgoing, (rank + 1) % size)], [(incoming, (rank - 1) % size)]
+        )
         works.received()
         works.sent()
     return [tuple(line) for line in told.tolist()]

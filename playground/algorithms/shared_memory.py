@@ -1,15 +1,17 @@
-"""Collectives in the memory that the ranks of one host share: nothing is sent, so no ring is needed.
+"""Collectives in the memory that the ranks of one host share: nothing is sent, so no ring is
+needed.
 
     small tensors             copy in | add all slots                                          one meeting
     others, two ranks         copy in | add the other's slot                                   one per piece
     others, N ranks           copy in | add my share, copy it in | copy out the other shares   two per slot
 
-`|` is a meeting of all ranks. They add in the order of the ranks, so that their sums have the same bits.
+`|` is a meeting of all ranks. They add in the order of the ranks, so that their sums have the same
+bits.
 
-In a ring, sums must travel: each rank sends 2 (N - 1) / N * S bytes. Here they lie where all can read them, and the
-limit is the memory. To sum in place, every input is read once and every output written once, by whichever core: at B
-bytes per second, loads and stores counted, this takes at least 2 N S / B seconds: about what `bench --limit` shows, all
-ranks copying S bytes at once.
+In a ring, sums must travel: each rank sends 2 (N - 1) / N * S bytes. Here they lie where all can
+read them, and the limit is the memory. To sum in place, every input is read once and every output
+written once, by whichever core: at B bytes per second, loads and stores counted, this takes at
+least 2 N S / B seconds: about what `bench --limit` shows, all ranks copying S bytes at once.
 Source: DeepSpeed's all-reduce for CPUs, https://github.com/deepspeedai/DeepSpeed/pull/5391
 """
 
@@ -32,7 +34,9 @@ PIECE = 512 * 1024
 """Bytes that two ranks copy in before they meet: still in the nearest cache when they are added."""
 CALLS = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "step")
 OPS = tuple(ADDS)
-DTYPES = tuple(dict.fromkeys(each for each in vars(torch).values() if isinstance(each, torch.dtype)))
+DTYPES = tuple(
+    dict.fromkeys(each for each in vars(torch).values() if isinstance(each, torch.dtype))
+)
 
 
 @functools.cache
@@ -44,12 +48,15 @@ def say_why_not(excuse: str, rank: int) -> None:
 
 def one_call(collective: Callable[..., None]) -> Callable[..., None]:
     """Make it a call of its segment, in which an error breaks the segment for all ranks."""
-    return functools.wraps(collective)(lambda segment, *args, **named: segment.run(collective, *args, **named))
+    return functools.wraps(collective)(
+        lambda segment, *args, **named: segment.run(collective, *args, **named)
+    )
 
 
 @one_call
 def all_reduce(segment: Segment, flat: torch.Tensor, op: Any) -> None:
-    """Leave in a flat tensor, on every rank of the segment, what `op` makes of all their tensors; AVG adds, as SUM.
+    """Leave in a flat tensor, on every rank of the segment, what `op` makes of all their tensors;
+    AVG adds, as SUM.
 
     Raises `RuntimeError` on all ranks if they call it with different operations, types or sizes.
     """
@@ -72,7 +79,9 @@ def add_by_slots(segment: Segment, flat: torch.Tensor, op: Any) -> None:
             slots = segment.slots(segment.half, flat.dtype, piece.numel())
             slots[segment.rank].copy_(piece)
             meet()
-            add_all(ADDS[op], (piece, slots[1]) if segment.rank == 0 else (slots[0], piece), out=piece)
+            add_all(
+                ADDS[op], (piece, slots[1]) if segment.rank == 0 else (slots[0], piece), out=piece
+            )
         else:
             shares = piece.tensor_split(segment.size)
             reduce_shares(segment, shares, op, meet)
@@ -89,8 +98,8 @@ def add_all(add: Callable[..., object], parts: Sequence[torch.Tensor], out: torc
 
 @one_call
 def reduce_scatter(segment: Segment, flat: torch.Tensor, op: Any) -> None:
-    """Leave on rank r, in the r-th of N shares of a flat tensor, what `op` makes of it; the other shares stay as they
-    are. Raises as `all_reduce`."""
+    """Leave on rank r, in the r-th of N shares of a flat tensor, what `op` makes of it; the other
+    shares stay as they are. Raises as `all_reduce`."""
     agree(segment, "reduce_scatter", flat, op)
     shares = flat.tensor_split(segment.size)
     step = SLOT // flat.itemsize // segment.size
@@ -121,7 +130,9 @@ def broadcast(segment: Segment, flat: torch.Tensor, root: int) -> None:
             piece.copy_(slot)
 
 
-def reduce_shares(segment: Segment, shares: Sequence[torch.Tensor], op: Any, meet: Callable[[], None]) -> None:
+def reduce_shares(
+    segment: Segment, shares: Sequence[torch.Tensor], op: Any, meet: Callable[[], None]
+) -> None:
     """Add up this rank's share, where all shares together fit into a slot."""
     rank = segment.rank
     slots = segment.slots(segment.half, shares[0].dtype, sum(share.numel() for share in shares))
@@ -147,20 +158,32 @@ def gather_shares(segment: Segment, shares: Sequence[torch.Tensor]) -> None:
             share.copy_(slot[: share.numel()])
 
 
-def agree(segment: Segment, collective: str, flat: torch.Tensor, op: Any = None, root: int = 0) -> None:
+def agree(
+    segment: Segment, collective: str, flat: torch.Tensor, op: Any = None, root: int = 0
+) -> None:
     """Meet. Raises `RuntimeError` unless all ranks call the same."""
-    code = CALLS.index(collective), DTYPES.index(flat.dtype), OPS.index(op) if op is not None else len(OPS)
+    code = (
+        CALLS.index(collective),
+        DTYPES.index(flat.dtype),
+        OPS.index(op) if op is not None else len(OPS),
+    )
     calls = segment.agree((flat.numel(), code[0] | code[1] << 8 | code[2] << 16 | root << 24))
     if len(calls) == 1:
         return
     other = next(rank for rank, call in enumerate(calls) if call != calls[segment.rank])
-    told = [f"{segment.name(rank)} called {describe(segment, *calls[rank])}" for rank in sorted((segment.rank, other))]
+    told = [
+        f"{segment.name(rank)} called {describe(segment, *calls[rank])}"
+        for rank in sorted((segment.rank, other))
+    ]
     raise RuntimeError(f"the ranks do not call the same collective: {', '.join(told)}")
 
 
 def describe(segment: Segment, numel: int, code: int) -> str:
     """A call, from the numbers that stand for it."""
-    collective, dtype, op, root = CALLS[code & 255], DTYPES[code >> 8 & 255], code >> 16 & 255, code >> 24
+    collective = CALLS[code & 255]
+    dtype = DTYPES[code >> 8 & 255]
+    op = code >> 16 & 255
+    root = code >> 24
     details = [f"{numel} {name_of(dtype)}", *([OPS[op].name] if op < len(OPS) else [])]
     if collective == "broadcast":
         details.append(f"from {segment.name(root)}")

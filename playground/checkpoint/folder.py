@@ -1,5 +1,5 @@
-"""The folder of a run's snapshots: files that are whole or absent, when they are taken, and the lock by which it
-belongs to one run.
+"""The folder of a run's snapshots: files that are whole or absent, when they are taken, and the
+lock by which it belongs to one run.
 
     step-00000120-9f86d081884c7d65.pt    the state of all ranks after 120 steps; the digits are those of its SHA-256
 
@@ -36,15 +36,16 @@ class SnapshotSettings:
     every: int = 100
     """Steps of the optimizer between two snapshots."""
     resume: str = AUTO
-    """`AUTO`: from the newest in the folder, if there is one. `NO`: from the start, in a folder without any. (A world
-    that was restarted always resumes from the newest.)"""
+    """`AUTO`: from the newest in the folder, if there is one. `NO`: from the start, in a folder
+    without any. (A world that was restarted always resumes from the newest.)"""
 
     def __post_init__(self) -> None:
         check_at_least_one(self, "every")
 
 
 KEPT = 3
-"""Number of snapshots kept, the newest ones: if one turns out to be damaged, there is one before it."""
+"""Number of snapshots kept, the newest ones: if one turns out to be damaged, there is one before
+it."""
 NAME = re.compile(r"step-(\d{8,})-([0-9a-f]{16})\.pt")
 
 
@@ -59,26 +60,34 @@ def name_file(step: int, content: bytes) -> str:
 
 
 def make_folder(folder: Path) -> None:
-    """Make the folder of a run's snapshots. Raises `UsageError` where it cannot be made or written to, and for one in
-    which others can put links: it is another user's, or made for all to write to (/tmp itself)."""
+    """Make the folder of a run's snapshots. Raises `UsageError` where it cannot be made or written
+    to, and for one in which others can put links: it is another user's, or made for all to write to
+    (/tmp itself)."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder) as file:
             own = os.fstat(file.fileno()).st_uid
         is_public = belongs_to_another(folder, own) or folder.stat().st_mode & stat.S_ISVTX
     except OSError as error:
-        raise UsageError(f"snapshots in {folder}: {error.strerror}; choose a folder that can be written to") from None
+        raise UsageError(
+            f"snapshots in {folder}: {error.strerror}; choose a folder that can be written to"
+        ) from None
     if is_public:
-        raise UsageError(f"snapshots in {folder}: other users can put links there; choose a folder of your own")
+        raise UsageError(
+            f"snapshots in {folder}: other users can put links there; choose a folder of your own"
+        )
 
 
 def write_snapshot(folder: Path, step: int, content: bytes) -> None:
-    """Write the snapshot, as `write` does on the board of elastic, then remove all but the `KEPT` newest up to it. (A
-    run that was sent back takes later ones again.) The content is on the disk before the file gets its name, and the
-    name before an older one is removed: after a kill or a power failure the snapshot is whole or absent, and those
-    before it are there. Raises `OSError`. (Opened without blocking: a FIFO in the file's place is an error.)"""
+    """Write the snapshot, as `write` does on the board of elastic, then remove all but the `KEPT`
+    newest up to it. (A run that was sent back takes later ones again.) The content is on the disk
+    before the file gets its name, and the name before an older one is removed: after a kill or a
+    power failure the snapshot is whole or absent, and those before it are there. Raises `OSError`.
+    (Opened without blocking: a FIFO in the file's place is an error.)"""
     unfinished = folder / ".unfinished"
-    descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NONBLOCK | NO_LINK, 0o666)
+    descriptor = os.open(
+        unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NONBLOCK | NO_LINK, 0o666
+    )
     try:
         left = memoryview(content)
         while left:  # the system may take less at a time
@@ -102,12 +111,15 @@ def write_snapshot(folder: Path, step: int, content: bytes) -> None:
 
 
 def lock_folder(folder: Path) -> int:
-    """Take `folder` for this process, until it ends or closes the descriptor returned. Raises `UsageError` if another
-    process holds it. (A POSIX lock: unlike with `flock`, processes that are forked do not hold it on.)"""
+    """Take `folder` for this process, until it ends or closes the descriptor returned. Raises
+    `UsageError` if another process holds it. (A POSIX lock: unlike with `flock`, processes that are
+    forked do not hold it on.)"""
     try:
         descriptor = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT | NO_LINK, 0o666)
     except OSError as error:
-        raise UsageError(f"snapshots in {folder}: .lock: {error.strerror}; choose another folder") from None
+        raise UsageError(
+            f"snapshots in {folder}: .lock: {error.strerror}; choose another folder"
+        ) from None
     for _ in range(50):  # 1 s, for the kernel has to release the lock of a process that was killed
         if not is_locked(descriptor):
             return descriptor
@@ -118,7 +130,8 @@ def lock_folder(folder: Path) -> int:
 
 
 def is_locked(descriptor: int) -> bool:
-    """Whether another process holds the lock; if none does, this one from now on, if the file system has locks."""
+    """Whether another process holds the lock; if none does, this one from now on, if the file
+    system has locks."""
     try:
         fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:

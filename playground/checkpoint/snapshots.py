@@ -1,4 +1,5 @@
-"""Snapshots of a training run: how rank 0 writes them, and how the ranks choose one to resume from."""
+"""Snapshots of a training run: how rank 0 writes them, and how the ranks choose one to resume
+from."""
 
 from __future__ import annotations
 
@@ -35,18 +36,21 @@ Fingerprint = Mapping[str, object]
 
 @dataclass(frozen=True, kw_only=True)
 class Snapshot:
-    """All that a run needs to resume: tensors and plain data. Its fields are what `torch.load` finds in a file."""
+    """All that a run needs to resume: tensors and plain data. Its fields are what `torch.load`
+    finds in a file."""
 
     step: int
     fingerprint: Fingerprint
     shared: Mapping[str, Any]
     """The state that is the same on all ranks: model, optimizer."""
     own: Sequence[Mapping[str, Any]]
-    """The state of each rank's own, in rank order: random numbers, totals; parameters, where replicas differ."""
+    """The state of each rank's own, in rank order: random numbers, totals; parameters, where
+    replicas differ."""
 
 
 class SnapshotWriter:
-    """Writes a run's snapshots, on rank 0, by a thread. Raises `UsageError` if another run is writing in the folder."""
+    """Writes a run's snapshots, on rank 0, by a thread. Raises `UsageError` if another run is
+    writing in the folder."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -57,8 +61,9 @@ class SnapshotWriter:
         self.writing: Future[None] | None = None
 
     def save(self, snapshot: Snapshot) -> None:
-        """Serialise it, have the thread write it, and return; tensors may be changed then. If the one before is not
-        written yet, wait for it. That a disk is full is reported, and raises nothing."""
+        """Serialise it, have the thread write it, and return; tensors may be changed then. If the
+        one before is not written yet, wait for it. That a disk is full is reported, and raises
+        nothing."""
         content = serialise(vars(snapshot))
         if self.writing:
             self.writing.result()
@@ -73,7 +78,8 @@ class SnapshotWriter:
             report(problem=f"step {step} has no snapshot: {why}; training went on")
 
     def close(self) -> None:
-        """Wait until all is written. Raises what the thread has raised, lest the last snapshot be missed by nobody."""
+        """Wait until all is written. Raises what the thread has raised, lest the last snapshot be
+        missed by nobody."""
         self.thread.shutdown()
         self.unlock()
         if self.writing:
@@ -106,13 +112,18 @@ def read_snapshot(file: Path) -> Snapshot:
     return Snapshot(**deserialise(content))
 
 
-def choose_snapshot(settings: SnapshotSettings, fingerprint: Fingerprint, restarted: bool) -> Snapshot | None:
-    """The snapshot to resume from; None to begin at the start. Those that are damaged are named in reports and passed
-    over. Raises `UsageError` if it is of another run."""
+def choose_snapshot(
+    settings: SnapshotSettings, fingerprint: Fingerprint, restarted: bool
+) -> Snapshot | None:
+    """The snapshot to resume from; None to begin at the start. Those that are damaged are named in
+    reports and passed over. Raises `UsageError` if it is of another run."""
     files = [file for _, file in find_snapshots(settings.folder)]
     if settings.resume == NO and not restarted:
         if files:
-            raise UsageError(f"--resume {NO}: {settings.folder} holds snapshots: take {AUTO}, or a folder without any")
+            raise UsageError(
+                f"--resume {NO}: {settings.folder} holds snapshots: take {AUTO}, or a folder "
+                "without any"
+            )
         return None
     for file in files:
         try:
@@ -130,12 +141,17 @@ def check_same_run(file: Path, saved: Fingerprint, own: Fingerprint) -> None:
     for key in {**own, **saved}:
         before, now = saved.get(key, "missing"), own.get(key, "missing")
         if before != now:
-            raise UsageError(f"{file}: {key} is {before} in the snapshot and {now} here; choose another folder")
+            raise UsageError(
+                f"{file}: {key} is {before} in the snapshot and {now} here; choose another folder"
+            )
 
 
-def open_folder(settings: SnapshotSettings, fingerprint: Fingerprint) -> tuple[SnapshotWriter | None, Snapshot | None]:
-    """On all ranks: the writer (rank 0's) for the folder, which is made, and the snapshot to resume from. Raises
-    `UsageError` on all ranks if one cannot write to the folder, or does not see what rank 0 writes there."""
+def open_folder(
+    settings: SnapshotSettings, fingerprint: Fingerprint
+) -> tuple[SnapshotWriter | None, Snapshot | None]:
+    """On all ranks: the writer (rank 0's) for the folder, which is made, and the snapshot to resume
+    from. Raises `UsageError` on all ranks if one cannot write to the folder, or does not see what
+    rank 0 writes there."""
     folder, is_first = settings.folder, dist.get_rank() == 0
     restarted = any(all_gather_object(restart_count() > 0))
     with refuse_together():
@@ -144,7 +160,10 @@ def open_folder(settings: SnapshotSettings, fingerprint: Fingerprint) -> tuple[S
         names = all_gather_object(Path(sign.name).name)
         with refuse_together():
             if not (folder / names[0]).exists():
-                raise UsageError(f"snapshots in {folder}: what rank 0 writes is not seen here; all hosts must share it")
+                raise UsageError(
+                    f"snapshots in {folder}: what rank 0 writes is not seen here; all hosts must "
+                    "share it"
+                )
     with refuse_together():
         newest = choose_snapshot(settings, fingerprint, restarted) if is_first else None
         writer = SnapshotWriter(folder) if is_first else None

@@ -1,6 +1,8 @@
-"""Options: made of the flags of a dataclass and packed into one object; names of a table; those of every run.
+"""Options: made of the flags of a dataclass and packed into one object; names of a table; those of
+every run.
 
-An option that has no effect is refused by name. What it needs stands with its flag, or beside the options of a command:
+An option that has no effect is refused by name. What it needs stands with its flag, or beside the
+options of a command:
 
     flag(…, needs={"sync": ("bucketed", "overlapped")})              # needs one of these --sync
     flag(…, needs={"snapshots": ANY})                                # needs --snapshots, whatever its value
@@ -33,7 +35,8 @@ Changes = Mapping[str, Mapping[str, Any]]
 
 
 class Megabytes(click.FloatRange):
-    """A number of units of 2^20 bytes, as bytes: DistributedDataParallel's bucket_cap_mb counts them so, too."""
+    """A number of units of 2^20 bytes, as bytes: DistributedDataParallel's bucket_cap_mb counts
+    them so, too."""
 
     def __init__(self) -> None:
         super().__init__(0, 1e6, min_open=True)
@@ -43,25 +46,35 @@ class Megabytes(click.FloatRange):
 
 
 class FileOrFolder(click.Path):
-    """A path. No path, as of a shell's variable that is not set, is refused: it would be the working folder."""
+    """A path. No path, as of a shell's variable that is not set, is refused: it would be the
+    working folder."""
 
     def __init__(self) -> None:
         super().__init__(path_type=Path)
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        return super().convert(value, param, ctx) if value != "" else self.fail("the path is empty.", param, ctx)
+        return (
+            super().convert(value, param, ctx)
+            if value != ""
+            else self.fail("the path is empty.", param, ctx)
+        )
 
 
 FILE = FileOrFolder()
 
 
 def options(*decorators: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    return lambda command: functools.reduce(lambda decorated, each: each(decorated), reversed(decorators), command)
+    return lambda command: functools.reduce(
+        lambda decorated, each: each(decorated), reversed(decorators), command
+    )
 
 
-def flags(kind: type[Any], *names: str, group: str = "", changes: Changes | None = None) -> Callable[[Any], Any]:
-    """Options for these fields of a dataclass or, if none are named, for all flags of the group, as one decorator.
-    `changes`: by field, arguments of `click.option` that differ from what the flag says."""
+def flags(
+    kind: type[Any], *names: str, group: str = "", changes: Changes | None = None
+) -> Callable[[Any], Any]:
+    """Options for these fields of a dataclass or, if none are named, for all flags of the group, as
+    one decorator. `changes`: by field, arguments of `click.option` that differ from what the flag
+    says."""
     known, hints = flags_of(kind), get_type_hints(kind)
     defaults: Mapping[str, Any] = {field.name: field.default for field in fields(kind)}
     made = []
@@ -69,14 +82,22 @@ def flags(kind: type[Any], *names: str, group: str = "", changes: Changes | None
         about, hint = known[name], hints[name]
         value_type = next((each for each in get_args(hint) if each is not NoneType), hint)
         spellings = (about.name or f"--{name.replace('_', '-')}").split()
-        arguments = {"help": about.help, "metavar": about.metavar, "type": type_of(about, value_type)}
+        arguments = {
+            "help": about.help,
+            "metavar": about.metavar,
+            "type": type_of(about, value_type),
+        }
         if value_type is bool:
             arguments["is_flag"] = True
         elif defaults[name] not in (None, ()):
             default = round(defaults[name] / MEGABYTE, 4) if about.in_megabytes else defaults[name]
             arguments |= {"default": default, "show_default": True}
         made.append(
-            click.option(*spellings, name, **{**arguments, **(about.click or {}), **(changes or {}).get(name, {})})
+            click.option(
+                *spellings,
+                name,
+                **{**arguments, **(about.click or {}), **(changes or {}).get(name, {})},
+            )
         )
         made += [only_with(name, **{other: values}) for other, values in about.needs.items()]
     return options(*made)
@@ -84,7 +105,8 @@ def flags(kind: type[Any], *names: str, group: str = "", changes: Changes | None
 
 def type_of(flag: Flag, value_type: type) -> Any:
     """The type of an option for click, with the range it allows; None where click's own will do."""
-    low, high = flag.least if flag.above is None else flag.above, flag.most if flag.below is None else flag.below
+    low = flag.least if flag.above is None else flag.above
+    high = flag.most if flag.below is None else flag.below
     if flag.in_megabytes:
         return Megabytes()
     if flag.choices is not None:
@@ -92,7 +114,9 @@ def type_of(flag: Flag, value_type: type) -> Any:
     if value_type is int:
         return click.IntRange(cast("int", low), cast("int", high))
     if value_type is float:
-        return click.FloatRange(low, high, min_open=flag.above is not None, max_open=flag.below is not None)
+        return click.FloatRange(
+            low, high, min_open=flag.above is not None, max_open=flag.below is not None
+        )
     return FILE if value_type is Path else None
 
 
@@ -103,8 +127,9 @@ def pack_options(
     only: Sequence[str] = (),
     changes: Changes | None = None,
 ) -> Callable[[Any], Any]:
-    """The flags of a dataclass, or `only` these, then further options, as one decorator. Their values reach the command
-    as its argument `name`: a `kind`, whose fields are called as the options' values are."""
+    """The flags of a dataclass, or `only` these, then further options, as one decorator. Their
+    values reach the command as its argument `name`: a `kind`, whose fields are called as the
+    options' values are."""
     names = only or [field.name for field in fields(kind)]
 
     def decorate(command: Any) -> Any:
@@ -121,9 +146,12 @@ def pack_options(
 ALL = "all"
 
 
-def names_option(*flags: str, known: Collection[str], default: Sequence[str], help: str) -> Callable[[Any], Any]:
-    """An option that takes several names of a table, with commas between them, or `ALL`. Its value is the words given;
-    empty if it is left out, for which --help shows `default`. `select_names` makes names of the words."""
+def names_option(
+    *flags: str, known: Collection[str], default: Sequence[str], help: str
+) -> Callable[[Any], Any]:
+    """An option that takes several names of a table, with commas between them, or `ALL`. Its value
+    is the words given; empty if it is left out, for which --help shows `default`. `select_names`
+    makes names of the words."""
     return click.option(
         *flags,
         help=f"{help}: {', '.join(known)} or {ALL}.",
@@ -135,7 +163,8 @@ def names_option(*flags: str, known: Collection[str], default: Sequence[str], he
 
 
 def read_names(known: Collection[str], texts: Iterable[str]) -> tuple[str, ...]:
-    """The words of texts with commas in them. Raises `click.BadParameter` for one that is no name of the table."""
+    """The words of texts with commas in them. Raises `click.BadParameter` for one that is no name
+    of the table."""
     words = tuple(word.strip() for text in texts for word in text.split(","))
     for word in words:
         if word not in (*known, ALL):
@@ -149,16 +178,20 @@ def select_names(known: Collection[str], words: Sequence[str]) -> tuple[str, ...
 
 
 def refuse(*names: str, why: Callable[[Mapping[str, Any]], str]) -> Callable[[Any], Any]:
-    """A decorator for a command: its options `names` (of parameters) may not be typed where `why`, called with the
-    values of all parameters, has an answer. The command then raises `UsageError` with it before it begins. Defaults and
-    environment variables are never refused: they were not typed for this run."""
+    """A decorator for a command: its options `names` (of parameters) may not be typed where `why`,
+    called with the values of all parameters, has an answer. The command then raises `UsageError`
+    with it before it begins. Defaults and environment variables are never refused: they were not
+    typed for this run."""
 
     def decorate(command: Any) -> Any:
         @functools.wraps(command)
         def checked(*args: Any, **kwargs: Any) -> Any:
             ctx = click.get_current_context()
             for param in ctx.command.params:
-                typed = param.name in names and ctx.get_parameter_source(param.name) is ParameterSource.COMMANDLINE
+                typed = (
+                    param.name in names
+                    and ctx.get_parameter_source(param.name) is ParameterSource.COMMANDLINE
+                )
                 if typed and (answer := why(ctx.params)):
                     raise UsageError(f"{param.opts[0]} {answer}")
             return command(*args, **kwargs)
@@ -169,7 +202,8 @@ def refuse(*names: str, why: Callable[[Mapping[str, Any]], str]) -> Callable[[An
 
 
 def only_with(*names: str, **condition: tuple[object, ...]) -> Callable[[Any], Any]:
-    """Options that need another parameter, the one keyword given, with one of these values, or with any (`ANY`)."""
+    """Options that need another parameter, the one keyword given, with one of these values, or with
+    any (`ANY`)."""
     ((other, values),) = condition.items()
 
     def why(given: Mapping[str, Any]) -> str:
@@ -179,7 +213,9 @@ def only_with(*names: str, **condition: tuple[object, ...]) -> Callable[[Any], A
         flag = next(param.opts[0] for param in params if param.name == other)
         if value is None:
             return f"has no effect without {flag}: add {flag} or leave it out"
-        return f"has no effect with {flag} {value}: it is for {flag} {' or '.join(map(str, values))}"
+        return (
+            f"has no effect with {flag} {value}: it is for {flag} {' or '.join(map(str, values))}"
+        )
 
     return refuse(*names, why=why)
 
@@ -188,19 +224,29 @@ def only_with(*names: str, **condition: tuple[object, ...]) -> Callable[[Any], A
 class RunOptions:
     """How many ranks a command runs on, how they meet, and how it shows its results."""
 
-    size: int | None = flag(None, "Number of ranks.", least=1, most=MAX_RANKS, name="-n --world-size")
+    size: int | None = flag(
+        None, "Number of ranks.", least=1, most=MAX_RANKS, name="-n --world-size"
+    )
     backend: str = flag(
-        "gloo", f"{'; '.join(f'{backend.name}: {backend.summary}' for backend in BACKENDS.values())}.", choices=BACKENDS
+        "gloo",
+        f"{'; '.join(f'{backend.name}: {backend.summary}' for backend in BACKENDS.values())}.",
+        choices=BACKENDS,
     )
     timeout: float = flag(
-        DEFAULT_TIMEOUT, "Seconds after which a run is ended in which no rank gives a sign of life.", above=0, below=1e6
+        DEFAULT_TIMEOUT,
+        "Seconds after which a run is ended in which no rank gives a sign of life.",
+        above=0,
+        below=1e6,
     )
     seed: int = flag(1234, "Seed of the random number generators.", least=0, most=2**32)
-    wide: bool = flag(False, "Show all columns of every table, even if lines get wider than the terminal.")
+    wide: bool = flag(
+        False, "Show all columns of every table, even if lines get wider than the terminal."
+    )
     as_json: bool = flag(False, "Print one JSON document instead of text.", name="--json")
     see: Path | None = flag(
         None,
-        "Record what the ranks do, and render it: .html plays it, .svg is a picture, .txt says it in words, "
+        "Record what the ranks do, and render it: .html plays it, .svg is a picture, .txt says it "
+        "in words, "
         ".json is a trace for Perfetto, .playground keeps the recording for `see`.",
         metavar="FILE",
     )
@@ -211,7 +257,8 @@ COMMON = ("size", "backend", "timeout", "seed", "wide", "as_json", "see")
 
 
 def check_writable(flag: str, file: Path) -> None:
-    """Raise `UsageError` if `file`, the value of the option `flag`, could not be written now. It stays as it is."""
+    """Raise `UsageError` if `file`, the value of the option `flag`, could not be written now. It
+    stays as it is."""
     folder = file.absolute().parent
     if not folder.is_dir():
         raise UsageError(f"{flag} {file}: there is no such folder as {folder}, create it first")
@@ -227,7 +274,15 @@ def check_writable(flag: str, file: Path) -> None:
 
 
 HEADINGS = {
-    "Training": ("epochs", "batch_size", "lr", "momentum", "accumulate", "loader", "loader_workers"),
+    "Training": (
+        "epochs",
+        "batch_size",
+        "lr",
+        "momentum",
+        "accumulate",
+        "loader",
+        "loader_workers",
+    ),
     "Ranks": ("size", "backend", "timeout", "seed"),
     "Data": ("dataset", "data_dir", "limit"),
     "Snapshots": ("snapshots", "snapshot_every", "resume", "restarts"),
@@ -236,10 +291,17 @@ HEADINGS = {
 """Options that several commands have, under their headings in --help."""
 
 
-def format_options(command: click.Command, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+def format_options(
+    command: click.Command, ctx: click.Context, formatter: click.HelpFormatter
+) -> None:
     """Write the command's own options first, then those of `HEADINGS`."""
-    params = {"--help" if "--help" in param.opts else param.name: param for param in command.get_params(ctx)}
-    records = {name: record for name, param in params.items() if (record := param.get_help_record(ctx))}
+    params = {
+        "--help" if "--help" in param.opts else param.name: param
+        for param in command.get_params(ctx)
+    }
+    records = {
+        name: record for name, param in params.items() if (record := param.get_help_record(ctx))
+    }
     shared = {name for names in HEADINGS.values() for name in names}
     own = {"Options": [name for name in records if name not in shared]}
     for heading, names in {**own, **HEADINGS}.items():

@@ -1,5 +1,5 @@
-"""From prose, tables and chapters to lines of text, by rich. Imported when the first line is printed, for `--help` has
-none."""
+"""From prose, tables and chapters to lines of text, by rich. Imported when the first line is
+printed, for `--help` has none."""
 
 from __future__ import annotations
 
@@ -22,13 +22,23 @@ WIDEST = 80
 """Columns: longer lines are hard to read."""
 
 
-def render(texts: Iterable[str | Prose | Table], width: int, *, wide: bool = False, colour: bool | None = False) -> str:
-    """The texts as lines, none wider than `width` unless a single word is, or a table with `wide`. `colour` None leaves
-    it to the environment and to what stdout is."""
+def render(
+    texts: Iterable[str | Prose | Table],
+    width: int,
+    *,
+    wide: bool = False,
+    colour: bool | None = False,
+) -> str:
+    """The texts as lines, none wider than `width` unless a single word is, or a table with `wide`.
+    `colour` None leaves it to the environment and to what stdout is."""
     console = new_console(100_000 if wide else width, colour)
     with console.capture() as captured:
         for text in texts:
-            parts = render_table(text, width, wide) if isinstance(text, Table) else wrap(to_text(text), width)
+            parts = (
+                render_table(text, width, wide)
+                if isinstance(text, Table)
+                else wrap(to_text(text), width)
+            )
             for part in parts:
                 console.print(part, soft_wrap=isinstance(part, Text))
     return "".join(f"{line.rstrip()}\n" for line in captured.get().split("\n")[:-1])
@@ -55,13 +65,15 @@ def to_text(text: str | Prose) -> Text:
 
 
 def to_cell(cell: CellText) -> Text:
-    """Names of hosts and what files say are others' text: no escape sequence of theirs reaches the terminal."""
+    """Names of hosts and what files say are others' text: no escape sequence of theirs reaches the
+    terminal."""
     text, style = (cell.text, cell.style) if isinstance(cell, Styled) else (cell, "")
     return Text(printable(text, lines=True), style)
 
 
 def wrap(text: Text, width: int) -> Iterator[Text]:
-    """Each line of `text` as lines of at most `width`, cut between words, all as far indented as the first."""
+    """Each line of `text` as lines of at most `width`, cut between words, all as far indented as
+    the first."""
     for line in text.split("\n", allow_blank=True):
         indent = len(line.plain) - len(line.plain.lstrip())
         pieces = line.divide(line_starts(line.plain, width, indent))
@@ -71,7 +83,8 @@ def wrap(text: Text, width: int) -> Iterator[Text]:
 
 
 def line_starts(line: str, width: int, indent: int) -> list[int]:
-    """Where to cut a line: before each word that does not fit any more. A word is never cut: it may be a path."""
+    """Where to cut a line: before each word that does not fit any more. A word is never cut: it may
+    be a path."""
     starts, used = [], indent
     for word in WORD.finditer(line):
         if used > indent and used + cell_len(word.group().rstrip()) > width:
@@ -82,15 +95,20 @@ def line_starts(line: str, width: int, indent: int) -> list[int]:
 
 
 def render_table(table: Table, width: int, wide: bool) -> Iterator[RenderableType]:
-    """The columns that are shown, and a line that names the others: below, or above where rows are yet to come."""
+    """The columns that are shown, and a line that names the others: below, or above where rows are
+    yet to come."""
     natural = natural_widths(table)
     shown = dict(enumerate(natural)) if wide else lay_out(table.columns, natural, width)
     left_out = [column.name for i, column in enumerate(table.columns) if i not in shown]
-    more = wrap(Text(f"  more columns with --wide: {', '.join(left_out)}"), width) if left_out else ()
+    more = (
+        wrap(Text(f"  more columns with --wide: {', '.join(left_out)}"), width) if left_out else ()
+    )
     streamed = all(column.width for column in table.columns)
     if streamed and table.headed:
         yield from more
-    rich_table = RichTable(box=None, pad_edge=False, padding=(0, GAP, 0, 0), show_header=table.headed)
+    rich_table = RichTable(
+        box=None, pad_edge=False, padding=(0, GAP, 0, 0), show_header=table.headed
+    )
     for i, column_width in shown.items():
         column = table.columns[i]
         rich_table.add_column(

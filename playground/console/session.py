@@ -23,13 +23,14 @@ from playground.runtime.rank.rank import Event, Progress
 
 
 def to_document(content: Mapping[str, object]) -> str:
-    """One JSON document. A number that JSON has no word for (a diverged loss is NaN) becomes null."""
+    """One JSON document. A number that JSON has no word for (a diverged loss is NaN) becomes
+    null."""
     return json.dumps(to_json_safe(content), allow_nan=False)
 
 
 def to_json_safe(value: object) -> object:
-    """`value` made of what JSON has: dataclasses as objects with the fields that `repr` shows, tuples as lists, paths
-    as text."""
+    """`value` made of what JSON has: dataclasses as objects with the fields that `repr` shows,
+    tuples as lists, paths as text."""
     if is_dataclass(value) and not isinstance(value, type):
         shown = (field.name for field in fields(value) if field.repr)
         return {name: to_json_safe(getattr(value, name)) for name in shown}
@@ -46,18 +47,26 @@ _recorders: list[Callable[[Path], Around]] = []
 
 
 def record_with(recorder: Callable[[Path], Around]) -> None:
-    """Install what `--see FILE` does: `recorder(file)` returns what every run of a world happens in."""
+    """Install what `--see FILE` does: `recorder(file)` returns what every run of a world happens
+    in."""
     _recorders[:] = [recorder]
 
 
 class Session:
-    """A run of the command `name`, and the bar that shows what takes long. Its world is made when it is first used,
-    from the options `run`, `default_size` (in place of a size that was not given), `min_size` and `restarts`, which may
-    change until then; that raises `UsageError` if there can be no such world. No rank is started before `launch`."""
+    """A run of the command `name`, and the bar that shows what takes long. Its world is made when
+    it is first used, from the options `run`, `default_size` (in place of a size that was not
+    given), `min_size` and `restarts`, which may change until then; that raises `UsageError` if
+    there can be no such world. No rank is started before `launch`."""
 
-    def __init__(self, name: str, run: RunOptions, *, default_size: int = 2, min_size: int = 1) -> None:
+    def __init__(
+        self, name: str, run: RunOptions, *, default_size: int = 2, min_size: int = 1
+    ) -> None:
         self.started = time.perf_counter()
-        self.name, self.run, self.default_size, self.min_size, self.restarts = name, run, default_size, min_size, 0
+        self.name = name
+        self.run = run
+        self.default_size = default_size
+        self.min_size = min_size
+        self.restarts = 0
         self.bar = Bar(shown=signals.speaks())
 
     @functools.cached_property
@@ -75,11 +84,16 @@ class Session:
         return world
 
     def launch(
-        self, function: Callable[..., Any], *args: Any, phase: str = "", on_report: Progress | None = None, **how: Any
+        self,
+        function: Callable[..., Any],
+        *args: Any,
+        phase: str = "",
+        on_report: Progress | None = None,
+        **how: Any,
     ) -> list[Any]:
-        """The return value of `function(rank, size, *args)` on each rank, in rank order. The bar shows `phase` and then
-        what rank 0 reports; `on_report` hears of it first. Other arguments, and what it raises: see
-        `CommandWorld.run`."""
+        """The return value of `function(rank, size, *args)` on each rank, in rank order. The bar
+        shows `phase` and then what rank 0 reports; `on_report` hears of it first. Other arguments,
+        and what it raises: see `CommandWorld.run`."""
 
         def forward(rank: int, event: Event) -> None:
             if on_report:
@@ -93,7 +107,8 @@ class Session:
             self.bar.clear()
 
     def say(self, *texts: Text) -> None:
-        """Print each on lines of its own, if this process is the one that shows results and text is wanted."""
+        """Print each on lines of its own, if this process is the one that shows results and text is
+        wanted."""
         if self.world.is_main and not self.run.as_json:
             terminal.say(*texts, wide=self.run.wide)
 
@@ -101,11 +116,16 @@ class Session:
         return Rows(self.say, *columns)
 
     def print_document(self, steps: Mapping[str, Sequence[object]], **more: object) -> None:
-        """End with one JSON document, if that is wanted. `steps`: by name, the results of each step, rank by rank;
-        dataclasses become objects with their fields."""
+        """End with one JSON document, if that is wanted. `steps`: by name, the results of each
+        step, rank by rank; dataclasses become objects with their fields."""
         if self.run.as_json and self.world.is_main:
             world, seconds = self.world, round(time.perf_counter() - self.started, 3)
-            about = {"backend": world.backend, "device": world.device, "world_size": world.size, "seconds": seconds}
+            about = {
+                "backend": world.backend,
+                "device": world.device,
+                "world_size": world.size,
+                "seconds": seconds,
+            }
             rows = [{"name": name, "ranks": list(ranks)} for name, ranks in steps.items()]
             click.echo(to_document({"lesson": self.name, **about, "steps": rows, **more}))
 
@@ -118,9 +138,10 @@ def session_command(
     min_size: int = 1,
     **about: Any,
 ) -> Callable[[Callable[..., None]], click.Command]:
-    """A decorator that makes a function the command `name`, with those options of every run that are named by `only`,
-    and then with `decorators`. The function is called with the `Session` of the run, of `size` ranks unless more or
-    fewer are asked for, and with the values of `decorators`. `about`: further arguments of `click.command`."""
+    """A decorator that makes a function the command `name`, with those options of every run that
+    are named by `only`, and then with `decorators`. The function is called with the `Session` of
+    the run, of `size` ranks unless more or fewer are asked for, and with the values of
+    `decorators`. `about`: further arguments of `click.command`."""
 
     def decorate(function: Callable[..., None]) -> click.Command:
         @functools.wraps(function)
@@ -129,7 +150,9 @@ def session_command(
             with session.bar:
                 function(session, **values)
 
-        pack = pack_options("run", RunOptions, only=only, changes={"size": {"show_default": str(size)}})
+        pack = pack_options(
+            "run", RunOptions, only=only, changes={"size": {"show_default": str(size)}}
+        )
         make: Callable[..., click.Command] = click.command(name, click.Command, **about)
         return make(options(pack, *decorators)(with_session))
 

@@ -49,7 +49,9 @@ class Lesson:
     @property
     def command(self) -> Remote | None:
         """Its command, if it has one of its own; without one it is a row of steps."""
-        part = next((part for part in ("page", "command") if module_exists(self.module(part))), None)
+        part = next(
+            (part for part in ("page", "command") if module_exists(self.module(part))), None
+        )
         return self.remote("command", part) if part else None
 
     def conclude(self, size: int, **values: str) -> str:
@@ -72,26 +74,37 @@ class Lesson:
 
     @property
     def help(self) -> str:
-        """The docstring of the lesson, for click, which would fill indented lines as if they were prose."""
+        """The docstring of the lesson, for click, which would fill indented lines as if they were
+        prose."""
         return docstrings(self.module())[""].replace("\n\n    ", "\n\n\b\n    ")
 
     @property
     def texts(self) -> dict[str, str]:
-        return {**(docstrings(self.module(FURTHER)) if self.further else {}), **docstrings(self.module())}
+        return {
+            **(docstrings(self.module(FURTHER)) if self.further else {}),
+            **docstrings(self.module()),
+        }
 
-    def run_by(self, *decorators: Callable[[Any], Any]) -> Callable[[Callable[..., None]], click.Command]:
+    def run_by(
+        self, *decorators: Callable[[Any], Any]
+    ) -> Callable[[Callable[..., None]], click.Command]:
         """A decorator that makes a function the command of the lesson: see `session_command`."""
         about = {"help": self.help, "short_help": self.teaches}
         size, least, only = self.default_size, self.min_size, self.options
-        return session_command(self.name, *decorators, only=only, size=size, min_size=least, **about)
+        return session_command(
+            self.name, *decorators, only=only, size=size, min_size=least, **about
+        )
 
 
 MANY = 6
 """Number of columns from which on values that all ranks share are shown once, below the table."""
 
 
-def step_texts(name: str, about: str, returned: Sequence[object], says: Sequence[str] = ()) -> Texts:
-    """One step: what it does, then what every rank had before and after, and each line that all of them say."""
+def step_texts(
+    name: str, about: str, returned: Sequence[object], says: Sequence[str] = ()
+) -> Texts:
+    """One step: what it does, then what every rank had before and after, and each line that all of
+    them say."""
     ranks = [each if isinstance(each, Mapping) else vars(each) for each in returned]
     head = prose(heading(name), f": {about}")
     if refused := [rank["refused"] for rank in ranks if "refused" in rank]:
@@ -99,21 +112,36 @@ def step_texts(name: str, about: str, returned: Sequence[object], says: Sequence
     texts = [head, *rank_texts(ranks)]
     for line in says:
         before, _, after = line.partition("{rank}")
-        with contextlib.suppress(KeyError):  # a step that a reader has changed may return other names
-            texts += [prose(before, rank_number(rank), after.format(**values)) for rank, values in enumerate(ranks)]
+        # a step that a reader has changed may return other names
+        with contextlib.suppress(KeyError):
+            texts += [
+                prose(before, rank_number(rank), after.format(**values))
+                for rank, values in enumerate(ranks)
+            ]
     return texts
 
 
 def rank_texts(ranks: Sequence[Mapping[str, object]]) -> Texts:
     """One row per rank. Values that are the same on every rank, and tables, follow below."""
-    columns = [name for name in dict.fromkeys(name for values in ranks for name in values) if name != "rank"]
-    shared = [name for name in columns if all(name in each and each[name] == ranks[0].get(name) for each in ranks)]
+    columns = [
+        name
+        for name in dict.fromkeys(name for values in ranks for name in values)
+        if name != "rank"
+    ]
+    shared = [
+        name
+        for name in columns
+        if all(name in each and each[name] == ranks[0].get(name) for each in ranks)
+    ]
     are_many = len(columns) >= MANY and len(ranks) > 1
     below: Texts = []
     for name, value in ((name, ranks[0][name]) for name in shared):
         if isinstance(value, Mapping) and len(value) > 1:
             rows = ((f"  {key}", item) for key, item in value.items())
-            below += [f"  {name}, on every rank:", Table("", Column("", wraps=True), rows=rows, headed=False)]
+            below += [
+                f"  {name}, on every rank:",
+                Table("", Column("", wraps=True), rows=rows, headed=False),
+            ]
         elif are_many:
             below.append(f"  {name}, on every rank: {cell(value)}")
         else:
@@ -132,7 +160,11 @@ def steps_command(lesson: Lesson) -> click.Command:
     """Run the steps, show what every rank had before and after each."""
     about = f"Run only this step; may be repeated: {', '.join(lesson.steps)}."
 
-    @lesson.run_by(click.option("--only", type=click.Choice(lesson.steps), metavar="STEP", multiple=True, help=about))
+    @lesson.run_by(
+        click.option(
+            "--only", type=click.Choice(lesson.steps), metavar="STEP", multiple=True, help=about
+        )
+    )
     def command(session: Session, only: tuple[str, ...]) -> None:
         steps = [lesson.remote(step) for step in lesson.steps if not only or step in only]
         session.world.warm_up(RUN_STEPS, *steps)
@@ -140,8 +172,15 @@ def steps_command(lesson: Lesson) -> click.Command:
         by_rank = session.launch(RUN_STEPS, steps, session.run.seed)
         by_step = dict(zip((step.name for step in steps), zip(*by_rank, strict=True), strict=True))
         for step in steps:
-            session.say("", *step_texts(step.name, step.summary, by_step[step.name], lesson.says.get(step.name, ())))
-        shown = ", ".join(step.name for step in steps) if only else lesson.conclude(session.world.size)
+            session.say(
+                "",
+                *step_texts(
+                    step.name, step.summary, by_step[step.name], lesson.says.get(step.name, ())
+                ),
+            )
+        shown = (
+            ", ".join(step.name for step in steps) if only else lesson.conclude(session.world.size)
+        )
         session.say("", f"Shown: {shown}.")
         session.print_document(by_step)
 

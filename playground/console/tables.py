@@ -4,9 +4,9 @@
     rows = [{"way": "ring", "sent": 48_000, "p95": 0.0003141}]    # in the document; in the table 48,000 and 0.31
     session.say(tabulate(rows, COLUMNS))
 
-A table fits the terminal. Columns with `wide` are shown with --wide only; if the others do not fit, those with `wraps`
-become narrower and then columns are left out, the rightmost first. A line below names them. Rows that are printed one
-by one, as they become known, are those of `session.rows`.
+A table fits the terminal. Columns with `wide` are shown with --wide only; if the others do not fit,
+those with `wraps` become narrower and then columns are left out, the rightmost first. A line below
+names them. Rows that are printed one by one, as they become known, are those of `session.rows`.
 """
 
 from __future__ import annotations
@@ -27,23 +27,39 @@ PER_LINE = 4
 
 
 def bars(
-    rows: Sequence[tuple[str, Mapping[str, int]]], kinds: Sequence[str], *, heading: str = "device", width: int = WIDTH
+    rows: Sequence[tuple[str, Mapping[str, int]]],
+    kinds: Sequence[str],
+    *,
+    heading: str = "device",
+    width: int = WIDTH,
 ) -> list[str | Table]:
-    """A bar per row, (name, {kind: bytes}), all on one scale, with its total; below, what the characters stand for.
-    `kinds` are the names of all kinds, in the order in which bars are stacked: at most as many as `BLOCKS`."""
+    """A bar per row, (name, {kind: bytes}), all on one scale, with its total; below, what the
+    characters stand for. `kinds` are the names of all kinds, in the order in which bars are
+    stacked: at most as many as `BLOCKS`."""
     longest = max((sum(amounts.values()) for _, amounts in rows), default=0)
     scale = f"one character: {longest / width:,.0f} bytes"
     table = Table(heading, scale, *numbers(("total", "bytes")))
     drawn = [draw([amounts.get(kind, 0) for kind in kinds], longest, width) for _, amounts in rows]
     for (name, amounts), bar in zip(rows, drawn, strict=True):
         table.add(name, bar, f"{sum(amounts.values()):,}")
-    seen = [f"{block} {kind}" for block, kind in zip(BLOCKS, kinds, strict=False) if any(block in bar for bar in drawn)]
-    return [table, *(f"  {'   '.join(seen[start : start + PER_LINE])}" for start in range(0, len(seen), PER_LINE))]
+    seen = [
+        f"{block} {kind}"
+        for block, kind in zip(BLOCKS, kinds, strict=False)
+        if any(block in bar for bar in drawn)
+    ]
+    return [
+        table,
+        *(
+            f"  {'   '.join(seen[start : start + PER_LINE])}"
+            for start in range(0, len(seen), PER_LINE)
+        ),
+    ]
 
 
 def draw(amounts: Sequence[int], longest: int, width: int) -> str:
-    """`amounts` one after another, on a scale on which `longest` is `width` characters. Each boundary is rounded by
-    itself, so that a bar is as long as its sum says; what is small may not be seen."""
+    """`amounts` one after another, on a scale on which `longest` is `width` characters. Each
+    boundary is rounded by itself, so that a bar is as long as its sum says; what is small may not
+    be seen."""
     ends = [round(total * width / longest) if longest else 0 for total in accumulate(amounts)]
     lengths = (end - start for start, end in zip([0, *ends], ends, strict=False))
     return "".join(block * length for block, length in zip(BLOCKS, lengths, strict=False))
@@ -94,23 +110,27 @@ RANK_COLUMN = Column("rank", right=True, style=RANK)
 
 
 def numbers(*headings: str | tuple[str, ...], wide: bool = False) -> list[Column]:
-    """Columns of numbers, aligned to the right. A heading is a name, or a name, the unit of all its numbers, and their
-    format."""
+    """Columns of numbers, aligned to the right. A heading is a name, or a name, the unit of all its
+    numbers, and their format."""
     triples = ((*([each] if isinstance(each, str) else each), "", "")[:3] for each in headings)
     return [Column(name, unit, form, right=True, wide=wide) for name, unit, form in triples]
 
 
 def figures(*specs: tuple[Any, ...], wide: bool = False) -> dict[str, Column]:
-    """Columns of numbers, by the names of values in rows. A tuple is a name, its heading, and the unit, format and
-    scale of its numbers; what is left out at its end is as in `Column`, and the heading is the name."""
+    """Columns of numbers, by the names of values in rows. A tuple is a name, its heading, and the
+    unit, format and scale of its numbers; what is left out at its end is as in `Column`, and the
+    heading is the name."""
     named = {name: Column(*(about or [name])) for name, *about in specs}
     return {name: replace(column, right=True, wide=wide) for name, column in named.items()}
 
 
 class Table:
-    """Columns and rows. A column of text may be given by its heading; `headed` says whether headings are shown."""
+    """Columns and rows. A column of text may be given by its heading; `headed` says whether
+    headings are shown."""
 
-    def __init__(self, *columns: Column | str, rows: Iterable[Iterable[object]] = (), headed: bool = True) -> None:
+    def __init__(
+        self, *columns: Column | str, rows: Iterable[Iterable[object]] = (), headed: bool = True
+    ) -> None:
         self.columns = tuple(Column(each) if isinstance(each, str) else each for each in columns)
         self.headed, self.rows = headed, list[tuple[CellText, ...]]()
         for row in rows:
@@ -118,18 +138,27 @@ class Table:
 
     def add(self, *values: object) -> None:
         """Add a row: a text, a number or None for each column, those for --wide included."""
-        self.rows.append(tuple(column.cell(value) for column, value in zip(self.columns, values, strict=True)))
+        self.rows.append(
+            tuple(column.cell(value) for column, value in zip(self.columns, values, strict=True))
+        )
 
 
-def tabulate(rows: Iterable[Any], columns: Mapping[str, Column], others: Column | None = None) -> Table:
-    """A table of rows, which are values by name, or dataclasses, as the document has them: under the columns of these
-    names, in their order. With `others`, under all names that the rows have, in theirs: of those without a column the
-    names are headings, and `others` says the rest."""
+def tabulate(
+    rows: Iterable[Any], columns: Mapping[str, Column], others: Column | None = None
+) -> Table:
+    """A table of rows, which are values by name, or dataclasses, as the document has them: under
+    the columns of these names, in their order. With `others`, under all names that the rows have,
+    in theirs: of those without a column the names are headings, and `others` says the rest."""
     records = [row if isinstance(row, Mapping) else vars(row) for row in rows]
     if others:
         names = dict.fromkeys(name for record in records for name in record)
-        columns = {name: columns.get(name) or replace(others, heading=name.replace("_", " ")) for name in names}
-    return Table(*columns.values(), rows=([record.get(name) for name in columns] for record in records))
+        columns = {
+            name: columns.get(name) or replace(others, heading=name.replace("_", " "))
+            for name in names
+        }
+    return Table(
+        *columns.values(), rows=([record.get(name) for name in columns] for record in records)
+    )
 
 
 Text = str | Prose | Table
@@ -138,10 +167,13 @@ Texts = list[Text]
 
 
 class Rows:
-    """A table whose rows are said one by one. Which columns it has is decided once, by their `width`."""
+    """A table whose rows are said one by one. Which columns it has is decided once, by their
+    `width`."""
 
     def __init__(self, say: Callable[..., None], *columns: Column) -> None:
-        self.print, self.columns, self.started = say, columns, False
+        self.print = say
+        self.columns = columns
+        self.started = False
 
     def say(self, *values: object) -> None:
         self.print(Table(*self.columns, rows=[values], headed=not self.started))
@@ -153,15 +185,22 @@ def cell(value: object) -> str:
 
 
 def lay_out(columns: Sequence[Column], natural: Sequence[int], available: int) -> dict[int, int]:
-    """The columns without `wide` that fit into `available` characters, by position, and how wide each is. `natural` is
-    what each column would like to have."""
+    """The columns without `wide` that fit into `available` characters, by position, and how wide
+    each is. `natural` is what each column would like to have."""
     least = [
-        GAP + (min(width, NARROWEST) if column.wraps else width) for column, width in zip(columns, natural, strict=True)
+        GAP + (min(width, NARROWEST) if column.wraps else width)
+        for column, width in zip(columns, natural, strict=True)
     ]
     shown = [i for i, column in enumerate(columns) if not column.wide]
     while len(shown) > 1 and sum(least[i] for i in shown) > available:
         shown.pop()
-    return dict(zip(shown, narrow([columns[i] for i in shown], [natural[i] for i in shown], available), strict=True))
+    return dict(
+        zip(
+            shown,
+            narrow([columns[i] for i in shown], [natural[i] for i in shown], available),
+            strict=True,
+        )
+    )
 
 
 def narrow(columns: Sequence[Column], widths: list[int], available: int) -> list[int]:

@@ -1,4 +1,5 @@
-"""The terminal: how wide it is, and how text gets there, and a bar. Does not import rich before it prints.
+"""The terminal: how wide it is, and how text gets there, and a bar. Does not import rich before it
+prints.
 
 | environment           | what follows                                                      |
 |-----------------------|-------------------------------------------------------------------|
@@ -7,9 +8,9 @@
 | FORCE_COLOR           | colour in a pipe too                                              |
 | TERM=dumb, a pipe     | no colour and no bars                                             |
 
-A bar on stderr shows what is being done, while something takes long; nothing where stderr is no terminal. It takes what
-rank 0 reports: events with `phase`, and with `step` and `steps` where the end is known. Text that is printed meanwhile
-appears above the bar. Afterwards the bar is gone.
+A bar on stderr shows what is being done, while something takes long; nothing where stderr is no
+terminal. It takes what rank 0 reports: events with `phase`, and with `step` and `steps` where the
+end is known. Text that is printed meanwhile appears above the bar. Afterwards the bar is gone.
 """
 
 from __future__ import annotations
@@ -38,8 +39,9 @@ def width() -> int:
 
 
 def say(*texts: str | Prose | Table, wide: bool = False) -> None:
-    """Print each on lines of its own to stdout: prose wrapped at the terminal's width, tables within it unless `wide`.
-    While a bar is shown, it appears above the bar: it is written to `sys.stdout`, which the bar has in its hands."""
+    """Print each on lines of its own to stdout: prose wrapped at the terminal's width, tables
+    within it unless `wide`. While a bar is shown, it appears above the bar: it is written to
+    `sys.stdout`, which the bar has in its hands."""
     from playground.console.rendering import render
 
     sys.stdout.write(render(texts, width(), wide=wide, colour=None))
@@ -47,16 +49,19 @@ def say(*texts: str | Prose | Table, wide: bool = False) -> None:
 
 
 def is_same_terminal() -> bool:
-    """Whether stdout and stderr are one terminal, so that a bar on the one would run into the text on the other."""
+    """Whether stdout and stderr are one terminal, so that a bar on the one would run into the text
+    on the other."""
     try:
-        return sys.stdout.isatty() and os.path.sameopenfile(sys.stdout.fileno(), sys.stderr.fileno())
+        return sys.stdout.isatty() and os.path.sameopenfile(
+            sys.stdout.fileno(), sys.stderr.fileno()
+        )
     except (OSError, ValueError):
         return False
 
 
 class Bar:
-    """Use as a context manager, so that no half-drawn bar is left behind. It is drawn once there is something to show;
-    `shown` False: never."""
+    """Use as a context manager, so that no half-drawn bar is left behind. It is drawn once there is
+    something to show; `shown` False: never."""
 
     def __init__(self, shown: bool = True) -> None:
         can_draw = os.environ.get("TERM", "").lower() not in ("dumb", "unknown")
@@ -71,7 +76,8 @@ class Bar:
             self.progress = start_progress()
             self.progress.add_task(phase, total=None)
         [task] = self.progress.tasks
-        if total != task.total or done < task.completed:  # other work, and not the next phase of the same
+        # other work, and not the next phase of the same
+        if total != task.total or done < task.completed:
             self.progress.reset(task.id, total=total, completed=int(done))
         self.progress.update(task.id, description=phase, completed=done, total=total)
 
@@ -103,7 +109,10 @@ def start_progress() -> Progress:
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-    phase, share = (TextColumn(text, markup=False) for text in ("{task.description}", "{task.percentage:>3.0f} %"))
+    phase, share = (
+        TextColumn(text, markup=False)
+        for text in ("{task.description}", "{task.percentage:>3.0f} %")
+    )
     progress = Progress(
         *(phase, BarColumn(bar_width=None), share, TimeElapsedColumn()),
         console=Console(stderr=True, no_color=None, markup=False, highlight=False, emoji=False),

@@ -1,4 +1,5 @@
-"""Pieces of text with a meaning that has a colour: headings, ranks, verdicts. Nothing in a text is read as markup.
+"""Pieces of text with a meaning that has a colour: headings, ranks, verdicts. Nothing in a text is
+read as markup.
 
 session.say(prose("Shown: 4 ranks agree; ", good("all replicas are bit-identical"), "."))
 """
@@ -20,7 +21,8 @@ class Styled:
 
 @dataclass(frozen=True)
 class Prose:
-    """Text that wraps at the terminal's width. Each of its lines keeps its own indentation in the lines it wraps to."""
+    """Text that wraps at the terminal's width. Each of its lines keeps its own indentation in the
+    lines it wraps to."""
 
     parts: tuple[str | Styled, ...]
 

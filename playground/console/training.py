@@ -1,4 +1,5 @@
-"""Commands that train: their options, the data, the epochs as soon as they are known, and the result."""
+"""Commands that train: their options, the data, the epochs as soon as they are known, and the
+result."""
 
 from __future__ import annotations
 
@@ -39,24 +40,39 @@ GRACE = 30.0
 @dataclass(frozen=True, kw_only=True)
 class SnapshotOptions:
     snapshots: Path | None = flag(
-        None, "Take snapshots of the training, in this folder, and resume from the newest.", metavar="DIR"
+        None,
+        "Take snapshots of the training, in this folder, and resume from the newest.",
+        metavar="DIR",
     )
     snapshot_every: int = flag(
-        SnapshotSettings.every, "Steps between two snapshots.", least=1, metavar="STEPS", needs={"snapshots": ANY}
+        SnapshotSettings.every,
+        "Steps between two snapshots.",
+        least=1,
+        metavar="STEPS",
+        needs={"snapshots": ANY},
     )
     resume: str = flag(
         SnapshotSettings.resume,
-        "auto: from the newest snapshot in the folder, if there is one; no: from the start, in a folder without any.",
+        "auto: from the newest snapshot in the folder, if there is one; no: from the start, in a "
+        "folder without any.",
         choices=(AUTO, NO),
         needs={"snapshots": ANY},
     )
-    restarts: int = flag(0, "How often to restart all ranks after a failure.", least=0, most=MAX_RESTARTS, metavar="K")
+    restarts: int = flag(
+        0,
+        "How often to restart all ranks after a failure.",
+        least=0,
+        most=MAX_RESTARTS,
+        metavar="K",
+    )
 
     @property
     def settings(self) -> SnapshotSettings | None:
         if self.snapshots is None:
             return None
-        return SnapshotSettings(folder=self.snapshots.absolute(), every=self.snapshot_every, resume=self.resume)
+        return SnapshotSettings(
+            folder=self.snapshots.absolute(), every=self.snapshot_every, resume=self.resume
+        )
 
 
 snapshot_options = pack_options("checkpoint", SnapshotOptions)
@@ -66,7 +82,9 @@ snapshot_options = pack_options("checkpoint", SnapshotOptions)
 @dataclass(frozen=True, kw_only=True)
 class DataOptions:
     dataset: str = flag(
-        "auto", "auto: MNIST if it is here or can be downloaded, else generated digits.", choices=prepare.DATASETS
+        "auto",
+        "auto: MNIST if it is here or can be downloaded, else generated digits.",
+        choices=prepare.DATASETS,
     )
     data_dir: Path | None = flag(
         None,
@@ -77,7 +95,8 @@ class DataOptions:
 
     @property
     def folder(self) -> Path:
-        """Where the data is or will be put. Raises `NoData` if that is not given and the user has no home."""
+        """Where the data is or will be put. Raises `NoData` if that is not given and the user has
+        no home."""
         return self.data_dir or prepare.default_data_dir()
 
 
@@ -86,9 +105,11 @@ data_options = pack_options("data", DataOptions)
 
 
 def prepare_data(asked: DataOptions, bar: Bar) -> PreparedData:
-    """Get the data onto this host; `bar` shows what takes long. Raises `NoData`, and `UsageError` for a limit beyond
-    the data."""
-    data = prepare.prepare(asked.dataset, asked.folder, os.environ.get(prepare.MIRROR), bar.announce)
+    """Get the data onto this host; `bar` shows what takes long. Raises `NoData`, and `UsageError`
+    for a limit beyond the data."""
+    data = prepare.prepare(
+        asked.dataset, asked.folder, os.environ.get(prepare.MIRROR), bar.announce
+    )
     if asked.limit and asked.limit > data.train:
         raise UsageError(f"--limit {asked.limit}: {data.name} has {data.train} samples to train on")
     return replace(data, limit=asked.limit, train=asked.limit or data.train)
@@ -104,14 +125,16 @@ EPOCH_COLUMNS = (
     Column("train loss\nof each rank", width=12, wide=True),
 )
 EPOCH_LEGEND = (
-    "train loss, accuracy: means over the epoch's samples, while the model changes; test accuracy: after the epoch, "
+    "train loss, accuracy: means over the epoch's samples, while the model changes; test accuracy: "
+    "after the epoch, "
     "on all test images; speed, time: training only, without the test"
 )
 
 
 class EpochPrinter:
-    """Called with what ranks report of their training: prints a row for each epoch as soon as it is known; and about
-    snapshots notices of rank 0, and problems of any rank with its disk, each once."""
+    """Called with what ranks report of their training: prints a row for each epoch as soon as it is
+    known; and about snapshots notices of rank 0, and problems of any rank with its disk, each
+    once."""
 
     def __init__(self, session: Session) -> None:
         self.session, self.rows = session, session.rows(*EPOCH_COLUMNS)
@@ -120,7 +143,9 @@ class EpochPrinter:
 
     def __call__(self, rank: int, event: Event) -> None:
         if rank == 0 and "resumed" in event:
-            self.session.say("  going on after step {step} of epoch {epoch}".format(**event["resumed"]))
+            self.session.say(
+                "  going on after step {step} of epoch {epoch}".format(**event["resumed"])
+            )
         if rank == 0 and "finished" in event:
             epoch: Epoch = event["finished"]
             if epoch.epoch > self.shown:  # a world that was restarted may train it again
@@ -150,9 +175,10 @@ def announce_data(
     ready: PreparedData | None = None,
     check: Callable[[int], None] | None = None,
 ) -> tuple[PreparedData, Settings]:
-    """Prepare the data, unless it is `ready`, and say the head of the run: its world, the data, and `about`. Returns
-    the data, and the settings `asked` for on it. Raises `UsageError` for less data than one batch, or what `check`
-    raises, which is called with the number of samples in its place."""
+    """Prepare the data, unless it is `ready`, and say the head of the run: its world, the data, and
+    `about`. Returns the data, and the settings `asked` for on it. Raises `UsageError` for less data
+    than one batch, or what `check` raises, which is called with the number of samples in its
+    place."""
     prepared = ready or prepare_data(data, session.bar)
     (check or asked.check_samples)(prepared.train)
     session.say(f"{session.name}: {session.world}", f"data: {prepared}", *about)
@@ -162,7 +188,9 @@ def announce_data(
 def check_link(session: Session, settings: TrainingSettings) -> None:
     """Raise `UsageError` where a link cannot be simulated."""
     if settings.link and session.world.device != "cpu":
-        raise UsageError(f"--link {settings.link:g}: the simulation delays CPUs, on gloo: leave it out")
+        raise UsageError(
+            f"--link {settings.link:g}: the simulation delays CPUs, on gloo: leave it out"
+        )
 
 
 RUN_TRAINING = remote("playground.training.loop:run_training")
@@ -173,12 +201,18 @@ LOADER_MODULES = {"per-sample": ["torchvision.transforms"]}
 
 
 def train_and_show(
-    session: Session, lesson: Lesson, general: Remote, data: DataOptions, checkpoint: SnapshotOptions, **training: Any
+    session: Session,
+    lesson: Lesson,
+    general: Remote,
+    data: DataOptions,
+    checkpoint: SnapshotOptions,
+    **training: Any,
 ) -> None:
-    """Train as the lesson's board does or, where its loop will not do, as `general` does. `training`: further
-    fields of `TrainingSettings`. Training whose ranks fail is restarted as often as `checkpoint` allows, from its
-    snapshots, if it takes any. Training that diverges is a result like any other, with a word about it on stderr.
-    `Preempted` gets a hint how to resume; of a world that was joined, only the process that shows results raises it."""
+    """Train as the lesson's board does or, where its loop will not do, as `general` does.
+    `training`: further fields of `TrainingSettings`. Training whose ranks fail is restarted as
+    often as `checkpoint` allows, from its snapshots, if it takes any. Training that diverges is a
+    result like any other, with a word about it on stderr. `Preempted` gets a hint how to resume; of
+    a world that was joined, only the process that shows results raises it."""
     session.restarts = checkpoint.restarts
     training |= {"limit": data.limit, "seed": session.run.seed, "snapshots": checkpoint.settings}
     asked = TrainingSettings(folder=data.folder, **training)
@@ -193,7 +227,10 @@ def train_and_show(
     grace = GRACE if checkpoint.snapshots else None  # without snapshots there is nothing to store
 
     def say_why(failure: PlaygroundError, count: int) -> None:
-        click.echo(f"{printable(describe_restart(failure, count), lines=True)} of {checkpoint.restarts}", err=True)
+        click.echo(
+            f"{printable(describe_restart(failure, count), lines=True)} of {checkpoint.restarts}",
+            err=True,
+        )
 
     try:
         how: dict[str, Any] = {"on_report": printer, "on_restart": say_why, "grace": grace}
@@ -208,10 +245,14 @@ def train_and_show(
 
 
 def show_result(
-    session: Session, lesson: Lesson, settings: TrainingSettings, data: PreparedData, result: TrainingResult
+    session: Session,
+    lesson: Lesson,
+    settings: TrainingSettings,
+    data: PreparedData,
+    result: TrainingResult,
 ) -> None:
-    """Show the result of training with `settings` on `data`. Raises `PlaygroundError` if replicas differ that must
-    not."""
+    """Show the result of training with `settings` on `data`. Raises `PlaygroundError` if replicas
+    differ that must not."""
     best = result.best
     session.say("", f"Best test accuracy: {best.test_accuracy:.2%}, after epoch {best.epoch}.")
     if result.diverged:
@@ -219,11 +260,14 @@ def show_result(
     losses = [{"loss": loss} for loss in result.epochs[-1].loss_per_rank]
     about = {"dataset": data.summary, "replicas_max_difference": result.replicas_max_difference}
     session.print_document({"run": losses}, best=best, epochs=result.epochs, **about)
-    verdict = replicas_verdict(result.replicas_max_difference, settings.all_reduce, result.replicas_differ_in)
+    verdict = replicas_verdict(
+        result.replicas_max_difference, settings.all_reduce, result.replicas_differ_in
+    )
     averaged = "parameters" if "sync_every" in GRAD_SYNCS[settings.sync].needs else "gradients"
     session.say(
         prose(
-            f"Shown: {lesson.conclude(session.world.size, averaged=averaged)}{settings.over_links}; ",
+            "Shown: "
+            f"{lesson.conclude(session.world.size, averaged=averaged)}{settings.over_links}; ",
             good(verdict),
             ".",
         )

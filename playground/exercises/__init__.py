@@ -1,4 +1,5 @@
-"""Exercises that check themselves: `exercise` hands out a stub, `check` runs what was written on real ranks.
+"""Exercises that check themselves: `exercise` hands out a stub, `check` runs what was written on
+real ranks.
 
     exercise     what an exercise is, and the catalogue
     cases        inputs and expected results
@@ -34,8 +35,8 @@ EXERCISES = {
 
 
 def check(function: Callable[..., object]) -> Verdict:
-    """Judge the function of an exercise, defined in a notebook or in a file, and print the verdict. Raises
-    `UsageError` if there is no exercise of its name."""
+    """Judge the function of an exercise, defined in a notebook or in a file, and print the verdict.
+    Raises `UsageError` if there is no exercise of its name."""
     from playground.exercises.work import check_function
 
     return check_function(function)

@@ -16,17 +16,24 @@ from playground.exercises.exercise import count
 from playground.exercises.observation import Leaf
 
 ANYTHING = object()
-PLAIN: dict[type, Callable[[Any], object]] = {bool: bool, Integral: int, Real: float, str: str.__str__}
+PLAIN: dict[type, Callable[[Any], object]] = {
+    bool: bool,
+    Integral: int,
+    Real: float,
+    str: str.__str__,
+}
 """Plain types, as which numpy's numbers count, too."""
 KINDS: dict[type, str] = {Integral: "int", Real: "float"}
 MAX_VALUES = 2**16
 """Number of values of a tensor that are looked at: the first ones of a larger tensor."""
 REDUCED: list[int] = []
-"""In a rank: the elements of each all_reduce that the solution has called in this case, in order."""
+"""In a rank: the elements of each all_reduce that the solution has called in this case, in
+order."""
 WIDTHS: list[int] = []
 """In a rank: the bytes of one element of each tensor that collectives have sent in this case."""
 WAITED: list[int] = []
-"""In a rank: the threads in which the solution has called something that waits, in this case, in order."""
+"""In a rank: the threads in which the solution has called something that waits, in this case, in
+order."""
 OWN_GROUP: list[Any] = []
 """In a rank: the group of the judge itself. The solution's collectives may differ between ranks."""
 UNEVEN = {
@@ -39,8 +46,8 @@ UNEVEN = {
 
 @dataclass(frozen=True)
 class Case:
-    """One call of the solution, `function(rank, size, *args)`, on one rank. What is compared is plain data and tensors,
-    in lists, tuples and dictionaries."""
+    """One call of the solution, `function(rank, size, *args)`, on one rank. What is compared is
+    plain data and tensors, in lists, tuples and dictionaries."""
 
     about: str
     """Its size and dtype, for example."""
@@ -56,8 +63,8 @@ class Case:
     most: int | Mapping[int, float] | None = None
     """Elements that this rank may send in messages, in all or to each receiver."""
     most_moved: float | None = None
-    """Elements that may leave this rank in all, by whatever it calls: see `Meter`. As many as `most`, where that is
-    given and this is not."""
+    """Elements that may leave this rank in all, by whatever it calls: see `Meter`. As many as
+    `most`, where that is given and this is not."""
     counts: Callable[[torch.Tensor], int | torch.Tensor] = torch.Tensor.numel
     """The number of elements of a tensor that count."""
     run: Callable[[Callable[..., Any]], object] | None = None
@@ -77,15 +84,15 @@ def digits(rank: int, elements: int, dtype: torch.dtype | None = None) -> torch.
 
 
 def coded(rank: int, elements: int, dtype: torch.dtype | None = None) -> torch.Tensor:
-    """(1 + i % 5) * 10^r in element i of rank r: a digit for each rank, and neighbours that differ. As float64 they are
-    larger than float32 can hold."""
+    """(1 + i % 5) * 10^r in element i of rank r: a digit for each rank, and neighbours that differ.
+    As float64 they are larger than float32 can hold."""
     values = ((torch.arange(elements) % 5 + 1) * 10**rank).to(dtype or torch.int64)
     return values * 1e50 if dtype == torch.float64 else values
 
 
 def inputs(*sizes: int) -> Iterator[tuple[str, Callable[[int], torch.Tensor]]]:
-    """Descriptions of inputs, and what makes that of a rank: of several dtypes, and of these numbers of elements. In
-    the first all elements are the same, which is the easiest to read."""
+    """Descriptions of inputs, and what makes that of a rank: of several dtypes, and of these
+    numbers of elements. In the first all elements are the same, which is the easiest to read."""
     types = (torch.int64, torch.float32, torch.float64, torch.int32)
     for place, elements in enumerate(sizes or (6, 6, 1, 7, 1000, 0)):
         dtype = types[place % len(types)]
@@ -98,7 +105,8 @@ def gradients(model: nn.Module) -> list[torch.Tensor | None]:
 
 
 def gather(value: Any) -> list[Any]:
-    """The values of all ranks, by rank, for what is looked at once the solution has returned on all of them."""
+    """The values of all ranks, by rank, for what is looked at once the solution has returned on all
+    of them."""
     everyones = [None] * dist.get_world_size()
     dist.all_gather_object(everyones, value, group=OWN_GROUP[0])
     return everyones
@@ -107,7 +115,8 @@ def gather(value: Any) -> list[Any]:
 def flatten(value: Any, where: str = "") -> Iterator[Leaf]:
     """The leaves of a value, in order."""
     if isinstance(value, torch.Tensor):
-        with torch._C.DisableTorchFunctionSubclass():  # a class of the solution's own is looked at as a tensor
+        # a class of the solution's own is looked at as a tensor
+        with torch._C.DisableTorchFunctionSubclass():
             tensor = torch.Tensor.as_subclass(torch.Tensor.detach(value), torch.Tensor)
         kind = str(tensor.dtype).removeprefix("torch.")
         yield Leaf(where, kind, tuple(tensor.shape), tuple(tensor.flatten()[:MAX_VALUES].tolist()))
@@ -118,7 +127,9 @@ def flatten(value: Any, where: str = "") -> Iterator[Leaf]:
         for place, item in enumerate(value):
             yield from flatten(item, f"{where}[{place}]")
     else:
-        name, as_plain = next((each for each in PLAIN.items() if isinstance(value, each[0])), (type(value), None))
+        name, as_plain = next(
+            (each for each in PLAIN.items() if isinstance(value, each[0])), (type(value), None)
+        )
         kind = KINDS.get(name, name.__name__)
         text = str.__str__(repr(value))[:80]  # and a text of its own as a text
         yield Leaf(where, str.__str__(kind), (), (as_plain(value) if as_plain else text,))

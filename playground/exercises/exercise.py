@@ -1,4 +1,5 @@
-"""An exercise: a judge, and a folder of three files, `exercises/<lesson>/<function>/`. Does not import torch.
+"""An exercise: a judge, and a folder of three files, `exercises/<lesson>/<function>/`. Does not
+import torch.
 
 | file            | what is in it                                                                                  |
 |-----------------|------------------------------------------------------------------------------------------------|
@@ -6,9 +7,9 @@
 | `text.md`       | the task, the calls to use and those that are not allowed; hints: the idea, the place, the code |
 | `mistakes.diff` | wrong solutions, as changes of the reference: a name, a sentence on what goes wrong, the lines |
 
-The exercise `token-ring` lies in the folder `token_ring`; the learner writes the function `token_ring` in
-`token_ring.py`. Its judge is `token_ring(rank, size, seed)` in the lesson's `judges.py`: every rank runs it, and it
-yields inputs and expected results.
+The exercise `token-ring` lies in the folder `token_ring`; the learner writes the function
+`token_ring` in `token_ring.py`. Its judge is `token_ring(rank, size, seed)` in the lesson's
+`judges.py`: every rank runs it, and it yields inputs and expected results.
 """
 
 from __future__ import annotations
@@ -20,14 +21,22 @@ from pathlib import Path
 
 from playground.runtime.errors import UsageError
 
-PASS, FAIL, DEADLOCK, LOOP, ERROR, BLOCKED = "pass", "fail", "deadlock", "loop", "error", "blocked"
+PASS = "pass"
+FAIL = "fail"
+DEADLOCK = "deadlock"
+LOOP = "loop"
+ERROR = "error"
+BLOCKED = "blocked"
 """How a check ends. BLOCKED: without a verdict."""
 RETURNED, COMPUTES = ("has returned", None, 0), ("computes", None, 0)
-"""Where a rank is that is in no operation: words in the place of its name, its peer and its line."""
+"""Where a rank is that is in no operation: words in the place of its name, its peer and its
+line."""
 MESSAGES = ("send", "recv", "isend", "irecv")  # all that batch_isend_irecv calls
 COLLECTIVES = (
-    "broadcast", "all_reduce", "reduce", "all_gather", "all_gather_into_tensor", "gather", "scatter", "reduce_scatter",
-    "reduce_scatter_tensor", "all_to_all", "all_to_all_single", "barrier", "monitored_barrier", "all_gather_object",
+    "broadcast", "all_reduce", "reduce", "all_gather", "all_gather_into_tensor", "gather",
+    "scatter", "reduce_scatter",
+    "reduce_scatter_tensor", "all_to_all", "all_to_all_single", "barrier", "monitored_barrier",
+    "all_gather_object",
     "broadcast_object_list", "gather_object", "scatter_object_list", "new_group",
 )  # fmt: skip
 GAP = re.compile(r"^( *)# write this\n(.*?)^ *# until here\n", re.MULTILINE | re.DOTALL)
@@ -94,7 +103,10 @@ class Exercise:
     @property
     def stub(self) -> str:
         """The learner's first version."""
-        return GAP.sub(lambda gap: f"{gap[1]}raise NotImplementedError  # write this\n", self.read("reference.py"))
+        return GAP.sub(
+            lambda gap: f"{gap[1]}raise NotImplementedError  # write this\n",
+            self.read("reference.py"),
+        )
 
     @property
     def title(self) -> str:
@@ -102,7 +114,8 @@ class Exercise:
 
     @property
     def task(self) -> str:
-        """The text before the hints. Its last paragraph names the calls to use, and those that would be the answer."""
+        """The text before the hints. Its last paragraph names the calls to use, and those that
+        would be the answer."""
         return self.read("text.md").partition("\n## Hints\n")[0]
 
     @property
@@ -112,27 +125,35 @@ class Exercise:
 
     @property
     def hints(self) -> tuple[str, ...]:
-        found = re.split(r"^\d\. ", self.read("text.md").partition("\n## Hints\n")[2], flags=re.MULTILINE)[1:]
+        found = re.split(
+            r"^\d\. ", self.read("text.md").partition("\n## Hints\n")[2], flags=re.MULTILINE
+        )[1:]
         return tuple(re.sub(r"^   ", "", hint, flags=re.MULTILINE).rstrip() for hint in found)
 
     @property
     def mistakes(self) -> tuple[Mistake, ...]:
         found = MISTAKE.findall(self.read("mistakes.diff"))
-        return tuple(Mistake(name, end or FAIL, says, patch(self.solution, lines)) for name, end, says, lines in found)
+        return tuple(
+            Mistake(name, end or FAIL, says, patch(self.solution, lines))
+            for name, end, says, lines in found
+        )
 
     def digest(self, source: str) -> str:
-        """Identity of a solution, however its lines end, and of the judge: another one may not let it pass."""
+        """Identity of a solution, however its lines end, and of the judge: another one may not let
+        it pass."""
         text = f"{self}{self.forbidden}{self.read('../judges.py')}{normalise(source)}"
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def patch(source: str, changes: str) -> str:
-    """The source after changes: lines that go (-), come (+) or stay ( ), in their order; @@ between places. Raises
-    `ValueError` if it lacks a place."""
+    """The source after changes: lines that go (-), come (+) or stay ( ), in their order; @@ between
+    places. Raises `ValueError` if it lacks a place."""
     done = ""
     for change in changes.split("@@\n"):
         lines = change.splitlines(keepends=True)
-        old, new = ("".join(line[1:] for line in lines if line[0] in kinds) for kinds in ("- ", "+ "))
+        old, new = (
+            "".join(line[1:] for line in lines if line[0] in kinds) for kinds in ("- ", "+ ")
+        )
         before, found, source = source.partition(old)
         if not found:
             raise ValueError(f"the reference has no {old!r}")

@@ -1,6 +1,6 @@
-"""In a rank: what ends the check because it takes the place of a solution. It looks into the judge, which knows the
-expected results; it reads the exercise's own solution; it starts processes, whose work nobody counts; it replaces the
-functions by which it is judged.
+"""In a rank: what ends the check because it takes the place of a solution. It looks into the judge,
+which knows the expected results; it reads the exercise's own solution; it starts processes, whose
+work nobody counts; it replaces the functions by which it is judged.
 
 Not a sandbox: whoever knows Python well enough gets past it.
 """
@@ -28,20 +28,26 @@ from playground.runtime.rank import rank
 from playground.runtime.tap.replacement import replaced
 
 PEEKING = (
-    "sys._getframe", "sys._current_frames", "sys._current_exceptions", "sys.settrace", "sys.setprofile",
+    "sys._getframe", "sys._current_frames", "sys._current_exceptions", "sys.settrace",
+    "sys.setprofile",
     "sys.monitoring.register_callback", "gc.get_objects", "gc.get_referrers", "gc.get_referents",
 )  # fmt: skip
 """Audit events of calls by which a program gets at other functions' values."""
 FRAMES = ("tb_frame", "gi_frame", "cr_frame", "ag_frame")
 """Attributes that are such a way, too."""
 STARTING = (
-    "os.fork", "os.forkpty", "os.posix_spawn", "os.spawn", "os.exec", "os.system", "subprocess.Popen", "pty.spawn",
+    "os.fork", "os.forkpty", "os.posix_spawn", "os.spawn", "os.exec", "os.system",
+    "subprocess.Popen", "pty.spawn",
 )  # fmt: skip
 """Audit events of what starts a process."""
 LEAVING = "os._exit"
 STANDARD = os.path.join(os.path.dirname(os.__file__), "")
 TORCH = os.path.join(os.path.dirname(torch.__file__), "")
-HELPERS = {"inspect": None, "traceback": ("walk_stack", "walk_tb"), "logging": ("currentframe", "<lambda>")}
+HELPERS = {
+    "inspect": None,
+    "traceback": ("walk_stack", "walk_tb"),
+    "logging": ("currentframe", "<lambda>"),
+}
 """Modules of the standard library, and their functions, that hand on frames; None: all."""
 OURS = __name__.rpartition(".")[0]
 
@@ -57,7 +63,8 @@ class Guard:
     """Watches one solution, from its import on."""
 
     def __init__(self, record: Judging, stop: Callable[[str, int], NoReturn]) -> None:
-        self.record, self.stop = record, stop
+        self.record = record
+        self.stop = stop
         self.is_on, self.thread = False, threading.local()
 
     @contextlib.contextmanager
@@ -66,7 +73,10 @@ class Guard:
         self.is_on = True
         sys.addaudithook(self.look)
         try:
-            with replaced(_posixsubprocess, "fork_exec", self.wrap), replaced(os, "_exit", self.wrap):
+            with (
+                replaced(_posixsubprocess, "fork_exec", self.wrap),
+                replaced(os, "_exit", self.wrap),
+            ):
                 self.in_place = list(find_functions())
                 yield self
         finally:
@@ -85,7 +95,9 @@ class Guard:
     def judge(self, event: str, args: tuple[Any, ...]) -> None:
         if event in PEEKING or (event == "object.__getattr__" and args[1] in FRAMES):
             self.end_if(PEEKS, theirs(self.record.file, is_helper))
-        elif (event == "import" and str(args[0]).startswith(OURS)) or (event == "open" and is_ours(args[0])):
+        elif (event == "import" and str(args[0]).startswith(OURS)) or (
+            event == "open" and is_ours(args[0])
+        ):
             self.end_if(PEEKS, theirs(self.record.file, is_standard))
         elif event in STARTING:
             self.end_if(STARTS, theirs(self.record.file, is_standard))
@@ -122,7 +134,9 @@ class Guard:
 def hidden() -> Iterator[None]:
     """Without the modules of the judges, for what looks them up."""
     package = sys.modules[OURS.rpartition(".")[0]]
-    kept = {name: module for name, module in sys.modules.items() if f"{name}.".startswith(f"{OURS}.")}
+    kept = {
+        name: module for name, module in sys.modules.items() if f"{name}.".startswith(f"{OURS}.")
+    }
     for name in kept:
         del sys.modules[name]
     exercises = vars(package).pop("exercises")
@@ -134,41 +148,56 @@ def hidden() -> Iterator[None]:
 
 
 def find_functions() -> Iterator[tuple[Any, dict[str, object], list[str]]]:
-    """What a verdict rests on: modules and classes, their functions, and the names of those that a class inherits."""
+    """What a verdict rests on: modules and classes, their functions, and the names of those that a
+    class inherits."""
     owners: list[Any] = [builtins, torch, dist, distributed_c10d, torch.Tensor, torch._C.TensorBase]
     owners += [dist.ProcessGroup, dist.Work]
     for name, module in sys.modules.items():
         if name.startswith((f"{OURS}.", tap.__name__)) or module is rank:
-            classes = [each for each in vars(module).values() if getattr(each, "__module__", "") == name]
+            classes = [
+                each for each in vars(module).values() if getattr(each, "__module__", "") == name
+            ]
             owners += [module, *(each for each in classes if isinstance(each, type))]
     for owner in owners:
         functions = {name: each for name, each in vars(owner).items() if callable(each)}
-        inherited = [name for name in dir(owner) if name not in vars(owner)] if isinstance(owner, type) else []
+        inherited = (
+            [name for name in dir(owner) if name not in vars(owner)]
+            if isinstance(owner, type)
+            else []
+        )
         yield owner, functions, inherited
 
 
 def is_of_torch(function: object) -> bool:
-    """Whether it was written by torch, which replaces some of its own when its compiler is imported."""
+    """Whether it was written by torch, which replaces some of its own when its compiler is
+    imported."""
     code = getattr(function, "__code__", None)
     return code is not None and code.co_filename.startswith(TORCH)
 
 
 def theirs(file: str, skipped: Callable[[FrameType], bool]) -> FrameType | None:
-    """The frame of the solution in `file` that has made the call that is under way, itself or through what is skipped;
-    None if another has. What is compiled from a text counts as the solution's."""
+    """The frame of the solution in `file` that has made the call that is under way, itself or
+    through what is skipped; None if another has. What is compiled from a text counts as the
+    solution's."""
     frame: FrameType | None = sys._getframe(3)
     while frame is not None and skipped(frame):
         frame = frame.f_back
     if frame is None:
         return None
     name = frame.f_code.co_filename
-    return frame if name == file or (name.startswith("<") and not name.startswith("<frozen")) else None
+    return (
+        frame if name == file or (name.startswith("<") and not name.startswith("<frozen")) else None
+    )
 
 
 def is_helper(frame: FrameType) -> bool:
     """Whether it hands on frames to its caller."""
     module, name = frame.f_globals.get("__name__"), frame.f_code.co_name
-    return frame.f_code.co_filename.startswith(STANDARD) and module in HELPERS and name in (HELPERS[module] or [name])
+    return (
+        frame.f_code.co_filename.startswith(STANDARD)
+        and module in HELPERS
+        and name in (HELPERS[module] or [name])
+    )
 
 
 def is_standard(frame: FrameType) -> bool:
@@ -177,9 +206,15 @@ def is_standard(frame: FrameType) -> bool:
     if file.endswith("linecache.py"):
         return False
     of_standard = file.startswith((STANDARD, "<frozen")) and "site-packages" not in file
-    return of_standard or file == __file__ or file.startswith(os.path.join(TORCH, "multiprocessing", ""))
+    return (
+        of_standard
+        or file == __file__
+        or file.startswith(os.path.join(TORCH, "multiprocessing", ""))
+    )
 
 
 def is_ours(path: object) -> bool:
     """Whether it is a file of the exercises."""
-    return isinstance(path, (str, os.PathLike)) and os.path.abspath(path).startswith(os.path.join(FOLDER, ""))
+    return isinstance(path, (str, os.PathLike)) and os.path.abspath(path).startswith(
+        os.path.join(FOLDER, "")
+    )

@@ -1,5 +1,5 @@
-"""What has probably gone wrong where no catalogued mistake does the same, by the looks of the first failure. Does not
-import torch."""
+"""What has probably gone wrong where no catalogued mistake does the same, by the looks of the first
+failure. Does not import torch."""
 
 from __future__ import annotations
 
@@ -9,7 +9,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from playground.exercises.exercise import RETURNED
-from playground.exercises.observation import Leaf, Observation, explain_digits, find_difference, is_close
+from playground.exercises.observation import (
+    Leaf,
+    Observation,
+    explain_digits,
+    find_difference,
+    is_close,
+)
 
 Place = tuple[str, int | None, int]
 """The operation in which a rank waits, its peer, and its line."""
@@ -26,7 +32,8 @@ SLIPS_OF_FLOATS: dict[str, Callable[[float, int], float]] = {
     "divided by the number of ranks once too often": lambda due, size: due / size,
     "not a number: what is empty is divided, or exp() overflows": lambda due, size: math.nan,
 }
-"""What makes each wrong number of the one that is due, on so many ranks; of whole numbers there are no means."""
+"""What makes each wrong number of the one that is due, on so many ranks; of whole numbers there are
+no means."""
 SIGNS = {
     r"no rank -?\d+ in a world": "a neighbour beyond the first or the last rank",
     r"[Ss]plit|same size|SIGABRT|size mismatch|must match|Check failed: \w*[Ss]hape": "sizes that meet differ",
@@ -57,15 +64,25 @@ def guess_by_places(at: Mapping[int, Place], size: int) -> str:
     if all("send" in name for name in names):
         return "all send first" if len(names) == size else "nobody receives what is sent"
     if all("recv" in name or name.startswith("waits for") for name in names):
-        return "all receive first" if len(names) == size and "recv" in names[0] else "nobody sends what is waited for"
+        return (
+            "all receive first"
+            if len(names) == size and "recv" in names[0]
+            else "nobody sends what is waited for"
+        )
     if len(names) < size:
         return "a rank leaves out a call that the others make"
-    return "ranks wait in different calls" if len({*names}) > 1 else "ranks wait for different ranks"
+    return (
+        "ranks wait in different calls" if len({*names}) > 1 else "ranks wait for different ranks"
+    )
 
 
 def guess_by_values(observed: Mapping[int, Observation]) -> str:
     """What explains all that is wrong in a case; empty if nothing does."""
-    pairs = [(rank, *pair) for rank, seen in observed.items() for pair in zip(seen.held, seen.expected, strict=False)]
+    pairs = [
+        (rank, *pair)
+        for rank, seen in observed.items()
+        for pair in zip(seen.held, seen.expected, strict=False)
+    ]
     wrong = [(rank, mine, due) for rank, mine, due in pairs if find_difference([mine], [due])]
     if not wrong:
         return ""
@@ -73,15 +90,29 @@ def guess_by_values(observed: Mapping[int, Observation]) -> str:
         return "nothing is returned there"
     if any(mine.where != due.where for _, mine, due in wrong):
         return ""
-    if kinds := {f"{mine.kind} in the place of {due.kind}" for _, mine, due in wrong if mine.kind != due.kind}:
+    if kinds := {
+        f"{mine.kind} in the place of {due.kind}" for _, mine, due in wrong if mine.kind != due.kind
+    }:
         return kinds.pop() if len(kinds) == 1 else "values of other types"
-    if more := [math.prod(mine.shape) - math.prod(due.shape) for _, mine, due in wrong if mine.shape != due.shape]:
-        return "too many elements: padding is left in, or too much has come" if max(more) > 0 else "elements are lost"
+    if more := [
+        math.prod(mine.shape) - math.prod(due.shape)
+        for _, mine, due in wrong
+        if mine.shape != due.shape
+    ]:
+        return (
+            "too many elements: padding is left in, or too much has come"
+            if max(more) > 0
+            else "elements are lost"
+        )
     if all(any(is_same(mine, each) for each in observed[rank].given) for rank, mine, _ in wrong):
         return "nothing has come: it holds what was given"
     if any(seen.is_shared for seen in observed.values()):
         return "one tensor for all: they are the same memory"
-    return guess_by_numbers(wrong, len(observed)) or guess_by_order(wrong) or guess_by_shares(observed, wrong)
+    return (
+        guess_by_numbers(wrong, len(observed))
+        or guess_by_order(wrong)
+        or guess_by_shares(observed, wrong)
+    )
 
 
 def guess_by_numbers(wrong: Wrong, size: int) -> str:
@@ -89,7 +120,9 @@ def guess_by_numbers(wrong: Wrong, size: int) -> str:
         (mine.kind, value, due_value)
         for _, mine, due in wrong
         for value, due_value in zip(mine.values, due.values, strict=True)
-        if isinstance(value, (int, float)) and isinstance(due_value, (int, float)) and not is_close(value, due_value)
+        if isinstance(value, (int, float))
+        and isinstance(due_value, (int, float))
+        and not is_close(value, due_value)
     ]
     if not numbers:
         return ""
@@ -97,16 +130,22 @@ def guess_by_numbers(wrong: Wrong, size: int) -> str:
     for name, slip in (SLIPS if is_whole else SLIPS_OF_FLOATS | SLIPS).items():
         if all(is_close(float(value), float(slip(due, size))) for _, value, due in numbers):
             return name
-    if {kind for kind, _, _ in numbers} == {"int"} and {value - due for _, value, due in numbers} in ({1}, {-1}):
+    if {kind for kind, _, _ in numbers} == {"int"} and {
+        value - due for _, value, due in numbers
+    } in ({1}, {-1}):
         return "one too many" if numbers[0][1] > numbers[0][2] else "one too few"
     return ""
 
 
 def guess_by_order(wrong: Wrong) -> str:
-    if all(mine.shape and sorted(map(str, mine.values)) == sorted(map(str, due.values)) for _, mine, due in wrong):
+    if all(
+        mine.shape and sorted(map(str, mine.values)) == sorted(map(str, due.values))
+        for _, mine, due in wrong
+    ):
         return "the right values, in another order"
     held, expected = (
-        sorted(f"{rank} {pair[place].values}" for rank, *pair in wrong if pair[place].kind != "str") for place in (0, 1)
+        sorted(f"{rank} {pair[place].values}" for rank, *pair in wrong if pair[place].kind != "str")
+        for place in (0, 1)
     )
     return "the right results, in another order" if held and held == expected else ""
 
@@ -123,7 +162,9 @@ def guess_by_shares(observed: Mapping[int, Observation], wrong: Wrong) -> str:
 def is_own_result(observed: Mapping[int, Observation]) -> bool:
     """Whether the same is due on all ranks, and no two hold the same."""
     ranks = list(observed.values())
-    if len(ranks) < 2 or any(find_difference(seen.expected, ranks[0].expected) for seen in ranks[1:]):
+    if len(ranks) < 2 or any(
+        find_difference(seen.expected, ranks[0].expected) for seen in ranks[1:]
+    ):
         return False
     others = [(one, other) for place, one in enumerate(ranks) for other in ranks[:place]]
     return all(find_difference(one.held, other.held) for one, other in others)

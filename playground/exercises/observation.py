@@ -66,20 +66,42 @@ def find_difference(held: Sequence[Leaf], expected: Sequence[Leaf]) -> Found:
     for mine, due in zip(held, expected, strict=False):
         if (mine.where, mine.kind, mine.shape) != (due.where, due.kind, due.shape):
             is_there = not mine.where or any(leaf.where.startswith(due.where) for leaf in held)
-            words = f"{describe(mine)}; should be {describe(due)}" if is_there else f"there is no {due.where}"
-            return {"where": due.where, "held": describe(mine), "expected": describe(due), "words": words}
+            words = (
+                f"{describe(mine)}; should be {describe(due)}"
+                if is_there
+                else f"there is no {due.where}"
+            )
+            return {
+                "where": due.where,
+                "held": describe(mine),
+                "expected": describe(due),
+                "words": words,
+            }
         for index, (value, wanted) in enumerate(zip(mine.values, due.values, strict=True)):
             if not is_close(value, wanted):
-                words, place = f"holds {show(value)}, should be {show(wanted)}", index if due.shape else None
-                return {"where": due.where, "index": place, "held": value, "expected": wanted, "words": words}
+                words = f"holds {show(value)}, should be {show(wanted)}"
+                place = index if due.shape else None
+                return {
+                    "where": due.where,
+                    "index": place,
+                    "held": value,
+                    "expected": wanted,
+                    "words": words,
+                }
     if len(held) != len(expected):
-        return {"held": len(held), "expected": len(expected), "words": f"{len(held)} values; {len(expected)} are due"}
+        return {
+            "held": len(held),
+            "expected": len(expected),
+            "words": f"{len(held)} values; {len(expected)} are due",
+        }
     return {}
 
 
 def is_close(value: object, wanted: object) -> bool:
     if isinstance(value, float) and isinstance(wanted, float):
-        return math.isclose(value, wanted, rel_tol=1e-4, abs_tol=1e-6) or (math.isnan(value) and math.isnan(wanted))
+        return math.isclose(value, wanted, rel_tol=1e-4, abs_tol=1e-6) or (
+            math.isnan(value) and math.isnan(wanted)
+        )
     return value == wanted
 
 
@@ -95,16 +117,24 @@ def show(value: object) -> str:
 
 
 def explain_digits(held: object, expected: object, size: int) -> str:
-    """Whose share is missing, or in it twice, where each digit is that of one of `size` ranks. Empty if that is not the
-    difference."""
-    values = [int(each) for each in (held, expected) if isinstance(each, (int, float)) and each == each // 1 >= 0]
+    """Whose share is missing, or in it twice, where each digit is that of one of `size` ranks.
+    Empty if that is not the difference."""
+    values = [
+        int(each)
+        for each in (held, expected)
+        if isinstance(each, (int, float)) and each == each // 1 >= 0
+    ]
     if len(values) < 2 or max(values) >= 10**size:
         return ""
     pairs = dict(enumerate(zip(*(map(int, f"{value:020}"[::-1]) for value in values), strict=True)))
     wrong = {rank: pair for rank, pair in pairs.items() if pair[0] != pair[1]}
     missing, twice, foreign = (
         [rank for rank, pair in wrong.items() if rule(*pair)]
-        for rule in (lambda has, due: not has, lambda has, due: due and has == 2 * due, lambda has, due: not due)
+        for rule in (
+            lambda has, due: not has,
+            lambda has, due: due and has == 2 * due,
+            lambda has, due: not due,
+        )
     )
     if foreign and len(missing) + len(foreign) == len(wrong):
         others = f", {name_ranks(missing)} is missing" if missing else ""
@@ -121,16 +151,29 @@ def name_ranks(ranks: Sequence[int]) -> str:
 
 
 def find_failure(observed: Mapping[int, Observation], size: int) -> Found:
-    """The first failure in a case, observed by rank; nothing as long as one of `size` ranks is missing."""
-    for describe in (describe_problem, describe_difference, describe_messages) if len(observed) == size else ():
+    """The first failure in a case, observed by rank; nothing as long as one of `size` ranks is
+    missing."""
+    for describe in (
+        (describe_problem, describe_difference, describe_messages) if len(observed) == size else ()
+    ):
         for rank, seen in sorted(observed.items()):
             if found := describe(seen, rank, observed):
-                return {"status": FAIL, "case": seen.about, "rank": rank, "printed": seen.printed, **found}
+                return {
+                    "status": FAIL,
+                    "case": seen.about,
+                    "rank": rank,
+                    "printed": seen.printed,
+                    **found,
+                }
     return {}
 
 
 def describe_problem(seen: Observation, rank: int, observed: Mapping[int, Observation]) -> Found:
-    return dict(zip(("mistake", "words", "line"), seen.problems[0], strict=True)) if seen.problems else {}
+    return (
+        dict(zip(("mistake", "words", "line"), seen.problems[0], strict=True))
+        if seen.problems
+        else {}
+    )
 
 
 def describe_difference(seen: Observation, rank: int, observed: Mapping[int, Observation]) -> Found:
@@ -138,26 +181,48 @@ def describe_difference(seen: Observation, rank: int, observed: Mapping[int, Obs
     if not found:
         return {}
     is_own = found.get("where") == OWN
-    why = explain_digits(found["held"], found["expected"], len(observed)) if seen.is_coded and not is_own else ""
-    mistake = "read before wait" if found["held"] == POISON else "changes its own tensor" if is_own else ""
+    why = (
+        explain_digits(found["held"], found["expected"], len(observed))
+        if seen.is_coded and not is_own
+        else ""
+    )
+    mistake = (
+        "read before wait"
+        if found["held"] == POISON
+        else "changes its own tensor"
+        if is_own
+        else ""
+    )
     return {**found, "words": f"{found['words']}{': ' * bool(why)}{why}", "mistake": mistake}
 
 
 def describe_messages(seen: Observation, rank: int, observed: Mapping[int, Observation]) -> Found:
     """The faults of the messages that this rank sent."""
     sent = count_elements(seen.sent)
-    if seen.most_moved is not None and seen.moved > seen.most_moved + 0.5:  # a collective's part may be a fraction
-        words = f"{count(round(seen.moved), 'element')} have left it; {math.ceil(seen.most_moved)} are enough"
+    # a collective's part may be a fraction
+    if seen.most_moved is not None and seen.moved > seen.most_moved + 0.5:
+        words = (
+            f"{count(round(seen.moved), 'element')} have left it; {math.ceil(seen.most_moved)} "
+            "are enough"
+        )
         return {"mistake": SENDS_TOO_MUCH, "words": words}
     if isinstance(seen.most, int) and (total := sum(sent.values())) > seen.most:
-        return {"mistake": SENDS_TOO_MUCH, "words": f"sent {count(total, 'element')}; {seen.most} are enough"}
+        return {
+            "mistake": SENDS_TOO_MUCH,
+            "words": f"sent {count(total, 'element')}; {seen.most} are enough",
+        }
     for receiver, elements in sent.items():
         if isinstance(seen.most, Mapping) and elements > (most := seen.most.get(receiver, 0)):
-            words = f"sent {count(elements, 'element')} to rank {receiver}; {most or 'none'} are due there"
+            words = (
+                f"sent {count(elements, 'element')} to rank {receiver}; {most or 'none'} are "
+                "due there"
+            )
             return {"mistake": SENDS_TOO_MUCH, "words": words}
     for receiver, other in observed.items():
         if (has := sum(to == receiver for to, _ in seen.sent)) != (got := other.received[rank]):
-            return {"words": f"sent {count(has, 'message')} to rank {receiver}, which received {got}"}
+            return {
+                "words": f"sent {count(has, 'message')} to rank {receiver}, which received {got}"
+            }
     return {}
 
 

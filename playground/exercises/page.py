@@ -30,8 +30,8 @@ NAME = click.Choice(tuple(CATALOGUE))
 @click.argument("name", metavar="[NAME]", type=NAME, required=False)
 @click.option("--reset", is_flag=True, help="Begin again; a file that is there gets another name.")
 def exercise(name: str | None, reset: bool) -> None:
-    """List the exercises and how far you are; with NAME, write the file to be completed into this folder and show the
-    task."""
+    """List the exercises and how far you are; with NAME, write the file to be completed into this
+    folder and show the task."""
     if name is None:
         if reset:
             raise UsageError("--reset begins one exercise again: name it")
@@ -51,7 +51,9 @@ def show_map(work: Workbook) -> None:
         following = following or (None if state == "passed" else each)
         shown, lesson = each.lesson * (each.lesson != lesson), each.lesson
         table.add(shown, each.name, each.title.partition(": ")[2], state)
-    end = f"Next: python -m playground exercise {following.name}" if following else "All have passed."
+    end = (
+        f"Next: python -m playground exercise {following.name}" if following else "All have passed."
+    )
     terminal.say(table, "", end)
 
 
@@ -65,12 +67,20 @@ def show_markdown(text: str) -> None:
 @click.argument("files", metavar="[FILE]...", type=FILE, nargs=-1)
 @click.option("--watch", is_flag=True, help="Check again whenever a file is saved, until Ctrl-C.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of text.")
-@click.option("-n", "--world-size", "size", type=click.IntRange(1), help="Check on this number of ranks only.")
-@click.option("--seed", type=click.IntRange(0, 2**32), default=0, show_default=True, help="Seed of random inputs.")
+@click.option(
+    "-n", "--world-size", "size", type=click.IntRange(1), help="Check on this number of ranks only."
+)
+@click.option(
+    "--seed",
+    type=click.IntRange(0, 2**32),
+    default=0,
+    show_default=True,
+    help="Seed of random inputs.",
+)
 def check(files: tuple[Path, ...], watch: bool, as_json: bool, size: int | None, seed: int) -> None:
-    """Run solutions, by default all of this folder, on real ranks, and say what is wrong with them. FILE may be the
-    name of an exercise; several files of one exercise get a line each. Solutions are run as programs of yours: this is
-    no sandbox.
+    """Run solutions, by default all of this folder, on real ranks, and say what is wrong with them.
+    FILE may be the name of an exercise; several files of one exercise get a line each. Solutions
+    are run as programs of yours: this is no sandbox.
 
     Exit codes: 0, all passed; 1, one did not; 2, there is no verdict on one.
     """
@@ -78,13 +88,18 @@ def check(files: tuple[Path, ...], watch: bool, as_json: bool, size: int | None,
         raise UsageError("--watch has no end and --json prints one document: leave one of them out")
     files = tuple(map(find_file, files)) or tuple(list_solutions(Path()))
     if not files:
-        raise UsageError("there is no solution in this folder: python -m playground exercise lists what there is to do")
+        raise UsageError(
+            "there is no solution in this folder: python -m playground exercise lists what there "
+            "is to do"
+        )
     server.preload(JUDGE.module)
     for each in filter(None, (CATALOGUE.get(file.stem.replace("_", "-")) for file in files)):
         server.preload(*each.preload)
         if size and size not in each.worlds:
             sizes = ", ".join(map(str, sorted(each.worlds)))
-            raise UsageError(f"-n {size}: {each.name} is checked on {sizes} ranks, choose one of them")
+            raise UsageError(
+                f"-n {size}: {each.name} is checked on {sizes} ranks, choose one of them"
+            )
     server.warm_up()
     seen, verdicts = read_all(files), check_all(files, size, seed, say=not as_json)
     if as_json:
@@ -139,5 +154,7 @@ def solution(name: str, give_up: bool) -> None:
     """Show the reference solution of an exercise, after yours has passed."""
     chosen = CATALOGUE[name]
     if not give_up and name not in Workbook(Path.cwd()).passed:
-        raise UsageError(f"{chosen.name} has not passed here: check {chosen.file} first, or add --give-up")
+        raise UsageError(
+            f"{chosen.name} has not passed here: check {chosen.file} first, or add --give-up"
+        )
     click.echo(chosen.solution, nl=False)

@@ -1,8 +1,9 @@
 """In a rank: run a solution on the cases of its judge, and report to the parent what it does.
 
-What the solution calls of torch.distributed is recorded, and made as unforgiving as the documentation: a tensor that is
-being received holds `POISON` until `wait()`, and one that is being sent may not change before. Each thread of the
-solution is recorded for itself; what torch calls within a call is not.
+What the solution calls of torch.distributed is recorded, and made as unforgiving as the
+documentation: a tensor that is being received holds `POISON` until `wait()`, and one that is being
+sent may not change before. Each thread of the solution is recorded for itself; what torch calls
+within a call is not.
 """
 
 from __future__ import annotations
@@ -77,7 +78,12 @@ class Transcript:
             os.dup2(self.printed, number)
 
     def begin(self) -> None:
-        self.calls, self.sent, self.received, self.moved = 0, list[tuple[int, int]](), list[int](), 0.0
+        self.calls, self.sent, self.received, self.moved = (
+            0,
+            list[tuple[int, int]](),
+            list[int](),
+            0.0,
+        )
         self.problems, self.pending = list[tuple[str, str, int]](), list[Request]()
         os.ftruncate(self.printed, os.lseek(self.printed, 0, os.SEEK_SET))
         for seen in (REDUCED, WIDTHS, WAITED):
@@ -102,17 +108,20 @@ class Transcript:
 
     def forbid(self, name: str, line: int) -> None:
         if name in self.forbidden:
-            self.problems.append((SHORT_CUT, f"dist.{name} is not to be used here, says the task", line))
+            self.problems.append(
+                (SHORT_CUT, f"dist.{name} is not to be used here, says the task", line)
+            )
 
     def add_moved(self, tensors: Sequence[torch.Tensor], share: float = 1.0) -> None:
-        """A share of these elements leaves the rank. What is sent as bytes, an object for one, counts as as many
-        numbers of 8 bytes."""
+        """A share of these elements leaves the rank. What is sent as bytes, an object for one,
+        counts as as many numbers of 8 bytes."""
         for each in tensors:
             self.moved += share * float(self.counts(each)) / (8 if each.dtype == torch.uint8 else 1)
 
     @contextlib.contextmanager
     def within(self, name: str, peer: int | None = None, blocks: bool = True) -> Iterator[int]:
-        """In an operation. If it never ends, the parent knows where this rank is. Returns the line of its call."""
+        """In an operation. If it never ends, the parent knows where this rank is. Returns the line
+        of its call."""
         line = self.line()
         self.calls += 1
         if self.calls > MAX_CALLS:
@@ -144,9 +153,9 @@ WRITING = ("set", "add", "compare_set", "append", "multi_set", "queue_push")
 
 
 class Meter(Observer):
-    """Counts the elements that leave this rank while the solution runs, by whatever it calls. Of a collective on n
-    ranks with S elements of this rank's: what goes to all others counts once for each of them, and else as many as
-    with the algorithm that sends least.
+    """Counts the elements that leave this rank while the solution runs, by whatever it calls. Of a
+    collective on n ranks with S elements of this rank's: what goes to all others counts once for
+    each of them, and else as many as with the algorithm that sends least.
 
     | collective                    | elements      |
     |-------------------------------|---------------|
@@ -161,10 +170,12 @@ class Meter(Observer):
         self.record = record
 
     def begun(self, call: Call) -> None:
-        if self.record.running and not ("send" in call.name and self.record.is_within()):  # which counts itself
+        # which counts itself
+        if self.record.running and not ("send" in call.name and self.record.is_within()):
             WIDTHS.extend(each.element_size() for each in call.inputs)
             self.add(call.name, call.inputs, len(call.ranks), call.peer == dist.get_rank())
-            if self.record.is_theirs() and (line := self.record.line()):  # a method of the group itself
+            # a method of the group itself
+            if self.record.is_theirs() and (line := self.record.line()):
                 self.record.forbid(call.name, line)
 
     def add(self, name: str, inputs: Sequence[torch.Tensor], ranks: int, is_root: bool) -> None:
@@ -184,8 +195,12 @@ class Meter(Observer):
 
         def write(store: Any, *args: Any) -> Any:
             if self.record.is_theirs():
-                texts = [text for each in args for text in (each if isinstance(each, list) else [each])]
-                self.record.moved += sum(len(text) if isinstance(text, (str, bytes)) else 8 for text in texts) / 8
+                texts = [
+                    text for each in args for text in (each if isinstance(each, list) else [each])
+                ]
+                self.record.moved += (
+                    sum(len(text) if isinstance(text, (str, bytes)) else 8 for text in texts) / 8
+                )
             return real(store, *args)
 
         return write
@@ -198,7 +213,10 @@ class Meter(Observer):
         def function(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
             if not self.record.is_theirs():
                 return real(tensor, *args, **kwargs)
-            group = next((each for each in (*args, *kwargs.values()) if isinstance(each, dist.ProcessGroup)), None)
+            group = next(
+                (each for each in (*args, *kwargs.values()) if isinstance(each, dist.ProcessGroup)),
+                None,
+            )
             is_root = name != "broadcast" or {*args, *kwargs.values()} & {dist.get_rank()}
             self.add(name, [tensor], dist.get_world_size(group), bool(is_root))
             with self.record.within(name):
@@ -209,7 +227,8 @@ class Meter(Observer):
 
 @contextlib.contextmanager
 def waiting() -> Iterator[None]:
-    """For what waits, perhaps for other ranks: without the timer, so that a deadlock can be proved."""
+    """For what waits, perhaps for other ranks: without the timer, so that a deadlock can be
+    proved."""
     WAITED.append(threading.get_ident())
     is_main = threading.current_thread() is threading.main_thread()
     try:
@@ -283,17 +302,26 @@ def bits(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def fill(tensor: torch.Tensor) -> torch.Tensor:
-    """The message for a tensor: gloo refuses one without elements where the receiver names no source."""
+    """The message for a tensor: gloo refuses one without elements where the receiver names no
+    source."""
     return tensor if tensor.numel() else tensor.new_zeros(1)
 
 
 def world_rank(group: Any, peer: int | None, group_peer: int | None) -> int | None:
     """The rank in the world of `peer`, or of `group_peer` in the group. None: anyone."""
-    return peer if group_peer is None else dist.get_global_rank(group or dist.group.WORLD, group_peer)
+    return (
+        peer if group_peer is None else dist.get_global_rank(group or dist.group.WORLD, group_peer)
+    )
 
 
 def send(
-    record: Transcript, real: Any, tensor: Any, dst: Any = None, group: Any = None, tag: int = 0, group_dst: Any = None
+    record: Transcript,
+    real: Any,
+    tensor: Any,
+    dst: Any = None,
+    group: Any = None,
+    tag: int = 0,
+    group_dst: Any = None,
 ) -> Any:
     """`send`, and `isend`, which sends a copy."""
     peer, is_async = world_rank(group, dst, group_dst), real.__name__ == "isend"
@@ -307,7 +335,13 @@ def send(
 
 
 def receive(
-    record: Transcript, real: Any, tensor: Any, src: Any = None, group: Any = None, tag: int = 0, group_src: Any = None
+    record: Transcript,
+    real: Any,
+    tensor: Any,
+    src: Any = None,
+    group: Any = None,
+    tag: int = 0,
+    group_src: Any = None,
 ) -> Any:
     """`recv`, and `irecv`, which receives a copy."""
     peer, is_async = world_rank(group, src, group_src), real.__name__ == "irecv"
@@ -322,7 +356,12 @@ def receive(
 
 
 def all_reduce(
-    record: Transcript, real: Any, tensor: Any, op: Any = dist.ReduceOp.SUM, group: Any = None, async_op: bool = False
+    record: Transcript,
+    real: Any,
+    tensor: Any,
+    op: Any = dist.ReduceOp.SUM,
+    group: Any = None,
+    async_op: bool = False,
 ) -> Any:
     REDUCED.append(tensor.numel())
     with record.within("all_reduce", blocks=not async_op) as line:
@@ -347,7 +386,12 @@ def call(record: Transcript, real: Any, *args: Any, **kwargs: Any) -> Any:
         return real(*args, **kwargs)
 
 
-OWN_WAYS: dict[str, Callable[..., Any]] = {"send": send, "isend": send, "recv": receive, "irecv": receive}
+OWN_WAYS: dict[str, Callable[..., Any]] = {
+    "send": send,
+    "isend": send,
+    "recv": receive,
+    "irecv": receive,
+}
 OWN_WAYS |= {"all_reduce": all_reduce, "new_group": new_group}
 """How a function of torch.distributed is called for a solution, where not by `call`."""
 
@@ -367,7 +411,11 @@ def judged(record: Transcript) -> Iterator[None]:
     def keep_world(real: Callable[..., None]) -> Callable[..., None]:
         def change(group: Any = None, *args: Any, **kwargs: Any) -> None:
             if group in (None, dist.group.WORLD) or real.__name__ == "init_process_group":
-                stop(f"{real.__name__}(): the ranks have their world, and still need it: take it out", record.line())
+                stop(
+                    f"{real.__name__}(): the ranks have their world, and still need it: take it "
+                    "out",
+                    record.line(),
+                )
             real(group)
 
         return change
@@ -378,7 +426,9 @@ def judged(record: Transcript) -> Iterator[None]:
 
         @functools.wraps(real)
         def function(*args: Any, **kwargs: Any) -> Any:
-            return way(record, real, *args, **kwargs) if record.is_theirs() else real(*args, **kwargs)
+            return (
+                way(record, real, *args, **kwargs) if record.is_theirs() else real(*args, **kwargs)
+            )
 
         return function
 
@@ -389,10 +439,16 @@ def judged(record: Transcript) -> Iterator[None]:
     }
     meter = Meter(record)
     wraps |= {(dist.Store, name): meter.wrap_store for name in WRITING if name in vars(dist.Store)}
-    functional = [name for name in vars(_functional_collectives) if name.removesuffix("_autograd") in FUNCTIONAL]
+    functional = [
+        name
+        for name in vars(_functional_collectives)
+        if name.removesuffix("_autograd") in FUNCTIONAL
+    ]
     wraps |= {(_functional_collectives, name): meter.wrap_functional for name in functional}
     wraps |= {
-        (module, name): wrap_function for module in (dist, distributed_c10d) for name in (*MESSAGES, *COLLECTIVES)
+        (module, name): wrap_function
+        for module in (dist, distributed_c10d)
+        for name in (*MESSAGES, *COLLECTIVES)
     }
     with contextlib.ExitStack() as stack:
         for place, wrap in wraps.items():
@@ -403,8 +459,9 @@ def judged(record: Transcript) -> Iterator[None]:
 
 @contextlib.contextmanager
 def solving(record: Transcript) -> Iterator[None]:
-    """The solution runs. What it raises ends the check, and so does the deadline: seconds that this process has
-    computed, not those for which it has waited, for other ranks or for a busy machine."""
+    """The solution runs. What it raises ends the check, and so does the deadline: seconds that this
+    process has computed, not those for which it has waited, for other ranks or for a busy
+    machine."""
     seconds, before = 0.0, time.process_time()
 
     def look(number: int, frame: FrameType | None) -> None:
@@ -414,7 +471,9 @@ def solving(record: Transcript) -> Iterator[None]:
         if computed > TICK / 100:  # a busy machine may not give it more
             report()  # a sign of life
         stack = [each.f_code.co_filename for each, _ in traceback.walk_stack(frame)]
-        seconds += computed / (IMPORTING if any(each.startswith("<frozen importlib") for each in stack) else 1)
+        seconds += computed / (
+            IMPORTING if any(each.startswith("<frozen importlib") for each in stack) else 1
+        )
         if os.fstat(record.printed).st_size > MAX_PRINTED:
             stop(f"{ENDLESS}: it prints more than {MAX_PRINTED:,} characters", record.line(frame))
         if seconds > DEADLINE:
@@ -430,10 +489,18 @@ def solving(record: Transcript) -> Iterator[None]:
         record.running = False
         if isinstance(error, RuntimeError) and LOST_PEER.search(str(error)):
             raise  # another rank is to be told of: the launcher sees how it ended
-        lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == record.file]
-        words = re.sub(r" at 0x\w+", "", traceback.format_exception_only(error)[-1].strip().splitlines()[0])
+        lines = [
+            frame.lineno
+            for frame in traceback.extract_tb(error.__traceback__)
+            if frame.filename == record.file
+        ]
+        words = re.sub(
+            r" at 0x\w+", "", traceback.format_exception_only(error)[-1].strip().splitlines()[0]
+        )
         is_stub = isinstance(error, NotImplementedError)
-        about = {"status": FAIL, "words": NOT_WRITTEN} if is_stub else {"status": ERROR, "words": words}
+        about = (
+            {"status": FAIL, "words": NOT_WRITTEN} if is_stub else {"status": ERROR, "words": words}
+        )
         report(**about, line=(lines or [0])[-1] or 0, printed=record.read_printed())
         threading.Event().wait()
     finally:
@@ -447,15 +514,20 @@ def import_solution(solution: Solution) -> ModuleType:
     module = ModuleType(solution.exercise.function)
     module.__file__ = file = solution.file
     sys.modules[module.__name__] = module
-    linecache.cache[file] = (len(solution.text), None, solution.text.splitlines(keepends=True), file)
+    linecache.cache[file] = (
+        len(solution.text),
+        None,
+        solution.text.splitlines(keepends=True),
+        file,
+    )
     exec(compile(solution.text, file, "exec", dont_inherit=True), module.__dict__)
     return module
 
 
 def judge(rank: int, size: int, solutions: tuple[Solution, ...], seed: int, password: str) -> int:
-    """Run the last of `solutions` on the cases of its exercise, for as long as ranks and messages come out even. Those
-    before it are what it may import. What comes of it is reported: `Observation`s, one a case, with the password.
-    Returns the number of cases."""
+    """Run the last of `solutions` on the cases of its exercise, for as long as ranks and messages
+    come out even. Those before it are what it may import. What comes of it is reported:
+    `Observation`s, one a case, with the password. Returns the number of cases."""
     solution, exercise = solutions[-1], solutions[-1].exercise
     record = Transcript(solution.file, size, exercise.forbidden)
     sys.path.append(os.path.dirname(os.path.abspath(solution.file)))
@@ -483,19 +555,27 @@ def run_case(
     record.begin()
     record.counts = case.counts
     size, threads = record.size, threading.enumerate()
-    given = tuple(leaf for each in case.args if isinstance(each, torch.Tensor) for leaf in flatten(each))
+    given = tuple(
+        leaf for each in case.args if isinstance(each, torch.Tensor) for leaf in flatten(each)
+    )
     torch.manual_seed(seed + place)
     report(number=place, about=case.about)
     time.sleep(case.delay)
     with solving(record):
-        returned = case.run(function) if case.run else function(*((rank, size) if case.gives_rank else ()), *case.args)
+        returned = (
+            case.run(function)
+            if case.run
+            else function(*((rank, size) if case.gives_rank else ()), *case.args)
+        )
         left = [each for each in threading.enumerate() if each not in threads and not each.daemon]
         for thread in left:
             thread.join(LAST_WORDS)
     report(at=RETURNED)
     if left := [each for each in left if each.is_alive()]:
         record.problems.append((LEFT_RUNNING, f"{left[0].name} goes on after the end", 0))
-    record.problems += [("no wait", f"nobody waits for this {each.kind}", each.line) for each in record.pending]
+    record.problems += [
+        ("no wait", f"nobody waits for this {each.kind}", each.line) for each in record.pending
+    ]
     held, expected = [case.held() if callable(case.held) else case.held], [case.expected]
     if case.returns is not ANYTHING:
         held, expected = [returned, *held], [case.returns, *expected]
@@ -519,21 +599,28 @@ def run_case(
 def check_balance(rank: int, observation: Observation, record: Transcript) -> None:
     """Raises `RuntimeError` where nothing else can run after a case."""
     balance = torch.zeros(record.size, record.size, dtype=torch.int64)
-    balance[rank] += torch.tensor([sum(to == receiver for to, _ in record.sent) for receiver in range(record.size)])
+    balance[rank] += torch.tensor(
+        [sum(to == receiver for to, _ in record.sent) for receiver in range(record.size)]
+    )
     balance[:, rank] -= torch.tensor(observation.received)
     dist.all_reduce(balance, group=OWN_GROUP[0])
-    if balance.any() or record.pending or any(name == LEFT_RUNNING for name, _, _ in record.problems):
+    if (
+        balance.any()
+        or record.pending
+        or any(name == LEFT_RUNNING for name, _, _ in record.problems)
+    ):
         raise RuntimeError("messages or threads are left over: this world cannot run anything else")
 
 
 def limit_of(most: int | Mapping[int, float] | None) -> float | None:
-    """The elements that may leave a rank in all, where there is a limit to its messages: a collective is no way round
-    it."""
+    """The elements that may leave a rank in all, where there is a limit to its messages: a
+    collective is no way round it."""
     return sum(most.values()) if isinstance(most, Mapping) else most
 
 
 def shares_memory(returned: object, args: Sequence[object]) -> bool:
-    """Whether tensors of a list, or of its lists, are the same memory, which is none of an argument's."""
+    """Whether tensors of a list, or of its lists, are the same memory, which is none of an
+    argument's."""
     places = [each.data_ptr() for each in tensors_in(returned) if each.numel()]
     given = {each.data_ptr() for each in tensors_in(args)}
     own = [each for each in places if each not in given]

@@ -1,8 +1,9 @@
-"""The verdict on a solution: it is run on worlds of several sizes, and the first failure is put into words.
+"""The verdict on a solution: it is run on worlds of several sizes, and the first failure is put
+into words.
 
-A failure is compared with those of the exercise's catalogued mistakes: one is named if it does the same in all worlds,
-on all cases. Each world has processes of its own. Not a sandbox: a solution may do whatever its user may. Does not
-import torch.
+A failure is compared with those of the exercise's catalogued mistakes: one is named if it does the
+same in all worlds, on all cases. Each world has processes of its own. Not a sandbox: a solution may
+do whatever its user may. Does not import torch.
 """
 
 from __future__ import annotations
@@ -28,7 +29,13 @@ from playground.exercises.exercise import (
     normalise,
 )  # fmt: skip
 from playground.exercises.guess import guess_by_places, guess_by_values, guess_by_words
-from playground.exercises.observation import Found, Observation, count_elements, find_difference, find_failure
+from playground.exercises.observation import (
+    Found,
+    Observation,
+    count_elements,
+    find_difference,
+    find_failure,
+)
 from playground.runtime.errors import PlaygroundError, RankFailed, RankTimeout
 from playground.runtime.launcher.launch import launch
 from playground.runtime.rank.rank import Event
@@ -38,8 +45,8 @@ JUDGE = remote("playground.exercises.rank:judge")
 DEADLINE = 5.0
 """Seconds that a rank may compute in one case."""
 HANGS = 30.0
-"""Seconds after which a world without a sign of life is ended: a rank that computes gives one, and a deadlock is proved
-before."""
+"""Seconds after which a world without a sign of life is ended: a rank that computes gives one, and
+a deadlock is proved before."""
 ENDLESS, NOT_WRITTEN = "runs without end", "not written yet"
 PROBABLY = "probably: "
 PEEKS = "looks into the judge: solve the task instead"
@@ -105,9 +112,11 @@ class Attempt:
     """The reports of the ranks of one world of `size`, and the conclusions."""
 
     def __init__(self, size: int, password: str = "") -> None:
-        self.size, self.password = size, password
+        self.size = size
+        self.password = password
         """The password comes with what the judge observes, and with nothing else."""
-        self.case, self.about = -1, ""
+        self.case = -1
+        self.about = ""
         """The latest that has begun; in the end, the number of the one that failed."""
         self.observed: dict[int, dict[int, Observation]] = {}
         """By case and rank."""
@@ -125,7 +134,10 @@ class Attempt:
     @property
     def places(self) -> dict[int, tuple[str, int | None]]:
         """Where the ranks are, whatever their lines are and the keys that they wait for."""
-        return {rank: (re.sub("(?<=^waits for ).*", "", name), peer) for rank, (name, peer, _) in self.at.items()}
+        return {
+            rank: (re.sub("(?<=^waits for ).*", "", name), peer)
+            for rank, (name, peer, _) in self.at.items()
+        }
 
     def take(self, rank: int, event: Event) -> None:
         """A report. Raises `Ended` for one that ends the check."""
@@ -137,7 +149,8 @@ class Attempt:
         elif "number" in event:
             self.at[rank] = COMPUTES
             if event["number"] > self.case:
-                self.case, self.about = event["number"], event["about"]
+                self.case = event["number"]
+                self.about = event["about"]
         elif "group" in event:
             self.groups.setdefault(rank, []).append(event["group"])
         elif "standstill" in event:
@@ -147,16 +160,22 @@ class Attempt:
             raise Ended({"rank": rank, **event})
 
     def find_standstill(self) -> Found:
-        if endless := [rank for rank, at in self.at.items() if at == COMPUTES]:  # waits, or computes in C code
+        # waits, or computes in C code
+        if endless := [rank for rank, at in self.at.items() if at == COMPUTES]:
             return {"status": LOOP, "rank": endless[0], "words": ENDLESS}
-        ranks = [f"rank {rank}: {describe_place(*self.at.get(rank, RETURNED))}" for rank in range(self.size)]
+        ranks = [
+            f"rank {rank}: {describe_place(*self.at.get(rank, RETURNED))}"
+            for rank in range(self.size)
+        ]
         return {"status": DEADLOCK, "ranks": tuple(ranks)}
 
     def find_missing(self, cases: Sequence[object]) -> Found:
-        """A rank that has returned without having been observed in all cases. `cases`: how many there were, by rank; a
-        rank that has ended its process has returned None."""
+        """A rank that has returned without having been observed in all cases. `cases`: how many
+        there were, by rank; a rank that has ended its process has returned None."""
         for rank, number in enumerate(cases):
-            if not isinstance(number, int) or any(rank not in self.observed.get(case, {}) for case in range(number)):
+            if not isinstance(number, int) or any(
+                rank not in self.observed.get(case, {}) for case in range(number)
+            ):
                 return {"status": ERROR, "rank": rank, "words": LEAVES}
         return {}
 
@@ -166,15 +185,27 @@ class Attempt:
         for place, group in enumerate(made[0] or made[1 % self.size]):
             for rank, groups in enumerate(made):
                 if groups[place : place + 1] != [group]:
-                    by_members = all(rank in each for rank, groups in enumerate(made) for each in groups)
+                    by_members = all(
+                        rank in each for rank, groups in enumerate(made) for each in groups
+                    )
                     mistake = ONLY_MEMBERS if by_members else ANOTHER_ORDER
-                    words = f"has not made the group of ranks {', '.join(map(str, group))} when others did"
+                    words = (
+                        f"has not made the group of ranks {', '.join(map(str, group))} when "
+                        "others did"
+                    )
                     says = "new_group takes all ranks of the world, in one order"
-                    return {"status": FAIL, "mistake": mistake, "says": says, "words": words, "rank": rank}
+                    return {
+                        "status": FAIL,
+                        "mistake": mistake,
+                        "says": says,
+                        "words": words,
+                        "rank": rank,
+                    }
         return {}
 
     def end(self, found: Found) -> None:
-        """The world has ended, with `found` if it did not return. What was observed before is what is told."""
+        """The world has ended, with `found` if it did not return. What was observed before is what
+        is told."""
         for case in sorted(self.observed):
             if failure := find_failure(self.observed[case], self.size):
                 self.case, found = case, failure
@@ -218,8 +249,8 @@ def attempt(solution: Solution, before: Sequence[Solution], size: int, seed: int
 def check_solution(
     solution: Solution, before: Sequence[Solution] = (), world: int | None = None, seed: int = 0
 ) -> Verdict:
-    """Run a solution on the worlds of its exercise, or on the one given, until one fails. `before`: the solutions that
-    it may import."""
+    """Run a solution on the worlds of its exercise, or on the one given, until one fails. `before`:
+    the solutions that it may import."""
     exercise, solution = solution.exercise, replace(solution, text=normalise(solution.text))
     verdict = Verdict(exercise=exercise.name, file=solution.file, seed=seed)
     if words := find_fault(exercise, solution.text):
@@ -238,9 +269,10 @@ def check_solution(
 def name_mistake(
     solution: Solution, before: Sequence[Solution], seed: int, made: dict[int, Attempt], world: int
 ) -> Found:
-    """The catalogued mistake that does the same in all worlds. If there is none, with "probably": one that has the
-    same results in the world that failed, else what the failure looks like, else one that has the same result in the
-    case that failed. `made`: the attempts so far, to which further ones are added; that in `world` has failed."""
+    """The catalogued mistake that does the same in all worlds. If there is none, with "probably":
+    one that has the same results in the world that failed, else what the failure looks like, else
+    one that has the same result in the case that failed. `made`: the attempts so far, to which
+    further ones are added; that in `world` has failed."""
     found, exercise = made[world].found, solution.exercise
     if found.get("mistake") in NAMED or found.get("words") == NOT_WRITTEN:
         return {}
@@ -255,7 +287,9 @@ def name_mistake(
                 if size == world:
                     named: Found = {"mistake": f"{PROBABLY}{mistake.name}", "says": mistake.says}
                     probable = probable or (named if is_alike(made[size], other, RESULTS) else {})
-                    possible = possible or (named if is_alike(made[size], other, FIRST_RESULT) else {})
+                    possible = possible or (
+                        named if is_alike(made[size], other, FIRST_RESULT) else {}
+                    )
                 if not is_alike(made[size], other):
                     break
             else:
@@ -270,23 +304,32 @@ def guess_mistake(made: Attempt) -> str:
     status = made.found["status"]
     if status == DEADLOCK:
         return guess_by_places(made.at, made.size)
-    return guess_by_values(made.observed.get(made.case, {})) if status == FAIL else guess_by_words(made.words)
+    return (
+        guess_by_values(made.observed.get(made.case, {}))
+        if status == FAIL
+        else guess_by_words(made.words)
+    )
 
 
 ALL_THEY_DID, RESULTS, FIRST_RESULT = range(3)
 
 
 def is_alike(one: Attempt, other: Attempt, by: int = ALL_THEY_DID) -> bool:
-    """Whether the ranks of two worlds did the same in the cases that failed; or only had the same results, or that of
-    the first one."""
+    """Whether the ranks of two worlds did the same in the cases that failed; or only had the same
+    results, or that of the first one."""
     status = one.found.get("status")
     if (status, one.case) != (other.found.get("status"), other.case):
         return False
     if status == DEADLOCK:
         return one.places == other.places
-    if status != FAIL:  # which rank is the first to send to one that is not there differs from run to run
+    # which rank is the first to send to one that is not there differs from run to run
+    if status != FAIL:
         return len({re.sub(r"no rank \d+", "", each.words) for each in (one, other)}) == 1
-    for case in one.observed.keys() & other.observed.keys() & ({one.case} if by == FIRST_RESULT else {*one.observed}):
+    for case in (
+        one.observed.keys()
+        & other.observed.keys()
+        & ({one.case} if by == FIRST_RESULT else {*one.observed})
+    ):
         fails = [bool(find_failure(each.observed[case], each.size)) for each in (one, other)]
         for rank, mine in one.observed[case].items() if any(fails) else ():
             theirs = other.observed[case].get(rank)
@@ -313,12 +356,24 @@ def find_fault(exercise: Exercise, text: str) -> str:
             if name.split(".")[0] == "playground" and name.split(".")[1:3] not in OURS:
                 return f"line {getattr(node, 'lineno', 0)} imports {name}: write it yourself"
     names = symtable.symtable(text, exercise.file, "exec").get_symbols()
-    if not any(name.get_name() == exercise.function and (name.is_assigned() or name.is_imported()) for name in names):
-        return f"there is no function {exercise.function} in it: exercise {exercise.name} --reset writes the stub again"
+    if not any(
+        name.get_name() == exercise.function and (name.is_assigned() or name.is_imported())
+        for name in names
+    ):
+        return (
+            f"there is no function {exercise.function} in it: exercise {exercise.name} --reset "
+            "writes the stub again"
+        )
     for node in tree.body:
-        called = ast.unparse(node.value.func) if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call) else ""
+        called = (
+            ast.unparse(node.value.func)
+            if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call)
+            else ""
+        )
         if called.rpartition(".")[2] in ("launch", "spawn"):
-            return f"line {node.lineno} starts ranks: put {called}(…) under if __name__ == '__main__':"
+            return (
+                f"line {node.lineno} starts ranks: put {called}(…) under if __name__ == '__main__':"
+            )
     return ""
 
 
@@ -332,15 +387,24 @@ def tell_lines(verdict: Verdict) -> list[str]:
         return [f"{file}  {verdict.words}"]
     passed = f"{sizes} rank{'s' * (verdict.passed != (1,))} ok, " if sizes else ""
     world = count(verdict.world, "rank")
-    ends = {DEADLOCK: "deadlock", BLOCKED: "could not be judged", LOOP: "do not end"}.get(verdict.status, "fail")
+    ends = {DEADLOCK: "deadlock", BLOCKED: "could not be judged", LOOP: "do not end"}.get(
+        verdict.status, "fail"
+    )
     lines = [f"{file}  {passed}{world}: {ends}{f' ({verdict.case})' if verdict.case else ''}"]
     if verdict.mistake:
-        lines.append(f"  {verdict.mistake[0].upper()}{verdict.mistake[1:]}{': ' * bool(verdict.says)}{verdict.says}")
+        lines.append(
+            "  "
+            f"{verdict.mistake[0].upper()}{verdict.mistake[1:]}{': ' * bool(verdict.says)}{verdict.says}"
+        )
     if verdict.words:
         item = f"item {verdict.where}" if verdict.where.startswith("[") else verdict.where
-        element = " of ".join(filter(None, [f"element {verdict.index}" * (verdict.index is not None), item]))
+        element = " of ".join(
+            filter(None, [f"element {verdict.index}" * (verdict.index is not None), item])
+        )
         rank = f"rank {verdict.rank}" * (verdict.rank is not None)
-        where = ", ".join(filter(None, [rank, element, f"line {verdict.line}" * (verdict.line > 0)]))
+        where = ", ".join(
+            filter(None, [rank, element, f"line {verdict.line}" * (verdict.line > 0)])
+        )
         lines.append(f"  {where}{': ' * bool(where)}{verdict.words}")
     lines += [f"  {line}" for line in verdict.ranks]
     lines += [f"  printed: {line}" for line in verdict.printed.splitlines()[:3]]

@@ -1,7 +1,8 @@
-"""The learner's folder of solutions, and what has passed there: `exercises.json` in the user's folder for such state.
-Does not import torch.
+"""The learner's folder of solutions, and what has passed there: `exercises.json` in the user's
+folder for such state. Does not import torch.
 
-Whatever that file has lost, `check` finds out again. Solutions are read once, and never overwritten.
+Whatever that file has lost, `check` finds out again. Solutions are read once, and never
+overwritten.
 """
 
 from __future__ import annotations
@@ -46,11 +47,14 @@ class Workbook:
             file.parent.mkdir(parents=True, exist_ok=True)
             new = file.with_suffix(f".{os.getpid()}.new")
             new.write_text(
-                f"{json.dumps(read_progress_file() | {self.name: self.passed}, indent=1)}\n", encoding="utf-8"
+                f"{json.dumps(read_progress_file() | {self.name: self.passed}, indent=1)}\n",
+                encoding="utf-8",
             )
             new.replace(file)
         except OSError as error:
-            raise UsageError(f"{file} cannot be written ({error.strerror}): set XDG_STATE_HOME to a folder") from None
+            raise UsageError(
+                f"{file} cannot be written ({error.strerror}): set XDG_STATE_HOME to a folder"
+            ) from None
 
     def state(self, exercise: Exercise) -> str:
         """How far the learner is with it, in a few words."""
@@ -62,13 +66,19 @@ class Workbook:
     def has_passed(self, exercise: Exercise) -> bool:
         """Whether the file as it is now has passed the exercise as it is now."""
         known, file = self.passed.get(exercise.name), self.folder / exercise.file
-        return file.is_file() and exercise.digest(file.read_bytes().decode(errors="replace")) == known
+        return (
+            file.is_file() and exercise.digest(file.read_bytes().decode(errors="replace")) == known
+        )
 
     def begin(self, exercise: Exercise, reset: bool) -> str:
-        """Write the stub, unless there is a file; with `reset` that file gets another name. Says what was done."""
+        """Write the stub, unless there is a file; with `reset` that file gets another name. Says
+        what was done."""
         file, words = self.folder / exercise.file, ""
         if file.exists() and not reset:
-            return f"{file.name} is here already and stays as it is: check it, or begin again with --reset."
+            return (
+                f"{file.name} is here already and stays as it is: check it, or begin again with "
+                "--reset."
+            )
         try:
             if file.exists():
                 names = (file.with_suffix(f".{number}.py") for number in itertools.count(1))
@@ -77,18 +87,24 @@ class Workbook:
             with file.open("x", encoding="utf-8") as stub:
                 stub.write(exercise.stub)
         except OSError as error:
-            raise UsageError(f"{file} cannot be written ({error.strerror}): work in a folder of your own") from None
+            raise UsageError(
+                f"{file} cannot be written ({error.strerror}): work in a folder of your own"
+            ) from None
         return f"{words}Complete {file.name}, then: python -m playground check {file.name}"
 
     def solutions_before(self, exercise: Exercise) -> list[Solution]:
-        """The functions that the exercise builds on: the learner's own file if it has passed, else the reference."""
+        """The functions that the exercise builds on: the learner's own file if it has passed, else
+        the reference."""
         solutions = []
         for name in exercise.builds_on:
             other = CATALOGUE[name]
             is_own, file = self.has_passed(other), self.folder / other.file
             text = read_text(file) if is_own else other.solution
             before = [each for each in self.solutions_before(other) if each not in solutions]
-            solutions += [*before, Solution(other, text, str(file) if is_own else f"<{other.file}>")]
+            solutions += [
+                *before,
+                Solution(other, text, str(file) if is_own else f"<{other.file}>"),
+            ]
         return solutions
 
     def check(self, file: Path, text: str, world: int | None, seed: int) -> Verdict:
@@ -96,7 +112,11 @@ class Workbook:
         exercise = find_exercise(file.name)
         solution = Solution(exercise, text, str(file))
         verdict = check_solution(solution, self.solutions_before(exercise), world, seed)
-        if verdict.status == PASS and world is None and self.passed.get(exercise.name) != exercise.digest(text):
+        if (
+            verdict.status == PASS
+            and world is None
+            and self.passed.get(exercise.name) != exercise.digest(text)
+        ):
             try:
                 self.note(exercise, exercise.digest(text))
             except UsageError as error:  # that it has passed is true all the same
@@ -117,13 +137,16 @@ def read_text(file: Path) -> str:
     try:
         return file.read_bytes().decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise UsageError(f"{file.name} is not UTF-8 text (byte {error.start}): save it as such") from None
+        raise UsageError(
+            f"{file.name} is not UTF-8 text (byte {error.start}): save it as such"
+        ) from None
     except OSError as error:
         raise UsageError(f"{file} cannot be read: {error.strerror}") from None
 
 
 def check_file(file: Path, world: int | None, seed: int) -> Verdict:
-    """Judge a file by the exercise that it is named after. What is no solution at all gets a verdict, too."""
+    """Judge a file by the exercise that it is named after. What is no solution at all gets a
+    verdict, too."""
     name = file.stem
     verdict = Verdict(exercise=name, file=str(file), status=BLOCKED, seed=seed)
     if file.suffix == ".py" and name.replace("_", "-") not in CATALOGUE:
@@ -131,19 +154,26 @@ def check_file(file: Path, world: int | None, seed: int) -> Verdict:
     try:
         return Workbook(file.parent).check(file, read_text(file), world, seed)
     except UsageError as error:
-        return replace(verdict, words=str(error), status=ERROR if "UTF-8" in str(error) else BLOCKED)
+        return replace(
+            verdict, words=str(error), status=ERROR if "UTF-8" in str(error) else BLOCKED
+        )
 
 
 def check_function(function: Callable[..., object]) -> Verdict:
     """Judge a function by the exercise that it is named after, and print the verdict."""
     exercise = find_exercise(function.__name__)
-    file, first = inspect.getsourcefile(function) or "<notebook>", inspect.getsourcelines(function)[1]
+    file = inspect.getsourcefile(function) or "<notebook>"
+    first = inspect.getsourcelines(function)[1]
     if Path(file).name == exercise.file:
         text = read_text(Path(file))
     else:  # a notebook's: the reference's imports come in one line before it, where its lines keep their numbers
-        imports = [line for line in exercise.solution.splitlines() if line.startswith(("import ", "from "))]
+        imports = [
+            line for line in exercise.solution.splitlines() if line.startswith(("import ", "from "))
+        ]
         text = f"{'; '.join(imports)}{chr(10) * max(1, first - 1)}{textwrap.dedent(inspect.getsource(function))}"
-    verdict = check_solution(Solution(exercise, text, file), Workbook(Path.cwd()).solutions_before(exercise))
+    verdict = check_solution(
+        Solution(exercise, text, file), Workbook(Path.cwd()).solutions_before(exercise)
+    )
     click.echo("\n".join(printable(line) for line in tell_lines(verdict)))
     return verdict
 

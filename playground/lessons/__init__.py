@@ -1,7 +1,8 @@
 """The path: a folder for each lesson, in reading order.
 
-`lesson.py` of each is the blackboard; its steps are functions `step(rank, size)` that every rank calls and that return
-plain data. This table is all the command line needs to know before torch is imported.
+`lesson.py` of each is the blackboard; its steps are functions `step(rank, size)` that every rank
+calls and that return plain data. This table is all the command line needs to know before torch is
+imported.
 """
 
 from __future__ import annotations
@@ -54,7 +55,8 @@ PATH = (
     Lesson(
         name="data-parallel",
         teaches="DataParallel by its parts: one process, many devices, and where that ends",
-        shown="the parts of DataParallel, what fills a device's memory, what helps, and why processes come next",
+        shown="the parts of DataParallel, what fills a device's memory, what helps, and why "
+        "processes come next",
         default_size=1,
         options=("timeout", "seed", "wide", "as_json", "see"),
     ),
@@ -78,13 +80,15 @@ PATH = (
     ),
     Lesson(
         name="prove",
-        teaches="do N ranks equal one process with the whole batch? A proof, and four ways to break it",
+        teaches="do N ranks equal one process with the whole batch? A proof, and four ways to "
+        "break it",
         shown="{ranks} equal one process with the whole batch",
         default_size=4,
     ),
     Lesson(
         name="bert",
-        teaches="the workload of the tutorials: BERT with DataParallel, the loss in forward, and DDP",
+        teaches="the workload of the tutorials: BERT with DataParallel, the loss in forward, and "
+        "DDP",
         shown="what training BERT costs by each way",
         default_size=2,
     ),
@@ -104,7 +108,8 @@ PATH = (
     ),
     Lesson(
         name="parameter-server",
-        teaches="one rank owns the parameters: what staleness costs, and when a server beats all-reduce",
+        teaches="one rank owns the parameters: what staleness costs, and when a server beats "
+        "all-reduce",
         shown="a parameter server in every mode, beside all-reduce",
         default_size=5,
         min_size=2,
@@ -117,31 +122,36 @@ PATH = (
     ),
     Lesson(
         name="zero",
-        teaches="from DDP to FSDP: the optimizer's state, the gradients, the parameters in shards, and what it costs",
+        teaches="from DDP to FSDP: the optimizer's state, the gradients, the parameters in shards, "
+        "and what it costs",
         shown="{ranks} with shards of the training's memory train as one process does",
         default_size=2,
     ),
     Lesson(
         name="tensor",
-        teaches="every matrix sharded over ranks: column- and row-parallel layers, heads, vocabulary, sequence",
+        teaches="every matrix sharded over ranks: column- and row-parallel layers, heads, "
+        "vocabulary, sequence",
         shown="a transformer whose matrices {ranks} share is that of one process",
         default_size=2,
     ),
     Lesson(
         name="context",
-        teaches="attention over a sequence sharded over ranks: ring attention, the zigzag order, Ulysses",
+        teaches="attention over a sequence sharded over ranks: ring attention, the zigzag order, "
+        "Ulysses",
         shown="attention over a sequence that {ranks} share is that of one process",
         default_size=2,
     ),
     Lesson(
         name="experts",
-        teaches="a mixture of experts over ranks: routing, uneven all-to-all, capacity and the balance loss",
+        teaches="a mixture of experts over ranks: routing, uneven all-to-all, capacity and the "
+        "balance loss",
         shown="tokens that go to their experts on {ranks} and back train as in one process",
         default_size=2,
     ),
     Lesson(
         name="mesh",
-        teaches="data, pipeline, context and tensor parallelism at once, in our words and the library's",
+        teaches="data, pipeline, context and tensor parallelism at once, in our words and the "
+        "library's",
         shown="on each mesh {ranks} train as one process does",
         default_size=8,
     ),

@@ -1,4 +1,5 @@
-"""Measurements: timing, environment and, here, amounts as text with few digits. Does not import torch."""
+"""Measurements: timing, environment and, here, amounts as text with few digits. Does not import
+torch."""
 
 from __future__ import annotations
 
@@ -24,7 +25,8 @@ def format_bytes(nbytes: int) -> str:
 
 
 def format_digits(value: float) -> str:
-    """Three significant digits without an exponent: 0.000433, 1.43, 12345. Others are "inf" or "nan"."""
+    """Three significant digits without an exponent: 0.000433, 1.43, 12345. Others are "inf" or
+    "nan"."""
     if value <= 0 or not isfinite(value):
         return f"{value:g}"
     return f"{value:.{max(0, 2 - floor(log10(value)))}f}"

@@ -14,8 +14,9 @@ from playground.runtime.host import cores
 
 
 def describe() -> Fields:
-    """The environment of this rank, inside a world: the processor, the cores that the rank may use, bytes of main
-    memory, and the GPUs, if the backend uses any; versions, None for what the backend does not use."""
+    """The environment of this rank, inside a world: the processor, the cores that the rank may use,
+    bytes of main memory, and the GPUs, if the backend uses any; versions, None for what the backend
+    does not use."""
     import torch
 
     gpus = range(torch.cuda.device_count() if device().type == "cuda" else 0)
@@ -35,8 +36,17 @@ def describe() -> Fields:
 def describe_in_a_line(environment: Mapping[str, Any]) -> str:
     """What `describe` has returned."""
     memory = f"{environment['memory'] / 2**30:.0f} GiB"
-    hardware = [*environment["gpus"], environment["hardware"], f"{environment['cores']} cores", memory]
-    versions = [f"{name} {environment[name]}" for name in ("python", "torch", "cuda", "nccl") if environment[name]]
+    hardware = [
+        *environment["gpus"],
+        environment["hardware"],
+        f"{environment['cores']} cores",
+        memory,
+    ]
+    versions = [
+        f"{name} {environment[name]}"
+        for name in ("python", "torch", "cuda", "nccl")
+        if environment[name]
+    ]
     return ", ".join([*hardware, environment["os"], *versions])
 
 

@@ -24,9 +24,11 @@ REPORT_EVERY = 1.0
 Outcome = TypeVar("Outcome")
 
 
-def interleave(calls: Sequence[Callable[[], Outcome]], rounds: Iterable[object], order: Random) -> list[list[Outcome]]:
-    """Call each of `calls` once in every round. Returns their results: [call][round]. `order` must be in the same state
-    on every rank, and `rounds` must yield equally often there."""
+def interleave(
+    calls: Sequence[Callable[[], Outcome]], rounds: Iterable[object], order: Random
+) -> list[list[Outcome]]:
+    """Call each of `calls` once in every round. Returns their results: [call][round]. `order` must
+    be in the same state on every rank, and `rounds` must yield equally often there."""
     outcomes: list[list[Outcome]] = [[] for _ in calls]
     heartbeat = Heartbeat()
     for _ in rounds:
@@ -37,12 +39,16 @@ def interleave(calls: Sequence[Callable[[], Outcome]], rounds: Iterable[object],
 
 
 def timed(
-    call: Callable[[], object], times: int = 1, devices: Sequence[torch.device] = (), group: Any = None
+    call: Callable[[], object],
+    times: int = 1,
+    devices: Sequence[torch.device] = (),
+    group: Any = None,
 ) -> Callable[[], float]:
-    """A function that returns the seconds of one of `times` calls in a row on this rank, all ranks starting together.
+    """A function that returns the seconds of one of `times` calls in a row on this rank, all ranks
+    starting together.
 
-    A single call may be shorter than the overhead of timing it. Work of GPUs among `devices` (by default this rank's
-    own) is included.
+    A single call may be shorter than the overhead of timing it. Work of GPUs among `devices` (by
+    default this rank's own) is included.
     """
 
     def seconds() -> float:
@@ -72,7 +78,8 @@ def slowest(seconds: Sequence[float], group: Any = None) -> list[float]:
 
 
 def gather_by_rank(seconds: Sequence[float]) -> list[list[float]]:
-    """All ranks' figures, on every rank: [rank][figure]. All must call this, with the same number of figures."""
+    """All ranks' figures, on every rank: [rank][figure]. All must call this, with the same number
+    of figures."""
     own = torch.tensor(seconds, dtype=torch.float64, device=device())
     by_rank = [torch.empty_like(own) for _ in range(dist.get_world_size())]
     dist.all_gather(by_rank, own)

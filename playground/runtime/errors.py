@@ -1,6 +1,7 @@
 """Every error a user can meet: its message and its exit code.
 
-Ctrl-C (130) and SIGTERM (143) are not errors of ours: Python raises them, the command line maps them.
+Ctrl-C (130) and SIGTERM (143) are not errors of ours: Python raises them, the command line maps
+them.
 """
 
 from __future__ import annotations
@@ -26,13 +27,15 @@ class PlaygroundError(Exception):
 
 
 class UsageError(PlaygroundError):
-    """The user asked for something that cannot be done here. One line: what was asked, the rule, what to do."""
+    """The user asked for something that cannot be done here. One line: what was asked, the rule,
+    what to do."""
 
     exit_code = 2
 
 
 class ForkServerFailed(PlaygroundError):
-    """The fork server, the process that ranks come from, was killed, is stopped, or could not start a rank."""
+    """The fork server, the process that ranks come from, was killed, is stopped, or could not start
+    a rank."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(f"the fork server, which ranks come from, {reason}")
@@ -45,13 +48,16 @@ class RendezvousTimeout(PlaygroundError):
 class RankFailed(PlaygroundError):
     """A rank raised, was killed by a signal, or left without a result.
 
-    `rank` and `size` say which of how many; `traceback` is that rank's own, empty if it left none; `others` maps the
-    ranks it may have waited for to where they stood.
+    `rank` and `size` say which of how many; `traceback` is that rank's own, empty if it left none;
+    `others` maps the ranks it may have waited for to where they stood.
     """
 
     def __init__(self, rank: int, size: int, reason: str, traceback: str = "") -> None:
         super().__init__(rank, size, reason, traceback)
-        self.rank, self.size, self.reason, self.traceback = rank, size, reason, traceback
+        self.rank = rank
+        self.size = size
+        self.reason = reason
+        self.traceback = traceback
         self.others: dict[int, str] = {}
 
     def __str__(self) -> str:
@@ -60,21 +66,24 @@ class RankFailed(PlaygroundError):
 
 
 class PeerDisconnected(RankFailed):
-    """A rank failed because another one hung up on it: look for the failure of that one. In a world that was
-    joined, the reason names it."""
+    """A rank failed because another one hung up on it: look for the failure of that one. In a world
+    that was joined, the reason names it."""
 
 
 class Preempted(PlaygroundError):
-    """Raised by every rank: SIGTERM asked them to end, and they have stored where they are, after `step`.
+    """Raised by every rank: SIGTERM asked them to end, and they have stored where they are, after
+    `step`.
 
-    `hint` says how to resume from there. The exit code is EX_TEMPFAIL of sysexits.h: what asked is to try again.
+    `hint` says how to resume from there. The exit code is EX_TEMPFAIL of sysexits.h: what asked is
+    to try again.
     """
 
     exit_code = 75
 
     def __init__(self, step: int) -> None:
         super().__init__(step)
-        self.step, self.hint = step, ""
+        self.step = step
+        self.hint = ""
 
     def __str__(self) -> str:
         return "; ".join(filter(None, [f"preempted by SIGTERM after step {self.step}", self.hint]))
@@ -87,15 +96,19 @@ UNHEARD = "  (no answer: stopped, or inside C code that holds the GIL)"
 
 
 class RankTimeout(PlaygroundError):
-    """No rank said anything for `timeout` seconds. `stacks` maps each unfinished rank to where it stands. If only some
-    have answered, those that have not are the ones that are named: the rest may be waiting for them."""
+    """No rank said anything for `timeout` seconds. `stacks` maps each unfinished rank to where it
+    stands. If only some have answered, those that have not are the ones that are named: the rest
+    may be waiting for them."""
 
     def __init__(self, size: int, timeout: float, stacks: dict[int, str]) -> None:
         super().__init__(size, timeout, stacks)
-        self.size, self.timeout, self.stacks = size, timeout, stacks
+        self.size = size
+        self.timeout = timeout
+        self.stacks = stacks
 
     def __str__(self) -> str:
-        named, why = [rank for rank, stack in self.stacks.items() if stack == UNHEARD], UNHEARD.strip(" ()")
+        named = [rank for rank, stack in self.stacks.items() if stack == UNHEARD]
+        why = UNHEARD.strip(" ()")
         if len(named) in (0, len(self.stacks)):
             named, why = [*self.stacks], "a hang, or a timeout too short for the work"
         who = f"rank{'s' * (len(named) != 1)} {', '.join(map(str, named))}"
@@ -104,10 +117,13 @@ class RankTimeout(PlaygroundError):
 
 
 class Deadlock(RankTimeout):
-    """Ranks wait for each other, or for one that has finished: none of their operations can complete. `diagnosis` says
-    who is to blame. Raised as soon as it is proved, `timeout` seconds after the last sign of life."""
+    """Ranks wait for each other, or for one that has finished: none of their operations can
+    complete. `diagnosis` says who is to blame. Raised as soon as it is proved, `timeout` seconds
+    after the last sign of life."""
 
-    def __init__(self, size: int, timeout: float, stacks: dict[int, str], diagnosis: Diagnosis) -> None:
+    def __init__(
+        self, size: int, timeout: float, stacks: dict[int, str], diagnosis: Diagnosis
+    ) -> None:
         super().__init__(size, timeout, stacks)
         self.args = size, timeout, stacks, diagnosis
         self.diagnosis: Diagnosis = diagnosis

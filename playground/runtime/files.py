@@ -1,5 +1,6 @@
-"""Files in folders that others may write to: nothing is written through another user's link, and only what is ours is
-removed. Files that appear whole or not at all, and are known by their checksums."""
+"""Files in folders that others may write to: nothing is written through another user's link, and
+only what is ours is removed. Files that appear whole or not at all, and are known by their
+checksums."""
 
 from __future__ import annotations
 
@@ -18,13 +19,15 @@ from playground.runtime.errors import UsageError
 CHECKSUMS = "SHA256SUMS"
 """A file that lists the checksums of those beside it, as `sha256sum` does."""
 NO_LINK = os.O_NOFOLLOW
-"""For `os.open`: refuse a symbolic link. In a folder that others can write to, it may lead to a file of ours."""
+"""For `os.open`: refuse a symbolic link. In a folder that others can write to, it may lead to a
+file of ours."""
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """Error numbers for a file that cannot grow: the disk is full, or the user's quota is used up."""
 
 
 class NoData(UsageError):
-    """The data that was asked for cannot be had. One line: what, why, what to do; `why` alone says why."""
+    """The data that was asked for cannot be had. One line: what, why, what to do; `why` alone says
+    why."""
 
     def __init__(self, message: str, why: str = "") -> None:
         super().__init__(message)
@@ -33,21 +36,26 @@ class NoData(UsageError):
 
 PREFIX = "playground-"
 MARK = ".temporary"
-"""The file that tells a temporary folder from others. Its process holds a lock on it, which the kernel releases."""
+"""The file that tells a temporary folder from others. Its process holds a lock on it, which the
+kernel releases."""
 
 
 def temporary_folder(purpose: str) -> contextlib.AbstractContextManager[Path]:
-    """A new folder, removed at the end of the block. Those of processes that were killed are removed before."""
+    """A new folder, removed at the end of the block. Those of processes that were killed are
+    removed before."""
     return passing_folder(Path(tempfile.gettempdir()), PREFIX, f"{purpose}-")
 
 
 @contextlib.contextmanager
 def passing_folder(place: Path, family: str, purpose: str = "") -> Iterator[Path]:
-    """As `temporary_folder`, in `place`. Names begin with `family`. Raises `OSError` if it cannot be made."""
+    """As `temporary_folder`, in `place`. Names begin with `family`. Raises `OSError` if it cannot
+    be made."""
     for mark in place.glob(f"{family}*/{MARK}"):
         with contextlib.suppress(OSError):  # it is in use, or another process was faster
             remove_unused(mark)
-    with tempfile.TemporaryDirectory(prefix=f"{family}{purpose}", dir=place, ignore_cleanup_errors=True) as name:
+    with tempfile.TemporaryDirectory(
+        prefix=f"{family}{purpose}", dir=place, ignore_cleanup_errors=True
+    ) as name:
         folder = Path(name)
         with open(create(folder / f"{MARK}.new"), "rb") as lock:
             with contextlib.suppress(OSError):  # this disk has no locks: the folder has no mark
@@ -57,7 +65,8 @@ def passing_folder(place: Path, family: str, purpose: str = "") -> Iterator[Path
 
 
 def remove_unused(mark: Path) -> None:
-    """Remove the temporary folder with this mark. Raises `OSError` if it is another user's, or in use."""
+    """Remove the temporary folder with this mark. Raises `OSError` if it is another user's, or in
+    use."""
     if {mark.parent.lstat().st_uid, mark.lstat().st_uid} != {os.geteuid()}:
         raise PermissionError(errno.EPERM, "another user's", str(mark))
     with open(os.open(mark, os.O_RDWR | os.O_NONBLOCK | NO_LINK), "rb") as lock:
@@ -72,8 +81,8 @@ def create(file: Path) -> int:
 
 
 def follow_own_links(file: Path) -> Path:
-    """The file that is written when this one is. Raises `OSError` for another user's link, as Linux does by default in
-    folders like /tmp.
+    """The file that is written when this one is. Raises `OSError` for another user's link, as Linux
+    does by default in folders like /tmp.
 
     Source: https://docs.kernel.org/admin-guide/sysctl/fs.html#protected-symlinks
     """
@@ -86,14 +95,17 @@ def follow_own_links(file: Path) -> Path:
 
 def write_file(file: Path, content: bytes) -> None:
     """Write a file, through no link but the user's own. Raises `OSError`."""
-    descriptor = os.open(follow_own_links(file), os.O_WRONLY | os.O_CREAT | os.O_TRUNC | NO_LINK, 0o666)
+    descriptor = os.open(
+        follow_own_links(file), os.O_WRONLY | os.O_CREAT | os.O_TRUNC | NO_LINK, 0o666
+    )
     with open(descriptor, "wb") as opened:
         opened.write(content)
 
 
 def belongs_to_another(folder: Path, own: int) -> bool:
-    """Whether `folder` is another user's, who may have put links in it that lead to files of ours. Root is trusted.
-    `own`: the owner of the files that we make there, which on a network's disk need not be this user."""
+    """Whether `folder` is another user's, who may have put links in it that lead to files of ours.
+    Root is trusted. `own`: the owner of the files that we make there, which on a network's disk
+    need not be this user."""
     return not {folder.lstat().st_uid, folder.stat().st_uid} <= {0, own}
 
 
@@ -113,9 +125,11 @@ def lock_directory(data_dir: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def replace_files(raw: Path, checksums: Mapping[str, str] | None = None) -> Iterator[Path]:
-    """A temporary folder whose files replace those in `raw` if all went well and they match `checksums`.
+    """A temporary folder whose files replace those in `raw` if all went well and they match
+    `checksums`.
 
-    Raises `NoData` where `raw` cannot be written to or has no room, `RuntimeError` for files that do not match.
+    Raises `NoData` where `raw` cannot be written to or has no room, `RuntimeError` for files that
+    do not match.
     """
     with contextlib.ExitStack() as stack:
         try:
@@ -138,7 +152,9 @@ def replace_files(raw: Path, checksums: Mapping[str, str] | None = None) -> Iter
             if error.errno not in NO_ROOM:
                 raise
             why = f"there is no room in {raw} ({error.strerror})"
-            raise NoData(f"{why}: make room, or choose another folder with --data-dir", why=why) from None
+            raise NoData(
+                f"{why}: make room, or choose another folder with --data-dir", why=why
+            ) from None
 
 
 def find_damaged(folder: Path, checksums: Mapping[str, str]) -> list[str]:
@@ -165,7 +181,8 @@ def write_checksums(folder: Path, names: Iterable[str]) -> None:
 
 
 def read_checksums(folder: Path, names: Iterable[str]) -> dict[str, str]:
-    """The checksum that `folder`'s CHECKSUMS has for each of `names`: "", which nothing matches, where it has none."""
+    """The checksum that `folder`'s CHECKSUMS has for each of `names`: "", which nothing matches,
+    where it has none."""
     try:
         words = (folder / CHECKSUMS).read_text().split()
     except (OSError, ValueError):

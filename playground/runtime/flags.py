@@ -1,5 +1,6 @@
-"""Settings declared once: default, help, and the values a field may have. Commands make options of these declarations,
-and settings check themselves by them, in one form of words. Imports neither torch nor click."""
+"""Settings declared once: default, help, and the values a field may have. Commands make options of
+these declarations, and settings check themselves by them, in one form of words. Imports neither
+torch nor click."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ class Flag:
 
     help: str
     name: str = ""
-    """Spelling of the option, if the field has another name. Several spellings have a space between them."""
+    """Spelling of the option, if the field has another name. Several spellings have a space between
+    them."""
     group: str = ""
     """Options that only some commands take, always together."""
     choices: Collection[str] | None = None
@@ -39,8 +41,11 @@ class Flag:
     """Further arguments of `click.option`."""
 
     def check(self, name: str, value: float) -> None:
-        """Raise `UsageError` unless the value of the field `name` is finite and not out of bounds."""
-        if self.least is None or self.least <= value <= (sys.float_info.max if self.most is None else self.most):
+        """Raise `UsageError` unless the value of the field `name` is finite and not out of
+        bounds."""
+        if self.least is None or self.least <= value <= (
+            sys.float_info.max if self.most is None else self.most
+        ):
             return
         bounds = f"at least {self.least}" if self.least else "a finite number, 0 or above"
         if self.most is not None:
@@ -65,7 +70,8 @@ def flags_of(kind: Any) -> dict[str, Flag]:
 
 
 def check_flags(settings: Any) -> None:
-    """Raise `UsageError` unless the fields of `settings` have values that their flags allow, or None."""
+    """Raise `UsageError` unless the fields of `settings` have values that their flags allow, or
+    None."""
     for name, flag in flags_of(settings).items():
         value = getattr(settings, name)
         if flag.choices is not None and value is not None:

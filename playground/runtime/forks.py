@@ -1,7 +1,8 @@
 """Resources that belong to one process, and must not live on in processes forked from it.
 
-A child that `os.fork` makes, or multiprocessing with its method "fork", has copies of all descriptors. With a copy of
-the launcher's it would keep ranks alive whose launcher is gone, and with a copy of a rank's it would speak as the rank.
+A child that `os.fork` makes, or multiprocessing with its method "fork", has copies of all
+descriptors. With a copy of the launcher's it would keep ranks alive whose launcher is gone, and
+with a copy of a rank's it would speak as the rank.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """remote("package.module:function"): a function named without importing its module.
 
-A command line that starts ranks does without torch, which takes seconds to import: it names what the ranks are to run,
-and they import it. A test looks up every name that is written so.
+A command line that starts ranks does without torch, which takes seconds to import: it names what
+the ranks are to run, and they import it. A test looks up every name that is written so.
 """
 
 from __future__ import annotations
@@ -22,13 +22,15 @@ ROOT = Path(__file__).parents[2]
 
 @dataclass(frozen=True)
 class Remote:
-    """A function at the top of one of our modules. Called like the function itself, it imports the module first."""
+    """A function at the top of one of our modules. Called like the function itself, it imports the
+    module first."""
 
     module: str
     name: str
 
     def load(self) -> Any:
-        """The function (or whatever else has that name). Raises `UsageError` for a syntax error on the way to it."""
+        """The function (or whatever else has that name). Raises `UsageError` for a syntax error on
+        the way to it."""
         with syntax_errors_in_one_line():
             return getattr(importlib.import_module(self.module), self.name)
 
@@ -42,8 +44,8 @@ class Remote:
 
 
 def remote(reference: str) -> Remote:
-    """The function that `reference` ("package.module:function") names. Raises `ValueError` if there is no such
-    module."""
+    """The function that `reference` ("package.module:function") names. Raises `ValueError` if there
+    is no such module."""
     module, _, name = reference.partition(":")
     if not (name and module_exists(module)):
         raise ValueError(f"{reference}: use package.module:function, of one of our modules")
@@ -56,7 +58,9 @@ def syntax_errors_in_one_line() -> Iterator[None]:
     try:
         yield
     except SyntaxError as error:
-        raise UsageError(f"{error.filename}, line {error.lineno}: {error.msg}; correct it and retry") from error
+        raise UsageError(
+            f"{error.filename}, line {error.lineno}: {error.msg}; correct it and retry"
+        ) from error
 
 
 def file_of(module: str) -> Path:
@@ -69,8 +73,8 @@ def module_exists(module: str) -> bool:
 
 @functools.cache
 def parse(module: str) -> ast.Module:
-    """The syntax tree of one of our modules. Raises `OSError` if there is none of that name, and `UsageError` for one
-    that is not valid Python."""
+    """The syntax tree of one of our modules. Raises `OSError` if there is none of that name, and
+    `UsageError` for one that is not valid Python."""
     file = file_of(module)
     with syntax_errors_in_one_line():
         return ast.parse(file.read_text(encoding="utf-8"), str(file))
@@ -87,8 +91,12 @@ def docstrings(module: str) -> dict[str, str]:
 
 
 def rank_functions(module: str) -> list[str]:
-    """Functions that ranks run, in order: those whose first two parameters are `rank` and `size`, unless they are given
-    another one to run (`fn`)."""
+    """Functions that ranks run, in order: those whose first two parameters are `rank` and `size`,
+    unless they are given another one to run (`fn`)."""
     functions = [node for node in parse(module).body if isinstance(node, ast.FunctionDef)]
     parameters = {node.name: [arg.arg for arg in node.args.args] for node in functions}
-    return [name for name, names in parameters.items() if names[:2] == ["rank", "size"] and "fn" not in names]
+    return [
+        name
+        for name, names in parameters.items()
+        if names[:2] == ["rank", "size"] and "fn" not in names
+    ]

@@ -1,18 +1,20 @@
-"""Memory that the ranks of one host share: each sees what the others have written, and nothing is sent.
+"""Memory that the ranks of one host share: each sees what the others have written, and nothing is
+sent.
 
     rank 0 makes it, without a name: memfd_create                nothing is left in /dev/shm, whatever happens
     all open it as /proc/PID/fd/FD of rank 0, and look for a     containers, users and hosts that share no memory
     number that rank 0 has written there                         are found out by trying
     all say whether they have it                                 all use it, or none
 
-Ranks meet in it by semaphores: `sem_post` and `sem_wait` order memory on every processor. A wait is bounded: it tries
-for some microseconds, then sleeps in slices, between which it looks whether a peer has ended or has given up.
+Ranks meet in it by semaphores: `sem_post` and `sem_wait` order memory on every processor. A wait is
+bounded: it tries for some microseconds, then sleeps in slices, between which it looks whether a
+peer has ended or has given up.
 
-A rank that leaves a call by an exception, at whatever point, can have the others' sums half done, and its next call
-would meet a peer's earlier one. So an exception in a call breaks the memory for all ranks: those that wait, and every
-later call, raise.
-Sources: memfd_create(2), sem_overview(7), pidfd_open(2); the barrier is Hensgen, Finkel, Manber: Two Algorithms for
-Barrier Synchronization (1988), International Journal of Parallel Programming 17
+A rank that leaves a call by an exception, at whatever point, can have the others' sums half done,
+and its next call would meet a peer's earlier one. So an exception in a call breaks the memory for
+all ranks: those that wait, and every later call, raise. Sources: memfd_create(2), sem_overview(7),
+pidfd_open(2); the barrier is Hensgen, Finkel, Manber: Two Algorithms for Barrier Synchronization
+(1988), International Journal of Parallel Programming 17
 """
 
 from __future__ import annotations
@@ -37,19 +39,21 @@ from playground.runtime import host
 from playground.runtime.host import digest, namespace_id
 
 SLOT = 1 << 20
-"""Bytes that a rank copies in at a time. They stay in the cache: with 16 MiB an all-reduce takes twice as long."""
+"""Bytes that a rank copies in at a time. They stay in the cache: with 16 MiB an all-reduce takes
+twice as long."""
 LINE, PAGE = 64, 4096
 """Bytes: what cores pass to each other at a time, and what is mapped at a time."""
 MOST_RANKS = 64
 MOST_VIEWS = 64
 TRIES, TRIES_IF_CROWDED = 60, 5
-"""How often a rank looks for a signal before it sleeps: where each rank has a core, and where it keeps another from
-its core by looking."""
+"""How often a rank looks for a signal before it sleeps: where each rank has a core, and where it
+keeps another from its core by looking."""
 SLICE = 0.05
 LOST = "Connection closed by peer"
 """How gloo begins to say that a peer has ended; whoever reads errors knows these words."""
 CALL = struct.Struct("QQQ")
-"""The numbers of a call that ranks compare: which it is, and three numbers whose meaning is the caller's."""
+"""The numbers of a call that ranks compare: which it is, and three numbers whose meaning is the
+caller's."""
 GONE, BROKEN = 1, 2
 """A rank's flag, when it takes part in no further call, and when it has left a call."""
 
@@ -68,7 +72,10 @@ class Semaphores:
     def __init__(self) -> None:
         quick, slow = ctypes.PyDLL(None, use_errno=True), ctypes.CDLL(None, use_errno=True)
         try:  # what cannot wait keeps the interpreter's lock: to give it away would take longer
-            self.post, self.try_wait, init, wait = quick.sem_post, quick.sem_trywait, quick.sem_init, slow.sem_clockwait
+            self.post = quick.sem_post
+            self.try_wait = quick.sem_trywait
+            init = quick.sem_init
+            wait = slow.sem_clockwait
             self._value = quick.sem_getvalue
         except AttributeError as error:
             raise OSError(f"the C library has no such function: {error}") from None
@@ -76,7 +83,8 @@ class Semaphores:
         self._value.argtypes = [ctypes.c_void_p, ctypes.POINTER(ctypes.c_int)]
         init.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_uint]
         wait.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.POINTER(Timespec)]
-        self._init, self._wait = init, wait
+        self._init = init
+        self._wait = wait
 
     def make(self, address: int) -> None:
         """A semaphore that is shared between processes, at this address."""
@@ -96,7 +104,8 @@ class Semaphores:
 
 
 class NotAllCome(Exception):
-    """A call is to be made again, in a thread that may wait for the other ranks. Nothing has been read or changed."""
+    """A call is to be made again, in a thread that may wait for the other ranks. Nothing has been
+    read or changed."""
 
 
 @contextlib.contextmanager
@@ -109,18 +118,32 @@ def outside_modes() -> Iterator[None]:
 class Segment:
     """Memory of which each rank has a part, and through which they call each other.
 
-    `rank` and `size` are this rank's number among the `members` (their ranks in the world), and how many they are. All
-    of them make the same calls (`run`) in the same order. `timeout` returns how many seconds one may wait.
+    `rank` and `size` are this rank's number among the `members` (their ranks in the world), and how
+    many they are. All of them make the same calls (`run`) in the same order. `timeout` returns how
+    many seconds one may wait.
     """
 
     def __init__(
-        self, members: Sequence[int], rank: int, memory: mmap.mmap, pidfds: Sequence[int], timeout: Callable[[], float]
+        self,
+        members: Sequence[int],
+        rank: int,
+        memory: mmap.mmap,
+        pidfds: Sequence[int],
+        timeout: Callable[[], float],
     ) -> None:
-        self.members, self.rank, self.size, self.timeout = tuple(members), rank, len(members), timeout
-        self.memory, self.number = memory, 0
+        self.members, self.rank, self.size, self.timeout = (
+            tuple(members),
+            rank,
+            len(members),
+            timeout,
+        )
+        self.memory = memory
+        self.number = 0
         """`number`: of the latest call, counted from 1."""
-        self.lock, self.thread = threading.Lock(), 0
-        """Held inside a call, and by which thread. Who leaves a call by an exception does not release it."""
+        self.lock = threading.Lock()
+        self.thread = 0
+        """Held inside a call, and by which thread. Who leaves a call by an exception does not
+        release it."""
         others = [each for each in range(self.size) if each != rank]
         self.peers = dict(zip(others, pidfds, strict=True))
         weakref.finalize(self, close_all, list(pidfds))
@@ -131,52 +154,63 @@ class Segment:
         self.tries = TRIES if self.size <= host.cores() else TRIES_IF_CROWDED
         self.layout = layout = Layout(self.size)
         self.flags, self.fine = slice(layout.broken, layout.broken + self.size), bytes(self.size)
-        self.waits = [ctypes.c_uint64.from_buffer(memory, layout.waits(each)) for each in range(self.size)]
+        self.waits = [
+            ctypes.c_uint64.from_buffer(memory, layout.waits(each)) for each in range(self.size)
+        ]
         """For each rank the round in which it sleeps, from 1 on, or 0: each writes its own."""
         self.semaphores = Semaphores()
         self.rounds = [
-            (k, self.semaphore(k, (rank + (1 << k)) % self.size), self.semaphore(k, rank)) for k in range(layout.rounds)
+            (k, self.semaphore(k, (rank + (1 << k)) % self.size), self.semaphore(k, rank))
+            for k in range(layout.rounds)
         ]
-        """By round of a meeting: its number, and the addresses of the semaphore to post and of the one to wait for."""
+        """By round of a meeting: its number, and the addresses of the semaphore to post and of the
+        one to wait for."""
         self.rounds_left = self.rounds
         """The rest of the current meeting. An address is 0 where this rank has posted before."""
         self.limits: dict[int, float] = {}
         """Seconds that the call of a thread may wait, where it has been told."""
         self.hasty = 0
-        """The thread whose call is not to sleep before all ranks have come to it; 0 if there is none."""
+        """The thread whose call is not to sleep before all ranks have come to it; 0 if there is
+        none."""
         self.views: dict[tuple[int, torch.dtype, int], list[torch.Tensor]] = {}
         segments.add(self)
 
     def slots(self, half: int, dtype: torch.dtype, elements: int) -> list[torch.Tensor]:
-        """The slots of all ranks, in their order, of that half: flat, of `elements` each. They are kept, since making
-        them takes longer than adding small ones."""
+        """The slots of all ranks, in their order, of that half: flat, of `elements` each. They are
+        kept, since making them takes longer than adding small ones."""
         found = self.views.get((half, dtype, elements))
         if found is None:
             if len(self.views) == MOST_VIEWS:
                 self.views.clear()
             starts = [self.layout.slot(half, rank) for rank in range(self.size)]
             with outside_modes():  # calls in others will find them
-                found = [self.bytes[start : start + elements * dtype.itemsize].view(dtype) for start in starts]
+                found = [
+                    self.bytes[start : start + elements * dtype.itemsize].view(dtype)
+                    for start in starts
+                ]
             self.views[half, dtype, elements] = found
         return found
 
     def check(self) -> None:
-        """Raise `RuntimeError` if no call can be made any more, or in a process that was forked from the rank's."""
+        """Raise `RuntimeError` if no call can be made any more, or in a process that was forked
+        from the rank's."""
         if self.memory[self.flags] != self.fine:
             self.check_flags(*range(self.size))
 
     def run(self, call: Callable[..., Result], *args: Any, **named: Any) -> Result:
         """Make a call that all ranks make: `call(self, *args, **named)`.
 
-        Whatever is raised in it, also by the handler of a signal, breaks the memory for all ranks, and is raised on.
-        Raises `RuntimeError` if it is broken already, or a rank has left the group; `NotAllCome`, in a hasty thread,
-        if it would sleep before all have come: the rank's next call must be the same.
+        Whatever is raised in it, also by the handler of a signal, breaks the memory for all ranks,
+        and is raised on. Raises `RuntimeError` if it is broken already, or a rank has left the
+        group; `NotAllCome`, in a hasty thread, if it would sleep before all have come: the rank's
+        next call must be the same.
         """
         self.check()
         return self.guard(self.make, call, *args, **named)
 
     def within(self, seconds: float, call: Callable[[], object]) -> None:
-        """`call()`, in which this thread waits so long at most, and not as long as the group's timeout allows."""
+        """`call()`, in which this thread waits so long at most, and not as long as the group's
+        timeout allows."""
         self.limits[threading.get_ident()] = seconds
         try:
             call()
@@ -184,7 +218,8 @@ class Segment:
             del self.limits[threading.get_ident()]
 
     def guard(self, call: Callable[..., Result], *args: Any, **named: Any) -> Result:
-        """`call(*args, **named)`. Whatever is raised in it breaks the memory for all ranks, and is raised on."""
+        """`call(*args, **named)`. Whatever is raised in it breaks the memory for all ranks, and is
+        raised on."""
         try:
             return call(*args, **named)
         except NotAllCome:
@@ -201,21 +236,27 @@ class Segment:
                 self.hasty = 0
                 raise NotAllCome
             if me == self.thread:
-                raise RuntimeError("this thread is inside a call in the memory that the ranks share")
+                raise RuntimeError(
+                    "this thread is inside a call in the memory that the ranks share"
+                )
             self.check_flags()
-        self.thread, self.number = me, self.number + 1
+        self.thread = me
+        self.number = self.number + 1
         result = call(self, *args, **named)
         self.thread = 0
         self.lock.release()
         return result
 
     def meet(self) -> None:
-        """Wait for all ranks, and from now on see what they wrote before. Then the other slots are to be used.
+        """Wait for all ranks, and from now on see what they wrote before. Then the other slots are
+        to be used.
 
-        A rank that comes here for the next time has done with the slots that this time was about: so whoever leaves the
-        next meeting may write them again, and one meeting for each use is enough.
+        A rank that comes here for the next time has done with the slots that this time was about:
+        so whoever leaves the next meeting may write them again, and one meeting for each use is
+        enough.
 
-        Raises `RuntimeError` if a peer has ended or given up, or does not come within the group's timeout.
+        Raises `RuntimeError` if a peer has ended or given up, or does not come within the group's
+        timeout.
         """
         post, try_wait = self.semaphores.post, self.semaphores.try_wait
         for number, theirs, mine in self.rounds_left:
@@ -227,8 +268,8 @@ class Segment:
         self.half ^= 1
 
     def agree(self, call: tuple[int, int]) -> list[tuple[int, int]]:
-        """`meet`, and compare which of its calls each rank is in, and what it calls, in numbers. Returns this rank's
-        call, alone, if it is that of all; otherwise those of all ranks."""
+        """`meet`, and compare which of its calls each rank is in, and what it calls, in numbers.
+        Returns this rank's call, alone, if it is that of all; otherwise those of all ranks."""
         start, mine = self.layout.calls(self.half), CALL.pack(self.number, *call)
         here = start + self.rank * CALL.size
         self.memory[here : here + CALL.size] = mine
@@ -251,7 +292,9 @@ class Segment:
                 return
         if self.hasty and self.hasty == self.thread:
             self.rounds_left = [(number, 0, semaphore), *self.rounds[number + 1 :]]
-            self.number, self.hasty, self.thread = self.number - 1, 0, 0
+            self.number = self.number - 1
+            self.hasty = 0
+            self.thread = 0
             self.lock.release()
             raise NotAllCome
         timeout = self.limits.get(self.thread) or self.timeout()
@@ -264,14 +307,15 @@ class Segment:
                 raise RuntimeError(f"{LOST}: the process of {self.name(late)} has ended")
             if time.monotonic() > end:
                 raise RuntimeError(
-                    f"Timed out after {timeout:g} s in the memory that the ranks of this host share: "
+                    f"Timed out after {timeout:g} s in the memory that the ranks of this host "
+                    "share: "
                     f"{self.name(late)} did not come"
                 )
         self.waits[self.rank].value = 0
 
     def find_late(self) -> int:
-        """The rank that all others wait for: who sleeps waits for the one that is to signal it, and so on, until one
-        does not sleep, or has a signal that it has not woken up for."""
+        """The rank that all others wait for: who sleeps waits for the one that is to signal it, and
+        so on, until one does not sleep, or has a signal that it has not woken up for."""
         rank = self.rank
         for _ in range(self.size):
             number = self.waits[rank].value - 1
@@ -287,29 +331,42 @@ class Segment:
         self.meet()
         return [tuple(slot.tolist()) for slot in slots]
 
-    def allocate(self, elements: int, dtype: torch.dtype, tensors: int | None = None) -> list[torch.Tensor]:
-        """Flat tensors of zeros in memory that all ranks share: one for each of them, in their order, or `tensors` of
-        them. All must call this.
+    def allocate(
+        self, elements: int, dtype: torch.dtype, tensors: int | None = None
+    ) -> list[torch.Tensor]:
+        """Flat tensors of zeros in memory that all ranks share: one for each of them, in their
+        order, or `tensors` of them. All must call this.
 
         Raises `MemoryError` on all ranks where any has no memory for it.
         """
         size = -(-(elements + 1) * dtype.itemsize // PAGE) * PAGE
         number = self.size if tensors is None else tensors
-        memory = self.run(lambda _: share(self.rank, range(self.size), PAGE + number * size, self.exchange))
+        memory = self.run(
+            lambda _: share(self.rank, range(self.size), PAGE + number * size, self.exchange)
+        )
         if isinstance(memory, str):
-            raise MemoryError(f"no {number * size} bytes for the ranks of this host to share: {memory}")
+            raise MemoryError(
+                f"no {number * size} bytes for the ranks of this host to share: {memory}"
+            )
         starts = range(PAGE, PAGE + number * size, size)
         with outside_modes():
-            return [torch.frombuffer(memory, dtype=dtype, count=elements, offset=start) for start in starts]
+            return [
+                torch.frombuffer(memory, dtype=dtype, count=elements, offset=start)
+                for start in starts
+            ]
 
     def check_flags(self, *needed: int) -> None:
-        """Raise `RuntimeError` if any rank has given up, or one of those that are needed has left the group."""
+        """Raise `RuntimeError` if any rank has given up, or one of those that are needed has left
+        the group."""
         flags = self.memory[self.flags]
         if not self.fine:
-            raise RuntimeError("this process was forked from a rank: it cannot call the ranks' collectives")
+            raise RuntimeError(
+                "this process was forked from a rank: it cannot call the ranks' collectives"
+            )
         if (rank := flags.find(BROKEN)) >= 0:
             raise RuntimeError(
-                f"{LOST}: {self.name(rank)} has left a call in the memory that the ranks of this host share: "
+                f"{LOST}: {self.name(rank)} has left a call in the memory that the ranks of this "
+                "host share: "
                 "make a new process group"
             )
         for rank in needed:
@@ -325,7 +382,8 @@ class Segment:
         return self.bytes.data_ptr() + self.layout.semaphore(number, rank)
 
     def give_up(self) -> None:
-        """Say that this rank has left a call: every rank that waits in this memory, or comes, gets an error."""
+        """Say that this rank has left a call: every rank that waits in this memory, or comes, gets
+        an error."""
         self.memory[self.flags.start + self.rank] = BROKEN
 
     def leave(self) -> None:
@@ -335,8 +393,8 @@ class Segment:
 
 
 class Layout:
-    """Where things lie in the memory of `size` ranks: the number that proves it to be theirs, calls, flags, waits,
-    semaphores, slots."""
+    """Where things lie in the memory of `size` ranks: the number that proves it to be theirs,
+    calls, flags, waits, semaphores, slots."""
 
     def __init__(self, size: int) -> None:
         self.size, self.rounds = size, (size - 1).bit_length()
@@ -366,7 +424,8 @@ segments: weakref.WeakSet[Segment] = weakref.WeakSet()
 
 
 def give_up_all() -> None:
-    """Break all segments of this rank, which has failed or knows of a loss: no peer is to wait for it."""
+    """Break all segments of this rank, which has failed or knows of a loss: no peer is to wait for
+    it."""
     for segment in list(segments):
         segment.give_up()
 
@@ -388,12 +447,17 @@ def close_all(descriptors: Sequence[int]) -> None:
 
 
 def open_segment(
-    rank: int, hosts: Sequence[Sequence[int]], world: Sequence[int], exchange: Exchange, timeout: Callable[[], float]
+    rank: int,
+    hosts: Sequence[Sequence[int]],
+    world: Sequence[int],
+    exchange: Exchange,
+    timeout: Callable[[], float],
 ) -> Segment | str:
-    """The memory of this rank's host: all ranks of a group call this at the same point, and each host has its own.
+    """The memory of this rank's host: all ranks of a group call this at the same point, and each
+    host has its own.
 
-    `hosts` are the ranks by host, `world` is the number of each in the world, `timeout` returns seconds. Where a single
-    rank cannot have it, none has: then, on each rank, a reason is returned.
+    `hosts` are the ranks by host, `world` is the number of each in the world, `timeout` returns
+    seconds. Where a single rank cannot have it, none has: then, on each rank, a reason is returned.
     """
     members = next(ranks for ranks in hosts if rank in ranks)
     pidfds: list[int] = []
@@ -402,7 +466,9 @@ def open_segment(
         """Make the semaphores, before anybody else has the memory."""
         if len(members) > MOST_RANKS:
             raise ValueError(f"{len(members)} ranks are more than {MOST_RANKS}")
-        layout, semaphores, start = Layout(len(members)), Semaphores(), ctypes.c_char.from_buffer(memory)
+        layout = Layout(len(members))
+        semaphores = Semaphores()
+        start = ctypes.c_char.from_buffer(memory)
         for number, each in itertools.product(range(layout.rounds), range(len(members))):
             semaphores.make(ctypes.addressof(start) + layout.semaphore(number, each))
 
@@ -414,7 +480,9 @@ def open_segment(
     if isinstance(memory, str):
         close_all(pidfds)
         return memory
-    return Segment([world[member] for member in members], members.index(rank), memory, pidfds, timeout)
+    return Segment(
+        [world[member] for member in members], members.index(rank), memory, pidfds, timeout
+    )
 
 
 def share(
@@ -425,18 +493,23 @@ def share(
     prepare: Callable[[mmap.mmap], object] = lambda memory: None,
     observe: Callable[[Sequence[int]], object] = lambda pids: None,
 ) -> mmap.mmap | str:
-    """New memory of `size` bytes, which the first of `members` makes and prepares. A reason where any rank has none.
+    """New memory of `size` bytes, which the first of `members` makes and prepares. A reason where
+    any rank has none.
 
     `observe` is called with the numbers of the processes of all that exchange.
     """
     own_namespace = digest(namespace_id("pid"))
-    memory, reason, descriptor, nonce = None, "", -1, secrets.randbits(62)
+    memory = None
+    reason = ""
+    descriptor = -1
+    nonce = secrets.randbits(62)
     with contextlib.ExitStack() as files:
         try:
             if rank == members[0]:
                 descriptor = os.memfd_create("playground", os.MFD_CLOEXEC)
                 files.callback(os.close, descriptor)
-                os.posix_fallocate(descriptor, 0, size)  # a lack of memory is an error now, not a SIGBUS later
+                # a lack of memory is an error now, not a SIGBUS later
+                os.posix_fallocate(descriptor, 0, size)
                 memory = mmap.mmap(descriptor, size)
                 memory[:8] = nonce.to_bytes(8, "little")
                 prepare(memory)
@@ -453,13 +526,19 @@ def share(
         agreed = exchange([int(memory is not None)])
     if memory is not None and all(flag for (flag,) in agreed):
         return memory
-    return reason or f"rank {next(number for number, (flag,) in enumerate(agreed) if not flag)} has none"
+    return (
+        reason
+        or f"rank {next(number for number, (flag,) in enumerate(agreed) if not flag)} has none"
+    )
 
 
 def attach(pid: int, descriptor: int, nonce: int, size: int, *, same: bool) -> mmap.mmap:
-    """The memory that process `pid` has made. Raises `OSError` or `ValueError` if it cannot be reached."""
+    """The memory that process `pid` has made. Raises `OSError` or `ValueError` if it cannot be
+    reached."""
     if descriptor < 0 or not same:
-        raise ValueError("its first rank has none to share" if same else "ranks are in different containers")
+        raise ValueError(
+            "its first rank has none to share" if same else "ranks are in different containers"
+        )
     opened = os.open(f"/proc/{pid}/fd/{descriptor}", os.O_RDWR | os.O_CLOEXEC)
     try:
         memory = mmap.mmap(opened, size)

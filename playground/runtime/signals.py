@@ -1,4 +1,5 @@
-"""Signals that end a program of ours: what they do to a launcher, and to a rank that somebody else has started."""
+"""Signals that end a program of ours: what they do to a launcher, and to a rank that somebody else
+has started."""
 
 from __future__ import annotations
 
@@ -14,17 +15,22 @@ from typing import NoReturn
 from playground.runtime.threads import OurThread
 
 TERMINATING = (signal.SIGTERM, signal.SIGHUP)
-"""Signals that ask a program to end, besides Ctrl-C: from its supervisor, or from a terminal that is closed."""
+"""Signals that ask a program to end, besides Ctrl-C: from its supervisor, or from a terminal that
+is closed."""
 DEFAULT = (signal.SIG_DFL, signal.default_int_handler)
-"""Handlers that may be replaced. (`nohup` ignores SIGHUP, a shell script SIGINT for what it runs in the background.)"""
+"""Handlers that may be replaced. (`nohup` ignores SIGHUP, a shell script SIGINT for what it runs in
+the background.)"""
 stopping = threading.Event()
-"""Set at once when such a signal comes, wherever the main thread is, in a program that has called `exit_after`."""
+"""Set at once when such a signal comes, wherever the main thread is, in a program that has called
+`exit_after`."""
 postponed: dict[int, float] = {}
-"""Signals that first leave such a program some time, in seconds: what it does until then is its own affair."""
+"""Signals that first leave such a program some time, in seconds: what it does until then is its own
+affair."""
 
 
 def handle_termination() -> None:
-    """From now on these signals raise: Ctrl-C `KeyboardInterrupt`, the others `SystemExit` with code 128 + number."""
+    """From now on these signals raise: Ctrl-C `KeyboardInterrupt`, the others `SystemExit` with
+    code 128 + number."""
     for number in TERMINATING:
         if signal.getsignal(number) in DEFAULT:
             signal.signal(number, exit_orderly)
@@ -33,8 +39,9 @@ def handle_termination() -> None:
 
 
 class Interrupted(KeyboardInterrupt):
-    """Ctrl-C. If a plain `KeyboardInterrupt` comes out of code that is given to `exec` as text, as a dataclass is made
-    of, Python ends by SIGINT in the end, although the program has caught it and exits with a code of its own."""
+    """Ctrl-C. If a plain `KeyboardInterrupt` comes out of code that is given to `exec` as text, as
+    a dataclass is made of, Python ends by SIGINT in the end, although the program has caught it and
+    exits with a code of its own."""
 
 
 class Terminated(SystemExit):
@@ -54,8 +61,9 @@ def exit_orderly(number: int, frame: FrameType | None) -> None:
 
 
 def exit_if_importing(number: int, frame: FrameType | None) -> None:
-    """Exit at once where an import is under way: it may run Python from within C++, which ends the process by SIGABRT,
-    or drop whatever is raised and do without the module: torch without numpy, for example."""
+    """Exit at once where an import is under way: it may run Python from within C++, which ends the
+    process by SIGABRT, or drop whatever is raised and do without the module: torch without numpy,
+    for example."""
     while frame and not frame.f_code.co_filename.startswith("<frozen importlib"):
         frame = frame.f_back
     if frame:
@@ -72,7 +80,8 @@ def describe_signal(number: int) -> str:
 
 
 def leave_to_system() -> None:
-    """From now on these signals end the process at once, and Ctrl-C, which a person may repeat, does nothing."""
+    """From now on these signals end the process at once, and Ctrl-C, which a person may repeat,
+    does nothing."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     for number in TERMINATING:
         if signal.getsignal(number) == exit_orderly:
@@ -80,7 +89,8 @@ def leave_to_system() -> None:
 
 
 def finish_first() -> None:
-    """From now on these signals raise nothing: this program is about to end anyway, and has something left to do."""
+    """From now on these signals raise nothing: this program is about to end anyway, and has
+    something left to do."""
     if threading.current_thread() is threading.main_thread():
         for number in TERMINATING:
             if signal.getsignal(number) == exit_orderly:
@@ -94,8 +104,8 @@ def do_nothing(number: int, frame: FrameType | None) -> None:
 def exit_after(seconds: float) -> None:
     """Have these signals end the process after `seconds`, wherever its main thread then stands.
 
-    Python runs handlers in the main thread, between two of its instructions: never, while that waits in gloo for a
-    peer that is gone. torchrun would wait for it, too, 30 s long.
+    Python runs handlers in the main thread, between two of its instructions: never, while that
+    waits in gloo for a peer that is gone. torchrun would wait for it, too, 30 s long.
     """
     signals, wakeup = os.pipe()
     os.set_blocking(wakeup, False)
@@ -103,7 +113,9 @@ def exit_after(seconds: float) -> None:
     os.register_at_fork(
         after_in_child=lambda: signal.set_wakeup_fd(-1)
     )  # what is sent to a child does not end this process
-    OurThread(target=wait_and_exit, args=(signals, seconds), name="wait for signals", daemon=True).start()
+    OurThread(
+        target=wait_and_exit, args=(signals, seconds), name="wait for signals", daemon=True
+    ).start()
 
 
 def wait_and_exit(signals: int, seconds: float) -> NoReturn:
@@ -124,5 +136,6 @@ def wait_and_exit(signals: int, seconds: float) -> NoReturn:
 
 
 def speaks() -> bool:
-    """Whether this process says that it was interrupted: of the ranks that others have started, the first alone."""
+    """Whether this process says that it was interrupted: of the ranks that others have started, the
+    first alone."""
     return os.environ.get("RANK", "0") == "0"

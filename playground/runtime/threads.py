@@ -1,5 +1,6 @@
-"""Threads of ours in a rank: each watches or waits, and neither calls an operation nor releases one. Whether a thread
-is harmless is told by its class alone: any other may call operations, whatever its name.
+"""Threads of ours in a rank: each watches or waits, and neither calls an operation nor releases
+one. Whether a thread is harmless is told by its class alone: any other may call operations,
+whatever its name.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""Untrusted input: text that is to be shown, JSON whose values are to be used, pickles. Does not import torch.
+"""Untrusted input: text that is to be shown, JSON whose values are to be used, pickles. Does not
+import torch.
 
-Whoever reads a file of somebody's takes its text through `printable`: escape sequences would reach the terminal, and
-control characters would make no SVG of an SVG. The `expect_…` functions return a value of JSON that is what it must be;
-they raise `ValueError`, in words, for any other.
+Whoever reads a file of somebody's takes its text through `printable`: escape sequences would reach
+the terminal, and control characters would make no SVG of an SVG. The `expect_…` functions return a
+value of JSON that is what it must be; they raise `ValueError`, in words, for any other.
 """
 
 from __future__ import annotations
@@ -14,14 +15,15 @@ import re
 from typing import Any
 
 HIDDEN = "\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff"
-"""Control characters beyond ASCII's, what changes the direction of a line, and what neither UTF-8 nor XML has."""
+"""Control characters beyond ASCII's, what changes the direction of a line, and what neither UTF-8
+nor XML has."""
 IN_A_LINE, IN_LINES = f"[\x00-\x1f{HIDDEN}]", f"[\x00-\x08\x0b-\x1f{HIDDEN}]"
 INT64 = 2**63
 
 
 def printable(text: str, *, lines: bool = False) -> str:
-    r"""The text with escapes in the place of what is not to reach a terminal or a picture. With `lines`, line breaks
-    and tabs stay.
+    r"""The text with escapes in the place of what is not to reach a terminal or a picture. With
+    `lines`, line breaks and tabs stay.
 
     >>> print(printable("\x1b[31mred"))
     \x1b[31mred
@@ -34,7 +36,8 @@ def escape(found: re.Match[str]) -> str:
 
 
 def parse_json(content: str | bytes) -> object:
-    """The parsed value. Raises `ValueError` for what is not JSON, and for what is nested too deeply."""
+    """The parsed value. Raises `ValueError` for what is not JSON, and for what is nested too
+    deeply."""
     try:
         return json.loads(content)
     except RecursionError:
@@ -79,13 +82,17 @@ def show(value: object) -> str:
     kind = type(value).__name__
     if isinstance(value, (dict, list)):
         return f"a {kind}"
-    text = repr(value) if not isinstance(value, int) or abs(value) < INT64 else "a number of many digits"
+    text = (
+        repr(value)
+        if not isinstance(value, int) or abs(value) < INT64
+        else "a number of many digits"
+    )
     return printable(text if len(text) <= 40 else f"{text[:40]}…")
 
 
 def unpickle(content: bytes, *classes: type) -> Any:
-    """An object of these classes and of plain data. Raises `UnpicklingError` for a pickle that names anything else: to
-    make that would run code.
+    """An object of these classes and of plain data. Raises `UnpicklingError` for a pickle that
+    names anything else: to make that would run code.
 
     Source: https://docs.python.org/3/library/pickle.html#restricting-globals
     """

@@ -1,5 +1,5 @@
-"""The course's texts: in the terminal, by `read`, whose table of `chapters` says where they are, and as static pages,
-which `build` writes."""
+"""The course's texts: in the terminal, by `read`, whose table of `chapters` says where they are,
+and as static pages, which `build` writes."""
 
 from __future__ import annotations
 

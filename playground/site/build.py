@@ -35,8 +35,16 @@ from playground.trace.runs import PICTURES, RUN_OF, find_run
 
 HERE = Path(__file__).parent
 CODE = ROOT / "playground"
-_OTHERS = {"exercises": FOLDER / "README.md", "first": CODE / "lessons" / "first.ipynb", "house": CODE / "README.md"}
-TEXTS = {file: name for name, file in ({"index": ROOT / "README.md"} | CHAPTERS | _OTHERS).items() if name != "why"}
+_OTHERS = {
+    "exercises": FOLDER / "README.md",
+    "first": CODE / "lessons" / "first.ipynb",
+    "house": CODE / "README.md",
+}
+TEXTS = {
+    file: name
+    for name, file in ({"index": ROOT / "README.md"} | CHAPTERS | _OTHERS).items()
+    if name != "why"
+}
 """The page of each text."""
 BOARDS = {ROOT / lesson.path / "lesson.py": lesson.name for lesson in PATH}
 """The chapter beside which a board is shown."""
@@ -49,23 +57,30 @@ EXCERPT = re.compile(r"\]\(([^)]+)\):\n\n( *)```python\n(.*?)^\2```$", re.DOTALL
 
 
 def stands_in(block: str, source: str) -> bool:
-    """Whether the lines of `block` are lines of `source`, in order: dedented, with a line `# …` for what is left out.
-    Empty lines do not count: the formatter has rules of its own for those of a block."""
+    """Whether the lines of `block` are lines of `source`, in order: dedented, with a line `# …` for
+    what is left out. Empty lines do not count: the formatter has rules of its own for those of a
+    block."""
     lines = (re.escape(line) for line in block.splitlines() if line)
-    parts = (r"(?:.*\n)*?" if line.endswith("\\#\\ …") else rf"\n*(?P=indent){line}\n" for line in lines)
+    parts = (
+        r"(?:.*\n)*?" if line.endswith("\\#\\ …") else rf"\n*(?P=indent){line}\n" for line in lines
+    )
     return bool(re.search(rf"^(?=(?P<indent> *)){''.join(parts)}", source, re.MULTILINE))
 
 
 def read_text(file: Path) -> str:
-    """A text as Markdown; of a notebook, its cells. Raises `PlaygroundError` if it shows code that its source lacks."""
+    """A text as Markdown; of a notebook, its cells. Raises `PlaygroundError` if it shows code that
+    its source lacks."""
     text = file.read_text(encoding="utf-8")
     if file.suffix == ".ipynb":
         cells = (("".join(cell["source"]), cell["cell_type"]) for cell in json.loads(text)["cells"])
-        return "\n\n".join(f"```python\n{cell}\n```" if kind == "code" else cell for cell, kind in cells)
+        return "\n\n".join(
+            f"```python\n{cell}\n```" if kind == "code" else cell for cell, kind in cells
+        )
     for name, _, block in EXCERPT.findall(text):
         if not stands_in(textwrap.dedent(block), (file.parent / name).read_text(encoding="utf-8")):
             raise PlaygroundError(
-                f"{file.relative_to(ROOT)} shows code that {name} lacks: {block.splitlines()[0].strip()}"
+                f"{file.relative_to(ROOT)} shows code that {name} lacks: "
+                f"{block.splitlines()[0].strip()}"
             )
     return text
 
@@ -73,13 +88,21 @@ def read_text(file: Path) -> str:
 def show_code(text: str, language: str, file: Path | None = None, first: int = 1) -> str:
     """Code as HTML. Its lines have numbers, from `first` on, and anchors, if its file is given."""
     if language in ("python", "diff"):
-        code = highlight(text, get_lexer_by_name(language, stripnl=False), HtmlFormatter(nowrap=True))
+        code = highlight(
+            text, get_lexer_by_name(language, stripnl=False), HtmlFormatter(nowrap=True)
+        )
         if file:
             lines = enumerate(code.splitlines(keepends=True), first)
-            code = "".join(f'<span id="{file.name}-{at}" data-n="{at}">{line}</span>' for at, line in lines)
+            code = "".join(
+                f'<span id="{file.name}-{at}" data-n="{at}">{line}</span>' for at, line in lines
+            )
     else:
-        code = re.sub(r"^\$ .*", r"<b>\g<0></b>", html.escape(text, quote=False), flags=re.MULTILINE)
-    about = f'class="lines" aria-label="{file.name}"' if file else f'aria-label="{language or "text"}"'
+        code = re.sub(
+            r"^\$ .*", r"<b>\g<0></b>", html.escape(text, quote=False), flags=re.MULTILINE
+        )
+    about = (
+        f'class="lines" aria-label="{file.name}"' if file else f'aria-label="{language or "text"}"'
+    )
     return f'<pre tabindex="0" role="group" {about}><code>{code}</code></pre>\n'
 
 
@@ -90,49 +113,82 @@ def list_pages(titles: Mapping[str, str]) -> str:
 
 
 class Site:
-    """The pages, in the order in which they are added; `show` is given the name, the number and the count of each."""
+    """The pages, in the order in which they are added; `show` is given the name, the number and the
+    count of each."""
 
     def __init__(self, show: Callable[[str, int, int], object]) -> None:
         options = {"html": True, "highlight": lambda text, language, _: show_code(text, language)}
         self.markdown = MarkdownIt("commonmark", options).enable("table")
-        self.markdown.add_render_rule("table_open", lambda *_: '<div class="scroll" tabindex="0"><table>\n')
-        self.markdown.add_render_rule("code_block", lambda _, tokens, at, *more: show_code(tokens[at].content, ""))
+        self.markdown.add_render_rule(
+            "table_open", lambda *_: '<div class="scroll" tabindex="0"><table>\n'
+        )
+        self.markdown.add_render_rule(
+            "code_block", lambda _, tokens, at, *more: show_code(tokens[at].content, "")
+        )
         self.markdown.add_render_rule("table_close", lambda *_: "</table></div>\n")
         self.template = Template((HERE / "template.html").read_text(encoding="utf-8"))
         self.texts = {page: read_text(file) for file, page in TEXTS.items()}
-        titles = {page: text.partition("\n")[0][2:].replace("`", "") for page, text in self.texts.items()}
+        titles = {
+            page: text.partition("\n")[0][2:].replace("`", "") for page, text in self.texts.items()
+        }
         others = {page: title for page, title in titles.items() if page not in BOARDS.values()}
-        self.contents = f"<div><b>The path</b>{list_pages({lesson.name: titles[lesson.name] for lesson in PATH})}</div>"
+        self.contents = (
+            "<div><b>The "
+            f"path</b>{list_pages({lesson.name: titles[lesson.name] for lesson in PATH})}</div>"
+        )
         self.contents += f"<div><b>Beside the path</b>{list_pages(others)}</div>"
-        self.show, self.pages, self.pictures, self.played = show, dict[str, str](), dict[str, Path](), set[str]()
+        self.show, self.pages, self.pictures, self.played = (
+            show,
+            dict[str, str](),
+            dict[str, Path](),
+            set[str](),
+        )
         self.titles, self.sections = titles, list[list[str]]()
         self.uses, self.codes = dict[str, str](), dict[Path, str]()
-        """Titles of texts; of each section its address, title, and words; the page that first links to a word of the
-        glossary; and files that are linked to, with the addresses of their code."""
+        """Titles of texts; of each section its address, title, and words; the page that first links
+        to a word of the glossary; and files that are linked to, with the addresses of their
+        code."""
 
     def add(self, page: str, title: str, body: str, board: str = "") -> None:
-        self.show(title, len(self.pages), max(len(self.pages), len(TEXTS) + len(CATALOGUE) + len(PROGRAMS)))
+        self.show(
+            title,
+            len(self.pages),
+            max(len(self.pages), len(TEXTS) + len(CATALOGUE) + len(PROGRAMS)),
+        )
         board = board and f'<aside aria-label="The code">{board}</aside>'
-        parts = {"title": html.escape(title), "contents": self.contents, "body": body, "board": board}
+        parts = {
+            "title": html.escape(title),
+            "contents": self.contents,
+            "body": body,
+            "board": board,
+        }
         self.pages[f"{page}.html"] = self.template.substitute(parts)
 
     def add_text(self, file: Path, page: str) -> None:
         """A chapter, with its board, or another text."""
         body, board = self.render(page, file, self.texts[page]), ""
         if page == "glossary":
-            body = re.sub(r'<a id="(.*?)"></a>(.*?)(?=</td>\s*<td>(.*?)</td>)', self.lead_back, body)
+            body = re.sub(
+                r'<a id="(.*?)"></a>(.*?)(?=</td>\s*<td>(.*?)</td>)', self.lead_back, body
+            )
         elif page == "exercises":
             for lesson, its in groupby(CATALOGUE.values(), lambda each: each.lesson):
                 body += f"<h2>{lesson}</h2>{list_pages({f'exercise-{each.name}': each.title for each in its})}"
         for code in (code for code, chapter in BOARDS.items() if chapter == page):
-            board = f"<h2>{code.name}</h2>{show_code(code.read_text(encoding='utf-8'), 'python', code)}"
+            board = (
+                f"<h2>{code.name}</h2>{show_code(code.read_text(encoding='utf-8'), 'python', code)}"
+            )
         self.add(page, self.titles[page], body, board)
 
     def lead_back(self, row: re.Match[str]) -> str:
         """The word of a row of the glossary, with a link to where it is first used."""
-        page, words = self.uses[row[1]], [html.unescape(re.sub("<.*?>", "", each)) for each in row.groups()]
+        page = self.uses[row[1]]
+        words = [html.unescape(re.sub("<.*?>", "", each)) for each in row.groups()]
         self.sections.append([f"glossary.html#{row[1]}", f"{words[1]} (glossary)", words[2]])
-        return f'{row[0]} <a href="{page}.html#use-{row[1]}" aria-label="{words[1]}, used in {page}">↩&nbsp;{page}</a>'
+        return (
+            f'{row[0]} <a href="{page}.html#use-{row[1]}" aria-label="{words[1]}, used in '
+            f'{page}">↩&nbsp;{page}</a>'
+        )
 
     def add_exercise(self, exercise: Exercise) -> None:
         """The task, the stub, and the hints, each inside the one before."""
@@ -140,11 +196,24 @@ class Site:
         task = self.render(page, file, exercise.task)
         for number, hint in reversed([*enumerate(exercise.hints, 1)]):
             shown = self.render(page, file, hint)
-            hints = f"<details><summary>Hint {number} of {len(exercise.hints)}</summary>{shown}{hints}</details>\n"
-        stub = f'<h2>{exercise.file}</h2>\n<div class="copied">{show_code(exercise.stub, "python")}</div>\n'
-        run = "".join(f"$ python -m playground {command} {exercise.name}\n" for command in ("exercise", "check"))
+            hints = (
+                f"<details><summary>Hint {number} of "
+                f"{len(exercise.hints)}</summary>{shown}{hints}</details>\n"
+            )
+        stub = (
+            f"<h2>{exercise.file}</h2>\n<div "
+            f'class="copied">{show_code(exercise.stub, "python")}</div>\n'
+        )
+        run = "".join(
+            f"$ python -m playground {command} {exercise.name}\n"
+            for command in ("exercise", "check")
+        )
         back = f'<p>Its chapter: <a href="{exercise.lesson}.html">{exercise.lesson}</a></p>'
-        self.add(page, exercise.title, f"{task}{stub}{show_code(run, 'console')}<h2>Hints</h2>\n{hints}{back}")
+        self.add(
+            page,
+            exercise.title,
+            f"{task}{stub}{show_code(run, 'console')}<h2>Hints</h2>\n{hints}{back}",
+        )
 
     def add_program(self, name: str) -> None:
         """A program of `break`, where its ranks stand, what is said about it, and its cure."""
@@ -167,14 +236,15 @@ runs it, and its cure. All programs: <a href="break.html">break</a></p>
         self.add(page, f"break: {name}", body)
 
     def show_figure(self, page: str, file: Path, caption: str) -> str:
-        """A figure, with a player of the run that it was drawn from, once on a page. Raises `PlaygroundError` if no run
-        draws it."""
+        """A figure, with a player of the run that it was drawn from, once on a page. Raises
+        `PlaygroundError` if no run draws it."""
         folder = file.parent.parent.name
         name, path = f"{folder}-{file.name}", f"{folder}/{file.stem}"
         if not (run := RUN_OF.get(path)):
             raise PlaygroundError(f"{page} shows {file.relative_to(ROOT)}, which no run draws")
         self.pictures[f"figures/{name}"] = file
-        picture, about = f'<img src="figures/{name}" alt="{caption}">', f"<figcaption>{caption}</figcaption>"
+        picture = f'<img src="figures/{name}" alt="{caption}">'
+        about = f"<figcaption>{caption}</figcaption>"
         recording, once = find_run(run), f"{run} on {page}"
         if path in PICTURES or once in self.played or not (recording and any(recording.events())):
             return picture + about
@@ -183,11 +253,12 @@ runs it, and its cure. All programs: <a href="break.html">break</a></p>
         return f"{about}{self.play(recording, page, {})}{drawn}"
 
     def play(self, recording: Recording, page: str, shown: Mapping[Path, Container[int]]) -> str:
-        """A player whose lines lead to this page, if its board or what else is `shown` has all of a file that the run
-        was in, and else to the page of the file."""
+        """A player whose lines lead to this page, if its board or what else is `shown` has all of a
+        file that the run was in, and else to the page of the file."""
         addresses = {}
         for name in recording.texts:
-            file, lines = ROOT / name, [source.line for source in recording.sources if source.file == name]
+            file = ROOT / name
+            lines = [source.line for source in recording.sources if source.file == name]
             is_here = BOARDS.get(file) == page or all(line in shown.get(file, ()) for line in lines)
             addresses[name] = f"{'' if is_here else self.link(file).partition('#')[0]}#{file.name}-"
         return render_player(recording, addresses)
@@ -207,7 +278,10 @@ runs it, and its cure. All programs: <a href="break.html">break</a></p>
         for place, token in enumerate(tokens):
             if token.type == "heading_open":
                 title = tokens[place + 1].content.replace("`", "")
-                token.attrSet("id", re.sub(r"[^\w\- ]", "", title.lower()).strip().replace(" ", "-"))  # as GitHub does
+                # as GitHub does
+                token.attrSet(
+                    "id", re.sub(r"[^\w\- ]", "", title.lower()).strip().replace(" ", "-")
+                )
                 named = title if token.tag == "h1" else f"{page}: {title}"
                 self.sections.append([f"{page}.html#{token.attrGet('id')}", named, ""])
             elif token.type == "inline":
@@ -215,14 +289,16 @@ runs it, and its cure. All programs: <a href="break.html">break</a></p>
                 if [child.type for child in children] == ["image"]:
                     tokens[place - 1].tag = tokens[place + 1].tag = "figure"
                 if tokens[place - 1].type != "heading_open":
-                    said = (child.content for child in children if child.type in ("text", "code_inline"))
+                    said = (
+                        child.content for child in children if child.type in ("text", "code_inline")
+                    )
                     self.sections[-1][2] += f"{' '.join(said)} "
                 token.children = [*self.change(page, file, token.content, children)]
         return str(self.markdown.renderer.render(tokens, self.markdown.options, {}))
 
     def change(self, page: str, file: Path, content: str, children: list[Token]) -> Iterator[Token]:
-        """The parts of a paragraph, with links to pages, to exercises where they are named, and to programs in a
-        table."""
+        """The parts of a paragraph, with links to pages, to exercises where they are named, and to
+        programs in a table."""
         named = False
         for child in children:
             name, changed, named = child.content, "", named or "xercise" in child.content
@@ -231,10 +307,16 @@ runs it, and its cure. All programs: <a href="break.html">break</a></p>
                 target = (file.parent / path).resolve() if path else file
                 address = self.link(target)
                 child.attrSet("href", f"{address.partition('#')[0]}#{part}" if part else address)
-                if TEXTS.get(target) == "glossary" and part and self.uses.setdefault(part, page) == page:
+                if (
+                    TEXTS.get(target) == "glossary"
+                    and part
+                    and self.uses.setdefault(part, page) == page
+                ):
                     child.attrSet("id", f"use-{part}")
             elif child.type == "image":
-                changed = self.show_figure(page, (file.parent / str(child.attrGet("src"))).resolve(), html.escape(name))
+                changed = self.show_figure(
+                    page, (file.parent / str(child.attrGet("src"))).resolve(), html.escape(name)
+                )
             elif child.type == "code_inline" and named and name in CATALOGUE:
                 changed = f'<a href="exercise-{name}.html"><code>{name}</code></a>'
             elif child.type == "code_inline" and content == f"`{name}`" and name in PROGRAMS:
@@ -243,8 +325,9 @@ runs it, and its cure. All programs: <a href="break.html">break</a></p>
 
 
 def write_site(folder: Path, show: Callable[[str, int, int], object]) -> list[str]:
-    """Write all pages into a folder, and `show` how far it is. Returns their names. Raises `PlaygroundError` for a link
-    that leads nowhere and for a figure or code that is stale, and `OSError` if the folder cannot be written to."""
+    """Write all pages into a folder, and `show` how far it is. Returns their names. Raises
+    `PlaygroundError` for a link that leads nowhere and for a figure or code that is stale, and
+    `OSError` if the folder cannot be written to."""
     site = Site(show)
     for file, page in sorted(
         TEXTS.items(), key=lambda each: each[1] == "glossary"
@@ -255,15 +338,28 @@ def write_site(folder: Path, show: Callable[[str, int, int], object]) -> list[st
     for program in PROGRAMS:
         site.add_program(program)
     for file, address in sorted(site.codes.items()):
-        title, language = file.relative_to(ROOT).as_posix(), "diff" if file.suffix == ".diff" else "python"
+        title = file.relative_to(ROOT).as_posix()
+        language = "diff" if file.suffix == ".diff" else "python"
         code = (file / "__init__.py" if file.is_dir() else file).read_text(encoding="utf-8")
-        site.add(address.removesuffix(".html"), title, f"<h1>{title}</h1>\n{show_code(code, language, file)}")
-    texts = site.pages | {"player.js": read_script(), "site.css": read_style() + (HERE / "site.css").read_text("utf-8")}
-    texts[SEARCH] = f"const SECTIONS = {json.dumps(site.sections, separators=(',', ':'), ensure_ascii=False)};\n"
+        site.add(
+            address.removesuffix(".html"),
+            title,
+            f"<h1>{title}</h1>\n{show_code(code, language, file)}",
+        )
+    texts = site.pages | {
+        "player.js": read_script(),
+        "site.css": read_style() + (HERE / "site.css").read_text("utf-8"),
+    }
+    texts[SEARCH] = (
+        "const SECTIONS = "
+        f"{json.dumps(site.sections, separators=(',', ':'), ensure_ascii=False)};\n"
+    )
     (folder / "figures").mkdir(parents=True, exist_ok=True)
     for name, text in texts.items():
         write_file(folder / name, text.encode())
-    for name, file in (site.pictures | {each: HERE / each for each in ("site.js", "icon.svg")}).items():
+    for name, file in (
+        site.pictures | {each: HERE / each for each in ("site.js", "icon.svg")}
+    ).items():
         write_file(folder / name, file.read_bytes())
     return [*site.pages]
 
@@ -275,11 +371,16 @@ DIR = click.argument("folder", metavar="DIR", type=FILE)
 
 @session_command(SITE.name, DIR, only=("as_json",), short_help=SITE.purpose)
 def command(session: Session, folder: Path) -> None:
-    """Write the course as static pages into DIR: open its index.html, or put the folder on any static host."""
+    """Write the course as static pages into DIR: open its index.html, or put the folder on any
+    static host."""
     if not (ROOT / "README.md").is_file():
-        raise UsageError(f"{SITE.name} needs the whole project, and not its installed package: run it in a clone")
+        raise UsageError(
+            f"{SITE.name} needs the whole project, and not its installed package: run it in a clone"
+        )
     if any(folder.glob("[!.]*")) and not (folder / SEARCH).exists():
-        raise UsageError(f"{folder} holds other files, which pages could replace: name a new folder")
+        raise UsageError(
+            f"{folder} holds other files, which pages could replace: name a new folder"
+        )
     pages = write_site(folder, session.bar.show)
     session.bar.clear()
     session.say(f"Shown: {len(pages)} pages. Open {folder / 'index.html'}")

@@ -16,16 +16,24 @@ from playground.trace import SEE
 
 _TOOLS = [*TOOLS.values(), SEE]
 CHAPTERS = {lesson.name: ROOT / lesson.path / "README.md" for lesson in PATH}
-CHAPTERS |= {tool.name: ROOT.joinpath(*tool.command.module.split(".")[:-1], "README.md") for tool in _TOOLS}
-CHAPTERS |= {page.stem: page for lesson in PATH for page in sorted((ROOT / lesson.path).glob("[!R]*.md"))}
-CHAPTERS |= {each: ROOT / "playground/lessons" / f"{each}.md" for each in ("map", "running", "tutorials", "glossary")}
+CHAPTERS |= {
+    tool.name: ROOT.joinpath(*tool.command.module.split(".")[:-1], "README.md") for tool in _TOOLS
+}
+CHAPTERS |= {
+    page.stem: page for lesson in PATH for page in sorted((ROOT / lesson.path).glob("[!R]*.md"))
+}
+CHAPTERS |= {
+    each: ROOT / "playground/lessons" / f"{each}.md"
+    for each in ("map", "running", "tutorials", "glossary")
+}
 """By the names that `read` takes."""
 
 
 @click.command(
     READ.name,
     short_help=READ.purpose,
-    help=f"Show a chapter, in a pager where there is a terminal. NAME is one of {', '.join(CHAPTERS)}.",
+    help="Show a chapter, in a pager where there is a terminal. NAME is one of "
+    f"{', '.join(CHAPTERS)}.",
 )
 @click.argument("chapter", metavar="NAME", type=click.Choice([*CHAPTERS]))
 def command(chapter: str) -> None:

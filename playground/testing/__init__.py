@@ -11,12 +11,13 @@ Installing the package is enough; the fixture `world` is then there:
     def test_everybody_gets_the_sum(world):
         assert world(3).run(double) == [6.0, 6.0, 6.0]
 
-A rank that fails, also by an assert, fails its test with its own traceback; a rank that hangs, with the stacks of all.
-No other test is affected.
+A rank that fails, also by an assert, fails its test with its own traceback; a rank that hangs, with
+the stacks of all. No other test is affected.
 
-The fork server that starts the ranks lives as long as the session (under pytest-xdist, as its worker). A world whose
-function returned on every rank, and left each process as it had found it, is reused for the next run. Changes that a
-function makes to modules, as a monkeypatch does, are then still there; `world(3, fresh=True)` has new processes.
+The fork server that starts the ranks lives as long as the session (under pytest-xdist, as its
+worker). A world whose function returned on every rank, and left each process as it had found it, is
+reused for the next run. Changes that a function makes to modules, as a monkeypatch does, are then
+still there; `world(3, fresh=True)` has new processes.
 """
 
 from __future__ import annotations
@@ -48,25 +49,35 @@ class World:
     def run(self, fn: Callable[..., Any], *args: Any) -> list[Any]:
         """Run `fn(rank, size, *args)` on each rank; return the results in rank order.
 
-        `fn` must stand at the top of a module, and its arguments and results must pickle. A function without
-        parameters, written for torchrun, is called without: it finds RANK and WORLD_SIZE in its environment.
+        `fn` must stand at the top of a module, and its arguments and results must pickle. A
+        function without parameters, written for torchrun, is called without: it finds RANK and
+        WORLD_SIZE in its environment.
 
-        Raises `RankFailed` with the traceback of the rank that failed first, `RankTimeout` with the stacks of all.
+        Raises `RankFailed` with the traceback of the rank that failed first, `RankTimeout` with the
+        stacks of all.
         """
         __tracebackhide__ = True
         from playground.runtime.launcher.launch import launch
 
         imported = ImportedAsByPytest(fn=fn, settings=read_settings(self.config))
-        return launch(imported, self.size, backend=self.backend, args=args, timeout=self.timeout, fresh=self.fresh)
+        return launch(
+            imported,
+            self.size,
+            backend=self.backend,
+            args=args,
+            timeout=self.timeout,
+            fresh=self.fresh,
+        )
 
 
 @pytest.fixture(scope="session")
 def world(pytestconfig: pytest.Config) -> Iterator[Callable[..., World]]:
-    """Real ranks: `world(3).run(fn, *args)` runs `fn(rank, size, *args)` on three processes that form one process group
-    of torch.distributed, and returns their results in rank order. Options: see `World`.
+    """Real ranks: `world(3).run(fn, *args)` runs `fn(rank, size, *args)` on three processes that
+    form one process group of torch.distributed, and returns their results in rank order. Options:
+    see `World`.
 
-    A failed assert or another exception in a rank fails the test with that rank's traceback. The output of ranks is
-    captured like that of the test.
+    A failed assert or another exception in a rank fails the test with that rank's traceback. The
+    output of ranks is captured like that of the test.
     """
     from playground.runtime.launcher.kept import are_kept, end_worlds, keep_worlds
     from playground.runtime.launcher.server import preload
@@ -86,8 +97,9 @@ def world(pytestconfig: pytest.Config) -> Iterator[Callable[..., World]]:
 class ImportedAsByPytest:
     """`fn`, whose module is imported as by pytest where it is unpickled.
 
-    pytest rewrites the asserts of a test module when it imports it, and ranks import the module again. So a function is
-    sent to them together with the settings of this run of pytest, and its module is imported after they were applied.
+    pytest rewrites the asserts of a test module when it imports it, and ranks import the module
+    again. So a function is sent to them together with the settings of this run of pytest, and its
+    module is imported after they were applied.
     """
 
     fn: Callable[..., Any]
@@ -101,7 +113,8 @@ class ImportedAsByPytest:
         return repr(self.fn)
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[bytes]]:
-        return partial(load, **self.settings), (pickle.dumps(self.fn),)  # unpickled after the settings are applied
+        # unpickled after the settings are applied
+        return partial(load, **self.settings), (pickle.dumps(self.fn),)
 
 
 def load(
@@ -113,8 +126,9 @@ def load(
 ) -> Callable[..., Any]:
     """In a rank: apply these settings, then import the function.
 
-    `folders`: where pytest finds modules besides `sys.path`; `rewritten`: names of the modules whose asserts are
-    rewritten, and of packages with all their modules; `verbosity`: that of asserts.
+    `folders`: where pytest finds modules besides `sys.path`; `rewritten`: names of the modules
+    whose asserts are rewritten, and of packages with all their modules; `verbosity`: that of
+    asserts.
     """
     sys.path += folders
     if rewritten:
@@ -133,7 +147,8 @@ def read_settings(config: pytest.Config) -> Mapping[str, Any]:
         from playground.testing.rewriting import rewritten_modules
 
         rewritten = rewritten_modules(config)
-    # With --import-mode=importlib, pytest names modules from its root folder, without adding that to `sys.path`.
+    # With --import-mode=importlib, pytest names modules from its root folder, without adding that
+    # to `sys.path`.
     folders = [str(config.rootpath)] if config.getoption("importmode", "") == "importlib" else []
     verbosity = config.get_verbosity(pytest.Config.VERBOSITY_ASSERTIONS)
     return {"folders": folders, "rewritten": rewritten, "verbosity": verbosity}

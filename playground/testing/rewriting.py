@@ -1,7 +1,7 @@
 """pytest's rewriting of asserts, in a process without pytest's configuration: a rank.
 
-This uses private parts of pytest, of versions 8.0 to 9.2. Callers must expect any exception, also from the import of
-this module, and continue without it.
+This uses private parts of pytest, of versions 8.0 to 9.2. Callers must expect any exception, also
+from the import of this module, and continue without it.
 """
 
 from __future__ import annotations
@@ -21,8 +21,13 @@ from _pytest.assertion import rewrite
 
 
 def rewritten_modules(config: pytest.Config) -> frozenset[str]:
-    """The names of the modules that this run of pytest has rewritten, or will rewrite when they are imported."""
-    hook = config.stash[rewrite.assertstate_key].hook if rewrite.assertstate_key in config.stash else None
+    """The names of the modules that this run of pytest has rewritten, or will rewrite when they are
+    imported."""
+    hook = (
+        config.stash[rewrite.assertstate_key].hook
+        if rewrite.assertstate_key in config.stash
+        else None
+    )
     return frozenset([*hook._rewritten_names, *hook._must_rewrite]) if hook else frozenset()
 
 
@@ -32,8 +37,11 @@ def install(rewritten: frozenset[str], verbosity: int) -> None:
     if hook is None:
         config = make_config(verbosity)
         hook = RankHook(config)
-        # Explain failing comparisons, as pytest does while a test runs. Kept, as its end would end the explanations.
-        hook.protocol = assertion.pytest_runtest_protocol(SimpleNamespace(config=config, ihook=HOOKS))  # type: ignore[arg-type]
+        # Explain failing comparisons, as pytest does while a test runs. Kept, as its end would end
+        # the explanations.
+        hook.protocol = assertion.pytest_runtest_protocol(
+            SimpleNamespace(config=config, ihook=HOOKS)
+        )  # type: ignore[arg-type]
         next(hook.protocol)
         sys.meta_path.insert(0, hook)
     hook.add(rewritten)
@@ -45,14 +53,20 @@ class RankHook(rewrite.AssertionRewritingHook):
     protocol: Any
 
     def add(self, names: Iterable[str]) -> None:
-        """Rewrite these, too. (`mark_rewrite` would compare them with all of `sys.modules`, which takes milliseconds:
-        in a forked process, reading an object copies its page.)"""
+        """Rewrite these, too. (`mark_rewrite` would compare them with all of `sys.modules`, which
+        takes milliseconds: in a forked process, reading an object copies its page.)"""
         self._must_rewrite.update(names)
         self._marked_for_rewrite_cache.clear()
 
-    def find_spec(self, name: str, path: Any = None, target: ModuleType | None = None) -> ModuleSpec | None:
+    def find_spec(
+        self, name: str, path: Any = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
         packages = accumulate(name.split("."), "{}.{}".format)
-        return None if self._must_rewrite.isdisjoint(packages) else super().find_spec(name, path, target)
+        return (
+            None
+            if self._must_rewrite.isdisjoint(packages)
+            else super().find_spec(name, path, target)
+        )
 
 
 HOOKS = SimpleNamespace(
@@ -62,7 +76,8 @@ HOOKS = SimpleNamespace(
 
 
 def make_config(verbosity: int) -> Any:
-    """The parts of pytest's `Config` that rewriting and comparing need; options of its file have their defaults."""
+    """The parts of pytest's `Config` that rewriting and comparing need; options of its file have
+    their defaults."""
     writer = TerminalWriter(io.StringIO())
     writer.hasmarkup = False  # even with FORCE_COLOR: the text is part of an exception
     config: Any = SimpleNamespace(

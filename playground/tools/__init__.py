@@ -17,15 +17,22 @@ class Tool:
 
 
 OTHERS = {"break": "failures.page:command", "why": "failures.page:why_command"}
-"""Commands that are not that of a page in a folder of their name: a keyword of Python cannot be imported."""
+"""Commands that are not that of a page in a folder of their name: a keyword of Python cannot be
+imported."""
 TOOLS = {
     name: Tool(
-        name=name, purpose=purpose, command=remote("playground.tools." + OTHERS.get(name, f"{name}.page:command"))
+        name=name,
+        purpose=purpose,
+        command=remote("playground.tools." + OTHERS.get(name, f"{name}.page:command")),
     )
     for name, purpose in (
         ("bench", "measure the bandwidth of collectives, the backend's and ours"),
         ("scale", "predict the time of all-reduce on up to 65,536 ranks"),
-        ("break", "run programs that hang, fail or return wrong values, each with its diagnosis and its cure"),
+        (
+            "break",
+            "run programs that hang, fail or return wrong values, each with its diagnosis and its "
+            "cure",
+        ),
         ("why", "say who waits for whom in a run that stands still"),
         ("doctor", "is this machine, are these hosts, fit for distributed training?"),
     )

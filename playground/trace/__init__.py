@@ -1,4 +1,5 @@
-"""Look at a recorded run: as text, as a picture, as a page that plays it; and the figures of the field's tutorials."""
+"""Look at a recorded run: as text, as a picture, as a page that plays it; and the figures of the
+field's tutorials."""
 
 from __future__ import annotations
 

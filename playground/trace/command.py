@@ -1,5 +1,5 @@
-"""The command `see`: it shows a recorded run, and draws the figures of the field's tutorials, each from a run on this
-machine. A run is made once, however many figures are drawn from it.
+"""The command `see`: it shows a recorded run, and draws the figures of the field's tutorials, each
+from a run on this machine. A run is made once, however many figures are drawn from it.
 """
 
 from __future__ import annotations
@@ -61,7 +61,9 @@ class FigureRun:
         """Run it. Raises what `launch` raises."""
         arguments = self.arguments(folder) if callable(self.arguments) else self.arguments
         if self.recorded:
-            results, recording = record_run(self.work, self.size, *arguments, command=(name, "-n", str(self.size)))
+            results, recording = record_run(
+                self.work, self.size, *arguments, command=(name, "-n", str(self.size))
+            )
             return Evidence(results=results, recording=recording, arguments=arguments)
         reports: list[tuple[int, Report]] = []
         results = launch(
@@ -95,7 +97,9 @@ def draw_digits(folder: Path) -> Path:
     return prepare.raw_folder(folder, "digits")
 
 
-def on_digits(settings: Callable[..., object], **values: Any) -> Callable[[Path], tuple[object, ...]]:
+def on_digits(
+    settings: Callable[..., object], **values: Any
+) -> Callable[[Path], tuple[object, ...]]:
     """The arguments of a training with these settings, on digits that are drawn into the folder."""
     return lambda folder: (settings(folder=draw_digits(folder), **values),)
 
@@ -103,7 +107,9 @@ def on_digits(settings: Callable[..., object], **values: Any) -> Callable[[Path]
 def elastic_arguments(folder: Path) -> tuple[object, ...]:
     """Twenty steps, with two kills and a snapshot every four steps."""
     snapshots = SnapshotSettings(folder=folder / "snapshots", every=4)
-    settings = TrainingSettings(folder=draw_digits(folder), limit=IMAGES, epochs=2, snapshots=snapshots)
+    settings = TrainingSettings(
+        folder=draw_digits(folder), limit=IMAGES, epochs=2, snapshots=snapshots
+    )
     return settings, "sgd", ((1, 7), (0, 14))
 
 
@@ -120,7 +126,9 @@ STEPS = remote("playground.trace.render.ranks:training_steps")
 BACKWARD = remote("playground.trace.render.ranks:ddp_backward")
 SGD = remote("playground.trace.render.ranks:sgd_step")
 RUNS = {
-    "collectives": FigureRun(remote("playground.trace.render.ranks:six_collectives"), 4, recorded=True),
+    "collectives": FigureRun(
+        remote("playground.trace.render.ranks:six_collectives"), 4, recorded=True
+    ),
     "send": FigureRun(remote("playground.trace.render.ranks:send_to_last"), 4, recorded=True),
     "reduce-broadcast": FigureRun(ALL_REDUCE, 4, ("reduce-broadcast",), recorded=True),
     "all-to-all": FigureRun(ALL_REDUCE, 4, ("all-to-all",), recorded=True),
@@ -129,11 +137,17 @@ RUNS = {
     "sgd on three": FigureRun(SGD, 3),
     "flat": FigureRun(STEPS, 2, ("flat",), recorded=True),
     "overlapped": FigureRun(STEPS, 2, ("overlapped",), recorded=True),
-    "ladder": FigureRun(remote("playground.lessons.ladder.measure:run"), 2, on_digits(LadderSettings, steps=30)),
+    "ladder": FigureRun(
+        remote("playground.lessons.ladder.measure:run"), 2, on_digits(LadderSettings, steps=30)
+    ),
     "hello": FigureRun(remote("playground.lessons.hello.lesson:who_am_i"), 3),
     "bert": FigureRun(remote("playground.trace.render.ranks:bert_steps"), 2, recorded=True),
-    "elastic": FigureRun(remote("playground.lessons.elastic.experiment:run"), 3, elastic_arguments, restarts=2),
-    "hosts": ChangingRun(remote("playground.lessons.elastic.hosts:run"), 2, ends=((2, 10), (1, 21), (2, 32))),
+    "elastic": FigureRun(
+        remote("playground.lessons.elastic.experiment:run"), 3, elastic_arguments, restarts=2
+    ),
+    "hosts": ChangingRun(
+        remote("playground.lessons.elastic.hosts:run"), 2, ends=((2, 10), (1, 21), (2, 32))
+    ),
     "reduce-scatter": FigureRun(remote("playground.lessons.collectives.lesson:reduce_scatter"), 4),
     "rpc": FigureRun(remote("playground.lessons.rpc.lesson:remote_call"), 2),
     "parameter-server": FigureRun(remote("playground.trace.render.ranks:server_modes"), 4, SERVER),
@@ -145,15 +159,20 @@ RUNS = {
     "mesh": FigureRun(remote("playground.lessons.mesh.experiment:run"), 16, (MESH,)),
     "ddp": FigureRun(BACKWARD, 2, ("net",), recorded=True),
     "ddp, four parameters": FigureRun(BACKWARD, 2, ("four",), recorded=True),
-    "data-parallel": FigureRun(remote("playground.trace.render.ranks:data_parallel_steps"), 1, (WAYS,), recorded=True),
-    "data-parallel, memory": FigureRun(remote("playground.lessons.data_parallel.experiment:ways"), 1, (WAYS,)),
+    "data-parallel": FigureRun(
+        remote("playground.trace.render.ranks:data_parallel_steps"), 1, (WAYS,), recorded=True
+    ),
+    "data-parallel, memory": FigureRun(
+        remote("playground.lessons.data_parallel.experiment:ways"), 1, (WAYS,)
+    ),
 }
 
 
 @dataclass(frozen=True)
 class Figure:
     path: str
-    """The chapter that it is about, a lesson or `trace`, and the name of its file, without the ending."""
+    """The chapter that it is about, a lesson or `trace`, and the name of its file, without the
+    ending."""
     run: str
     """The run that it is drawn from: a name of `RUNS`."""
     draw: Callable[[Evidence], Scene]
@@ -169,7 +188,12 @@ FIGURES = {
     "F1": Figure("data_parallel/dp_forward", "data-parallel", dp.forward),
     "F2": Figure("data_parallel/dp_backward", "data-parallel", dp.backward),
     "F3": Figure("ladder/backward_step", "ladder", training.backward_and_step),
-    "F4": Figure("data_parallel/dp_training", "data-parallel, memory", dp.memory_and_utilisation, in_chapter=False),
+    "F4": Figure(
+        "data_parallel/dp_training",
+        "data-parallel, memory",
+        dp.memory_and_utilisation,
+        in_chapter=False,
+    ),
     "F5": Figure("data_parallel/dp_forward_2", "data-parallel", dp.loss_in_forward),
     "F6": Figure("all_reduce/allreduce", "collectives", collectives.all_reduce_sum),
     "F7": Figure("all_reduce/allreduce_1", "reduce-broadcast", collectives.reduce_broadcast),
@@ -182,7 +206,9 @@ FIGURES = {
     "F14": Figure("ladder/step_parts", "ladder", training.normalised_parts),
     "F15": Figure("ladder/overlap", "ladder", training.with_and_without_overlap),
     "F16": Figure("ddp/buckets", "ddp", training.filling),
-    "F17": Figure("data_parallel/dp_criterion", "data-parallel", dp.parallel_criterion, in_chapter=False),
+    "F17": Figure(
+        "data_parallel/dp_criterion", "data-parallel", dp.parallel_criterion, in_chapter=False
+    ),
     "F18": Figure("data_parallel/dp_memory", "data-parallel, memory", dp.imbalance),
     "F19": Figure("ddp/bucket", "ddp, four parameters", training.same_on_both),
     "F20": Figure("p2p/p2p", "send", collectives.point_to_point),
@@ -193,7 +219,9 @@ CHAPTERS = {
     "bert": Figure("bert/step", "bert", training.bert_step),
     "elastic": Figure("elastic/attempts", "elastic", training.attempts),
     "hosts": Figure("elastic/hosts", "hosts", training.hosts),
-    "reduce-scatter": Figure("collectives/reduce_scatter", "reduce-scatter", collectives.reduce_scatter),
+    "reduce-scatter": Figure(
+        "collectives/reduce_scatter", "reduce-scatter", collectives.reduce_scatter
+    ),
     "rpc": Figure("rpc/call", "rpc", collectives.remote_call),
     "parameter-server": Figure("parameter_server/modes", "parameter-server", training.server_modes),
     "pipeline": Figure("pipeline/schedules", "pipeline", training.schedules),
@@ -217,18 +245,24 @@ ALL = FIGURES | CHAPTERS
         "--output",
         type=FILE,
         metavar="OUT",
-        help="Render FILE: .html plays it, .svg is a picture, .txt is words, .json is a trace for Perfetto.",
+        help="Render FILE: .html plays it, .svg is a picture, .txt is words, .json is a trace for "
+        "Perfetto.",
     ),
-    click.option("--steps", is_flag=True, help="With -o, in a picture: logical steps in place of seconds."),
+    click.option(
+        "--steps", is_flag=True, help="With -o, in a picture: logical steps in place of seconds."
+    ),
     click.option(
         "--figure",
         "figures",
         type=(click.Choice(tuple(ALL), case_sensitive=False), FILE),
         multiple=True,
         metavar="NAME OUT",
-        help="Run what a figure is drawn from, F1 to F21 of the tutorials or a chapter's, and render it.",
+        help="Run what a figure is drawn from, F1 to F21 of the tutorials or a chapter's, and "
+        "render it.",
     ),
-    click.option("--chapters", is_flag=True, help="The pictures of the chapters' READMEs, where they stand."),
+    click.option(
+        "--chapters", is_flag=True, help="The pictures of the chapters' READMEs, where they stand."
+    ),
     only=("wide", "as_json"),
     size=1,
     short_help=SEE.purpose,
@@ -241,7 +275,8 @@ def command(
     figures: tuple[tuple[str, Path], ...],
     chapters: bool,
 ) -> None:
-    """Look at a run that was recorded with --see, or draw every figure of the tutorials from runs on this machine.
+    """Look at a run that was recorded with --see, or draw every figure of the tutorials from runs
+    on this machine.
 
     \b
         python -m playground allreduce --algorithm ring --see ring.playground
@@ -254,7 +289,9 @@ def command(
     asked = [name for name, value in choices.items() if value]
     if len(asked) != 1:
         given = " and ".join(asked) if asked else "nothing"
-        raise UsageError(f"{given} to be seen: name one of a FILE, --figure NAME OUT and --chapters")
+        raise UsageError(
+            f"{given} to be seen: name one of a FILE, --figure NAME OUT and --chapters"
+        )
     for option, value in (("-o", output), ("--steps", steps)):
         if value and not file:
             raise UsageError(f"{option} is for a recording, not for {asked[0]}: leave it out")
@@ -265,7 +302,8 @@ def command(
 
 
 def see_file(session: Session, file: Path, output: Path | None, steps: bool) -> None:
-    """Print a recording in words, or render it. Raises `UsageError`, before it is read, if it could not be rendered."""
+    """Print a recording in words, or render it. Raises `UsageError`, before it is read, if it could
+    not be rendered."""
     if steps and (output is None or output.suffix != PICTURE):
         raise UsageError(f"--steps is for a picture, so -o must name one that ends in {PICTURE}")
     if output:
@@ -296,7 +334,12 @@ def document_of(recording: Recording) -> dict[str, object]:
     for rank in recording.ranks:
         its = [wait for wait in waits.all if wait.event.rank == rank.rank]
         waited = None if rank.runs_ahead else seconds_by_cause(its)
-        about = {"rank": rank.rank, "events": len(rank.events), "dropped": rank.dropped, "is_cut_off": rank.is_cut_off}
+        about = {
+            "rank": rank.rank,
+            "events": len(rank.events),
+            "dropped": rank.dropped,
+            "is_cut_off": rank.is_cut_off,
+        }
         ranks.append({**about, "waits": waited})
     return {
         "command": recording.command,
@@ -307,12 +350,16 @@ def document_of(recording: Recording) -> dict[str, object]:
 
 
 def files_of(figures: dict[str, Path], chapters: bool) -> dict[str, Path]:
-    """The files of the figures that were asked for. Raises `UsageError` if one cannot be written."""
+    """The files of the figures that were asked for. Raises `UsageError` if one cannot be
+    written."""
     flag, files = "--figure", figures
     if chapters:
         load = os.getloadavg()[0]
         if load > cores() / 2:
-            raise UsageError(f"this machine is busy (load {load:.1f} on {cores()} cores), and figures show times: wait")
+            raise UsageError(
+                f"this machine is busy (load {load:.1f} on {cores()} cores), and figures show "
+                "times: wait"
+            )
         flag, files = "--chapters", chapter_files()
     for file in files.values():
         check_ending(file.absolute(), (PICTURE,), flag)
@@ -323,15 +370,23 @@ def files_of(figures: dict[str, Path], chapters: bool) -> dict[str, Path]:
 def chapter_files() -> dict[str, Path]:
     """The pictures of the chapters' READMEs, by the figure's name."""
     shown = {name: figure.path for name, figure in ALL.items() if figure.in_chapter}
-    paths = {name: Path("" if path.startswith("trace/") else "lessons", path) for name, path in shown.items()}
-    return {name: ROOT / "playground" / path.parent / "figures" / f"{path.name}.svg" for name, path in paths.items()}
+    paths = {
+        name: Path("" if path.startswith("trace/") else "lessons", path)
+        for name, path in shown.items()
+    }
+    return {
+        name: ROOT / "playground" / path.parent / "figures" / f"{path.name}.svg"
+        for name, path in paths.items()
+    }
 
 
 def see_figures(session: Session, files: dict[str, Path]) -> None:
-    """Make the runs of these figures, render them, and print their files. Raises `UsageError` in a joined world or for
-    a file that cannot be written, and what `launch` raises."""
+    """Make the runs of these figures, render them, and print their files. Raises `UsageError` in a
+    joined world or for a file that cannot be written, and what `launch` raises."""
     if session.world.rank_env:
-        raise UsageError("figures are drawn from worlds of their own: start this as one process, not as a rank")
+        raise UsageError(
+            "figures are drawn from worlds of their own: start this as one process, not as a rank"
+        )
     runs = [*dict.fromkeys(ALL[name].run for name in files)]
     count = plural(len(files), "figure")
     session.say(f"{SEE.name}: {plural(len(runs), 'run')} on this machine, for {count}", "")
@@ -349,5 +404,8 @@ def see_figures(session: Session, files: dict[str, Path]) -> None:
         table.add(name, ALL[name].shows, str(file.relative_to(common)))
     session.say(table, "", f"Shown: {count}, in {common}.")
     shown = ((name, ALL[name], file) for name, file in files.items())
-    rendered = [{"name": name, "shows": figure.shows, "run": figure.run, "file": file} for name, figure, file in shown]
+    rendered = [
+        {"name": name, "shows": figure.shows, "run": figure.run, "file": file}
+        for name, figure, file in shown
+    ]
     session.print_document({}, figures=rendered)

@@ -1,5 +1,5 @@
-"""A recording as a file, in the format of its ending. `--see FILE` records the ranks of a command, and writes the file
-when they are done.
+"""A recording as a file, in the format of its ending. `--see FILE` records the ranks of a command,
+and writes the file when they are done.
 """
 
 from __future__ import annotations
@@ -26,9 +26,26 @@ from playground.runtime.launcher.entry import CommandWorld
 from playground.runtime.untrusted import printable
 from playground.trace.analyse import match_messages, to_logical_time
 from playground.trace.play import render_page
-from playground.trace.record import COMPUTE, GRADIENT, MAIN, MOVE, PHASE, VALUES, WAIT, Event, Recording
+from playground.trace.record import (
+    COMPUTE,
+    GRADIENT,
+    MAIN,
+    MOVE,
+    PHASE,
+    VALUES,
+    WAIT,
+    Event,
+    Recording,
+)
 from playground.trace.record.layout import RANK_FILE, RUN, TABLES, write_zip
-from playground.trace.record.run import RECORDED, Recorded, collect, describe_run, merge, note_failure
+from playground.trace.record.run import (
+    RECORDED,
+    Recorded,
+    collect,
+    describe_run,
+    merge,
+    note_failure,
+)
 from playground.trace.render.renderers import check_ending, render_scene, to_svg, write
 from playground.trace.render.timeline import lay_out
 from playground.trace.render.words import plural, to_words
@@ -49,21 +66,23 @@ KEPT = ".playground"
 
 
 def render(recording: Recording, file: Path) -> None:
-    """Render a recording in the format of the file's ending. Raises `UsageError` if it cannot be written."""
+    """Render a recording in the format of the file's ending. Raises `UsageError` if it cannot be
+    written."""
     write(RENDERERS[file.suffix](recording), file)
 
 
 def render_steps(recording: Recording, file: Path) -> None:
-    """Render a recording with logical steps in place of seconds. Raises `UsageError` if it cannot be written."""
+    """Render a recording with logical steps in place of seconds. Raises `UsageError` if it cannot
+    be written."""
     render_scene(lay_out(to_logical_time(recording), unit="step"), file)
 
 
 class Recordings:
     """Records a command's first world, up to its first failure, into the file that was asked for.
 
-    Raises `UsageError` for an unknown ending, a file that cannot be written, or where the folder of ranks would be and
-    there is anything but what ranks record. Where writing fails after the run, a line says so, and where the ranks'
-    folder is left: `see` reads it, too.
+    Raises `UsageError` for an unknown ending, a file that cannot be written, or where the folder of
+    ranks would be and there is anything but what ranks record. Where writing fails after the run, a
+    line says so, and where the ranks' folder is left: `see` reads it, too.
     """
 
     def __init__(self, file: Path) -> None:
@@ -75,17 +94,25 @@ class Recordings:
         try:
             strange = find_strange(self.folder)
         except OSError as error:
-            raise UsageError(f"{FLAG} {file}: ranks cannot write to {self.folder}: {error.strerror}") from None
+            raise UsageError(
+                f"{FLAG} {file}: ranks cannot write to {self.folder}: {error.strerror}"
+            ) from None
         if strange is not None:
-            raise UsageError(f"{FLAG} {file}: {strange} is in the way of what ranks record: move it, or name another")
+            raise UsageError(
+                f"{FLAG} {file}: {strange} is in the way of what ranks record: move it, or name "
+                "another"
+            )
         self.has_begun = False
 
     @contextlib.contextmanager
     def __call__(self, world: CommandWorld, fn: Callable[..., Any]) -> Iterator[Callable[..., Any]]:
-        """The function that the ranks of `world` run in place of `fn` here. Afterwards the recording is written."""
+        """The function that the ranks of `world` run in place of `fn` here. Afterwards the
+        recording is written."""
         if world.local_size < world.size:
             where = f"{world.size} ranks, of which this host has {world.local_size}"
-            raise UsageError(f"{FLAG} on {where}: other hosts have clocks of their own, record a run on one host")
+            raise UsageError(
+                f"{FLAG} on {where}: other hosts have clocks of their own, record a run on one host"
+            )
         if self.has_begun:
             yield fn
             return
@@ -105,8 +132,9 @@ class Recordings:
                 self.write(run)
 
     def make_folder(self, *, is_shared: bool) -> None:
-        """Make the folder of the ranks in the place of an earlier run's; `is_shared`: unless another rank has made it.
-        Raises `UsageError` if it is another user's, whose links would lead to files of ours."""
+        """Make the folder of the ranks in the place of an earlier run's; `is_shared`: unless
+        another rank has made it. Raises `UsageError` if it is another user's, whose links would
+        lead to files of ours."""
         if not is_shared:
             shutil.rmtree(self.folder, ignore_errors=True)
         try:
@@ -114,7 +142,9 @@ class Recordings:
             if is_shared and belongs_to_another(self.folder, own=os.geteuid()):
                 raise PermissionError(errno.EACCES, "it belongs to another user")
         except OSError as error:
-            raise UsageError(f"{FLAG}: ranks cannot write to {self.folder}: {error.strerror}") from None
+            raise UsageError(
+                f"{FLAG}: ranks cannot write to {self.folder}: {error.strerror}"
+            ) from None
 
     def write(self, run: str) -> None:
         """Write the file. Called by rank 0, or by the process that started the ranks."""
@@ -132,30 +162,47 @@ class Recordings:
             except (OSError, UsageError) as error:
                 why = error.strerror if isinstance(error, OSError) else error
                 shown = f"`playground see {folder}` shows what the ranks have written"
-                click.echo(f"{FLAG} {self.file.name}: no recording could be written ({why}): {shown}", err=True)
+                click.echo(
+                    f"{FLAG} {self.file.name}: no recording could be written ({why}): {shown}",
+                    err=True,
+                )
                 return
             click.echo(f"{FLAG}: {printable(self.file.name)} shows {amount(recording)}", err=True)
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
 def find_strange(folder: Path) -> Path | None:
-    """The first thing in a folder that no rank has left there when it recorded; the folder itself if it is none.
-    Raises `OSError`."""
+    """The first thing in a folder that no rank has left there when it recorded; the folder itself
+    if it is none. Raises `OSError`."""
     if folder.is_symlink() or not folder.is_dir():
         return folder if os.path.lexists(folder) else None
-    return next((each for each in folder.rglob("*") if not IN_FOLDER.fullmatch(str(each.relative_to(folder)))), None)
+    return next(
+        (
+            each
+            for each in folder.rglob("*")
+            if not IN_FOLDER.fullmatch(str(each.relative_to(folder)))
+        ),
+        None,
+    )
 
 
 def without_option(words: Sequence[str]) -> list[str]:
     """A command as it was typed, without its option `--see`."""
     places = [place for place, word in enumerate(words) if word == FLAG]
     left_out = {*places, *(place + 1 for place in places)}
-    return [word for place, word in enumerate(words) if place not in left_out and not word.startswith(f"{FLAG}=")]
+    return [
+        word
+        for place, word in enumerate(words)
+        if place not in left_out and not word.startswith(f"{FLAG}=")
+    ]
 
 
 def amount(recording: Recording) -> str:
     """The numbers of events and of ranks."""
-    return f"{plural(sum(len(rank.events) for rank in recording.ranks), 'event')} of {plural(recording.size, 'rank')}"
+    return (
+        f"{plural(sum(len(rank.events) for rank in recording.ranks), 'event')} of "
+        f"{plural(recording.size, 'rank')}"
+    )
 
 
 SENT = 1e-6
@@ -167,11 +214,17 @@ Entry = dict[str, Any]
 
 
 def to_chrome(recording: Recording) -> str:
-    """The recording as a Chrome trace, for Perfetto (https://ui.perfetto.dev) and other readers of such traces.
+    """The recording as a Chrome trace, for Perfetto (https://ui.perfetto.dev) and other readers of
+    such traces.
 
-    Source: the Trace Event Format, https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU
+    Source: the Trace Event Format,
+    https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU
     """
-    about = {"command": " ".join(recording.command), "backend": recording.backend, **recording.versions}
+    about = {
+        "command": " ".join(recording.command),
+        "backend": recording.backend,
+        **recording.versions,
+    }
     about["dropped"] = str(sum(rank.dropped for rank in recording.ranks))
     found = [*event_entries(recording), *message_entries(recording)]
     document = {"traceEvents": found, "displayTimeUnit": "ns", "otherData": about}
@@ -179,12 +232,18 @@ def to_chrome(recording: Recording) -> str:
 
 
 def event_entries(recording: Recording) -> Iterator[Entry]:
-    """The entries of events. A process is a rank, and its thread 0 the main one. Slices of a thread must lie in each
-    other or beside each other: what may overlap is asynchronous, which has rows of its own."""
+    """The entries of events. A process is a rank, and its thread 0 the main one. Slices of a thread
+    must lie in each other or beside each other: what may overlap is asynchronous, which has rows of
+    its own."""
     numbers, last = itertools.count(), recording.end
     for rank in recording.ranks:
         where = {"pid": rank.rank, "tid": 0}
-        yield {"name": "process_name", "ph": "M", **where, "args": {"name": f"rank {rank.rank} ({rank.device})"}}
+        yield {
+            "name": "process_name",
+            "ph": "M",
+            **where,
+            "args": {"name": f"rank {rank.rank} ({rank.device})"},
+        }
         yield {"name": "thread_name", "ph": "M", **where, "args": {"name": MAIN}}
         for event in rank.events:
             start = microseconds(event.start)
@@ -201,17 +260,29 @@ def event_entries(recording: Recording) -> Iterator[Entry]:
 
 
 def message_entries(recording: Recording) -> Iterator[Entry]:
-    """The arrows of messages. An arrow leads from a short slice `sent` to one without length, `arrived`, in a thread of
-    their own, because arrows connect slices."""
+    """The arrows of messages. An arrow leads from a short slice `sent` to one without length,
+    `arrived`, in a thread of their own, because arrows connect slices."""
     for rank in recording.ranks:
-        yield {"name": "thread_name", "ph": "M", "pid": rank.rank, "tid": 1, "args": {"name": "messages"}}
+        yield {
+            "name": "thread_name",
+            "ph": "M",
+            "pid": rank.rank,
+            "tid": 1,
+            "args": {"name": "messages"},
+        }
     for number, (send, receive) in enumerate(match_messages(recording)[0]):
         if isfinite(receive.end):
             for name, event, at, long, arrow in (
                 ("sent", send, send.start, min(send.seconds, SENT), {"ph": "s"}),
                 ("arrived", receive, receive.end, 0.0, {"ph": "f", "bp": "e"}),
             ):
-                where = {"cat": "message", "pid": event.rank, "tid": 1, "ts": microseconds(at), "id": number}
+                where = {
+                    "cat": "message",
+                    "pid": event.rank,
+                    "tid": 1,
+                    "ts": microseconds(at),
+                    "id": number,
+                }
                 yield {"name": name, "ph": "X", **where, "dur": microseconds(long)}
                 yield {"name": "message", **where, **arrow}
 

@@ -1,4 +1,5 @@
-"""The recorded runs that the pages of `site` play: they travel with the project. Does not import torch.
+"""The recorded runs that the pages of `site` play: they travel with the project. Does not import
+torch.
 
 python -m playground.trace.runs              # records those that are missing, or whose programs have changed
 python -m playground.trace.runs ring sgd     # records these
@@ -19,11 +20,20 @@ from playground.tools.failures.page import PROGRAMS, SIZE, find
 from playground.trace.command import ALL, RUNS, ChangingRun, FigureRun
 from playground.trace.record import Recording
 from playground.trace.record.layout import EVENTS, VALUES, write_zip
-from playground.trace.record.run import TEXT, Recorded, collect, describe_run, merge, note_failure, read_recording
+from playground.trace.record.run import (
+    TEXT,
+    Recorded,
+    collect,
+    describe_run,
+    merge,
+    note_failure,
+    read_recording,
+)
 
 FOLDER = Path(__file__).parent / "recordings"
 LARGEST = 30_000
-"""Bytes of a recording: of a larger one, and of that of a single process, the lines are kept and not the events."""
+"""Bytes of a recording: of a larger one, and of that of a single process, the lines are kept and
+not the events."""
 PROGRAM_TIMEOUT, TIMEOUT = 8, 120
 """Seconds of silence after which a program of `break`, or a figure's run, is ended."""
 FAILURES = {f"break {name}": FigureRun(find(name), SIZE) for name in PROGRAMS}
@@ -43,43 +53,70 @@ def file_of_run(name: str) -> Path:
 def record(name: str) -> Path:
     """Record a run into its file. Raises what `launch` raises, but for programs of `break`."""
     run, file = RECORDABLE[name], file_of_run(name)
-    with temporary_folder("recording") as folder, temporary_folder("data") as data, contextlib.chdir(data):
+    with (
+        temporary_folder("recording") as folder,
+        temporary_folder("data") as data,
+        contextlib.chdir(data),
+    ):
         arguments = run.arguments(data) if callable(run.arguments) else run.arguments
         about = describe_run(name.split(), "gloo", run.size)
         recorded = Recorded(run.work, folder, about)
         try:
-            launch(recorded, run.size, args=arguments, timeout=PROGRAM_TIMEOUT if name in FAILURES else TIMEOUT)
+            launch(
+                recorded,
+                run.size,
+                args=arguments,
+                timeout=PROGRAM_TIMEOUT if name in FAILURES else TIMEOUT,
+            )
         except (RankFailed, RankTimeout) as failure:
             if name not in FAILURES:
                 raise
             note_failure(folder / "0", failure, about)
-        files = {each: part.replace(f"{ROOT}/".encode(), b"") for each, part in collect(folder / "0").items()}
+        files = {
+            each: part.replace(f"{ROOT}/".encode(), b"")
+            for each, part in collect(folder / "0").items()
+        }
     sources = merge(files).sources
-    for program in {source.file for source in sources}:  # of it only lines that are shown, and their equals
+    # of it only lines that are shown, and their equals
+    for program in {source.file for source in sources}:
         lines = files[f"{TEXT}{program}"].splitlines()
         kept = {lines[source.line - 1] for source in sources if source.file == program}
         files[f"{TEXT}{program}"] = b"\n".join(line if line in kept else b"" for line in lines)
     write_zip(file, files)
     if file.stat().st_size > LARGEST or run.size == 1:
-        write_zip(file, {name: content for name, content in files.items() if not name.endswith((EVENTS, VALUES))})
+        write_zip(
+            file,
+            {
+                name: content
+                for name, content in files.items()
+                if not name.endswith((EVENTS, VALUES))
+            },
+        )
     return file
 
 
 def find_run(name: str) -> Recording | None:
-    """The recording of a run with the lines of today's program, where equal lines keep their order; None if there is
-    none. Raises `PlaygroundError` if the program has changed there."""
+    """The recording of a run with the lines of today's program, where equal lines keep their order;
+    None if there is none. Raises `PlaygroundError` if the program has changed there."""
     if not (file := file_of_run(name)).is_file():
         return None
     recording, sources = read_recording(file), []
     files = {each: ROOT / each for each in recording.texts}
-    today = {each: file.read_text(encoding="utf-8") if file.is_file() else "" for each, file in files.items()}
+    today = {
+        each: file.read_text(encoding="utf-8") if file.is_file() else ""
+        for each, file in files.items()
+    }
     for source in recording.sources:
         then, now = (texts[source.file].splitlines() for texts in (recording.texts, today))
         line = then[source.line - 1]
-        before, after = ([number for number, each in enumerate(lines, 1) if each == line] for lines in (then, now))
+        before, after = (
+            [number for number, each in enumerate(lines, 1) if each == line]
+            for lines in (then, now)
+        )
         if len(before) != len(after):
             raise PlaygroundError(
-                f"the run {name!r} was recorded with another {source.file}, line {source.line} ({line.strip()}): "
+                f"the run {name!r} was recorded with another {source.file}, line {source.line} "
+                f"({line.strip()}): "
                 f'record it again with python -m playground.trace.runs "{name}"'
             )
         sources.append(replace(source, line=after[before.index(source.line)]))

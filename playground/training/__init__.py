@@ -1,1 +1,2 @@
-"""Shared by lessons that train: data, its partition, models, ways to average gradients, one training loop."""
+"""Shared by lessons that train: data, its partition, models, ways to average gradients, one
+training loop."""

@@ -11,8 +11,9 @@ from torch.autograd.graph import saved_tensors_hooks
 
 
 class ActivationCounter(saved_tensors_hooks):
-    """As a context manager: counts the bytes of what forward passes save for backward, parameters left out. Several
-    operations may save the same memory: it counts once, and until the last of them lets go of it."""
+    """As a context manager: counts the bytes of what forward passes save for backward, parameters
+    left out. Several operations may save the same memory: it counts once, and until the last of
+    them lets go of it."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__(self.pack, lambda saved: saved)
@@ -21,7 +22,8 @@ class ActivationCounter(saved_tensors_hooks):
         self.nbytes = self.peak = 0
 
     def pack(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Called by autograd for each tensor it saves. What it returns lives as long as the graph needs it."""
+        """Called by autograd for each tensor it saves. What it returns lives as long as the graph
+        needs it."""
         saved = tensor.detach()
         place = tensor.data_ptr()
         if place not in self.parameters:

@@ -1,6 +1,7 @@
 """Images and labels for the ranks, and each rank's part of them.
 
-The files are mapped into memory, not read: all ranks of a host share one copy, however many they are.
+The files are mapped into memory, not read: all ranks of a host share one copy, however many they
+are.
 """
 
 from __future__ import annotations
@@ -26,21 +27,25 @@ from playground.training.prepare import default_data_dir, prepare
 from playground.training.settings import TrainingSettings
 
 MEAN, STD = 0.1307, 0.3081
-"""Mean and standard deviation of MNIST's training pixels, by which every image is shifted and scaled."""
+"""Mean and standard deviation of MNIST's training pixels, by which every image is shifted and
+scaled."""
 TEST_BATCH = 500
 Batch = tuple[torch.Tensor, torch.Tensor]
 
 
 class Images(Dataset[Batch]):
-    """A split ("train" or "t10k") of MNIST or of the digits: (image [1, 28, 28] float32, label int64) each.
+    """A split ("train" or "t10k") of MNIST or of the digits: (image [1, 28, 28] float32, label
+    int64) each.
 
-    Asked for many at once it gives (images [n, 1, 28, 28], labels [n]), normalised in one go. `limit` keeps the first.
+    Asked for many at once it gives (images [n, 1, 28, 28], labels [n]), normalised in one go.
+    `limit` keeps the first.
     """
 
     def __init__(self, folder: Path, split: str, limit: int | None = None) -> None:
         images = map_idx_file(folder / f"{split}-images-idx3-ubyte", SIDE, SIDE)
         labels = map_idx_file(folder / f"{split}-labels-idx1-ubyte")
-        self.images, self.labels = images.unsqueeze(1)[:limit], labels[:limit]
+        self.images = images.unsqueeze(1)[:limit]
+        self.labels = labels[:limit]
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -50,18 +55,22 @@ class Images(Dataset[Batch]):
         return images, self.labels[index].long()
 
     def span(self, first: int, count: int) -> Batch:
-        """`count` samples in the order of the file from number `first` on; after the last comes the first again."""
+        """`count` samples in the order of the file from number `first` on; after the last comes the
+        first again."""
         return self[[place % len(self) for place in range(first, first + count)]]
 
 
 class ImagesOneByOne(Images):
-    """The same, fetched as tutorials do: each sample by itself, made a picture, then transformed by torchvision."""
+    """The same, fetched as tutorials do: each sample by itself, made a picture, then transformed by
+    torchvision."""
 
     def __init__(self, folder: Path, split: str, limit: int | None = None) -> None:
         from torchvision import transforms
 
         super().__init__(folder, split, limit)
-        self.transform = transforms.Compose([transforms.ToTensor(), transforms.Normalize((MEAN,), (STD,))])
+        self.transform = transforms.Compose(
+            [transforms.ToTensor(), transforms.Normalize((MEAN,), (STD,))]
+        )
 
     def __getitem__(self, index: Any) -> Batch:
         positions = torch.as_tensor(index, device="cpu")
@@ -79,13 +88,15 @@ def training_images(settings: TrainingSettings) -> Dataset[Batch]:
 
 
 def map_idx_file(file: Path, *sample: int) -> torch.Tensor:
-    """The uint8 tensor of an IDX file, [samples, *sample], mapped into memory. `prepare` has checked the file."""
+    """The uint8 tensor of an IDX file, [samples, *sample], mapped into memory. `prepare` has
+    checked the file."""
     header = 8 + 4 * len(sample)
     return map_file(file)[header:].view(-1, *sample)
 
 
 def map_file(file: Path) -> torch.Tensor:
-    """The bytes of a file, mapped into memory. (By numpy: `torch.from_file` takes no path that is not UTF-8.)"""
+    """The bytes of a file, mapped into memory. (By numpy: `torch.from_file` takes no path that is
+    not UTF-8.)"""
     return torch.from_numpy(np.memmap(file, np.uint8, mode="c"))
 
 
@@ -97,7 +108,8 @@ class ResumableBatches(Batches):
         self.first = 0
 
     def go_on_from(self, epochs: int, steps: int) -> None:
-        """Fast-forward to this epoch and step, which another run of the same training has reached."""
+        """Fast-forward to this epoch and step, which another run of the same training has
+        reached."""
         for _ in range(epochs):
             torch.randperm(self.samples, generator=self.generator, device="cpu")
         self.first = steps
@@ -108,22 +120,31 @@ class ResumableBatches(Batches):
 
 
 def partition_dataset(
-    data: Any = None, batch_size: int = 128, seed: int = 1234, num_workers: int = 0, group: Any = None
+    data: Any = None,
+    batch_size: int = 128,
+    seed: int = 1234,
+    num_workers: int = 0,
+    group: Any = None,
 ) -> tuple[DataLoader[Batch], int]:
-    """This rank's part of `data` in batches, and their size: its share of each global batch of `batch_size`, as on
-    sgd's board.
+    """This rank's part of `data` in batches, and their size: its share of each global batch of
+    `batch_size`, as on sgd's board.
 
-    `num_workers` processes load the batches ahead of the rank; with 0 it does that itself. The default for `data` is
-    MNIST's training set, or digits where MNIST cannot be downloaded.
+    `num_workers` processes load the batches ahead of the rank; with 0 it does that itself. The
+    default for `data` is MNIST's training set, or digits where MNIST cannot be downloaded.
     """
     if data is None:
         data = Images(prepare("auto", default_data_dir()).folder, "train")
-    return board.partition_dataset(data, batch_size, seed, partial(new_loader, num_workers=num_workers), group)
+    return board.partition_dataset(
+        data, batch_size, seed, partial(new_loader, num_workers=num_workers), group
+    )
 
 
-def new_loader(data: Partition, num_workers: int = 0, *, sampler: Any, **options: Any) -> DataLoader[Batch]:
-    """torch's DataLoader of the batches whose positions `sampler` gives. For a GPU they lie in pinned memory, from
-    which it copies by itself. Workers are forked, as the dataset's files are mapped into memory, not pickled."""
+def new_loader(
+    data: Partition, num_workers: int = 0, *, sampler: Any, **options: Any
+) -> DataLoader[Batch]:
+    """torch's DataLoader of the batches whose positions `sampler` gives. For a GPU they lie in
+    pinned memory, from which it copies by itself. Workers are forked, as the dataset's files are
+    mapped into memory, not pickled."""
     if num_workers:
         options |= {"multiprocessing_context": "fork", "worker_init_fn": ignore_sigterm}
     if isinstance(sampler, Batches):
@@ -133,21 +154,24 @@ def new_loader(data: Partition, num_workers: int = 0, *, sampler: Any, **options
 
 
 def ignore_sigterm(worker: int) -> None:
-    """A request to end is for the ranks, which need batches until they end; then their workers end too."""
+    """A request to end is for the ranks, which need batches until they end; then their workers end
+    too."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 
 def batches(
     train_set: DataLoader[Batch], batch_size: int, done: int = 0, group: Any = None
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor, float]]:
-    """This rank's (images, labels, samples per rank) of every global batch, on its device. `done` of them are left out.
+    """This rank's (images, labels, samples per rank) of every global batch, on its device. `done`
+    of them are left out.
 
-    The last is the size of the global batch, of which this is a part, divided by the number of ranks. So a sum of
-    losses divided by it is this rank's part of the mean loss: averaged over the ranks, the mean over all samples, also
-    where the parts are of different sizes, or empty.
+    The last is the size of the global batch, of which this is a part, divided by the number of
+    ranks. So a sum of losses divided by it is this rank's part of the mean loss: averaged over the
+    ranks, the mean over all samples, also where the parts are of different sizes, or empty.
     """
     here, size = device(), dist.get_world_size(group)
-    left = len(train_set.dataset.data) - done * batch_size  # of the whole set, of which this rank has a part
+    # of the whole set, of which this rank has a part
+    left = len(train_set.dataset.data) - done * batch_size
     for images, labels in train_set:
         batch = min(batch_size, left)
         left -= batch
@@ -155,7 +179,8 @@ def batches(
 
 
 def partition_test_set(data: Any) -> DataLoader[Batch]:
-    """This rank's part of the test set: every sample falls to exactly one rank, so the sum of all counts is exact."""
+    """This rank's part of the test set: every sample falls to exactly one rank, so the sum of all
+    counts is exact."""
     part = Partition(data, range(dist.get_rank(), len(data), dist.get_world_size()))
     positions = torch.arange(len(part), device="cpu").split(TEST_BATCH)
     return new_loader(part, batch_size=None, sampler=positions)

@@ -12,8 +12,11 @@ import torch
 
 
 @contextlib.contextmanager
-def moving(part: str, tensors: Sequence[tuple[torch.device, torch.Tensor]], target: torch.device) -> Iterator[None]:
-    """In this block, `part` of a training step copies these tensors to `target`, each from the device beside it."""
+def moving(
+    part: str, tensors: Sequence[tuple[torch.device, torch.Tensor]], target: torch.device
+) -> Iterator[None]:
+    """In this block, `part` of a training step copies these tensors to `target`, each from the
+    device beside it."""
     yield
 
 

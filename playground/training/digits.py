@@ -1,8 +1,8 @@
 """Digits: images that stand in for MNIST where there is no network.
 
-The ten glyphs of a font, in several stroke widths, under random affine maps and noise; written in MNIST's own file
-format, so that one loader reads both. The same seed gives the same images (with the same torch and Pillow).
-Format: https://yann.lecun.org/exdb/mnist/index.html
+The ten glyphs of a font, in several stroke widths, under random affine maps and noise; written in
+MNIST's own file format, so that one loader reads both. The same seed gives the same images (with
+the same torch and Pillow). Format: https://yann.lecun.org/exdb/mnist/index.html
 """
 
 from __future__ import annotations
@@ -17,12 +17,14 @@ from PIL import Image, ImageDraw, ImageFont
 
 SIDE = 28
 GLYPH = 56
-"""Glyphs are drawn twice as large as they end up, so that shrinking them smooths their edges as scanning does."""
+"""Glyphs are drawn twice as large as they end up, so that shrinking them smooths their edges as
+scanning does."""
 STROKES = (0, 1, 2, 3)
 
 
 def write_digits(folder: Path, train: int = 60_000, test: int = 10_000, seed: int = 1234) -> None:
-    """Draw `train` + `test` images and write the four files MNIST consists of, uncompressed, into `folder`."""
+    """Draw `train` + `test` images and write the four files MNIST consists of, uncompressed, into
+    `folder`."""
     generator = torch.Generator().manual_seed(seed)
     for split, count in (("train", train), ("t10k", test)):
         images, labels = draw(count, generator)
@@ -31,8 +33,12 @@ def write_digits(folder: Path, train: int = 60_000, test: int = 10_000, seed: in
 
 
 def idx(tensor: torch.Tensor) -> bytes:
-    """A uint8 tensor as an IDX file: magic number 0x0800 + dimensions, each dimension's size, then the bytes."""
-    return struct.pack(f">I{tensor.dim()}I", 0x0800 + tensor.dim(), *tensor.shape) + tensor.numpy().tobytes()
+    """A uint8 tensor as an IDX file: magic number 0x0800 + dimensions, each dimension's size, then
+    the bytes."""
+    return (
+        struct.pack(f">I{tensor.dim()}I", 0x0800 + tensor.dim(), *tensor.shape)
+        + tensor.numpy().tobytes()
+    )
 
 
 def draw(count: int, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
@@ -42,8 +48,12 @@ def draw(count: int, generator: torch.Generator) -> tuple[torch.Tensor, torch.Te
     strokes = torch.randint(len(STROKES), (count,), generator=generator)
     images = torch.empty(count, SIDE, SIDE, dtype=torch.uint8)
     for some in torch.arange(count).split(5_000):
-        grid = F.affine_grid(random_maps(len(some), generator), [len(some), 1, SIDE, SIDE], align_corners=False)
-        moved = F.grid_sample(glyphs[strokes[some] * 10 + labels[some]], grid, align_corners=False).squeeze(1)
+        grid = F.affine_grid(
+            random_maps(len(some), generator), [len(some), 1, SIDE, SIDE], align_corners=False
+        )
+        moved = F.grid_sample(
+            glyphs[strokes[some] * 10 + labels[some]], grid, align_corners=False
+        ).squeeze(1)
         ink = 0.7 + 0.3 * torch.rand(len(some), 1, 1, generator=generator)
         noise = 0.08 * torch.randn(moved.shape, generator=generator)
         images[some] = ((moved * ink + noise * (noise > 0)) * 255).clamp(0, 255).to(torch.uint8)
@@ -51,7 +61,8 @@ def draw(count: int, generator: torch.Generator) -> tuple[torch.Tensor, torch.Te
 
 
 def random_maps(count: int, generator: torch.Generator) -> torch.Tensor:
-    """Affine maps [count, 2, 3]: turned by up to 20°, sheared, stretched each way by up to a fifth, shifted."""
+    """Affine maps [count, 2, 3]: turned by up to 20°, sheared, stretched each way by up to a fifth,
+    shifted."""
 
     def between(low: float, high: float) -> torch.Tensor:
         return low + (high - low) * torch.rand(count, generator=generator)
@@ -67,7 +78,15 @@ def random_maps(count: int, generator: torch.Generator) -> torch.Tensor:
 
 
 def glyph(digit: int, stroke: int) -> torch.Tensor:
-    """One digit, centred, [1, 56, 56] in 0 … 1, drawn with a pen `stroke` pixels wider than the font's own."""
-    picture, centre, font = Image.new("L", (GLYPH, GLYPH)), (GLYPH / 2, GLYPH / 2), ImageFont.load_default(size=44)
-    ImageDraw.Draw(picture).text(centre, str(digit), fill=255, font=font, anchor="mm", stroke_width=stroke)
-    return torch.frombuffer(bytearray(picture.tobytes()), dtype=torch.uint8).view(1, GLYPH, GLYPH) / 255
+    """One digit, centred, [1, 56, 56] in 0 … 1, drawn with a pen `stroke` pixels wider than the
+    font's own."""
+    picture = Image.new("L", (GLYPH, GLYPH))
+    centre = (GLYPH / 2, GLYPH / 2)
+    font = ImageFont.load_default(size=44)
+    ImageDraw.Draw(picture).text(
+        centre, str(digit), fill=255, font=font, anchor="mm", stroke_width=stroke
+    )
+    return (
+        torch.frombuffer(bytearray(picture.tobytes()), dtype=torch.uint8).view(1, GLYPH, GLYPH)
+        / 255
+    )

@@ -1,3 +1,7 @@
 """The sizes of the tiny GPT of tensor's board, for pages, which do not import torch."""
 
-LAYERS, WIDTH, HEADS, LENGTH, VOCABULARY = 2, 96, 12, 48, 48
+LAYERS = 2
+WIDTH = 96
+HEADS = 12
+LENGTH = 48
+VOCABULARY = 48

@@ -1,5 +1,6 @@
-"""Training of the tiny GPT on sequences to copy, by any way that computes gradients, and its comparison with one
-process: the same batches on every rank, AdamW, a clock, and counters of what a step keeps and sends."""
+"""Training of the tiny GPT on sequences to copy, by any way that computes gradients, and its
+comparison with one process: the same batches on every rank, AdamW, a clock, and counters of what a
+step keeps and sends."""
 
 from __future__ import annotations
 
@@ -10,7 +11,9 @@ from statistics import median
 from typing import Any
 
 import torch
-import torch._dynamo  # the optimizer imports it at its first step: here the fork server does, once for all ranks
+
+# the optimizer imports it at its first step: here the fork server does, once for all ranks
+import torch._dynamo
 from torch import Tensor, nn
 
 from playground.lessons.tensor.lesson import copying, copying_loss
@@ -20,12 +23,14 @@ from playground.training.activations import ActivationCounter
 from playground.training.traffic import Traffic
 
 LR, WARM_UP = 3e-3, 20
-"""AdamW's learning rate, and in how many steps it grows to that: the loss is below 0.1 by step 70."""
+"""AdamW's learning rate, and in how many steps it grows to that: the loss is below 0.1 by step
+70."""
 
 Batch = tuple[Tensor, Tensor]
 """Tokens and targets, both [batch, length]."""
 Backward = Callable[[Tensor, Tensor], Tensor | float]
-"""From the tokens and targets of a whole batch: computes the gradients, and returns the loss of the whole batch."""
+"""From the tokens and targets of a whole batch: computes the gradients, and returns the loss of the
+whole batch."""
 
 
 def batches(samples: int, steps: int, seed: int) -> list[Batch]:
@@ -46,12 +51,17 @@ def backward_alone(model: nn.Module) -> Backward:
     return backward
 
 
-def train(way: str, model: nn.Module, backward: Backward, batches: Sequence[Batch]) -> dict[str, Any]:
-    """A step of AdamW for each batch. Returns the `losses`, the `first` and the `last` of them, and the median
-    `step_seconds`; of the last step the most bytes `kept` for backward, and this rank's `calls` by operation, how many
-    `messages` that makes, and the bytes `sent`."""
+def train(
+    way: str, model: nn.Module, backward: Backward, batches: Sequence[Batch]
+) -> dict[str, Any]:
+    """A step of AdamW for each batch. Returns the `losses`, the `first` and the `last` of them, and
+    the median `step_seconds`; of the last step the most bytes `kept` for backward, and this rank's
+    `calls` by operation, how many `messages` that makes, and the bytes `sent`."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=LR)
-    losses, seconds, traffic, activations = list[float](), list[float](), Traffic(), ActivationCounter(model)
+    losses = list[float]()
+    seconds = list[float]()
+    traffic = Traffic()
+    activations = ActivationCounter(model)
     for step, batch in enumerate(batches):
         report(phase=f"{way}: training", step=step, steps=len(batches))
         with ExitStack() as counting:
@@ -65,8 +75,16 @@ def train(way: str, model: nn.Module, backward: Backward, batches: Sequence[Batc
             optimizer.step()
             synchronize()
             seconds.append(time.perf_counter() - start)
-    figures = {"first": losses[0], "last": losses[-1], "step_seconds": median(seconds[1:] or seconds)}
-    counts = {"messages": sum(traffic.calls.values()), "sent": traffic.sent, "kept": activations.peak}
+    figures = {
+        "first": losses[0],
+        "last": losses[-1],
+        "step_seconds": median(seconds[1:] or seconds),
+    }
+    counts = {
+        "messages": sum(traffic.calls.values()),
+        "sent": traffic.sent,
+        "kept": activations.peak,
+    }
     return {"losses": losses, **figures, **counts, "calls": dict(traffic.calls)}
 
 
@@ -88,15 +106,23 @@ def compare(
     batches: Sequence[Batch],
     part: Callable[[Tensor, Tensor], Tensor] = uncut,
 ) -> dict[str, float]:
-    """Train by a way and as one process. Returns the largest difference of a loss, and that of a parameter; `part` cuts
-    from one process's what this rank should have."""
+    """Train by a way and as one process. Returns the largest difference of a loss, and that of a
+    parameter; `part` cuts from one process's what this rank should have."""
     found, expected = (train(way, *each, batches)["losses"] for each in (ours, alone))
     by_loss = max(abs(one - other) for one, other in zip(found, expected, strict=True))
-    return {"loss_difference": by_loss, "parameter_difference": parameter_difference(alone[0], ours[0], part)}
+    return {
+        "loss_difference": by_loss,
+        "parameter_difference": parameter_difference(alone[0], ours[0], part),
+    }
 
 
 @torch.no_grad()
-def parameter_difference(whole: nn.Module, model: nn.Module, part: Callable[[Tensor, Tensor], Tensor] = uncut) -> float:
-    """The largest difference between this rank's parameters and the parts of one process's of the same names."""
+def parameter_difference(
+    whole: nn.Module, model: nn.Module, part: Callable[[Tensor, Tensor], Tensor] = uncut
+) -> float:
+    """The largest difference between this rank's parameters and the parts of one process's of the
+    same names."""
     named = dict(whole.named_parameters())
-    return max((part(named[name], own) - own).abs().max().item() for name, own in model.named_parameters())
+    return max(
+        (part(named[name], own) - own).abs().max().item() for name, own in model.named_parameters()
+    )

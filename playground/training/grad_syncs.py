@@ -1,7 +1,7 @@
 """Gradient synchronisation: every way to keep the replicas of a model equal, by name, naive first.
 
-Importing this does not import torch. A new one is a function or class and an entry here: choices, help, ladder, prove
-and the tests derive from this table.
+Importing this does not import torch. A new one is a function or class and an entry here: choices,
+help, ladder, prove and the tests derive from this table.
 """
 
 from __future__ import annotations
@@ -15,21 +15,22 @@ from playground.runtime.remote import Remote, remote
 class GradSyncSpec:
     name: str
     code: Remote
-    """A function `average(model, **needs)` that is called after backward, or a `GradSync` class made with the same."""
+    """A function `average(model, **needs)` that is called after backward, or a `GradSync` class
+    made with the same."""
     summary: str
     """The change it makes, in one line."""
     needs: tuple[str, ...] = ("all_reduce",)
     """Which settings of a training run it takes, and which collectives."""
     rung: bool = True
-    """Whether it leaves the mean of the gradients in every `param.grad`, and so is a rung of the ladder to
-    DistributedDataParallel."""
+    """Whether it leaves the mean of the gradients in every `param.grad`, and so is a rung of the
+    ladder to DistributedDataParallel."""
     takes_step: bool = False
     """Whether the optimizer is part of it: `GradSync.optimizer` is another than was asked for."""
 
 
 DDP, SPARSE = "ddp", "sparse-embeddings"
-"""Those that are compared with these, and no choice of `sgd --sync`: DistributedDataParallel, and the ladder's rung for
-embeddings."""
+"""Those that are compared with these, and no choice of `sgd --sync`: DistributedDataParallel, and
+the ladder's rung for embeddings."""
 ALL_REDUCE = ("all_reduce",)
 OF_GRADIENTS = (
     ("per-parameter", remote("playground.lessons.ladder.lesson:per_parameter"), ALL_REDUCE,
@@ -57,7 +58,9 @@ OF_PARAMETERS = (
     ("zero-3", remote("playground.lessons.zero.sync:Zero3Sync"), (),
      "and each layer's parameters are gathered when they are needed: FSDP"),
 )  # fmt: skip
-GRAD_SYNCS = {name: GradSyncSpec(name, code, summary, needs) for name, code, needs, summary in OF_GRADIENTS} | {
+GRAD_SYNCS = {
+    name: GradSyncSpec(name, code, summary, needs) for name, code, needs, summary in OF_GRADIENTS
+} | {
     name: GradSyncSpec(name, code, summary, needs, rung=False, takes_step=name != "parameters")
     for name, code, needs, summary in OF_PARAMETERS
 }

@@ -1,4 +1,5 @@
-"""The figures of a training run, counted while it goes on: loss, accuracy, speed, of all ranks together."""
+"""The figures of a training run, counted while it goes on: loss, accuracy, speed, of all ranks
+together."""
 
 from __future__ import annotations
 
@@ -8,7 +9,9 @@ from dataclasses import asdict
 from typing import Any
 
 import torch
-import torch._dynamo  # the optimizer imports it at its first step: here the fork server does, once for all ranks
+
+# the optimizer imports it at its first step: here the fork server does, once for all ranks
+import torch._dynamo
 from torch import nn
 from torch.utils.data import DataLoader
 
@@ -27,7 +30,8 @@ class Reporter:
     """Tells the launcher which step of which epoch a rank is at, now and then."""
 
     def __init__(self, epochs: int, steps: int) -> None:
-        self.epochs, self.steps = epochs, steps
+        self.epochs = epochs
+        self.steps = steps
         self.reported = time.monotonic()
 
     def report(self, epoch: int, step: int) -> None:
@@ -38,10 +42,15 @@ class Reporter:
 
 
 class History:
-    """Counts what a training loop tells it. Between epochs it tests the model, all ranks together."""
+    """Counts what a training loop tells it. Between epochs it tests the model, all ranks
+    together."""
 
-    def __init__(self, model: nn.Module, train_set: DataLoader[Batch], test_set: DataLoader[Batch]) -> None:
-        self.model, self.train_set, self.test_set = model, train_set, test_set
+    def __init__(
+        self, model: nn.Module, train_set: DataLoader[Batch], test_set: DataLoader[Batch]
+    ) -> None:
+        self.model = model
+        self.train_set = train_set
+        self.test_set = test_set
         self.device = next(model.parameters()).device
         self.finished: list[Epoch] = []
         self.start_counting()
@@ -49,17 +58,21 @@ class History:
     def start_counting(self) -> None:
         """Begin an epoch at zero."""
         self.total = torch.zeros(3, dtype=torch.float64, device=self.device)
-        self.steps, self.seconds = 0, 0.0
+        self.steps = 0
+        self.seconds = 0.0
 
     def epochs(self, number: int) -> Iterator[int]:
-        """1 … `number`: each is counted from when it is handed out until the next one is asked for."""
+        """1 … `number`: each is counted from when it is handed out until the next one is asked
+        for."""
         self.reporter = Reporter(number, len(self.train_set))
         for epoch in range(len(self.finished) + 1, number + 1):
             self.model.train()
             self.started = now(self.device)
             yield epoch
             seconds = self.seconds + now(self.device) - self.started
-            self.finished.append(finish_epoch(epoch, number, self.model, self.test_set, self.total, seconds))
+            self.finished.append(
+                finish_epoch(epoch, number, self.model, self.test_set, self.total, seconds)
+            )
             self.start_counting()
 
     def add(self, loss_sum: torch.Tensor, output: torch.Tensor, labels: torch.Tensor) -> None:
@@ -71,7 +84,8 @@ class History:
     def state(self) -> dict[str, object]:
         """The counts so far, as plain data."""
         return {
-            "finished": [asdict(epoch) for epoch in self.finished], "total": self.total, "steps": self.steps,
+            "finished": [asdict(epoch) for epoch in self.finished], "total": self.total,
+            "steps": self.steps,
             "seconds": self.seconds + now(self.device) - self.started,
         }  # fmt: skip
 
@@ -80,7 +94,9 @@ class History:
         self.finished = [Epoch(**epoch) for epoch in state["finished"]]
         for epoch in self.finished:
             report(finished=epoch)
-        self.total, self.steps, self.seconds = state["total"].to(self.device), state["steps"], state["seconds"]
+        self.total = state["total"].to(self.device)
+        self.steps = state["steps"]
+        self.seconds = state["seconds"]
 
     def result(self) -> TrainingResult:
         """Everything. All ranks must call this, and get the same."""
@@ -88,10 +104,13 @@ class History:
 
 
 class BoardWatch:
-    """Watches the loop of a board from outside, by the batches that it fetches and by what it says after an epoch."""
+    """Watches the loop of a board from outside, by the batches that it fetches and by what it says
+    after an epoch."""
 
     def __init__(self, test_set: DataLoader[Batch], epochs: int, num_workers: int = 0) -> None:
-        self.test_set, self.epochs, self.num_workers = test_set, epochs, num_workers
+        self.test_set = test_set
+        self.epochs = epochs
+        self.num_workers = num_workers
         self.device = device()
         self.finished: list[Epoch] = []
 
@@ -116,7 +135,9 @@ class BoardWatch:
     def after_epoch(self, epoch: int, model: nn.Module, totals: torch.Tensor) -> None:
         """The board's words: `totals` is what `count` returns, for all of the epoch's batches."""
         seconds = now(self.device) - self.started
-        self.finished.append(finish_epoch(epoch, self.epochs, model, self.test_set, totals, seconds))
+        self.finished.append(
+            finish_epoch(epoch, self.epochs, model, self.test_set, totals, seconds)
+        )
 
 
 def now(device: torch.device) -> float:
@@ -126,9 +147,15 @@ def now(device: torch.device) -> float:
 
 
 def finish_epoch(
-    epoch: int, epochs: int, model: nn.Module, test_set: DataLoader[Batch], totals: torch.Tensor, seconds: float
+    epoch: int,
+    epochs: int,
+    model: nn.Module,
+    test_set: DataLoader[Batch],
+    totals: torch.Tensor,
+    seconds: float,
 ) -> Epoch:
-    """Test the model, all ranks together, and report the results of the epoch that it was trained in for `seconds`."""
+    """Test the model, all ranks together, and report the results of the epoch that it was trained
+    in for `seconds`."""
     report(phase=f"testing after epoch {epoch} of {epochs}")
     tested = evaluate(model, test_set)
     trained = all_gather_stacked(totals)
@@ -138,15 +165,19 @@ def finish_epoch(
 
 
 def result_of(model: nn.Module, epochs: list[Epoch]) -> TrainingResult:
-    """The result of training `model` for these epochs. All ranks must call this, and get the same."""
+    """The result of training `model` for these epochs. All ranks must call this, and get the
+    same."""
     difference, name = find_largest_difference(model)
-    return TrainingResult(epochs=epochs, replicas_max_difference=difference, replicas_differ_in=name)
+    return TrainingResult(
+        epochs=epochs, replicas_max_difference=difference, replicas_differ_in=name
+    )
 
 
 @torch.no_grad()
 def evaluate(model: nn.Module, test_set: DataLoader[Batch]) -> torch.Tensor:
     """One pass over this rank's part of the test set. Returns its [right answers, samples]."""
-    model = getattr(model, "module", model)  # what is wrapped: the ranks' numbers of test batches may differ
+    # what is wrapped: the ranks' numbers of test batches may differ
+    model = getattr(model, "module", model)
     here = next(model.parameters()).device
     total = torch.zeros(2, dtype=torch.float64, device=here)
     model.eval()

@@ -1,7 +1,8 @@
-"""The general training loop: any model, any gradient synchronisation, gradients accumulated over several batches.
+"""The general training loop: any model, any gradient synchronisation, gradients accumulated over
+several batches.
 
-The boards of sgd and ddp have the tutorial's loop written out, and `run_board` runs them. The loop here takes the same
-steps, and the options besides.
+The boards of sgd and ddp have the tutorial's loop written out, and `run_board` runs them. The loop
+here takes the same steps, and the options besides.
 """
 
 from __future__ import annotations
@@ -45,17 +46,21 @@ MAY_DIFFER = ("snapshots", "epochs", "loader", "loader_workers")
 """Settings that change no number at any step."""
 
 
-def run_training(rank: int, size: int, lesson: Remote, settings: Any, more: tuple[Any, ...] = ()) -> Any:
-    """The result of `lesson(rank, size, settings, *more)`. Ranks agree on their settings, and each keeps to its place.
-    Raises `UsageError` if the ranks were not all given the same settings."""
+def run_training(
+    rank: int, size: int, lesson: Remote, settings: Any, more: tuple[Any, ...] = ()
+) -> Any:
+    """The result of `lesson(rank, size, settings, *more)`. Ranks agree on their settings, and each
+    keeps to its place. Raises `UsageError` if the ranks were not all given the same settings."""
     require_same_on_all_ranks(settings.on_all_ranks())
     host.keep_to_one_core()
     return lesson(rank, size, settings, *more)
 
 
-def run_board(rank: int, size: int, settings: TrainingSettings, board: Callable[..., nn.Module]) -> TrainingResult:
-    """Train as a board's `run` does, with what `settings` ask for, and watch it from outside. Every rank returns the
-    same."""
+def run_board(
+    rank: int, size: int, settings: TrainingSettings, board: Callable[..., nn.Module]
+) -> TrainingResult:
+    """Train as a board's `run` does, with what `settings` ask for, and watch it from outside. Every
+    rank returns the same."""
     images = training_images(settings)
     test_set = partition_test_set(Images(settings.folder, "t10k"))
     watch = BoardWatch(test_set, settings.epochs, settings.loader_workers)
@@ -94,23 +99,27 @@ def prepare_and_train(
     """`Net` on MNIST: prepared as in the lessons, then trained by `train`."""
     torch.manual_seed(settings.seed)
     images = training_images(settings)
-    train_set, _ = partition_dataset(images, settings.batch_size, settings.seed, settings.loader_workers)
+    train_set, _ = partition_dataset(
+        images, settings.batch_size, settings.seed, settings.loader_workers
+    )
     test_set = partition_test_set(Images(settings.folder, "t10k"))
     sync = new_sync(Net().to(device(), memory_format=torch.channels_last), settings)
     return train(sync, train_set, test_set, settings, after_step)
 
 
 def train(
-    sync: GradSync, train_set: DataLoader[Batch], test_set: DataLoader[Batch], settings: TrainingSettings,
+    sync: GradSync, train_set: DataLoader[Batch], test_set: DataLoader[Batch],
+    settings: TrainingSettings,
     after_step: Callable[[int], object] = lambda step: None,
 ) -> TrainingResult:  # fmt: skip
-    """Train `sync.model` for `settings.epochs` epochs, and call `after_step` with the number of steps taken, before a
-    snapshot. Every rank returns the same.
+    """Train `sync.model` for `settings.epochs` epochs, and call `after_step` with the number of
+    steps taken, before a snapshot. Every rank returns the same.
 
     Raises `UsageError` if batches would be left over whose gradients no step takes.
     """
     settings.check_accumulation(len(train_set.dataset.data))
-    torch.manual_seed(settings.seed + 1 + dist.get_rank())  # other dropout masks on every rank, the same every run
+    # other dropout masks on every rank, the same every run
+    torch.manual_seed(settings.seed + 1 + dist.get_rank())
     history = History(sync.model, train_set, test_set)
     optimizer = sync.optimizer(partial(torch.optim.SGD, lr=settings.lr, momentum=settings.momentum))
     run = ResumableRun(
@@ -125,7 +134,9 @@ def train(
         for step in range(done + 1, steps + 1):
             taken = list(islice(coming, settings.accumulate))
             run.draw_as_before()
-            training_step(optimizer, losses_of_step(sync.model, taken, history), sync, last=step == steps)
+            training_step(
+                optimizer, losses_of_step(sync.model, taken, history), sync, last=step == steps
+            )
             after_step(run.position.total + 1)
             run.advance(step, last=step == steps)
     run.end()
@@ -135,8 +146,8 @@ def train(
 def losses_of_step(
     model: nn.Module, taken: Sequence[tuple[torch.Tensor, torch.Tensor, float]], history: History
 ) -> list[Callable[[], torch.Tensor]]:
-    """For each batch that a step has `taken`, this rank's (images, labels, samples per rank), a forward pass that
-    returns its part of the mean loss over all of them."""
+    """For each batch that a step has `taken`, this rank's (images, labels, samples per rank), a
+    forward pass that returns its part of the mean loss over all of them."""
     samples = sum(samples_per_rank for _, _, samples_per_rank in taken)
 
     def mean_loss(images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
@@ -149,7 +160,8 @@ def losses_of_step(
 
 
 def warm_up(optimizer: torch.optim.Optimizer, sync: GradSync, train_set: DataLoader[Batch]) -> None:
-    """A backward on a sample of this rank's, on none if it has none, whose gradients are discarded."""
+    """A backward on a sample of this rank's, on none if it has none, whose gradients are
+    discarded."""
     partition = train_set.dataset
     images, labels = (tensor.to(device()) for tensor in partition[[0] if len(partition) else []])
     backward(optimizer, [lambda: F.nll_loss(sync.model(images), labels, reduction="sum")], sync)
@@ -157,8 +169,11 @@ def warm_up(optimizer: torch.optim.Optimizer, sync: GradSync, train_set: DataLoa
 
 def identify(settings: TrainingSettings, sync: GradSync) -> Fingerprint:
     """The settings that a run must share with a snapshot to resume from it."""
-    same = {name: value for name, value in settings.on_all_ranks().items() if name not in MAY_DIFFER}
+    same = {
+        name: value for name, value in settings.on_all_ranks().items() if name not in MAY_DIFFER
+    }
     return {
         **same, "averaging": type(sync.model).__name__,
-        "data": sha256(settings.folder / "train-labels-idx1-ubyte"), "model": inspect.getsource(Net),
+        "data": sha256(settings.folder / "train-labels-idx1-ubyte"),
+        "model": inspect.getsource(Net),
     }  # fmt: skip

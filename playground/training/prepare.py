@@ -1,8 +1,8 @@
 """Get the training data onto this machine, whole: found, downloaded, or drawn.
 
-Meant to be called before any rank starts, and safe all the same if many processes call it at once: whoever comes
-first holds a lock, the others find the work done. Files appear under their names only when complete, and every file
-is checked against its checksum at each call.
+Meant to be called before any rank starts, and safe all the same if many processes call it at once:
+whoever comes first holds a lock, the others find the work done. Files appear under their names only
+when complete, and every file is checked against its checksum at each call.
 """
 
 from __future__ import annotations
@@ -87,22 +87,30 @@ MIRRORS = ("https://ossci-datasets.s3.amazonaws.com/mnist/", "http://yann.lecun.
 
 
 def default_data_dir() -> Path:
-    """Where data is kept unless the user says otherwise. Raises `NoData` for a user who has no home directory."""
+    """Where data is kept unless the user says otherwise. Raises `NoData` for a user who has no home
+    directory."""
     try:
         return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "playground"
     except RuntimeError:
-        raise NoData("there is no home directory to keep data in: choose a folder with --data-dir") from None
+        raise NoData(
+            "there is no home directory to keep data in: choose a folder with --data-dir"
+        ) from None
 
 
-def prepare(dataset: str, data_dir: Path, mirror: str | None = None, say: Say = lambda line: None) -> PreparedData:
-    """The data `dataset` ("mnist", "digits", or "auto": MNIST if it can be had, else digits), ready in `data_dir`.
+def prepare(
+    dataset: str, data_dir: Path, mirror: str | None = None, say: Say = lambda line: None
+) -> PreparedData:
+    """The data `dataset` ("mnist", "digits", or "auto": MNIST if it can be had, else digits), ready
+    in `data_dir`.
 
-    `mirror` replaces the usual servers: a folder, or an http://, https:// or file:// address that holds the four .gz
-    files. `say` is told what takes time. Raises `NoData`.
+    `mirror` replaces the usual servers: a folder, or an http://, https:// or file:// address that
+    holds the four .gz files. `say` is told what takes time. Raises `NoData`.
     """
     if dataset != "digits" and not find_damaged(raw_folder(data_dir, "mnist"), MNIST):
         return describe_data("mnist", raw_folder(data_dir, "mnist"), f"found in {data_dir}")
-    if dataset == "digits" and not find_damaged(raw := raw_folder(data_dir, "digits"), read_checksums(raw, MNIST)):
+    if dataset == "digits" and not find_damaged(
+        raw := raw_folder(data_dir, "digits"), read_checksums(raw, MNIST)
+    ):
         return describe_data("digits", raw, "as asked")
     with lock_directory(data_dir):
         if dataset == "digits":
@@ -133,11 +141,19 @@ def find_or_fetch_mnist(data_dir: Path, mirror: str | None, say: Say) -> Prepare
             with replace_files(raw, MNIST) as folder:
                 fetch(address, folder)
             return describe_data("mnist", raw, f"from {address}")
-        except (OSError, RuntimeError, EOFError, ValueError, zlib.error, http.client.HTTPException) as error:
+        except (
+            OSError,
+            RuntimeError,
+            EOFError,
+            ValueError,
+            zlib.error,
+            http.client.HTTPException,
+        ) as error:
             problems.append(f"{address}: {error}")
     raise NoData(
         f"MNIST is not in {data_dir} and could not be fetched ({'; '.join(problems)}): "
-        f"set {MIRROR} to a folder or address that holds {', '.join(name + '.gz' for name in MNIST)}",
+        f"set {MIRROR} to a folder or address that holds "
+        f"{', '.join(name + '.gz' for name in MNIST)}",
         why=f"MNIST could not be fetched: {problems[0]}",
     )
 
@@ -154,7 +170,9 @@ def fetch(address: str, folder: Path) -> None:
             shutil.copyfileobj(stream, file)
 
 
-def find_or_draw_digits(data_dir: Path, why: str, say: Say, train: int = 60_000, test: int = 10_000) -> PreparedData:
+def find_or_draw_digits(
+    data_dir: Path, why: str, say: Say, train: int = 60_000, test: int = 10_000
+) -> PreparedData:
     """The generated digits, found in `data_dir` or drawn into it (`train` + `test` of them)."""
     raw = raw_folder(data_dir, "digits")
     if find_damaged(raw, read_checksums(raw, MNIST)):
@@ -166,5 +184,7 @@ def find_or_draw_digits(data_dir: Path, why: str, say: Say, train: int = 60_000,
                 write_digits(folder, train, test)
                 write_checksums(folder, MNIST)
         except OSError as error:
-            raise NoData(f"digits cannot be written to {raw} ({error.strerror}): choose another --data-dir") from None
+            raise NoData(
+                f"digits cannot be written to {raw} ({error.strerror}): choose another --data-dir"
+            ) from None
     return describe_data("digits", raw, why)

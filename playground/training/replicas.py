@@ -16,10 +16,13 @@ SMALLEST = 5e-324
 
 
 def broadcast_parameters(model: nn.Module, src: int = 0) -> None:
-    """Every rank starts from the parameters and buffers of `src`. Raises `UsageError` on all ranks if a rank's model
-    has other shapes: it would deadlock, or train on garbage."""
+    """Every rank starts from the parameters and buffers of `src`. Raises `UsageError` on all ranks
+    if a rank's model has other shapes: it would deadlock, or train on garbage."""
     require_same_on_all_ranks(
-        {name: f"{tensor.dtype} {list(tensor.shape)}" for name, tensor in model.state_dict().items()}
+        {
+            name: f"{tensor.dtype} {list(tensor.shape)}"
+            for name, tensor in model.state_dict().items()
+        }
     )
     with torch.no_grad():
         for tensor in [*model.parameters(), *model.buffers()]:
@@ -30,13 +33,14 @@ def broadcast_parameters(model: nn.Module, src: int = 0) -> None:
 
 @torch.no_grad()
 def find_largest_difference(model: nn.Module, *, with_buffers: bool = True) -> tuple[float, str]:
-    """The largest difference of any parameter or buffer between a rank and rank 0 (NaN if only one of the two is NaN),
-    and the name of the one it is found in; "" if there is none.
+    """The largest difference of any parameter or buffer between a rank and rank 0 (NaN if only one
+    of the two is NaN), and the name of the one it is found in; "" if there is none.
 
-    Without buffers where each rank keeps its own: the statistics of BatchNorm, if nothing synchronises them.
+    Without buffers where each rank keeps its own: the statistics of BatchNorm, if nothing
+    synchronises them.
 
-    Replicas that took the same steps are bit-identical, and it is exactly 0.0 (also where training diverged: the same
-    NaN on all ranks is no difference), and only then.
+    Replicas that took the same steps are bit-identical, and it is exactly 0.0 (also where training
+    diverged: the same NaN on all ranks is no difference), and only then.
     """
     tensors = dict(chain(model.named_parameters(), model.named_buffers() if with_buffers else ()))
     names = [name for name, tensor in tensors.items() if tensor.numel()]
@@ -54,7 +58,8 @@ def difference_to_rank_0(mine: torch.Tensor) -> torch.Tensor:
     if not (mine.is_floating_point() or mine.is_complex()):
         mine, root = mine.long(), root.long()
     largest = (mine - root).abs().masked_fill(same_bits, 0).max().double()
-    return largest if same_bits.all() else largest.clamp(min=SMALLEST)  # 0.0 and -0.0 are not the same bits
+    # 0.0 and -0.0 are not the same bits
+    return largest if same_bits.all() else largest.clamp(min=SMALLEST)
 
 
 def flat(tensors: Iterable[torch.Tensor]) -> torch.Tensor:

@@ -9,7 +9,8 @@ from playground.algorithms import ALGORITHMS
 from playground.runtime.errors import PlaygroundError
 
 ROUNDING = 1e-4
-"""How far replicas may drift apart where each adds in an order of its own (three of them, ten epochs: 1.2e-7)."""
+"""How far replicas may drift apart where each adds in an order of its own (three of them, ten
+epochs: 1.2e-7)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,14 +49,17 @@ class TrainingResult:
 
 
 def replicas_verdict(difference: float, all_reduce: str | None = None, name: str = "") -> str:
-    """Describe the largest difference between replicas, which is in the parameter or buffer of this `name`.
-    Raises `PlaygroundError` if it must not be there."""
+    """Describe the largest difference between replicas, which is in the parameter or buffer of this
+    `name`. Raises `PlaygroundError` if it must not be there."""
     if difference == 0:
         return "all replicas are bit-identical (largest difference 0.0)"
     if all_reduce in ALGORITHMS and not ALGORITHMS[all_reduce].same_bits and difference < ROUNDING:
         return (
             f"the replicas differ by up to {difference:.1e}: "
-            f"round this ring each rank adds in an order of its own, and rounding depends on the order"
+            "round this ring each rank adds in an order of its own, and rounding depends on the "
+            "order"
         )
     where = f", in {name}" if name else ""
-    raise PlaygroundError(f"the replicas differ by up to {difference:.2g}{where}: they must not at all")
+    raise PlaygroundError(
+        f"the replicas differ by up to {difference:.2g}{where}: they must not at all"
+    )

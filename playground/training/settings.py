@@ -1,4 +1,5 @@
-"""The settings of a training run: one object from the command line to the ranks. Does not import torch."""
+"""The settings of a training run: one object from the command line to the ranks. Does not import
+torch."""
 
 from __future__ import annotations
 
@@ -41,7 +42,9 @@ class TrainingSettings:
     lr: float = flag(0.01, "Learning rate.", least=0)
     momentum: float = flag(0.5, "Momentum of SGD.", least=0)
     seed: int = 1234
-    accumulate: int = flag(1, "Accumulate the gradients of K batches for each step.", least=1, metavar="K")
+    accumulate: int = flag(
+        1, "Accumulate the gradients of K batches for each step.", least=1, metavar="K"
+    )
     loader: str = flag(
         LOADERS[0],
         "Load whole batches at once or, as tutorials do, sample by sample.",
@@ -50,7 +53,8 @@ class TrainingSettings:
     )
     loader_workers: int = flag(
         0,
-        "DataLoader's num_workers: processes of each rank that load its batches ahead; with 0 it loads them itself.",
+        "DataLoader's num_workers: processes of each rank that load its batches ahead; with 0 it "
+        "loads them itself.",
         least=0,
         most=MAX_LOADER_WORKERS,
         group="loader",
@@ -58,7 +62,8 @@ class TrainingSettings:
     )
     sync: str = flag(
         "per-parameter",
-        f"How gradients are averaged: {', '.join(GRAD_SYNCS)}. With parameters each rank takes its own steps, and "
+        f"How gradients are averaged: {', '.join(GRAD_SYNCS)}. With parameters each rank takes its "
+        "own steps, and "
         "parameters are averaged: local SGD.",
         choices=GRAD_SYNCS,
         group="sync",
@@ -74,14 +79,16 @@ class TrainingSettings:
     )
     all_reduce: str = flag(
         ALL_REDUCES[0],
-        f"All-reduce that adds the gradients, the backend's or one of ours: {', '.join(ALL_REDUCES)}.",
+        "All-reduce that adds the gradients, the backend's or one of ours: "
+        f"{', '.join(ALL_REDUCES)}.",
         choices=ALL_REDUCES,
         group="sync",
         metavar="NAME",
     )
     link: float = flag(
         0.0,
-        "Simulate a link of GBIT 10^9 bits per second for each rank: no message is faster. 0: none.",
+        "Simulate a link of GBIT 10^9 bits per second for each rank: no message is faster. 0: "
+        "none.",
         least=0,
         group="sync",
         metavar="GBIT",
@@ -105,16 +112,27 @@ class TrainingSettings:
 
         spec = GRAD_SYNCS[self.sync]
         if self.snapshots and spec.takes_step:
-            raise UsageError(f"--sync {self.sync} takes no snapshots: it has the optimizer's state; use another --sync")
+            raise UsageError(
+                f"--sync {self.sync} takes no snapshots: it has the optimizer's state; use another "
+                "--sync"
+            )
         for name in ("all_reduce", "link"):
-            if getattr(self, name) != getattr(TrainingSettings, name) and "all_reduce" not in spec.needs:
+            if (
+                getattr(self, name) != getattr(TrainingSettings, name)
+                and "all_reduce" not in spec.needs
+            ):
                 option = f"--{name.replace('_', '-')} {getattr(self, name)}"
-                raise UsageError(f"{option}: --sync {self.sync} has no all-reduce, leave one of them out")
+                raise UsageError(
+                    f"{option}: --sync {self.sync} has no all-reduce, leave one of them out"
+                )
 
     @property
     def is_tutorial(self) -> bool:
-        """Whether the tutorial's loop will do: `average_gradients` after each backward, on the backend's all_reduce."""
-        return all(getattr(self, name) == getattr(TrainingSettings, name) for name in BEYOND_TUTORIAL)
+        """Whether the tutorial's loop will do: `average_gradients` after each backward, on the
+        backend's all_reduce."""
+        return all(
+            getattr(self, name) == getattr(TrainingSettings, name) for name in BEYOND_TUTORIAL
+        )
 
     @property
     def over_links(self) -> str:
@@ -122,7 +140,8 @@ class TrainingSettings:
         return f", over simulated links of {self.link:g} Gbit/s" if self.link else ""
 
     def check_batch(self, size: int) -> None:
-        """Raise `UsageError` if a global batch is too small for each of `size` ranks to get a sample."""
+        """Raise `UsageError` if a global batch is too small for each of `size` ranks to get a
+        sample."""
         if self.batch_size < size:
             asked = f"--batch-size {self.batch_size} for {size} ranks"
             raise UsageError(f"{asked}: it is for all together, so at least one each")
@@ -130,18 +149,26 @@ class TrainingSettings:
     def check_samples(self, samples: int) -> None:
         """Raise `UsageError` if `samples` to train on are less than one whole batch."""
         if self.batch_size > samples:
-            raise UsageError(f"--batch-size {self.batch_size}: there are {samples} samples to train on, choose no more")
+            raise UsageError(
+                f"--batch-size {self.batch_size}: there are {samples} samples to train on, choose "
+                "no more"
+            )
 
     def check_accumulation(self, samples: int) -> None:
-        """Raise `UsageError` if of `samples` some batches would be left over, whose gradients no step takes."""
+        """Raise `UsageError` if of `samples` some batches would be left over, whose gradients no
+        step takes."""
         batches = math.ceil(samples / self.batch_size)
         if batches % self.accumulate:
-            divisors = ", ".join(str(divisor) for divisor in range(1, batches + 1) if batches % divisor == 0)
+            divisors = ", ".join(
+                str(divisor) for divisor in range(1, batches + 1) if batches % divisor == 0
+            )
             raise UsageError(
-                f"--accumulate {self.accumulate} does not divide the {batches} batches of an epoch: choose one of "
+                f"--accumulate {self.accumulate} does not divide the {batches} batches of an "
+                "epoch: choose one of "
                 f"{divisors}, or another --batch-size or --limit"
             )
 
     def on_all_ranks(self) -> dict[str, object]:
-        """The settings that must be the same on every rank: all but the folder, which is each host's own."""
+        """The settings that must be the same on every rank: all but the folder, which is each
+        host's own."""
         return {name: value for name, value in asdict(self).items() if name != "folder"}

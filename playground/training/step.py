@@ -8,7 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import torch
-import torch._dynamo  # the optimizer imports it at its first step: here the fork server does, once for all ranks
+
+# the optimizer imports it at its first step: here the fork server does, once for all ranks
+import torch._dynamo
 import torch.nn.functional as F
 
 from playground.training.sync import GradSync
@@ -29,8 +31,8 @@ def training_step(
 ) -> torch.Tensor:
     """One step of the optimizer, for the sum of the losses. Returns that sum, without its graph.
 
-    Of several losses, as in gradient accumulation, only the last one's backward synchronises. `last` says that what
-    follows is no step.
+    Of several losses, as in gradient accumulation, only the last one's backward synchronises.
+    `last` says that what follows is no step.
     """
     total = backward(optimizer, losses, sync, moment=moment)
     optimizer.step()
@@ -40,7 +42,11 @@ def training_step(
 
 
 def backward(
-    optimizer: torch.optim.Optimizer, losses: Losses, sync: GradSync, *, moment: Moment = lambda name: None
+    optimizer: torch.optim.Optimizer,
+    losses: Losses,
+    sync: GradSync,
+    *,
+    moment: Moment = lambda name: None,
 ) -> torch.Tensor:
     """All of a training step but the optimizer's part: leaves the synchronised gradients."""
     optimizer.zero_grad()
@@ -58,9 +64,13 @@ def backward(
     return loss.detach() if total is None else total + loss.detach()
 
 
-def mean_loss_part(output: torch.Tensor, labels: torch.Tensor, samples_per_rank: float) -> torch.Tensor:
-    """This rank's part of the mean loss over a global batch: averaged over the ranks, it is the mean over all samples.
+def mean_loss_part(
+    output: torch.Tensor, labels: torch.Tensor, samples_per_rank: float
+) -> torch.Tensor:
+    """This rank's part of the mean loss over a global batch: averaged over the ranks, it is the
+    mean over all samples.
 
-    `samples_per_rank` is the size of the global batch divided by the number of ranks, whatever this rank's part of it.
+    `samples_per_rank` is the size of the global batch divided by the number of ranks, whatever this
+    rank's part of it.
     """
     return F.nll_loss(output, labels, reduction="sum") / samples_per_rank

@@ -1,10 +1,12 @@
-"""Gradient synchronisation: what keeps replicas equal in a training step, from the tutorial's loop to overlapping.
+"""Gradient synchronisation: what keeps replicas equal in a training step, from the tutorial's loop
+to overlapping.
 
     sync = new_grad_sync("flat", model)         before the first backward
     sync.after_backward()                       after each: leaves the mean over all ranks in every `param.grad`
 
-Functions that are called after backward stand on the ladder's board. What takes part at several moments of a step is a
-class, a `GradSync`. All ranks must call the same: every all_reduce in here waits for all of them.
+Functions that are called after backward stand on the ladder's board. What takes part at several
+moments of a step is a class, a `GradSync`. All ranks must call the same: every all_reduce in here
+waits for all of them.
 """
 
 from __future__ import annotations
@@ -19,28 +21,39 @@ import torch.distributed as dist
 from torch import nn
 
 from playground.algorithms import load_all_reduce
-from playground.lessons.ladder.lesson import Bucket, Overlapped, average_together, buckets, gradients
+from playground.lessons.ladder.lesson import (
+    Bucket,
+    Overlapped,
+    average_together,
+    buckets,
+    gradients,
+)
 from playground.training.grad_syncs import GRAD_SYNCS
 from playground.training.link import Link
 from playground.training.settings import BUCKET_CAP, TrainingSettings
 
 AllReduce = Callable[..., object]
-"""Called as `all_reduce(tensor, op=…)`, in place; with `async_op=True` it returns at once something to `wait()` for."""
+"""Called as `all_reduce(tensor, op=…)`, in place; with `async_op=True` it returns at once something
+to `wait()` for."""
 SECOND = "a second backward before the first one's gradients were averaged: put it under no_sync"
 
 
 class GradSync:
-    """Calls `average(model)` once backward is done; by default does nothing by itself: the model sees to it, as
-    DistributedDataParallel does, or each rank trains alone."""
+    """Calls `average(model)` once backward is done; by default does nothing by itself: the model
+    sees to it, as DistributedDataParallel does, or each rank trains alone."""
 
     keeps_replicas_equal = True
     """Whether they are equal after every step, and not only now and then."""
 
-    def __init__(self, model: nn.Module, average: Callable[[nn.Module], object] = lambda model: None) -> None:
-        self.model, self.average = model, average
+    def __init__(
+        self, model: nn.Module, average: Callable[[nn.Module], object] = lambda model: None
+    ) -> None:
+        self.model = model
+        self.average = average
 
     def no_sync(self) -> contextlib.AbstractContextManager[Any]:
-        """Around a forward and backward whose gradients are only to be added to those of the next: nothing is sent."""
+        """Around a forward and backward whose gradients are only to be added to those of the next:
+        nothing is sent."""
         return getattr(self.model, "no_sync", contextlib.nullcontext)()
 
     def after_backward(self) -> None:
@@ -70,17 +83,19 @@ class GradSync:
         return self.model.parameters()
 
     def zero_grad(self) -> None:
-        """Forget the gradients that are kept here, whatever became of the last backward: it may have failed, or its
-        step may have been skipped."""
+        """Forget the gradients that are kept here, whatever became of the last backward: it may
+        have failed, or its step may have been skipped."""
 
 
 class SyncInBackward(GradSync):
-    """One whose backward sends messages. It sets `has_begun` with the first, and sends none unless `is_syncing`."""
+    """One whose backward sends messages. It sets `has_begun` with the first, and sends none unless
+    `is_syncing`."""
 
     is_syncing, has_begun = True, False
 
     def zero_grad(self) -> None:
-        """What a backward that raised has begun is completed: the other ranks' may have come further."""
+        """What a backward that raised has begun is completed: the other ranks' may have come
+        further."""
         if self.has_begun:
             self.after_backward()
         super().zero_grad()
@@ -95,8 +110,9 @@ class SyncInBackward(GradSync):
 
 
 class OverlappedSync(Overlapped, SyncInBackward):
-    """The board's overlapped averaging, which may pause, and begins afresh after a backward that raised: then, on
-    whichever ranks it was, all call `zero_grad`. The gradients of parameters that are `excluded` stay as they are."""
+    """The board's overlapped averaging, which may pause, and begins afresh after a backward that
+    raised: then, on whichever ranks it was, all call `zero_grad`. The gradients of parameters that
+    are `excluded` stay as they are."""
 
     def __init__(
         self,
@@ -123,17 +139,22 @@ class OverlappedSync(Overlapped, SyncInBackward):
 
 
 class LocalSGD(GradSync):
-    """Local SGD: each rank steps by its own gradients; after every `sync_every` steps, and after the last, parameters
-    are averaged.
+    """Local SGD: each rank steps by its own gradients; after every `sync_every` steps, and after
+    the last, parameters are averaged.
 
-    For SGD, with momentum or without, averaging after every step is the same as averaging gradients: the step is
-    linear in them. With `sync_every` > 1 it is not: the ranks compute gradients at places of their own. A gradient that
-    is None is zero here, too: the optimizer would leave out the parameter, momentum and all.
+    For SGD, with momentum or without, averaging after every step is the same as averaging
+    gradients: the step is linear in them. With `sync_every` > 1 it is not: the ranks compute
+    gradients at places of their own. A gradient that is None is zero here, too: the optimizer would
+    leave out the parameter, momentum and all.
     """
 
-    def __init__(self, model: nn.Module, all_reduce: AllReduce = dist.all_reduce, sync_every: int = 1) -> None:
+    def __init__(
+        self, model: nn.Module, all_reduce: AllReduce = dist.all_reduce, sync_every: int = 1
+    ) -> None:
         super().__init__(model)
-        self.all_reduce, self.sync_every, self.steps = all_reduce, sync_every, 0
+        self.all_reduce = all_reduce
+        self.sync_every = sync_every
+        self.steps = 0
         self.keeps_replicas_equal = sync_every == 1
 
     def go_on_from(self, step: int) -> None:
@@ -150,28 +171,35 @@ class LocalSGD(GradSync):
                     average_together(params, self.all_reduce)
 
 
-def all_reduce_hook(all_reduce: AllReduce, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
-    """A communication hook, by which DistributedDataParallel averages its buckets with an all-reduce of ours:
+def all_reduce_hook(
+    all_reduce: AllReduce, bucket: dist.GradBucket
+) -> torch.futures.Future[torch.Tensor]:
+    """A communication hook, by which DistributedDataParallel averages its buckets with an
+    all-reduce of ours:
 
         model.register_comm_hook(load_all_reduce("shared-memory"), all_reduce_hook)
 
     Backward goes on when the bucket is averaged.
     Source: https://docs.pytorch.org/docs/stable/ddp_comm_hooks.html
     """
-    message, averaged = bucket.buffer().div_(dist.get_world_size()), torch.futures.Future[torch.Tensor]()
+    message = bucket.buffer().div_(dist.get_world_size())
+    averaged = torch.futures.Future[torch.Tensor]()
     all_reduce(message, op=dist.ReduceOp.SUM)
     averaged.set_result(message)
     return averaged
 
 
 # torch compares them with its classes, not with their names
-all_reduce_hook.__annotations__ |= {"bucket": dist.GradBucket, "return": torch.futures.Future[torch.Tensor]}
+all_reduce_hook.__annotations__ |= {
+    "bucket": dist.GradBucket,
+    "return": torch.futures.Future[torch.Tensor],
+}
 
 
 def new_grad_sync(name: str, model: nn.Module, **values: Any) -> GradSync:
-    """The gradient synchronisation of that name for `model`, made once, before its first backward: with those of the
-    `values`, by name, that it needs, and its own defaults for the others. Raises `TypeError` for a value that none of
-    them needs."""
+    """The gradient synchronisation of that name for `model`, made once, before its first backward:
+    with those of the `values`, by name, that it needs, and its own defaults for the others. Raises
+    `TypeError` for a value that none of them needs."""
     if unknown := values.keys() - {need for spec in GRAD_SYNCS.values() for need in spec.needs}:
         raise TypeError(f"no gradient synchronisation takes {', '.join(sorted(unknown))}")
     spec = GRAD_SYNCS[name]

@@ -1,4 +1,5 @@
-"""Our collectives: equal to the backend's for every tensor and in any group, at once or in the background."""
+"""Our collectives: equal to the backend's for every tensor and in any group, at once or in the
+background."""
 
 from __future__ import annotations
 
@@ -48,9 +49,12 @@ def compare_all_reduce(rank: int, size: int, cases: list[Case]) -> list[tuple[bo
     return outcomes
 
 
-@pytest.mark.parametrize("size", [2, 4, *(pytest.param(size, marks=pytest.mark.stress) for size in (1, 3, 5, 6, 7, 8))])
+@pytest.mark.parametrize(
+    "size", [2, 4, *(pytest.param(size, marks=pytest.mark.stress) for size in (1, 3, 5, 6, 7, 8))]
+)
 def test_every_algorithm_is_all_reduce(size: int, world: Worlds) -> None:
-    """Exact for integers, within rounding for floating point, and the same bits on every rank (but for one)."""
+    """Exact for integers, within rounding for floating point, and the same bits on every rank (but
+    for one)."""
 
     @few
     @given(cases)
@@ -65,7 +69,8 @@ def test_every_algorithm_is_all_reduce(size: int, world: Worlds) -> None:
 
 
 def compare_phases(rank: int, size: int, cases: list[Case]) -> list[tuple[bool, bool]]:
-    """Whether reduce-scatter and all-gather leave what the backend's leave, and nothing else changes."""
+    """Whether reduce-scatter and all-gather leave what the backend's leave, and nothing else
+    changes."""
     outcomes = []
     for _, shape, layout, (dtype, op), seed in cases:
         given = data_for(rank, [size, *shape], layout, dtype, seed)
@@ -79,21 +84,30 @@ def compare_phases(rank: int, size: int, cases: list[Case]) -> list[tuple[bool, 
         if whole.numel() != size * mine.numel():
             whole = torch.empty([size, *mine.shape], dtype=mine.dtype)
         strides, theirs = whole.stride(), whole.new_empty(whole.numel())
-        dist.all_gather_into_tensor(theirs, mine.clone(memory_format=torch.contiguous_format).view(-1))
+        dist.all_gather_into_tensor(
+            theirs, mine.clone(memory_format=torch.contiguous_format).view(-1)
+        )
         load_algorithm("all_gather", "ring")(whole, mine)
-        outcomes.append((scattered, bits_of(whole) == bits_of(theirs) and whole.stride() == strides))
+        outcomes.append(
+            (scattered, bits_of(whole) == bits_of(theirs) and whole.stride() == strides)
+        )
     return outcomes
 
 
-@pytest.mark.parametrize("size", [3, *(pytest.param(size, marks=pytest.mark.stress) for size in (1, 2, 4, 5))])
+@pytest.mark.parametrize(
+    "size", [3, *(pytest.param(size, marks=pytest.mark.stress) for size in (1, 2, 4, 5))]
+)
 def test_each_phase_of_the_ring_is_a_collective(size: int, world: Worlds) -> None:
-    """Reduce-scatter is `dist.reduce_scatter_tensor`, all-gather is `dist.all_gather_into_tensor`."""
+    """Reduce-scatter is `dist.reduce_scatter_tensor`, all-gather is
+    `dist.all_gather_into_tensor`."""
 
     @few
     @given(cases)
     def compare(drawn: list[Case]) -> None:
         for outcomes in world(size).run(compare_phases, drawn):
-            wrong = [case for case, right in zip(drawn, outcomes, strict=True) if right != (True, True)]
+            wrong = [
+                case for case, right in zip(drawn, outcomes, strict=True) if right != (True, True)
+            ]
             assert not wrong, (size, wrong)
 
     compare()
@@ -114,7 +128,9 @@ def test_any_subgroup(members: list[int], world: Worlds) -> None:
         assert after == dict.fromkeys(NAMES, total if rank in members else rank + 1.0)
 
 
-def phases_in_group(rank: int, size: int, members: list[int], async_op: bool) -> dict[str, list[float]]:
+def phases_in_group(
+    rank: int, size: int, members: list[int], async_op: bool
+) -> dict[str, list[float]]:
     """What the phases leave in a group of these ranks; -1 where nothing was written."""
     group = dist.new_group(members)
     share, whole = torch.full((2,), -1.0), torch.full((2 * len(members),), -1.0)
@@ -123,13 +139,20 @@ def phases_in_group(rank: int, size: int, members: list[int], async_op: bool) ->
         load_algorithm("reduce_scatter", "ring")(share, given, group=group, async_op=async_op),
         load_algorithm("all_gather", "ring")(whole, given[:2], group=group, async_op=async_op),
     ]
-    assert all(work.wait() and work.is_completed() for work in works) if async_op else works == [None] * 2
+    assert (
+        all(work.wait() and work.is_completed() for work in works)
+        if async_op
+        else works == [None] * 2
+    )
     return {"share": share.tolist(), "whole": whole.tolist()}
 
 
-@pytest.mark.parametrize(("members", "async_op"), [([0], False), ([3, 1, 0], False), ([1, 3], True)])
+@pytest.mark.parametrize(
+    ("members", "async_op"), [([0], False), ([3, 1, 0], False), ([1, 3], True)]
+)
 def test_phases_in_any_subgroup(members: list[int], async_op: bool, world: Worlds) -> None:
-    """Shares go by a rank's number in the group. A rank outside does nothing, and its tensors stay as they were."""
+    """Shares go by a rank's number in the group. A rank outside does nothing, and its tensors stay
+    as they were."""
     outcomes = world(4).run(phases_in_group, members, async_op)
     members = sorted(members)  # as dist.new_group has them
     total = [len(members) * position + sum(members) for position in range(2 * len(members))]
@@ -143,11 +166,14 @@ def test_phases_in_any_subgroup(members: list[int], async_op: bool, world: World
 
 
 def our_all_reduce_as_on_nccl(rank: int, size: int, numel: int) -> dict[str, list[bool]]:
-    """Messages in batches, and no second thread: for each algorithm, whether it was right, synchronous and not."""
+    """Messages in batches, and no second thread: for each algorithm, whether it was right,
+    synchronous and not."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(messages, "IN_BATCHES", {"cpu"})
         patch.setattr(BACKENDS["gloo"], "allows_threads", False)
-        return {name: all_reduce_twice(load_all_reduce(name), rank, size, numel) for name in ALGORITHMS}
+        return {
+            name: all_reduce_twice(load_all_reduce(name), rank, size, numel) for name in ALGORITHMS
+        }
 
 
 def all_reduce_twice(all_reduce: Any, rank: int, size: int, numel: int) -> list[bool]:
@@ -161,8 +187,12 @@ def all_reduce_twice(all_reduce: Any, rank: int, size: int, numel: int) -> list[
     return [torch.equal(ours, expected), torch.equal(beside, expected), done]
 
 
-@pytest.mark.parametrize("size", [3, *(pytest.param(size, marks=pytest.mark.stress) for size in (2, 4))])
-def test_our_all_reduce_where_messages_go_in_batches_and_no_second_thread_may(size: int, world: Worlds) -> None:
+@pytest.mark.parametrize(
+    "size", [3, *(pytest.param(size, marks=pytest.mark.stress) for size in (2, 4))]
+)
+def test_our_all_reduce_where_messages_go_in_batches_and_no_second_thread_may(
+    size: int, world: Worlds
+) -> None:
     for right in world(size).run(our_all_reduce_as_on_nccl, 300_007):
         assert right == {name: [True] * 3 for name in ALGORITHMS}
 
@@ -207,9 +237,13 @@ def test_what_is_not_defined_is_refused(dtype: str, op: str, message: str) -> No
 def test_tensors_that_do_not_fit_are_refused() -> None:
     with pytest.raises(ValueError, match="3 elements are not 2 shares of 2"):
         check_shares(torch.zeros(3), torch.zeros(2), 2)
-    with pytest.raises(ValueError, match="float32 and int64: input and output must have the same type"):
+    with pytest.raises(
+        ValueError, match="float32 and int64: input and output must have the same type"
+    ):
         check_shares(torch.zeros(()), torch.zeros((), dtype=torch.int64), 1)
 
 
-def test_the_table_and_the_costs_do_without_torch(torch_is_imported: Callable[..., list[str]]) -> None:
+def test_the_table_and_the_costs_do_without_torch(
+    torch_is_imported: Callable[..., list[str]],
+) -> None:
     assert not torch_is_imported("playground.algorithms", "playground.algorithms.cost_model")

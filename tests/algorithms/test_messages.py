@@ -1,4 +1,5 @@
-"""What our algorithms send and receive: how many messages and bytes, into which memory, and beside whose."""
+"""What our algorithms send and receive: how many messages and bytes, into which memory, and beside
+whose."""
 
 from __future__ import annotations
 
@@ -23,10 +24,19 @@ NAMES = sorted(ALGORITHMS)
 
 
 def docstring_costs(collective: str, name: str) -> list[tuple[str, str, str]]:
-    """(for which ranks, messages, bytes), as an algorithm's docstring has them: Python in N, S, P, E, K and rank."""
-    code = load_algorithm(collective, name) if collective == "all_reduce" else getattr(all_reduce, collective)
+    """(for which ranks, messages, bytes), as an algorithm's docstring has them: Python in N, S, P,
+    E, K and rank."""
+    code = (
+        load_algorithm(collective, name)
+        if collective == "all_reduce"
+        else getattr(all_reduce, collective)
+    )
     text = code.__doc__ or ""
-    rows = [line.strip().strip("|").split("|") for line in text.splitlines() if line.strip().startswith("|")]
+    rows = [
+        line.strip().strip("|").split("|")
+        for line in text.splitlines()
+        if line.strip().startswith("|")
+    ]
     return [(row[0].strip(), row[1].strip(), row[2].strip()) for row in rows[2:]]
 
 
@@ -46,12 +56,16 @@ def count_messages(rank: int, size: int, numel: int, names: list[str]) -> dict[s
     """What this rank sends, by all-reduce, and in the two phases of the ring."""
     whole, share = torch.zeros(numel), torch.zeros(numel // size)
     counts = {name: messages_of(lambda name=name: load_all_reduce(name)(whole)) for name in names}  # type: ignore[misc]
-    counts["reduce_scatter"] = messages_of(lambda: load_algorithm("reduce_scatter", "ring")(share, whole))
+    counts["reduce_scatter"] = messages_of(
+        lambda: load_algorithm("reduce_scatter", "ring")(share, whole)
+    )
     counts["all_gather"] = messages_of(lambda: load_algorithm("all_gather", "ring")(whole, share))
     return counts
 
 
-@pytest.mark.parametrize("size", [2, 5, *(pytest.param(size, marks=pytest.mark.stress) for size in (3, 4, 8))])
+@pytest.mark.parametrize(
+    "size", [2, 5, *(pytest.param(size, marks=pytest.mark.stress) for size in (3, 4, 8))]
+)
 def test_messages_and_bytes_are_what_docstrings_say(size: int, world: Worlds) -> None:
     numel = 840 * 8  # divisible by every size, and by every power of two among them
     names = [name for name in NAMES if ALGORITHMS[name].has_messages]
@@ -60,20 +74,33 @@ def test_messages_and_bytes_are_what_docstrings_say(size: int, world: Worlds) ->
     }
     power = 1 << (size.bit_length() - 1)
     for rank, counts in enumerate(world(size).run(count_messages, numel, names)):
-        known: dict[str, Any] = {"N": size, "S": numel * 4, "P": power, "E": size - power, "K": 1, "rank": rank}
+        known: dict[str, Any] = {
+            "N": size,
+            "S": numel * 4,
+            "P": power,
+            "E": size - power,
+            "K": 1,
+            "rank": rank,
+        }
         known |= {"H": 1, "L": size}
         for name, (collective, algorithm) in counted.items():
-            row = next(row for row in docstring_costs(collective, algorithm) if eval(row[0], dict(known)))
+            row = next(
+                row for row in docstring_costs(collective, algorithm) if eval(row[0], dict(known))
+            )
             messages = eval(row[1], {**known, "log2": math.log2})
             nbytes = eval(row[2], {**known, "log2": math.log2, "messages": messages})
-            assert (counts[name]["messages"], counts[name]["bytes"]) == (messages, pytest.approx(nbytes)), name
+            assert (counts[name]["messages"], counts[name]["bytes"]) == (
+                messages,
+                pytest.approx(nbytes),
+            ), name
 
 
 class Waited:
     """A message under way, which is no longer one of `still` when it has been waited for."""
 
     def __init__(self, work: Any, still: list[Any]) -> None:
-        self.work, self.still = work, still
+        self.work = work
+        self.still = still
         still.append(self)
 
     def wait(self) -> None:
@@ -90,7 +117,9 @@ class Started(Watcher):
 
     def start(self, group: Group, send: Sequence[Addressed], receive: Sequence[Addressed]) -> Works:
         works = self.inner.start(group, send, receive)
-        return Works(*([Waited(work, self.still) for work in each] for each in (works.sends, works.receives)))
+        return Works(
+            *([Waited(work, self.still) for work in each] for each in (works.sends, works.receives))
+        )
 
 
 def count_what_is_under_way(rank: int, size: int, numel: int) -> dict[str, int]:
@@ -113,7 +142,8 @@ def test_all_messages_are_waited_for(world: Worlds) -> None:
 
 
 def memory_beside(rank: int, size: int, name: str, numel: int) -> int:
-    """Bytes of memory, other than the tensor's, into which the algorithm receives or from which it sends."""
+    """Bytes of memory, other than the tensor's, into which the algorithm receives or from which it
+    sends."""
     tensor, beside = torch.zeros(numel), {}
 
     def note(send: Sequence[Addressed], receive: Sequence[Addressed]) -> None:
@@ -155,7 +185,8 @@ def test_a_rank_that_fails_inside_an_algorithm_is_named() -> None:
 
 
 def receive_across_all_reduce(rank: int, size: int, names: list[str]) -> list[str]:
-    """A receive of the user's own is under way, between the same two ranks, while our messages pass."""
+    """A receive of the user's own is under way, between the same two ranks, while our messages
+    pass."""
     received = []
     for name in names:
         letter = torch.zeros(3)

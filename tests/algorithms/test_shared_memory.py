@@ -1,4 +1,5 @@
-"""Memory that ranks of one host share: what is added there, and what happens to those who wait there."""
+"""Memory that ranks of one host share: what is added there, and what happens to those who wait
+there."""
 
 from __future__ import annotations
 
@@ -41,7 +42,8 @@ cases = st.lists(st.tuples(collectives, *any_tensor), min_size=60, max_size=60)
 
 
 def compare_collectives(rank: int, size: int, cases: list[Any]) -> list[tuple[bool, bytes]]:
-    """Each case by the backend: whether it is what follows from all ranks' tensors, and its bits."""
+    """Each case by the backend: whether it is what follows from all ranks' tensors, and its
+    bits."""
     outcomes = []
     for number, (collective, shape, layout, (dtype, name), seed) in enumerate(cases):
         shape = [size * 2, *shape]
@@ -54,12 +56,16 @@ def compare_collectives(rank: int, size: int, cases: list[Any]) -> list[tuple[bo
         elif collective == "broadcast":
             work, expected = dist.broadcast(mine, root, async_op=asynchronous), given[root]
         elif collective == "reduce_scatter":
-            shares = torch.stack([part.contiguous() for part in total.reshape(-1).tensor_split(size)])
+            shares = torch.stack(
+                [part.contiguous() for part in total.reshape(-1).tensor_split(size)]
+            )
             mine, whole = torch.empty_like(shares[rank]), given[rank].contiguous()
-            work, expected = dist.reduce_scatter_tensor(mine, whole.view(-1), op, async_op=asynchronous), shares[rank]
+            work = dist.reduce_scatter_tensor(mine, whole.view(-1), op, async_op=asynchronous)
+            expected = shares[rank]
         else:
             share = given[rank].contiguous().view(-1)
-            mine, expected = share.new_empty(size * share.numel()), torch.cat([each.reshape(-1) for each in given])
+            mine = share.new_empty(size * share.numel())
+            expected = torch.cat([each.reshape(-1) for each in given])
             work = dist.all_gather_into_tensor(mine, share, async_op=asynchronous)
         if work is not None:
             work.wait()
@@ -70,7 +76,8 @@ def compare_collectives(rank: int, size: int, cases: list[Any]) -> list[tuple[bo
 def fold(tensors: list[torch.Tensor], name: str) -> torch.Tensor:
     """What the operation makes of them, in order."""
     by_name: dict[str, Any] = {
-        "SUM": torch.add, "AVG": torch.add, "PRODUCT": torch.mul, "MIN": torch.minimum, "MAX": torch.maximum,
+        "SUM": torch.add, "AVG": torch.add, "PRODUCT": torch.mul, "MIN": torch.minimum,
+        "MAX": torch.maximum,
         "BAND": torch.bitwise_and, "BOR": torch.bitwise_or, "BXOR": torch.bitwise_xor,
     }  # fmt: skip
     total = tensors[0]
@@ -80,7 +87,9 @@ def fold(tensors: list[torch.Tensor], name: str) -> torch.Tensor:
 
 
 @needs_shm
-@pytest.mark.parametrize("size", [3, *(pytest.param(size, marks=pytest.mark.stress) for size in (1, 2, 4, 5))])
+@pytest.mark.parametrize(
+    "size", [3, *(pytest.param(size, marks=pytest.mark.stress) for size in (1, 2, 4, 5))]
+)
 def test_the_backend_is_right_for_every_tensor(size: int, world: Worlds) -> None:
     @few
     @given(cases)
@@ -99,16 +108,22 @@ def large(rank: int, size: int, numel: int) -> dict[str, bool]:
     """Each collective with tensors of several slots; some asynchronous ones under way at once."""
     given = [torch.arange(numel) % 1000 + each for each in range(size)]
     total = torch.stack(given).sum(0)
-    first, second, small, root = given[rank].clone(), given[rank].clone(), torch.tensor([rank]), given[rank].clone()
+    first = given[rank].clone()
+    second = given[rank].clone()
+    small = torch.tensor([rank])
+    root = given[rank].clone()
     works = [dist.all_reduce(each, async_op=True) for each in (first, small, second)]
     for work in works:
         work.wait()
     dist.broadcast(root, size - 1)
-    share, whole = torch.empty(numel // size, dtype=torch.int64), torch.empty(numel, dtype=torch.int64)
+    share = torch.empty(numel // size, dtype=torch.int64)
+    whole = torch.empty(numel, dtype=torch.int64)
     dist.reduce_scatter_tensor(share, given[rank][: share.numel() * size])
     dist.all_gather_into_tensor(whole[: share.numel() * size], share)
     return {
-        "in order": torch.equal(first, total) and torch.equal(second, total) and small.item() == sum(range(size)),
+        "in order": torch.equal(first, total)
+        and torch.equal(second, total)
+        and small.item() == sum(range(size)),
         "broadcast": torch.equal(root, given[-1]),
         "halves": torch.equal(whole[: share.numel() * size], total[: share.numel() * size]),
         "shared": isinstance(dist.group.WORLD._get_backend(torch.device("cpu")).segment, Segment),
@@ -138,7 +153,10 @@ def call_differently(rank: int, size: int, calls: list[str]) -> None:
 @pytest.mark.parametrize(
     ("calls", "words"),
     [
-        (["sum of 4", "double"], "rank 0 called all_reduce(4 float32, SUM), rank 1 called all_reduce(4 float64, MAX)"),
+        (
+            ["sum of 4", "double"],
+            "rank 0 called all_reduce(4 float32, SUM), rank 1 called all_reduce(4 float64, MAX)",
+        ),
         (["sum of 4", "max of 4"], "rank 1 called all_reduce(4 float32, MAX)"),
         (["from 0", "from 1"], "rank 1 called broadcast(4 float32, from rank 1)"),
         (["sum of 4", "async"], "rank 1 called all_reduce(1048576 float32, SUM)"),
@@ -152,7 +170,8 @@ def test_calls_that_differ_are_an_error_on_all(calls: list[str], words: str, wor
 
 def end_while_under_way(rank: int, size: int) -> list[float]:
     """Rank 0 leaves a group before rank 1 has come to any of the calls that rank 0 has begun."""
-    group, tensors = dist.new_group(), [torch.full((SLOT,), rank + 1.0 + number) for number in range(3)]
+    group = dist.new_group()
+    tensors = [torch.full((SLOT,), rank + 1.0 + number) for number in range(3)]
     if rank == 1:
         dist.barrier()
     works = [dist.all_reduce(tensor, group=group, async_op=True) for tensor in tensors]
@@ -165,7 +184,8 @@ def end_while_under_way(rank: int, size: int) -> list[float]:
 
 
 def begin_large_and_small(rank: int, size: int) -> set[tuple[float, float]]:
-    """Rank 0 has begun both before rank 1 comes, whose small one must wait for the large one, too."""
+    """Rank 0 has begun both before rank 1 comes, whose small one must wait for the large one,
+    too."""
     sums = set()
     for _ in range(20):
         large, small = torch.full((INLINE,), rank + 1.0), torch.full((3,), rank + 1.0)
@@ -191,7 +211,8 @@ def test_what_is_under_way_is_ended_before_a_group_is_left(world: Worlds) -> Non
 
 
 def overlap(rank: int, size: int) -> list[float]:
-    """Asynchronous calls return before the others come: the first and later ones, small and large, of two groups."""
+    """Asynchronous calls return before the others come: the first and later ones, small and large,
+    of two groups."""
     groups = [dist.new_group(range(size)) for _ in range(2)]
     sums, letter = [], torch.zeros(1)
     for elements in (1, 1000, SLOT):
@@ -201,7 +222,10 @@ def overlap(rank: int, size: int) -> list[float]:
             dist.send(letter, 1)
         else:
             dist.recv(letter, 0)
-            works = [dist.all_reduce(tensors[n], group=groups[n], async_op=True) for n in reversed(range(2))]
+            works = [
+                dist.all_reduce(tensors[n], group=groups[n], async_op=True)
+                for n in reversed(range(2))
+            ]
         while not all(work.is_completed() for work in works):
             time.sleep(0.001)
         sums += [tensor[-1].item() for tensor in tensors]
@@ -209,7 +233,8 @@ def overlap(rank: int, size: int) -> list[float]:
 
 
 def call_back(rank: int, size: int) -> list[float]:
-    """A callback calls the next collectives, in this thread or another; and so does PowerSGD's hook."""
+    """A callback calls the next collectives, in this thread or another; and so does PowerSGD's
+    hook."""
     tensors = [torch.full((elements,), rank + 1.0) for elements in (SLOT, 1000, SLOT)]
 
     def again(future: Any) -> None:
@@ -224,7 +249,10 @@ def call_back(rank: int, size: int) -> list[float]:
     whole = torch.cat([param.grad.flatten() for param in model.parameters()])
     others = torch.empty(size * len(whole))
     dist.all_gather_into_tensor(others, whole)
-    return [*(tensor[-1].item() for tensor in tensors), float((others.view(size, -1) != whole).sum())]
+    return [
+        *(tensor[-1].item() for tensor in tensors),
+        float((others.view(size, -1) != whole).sum()),
+    ]
 
 
 def expanded(rank: int, size: int) -> list[float]:
@@ -245,7 +273,9 @@ def expanded(rank: int, size: int) -> list[float]:
     ("fn", "results"),
     [(overlap, [3.0] * 6), (call_back, [3.0, 3.0, 3.0, 0.0]), (expanded, [2.0] * 12)],
 )
-def test_a_script_gets_what_it_gets_from_gloo(fn: Callable[..., Any], results: list[float], world: Worlds) -> None:
+def test_a_script_gets_what_it_gets_from_gloo(
+    fn: Callable[..., Any], results: list[float], world: Worlds
+) -> None:
     for backend in ("gloo", "shm"):
         assert world(2, backend=backend, timeout=60).run(fn) == [results] * 2
 
@@ -281,14 +311,20 @@ def fail(*_: Any) -> None:
     ("how", "words"),
     [
         ("destroy", "rank 1 has destroyed the process group"),
-        ("fail", "rank 1 has left a call in the memory that the ranks of this host share: make a new process group"),
+        (
+            "fail",
+            "rank 1 has left a call in the memory that the ranks of this host share: make a new "
+            "process group",
+        ),
         ("differ", "rank 1 called all_reduce(2 float32, SUM)"),
     ],
 )
 def test_those_who_wait_are_told_at_once(how: str, words: str, world: Worlds) -> None:
     results = world(3, backend="shm", fresh=True).run(leave_early, how)
     assert any(words in said for said in results), results
-    assert all(said.startswith((words, "the ranks", "Connection closed by peer")) for said in results[::2])
+    assert all(
+        said.startswith((words, "the ranks", "Connection closed by peer")) for said in results[::2]
+    )
 
 
 def without_memory(rank: int, size: int, refused: int) -> tuple[float, object]:
@@ -307,7 +343,9 @@ def without_memory(rank: int, size: int, refused: int) -> tuple[float, object]:
 
 
 @pytest.mark.parametrize("refused", [1, pytest.param(0, marks=pytest.mark.stress)])
-def test_all_ranks_share_memory_or_none_does(refused: int, world: Worlds, capfd: pytest.CaptureFixture[str]) -> None:
+def test_all_ranks_share_memory_or_none_does(
+    refused: int, world: Worlds, capfd: pytest.CaptureFixture[str]
+) -> None:
     results = world(3, fresh=True).run(without_memory, refused)
     assert [total for total, _ in results] == [3.0] * 3
     assert all(isinstance(found, str) for _, found in results)
@@ -317,7 +355,9 @@ def test_all_ranks_share_memory_or_none_does(refused: int, world: Worlds, capfd:
 
 def test_too_many_ranks_share_none() -> None:
     ranks = range(MOST_RANKS + 1)
-    found = memory.open_segment(0, [ranks], ranks, lambda values: [tuple(values)] * len(ranks), lambda: 1.0)
+    found = memory.open_segment(
+        0, [ranks], ranks, lambda values: [tuple(values)] * len(ranks), lambda: 1.0
+    )
     assert found == f"{MOST_RANKS + 1} ranks are more than {MOST_RANKS}"
 
 
@@ -339,7 +379,10 @@ def in_a_child(rank: int, size: int) -> str:
 
 @needs_shm
 def test_a_forked_child_has_no_part_in_it(world: Worlds) -> None:
-    assert all("was forked from a rank" in said for said in world(2, backend="shm", fresh=True).run(in_a_child))
+    assert all(
+        "was forked from a rank" in said
+        for said in world(2, backend="shm", fresh=True).run(in_a_child)
+    )
 
 
 def reduce_until(segment: Segment, doomed: int, number: int, after: float, elements: int) -> str:
@@ -360,10 +403,17 @@ def reduce_until(segment: Segment, doomed: int, number: int, after: float, eleme
 
 
 def moments(count: int) -> list[tuple[int, int, int, float, int]]:
-    """Ranks, which of them is lost, by which signal (0: it fails), after how many seconds, and elements."""
+    """Ranks, which of them is lost, by which signal (0: it fails), after how many seconds, and
+    elements."""
     draw, numbers = random.Random(2026), [signal.SIGKILL, signal.SIGSTOP, 0, signal.SIGKILL]
     return [
-        (size, draw.randrange(size), numbers[k % 4], draw.uniform(0.001, 0.05), draw.choice([10, 20_000, SLOT]))
+        (
+            size,
+            draw.randrange(size),
+            numbers[k % 4],
+            draw.uniform(0.001, 0.05),
+            draw.choice([10, 20_000, SLOT]),
+        )
         for k, size in zip(range(count), [2, 3, 4] * count, strict=False)
     ]
 
@@ -376,7 +426,11 @@ def lose_some(rank: int, world_size: int, count: int) -> list[str]:
         timeout = 0.5 if number == signal.SIGSTOP else 30.0
         results = run_forked(size, reduce_until, timeout, doomed, number, after, elements)
         said = [str(result) for other, (result, _) in enumerate(results) if other != doomed]
-        words = f"rank.* {doomed}.* did not come" if number == signal.SIGSTOP else f"rank {doomed} has (ended|left)"
+        words = (
+            f"rank.* {doomed}.* did not come"
+            if number == signal.SIGSTOP
+            else f"rank {doomed} has (ended|left)"
+        )
         first = [each for each in said if re.search(words, each)]
         if not first or not all(each in first or "has left a call" in each for each in said):
             wrong.append(f"{case}: {results}")
@@ -409,7 +463,8 @@ def test_a_peer_that_leaves_when_all_have_come_is_no_loss(count: int, world: Wor
 
 
 def let_go(rank: int, size: int) -> bool:
-    """Whether, after an asynchronous call, its tensor is gone, and then, with the group, its thread."""
+    """Whether, after an asynchronous call, its tensor is gone, and then, with the group, its
+    thread."""
     group: Any = dist.new_group(range(size))
     tensor = torch.ones(3)
     load_all_reduce("ring")(tensor, group=group, async_op=True).wait()  # type: ignore[attr-defined]
@@ -418,7 +473,9 @@ def let_go(rank: int, size: int) -> bool:
     comes_true(lambda: seen() is None)
     dist.destroy_process_group(group)
     del group
-    comes_true(lambda: not [thread for thread in threading.enumerate() if thread.name == "collective"])
+    comes_true(
+        lambda: not [thread for thread in threading.enumerate() if thread.name == "collective"]
+    )
     return True
 
 
@@ -434,7 +491,8 @@ def test_an_asynchronous_call_keeps_neither_tensors_nor_threads(world: Worlds) -
 
 
 def leave_nothing(rank: int, size: int) -> tuple[int, int, set[str], int]:
-    """Mappings of shared memory with a group, and without; files in /dev/shm that are new; descriptors more."""
+    """Mappings of shared memory with a group, and without; files in /dev/shm that are new;
+    descriptors more."""
     before, descriptors = set(os.listdir("/dev/shm")), len(os.listdir("/proc/self/fd"))
     group = dist.new_group(range(size))
     load_all_reduce("shared-memory")(torch.ones(1), group=group)
@@ -442,7 +500,12 @@ def leave_nothing(rank: int, size: int) -> tuple[int, int, set[str], int]:
     dist.destroy_process_group(group)
     del group
     dist.barrier()
-    return during, mappings(), set(os.listdir("/dev/shm")) - before, len(os.listdir("/proc/self/fd")) - descriptors
+    return (
+        during,
+        mappings(),
+        set(os.listdir("/dev/shm")) - before,
+        len(os.listdir("/proc/self/fd")) - descriptors,
+    )
 
 
 def mappings() -> int:

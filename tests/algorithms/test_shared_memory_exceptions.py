@@ -1,4 +1,5 @@
-"""Exceptions at any point inside a call of `shm`: later sums are right, or an error on every rank."""
+"""Exceptions at any point inside a call of `shm`: later sums are right, or an error on every
+rank."""
 
 from __future__ import annotations
 
@@ -27,7 +28,8 @@ FILES = {module.__file__ for module in (backend, background, collectives, shared
 CALL = backend.SharedMemory.call.__code__
 LINES, FIRST = inspect.getsourcelines(backend.SharedMemory.call)
 BEGUN = FIRST + [line.strip() for line in LINES].index("try:")
-"""From this line of the file on, a call has begun: what is raised there, the other ranks must hear of."""
+"""From this line of the file on, a call has begun: what is raised there, the other ranks must hear
+of."""
 CALLS = 5
 
 
@@ -36,7 +38,8 @@ class Alarm(Exception):
 
 
 def is_inside(frame: FrameType | None) -> bool:
-    """Whether this frame is inside a call that has begun: `SharedMemory.call`, behind the line of its `try`."""
+    """Whether this frame is inside a call that has begun: `SharedMemory.call`, behind the line of
+    its `try`."""
     while frame and frame.f_code is not CALL:
         frame = frame.f_back
     return frame is not None and frame.f_lineno > BEGUN
@@ -83,7 +86,9 @@ def raised_after(error: type[BaseException], seconds: float) -> Iterator[None]:
         signal.signal(signal.SIGALRM, before)
 
 
-def make_call(group: Any, rank: int, size: int, number: int, elements: int, in_background: bool) -> str:
+def make_call(
+    group: Any, rank: int, size: int, number: int, elements: int, in_background: bool
+) -> str:
     """One call, and what has come of it: whether its result is right, or its error."""
     mine, total = rank + 10.0**number, sum(range(size)) + size * 10.0**number
     tensor, whole = torch.full((elements * size,), mine, dtype=torch.float64), None
@@ -107,20 +112,29 @@ def make_call(group: Any, rank: int, size: int, number: int, elements: int, in_b
 
 
 def inject(rank: int, size: int, seed: int, count: int) -> list[list[str]]:
-    """For each of `count` exceptions, in a group of its own, what has come of each call on this rank."""
+    """For each of `count` exceptions, in a group of its own, what has come of each call on this
+    rank."""
     draw, outcomes = random.Random(seed), []
     for _ in range(count):
         culprit, error = draw.randrange(size), draw.choice([KeyboardInterrupt, MemoryError, Alarm])
         elements, in_background = draw.choice([3, 1000, 40_000, 150_000]), draw.random() < 0.2
-        line, seconds, by_signal = draw.randrange(1, 160), draw.uniform(50e-6, 2e-3), draw.random() < 0.4
+        line = draw.randrange(1, 160)
+        seconds = draw.uniform(50e-6, 2e-3)
+        by_signal = draw.random() < 0.4
         group = dist.new_group(range(size), backend="shm", timeout=timedelta(seconds=20))
         raised = raised_after(error, seconds) if by_signal else raised_at_line(error, line)
         told = []
         if rank == culprit:
             with raised:
-                told = [make_call(group, rank, size, number, elements, in_background) for number in range(CALLS)]
+                told = [
+                    make_call(group, rank, size, number, elements, in_background)
+                    for number in range(CALLS)
+                ]
         else:
-            told = [make_call(group, rank, size, number, elements, in_background) for number in range(CALLS)]
+            told = [
+                make_call(group, rank, size, number, elements, in_background)
+                for number in range(CALLS)
+            ]
         outcomes.append(told)
         dist.destroy_process_group(group)
         dist.barrier()
@@ -133,8 +147,14 @@ def judge(by_rank: tuple[list[str], ...]) -> str:
         return "wrong"
     if any("Timed out" in each for told in by_rank for each in told):
         return "hung"
-    broken = [next((at for at, each in enumerate(told) if each != "right"), CALLS) for told in by_rank]
-    if any(each == "right" for told, first in zip(by_rank, broken, strict=True) for each in told[first:]):
+    broken = [
+        next((at for at, each in enumerate(told) if each != "right"), CALLS) for told in by_rank
+    ]
+    if any(
+        each == "right"
+        for told, first in zip(by_rank, broken, strict=True)
+        for each in told[first:]
+    ):
         return "right after an error"
     if min(broken) == CALLS:
         return "right"
@@ -142,10 +162,14 @@ def judge(by_rank: tuple[list[str], ...]) -> str:
 
 
 @pytest.mark.parametrize(
-    ("size", "count"), [(2, 12), *[pytest.param(size, 700, marks=pytest.mark.stress) for size in (2, 3, 4)]]
+    ("size", "count"),
+    [(2, 12), *[pytest.param(size, 700, marks=pytest.mark.stress) for size in (2, 3, 4)]],
 )
-def test_an_exception_inside_a_call_never_makes_a_sum_wrong(size: int, count: int, world: Callable[..., World]) -> None:
-    """An alarm's handler, KeyboardInterrupt and MemoryError, at any line of it; those who wait are woken."""
+def test_an_exception_inside_a_call_never_makes_a_sum_wrong(
+    size: int, count: int, world: Callable[..., World]
+) -> None:
+    """An alarm's handler, KeyboardInterrupt and MemoryError, at any line of it; those who wait are
+    woken."""
     results = world(size, timeout=600).run(inject, 2026 + size, count)
     found = Counter(judge(by_rank) for by_rank in zip(*results, strict=True))
     print(f"{size} ranks: {dict(found)}")

@@ -1,19 +1,25 @@
 """`shm` is invisible: drawn programs do on it what they do on gloo.
 
-Each program runs in the same processes on a group of gloo and on one of shm, of the same ranks. Compared are, call by
-call, what is returned or raised, and every byte and property of all tensors: `_version` and what autograd says, too.
+Each program runs in the same processes on a group of gloo and on one of shm, of the same ranks.
+Compared are, call by call, what is returned or raised, and every byte and property of all tensors:
+`_version` and what autograd says, too.
 
 What may differ, and is not drawn or not compared:
-- the name of the backend: it is what the program has asked for. torch's object collectives look up a device by it;
-- how floating-point numbers that have no exact sum are rounded, and which NaN is taken: gloo's order of addition
-  depends on the size, ours is that of the ranks. What is drawn has exact sums;
+- the name of the backend: it is what the program has asked for. torch's object collectives look up
+  a device by it;
+- how floating-point numbers that have no exact sum are rounded, and which NaN is taken: gloo's
+  order of addition depends on the size, ours is that of the ranks. What is drawn has exact sums;
 - sums of `bool`, of which gloo makes bytes of 2 and more;
-- tensors that are expanded or have gaps: gloo reads and writes the memory between and behind their elements;
-- what gloo refuses when half is done: AVG of integers by `reduce_scatter`, types that it lacks there, shapes ();
+- tensors that are expanded or have gaps: gloo reads and writes the memory between and behind their
+  elements;
+- what gloo refuses when half is done: AVG of integers by `reduce_scatter`, types that it lacks
+  there, shapes ();
 - what gloo's threads do to autograd, by chance, where an all-gather's output requires a gradient;
-- `reduce_scatter_tensor` has a future on shm and is completed before `wait`, in which gloo copies its result by
-  operators that a dispatch mode sees, and that raise where the method has made the output part of a graph;
-- two calls of different kinds at once, which can hang on gloo. That shm keeps them apart, test_shared_memory.py holds;
+- `reduce_scatter_tensor` has a future on shm and is completed before `wait`, in which gloo copies
+  its result by operators that a dispatch mode sees, and that raise where the method has made the
+  output part of a graph;
+- two calls of different kinds at once, which can hang on gloo. That shm keeps them apart,
+  test_shared_memory.py holds;
 - where a future's error was raised: torch adds the lines of Python, and that it was in a callback;
 - questions to works that torch has deprecated, and what they say after an error;
 - arguments that differ between ranks, for which gloo promises nothing: shm raises on all of them.
@@ -41,24 +47,30 @@ from playground.testing import World
 
 pytestmark = needs_shm
 DTYPES = (
-    *["float32"] * 6, "float64", "float16", "bfloat16", "complex64", "complex128", "uint8", "int8", "int32", "int64",
+    *["float32"] * 6, "float64", "float16", "bfloat16", "complex64", "complex128", "uint8", "int8",
+    "int32", "int64",
     "bool", "int16", "uint16", "uint32", "uint64", "float8_e5m2", "complex32",
 )  # fmt: skip
 SURE = DTYPES[:-6]
 """Those that gloo has."""
 LAYOUTS = (
-    *["contiguous"] * 4, "transposed", "every other", "offset", "channels last", "conj", "neg", "sparse",
-    "csr", "meta", "parameter", "requires grad", "leaf view", "saved", "inference", "subclass", "unsqueezed",
+    *["contiguous"] * 4, "transposed", "every other", "offset", "channels last", "conj", "neg",
+    "sparse",
+    "csr", "meta", "parameter", "requires grad", "leaf view", "saved", "inference", "subclass",
+    "unsqueezed",
 )  # fmt: skip
 STRIDED = [layout for layout in LAYOUTS if layout not in ("sparse", "csr", "meta")]
 HISTORIES = ("parameter", "requires grad", "leaf view")
 MODES = (
-    *["none"] * 5, "inference_mode", "no_grad", "device meta", "function mode", "dispatch mode", "autocast",
+    *["none"] * 5, "inference_mode", "no_grad", "device meta", "function mode", "dispatch mode",
+    "autocast",
     "default dtype",
 )  # fmt: skip
 COLLECTIVES = (
-    *["all_reduce"] * 4, *["broadcast"] * 3, *["reduce_scatter_tensor"] * 3, *["all_gather_into_tensor"] * 3,
-    "reduce", "all_gather", "reduce_scatter", "gather", "scatter", "all_to_all", "all_to_all_single", "barrier",
+    *["all_reduce"] * 4, *["broadcast"] * 3, *["reduce_scatter_tensor"] * 3,
+    *["all_gather_into_tensor"] * 3,
+    "reduce", "all_gather", "reduce_scatter", "gather", "scatter", "all_to_all",
+    "all_to_all_single", "barrier",
     "message", "batch", "objects", "coalesced", "allreduce_coalesced", "sparse", "functional",
 )  # fmt: skip
 OPS = (*["SUM"] * 4, "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR", "PREMUL")
@@ -94,10 +106,16 @@ class Dispatched(torch.utils._python_dispatch.TorchDispatchMode):
 
 
 class Program:
-    """Some calls that all ranks of a group make, drawn from `seed`, and what comes of them on this rank."""
+    """Some calls that all ranks of a group make, drawn from `seed`, and what comes of them on this
+    rank."""
 
     def __init__(self, seed: int, group: Any, members: Sequence[int], rank: int) -> None:
-        self.draw, self.group, self.members, self.rank = Random(seed), group, members, members.index(rank)
+        self.draw, self.group, self.members, self.rank = (
+            Random(seed),
+            group,
+            members,
+            members.index(rank),
+        )
         self.size = len(members)
         self.told: list[str] = []
         self.tensors: list[torch.Tensor] = []
@@ -134,8 +152,10 @@ class Program:
     def mode(self) -> Any:
         name = self.draw.choice(MODES)
         made = {
-            "inference_mode": torch.inference_mode, "no_grad": torch.no_grad, "function mode": Functions,
-            "device meta": lambda: torch.device("meta"), "dispatch mode": Dispatched, "none": contextlib.nullcontext,
+            "inference_mode": torch.inference_mode, "no_grad": torch.no_grad,
+            "function mode": Functions,
+            "device meta": lambda: torch.device("meta"), "dispatch mode": Dispatched,
+            "none": contextlib.nullcontext,
             "autocast": lambda: torch.autocast("cpu"), "default dtype": default_dtype,
         }  # fmt: skip
         return made[name]()
@@ -155,25 +175,36 @@ class Program:
         draw = self.draw
         name, dtype, layout = map(draw.choice, (COLLECTIVES, DTYPES, LAYOUTS))
         shape: Sequence[int] = draw.choice(SHAPES)
-        op, root, asynchronous = op_of(draw.choice(OPS)), draw.randrange(self.size), draw.random() < 0.4
+        op = op_of(draw.choice(OPS))
+        root = draw.randrange(self.size)
+        asynchronous = draw.random() < 0.4
         self.name = name
         if draw.random() < 0.04:
-            dtype, layout, shape = draw.choice(["float32", "float64", "int64"]), "contiguous", (150_001,)
-        if name.startswith("reduce_scatter"):  # else gloo writes beyond them, hangs, or raises when half is done
+            dtype = draw.choice(["float32", "float64", "int64"])
+            layout = "contiguous"
+            shape = (150_001,)
+        # else gloo writes beyond them, hangs, or raises when half is done
+        if name.startswith("reduce_scatter"):
             op = op_of(draw.choice(["SUM", "PRODUCT", "MIN", "MAX"]))
-            dtype, shape = draw.choice(SURE), draw.choice([each for each in SHAPES if each and 0 not in each])
+            dtype = draw.choice(SURE)
+            shape = draw.choice([each for each in SHAPES if each and 0 not in each])
         if name == "coalesced":  # whose state torch forgets to clear after an error
             dtype, layout, op = draw.choice(SURE[:8]), "contiguous", op_of("SUM")
-        if layout == "every other" and ("reduce" in name or name == "broadcast"):  # gloo takes what lies between
+        # gloo takes what lies between
+        if layout == "every other" and ("reduce" in name or name == "broadcast"):
             layout = "transposed"
         if dtype == "bool":  # of which gloo makes bytes of 2 and more
             op = op_of(draw.choice(["MIN", "MAX", "BAND", "BOR", "BXOR"]))
-        if name == "all_gather_into_tensor" and layout in HISTORIES:  # in whose threads gloo races with autograd
+        # in whose threads gloo races with autograd
+        if name == "all_gather_into_tensor" and layout in HISTORIES:
             layout = "contiguous"
-        if name == "all_gather" and layout == "inference":  # whose error gloo's next barrier may raise once more
+        # whose error gloo's next barrier may raise once more
+        if name == "all_gather" and layout == "inference":
             layout = "contiguous"
-        self.has_future = name != "reduce_scatter_tensor"  # which has one on shm, and is completed some time
-        strange = layout in ("sparse", "csr", "meta")  # gloo reads the memory that one of two of them has not
+        # which has one on shm, and is completed some time
+        self.has_future = name != "reduce_scatter_tensor"
+        # gloo reads the memory that one of two of them has not
+        strange = layout in ("sparse", "csr", "meta")
         other = layout if strange else draw.choice([layout, *STRIDED]), dtype
         by_method, wrong = draw.random() < 0.3, draw.random() < 0.05
         self.recipe = dtype, layout, shape
@@ -182,7 +213,9 @@ class Program:
         except Exception:  # there is no such tensor
             return
         call = self.prepare(name, tensor, op, root, asynchronous, by_method, other, wrong)
-        work = self.attempt(f"{name} {dtype} {layout} {tuple(shape)} {asynchronous} {by_method}", call)
+        work = self.attempt(
+            f"{name} {dtype} {layout} {tuple(shape)} {asynchronous} {by_method}", call
+        )
         if isinstance(work, list):
             self.works += [each for each in work if hasattr(each, "wait")]
         elif hasattr(work, "wait"):
@@ -190,10 +223,14 @@ class Program:
         self.finish()  # two of different kinds at once can hang on gloo
 
     def prepare(
-        self, name: str, tensor: torch.Tensor, op: Any, root: int, asynchronous: bool, by_method: bool,
+        self, name: str, tensor: torch.Tensor, op: Any, root: int, asynchronous: bool,
+        by_method: bool,
         other: tuple[str, str], wrong: bool,
     ) -> Callable[[], Any]:  # fmt: skip
-        group, size, rank, top = self.group, self.size, self.rank, self.members[root]
+        group = self.group
+        size = self.size
+        rank = self.rank
+        top = self.members[root]
         shape, (layout, dtype) = list(tensor.shape), other
         called: dict[str, Any] = {"group": group, "async_op": asynchronous}
         many = [size * shape[0], *shape[1:]] if shape else [size]
@@ -211,7 +248,9 @@ class Program:
 
         if name == "all_reduce":
             if by_method:
-                return lambda: group.allreduce([tensor], options(dist.AllreduceOptions, op, asynchronous))
+                return lambda: group.allreduce(
+                    [tensor], options(dist.AllreduceOptions, op, asynchronous)
+                )
             return lambda: dist.all_reduce(tensor, op, **called)
         if name == "broadcast":
             if by_method:
@@ -274,7 +313,9 @@ class Program:
         """Another tensor like that of the call."""
         return self.tensor(*self.recipe)
 
-    def messages(self, tensor: torch.Tensor, batch: bool, asynchronous: bool, by_method: bool) -> Any:
+    def messages(
+        self, tensor: torch.Tensor, batch: bool, asynchronous: bool, by_method: bool
+    ) -> Any:
         """In a ring."""
         if self.size == 1:
             return None
@@ -290,14 +331,20 @@ class Program:
             return [group.send([tensor], after, 7), group.recv([incoming], before, 7)]
         if asynchronous:
             return [
-                dist.isend(tensor, group=group, group_dst=after), dist.irecv(incoming, group=group, group_src=before)
+                dist.isend(tensor, group=group, group_dst=after), dist.irecv(incoming, group=group,
+                group_src=before)
             ]  # fmt: skip
         if self.rank % 2:
-            return dist.recv(incoming, group=group, group_src=before), dist.send(tensor, group=group, group_dst=after)
-        return dist.send(tensor, group=group, group_dst=after), dist.recv(incoming, group=group, group_src=before)
+            return dist.recv(incoming, group=group, group_src=before), dist.send(
+                tensor, group=group, group_dst=after
+            )
+        return dist.send(tensor, group=group, group_dst=after), dist.recv(
+            incoming, group=group, group_src=before
+        )
 
     def objects(self, top: int, is_root: bool) -> Any:
-        gathered, told = [None] * self.size, [{"from": top, "n": 3}, [1, 2]] if is_root else [None, None]
+        gathered = [None] * self.size
+        told = [{"from": top, "n": 3}, [1, 2]] if is_root else [None, None]
         dist.all_gather_object(gathered, (self.rank, "x" * self.rank), group=self.group)
         dist.broadcast_object_list(told, top, group=self.group)
         return gathered + told
@@ -312,7 +359,9 @@ class Program:
             timeout = [LONG] if how == "timeout" and isinstance(work, dist.Work) else []
             if self.attempt("wait", partial(work.wait, *timeout)) is None:
                 continue
-            for question in ("source_rank", "synchronize", "is_completed", "result")[: 4 if self.has_future else 2]:
+            for question in ("source_rank", "synchronize", "is_completed", "result")[
+                : 4 if self.has_future else 2
+            ]:
                 self.attempt(question, partial(ask, work, question))
         self.look()
 
@@ -353,7 +402,8 @@ def op_of(name: str) -> Any:
 
 def options(kind: Any, op: Any, asynchronous: bool) -> Any:
     made = kind()
-    made.reduceOp, made.asyncOp = op, asynchronous
+    made.reduceOp = op
+    made.asyncOp = asynchronous
     return made
 
 
@@ -381,7 +431,9 @@ def make(dtype: str, layout: str, shape: Sequence[int], seed: int) -> torch.Tens
     if dtype == "bool":
         numbers = numbers > 0
     if dtype.startswith("complex"):
-        numbers = torch.complex(numbers.float(), torch.randint(-2, 3, [*shape], generator=generator).float())
+        numbers = torch.complex(
+            numbers.float(), torch.randint(-2, 3, [*shape], generator=generator).float()
+        )
     tensor = numbers.to(kind)
     if layout == "transposed":
         return tensor.movedim(0, -1) if shape else tensor
@@ -456,13 +508,19 @@ def memory_of(tensor: torch.Tensor) -> str:
     """All bytes of its storage, of which it may be a view."""
     whole = torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage())
     return (
-        hashlib.md5(whole.numpy()).hexdigest() if len(whole) > 256 else bytes(whole.numpy()).hex(" ", tensor.itemsize)
+        hashlib.md5(whole.numpy()).hexdigest()
+        if len(whole) > 256
+        else bytes(whole.numpy()).hex(" ", tensor.itemsize)
     )
 
 
 def normal(error: Exception) -> str:
     """Its message without what names lines of torch or this machine."""
-    text = re.sub(r"\[[^\]]*\.(cc|cpp|h):\d+\]", "[]", re.split("\nException raised from|\n\nAt:\n", str(error))[0])
+    text = re.sub(
+        r"\[[^\]]*\.(cc|cpp|h):\d+\]",
+        "[]",
+        re.split("\nException raised from|\n\nAt:\n", str(error))[0],
+    )
     text = re.sub("^Got the following error when running the callback: \\w+: ", "", text)
     return re.sub(r"0x[0-9a-f]+", "0x", text)
 
@@ -472,7 +530,8 @@ def compare(rank: int, size: int, seeds: Sequence[int]) -> list[tuple[Any, ...]]
     different: list[tuple[Any, ...]] = []
     subsets = [list(range(size)), *([[0, size - 1]] if size > 2 else [])]
     groups = [
-        [dist.new_group(members, backend=backend, timeout=LONG) for backend in ("gloo", "shm")] for members in subsets
+        [dist.new_group(members, backend=backend, timeout=LONG) for backend in ("gloo", "shm")]
+        for members in subsets
     ]
     for seed in seeds:
         which = seed % 4 == 0 and len(subsets) > 1
@@ -490,7 +549,11 @@ def compare(rank: int, size: int, seeds: Sequence[int]) -> list[tuple[Any, ...]]
 @pytest.mark.parametrize(
     ("size", "count", "start"),
     [*[(size, 60, 0) for size in (1, 2, 3)]]
-    + [pytest.param(size, 250, 1000 * k, marks=pytest.mark.stress) for size in (1, 2, 3, 4) for k in range(5)],
+    + [
+        pytest.param(size, 250, 1000 * k, marks=pytest.mark.stress)
+        for size in (1, 2, 3, 4)
+        for k in range(5)
+    ],
 )
 def test_a_program_does_on_shm_what_it_does_on_gloo(
     size: int, count: int, start: int, world: Callable[..., World]
@@ -500,7 +563,8 @@ def test_a_program_does_on_shm_what_it_does_on_gloo(
 
 
 def limits(rank: int, size: int) -> list[Any]:
-    """Waits that are shorter than the group's, a barrier behind what is under way, and groups made under a mode."""
+    """Waits that are shorter than the group's, a barrier behind what is under way, and groups made
+    under a mode."""
     told: list[Any] = []
     with torch.device("meta"), torch.inference_mode():
         group = dist.new_group(timeout=LONG)
@@ -515,7 +579,10 @@ def limits(rank: int, size: int) -> list[Any]:
     if rank == 1:
         work = dist.all_reduce(late, group=group, async_op=True)
     told += [work.wait(), late.tolist()]
-    told += [error_of(partial(dist.all_reduce, whole, dist.ReduceOp.AVG, group=group)), whole.tolist()]
+    told += [
+        error_of(partial(dist.all_reduce, whole, dist.ReduceOp.AVG, group=group)),
+        whole.tolist(),
+    ]
     leaf, stacked = torch.ones(2, requires_grad=True), torch.empty(size, 3)
     told.append(error_of(partial(dist.all_reduce, leaf, dist.ReduceOp.AVG, group=group)))
     told.append(error_of(partial(dist.all_gather_into_tensor, stacked, late, group=group)))
@@ -529,7 +596,9 @@ def limits(rank: int, size: int) -> list[Any]:
     dist.barrier()
     again = dist.new_group(timeout=LONG)
     if rank == 0:
-        told.append(is_short(error_of(partial(dist.irecv(late, 1, group=again).wait, timeout=SHORT))))
+        told.append(
+            is_short(error_of(partial(dist.irecv(late, 1, group=again).wait, timeout=SHORT)))
+        )
     dist.barrier()
     limited = dist.new_group(timeout=LONG)
     distributed_c10d.set_timeout(SHORT, limited)
@@ -553,8 +622,11 @@ def error_of(call: Callable[[], Any]) -> str:
 
 
 def test_limits_and_barriers_are_those_of_gloo(world: Callable[..., World]) -> None:
-    """Timeouts of a wait, a call and a message; gloo refuses an average of integers when it has added, and goes on."""
-    told = [world(2, backend=backend, fresh=True, timeout=60).run(limits) for backend in ("gloo", "shm")]
+    """Timeouts of a wait, a call and a message; gloo refuses an average of integers when it has
+    added, and goes on."""
+    told = [
+        world(2, backend=backend, fresh=True, timeout=60).run(limits) for backend in ("gloo", "shm")
+    ]
     assert told[0] == told[1]
     assert told[1][0][:4] == ["Operation timed out!", "Operation timed out!", True, [4.0] * 3]
     assert "can't be cast" in told[1][0][4]
@@ -564,15 +636,18 @@ def test_limits_and_barriers_are_those_of_gloo(world: Callable[..., World]) -> N
 
 
 ODDITIES = (
-    "none", "inference mode", "inference tensors", "input requires grad", "output requires grad", "gaps", "expanded",
+    "none", "inference mode", "inference tensors", "input requires grad", "output requires grad",
+    "gaps", "expanded",
 )  # fmt: skip
 """What one rank's tensors, or modes, have that the other's have not."""
 
 
 NOT_COMPARED = {
-    "gather": ("expanded", "input requires grad", "output requires grad"), "reduce": ("gaps", "expanded"),
+    "gather": ("expanded", "input requires grad", "output requires grad"), "reduce": ("gaps",
+    "expanded"),
 }  # fmt: skip
-"""What gloo refuses, where it races with autograd, or where it takes what lies between the elements."""
+"""What gloo refuses, where it races with autograd, or where it takes what lies between the
+elements."""
 
 
 def odd_tensor(oddity: str, is_output: bool, count: int, value: float) -> torch.Tensor:
@@ -582,16 +657,23 @@ def odd_tensor(oddity: str, is_output: bool, count: int, value: float) -> torch.
         return torch.full((count, 1), value).expand(count, 2)
     if oddity == "gaps" and is_output:
         return torch.full((count, 4), value)[:, ::2]
-    return tensor.requires_grad_() if oddity == f"{'output' if is_output else 'input'} requires grad" else tensor
+    return (
+        tensor.requires_grad_()
+        if oddity == f"{'output' if is_output else 'input'} requires grad"
+        else tensor
+    )
 
 
 def call_oddly(rank: int, size: int) -> list[list[str]]:
-    """Rank 0 differs from the others in what only it can see: what each group says, gloo's and that of shm."""
+    """Rank 0 differs from the others in what only it can see: what each group says, gloo's and that
+    of shm."""
     told: list[list[str]] = []
     average, add = dist.ReduceOp.AVG, dist.ReduceOp.SUM
     for backend in ("gloo", "shm"):
         group, lines = dist.new_group(backend=backend, timeout=LONG), list[str]()
-        for oddity, asynchronous, name in itertools.product(ODDITIES, (False, True), ("reduce", "gather", "scatter")):
+        for oddity, asynchronous, name in itertools.product(
+            ODDITIES, (False, True), ("reduce", "gather", "scatter")
+        ):
             if oddity in NOT_COMPARED.get(name, ()):
                 continue
             mine = oddity if rank == 0 else "none"
@@ -607,7 +689,10 @@ def call_oddly(rank: int, size: int) -> list[list[str]]:
 
             with torch.inference_mode(mine == "inference mode"):
                 error = error_of(partial(make_and_wait, call, group, asynchronous))
-            lines.append(f"{oddity} {asynchronous} {name}: {error[:60]}, {output.tolist()}, {describe(output)}")
+            lines.append(
+                f"{oddity} {asynchronous} {name}: {error[:60]}, {output.tolist()}, "
+                f"{describe(output)}"
+            )
         dist.all_reduce(last := torch.ones(1), group=group)
         told.append([*lines, str(last)])
     return told
@@ -626,7 +711,8 @@ def test_what_one_rank_alone_has_leads_no_rank_elsewhere(world: Callable[..., Wo
 
 
 def split_and_split_again(rank: int, size: int) -> list[Any]:
-    """Groups by `dist.split_group`: two at once, one of some ranks in another order, and one of a part of it."""
+    """Groups by `dist.split_group`: two at once, one of some ranks in another order, and one of a
+    part of it."""
     told: list[Any] = []
     for ranks in ([[0, 1], [2, 3]], [[3, 0, 2]], [[1]]):
         group = dist.split_group(split_ranks=ranks, timeout=LONG)
@@ -657,7 +743,10 @@ def split_and_split_again(rank: int, size: int) -> list[Any]:
 
 @pytest.mark.skipif(not hasattr(dist, "split_group"), reason="this torch has no split_group")
 def test_groups_are_split_as_those_of_gloo_are(world: Callable[..., World]) -> None:
-    told = [world(4, backend=backend, fresh=True, timeout=60).run(split_and_split_again) for backend in ("gloo", "shm")]
+    told = [
+        world(4, backend=backend, fresh=True, timeout=60).run(split_and_split_again)
+        for backend in ("gloo", "shm")
+    ]
     assert told[0] == told[1]
     assert told[1][0][:3] == [11.0, [0.0, 1.0], [0, 1]]
     assert True in told[1][0][4:]
@@ -666,13 +755,20 @@ def test_groups_are_split_as_those_of_gloo_are(world: Callable[..., World]) -> N
 def broadcast_from_nobody(rank: int, size: int) -> list[Any]:
     """By a root that the group does not have; and what the group can do afterwards."""
     group, tensor = dist.new_group(timeout=LONG), torch.tensor([float(rank)])
-    told: list[Any] = [error_of(partial(group.broadcast, tensor, root)).split("\n")[0] for root in (size, -1)]
+    told: list[Any] = [
+        error_of(partial(group.broadcast, tensor, root)).split("\n")[0] for root in (size, -1)
+    ]
     dist.all_reduce(tensor, group=group)
     return [*told, tensor.item()]
 
 
-def test_a_root_outside_the_group_is_refused_and_the_group_stays_usable(world: Callable[..., World]) -> None:
-    told = [world(2, backend=backend, timeout=60).run(broadcast_from_nobody) for backend in ("gloo", "shm")]
+def test_a_root_outside_the_group_is_refused_and_the_group_stays_usable(
+    world: Callable[..., World],
+) -> None:
+    told = [
+        world(2, backend=backend, timeout=60).run(broadcast_from_nobody)
+        for backend in ("gloo", "shm")
+    ]
     assert told[0] == told[1]
     assert "invalid root rank" in told[1][0][0]
     assert told[1][0][2] == 1.0

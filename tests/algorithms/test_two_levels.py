@@ -1,4 +1,5 @@
-"""The all-reduce in two levels, on any number of hosts: right, the same bits everywhere, and as cheap as it says."""
+"""The all-reduce in two levels, on any number of hosts: right, the same bits everywhere, and as
+cheap as it says."""
 
 from __future__ import annotations
 
@@ -15,7 +16,13 @@ from hypothesis import given, strategies as st
 from ranks import all_reduce_in_group, observed
 
 from playground.algorithms import ALGORITHMS, load_all_reduce, messages
-from playground.algorithms.all_reduce import choose, halving_doubling, hierarchical, pipelined_ring, recursive_doubling
+from playground.algorithms.all_reduce import (
+    choose,
+    halving_doubling,
+    hierarchical,
+    pipelined_ring,
+    recursive_doubling,
+)
 from playground.algorithms.collectives import AllReduce
 from playground.algorithms.cost_model import PIECE, Machine, Task, hierarchical_cost
 from playground.algorithms.messages import Addressed, Executor, hosts_of
@@ -60,9 +67,12 @@ def compare_on_hosts(rank: int, size: int, cases: list[Any]) -> list[tuple[bool,
     return outcomes
 
 
-@pytest.mark.parametrize("size", [4, *(pytest.param(size, marks=pytest.mark.stress) for size in (1, 2, 3, 5, 6, 7, 8))])
+@pytest.mark.parametrize(
+    "size", [4, *(pytest.param(size, marks=pytest.mark.stress) for size in (1, 2, 3, 5, 6, 7, 8))]
+)
 def test_on_any_hosts_it_is_all_reduce(size: int, world: Worlds) -> None:
-    """Equal numbers of ranks per host or not, consecutive ranks or not; `auto` takes it there too."""
+    """Equal numbers of ranks per host or not, consecutive ranks or not; `auto` takes it there
+    too."""
     layouts = st.tuples(*[st.integers(0, size - 1)] * size)
     cases = st.tuples(st.sampled_from(["hierarchical", "auto"]), layouts, *any_tensor)
 
@@ -92,7 +102,9 @@ def test_large_tensors_in_many_pieces(layout: Layout, batched: bool, world: Worl
     assert world(4).run(large_on_hosts, layout, PIECE + 7, batched) == [True] * 4
 
 
-def count_on_hosts(rank: int, size: int, asked: list[tuple[int, int]]) -> list[list[tuple[int, int]]]:
+def count_on_hosts(
+    rank: int, size: int, asked: list[tuple[int, int]]
+) -> list[list[tuple[int, int]]]:
     """For each (ranks per host, bytes): (to which rank, bytes) of all that this rank sends."""
     sent: list[list[tuple[int, int]]] = []
 
@@ -107,15 +119,21 @@ def count_on_hosts(rank: int, size: int, asked: list[tuple[int, int]]) -> list[l
     return sent
 
 
-@pytest.mark.parametrize("size", [4, *(pytest.param(size, marks=pytest.mark.stress) for size in (2, 3, 5, 6, 7, 8))])
+@pytest.mark.parametrize(
+    "size", [4, *(pytest.param(size, marks=pytest.mark.stress) for size in (2, 3, 5, 6, 7, 8))]
+)
 def test_the_cost_is_that_of_the_messages_really_sent(size: int, world: Worlds) -> None:
-    """In all; and what leaves a host is, on equal hosts, 2 (H - 1) / H tensors for all its ranks together."""
+    """In all; and what leaves a host is, on equal hosts, 2 (H - 1) / H tensors for all its ranks
+    together."""
     asked = [(node, nbytes) for node in range(1, size + 1) for nbytes in (4, 840 * 4)]
     by_rank = world(size).run(count_on_hosts, asked)
     for position, (node, nbytes) in enumerate(asked):
         sent = [(rank, *message) for rank in range(size) for message in by_rank[rank][position]]
         total = hierarchical_cost(Task(size, nbytes, node)).total
-        assert (total.messages, total.bytes) == (len(sent), sum(bytes_ for _, _, bytes_ in sent)), (node, nbytes)
+        assert (total.messages, total.bytes) == (len(sent), sum(bytes_ for _, _, bytes_ in sent)), (
+            node,
+            nbytes,
+        )
         hosts = size // node
         if size == hosts * node and nbytes == 840 * 4:
             left = sum(bytes_ for rank, to, bytes_ in sent if rank // node == 0 != to // node)
@@ -133,12 +151,18 @@ def test_messages_on_the_critical_path(size: int, node: int, between: int, insid
 
 
 @pytest.mark.parametrize(("size", "node"), [(4, 2), (8, 2), (8, 4), (32, 4)])
-@pytest.mark.parametrize(("nbytes", "expected"), [(4, recursive_doubling), (16 << 20, hierarchical)])
-def test_auto_takes_what_wins_in_the_model(size: int, node: int, nbytes: int, expected: AllReduce) -> None:
+@pytest.mark.parametrize(
+    ("nbytes", "expected"), [(4, recursive_doubling), (16 << 20, hierarchical)]
+)
+def test_auto_takes_what_wins_in_the_model(
+    size: int, node: int, nbytes: int, expected: AllReduce
+) -> None:
     """10 Gbit/s between hosts, ten times as much inside."""
     two_levels = Machine(5e-5, 8e-10, 1e-11, None, node, 5e-6, 8e-11)
     costs = {spec.code.load(): spec.cost.load() for spec in ALGORITHMS.values() if spec.cost}
-    seconds = {code: two_levels.seconds(cost(Task(size, nbytes, node))) for code, cost in costs.items()}
+    seconds = {
+        code: two_levels.seconds(cost(Task(size, nbytes, node))) for code, cost in costs.items()
+    }
     assert min(seconds, key=seconds.__getitem__) is expected
     assert choose(nbytes, size, size // node) is expected
 
@@ -146,7 +170,9 @@ def test_auto_takes_what_wins_in_the_model(size: int, node: int, nbytes: int, ex
 @pytest.mark.parametrize("size", range(2, 18))
 def test_auto_halves_only_where_nobody_sits_out(size: int) -> None:
     """Elsewhere a whole tensor goes in and out beside the halves."""
-    assert choose(800 * 1024, size, 1) is (halving_doubling if size in (2, 4, 8, 16) else pipelined_ring)
+    assert choose(800 * 1024, size, 1) is (
+        halving_doubling if size in (2, 4, 8, 16) else pipelined_ring
+    )
 
 
 def test_auto_needs_two_levels_for_it() -> None:
@@ -185,7 +211,9 @@ def test_ranks_of_several_hosts_add_up_all(world: Worlds, monkeypatch: pytest.Mo
     """Those of a host share memory with each other, and not with the others."""
     monkeypatch.setenv("PLAYGROUND_HOSTS", "2")
     names = [*ALGORITHMS]
-    assert world(4).run(all_reduce_in_group, [0, 1, 2, 3], names) == [dict.fromkeys(names, 10.0)] * 4
+    assert (
+        world(4).run(all_reduce_in_group, [0, 1, 2, 3], names) == [dict.fromkeys(names, 10.0)] * 4
+    )
 
 
 def test_a_host_has_one_id(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,5 +1,5 @@
-"""Training that is killed ends with the same bits: its ranks between any two calls they make, while they save and load
-above all, and its commands from outside."""
+"""Training that is killed ends with the same bits: its ranks between any two calls they make, while
+they save and load above all, and its commands from outside."""
 
 from __future__ import annotations
 
@@ -41,7 +41,8 @@ SNAPSHOTS = str(Path(checkpoint.__file__).parent)
 
 @dataclass(frozen=True)
 class Strike:
-    """A rank that is killed at its n-th call or return: of all, or only of those in the code that saves and loads."""
+    """A rank that is killed at its n-th call or return: of all, or only of those in the code that
+    saves and loads."""
 
     rank: int
     call: int
@@ -49,10 +50,13 @@ class Strike:
 
 
 class CallCounter:
-    """Counts the calls and returns of all threads, of Python's and of C's functions; kills this process at a strike."""
+    """Counts the calls and returns of all threads, of Python's and of C's functions; kills this
+    process at a strike."""
 
     def __init__(self, strike: Strike | None) -> None:
-        self.strike, self.calls, self.snapshot_calls = strike, 0, 0
+        self.strike = strike
+        self.calls = 0
+        self.snapshot_calls = 0
 
     def __call__(self, frame: FrameType, event: str, arg: object) -> None:
         in_snapshots = frame.f_code.co_filename.startswith(SNAPSHOTS)
@@ -77,8 +81,8 @@ class CallCounter:
 def train_until_struck(
     rank: int, size: int, way: Remote, settings: TrainingSettings, strikes: list[Strike]
 ) -> tuple[int, int]:
-    """Train; the n-th time that the world is started, the n-th strike happens. Returns how many calls there were, and
-    how many of them in the code that saves and loads."""
+    """Train; the n-th time that the world is started, the n-th strike happens. Returns how many
+    calls there were, and how many of them in the code that saves and loads."""
     strike = strikes[restart_count()] if restart_count() < len(strikes) else None
     counter = CallCounter(strike if strike and strike.rank == rank else None)
     counter.count(run_training, rank, size, way, settings)
@@ -88,33 +92,49 @@ def train_until_struck(
 class Trial:
     """The same training again and again: first undisturbed, then with strikes."""
 
-    def __init__(self, way: Remote, size: int, settings: TrainingSettings, folder: Path, seed: int) -> None:
-        self.way, self.size, self.settings, self.folder = way, size, settings, folder
+    def __init__(
+        self, way: Remote, size: int, settings: TrainingSettings, folder: Path, seed: int
+    ) -> None:
+        self.way = way
+        self.size = size
+        self.settings = settings
+        self.folder = folder
         self.random = random.Random(seed)
         self.counts = self.train("undisturbed", [], [])
         """Of each rank, as `train_until_struck` returns them."""
 
     def train(self, name: str, strikes: list[Strike], failures: list[str]) -> list[tuple[int, int]]:
-        settings = replace(self.settings, snapshots=SnapshotSettings(folder=self.folder / name, every=1))
+        settings = replace(
+            self.settings, snapshots=SnapshotSettings(folder=self.folder / name, every=1)
+        )
         return launch(
-            train_until_struck, self.size, args=(self.way, settings, strikes), restarts=len(strikes), fresh=True,
+            train_until_struck, self.size, args=(self.way, settings, strikes),
+            restarts=len(strikes), fresh=True,
             on_restart=lambda failure, count: failures.append(failure.headline),
         )  # fmt: skip
 
     def draw(self) -> Strike:
-        """Any call from the first one on. Squared: many come early, in quick succession, and training gets ahead
-        slowly."""
+        """Any call from the first one on. Squared: many come early, in quick succession, and
+        training gets ahead slowly."""
         rank, in_snapshots = self.random.randrange(self.size), self.random.random() < 0.5
         calls = self.counts[rank][in_snapshots]
         return Strike(rank, 1 + int(self.random.random() ** 2 * calls), in_snapshots)
 
     def strike(self, kills: int) -> int:
-        """Train with so many strikes at most; how many have happened before the end, which must be the same."""
+        """Train with so many strikes at most; how many have happened before the end, which must be
+        the same."""
         strikes, failures = [self.draw() for _ in range(kills)], list[str]()
         self.train("struck", strikes, failures)
-        others = [failure for failure in failures if not re.search("was killed by SIGKILL$|by peer", failure)]
+        others = [
+            failure
+            for failure in failures
+            if not re.search("was killed by SIGKILL$|by peer", failure)
+        ]
         assert others == []
-        assert compare(0, 1, *(self.folder / name for name in ("undisturbed", "struck")))["differing"] == 0
+        assert (
+            compare(0, 1, *(self.folder / name for name in ("undisturbed", "struck")))["differing"]
+            == 0
+        )
         shutil.rmtree(self.folder / "struck")
         return len(failures)
 
@@ -129,7 +149,11 @@ def settings(digits_folder: Path) -> TrainingSettings:
     ("way", "size", "kills"),
     [
         ("train_by_hand", 2, 3),
-        *(pytest.param(way, size, KILLS // 4, marks=pytest.mark.stress) for way in WAYS for size in (2, 3)),
+        *(
+            pytest.param(way, size, KILLS // 4, marks=pytest.mark.stress)
+            for way in WAYS
+            for size in (2, 3)
+        ),
     ],
 )
 def test_kills_between_any_two_calls_leave_no_trace(
@@ -149,12 +173,27 @@ SIGNALS = 20
 @pytest.mark.stress
 @pytest.mark.parametrize(("command", "size"), [("sgd", 2), ("ddp", 3)])
 def test_a_command_that_is_ended_at_random_moments_ends_with_the_same_bits(
-    command: str, size: int, data_dir: Path, tmp_path: Path, fork_program: Callable[..., ForkedProgram]
+    command: str,
+    size: int,
+    data_dir: Path,
+    tmp_path: Path,
+    fork_program: Callable[..., ForkedProgram],
 ) -> None:
-    """From outside: any of its processes is killed, or it is asked to end, by Ctrl-C or SIGTERM; then it is started
-    again, if it has ended."""
+    """From outside: any of its processes is killed, or it is asked to end, by Ctrl-C or SIGTERM;
+    then it is started again, if it has ended."""
     data = ("--dataset", "digits", "--data-dir", data_dir, "--limit", 128, "--batch-size", 32)
-    words = (command, "-n", size, *data, "--epochs", 30, "--snapshot-every", 2, "--restarts", SIGNALS)
+    words = (
+        command,
+        "-n",
+        size,
+        *data,
+        "--epochs",
+        30,
+        "--snapshot-every",
+        2,
+        "--restarts",
+        SIGNALS,
+    )
     drawn = random.Random(size)
 
     def start(name: str) -> ForkedProgram:
@@ -163,7 +202,9 @@ def test_a_command_that_is_ended_at_random_moments_ends_with_the_same_bits(
     begun = time.monotonic()
     assert start("undisturbed").communicate(timeout=10 * ENOUGH)[1] == ""
     seconds, codes = time.monotonic() - begun, set()
-    for number in drawn.choices([signal.SIGKILL, signal.SIGTERM, signal.SIGINT], [2, 1, 1], k=SIGNALS):
+    for number in drawn.choices(
+        [signal.SIGKILL, signal.SIGTERM, signal.SIGINT], [2, 1, 1], k=SIGNALS
+    ):
         program = start("ended")
         time.sleep(drawn.uniform(0, seconds / 2))
         victims = session_members(program.pid) if number == signal.SIGKILL else [program.pid]
@@ -173,5 +214,13 @@ def test_a_command_that_is_ended_at_random_moments_ends_with_the_same_bits(
         codes.add(program.returncode)
         assert session_ends(program.pid)
     assert start("ended").communicate(timeout=10 * ENOUGH)[1] == ""
-    assert codes <= {0, 1, -signal.SIGKILL, -signal.SIGTERM, -signal.SIGINT, 128 + signal.SIGINT, os.EX_TEMPFAIL}, codes
+    assert codes <= {
+        0,
+        1,
+        -signal.SIGKILL,
+        -signal.SIGTERM,
+        -signal.SIGINT,
+        128 + signal.SIGINT,
+        os.EX_TEMPFAIL,
+    }, codes
     assert compare(0, 1, tmp_path / "undisturbed", tmp_path / "ended")["differing"] == 0

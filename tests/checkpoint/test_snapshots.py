@@ -1,4 +1,5 @@
-"""Snapshots: what is saved is loaded, what is damaged is named, and a folder belongs to one run that all ranks see."""
+"""Snapshots: what is saved is loaded, what is damaged is named, and a folder belongs to one run
+that all ranks see."""
 
 from __future__ import annotations
 
@@ -47,7 +48,12 @@ RUN: dict[str, object] = {"lr": 0.1, "limit": None, "data": "digits"}
 
 
 def snapshot(step: int, **shared: Any) -> Snapshot:
-    return Snapshot(step=step, fingerprint=RUN, shared={"weights": torch.arange(5) * step, **shared}, own=[{"rank": 0}])
+    return Snapshot(
+        step=step,
+        fingerprint=RUN,
+        shared={"weights": torch.arange(5) * step, **shared},
+        own=[{"rank": 0}],
+    )
 
 
 def save(folder: Path, *steps: int) -> None:
@@ -67,7 +73,9 @@ def choose(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any
     said: list[str] = []
     monkeypatch.setattr(under_test, "report", lambda notice: said.append(notice))
 
-    def choose_step(run: dict[str, object] = RUN, restarted: bool = False, **settings: Any) -> tuple[int | None, Any]:
+    def choose_step(
+        run: dict[str, object] = RUN, restarted: bool = False, **settings: Any
+    ) -> tuple[int | None, Any]:
         found = choose_snapshot(SnapshotSettings(folder=tmp_path, **settings), run, restarted)
         return found.step if found else None, said
 
@@ -86,11 +94,17 @@ def change_after_saving(rank: int, size: int, folder: Path) -> list[bool]:
             tensor.fill_(-1)
     writer.close()
     loaded = [read_snapshot(file) for _, file in find_snapshots(folder)]
-    return [all((tensor == each.step).all() for tensor in each.shared["tensors"]) for each in loaded]
+    return [
+        all((tensor == each.step).all() for tensor in each.shared["tensors"]) for each in loaded
+    ]
 
 
-@pytest.mark.parametrize("backend", ["gloo", pytest.param("nccl", marks=[pytest.mark.gpu, pytest.mark.stress])])
-def test_training_may_change_tensors_when_save_has_returned(tmp_path: Path, world: Any, backend: str) -> None:
+@pytest.mark.parametrize(
+    "backend", ["gloo", pytest.param("nccl", marks=[pytest.mark.gpu, pytest.mark.stress])]
+)
+def test_training_may_change_tensors_when_save_has_returned(
+    tmp_path: Path, world: Any, backend: str
+) -> None:
     assert world(1, backend=backend).run(change_after_saving, tmp_path) == [[True] * 3]
 
 
@@ -103,29 +117,41 @@ def test_a_file_is_torch_s_own(tmp_path: Path) -> None:
 
 
 class MortalOS:
-    """`os`, for a process that is killed at its n-th call that changes the disk: that one and all after it do not
-    happen. A write takes half of what it is given, as the system may. `calls` names what has happened."""
+    """`os`, for a process that is killed at its n-th call that changes the disk: that one and all
+    after it do not happen. A write takes half of what it is given, as the system may. `calls` names
+    what has happened."""
 
     def __init__(self, lives: float = float("inf")) -> None:
         self.lives, self.calls = lives, list[str]()
 
     def __getattr__(self, name: str) -> Any:
-        return partial(self.call, name) if name in ("open", "write", "fsync", "rename", "unlink") else getattr(os, name)
+        return (
+            partial(self.call, name)
+            if name in ("open", "write", "fsync", "rename", "unlink")
+            else getattr(os, name)
+        )
 
     def call(self, name: str, *args: Any) -> Any:
         if len(self.calls) >= self.lives:
             raise Killed
         what = " folder" if name == "fsync" and stat.S_ISDIR(os.fstat(args[0]).st_mode) else ""
         self.calls.append(name + what)
-        return os.write(args[0], args[1][: (len(args[1]) + 1) // 2]) if name == "write" else getattr(os, name)(*args)
+        return (
+            os.write(args[0], args[1][: (len(args[1]) + 1) // 2])
+            if name == "write"
+            else getattr(os, name)(*args)
+        )
 
 
 class Killed(BaseException):
     """Nothing catches it."""
 
 
-def test_the_disk_has_the_new_snapshot_before_an_old_one_goes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only in this order does a process that is killed, or a power failure, leave the new one whole or absent."""
+def test_the_disk_has_the_new_snapshot_before_an_old_one_goes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only in this order does a process that is killed, or a power failure, leave the new one whole
+    or absent."""
     mortal = MortalOS()
     monkeypatch.setattr(folder_under_test, "os", mortal)
     for step in range(1, KEPT + 2):
@@ -137,7 +163,8 @@ def test_the_disk_has_the_new_snapshot_before_an_old_one_goes(tmp_path: Path, mo
 def test_a_process_killed_at_any_call_leaves_the_old_snapshot_or_the_new(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, choose: Callable[..., Any]
 ) -> None:
-    """And what it leaves is in nobody's way: the next snapshot is written, and the same step may be saved again."""
+    """And what it leaves is in nobody's way: the next snapshot is written, and the same step may be
+    saved again."""
     contents = {step: serialise(vars(snapshot(step))) for step in range(1, 40)}
     for step in range(1, KEPT + 1):
         write_snapshot(tmp_path, step, contents[step])
@@ -149,7 +176,11 @@ def test_a_process_killed_at_any_call_leaves_the_old_snapshot_or_the_new(
                 write_snapshot(tmp_path, newest + more, contents[newest + more])
             found, said = choose()
             seen.add(found - newest)
-            assert (found - newest in (0, more), said, len(steps_in(tmp_path)) >= KEPT) == (True, [], True)
+            assert (found - newest in (0, more), said, len(steps_in(tmp_path)) >= KEPT) == (
+                True,
+                [],
+                True,
+            )
             newest = found
     assert seen == {0, 1}
     assert len(steps_in(tmp_path)) == KEPT, "nobody is killed any more"
@@ -180,7 +211,10 @@ def test_what_was_left_unfinished_is_no_part_of_the_next_snapshot(tmp_path: Path
 
 def test_the_checksum_is_that_of_all_bytes() -> None:
     content = bytes(1 << 20)
-    changed = [content[:place] + b"1" + content[place + 1 :] for place in (0, 5_000, 70_000, len(content) - 1)]
+    changed = [
+        content[:place] + b"1" + content[place + 1 :]
+        for place in (0, 5_000, 70_000, len(content) - 1)
+    ]
     assert len({name_file(7, each) for each in (content, *changed)}) == 5
 
 
@@ -189,7 +223,9 @@ def test_nothing_is_written_through_a_link(tmp_path: Path) -> None:
         (tmp_path / name).symlink_to(tmp_path / "elsewhere")
     with pytest.raises(OSError, match="Too many levels of symbolic links"):
         write_snapshot(tmp_path, 1, b"some bytes")
-    with pytest.raises(UsageError, match=r"\.lock: Too many levels of symbolic links; choose another folder"):
+    with pytest.raises(
+        UsageError, match=r"\.lock: Too many levels of symbolic links; choose another folder"
+    ):
         lock_folder(tmp_path)
     assert not (tmp_path / "elsewhere").exists()
 
@@ -224,12 +260,18 @@ def test_a_damaged_snapshot_is_named_and_passed_over(
     save(tmp_path, 1, 2)
     newest = find_snapshots(tmp_path)[0][1]
     newest.write_bytes(damage(newest.read_bytes()))
-    said = f"snapshot {newest.name} is damaged, its checksum is not that in its name: looking for one before it"
+    said = (
+        f"snapshot {newest.name} is damaged, its checksum is not that in its name: looking for "
+        "one before it"
+    )
     assert choose() == (1, [said])
 
 
-def test_what_is_not_a_regular_file_is_no_snapshot(tmp_path: Path, choose: Callable[..., Any]) -> None:
-    """None is waited for: a FIFO, a device without end, a folder, a socket, a link that leads nowhere."""
+def test_what_is_not_a_regular_file_is_no_snapshot(
+    tmp_path: Path, choose: Callable[..., Any]
+) -> None:
+    """None is waited for: a FIFO, a device without end, a folder, a socket, a link that leads
+    nowhere."""
     save(tmp_path, 1)
     names = [f"step-0000000{step}-0123456789abcdef.pt" for step in (2, 3, 4, 5, 6)]
     fifo, device, folder, listening, link = (tmp_path / name for name in names)
@@ -239,7 +281,10 @@ def test_what_is_not_a_regular_file_is_no_snapshot(tmp_path: Path, choose: Calla
     with socket.socket(socket.AF_UNIX) as server, contextlib.chdir(tmp_path):
         server.bind(listening.name)
     link.symlink_to("nowhere")
-    said = [f"snapshot {name} is damaged, it is not a regular file: looking for one before it" for name in names]
+    said = [
+        f"snapshot {name} is damaged, it is not a regular file: looking for one before it"
+        for name in names
+    ]
     assert choose() == (1, said[::-1])
 
 
@@ -255,7 +300,9 @@ def test_no_link_is_written_through(tmp_path: Path) -> None:
     theirs.write_text("dear diary")
     for name in (".lock", ".unfinished"):
         (tmp_path / name).symlink_to(theirs)
-    with pytest.raises(UsageError, match=r"\.lock: Too many levels of symbolic links; choose another folder$"):
+    with pytest.raises(
+        UsageError, match=r"\.lock: Too many levels of symbolic links; choose another folder$"
+    ):
         SnapshotWriter(tmp_path)
     with pytest.raises(OSError, match="symbolic links"):
         write_snapshot(tmp_path, 1, b"some bytes")
@@ -270,19 +317,24 @@ def test_what_a_run_resumes_from(tmp_path: Path, choose: Callable[..., Any]) -> 
         choose(resume="no")
 
 
-@pytest.mark.parametrize("run", [RUN | {"lr": 0.5}, {"data": "digits", "limit": None}, RUN | {"seed": 1}])
+@pytest.mark.parametrize(
+    "run", [RUN | {"lr": 0.5}, {"data": "digits", "limit": None}, RUN | {"seed": 1}]
+)
 def test_a_snapshot_of_another_run_is_refused(
     run: dict[str, object], tmp_path: Path, choose: Callable[..., Any]
 ) -> None:
     save(tmp_path, 1)
-    with pytest.raises(UsageError, match=r"(lr|seed) is (0\.1|missing) in the snapshot and (0\.5|missing|1) here"):
+    with pytest.raises(
+        UsageError, match=r"(lr|seed) is (0\.1|missing) in the snapshot and (0\.5|missing|1) here"
+    ):
         choose(run)
 
 
 def test_a_full_disk_is_reported_and_leaves_the_snapshot_before(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The disk is full as far as a process can tell that may not write files of more than 100 kB."""
+    """The disk is full as far as a process can tell that may not write files of more than 100
+    kB."""
     said: list[str] = []
     monkeypatch.setattr(under_test, "report", lambda problem: said.append(problem))
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -294,16 +346,25 @@ def test_a_full_disk_is_reported_and_leaves_the_snapshot_before(
         writer.close()
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    assert said == [f"step 2 has no snapshot: {tmp_path} cannot be written to (File too large); training went on"]
+    assert said == [
+        f"step 2 has no snapshot: {tmp_path} cannot be written to (File too large); training went "
+        "on"
+    ]
     assert (writer.written, steps_in(tmp_path)) == (1, [1])
-    assert {file.name for file in tmp_path.iterdir()} == {".lock", find_snapshots(tmp_path)[0][1].name}
+    assert {file.name for file in tmp_path.iterdir()} == {
+        ".lock",
+        find_snapshots(tmp_path)[0][1].name,
+    }
 
 
-@pytest.mark.parametrize("meets", [lambda writer: writer.close(), lambda writer: writer.save(snapshot(2))])
+@pytest.mark.parametrize(
+    "meets", [lambda writer: writer.close(), lambda writer: writer.save(snapshot(2))]
+)
 def test_an_error_of_the_thread_that_is_not_the_disk_s_is_raised_in_the_training(
     meets: Callable[[SnapshotWriter], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By what comes next, closing too: the last snapshot would be missing, and nobody would know."""
+    """By what comes next, closing too: the last snapshot would be missing, and nobody would
+    know."""
 
     def fail(*args: Any) -> None:
         raise MemoryError("no room for a copy")
@@ -337,10 +398,14 @@ def test_a_folder_belongs_to_one_run_and_never_to_one_that_was_killed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     words = [sys.executable, "-c", HOLD, str(tmp_path)]
-    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
+    with subprocess.Popen(
+        words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as holder:
         assert holder.stdout
         holder.stdout.readline()
-        with pytest.raises(UsageError, match="another run is writing its own there; wait for its end, or choose"):
+        with pytest.raises(
+            UsageError, match="another run is writing its own there; wait for its end, or choose"
+        ):
             lock_folder(tmp_path)
 
         def end(seconds: float) -> None:
@@ -368,7 +433,9 @@ def test_where_the_disk_has_no_locks_nobody_is_kept_out(
 
     monkeypatch.setattr(fcntl, "lockf", fail)
     descriptors = [lock_folder(tmp_path), lock_folder(tmp_path)]
-    assert {os.path.realpath(f"/proc/self/fd/{each}") for each in descriptors} == {str(tmp_path.resolve() / ".lock")}
+    assert {os.path.realpath(f"/proc/self/fd/{each}") for each in descriptors} == {
+        str(tmp_path.resolve() / ".lock")
+    }
     for each in descriptors:
         os.close(each)
 
@@ -376,7 +443,10 @@ def test_where_the_disk_has_no_locks_nobody_is_kept_out(
 def test_a_folder_is_free_when_its_run_has_closed_it(tmp_path: Path) -> None:
     """For another process: of locks of its own, a process sees nothing."""
     writer = SnapshotWriter(tmp_path)
-    code = "import sys; from pathlib import Path; from playground.checkpoint.folder import lock_folder as lock"
+    code = (
+        "import sys; from pathlib import Path; from playground.checkpoint.folder import "
+        "lock_folder as lock"
+    )
     words = [sys.executable, "-c", f"{code}; lock(Path(sys.argv[1]))", str(tmp_path)]
     writer.close()
     assert subprocess.run(words).returncode == 0
@@ -398,7 +468,9 @@ def test_a_folder_of_another_user_is_refused(tmp_path: Path, whose: str) -> None
 
 def test_a_folder_that_others_can_write_to_is_refused(tmp_path: Path) -> None:
     tmp_path.chmod(0o1777)
-    with pytest.raises(UsageError, match="other users can put links there; choose a folder of your own"):
+    with pytest.raises(
+        UsageError, match="other users can put links there; choose a folder of your own"
+    ):
         make_folder(tmp_path)
     make_folder(tmp_path / "mine")
     (tmp_path / "file").touch()
@@ -407,7 +479,8 @@ def test_a_folder_that_others_can_write_to_is_refused(tmp_path: Path) -> None:
 
 
 def open_on_hosts(rank: int, size: int, folders: list[Path]) -> bool:
-    """Whether this rank writes; `folders` is what each rank's host has under the name of the folder."""
+    """Whether this rank writes; `folders` is what each rank's host has under the name of the
+    folder."""
     writer, newest = open_folder(SnapshotSettings(folder=folders[rank]), RUN)
     report(found=newest and newest.step)
     if writer:
@@ -422,14 +495,20 @@ def test_hosts_must_share_the_folder(tmp_path: Path) -> None:
     found: list[Any] = []
     make_folder(own[0])
     save(own[0], 3)
-    shared = launch(open_on_hosts, 2, args=([own[0], link],), on_report=lambda rank, event: found.append(event))
+    shared = launch(
+        open_on_hosts, 2, args=([own[0], link],), on_report=lambda rank, event: found.append(event)
+    )
     assert (shared, found) == ([True, False], [{"found": 3}] * 2)
-    with pytest.raises(UsageError, match=r"other: what rank 0 writes is not seen here; all hosts must share it$"):
+    with pytest.raises(
+        UsageError, match=r"other: what rank 0 writes is not seen here; all hosts must share it$"
+    ):
         launch(open_on_hosts, 2, args=(own,))
     assert list(own[1].iterdir()) == []
 
 
-def open_together(rank: int, size: int, folders: list[Path], resume: str, restarts: list[int]) -> int | str | None:
+def open_together(
+    rank: int, size: int, folders: list[Path], resume: str, restarts: list[int]
+) -> int | str | None:
     """The step that this rank resumes from, or why it is refused; it was restarted so often."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(under_test, "restart_count", lambda: restarts[rank])

@@ -1,4 +1,5 @@
-"""Two hosts: one is killed and replaced, and the end is as if nobody had disturbed them; they must share the folder."""
+"""Two hosts: one is killed and replaced, and the end is as if nobody had disturbed them; they must
+share the folder."""
 
 from __future__ import annotations
 
@@ -15,7 +16,19 @@ from playground.checkpoint.folder import find_snapshots
 from playground.lessons.elastic.comparison import compare
 
 Networks = Callable[..., Network]
-TRAIN = ("sgd", "--dataset", "digits", "--limit", 300, "--batch-size", 10, "--epochs", 3, "--snapshot-every", 10)
+TRAIN = (
+    "sgd",
+    "--dataset",
+    "digits",
+    "--limit",
+    300,
+    "--batch-size",
+    10,
+    "--epochs",
+    3,
+    "--snapshot-every",
+    10,
+)
 
 
 def drain(program: Popen[str]) -> Popen[str]:
@@ -39,7 +52,11 @@ def test_a_host_that_is_killed_and_replaced_leaves_the_same_bits(
     hosts: Networks, data_dir: Path, tmp_path: Path
 ) -> None:
     def start(host: Host, name: str) -> Popen[str]:
-        return drain(host.join_elastic("2:2", 1, *TRAIN, "--data-dir", data_dir, "--snapshots", tmp_path / name))
+        return drain(
+            host.join_elastic(
+                "2:2", 1, *TRAIN, "--data-dir", data_dir, "--snapshots", tmp_path / name
+            )
+        )
 
     network = hosts(2)
     for program in [start(host, "undisturbed") for host in network.hosts]:

@@ -11,7 +11,10 @@ KINDS = ("parameters", "gradients", "activations")
 
 
 def test_bars_share_a_scale_and_have_a_legend() -> None:
-    rows = [("cpu:0", {"parameters": 4000, "gradients": 4000}), ("cpu:1", {"parameters": 4000, "activations": 1})]
+    rows = [
+        ("cpu:0", {"parameters": 4000, "gradients": 4000}),
+        ("cpu:1", {"parameters": 4000, "activations": 1}),
+    ]
     assert render(bars(rows, KINDS, width=8), 80).splitlines() == [
         "                                        total",
         "  device  one character: 1,000 bytes  (bytes)",
@@ -32,7 +35,9 @@ def test_nothing_held_is_no_bar() -> None:
     assert "cpu:0" in render(bars([("cpu:0", {})], KINDS), 80)
 
 
-@given(st.lists(st.integers(0, 10**9), max_size=len(BLOCKS)), st.integers(0, 10**9), st.integers(1, 60))
+@given(
+    st.lists(st.integers(0, 10**9), max_size=len(BLOCKS)), st.integers(0, 10**9), st.integers(1, 60)
+)
 def test_a_bar_is_as_long_as_its_sum(amounts: list[int], more: int, width: int) -> None:
     longest = sum(amounts) + more
     bar = draw(amounts, longest, width)

@@ -29,7 +29,9 @@ def test_a_syntax_error_breaks_its_lesson_only_and_names_the_line(tmp_path: Path
 
     def run(*words: str) -> tuple[int, str, str]:
         command = [sys.executable, "-m", "playground", *words]
-        done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env={"PYTHONPATH": str(tmp_path)})
+        done = subprocess.run(
+            command, capture_output=True, text=True, cwd=tmp_path, env={"PYTHONPATH": str(tmp_path)}
+        )
         return done.returncode, done.stdout, done.stderr
 
     assert run("p2p")[::2] == (

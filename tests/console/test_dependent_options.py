@@ -34,7 +34,10 @@ def call(*words: str) -> Any:
     [
         (["-k", "1"], "-k has no effect without --snapshots: add --snapshots or leave it out"),
         (["--sync", "bucketed", "--cap", "100"], "--sync is for few"),
-        (["--cap", "25"], "--cap has no effect with --sync flat: it is for --sync bucketed or overlapped"),
+        (
+            ["--cap", "25"],
+            "--cap has no effect with --sync flat: it is for --sync bucketed or overlapped",
+        ),
     ],
 )
 def test_an_option_without_effect_is_refused(words: list[str], message: str) -> None:
@@ -53,7 +56,9 @@ def test_an_option_without_effect_is_refused(words: list[str], message: str) -> 
     ],
     ids=" ".join,
 )
-def test_commands_say_what_has_no_effect(words: tuple[str, ...], option: str, run_cli: Callable[..., Any]) -> None:
+def test_commands_say_what_has_no_effect(
+    words: tuple[str, ...], option: str, run_cli: Callable[..., Any]
+) -> None:
     shown = run_cli(*words)
     assert (shown.code, shown.out, shown.err.count("\n")) == (2, "", 1)
     assert shown.err.startswith(f"playground: {option} has no effect with")

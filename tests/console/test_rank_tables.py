@@ -24,7 +24,10 @@ def lines_of(returned: list[object], *says: str) -> list[str]:
 
 
 def test_a_row_per_rank_and_what_each_says() -> None:
-    lines = lines_of([{"before": 0.0, "after": 1.0}, {"before": [1, 2], "after": None}], "Rank {rank} has data {after}")
+    lines = lines_of(
+        [{"before": 0.0, "after": 1.0}, {"before": [1, 2], "after": None}],
+        "Rank {rank} has data {after}",
+    )
     assert lines == [
         "ring: A token goes round.",
         "  rank  before  after",

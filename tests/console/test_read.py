@@ -1,4 +1,5 @@
-"""Chapters in the terminal: every one, in 80 columns, with its code as it is; and they travel with the package."""
+"""Chapters in the terminal: every one, in 80 columns, with its code as it is; and they travel with
+the package."""
 
 from __future__ import annotations
 
@@ -29,7 +30,9 @@ def test_a_chapter_is_shown_whole(run_cli: Run, monkeypatch: pytest.MonkeyPatch)
         shown = run_cli("read", name)
         assert (shown.code, shown.err, too_wide(shown.out)) == (0, "", [])
         text = CHAPTERS[name].read_text(encoding="utf-8")
-        assert text.splitlines()[0].removeprefix("# ").replace("`", "") in " ".join(shown.out.split())
+        assert text.splitlines()[0].removeprefix("# ").replace("`", "") in " ".join(
+            shown.out.split()
+        )
         assert "\x1b" not in shown.out
         letters = "".join(shown.out.split())
         code = [line for block in FENCE.findall(text) for line in block.splitlines()[1:-1]]
@@ -62,11 +65,19 @@ def test_an_unknown_name_is_one_line(run_cli: Run) -> None:
 def test_chapters_and_figures_travel_with_the_package(tmp_path: Path) -> None:
     for name in ("pyproject.toml", "README.md"):
         shutil.copy(ROOT / name, tmp_path)
-    shutil.copytree(ROOT / "playground", tmp_path / "playground", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(
+        ROOT / "playground", tmp_path / "playground", ignore=shutil.ignore_patterns("__pycache__")
+    )
     build = "from setuptools import build_meta; print(build_meta.build_wheel('.'))"
-    built = subprocess.run([sys.executable, "-c", build], cwd=tmp_path, capture_output=True, text=True, check=True)
+    built = subprocess.run(
+        [sys.executable, "-c", build], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
     with zipfile.ZipFile(tmp_path / built.stdout.splitlines()[-1]) as wheel:
         names = {*wheel.namelist()}
-    wanted = [file for file in (ROOT / "playground").rglob("*") if file.suffix in (".md", ".svg", ".ipynb", ".js")]
+    wanted = [
+        file
+        for file in (ROOT / "playground").rglob("*")
+        if file.suffix in (".md", ".svg", ".ipynb", ".js")
+    ]
     assert {str(file.relative_to(ROOT)) for file in wanted} <= names
     assert {str(file.relative_to(ROOT)) for file in CHAPTERS.values()} <= names

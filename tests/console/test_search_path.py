@@ -16,7 +16,8 @@ ROOT = Path(playground.__file__).parents[1]
 
 
 def put_working_folder_last() -> None:
-    """As `python -m playground` does it first. (The module is not imported here: `runpy` would warn of that.)"""
+    """As `python -m playground` does it first. (The module is not imported here: `runpy` would warn
+    of that.)"""
     runpy.run_path(str(ROOT / "playground" / "__main__.py"))["put_working_folder_last"]()
 
 
@@ -33,7 +34,9 @@ def test_own_files_in_the_working_folder_are_left_alone(own_files: Path) -> None
     root = ROOT  # as if the package were not installed, too
     environ = {**os.environ, "PYTHONPATH": f"{root}"}
     command = [sys.executable, "-m", "playground", "hello", "-n", "1"]
-    done = subprocess.run(command, cwd=own_files, env=environ, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(
+        command, cwd=own_files, env=environ, capture_output=True, text=True, timeout=120
+    )
     assert (done.returncode, done.stderr) == (0, "")
     assert "Shown: " in done.stdout
 
@@ -44,7 +47,9 @@ def test_the_working_folder_comes_last(monkeypatch: pytest.MonkeyPatch) -> None:
     assert sys.path == ["/lib/python", "/home/me"]
 
 
-def test_a_clone_goes_before_what_is_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_clone_goes_before_what_is_installed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "site-packages" / "playground").mkdir(parents=True)
     installed, clone = str(tmp_path / "site-packages"), str(ROOT)
     monkeypatch.setattr(sys, "path", [clone, "/lib/python", installed, "/more"])

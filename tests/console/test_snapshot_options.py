@@ -21,7 +21,9 @@ def train(run_cli: Run, data_dir: Path, tmp_path: Path) -> Run:
 
     def run(command: str, *words: Any) -> Any:
         data = ("--dataset", "digits", "--data-dir", data_dir, "--limit", 256)
-        return run_cli(command, *data, "--snapshots", tmp_path / "snapshots", "--snapshot-every", 1, *words)
+        return run_cli(
+            command, *data, "--snapshots", tmp_path / "snapshots", "--snapshot-every", 1, *words
+        )
 
     return run
 
@@ -34,18 +36,27 @@ def test_training_goes_on_where_it_was(train: Run, tmp_path: Path) -> None:
     assert len(second["epochs"]) == 2
     shown = train("ddp", "--epochs", 3)
     assert "going on after step 0 of epoch 3" in shown.out
-    assert [line.split()[0] for line in shown.out.splitlines() if line[:8].strip().isdigit()] == ["1", "2", "3"]
+    assert [line.split()[0] for line in shown.out.splitlines() if line[:8].strip().isdigit()] == [
+        "1",
+        "2",
+        "3",
+    ]
 
 
 def test_another_run_or_none_is_refused_by_what_differs(train: Run, tmp_path: Path) -> None:
     assert train("sgd", "--epochs", 1).code == 0
-    for words, told in ((("--lr", 0.5), "lr is 0.01 in the snapshot and 0.5 here"), (("--resume", "no"), "holds snap")):
+    for words, told in (
+        (("--lr", 0.5), "lr is 0.01 in the snapshot and 0.5 here"),
+        (("--resume", "no"), "holds snap"),
+    ):
         shown = train("sgd", "--epochs", 1, *words)
         assert shown.code == 2
         assert told in shown.err
 
 
-def test_a_folder_that_cannot_be_made_is_named(run_cli: Run, data_dir: Path, tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_made_is_named(
+    run_cli: Run, data_dir: Path, tmp_path: Path
+) -> None:
     (tmp_path / "file").touch()
     words = ("--dataset", "digits", "--data-dir", data_dir, "--limit", 256, "--epochs", 1)
     shown = run_cli("sgd", *words, "--snapshots", tmp_path / "file" / "snapshots")
@@ -53,7 +64,9 @@ def test_a_folder_that_cannot_be_made_is_named(run_cli: Run, data_dir: Path, tmp
     assert str(tmp_path / "file") in shown.err
 
 
-def test_a_snapshot_that_cannot_be_written_is_a_line_and_training_goes_on(train: Run, tmp_path: Path) -> None:
+def test_a_snapshot_that_cannot_be_written_is_a_line_and_training_goes_on(
+    train: Run, tmp_path: Path
+) -> None:
     (tmp_path / "snapshots" / ".unfinished").mkdir(parents=True)  # in the way
     shown = train("sgd", "--epochs", 1, "--snapshot-every", 2, "--json")
     assert (shown.code, len(json.loads(shown.out)["epochs"])) == (0, 1)
@@ -61,7 +74,9 @@ def test_a_snapshot_that_cannot_be_written_is_a_line_and_training_goes_on(train:
     assert shown.err == f"step 2 has no snapshot: {why}; training went on\n"
 
 
-def test_a_folder_in_which_another_run_writes_is_refused_in_a_line(train: Run, tmp_path: Path) -> None:
+def test_a_folder_in_which_another_run_writes_is_refused_in_a_line(
+    train: Run, tmp_path: Path
+) -> None:
     (tmp_path / "snapshots").mkdir()
     lock = lock_folder(tmp_path / "snapshots")
     shown = train("sgd", "--json")

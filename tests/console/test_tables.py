@@ -1,4 +1,5 @@
-"""Tables and prose as lines of text: what fits, what is left out, and that data is never read as markup."""
+"""Tables and prose as lines of text: what fits, what is left out, and that data is never read as
+markup."""
 
 from __future__ import annotations
 
@@ -14,7 +15,10 @@ def rendered(*texts: str | Prose | Table, width: int = 80, wide: bool = False) -
 
 
 def test_rows_stand_under_columns_with_units() -> None:
-    columns = {"rank": RANK_COLUMN, **figures(("sent", "sent", "bytes", ","), ("p95", "p95", "ms", ".2f", 1000))}
+    columns = {
+        "rank": RANK_COLUMN,
+        **figures(("sent", "sent", "bytes", ","), ("p95", "p95", "ms", ".2f", 1000)),
+    }
     rows = [{"rank": 0, "sent": 1024, "p95": 0.0031, "held_by": [1, 2]}, {"rank": 1, "sent": 8}]
     assert rendered(tabulate(rows, columns)) == [
         "           sent   p95",
@@ -37,9 +41,13 @@ def test_columns_for_wide_are_named_and_shown_when_asked_for() -> None:
 @pytest.mark.parametrize("width", [40, 57, 80])
 def test_what_does_not_fit_is_left_out_from_the_right_and_named(width: int) -> None:
     names = [f"figure {number}" for number in range(12)]
-    table = Table(Column("name"), *(Column(name, right=True) for name in names), rows=[["x", *("1" * 12)]])
+    table = Table(
+        Column("name"), *(Column(name, right=True) for name in names), rows=[["x", *("1" * 12)]]
+    )
     lines = rendered(table, width=width)
-    left_out = " ".join(" ".join(lines[2:]).split()).removeprefix("more columns with --wide: ").split(", ")
+    left_out = (
+        " ".join(" ".join(lines[2:]).split()).removeprefix("more columns with --wide: ").split(", ")
+    )
     shown = names[: len(names) - len(left_out)]
     assert max(map(len, lines)) <= width
     assert (lines[0].split("  ")[2:], left_out) == (shown, names[len(shown) :])
@@ -50,7 +58,10 @@ def test_what_does_not_fit_is_left_out_from_the_right_and_named(width: int) -> N
 def test_long_cells_wrap_where_they_may() -> None:
     values = [1000.0 * number for number in range(12)]
     table = Table(
-        RANK_COLUMN, Column("before", wraps=True), Column("after", right=True), rows=[("0", str(values), "1")]
+        RANK_COLUMN,
+        Column("before", wraps=True),
+        Column("after", right=True),
+        rows=[("0", str(values), "1")],
     )
     lines = rendered(table, width=50)
     assert max(map(len, lines)) <= 50
@@ -77,7 +88,9 @@ def test_a_word_that_is_too_long_stays_whole_on_a_line_of_its_own() -> None:
     assert rendered(f"found in {path} and elsewhere") == ["found in", path, "and elsewhere"]
 
 
-@pytest.mark.parametrize("data", ["[bold]x[/bold]", "[/nothing]", ":smile:", "[1.0, 2.0]", "\\[x]", "https://x.y"])
+@pytest.mark.parametrize(
+    "data", ["[bold]x[/bold]", "[/nothing]", ":smile:", "[1.0, 2.0]", "\\[x]", "https://x.y"]
+)
 def test_data_is_never_read_as_markup(data: str) -> None:
     table = Table(Column("value"), rows=[[data]])
     assert rendered(data, prose(data), table) == [data, data, "  value", f"  {data}"]
@@ -93,7 +106,11 @@ def test_styles_are_colours_only_where_there_is_colour() -> None:
 
 def test_rows_name_what_they_leave_out_before_they_come() -> None:
     said: list[str] = []
-    rows = Rows(lambda table: said.extend(rendered(table)), Column("a", width=4), Column("b", width=4, wide=True))
+    rows = Rows(
+        lambda table: said.extend(rendered(table)),
+        Column("a", width=4),
+        Column("b", width=4, wide=True),
+    )
     rows.say("1", "2")
     rows.say("3", "4")
     assert said == ["  more columns with --wide: b", "  a", "  1", "  3"]

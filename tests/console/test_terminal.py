@@ -35,7 +35,8 @@ def _usual_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @contextlib.contextmanager
 def use_terminal(monkeypatch: pytest.MonkeyPatch) -> Iterator[Terminal]:
-    """A terminal that is stdout and stderr. (Not a fixture: pytest puts its own streams back before the test.)"""
+    """A terminal that is stdout and stderr. (Not a fixture: pytest puts its own streams back before
+    the test.)"""
     with open_terminal() as opened, monkeypatch.context() as patch:
         patch.setattr(sys, "stdout", opened.stream)
         patch.setattr(sys, "stderr", opened.stream)
@@ -55,7 +56,9 @@ def test_who_wants_no_colour_gets_no_escape_sequence(monkeypatch: pytest.MonkeyP
     assert screen.shown == "ring: sent by rank 3\n"
 
 
-def test_a_pipe_gets_plain_text_or_colour_if_that_is_forced(run_cli: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pipe_gets_plain_text_or_colour_if_that_is_forced(
+    run_cli: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert "\033" not in run_cli("p2p", "--only", "ring").out
     monkeypatch.setenv("FORCE_COLOR", "1")
     assert "\033[1;36mring\033[0m: A token" in run_cli("p2p", "--only", "ring").out
@@ -82,10 +85,18 @@ def test_a_stream_that_lacks_characters_gets_others() -> None:
 
 
 def test_text_of_others_brings_no_escape_sequence(capsys: pytest.CaptureFixture[str]) -> None:
-    terminal.say(f"on {EVIL}", prose(heading(EVIL), "\tof\ntwo lines"), Table(Column("host"), rows=[[EVIL]]))
+    terminal.say(
+        f"on {EVIL}", prose(heading(EVIL), "\tof\ntwo lines"), Table(Column("host"), rows=[[EVIL]])
+    )
     lines = capsys.readouterr().out.splitlines()
     shown = r"\x1b]0;owned\x07\x9b2J\r\u202e"
-    assert [line.strip() for line in lines] == [f"on {shown}", f"{shown}  of", "two lines", "host", shown]
+    assert [line.strip() for line in lines] == [
+        f"on {shown}",
+        f"{shown}  of",
+        "two lines",
+        "host",
+        shown,
+    ]
 
 
 def test_an_error_that_quotes_a_path_brings_none_either(run_cli: Run, tmp_path: Path) -> None:
@@ -107,7 +118,8 @@ def test_a_bar_names_its_phase_and_leaves_nothing_behind(monkeypatch: pytest.Mon
     assert " 75 %" in shown
     assert "another rank" not in shown
     assert "\033[1;36mring\033[0m: sent" in shown
-    assert shown.count("\033[?25l") == shown.count("\033[?25h") == 1  # the cursor is hidden, and comes back
+    # the cursor is hidden, and comes back
+    assert shown.count("\033[?25l") == shown.count("\033[?25h") == 1
     lines = [ESCAPE.sub("", line).rpartition("\r")[2].strip() for line in shown.splitlines()]
     assert [line for line in lines if line and "%" not in line] == [
         "a line",
@@ -129,7 +141,9 @@ def test_no_bar_where_nobody_could_see_it(where: str, monkeypatch: pytest.Monkey
     assert screen.shown == piped.getvalue() == ""
 
 
-def test_text_that_goes_elsewhere_stays_out_of_the_bar_s_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_text_that_goes_elsewhere_stays_out_of_the_bar_s_terminal(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     piped = io.StringIO()
     with use_terminal(monkeypatch) as screen:
         monkeypatch.setattr(sys, "stdout", piped)

@@ -1,4 +1,5 @@
-"""No line of any command's text is wider than 80 columns where there is no terminal: what no README runs.
+"""No line of any command's text is wider than 80 columns where there is no terminal: what no README
+runs.
 
 Every command that a README shows is run, and its lines measured, by tests/test_readme.py.
 """
@@ -17,7 +18,17 @@ from playground.lessons import LESSONS
 
 DIGITS = ("--dataset", "digits")
 COMMANDS: list[tuple[Any, ...]] = [
-    ("collectives", "-n", 8, "--only", "all_gather_object", "--only", "all_to_all", "--only", "reduce_operations"),
+    (
+        "collectives",
+        "-n",
+        8,
+        "--only",
+        "all_gather_object",
+        "--only",
+        "all_to_all",
+        "--only",
+        "reduce_operations",
+    ),
     ("allreduce", "-n", 8, "--algorithm", "ring"),
     ("scale", "--alpha", "2e-5", "--beta", "1e-9"),
 ]
@@ -29,7 +40,9 @@ def _no_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("words", COMMANDS, ids=lambda words: " ".join(map(str, words)))
-def test_no_line_is_wider_than_80_columns(words: tuple[Any, ...], run_cli: Callable[..., Any]) -> None:
+def test_no_line_is_wider_than_80_columns(
+    words: tuple[Any, ...], run_cli: Callable[..., Any]
+) -> None:
     shown = run_cli(*words)
     assert shown.code == 0, shown.err
     assert shown.out.startswith(words[0])
@@ -47,6 +60,11 @@ def test_wide_shows_every_column(run_cli: Callable[..., Any], data_dir: Path) ->
     assert too_wide(narrow) == []
     assert "more columns with --wide: train loss of each rank" in narrow
     assert "more columns" not in wide
-    [(number, row)] = [(n, row) for n, row in enumerate(wide.splitlines()) if row.startswith("      1 ")]
-    lines = [row.split(maxsplit=6)[-1], *(line.strip() for line in wide.splitlines()[number + 1 : number + 3])]
+    [(number, row)] = [
+        (n, row) for n, row in enumerate(wide.splitlines()) if row.startswith("      1 ")
+    ]
+    lines = [
+        row.split(maxsplit=6)[-1],
+        *(line.strip() for line in wide.splitlines()[number + 1 : number + 3]),
+    ]
     assert [line[:-6] for line in lines] == [f"Rank {rank}, epoch 1: " for rank in range(3)]

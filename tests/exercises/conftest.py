@@ -1,4 +1,5 @@
-"""Modules that take long to import: the server of ranks has to know them before the first rank starts."""
+"""Modules that take long to import: the server of ranks has to know them before the first rank
+starts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Right solutions pass, every mistake is called by its name, and whatever a learner writes gets a verdict."""
+"""Right solutions pass, every mistake is called by its name, and whatever a learner writes gets a
+verdict."""
 
 from __future__ import annotations
 
@@ -26,7 +27,14 @@ from playground.exercises.exercise import (
     patch,
 )
 from playground.exercises.observation import explain_digits
-from playground.exercises.verdict import NAMED, Solution, Verdict, attempt, check_solution, tell_lines
+from playground.exercises.verdict import (
+    NAMED,
+    Solution,
+    Verdict,
+    attempt,
+    check_solution,
+    tell_lines,
+)
 from playground.exercises.work import Workbook, progress_file
 from playground.site.chapters import CHAPTERS
 
@@ -70,7 +78,9 @@ def judge(exercise: Exercise, text: str, world: int | None = None) -> Verdict:
 
 def parameters(exercise: Exercise, *others: str) -> Any:
     name = "-".join([exercise.name, *others[:1]])
-    return pytest.param(exercise, *others, marks=() if name in QUICK else pytest.mark.stress, id=name)
+    return pytest.param(
+        exercise, *others, marks=() if name in QUICK else pytest.mark.stress, id=name
+    )
 
 
 @pytest.mark.parametrize("exercise", [pytest.param(exercise, id=exercise.name) for exercise in ALL])
@@ -82,12 +92,15 @@ def test_the_reference_passes_and_a_mistake_does_not(exercise: Exercise) -> None
         return bool(attempt(Solution(exercise, text, exercise.file), before, size, seed=0).found)
 
     assert not fails(exercise.solution, exercise.worlds[0])
-    mistake = next(each.text for each in exercise.mistakes if each.name not in NAMED)  # those wait long
+    # those wait long
+    mistake = next(each.text for each in exercise.mistakes if each.name not in NAMED)
     assert any(fails(mistake, size) for size in exercise.worlds)
 
 
 @pytest.mark.parametrize("exercise", [parameters(exercise) for exercise in ALL])
-def test_the_reference_passes_in_all_worlds_and_the_stub_is_not_written_yet(exercise: Exercise) -> None:
+def test_the_reference_passes_in_all_worlds_and_the_stub_is_not_written_yet(
+    exercise: Exercise,
+) -> None:
     verdict = judge(exercise, exercise.solution)
     assert (verdict.status, verdict.passed) == (PASS, exercise.worlds), tell_lines(verdict)
     for stub in (exercise.stub, f"{exercise.stub}\n# I do not know how\n"):
@@ -104,7 +117,9 @@ def test_another_way_is_right_too(exercise: Exercise, way: str, text: str) -> No
 def test_a_stranger_s_mistake_is_refused_and_told(exercise: Exercise, what: str, text: str) -> None:
     verdict = judge(exercise, IMPORTS + text)
     assert verdict.status != PASS
-    assert what.partition("(")[2].rstrip(")").lower() in "\n".join(tell_lines(verdict)).lower(), tell_lines(verdict)
+    assert what.partition("(")[2].rstrip(")").lower() in "\n".join(tell_lines(verdict)).lower(), (
+        tell_lines(verdict)
+    )
 
 
 @pytest.mark.parametrize(("exercise", "name"), [parameters(*each) for each in MISTAKES])
@@ -138,23 +153,37 @@ def test_a_mistake_is_a_change_of_its_reference() -> None:
 @pytest.mark.parametrize("lesson", sorted({exercise.lesson for exercise in ALL}))
 def test_chapters_name_their_exercises(lesson: str) -> None:
     chapter = CHAPTERS[lesson].read_text(encoding="utf-8")
-    for named in re.findall(r"\[checked\]\(../../exercises/README.md\): (.*?)\.\n", chapter, re.DOTALL):
+    for named in re.findall(
+        r"\[checked\]\(../../exercises/README.md\): (.*?)\.\n", chapter, re.DOTALL
+    ):
         found = [CATALOGUE[name] for name in re.findall(r"`([\w-]+)`", named)]
         assert found
         assert {exercise.lesson for exercise in found} == {lesson}
 
 
 SWAP, COLUMN = CATALOGUE["swap"], CATALOGUE["column"]
-HEAD = "import os, threading, time\nimport torch\nimport torch.distributed as dist\n\n\ndef swap(rank, size, tensor):\n"
+HEAD = (
+    "import os, threading, time\nimport torch\nimport torch.distributed as dist\n\n\ndef "
+    "swap(rank, size, tensor):\n"
+)
 
 
 @pytest.mark.parametrize(
     ("text", "words"),
     [
         ("def swap(:\n", "line 1: invalid syntax"),
-        ("def handover(rank, size, tensor): ...", "there is no function swap in it: exercise swap --reset writes the"),
-        ("from playground.algorithms import ALGORITHMS\n", "line 1 imports playground.algorithms: write it yourself"),
-        (f"{HEAD}    ...\n\n\nlaunch(swap, 2)\n", "line 10 starts ranks: put launch(…) under if __name__"),
+        (
+            "def handover(rank, size, tensor): ...",
+            "there is no function swap in it: exercise swap --reset writes the",
+        ),
+        (
+            "from playground.algorithms import ALGORITHMS\n",
+            "line 1 imports playground.algorithms: write it yourself",
+        ),
+        (
+            f"{HEAD}    ...\n\n\nlaunch(swap, 2)\n",
+            "line 10 starts ranks: put launch(…) under if __name__",
+        ),
     ],
 )
 def test_what_cannot_be_run_gets_one_line(text: str, words: str) -> None:
@@ -167,20 +196,26 @@ def test_what_cannot_be_run_gets_one_line(text: str, words: str) -> None:
 @pytest.mark.parametrize(
     ("body", "status", "words"),
     [
-        ("while True: print('on and on')", LOOP, "line 7: runs without end: it prints more than 65,536 characters"),
-        ("while True: dist.isend(tensor, rank ^ 1)", LOOP, "line 7: runs without end: it makes more than 2,000 calls"),
+        ("while True: print('on and on')", LOOP, "line 7: runs without end: it prints more than "
+                                                 "65,536 characters"),
+        ("while True: dist.isend(tensor, rank ^ 1)", LOOP, "line 7: runs without end: it makes "
+                                                           "more than 2,000 calls"),
         ("os._exit(3)", ERROR, "line 7: has left before its end: return from the function"),
         pytest.param(
-            "threading.Thread(target=time.sleep, args=(99,)).start(); return tensor", FAIL, "A thread left running",
+            "threading.Thread(target=time.sleep, args=(99,)).start(); return tensor", FAIL,
+            "A thread left running",
             marks=pytest.mark.stress,
         ),
         ("print('I am', rank)", FAIL, "  printed: I am 0"),
         ("return 1 / 0", ERROR, "line 7: ZeroDivisionError: division by zero"),
-        ("dist.destroy_process_group()", ERROR, "line 7: destroy_process_group(): the ranks have their world"),
+        ("dist.destroy_process_group()", ERROR, "line 7: destroy_process_group(): the ranks have "
+                                                "their world"),
         ("return None", FAIL, "nothing (None); should be int64 of shape (6,)"),
-        ("dist.all_reduce(tensor, async_op=True); return tensor", FAIL, "nobody waits for this all_reduce"),
+        ("dist.all_reduce(tensor, async_op=True); return tensor", FAIL, "nobody waits for this "
+                                                                        "all_reduce"),
         (
-            "other = tensor.clone(); r = dist.irecv(other, rank ^ 1); s = dist.isend(tensor, rank ^ 1)\n"
+            "other = tensor.clone(); r = dist.irecv(other, rank ^ 1); s = dist.isend(tensor, rank "
+            "^ 1)\n"
             "    early = other.clone(); r.wait(); s.wait(); return early",
             FAIL,
             "Read before wait",
@@ -197,7 +232,9 @@ def test_what_happens_is_told(body: str, status: str, words: str) -> None:
 
 def test_the_call_that_is_the_answer_is_a_short_cut_and_the_task_says_so() -> None:
     chain = CATALOGUE["chain"]
-    verdict = judge(chain, f"{IMPORTS}\ndef chain(rank, size, tensor):\n    dist.all_reduce(tensor)\n", 2)
+    verdict = judge(
+        chain, f"{IMPORTS}\ndef chain(rank, size, tensor):\n    dist.all_reduce(tensor)\n", 2
+    )
     assert (verdict.mistake, verdict.line) == ("short cut", 8)
     assert verdict.words == "dist.all_reduce is not to be used here, says the task"
     assert chain.task.endswith("\nUse: `dist.send`, `dist.recv`. Not here: `dist.all_reduce`.\n")
@@ -205,7 +242,9 @@ def test_the_call_that_is_the_answer_is_a_short_cut_and_the_task_says_so() -> No
 
 @pytest.mark.stress
 def test_a_loop_is_ended_by_the_deadline() -> None:
-    verdict = judge(SWAP, f"{HEAD}    while True:\n        try: rank += 1\n        except Exception: pass\n", 2)
+    verdict = judge(
+        SWAP, f"{HEAD}    while True:\n        try: rank += 1\n        except Exception: pass\n", 2
+    )
     assert verdict.status == LOOP
     assert verdict.line in (7, 8, 9)
 
@@ -250,7 +289,8 @@ def test_the_way_of_a_learner(folder: Path, run_cli: Run) -> None:
     failed = run_cli("check")
     assert failed.code == 1
     assert "Next: hint column   Again: check column.py -n 2" in failed.out
-    file.write_bytes(f"\ufeff{COLUMN.solution}".replace("\n", "\r\n").encode())  # as some editors do
+    # as some editors do
+    file.write_bytes(f"\ufeff{COLUMN.solution}".replace("\n", "\r\n").encode())
     assert run_cli("check").out == "column.py  passed on 2, 3 ranks\n"
     assert Workbook(folder).state(COLUMN) == "passed"
     assert run_cli("solution", "column").out == COLUMN.solution
@@ -258,7 +298,8 @@ def test_the_way_of_a_learner(folder: Path, run_cli: Run) -> None:
     assert "is in column.1.py now" in " ".join(run_cli("exercise", "column", "--reset").out.split())
     assert (folder / "column.1.py").read_text(encoding="utf-8-sig") == COLUMN.solution
     assert Workbook(folder).state(COLUMN) == "changed"
-    progress_file().write_text(progress_file().read_text()[:-9])  # what it has lost, a check finds out again
+    # what it has lost, a check finds out again
+    progress_file().write_text(progress_file().read_text()[:-9])
     assert Workbook(folder).state(COLUMN) == "begun"
 
 
@@ -266,7 +307,9 @@ def test_an_exercise_stands_on_what_has_passed(folder: Path) -> None:
     ring, reduce_scatter = CATALOGUE["ring"], CATALOGUE["reduce-scatter"]
     own = folder / reduce_scatter.file
     own.write_text(f"{reduce_scatter.solution}# mine\n")
-    assert [each.file for each in Workbook(folder).solutions_before(ring)] == ["<reduce_scatter.py>"]
+    assert [each.file for each in Workbook(folder).solutions_before(ring)] == [
+        "<reduce_scatter.py>"
+    ]
     Workbook(folder).note(reduce_scatter, reduce_scatter.digest(own.read_text()))
     assert [each.text for each in Workbook(folder).solutions_before(ring)] == [own.read_text()]
 
@@ -293,11 +336,16 @@ def test_what_is_no_solution_gets_one_line(
     [
         (("exercise", "juggle"), "'juggle' is not one of 'whoami'"),
         (("check",), "there is no solution in this folder"),
-        (("check", "swap.py", "-n", "9"), "-n 9: swap is checked on 1, 2, 3, 4, 5 ranks, choose one of them"),
+        (
+            ("check", "swap.py", "-n", "9"),
+            "-n 9: swap is checked on 1, 2, 3, 4, 5 ranks, choose one of them",
+        ),
         (("exercise", "--reset"), "--reset begins one exercise again: name it"),
     ],
 )
-def test_bad_requests_get_one_line(words: tuple[str, ...], message: str, folder: Path, run_cli: Run) -> None:
+def test_bad_requests_get_one_line(
+    words: tuple[str, ...], message: str, folder: Path, run_cli: Run
+) -> None:
     shown = run_cli(*words)
     assert (shown.code, shown.out) == (2, "")
     assert message in shown.err
@@ -306,13 +354,20 @@ def test_bad_requests_get_one_line(words: tuple[str, ...], message: str, folder:
 
 @pytest.mark.stress
 def test_a_class_is_judged_each_in_processes_of_its_own(folder: Path, run_cli: Run) -> None:
-    """One solution's patches and prints do not reach the others. The document has what the text has."""
+    """One solution's patches and prints do not reach the others. The document has what the text
+    has."""
     change = "import os, torch.distributed as dist\ndist.recv = print\nos.write(1, b'forged')\n"
     wrong = COLUMN.mistakes[1].text
     for student, text in {"ann": change + wrong, "ben": COLUMN.solution, "eve": wrong}.items():
         (folder / student).mkdir()
         (folder / student / "column.py").write_text(text)
-    shown = run_cli("check", *(f"{student}/column.py" for student in ("ann", "ben", "eve")), "--json", "--seed", 7)
+    shown = run_cli(
+        "check",
+        *(f"{student}/column.py" for student in ("ann", "ben", "eve")),
+        "--json",
+        "--seed",
+        7,
+    )
     ann, *others = (Verdict(**each) for each in json.loads(shown.out)["verdicts"])
     assert shown.code == 1
     assert tell_lines(ann)[0] == "ann/column.py  2 ranks: deadlock (16 elements, int64)"
@@ -321,10 +376,18 @@ def test_a_class_is_judged_each_in_processes_of_its_own(folder: Path, run_cli: R
         [
             "eve/column.py  2 ranks: fail (16 elements, int64)",
             "  Received into a lost copy: the copy is never written back",
-            "  rank 1, element 2: holds 10, should be 1: rank 1's share is in it, rank 0's share is missing",
+            "  rank 1, element 2: holds 10, should be 1: rank 1's share is in it, rank 0's share "
+            "is missing",
         ],
     ]
-    about = {"status": FAIL, "mistake": "received into a lost copy", "rank": 1, "index": 2, "held": 10, "expected": 1}
+    about = {
+        "status": FAIL,
+        "mistake": "received into a lost copy",
+        "rank": 1,
+        "index": 2,
+        "held": 10,
+        "expected": 1,
+    }
     assert vars(others[1]).items() >= {**about, "world": 2, "seed": 7, "line": 0}.items()
     assert [file.name for file in folder.glob("???/*")] == ["column.py"] * 3
 
@@ -342,7 +405,9 @@ def test_a_deadlock_says_who_waits_for_whom(folder: Path, run_cli: Run) -> None:
     ])  # fmt: skip
 
 
-def test_a_function_is_checked_in_a_notebook(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_function_is_checked_in_a_notebook(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     ipython: Any = pytest.importorskip("IPython.core.interactiveshell")
     shell = ipython.InteractiveShell()
     assert shell.run_cell(f"from playground.exercises import check\n{COLUMN.solution}").success
@@ -352,14 +417,21 @@ def test_a_function_is_checked_in_a_notebook(folder: Path, capsys: pytest.Captur
 
 def test_what_a_solution_imports_is_imported_anew(folder: Path, run_cli: Run) -> None:
     """A world that is kept has imported it before."""
-    (folder / "column.py").write_text(f"from mine import ROOT\n{COLUMN.solution}\nassert ROOT == 1\n")
-    for text, code in (("ROOT = 1", 0), ("ROOT = 10 + 1  # of another length, so what was compiled is out of date", 1)):
+    (folder / "column.py").write_text(
+        f"from mine import ROOT\n{COLUMN.solution}\nassert ROOT == 1\n"
+    )
+    for text, code in (
+        ("ROOT = 1", 0),
+        ("ROOT = 10 + 1  # of another length, so what was compiled is out of date", 1),
+    ):
         (folder / "mine.py").write_text(text)
         assert run_cli("check", "column.py", "-n", 2).code == code
 
 
 @pytest.mark.stress
-def test_a_saved_file_is_checked_again(folder: Path, start_cli: Callable[..., subprocess.Popen[str]]) -> None:
+def test_a_saved_file_is_checked_again(
+    folder: Path, start_cli: Callable[..., subprocess.Popen[str]]
+) -> None:
     file = folder / "swap.py"
     file.write_text(SWAP.stub)
     watching = start_cli("check", "--watch", "-n", 2)

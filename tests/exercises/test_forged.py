@@ -1,5 +1,5 @@
-"""No verdict can be had without solving the task: by forging it, by looking it up, by leaving, or by sending all there
-is where that is not the task."""
+"""No verdict can be had without solving the task: by forging it, by looking it up, by leaving, or
+by sending all there is where that is not the task."""
 
 from __future__ import annotations
 
@@ -10,7 +10,16 @@ from typing import Any
 import pytest
 
 from playground.exercises.exercise import BLOCKED, CATALOGUE, PASS
-from playground.exercises.verdict import LEAVES, PEEKS, REPLACES, STARTS, Solution, Verdict, check_solution, tell_lines
+from playground.exercises.verdict import (
+    LEAVES,
+    PEEKS,
+    REPLACES,
+    STARTS,
+    Solution,
+    Verdict,
+    check_solution,
+    tell_lines,
+)
 from playground.exercises.work import Workbook
 
 IMPORTS = """\
@@ -24,11 +33,14 @@ import torch.nn.functional as F
 def judge(name: str, text: str, world: int | None = None) -> Verdict:
     exercise = CATALOGUE[name]
     before = Workbook(Path("nowhere")).solutions_before(exercise)
-    return check_solution(Solution(exercise, f"{IMPORTS}\n\n{text}\n", exercise.file), before, world)
+    return check_solution(
+        Solution(exercise, f"{IMPORTS}\n\n{text}\n", exercise.file), before, world
+    )
 
 
 QUICK = {
-    "from its caller's frame", "from the judge's module", "from the reference", "leaves", "keeps reports back",
+    "from its caller's frame", "from the judge's module", "from the reference", "leaves",
+    "keeps reports back",
     "answers in place of the judge", "equals everything", "catches what is raised", "a command",
     "chain by torch's functional collectives", "vocabulary-loss by the store",
 }  # fmt: skip
@@ -36,16 +48,22 @@ QUICK = {
 
 
 def parameters(name: str, *values: str) -> Any:
-    return pytest.param(*(values or [name]), marks=() if name in QUICK else pytest.mark.stress, id=name)
+    return pytest.param(
+        *(values or [name]), marks=() if name in QUICK else pytest.mark.stress, id=name
+    )
 
 
 SHARE = "def share(rank, size, samples):\n    "
 RIGHT = "return rank * samples // size, 0"
 FORGED = {
     "from its caller's frame": (f"{SHARE}return sys._getframe(1).f_locals['case'].returns", PEEKS),
-    "from inspect": (f"{SHARE}return inspect.currentframe().f_back.f_locals['case'].returns", PEEKS),
+    "from inspect": (
+        f"{SHARE}return inspect.currentframe().f_back.f_locals['case'].returns",
+        PEEKS,
+    ),
     "from all objects": (
-        f"{SHARE}return next(each for each in gc.get_objects() if type(each).__name__ == 'Case').returns",
+        f"{SHARE}return next(each for each in gc.get_objects() if type(each).__name__ == "
+        "'Case').returns",
         PEEKS,
     ),
     "from a traceback": (
@@ -56,19 +74,22 @@ FORGED = {
     "from a generator": (f"{SHARE}return (0 for _ in ()).gi_frame, 0", PEEKS),
     "from a text": (f"{SHARE}return eval('sys._getframe(2)').f_locals['case'].returns", PEEKS),
     "from the judge's module": (
-        f"{SHARE}cases = importlib.import_module('playground.exer' + 'cises.hello.judges').share(rank, size, 0)\n"
+        f"{SHARE}cases = importlib.import_module('playground.exer' + "
+        "'cises.hello.judges').share(rank, size, 0)\n"
         "    return next(each.returns for each in cases if each.args == (samples,))",
         PEEKS,
     ),
     "from the modules that are there": (
-        f"{SHARE}cases = next(each for name, each in sys.modules.items() if name.endswith('.judges')).share\n"
+        f"{SHARE}cases = next(each for name, each in sys.modules.items() if "
+        "name.endswith('.judges')).share\n"
         "    return next(each.returns for each in cases(rank, size, 0) if each.args == (samples,))",
         "StopIteration",
     ),
     "from the reference": (
         f"{SHARE}import playground\n"
         "    space = {}\n"
-        "    exec(open(os.path.join(*playground.__path__, 'exercises/hello/share/reference.py')).read(), space)\n"
+        "    exec(open(os.path.join(*playground.__path__, "
+        "'exercises/hello/share/reference.py')).read(), space)\n"
         "    return space['share'](rank, size, samples)",
         PEEKS,
     ),
@@ -78,11 +99,13 @@ FORGED = {
     "leaves at its import": ("os._exit(0)\nshare = None", LEAVES),
     "raises SystemExit": (f"{SHARE}sys.exit(0)", "SystemExit"),
     "prints a verdict": (
-        f"os.write(1, b'share.py  passed on 2 ranks\\n'); os.write(2, b'passed')\n{SHARE}print('passed'); {RIGHT}",
+        "os.write(1, b'share.py  passed on 2 ranks\\n'); os.write(2, "
+        f"b'passed')\n{SHARE}print('passed'); {RIGHT}",
         "holds 0, should be 4",
     ),
     "reports that it has passed": (
-        f"sys.modules['playground.runtime.rank.rank'].report(status='pass', passed=(2,))\n{SHARE}{RIGHT}",
+        "sys.modules['playground.runtime.rank.rank'].report(status='pass', "
+        f"passed=(2,))\n{SHARE}{RIGHT}",
         "",
     ),
     "keeps reports back": (
@@ -95,19 +118,22 @@ FORGED = {
         "    for number in [int(each) for each in os.listdir('/proc/self/fd')]:\n"
         "        try:\n"
         "            if stat.S_ISSOCK(os.fstat(number).st_mode):\n"
-        "                Connection(os.dup(number), readable=False).send(('result', pickle.dumps(6), True))\n"
+        "                Connection(os.dup(number), readable=False).send(('result', "
+        "pickle.dumps(6), True))\n"
         "        except OSError: pass\n"
         "    os._exit(0)",
         "",
     ),
     "equals everything": (f"{SHARE}return unittest.mock.ANY, unittest.mock.ANY", "should be int"),
     "a text that equals everything": (
-        "class Any(str):\n    __eq__ = lambda self, other: True\n    __str__ = __repr__ = lambda self: self\n"
+        "class Any(str):\n    __eq__ = lambda self, other: True\n    __str__ = __repr__ = lambda "
+        "self: self\n"
         f"{SHARE}return Any('0'), Any('0')",
         "should be int",
     ),
     "replaces what compares": (
-        f"def same(*args): return True\n{SHARE}sys.modules['math'].isclose = same; builtins.zip = lambda *_, **__: ()\n"
+        f"def same(*args): return True\n{SHARE}sys.modules['math'].isclose = same; builtins.zip = "
+        "lambda *_, **__: ()\n"
         f"    {RIGHT}",
         "",
     ),
@@ -116,7 +142,8 @@ FORGED = {
         "destroy_process_group()",
     ),
     "catches the end": (
-        f"{SHARE}try: return sys._getframe(1).f_locals['case'].returns\n    except BaseException: {RIGHT}",
+        f"{SHARE}try: return sys._getframe(1).f_locals['case'].returns\n    except BaseException: "
+        f"{RIGHT}",
         PEEKS,
     ),
     "a command": (f"{SHARE}subprocess.run(['true']); {RIGHT}", STARTS),
@@ -133,7 +160,9 @@ FORGED = {
 }
 
 
-@pytest.mark.parametrize(("text", "words"), [parameters(name, *each) for name, each in FORGED.items()])
+@pytest.mark.parametrize(
+    ("text", "words"), [parameters(name, *each) for name, each in FORGED.items()]
+)
 def test_a_verdict_is_not_to_be_had_without_the_task(text: str, words: str) -> None:
     verdict = judge("share", text, 2)
     assert verdict.status != PASS, tell_lines(verdict)
@@ -146,11 +175,15 @@ HANDOVER = "def handover(rank, size, tensor):\n    "
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        (f"torch.Tensor.tolist = lambda self: [0] * self.numel()\n{HANDOVER}pass", f"Tensor.tolist {REPLACES}"),
+        (
+            f"torch.Tensor.tolist = lambda self: [0] * self.numel()\n{HANDOVER}pass",
+            f"Tensor.tolist {REPLACES}",
+        ),
         (f"torch.equal = lambda *_: True\n{HANDOVER}pass", f"torch.equal {REPLACES}"),
         (f"dist.send = dist.recv = print\n{HANDOVER}pass", REPLACES),
         (
-            f"{HANDOVER}for name, each in sys.modules.items():\n        if name.endswith('tap'): each.Tap.add = print",
+            f"{HANDOVER}for name, each in sys.modules.items():\n        if name.endswith('tap'): "
+            "each.Tap.add = print",
             f"Tap.add {REPLACES}",
         ),
     ],
@@ -192,7 +225,8 @@ def test_words_that_a_solution_prints_are_no_verdict(
 
 
 def test_what_a_right_solution_may_do_is_no_forging() -> None:
-    """What looks alike: logs, tracebacks, warnings, named tuples, a debugger's print of the stack."""
+    """What looks alike: logs, tracebacks, warnings, named tuples, a debugger's print of the
+    stack."""
     text = f"""\
 import collections, logging, traceback, typing, warnings
 Pair = collections.namedtuple("Pair", "begin end")
@@ -234,11 +268,13 @@ def gather_objects(value):
 
 """
 SENDS_ALL = {
-    "handover": "(rank, size, tensor):\n    everyones = gather(tensor)\n    if rank == 1: tensor.copy_(everyones[0])",
+    "handover": "(rank, size, tensor):\n    everyones = gather(tensor)\n    if rank == 1: "
+    "tensor.copy_(everyones[0])",
     "handover by a broadcast": "(rank, size, tensor):\n    for root in range(size):\n"
     "        theirs = tensor.clone(); dist.broadcast(theirs, root)\n"
     "        if root == 0 and rank == 1: tensor.copy_(theirs)",
-    "swap": "(rank, size, tensor):\n    return gather(tensor)[rank ^ 1 if rank ^ 1 < size else rank]",
+    "swap": "(rank, size, tensor):\n    return gather(tensor)[rank ^ 1 if rank ^ 1 < size else "
+    "rank]",
     "shift": "(rank, size, tensor):\n    tensor.copy_(gather(tensor)[rank - 1])",
     "token-ring": "(rank, size, tensor):\n    return sum(gather(tensor)[: (rank or size - 1) + 1])",
     "anyone": "(rank, size, parcel, letter):\n    found = [gather(parcel), gather(letter)]\n"
@@ -248,9 +284,11 @@ SENDS_ALL = {
     "chain": "(rank, size, tensor):\n    tensor.copy_(sum(gather(tensor)))",
     "reduce-scatter": "(rank, size, tensor):\n    tensor.copy_(sum(gather(tensor)))",
     "ring": "(rank, size, tensor):\n    everyones = [tensor.clone() for _ in range(size)]\n"
-    "    for root in range(size): dist.broadcast(everyones[root], root)\n    tensor.copy_(sum(everyones))",
+    "    for root in range(size): dist.broadcast(everyones[root], root)\n    "
+    "tensor.copy_(sum(everyones))",
     "doubling": "(rank, size, tensor):\n    tensor.copy_(sum(gather(tensor)))",
-    "all-to-all": "(rank, size, chunks):\n    return [each[rank] for each in gather(torch.stack(chunks))]",
+    "all-to-all": "(rank, size, chunks):\n    return [each[rank] for each in "
+    "gather(torch.stack(chunks))]",
     "groups": "(rank, size, tensor):\n    tensor.copy_(gather(tensor)[rank % 2])",
     "scatter-gather": "(rank, size, module, batch, samples):\n"
     "    whole = torch.empty(samples, module.in_features) if rank else batch.clone()\n"
@@ -258,7 +296,8 @@ SENDS_ALL = {
     "    found = gather(module(whole).detach())\n"
     "    own = torch.arange(samples).tensor_split(size)\n"
     "    return None if rank else torch.cat([each[part] for each, part in zip(found, own)])",
-    "mean": "(rank, size, losses):\n    return torch.cat(gather_objects(losses)).double().mean().item()",
+    "mean": "(rank, size, losses):\n    return "
+    "torch.cat(gather_objects(losses)).double().mean().item()",
     "weighted": "(rank, size, model, inputs, targets):\n"
     "    x, y = (torch.cat(gather_objects(each)) for each in (inputs, targets))\n"
     "    F.mse_loss(model(x), y).backward()",
@@ -276,7 +315,8 @@ SENDS_ALL = {
     "clip": "(rank, size, stage, max_norm):\n"
     "    grads = [param.grad for param in stage.parameters() if param.grad is not None]\n"
     "    everyones = [each for grads in gather_objects(grads) for each in grads]\n"
-    "    norm = torch.cat([each.flatten() for each in everyones]).norm().item() if everyones else 0.0\n"
+    "    norm = torch.cat([each.flatten() for each in everyones]).norm().item() if everyones else "
+    "0.0\n"
     "    for grad in grads: grad *= min(1, max_norm / norm)\n"
     "    return norm",
     "sync": "(rank, size, parameters, compute, steps, lr):\n"
@@ -305,17 +345,21 @@ SENDS_ALL = {
     "    columns.grad, rows.grad = up.grad.chunk(2, 1)[rank % 2], down.grad.chunk(2)[rank % 2]\n"
     "    return loss.detach()",
     "vocabulary-loss by the store": "(rank, size, logits, targets):\n"
-    "    store, name = dist.distributed_c10d._get_default_store(), f'mine {len(targets)} {float(logits[0, 0])}'\n"
+    "    store, name = dist.distributed_c10d._get_default_store(), f'mine {len(targets)} "
+    "{float(logits[0, 0])}'\n"
     "    name = f'{len(targets)}'\n"
     "    store.set(f'{name} of {rank}', pickle.dumps(logits.tolist()))\n"
-    "    parts = [torch.tensor(pickle.loads(store.get(f'{name} of {each}'))).double() for each in range(size)]\n"
+    "    parts = [torch.tensor(pickle.loads(store.get(f'{name} of {each}'))).double() for each in "
+    "range(size)]\n"
     "    return F.cross_entropy(torch.cat(parts, 1), targets)",
     "chain by torch's functional collectives": "(rank, size, tensor):\n"
     "    from torch.distributed import _functional_collectives\n"
     "    tensor.copy_(_functional_collectives.all_reduce(tensor, 'sum', dist.group.WORLD))",
-    "chain by the group's own method": "(rank, size, tensor):\n    dist.group.WORLD.allreduce([tensor]).wait()",
+    "chain by the group's own method": "(rank, size, tensor):\n    "
+    "dist.group.WORLD.allreduce([tensor]).wait()",
     "chain by what is wrapped": "(rank, size, tensor):\n    dist.all_reduce.__wrapped__(tensor)",
-    "broadcast by all_gather": "(rank, size, tensor, root):\n    tensor.copy_(gather(tensor)[root])",
+    "broadcast by all_gather": "(rank, size, tensor, root):\n    "
+    "tensor.copy_(gather(tensor)[root])",
 }
 
 

@@ -42,8 +42,9 @@ WAYS = (lesson.reduce_broadcast, lesson.all_to_all, lesson.tutorial_ring, lesson
 
 
 def compare_with_the_backend(rank: int, size: int) -> list[str]:
-    """The ways of the board, and the tutorial's function, that leave something else than `dist.all_reduce` does; with
-    fewer elements than ranks, as many, and a number that is no multiple of theirs."""
+    """The ways of the board, and the tutorial's function, that leave something else than
+    `dist.all_reduce` does; with fewer elements than ranks, as many, and a number that is no
+    multiple of theirs."""
     wrong = []
     for numel in (1, 2, size, 3 * size + 2):
         mine = torch.arange(numel) + 10**rank
@@ -98,8 +99,11 @@ def test_the_tutorials_function_by_its_signature(world: Worlds) -> None:
 
 
 @pytest.mark.parametrize(("size", "name"), [(5, "ring"), (3, "pipelined-ring")])
-def test_every_message_recorded_is_one_that_made_the_difference(size: int, name: str, world: Worlds) -> None:
-    """Replay the notes: what a rank holds after a step comes from what it held and what was sent to it."""
+def test_every_message_recorded_is_one_that_made_the_difference(
+    size: int, name: str, world: Worlds
+) -> None:
+    """Replay the notes: what a rank holds after a step comes from what it held and what was sent to
+    it."""
     by_rank = world(size).run(TRACE, [name], 2 * size)
     ranks = [traces[0] for traces in by_rank]
     steps = steps_of(ranks)
@@ -111,13 +115,19 @@ def test_every_message_recorded_is_one_that_made_the_difference(size: int, name:
             first, stop = sent["where"]
             expected = list(note.holds)
             held = expected[first:stop] if number < size - 1 else [0] * (stop - first)
-            expected[first:stop] = [mine + theirs for mine, theirs in zip(held, sent["values"], strict=True)]
+            expected[first:stop] = [
+                mine + theirs for mine, theirs in zip(held, sent["values"], strict=True)
+            ]
             last = step[rank] + 1 == len(ranks[rank].notes)
-            assert expected == (ranks[rank].after if last else ranks[rank].notes[step[rank] + 1].holds)
+            assert expected == (
+                ranks[rank].after if last else ranks[rank].notes[step[rank] + 1].holds
+            )
 
 
 def test_the_root_of_reduce_broadcast_carries_everything(world: Worlds) -> None:
-    star, ring = map(load_of, zip(*world(5).run(TRACE, ["reduce-broadcast", "ring"], 10), strict=True))
+    star, ring = map(
+        load_of, zip(*world(5).run(TRACE, ["reduce-broadcast", "ring"], 10), strict=True)
+    )
     assert star["busiest"] == 2 * 4 * 80
     assert ring["busiest"] == 2 * (2 * 4 * 80 // 5)
     assert star["in_all"] == ring["in_all"] == 2 * 4 * 80
@@ -126,11 +136,19 @@ def test_the_root_of_reduce_broadcast_carries_everything(world: Worlds) -> None:
 def test_the_story(run_cli: Run) -> None:
     shown = run_cli("allreduce", "-n", "3")
     assert shown.code == 0
-    headings = [line.split(":")[0] for line in shown.out.splitlines() if re.match(r"[\w-]+: ", line)]
-    assert headings[1:5] == ["reduce-broadcast", "all-to-all", "tutorial-ring", "ring"] == list(STORY)
+    headings = [
+        line.split(":")[0] for line in shown.out.splitlines() if re.match(r"[\w-]+: ", line)
+    ]
+    assert (
+        headings[1:5] == ["reduce-broadcast", "all-to-all", "tutorial-ring", "ring"] == list(STORY)
+    )
     assert "     1  all = [10, 10, 10] to 0     [10, 10, 10]" in shown.out
     assert "     0  [2:3] = [1] to 1    [1, 101, 1]" in shown.out
-    phases = [line.split(", ")[1] for line in shown.out.splitlines() if line.startswith("  step") and ", " in line]
+    phases = [
+        line.split(", ")[1]
+        for line in shown.out.splitlines()
+        if line.startswith("  step") and ", " in line
+    ]
     assert phases == ["reduce-scatter:"] * 2 + ["all-gather:"] * 2
     table = shown.out.split("\ncost: ")[1]
     assert all(f"  {name} " in table for name, spec in ALGORITHMS.items() if spec.has_messages)
@@ -145,7 +163,8 @@ def test_one_algorithm_as_json(run_cli: Run) -> None:
     assert document["cost"]["binary-tree"]["in_all"] == 2 * 4 * 24
     rank = document["steps"][0]["ranks"][1]
     assert rank["notes"][0] == {
-        "holds": [10] * 3, "sends": [], "receives": [{"from": 3, "where": None}, {"from": 4, "where": None}]
+        "holds": [10] * 3, "sends": [], "receives": [{"from": 3, "where": None}, {"from": 4,
+        "where": None}]
     }  # fmt: skip
     assert rank["notes"][1]["sends"] == [{"to": 0, "values": [11010] * 3, "where": [0, 3]}]
 
@@ -169,6 +188,11 @@ def test_bad_input(words: list[str], message: str, run_cli: Run) -> None:
 def test_replicas_that_differ_are_an_error_unless_it_is_rounding() -> None:
     assert "bit-identical" in replicas_verdict(0.0, "ring")
     assert "differ by up to 1.0e-08" in replicas_verdict(1e-8, "tutorial-ring")
-    for difference, all_reduce in ((1e-8, "ring"), (1e-8, None), (0.1, "tutorial-ring"), (float("nan"), "backend")):
+    for difference, all_reduce in (
+        (1e-8, "ring"),
+        (1e-8, None),
+        (0.1, "tutorial-ring"),
+        (float("nan"), "backend"),
+    ):
         with pytest.raises(PlaygroundError, match="must not"):
             replicas_verdict(difference, all_reduce)

@@ -1,4 +1,5 @@
-"""BERT by three ways: one training, whatever the way and the number of workers, and every figure follows from it."""
+"""BERT by three ways: one training, whatever the way and the number of workers, and every figure
+follows from it."""
 
 from __future__ import annotations
 
@@ -25,7 +26,14 @@ from playground.runtime import PlaygroundError, UsageError
 from playground.training.grad_syncs import DDP
 
 Run = Callable[..., Any]
-SMALL: dict[str, Any] = {"width": 16, "layers": 2, "heads": 2, "intermediate": 32, "max_length": 32, "dropout": 0.0}
+SMALL: dict[str, Any] = {
+    "width": 16,
+    "layers": 2,
+    "heads": 2,
+    "intermediate": 32,
+    "max_length": 32,
+    "dropout": 0.0,
+}
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +59,9 @@ def train_exactly(world: Run, settings: BertSettings) -> Fields:
     return results[0]
 
 
-@pytest.mark.parametrize("workers", [3, *(pytest.param(more, marks=pytest.mark.stress) for more in (1, 2, 4))])
+@pytest.mark.parametrize(
+    "workers", [3, *(pytest.param(more, marks=pytest.mark.stress) for more in (1, 2, 4))]
+)
 def test_all_ways_are_one_training(workers: int, settings: BertSettings, world: Run) -> None:
     """That of one process, with one model and torch's own order."""
     alone = train_exactly(world, settings.on("data-parallel", 1))
@@ -72,10 +82,14 @@ def train_plainly(rank: int, size: int, settings: BertSettings) -> list[float]:
     model = Model(BertConfig(**asdict(settings.config))).double()
     optimizer = torch.optim.Adam(model.parameters(), lr=settings.lr)
     data = Pairs(settings.folder, "train")
-    order = torch.randperm(len(data), generator=torch.Generator().manual_seed(settings.seed)).tolist()
+    order = torch.randperm(
+        len(data), generator=torch.Generator().manual_seed(settings.seed)
+    ).tolist()
     losses = []
     for step in range(settings.steps):
-        batch = data.__getitems__(order[step * settings.batch_size : (step + 1) * settings.batch_size])
+        batch = data.__getitems__(
+            order[step * settings.batch_size : (step + 1) * settings.batch_size]
+        )
         loss = F.cross_entropy(model(*batch.inputs), batch.labels)
         optimizer.zero_grad()
         loss.backward()
@@ -99,7 +113,10 @@ def test_the_board_s_methods_are_one_training(size: int, world: Run) -> None:
 def test_the_board_s_pairs_are_what_their_labels_say() -> None:
     random = Random(0)
     drawn = {board.draw_pair(random) for _ in range(2000)}
-    by_label = [{(one, other) for one, other, label in drawn if label == each} for each in range(board.CLASSES)]
+    by_label = [
+        {(one, other) for one, other, label in drawn if label == each}
+        for each in range(board.CLASSES)
+    ]
     assert {(other, one) for one, other in by_label[0]} == by_label[1]
     assert {len(pairs) for pairs in by_label} == {16}
     opposite = {verb for one, other in by_label[2] for verb in (one.split()[2], other.split()[2])}
@@ -111,7 +128,19 @@ def test_a_batch_of_the_board_is_padded_to_its_longest_pair() -> None:
     pairs = [("the dog waits at night", "the animal waits", 0), ("the car", "the ship", 2)]
     ids, segments, mask, labels = board.collate(pairs)
     words = [[board.WORDS[i] for i in row] for row in ids]
-    assert words[0] == ["[CLS]", "the", "dog", "waits", "at", "night", "[SEP]", "the", "animal", "waits", "[SEP]"]
+    assert words[0] == [
+        "[CLS]",
+        "the",
+        "dog",
+        "waits",
+        "at",
+        "night",
+        "[SEP]",
+        "the",
+        "animal",
+        "waits",
+        "[SEP]",
+    ]
     assert words[1] == ["[CLS]", "the", "car", "[SEP]", "the", "ship", "[SEP]", *["[PAD]"] * 4]
     assert segments.tolist() == [[0] * 7 + [1] * 4, [0] * 4 + [1] * 3 + [0] * 4]
     assert (mask.sum(1).tolist(), labels.tolist()) == ([11, 7], [0, 2])
@@ -124,19 +153,25 @@ def training_of(*losses: float) -> Fields:
 def test_losses_that_differ_are_no_rounding() -> None:
     [same] = compare_losses(training_of(1.0, 0.5), [training_of(1.0, 0.5 + EXACT / 2)])
     assert 0 < same["difference"] <= EXACT
-    with pytest.raises(PlaygroundError, match=r"ddp on 2 workers: its losses are up to 0\.25 from .* less than 1e-12"):
+    with pytest.raises(
+        PlaygroundError,
+        match=r"ddp on 2 workers: its losses are up to 0\.25 from .* less than 1e-12",
+    ):
         compare_losses(training_of(1.0, 0.5), [training_of(1.0, 0.75)])
 
 
 @pytest.mark.parametrize("losses", [(1.0, math.nan), (math.nan, 0.5), (1.0, math.inf)])
 def test_losses_that_are_no_numbers_agree_with_nothing(losses: tuple[float, ...]) -> None:
     for one, other in (((1.0, 0.5), losses), (losses, (1.0, 0.5)), (losses, losses)):
-        with pytest.raises(PlaygroundError, match=r"ddp on 2 workers: training diverged: .* try a smaller --lr"):
+        with pytest.raises(
+            PlaygroundError, match=r"ddp on 2 workers: training diverged: .* try a smaller --lr"
+        ):
             compare_losses(training_of(*one), [training_of(*other)])
 
 
 def test_epochs_have_other_orders(settings: BertSettings, world: Run) -> None:
-    """240 pairs in batches of 120 are two steps an epoch: with learning rate 0 only the batches differ."""
+    """240 pairs in batches of 120 are two steps an epoch: with learning rate 0 only the batches
+    differ."""
     training = train_exactly(world, replace(settings, batch_size=120, lr=0, steps=4))
     first, second = training["losses"][:2], training["losses"][2:]
     assert sum(first) == pytest.approx(sum(second))
@@ -160,7 +195,9 @@ def test_padding_does_not_change_a_logit() -> None:
     model = Model(BertConfig(vocabulary=59, **SMALL)).eval()
     ids = torch.randint(1, 59, (3, 7))
     segments, mask = (torch.arange(7) > 3).long().expand(3, 7), torch.ones(3, 7, dtype=torch.bool)
-    padded = [F.pad(each, (0, 5), value=value) for each, value in ((ids, 8), (segments, 1), (mask, 0))]
+    padded = [
+        F.pad(each, (0, 5), value=value) for each, value in ((ids, 8), (segments, 1), (mask, 0))
+    ]
     assert torch.allclose(model(ids, segments, mask), model(*padded), atol=1e-6)
 
 
@@ -186,7 +223,9 @@ def test_rows_that_are_not_used_do_not_travel(settings: BertSettings, world: Run
     rows = 4 * large.config.width * 5_000
     assert sparse["bytes"] < ddp["bytes"] - rows + rows // 10
     assert sparse["difference_to_ddp"] < 1e-3
-    assert "  ddp: hides nothing here." in averaging_texts([sparse, ddp | {"caveat": "hides nothing here"}], large)
+    assert "  ddp: hides nothing here." in averaging_texts(
+        [sparse, ddp | {"caveat": "hides nothing here"}], large
+    )
 
 
 def test_a_rung_that_takes_the_step_takes_that_of_adam(settings: BertSettings, world: Run) -> None:
@@ -212,7 +251,11 @@ def test_the_document_has_what_was_asked_for(bert: Run) -> None:
     shown = bert("--only", "train", "--only", "memory", "--way", "ddp", "--json")
     assert (shown.code, shown.err) == (0, "")
     document = json.loads(shown.out)
-    assert (document["weights"], document["dataset"], document["train"]) == ("scratch", "generated", 240)
+    assert (document["weights"], document["dataset"], document["train"]) == (
+        "scratch",
+        "generated",
+        240,
+    )
     assert set(document["parts"]) == {"train", "memory"}
     [training] = document["parts"]["train"]
     assert (training["way"], len(training["losses"]), training["tested"]) == ("ddp", 2, 50)
@@ -222,7 +265,10 @@ def test_the_document_has_what_was_asked_for(bert: Run) -> None:
 def test_training_that_diverges_says_so_and_claims_no_accuracy(bert: Run) -> None:
     shown = bert("--only", "train", "--way", "ddp", "--lr", 1e30, "--steps", 3, "--json")
     assert shown.code == 0
-    assert shown.err == "ddp: training diverged: the loss is no longer a finite number; try a smaller --lr\n"
+    assert (
+        shown.err
+        == "ddp: training diverged: the loss is no longer a finite number; try a smaller --lr\n"
+    )
     [training] = json.loads(shown.out)["parts"]["train"]
     assert (training["test_accuracy"], training["losses"][-1]) == (None, None)
 
@@ -231,8 +277,14 @@ def test_speed_and_losses_of_every_number_of_workers(bert: Run) -> None:
     shown = bert("--only", "speed", "--only", "same-losses", "--way", "ddp", "--json")
     assert (shown.code, shown.err) == (0, "")
     parts = json.loads(shown.out)["parts"]
-    assert [(each["way"], each["workers"]) for each in parts["speed"]] == [("ddp", 1), ("ddp", 2), ("ddp", 4)]
-    assert all(each["samples_per_second"] == pytest.approx(8 / each["seconds"]) for each in parts["speed"])
+    assert [(each["way"], each["workers"]) for each in parts["speed"]] == [
+        ("ddp", 1),
+        ("ddp", 2),
+        ("ddp", 4),
+    ]
+    assert all(
+        each["samples_per_second"] == pytest.approx(8 / each["seconds"]) for each in parts["speed"]
+    )
     [compared] = parts["same-losses"]
     assert (compared["steps"], compared["workers"]) == (20, 2)
     assert compared["difference"] <= EXACT
@@ -251,11 +303,16 @@ def test_a_world_that_is_joined_is_refused(bert: Run, monkeypatch: pytest.Monkey
     [
         (("-n", 3), "choose a multiple of 3"),
         (("--batch-size", 4000), "there are 240 pairs to train on"),
-        (("--way", "data-parallel", "--only", "averaging"), "--only averaging is about ranks that average gradients"),
+        (
+            ("--way", "data-parallel", "--only", "averaging"),
+            "--only averaging is about ranks that average gradients",
+        ),
         (("--dataset", "multinli"), "--dataset multinli needs a tokenizer: add --weights"),
     ],
 )
-def test_what_cannot_be_trained_is_refused_in_one_line(words: tuple[Any, ...], message: str, bert: Run) -> None:
+def test_what_cannot_be_trained_is_refused_in_one_line(
+    words: tuple[Any, ...], message: str, bert: Run
+) -> None:
     shown = bert(*words)
     assert (shown.code, shown.out) == (2, "")
     assert message in shown.err
@@ -263,15 +320,20 @@ def test_what_cannot_be_trained_is_refused_in_one_line(words: tuple[Any, ...], m
 
 
 def test_ways_of_one_process_take_the_devices_there_are(settings: BertSettings) -> None:
-    """Two ranks may share a device; one process cannot drive two where there is one, and does what it can."""
+    """Two ranks may share a device; one process cannot drive two where there is one, and does what
+    it can."""
     one_gpu = replace(settings, device_count=1)
     assert [one_gpu.on(way).workers for way in WAYS] == [1, 1, 2]
     assert [one_gpu.most_workers(way) for way in WAYS] == [1, 1, 2]
     assert settings.on("data-parallel", 3).workers == 3
     five_gpus = replace(settings, workers=8, device_count=5)
-    assert [five_gpus.on(way).workers for way in ("data-parallel", DDP)] == [4, 8], "which share a batch of 24 equally"
+    assert [five_gpus.on(way).workers for way in ("data-parallel", DDP)] == [4, 8], (
+        "which share a batch of 24 equally"
+    )
 
 
 def test_heads_must_divide_the_width() -> None:
-    with pytest.raises(UsageError, match="a BERT of width 10 with 4 heads: the heads must divide the width"):
+    with pytest.raises(
+        UsageError, match="a BERT of width 10 with 4 heads: the heads must divide the width"
+    ):
         BertSizes(vocabulary=59, width=10, heads=4)

@@ -1,4 +1,5 @@
-"""Each board stands alone: it reads like a program of the tutorial's, and runs where there is torch alone."""
+"""Each board stands alone: it reads like a program of the tutorial's, and runs where there is torch
+alone."""
 
 from __future__ import annotations
 
@@ -92,8 +93,15 @@ def boards_alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run_alone(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
-    environ = {**os.environ, "PYTHONPATH": str(folder), "OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}
-    return subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, timeout=600)
+    environ = {
+        **os.environ,
+        "PYTHONPATH": str(folder),
+        "OMP_NUM_THREADS": "1",
+        "TORCH_CPP_LOG_LEVEL": "ERROR",
+    }
+    return subprocess.run(
+        command, cwd=folder, env=environ, capture_output=True, text=True, timeout=600
+    )
 
 
 def test_boards_are_imported_where_nothing_else_of_ours_is(boards_alone: Path) -> None:
@@ -112,7 +120,9 @@ assert (path, patched) == (sys.path, dict(os.environ))
 def shown_runs(lesson: str) -> list[tuple[str, list[str]]]:
     """The chapter's runs of the board alone: the command, and the lines that it prints."""
     chapter = (LESSONS / lesson / "README.md").read_text(encoding="utf-8")
-    run = re.compile(r"^```console\n\$ ((?:torchrun [^\n]*|python )lesson\.py[^\n]*)\n(.*?)^```", re.M | re.S)
+    run = re.compile(
+        r"^```console\n\$ ((?:torchrun [^\n]*|python )lesson\.py[^\n]*)\n(.*?)^```", re.M | re.S
+    )
     return [(command, text.splitlines()) for command, text in run.findall(chapter)]
 
 
@@ -126,8 +136,8 @@ def without_decimals(line: str) -> str:
 def test_a_board_alone_prints_what_its_chapter_shows(
     lesson: str, boards_alone: Path, digits_folder: Path, tmp_path: Path
 ) -> None:
-    """In any order, as ranks print when they get there. `…` in the chapter leaves out lines. Where a board is given a
-    folder of MNIST, it has fewer images here."""
+    """In any order, as ranks print when they get there. `…` in the chapter leaves out lines. Where
+    a board is given a folder of MNIST, it has fewer images here."""
     raw = boards_alone / "data" / "MNIST" / "raw"
     shutil.copytree(digits_folder, raw, dirs_exist_ok=True)
     runs = shown_runs(lesson)
@@ -135,14 +145,27 @@ def test_a_board_alone_prints_what_its_chapter_shows(
     for command, lines in runs:
         # torchrun's ranks write without a buffer: in one stream their lines would be mixed.
         logs = tmp_path / "logs"
-        torchrun = [sys.executable, "-m", "torch.distributed.run", "--redirects", "1", "--log-dir", str(logs)]
+        torchrun = [
+            sys.executable,
+            "-m",
+            "torch.distributed.run",
+            "--redirects",
+            "1",
+            "--log-dir",
+            str(logs),
+        ]
         start = {"torchrun": torchrun, "python": [sys.executable]}
         first, *words = shlex.split(command)
-        words = [word.replace("lesson.py", f"playground/lessons/{lesson}/lesson.py") for word in words]
+        words = [
+            word.replace("lesson.py", f"playground/lessons/{lesson}/lesson.py") for word in words
+        ]
         done = run_alone(boards_alone, *start[first], *words)
         assert done.returncode == 0, done.stderr
         keep = without_decimals if "data" in words or lesson in TIMED else str
-        texts = [done.stdout, *(log.read_text(encoding="utf-8") for log in logs.rglob("stdout.log"))]
+        texts = [
+            done.stdout,
+            *(log.read_text(encoding="utf-8") for log in logs.rglob("stdout.log")),
+        ]
         printed, shown = Counter(map(keep, "".join(texts).splitlines())), Counter(map(keep, lines))
         shutil.rmtree(logs, ignore_errors=True)
         assert shown == printed or (shown.pop("…", 0) and shown <= printed)

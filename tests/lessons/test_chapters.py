@@ -22,7 +22,8 @@ PAGES = {
     for name in [*LESSONS, *(name for name in FORMED if name not in LESSONS)]
     for page in sorted(CHAPTERS[name].parent.glob("*.md"))
 }
-"""All that is read of lessons and tools, in the order of the path: chapters by name, further pages by file."""
+"""All that is read of lessons and tools, in the order of the path: chapters by name, further pages
+by file."""
 BOX = re.compile(
     r"# .+\n\n> - \*\*Why it matters\*\*: (?:.*\n>)+ "
     r"- \*\*You run\*\* `python -m playground .+, and \d+ minutes to read\.\n> "
@@ -106,21 +107,31 @@ def test_the_last_line_leads_on(name: str) -> None:
 
 
 UNSAID = re.compile(
-    r"^( *)```.*?^\1```$|^(?:#|!\[|>|    \S).*?$|`[^`]*`|\[[^\]]*\]\((?!\S*glossary)[^)]*\)", re.DOTALL | re.MULTILINE
+    r"^( *)```.*?^\1```$|^(?:#|!\[|>|    \S).*?$|`[^`]*`|\[[^\]]*\]\((?!\S*glossary)[^)]*\)",
+    re.DOTALL | re.MULTILINE,
 )
-"""Parts of a chapter that are not prose: code, headings, figures, the box, and links elsewhere than to the glossary."""
+"""Parts of a chapter that are not prose: code, headings, figures, the box, and links elsewhere than
+to the glossary."""
 GLOSSARY_ROW = re.compile(r'^\| <a id="(.*?)"></a>(.*?) \| ', re.MULTILINE)
 
 
 def find_first_use(words: list[str], prose: str) -> re.Match[str] | None:
-    """The first place where a word, or several of them, stand alone, with the link that they may have."""
-    names = "|".join(r"\s+".join(map(re.escape, word.split())) for word in sorted(words, key=len, reverse=True))
-    return re.search(rf"(?<![\w\-#])\[?(?:{names})(?:e?s)?(?![\w-])(?:\]\(\S*#(\S+?)\))?", prose, re.IGNORECASE)
+    """The first place where a word, or several of them, stand alone, with the link that they may
+    have."""
+    names = "|".join(
+        r"\s+".join(map(re.escape, word.split())) for word in sorted(words, key=len, reverse=True)
+    )
+    return re.search(
+        rf"(?<![\w\-#])\[?(?:{names})(?:e?s)?(?![\w-])(?:\]\(\S*#(\S+?)\))?", prose, re.IGNORECASE
+    )
 
 
-@pytest.mark.parametrize(("anchor", "words"), GLOSSARY_ROW.findall(CHAPTERS["glossary"].read_text(encoding="utf-8")))
+@pytest.mark.parametrize(
+    ("anchor", "words"), GLOSSARY_ROW.findall(CHAPTERS["glossary"].read_text(encoding="utf-8"))
+)
 def test_a_word_is_linked_to_the_glossary_where_it_is_first_used(anchor: str, words: str) -> None:
-    """In the first chapter that uses one of a row's words: there the first use, and no other, is a link."""
+    """In the first chapter that uses one of a row's words: there the first use, and no other, is a
+    link."""
     for name, page in PAGES.items():
         prose = UNSAID.sub("", page.read_text(encoding="utf-8"))
         if first := find_first_use([word.strip("`") for word in words.split(", ")], prose):
@@ -136,7 +147,8 @@ NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?(?:e[+-]\d+)?")
 
 
 def read_rows(table: str) -> Rows:
-    """The numbers of each row, by the cells before the first number; of rows with one name, one after the other."""
+    """The numbers of each row, by the cells before the first number; of rows with one name, one
+    after the other."""
     rows: Rows = {}
     for line in SHOWN.findall(table):
         first, *cells = re.split(r"  +", re.sub(r"[█▓▒░]+#?", "", line))
@@ -151,7 +163,12 @@ def read_rows(table: str) -> Rows:
 def read_tables(name: str) -> list[Rows]:
     """The tables of numbers in the runs that a chapter shows, whose other lines are left out."""
     runs = fenced_blocks(PAGES[name].read_text(encoding="utf-8"), "console")
-    return [rows for run in runs for table in re.split(r"^…$", run, flags=re.M) if (rows := read_rows(table))]
+    return [
+        rows
+        for run in runs
+        for table in re.split(r"^…$", run, flags=re.M)
+        if (rows := read_rows(table))
+    ]
 
 
 def read_figures(name: str) -> list[list[float]]:
@@ -167,22 +184,29 @@ def near(one: float, other: float, share: float) -> bool:
 
 CLAIMS: dict[tuple[str, str], Callable[[list[Rows]], bool]] = {
     ("allreduce", "carries 0.90 to 1.16 times the bytes per second"): lambda _: (
-        [limit(share for row in read_figures("bench")[1:5] for share in row) for limit in (min, max)] == [0.90, 1.16]
+        [
+            limit(share for row in read_figures("bench")[1:5] for share in row)
+            for limit in (min, max)
+        ]
+        == [0.90, 1.16]
     ),
     (
         "data-parallel",
         "Thirty become 15 + 15 on two devices and 10 + 10 + 10 on three; of two samples",
     ): lambda tables: (
-        [tables[0][f"cpu:{number}"] for number in range(3)] == [[30, 15, 10, 1], [0, 15, 10, 1], [0, 0, 10, 0]]
+        [tables[0][f"cpu:{number}"] for number in range(3)]
+        == [[30, 15, 10, 1], [0, 15, 10, 1], [0, 0, 10, 0]]
     ),
     ("data-parallel", "holds the outputs of all, and the loss doubles them"): lambda tables: near(
         tables[2]["loss"][0] - tables[2]["gather"][0], 2 * tables[1]["gather cpu:1 cpu:0"][0], 0.001
     ),
-    ("data-parallel", "20 on one device and no more on any number of them, against 20 per device"): lambda _: (
-        read_figures("data-parallel")[0] == [20, 20, 4 * 20]
-    ),
+    (
+        "data-parallel",
+        "20 on one device and no more on any number of them, against 20 per device",
+    ): lambda _: read_figures("data-parallel")[0] == [20, 20, 4 * 20],
     ("sgd", "the tutorial's script: samples one by one"): lambda _: all(
-        near(seconds / read_figures("sgd")[0][0], ratio, 0.03) for seconds, ratio in read_figures("sgd")[2:5]
+        near(seconds / read_figures("sgd")[0][0], ratio, 0.03)
+        for seconds, ratio in read_figures("sgd")[2:5]
     ),
     ("ladder", "`forward` is the same on all rungs"): lambda tables: (
         max(row[1] for row in tables[0].values()) < 1.1 * min(row[1] for row in tables[0].values())
@@ -199,9 +223,10 @@ CLAIMS: dict[tuple[str, str], Callable[[list[Rows]], bool]] = {
     ("ladder", "the step is 1.25 times as fast"): lambda tables: (
         round(tables[1]["flat"][0] / tables[1]["overlapped"][0], 2) == 1.25
     ),
-    ("lessons/ladder/beyond.md", "`sparse-embeddings` is 1.90 times as fast as DDP"): lambda tables: (
-        round(tables[0]["ddp"][0] / tables[0]["sparse-embeddings"][0], 2) == 1.9
-    ),
+    (
+        "lessons/ladder/beyond.md",
+        "`sparse-embeddings` is 1.90 times as fast as DDP",
+    ): lambda tables: round(tables[0]["ddp"][0] / tables[0]["sparse-embeddings"][0], 2) == 1.9,
     ("ddp", "loss and accuracy are the same to the last digit"): lambda tables: all(
         tables[0][epoch][:3] == read_tables("sgd")[0][epoch][:3] for epoch in ("1", "2")
     ),
@@ -212,11 +237,15 @@ CLAIMS: dict[tuple[str, str], Callable[[list[Rows]], bool]] = {
     ("lessons/ddp/lab.md", "Without the optimizer the training ends elsewhere"): lambda tables: (
         tables[0]["model"][1] > tables[0]["model, optimizer"][1] == 0
     ),
-    ("prove", "after five steps no rank has one that is further than 1.1e-16 from one process"): lambda tables: (
+    (
+        "prove",
+        "after five steps no rank has one that is further than 1.1e-16 from one process",
+    ): lambda tables: (
         max(tables[0][name][2] for name in ("per-parameter", "parameters", "ddp")) == 1.1e-16
     ),
     ("bert", "DDP gains half as much again; DataParallel gains nothing"): lambda tables: (
-        (round(tables[1]["ddp"][1] / tables[1]["ddp"][0], 1), tables[1]["data-parallel"][3] < 1) == (1.5, True)
+        (round(tables[1]["ddp"][1] / tables[1]["ddp"][0], 1), tables[1]["data-parallel"][3] < 1)
+        == (1.5, True)
     ),
     ("bert", "Four workers on two cores can only be slower than two."): lambda tables: all(
         four < two for _, two, four, *_ in tables[1].values()
@@ -228,10 +257,13 @@ CLAIMS: dict[tuple[str, str], Callable[[list[Rows]], bool]] = {
         tables[2][f"loss-in-forward, {device}"] >= tables[2][f"data-parallel, {device}"]
         for device in ("cpu:0", "cpu:1")
     ),
-    ("bert", "DDP needs no less"): lambda tables: tables[2]["ddp, rank 0"] > tables[2]["data-parallel, cpu:0"],
-    ("elastic", "the first kill, after step 8, costs eight steps, and the second nine"): lambda tables: (
-        tables[0]["rank 0 of 4 was killed by SIGKILL"][2::4] == [8, 9]
+    ("bert", "DDP needs no less"): lambda tables: (
+        tables[2]["ddp, rank 0"] > tables[2]["data-parallel, cpu:0"]
     ),
+    (
+        "elastic",
+        "the first kill, after step 8, costs eight steps, and the second nine",
+    ): lambda tables: tables[0]["rank 0 of 4 was killed by SIGKILL"][2::4] == [8, 9],
     ("rpc", "Large tensors are not faster than torch's"): lambda _: (
         read_figures("rpc")[0][-1] < 1 <= min(read_figures("rpc")[1][-2:])
     ),
@@ -247,23 +279,28 @@ CLAIMS: dict[tuple[str, str], Callable[[list[Rows]], bool]] = {
         "a slightly higher loss with the same number of samples, 1.124 against 1.073",
     ): lambda tables: (tables[0]["async"][2], tables[0]["all-reduce"][2]) == (1.124, 1.073),
     ("parameter-server", "So a server needs more bandwidth"): lambda tables: all(
-        tables[0][mode][4] > tables[0]["all-reduce"][4] for mode in ("sync", "async", "stale-synchronous")
+        tables[0][mode][4] > tables[0]["all-reduce"][4]
+        for mode in ("sync", "async", "stale-synchronous")
     ),
-    ("pipeline", "With naive, ranks idle half of the time"): lambda tables: 45 < tables[1]["naive"][0] < 55,
+    ("pipeline", "With naive, ranks idle half of the time"): lambda tables: (
+        45 < tables[1]["naive"][0] < 55
+    ),
     ("pipeline", "alike in both (15.2 % and 16.2 % here"): lambda tables: (
         [tables[1][name][0] for name in ("gpipe", "1f1b")] == [15.2, 16.2]
     ),
     ("pipeline", "its step takes as long: 382 and 375 ms"): lambda tables: (
         [round(tables[1][name][2]) for name in ("1f1b", "gpipe")] == [382, 375]
     ),
-    ("pipeline", "GPipe holds eight microbatches on each stage, 1F1B two and one."): lambda tables: (
-        (tables[0]["0"], tables[0]["1"]) == ([1, 8, 2], [1, 8, 1])
-    ),
+    (
+        "pipeline",
+        "GPipe holds eight microbatches on each stage, 1F1B two and one.",
+    ): lambda tables: (tables[0]["0"], tables[0]["1"]) == ([1, 8, 2], [1, 8, 1]),
     ("pipeline", "so they train to the same bits"): lambda tables: (
         tables[1]["naive"][3:] == tables[1]["gpipe"][3:] == tables[1]["1f1b"][3:]
     ),
 }
-"""Sentences of chapters that compare, by chapter, and whether the tables of its runs, or its figures, say the same."""
+"""Sentences of chapters that compare, by chapter, and whether the tables of its runs, or its
+figures, say the same."""
 
 
 @pytest.mark.parametrize(("name", "sentence"), CLAIMS)
@@ -278,4 +315,6 @@ def test_the_picture_of_the_rungs_has_the_times_of_the_table_beside_it() -> None
     shown = {name: row[0] for name, row in read_tables("ladder")[0].items()}
     assert drawn.keys() == shown.keys()
     faster = {name: float(drawn[name]) / float(drawn["per-parameter"]) for name in shown}
-    assert [name for name in shown if not near(faster[name], shown[name] / shown["per-parameter"], 0.15)] == []
+    assert [
+        name for name in shown if not near(faster[name], shown[name] / shown["per-parameter"], 0.15)
+    ] == []

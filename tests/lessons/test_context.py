@@ -1,4 +1,5 @@
-"""context: attention over a sequence that is cut is one process's, and torch's own ring attention."""
+"""context: attention over a sequence that is cut is one process's, and torch's own ring
+attention."""
 
 from __future__ import annotations
 
@@ -42,8 +43,12 @@ Worlds = Callable[..., World]
 ATTENTION = {"ring": ring_attention, "ulysses": ulysses_attention}
 
 
-@pytest.mark.parametrize("size", [2, *(pytest.param(size, marks=pytest.mark.stress) for size in (1, 3, 4))])
-def test_training_is_one_process_s_and_holds_and_sends_what_its_closed_forms_say(world: Worlds, size: int) -> None:
+@pytest.mark.parametrize(
+    "size", [2, *(pytest.param(size, marks=pytest.mark.stress) for size in (1, 3, 4))]
+)
+def test_training_is_one_process_s_and_holds_and_sends_what_its_closed_forms_say(
+    world: Worlds, size: int
+) -> None:
     settings = ContextSettings(size=size, steps=1, batch_size=6, lengths=(96,))
     check_all(world(size).run(experiment.run, settings), settings)
 
@@ -55,11 +60,14 @@ def test_without_an_exchange_copying_is_not_learned(world: Worlds) -> None:
 
 
 def new_heads(tensors: int, length: int) -> list[Tensor]:
-    return [*torch.randn(tensors, 2, 12, length, 4, generator=torch.Generator().manual_seed(3)).double()]
+    return [
+        *torch.randn(tensors, 2, 12, length, 4, generator=torch.Generator().manual_seed(3)).double()
+    ]
 
 
 def differences(rank: int, size: int, length: int) -> dict[tuple[str, bool, bool], float]:
-    """The largest difference of the output and the three gradients, by way, order and whether attention is causal."""
+    """The largest difference of the output and the three gradients, by way, order and whether
+    attention is causal."""
     found = {}
     for way, attention in ATTENTION.items():
         for zigzag, causal in ((True, True), (True, False), (False, True), (False, False)):
@@ -71,8 +79,13 @@ def differences(rank: int, size: int, length: int) -> dict[tuple[str, bool, bool
             output = partial(attention, zigzag=zigzag, causal=causal)(*own)
             expected.backward(dout)
             output.backward(dout[:, :, mine])
-            pairs = [(output, expected), *((one.grad, each.grad) for one, each in zip(own, whole, strict=True))]
-            found[way, zigzag, causal] = max((one - each[:, :, mine]).abs().max().item() for one, each in pairs)
+            pairs = [
+                (output, expected),
+                *((one.grad, each.grad) for one, each in zip(own, whole, strict=True)),
+            ]
+            found[way, zigzag, causal] = max(
+                (one - each[:, :, mine]).abs().max().item() for one, each in pairs
+            )
     return found
 
 
@@ -102,13 +115,21 @@ def print_comparison(rank: int, size: int) -> str:
     return printed.getvalue()
 
 
-@pytest.mark.parametrize("size", [1, 2, *(pytest.param(size, marks=pytest.mark.stress) for size in (3, 4))])
-def test_the_board_prints_that_nothing_differs_and_what_attention_sends(world: Worlds, size: int) -> None:
+@pytest.mark.parametrize(
+    "size", [1, 2, *(pytest.param(size, marks=pytest.mark.stress) for size in (3, 4))]
+)
+def test_the_board_prints_that_nothing_differs_and_what_attention_sends(
+    world: Worlds, size: int
+) -> None:
     """In float64: six tensors of [batch, length, width] for 2 layers, by the closed forms."""
     hidden = 8 * 4 * LENGTH * WIDTH
-    sent = {"ring": round(ring_forms(hidden, size)["sent"]), "ulysses": 8 * (size - 1) * hidden // size**2}
+    sent = {
+        "ring": round(ring_forms(hidden, size)["sent"]),
+        "ulysses": 8 * (size - 1) * hidden // size**2,
+    }
     expected = [
-        f"{f'{order} {name}_attention':28} 0.0000000000 from one process, {LAYERS * count:,} bytes sent"
+        f"{f'{order} {name}_attention':28} 0.0000000000 from one process, {LAYERS * count:,} bytes "
+        "sent"
         for order in ORDERS
         for name, count in sent.items()
     ]
@@ -135,11 +156,13 @@ def test_the_board_counts_the_bytes_that_the_tap_counts(world: Worlds, size: int
 def torchs_ring(rank: int, size: int, length: int, zigzag: bool) -> float:
     """The largest difference from torch's ring attention, forward and backward."""
     theirs, aten = importlib.import_module(PRIVATE), torch.ops.aten
-    theirs._cp_options.convert_to_f32, theirs._cp_options.enable_load_balance = False, zigzag
+    theirs._cp_options.convert_to_f32 = False
+    theirs._cp_options.enable_load_balance = zigzag
     mine = position_ids(length, size, rank, zigzag)
     query, key, value, dout = (each[:, :, mine].contiguous() for each in new_heads(4, length))
     forward, backward = (
-        getattr(aten, f"_scaled_dot_product_flash_attention_for_cpu{end}") for end in ("", "_backward")
+        getattr(aten, f"_scaled_dot_product_flash_attention_for_cpu{end}")
+        for end in ("", "_backward")
     )
     world, causal = dist.group.WORLD, {"is_causal": True}
     output, total = theirs._templated_ring_attention(world, 2, forward, query, key, value, **causal)
@@ -166,7 +189,8 @@ def test_torchs_private_ring_attention_agrees(world: Worlds, zigzag: bool) -> No
 
 
 def cut_both(rank: int, size: int) -> float:
-    """Two by two ranks, heads cut over pairs of neighbours, sequences over the others: the differences of logits."""
+    """Two by two ranks, heads cut over pairs of neighbours, sequences over the others: the
+    differences of logits."""
     groups = [dist.new_group(ranks) for ranks in ([0, 1], [2, 3], [0, 2], [1, 3])]
     heads, sequences, found = groups[rank // 2], groups[2 + rank % 2], []
     tokens, _ = copying(2, torch.Generator().manual_seed(3))
@@ -188,7 +212,8 @@ def test_heads_and_sequences_are_cut_over_groups_of_their_own(world: Worlds) -> 
 
 def be_refused(rank: int, size: int) -> None:
     with pytest.raises(
-        ValueError, match="6 tokens cannot be split into 4 equal chunks: choose or pad to a multiple of 4"
+        ValueError,
+        match="6 tokens cannot be split into 4 equal chunks: choose or pad to a multiple of 4",
     ):
         ring_attention(*torch.zeros(3, 1, 4, 3, 2))
     with pytest.raises(ValueError, match="3 heads for 2 ranks: choose a divisor of 3"):

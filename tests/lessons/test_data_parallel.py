@@ -1,4 +1,5 @@
-"""DataParallel by its parts: one device with the whole batch is the oracle; the accounts are what was really kept."""
+"""DataParallel by its parts: one device with the whole batch is the oracle; the accounts are what
+was really kept."""
 
 from __future__ import annotations
 
@@ -20,7 +21,13 @@ from torch.utils._pytree import tree_flatten, tree_map
 from playground.lessons.data_parallel import experiment, lesson
 from playground.lessons.data_parallel.lesson import ParallelLossModel, chunk_sizes, weighted_mean
 from playground.lessons.data_parallel.losses import DataParallelCriterion, DataParallelModel
-from playground.lessons.data_parallel.machine import DataParallel, gather, parallel_apply, replicate, scatter
+from playground.lessons.data_parallel.machine import (
+    DataParallel,
+    gather,
+    parallel_apply,
+    replicate,
+    scatter,
+)
 from playground.lessons.data_parallel.memory import track_memory
 from playground.lessons.data_parallel.page import (
     LABELS,
@@ -38,17 +45,30 @@ Pair = namedtuple("Pair", "left right")
 def model() -> nn.Module:
     torch.manual_seed(0)
     shared = nn.Linear(6, 6, bias=False)
-    layers = [nn.Linear(5, 6), nn.Tanh(), shared, nn.Sequential(), shared, nn.BatchNorm1d(6), nn.Linear(6, 3)]
+    layers = [
+        nn.Linear(5, 6),
+        nn.Tanh(),
+        shared,
+        nn.Sequential(),
+        shared,
+        nn.BatchNorm1d(6),
+        nn.Linear(6, 3),
+    ]
     layers[0].bias.requires_grad_(False)
     return nn.Sequential(*layers).double().eval()
 
 
-def gradients(run: Callable[[torch.Tensor], torch.Tensor], module: nn.Module, inputs: torch.Tensor) -> torch.Tensor:
+def gradients(
+    run: Callable[[torch.Tensor], torch.Tensor], module: nn.Module, inputs: torch.Tensor
+) -> torch.Tensor:
     """Gradients of the output's mean square: of every parameter that learns, and of the inputs."""
     module.zero_grad()
     inputs = inputs.clone().requires_grad_()
     (run(inputs) ** 2).mean().backward()
-    grads = [inputs.grad, *(parameter.grad for parameter in module.parameters() if parameter.requires_grad)]
+    grads = [
+        inputs.grad,
+        *(parameter.grad for parameter in module.parameters() if parameter.requires_grad),
+    ]
     return torch.cat([grad.flatten() for grad in grads])
 
 
@@ -57,7 +77,9 @@ def gradients(run: Callable[[torch.Tensor], torch.Tensor], module: nn.Module, in
 def test_gradients_are_those_of_one_device_with_the_whole_batch(devices: int, batch: int) -> None:
     module, inputs = model(), torch.randn(batch, 5, dtype=torch.float64)
     parallel = DataParallel(module, DEVICES[:devices], DEVICES[devices - 1])
-    assert (gradients(module, module, inputs) - gradients(parallel, module, inputs)).abs().max() <= 1e-12
+    assert (
+        gradients(module, module, inputs) - gradients(parallel, module, inputs)
+    ).abs().max() <= 1e-12
 
 
 CPUS = ["cpu"] * 8
@@ -68,7 +90,9 @@ CPUS = ["cpu"] * 8
 def test_the_board_s_gradients_are_those_of_one_device(devices: int, batch: int) -> None:
     module, inputs = model(), torch.randn(batch, 5, dtype=torch.float64)
     parallel = lesson.DataParallel(module, CPUS[:devices])
-    assert (gradients(module, module, inputs) - gradients(parallel, module, inputs)).abs().max() <= 1e-12
+    assert (
+        gradients(module, module, inputs) - gradients(parallel, module, inputs)
+    ).abs().max() <= 1e-12
     assert torch.allclose(parallel(inputs), module(inputs), rtol=0, atol=1e-12)
 
 
@@ -78,7 +102,9 @@ def test_the_board_s_gather_undoes_its_scatter(dim: int) -> None:
     chunks = lesson.scatter(whole, CPUS[:3], dim)
     assert all(map(torch.equal, chunks, whole.chunk(3, dim)))
     assert torch.equal(lesson.gather(chunks, "cpu", dim), whole)
-    assert [len(chunk) for chunk in lesson.scatter(whole, CPUS)] == [1] * 5, "fewer samples than devices"
+    assert [len(chunk) for chunk in lesson.scatter(whole, CPUS)] == [1] * 5, (
+        "fewer samples than devices"
+    )
     assert lesson.gather([torch.tensor(1.0), torch.tensor(2.0)], "cpu").tolist() == [1, 2]
 
 
@@ -103,9 +129,15 @@ def test_the_board_s_replicas_run_at_once_in_the_caller_s_grad_mode() -> None:
             all_here.wait(60)
             return torch.tensor([torch.is_grad_enabled()])
 
-    assert torch.cat(lesson.parallel_apply([Meeting()] * 3, [torch.zeros(1)] * 3)).tolist() == [True] * 3
+    assert (
+        torch.cat(lesson.parallel_apply([Meeting()] * 3, [torch.zeros(1)] * 3)).tolist()
+        == [True] * 3
+    )
     with torch.no_grad():
-        assert torch.cat(lesson.parallel_apply([Meeting()] * 3, [torch.zeros(1)] * 3)).tolist() == [False] * 3
+        assert (
+            torch.cat(lesson.parallel_apply([Meeting()] * 3, [torch.zeros(1)] * 3)).tolist()
+            == [False] * 3
+        )
 
 
 def test_the_board_raises_the_first_error_when_all_are_done() -> None:
@@ -131,7 +163,9 @@ def test_chunk_sizes_are_what_its_docstring_says() -> None:
 @pytest.mark.gpu
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
 def test_the_board_s_functions_are_torch_s() -> None:
-    module, inputs, devices = model().float().to("cuda:0"), torch.randn(5, 5, device="cuda:0"), [0, 1]
+    module = model().float().to("cuda:0")
+    inputs = torch.randn(5, 5, device="cuda:0")
+    devices = [0, 1]
     ours, theirs = lesson.scatter(inputs, devices), nn.parallel.scatter(inputs, devices)
     assert all(map(torch.equal, ours, theirs))
     replicas = lesson.replicate(module, devices)
@@ -142,13 +176,17 @@ def test_the_board_s_functions_are_torch_s() -> None:
     assert all(map(torch.allclose, outputs, nn.parallel.parallel_apply(replicas, ours)))
     assert torch.equal(lesson.gather(outputs, 1), nn.parallel.gather(outputs, 1))
     parallel, torch_s = lesson.DataParallel(module, devices), nn.DataParallel(module, devices)
-    assert torch.allclose(gradients(parallel, module, inputs), gradients(torch_s, module, inputs), atol=1e-5)
+    assert torch.allclose(
+        gradients(parallel, module, inputs), gradients(torch_s, module, inputs), atol=1e-5
+    )
 
 
 def test_a_recurrent_model_uses_its_replicas_parameters() -> None:
-    lstm, inputs = nn.LSTM(5, 4, batch_first=True).double(), torch.randn(6, 3, 5, dtype=torch.float64)
+    lstm = nn.LSTM(5, 4, batch_first=True).double()
+    inputs = torch.randn(6, 3, 5, dtype=torch.float64)
     parallel = DataParallel(lstm, DEVICES[:3])
-    alone, together = gradients(lambda x: lstm(x)[0], lstm, inputs), gradients(lambda x: parallel(x)[0], lstm, inputs)
+    alone = gradients(lambda x: lstm(x)[0], lstm, inputs)
+    together = gradients(lambda x: parallel(x)[0], lstm, inputs)
     assert (alone - together).abs().max() <= 1e-12
     replica = replicate(lstm, DEVICES[:2])[1]
     assert replica._flat_weights[0] is replica.weight_ih_l0
@@ -158,7 +196,9 @@ def test_a_recurrent_model_uses_its_replicas_parameters() -> None:
 def test_one_in_the_other() -> None:
     module, inputs = model(), torch.randn(9, 5, dtype=torch.float64)
     nested = DataParallel(DataParallel(module, DEVICES[:2]), DEVICES[:2])
-    assert (gradients(module, module, inputs) - gradients(nested, module, inputs)).abs().max() <= 1e-12
+    assert (
+        gradients(module, module, inputs) - gradients(nested, module, inputs)
+    ).abs().max() <= 1e-12
 
 
 def test_gradients_of_gradients() -> None:
@@ -189,12 +229,16 @@ def same(one: Any, other: Any) -> bool:
     """Of one structure, with equal leaves."""
     leaves, spec = tree_flatten(one)
     others, other_spec = tree_flatten(other)
-    return spec == other_spec and all(map(torch.equal, map(torch.as_tensor, leaves), map(torch.as_tensor, others)))
+    return spec == other_spec and all(
+        map(torch.equal, map(torch.as_tensor, leaves), map(torch.as_tensor, others))
+    )
 
 
 @given(NESTED, st.integers(1, 9), st.integers(1, 8))
 @settings(max_examples=25, deadline=None)
-def test_scatter_cuts_every_tensor_and_keeps_everything_else(shape: Any, batch: int, devices: int) -> None:
+def test_scatter_cuts_every_tensor_and_keeps_everything_else(
+    shape: Any, batch: int, devices: int
+) -> None:
     """torch.chunk at every tensor, all else as it is; gather puts the tensors together again."""
     value = tree_map(lambda leaf: torch.randn(batch, 2) if leaf == "tensor" else leaf or 0, shape)
     parts = scatter(value, DEVICES[:devices])
@@ -202,10 +246,15 @@ def test_scatter_cuts_every_tensor_and_keeps_everything_else(shape: Any, batch: 
     for number, part in enumerate(parts):
         whole = len(parts) == 1
         cut = tree_map(
-            lambda leaf, n=number, w=whole: leaf if w or type(leaf) is int else leaf.chunk(devices)[n], value
+            lambda leaf, n=number, w=whole: (
+                leaf if w or type(leaf) is int else leaf.chunk(devices)[n]
+            ),
+            value,
         )
         assert same(part, cut)
-    tensors = tree_map(lambda leaf: leaf if isinstance(leaf, torch.Tensor) else torch.ones(batch), value)
+    tensors = tree_map(
+        lambda leaf: leaf if isinstance(leaf, torch.Tensor) else torch.ones(batch), value
+    )
     assert same(gather(scatter([tensors], DEVICES[:devices]), DEVICES[0]), [tensors])
 
 
@@ -218,7 +267,9 @@ def test_keyword_arguments_and_a_batch_smaller_than_the_devices() -> None:
     calls = []
 
     class Adding(nn.Module):
-        def forward(self, x: torch.Tensor, *, more: dict[str, torch.Tensor], times: int) -> dict[str, torch.Tensor]:
+        def forward(
+            self, x: torch.Tensor, *, more: dict[str, torch.Tensor], times: int
+        ) -> dict[str, torch.Tensor]:
             calls.append(len(x))
             return {"sum": times * x + more["y"]}
 
@@ -226,13 +277,18 @@ def test_keyword_arguments_and_a_batch_smaller_than_the_devices() -> None:
     result = DataParallel(Adding(), DEVICES)(x, more={"y": y}, times=2)
     assert torch.equal(result["sum"], 2 * x + y)
     assert calls == [1, 1, 1]
-    assert DataParallel(Adding(), DEVICES[:2])(x[:0], more={"y": y[:0]}, times=2)["sum"].shape == (0, 2)
+    assert DataParallel(Adding(), DEVICES[:2])(x[:0], more={"y": y[:0]}, times=2)["sum"].shape == (
+        0,
+        2,
+    )
 
 
 def test_torch_s_arguments_and_defaults() -> None:
     for ours, theirs in ((DataParallel, nn.DataParallel), (DataParallelModel, nn.DataParallel)):
         taken = [(each.name, each.default) for each in inspect.signature(ours).parameters.values()]
-        assert taken == [(each.name, each.default) for each in inspect.signature(theirs).parameters.values()]
+        assert taken == [
+            (each.name, each.default) for each in inspect.signature(theirs).parameters.values()
+        ]
     torch_s = inspect.signature(nn.parallel.parallel_apply)
     assert list(inspect.signature(parallel_apply).parameters) == list(torch_s.parameters)
 
@@ -248,7 +304,9 @@ def test_without_a_gpu_numbers_are_virtual_devices_and_the_default_is_the_module
     assert torch.equal(gather(outputs, 0), parallel(inputs))
     [output] = DataParallelModel(module)(inputs)
     assert torch.equal(output, module(inputs))
-    assert torch.equal(DataParallelCriterion(criterion)([output], inputs[:, :3]), criterion(output, inputs[:, :3]))
+    assert torch.equal(
+        DataParallelCriterion(criterion)([output], inputs[:, :3]), criterion(output, inputs[:, :3])
+    )
 
 
 def test_what_the_first_replica_does_to_buffers_stays() -> None:
@@ -256,7 +314,10 @@ def test_what_the_first_replica_does_to_buffers_stays() -> None:
     DataParallel(module, DEVICES[:3])(inputs)
     alone = nn.BatchNorm1d(2).double()
     alone(inputs[:3])
-    assert all(torch.equal(one, other) for one, other in zip(module.buffers(), alone.buffers(), strict=True))
+    assert all(
+        torch.equal(one, other)
+        for one, other in zip(module.buffers(), alone.buffers(), strict=True)
+    )
 
 
 def test_a_failure_is_told_with_its_device() -> None:
@@ -276,14 +337,25 @@ def test_a_failure_is_told_with_its_device() -> None:
 def test_replicas_run_in_the_caller_s_modes_on_their_share_of_the_threads() -> None:
     class Modes(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            modes = [torch.is_grad_enabled(), torch.is_inference_mode_enabled(), torch.is_autocast_enabled("cpu")]
+            modes = [
+                torch.is_grad_enabled(),
+                torch.is_inference_mode_enabled(),
+                torch.is_autocast_enabled("cpu"),
+            ]
             return torch.tensor([[*modes, torch.get_num_threads()]])
 
     share = max(1, torch.get_num_threads() // 2)
-    callers = (torch.enable_grad(), [1, 0, 0]), (torch.inference_mode(), [0, 1, 0]), (torch.autocast("cpu"), [1, 0, 1])
+    callers = (
+        (torch.enable_grad(), [1, 0, 0]),
+        (torch.inference_mode(), [0, 1, 0]),
+        (torch.autocast("cpu"), [1, 0, 1]),
+    )
     for mode, expected in callers:
         with mode:
-            assert DataParallel(Modes(), DEVICES[:2])(torch.zeros(2)).tolist() == [[*expected, share]] * 2
+            assert (
+                DataParallel(Modes(), DEVICES[:2])(torch.zeros(2)).tolist()
+                == [[*expected, share]] * 2
+            )
 
 
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
@@ -294,7 +366,9 @@ def test_the_loss_in_parallel_is_the_loss(reduction: str, batch: int) -> None:
     alone = criterion(module(inputs), targets)
     outputs = DataParallelModel(module, DEVICES[:4])(inputs)
     assert [len(output) for output in outputs] == chunk_sizes(batch, 4)
-    assert (DataParallelCriterion(criterion, DEVICES[:4])(outputs, targets) - alone).abs().max() <= 1e-12
+    assert (
+        DataParallelCriterion(criterion, DEVICES[:4])(outputs, targets) - alone
+    ).abs().max() <= 1e-12
     if reduction == "mean":
         losses = DataParallel(ParallelLossModel(module, criterion), DEVICES[:4])(inputs, targets)
         assert (weighted_mean(losses, chunk_sizes(batch, 4)) - alone).abs() <= 1e-12
@@ -328,8 +402,15 @@ def on(*devices: str, **more: Any) -> DataParallelSettings:
 def test_the_loss_inside_forward_gathers_a_thousandth_and_evens_the_peaks_out() -> None:
     devices = ("cpu:0", "cpu:1", "cpu:2", "cpu:3")
     compared = ways_to_compare(devices, None)
-    assert compared == (("logits", "cpu:0"), ("loss", "cpu:0"), ("outputs", "cpu:0"), ("logits", "cpu:1"))
-    [results] = launch(experiment.ways, 1, args=(on(*devices, ways=compared, batch_size=16, steps=1, seed=0),))
+    assert compared == (
+        ("logits", "cpu:0"),
+        ("loss", "cpu:0"),
+        ("outputs", "cpu:0"),
+        ("logits", "cpu:1"),
+    )
+    [results] = launch(
+        experiment.ways, 1, args=(on(*devices, ways=compared, batch_size=16, steps=1, seed=0),)
+    )
     logits, inside, outputs, elsewhere = results
     assert all(way["seconds"] > 0 for way in results)
     assert max(inside["gathered"], outputs["gathered"]) <= logits["gathered"] / 1000
@@ -350,7 +431,10 @@ COPY = 4 * (2 * 30_000 * 32 + 30_000 + 32 * 32 + 32)
 
 def test_the_lesson_s_step_adds_up() -> None:
     devices = experiment.one_step(0, 1, on("cpu:0", "cpu:1", batch_size=4))
-    moved = [{(move["part"], move["from"]): move["bytes"] for move in device["received"]} for device in devices]
+    moved = [
+        {(move["part"], move["from"]): move["bytes"] for move in device["received"]}
+        for device in devices
+    ]
     copy = COPY
     assert moved[1] == {
         ("scatter", "host"): 2 * 8 * 8,
@@ -365,19 +449,32 @@ def test_the_lesson_s_step_adds_up() -> None:
 
 
 def test_the_split_is_what_its_table_says() -> None:
-    lines = [line.strip().strip("|").split("|") for line in str(experiment.split.__doc__).splitlines() if "|" in line]
+    lines = [
+        line.strip().strip("|").split("|")
+        for line in str(experiment.split.__doc__).splitlines()
+        if "|" in line
+    ]
     names, *rows = [[cell.strip() for cell in line] for line in lines if "---" not in line[0]]
     table = [
-        {name: cell if name == "device" else ast.literal_eval(cell) for name, cell in zip(names, row, strict=True)}
+        {
+            name: cell if name == "device" else ast.literal_eval(cell)
+            for name, cell in zip(names, row, strict=True)
+        }
         for row in rows
     ]
     assert experiment.split(0, 1, on("cpu:0", "cpu:1", "cpu:2")) == table
 
 
 def test_one_way_as_json(run_cli: Run) -> None:
-    words = "--devices cpu:2,cpu:0 --gather logits --output-device cpu:0 --steps 1 --batch-size 4 --json"
+    words = (
+        "--devices cpu:2,cpu:0 --gather logits --output-device cpu:0 --steps 1 --batch-size 4 "
+        "--json"
+    )
     document = json.loads(run_cli("data-parallel", *words.split()).out)
-    assert document.items() >= {"lesson": "data-parallel", "world_size": 1, "devices": ["cpu:2", "cpu:0"]}.items()
+    assert (
+        document.items()
+        >= {"lesson": "data-parallel", "world_size": 1, "devices": ["cpu:2", "cpu:0"]}.items()
+    )
     assert document["ways"][0]["devices"][0]["at_peak"].keys() <= {*LABELS}
     steps = {step["name"]: step["ranks"] for step in document["steps"]}
     assert list(steps) == ["split", "one_step", "gather logits on cpu:0"]
@@ -392,7 +489,10 @@ def test_one_way_as_json(run_cli: Run) -> None:
         (["--devices", "65"], "at most 64"),
         (["--devices", "cuda:99"], "cuda:99 is absent"),
         (["--devices", "cpu:0,cpu:0"], "named twice"),
-        (["--devices", "2", "--output-device", "cpu:7"], "output device cpu:7 is none of the devices cpu:0, cpu:1"),
+        (
+            ["--devices", "2", "--output-device", "cpu:7"],
+            "output device cpu:7 is none of the devices cpu:0, cpu:1",
+        ),
     ],
 )
 def test_bad_input(words: list[str], message: str, run_cli: Run) -> None:
@@ -402,7 +502,12 @@ def test_bad_input(words: list[str], message: str, run_cli: Run) -> None:
 
 
 def test_it_does_not_join_a_world(run_cli: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}.items():
+    for name, value in {
+        "RANK": "0",
+        "WORLD_SIZE": "1",
+        "MASTER_ADDR": "localhost",
+        "MASTER_PORT": "1",
+    }.items():
         monkeypatch.setenv(name, value)
     shown = run_cli("data-parallel")
     assert (shown.code, shown.out) == (2, "")
@@ -414,6 +519,10 @@ def test_on_gpus_it_is_torch_s_own() -> None:
     gpus = [torch.device("cuda", number) for number in range(torch.cuda.device_count())]
     module, inputs = model().to(gpus[0]), torch.randn(13, 5, dtype=torch.float64, device=gpus[0])
     theirs = gradients(nn.DataParallel(module, gpus), module, inputs)
-    for parallel in (DataParallel(module, gpus), DataParallel(module), DataParallel(module, range(len(gpus)), 0)):
+    for parallel in (
+        DataParallel(module, gpus),
+        DataParallel(module),
+        DataParallel(module, range(len(gpus)), 0),
+    ):
         assert parallel.devices == gpus
         assert (theirs - gradients(parallel, module, inputs)).abs().max() <= 1e-12

@@ -1,4 +1,5 @@
-"""The DDP lab: what it reports of buckets, hooks, no_sync, Join and samplers, held against oracles of our own."""
+"""The DDP lab: what it reports of buckets, hooks, no_sync, Join and samplers, held against oracles
+of our own."""
 
 from __future__ import annotations
 
@@ -53,7 +54,8 @@ def lab(world: Worlds, digits_folder: Path) -> Lab:
 
 
 def cut(order: list[str], cap: float) -> list[list[str]]:
-    """The oracle: gradients in the order in which they get ready, a bucket full once it holds its cap."""
+    """The oracle: gradients in the order in which they get ready, a bucket full once it holds its
+    cap."""
     left = iter(order)
     tensors = [torch.empty(SIZES[name] // 4) for name in order]
     return [[next(left) for _ in bucket] for bucket in buckets(tensors, cap * 2**20)]
@@ -65,15 +67,23 @@ def test_buckets_are_what_ddp_is_known_to_build(size: int, lab: Lab) -> None:
     rows = [row for cap in caps for row in lab("buckets", size, cap)]
     order = [name for row in rows[1:6] for name in row["parameters"]]
     assert sorted(order) == sorted(SIZES)
-    assert order.index("fc2.weight") < order.index("fc1.weight") < order.index("conv1.weight"), "last layer first"
+    assert order.index("fc2.weight") < order.index("fc1.weight") < order.index("conv1.weight"), (
+        "last layer first"
+    )
     for cap in caps:
         first, *rebuilt = [row for row in rows if row["bucket_cap_mb"] == cap]
         assert first["backward"] == "1"
-        assert (first["bytes"], first["ready"], sorted(first["parameters"])) == (87_360, 8, sorted(SIZES))
+        assert (first["bytes"], first["ready"], sorted(first["parameters"])) == (
+            87_360,
+            8,
+            sorted(SIZES),
+        )
         assert {row["backward"] for row in rebuilt} == {"2 …"}
         assert [row["parameters"] for row in rebuilt] == cut(order, cap)
         assert [row["bucket"] for row in rebuilt] == list(range(len(rebuilt)))
-        assert all(row["bytes"] == sum(SIZES[name] for name in row["parameters"]) for row in rebuilt)
+        assert all(
+            row["bytes"] == sum(SIZES[name] for name in row["parameters"]) for row in rebuilt
+        )
         ready = accumulate(len(row["parameters"]) for row in rebuilt)
         assert [row["ready"] for row in rebuilt] == list(ready), "each leaves at once"
     assert [row["bucket_cap_mb"] for row in rows] == [0.001] * 6 + [0.02] * 4 + [25.0] * 2
@@ -112,14 +122,19 @@ def a_hook_that_averages_nothing(rank: int, size: int, folder: Path) -> None:
 
 
 def test_a_hook_that_averages_nothing_is_found_out(world: Worlds, digits_folder: Path) -> None:
-    with pytest.raises(PlaygroundError, match=r"with this hook replicas differ by up to .*: they must not at all"):
+    with pytest.raises(
+        PlaygroundError, match=r"with this hook replicas differ by up to .*: they must not at all"
+    ):
         world(2).run(a_hook_that_averages_nothing, digits_folder)
 
 
 def test_verdicts() -> None:
     """What a notebook that runs an experiment is given too."""
     for difference in (1e-9, float("nan")):
-        with pytest.raises(PlaygroundError, match=f"after Join replicas differ by up to {difference}: they must not"):
+        with pytest.raises(
+            PlaygroundError,
+            match=f"after Join replicas differ by up to {difference}: they must not",
+        ):
             check(difference, f"after Join {DIFFER}")
     check(1e-13, "{}", ROUNDING)
 
@@ -136,11 +151,15 @@ def test_join_lets_ranks_be_done_at_different_times(lab: Lab) -> None:
     size = 3
     ranks = lab("uneven_inputs", size)
     assert [rank["batches"] for rank in ranks] == list(range(3, 3 + size))
-    assert [rank["messages"] for rank in ranks] == [2 + size] * size, "one bucket a step, answered by all"
+    assert [rank["messages"] for rank in ranks] == [2 + size] * size, (
+        "one bucket a step, answered by all"
+    )
     assert [rank["difference"] for rank in ranks] == [0.0] * size
 
 
-@pytest.mark.parametrize(("size", "cap"), [(3, 0.02), pytest.param(4, 25.0, marks=pytest.mark.stress)])
+@pytest.mark.parametrize(
+    ("size", "cap"), [(3, 0.02), pytest.param(4, 25.0, marks=pytest.mark.stress)]
+)
 def test_training_goes_on_from_a_checkpoint(size: int, cap: float, lab: Lab) -> None:
     without_momentum, whole = lab("checkpoint", size, cap)
     assert without_momentum["read"] == whole["read"] > 2 * sum(SIZES.values())
@@ -153,12 +172,18 @@ def watched_run(rank: int, size: int, folder: Path) -> list[str]:
     """What a run of the lab asks its device for."""
     asked: list[str] = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(BACKENDS["gloo"], "use_deterministic_kernels", lambda: asked.append("deterministic kernels"))
+        patch.setattr(
+            BACKENDS["gloo"],
+            "use_deterministic_kernels",
+            lambda: asked.append("deterministic kernels"),
+        )
         DDPRun(LabSettings(training=TrainingSettings(folder=folder, batch_size=7)))
     return asked
 
 
-def test_runs_that_are_compared_bit_by_bit_use_deterministic_kernels(world: Worlds, digits_folder: Path) -> None:
+def test_runs_that_are_compared_bit_by_bit_use_deterministic_kernels(
+    world: Worlds, digits_folder: Path
+) -> None:
     assert world(2).run(watched_run, digits_folder) == [["deterministic kernels"]] * 2
 
 
@@ -169,7 +194,11 @@ def test_who_gets_which_sample(lab: Lab) -> None:
     samples = 10 if 10 % size else 11
     for rank in range(size):
         theirs = DistributedSampler(range(samples), size, rank, seed=5)
-        assert ways["no set_epoch, epoch 0"][rank] == ways["no set_epoch, epoch 1"][rank] == list(theirs)
+        assert (
+            ways["no set_epoch, epoch 0"][rank]
+            == ways["no set_epoch, epoch 1"][rank]
+            == list(theirs)
+        )
         theirs.set_epoch(1)
         assert ways["set_epoch(1)"][rank] == list(theirs)
         dropping = DistributedSampler(range(samples), size, rank, seed=5, drop_last=True)
@@ -205,7 +234,9 @@ def test_the_lab_shows_its_parts_in_order(run_cli: Callable[..., Any], data_dir:
         (["--lab", "--batch-size", "601"], "there are 600 samples to train on"),
     ],
 )
-def test_bad_input(words: list[str], message: str, run_cli: Callable[..., Any], data_dir: Path) -> None:
+def test_bad_input(
+    words: list[str], message: str, run_cli: Callable[..., Any], data_dir: Path
+) -> None:
     shown = run_cli("ddp", *words, "--dataset", "digits", "--data-dir", data_dir)
     assert (shown.code, shown.out) == (2, "")
     assert message in shown.err

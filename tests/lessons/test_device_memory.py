@@ -36,7 +36,8 @@ def mean_square(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
 
 
 def test_every_kind_has_its_label() -> None:
-    """A model of 100 features: 40,000 bytes of weights, 400 of biases. 8 samples of 3,200 bytes in all."""
+    """A model of 100 features: 40,000 bytes of weights, 400 of biases. 8 samples of 3,200 bytes in
+    all."""
     model = nn.Linear(100, 100)
     optimizer = torch.optim.Adam(model.parameters())
     inputs, targets = torch.ones(8, 100), torch.ones(8, 100)
@@ -52,10 +53,16 @@ def test_every_kind_has_its_label() -> None:
         account.put_module(model, FIRST)
         for _ in range(2):
             training_step(optimizer, [forward], GradSync(model), moment=account.moment)
-        assert account.held_by_label[FIRST] == {"parameters": 40_400, "gradients": 40_400, "optimizer state": 80_800}
+        assert account.held_by_label[FIRST] == {
+            "parameters": 40_400,
+            "gradients": 40_400,
+            "optimizer state": 80_800,
+        }
         assert account.label == "activations"
     first = forward_held[FIRST]
-    assert (first["gathered outputs"], first["inputs"]) == (3200, 1600), "of the inputs, the half that backward needs"
+    assert (first["gathered outputs"], first["inputs"]) == (3200, 1600), (
+        "of the inputs, the half that backward needs"
+    )
     assert "gradients" not in first
     assert forward_held[SECOND] == {"inputs": 1600}, "nothing else is needed for backward"
     assert account.at_peak[SECOND]["parameters"] == 40_400
@@ -64,12 +71,18 @@ def test_every_kind_has_its_label() -> None:
     with track_memory([FIRST]) as account:
         account.put_module(model, FIRST)
         account.put_state(optimizer, FIRST)
-    assert account.held_by_label[FIRST] == {"parameters": 40_400, "gradients": 40_400, "optimizer state": 80_800}
+    assert account.held_by_label[FIRST] == {
+        "parameters": 40_400,
+        "gradients": 40_400,
+        "optimizer state": 80_800,
+    }
 
 
 def hold_buckets(rank: int, size: int, as_views: bool) -> list[dict[str, int]]:
-    """What a rank holds after each of three steps of DDP. (After it was made, gloo may still hold what it has sent.)"""
-    model, inputs = nn.Sequential(nn.Linear(100, 100), nn.Tanh(), nn.Linear(100, 100)), torch.ones(4, 100)
+    """What a rank holds after each of three steps of DDP. (After it was made, gloo may still hold
+    what it has sent.)"""
+    model = nn.Sequential(nn.Linear(100, 100), nn.Tanh(), nn.Linear(100, 100))
+    inputs = torch.ones(4, 100)
     with track_memory([FIRST], default=FIRST) as account:
         account.put_module(model, FIRST)
         account.put(inputs, device=FIRST, label="inputs")
@@ -79,7 +92,9 @@ def hold_buckets(rank: int, size: int, as_views: bool) -> list[dict[str, int]]:
         held = []
         optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
         for _ in range(3):
-            training_step(optimizer, [lambda: ddp(inputs).sum()], GradSync(ddp), moment=account.moment)
+            training_step(
+                optimizer, [lambda: ddp(inputs).sum()], GradSync(ddp), moment=account.moment
+            )
             held.append(account.held_by_label[FIRST])
         assert sum(account.at_peak[FIRST].values()) == account.peak[FIRST]
     return held
@@ -89,7 +104,8 @@ def hold_buckets(rank: int, size: int, as_views: bool) -> list[dict[str, int]]:
 def test_the_buckets_of_ddp_are_seen(as_views: bool) -> None:
     parameters = 2 * 40_400
     for steps in launch(hold_buckets, 2, args=(as_views,)):
-        gradients = parameters if as_views else 2 * parameters  # of the parameters, and once more in buckets
+        # of the parameters, and once more in buckets
+        gradients = parameters if as_views else 2 * parameters
         assert steps == [{"parameters": parameters, "gradients": gradients, "inputs": 1600}] * 3
 
 
@@ -137,12 +153,17 @@ RETURNS_MEMORY = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "
 def bytes_added(by: str, dropout: float) -> int:
     """How far a training step takes a new process above what it held before."""
     command = [sys.executable, "-c", STEP, by, str(dropout)]
-    return int(subprocess.run(command, env={**os.environ, **RETURNS_MEMORY}, capture_output=True, check=True).stdout)
+    return int(
+        subprocess.run(
+            command, env={**os.environ, **RETURNS_MEMORY}, capture_output=True, check=True
+        ).stdout
+    )
 
 
 @pytest.mark.stress
 @pytest.mark.skipif(
-    not Path("/proc/self/clear_refs").exists(), reason="the peak of a process is read from Linux's /proc"
+    not Path("/proc/self/clear_refs").exists(),
+    reason="the peak of a process is read from Linux's /proc",
 )
 @pytest.mark.parametrize("dropout", [0.1, 0.0])
 def test_the_account_is_within_5_percent_of_the_process_s_memory(dropout: float) -> None:
@@ -160,7 +181,11 @@ def test_on_gpus_the_account_is_within_what_the_allocator_knows() -> None:
     with track_memory([gpu]) as account:
         account.put_module(model, gpu)
         account.put(inputs, device=gpu, label="inputs")
-        training_step(optimizer, [lambda: model(inputs).sum()], GradSync(model), moment=account.moment)
+        training_step(
+            optimizer, [lambda: model(inputs).sum()], GradSync(model), moment=account.moment
+        )
         assert account.held_by_label[gpu]["optimizer state"] >= 2 * 4 * 1_001_000
         assert account.held[gpu] <= torch.cuda.memory_allocated(gpu)
-    assert torch.cuda.max_memory_allocated(gpu) <= 1.05 * account.peak[gpu] + 2**25, "libraries keep some workspace"
+    assert torch.cuda.max_memory_allocated(gpu) <= 1.05 * account.peak[gpu] + 2**25, (
+        "libraries keep some workspace"
+    )

@@ -1,4 +1,5 @@
-"""Ranks are killed, training resumes, and the last snapshots have the same bits: the board alone, and the command."""
+"""Ranks are killed, training resumes, and the last snapshots have the same bits: the board alone,
+and the command."""
 
 from __future__ import annotations
 
@@ -40,9 +41,11 @@ class Killed(Exception):
     """Ends a training after a step."""
 
 
-def train_board(data: Images, file: Path, kill: int = 0, epochs: int = 2) -> tuple[list[int], dict[int, Any]]:
-    """Train as the board does until all ranks are killed after the step `kill`, or to the end. Returns the steps after
-    which it resumed, and each epoch's counts."""
+def train_board(
+    data: Images, file: Path, kill: int = 0, epochs: int = 2
+) -> tuple[list[int], dict[int, Any]]:
+    """Train as the board does until all ranks are killed after the step `kill`, or to the end.
+    Returns the steps after which it resumed, and each epoch's counts."""
     resumed, totals = list[int](), dict[int, Any]()
 
     def after_step(step: int) -> None:
@@ -51,8 +54,10 @@ def train_board(data: Images, file: Path, kill: int = 0, epochs: int = 2) -> tup
 
     with contextlib.suppress(Killed):
         lesson.run(
-            dist.get_rank(), dist.get_world_size(), data, file, EVERY, BATCH, epochs, after_resume=resumed.append,
-            after_step=after_step, after_epoch=lambda epoch, model, counts: totals.update({epoch: counts.tolist()}),
+            dist.get_rank(), dist.get_world_size(), data, file, EVERY, BATCH, epochs,
+            after_resume=resumed.append,
+            after_step=after_step, after_epoch=lambda epoch, model,
+            counts: totals.update({epoch: counts.tolist()}),
         )  # fmt: skip
     return resumed, totals
 
@@ -61,7 +66,12 @@ def resume_after_each_step(rank: int, size: int, digits: Path, folder: Path) -> 
     """Whether the board trains as sgd's does, and ends with the same bits wherever it is killed."""
     data, expected = Images(digits, "train", SAMPLES), dict[int, Any]()
     plain = sgd.run(
-        rank, size, data, BATCH, 2, after_epoch=lambda epoch, model, counts: expected.update({epoch: counts.tolist()})
+        rank,
+        size,
+        data,
+        BATCH,
+        2,
+        after_epoch=lambda epoch, model, counts: expected.update({epoch: counts.tolist()}),
     )
     assert train_board(data, folder / "whole.pt") == ([], expected)
     for kill in range(1, 2 * STEPS + 1):
@@ -84,8 +94,8 @@ def resume_after_each_step(rank: int, size: int, digits: Path, folder: Path) -> 
 def test_the_board_resumes_after_any_step_with_the_same_bits(
     size: int, world: Any, digits_folder: Path, tmp_path: Path
 ) -> None:
-    """Parameters, momentum, random numbers, totals: the files have the same bytes. It is sgd's training; and one that
-    is over goes on for more epochs."""
+    """Parameters, momentum, random numbers, totals: the files have the same bytes. It is sgd's
+    training; and one that is over goes on for more epochs."""
     assert world(size).run(resume_after_each_step, digits_folder, tmp_path) == [True] * size
 
 
@@ -99,9 +109,13 @@ def load_snapshot_of_two(rank: int, size: int, file: Path) -> str:
     return ""
 
 
-def test_another_number_of_ranks_does_not_resume_the_board_s_training(world: Any, tmp_path: Path) -> None:
+def test_another_number_of_ranks_does_not_resume_the_board_s_training(
+    world: Any, tmp_path: Path
+) -> None:
     file = tmp_path / "snapshot.pt"
-    assert world(1).run(load_snapshot_of_two, file) == [f"2 ranks took the snapshot {file}, and 1 are to resume"]
+    assert world(1).run(load_snapshot_of_two, file) == [
+        f"2 ranks took the snapshot {file}, and 1 are to resume"
+    ]
 
 
 @pytest.mark.parametrize("call", ["save", "fsync", "replace"])
@@ -144,7 +158,9 @@ def elastic(run_cli: Run, data_dir: Path) -> Run:
     """The command, on a few digits."""
 
     def run(*words: Any) -> Any:
-        return run_cli("elastic", "--dataset", "digits", "--data-dir", data_dir, "--limit", 600, *words)
+        return run_cli(
+            "elastic", "--dataset", "digits", "--data-dir", data_dir, "--limit", 600, *words
+        )
 
     return run
 
@@ -155,20 +171,25 @@ def test_kills_leave_no_trace(way: str, size: int, elastic: Run) -> None:
     assert (shown.code, shown.err) == (0, "")
     document = json.loads(shown.out)
     assert document["comparison"]["differing"] == 0
-    assert document["comparison"]["nbytes"] > size * 5056 + 2 * 87_360  # random numbers, parameters and momentum
+    # random numbers, parameters and momentum
+    assert document["comparison"]["nbytes"] > size * 5056 + 2 * 87_360
     assert len(document["recoveries"]) == 2
     for recovery in document["recoveries"]:
         assert recovery["failure"].endswith(f"of {size} was killed by SIGKILL")
         assert recovery["killed_after"] - 2 <= recovery["resumed_after"] < recovery["killed_after"]
 
 
-def test_a_trace_in_the_last_snapshot_is_no_success(elastic: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_trace_in_the_last_snapshot_is_no_success(
+    elastic: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The command ends with 1, and says how much differs."""
     count = {"tensors": 9, "nbytes": 4000, "differing": 3}
     monkeypatch.setattr(page, "conduct", lambda *args: ([], count))
     shown = elastic("--kills", 1)
     assert shown.code == 1
-    assert shown.err.startswith("playground: the training that was killed ended elsewhere: 3 of 4,000 bytes differ")
+    assert shown.err.startswith(
+        "playground: the training that was killed ended elsewhere: 3 of 4,000 bytes differ"
+    )
     assert "left no trace" not in shown.out
 
 
@@ -192,7 +213,10 @@ def test_every_tensor_of_every_rank_is_compared(tmp_path: Path) -> None:
         folder.mkdir()
         own = [{"totals": torch.tensor([1.0, 2.0])}, {"totals": torch.tensor([total, 2.0])}]
         torch.save({"step": 7, "model": {"weight": torch.ones(4)}, "own": own}, folder / BOARD_FILE)
-    assert compare(0, 1, tmp_path / "board's", tmp_path / "board's other") == {**same, "differing": 1}
+    assert compare(0, 1, tmp_path / "board's", tmp_path / "board's other") == {
+        **same,
+        "differing": 1,
+    }
     with pytest.raises(PlaygroundError, match="holds no snapshot"):
         compare(0, 1, one, tmp_path / "none")
 
@@ -209,7 +233,9 @@ def test_every_tensor_of_every_rank_is_compared(tmp_path: Path) -> None:
         (torch.tensor(258, dtype=torch.int64), torch.tensor(0, dtype=torch.int64), 2),
     ],
 )
-def test_bytes_that_differ_are_counted(one: torch.Tensor, other: torch.Tensor, differing: int) -> None:
+def test_bytes_that_differ_are_counted(
+    one: torch.Tensor, other: torch.Tensor, differing: int
+) -> None:
     assert count_differing(one, other) == count_differing(other, one) == differing
 
 
@@ -221,7 +247,8 @@ def test_a_failure_that_was_not_drawn_ends_it() -> None:
 
 
 def test_word_of_the_next_kill_may_come_first() -> None:
-    """Before that of the step which another rank took before it: each rank has a pipe of its own."""
+    """Before that of the step which another rank took before it: each rank has a pipe of its
+    own."""
     witness = Witness()
     for killed_after, resumed_after in ((3, 0), (4, 2)):
         witness.hear(1, {"killed": killed_after})
@@ -231,7 +258,10 @@ def test_word_of_the_next_kill_may_come_first() -> None:
         if resumed_after:
             witness.hear(0, {"resumed": {"total": resumed_after}})
     witness.hear(0, {"stepped": 3})
-    assert [(each["killed_after"], each["resumed_after"]) for each in witness.recoveries] == [(3, 0), (4, 2)]
+    assert [(each["killed_after"], each["resumed_after"]) for each in witness.recoveries] == [
+        (3, 0),
+        (4, 2),
+    ]
 
 
 def test_more_kills_than_steps_are_refused(elastic: Run) -> None:
@@ -240,7 +270,9 @@ def test_more_kills_than_steps_are_refused(elastic: Run) -> None:
     assert "--kills 5 in a training of 5 steps: choose fewer" in shown.err
 
 
-def test_a_world_that_is_joined_is_not_killed(elastic: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_world_that_is_joined_is_not_killed(
+    elastic: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name, value in by_hand(0, 1, "29500").items():
         monkeypatch.setenv(name, value)
     shown = elastic()
@@ -278,23 +310,38 @@ def test_the_number_of_ranks_changes_and_the_losses_do_not(tmp_path: Path) -> No
 
 @pytest.mark.stress
 def test_a_host_leaves_and_another_joins(tmp_path: Path) -> None:
-    """Two agents of torchrun, of which the second is ended and later started again. (More steps than any machine takes
-    meanwhile: nothing here ends by itself.)"""
+    """Two agents of torchrun, of which the second is ended and later started again. (More steps
+    than any machine takes meanwhile: nothing here ends by itself.)"""
     said, port = tmp_path / "said.txt", free_port()
     agents: list[subprocess.Popen[bytes]] = []
 
     def start() -> subprocess.Popen[bytes]:
-        rendezvous = ["--rdzv-backend=c10d", "--rdzv-id=elastic", f"--rdzv-endpoint=127.0.0.1:{port}"]
+        rendezvous = [
+            "--rdzv-backend=c10d",
+            "--rdzv-id=elastic",
+            f"--rdzv-endpoint=127.0.0.1:{port}",
+        ]
         soon = "--rdzv-conf=last_call_timeout=1,keep_alive_interval=1,keep_alive_max_attempt=3,join_timeout=120"
         soon += f",is_host={int(not agents)}"
         words = ["--nnodes=1:2", "--local-addr=127.0.0.1", "--max-restarts=10", *rendezvous, soon]
-        program = [sys.executable, "-m", "torch.distributed.run", *words, hosts.__file__, f"{tmp_path}/snapshot.pt"]
+        program = [
+            sys.executable,
+            "-m",
+            "torch.distributed.run",
+            *words,
+            hosts.__file__,
+            f"{tmp_path}/snapshot.pt",
+        ]
         environ = {**os.environ, "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", "OMP_NUM_THREADS": "1"}
         with said.open("ab") as file:
-            return subprocess.Popen([*program, "5000"], env=environ, stdout=file, stderr=subprocess.DEVNULL)
+            return subprocess.Popen(
+                [*program, "5000"], env=environ, stdout=file, stderr=subprocess.DEVNULL
+            )
 
     def taken() -> list[tuple[int, int, float]]:
-        found = re.findall(r"^step (\d+), world size (\d): loss ([\d.]+)$", said.read_text(), re.MULTILINE)
+        found = re.findall(
+            r"^step (\d+), world size (\d): loss ([\d.]+)$", said.read_text(), re.MULTILINE
+        )
         return [(int(step), int(size), float(loss)) for step, size, loss in found]
 
     try:

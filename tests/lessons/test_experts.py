@@ -61,7 +61,8 @@ def new_layer(kind: Any, k: int, routing: str, **options: Any) -> Any:
 def largest_difference(
     group: Any, members: tuple[int, ...], tokens: str, k: int, routing: str, capacity: float
 ) -> tuple[float, int]:
-    """From one process, of the output, the balance loss and all gradients; and the tokens that this rank has got."""
+    """From one process, of the output, the balance loss and all gradients; and the tokens that this
+    rank has got."""
     size, rank = len(members), dist.get_rank(group)
     torch.manual_seed(3)
     counts = TOKENS[tokens][:size]
@@ -91,7 +92,9 @@ def test_a_router_chooses_the_most_probable_and_its_weights_add_up_to_1(k: int) 
     assert probabilities.sum(-1).allclose(torch.ones(9).double())
     assert chosen.equal(probabilities.argsort(-1, descending=True)[:, :k])
     assert weights.sum(-1).allclose(torch.ones(9).double())
-    assert (weights[:, :1] / weights).allclose(probabilities.amax(-1, keepdim=True) / probabilities.gather(-1, chosen))
+    assert (weights[:, :1] / weights).allclose(
+        probabilities.amax(-1, keepdim=True) / probabilities.gather(-1, chosen)
+    )
 
 
 def test_experts_are_all_different_and_k_of_them_as_large_as_an_mlp() -> None:
@@ -105,7 +108,10 @@ def test_experts_are_all_different_and_k_of_them_as_large_as_an_mlp() -> None:
 
 def by_every_group(rank: int, size: int) -> list[tuple[float, int]]:
     cases: list[Any] = [*product(TOKENS, (1, 2), ROUTINGS, (math.inf, 0.6, 0.0))]
-    groups = {members: dist.new_group(list(members)) for members in ((2,), (1, 3), (0, 1, 3), (0, 1, 2, 3))}
+    groups = {
+        members: dist.new_group(list(members))
+        for members in ((2,), (1, 3), (0, 1, 3), (0, 1, 2, 3))
+    }
     mine: list[Any] = [(group, members) for members, group in groups.items() if rank in members]
     return [largest_difference(*each, *case) for each in mine for case in cases]
 
@@ -117,7 +123,9 @@ def test_any_routing_is_one_process_s(world: Worlds) -> None:
     assert min(received for _, received in found) == 0
 
 
-@pytest.mark.parametrize("size", [2, *(pytest.param(size, marks=pytest.mark.stress) for size in (1, 3, 4))])
+@pytest.mark.parametrize(
+    "size", [2, *(pytest.param(size, marks=pytest.mark.stress) for size in (1, 3, 4))]
+)
 def test_training_is_one_process_s_and_sends_its_rows(world: Worlds, size: int) -> None:
     ways, capacity = (("balanced",), 1.0) if size == 2 else (tuple(WAYS), 0.0)
     settings = ExpertsSettings(size=size, steps=1, batch_size=12, capacity=capacity, ways=ways)
@@ -127,7 +135,10 @@ def test_training_is_one_process_s_and_sends_its_rows(world: Worlds, size: int) 
             check_rank(way, figures, settings)
             assert (figures["dropped"] > 0) == (capacity > 0)
     for figures in zip(*ranks, strict=True):  # of a way
-        total = {name: sum(rank[name] for rank in figures) for name in ("computed", "dropped", "sent_tokens")}
+        total = {
+            name: sum(rank[name] for rank in figures)
+            for name in ("computed", "dropped", "sent_tokens")
+        }
         assert total["computed"] + total["dropped"] == K * settings.batch_size * LENGTH * LAYERS
         assert total["sent_tokens"] == sum(rank["received_tokens"] for rank in figures)
 
@@ -136,9 +147,13 @@ def gradients_of_routers(rank: int, size: int) -> list[torch.Tensor]:
     """After a step by each way, in one row."""
     found = []
     for way in WAYS:
-        model, step = experiment.new_training(way, ExpertsSettings(size=size, batch_size=2), Experts, size)
+        model, step = experiment.new_training(
+            way, ExpertsSettings(size=size, batch_size=2), Experts, size
+        )
         step(*copying(2, torch.Generator().manual_seed(1)))
-        found.append(torch.cat([block.experts.router.scores.weight.grad.flatten() for block in model[1:-1]]))
+        found.append(
+            torch.cat([block.experts.router.scores.weight.grad.flatten() for block in model[1:-1]])
+        )
     return found
 
 
@@ -154,7 +169,9 @@ def test_the_balance_loss_evens_out(world: Worlds, seed: int) -> None:
     assert balanced["most_over_mean"] < 1.9 < 2.3 < free["most_over_mean"]
 
 
-@pytest.mark.parametrize(("size", "message"), [(12, "12 ranks for 8 experts"), (5, "24 sequences on 5 ranks")])
+@pytest.mark.parametrize(
+    ("size", "message"), [(12, "12 ranks for 8 experts"), (5, "24 sequences on 5 ranks")]
+)
 def test_numbers_of_ranks_that_do_not_fit_are_refused(size: int, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         ExpertsSettings(size=size)
@@ -166,13 +183,16 @@ def reach_the_edges(rank: int, size: int) -> None:
     backward(layer(hidden).sum() + layer.balance_loss, layer)  # no tokens on any rank
     assert all(param.grad.eq(0).all() for param in layer.parameters())
     assert layer.balance_loss == 0
-    with pytest.raises(ValueError, match="1 experts for 2 ranks: each rank needs one, so choose at least 2 experts"):
+    with pytest.raises(
+        ValueError, match="1 experts for 2 ranks: each rank needs one, so choose at least 2 experts"
+    ):
         Experts(Router(WIDTH, 1, 1), partial(new_expert, WIDTH, 9, 2))
     with pytest.raises(ValueError, match=r"capacity -0.5: it must be 0 or above"):
         new_layer(Experts, 2, "any", capacity=-0.5)
     counts = torch.tensor([[70_000, 0], [0, 70_000]])
     assert balance_loss(torch.full((2, 2), 0.5).bfloat16(), counts, 1).dtype == torch.bfloat16
-    assert balance_loss(torch.full((70_000, 2), 0.5).half(), counts, 1) == 1  # 70,000 is no number of float16
+    # 70,000 is no number of float16
+    assert balance_loss(torch.full((70_000, 2), 0.5).half(), counts, 1) == 1
 
 
 def test_no_tokens_and_too_few_experts(world: Worlds) -> None:
@@ -207,13 +227,19 @@ def print_comparison(rank: int, size: int) -> list[str]:
     return printed.getvalue().splitlines()
 
 
-@pytest.mark.parametrize("size", [1, 2, *(pytest.param(size, marks=pytest.mark.stress) for size in (3, 4))])
-def test_the_board_prints_that_nothing_differs_and_who_sends_how_many_tokens(world: Worlds, size: int) -> None:
+@pytest.mark.parametrize(
+    "size", [1, 2, *(pytest.param(size, marks=pytest.mark.stress) for size in (3, 4))]
+)
+def test_the_board_prints_that_nothing_differs_and_who_sends_how_many_tokens(
+    world: Worlds, size: int
+) -> None:
     lines = world(size).run(print_comparison)
     assert [apart for _, apart in lines] == [
         f"Rank {rank}, gradients: 0.0000000000 from one process" for rank in range(size)
     ]
     counts = [re.findall(r"\[(.*?)\]", tokens) for tokens, _ in lines]
-    sent, received = ([[int(part) for part in each[way].split(", ")] for each in counts] for way in (0, 1))
+    sent, received = (
+        [[int(part) for part in each[way].split(", ")] for each in counts] for way in (0, 1)
+    )
     assert received == [list(column) for column in zip(*sent, strict=True)]
     assert [sum(row) for row in sent] == [K * 4 * LENGTH] * size

@@ -1,4 +1,5 @@
-"""The optimizer's step on flat tensors, and in shared memory: the same as on the model's parameters."""
+"""The optimizer's step on flat tensors, and in shared memory: the same as on the model's
+parameters."""
 
 from __future__ import annotations
 
@@ -29,7 +30,8 @@ OPTIMIZERS = {
 
 
 class Branches(nn.Module):
-    """A layer that only even ranks use, one of another type, one that nobody trains, and a channels_last one."""
+    """A layer that only even ranks use, one of another type, one that nobody trains, and a
+    channels_last one."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -44,18 +46,25 @@ class Branches(nn.Module):
 
 
 def train(rank: int, size: int, name: str, steps: int, optimizer: str) -> dict[str, Any]:
-    """The largest difference to the same training by `none-safe`, after all steps; parameters of this rank."""
+    """The largest difference to the same training by `none-safe`, after all steps; parameters of
+    this rank."""
     torch.manual_seed(0)
     start = Branches()
     models = {"ours": copy.deepcopy(start), "theirs": copy.deepcopy(start)}
     new_optimizer = OPTIMIZERS[optimizer]
-    syncs = {"ours": SYNCS[name](models["ours"]), "theirs": new_grad_sync("none-safe", models["theirs"])}
+    syncs = {
+        "ours": SYNCS[name](models["ours"]),
+        "theirs": new_grad_sync("none-safe", models["theirs"]),
+    }
     optimizers = {each: sync.optimizer(new_optimizer) for each, sync in syncs.items()}
     torch.manual_seed(rank)
     for step in range(steps):
-        batches = [torch.randn(2, 1, 4, 4) for _ in range(1 + step % 2)]  # of two, only the last is averaged
+        # of two, only the last is averaged
+        batches = [torch.randn(2, 1, 4, 4) for _ in range(1 + step % 2)]
         for each, model in models.items():
-            losses = [lambda model=model, batch=batch: model(batch).square().mean() for batch in batches]
+            losses = [
+                lambda model=model, batch=batch: model(batch).square().mean() for batch in batches
+            ]
             training_step(optimizers[each], losses, syncs[each])
     pairs = zip(models["ours"].parameters(), models["theirs"].parameters(), strict=True)
     flat = torch.cat([param.detach().flatten().double() for param in models["ours"].parameters()])
@@ -69,14 +78,18 @@ def train(rank: int, size: int, name: str, steps: int, optimizer: str) -> dict[s
 
 @pytest.mark.parametrize(("size", "optimizer"), [(1, "sgd"), (3, "sgd"), (3, "adam")])
 @pytest.mark.parametrize("name", SYNCS)
-def test_steps_are_those_of_the_optimizer(name: str, size: int, optimizer: str, world: Worlds) -> None:
+def test_steps_are_those_of_the_optimizer(
+    name: str, size: int, optimizer: str, world: Worlds
+) -> None:
     """Also for a gradient that some ranks do not have, and for one added up over two batches."""
     results = world(size).run(train, name, 5, optimizer)
     assert all(result["difference"] < 1e-6 for result in results), results
     assert all(result["values"] == results[0]["values"] and result["strides"] for result in results)
 
 
-def test_ranks_of_several_hosts_have_no_memory_for_all(world: Worlds, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_of_several_hosts_have_no_memory_for_all(
+    world: Worlds, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("PLAYGROUND_HOSTS", "2")
     results = world(4).run(train, "shared", 2, "sgd")
     assert all(result["difference"] < 1e-6 for result in results), results
@@ -87,8 +100,8 @@ def loss_of(model: nn.Module, inputs: torch.Tensor) -> torch.Tensor:
 
 
 def be_late(rank: int, size: int) -> tuple[list[float], float]:
-    """How far gradients, by step, and parameters in the end are from those of `none-safe`, where rank 1 is late to add
-    up, and rank 0 to step. The second step is left out."""
+    """How far gradients, by step, and parameters in the end are from those of `none-safe`, where
+    rank 1 is late to add up, and rank 0 to step. The second step is left out."""
     torch.manual_seed(0)
     start, found, ends = nn.Linear(4, 4, bias=False), list[Any](), list[torch.Tensor]()
     for way in ("shared", "none-safe"):
@@ -104,7 +117,9 @@ def be_late(rank: int, size: int) -> tuple[list[float], float]:
                 optimizer.step()
                 sync.after_step(last=step == 3)
         ends.append(model.weight.detach().clone())
-    off = [(one - other).abs().max().item() for one, other in zip(found[:4], found[4:], strict=True)]
+    off = [
+        (one - other).abs().max().item() for one, other in zip(found[:4], found[4:], strict=True)
+    ]
     return off, (ends[0] - ends[1]).abs().max().item()
 
 
@@ -119,6 +134,7 @@ def be_late_to_add_up(rank: int, size: int) -> tuple[list[float], float]:
 
 
 def test_ranks_that_share_memory_wait_for_each_other(world: Worlds) -> None:
-    """Nobody overwrites gradients, or reads parameters, that another rank is still to read or to write."""
+    """Nobody overwrites gradients, or reads parameters, that another rank is still to read or to
+    write."""
     for off, at_the_end in world(2).run(be_late_to_add_up):
         assert max(*off, at_the_end) < 1e-3, off

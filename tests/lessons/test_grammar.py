@@ -1,4 +1,5 @@
-"""The grammar's pairs: every label follows from what the two sentences say, and from neither alone."""
+"""The grammar's pairs: every label follows from what the two sentences say, and from neither
+alone."""
 
 from __future__ import annotations
 
@@ -34,7 +35,8 @@ def said(sentence: str) -> dict[str, str]:
 
 
 def judge(premise: str, hypothesis: str) -> int:
-    """The label, found without the generator: compare what is said, slot by slot; the strongest difference decides."""
+    """The label, found without the generator: compare what is said, slot by slot; the strongest
+    difference decides."""
     relations = {ENTAILMENT}
     for (slot, one), other in zip(said(premise).items(), said(hypothesis).values(), strict=True):
         if one == other or not other:
@@ -51,14 +53,21 @@ def judge(premise: str, hypothesis: str) -> int:
 
 
 def test_every_label_is_what_the_sentences_say() -> None:
-    assert [judge(premise, hypothesis) for premise, hypothesis, _ in PAIRS] == [label for *_, label in PAIRS]
-    exchanged = {judge(hypothesis, premise) for premise, hypothesis, label in PAIRS if label == ENTAILMENT}
+    assert [judge(premise, hypothesis) for premise, hypothesis, _ in PAIRS] == [
+        label for *_, label in PAIRS
+    ]
+    exchanged = {
+        judge(hypothesis, premise) for premise, hypothesis, label in PAIRS if label == ENTAILMENT
+    }
     assert exchanged == {NEUTRAL}
-    assert {word for *pair, _ in PAIRS for sentence in pair for word in sentence.split()} == {*grammar.WORDS}
+    assert {word for *pair, _ in PAIRS for sentence in pair for word in sentence.split()} == {
+        *grammar.WORDS
+    }
 
 
 def test_the_test_split_is_new_and_the_hypothesis_alone_says_nothing_about_the_label() -> None:
-    """A naive Bayes classifier of its words, trained on the training split, is right in a third of the test split."""
+    """A naive Bayes classifier of its words, trained on the training split, is right in a third of
+    the test split."""
     train, test = list(generate_pairs("train")), list(generate_pairs("test"))
     assert (len(train), len(test)) == tuple(grammar.COUNTS.values())
     assert not {pair[1] for pair in train} & {pair[1] for pair in test}
@@ -71,5 +80,7 @@ def test_the_test_split_is_new_and_the_hypothesis_alone_says_nothing_about_the_l
             product *= 3 * words[word, label] / labels[label]
         return product * labels[label]
 
-    right = sum(max(range(3), key=lambda label: likelihood(pair[1], label)) == pair[2] for pair in test)
+    right = sum(
+        max(range(3), key=lambda label: likelihood(pair[1], label)) == pair[2] for pair in test
+    )
     assert abs(right / len(test) - 1 / 3) < 0.035  # three standard deviations of 2,000 guesses

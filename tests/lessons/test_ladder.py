@@ -1,4 +1,5 @@
-"""The ladder: all its rungs come to one training, its counts are those of the messages, its times add up."""
+"""The ladder: all its rungs come to one training, its counts are those of the messages, its times
+add up."""
 
 from __future__ import annotations
 
@@ -16,7 +17,14 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 
-from playground.lessons.ladder.measure import WARM_UP, StepMessages, TimedReplica, count_messages, new_rung, run
+from playground.lessons.ladder.measure import (
+    WARM_UP,
+    StepMessages,
+    TimedReplica,
+    count_messages,
+    new_rung,
+    run,
+)
 from playground.lessons.ladder.page import (
     PARTS,
     LadderSettings,
@@ -60,8 +68,11 @@ def by_name(document: Any, field: str) -> dict[str, Any]:
     return {rung["rung"]: rung[field] for rung in document["rungs"]}
 
 
-def by_itself(rank: int, size: int, folder: Path, steps: int, samples: int, batch_size: int, seed: int) -> float:
-    """The mean loss of the ladder's last batch, by a loop of its own: no clock, no rungs, no other replica."""
+def by_itself(
+    rank: int, size: int, folder: Path, steps: int, samples: int, batch_size: int, seed: int
+) -> float:
+    """The mean loss of the ladder's last batch, by a loop of its own: no clock, no rungs, no other
+    replica."""
     torch.manual_seed(seed)
     model = Net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.5)
@@ -107,7 +118,11 @@ def test_a_rung_that_does_not_average_is_found_out(world: Worlds, digits_folder:
     settings = LadderSettings(folder=digits_folder, batch_size=16, steps=1)
     for result in world(2).run(with_a_forgetful_rung, settings):
         wrong = {rung["rung"] for rung in result["rungs"] if rung["replicas_max_difference"] > 1e-6}
-        assert wrong == {rung["rung"] for rung in result["rungs"] if rung["difference_to_ddp"] > 1e-6} == {"flat"}
+        assert (
+            wrong
+            == {rung["rung"] for rung in result["rungs"] if rung["difference_to_ddp"] > 1e-6}
+            == {"flat"}
+        )
         with pytest.raises(PlaygroundError, match="the replicas differ"):
             agreement(result["rungs"], "backend")
         assert [rung["rung"] for rung in result["rungs"] if rung["caveat"]] == [DDP]
@@ -124,7 +139,9 @@ def test_a_rung_that_does_not_average_is_found_out(world: Worlds, digits_folder:
         ((math.nan, 0.0), "backend", None),
     ],
 )
-def test_replicas_must_agree(differences: tuple[float, float], all_reduce: str, verdict: str | None) -> None:
+def test_replicas_must_agree(
+    differences: tuple[float, float], all_reduce: str, verdict: str | None
+) -> None:
     rungs = [{"replicas_max_difference": difference} for difference in differences]
     if verdict:
         assert verdict in agreement(rungs, all_reduce)
@@ -134,19 +151,29 @@ def test_replicas_must_agree(differences: tuple[float, float], all_reduce: str, 
 
 
 def test_messages_are_counted(ladder: Run) -> None:
-    """Also where the first epoch, of 3 whole batches of 16, ends with the warm-up. And times add up."""
+    """Also where the first epoch, of 3 whole batches of 16, ends with the warm-up. And times add
+    up."""
     document = ladder("--limit", 63, "--steps", 1)
     assert document["dataset"]["train"] == 63
     assert max(by_name(document, "difference_to_ddp").values()) < 1e-6
     assert set(by_name(document, "replicas_max_difference").values()) == {0.0}
     assert by_name(document, "messages") == {
-        "per-parameter": 8, "none-safe": 8, "flat": 1, "parameters": 1, "flat-step": 1, "shared-step": 0,
+        "per-parameter": 8, "none-safe": 8, "flat": 1, "parameters": 1, "flat-step": 1,
+        "shared-step": 0,
         "zero-1": 2, "zero-2": 8, "zero-3": 12, "bucketed": 2, "overlapped": 2, "ddp": 2,
     }  # fmt: skip
-    assert by_name(document, "bytes") == dict.fromkeys(NAMES, NET) | {"shared-step": 0, "zero-3": 3 * NET // 2}
+    assert by_name(document, "bytes") == dict.fromkeys(NAMES, NET) | {
+        "shared-step": 0,
+        "zero-3": 3 * NET // 2,
+    }
     left = by_name(document, "early_bytes")
-    assert [left.pop(name) for name in ("overlapped", "ddp")] == [pytest.approx(FIRST, rel=0.02)] * 2
-    assert (left.pop("zero-2"), left.pop("zero-3")) == ((NET - CONV1) // 2, NET + (NET - CONV1) // 2)
+    assert [left.pop(name) for name in ("overlapped", "ddp")] == [
+        pytest.approx(FIRST, rel=0.02)
+    ] * 2
+    assert (left.pop("zero-2"), left.pop("zero-3")) == (
+        (NET - CONV1) // 2,
+        NET + (NET - CONV1) // 2,
+    )
     assert set(left.values()) == {0}
     assert document["timed_steps"] == 1
     for rung in document["rungs"]:
@@ -165,12 +192,15 @@ class SentAlone(StepMessages):
 
 
 def averaging_alone(rank: int, size: int) -> dict[str, tuple[list[int], list[int]]]:
-    """By rung, the bytes of the messages counted for a step, and of those that averaging without a backward sends."""
+    """By rung, the bytes of the messages counted for a step, and of those that averaging without a
+    backward sends."""
     found, images = {}, torch.zeros(2, 1, 28, 28)
     for name in NAMES:
         new_sync = partial(new_rung, name, bucket_cap=50_000)
         counted = [nbytes for nbytes, _ in count_messages(new_sync, Net(), (images,))]
-        replica = TimedReplica(name, Net(), new_sync, dist.all_reduce, partial(torch.optim.SGD, lr=0.01))
+        replica = TimedReplica(
+            name, Net(), new_sync, dist.all_reduce, partial(torch.optim.SGD, lr=0.01)
+        )
         if name == DDP:
             replica.sync.model.register_comm_hook(None, allreduce_hook)
         replica.step((images,), torch.zeros(2, dtype=torch.int64), 2)
@@ -207,9 +237,18 @@ def test_bert(run_cli: Run) -> None:
     ("words", "message"),
     [
         (("--batch-size", "1"), "--batch-size 1 for 2 ranks"),
-        (("--batch-size", "601", "--dataset", "digits", "--data-dir", "{data_dir}"), "there are 600 samples"),
-        (("--model", "resnet18", "--batch-size", "3"), "BatchNorm needs two samples or more on each, so at least 4"),
-        (("--model", "bert", "--limit", "100"), "--limit has no effect with --model bert: it is for --model net or"),
+        (
+            ("--batch-size", "601", "--dataset", "digits", "--data-dir", "{data_dir}"),
+            "there are 600 samples",
+        ),
+        (
+            ("--model", "resnet18", "--batch-size", "3"),
+            "BatchNorm needs two samples or more on each, so at least 4",
+        ),
+        (
+            ("--model", "bert", "--limit", "100"),
+            "--limit has no effect with --model bert: it is for --model net or",
+        ),
     ],
 )
 def test_bad_input(words: tuple[str, ...], message: str, run_cli: Run, data_dir: Path) -> None:

@@ -50,9 +50,16 @@ def steps_of(lesson: str, *names: str) -> list[Remote]:
 def docstring_table(lesson: str, step: str) -> list[dict[str, Any]]:
     """The rows of the table in a step's docstring, one per rank, without the rank itself."""
     text = LESSONS[lesson].remote(step).load().__doc__
-    rows = [line.strip().strip("|").split("|") for line in text.splitlines() if line.strip().startswith("|")]
+    rows = [
+        line.strip().strip("|").split("|")
+        for line in text.splitlines()
+        if line.strip().startswith("|")
+    ]
     names = [cell.strip() for cell in rows[0]]
-    table = [dict(zip(names, (ast.literal_eval(cell.strip()) for cell in row), strict=True)) for row in rows[2:]]
+    table = [
+        dict(zip(names, (ast.literal_eval(cell.strip()) for cell in row), strict=True))
+        for row in rows[2:]
+    ]
     assert [row.pop("rank") for row in table] == list(range(len(table)))
     return table
 
@@ -68,23 +75,35 @@ def test_steps_leave_what_their_tables_say(lesson: str, world: Worlds) -> None:
             assert list(results) == tables[step], step
 
 
-@pytest.mark.parametrize(("size", "backend"), [(5, "gloo"), pytest.param(3, "shm", marks=needs_shm)])
+@pytest.mark.parametrize(
+    ("size", "backend"), [(5, "gloo"), pytest.param(3, "shm", marks=needs_shm)]
+)
 def test_point_to_point_in_any_world(size: int, backend: str, world: Worlds) -> None:
     by_rank = world(size, backend=backend).run(run_steps, steps_of("p2p"))
     blocking, two_tensors, immediate, any_source, tags, exchange, ring = zip(*by_rank, strict=True)
     assert [rank["after"] for rank in blocking] == [1.0, 1.0] + [0.0] * (size - 2)
-    assert [(rank["tensor"], rank["received"]) for rank in two_tensors] == [(2, 0), (0, 2)] + [(0, 0)] * (size - 2)
-    assert [rank.pop("started") for rank in immediate] == ["sending", "receiving"] + ["nothing"] * (size - 2)
+    assert [(rank["tensor"], rank["received"]) for rank in two_tensors] == [(2, 0), (0, 2)] + [
+        (0, 0)
+    ] * (size - 2)
+    assert [rank.pop("started") for rank in immediate] == ["sending", "receiving"] + ["nothing"] * (
+        size - 2
+    )
     assert blocking == immediate
     assert [rank["sender"] for rank in any_source] == [(rank - 1) % size for rank in range(size)]
-    assert [rank["second"] for rank in any_source] == [float((rank - 1) % size) for rank in range(size)]
+    assert [rank["second"] for rank in any_source] == [
+        float((rank - 1) % size) for rank in range(size)
+    ]
     assert [rank["letter"] for rank in tags] == [10.0 * ((rank - 1) % size) for rank in range(size)]
     partners = [rank ^ 1 if rank ^ 1 < size else rank for rank in range(size)]
     assert [rank["after"] for rank in exchange] == partners
-    assert [rank["after"] for rank in ring] == [float(size)] + [rank + 1.0 for rank in range(1, size)]
+    assert [rank["after"] for rank in ring] == [float(size)] + [
+        rank + 1.0 for rank in range(1, size)
+    ]
 
 
-@pytest.mark.parametrize(("size", "backend"), [(1, "gloo"), (3, "gloo"), pytest.param(3, "shm", marks=needs_shm)])
+@pytest.mark.parametrize(
+    ("size", "backend"), [(1, "gloo"), (3, "gloo"), pytest.param(3, "shm", marks=needs_shm)]
+)
 def test_collectives_in_any_world(size: int, backend: str, world: Worlds) -> None:
     steps = list(LESSONS["collectives"].steps)
     by_rank = world(size, backend=backend).run(run_steps, steps_of("collectives"))
@@ -155,7 +174,9 @@ def with_own_seeds(rank: int, size: int, run: Remote, settings: Any) -> None:
     ],
     ids=lambda value: str(value) if isinstance(value, Remote) else "",
 )
-def test_ranks_that_were_given_different_settings_are_stopped(run: Remote, settings: Any, world: Worlds) -> None:
+def test_ranks_that_were_given_different_settings_are_stopped(
+    run: Remote, settings: Any, world: Worlds
+) -> None:
     with pytest.raises(UsageError, match="seed is 1 on rank 0 and 2 on rank 1"):
         world(2).run(with_own_seeds, run, settings)
 
@@ -164,7 +185,9 @@ def write_down(folder: Path, rank: int, size: int) -> None:
     assert size == 2 or rank != 1
     total = torch.tensor([rank + 1.0])
     dist.all_reduce(total)
-    (folder / str(rank)).write_text(f"{dist.get_rank()} of {dist.get_world_size()}: {total.item():g}")
+    (folder / str(rank)).write_text(
+        f"{dist.get_rank()} of {dist.get_world_size()}: {total.item():g}"
+    )
 
 
 SPAWNED = """
@@ -188,8 +211,8 @@ if __name__ == "__main__":
 
 
 def test_the_tutorial_s_program_runs_as_it_stands(run_script: Callable[..., Any]) -> None:
-    """With a port of its own, that is: the default is taken where two tests run at once. And forked, for processes that
-    are spawned import torch."""
+    """With a port of its own, that is: the default is taken where two tests run at once. And
+    forked, for processes that are spawned import torch."""
     program = SPAWNED
     forked = (
         ('"spawn"', '"fork", force=True'),
@@ -215,7 +238,9 @@ def test_the_tutorials_processes_by_hand(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 @pytest.mark.stress
-def test_a_process_by_hand_that_fails_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_by_hand_that_fails_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name in ("MASTER_ADDR", "MASTER_PORT"):
         monkeypatch.setenv(name, "set by whoever is next")
     with pytest.raises(RuntimeError, match=r"ranks that failed: .*1"):
@@ -244,7 +269,9 @@ def test_a_rank_is_a_sum(local_ranks: list[int], sums: list[str], world: Worlds)
     assert [result["local_rank"] for result in results] == local_ranks
     if "node_rank" not in results[0]:
         return
-    nodes = [sum(local == 0 for local in local_ranks[: rank + 1]) - 1 for rank in range(len(local_ranks))]
+    nodes = [
+        sum(local == 0 for local in local_ranks[: rank + 1]) - 1 for rank in range(len(local_ranks))
+    ]
     assert [result["node_rank"] for result in results] == nodes
     assert [result["ranks_per_node"] for result in results] == [nodes.count(node) for node in nodes]
 
@@ -253,30 +280,45 @@ def train_on_boards(rank: int, size: int, folder: Path) -> list[list[torch.Tenso
     """The parameters after two epochs of each board that trains `Net`, and what the epochs told."""
     data, told = Images(folder, "train", 100), []
     models = [
-        board.run(rank, size, data, 30, epochs=2, after_epoch=lambda epoch, model, totals: told.append(totals))
+        board.run(
+            rank,
+            size,
+            data,
+            30,
+            epochs=2,
+            after_epoch=lambda epoch, model, totals: told.append(totals),
+        )
         for board in (sgd, ddp)
     ]
     return [*([param.detach() for param in model.parameters()] for model in models), told]
 
 
 def test_sgd_and_ddp_train_the_same_model(world: Worlds, digits_folder: Path) -> None:
-    """On 3 ranks, whose shares of a batch are not equal, and of the last one, 10 samples, even less so."""
+    """On 3 ranks, whose shares of a batch are not equal, and of the last one, 10 samples, even less
+    so."""
     results = world(3).run(train_on_boards, digits_folder)
     for by_hand, by_ddp, told in results:
         torch.testing.assert_close(by_ddp, by_hand)
         assert [totals[2].item() for totals in told] == [float(told[0][2])] * 4
-    torch.testing.assert_close([result[0] for result in results[1:]], [results[0][0]] * 2, rtol=0, atol=0)
+    torch.testing.assert_close(
+        [result[0] for result in results[1:]], [results[0][0]] * 2, rtol=0, atol=0
+    )
     assert sum(told[0][2].item() for _, _, told in results) == 100
 
 
 def lines_of_run(lesson: str) -> list[str]:
     module = ast.parse(source_of(lesson))
-    [run] = [node for node in module.body if isinstance(node, ast.FunctionDef) and node.name == "run"]
+    [run] = [
+        node for node in module.body if isinstance(node, ast.FunctionDef) and node.name == "run"
+    ]
     return source_of(lesson).splitlines()[run.lineno - 1 : run.end_lineno]
 
 
 def test_between_sgd_and_ddp_are_two_lines() -> None:
-    changed = [line for line in difflib.ndiff(lines_of_run("sgd"), lines_of_run("ddp")) if line[0] in "+-"]
+    changed = [
+        line for line in difflib.ndiff(lines_of_run("sgd"), lines_of_run("ddp")) if line[0] in "+-"
+    ]
     assert [line.split("(")[0] for line in changed] == [
-        "-     broadcast_parameters", "+     model = DistributedDataParallel", "-             average_gradients",
+        "-     broadcast_parameters", "+     model = DistributedDataParallel", "-             "
+                                                                               "average_gradients",
     ]  # fmt: skip

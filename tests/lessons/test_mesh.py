@@ -1,4 +1,5 @@
-"""mesh: on every mesh one process's training; the library's groups, shards and training are ours."""
+"""mesh: on every mesh one process's training; the library's groups, shards and training are
+ours."""
 
 from __future__ import annotations
 
@@ -36,9 +37,12 @@ Worlds = Callable[..., World]
 
 
 @pytest.mark.parametrize(
-    ("size", "steps"), [(8, 2), *(pytest.param(size, 5, marks=pytest.mark.stress) for size in (2, 4, 8, 16))]
+    ("size", "steps"),
+    [(8, 2), *(pytest.param(size, 5, marks=pytest.mark.stress) for size in (2, 4, 8, 16))],
 )
-def test_each_mesh_is_one_process_and_sends_what_its_closed_form_says(world: Worlds, size: int, steps: int) -> None:
+def test_each_mesh_is_one_process_and_sends_what_its_closed_form_says(
+    world: Worlds, size: int, steps: int
+) -> None:
     settings = MeshSettings(shapes=shapes_for(size), steps=steps)
     for found in world(size).run(experiment.run, settings):
         for shape, figures in zip(settings.shapes, found, strict=True):
@@ -46,7 +50,9 @@ def test_each_mesh_is_one_process_and_sends_what_its_closed_form_says(world: Wor
 
 
 @pytest.mark.stress
-@pytest.mark.parametrize("shape", [(3, 1, 1, 1), (1, 4, 1, 1), (1, 1, 3, 1), (1, 1, 1, 3), (3, 1, 1, 2), (1, 1, 3, 2)])
+@pytest.mark.parametrize(
+    "shape", [(3, 1, 1, 1), (1, 4, 1, 1), (1, 1, 3, 1), (1, 1, 1, 3), (3, 1, 1, 2), (1, 1, 3, 2)]
+)
 def test_other_meshes_are_one_process_too(world: Worlds, shape: costs.Shape) -> None:
     for found in world(prod(shape)).run(experiment.run, MeshSettings(shapes=(shape,))):
         check_mesh(shape, found[0])
@@ -58,7 +64,9 @@ def test_ranks_of_a_group_differ_on_its_axes_alone(shape: costs.Shape) -> None:
     for axes in (("dp",), ("pp",), ("cp",), ("tp",), ("dp", "cp")):
         groups: dict[tuple[int, ...], list[int]] = {}
         for rank, place in enumerate(coordinates):
-            groups.setdefault(tuple(at for axis, at in place.items() if axis not in axes), []).append(rank)
+            groups.setdefault(
+                tuple(at for axis, at in place.items() if axis not in axes), []
+            ).append(rank)
         assert groups_along(axes, shape) == [*groups.values()]
 
 
@@ -77,7 +85,9 @@ def compare_with_another_oracle(rank: int, size: int) -> list[float]:
     oracle[0].tokens.weight.data[3] += off
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(costs, "BATCH", 4)
-        found = experiment.train_on(settings.shapes[0], oracle, torch.tensor([off], dtype=torch.float64), settings)
+        found = experiment.train_on(
+            settings.shapes[0], oracle, torch.tensor([off], dtype=torch.float64), settings
+        )
     return [found[f"{key}_difference"] for key in ("loss", "parameter")]
 
 
@@ -88,11 +98,14 @@ def test_what_is_off_on_one_rank_is_told_by_all(world: Worlds) -> None:
 
 
 def compare_with_the_library(rank: int, size: int, shape: costs.Shape) -> tuple[float, float]:
-    """The largest difference of a loss between the library's training and one process's, and of a gradient between
-    DistributedDataParallel's and a sum of ours. Groups and shards must be the same."""
+    """The largest difference of a loss between the library's training and one process's, and of a
+    gradient between DistributedDataParallel's and a sum of ours. Groups and shards must be the
+    same."""
     mesh, settings = Mesh(shape), MeshSettings(shapes=(shape,), steps=2)
     theirs = init_device_mesh("cpu", shape, mesh_dim_names=AXES)
-    axes = {axis: theirs[axis] for axis in ("tp", "cp")} | {"dp x cp": theirs["dp", "cp"]._flatten("both")}
+    axes = {axis: theirs[axis] for axis in ("tp", "cp")} | {
+        "dp x cp": theirs["dp", "cp"]._flatten("both")
+    }
     assert {axis: ranks_of(each.get_group()) for axis, each in axes.items()} == {
         axis: ranks_of(group) for axis, group in mesh.groups.items()
     }
@@ -106,13 +119,16 @@ def compare_with_the_library(rank: int, size: int, shape: costs.Shape) -> tuple[
         count = costs.BATCH * LENGTH // 2
         return F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum") / count
 
-    schedule, model = library.apply_all(experiment.new_model(settings), shape, loss_part, costs.MICROBATCHES)
+    schedule, model = library.apply_all(
+        experiment.new_model(settings), shape, loss_part, costs.MICROBATCHES
+    )
 
     def step(tokens: torch.Tensor, targets: torch.Tensor) -> float:
         given = (mesh.shard_batch(tokens),) if stage.is_first else ()
         parts = list[torch.Tensor]()
         about = {"target": mesh.shard_batch(targets), "losses": parts} if stage.is_last else {}
-        with warnings.catch_warnings(action="ignore"):  # fully_shard's, of a head that returns a view
+        # fully_shard's, of a head that returns a view
+        with warnings.catch_warnings(action="ignore"):
             schedule.step(*given, **about)
         loss = torch.tensor(sum(part.item() for part in parts), dtype=torch.float64)
         dist.all_reduce(loss, group=mesh.groups["dp x cp"])
@@ -130,11 +146,17 @@ def compare_with_the_library(rank: int, size: int, shape: costs.Shape) -> tuple[
         each(torch.full((1, 3), rank + 1.0, dtype=torch.float64)).sum().backward()
     group = theirs["dp"].get_group()
     dist.all_reduce(ours.weight.grad, group=group)
-    return apart, (ours.weight.grad / dist.get_world_size(group) - replica.weight.grad).abs().max().item()
+    return apart, (
+        ours.weight.grad / dist.get_world_size(group) - replica.weight.grad
+    ).abs().max().item()
 
 
-@pytest.mark.parametrize("shape", [(2, 1, 1, 2), (1, 2, 2, 1), pytest.param((2, 2, 2, 1), marks=pytest.mark.stress)])
-def test_the_library_has_our_groups_our_shards_and_our_training(world: Worlds, shape: costs.Shape) -> None:
+@pytest.mark.parametrize(
+    "shape", [(2, 1, 1, 2), (1, 2, 2, 1), pytest.param((2, 2, 2, 1), marks=pytest.mark.stress)]
+)
+def test_the_library_has_our_groups_our_shards_and_our_training(
+    world: Worlds, shape: costs.Shape
+) -> None:
     for by_loss, by_gradient in world(prod(shape)).run(compare_with_the_library, shape):
         assert max(by_loss, by_gradient) <= EXACT
 
@@ -142,7 +164,12 @@ def test_the_library_has_our_groups_our_shards_and_our_training(world: Worlds, s
 def change_placements(rank: int, size: int) -> list[str]:
     """The collectives that a DTensor calls, by row of the chapter's table."""
     mesh, called = init_device_mesh("cpu", (size,)), list[str]()
-    rows = ((Shard(0), Replicate()), (Partial(), Replicate()), (Partial(), Shard(0)), (Replicate(), Shard(0)))
+    rows = (
+        (Shard(0), Replicate()),
+        (Partial(), Replicate()),
+        (Partial(), Shard(0)),
+        (Replicate(), Shard(0)),
+    )
     for before, after in (*rows, (Shard(0), Shard(1))):
         tensor = DTensor.from_local(torch.ones(size, size), mesh, [before])
         with CommDebugMode() as calls:
@@ -158,26 +185,36 @@ def test_a_change_of_placement_calls_what_the_chapter_says(world: Worlds) -> Non
 
 
 def with_remainders(rank: int, size: int, shape: costs.Shape) -> list[float]:
-    """The largest difference of a loss and of a gradient from one process's, where some targets are ignored, by numbers
-    of samples and microbatches: a replica has more samples than another, or none."""
+    """The largest difference of a loss and of a gradient from one process's, where some targets are
+    ignored, by numbers of samples and microbatches: a replica has more samples than another, or
+    none."""
     mesh, settings, found = Mesh(shape), MeshSettings(shapes=(shape,)), []
     for samples, microbatches in ((3, 2), (1, 1), (5, 4)):
         tokens, targets = copying(samples, torch.Generator().manual_seed(3))
-        whole, stage = experiment.new_model(settings), GPTStage(experiment.new_model(settings), mesh)
+        whole = experiment.new_model(settings)
+        stage = GPTStage(experiment.new_model(settings), mesh)
         expected = copying_loss(whole(tokens), targets)
         expected.backward()
         loss = stage.step(tokens, targets, microbatches)
         assert not stage.sent  # all has left
         found.append(abs(loss - expected.item()) if stage.is_last else 0.0)
         for ours, theirs in zip(
-            stage.model.parameters(), split(whole, stage.index, len(mesh.pp_ranks)).parameters(), strict=True
+            stage.model.parameters(),
+            split(whole, stage.index, len(mesh.pp_ranks)).parameters(),
+            strict=True,
         ):
-            found.append((ours.grad - shard_like(theirs.grad, ours, mesh.groups["tp"])).abs().max().item())
+            found.append(
+                (ours.grad - shard_like(theirs.grad, ours, mesh.groups["tp"])).abs().max().item()
+            )
     return found
 
 
-@pytest.mark.parametrize("shape", [(2, 2, 1, 1), pytest.param((2, 1, 2, 1), marks=pytest.mark.stress)])
-def test_samples_that_replicas_or_microbatches_cannot_share_equally(world: Worlds, shape: costs.Shape) -> None:
+@pytest.mark.parametrize(
+    "shape", [(2, 2, 1, 1), pytest.param((2, 1, 2, 1), marks=pytest.mark.stress)]
+)
+def test_samples_that_replicas_or_microbatches_cannot_share_equally(
+    world: Worlds, shape: costs.Shape
+) -> None:
     for found in world(4).run(with_remainders, shape):
         assert [each for each in found if not each <= EXACT] == []
 
@@ -195,8 +232,12 @@ def die_in_a_step(rank: int, size: int) -> None:
     settings = MeshSettings(shapes=((1, 2, 1, 2),), steps=1)
     stage = GPTStage(experiment.new_model(settings), Mesh(settings.shapes[0]))
     if rank == 3:
-        stage.model[0].up.weight.register_hook(lambda gradient: os.kill(os.getpid(), signal.SIGKILL))
-    gpt_run.train("mesh", stage.model, partial(stage.step, microbatches=2), experiment.batches_of(settings))
+        stage.model[0].up.weight.register_hook(
+            lambda gradient: os.kill(os.getpid(), signal.SIGKILL)
+        )
+    gpt_run.train(
+        "mesh", stage.model, partial(stage.step, microbatches=2), experiment.batches_of(settings)
+    )
 
 
 def test_a_rank_that_is_killed_in_a_step_is_named() -> None:
@@ -214,15 +255,22 @@ def test_a_rank_that_is_killed_in_a_step_is_named() -> None:
         (5, (1, 1, 1, 5), "5 ranks for 12 heads"),
     ],
 )
-def test_a_mesh_that_does_not_fit_is_refused(size: int, grid: costs.Shape | None, words: str) -> None:
+def test_a_mesh_that_does_not_fit_is_refused(
+    size: int, grid: costs.Shape | None, words: str
+) -> None:
     with pytest.raises(UsageError, match=words):
         MeshSettings(shapes=shapes_for(size, grid))
 
 
-@pytest.mark.parametrize("changes", [{"loss_difference": 1e-9}, {"groups": {"tp": {"sent": 2.0, "form": 1.0}}}])
+@pytest.mark.parametrize(
+    "changes", [{"loss_difference": 1e-9}, {"groups": {"tp": {"sent": 2.0, "form": 1.0}}}]
+)
 def test_other_numbers_than_promised_are_an_error(changes: dict[str, object]) -> None:
     with pytest.raises(PlaygroundError, match="2x1x1x1: "):
-        check_mesh((2, 1, 1, 1), {"loss_difference": 0.0, "parameter_difference": 0.0, "groups": {}} | changes)
+        check_mesh(
+            (2, 1, 1, 1),
+            {"loss_difference": 0.0, "parameter_difference": 0.0, "groups": {}} | changes,
+        )
 
 
 def test_a_prediction_is_what_one_computes_by_hand() -> None:
@@ -238,7 +286,10 @@ def test_a_prediction_is_what_one_computes_by_hand() -> None:
 
 def test_predictions_of_several_cuts_at_once_are_what_one_computes_by_hand() -> None:
     """Of 16 x 2 x 2 x 8 ranks tensor's fill a host: all other groups are rings between hosts."""
-    layers, width, length, beta = 80, 8192, 8192, 1 / 50e9
+    layers = 80
+    width = 8192
+    length = 8192
+    beta = 1 / 50e9
     parameters, whole = 12 * layers * width**2, 2 * length * width
     attention = 6 * layers * length**2 * width / 400e12
     compute = 6 * parameters * length / 400e12 + attention
@@ -247,13 +298,21 @@ def test_predictions_of_several_cuts_at_once_are_what_one_computes_by_hand() -> 
     assert found["compute"] == pytest.approx(compute)
     assert found["held"] == pytest.approx(own * (4 + 12 / 32) + 17 * whole / 2 / 8 * layers / 2 * 2)
     assert found["context"] == pytest.approx(layers / 2 * 32 * 8 * whole / 2 / 8 * beta - attention)
-    assert found["data"] == pytest.approx(2 * 31 * (1e-5 + 2 * own / 32 * beta) - 2 / 3 * compute / 32)
+    assert found["data"] == pytest.approx(
+        2 * 31 * (1e-5 + 2 * own / 32 * beta) - 2 / 3 * compute / 32
+    )
 
     found = costs.predict((8, 8, 1, 8), "zero-1")
-    assert found["held"] == pytest.approx(parameters / 64 * (4 + 12 / 8) + 17 * whole / 8 * layers / 8 * 8)
-    assert (found["context"], found["bubble"]) == (0.0, pytest.approx(7 / 64 * (compute + found["tensor"])))
+    assert found["held"] == pytest.approx(
+        parameters / 64 * (4 + 12 / 8) + 17 * whole / 8 * layers / 8 * 8
+    )
+    assert (found["context"], found["bubble"]) == (
+        0.0,
+        pytest.approx(7 / 64 * (compute + found["tensor"])),
+    )
 
-    found, sums = costs.predict((64, 1, 8, 1), "zero-3"), costs.all_reduce_seconds(2 * parameters, 512, 8)
+    found = costs.predict((64, 1, 8, 1), "zero-3")
+    sums = costs.all_reduce_seconds(2 * parameters, 512, 8)
     assert found["held"] == pytest.approx(16 * parameters / 512 + 17 * whole / 8 * layers)
     assert found["context"] == pytest.approx(layers * 8 * 44 * whole / 8 / 400e9 - attention)
     assert found["data"] == pytest.approx(8.5 * sums - compute)

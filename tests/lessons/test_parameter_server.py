@@ -59,7 +59,9 @@ def parameters_by_sgd(rank: int, size: int, settings: ServerSettings) -> list[fl
     return flat(model.parameters()).tolist()
 
 
-def in_float64(rank: int, size: int, parameters: Callable[..., list[float]], settings: ServerSettings) -> list[float]:
+def in_float64(
+    rank: int, size: int, parameters: Callable[..., list[float]], settings: ServerSettings
+) -> list[float]:
     torch.set_default_dtype(torch.float64)
     try:
         return parameters(rank, size, settings)
@@ -81,7 +83,9 @@ def in_float64(rank: int, size: int, parameters: Callable[..., list[float]], set
         ),
     ],
 )
-def test_steps_are_those_of_sgd(workers: int, about: dict[str, Any], digits_folder: Path, world: Worlds) -> None:
+def test_steps_are_those_of_sgd(
+    workers: int, about: dict[str, Any], digits_folder: Path, world: Worlds
+) -> None:
     """Synchronous ones, and those of one worker alone in every mode."""
     settings = small(digits_folder, steps=6, **about)
     ours = world(workers + 1).run(in_float64, parameters_of_server, settings)[0]
@@ -144,7 +148,9 @@ def push_at_random(server: MeasuredServer, worker: int, seed: int, ahead: list[i
     seed=st.integers(0, 1000),
 )
 @tried(max_examples=20)
-def test_every_mode_ends_and_keeps_its_rule(mode: str, workers: int, steps: int, staleness: int, seed: int) -> None:
+def test_every_mode_ends_and_keeps_its_rule(
+    mode: str, workers: int, steps: int, staleness: int, seed: int
+) -> None:
     settings = ServerSettings(folder=Path(), steps=steps, staleness=staleness, lr=1.0, momentum=0.0)
     model, ahead = torch.nn.Linear(1, 1), list[int]()
     start = flat(model.parameters()).clone()
@@ -159,9 +165,14 @@ def test_every_mode_ends_and_keeps_its_rule(mode: str, workers: int, steps: int,
         thread.join(timeout=ENOUGH)
     assert not server.active
     assert sum(server.taken) == sum(server.staleness_counts.values()) == steps * workers
-    torch.testing.assert_close(flat(model.parameters()), start - steps)  # every gradient counted 1 / workers
+    # every gradient counted 1 / workers
+    torch.testing.assert_close(flat(model.parameters()), start - steps)
     if mode == "sync":
-        assert (server.version, server.taken, set(server.staleness_counts)) == (steps, [steps] * workers, {0})
+        assert (server.version, server.taken, set(server.staleness_counts)) == (
+            steps,
+            [steps] * workers,
+            {0},
+        )
     if mode == "stale-synchronous":
         assert max(ahead, default=0) <= staleness
         assert max(server.taken) - min(server.taken) <= staleness + 1
@@ -201,7 +212,8 @@ def pace(rank: int, size: int, settings: ServerSettings) -> list[object]:
 
 
 def test_the_slow_worker_is_slow_by_what_its_device_takes(world: Worlds) -> None:
-    """Both wait until the device has done what came before; the last one then takes three times as long."""
+    """Both wait until the device has done what came before; the last one then takes three times as
+    long."""
     fast, slow = world(2).run(pace, ServerSettings(folder=Path(), slow_worker=3.0))
     assert fast == ["synchronized", "worked"]
     assert slow == ["synchronized", "worked", "synchronized", 4.0]
@@ -210,7 +222,18 @@ def test_the_slow_worker_is_slow_by_what_its_device_takes(world: Worlds) -> None
 @pytest.fixture
 def parameter_server(run_cli: Run, data_dir: Path) -> Run:
     """The command, on a few digits."""
-    words = ("--dataset", "digits", "--data-dir", data_dir, "--limit", 200, "--batch-size", 40, "--steps", 6)
+    words = (
+        "--dataset",
+        "digits",
+        "--data-dir",
+        data_dir,
+        "--limit",
+        200,
+        "--batch-size",
+        40,
+        "--steps",
+        6,
+    )
     return lambda *more: run_cli("parameter-server", *words, *more)
 
 

@@ -1,4 +1,5 @@
-"""A model in stages: one process's gradients by every schedule, as little idle time and memory as promised."""
+"""A model in stages: one process's gradients by every schedule, as little idle time and memory as
+promised."""
 
 from __future__ import annotations
 
@@ -60,8 +61,8 @@ def expected_gradients(samples: int, stage: int, stages: int) -> torch.Tensor:
 
 
 def pipelined(rank: int, size: int, each: int) -> dict[tuple[str, int], tuple[float, int]]:
-    """By schedule and number of microbatches of `each` samples: how far this stage's gradients are from one process's,
-    and how many microbatches it held."""
+    """By schedule and number of microbatches of `each` samples: how far this stage's gradients are
+    from one process's, and how many microbatches it held."""
     groups, found = new_groups(range(size)), {}
     for microbatches in (1, 5):
         samples = each * microbatches
@@ -78,7 +79,9 @@ def pipelined(rank: int, size: int, each: int) -> dict[tuple[str, int], tuple[fl
     return found
 
 
-@pytest.mark.parametrize("stages", [3, *(pytest.param(each, marks=pytest.mark.stress) for each in (1, 2, 4))])
+@pytest.mark.parametrize(
+    "stages", [3, *(pytest.param(each, marks=pytest.mark.stress) for each in (1, 2, 4))]
+)
 def test_gradients_are_those_of_one_process(stages: int, world: Worlds) -> None:
     for rank, found in enumerate(world(stages).run(pipelined, 2)):
         for (name, microbatches), (difference, held) in found.items():
@@ -87,8 +90,8 @@ def test_gradients_are_those_of_one_process(stages: int, world: Worlds) -> None:
 
 
 def with_a_remainder(rank: int, size: int, cases: list[tuple[int, int]]) -> list[tuple[str, float]]:
-    """How far gradients are from one process's where some labels are ignored, by numbers of samples and microbatches
-    that do not divide them."""
+    """How far gradients are from one process's where some labels are ignored, by numbers of samples
+    and microbatches that do not divide them."""
     groups, found = new_groups(range(size)), []
     for samples, microbatches in cases:
         images, labels = small_batch(samples)
@@ -121,18 +124,23 @@ def test_stages_share_out_all_layers(layers: int) -> None:
 
 
 def test_more_stages_than_layers_are_refused() -> None:
-    with pytest.raises(ValueError, match="2 layers for 3 stages: each needs one, so choose fewer stages"):
+    with pytest.raises(
+        ValueError, match="2 layers for 3 stages: each needs one, so choose fewer stages"
+    ):
         split(nn.Sequential(nn.Identity(), nn.Identity()), 0, 3)
 
 
 def train_in_steps(rank: int, size: int) -> list[tuple[str, float]]:
-    """The largest difference from one process after three steps of SGD with momentum, of this stage's parameters and,
-    on the last stage, of a loss, by schedule. The stages have different numbers of layers."""
+    """The largest difference from one process after three steps of SGD with momentum, of this
+    stage's parameters and, on the last stage, of a loss, by schedule. The stages have different
+    numbers of layers."""
     found, groups = [], new_groups(range(size))
     for name, spec in SCHEDULES.items():
         whole, own = small_model()[-5:], split(small_model()[-5:], rank, size)
         stage = Stage(own, range(size), groups)
-        alone, ours = (torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9) for model in (whole, own))
+        alone, ours = (
+            torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9) for model in (whole, own)
+        )
         for samples in (6, 5, 7):
             images, labels = small_batch(samples)
             alone.zero_grad()
@@ -157,11 +165,14 @@ def test_steps_are_those_of_one_process(stages: int, world: Worlds) -> None:
 
 
 def in_two_pipelines(rank: int, size: int) -> float:
-    """How far gradients are from one process's, in one of two pipelines whose stages are on every other rank."""
+    """How far gradients are from one process's, in one of two pipelines whose stages are on every
+    other rank."""
     groups = [new_groups(range(first, size, 2)) for first in (0, 1)][rank % 2]
     ranks, own = range(rank % 2, size, 2), split(small_model(), rank // 2, size // 2)
     stage = Stage(own, ranks, groups)
-    step(stage, SCHEDULES["1f1b"].code, torch.optim.SGD(own.parameters(), lr=0.1), *small_batch(6), 3)
+    step(
+        stage, SCHEDULES["1f1b"].code, torch.optim.SGD(own.parameters(), lr=0.1), *small_batch(6), 3
+    )
     return (gradients(own) - expected_gradients(6, rank // 2, size // 2)).abs().max().item()
 
 
@@ -192,9 +203,12 @@ def beside_torch_s_own(rank: int, size: int, microbatches: int) -> dict[str, flo
 
 
 @pytest.mark.parametrize(
-    ("stages", "microbatches"), [(2, 3), *(pytest.param(*pair, marks=pytest.mark.stress) for pair in [(3, 3), (4, 8)])]
+    ("stages", "microbatches"),
+    [(2, 3), *(pytest.param(*pair, marks=pytest.mark.stress) for pair in [(3, 3), (4, 8)])],
 )
-def test_gradients_are_those_of_torch_s_own_schedules(stages: int, microbatches: int, world: Worlds) -> None:
+def test_gradients_are_those_of_torch_s_own_schedules(
+    stages: int, microbatches: int, world: Worlds
+) -> None:
     for found in world(stages).run(beside_torch_s_own, microbatches):
         assert found.keys() == TORCH_S_OWN.keys()
         assert max(found.values()) <= EXACT
@@ -220,7 +234,9 @@ def test_activations_take_as_many_bytes_as_microbatches_are_held(world: Worlds) 
         one, held = found["naive"]
         assert held == 1
         assert one >= 6 * 3 * WIDTH * 8  # what six blocks have saved
-        assert {name: peak / held for name, (peak, held) in found.items()} == dict.fromkeys(found, one)
+        assert {name: peak / held for name, (peak, held) in found.items()} == dict.fromkeys(
+            found, one
+        )
 
 
 class SimulatedStage:
@@ -229,7 +245,9 @@ class SimulatedStage:
     def __init__(self, stage: int, stages: int) -> None:
         self.index, self.ranks = stage, range(stages)
         self.order: list[tuple[str, int]] = []
-        self.forward, self.backward = (lambda m, kind=kind: self.order.append((kind, m)) for kind in "FB")
+        self.forward, self.backward = (
+            lambda m, kind=kind: self.order.append((kind, m)) for kind in "FB"
+        )
 
 
 def simulate(name: str, stages: int, microbatches: int) -> list[list[Fields]]:
@@ -247,7 +265,9 @@ def simulate(name: str, stages: int, microbatches: int) -> list[list[Fields]]:
             if kind and (neighbour in ends or not 0 <= neighbour[0] < stages):
                 start = max(ends.get(neighbour, 0.0), done[-1]["end"] if done else 0.0)
                 ends[s, kind, m] = start + (FORWARD if kind == "F" else BACKWARD)
-                done.append({"kind": kind, "microbatch": m, "start": start, "end": ends[s, kind, m]})
+                done.append(
+                    {"kind": kind, "microbatch": m, "start": start, "end": ends[s, kind, m]}
+                )
                 stage.order.pop(0)
         assert len(ends) > before, "a deadlock"
     return steps
@@ -261,7 +281,10 @@ def test_the_formulas_are_those_of_the_schedules(name: str, stages: int, microba
         assert Counter((slot["kind"], slot["microbatch"]) for slot in slots) == Counter(
             (kind, m) for kind in "FB" for m in range(microbatches)
         )
-        held = [sum(1 if slot["kind"] == "F" else -1 for slot in slots[: place + 1]) for place in range(len(slots))]
+        held = [
+            sum(1 if slot["kind"] == "F" else -1 for slot in slots[: place + 1])
+            for place in range(len(slots))
+        ]
         assert (max(held), held[-1]) == (spec.held(stage, stages, microbatches), 0)
 
 
@@ -287,16 +310,26 @@ def test_the_lesson_as_json(run_cli: Run, data_dir: Path) -> None:
     assert (document["stages"], document["microbatches"]) == (2, 2)
     schedules = document["schedules"].values()
     assert [schedule["held"] for schedule in schedules] == [[1, 1], [2, 2], [2, 1]]
-    assert [schedule["losses"] for schedule in schedules] == [document["schedules"]["naive"]["losses"]] * 3
+    assert [schedule["losses"] for schedule in schedules] == [
+        document["schedules"]["naive"]["losses"]
+    ] * 3
     for schedule in schedules:
         assert schedule["gradient_difference"] <= EXACT
         assert 0 < schedule["bubble"] < 1
 
 
-@pytest.mark.parametrize("changes", [{"gradient_difference": 1e-9}, {"gradient_difference": float("nan")}, {"held": 2}])
+@pytest.mark.parametrize(
+    "changes", [{"gradient_difference": 1e-9}, {"gradient_difference": float("nan")}, {"held": 2}]
+)
 def test_what_is_not_as_promised_is_an_error(changes: dict[str, Any], tmp_path: Path) -> None:
     slot = {"kind": "F", "microbatch": 0, "start": 0.0, "end": 1.0}
-    rank = {"gradient_difference": 0.0, "held": 1, "held_bytes": 1, "losses": [1.0], "steps": [[slot]]}
+    rank = {
+        "gradient_difference": 0.0,
+        "held": 1,
+        "held_bytes": 1,
+        "losses": [1.0],
+        "steps": [[slot]],
+    }
     settings = PipelineSettings(size=1, folder=tmp_path, microbatches=1)
     check("gpipe", summarize("gpipe", [rank], settings))
     with pytest.raises(PlaygroundError, match="must not be"):
@@ -313,7 +346,9 @@ class DyingStage(Stage):
 
 
 def die_in_a_stage(rank: int, size: int) -> None:
-    stage = (DyingStage if rank == 1 else Stage)(split(small_model(), rank, size), range(size), new_groups(range(size)))
+    stage = (DyingStage if rank == 1 else Stage)(
+        split(small_model(), rank, size), range(size), new_groups(range(size))
+    )
     stage.load(*small_batch(8), 4)
     SCHEDULES["1f1b"].code(stage, 4)
     stage.finish()

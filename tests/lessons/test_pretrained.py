@@ -1,4 +1,5 @@
-"""Pretrained weights and MultiNLI through transformers and datasets: what they give is what is trained, or one line."""
+"""Pretrained weights and MultiNLI through transformers and datasets: what they give is what is
+trained, or one line."""
 
 from __future__ import annotations
 
@@ -25,9 +26,12 @@ WORDS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "it", "rain", "##s", "is"
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """A tiny BERT with ten positions, as transformers saves it."""
-    transformers = pytest.importorskip("transformers", reason="pretrained weights are loaded through it")
+    transformers = pytest.importorskip(
+        "transformers", reason="pretrained weights are loaded through it"
+    )
     config = transformers.BertConfig(
-        vocab_size=len(WORDS), hidden_size=8, num_hidden_layers=2, num_attention_heads=2, intermediate_size=16,
+        vocab_size=len(WORDS), hidden_size=8, num_hidden_layers=2, num_attention_heads=2,
+        intermediate_size=16,
         max_position_embeddings=10,
     )  # fmt: skip
     encoder, generator = transformers.BertModel(config), torch.Generator().manual_seed(5)
@@ -45,7 +49,8 @@ def test_our_encoder_computes_what_theirs_does(folder: Path) -> None:
     theirs, (sizes, _) = load_encoder(str(folder)).eval(), load_pretrained(str(folder))
     ours = Model(BertConfig(**asdict(sizes))).eval()
     ours.bert.load_state_dict(theirs.state_dict())
-    ids, segments = torch.tensor([[2, 5, 6, 3, 7, 3], [2, 5, 3, 8, 3, 0]]), torch.tensor([[0, 0, 0, 0, 1, 1]] * 2)
+    ids = torch.tensor([[2, 5, 6, 3, 7, 3], [2, 5, 3, 8, 3, 0]])
+    segments = torch.tensor([[0, 0, 0, 0, 1, 1]] * 2)
     expected = theirs(ids, token_type_ids=segments, attention_mask=(ids != 0).long()).pooler_output
     assert (ours.bert(ids, segments, ids != 0) - expected).abs().max() <= 1e-5
 
@@ -82,7 +87,9 @@ def test_the_command_trains_them(folder: Path, tmp_path: Path, run_cli: Run) -> 
         ({"is_decoder": True}, "its is_decoder is True, where our encoder has False$"),
     ],
 )
-def test_what_is_no_such_encoder_is_refused(changes: dict[str, Any], message: str, folder: Path) -> None:
+def test_what_is_no_such_encoder_is_refused(
+    changes: dict[str, Any], message: str, folder: Path
+) -> None:
     file = folder / "config.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), **changes}))
     with pytest.raises(UsageError, match=message) as caught:
@@ -96,15 +103,24 @@ def test_a_tokenizer_of_another_model_is_refused(folder: Path) -> None:
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     tokenizer.add_tokens(["playground"])
     tokenizer.save_pretrained(folder)
-    with pytest.raises(UsageError, match=f"its tokenizer has {len(WORDS) + 1} tokens for {len(WORDS)} word embeddings"):
+    with pytest.raises(
+        UsageError,
+        match=f"its tokenizer has {len(WORDS) + 1} tokens for {len(WORDS)} word embeddings",
+    ):
         load_pretrained(str(folder))
 
 
 @pytest.mark.parametrize(
     ("ask", "message"),
     [
-        (lambda: load_pretrained("bert-base-cased"), "--weights bert-base-cased needs the package transformers"),
-        (lambda: next(read_pairs("train")), r"nyu-mll/multi_nli \(--dataset multinli\) needs the package datasets"),
+        (
+            lambda: load_pretrained("bert-base-cased"),
+            "--weights bert-base-cased needs the package transformers",
+        ),
+        (
+            lambda: next(read_pairs("train")),
+            r"nyu-mll/multi_nli \(--dataset multinli\) needs the package datasets",
+        ),
     ],
 )
 def test_without_its_library_it_says_what_to_install(
@@ -128,11 +144,19 @@ def test_multinli_is_tokenised_as_the_model_wants_it(
     data = tmp_path / MULTINLI
     data.mkdir(parents=True)
     rows = [("It rains.", "It is dry.", 2), ("It rains.", "n/a", -1), ("It is dry.", "It is.", 0)]
-    lines = [json.dumps({"premise": one, "hypothesis": other, "label": label}) for one, other, label in rows]
+    lines = [
+        json.dumps({"premise": one, "hypothesis": other, "label": label})
+        for one, other, label in rows
+    ]
     for split in ("train", "validation_matched"):
         (data / f"{split}.jsonl").write_text("\n".join(lines))
-    files = "".join(f"  - split: {split}\n    path: {split}.jsonl\n" for split in ("train", "validation_matched"))
-    (data / "README.md").write_text(f"---\nconfigs:\n- config_name: default\n  data_files:\n{files}---\n")
+    files = "".join(
+        f"  - split: {split}\n    path: {split}.jsonl\n"
+        for split in ("train", "validation_matched")
+    )
+    (data / "README.md").write_text(
+        f"---\nconfigs:\n- config_name: default\n  data_files:\n{files}---\n"
+    )
     source = prepare_pairs("multinli", tmp_path, load_pretrained(str(folder))[1])
     assert (source.train, source.test, source.vocabulary) == (2, 2, len(WORDS))
     batch = Pairs(source.folder, "test").__getitems__([0])

@@ -1,4 +1,5 @@
-"""prove: N ranks are one process, to the last digits; each way to break it breaks it; the proof can fail."""
+"""prove: N ranks are one process, to the last digits; each way to break it breaks it; the proof can
+fail."""
 
 from __future__ import annotations
 
@@ -47,12 +48,17 @@ def settings_for(folder: Path, **changes: Any) -> ProveSettings:
     ("size", "steps", "batch_size"),
     [
         (3, 2, 32), pytest.param(1, 2, 24, marks=pytest.mark.stress),
-        pytest.param(4, 8, 24, marks=pytest.mark.stress), pytest.param(8, 2, 30, marks=pytest.mark.stress),
+        pytest.param(4, 8, 24, marks=pytest.mark.stress), pytest.param(8, 2, 30,
+        marks=pytest.mark.stress),
     ],
 )  # fmt: skip
-def test_n_ranks_are_one_process(size: int, steps: int, batch_size: int, world: Worlds, digits_folder: Path) -> None:
+def test_n_ranks_are_one_process(
+    size: int, steps: int, batch_size: int, world: Worlds, digits_folder: Path
+) -> None:
     settings = settings_for(digits_folder, batch_size=batch_size, steps=steps)
-    proofs = world(size).run(run_training, remote("playground.lessons.prove.experiment:run"), settings)
+    proofs = world(size).run(
+        run_training, remote("playground.lessons.prove.experiment:run"), settings
+    )
     assert all(proof == proofs[0] for proof in proofs)
     assert list(proofs[0]) == ["float64", "float32"]
     assert [*GRAD_SYNCS, "ddp"] == SYNCS
@@ -77,7 +83,10 @@ def by_board(rank: int, size: int) -> dict[str, list[float]]:
     alone = Training(board.new_batch_norm_net())
     normalised = [*board.compare(batches, alone, board.batch_norm())]
     columns = zip(*(differences for _, *differences in found), strict=True)
-    return {**dict(zip(ranks, map(list, columns), strict=True)), "batch_norm": [last for _, last in normalised]}
+    return {
+        **dict(zip(ranks, map(list, columns), strict=True)),
+        "batch_norm": [last for _, last in normalised],
+    }
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
@@ -105,7 +114,9 @@ def one_process(rank: int, size: int, settings: ProveSettings) -> list[float]:
     return list(parameters(training.model).tolist())
 
 
-def test_the_process_they_are_compared_with_is_plain_sgd(world: Worlds, digits_folder: Path) -> None:
+def test_the_process_they_are_compared_with_is_plain_sgd(
+    world: Worlds, digits_folder: Path
+) -> None:
     """Written once more here, for batches that go beyond the last sample and on from the first."""
     torch.manual_seed(3)
     model, data = Net().double().eval(), Images(digits_folder, "train", 40)
@@ -125,18 +136,25 @@ def with_a_lazy_sync(rank: int, size: int, settings: ProveSettings) -> Proof:
     """The proof, with one more gradient synchronisation in the table, which does nothing."""
     nothing = remote("playground.training.sync:GradSync")
     with pytest.MonkeyPatch.context() as patch:
-        spec = GradSyncSpec(name="lazy", summary="averages nothing", code=nothing, needs=(), rung=True)
+        spec = GradSyncSpec(
+            name="lazy", summary="averages nothing", code=nothing, needs=(), rung=True
+        )
         patch.setitem(GRAD_SYNCS, "lazy", spec)
         return experiment.run(rank, size, settings)
 
 
-def test_what_is_added_to_the_table_is_tested_and_the_proof_can_fail(world: Worlds, digits_folder: Path) -> None:
+def test_what_is_added_to_the_table_is_tested_and_the_proof_can_fail(
+    world: Worlds, digits_folder: Path
+) -> None:
     settings = settings_for(digits_folder, batch_size=16, steps=2)
     [proof, *_] = world(2).run(with_a_lazy_sync, settings)
     first = proof["float64"]["steps"][0]["differences"]
     assert list(first) == [*SYNCS[:-1], "lazy", "ddp"]
     assert first["lazy"] > 1e-5
-    with pytest.raises(PlaygroundError, match=r"lazy: in float64 the parameters .* after step 1, more than rounding"):
+    with pytest.raises(
+        PlaygroundError,
+        match=r"lazy: in float64 the parameters .* after step 1, more than rounding",
+    ):
         check(proof, {})
     for comparison in proof.values():
         for step in comparison["steps"]:
@@ -148,7 +166,9 @@ def test_what_is_added_to_the_table_is_tested_and_the_proof_can_fail(world: Worl
     with pytest.raises(PlaygroundError, match=r"ddp: in float32 the parameters .* after step 1,"):
         check(proof, {})
     proof["float64"]["steps"][1]["differences"]["flat"] = 2e-12
-    with pytest.raises(PlaygroundError, match=r"flat: in float64 the parameters .* after step 2, more"):
+    with pytest.raises(
+        PlaygroundError, match=r"flat: in float64 the parameters .* after step 2, more"
+    ):
         check(proof, {})
     assert failure(proof).startswith("flat: ")
 
@@ -166,16 +186,22 @@ def test_each_break_breaks_and_is_what_it_is_said_to_be(world: Worlds, digits_fo
         assert max(result["holds"].values()) <= 1e-13, name
         assert is_broken(result)
     own = results[0]["own_weights"]
-    initial, final = (own["breaks"][f"{when} parameters, compared with rank 0"] for when in ("initial", "final"))
+    initial, final = (
+        own["breaks"][f"{when} parameters, compared with rank 0"] for when in ("initial", "final")
+    )
     assert initial == pytest.approx(final, abs=1e-12)
     assert own["holds"]["averaged gradients, compared with rank 0"] == 0
     check({}, results[0])
 
 
-@pytest.mark.parametrize(("broken", "left"), [(0.01, 1e-7), (0.01, 1e-3), (0.01, float("nan")), (float("inf"),) * 2])
+@pytest.mark.parametrize(
+    ("broken", "left"), [(0.01, 1e-7), (0.01, 1e-3), (0.01, float("nan")), (float("inf"),) * 2]
+)
 def test_an_explanation_that_does_not_hold_is_a_failure(broken: float, left: float) -> None:
     wrong = {"breaks": {"one process": broken}, "holds": {"parameters": left}}
-    with pytest.raises(PlaygroundError, match=r"summed: parameters: .* this break is not what it is said to be"):
+    with pytest.raises(
+        PlaygroundError, match=r"summed: parameters: .* this break is not what it is said to be"
+    ):
         check({}, {"summed": wrong})
     check({}, {"summed": {"breaks": {"one process": 0.01}, "holds": {"parameters": 1e-9}}})
     assert is_broken(wrong)
@@ -197,8 +223,8 @@ def test_differences_are_the_largest_of_any_rank_and_never_hide_a_nan(world: Wor
 
 
 def normalised(rank: int, size: int, shares: list[int]) -> dict[str, float]:
-    """Two steps of BatchNorm over the whole batch, and of ours over this rank's share: by what the outputs, the
-    gradients, the running statistics, and the outputs outside training differ."""
+    """Two steps of BatchNorm over the whole batch, and of ours over this rank's share: by what the
+    outputs, the gradients, the running statistics, and the outputs outside training differ."""
     torch.manual_seed(0)
     whole = nn.BatchNorm2d(3).to(device(), torch.float64)
     for param in whole.parameters():
@@ -211,13 +237,18 @@ def normalised(rank: int, size: int, shares: list[int]) -> dict[str, float]:
         outputs, gradients = worked(whole, inputs, factors)
         our_outputs, our_gradients = worked(ours, inputs[mine], factors[mine])
         differences[f"{step} output"] = difference(our_outputs, outputs[mine])
-        differences[f"{step} gradient of input"] = difference(our_gradients.pop(0), gradients.pop(0)[mine])
+        differences[f"{step} gradient of input"] = difference(
+            our_gradients.pop(0), gradients.pop(0)[mine]
+        )
         for ours_of, theirs in zip(our_gradients, gradients, strict=True):
             dist.all_reduce(ours_of)
             differences[f"{step} gradient of {len(differences)}"] = difference(ours_of, theirs)
     for (name, buffer), theirs in zip(ours.named_buffers(), whole.buffers(), strict=True):
         differences[name] = difference(buffer.double(), theirs.double())
-    return {**differences, "outside training": difference(ours.eval()(inputs[mine]), whole.eval()(inputs)[mine])}
+    return {
+        **differences,
+        "outside training": difference(ours.eval()(inputs[mine]), whole.eval()(inputs)[mine]),
+    }
 
 
 def test_our_batch_norm_over_n_ranks_is_batch_norm(world: Worlds) -> None:
@@ -227,7 +258,8 @@ def test_our_batch_norm_over_n_ranks_is_batch_norm(world: Worlds) -> None:
 
 
 def far_from_zero(rank: int, size: int) -> float:
-    """float32 numbers near 10,000 that vary by 1: how far what comes out of ours is from float64's right answer."""
+    """float32 numbers near 10,000 that vary by 1: how far what comes out of ours is from float64's
+    right answer."""
     torch.manual_seed(0)
     inputs = 10_000 + torch.randn(size * 50, 2, 1, 1)
     right, mine = nn.BatchNorm2d(2).double()(inputs.double()), slice(rank * 50, rank * 50 + 50)
@@ -243,17 +275,24 @@ def prove(run_cli: Run, data_dir: Path, *words: Any) -> Any:
 
 
 def test_as_text(run_cli: Run, data_dir: Path) -> None:
-    shown = prove(run_cli, data_dir, "-n", 2, "--batch-size", 7, "--steps", 3, "--all-reduce", "tutorial-ring")
+    shown = prove(
+        run_cli, data_dir, "-n", 2, "--batch-size", 7, "--steps", 3, "--all-reduce", "tutorial-ring"
+    )
     lines = shown.out.splitlines()
     assert (shown.code, shown.err) == (0, "")
     assert lines[2] == "training: 3 steps, batches of 7 = 1 x 4 + 1 x 3, without dropout"
-    assert [line.split() for line in lines if line.startswith("  after step")] == [["after", "step", "1", "2", "3"]] * 2
+    assert [line.split() for line in lines if line.startswith("  after step")] == [
+        ["after", "step", "1", "2", "3"]
+    ] * 2
     rows = [line.split()[0] for line in lines if re.match(r"  [a-z0-3-]+ .*\de-\d+$", line)]
     assert rows == SYNCS * 2
     assert sum(line.startswith("Why not 0: ") for line in lines) == 1
     assert [line.split(":")[0] for line in lines if line.split(":")[0] in BREAKS] == BREAKS
     text = " ".join(shown.out.split())
-    assert "Shown: 2 ranks equal one process with the whole batch (largest difference of parameters" in text
+    assert (
+        "Shown: 2 ranks equal one process with the whole batch (largest difference of parameters"
+        in text
+    )
     assert text.endswith("; broken in 4 of 4 ways.")
 
 
@@ -261,15 +300,22 @@ def test_one_rank_is_bit_identical_and_cannot_be_broken(run_cli: Run, data_dir: 
     shown = prove(run_cli, data_dir, "-n", 1, "--batch-size", 8, "--steps", 2)
     assert (shown.code, shown.err) == (0, "")
     text = " ".join(shown.out.split())
-    assert "after the last step: 0 in float64, 0 in float32); with one rank nothing can break it." in text
+    assert (
+        "after the last step: 0 in float64, 0 in float32); with one rank nothing can break it."
+        in text
+    )
     assert not any(words in shown.out for words in (*BREAKS, "Why not 0"))
 
 
 @pytest.mark.stress
 def test_as_json(run_cli: Run, data_dir: Path) -> None:
-    document = json.loads(prove(run_cli, data_dir, "-n", 2, "--batch-size", 7, "--steps", 3, "--json").out)
+    document = json.loads(
+        prove(run_cli, data_dir, "-n", 2, "--batch-size", 7, "--steps", 3, "--json").out
+    )
     assert document["steps"] == [{"name": "equal", "ranks": [{"samples": 4}, {"samples": 3}]}]
-    assert document["recipe"].items() >= {"batch_size": 7, "all_reduce": "backend", "lr": 0.01}.items()
+    assert (
+        document["recipe"].items() >= {"batch_size": 7, "all_reduce": "backend", "lr": 0.01}.items()
+    )
     assert [len(document["proof"][name]["steps"]) for name in ("float64", "float32")] == [3, 3]
     assert list(document["breaks"]) == BREAKS
 

@@ -1,4 +1,5 @@
-"""The agent on rpc's board: calls from several threads at once, what fails, and what is left afterwards."""
+"""The agent on rpc's board: calls from several threads at once, what fails, and what is left
+afterwards."""
 
 from __future__ import annotations
 
@@ -27,8 +28,8 @@ def double(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def call_everybody(rank: int, size: int, numel: int) -> tuple[list[Any], bool, int]:
-    """Twice, each time by eight threads. Returns the answers, whether each thread got its own, and how many threads are
-    left."""
+    """Twice, each time by eight threads. Returns the answers, whether each thread got its own, and
+    how many threads are left."""
     before = {*threading.enumerate()}
     for _ in range(2):
         with Agent() as agent:
@@ -37,7 +38,9 @@ def call_everybody(rank: int, size: int, numel: int) -> tuple[list[Any], bool, i
             with ThreadPoolExecutor(8) as threads:
                 to = [(rank + 1) % size] * len(tensors)
                 doubled = list(threads.map(agent.call, to, [double] * len(tensors), tensors))
-            matched = all(torch.equal(ours, 2 * tensor) for ours, tensor in zip(doubled, tensors, strict=True))
+            matched = all(
+                torch.equal(ours, 2 * tensor) for ours, tensor in zip(doubled, tensors, strict=True)
+            )
     return found, matched, len({*threading.enumerate()} - before)
 
 
@@ -80,12 +83,19 @@ def describe_failures(rank: int, size: int) -> list[tuple[str, bool]]:
     """What calls that fail raise, and whether the function's traceback came with it."""
     found = []
     with Agent() as agent:
-        for function, args in ((fail, ("not here",)), (leave, ()), (threading.Lock, ()), (identify, (Failing(),))):
+        for function, args in (
+            (fail, ("not here",)),
+            (leave, ()),
+            (threading.Lock, ()),
+            (identify, (Failing(),)),
+        ):
             with pytest.raises(RuntimeError) as caught:
                 agent.call(1 - rank, function, *args)
             found.append((str(caught.value), "Traceback" in str(caught.value.__cause__)))
         for other in (rank, size, -1):
-            with pytest.raises(ValueError, match=f"a remote call to rank {other}: the other ranks are"):
+            with pytest.raises(
+                ValueError, match=f"a remote call to rank {other}: the other ranks are"
+            ):
                 agent.call(other, identify)
         with pytest.raises(TypeError, match="pickle"):
             agent.call(1 - rank, identify, agent.remote(1 - rank, list))
@@ -94,7 +104,12 @@ def describe_failures(rank: int, size: int) -> list[tuple[str, bool]]:
 
 
 def test_whatever_fails_is_raised_by_the_caller(world: Worlds) -> None:
-    due = ["LookupError: not here", "SystemExit: 3", "TypeError: cannot pickle", "LookupError: when unpickled"]
+    due = [
+        "LookupError: not here",
+        "SystemExit: 3",
+        "TypeError: cannot pickle",
+        "LookupError: when unpickled",
+    ]
     for failures in world(2).run(describe_failures):
         for (words, has_traceback), start in zip(failures, due, strict=True):
             assert words.startswith(start)
@@ -144,7 +159,9 @@ def backward_over_ranks(rank: int, size: int) -> list[bool]:
             alone = layers[other](alone).tanh()
         outputs.square().sum().backward()
         alone.square().sum().backward()
-        there = [gradient for other in agent.others for gradient in agent.call(other, gradients_of_kept)]
+        there = [
+            gradient for other in agent.others for gradient in agent.call(other, gradients_of_kept)
+        ]
     here = [param.grad for layer in layers[1:] for param in layer.parameters()]
     return [torch.allclose(one, other) for one, other in zip(there, here, strict=True)]
 

@@ -1,4 +1,5 @@
-"""Sentence pairs: tokenised once and whole, cut to a greatest length, and given in padded batches."""
+"""Sentence pairs: tokenised once and whole, cut to a greatest length, and given in padded
+batches."""
 
 from __future__ import annotations
 
@@ -15,21 +16,36 @@ from playground.lessons.bert.prepare import FILES, new_word_tokenizer, prepare_p
 VOCABULARY = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", *grammar.WORDS)
 
 
-def test_generated_pairs_come_out_as_the_grammar_says_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_generated_pairs_come_out_as_the_grammar_says_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(grammar, "COUNTS", {"train": 60, "test": 20})
     source = prepare_pairs("generated", tmp_path / "data")
-    assert (source.name, source.train, source.test, source.vocabulary) == ("generated", 60, 20, len(VOCABULARY))
+    assert (source.name, source.train, source.test, source.vocabulary) == (
+        "generated",
+        60,
+        20,
+        len(VOCABULARY),
+    )
     for split, count in (("train", 60), ("test", 20)):
         pairs, expected = Pairs(source.folder, split), [*generate_pairs(split)]
         assert len(pairs) == count
         batch = pairs.__getitems__(range(count))
         assert batch.labels.tolist() == [label for _, _, label in expected]
-        for (premise, hypothesis, _), *row in zip(expected, *(each.tolist() for each in batch.inputs), strict=True):
+        for (premise, hypothesis, _), *row in zip(
+            expected, *(each.tolist() for each in batch.inputs), strict=True
+        ):
             ids, segments, mask = row
-            assert " ".join(VOCABULARY[i] for i in ids[: sum(mask)]) == f"[CLS] {premise} [SEP] {hypothesis} [SEP]"
+            assert (
+                " ".join(VOCABULARY[i] for i in ids[: sum(mask)])
+                == f"[CLS] {premise} [SEP] {hypothesis} [SEP]"
+            )
             ones, padding = len(hypothesis.split()) + 1, len(ids) - sum(mask)
             assert segments == [0] * (sum(mask) - ones) + [1] * ones + [0] * padding
-            assert (ids[sum(mask) :], mask) == ([0] * padding, [True] * sum(mask) + [False] * padding)
+            assert (ids[sum(mask) :], mask) == (
+                [0] * padding,
+                [True] * sum(mask) + [False] * padding,
+            )
 
 
 def test_pairs_are_tokenised_once_for_each_tokenizer_and_length(

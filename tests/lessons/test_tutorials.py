@@ -1,4 +1,5 @@
-"""Each row of lessons/tutorials.md, tried: the old call gives what the page says, and what it says to write works."""
+"""Each row of lessons/tutorials.md, tried: the old call gives what the page says, and what it says
+to write works."""
 
 from __future__ import annotations
 
@@ -36,7 +37,9 @@ from playground.runtime.remote import ROOT
 from playground.testing import World
 
 PAGE = ROOT / "playground" / "lessons" / "tutorials.md"
-pytestmark = pytest.mark.skipif(torch.__version__ < "2.15", reason="the page says what torch 2.15 does")
+pytestmark = pytest.mark.skipif(
+    torch.__version__ < "2.15", reason="the page says what torch 2.15 does"
+)
 
 Worlds = Callable[..., World]
 Try = Callable[..., object]
@@ -45,7 +48,8 @@ TRIES: dict[str, Try] = {}
 
 
 def tries(cell: str) -> Callable[[Try], Try]:
-    """This function tries the row that begins with `cell`. It returns, raises or warns what the row says in code."""
+    """This function tries the row that begins with `cell`. It returns, raises or warns what the row
+    says in code."""
 
     def add(function: Try) -> Try:
         assert cell not in TRIES
@@ -123,8 +127,8 @@ def in_a_world(function: Try) -> Try:
 
 
 TRIES |= {
-    "`dist.init_process_group('tcp', init_method='tcp://10.1.1.20:23456')`": lambda: dist.init_process_group(
-        "tcp", init_method="tcp://127.0.0.1:0", rank=0, world_size=1
+    "`dist.init_process_group('tcp', init_method='tcp://10.1.1.20:23456')`": lambda: (
+        dist.init_process_group("tcp", init_method="tcp://127.0.0.1:0", rank=0, world_size=1)
     ),
     "`dist.init_process_group('mpi')`, started by `mpirun`": lambda: dist.init_process_group(
         "mpi", store=dist.HashStore(), rank=0, world_size=1
@@ -136,26 +140,37 @@ TRIES |= {
     "`init_process_group(…, device_id=…)`, on CPUs too": lambda: dist.init_process_group(
         "gloo", rank=0, world_size=1, store=dist.HashStore(), device_id=torch.device("cpu")
     ),
-    "`python -m torchelastic.distributed.launch`": lambda: importlib.import_module("torchelastic.distributed.launch"),
+    "`python -m torchelastic.distributed.launch`": lambda: importlib.import_module(
+        "torchelastic.distributed.launch"
+    ),
     "`dist.all_reduce_multigpu([tensor])`": lambda: dist.all_reduce_multigpu([torch.ones(1)]),
     "`Variable(data)`": lambda: type(torch.autograd.Variable(torch.ones(1))).__name__,
-    "`Variable(data, volatile=True)`": lambda: torch.autograd.Variable(torch.ones(1), volatile=True),
-    "`F.log_softmax(x)`": lambda: F.log_softmax(torch.ones(2, 3)),
-    "`from pytorch_pretrained_bert import BertForSequenceClassification`": lambda: importlib.import_module(
-        "pytorch_pretrained_bert"
+    "`Variable(data, volatile=True)`": lambda: torch.autograd.Variable(
+        torch.ones(1), volatile=True
     ),
-    "`DistributedDataParallelCPU(model)`": in_a_world(lambda: nn.parallel.DistributedDataParallelCPU(nn.Linear(1, 1))),
+    "`F.log_softmax(x)`": lambda: F.log_softmax(torch.ones(2, 3)),
+    "`from pytorch_pretrained_bert import BertForSequenceClassification`": lambda: (
+        importlib.import_module("pytorch_pretrained_bert")
+    ),
+    "`DistributedDataParallelCPU(model)`": in_a_world(
+        lambda: nn.parallel.DistributedDataParallelCPU(nn.Linear(1, 1))
+    ),
     "`DistributedDataParallel(model, device_ids=[rank])` on CPUs": in_a_world(
         lambda: DistributedDataParallel(nn.Linear(1, 1), device_ids=[0])
     ),
     "`init_method='tcp://127.0.0.1:FREEPORT'`": lambda: dist.init_process_group(
         "gloo", init_method="tcp://127.0.0.1:FREEPORT", rank=0, world_size=1
     ),
-    "`torch.cuda.set_device(rank)`, with the global rank": lambda: torch.cuda.set_device(torch.cuda.device_count() + 5),
+    "`torch.cuda.set_device(rank)`, with the global rank": lambda: torch.cuda.set_device(
+        torch.cuda.device_count() + 5
+    ),
     "`dist.ReduceOp.Min`": lambda: dist.ReduceOp.Min,
-    "a criterion that returns `(loss, targets)`, then `loss.backward()`": lambda: (torch.ones(1), 1).backward(),  # type: ignore[attr-defined]
-    "`loss = criterion(outputs, targets)`, where the forward's result was named `predictions`": lambda: exec(
-        "predictions = 1\nloss = max(outputs, 0)", {}
+    "a criterion that returns `(loss, targets)`, then `loss.backward()`": lambda: (
+        torch.ones(1),
+        1,
+    ).backward(),  # type: ignore[attr-defined]
+    "`loss = criterion(outputs, targets)`, where the forward's result was named `predictions`": lambda: (
+        exec("predictions = 1\nloss = max(outputs, 0)", {})
     ),
     "`DistributedDataParallel(model, device_id=[rank])`": in_a_world(
         lambda: DistributedDataParallel(nn.Linear(1, 1), device_id=[0])
@@ -195,13 +210,22 @@ def launched(fork_program: Callable[..., Any], tmp_path: Path) -> Callable[..., 
 
 @tries("`python -m torch.distributed.launch --nproc_per_node=2 train.py`")
 def launch_is_deprecated(launched: Callable[..., str]) -> str:
-    assert "LOCAL_RANK 0" in launched("torch.distributed.run", "--standalone", "--nproc-per-node", "2")
-    return launched("torch.distributed.launch", "--nproc_per_node=1", "--use-env", f"--master-port={free_port()}")
+    assert "LOCAL_RANK 0" in launched(
+        "torch.distributed.run", "--standalone", "--nproc-per-node", "2"
+    )
+    return launched(
+        "torch.distributed.launch",
+        "--nproc_per_node=1",
+        "--use-env",
+        f"--master-port={free_port()}",
+    )
 
 
 @tries("`parser.add_argument('--local_rank', type=int)`")
 def local_rank_is_spelt_differently(launched: Callable[..., str]) -> str:
-    said = launched("torch.distributed.launch", "--nproc_per_node=1", f"--master-port={free_port()}")
+    said = launched(
+        "torch.distributed.launch", "--nproc_per_node=1", f"--master-port={free_port()}"
+    )
     assert "LOCAL_RANK 0" in said
     return said
 
@@ -232,7 +256,9 @@ process.join()
 
 @tries("`CUDA_VISIBLE_DEVICES=0,1 python train.py`")
 def no_gpu_is_left(fork_program: Callable[..., Any]) -> str:
-    _, err = fork_program("playground", "hello", "--backend", "nccl", CUDA_VISIBLE_DEVICES="").communicate(ENOUGH)
+    _, err = fork_program(
+        "playground", "hello", "--backend", "nccl", CUDA_VISIBLE_DEVICES=""
+    ).communicate(ENOUGH)
     return str(err)
 
 
@@ -338,7 +364,10 @@ def a_parameter_is_no_bare_tensor(alone: None) -> str:
     model = nn.Linear(2, 2)
     model(torch.ones(1, 2)).sum().backward()
     average_gradients(model)
-    assert not any(type(param) is torch.Tensor or type(param.data) is torch.FloatTensor for param in model.parameters())
+    assert not any(
+        type(param) is torch.Tensor or type(param.data) is torch.FloatTensor
+        for param in model.parameters()
+    )
     return " ".join(type(param).__name__ for param in model.parameters())
 
 
@@ -363,7 +392,9 @@ def async_is_a_keyword() -> None:
 
 @tries("`nn.DataParallel(model)` on a machine without GPUs")
 def data_parallel_without_gpus(monkeypatch: pytest.MonkeyPatch) -> str:
-    monkeypatch.setattr(sys.modules[nn.DataParallel.__module__], "_get_available_device_type", lambda: None)
+    monkeypatch.setattr(
+        sys.modules[nn.DataParallel.__module__], "_get_available_device_type", lambda: None
+    )
     model = nn.Linear(1, 1)
     parallel = nn.DataParallel(model)
     assert parallel.module is model
@@ -498,7 +529,11 @@ def a_rank_outside_is_warned(world: Worlds) -> str:
 
 def leave_rank_0_waiting(rank: int, size: int, wait_all: bool) -> str:
     limit, store = timedelta(seconds=0.3), dist.distributed_c10d._get_default_store()
-    said = warned_on(lambda: dist.monitored_barrier(timeout=limit, wait_all_ranks=wait_all)) if rank == 0 else ""
+    said = (
+        warned_on(lambda: dist.monitored_barrier(timeout=limit, wait_all_ranks=wait_all))
+        if rank == 0
+        else ""
+    )
     if rank == 0:
         store.set(f"waited, {wait_all}", "yes")
     store.wait([f"waited, {wait_all}"])
@@ -662,11 +697,18 @@ def test_the_glossary_is_in_order_and_each_word_is_in_its_chapter_or_on_the_page
     text = re.sub(r"<a id=.*?></a>", "", (PAGE.parent / "glossary.md").read_text(encoding="utf-8"))
     _, table = text.split("| word | meaning, and the chapter that explains it |")
     words = [line.strip("|").split(" | ") for line in table.splitlines() if line.startswith("| ")]
-    assert [word.strip().casefold() for word, *_ in words] == sorted(word.strip().casefold() for word, *_ in words)
+    assert [word.strip().casefold() for word, *_ in words] == sorted(
+        word.strip().casefold() for word, *_ in words
+    )
     for word, meaning in words:
         [folder] = re.findall(r"\]\((.*?)\)", meaning)
-        files = [PAGE, *(file for file in (PAGE.parent / folder).rglob("*") if file.suffix in (".md", ".py"))]
-        text = " ".join(" ".join(file.read_text(encoding="utf-8").casefold().split()) for file in files)
+        files = [
+            PAGE,
+            *(file for file in (PAGE.parent / folder).rglob("*") if file.suffix in (".md", ".py")),
+        ]
+        text = " ".join(
+            " ".join(file.read_text(encoding="utf-8").casefold().split()) for file in files
+        )
         assert any(each.strip(" `").casefold() in text for each in word.split(", ")), word
 
 

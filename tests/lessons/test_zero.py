@@ -1,4 +1,5 @@
-"""ZeRO by hand: one process's training by every way, as many bytes and collectives as promised, and named failures."""
+"""ZeRO by hand: one process's training by every way, as many bytes and collectives as promised, and
+named failures."""
 
 from __future__ import annotations
 
@@ -46,30 +47,51 @@ def collectives(name: str, settings: ZeroSettings) -> dict[str, int]:
     trainer.step(first)
     with CommDebugMode() as mode:
         trainer.step(second)
-    return dict(Counter({str(call).split(".")[-1].strip("_"): times for call, times in mode.get_comm_counts().items()}))
+    return dict(
+        Counter(
+            {
+                str(call).split(".")[-1].strip("_"): times
+                for call, times in mode.get_comm_counts().items()
+            }
+        )
+    )
 
 
 def by_every_way(rank: int, size: int, names: tuple[str, ...]) -> dict[str, dict[str, Any]]:
     settings = small(size)
     calls = {name: collectives(name, settings) for name in ("zero-3", "torch-fsdp")}
-    return {"calls": calls} | {name: {**count(name, settings), "difference": compare(name, settings)} for name in names}
+    return {"calls": calls} | {
+        name: {**count(name, settings), "difference": compare(name, settings)} for name in names
+    }
 
 
-@pytest.mark.parametrize("size", [2, *(pytest.param(size, marks=pytest.mark.stress) for size in (1, 3, 4))])
-def test_every_way_is_one_training_and_holds_and_sends_what_it_should(size: int, world: Worlds) -> None:
+@pytest.mark.parametrize(
+    "size", [2, *(pytest.param(size, marks=pytest.mark.stress) for size in (1, 3, 4))]
+)
+def test_every_way_is_one_training_and_holds_and_sends_what_it_should(
+    size: int, world: Worlds
+) -> None:
     names = (*HELD, "torch-fsdp") if size == 2 else (*HELD, *TORCH)
     for found in world(size, timeout=300).run(by_every_way, names):
         calls = found.pop("calls")
         for name, row in found.items():
             check_row({"way": name, **row, **expected({"way": name, **row}, size)})
-        assert size == 1 or calls["zero-3"] == calls["torch-fsdp"]  # which calls none on a single rank
+        # which calls none on a single rank
+        assert size == 1 or calls["zero-3"] == calls["torch-fsdp"]
         assert sum(calls["zero-3"].values()) == 8 + 4  # of four units
         assert found["zero-3"]["peak"] <= 1.05 * found["torch-fsdp"]["peak"]
 
 
 @pytest.mark.parametrize("changes", [{"difference": 1e-9}, {"held": 106.0}, {"sent": 94.0}])
 def test_other_figures_than_promised_are_an_error(changes: dict[str, float]) -> None:
-    row = {"way": "zero-2", "difference": 0.0, "held": 100.0, "sent": 100.0, "expected_held": 100, "expected_sent": 100}
+    row = {
+        "way": "zero-2",
+        "difference": 0.0,
+        "held": 100.0,
+        "sent": 100.0,
+        "expected_held": 100,
+        "expected_sent": 100,
+    }
     check_row(row)
     with pytest.raises(PlaygroundError, match="zero-2: "):
         check_row(row | changes)
@@ -94,9 +116,12 @@ def test_a_parameter_that_is_off_is_found(world: Worlds) -> None:
 
 
 def train_on_the_board(rank: int, size: int) -> dict[str, tuple[list[float], float]]:
-    """By method: what a rank holds and sends, in bytes of the parameters, and how far it is from one process."""
+    """By method: what a rank holds and sends, in bytes of the parameters, and how far it is from
+    one process."""
     torch.manual_seed(0)
-    start = nn.Sequential(nn.Linear(30, 31), nn.Tanh(), nn.Linear(31, 32), nn.Linear(32, 1)).double()
+    start = nn.Sequential(
+        nn.Linear(30, 31), nn.Tanh(), nn.Linear(31, 32), nn.Linear(32, 1)
+    ).double()
     batches = torch.randn(4, 3 * size, 30, dtype=torch.float64)
     alone, found = copy.deepcopy(start), {}
     optimizer = torch.optim.Adam(alone.parameters())
@@ -115,7 +140,9 @@ def train_on_the_board(rank: int, size: int) -> dict[str, tuple[list[float], flo
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
-def test_the_board_is_one_training_and_holds_and_sends_what_it_should(size: int, world: Worlds) -> None:
+def test_the_board_is_one_training_and_holds_and_sends_what_it_should(
+    size: int, world: Worlds
+) -> None:
     for found in world(size).run(train_on_the_board):
         assert max(off for _, off in found.values()) <= EXACT, found
         for name, (figures, _) in found.items():
@@ -125,12 +152,18 @@ def test_the_board_is_one_training_and_holds_and_sends_what_it_should(size: int,
 
 
 class Uneven(nn.Module):
-    """A unit of two dtypes, one that is not used, one that odd ranks do not use, and one without parameters."""
+    """A unit of two dtypes, one that is not used, one that odd ranks do not use, and one without
+    parameters."""
 
     def __init__(self) -> None:
         super().__init__()
         torch.manual_seed(2)
-        self.first, self.unused, self.odd, self.tanh = nn.Linear(5, 7), nn.Linear(7, 3), nn.Linear(7, 7), nn.Tanh()
+        self.first, self.unused, self.odd, self.tanh = (
+            nn.Linear(5, 7),
+            nn.Linear(7, 3),
+            nn.Linear(7, 7),
+            nn.Tanh(),
+        )
         self.mixed = nn.Sequential(nn.Linear(7, 7), nn.Tanh(), nn.Linear(7, 1))
         self.double()
         self.mixed[2].register_forward_pre_hook(lambda _, inputs: (inputs[0].float(),))
@@ -146,10 +179,13 @@ def train_uneven(rank: int, size: int) -> dict[str, float]:
     start, found = Uneven(), {}
     for name, new_method in METHODS.items():
         ours = copy.deepcopy(start)
-        theirs = nn.parallel.DistributedDataParallel(copy.deepcopy(start), find_unused_parameters=True)
+        theirs = nn.parallel.DistributedDataParallel(
+            copy.deepcopy(start), find_unused_parameters=True
+        )
         method = new_method(ours)
         optimizers = [
-            torch.optim.SGD(params, lr=0.1, momentum=0.9) for params in (method.shards(), theirs.parameters())
+            torch.optim.SGD(params, lr=0.1, momentum=0.9)
+            for params in (method.shards(), theirs.parameters())
         ]
         torch.manual_seed(rank)
         for step in range(4):
@@ -169,14 +205,17 @@ def train_uneven(rank: int, size: int) -> dict[str, float]:
 
 
 @pytest.mark.parametrize("size", [2, 3])
-def test_the_board_trains_units_of_several_dtypes_and_units_that_are_not_used(size: int, world: Worlds) -> None:
+def test_the_board_trains_units_of_several_dtypes_and_units_that_are_not_used(
+    size: int, world: Worlds
+) -> None:
     for found in world(size).run(train_uneven):
         assert max(found.values()) <= 1e-6, found  # some parameters are of float32
 
 
 def shard_shared_parameters(rank: int, size: int) -> list[str]:
     own, tied = nn.Sequential(nn.Linear(2, 2)), nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
-    own.scale, tied[1].weight = nn.Parameter(torch.ones(2)), tied[0].weight
+    own.scale = nn.Parameter(torch.ones(2))
+    tied[1].weight = tied[0].weight
     told = []
     for model in (own, tied):
         for method in (Zero2, Zero3):
@@ -194,8 +233,8 @@ def test_the_board_refuses_parameters_of_no_unit_and_of_two(world: Worlds) -> No
 
 
 class Awkward(nn.Module):
-    """What no N divides, a layer that odd ranks do not use and one that none does, a weight in two layers, a frozen
-    layer, a buffer, a parameter of the model's own and one of another type."""
+    """What no N divides, a layer that odd ranks do not use and one that none does, a weight in two
+    layers, a frozen layer, a buffer, a parameter of the model's own and one of another type."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -206,7 +245,10 @@ class Awkward(nn.Module):
             nn.Linear(7, 7),
             nn.Linear(3, 1),
         )
-        self.frozen, self.blocks = nn.Linear(7, 7).requires_grad_(False), nn.ModuleList([nn.Linear(7, 7), nn.Tanh()])
+        self.frozen, self.blocks = (
+            nn.Linear(7, 7).requires_grad_(False),
+            nn.ModuleList([nn.Linear(7, 7), nn.Tanh()]),
+        )
         self.tied, self.scale = nn.Linear(7, 7), nn.Parameter(torch.ones(3, 7))
         self.tied.weight = self.blocks[0].weight
         self.out = nn.Linear(7, 1).float()
@@ -220,7 +262,8 @@ class Awkward(nn.Module):
 
 
 def train_awkward(rank: int, size: int, clips: bool) -> dict[str, float]:
-    """The largest difference from gradients averaged one by one, after four steps of one and of two backwards."""
+    """The largest difference from gradients averaged one by one, after four steps of one and of two
+    backwards."""
     start, found = Awkward().double(), {}
     start.out.float()
     for name in SYNCS:
@@ -242,7 +285,11 @@ def train_awkward(rank: int, size: int, clips: bool) -> dict[str, float]:
                 if clips and each == "ours":
                     clip_grad_norm(syncs[each].flat_params, most)
                 elif clips:
-                    params = [param for group in optimizers[each].param_groups for param in group["params"]]
+                    params = [
+                        param
+                        for group in optimizers[each].param_groups
+                        for param in group["params"]
+                    ]
                     nn.utils.clip_grad_norm_(params, most)
                 optimizers[each].step()
                 syncs[each].after_step(last=step == 3)
@@ -260,7 +307,8 @@ def test_awkward_models_are_trained_right(clips: bool, world: Worlds) -> None:
 
 
 def read_and_write_between_steps(rank: int, size: int) -> dict[str, float]:
-    """The largest difference from gradients averaged one by one, where parameters are read, copied and loaded."""
+    """The largest difference from gradients averaged one by one, where parameters are read, copied
+    and loaded."""
     start, found = Awkward().double(), {}
     start.out.float()
     for name in SYNCS:
@@ -277,14 +325,24 @@ def read_and_write_between_steps(rank: int, size: int) -> dict[str, float]:
 
         def off(model: nn.Module, theirs: nn.Module = theirs) -> float:
             own = model.state_dict()
-            return max((value - own[key]).abs().max().item() for key, value in theirs.state_dict().items())
+            return max(
+                (value - own[key]).abs().max().item() for key, value in theirs.state_dict().items()
+            )
 
         step()
-        state, before, model = ours.state_dict(), copy.deepcopy(theirs.state_dict()), copy.deepcopy(ours)
-        differences = [off(model), off(ours), (ours.tied.bias - theirs.tied.bias).abs().max().item()]
+        state = ours.state_dict()
+        before = copy.deepcopy(theirs.state_dict())
+        model = copy.deepcopy(ours)
+        differences = [
+            off(model),
+            off(ours),
+            (ours.tied.bias - theirs.tied.bias).abs().max().item(),
+        ]
         kept = copy.deepcopy(state)
         step()
-        assert all(value.isfinite().all() for value in state.values()), "it is there though its unit was freed"
+        assert all(value.isfinite().all() for value in state.values()), (
+            "it is there though its unit was freed"
+        )
         differences.append(off(ours))
         for each, values in ((ours, kept), (theirs, before)):
             each.load_state_dict(values)
@@ -300,7 +358,8 @@ def read_and_write_between_steps(rank: int, size: int) -> dict[str, float]:
 
 
 def test_parameters_can_be_read_copied_and_loaded_between_steps(world: Worlds) -> None:
-    """With zero-3 they are not there: reading gathers them, and what is loaded reaches their owners."""
+    """With zero-3 they are not there: reading gathers them, and what is loaded reaches their
+    owners."""
     for found in world(3).run(read_and_write_between_steps):
         assert max(found.values()) <= 1e-6, found
 
@@ -323,11 +382,14 @@ def backward_twice(rank: int, size: int) -> dict[str, str]:
 
 def test_a_second_backward_is_refused_in_one_line(world: Worlds) -> None:
     for told in world(2).run(backward_twice):
-        assert {*told.values()} == {"a second backward before zero_grad: put the first one under no_sync"}
+        assert {*told.values()} == {
+            "a second backward before zero_grad: put the first one under no_sync"
+        }
 
 
 def average_twice(rank: int, size: int) -> dict[str, float]:
-    """The largest difference from `none-safe`, by way, where two backwards are averaged before a step."""
+    """The largest difference from `none-safe`, by way, where two backwards are averaged before a
+    step."""
     found = {}
     for name in ("ddp", "zero-2", "zero-3"):
         torch.manual_seed(3)
@@ -337,7 +399,9 @@ def average_twice(rank: int, size: int) -> dict[str, float]:
             sync = new_sync(model)
             optimizer = sync.optimizer(partial(torch.optim.SGD, lr=0.1))
             for number in range(2):
-                model(torch.full((2, 3), rank + 2.0 * number, dtype=torch.float64)).square().sum().backward()
+                model(
+                    torch.full((2, 3), rank + 2.0 * number, dtype=torch.float64)
+                ).square().sum().backward()
                 sync.after_backward()
             optimizer.step()
             sync.after_step(last=True)
@@ -365,8 +429,8 @@ class Checkpointed(nn.Module):
 
 
 def repeat_forward(rank: int, size: int) -> tuple[dict[str, int], list[bool]]:
-    """The collectives of a second backward; and whether no parameters are here after it, after the step, and after one
-    that a test follows."""
+    """The collectives of a second backward; and whether no parameters are here after it, after the
+    step, and after one that a test follows."""
     model = Checkpointed()
     sync: Any = SYNCS["zero-3"](model)
     optimizer = sync.optimizer(partial(torch.optim.SGD, lr=0.1))
@@ -387,7 +451,8 @@ def repeat_forward(rank: int, size: int) -> tuple[dict[str, int], list[bool]]:
 def test_a_forward_that_is_repeated_fetches_its_own_layer_alone(world: Worlds) -> None:
     for calls, is_free in world(2).run(repeat_forward):
         assert is_free == [True, True, False]
-        assert sorted(calls.values()) == [3, 6]  # reduce-scatters, and all-gathers for forward and backward
+        # reduce-scatters, and all-gathers for forward and backward
+        assert sorted(calls.values()) == [3, 6]
 
 
 def pass_in_turn(rank: int, size: int) -> list[int]:
@@ -408,7 +473,8 @@ def test_a_test_gathers_parameters_once(world: Worlds) -> None:
 
 
 def losses(rank: int, size: int, way: str, folder: Path, steps: int, then: str) -> list[float]:
-    """Losses of whole batches of 12; then the ranks `save` what they are, or before they `load` what others were."""
+    """Losses of whole batches of 12; then the ranks `save` what they are, or before they `load`
+    what others were."""
     trainer: Any = Trainer(way, small(size), torch.float64)
     coming = batches(12, 5, 5)
     if then == "load":
@@ -430,7 +496,8 @@ def test_a_snapshot_of_four_ranks_resumes_on_two(way: str, world: Worlds, tmp_pa
 
 
 def keep_shares(rank: int, size: int, way: str, folder: Path, then: str) -> list[float]:
-    """The parameters of a model of five numbers that the ranks train a little and `save`, or that they `load`."""
+    """The parameters of a model of five numbers that the ranks train a little and `save`, or that
+    they `load`."""
     torch.manual_seed({"save": 1, "load": 2}[then])
     model = nn.Sequential(nn.Linear(4, 1))
     sync: Any = SYNCS[way](model)
@@ -446,8 +513,11 @@ def keep_shares(rank: int, size: int, way: str, folder: Path, then: str) -> list
 
 
 @pytest.mark.parametrize("way", ["zero-1", pytest.param("zero-3", marks=pytest.mark.stress)])
-def test_parameters_are_loaded_where_a_rank_has_none(way: str, world: Worlds, tmp_path: Path) -> None:
-    """Four ranks share five numbers by twos: for the last there is nothing, and the one before has one."""
+def test_parameters_are_loaded_where_a_rank_has_none(
+    way: str, world: Worlds, tmp_path: Path
+) -> None:
+    """Four ranks share five numbers by twos: for the last there is nothing, and the one before has
+    one."""
     saved = world(4).run(keep_shares, way, tmp_path, "save")[0]
     assert world(3).run(keep_shares, way, tmp_path, "load") == [saved] * 3
 
@@ -467,7 +537,11 @@ def go_wrong_in_a_step(rank: int, size: int, how: str) -> None:
 
 @pytest.mark.parametrize(
     ("how", "message"),
-    [("kill", r"^rank 1 of 2 was killed by SIGKILL"), ("hang", "rank 1"), ("mismatch", "all_gather")],
+    [
+        ("kill", r"^rank 1 of 2 was killed by SIGKILL"),
+        ("hang", "rank 1"),
+        ("mismatch", "all_gather"),
+    ],
 )
 def test_a_rank_that_fails_in_a_step_is_named(how: str, message: str, world: Worlds) -> None:
     with pytest.raises(PlaygroundError, match=message) as caught:
@@ -491,7 +565,9 @@ def test_under_a_cap_of_the_count_ddp_dies_in_one_line(run_cli: Run) -> None:
 
 @pytest.mark.stress
 def test_under_a_cap_of_the_kernel_ddp_dies_in_one_line(run_cli: Run) -> None:
-    shown = run_cli("zero", "-n", 4, "--layers", 5, "--width", 516, "--cap-mb", 170, "--kernel", "--json")
+    shown = run_cli(
+        "zero", "-n", 4, "--layers", 5, "--width", 516, "--cap-mb", 170, "--kernel", "--json"
+    )
     assert (shown.code, shown.err) == (0, "")
     died = {row["way"]: row["died"] for row in json.loads(shown.out)["ways"]}
     assert died["ddp"].startswith("out of memory: can't allocate memory: you tried to allocate ")

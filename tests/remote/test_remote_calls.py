@@ -64,7 +64,10 @@ def call_everybody(rank: int, size: int) -> list[Any]:
     for _ in range(2):
         with Agent() as agent:
             answers = [agent.call(other, identify, rank, "word", None) for other in range(size)]
-            futures = [agent.call_async(other, double, torch.full((other + 1,), rank)) for other in range(size)]
+            futures = [
+                agent.call_async(other, double, torch.full((other + 1,), rank))
+                for other in range(size)
+            ]
             found = [*answers, *(future.wait().tolist() for future in futures)]
     return found
 
@@ -101,13 +104,15 @@ def test_exceptions_come_with_their_traceback(world: Worlds) -> None:
 
 
 def cross_calls(rank: int, size: int, count: int, numel: int) -> bool:
-    """Requests with the same numbers cross each other, with tensors that travel by themselves; each answer takes a call
-    the other way. The last reply is awaited first."""
+    """Requests with the same numbers cross each other, with tensors that travel by themselves; each
+    answer takes a call the other way. The last reply is awaited first."""
     tensors = [torch.full((numel,), number) for number in range(count)]
     with Agent() as agent:
         calls = [agent.call_async(1 - rank, double_there, rank, tensor) for tensor in tensors]
         doubled = [call.wait() for call in reversed(calls)]
-    return all(torch.equal(ours, 2 * tensor) for ours, tensor in zip(doubled[::-1], tensors, strict=True))
+    return all(
+        torch.equal(ours, 2 * tensor) for ours, tensor in zip(doubled[::-1], tensors, strict=True)
+    )
 
 
 def double_there(rank: int, tensor: torch.Tensor) -> Any:
@@ -120,7 +125,8 @@ def test_replies_are_awaited_in_any_order(count: int, numel: int, world: Worlds)
 
 
 def pass_references_on(rank: int, size: int) -> list[Any]:
-    """Rank 0 has rank 1 keep a list, and hands the reference to rank 2. What is left on rank 1 after each step."""
+    """Rank 0 has rank 1 keep a list, and hands the reference to rank 2. What is left on rank 1
+    after each step."""
     left: list[Any] = []
     with Agent() as agent:
         if rank == 0:
@@ -177,9 +183,11 @@ def test_many_references_are_dropped_at_once(world: Worlds) -> None:
 
 
 def backward_over_ranks(rank: int, size: int) -> list[float]:
-    """The largest differences of gradients from those of one process: of the input here, of the weight there."""
+    """The largest differences of gradients from those of one process: of the input here, of the
+    weight there."""
     torch.manual_seed(1)
-    layers, inputs = torch.nn.ModuleList([torch.nn.Linear(5, 4) for _ in range(2)]).double(), torch.randn(3, 5).double()
+    layers = torch.nn.ModuleList([torch.nn.Linear(5, 4) for _ in range(2)]).double()
+    inputs = torch.randn(3, 5).double()
     kept[:] = [layers[1]]
     with Agent() as agent:
         dist.barrier()
@@ -187,13 +195,19 @@ def backward_over_ranks(rank: int, size: int) -> list[float]:
         if rank == 0:
             ours, alone = inputs.clone().requires_grad_(), inputs.clone().requires_grad_()
             hidden = layers[0](ours)
-            (apply_remotely(agent, 1, through_kept, torch.cat([hidden, hidden[:, :1]], 1)) ** 2).sum().backward()
+            (
+                apply_remotely(agent, 1, through_kept, torch.cat([hidden, hidden[:, :1]], 1)) ** 2
+            ).sum().backward()
             there = agent.call(1, gradient_of_kept)
             ours_first = layers[0].weight.grad.clone()
             layers.zero_grad()
             hidden = layers[0](alone)
             (layers[1](torch.cat([hidden, hidden[:, :1]], 1)) ** 2).sum().backward()
-            pairs = [(ours.grad, alone.grad), (there, layers[1].weight.grad), (ours_first, layers[0].weight.grad)]
+            pairs = [
+                (ours.grad, alone.grad),
+                (there, layers[1].weight.grad),
+                (ours_first, layers[0].weight.grad),
+            ]
             differences = [(one - other).abs().max().item() for one, other in pairs]
             assert agent.call(1, counts) in ([], [1])
     return differences
@@ -212,7 +226,11 @@ def test_backward_goes_on_across_ranks(world: Worlds) -> None:
     assert max(differences) <= 1e-12
 
 
-FUNCTIONS: list[Callable[..., torch.Tensor]] = [torch.mul, torch.matmul, lambda one, other: one.sin() * other + one]
+FUNCTIONS: list[Callable[..., torch.Tensor]] = [
+    torch.mul,
+    torch.matmul,
+    lambda one, other: one.sin() * other + one,
+]
 
 
 def apply_function(number: int, *inputs: torch.Tensor) -> torch.Tensor:
@@ -220,10 +238,13 @@ def apply_function(number: int, *inputs: torch.Tensor) -> torch.Tensor:
 
 
 def differentiate_twice(rank: int, size: int, new_agent: Any) -> list[bool]:
-    """Whether gradients are those of one process: of two inputs, of one in both places, and again by a second call."""
+    """Whether gradients are those of one process: of two inputs, of one in both places, and again
+    by a second call."""
     found = []
     with new_agent() as agent:
-        for dtype, number, same in itertools.product((torch.float64, torch.complex128), range(3), (True, False)):
+        for dtype, number, same in itertools.product(
+            (torch.float64, torch.complex128), range(3), (True, False)
+        ):
             torch.manual_seed(rank)
             one = torch.randn(3, 3, dtype=dtype, requires_grad=True)
             other = one if same else torch.randn(3, 3, dtype=dtype, requires_grad=True)
@@ -248,7 +269,8 @@ def end_or_wait(end: bool) -> None:
 
 
 def kill_in_a_call(rank: int, size: int, culprit: int, new_agent: Any) -> None:
-    """Rank 0, the culprit, is killed while it answers the other's call; or rank 1 while rank 0 answers its own."""
+    """Rank 0, the culprit, is killed while it answers the other's call; or rank 1 while rank 0
+    answers its own."""
     with new_agent() as agent:
         if rank == 1:
             if culprit == rank:
@@ -290,7 +312,8 @@ def test_calls_within_calls_may_be_many(world: Worlds) -> None:
 
 
 def send_what_cannot_be_sent(rank: int, size: int) -> list[int]:
-    """The counts of an object's references on its owner, rank 1, after a message with one of them could not be made."""
+    """The counts of an object's references on its owner, rank 1, after a message with one of them
+    could not be made."""
     with Agent() as agent:
         if rank == 0:
             reference = agent.remote(1, list, [1])
@@ -376,8 +399,8 @@ def call_in_all_ways(rank: int, size: int) -> list[Any]:
 
 
 def test_errors_totals_and_copies_arrive_wherever_the_function_runs(world: Worlds) -> None:
-    """An error is raised as often as it is asked for; a tensor is there before what is computed from it; a call to the
-    rank itself copies, too."""
+    """An error is raised as often as it is asked for; a tensor is there before what is computed
+    from it; a call to the rank itself copies, too."""
     due = ["when unpickled", "when unpickled", "SystemExit: 3", 2000.0, [1, 2], [1], False]
     assert world(2).run(call_in_all_ways) == [due] * 2
 

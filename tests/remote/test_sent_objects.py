@@ -1,4 +1,5 @@
-"""What can be sent: tensors of every type and layout, arrays and objects, there and back, are equal."""
+"""What can be sent: tensors of every type and layout, arrays and objects, there and back, are
+equal."""
 
 from __future__ import annotations
 
@@ -13,7 +14,19 @@ from playground.remote.agent import ENVELOPE, Agent
 from playground.testing import World
 
 DTYPES = (
-    *("float32", "float64", "float16", "bfloat16", "complex64", "int8", "int16", "int32", "int64", "uint8", "bool"),
+    *(
+        "float32",
+        "float64",
+        "float16",
+        "bfloat16",
+        "complex64",
+        "int8",
+        "int16",
+        "int32",
+        "int64",
+        "uint8",
+        "bool",
+    ),
     *("float8_e4m3fn", "uint16"),
 )
 LAYOUTS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
@@ -22,7 +35,9 @@ LAYOUTS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "expanded": lambda tensor: tensor.expand(3, *tensor.shape),
     "strided": lambda tensor: tensor[::2] if tensor.dim() else tensor,
     "conjugate": lambda tensor: tensor.conj(),
-    "computed": lambda tensor: tensor.requires_grad_() * 1 if tensor.dtype == torch.float32 else tensor,
+    "computed": lambda tensor: (
+        tensor.requires_grad_() * 1 if tensor.dtype == torch.float32 else tensor
+    ),
     "parameter": lambda tensor: torch.nn.Parameter(tensor, tensor.dtype == torch.float32),
 }
 OTHERS: dict[str, Callable[[], Any]] = {

@@ -14,9 +14,13 @@ Worlds = Callable[..., World]
 
 
 def bring_settings(rank: int, size: int) -> None:
-    with pytest.raises(UsageError, match=r"^seed is 0 on rank 0 and 1 on rank 1: it must be the same$"):
+    with pytest.raises(
+        UsageError, match=r"^seed is 0 on rank 0 and 1 on rank 1: it must be the same$"
+    ):
         require_same_on_all_ranks({"epochs": 3, "seed": rank})
-    with pytest.raises(UsageError, match=r"^seed is not there on rank 0 and 1 on rank 1: it must be the same$"):
+    with pytest.raises(
+        UsageError, match=r"^seed is not there on rank 0 and 1 on rank 1: it must be the same$"
+    ):
         require_same_on_all_ranks({"epochs": 3} | ({"seed": 1} if rank else {}))
     require_same_on_all_ranks({"epochs": 3})
 

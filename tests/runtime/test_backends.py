@@ -53,19 +53,29 @@ def test_backends_by_name_and_by_device() -> None:
     ],
 )
 def test_refusals_are_recognised(backend: str, words: str) -> None:
-    assert BACKENDS[backend].refusal(RuntimeError(f"{words}\nException raised from somewhere")) == words
+    assert (
+        BACKENDS[backend].refusal(RuntimeError(f"{words}\nException raised from somewhere"))
+        == words
+    )
 
 
 def test_shm_says_what_it_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
     shm = BACKENDS["shm"]
     for found in ("2.14.1+cu130", "2.9.0"):
         monkeypatch.setattr(importlib.metadata, "version", lambda name, found=found: found)
-        with pytest.raises(UsageError, match=re.escape(f"needs torch 2.15, and here is {found}: --all-reduce shared")):
+        with pytest.raises(
+            UsageError,
+            match=re.escape(f"needs torch 2.15, and here is {found}: --all-reduce shared"),
+        ):
             shm.check(2)
 
 
 def test_other_errors_are_not_taken_for_refusals() -> None:
-    words = ("", "NCCL error: unhandled system error", "the system failed\nwhat is not supported is another matter")
+    words = (
+        "",
+        "NCCL error: unhandled system error",
+        "the system failed\nwhat is not supported is another matter",
+    )
     for error in (*map(RuntimeError, words), KeyError("x")):
         assert not any(backend.refusal(error) for backend in BACKENDS.values())
 
@@ -95,10 +105,15 @@ def refuse_in_torch(rank: int, size: int) -> list[str]:
 
 
 def test_what_the_program_raises_is_no_refusal(world: Worlds) -> None:
-    assert world(2).run(refuse_in_torch) == [["Cannot use ReduceOp.BAND with non-integral dtype", "", ""]] * 2
+    assert (
+        world(2).run(refuse_in_torch)
+        == [["Cannot use ReduceOp.BAND with non-integral dtype", "", ""]] * 2
+    )
 
 
-@pytest.mark.parametrize(("value", "later"), [(None, False), ("0", False), ("1", True), ("TRUE", True)])
+@pytest.mark.parametrize(
+    ("value", "later"), [(None, False), ("0", False), ("1", True), ("TRUE", True)]
+)
 def test_ranks_of_gloo_connect_later_if_torch_is_told_so(
     value: str | None, later: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -130,13 +145,18 @@ def libraries(monkeypatch: pytest.MonkeyPatch, **found: Library) -> None:
     monkeypatch.setattr(ctypes, "CDLL", load)
 
 
-def test_nccl_s_version_is_that_of_the_library_that_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda.nccl, "version", lambda: (2, 1, 0))  # what torch was compiled with
+def test_nccl_s_version_is_that_of_the_library_that_is_loaded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # what torch was compiled with
+    monkeypatch.setattr(torch.cuda.nccl, "version", lambda: (2, 1, 0))
     libraries(monkeypatch, libnccl=Library(ncclGetVersion=23007))
     assert nccl.nccl_version() == (2, 30, 7)
     libraries(monkeypatch)  # it is part of torch's own
     assert nccl.nccl_version() == (2, 1, 0)
-    libraries(monkeypatch, libnccl=Library(ncclGetVersion=23007), preloaded=Library(ncclGetVersion=22809))
+    libraries(
+        monkeypatch, libnccl=Library(ncclGetVersion=23007), preloaded=Library(ncclGetVersion=22809)
+    )
     assert nccl.nccl_version() == (2, 28, 9)
     monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda: False)
     assert nccl.nccl_version() == (0,)
@@ -150,7 +170,9 @@ def test_the_driver_says_which_cuda_it_knows(monkeypatch: pytest.MonkeyPatch) ->
     assert nccl.driver_supports() is None
 
 
-def with_gpus(monkeypatch: pytest.MonkeyPatch, gpus: int, version: tuple[int, ...] = (2, 28, 9)) -> None:
+def with_gpus(
+    monkeypatch: pytest.MonkeyPatch, gpus: int, version: tuple[int, ...] = (2, 28, 9)
+) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
     monkeypatch.setattr(nccl, "nccl_version", lambda: version)
     monkeypatch.setattr(nccl, "driver_supports", lambda: (99, 0))
@@ -162,7 +184,8 @@ def test_more_ranks_than_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UsageError) as refused:
         NCCL.check(3)
     assert str(refused.value) == (
-        "3 ranks on 2 GPUs: NCCL 2.28.9 wants a GPU for each rank (sharing needs 2.30): use -n 2 or --backend gloo"
+        "3 ranks on 2 GPUs: NCCL 2.28.9 wants a GPU for each rank (sharing needs 2.30): use -n 2 "
+        "or --backend gloo"
     )
     with pytest.raises(UsageError, match="3 ranks on 2 GPUs"):
         NCCL.check(3, joined=True)
@@ -177,7 +200,11 @@ def test_more_ranks_than_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("gpus", "joined", "told"),
     [
-        (1, False, {"NCCL_MULTI_RANK_GPU_ENABLE": "1", "NCCL_MAX_CTAS": "4", "NCCL_NVLS_ENABLE": "0"}),
+        (
+            1,
+            False,
+            {"NCCL_MULTI_RANK_GPU_ENABLE": "1", "NCCL_MAX_CTAS": "4", "NCCL_NVLS_ENABLE": "0"},
+        ),
         (1, True, {"NCCL_MULTI_RANK_GPU_ENABLE": "1"}),
         (4, False, {}),
     ],
@@ -201,7 +228,9 @@ def test_ranks_that_share_a_gpu_tell_nccl_so(
 
 def test_a_machine_without_what_nccl_needs_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     with_gpus(monkeypatch, gpus=0)
-    with pytest.raises(UsageError, match="needs a GPU and this machine shows none: use --backend gloo"):
+    with pytest.raises(
+        UsageError, match="needs a GPU and this machine shows none: use --backend gloo"
+    ):
         NCCL.check(1)
     monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda: False)
     with pytest.raises(UsageError, match="backend nccl is not part of this torch"):
@@ -214,7 +243,10 @@ def test_what_nccl_says_last_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nccl, "last_error", lambda: "the very same")
     assert NCCL.explain_init_failure(RuntimeError("NCCL: the very same")) == "NCCL: the very same"
     monkeypatch.setattr(nccl, "last_error", lambda: "no socket interface found")
-    assert NCCL.explain_init_failure(RuntimeError("system error")) == "system error: no socket interface found"
+    assert (
+        NCCL.explain_init_failure(RuntimeError("system error"))
+        == "system error: no socket interface found"
+    )
 
 
 def test_what_nccl_says_in_several_lines_is_told_in_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -250,7 +282,9 @@ def test_the_class_that_does_the_work_is_named(world: Worlds) -> None:
 def test_an_aborted_rank_is_explained_where_the_backend_aborts() -> None:
     assert describe_exit(-signal.SIGABRT, BACKENDS["gloo"]) == "was killed by SIGABRT"
     assert describe_exit(-signal.SIGKILL, NCCL) == "was killed by SIGKILL"
-    assert describe_exit(-signal.SIGABRT, NCCL).startswith("was ended by NCCL's watchdog (SIGABRT): an operation")
+    assert describe_exit(-signal.SIGABRT, NCCL).startswith(
+        "was ended by NCCL's watchdog (SIGABRT): an operation"
+    )
 
 
 def test_what_nccl_logs_when_it_aborts_is_not_silenced(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -276,14 +310,20 @@ def choose_kernels(rank: int, size: int) -> list[bool]:
     NCCL.use_deterministic_kernels()
     fused = ("flash_sdp_enabled", "mem_efficient_sdp_enabled", "cudnn_sdp_enabled")
     cudnn = torch.backends.cudnn
-    return [cudnn.deterministic, cudnn.benchmark, *(getattr(torch.backends.cuda, each)() for each in fused)]
+    return [
+        cudnn.deterministic,
+        cudnn.benchmark,
+        *(getattr(torch.backends.cuda, each)() for each in fused),
+    ]
 
 
 def test_deterministic_kernels_are_cudnn_s_own_and_no_fused_attention() -> None:
     assert launch(choose_kernels, 1, fresh=True) == [[True, False, False, False, False]]
 
 
-def test_a_host_that_refuses_scheduling_policies_runs_ranks_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_host_that_refuses_scheduling_policies_runs_ranks_all_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     asked = []
 
     def refuse(*words: Any) -> None:

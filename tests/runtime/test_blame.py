@@ -1,4 +1,5 @@
-"""In a world that somebody else started: whoever was lost first is named, on every rank, in one line."""
+"""In a world that somebody else started: whoever was lost first is named, on every rank, in one
+line."""
 
 from __future__ import annotations
 
@@ -28,7 +29,8 @@ from playground.runtime.rendezvous.rendezvous import Rendezvous
 Fork = Callable[..., ForkedProgram]
 Networks = Callable[..., Network]
 KILLED = r"(killed by SIGKILL|ended)"
-"""Linux before 6.15 tells nobody but the parent, once that has asked; the fork server asks at once."""
+"""Linux before 6.15 tells nobody but the parent, once that has asked; the fork server asks at
+once."""
 ENDLESS = ("sgd", "--epochs", "100000", "--dataset", "digits", "--limit", "300", "--data-dir")
 
 
@@ -42,15 +44,24 @@ def told_by_ranks(err: str) -> list[str]:
     [
         ("kill", 1, KILLED + " on {host}"),
         # It serves the store: on a busy machine that may be known first.
-        ("kill", 0, f"(?:{KILLED} on {{host}}|the store at .*, which it or its torchrun served, is gone)"),
+        (
+            "kill",
+            0,
+            f"(?:{KILLED} on {{host}}|the store at .*, which it or its torchrun served, is gone)",
+        ),
         ("raise", 1, "failed on {host}: ValueError: this rank has had enough"),
         ("terminate", 1, "(ended by SIGTERM|ended) on {host}"),
         ("vanish", 2, r"(exited with code 7|ended) on {host}"),
     ],
 )
-def test_the_others_name_the_rank_that_was_lost(fork_program: Fork, how: str, culprit: int, reason: str) -> None:
-    port, lost = free_port(), f"lost rank {culprit} \\({reason.format(host=socket.gethostname())}\\)"
-    ranks = [fork_program("joined_rank", how, culprit, **by_hand(rank, 3, port)) for rank in range(3)]
+def test_the_others_name_the_rank_that_was_lost(
+    fork_program: Fork, how: str, culprit: int, reason: str
+) -> None:
+    port = free_port()
+    lost = f"lost rank {culprit} \\({reason.format(host=socket.gethostname())}\\)"
+    ranks = [
+        fork_program("joined_rank", how, culprit, **by_hand(rank, 3, port)) for rank in range(3)
+    ]
     for rank, program in enumerate(ranks):
         _, err = program.communicate(timeout=ENOUGH)
         told = told_by_ranks(err)  # besides, torch logs: in these processes it is imported already
@@ -71,7 +82,9 @@ def test_a_rank_that_has_lost_another_may_still_tidy_up(fork_program: Fork) -> N
     assert err.startswith("playground: rank 0 of 2 lost rank 1")
 
 
-def test_torchrun_reads_the_culprit_as_the_first_to_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_torchrun_reads_the_culprit_as_the_first_to_fail(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
     failures = {}
@@ -89,14 +102,24 @@ def test_torchrun_reads_the_culprit_as_the_first_to_fail(tmp_path: Path, monkeyp
     assert report.get_first_failure()[0] == 1
     assert "rank 0 of 2 lost rank 1 (failed on b: ValueError: no)" in str(report)
     monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(tmp_path / "removed" / "0.json"))
-    write_error_file(RankFailed(0, 2, "failed: ValueError: no"))  # which is no reason to fail of something else
-    assert json.loads((tmp_path / "1.json").read_text())["message"]["message"] == "rank 1 of 2 failed: ValueError: no"
+    # which is no reason to fail of something else
+    write_error_file(RankFailed(0, 2, "failed: ValueError: no"))
+    assert (
+        json.loads((tmp_path / "1.json").read_text())["message"]["message"]
+        == "rank 1 of 2 failed: ValueError: no"
+    )
 
 
 def test_how_a_process_ended_is_told_to_one_that_is_not_its_parent() -> None:
-    ends = {"kill -9 $$": "killed by SIGKILL", "exit 3": "exited with code 3", "exit 143": "ended by SIGTERM"}
+    ends = {
+        "kill -9 $$": "killed by SIGKILL",
+        "exit 3": "exited with code 3",
+        "exit 143": "ended by SIGTERM",
+    }
     for command, words in ends.items():
-        with subprocess.Popen(["sh", "-c", f"read line; {command}"], stdin=subprocess.PIPE) as process:
+        with subprocess.Popen(
+            ["sh", "-c", f"read line; {command}"], stdin=subprocess.PIPE
+        ) as process:
             pidfd = os.pidfd_open(process.pid)
             assert process.stdin
             process.stdin.close()
@@ -138,7 +161,10 @@ def has_ipv6() -> bool:
 
 
 def test_looking_at_connections_leaves_nothing_open() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()):
+    with (
+        socket.create_server(("127.0.0.1", 0)) as server,
+        socket.create_connection(server.getsockname()),
+    ):
         before = len(os.listdir("/proc/self/fd"))
         assert len([*tcp_connections()]) >= 1
         assert len(os.listdir("/proc/self/fd")) == before
@@ -161,7 +187,10 @@ def make_peer(rank: int, machine: str, pid: int = 0, port: int = 0) -> Peer:
 def test_a_rank_watches_its_neighbours_on_other_hosts() -> None:
     """So each is watched from two sides, however many there are."""
     servers = [socket.create_server(("127.0.0.1", 0)) for _ in range(4)]
-    peers = [make_peer(rank, f"{rank}", port=server.getsockname()[1]) for rank, server in enumerate(servers)]
+    peers = [
+        make_peer(rank, f"{rank}", port=server.getsockname()[1])
+        for rank, server in enumerate(servers)
+    ]
     ends = PeerEnds(peers[0], peers)
     assert sorted(peer.rank for peer in ends.sources.values()) == [1, 3]
     ends.wakeup.close()
@@ -180,7 +209,9 @@ def test_a_rank_that_ended_before_it_was_watched_is_missed() -> None:
     ends.close()
 
 
-@pytest.mark.parametrize(("rank", "words"), [(0, "lost rank 1 (killed)"), (1, "was given up by the others: killed")])
+@pytest.mark.parametrize(
+    ("rank", "words"), [(0, "lost rank 1 (killed)"), (1, "was given up by the others: killed")]
+)
 def test_a_rank_that_was_given_up_is_told_so(rank: int, words: str) -> None:
     env = RankEnv(rank=rank, size=2, local_rank=rank, local_size=2, rendezvous=Rendezvous())
     watch = PeerWatch(env, 1.0, 1.0, lambda: None)
@@ -192,7 +223,9 @@ def start_training(network: Network, data_dir: Path) -> list[subprocess.Popen[st
     """Two ranks on each host, in their first epoch or later."""
     started = [host.torchrun(2, *ENDLESS, data_dir) for host in network.hosts]
     assert started[0].stdout
-    assert any(re.match(r"\s*(epoch)?\s*1\s", line) for line in started[0].stdout), started[0].communicate()
+    assert any(re.match(r"\s*(epoch)?\s*1\s", line) for line in started[0].stdout), started[
+        0
+    ].communicate()
     return started
 
 
@@ -206,7 +239,9 @@ def find_rank(host: Host, rank: int) -> int:
 @pytest.mark.stress
 @pytest.mark.parametrize("time_", range(5))
 @pytest.mark.parametrize("culprit", range(4))
-def test_a_killed_rank_is_named_first_on_every_host(hosts: Networks, data_dir: Path, culprit: int, time_: int) -> None:
+def test_a_killed_rank_is_named_first_on_every_host(
+    hosts: Networks, data_dir: Path, culprit: int, time_: int
+) -> None:
     network = hosts(2)
     started = start_training(network, data_dir)
     home = network.hosts[culprit // 2]
@@ -226,7 +261,9 @@ def test_a_killed_rank_is_named_first_on_every_host(hosts: Networks, data_dir: P
 @pytest.mark.stress
 def test_a_rank_that_is_busy_elsewhere_is_ended_after_a_loss(fork_program: Fork) -> None:
     port = free_port()
-    busy, killed, waiting = (fork_program("joined_rank", "hang", 0, **by_hand(rank, 3, port)) for rank in range(3))
+    busy, killed, waiting = (
+        fork_program("joined_rank", "hang", 0, **by_hand(rank, 3, port)) for rank in range(3)
+    )
     assert busy.stdout.readline() == "now\n"
     killed.send_signal(signal.SIGKILL)
     for program in (waiting, busy):

@@ -22,6 +22,8 @@ def test_the_lines_of_all_ranks_are_counted(pytester: pytest.Pytester) -> None:
             assert world(2).run(say_who) == ["first", "second"]
         """
     )
-    result = pytester.runpytest_subprocess("-q", f"--cov={module.stem}", "--cov-report=term-missing")
+    result = pytester.runpytest_subprocess(
+        "-q", f"--cov={module.stem}", "--cov-report=term-missing"
+    )
     result.assert_outcomes(passed=1)
     result.stdout.fnmatch_lines(["test_counted.py * 0 * 100%*"])

@@ -1,4 +1,5 @@
-"""Diagnoses of wrong programs, one of each kind, and of random ones, run on an abstract gloo until it stands still."""
+"""Diagnoses of wrong programs, one of each kind, and of random ones, run on an abstract gloo until
+it stands still."""
 
 from __future__ import annotations
 
@@ -24,7 +25,14 @@ from random_programs import (
 )
 from torch.distributed import HashStore
 
-from playground.runtime.flight_recorder import BACKWARD, NEW_GROUP, UNASKED, Doing, Operation, RankState
+from playground.runtime.flight_recorder import (
+    BACKWARD,
+    NEW_GROUP,
+    UNASKED,
+    Doing,
+    Operation,
+    RankState,
+)
 from playground.runtime.flight_recorder.box import Box
 from playground.runtime.flight_recorder.diagnosis import diagnose, find_mismatch
 from playground.runtime.flight_recorder.exchange import Exchange
@@ -36,7 +44,9 @@ def run(*programs: Sequence[Operation]) -> list[RankState]:
     steps = []
     for calls in programs:
         lines = [f"train.py:{number} in step" for number, _ in enumerate(calls, 1)]
-        steps.append([Step(replace(call, line=line), line) for call, line in zip(calls, lines, strict=True)])
+        steps.append(
+            [Step(replace(call, line=line), line) for call, line in zip(calls, lines, strict=True)]
+        )
     gloo = AbstractGloo(steps)
     for _ in stand_still(gloo, random.Random(0)):
         pass
@@ -46,7 +56,9 @@ def run(*programs: Sequence[Operation]) -> list[RankState]:
 SUM, BARRIER = collective("all_reduce"), collective("barrier")
 ROOT_0, ROOT_1 = collective("broadcast", peer=0), collective("broadcast", peer=1)
 SUM_3, BARRIER_3, GROUP_3 = (collective(name, 3) for name in ("all_reduce", "barrier", NEW_GROUP))
-SUM_4, BARRIER_4, BACKWARD_4, GROUP_4 = (collective(name, 4) for name in ("all_reduce", "barrier", BACKWARD, NEW_GROUP))
+SUM_4, BARRIER_4, BACKWARD_4, GROUP_4 = (
+    collective(name, 4) for name in ("all_reduce", "barrier", BACKWARD, NEW_GROUP)
+)
 
 
 @pytest.mark.parametrize(
@@ -59,12 +71,16 @@ SUM_4, BARRIER_4, BACKWARD_4, GROUP_4 = (collective(name, 4) for name in ("all_r
         ([[BACKWARD_4], [BACKWARD_4], [SUM_4], [BACKWARD_4]], "different collectives", (2,),
          "rank 2 is in all_reduce (train.py:1) where ranks 0-1, 3 are in DDP's backward (:1)"),
         ([[ROOT_0], [ROOT_1]], "different roots", (0, 1),
-         "rank 0 is in broadcast from rank 0 (train.py:1) where rank 1 is in broadcast from rank 1 (:1)"),
+         "rank 0 is in broadcast from rank 0 (train.py:1) where rank 1 is in broadcast from rank 1 "
+         "(:1)"),
         ([[replace(SUM, shape=(4, 2))], [replace(SUM, shape=(4, 3))]], "different shapes", (0, 1),
-         "rank 0 is in all_reduce of shape [4, 2] (train.py:1) where rank 1 is in all_reduce of shape [4, 3] (:1)"),
+         "rank 0 is in all_reduce of shape [4, 2] (train.py:1) where rank 1 is in all_reduce of "
+         "shape [4, 3] (:1)"),
         ([[SUM_3], [SUM_3], [replace(SUM_3, dtype="float64")]], "different dtypes", (2,),
-         "rank 2 is in all_reduce of float64 (train.py:1) where ranks 0-1 are in all_reduce of float32 (:1)"),
-        ([[SUM_3], [SUM_3], [collective("all_reduce", group=(1, 2), number=1)]], "different groups", (1, 2),
+         "rank 2 is in all_reduce of float64 (train.py:1) where ranks 0-1 are in all_reduce of "
+         "float32 (:1)"),
+        ([[SUM_3], [SUM_3], [collective("all_reduce", group=(1, 2), number=1)]], "different groups",
+        (1, 2),
          "rank 2 is in all_reduce of group 1 (ranks 1-2) (train.py:1) "
          "where ranks 0-1 are in all_reduce of group 0 (ranks 0-2) (:1)"),
         ([[GROUP_4, SUM_4], [GROUP_4, SUM_4], [SUM_4], [SUM_4]], "a group not made by all", (2, 3),
@@ -84,10 +100,12 @@ SUM_4, BARRIER_4, BACKWARD_4, GROUP_4 = (collective(name, 4) for name in ("all_r
         ([[send((rank + 1) % 3, 3)] for rank in range(3)], "send against send", (0, 1, 2),
          "rank 0 is in send to rank 1 (train.py:1) where rank 2 is in send to rank 0 (:1)"),
         ([[send(1, tag=5)], [receive(0, tag=6)]], "wrong tag", (0, 1),
-         "rank 0 is in send to rank 1 with tag 5 (train.py:1) where rank 1 is in recv from rank 0 with tag 6 (:1)"),
+         "rank 0 is in send to rank 1 with tag 5 (train.py:1) where rank 1 is in recv from rank 0 "
+         "with tag 6 (:1)"),
         ([[send(2, 3), SUM_3], [receive(0, 3), SUM_3], [SUM_3]], "wrong peer", (0, 2),
          "rank 0 is in send to rank 2 (train.py:1) where rank 1 is in recv from rank 0 (:1)"),
-        ([[SUM_3], [replace(BARRIER_3, raised="ValueError: no")], [SUM_3]], "a collective in `finally`", (1,),
+        ([[SUM_3], [replace(BARRIER_3, raised="ValueError: no")], [SUM_3]], "a collective in "
+                                                                            "`finally`", (1,),
          "rank 1 is in barrier (train.py:1) where ranks 0, 2 are in all_reduce (:1)"),
         ([[receive(None, 3), SUM_3], [SUM_3], [SUM_3]], "a rank that does not take part", (0, 1, 2),
          "rank 0 is in recv from anyone (train.py:1) where ranks 1-2 are in all_reduce (:1)"),
@@ -116,16 +134,25 @@ def test_one_of_each_kind_is_told_apart(
         ({"doing": Doing.DEAD, "end": "was killed by SIGKILL"}, "dead",
          "rank 2 was killed by SIGKILL while ranks 0-1 are in all_reduce (train.py:1)"),
         ({"may_act": "what thread Timer does"}, "a rank that does not take part",
-         "probably a deadlock: rank 2 is in recv from rank 0 (train.py:1) where ranks 0-1\nare in all_reduce (:1)"),
+         "probably a deadlock: rank 2 is in recv from rank 0 (train.py:1) where ranks 0-1\nare in "
+         "all_reduce (:1)"),
         ({"moves": True}, "a rank that does not take part",
-         "probably a deadlock: rank 2 is in recv from rank 0 (train.py:1) where ranks 0-1\nare in all_reduce (:1)"),
+         "probably a deadlock: rank 2 is in recv from rank 0 (train.py:1) where ranks 0-1\nare in "
+         "all_reduce (:1)"),
     ],
 )  # fmt: skip
-def test_nothing_is_proved_while_a_rank_may_act(changed: dict[str, Any], kind: str, sentence: str) -> None:
+def test_nothing_is_proved_while_a_rank_may_act(
+    changed: dict[str, Any], kind: str, sentence: str
+) -> None:
     *others, last = run([SUM_3], [SUM_3], [receive(0, 3)])
     found = diagnose([*others, replace(last, **changed)])
     assert found
-    assert (found.kind, 2 in found.culprits, found.proved, found.sentence) == (kind, True, False, sentence)
+    assert (found.kind, 2 in found.culprits, found.proved, found.sentence) == (
+        kind,
+        True,
+        False,
+        sentence,
+    )
 
 
 def test_a_deadlock_is_asked_for_again_after_a_rank_has_moved() -> None:
@@ -180,7 +207,11 @@ def test_no_code_runs_that_a_stranger_has_written_to_the_store() -> None:
 def test_an_operation_that_may_give_up_proves_nothing() -> None:
     found = diagnose(run([replace(SUM, may_give_up=True)], [receive(0)]))
     assert found
-    assert (found.kind, found.culprits, found.proved) == ("a rank that does not take part", (0, 1), False)
+    assert (found.kind, found.culprits, found.proved) == (
+        "a rank that does not take part",
+        (0, 1),
+        False,
+    )
 
 
 def test_a_rank_that_is_not_seen_may_act() -> None:
@@ -191,14 +222,19 @@ def test_a_rank_that_is_not_seen_may_act() -> None:
 
 def test_functions_of_one_algorithm_meet() -> None:
     states = run([collective("all_gather")], [collective("all_gather_into_tensor")])
-    states = [replace(state, doing=Doing.IN_OPERATION, waits_for=state.operations[0]) for state in states]
+    states = [
+        replace(state, doing=Doing.IN_OPERATION, waits_for=state.operations[0]) for state in states
+    ]
     found = diagnose(states)
     assert found
     assert (found.kind, found.proved) == ("in progress", False)
 
 
 def test_what_all_have_called_is_in_progress() -> None:
-    states = [replace(state, doing=Doing.IN_OPERATION, waits_for=state.operations[0]) for state in run([SUM], [SUM])]
+    states = [
+        replace(state, doing=Doing.IN_OPERATION, waits_for=state.operations[0])
+        for state in run([SUM], [SUM])
+    ]
     found = diagnose(states)
     assert found
     assert (found.kind, found.culprits, found.proved) == ("in progress", (), False)
@@ -227,7 +263,9 @@ def test_a_table_is_no_wider_than_a_terminal() -> None:
             rank=rank,
             doing=Doing.IN_OPERATION,
             waits_for=(
-                call := collective(("barrier", "all_gather_into_tensor")[rank % 2], 64, index=123456, line=line)
+                call := collective(
+                    ("barrier", "all_gather_into_tensor")[rank % 2], 64, index=123456, line=line
+                )
             ),
             operations=(call,),
             counts={call.channel: call.index + 1},
@@ -247,13 +285,17 @@ def test_a_table_is_no_wider_than_a_terminal() -> None:
     ("calls", "kind", "culprits", "sentence"),
     [
         ([SUM_3, SUM_3, replace(SUM_3, dtype="int32")], "different dtypes", (2,),
-         "rank 2 has called all_reduce of int32 (train.py:1) where ranks 0-1 have called all_reduce of float32 (:1)"),
+         "rank 2 has called all_reduce of int32 (train.py:1) where ranks 0-1 have called "
+         "all_reduce of float32 (:1)"),
         ([collective("broadcast", 3, peer=root) for root in (0, 0, 1)], "different roots", (2,),
-         "rank 2 has called broadcast from rank 1 (train.py:1) where ranks 0-1 have called broadcast from rank 0 (:1)"),
-        ([replace(SUM_3, shape=shape) for shape in ((2, 3), (3, 2), (3, 2))], "different shapes", (0,),
+         "rank 2 has called broadcast from rank 1 (train.py:1) where ranks 0-1 have called "
+         "broadcast from rank 0 (:1)"),
+        ([replace(SUM_3, shape=shape) for shape in ((2, 3), (3, 2), (3, 2))], "different shapes",
+        (0,),
          "rank 0 has called all_reduce of shape [2, 3] (train.py:1) "
          "where ranks 1-2 have called all_reduce of shape [3, 2] (:1)"),
-        ([send(1, 3, shape=(4,), dtype="float32"), receive(0, 3, shape=(3,), dtype="float32"), BARRIER_3],
+        ([send(1, 3, shape=(4,), dtype="float32"), receive(0, 3, shape=(3,), dtype="float32"),
+        BARRIER_3],
          "different sizes", (0, 1),
          "rank 0 has called send to rank 1 of float32[4] (train.py:1) "
          "where rank 1 has called recv from rank 0 of float32[3] (:1)"),
@@ -275,7 +317,10 @@ def test_the_first_difference_is_told() -> None:
     wrong = replace(SUM, dtype="int32")
     states = run([SUM, SUM, BARRIER], [SUM, wrong, wrong])
     timed = [
-        replace(state, operations=tuple(replace(one, issued=float(one.index)) for one in state.operations))
+        replace(
+            state,
+            operations=tuple(replace(one, issued=float(one.index)) for one in state.operations),
+        )
         for state in states
     ]
     found = find_mismatch(timed)
@@ -285,14 +330,18 @@ def test_the_first_difference_is_told() -> None:
 
 def test_what_need_not_be_equal_is_no_difference() -> None:
     group = collective(NEW_GROUP)
-    assert find_mismatch(run([replace(group, members=(0,))], [replace(group, members=(1,))])) is None
+    assert (
+        find_mismatch(run([replace(group, members=(0,))], [replace(group, members=(1,))])) is None
+    )
     long, short = ({"shape": (length,), "dtype": "float32"} for length in (4, 3))
-    receives = [receive(None, 3, **short), receive(1, 3, **long)]  # the first took the first message from rank 1
+    # the first took the first message from rank 1
+    receives = [receive(None, 3, **short), receive(1, 3, **long)]
     assert find_mismatch(run(receives, [send(0, 3, **short), send(0, 3, **long)], [])) is None
 
 
 def look_at_right_programs(number: int, share: float, rng: random.Random) -> int:
-    """Run so many random programs, and look at this share of the moments; return how many there were."""
+    """Run so many random programs, and look at this share of the moments; return how many there
+    were."""
     looks = 0
     for _ in range(number):
         gloo = AbstractGloo(write_programs(rng.randint(2, 5), rng))
@@ -300,9 +349,13 @@ def look_at_right_programs(number: int, share: float, rng: random.Random) -> int
             if rng.random() < share:
                 states = gloo.states()
                 found = diagnose(states)
-                assert found is None or (found.kind in ("straggler", "in progress") and not found.proved), str(found)
+                assert found is None or (
+                    found.kind in ("straggler", "in progress") and not found.proved
+                ), str(found)
                 rank = rng.choice(gloo.ranks)
-                states[rank] = replace(states[rank], doing=rng.choice((Doing.STOPPED, Doing.DEAD)), waits_for=None)
+                states[rank] = replace(
+                    states[rank], doing=rng.choice((Doing.STOPPED, Doing.DEAD)), waits_for=None
+                )
                 found = diagnose(states)
                 assert found is not None
                 assert not found.proved
@@ -322,8 +375,8 @@ def test_many_right_programs_are_never_in_a_deadlock() -> None:
 
 
 def test_wrong_programs_are_diagnosed() -> None:
-    """At least 98 % of those that stand still get a kind that is right, and the culprit is named: in at least 90 %
-    alone or with the other end of a wait, otherwise with all in a circle."""
+    """At least 98 % of those that stand still get a kind that is right, and the culprit is named:
+    in at least 90 % alone or with the other end of a wait, otherwise with all in a circle."""
     rng = random.Random(0)
     rates = {how: Counter[str]() for how in MISTAKES}
     for how, count in rates.items():

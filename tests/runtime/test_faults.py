@@ -1,4 +1,5 @@
-"""Faults of whole runs, as processes of their own: Ctrl-C, SIGTERM, a killed parent or rank, many runs at once."""
+"""Faults of whole runs, as processes of their own: Ctrl-C, SIGTERM, a killed parent or rank, many
+runs at once."""
 
 from __future__ import annotations
 
@@ -12,18 +13,39 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from processes import ENOUGH, is_first_epoch, listening, session_ends, session_members, wait_until_begun
+from processes import (
+    ENOUGH,
+    is_first_epoch,
+    listening,
+    session_ends,
+    session_members,
+    wait_until_begun,
+)
 from programs import ForkedProgram
 
 Start = Callable[..., "subprocess.Popen[str]"]
 Fork = Callable[..., ForkedProgram]
 TRAINING = ("sgd", "-n", "3", "--epochs", "100000", "--dataset", "digits", "--data-dir")
-MEASURING = ("bench", "-n", "3", "-b", "1M", "-e", "1M", "--algorithm", "backend", "--iterations", "100000")
-"""Goes on for minutes, too, and starts in half the time: the optimizer of PyTorch imports its compiler."""
+MEASURING = (
+    "bench",
+    "-n",
+    "3",
+    "-b",
+    "1M",
+    "-e",
+    "1M",
+    "--algorithm",
+    "backend",
+    "--iterations",
+    "100000",
+)
+"""Goes on for minutes, too, and starts in half the time: the optimizer of PyTorch imports its
+compiler."""
 
 
 def wait_for_ranks(process: subprocess.Popen[str] | ForkedProgram, count: int) -> list[int]:
-    """The ranks of a run: what the fork server has forked, as soon as they are `count` and meet each other."""
+    """The ranks of a run: what the fork server has forked, as soon as they are `count` and meet
+    each other."""
     deadline = time.monotonic() + ENOUGH
     while time.monotonic() < deadline:
         members = [int(pid) for pid in session_members(process.pid)]
@@ -50,7 +72,9 @@ def first_epoch(process: ForkedProgram) -> None:
 
 
 @pytest.mark.parametrize("moment", [0.3, "training"])
-def test_ctrl_c_at_any_moment(moment: float | str, start_cli: Start, fork_program: Fork, data_dir: Path) -> None:
+def test_ctrl_c_at_any_moment(
+    moment: float | str, start_cli: Start, fork_program: Fork, data_dir: Path
+) -> None:
     process: Any
     if isinstance(moment, float):
         process = start_cli(*TRAINING, data_dir)
@@ -80,20 +104,31 @@ except KeyboardInterrupt:
 
 
 def test_the_exit_code_after_ctrl_c_is_the_program_s(tmp_path: Path) -> None:
-    """Also if it came while Python ran code that it was given as text, as it does wherever a dataclass is made."""
+    """Also if it came while Python ran code that it was given as text, as it does wherever a
+    dataclass is made."""
     (tmp_path / "program.py").write_text(INTERRUPTED_IN_TEXT)
     assert subprocess.run([sys.executable, "-m", "program"], cwd=tmp_path).returncode == 130
 
 
-DROPPING = "import os\ntry: os.kill(os.getpid(), {}), [None for _ in range(10**6)]\nexcept BaseException: pass"
+DROPPING = (
+    "import os\ntry: os.kill(os.getpid(), {}), [None for _ in range(10**6)]\nexcept "
+    "BaseException: pass"
+)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_is_heard_in_an_import_that_drops_exceptions(number: signal.Signals, tmp_path: Path) -> None:
-    """As that of torch does, whose C++ imports numpy, and continues without it if that raises one."""
+def test_a_signal_is_heard_in_an_import_that_drops_exceptions(
+    number: signal.Signals, tmp_path: Path
+) -> None:
+    """As that of torch does, whose C++ imports numpy, and continues without it if that raises
+    one."""
     (tmp_path / "dropping.py").write_text(DROPPING.format(number.value))
-    program = "from playground.runtime import signals; signals.handle_termination(); import dropping"
-    ended = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, stderr=subprocess.PIPE, timeout=ENOUGH)
+    program = (
+        "from playground.runtime import signals; signals.handle_termination(); import dropping"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path, stderr=subprocess.PIPE, timeout=ENOUGH
+    )
     assert ended.returncode == 128 + number
     assert ended.stderr == b"playground: interrupted\n" * (number == signal.SIGINT)
 
@@ -109,7 +144,8 @@ def test_the_death_of_the_parent_takes_all_along(fork_program: Fork) -> None:
 def test_a_run_listens_on_loopback_only_and_a_killed_rank_ends_it(fork_program: Fork) -> None:
     process = fork_program("playground", *MEASURING)
     ranks = wait_for_ranks(process, 3)
-    assert listening(map(int, session_members(process.pid))) == {"0100007F"}  # 127.0.0.1 as the kernel writes it
+    # 127.0.0.1 as the kernel writes it
+    assert listening(map(int, session_members(process.pid))) == {"0100007F"}
     os.kill(ranks[1], signal.SIGKILL)
     _, err = process.communicate(timeout=ENOUGH)
     assert process.returncode == 1

@@ -1,4 +1,5 @@
-"""Files in folders that others write to: what is the user's is left alone, and what is another's is not followed."""
+"""Files in folders that others write to: what is the user's is left alone, and what is another's is
+not followed."""
 
 from __future__ import annotations
 
@@ -13,7 +14,14 @@ import pytest
 from processes import ENOUGH
 
 from playground.runtime import UsageError
-from playground.runtime.files import MARK, PREFIX, create, replace_files, temporary_folder, write_file
+from playground.runtime.files import (
+    MARK,
+    PREFIX,
+    create,
+    replace_files,
+    temporary_folder,
+    write_file,
+)
 from playground.trace.files import Recordings
 from playground.trace.record.recorder import Recorder
 
@@ -55,11 +63,14 @@ def names(folder: Path) -> set[str]:
 def test_what_a_killed_process_leaves_is_removed_and_nothing_else(place: Path) -> None:
     (place / "playground-notes").mkdir()
     (place / "playground-notes" / "file").write_text("mine")
-    with subprocess.Popen([sys.executable, "-c", HOLD], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLD], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as other:
         assert other.stdout
         theirs = Path(os.fsdecode(other.stdout.readline().strip()))
         with temporary_folder("test") as ours, temporary_folder("test") as another:
-            assert {theirs, ours, another} < {*place.iterdir()}  # one whose process is alive is left alone
+            # one whose process is alive is left alone
+            assert {theirs, ours, another} < {*place.iterdir()}
         other.kill()
         other.wait(ENOUGH)
         assert theirs.exists()
@@ -70,7 +81,9 @@ def test_what_a_killed_process_leaves_is_removed_and_nothing_else(place: Path) -
 
 
 def test_what_a_killed_download_leaves_is_removed_and_never_moved_to_the_data(place: Path) -> None:
-    with subprocess.Popen([sys.executable, "-c", FETCH, str(place)], stdout=subprocess.PIPE) as other:
+    with subprocess.Popen(
+        [sys.executable, "-c", FETCH, str(place)], stdout=subprocess.PIPE
+    ) as other:
         assert other.stdout
         assert other.stdout.readline() == b"fetched\n"
         other.kill()
@@ -94,12 +107,15 @@ def test_a_mark_that_is_a_link_removes_nothing(place: Path) -> None:
     assert all((place / folder / "diary").exists() for folder in ("playground-linked", "mine"))
 
 
-needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can take the place of other users")
+needs_root = pytest.mark.skipif(
+    os.geteuid() != 0, reason="only root can take the place of other users"
+)
 
 
 @pytest.fixture
 def shared() -> Iterator[Path]:
-    """A folder that everybody may write to, with a file of the victim's, and links to it of another user's."""
+    """A folder that everybody may write to, with a file of the victim's, and links to it of another
+    user's."""
     with temporary_folder("shared") as folder:
         folder.chmod(0o1777)
         (folder / "diary").write_text("dear diary")
@@ -140,7 +156,9 @@ def test_another_users_links_are_not_written_through(user: int, shared: Path) ->
         refused = [
             lambda: write_file(shared / "run.svg", b"picture"),
             lambda: Recordings(shared / "run.svg"),
-            lambda: Recordings(shared / "run.html").make_folder(is_shared=True),  # a rank that joins a world
+            lambda: Recordings(shared / "run.html").make_folder(
+                is_shared=True
+            ),  # a rank that joins a world
         ]
         if user:  # root removes what is in the way
             refused.append(lambda: Recordings(shared / "run.html").make_folder(is_shared=False))
@@ -151,7 +169,11 @@ def test_another_users_links_are_not_written_through(user: int, shared: Path) ->
     assert (shared / "diary").read_text() == "dear diary"
     if not user:
         Recordings(shared / "run.html").make_folder(is_shared=False)
-        assert (folder.stat().st_uid, folder.stat().st_mode & 0o777, names(folder)) == (0, 0o700, set())
+        assert (folder.stat().st_uid, folder.stat().st_mode & 0o777, names(folder)) == (
+            0,
+            0o700,
+            set(),
+        )
 
 
 @needs_root

@@ -91,7 +91,12 @@ def another_group(rank: int, size: int) -> None:
     ],
 )
 def test_a_deadlock_is_proved(
-    fn: Callable[..., None], size: int, kind: str, culprits: tuple[int, ...], line: str, world: Worlds
+    fn: Callable[..., None],
+    size: int,
+    kind: str,
+    culprits: tuple[int, ...],
+    line: str,
+    world: Worlds,
 ) -> None:
     with pytest.raises(Deadlock) as caught:
         world(size, timeout=FOREVER).run(fn)
@@ -133,12 +138,15 @@ def gives_up(rank: int, size: int, wait: Callable[[timedelta], None]) -> str:
 
 
 @pytest.mark.parametrize("wait", [wait_for_a_message, wait_in_a_group_of_its_own])
-def test_a_time_limit_of_the_programs_own_is_no_deadlock(wait: Callable[[timedelta], None], world: Worlds) -> None:
+def test_a_time_limit_of_the_programs_own_is_no_deadlock(
+    wait: Callable[[timedelta], None], world: Worlds
+) -> None:
     assert world(2, timeout=FOREVER).run(gives_up, wait) == ["gave up", "returned"]
 
 
 def has_sent_before(rank: int, size: int) -> float:
-    """Two messages are under way before either is received, and the tags are received in another order."""
+    """Two messages are under way before either is received, and the tags are received in another
+    order."""
     tensors = [torch.full((1,), 10.0 * tag) for tag in (1, 2)]
     if rank == 0:
         works = [dist.isend(tensor, 1, tag=tag) for tag, tensor in enumerate(tensors)]
@@ -167,7 +175,9 @@ def is_continued(rank: int, size: int) -> float:
         (is_continued, [2.0, 2.0]),
     ],
 )
-def test_what_may_go_on_is_no_deadlock(fn: Callable[..., object], results: list[object], world: Worlds) -> None:
+def test_what_may_go_on_is_no_deadlock(
+    fn: Callable[..., object], results: list[object], world: Worlds
+) -> None:
     assert world(2, timeout=FOREVER).run(fn) == results
 
 
@@ -195,7 +205,11 @@ def test_what_a_rank_did_before_gloo_aborted_it_is_known(world: Worlds) -> None:
         world(2, fresh=True).run(aborts)
     found = caught.value.diagnosis
     assert found is not None
-    assert (found.kind, found.culprits, found.line) == ("different sizes", (0, 1), line_of(aborts, 3))
+    assert (found.kind, found.culprits, found.line) == (
+        "different sizes",
+        (0, 1),
+        line_of(aborts, 3),
+    )
 
 
 DESCRIPTION = (SEND, SEND, (0, 1), "float32", 1, 7, 0, ())
@@ -304,7 +318,10 @@ def test_only_so_many_sizes_and_classes_are_told_apart() -> None:
             box.call(known, 1, False, (2,) * 8)
     state = view.read()
     assert {each.shape for each in state.operations} == {(2, 2, 2, 2, 2, 8)}
-    assert [each.raised for each in state.operations][-3:] == [f"Error{MOST_RAISED - 1}", *["BaseException"] * 2]
+    assert [each.raised for each in state.operations][-3:] == [
+        f"Error{MOST_RAISED - 1}",
+        *["BaseException"] * 2,
+    ]
 
 
 def test_a_process_that_is_stopped_or_goes_on_is_none_that_stands_still() -> None:
@@ -334,7 +351,9 @@ def test_data_is_under_way_if_either_look_has_seen_it() -> None:
         busy = replace(quiet, **changed)
         assert [compare(*looks) for looks in ((busy, quiet), (quiet, busy))] == [("", True)] * 2
     acts = replace(quiet, may_act="what it does")
-    assert [compare(*looks) for looks in ((acts, quiet), (quiet, acts))] == [("what it does", False)] * 2
+    assert [compare(*looks) for looks in ((acts, quiet), (quiet, acts))] == [
+        ("what it does", False)
+    ] * 2
     assert compare(quiet, quiet) == ("", False)
     assert compare(quiet, replace(quiet, ticks=(b"1/0",))) == ("what its threads compute", False)
     assert compare(None, quiet)[1]
@@ -397,7 +416,9 @@ def send_by_the_group_and_by_its_backend(rank: int, size: int) -> None:
     assert read_own().unnamed == f"what it has called by {'recv' if rank else 'send'} of a backend"
 
 
-@pytest.mark.parametrize("fn", [call_in_many_ways, call_inside_backward, send_by_the_group_and_by_its_backend])
+@pytest.mark.parametrize(
+    "fn", [call_in_many_ways, call_inside_backward, send_by_the_group_and_by_its_backend]
+)
 def test_what_a_rank_calls_is_what_its_box_says(fn: Callable[..., None], world: Worlds) -> None:
     world(2).run(fn)
 
@@ -408,7 +429,10 @@ def test_threads_that_call_at_the_same_time_are_all_counted() -> None:
     known = box.describe("send", DESCRIPTION)
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
-    threads = [threading.Thread(target=lambda: [box.call(known, 1, False) for _ in range(5000)]) for _ in range(4)]
+    threads = [
+        threading.Thread(target=lambda: [box.call(known, 1, False) for _ in range(5000)])
+        for _ in range(4)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -417,7 +441,8 @@ def test_threads_that_call_at_the_same_time_are_all_counted() -> None:
     state = View(os.getpid(), box.file).read()
     assert state.counts == {(SEND, (0, 1), 1, 7, 0): 20_000}
     assert len({each.index for each in state.operations}) == len(state.operations)
-    assert 2048 - len(threads) < len(state.operations) <= 2048  # a thread held up in a call writes over a later one's
+    # a thread held up in a call writes over a later one's
+    assert 2048 - len(threads) < len(state.operations) <= 2048
 
 
 def test_a_box_cannot_write_to_a_terminal() -> None:
@@ -437,7 +462,8 @@ def make_file(content: bytes) -> int:
 def test_a_box_of_another_version_and_half_a_box_are_told_apart() -> None:
     with pytest.raises(ValueError, match="another version"):
         View(os.getpid(), make_file(b"PLAYBOX0"))
-    half = make_file(struct.pack("<9q", MAGIC, os.getpid(), 0, 2, 1, 0, 5, 4, 100))  # of five operations none is there
+    # of five operations none is there
+    half = make_file(struct.pack("<9q", MAGIC, os.getpid(), 0, 2, 1, 0, 5, 4, 100))
     state = View(os.getpid(), half).read()
     assert (state.operations, state.counts) == ((), {})
 
@@ -476,7 +502,11 @@ def wait_for_ranks_in(operation: str, pid: int, count: int) -> None:
     deadline = time.monotonic() + ENOUGH
     while time.monotonic() < deadline:
         states = [box.read() for box in find_boxes(list_family(pid)) if box.world]
-        waits = (state.waits_for for state in states if state.doing == Doing.IN_OPERATION and state.since > 0.3)
+        waits = (
+            state.waits_for
+            for state in states
+            if state.doing == Doing.IN_OPERATION and state.since > 0.3
+        )
         if sum(wait is not None and wait.name == operation for wait in waits) == count:
             return
         time.sleep(0.1)
@@ -491,7 +521,9 @@ def test_a_run_is_asked_why_it_stands_still(
     program = fork_program(SCRIPT)
     wait_for_ranks_in("all_reduce", program.pid, 2)
     told = run_cli("why", program.pid).out
-    assert told.startswith(f"rank 0 is in the program while ranks 1-2 are in all_reduce ({SCRIPT}.py:9)\n")
+    assert told.startswith(
+        f"rank 0 is in the program while ranks 1-2 are in all_reduce ({SCRIPT}.py:9)\n"
+    )
 
 
 def test_a_process_that_is_none_of_ours_is_refused_in_a_line(run_cli: Callable[..., Any]) -> None:

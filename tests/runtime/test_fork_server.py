@@ -1,4 +1,5 @@
-"""The fork server and its client: processes, their ends, and a server that cannot give any. None here imports torch."""
+"""The fork server and its client: processes, their ends, and a server that cannot give any. None
+here imports torch."""
 
 from __future__ import annotations
 
@@ -27,7 +28,8 @@ Begin = Callable[..., ForkServerClient]
 
 @pytest.fixture
 def begin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Begin]:
-    """`begin(name=source, …)`: this process's fork server from now on, which imports modules of these sources."""
+    """`begin(name=source, …)`: this process's fork server from now on, which imports modules of
+    these sources."""
     clients = []
 
     def begin(**sources: str) -> ForkServerClient:
@@ -90,10 +92,14 @@ def test_a_child_of_the_launcher_does_not_keep_the_server_alive(begin: Begin) ->
         os.waitpid(child, 0)
 
 
-def test_a_server_that_is_stopped_while_it_is_asked_is_named(begin: Begin, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_that_is_stopped_while_it_is_asked_is_named(
+    begin: Begin, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(server, "STOPPED_LOOKS", 1)
     client = begin(busy="import os; os.kill(os.getpid(), 19)")
-    with pytest.raises(ForkServerFailed, match=f"is stopped .SIGSTOP.: kill -CONT {client.pid} lets it go on"):
+    with pytest.raises(
+        ForkServerFailed, match=f"is stopped .SIGSTOP.: kill -CONT {client.pid} lets it go on"
+    ):
         client.fork([])
 
 
@@ -124,7 +130,9 @@ def stranger() -> Iterator[subprocess.Popen[bytes]]:
         process.kill()
 
 
-def test_a_server_that_cannot_even_answer_is_explained(begin: Begin, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_that_cannot_even_answer_is_explained(
+    begin: Begin, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(server, "END_LIMIT", 0.3)
     client = begin()
     assert server.ForkedProcess(len, ("",)).join(ENOUGH) == 0
@@ -138,7 +146,8 @@ def test_a_signal_reaches_a_process_and_not_whoever_has_got_its_number(
 ) -> None:
     begin()
     process = server.ForkedProcess(time.sleep, (60,))
-    process.pid = stranger.pid  # as after the process has ended and as many others have been started
+    # as after the process has ended and as many others have been started
+    process.pid = stranger.pid
     process.kill()
     process.join(ENOUGH)
     assert process.exitcode == -signal.SIGKILL
@@ -147,12 +156,15 @@ def test_a_signal_reaches_a_process_and_not_whoever_has_got_its_number(
     assert stranger.poll() is None
 
 
-def test_an_inheritable_descriptor_of_the_launcher_s_is_not_open_in_its_processes(begin: Begin) -> None:
+def test_an_inheritable_descriptor_of_the_launcher_s_is_not_open_in_its_processes(
+    begin: Begin,
+) -> None:
     with open(os.devnull) as null:
         os.dup2(null.fileno(), 250, inheritable=True)
     try:
         begin()
-        process = server.ForkedProcess(os.fstat, (250,))  # which fails, and so the process exits with 1
+        # which fails, and so the process exits with 1
+        process = server.ForkedProcess(os.fstat, (250,))
         process.join(ENOUGH)
         assert process.exitcode == 1
     finally:
@@ -165,7 +177,9 @@ def test_a_descriptor_beyond_the_limit_is_inheritable_as_before() -> None:
         os.dup2(null.fileno(), 400, inheritable=True)
         try:
             resource.setrlimit(resource.RLIMIT_NOFILE, (400, most))
-            pid = server.spawn(["/bin/sh", "-c", "exec 2>&-; [ ! -e /dev/fd/400 ]"], null.fileno(), null.fileno())
+            pid = server.spawn(
+                ["/bin/sh", "-c", "exec 2>&-; [ ! -e /dev/fd/400 ]"], null.fileno(), null.fileno()
+            )
             assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
             assert os.get_inheritable(400)
         finally:
@@ -173,7 +187,9 @@ def test_a_descriptor_beyond_the_limit_is_inheritable_as_before() -> None:
             os.close(400)
 
 
-def test_a_process_that_is_given_nothing_to_run_ends_quietly(begin: Begin, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_process_that_is_given_nothing_to_run_ends_quietly(
+    begin: Begin, capfd: pytest.CaptureFixture[str]
+) -> None:
     _, pidfd, status, work = begin().fork([])
     os.close(work)
     with open(pidfd, "rb"), open(status, "rb") as code:
@@ -181,7 +197,9 @@ def test_a_process_that_is_given_nothing_to_run_ends_quietly(begin: Begin, capfd
     assert capfd.readouterr().err == ""
 
 
-@pytest.mark.parametrize("module", ["", "import time; time.sleep(60)", "import os; os.kill(os.getpid(), 19)"])
+@pytest.mark.parametrize(
+    "module", ["", "import time; time.sleep(60)", "import os; os.kill(os.getpid(), 19)"]
+)
 def test_the_server_dies_with_its_launcher_whatever_it_is_doing(begin: Begin, module: str) -> None:
     client = begin(busy=module)
     time.sleep(0.1)
@@ -199,7 +217,9 @@ def test_a_stopped_process_dies_with_its_launcher(begin: Begin) -> None:
     assert process.exitcode == server.LOST_BY_THE_SERVER
 
 
-def test_a_server_stopped_later_does_not_keep_anybody_waiting_for_an_exit_code(begin: Begin) -> None:
+def test_a_server_stopped_later_does_not_keep_anybody_waiting_for_an_exit_code(
+    begin: Begin,
+) -> None:
     client = begin()
     process = server.ForkedProcess(time.sleep, (60,))
     os.kill(client.pid, signal.SIGSTOP)
@@ -229,7 +249,10 @@ def test_nobody_waits_for_the_answer_of_a_server_killed_in_the_midst_of_it(begin
 
 def test_a_server_without_torch_says_so(begin: Begin) -> None:
     client = begin(torch="raise ImportError('failed to map\\nsegment')")
-    expected = r"cannot import torch \(ImportError: failed to map segment\): is torch installed, is there memory"
+    expected = (
+        r"cannot import torch \(ImportError: failed to map segment\): is torch installed, "
+        r"is there memory"
+    )
     for _ in range(2):
         with pytest.raises(ForkServerFailed, match=expected):
             client.fork([])
@@ -243,9 +266,12 @@ def test_the_end_of_a_child_that_is_no_rank_does_not_disturb_the_server(begin: B
     assert client.is_running()
 
 
-def test_what_is_registered_with_atexit_runs_when_the_server_is_released(begin: Begin, tmp_path: Path) -> None:
+def test_what_is_registered_with_atexit_runs_when_the_server_is_released(
+    begin: Begin, tmp_path: Path
+) -> None:
     client = begin(
-        leaving=f"import atexit, pathlib; atexit.register(pathlib.Path({str(tmp_path / 'left')!r}).write_text, 'yes')"
+        leaving="import atexit, pathlib; "
+        f"atexit.register(pathlib.Path({str(tmp_path / 'left')!r}).write_text, 'yes')"
     )
     process = server.ForkedProcess(len, ("",))
     process.join()
@@ -254,7 +280,9 @@ def test_what_is_registered_with_atexit_runs_when_the_server_is_released(begin: 
     assert (tmp_path / "left").read_text() == "yes"
 
 
-def test_a_launcher_that_gives_up_before_it_has_read_an_answer_does_not_disturb_the_server(begin: Begin) -> None:
+def test_a_launcher_that_gives_up_before_it_has_read_an_answer_does_not_disturb_the_server(
+    begin: Begin,
+) -> None:
     """As one that gets Ctrl-C several times."""
     client = begin()
     ours, theirs = socket.socketpair(type=socket.SOCK_SEQPACKET)

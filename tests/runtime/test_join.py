@@ -33,7 +33,18 @@ def test_torchrun_gives_what_our_own_launcher_gives(world: Worlds, fork_program:
 
 def test_a_world_by_hand_trains_and_rank_0_alone_speaks(fork_program: Fork, data_dir: Path) -> None:
     port = free_port()
-    words = ("playground", "sgd", "--epochs", 1, "--limit", 300, "--dataset", "digits", "--data-dir", data_dir)
+    words = (
+        "playground",
+        "sgd",
+        "--epochs",
+        1,
+        "--limit",
+        300,
+        "--dataset",
+        "digits",
+        "--data-dir",
+        data_dir,
+    )
     second, first = (fork_program(*words, **by_hand(rank, 2, port)) for rank in (1, 0))
     out, err = first.communicate(timeout=ENOUGH)
     assert (first.returncode, err) == (0, "")
@@ -49,11 +60,16 @@ def test_ranks_that_wait_in_vain_say_for_whom(fork_program: Fork) -> None:
     program = fork_program("playground", "hello", "--timeout", 1, **by_hand(0, 3, port))
     _, err = program.communicate(timeout=ENOUGH)
     # Before it stands what torch logs: that can be turned off only before torch is imported.
-    assert err.splitlines()[-1] == f"playground: rank 0 of 3 waited 1 s at 127.0.0.1:{port}: ranks 1, 2 did not come"
+    assert (
+        err.splitlines()[-1]
+        == f"playground: rank 0 of 3 waited 1 s at 127.0.0.1:{port}: ranks 1, 2 did not come"
+    )
     assert program.returncode == 1
 
 
-def test_a_taken_master_port_is_explained(run_cli: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_taken_master_port_is_explained(
+    run_cli: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
         for name, value in by_hand(0, 2, port).items():

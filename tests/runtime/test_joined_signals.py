@@ -1,4 +1,5 @@
-"""SIGTERM and SIGHUP in a world that somebody else started: a rank ends at once, wherever it stands."""
+"""SIGTERM and SIGHUP in a world that somebody else started: a rank ends at once, wherever it
+stands."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ Fork = Callable[..., ForkedProgram]
 
 
 def test_a_rank_that_waits_for_the_others_to_come_can_be_ended(fork_program: Fork) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as silent:  # no store: the rank waits for its answer, inside torch
+    # no store: the rank waits for its answer, inside torch
+    with socket.create_server(("127.0.0.1", 0)) as silent:
         alone = fork_program("joined_rank", "wait", **by_hand(1, 2, str(silent.getsockname()[1])))
         silent.settimeout(60)
         connection, _ = silent.accept()
@@ -28,7 +30,9 @@ def test_a_rank_that_waits_for_the_others_to_come_can_be_ended(fork_program: For
 
 def test_a_rank_that_waits_in_gloo_can_be_ended(fork_program: Fork) -> None:
     port = free_port()
-    second, first = (fork_program("joined_rank", "stop", 1, **by_hand(rank, 2, port)) for rank in (1, 0))
+    second, first = (
+        fork_program("joined_rank", "stop", 1, **by_hand(rank, 2, port)) for rank in (1, 0)
+    )
     assert second.stdout.readline() == "now\n"
     first.send_signal(signal.SIGTERM)
     assert first.wait(timeout=ENOUGH) == 128 + signal.SIGTERM
@@ -54,7 +58,9 @@ os.kill(child, signal.SIGTERM)
 os.waitpid(child, 0)
 print(signals.stopping.wait(0.3))
 """
-    done = subprocess.run([sys.executable, "-c", words], capture_output=True, text=True, timeout=ENOUGH, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", words], capture_output=True, text=True, timeout=ENOUGH, check=False
+    )
     assert (done.returncode, done.stdout) == (0, "False\n")
 
 
@@ -73,6 +79,8 @@ os._exit(0)
 
 def test_ranks_end_with_what_has_started_them() -> None:
     environ = {**os.environ, "TORCHELASTIC_RUN_ID": "none"}
-    agent = subprocess.Popen([sys.executable, "-c", LIKE_TORCHRUN], env=environ, start_new_session=True)
+    agent = subprocess.Popen(
+        [sys.executable, "-c", LIKE_TORCHRUN], env=environ, start_new_session=True
+    )
     assert agent.wait(timeout=ENOUGH) == 0
     assert session_ends(agent.pid)

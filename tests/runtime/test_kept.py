@@ -156,7 +156,9 @@ def test_a_world_that_died_while_it_waited_is_replaced() -> None:
     assert not is_alive(before[0])
 
 
-def test_a_program_that_has_kept_a_world_ends_without_a_word(run_script: Callable[[str], Outcome]) -> None:
+def test_a_program_that_has_kept_a_world_ends_without_a_word(
+    run_script: Callable[[str], Outcome],
+) -> None:
     done = run_script(
         """
         from playground import launch

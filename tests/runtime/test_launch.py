@@ -74,7 +74,9 @@ def test_each_rank_gets_its_share_of_the_cores_and_listens_on_loopback_only() ->
         assert set(result["listening"]) <= {"0100007F", "00000000000000000000000001000000"}
 
 
-def test_ranks_run_as_the_system_has_them_if_they_are_not_to_be_tuned(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_run_as_the_system_has_them_if_they_are_not_to_be_tuned(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("PLAYGROUND_TUNING", "0")
     results = launch(surroundings, 2)
     assert [result["policy"] for result in results] == [os.sched_getscheduler(0)] * 2
@@ -92,7 +94,12 @@ def test_ranks_run_as_the_system_has_them_if_they_are_not_to_be_tuned(monkeypatc
 def test_the_rank_that_failed_is_named(how: str, culprit: int, reason: str) -> None:
     pids: dict[int, int] = {}
     with pytest.raises(RankFailed) as caught:
-        launch(go_wrong, 3, args=(how, culprit), on_report=lambda rank, event: pids.update({rank: event["pid"]}))
+        launch(
+            go_wrong,
+            3,
+            args=(how, culprit),
+            on_report=lambda rank, event: pids.update({rank: event["pid"]}),
+        )
     assert str(caught.value).startswith(f"rank {culprit} of 3 {reason}")
     assert str(caught.value).count("Traceback") == (1 if how in ("raise", "exit") else 0)
     assert "go_wrong" in str(caught.value) or how not in ("raise", "exit")
@@ -105,9 +112,13 @@ def report_and_vanish(rank: int, size: int) -> None:
 
 
 def test_the_last_words_of_a_rank_are_heard(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also if, while the launcher looks for what is ready, they come after it has looked at the line, and the end of
-    the process before it looks at that: here it never looks at the line."""
-    monkeypatch.setattr(watch, "wait", lambda objects, seconds: wait([s for s in objects if type(s) is int], seconds))
+    """Also if, while the launcher looks for what is ready, they come after it has looked at the
+    line, and the end of the process before it looks at that: here it never looks at the line."""
+    monkeypatch.setattr(
+        watch,
+        "wait",
+        lambda objects, seconds: wait([s for s in objects if type(s) is int], seconds),
+    )
     heard: list[dict[str, Any]] = []
     with pytest.raises(RankFailed, match="rank 0 of 1 exited with code 7"):
         launch(report_and_vanish, 1, on_report=lambda rank, event: heard.append(event))
@@ -120,8 +131,8 @@ def all_gone(pids: dict[int, int], expected: int) -> bool:
 
 
 def fork_a_talker(rank: int, size: int) -> int:
-    """A child of the rank reports, and comes back as if it were the rank: by a result or by an exception. It ends as a
-    script does."""
+    """A child of the rank reports, and comes back as if it were the rank: by a result or by an
+    exception. It ends as a script does."""
     for comes_back in (True, False):
         child = os.fork()
         if child == 0:
@@ -141,7 +152,8 @@ def test_a_child_of_a_rank_does_not_speak_for_it() -> None:
 
 
 def open_files() -> set[str]:
-    """What this process has open that another one has the other end of, or that stands for another one."""
+    """What this process has open that another one has the other end of, or that stands for another
+    one."""
     found = set()
     for name in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):  # closed by now
@@ -162,7 +174,8 @@ def test_a_child_of_the_launcher_has_nothing_open_that_belongs_to_ranks() -> Non
                 os._exit(0)
             os.waitpid(child, 0)
             writer.close()
-            left_open.append(open_files() & {*reader.read().split()})  # libraries may open their own in a child
+            # libraries may open their own in a child
+            left_open.append(open_files() & {*reader.read().split()})
 
     launch(fork_a_talker, 2, on_report=fork)
     assert left_open == [set(), set()]
@@ -175,7 +188,8 @@ def test_a_rank_that_cannot_be_started_leaves_nothing_open(monkeypatch: pytest.M
         raise ForkServerFailed("is away")
 
     monkeypatch.setattr(server, "start", refuse)
-    env, before = RankEnv(rank=0, size=1, local_rank=0, local_size=1, rendezvous=Rendezvous()), open_files()
+    env = RankEnv(rank=0, size=1, local_rank=0, local_size=1, rendezvous=Rendezvous())
+    before = open_files()
     with pytest.raises(ForkServerFailed) as caught:
         start_rank(env, "gloo", None)
     assert open_files() == before
@@ -183,7 +197,8 @@ def test_a_rank_that_cannot_be_started_leaves_nothing_open(monkeypatch: pytest.M
 
 
 class Odd:
-    """Can be made from its pickle in a rank only, and fails in the launcher as a lost connection does."""
+    """Can be made from its pickle in a rank only, and fails in the launcher as a lost connection
+    does."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
@@ -208,7 +223,9 @@ def report_unwillingly(rank: int, size: int) -> None:
 
 
 def test_a_report_that_cannot_be_sent_is_not_taken_for_a_lost_launcher() -> None:
-    with pytest.raises(RankFailed, match=r"^rank 0 of 1 failed: OSError: the disk that this lies on is gone"):
+    with pytest.raises(
+        RankFailed, match=r"^rank 0 of 1 failed: OSError: the disk that this lies on is gone"
+    ):
         launch(report_unwillingly, 1)
 
 
@@ -218,7 +235,9 @@ def report_odd(rank: int, size: int) -> None:
 
 
 def test_a_report_that_cannot_be_read_is_not_taken_for_a_lost_rank() -> None:
-    with pytest.raises(RankFailed, match=r"^rank 0 of 1 sent what cannot be read here \(EOFError: only there"):
+    with pytest.raises(
+        RankFailed, match=r"^rank 0 of 1 sent what cannot be read here \(EOFError: only there"
+    ):
         launch(report_odd, 1)
 
 
@@ -261,7 +280,8 @@ def test_who_waits_in_vain_is_shown_with_who_kept_it_waiting() -> None:
 
 
 def test_a_rank_that_reports_is_not_hung(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However long it takes. Here no time passes: the silences are those that the launcher was ready to wait."""
+    """However long it takes. Here no time passes: the silences are those that the launcher was
+    ready to wait."""
     messages: list[bool] = []
     monkeypatch.setattr(watch, "receive", lambda *_: messages.pop())
     world = watch.WorldWatch([], 1.0, watch.ignore_report, PreemptionNotice(0.0))
@@ -305,7 +325,9 @@ def test_a_result_that_does_not_pickle_is_explained() -> None:
         ({"size": 2, "args": (lambda: None,)}, "cannot be sent to another process"),
     ],
 )
-def test_the_impossible_is_refused_before_anything_starts(arguments: dict[str, Any], message: str) -> None:
+def test_the_impossible_is_refused_before_anything_starts(
+    arguments: dict[str, Any], message: str
+) -> None:
     with pytest.raises(UsageError, match=message):
         launch(add_up, **arguments)
 
@@ -315,7 +337,9 @@ def stay(rank: int, size: int) -> None:
         dist.destroy_process_group = threading.Event().wait
 
 
-def test_a_rank_that_does_not_leave_is_told_where_it_stands(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rank_that_does_not_leave_is_told_where_it_stands(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(watch, "LEAVE_LIMIT", 0.2)
     monkeypatch.setattr(watch, "LOOK_INTERVAL", 0.1)
     with pytest.raises(RankFailed, match="did not leave cleanly: still there") as caught:
@@ -343,7 +367,9 @@ def test_a_script_without_a_guard_is_told_so_once(run_script: Callable[[str], Ou
 
 def test_a_function_from_a_prompt_is_refused_with_the_way_out() -> None:
     text = "from playground import launch\ndef f(rank, size): pass\nlaunch(f, 2)"
-    done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", text], capture_output=True, text=True, timeout=60, check=False
+    )
     assert "%%writefile" in done.stderr.splitlines()[-1]
 
 

@@ -45,7 +45,9 @@ def check_lines(text: str, ranks: int, count: int) -> None:
     assert found == {str(rank): count for rank in range(ranks)}
 
 
-def test_lines_of_many_ranks_arrive_whole_though_one_is_killed(capfd: pytest.CaptureFixture[str]) -> None:
+def test_lines_of_many_ranks_arrive_whole_though_one_is_killed(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
     with pytest.raises(RankFailed, match="rank 1 of 4 was killed by SIGKILL"):
         launch(print_lines, 4, args=(500, 1, 2), timeout=60)
     check_lines(capfd.readouterr().out, 4, 500)
@@ -78,10 +80,14 @@ def test_what_a_script_prints_while_ranks_import_it_says_which_rank(tmp_path: Pa
     with open_terminal() as terminal:
         command = [sys.executable, str(tmp_path / "script.py")]
         environ = {**os.environ, "TERM": "dumb"}
-        subprocess.run(command, stdout=terminal.stream, stderr=terminal.stream, env=environ, check=True)
+        subprocess.run(
+            command, stdout=terminal.stream, stderr=terminal.stream, env=environ, check=True
+        )
     told = Counter(terminal.shown.splitlines())
     said = {"imported": 2, "run": 1}
-    assert told == {"imported": 2} | {f"[rank {rank}] {what}": said[what] for rank in range(2) for what in said}
+    assert told == {"imported": 2} | {
+        f"[rank {rank}] {what}": said[what] for rank in range(2) for what in said
+    }
 
 
 def print_everywhere(rank: int, size: int) -> None:
@@ -94,7 +100,10 @@ def print_everywhere(rank: int, size: int) -> None:
 def test_each_stream_goes_to_its_own(capfd: pytest.CaptureFixture[str]) -> None:
     launch(print_everywhere, 2)
     out, err = capfd.readouterr()
-    assert sorted(out.splitlines()) == ["past Python"] * 2 + ["to stdout 0", "to stdout 1"] + ["without an end"] * 2
+    assert (
+        sorted(out.splitlines())
+        == ["past Python"] * 2 + ["to stdout 0", "to stdout 1"] + ["without an end"] * 2
+    )
     assert sorted(err.splitlines()) == ["to stderr 0", "to stderr 1"]
 
 
@@ -116,14 +125,19 @@ def print_for_ever(rank: int, size: int) -> None:
         print("on and on")
 
 
-def test_a_rank_that_never_stops_printing_does_not_hold_up_the_end(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_rank_that_never_stops_printing_does_not_hold_up_the_end(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     with pytest.raises(RankFailed, match="rank 1 of 2 failed: ValueError: the error"):
         launch(print_for_ever, 2)
     assert set(capsys.readouterr().out.splitlines()[:-1]) == {"on and on"}
 
 
 @settings(deadline=None, max_examples=30)
-@given(lines=st.lists(st.text(st.characters(exclude_characters="\n", exclude_categories=["Cs"]))), cuts=st.data())
+@given(
+    lines=st.lists(st.text(st.characters(exclude_characters="\n", exclude_categories=["Cs"]))),
+    cuts=st.data(),
+)
 def test_lines_are_whole_however_they_are_cut(lines: list[str], cuts: st.DataObject) -> None:
     written = io.StringIO()
     ours, theirs = Pipe(duplex=False)
@@ -171,7 +185,8 @@ def test_on_a_terminal_each_line_says_which_rank(
 
 
 def relayed(parts: list[tuple[int, bytes]]) -> bytes:
-    """What is passed on when ranks write these parts, one after the other, before any of them ends."""
+    """What is passed on when ranks write these parts, one after the other, before any of them
+    ends."""
     stream = io.TextIOWrapper(io.BytesIO(), encoding="latin-1")
     pipes = {rank: Pipe(duplex=False) for rank, _ in parts}
     outputs = {rank: Output(rank, "stdout", ours) for rank, (ours, _) in pipes.items()}
@@ -198,7 +213,15 @@ def test_bytes_are_passed_on_as_they_are() -> None:
 
 def test_a_bar_moves_and_lines_of_other_ranks_begin_below_it() -> None:
     assert relayed([(0, b"\r 10%")]) == b"\r 10%"
-    parts = [(0, b"\r 10%"), (1, b"li"), (0, b"\r 20%"), (1, b"ne\n"), (0, b"\r 30%"), (0, b"\n"), (1, b"more\n")]
+    parts = [
+        (0, b"\r 10%"),
+        (1, b"li"),
+        (0, b"\r 20%"),
+        (1, b"ne\n"),
+        (0, b"\r 30%"),
+        (0, b"\n"),
+        (1, b"more\n"),
+    ]
     assert relayed(parts) == b"\r 10%\r 20%\nline\n\r 30%\nmore\n"
 
 

@@ -18,7 +18,11 @@ from ranks import misbehave
 
 from playground import Preempted, RankFailed, launch, preempted, report
 from playground.runtime import signals
-from playground.runtime.rank.preemption import await_preemption, preempt_on_sigterm, request_preemption
+from playground.runtime.rank.preemption import (
+    await_preemption,
+    preempt_on_sigterm,
+    request_preemption,
+)
 
 HOURS = 3600.0
 PREEMPTED = "preempted by SIGTERM after step "
@@ -69,7 +73,8 @@ def test_a_signal_may_come_before_there_are_ranks() -> None:
     before, sent = signal.getsignal(signal.SIGTERM), list[bool]()
 
     def send_if_heard(number: int, frame: object) -> None:
-        if signal.getsignal(signal.SIGTERM) != before and not sent:  # the next alarm may have gone off already
+        # the next alarm may have gone off already
+        if signal.getsignal(signal.SIGTERM) != before and not sent:
             sent.append(True)
             signal.setitimer(signal.ITIMER_REAL, 0)
             os.kill(os.getpid(), signal.SIGTERM)
@@ -174,7 +179,9 @@ def pass_on(rank: int, size: int, number: int) -> KillingWhenPickled:
 
 def test_ranks_leave_it_to_the_launcher_from_start_to_end() -> None:
     args = (KillingWhenLoaded(signal.SIGTERM),)
-    assert launch(pass_on, 2, args=args, grace=HOURS, timeout=20, fresh=True) == [signal.SIGTERM] * 2
+    assert (
+        launch(pass_on, 2, args=args, grace=HOURS, timeout=20, fresh=True) == [signal.SIGTERM] * 2
+    )
 
 
 def start_two(what: str, fork_program: Callable[..., ForkedProgram]) -> list[ForkedProgram]:
@@ -185,7 +192,9 @@ def start_two(what: str, fork_program: Callable[..., ForkedProgram]) -> list[For
     return ranks
 
 
-def test_all_ranks_end_where_one_of_them_is_asked(fork_program: Callable[..., ForkedProgram]) -> None:
+def test_all_ranks_end_where_one_of_them_is_asked(
+    fork_program: Callable[..., ForkedProgram],
+) -> None:
     """As where one machine of many is taken back."""
     ranks = start_two("store", fork_program)
     ranks[1].send_signal(signal.SIGTERM)

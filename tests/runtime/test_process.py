@@ -1,4 +1,5 @@
-"""A rank is a process as those that torchrun starts: how it ends, what its end does, and what it may start itself."""
+"""A rank is a process as those that torchrun starts: how it ends, what its end does, and what it
+may start itself."""
 
 from __future__ import annotations
 
@@ -86,7 +87,9 @@ def leave_everything(rank: int, size: int, folder: Path, fails: bool) -> None:
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_what_a_process_does_at_its_end_is_done(fails: bool, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_what_a_process_does_at_its_end_is_done(
+    fails: bool, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     size = 1 if fails else 2
     try:
         assert launch(leave_everything, size, args=(tmp_path, fails)) == [None] * size
@@ -95,7 +98,9 @@ def test_what_a_process_does_at_its_end_is_done(fails: bool, tmp_path: Path, cap
     out, err = capfd.readouterr()
     for rank in range(size):
         assert (tmp_path / f"{rank}").read_text() == "written"
-        assert {f"at exit {rank}", f"finalizer {rank}", f"C {rank}", f"dunder {rank}"} <= {*out.splitlines()}
+        assert {f"at exit {rank}", f"finalizer {rank}", f"C {rank}", f"dunder {rank}"} <= {
+            *out.splitlines()
+        }
     assert err == ""
 
 
@@ -196,7 +201,11 @@ def use_workers(rank: int, size: int) -> tuple[list[int], str, object]:
     else:
         batches = [torch.tensor([2 * index]) for index in range(4)]
     multiprocessing.get_context("fork").Process(target=time.sleep, args=(0,)).start()
-    return [int(batch) for batch in batches], multiprocessing.current_process().name, multiprocessing.parent_process()
+    return (
+        [int(batch) for batch in batches],
+        multiprocessing.current_process().name,
+        multiprocessing.parent_process(),
+    )
 
 
 def choose_a_method(rank: int, size: int) -> str:
@@ -245,7 +254,9 @@ def start_children(rank: int, size: int, how: str) -> list[int]:
 def test_what_ranks_have_started_ends_with_a_world_that_fails(how: str) -> None:
     pids: list[int] = []
     with pytest.raises(RankFailed):
-        launch(start_children, 2, args=(how,), on_report=lambda rank, event: pids.extend(event["pids"]))
+        launch(
+            start_children, 2, args=(how,), on_report=lambda rank, event: pids.extend(event["pids"])
+        )
     deadline = time.monotonic() + ENOUGH
     while any(map(is_alive, pids)):
         assert time.monotonic() < deadline
@@ -301,7 +312,9 @@ def test_what_ranks_have_started_ends_when_the_launcher_is_killed(
     assert session_ends(program.pid)
 
 
-def test_a_rank_that_is_stopped_before_it_is_up_is_not_waited_for(run_script: Callable[[str], Outcome]) -> None:
+def test_a_rank_that_is_stopped_before_it_is_up_is_not_waited_for(
+    run_script: Callable[[str], Outcome],
+) -> None:
     done = run_script(
         """
         import os, signal

@@ -1,4 +1,5 @@
-"""A signal to a process of a run at a random moment, its start above all: nothing stays, one line says why."""
+"""A signal to a process of a run at a random moment, its start above all: nothing stays, one line
+says why."""
 
 from __future__ import annotations
 
@@ -12,8 +13,12 @@ MANY = 200
 
 
 def check(injections: list[Injection], folder: Path) -> None:
-    """All of them at the moments that are drawn; on a busy machine a process may take long to end."""
-    ran = [(str(injection), marks) for injection, marks in campaign(iter(injections), folder, left=ENOUGH)]
+    """All of them at the moments that are drawn; on a busy machine a process may take long to
+    end."""
+    ran = [
+        (str(injection), marks)
+        for injection, marks in campaign(iter(injections), folder, left=ENOUGH)
+    ]
     assert len(ran) > 1, "no run was long enough"
     assert [(injection, marks) for injection, marks in ran if marks] == []
 

@@ -1,4 +1,5 @@
-"""Random programs on ranks of gloo: right ones are never called a deadlock, and wrong ones are diagnosed."""
+"""Random programs on ranks of gloo: right ones are never called a deadlock, and wrong ones are
+diagnosed."""
 
 from __future__ import annotations
 
@@ -17,14 +18,25 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from random_programs import MISTAKES, Mistake, Program, Step, list_groups, make_mistake, receive, send, write_programs
+from random_programs import (
+    MISTAKES,
+    Mistake,
+    Program,
+    Step,
+    list_groups,
+    make_mistake,
+    receive,
+    send,
+    write_programs,
+)
 
 from playground import Deadlock, RankFailed, RankTimeout, launch
 from playground.runtime.flight_recorder import NEW_GROUP, SEND
 from playground.runtime.rank.rank import Event, report
 
 TIMEOUT = 15.0
-"""Seconds, far above what a proof takes: a run that stands still and ends by it has not been proved."""
+"""Seconds, far above what a proof takes: a run that stands still and ends by it has not been
+proved."""
 TAGS, IN_THREAD = 20, 19
 """Tags per program; the one of messages that a thread sends."""
 LONG = 0.7
@@ -32,12 +44,16 @@ LONG = 0.7
 
 
 def play(rank: int, size: int, rounds: list[list[Program]], seed: int, disturbed: bool) -> int:
-    """Run one program after the other; return how many operations were called. Ranks that are `disturbed` sleep now and
-    then and run some programs in a thread, and one of them is stopped for a while."""
+    """Run one program after the other; return how many operations were called. Ranks that are
+    `disturbed` sleep now and then and run some programs in a thread, and one of them is stopped for
+    a while."""
     rng = random.Random(seed * size + rank)
     player, children = Player(size, rng, disturbed), list[subprocess.Popen[bytes]]()
     if disturbed and seed % size == rank:
-        stop = f"sleep {rng.uniform(0, 1)}; kill -STOP {os.getpid()}; sleep {LONG}; kill -CONT {os.getpid()}"
+        stop = (
+            f"sleep {rng.uniform(0, 1)}; kill -STOP {os.getpid()}; sleep {LONG}; kill -CONT "
+            f"{os.getpid()}"
+        )
         children.append(subprocess.Popen(["sh", "-c", stop]))
     for number, programs in enumerate(rounds):
         if disturbed and rng.random() < 0.1:
@@ -56,7 +72,9 @@ class Player:
 
     def __init__(self, size: int, rng: random.Random, disturbed: bool) -> None:
         self.groups = {ranks: dist.new_group(list(ranks)) for ranks in list_groups(size)[1:]}
-        self.rng, self.disturbed, self.called = rng, disturbed, 0
+        self.rng = rng
+        self.disturbed = disturbed
+        self.called = 0
 
     def run(self, number: int, program: Program) -> None:
         works, threads = dict[str, Any](), list[threading.Thread]()
@@ -112,7 +130,8 @@ class Player:
 
 
 def write_rounds(size: int, count: int, rng: random.Random) -> list[list[Program]]:
-    """Right programs, in each of which a thread sends a message that the main thread of another rank waits for."""
+    """Right programs, in each of which a thread sends a message that the main thread of another
+    rank waits for."""
     rounds = [write_programs(size, rng) for _ in range(count)]
     for programs in rounds:
         sender, receiver = rng.sample(range(size), 2)
@@ -128,7 +147,9 @@ def write_rounds(size: int, count: int, rng: random.Random) -> list[list[Program
 @pytest.fixture
 def busy(request: pytest.FixtureRequest) -> Iterator[None]:
     """So many processes that compute, beside the test."""
-    others = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(request.param)]
+    others = [
+        subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(request.param)
+    ]
     yield
     for other in others:
         other.kill()
@@ -138,7 +159,14 @@ def busy(request: pytest.FixtureRequest) -> Iterator[None]:
 def run_right_programs(size: int, launches: int, rng: random.Random) -> int:
     """Run so many launches of eight programs each; return the number of operations."""
     return sum(
-        sum(launch(play, size, args=(write_rounds(size, 8, rng), rng.randrange(10**6), True), timeout=TIMEOUT))
+        sum(
+            launch(
+                play,
+                size,
+                args=(write_rounds(size, 8, rng), rng.randrange(10**6), True),
+                timeout=TIMEOUT,
+            )
+        )
         for _ in range(launches)
     )
 
@@ -150,15 +178,19 @@ def test_right_programs_are_never_called_a_deadlock(caplog: pytest.LogCaptureFix
 
 @pytest.mark.stress
 @pytest.mark.parametrize("busy", [0, 2], indirect=True)
-def test_many_right_programs_are_never_called_a_deadlock(caplog: pytest.LogCaptureFixture, busy: None) -> None:
+def test_many_right_programs_are_never_called_a_deadlock(
+    caplog: pytest.LogCaptureFixture, busy: None
+) -> None:
     rng = random.Random(1)
     assert sum(run_right_programs(size, 5, rng) for size in (2, 3, 4)) > 1000
     assert caplog.records == []
 
 
-def run_wrong_program(mistake: Mistake, size: int, rng: random.Random) -> tuple[RankTimeout | RankFailed | None, float]:
-    """Run the programs after some right ones. Returns how this failed, and how many seconds after a rank's last step;
-    None if gloo took no notice."""
+def run_wrong_program(
+    mistake: Mistake, size: int, rng: random.Random
+) -> tuple[RankTimeout | RankFailed | None, float]:
+    """Run the programs after some right ones. Returns how this failed, and how many seconds after a
+    rank's last step; None if gloo took no notice."""
     last_step = 0.0
 
     def note_step(rank: int, event: Event) -> None:
@@ -173,9 +205,11 @@ def run_wrong_program(mistake: Mistake, size: int, rng: random.Random) -> tuple[
     return None, 0.0
 
 
-def run_wrong_programs(hows: Sequence[str], size: int, rng: random.Random) -> tuple[Counter[str], list[float]]:
-    """Run programs with each of these mistakes. Count how they end and what is told of it; return this, and the seconds
-    that each `Deadlock` took to be proved."""
+def run_wrong_programs(
+    hows: Sequence[str], size: int, rng: random.Random
+) -> tuple[Counter[str], list[float]]:
+    """Run programs with each of these mistakes. Count how they end and what is told of it; return
+    this, and the seconds that each `Deadlock` took to be proved."""
     count, times = Counter[str](), list[float]()
     for how in hows:
         while (mistake := make_mistake(how, size, rng)) is None:
@@ -184,7 +218,9 @@ def run_wrong_programs(hows: Sequence[str], size: int, rng: random.Random) -> tu
         if error is None:
             count["unnoticed"] += 1
             continue
-        kind, culprits = (error.diagnosis.kind, error.diagnosis.culprits) if error.diagnosis else ("", ())
+        kind, culprits = (
+            (error.diagnosis.kind, error.diagnosis.culprits) if error.diagnosis else ("", ())
+        )
         stands, deadlock = isinstance(error, RankTimeout), isinstance(error, Deadlock)
         right = {"kind": kind in mistake.list_right_kinds(), "culprit": mistake.rank in culprits}
         count.update(wrong=1, stands=stands, deadlock=deadlock, **right)
@@ -203,11 +239,12 @@ def test_wrong_programs_are_diagnosed() -> None:
 @pytest.mark.stress
 @pytest.mark.parametrize("busy", [0, 2], indirect=True)
 def test_many_wrong_programs_are_diagnosed(busy: None) -> None:
-    """At least 98 % of those that stand still are proved to be deadlocks, and of these and those that gloo aborts, at
-    least 98 % get a kind that is right, and the culprit is named."""
+    """At least 98 % of those that stand still are proved to be deadlocks, and of these and those
+    that gloo aborts, at least 98 % get a kind that is right, and the culprit is named."""
     rng, count, times = random.Random(2), Counter[str](), list[float]()
     for size in (2, 3, 4):
-        hows = [how for how in MISTAKES if size > 2 or how not in ("group", "peer")]  # need a third rank
+        # need a third rank
+        hows = [how for how in MISTAKES if size > 2 or how not in ("group", "peer")]
         counted, took = run_wrong_programs(hows * 2, size, rng)
         count += counted
         times += took

@@ -21,7 +21,13 @@ from playground.runtime.rendezvous.store import choose_interface
 
 @pytest.mark.parametrize(
     ("host", "loopback"),
-    [("localhost", True), ("127.0.0.2", True), ("::1", True), ("10.0.0.7", False), ("node7", False)],
+    [
+        ("localhost", True),
+        ("127.0.0.2", True),
+        ("::1", True),
+        ("10.0.0.7", False),
+        ("node7", False),
+    ],
 )
 def test_loopback(host: str, loopback: bool) -> None:
     assert is_loopback(host) is loopback

@@ -1,4 +1,5 @@
-"""launch(restarts=K): a world that failed is replaced by a new one, at most so often, and nothing of it stays."""
+"""launch(restarts=K): a world that failed is replaced by a new one, at most so often, and nothing
+of it stays."""
 
 from __future__ import annotations
 
@@ -47,7 +48,8 @@ class Restarts:
 
 
 def go_wrong_at_first(rank: int, size: int, how: str, culprits: list[int]) -> tuple[int, int]:
-    """In each of the first worlds another culprit, or the same again, goes wrong while the others wait for it."""
+    """In each of the first worlds another culprit, or the same again, goes wrong while the others
+    wait for it."""
     report(pid=os.getpid())
     dist.barrier()
     count = restart_count()
@@ -67,7 +69,12 @@ def go_wrong_at_first(rank: int, size: int, how: str, culprits: list[int]) -> tu
 def test_a_world_that_failed_is_replaced(how: str, culprit: int, reason: str) -> None:
     seen = Restarts()
     results = launch(
-        go_wrong_at_first, 3, args=(how, [culprit]), restarts=1, on_restart=seen.on_restart, on_report=seen.on_report
+        go_wrong_at_first,
+        3,
+        args=(how, [culprit]),
+        restarts=1,
+        on_restart=seen.on_restart,
+        on_report=seen.on_report,
     )
     assert results == [(0, 1), (1, 1), (2, 1)]
     assert (seen.headlines, seen.counts) == ([f"rank {culprit} of 3 {reason}"], [1])
@@ -75,11 +82,15 @@ def test_a_world_that_failed_is_replaced(how: str, culprit: int, reason: str) ->
     assert not any(map(is_alive, seen.pids))
 
 
-def test_after_the_last_restart_the_last_failure_is_raised(caplog: pytest.LogCaptureFixture) -> None:
+def test_after_the_last_restart_the_last_failure_is_raised(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     """Those before it are logged, by default, a line each."""
     seen = Restarts()
     with pytest.raises(RankFailed, match=f"^rank 2 of 3 {KILLED}$") as caught:
-        launch(go_wrong_at_first, 3, args=("kill", [0, 1, 2, 1]), restarts=2, on_report=seen.on_report)
+        launch(
+            go_wrong_at_first, 3, args=("kill", [0, 1, 2, 1]), restarts=2, on_report=seen.on_report
+        )
     assert caught.value.__context__ is None, "the failures before it have been told"
     assert {record.levelno for record in caplog.records} == {logging.WARNING}
     lines = [record.getMessage() for record in caplog.records]
@@ -94,7 +105,9 @@ def test_a_world_that_hangs_is_replaced() -> None:
         on_restart=seen.on_restart, on_report=seen.on_report,
     )  # fmt: skip
     assert results == [(0, 1), (1, 1)]
-    assert [line.partition(":")[0] for line in seen.headlines] == ["no sign of life for 2 s from ranks 0, 1 of 2"]
+    assert [line.partition(":")[0] for line in seen.headlines] == [
+        "no sign of life for 2 s from ranks 0, 1 of 2"
+    ]
     assert not any(map(is_alive, seen.pids))
 
 
@@ -105,7 +118,14 @@ def test_what_on_restart_raises_ends_the_launch() -> None:
         raise failure
 
     with pytest.raises(RankFailed, match=KILLED):
-        launch(go_wrong_at_first, 2, args=("kill", [0]), restarts=9, on_restart=enough, on_report=seen.on_report)
+        launch(
+            go_wrong_at_first,
+            2,
+            args=("kill", [0]),
+            restarts=9,
+            on_restart=enough,
+            on_report=seen.on_report,
+        )
     assert len(seen.pids) == 2
     assert not any(map(is_alive, seen.pids))
 
@@ -133,7 +153,14 @@ def test_output_reports_and_arguments_are_as_before(capfd: pytest.CaptureFixture
     def on_restart(failure: PlaygroundError, count: int) -> None:
         print("restart", flush=True)
 
-    results = launch(print_and_fail_once, 2, args=(words,), restarts=1, on_report=on_report, on_restart=on_restart)
+    results = launch(
+        print_and_fail_once,
+        2,
+        args=(words,),
+        restarts=1,
+        on_report=on_report,
+        on_restart=on_restart,
+    )
     assert results == [["as it was", "by a rank"]] * 2
     assert sorted(reports) == [0, 0, 1, 1]
     first, second = capfd.readouterr().out.split("restart\n")
@@ -173,7 +200,12 @@ def test_a_world_that_replaced_another_is_kept_and_counts_anew() -> None:
     before = [pid for pid, _ in playground.launch(pid_and_count, 2)]
     seen = Restarts()
     playground.launch(
-        go_wrong_at_first, 2, args=("kill", [1]), restarts=1, on_restart=seen.on_restart, on_report=seen.on_report
+        go_wrong_at_first,
+        2,
+        args=("kill", [1]),
+        restarts=1,
+        on_restart=seen.on_restart,
+        on_report=seen.on_report,
     )
     assert set(seen.pids[:2]) == set(before), "a kept world may be the one that fails"
     after = playground.launch(pid_and_count, 2)
@@ -195,7 +227,8 @@ def soon(condition: Callable[[], bool]) -> bool:
 
 
 class Killer:
-    """Kills ranks of this process's worlds, at random moments, until it is told to stop. A context manager."""
+    """Kills ranks of this process's worlds, at random moments, until it is told to stop. A context
+    manager."""
 
     def __init__(self, longest_pause: float, seed: int) -> None:
         self.longest_pause, self.random = longest_pause, random.Random(seed)
@@ -207,7 +240,8 @@ class Killer:
     def kill_until_told(self) -> None:
         while not self.told_to_stop.wait(self.random.uniform(0, self.longest_pause)):
             if victims := sorted(children_of_the_server() - self.spared):
-                os.kill(self.random.choice(victims), signal.SIGKILL)  # one that has just ended waits to be asked for
+                # one that has just ended waits to be asked for
+                os.kill(self.random.choice(victims), signal.SIGKILL)
                 self.kills += 1
 
     def __enter__(self) -> Killer:
@@ -229,7 +263,8 @@ def work_until_calm(rank: int, size: int, calm: Path) -> int:
 
 @pytest.mark.parametrize("kills", [3, pytest.param(50, marks=pytest.mark.stress)])
 def test_any_rank_may_be_killed_at_any_moment(kills: int, tmp_path: Path) -> None:
-    """While it starts, while it meets the others, while they work, while they are being ended because of another."""
+    """While it starts, while it meets the others, while they work, while they are being ended
+    because of another."""
     seen = Restarts()
     calm = tmp_path / "calm"
 
@@ -240,7 +275,9 @@ def test_any_rank_may_be_killed_at_any_moment(kills: int, tmp_path: Path) -> Non
             calm.touch()
 
     with Killer(longest_pause=0.4, seed=kills) as killer:
-        results = launch(work_until_calm, 3, args=(calm,), restarts=kills + 1, on_restart=on_restart)
+        results = launch(
+            work_until_calm, 3, args=(calm,), restarts=kills + 1, on_restart=on_restart
+        )
     assert results == [len(seen.counts)] * 3
     assert killer.kills >= len(seen.counts) >= kills
     assert [line for line in seen.headlines if not line.endswith(f" of 3 {KILLED}")] == []
@@ -295,11 +332,15 @@ def fail_once_then_wait(rank: int, size: int) -> None:
     time.sleep(1000)
 
 
-# It may come just after a socket is made, and before anything will close that: then it is collected as garbage.
+# It may come just after a socket is made, and before anything will close that: then it is collected
+# as garbage.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-@pytest.mark.parametrize("delay", [0.04, *(pytest.param(i / 1000, marks=pytest.mark.stress) for i in (1, 100, 300))])
+@pytest.mark.parametrize(
+    "delay", [0.04, *(pytest.param(i / 1000, marks=pytest.mark.stress) for i in (1, 100, 300))]
+)
 def test_ctrl_c_ends_a_restart(delay: float) -> None:
-    """While a world that failed is being ended, while another starts, and when it has begun to work."""
+    """While a world that failed is being ended, while another starts, and when it has begun to
+    work."""
     before = children_of_the_server()
 
     def on_report(rank: int, event: dict[str, Any]) -> None:
@@ -308,7 +349,13 @@ def test_ctrl_c_ends_a_restart(delay: float) -> None:
     handler = signal.signal(signal.SIGALRM, signal.default_int_handler)
     try:
         with pytest.raises(KeyboardInterrupt):
-            launch(fail_once_then_wait, 3, restarts=5, on_report=on_report, on_restart=lambda *failure: None)
+            launch(
+                fail_once_then_wait,
+                3,
+                restarts=5,
+                on_report=on_report,
+                on_restart=lambda *failure: None,
+            )
     finally:
         signal.signal(signal.SIGALRM, handler)
     assert soon(lambda: children_of_the_server() <= before)

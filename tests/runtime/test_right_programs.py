@@ -1,5 +1,5 @@
-"""Whatever runs on torch alone runs here: right programs that look wrong, and PyTorch's own tests. None of them is
-ended, accused or warned of, on gloo or on shm."""
+"""Whatever runs on torch alone runs here: right programs that look wrong, and PyTorch's own tests.
+None of them is ended, accused or warned of, on gloo or on shm."""
 
 from __future__ import annotations
 
@@ -33,11 +33,13 @@ TIMEOUT = 300.0
 """Seconds, above what any of them takes on the busiest machine."""
 BACKENDS = ["gloo", pytest.param("shm", marks=needs_shm)]
 QUICK = (
-    "unknown_thread_sends_main_in_a_collective", "callback_sends_main_returned", "another_number", "retry",
+    "unknown_thread_sends_main_in_a_collective", "callback_sends_main_returned", "another_number",
+    "retry",
 )  # fmt: skip
 """One for each source of progress."""
 DRAWN, PIECE = int(os.environ.get("PLAYGROUND_TEST_DRAWN", "100000")), 500
-"""Programs that are drawn in the stress tier, on both backends together, and how many of them run in one launch."""
+"""Programs that are drawn in the stress tier, on both backends together, and how many of them run
+in one launch."""
 NOT_OFFERED = {"record_comm", "gather_single", "gather_into_tensor", "shrink_group"}
 SYNONYMS = {"all_gather_single_coalesced", "reduce_scatter_single_coalesced"}
 """Newer names of methods that are drawn, and of one that does the same."""
@@ -47,7 +49,9 @@ NAMES_A_BACKEND = {"test_get_backend", "test_ddp_logging_data_cpu"}
 
 def run(name: str, backend: str) -> None:
     fn, size, args = PROGRAMS[name]
-    assert launch(fn, size, args=args, backend=backend, timeout=TIMEOUT, fresh=True) == [None] * size
+    assert (
+        launch(fn, size, args=args, backend=backend, timeout=TIMEOUT, fresh=True) == [None] * size
+    )
 
 
 @pytest.mark.parametrize("name", QUICK)
@@ -59,7 +63,9 @@ def test_right_programs_are_not_accused(name: str, caplog: pytest.LogCaptureFixt
 @pytest.mark.stress
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_right_programs_are_never_accused(name: str, backend: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_right_programs_are_never_accused(
+    name: str, backend: str, caplog: pytest.LogCaptureFixture
+) -> None:
     for _ in range(RUNS):
         run(name, backend)
     assert caplog.records == []
@@ -69,7 +75,8 @@ def run_drawn(first: int, count: int, size: int, backend: str, **more: Any) -> L
     """Run the programs of so many seeds, under the eyes of a launcher that looks all the time."""
     with eager() as looks:
         steps = launch(
-            drawn_steps.run, size, args=(range(first, first + count), *more.values()), backend=backend,
+            drawn_steps.run, size, args=(range(first, first + count), *more.values()),
+            backend=backend,
             timeout=drawn_steps.WORLD_LIMIT,
         )  # fmt: skip
     assert len({*steps}) == 1
@@ -77,7 +84,9 @@ def run_drawn(first: int, count: int, size: int, backend: str, **more: Any) -> L
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_drawn_programs_are_right_and_not_accused(backend: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_drawn_programs_are_right_and_not_accused(
+    backend: str, caplog: pytest.LogCaptureFixture
+) -> None:
     assert run_drawn(0, 12, 3, backend).looks > 0
     assert caplog.records == []
 
@@ -88,15 +97,19 @@ def test_drawn_programs_are_right_and_not_accused(backend: str, caplog: pytest.L
 def test_many_drawn_programs_are_right_and_not_accused(
     piece: int, backend: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """In every eighth piece the flight recorder is given cause to doubt; in another the program forms its world itself,
-    where gloo's has been launched."""
-    way: dict[str, Any] = {"doubtful": piece % 8 == 7, "own_world": backend if piece % 8 == 6 else ""}
+    """In every eighth piece the flight recorder is given cause to doubt; in another the program
+    forms its world itself, where gloo's has been launched."""
+    way: dict[str, Any] = {
+        "doubtful": piece % 8 == 7,
+        "own_world": backend if piece % 8 == 6 else "",
+    }
     run_drawn(PIECE * piece, PIECE, 2 + piece % 3, "gloo" if way["own_world"] else backend, **way)
     assert caplog.records == []
 
 
 def drawn_with_a_mistake(rank: int, size: int, count: int) -> None:
-    """Right ones, and then rank 0 waits for a message of a rank that waits for it in a collective."""
+    """Right ones, and then rank 0 waits for a message of a rank that waits for it in a
+    collective."""
     drawn_steps.run(rank, size, range(count))
     if rank == 0:
         dist.recv(torch.zeros(3), 1)
@@ -113,17 +126,23 @@ def test_a_deadlock_after_drawn_programs_is_proved() -> None:
 
 
 def test_all_calls_are_drawn() -> None:
-    """What torch.distributed and its groups offer to call stands in the steps; what does not, no backend here has."""
+    """What torch.distributed and its groups offer to call stands in the steps; what does not, no
+    backend here has."""
     words = {*re.findall(r"\w+", inspect.getsource(drawn_steps))}
-    functions = (name for name in distributed_c10d.__all__ if name != "reduce_op")  # which warns when it is looked at
+    # which warns when it is looked at
+    functions = (name for name in distributed_c10d.__all__ if name != "reduce_op")
     offered = {name for name in functions if inspect.isfunction(getattr(distributed_c10d, name))}
-    assert {name for name in offered - words if not name.startswith(("get_", "is_", "supports_"))} <= NOT_OFFERED
+    assert {
+        name for name in offered - words if not name.startswith(("get_", "is_", "supports_"))
+    } <= NOT_OFFERED
     assert {*METHODS} - words <= SYNONYMS
 
 
 def run_torch_tests(backend: str, names: Iterable[str] = (), box: str = "1") -> dict[str, str]:
     command = [sys.executable, torch_tests.__file__, backend, *names]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, env=os.environ | {SWITCH: box})
+    done = subprocess.run(
+        command, stdout=subprocess.PIPE, text=True, check=True, env=os.environ | {SWITCH: box}
+    )
     outcomes: dict[str, str] = json.loads(done.stdout.splitlines()[-1])
     return outcomes
 
@@ -131,7 +150,9 @@ def run_torch_tests(backend: str, names: Iterable[str] = (), box: str = "1") -> 
 @pytest.fixture(scope="module")
 def passed_alone() -> list[str]:
     """PyTorch's tests that pass without flight recorders."""
-    return [name for name, outcome in run_torch_tests("gloo", box="0").items() if outcome == "passed"]
+    return [
+        name for name, outcome in run_torch_tests("gloo", box="0").items() if outcome == "passed"
+    ]
 
 
 @pytest.mark.stress
@@ -140,5 +161,9 @@ def test_torchs_own_tests_pass(backend: str, passed_alone: list[str]) -> None:
     assert len(passed_alone) >= 80
     outcomes = run_torch_tests(backend, passed_alone)
     expected = NAMES_A_BACKEND if backend == "shm" else set()
-    failures = {name: outcome for name, outcome in outcomes.items() if outcome != "passed" and name not in expected}
+    failures = {
+        name: outcome
+        for name, outcome in outcomes.items()
+        if outcome != "passed" and name not in expected
+    }
     assert failures == {}

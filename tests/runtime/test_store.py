@@ -1,4 +1,5 @@
-"""At a store that has seen earlier worlds, or what was left of them, the ranks of a new one find each other."""
+"""At a store that has seen earlier worlds, or what was left of them, the ranks of a new one find
+each other."""
 
 from __future__ import annotations
 
@@ -33,25 +34,37 @@ def torchrun_store() -> Iterator[Serve]:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
         server = dist.TCPStore(
-            "127.0.0.1", port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach()
+            "127.0.0.1",
+            port,
+            is_master=True,
+            wait_for_workers=False,
+            master_listen_fd=listener.detach(),
         )
     yield lambda: dist.TCPStore("127.0.0.1", port, timeout=LONG, wait_for_workers=False)
     del server
 
 
-def agree_on_attempt(store: dist.Store, rank: int, size: int, timeout: timedelta) -> tuple[int, bool]:
-    return (await_number(store, rank, timeout), True) if rank else number_attempt(store, size, timeout)
+def agree_on_attempt(
+    store: dist.Store, rank: int, size: int, timeout: timedelta
+) -> tuple[int, bool]:
+    return (
+        (await_number(store, rank, timeout), True) if rank else number_attempt(store, size, timeout)
+    )
 
 
 def agree(serve: Serve, size: int, timeout: timedelta = LONG) -> list[tuple[int, bool]]:
     """What every rank of a new world finds."""
     with ThreadPoolExecutor(size) as ranks:
-        return list(ranks.map(lambda rank: agree_on_attempt(serve(), rank, size, timeout), range(size)))
+        return list(
+            ranks.map(lambda rank: agree_on_attempt(serve(), rank, size, timeout), range(size))
+        )
 
 
 def test_every_start_has_a_number_of_its_own(torchrun_store: Serve) -> None:
     found = [agree(torchrun_store, size) for size in (3, 3, 2, 4, 1)]
-    assert found == [[(number, True)] * size for number, size in enumerate((3, 3, 2, 4, 1), start=1)]
+    assert found == [
+        [(number, True)] * size for number, size in enumerate((3, 3, 2, 4, 1), start=1)
+    ]
 
 
 def test_who_came_and_is_gone_holds_nobody_up(torchrun_store: Serve) -> None:
@@ -61,7 +74,9 @@ def test_who_came_and_is_gone_holds_nobody_up(torchrun_store: Serve) -> None:
     with ThreadPoolExecutor(3) as ranks:
         first = ranks.submit(agree_on_attempt, torchrun_store(), 0, 3, LONG)
         torchrun_store().wait(["attempts"])  # rank 0 has found only words of the dead
-        others = [ranks.submit(agree_on_attempt, torchrun_store(), rank, 3, LONG) for rank in (2, 1)]
+        others = [
+            ranks.submit(agree_on_attempt, torchrun_store(), rank, 3, LONG) for rank in (2, 1)
+        ]
         assert [each.result() for each in (first, *others)] == [(1, True)] * 3
 
 
@@ -77,7 +92,9 @@ def place(rank: int, size: int, rendezvous: Rendezvous) -> RankEnv:
 @pytest.mark.parametrize(("rank", "missing"), [(0, "ranks 1, 2"), (1, "rank 0")])
 def test_who_did_not_come_is_named(torchrun_store: Serve, rank: int, missing: str) -> None:
     env = place(rank, 3, Rendezvous(port=torchrun_store().port, served=False))
-    with pytest.raises(RendezvousTimeout, match=rf"waited 0\.2 s at 127\.0\.0\.1:\d+: {missing} did not come"):
+    with pytest.raises(
+        RendezvousTimeout, match=rf"waited 0\.2 s at 127\.0\.0\.1:\d+: {missing} did not come"
+    ):
         await_everyone(connect(env, None, SHORT), env, SHORT)
 
 
@@ -99,7 +116,10 @@ def test_a_start_does_not_see_what_an_earlier_one_has_left(torchrun_store: Serve
 
 @pytest.mark.parametrize(
     ("served", "who"),
-    [(True, "rank 0, which is to serve the store there,"), (False, "torchrun, which serves the store,")],
+    [
+        (True, "rank 0, which is to serve the store there,"),
+        (False, "torchrun, which serves the store,"),
+    ],
 )
 def test_who_was_to_serve_the_store_is_named(served: bool, who: str) -> None:
     env = place(1, 2, Rendezvous(port=int(free_port()), served=served))

@@ -1,4 +1,5 @@
-"""Other users of this machine: none is among the ranks of a world, and none can come while its function runs."""
+"""Other users of this machine: none is among the ranks of a world, and none can come while its
+function runs."""
 
 from __future__ import annotations
 
@@ -55,7 +56,8 @@ def stranger(port: int) -> Iterator[None]:
     if child == 0:
         os.setresuid(NOBODY, NOBODY, NOBODY)
         while True:
-            with contextlib.suppress(OSError), socket.socket() as coming:  # another user may not import what more needs
+            # another user may not import what more needs
+            with contextlib.suppress(OSError), socket.socket() as coming:
                 coming.connect(("127.0.0.1", port))
                 time.sleep(ENOUGH)
                 os._exit(0)
@@ -71,15 +73,26 @@ def can_connect(port: int) -> bool:
     try:
         with socket.create_connection(("127.0.0.1", port), timeout=0.1):
             return True
-    except (TimeoutError, ConnectionRefusedError):  # a thread closes the sockets of a group that was destroyed
+    except (
+        TimeoutError,
+        ConnectionRefusedError,
+    ):  # a thread closes the sockets of a group that was destroyed
         return False
 
 
 @as_another_user
 def test_a_stranger_is_named() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server, stranger(port := server.getsockname()[1]):
+    with (
+        socket.create_server(("127.0.0.1", 0)) as server,
+        stranger(port := server.getsockname()[1]),
+    ):
         connection, address = server.accept()
-        with connection, pytest.raises(StrangerConnected, match=rf":{address[1]} .* another user \(id {NOBODY}\)"):
+        with (
+            connection,
+            pytest.raises(
+                StrangerConnected, match=rf":{address[1]} .* another user \(id {NOBODY}\)"
+            ),
+        ):
             shut_out_strangers(port)
 
 
@@ -96,14 +109,17 @@ def test_whoever_waits_to_be_accepted_is_not_overlooked(monkeypatch: pytest.Monk
 @as_another_user
 def test_a_world_that_a_stranger_has_come_to_does_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
     port = free_port()
-    monkeypatch.setattr("playground.runtime.launcher.launch.listen", lambda host, _: listen(host, int(port)))
+    monkeypatch.setattr(
+        "playground.runtime.launcher.launch.listen", lambda host, _: listen(host, int(port))
+    )
     expected = rf"^rank 0 of 2 is not alone .* another user \(id {NOBODY}\)$"
     with stranger(int(port)), pytest.raises(RankFailed, match=expected):
         launch(sum_by_groups, 2)
 
 
 def sum_by_groups(rank: int, size: int) -> list[float]:
-    """In the world, in groups that are made in every way, and in a world that the function forms itself."""
+    """In the world, in groups that are made in every way, and in a world that the function forms
+    itself."""
     sums = []
     for make in (
         lambda: None,
@@ -150,7 +166,8 @@ def test_sockets_of_the_function_are_left_alone() -> None:
 
 
 def come_to_the_store(rank: int, size: int) -> list[int]:
-    """As under torchrun: again and again, before and after this rank has formed a world of its own."""
+    """As under torchrun: again and again, before and after this rank has formed a world of its
+    own."""
     place = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     found = []
     for again in range(2):
@@ -180,7 +197,8 @@ def test_torchs_own_remote_calls_connect_beside_a_group() -> None:
 
 
 PING = bytes([0]) + struct.pack("I", 0x3C85F7CE) + bytes([13]) + struct.pack("I", 7)
-"""A client's first words to a store of torch's, which answers the 7. Source: torch's TCPStoreBackend.hpp"""
+"""A client's first words to a store of torch's, which answers the 7. Source: torch's
+TCPStoreBackend.hpp"""
 
 
 def ask_as_a_stranger(rank: int, size: int) -> list[bytes]:

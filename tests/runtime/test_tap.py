@@ -1,4 +1,5 @@
-"""The tap: what an observer learns of every operation, and that nothing of it is left when nobody observes."""
+"""The tap: what an observer learns of every operation, and that nothing of it is left when nobody
+observes."""
 
 from __future__ import annotations
 
@@ -72,8 +73,12 @@ COLLECTIVES: dict[str, Callable[..., Any]] = {
     "reduce": lambda **how: dist.reduce(ones(2), 1, **how),
     "all_gather": lambda **how: dist.all_gather(parts(), ones(2), **how),
     "all_gather_into_tensor": lambda **how: dist.all_gather_into_tensor(ones(4), ones(2), **how),
-    "gather": lambda **how: dist.gather(ones(2), parts() if dist.get_rank() == 1 else None, 1, **how),
-    "scatter": lambda **how: dist.scatter(ones(2), parts() if dist.get_rank() == 1 else None, 1, **how),
+    "gather": lambda **how: dist.gather(
+        ones(2), parts() if dist.get_rank() == 1 else None, 1, **how
+    ),
+    "scatter": lambda **how: dist.scatter(
+        ones(2), parts() if dist.get_rank() == 1 else None, 1, **how
+    ),
     "reduce_scatter": lambda **how: dist.reduce_scatter(ones(2), parts(), **how),
     "reduce_scatter_tensor": lambda **how: dist.reduce_scatter_tensor(ones(2), ones(4), **how),
     "all_to_all": lambda **how: dist.all_to_all(parts(), parts(), **how),
@@ -82,7 +87,8 @@ COLLECTIVES: dict[str, Callable[..., Any]] = {
 }
 ROOTED = ("broadcast", "reduce", "gather", "scatter")
 SIZES = {
-    "all_gather": ([2], [2, 2]), "all_gather_into_tensor": ([2], [4]), "gather": ([2], [2, 2]), "barrier": ([], []),
+    "all_gather": ([2], [2, 2]), "all_gather_into_tensor": ([2], [4]), "gather": ([2], [2, 2]),
+    "barrier": ([], []),
     "scatter": ([2, 2], [2]), "reduce_scatter": ([2, 2], [2]), "reduce_scatter_tensor": ([4], [2]),
     "all_to_all": ([2, 2], [2, 2]),
 }  # fmt: skip
@@ -100,14 +106,23 @@ def observe_collectives(rank: int, size: int) -> None:
             work.wait()
             assert calls_of(work) == [], "nothing keeps its tensors"
         blocking, issued = log.calls.values()
-        assert (blocking.name, blocking.blocks, blocking.ranks, blocking.tag) == (name, True, (0, 1), 0)
+        assert (blocking.name, blocking.blocks, blocking.ranks, blocking.tag) == (
+            name,
+            True,
+            (0, 1),
+            0,
+        )
         assert (issued.name, issued.blocks) == (name, False)
         assert log.events() == ENDS, name
         assert blocking.peer == (1 if name in ROOTED else None)
         given, got = SIZES.get(name, ([2], [2]))
         is_root = name not in ("gather", "scatter") or rank == 1
-        assert [each.numel() for each in blocking.inputs] == (given if name != "scatter" or is_root else [])
-        assert [each.numel() for each in blocking.outputs] == (got if name != "gather" or is_root else [])
+        assert [each.numel() for each in blocking.inputs] == (
+            given if name != "scatter" or is_root else []
+        )
+        assert [each.numel() for each in blocking.outputs] == (
+            got if name != "gather" or is_root else []
+        )
 
 
 def observe_messages(rank: int, size: int) -> None:
@@ -120,7 +135,9 @@ def observe_messages(rank: int, size: int) -> None:
         else:
             dist.recv(ones(3), 0, tag=7)
             dist.irecv(ones(3)).wait()
-        for work in dist.batch_isend_irecv([dist.P2POp((dist.irecv, dist.isend)[sender], ones(3), other)]):
+        for work in dist.batch_isend_irecv(
+            [dist.P2POp((dist.irecv, dist.isend)[sender], ones(3), other)]
+        ):
             work.wait()
         if sender:
             dist.send(ones(3), 1, group)
@@ -130,7 +147,13 @@ def observe_messages(rank: int, size: int) -> None:
         (world.send if sender else world.recv)([ones(3)], other, 5).wait()
     plain, issued, batched, grouped, direct = log.calls.values()
     names = ("send", "isend") if sender else ("recv", "irecv")
-    assert [call.name for call in log.calls.values()] == [names[0], names[1], names[1], names[0], names[1]]
+    assert [call.name for call in log.calls.values()] == [
+        names[0],
+        names[1],
+        names[1],
+        names[0],
+        names[1],
+    ]
     assert [call.tag for call in log.calls.values()] == [7, 0, 0, 0, 5]
     assert (plain.peer, batched.peer, direct.peer) == (other,) * 3
     assert (issued.peer, grouped.peer) == ((1, 1) if sender else (None, None))
@@ -158,12 +181,14 @@ def observe_ends(rank: int, size: int) -> None:
     dist.barrier()
     assert gone.told == []
     assert log.events() == [
-        "begun", "returned", "done", "begun", "failed", "begun", "returned", "dropped", "begun", "returned", "done",
+        "begun", "returned", "done", "begun", "failed", "begun", "returned", "dropped", "begun",
+        "returned", "done",
     ]  # fmt: skip
 
 
 def observe_futures(rank: int, size: int) -> None:
-    """The end of a call is told to who observes then, and who has begun to before: not to one that comes later."""
+    """The end of a call is told to who observes then, and who has begun to before: not to one that
+    comes later."""
     if rank == 1:
         for _ in range(2):  # joins in when it is told to
             dist.recv(ones(1), 0)
@@ -204,7 +229,9 @@ def observe_rare_calls(rank: int, size: int) -> None:
     assert ("failed", wrong.number) in log.told
     assert Call(0, "broadcast", world, ([ones(1)], size), blocks=True).peer is None
     with observing(log := Log()):
-        works = FunctionType(start_both.__code__, {"__name__": "torch.of_this_test", "dist": dist, "ones": ones})(rank)
+        works = FunctionType(
+            start_both.__code__, {"__name__": "torch.of_this_test", "dist": dist, "ones": ones}
+        )(rank)
         while "done" not in log.events():  # nobody waits for what torch itself waits for in C++
             pass
         works[1].wait()
@@ -213,11 +240,15 @@ def observe_rare_calls(rank: int, size: int) -> None:
 
 
 def start_both(rank: int) -> list[Any]:
-    return [dist.all_reduce(ones(1), async_op=True), (dist.irecv if rank else dist.isend)(ones(1), 1 - rank)]
+    return [
+        dist.all_reduce(ones(1), async_op=True),
+        (dist.irecv if rank else dist.isend)(ones(1), 1 - rank),
+    ]
 
 
 def observe_threads(rank: int, size: int) -> None:
-    """Each thread has a group; observers come and go meanwhile, and those that are there see the same numbers."""
+    """Each thread has a group; observers come and go meanwhile, and those that are there see the
+    same numbers."""
     groups = [dist.new_group() for _ in range(3)]
     with observing(first := Log()), observing(second := Log()):
 
@@ -245,10 +276,15 @@ def observe_a_batch(rank: int, size: int) -> None:
 
 def observe_one_batch(rank: int, makes_work: bool) -> None:
     def coalescing(real: Any) -> Any:
-        return lambda group, device: None if real is start or not makes_work else dist.group.WORLD.barrier()
+        return lambda group, device: (
+            None if real is start or not makes_work else dist.group.WORLD.barrier()
+        )
 
     start = ProcessGroup._start_coalescing
-    with replaced(ProcessGroup, "_start_coalescing", coalescing), replaced(ProcessGroup, "_end_coalescing", coalescing):
+    with (
+        replaced(ProcessGroup, "_start_coalescing", coalescing),
+        replaced(ProcessGroup, "_end_coalescing", coalescing),
+    ):
         device, group = torch.device("cpu"), dist.group.WORLD
         assert group
         with observing(log := Log()):
@@ -264,7 +300,8 @@ def observe_one_batch(rank: int, makes_work: bool) -> None:
 
 
 OBSERVED = (
-    observe_collectives, observe_messages, observe_ends, observe_futures, observe_rare_calls, observe_threads,
+    observe_collectives, observe_messages, observe_ends, observe_futures, observe_rare_calls,
+    observe_threads,
     observe_a_batch,
 )  # fmt: skip
 
@@ -278,7 +315,9 @@ def test_an_observer_learns_of_every_call(backend: str, world: Callable[..., Wor
 def wait_in_vain(rank: int, size: int) -> None:
     group = dist.new_group()
     backend: Any = group._get_backend(torch.device("cpu"))
-    set_timeout = backend.set_timeout if hasattr(backend, "set_timeout") else backend._set_default_timeout
+    set_timeout = (
+        backend.set_timeout if hasattr(backend, "set_timeout") else backend._set_default_timeout
+    )
     set_timeout(timedelta(milliseconds=50))
     if rank == 0:
         with observing(log := Log()):
@@ -300,11 +339,15 @@ def own_methods(rank: int, size: int) -> list[bool]:
 
     before = are_torchs()
     with observing(Observer()):
-        meanwhile = any(type(vars(owner)[name]).__name__ == "instancemethod" for owner, name in places)
+        meanwhile = any(
+            type(vars(owner)[name]).__name__ == "instancemethod" for owner, name in places
+        )
     return [before, meanwhile, are_torchs()]
 
 
-def test_without_an_observer_torchs_own_methods_are_in_place(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_an_observer_torchs_own_methods_are_in_place(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv(SWITCH, "0")
     assert launch(own_methods, 2, fresh=True) == [[True, False, True]] * 2
 
@@ -326,7 +369,10 @@ def test_a_replacement_leaves_what_was_there_when_it_came() -> None:
     place = SimpleNamespace(number=1)
     for number in (1, 2):
         place.number = number
-        with contextlib.suppress(ZeroDivisionError), replaced(place, "number", lambda real: real * 10):
+        with (
+            contextlib.suppress(ZeroDivisionError),
+            replaced(place, "number", lambda real: real * 10),
+        ):
             assert place.number == number * 10
             raise ZeroDivisionError
         assert place.number == number

@@ -1,4 +1,5 @@
-"""Whatever the flight recorder cannot name makes a rank unknown: right programs are not accused for it.
+"""Whatever the flight recorder cannot name makes a rank unknown: right programs are not accused for
+it.
 
 Each waits longer than two looks of the launcher's, so that a wrong proof would end it.
 """
@@ -46,7 +47,9 @@ def ones() -> list[torch.Tensor]:
     return [torch.ones(1)]
 
 
-def gives_up_after(set_timeout: Callable[[dist.ProcessGroup], object]) -> Callable[[dist.ProcessGroup], object]:
+def gives_up_after(
+    set_timeout: Callable[[dist.ProcessGroup], object],
+) -> Callable[[dist.ProcessGroup], object]:
     def wait(group: dist.ProcessGroup) -> None:
         set_timeout(group)
         dist.all_reduce(torch.ones(1), group=group)
@@ -62,17 +65,25 @@ def options_of(group: dist.ProcessGroup) -> Any:
 
 def set_by_backend(group: dist.ProcessGroup) -> None:
     backend = group._get_backend(CPU)
-    (backend.set_timeout if hasattr(backend, "set_timeout") else backend._set_default_timeout)(SHORT)
+    (backend.set_timeout if hasattr(backend, "set_timeout") else backend._set_default_timeout)(
+        SHORT
+    )
 
 
 LIMITED: dict[str, Callable[[Any], object]] = {
-    "dist.set_timeout": gives_up_after(lambda group: dist.distributed_c10d.set_timeout(SHORT, group)),
+    "dist.set_timeout": gives_up_after(
+        lambda group: dist.distributed_c10d.set_timeout(SHORT, group)
+    ),
     "ProcessGroup.set_timeout": gives_up_after(lambda group: group.set_timeout(timeout=SHORT)),
     "Backend.set_timeout": gives_up_after(set_by_backend),
     "options by position": lambda group: group.allreduce(ones(), options_of(group)).wait(),
-    "options by keyword": lambda group: group.allreduce(opts=options_of(group), tensors=ones()).wait(),
+    "options by keyword": lambda group: group.allreduce(
+        opts=options_of(group), tensors=ones()
+    ).wait(),
     "timeout by position": lambda group: group.allreduce(ones(), dist.ReduceOp.SUM, SHORT).wait(),
-    "timeout by keyword": lambda group: group.broadcast(tensor=torch.ones(1), root=1, timeout=SHORT).wait(),
+    "timeout by keyword": lambda group: group.broadcast(
+        tensor=torch.ones(1), root=1, timeout=SHORT
+    ).wait(),
     "barrier": lambda group: dist.barrier(group, timeout=SHORT),
     "wait": lambda group: group.allreduce(ones()).wait(timeout=SHORT),
 }
@@ -214,7 +225,8 @@ def groups_one_after_the_other(rank: int, size: int = 3) -> None:
 
 def make_group(name: str, rank: int, size: int) -> Any:
     """A group that torch.distributed does not know of."""
-    store, gloo = dist.PrefixStore(name, dist.distributed_c10d._get_default_store()), dist.ProcessGroup.BackendType.GLOO
+    store = dist.PrefixStore(name, dist.distributed_c10d._get_default_store())
+    gloo = dist.ProcessGroup.BackendType.GLOO
     group = dist.ProcessGroup(store, rank, size)
     group._register_backend(CPU, gloo, dist.ProcessGroupGloo(store, rank, size, SHORT))
     group._set_default_backend(gloo)
@@ -237,8 +249,10 @@ def groups_that_torch_did_not_register(rank: int, size: int = 3) -> None:
 
 
 RIGHT = [
-    mixed_with_calls_from_elsewhere, messages_of_a_backend, thread_called_launcher, handler_inside_a_call,
-    forward_without_backward, passes_that_average_nothing, two_models_and_checkpoints, groups_one_after_the_other,
+    mixed_with_calls_from_elsewhere, messages_of_a_backend, thread_called_launcher,
+    handler_inside_a_call,
+    forward_without_backward, passes_that_average_nothing, two_models_and_checkpoints,
+    groups_one_after_the_other,
     groups_that_torch_did_not_register,
 ]  # fmt: skip
 
@@ -293,7 +307,11 @@ def test_unequal_batches_are_proved(
         world(size, timeout=FOREVER).run(train, batches, how)
     found = caught.value.diagnosis
     first = size - 2
-    assert (found.kind, found.culprits, found.waits) == (Kind.ENDED, (first,), ((first + 1, (first,)),))
+    assert (found.kind, found.culprits, found.waits) == (
+        Kind.ENDED,
+        (first,),
+        ((first + 1, (first,)),),
+    )
     assert operation in str(found)
 
 
@@ -306,11 +324,19 @@ def call_by_keyword(rank: int, size: int) -> None:
     parts, out = [torch.zeros(2), torch.zeros(2)], torch.zeros(4)
     calls: list[tuple[Callable[[], Any], list[torch.Tensor], list[float]]] = [
         (lambda: group.allreduce(tensors=[tensor]), [tensor], [3.0]),
-        (lambda: group.allreduce(opts=options.AllreduceOptions(), tensors=[tensor]), [tensor], [6.0]),
+        (
+            lambda: group.allreduce(opts=options.AllreduceOptions(), tensors=[tensor]),
+            [tensor],
+            [6.0],
+        ),
         (lambda: group.allreduce(tensor, op=dist.ReduceOp.MAX), [tensor], [6.0]),
         (lambda: group.broadcast([tensor.fill_(rank)], opts=broadcast), [tensor], [1.0]),
         (lambda: group.broadcast(root=1, tensor=tensor.fill_(rank)), [tensor], [1.0]),
-        (lambda: group.allgather(input_tensor=tensor.fill_(rank), output_tensors=parts), parts, [0.0, 1.0]),
+        (
+            lambda: group.allgather(input_tensor=tensor.fill_(rank), output_tensors=parts),
+            parts,
+            [0.0, 1.0],
+        ),
         (lambda: group._allgather_base(input=tensor, output=out), [*out.view(2, 2)], [0.0, 1.0]),
         (lambda: group.barrier(timeout=timedelta(seconds=FOREVER)), [], []),
     ]
@@ -326,8 +352,10 @@ def call_by_keyword(rank: int, size: int) -> None:
         group.recv_anysource([tensor], 4).wait()
         assert tensor.tolist() == [0.0, 0.0]
     refused: list[Callable[[], Any]] = [
-        lambda: group.send(tensors=[tensor], dst=1, tag=0), lambda: group.send([tensor], 1), lambda: group.send(),
-        lambda: group.allreduce(tensor=[1]), lambda: group.allreduce([tensor], nothing=1), lambda: group.allreduce(),
+        lambda: group.send(tensors=[tensor], dst=1, tag=0), lambda: group.send([tensor], 1),
+        lambda: group.send(),
+        lambda: group.allreduce(tensor=[1]), lambda: group.allreduce([tensor], nothing=1),
+        lambda: group.allreduce(),
         lambda: group.broadcast([tensor], 1), lambda: group.recv_anysource(tensors=[tensor], tag=0),
         lambda: group.barrier().wait("soon"), lambda: group.barrier().wait(1, 2),
     ]  # fmt: skip

@@ -1,4 +1,5 @@
-"""Ranks find the launcher's surroundings, and code written for torchrun or for the tutorials runs in them unchanged."""
+"""Ranks find the launcher's surroundings, and code written for torchrun or for the tutorials runs
+in them unchanged."""
 
 from __future__ import annotations
 
@@ -19,7 +20,9 @@ def read_surroundings(rank: int, size: int) -> tuple[str | None, str | None, str
     return os.environ.get("OF_THE_TEST"), os.environ.get("HOME"), os.getcwd()
 
 
-def test_environment_and_folder_are_the_launcher_s(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_environment_and_folder_are_the_launcher_s(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     launch(read_surroundings, 1)  # the fork server is up, and does not know what comes now
     monkeypatch.setenv("OF_THE_TEST", "set")
     monkeypatch.delenv("HOME", raising=False)

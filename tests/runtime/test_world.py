@@ -16,7 +16,8 @@ Worlds = Callable[..., World]
 
 
 def leave_hand_in_hand(rank: int, size: int) -> int:
-    """As nccl's communicators do: none is destroyed before all the others are being destroyed too."""
+    """As nccl's communicators do: none is destroyed before all the others are being destroyed
+    too."""
     BACKENDS["gloo"].synchronize = dist.barrier  # type: ignore[method-assign]
     return rank
 
@@ -26,7 +27,8 @@ def test_all_ranks_leave_together(world: Worlds) -> None:
 
 
 def ask_the_store_when_rank_0_has_left(rank: int, size: int) -> int:
-    """As nccl's threads do: a rank that is slow to leave still asks the store, which rank 0 serves."""
+    """As nccl's threads do: a rank that is slow to leave still asks the store, which rank 0
+    serves."""
     store = dist.distributed_c10d._get_default_store()
 
     def synchronize(device: object = None) -> None:

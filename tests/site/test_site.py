@@ -1,4 +1,5 @@
-"""The site in a real browser, and its files: whole, equal from build to build, and refused where it would be stale."""
+"""The site in a real browser, and its files: whole, equal from build to build, and refused where it
+would be stale."""
 
 from __future__ import annotations
 
@@ -23,7 +24,14 @@ from playground.site.build import TEXTS, write_site
 from playground.trace import runs
 
 in_browser = pytest.mark.skipif(bool(MISSING), reason=MISSING)
-KINDS = ("index", "hello", "glossary", "exercise-swap", "break-send-send", "code-tools-failures-calls.py")
+KINDS = (
+    "index",
+    "hello",
+    "glossary",
+    "exercise-swap",
+    "break-send-send",
+    "code-tools-failures-calls.py",
+)
 """A page of each kind."""
 FINDINGS = """axe.run({preload: false, resultTypes: ["violations"]}).then(found => done(found.violations.filter(each =>
     ["serious", "critical"].includes(each.impact)).map(each => `${each.id}: ${each.nodes[0].html}`)))"""
@@ -47,13 +55,17 @@ def show(window: Browser, site: Path) -> Iterator[Callable[..., Browser]]:
     """Opens pages, which may ask for nothing elsewhere, nor complain."""
 
     def check() -> None:
-        assert [address for address in window.requests() if not address.startswith(site.as_uri())] == []
+        assert [
+            address for address in window.requests() if not address.startswith(site.as_uri())
+        ] == []
         assert window.complaints() == []
 
     def open_page(name: str, **media: Any) -> Browser:
         check()
         window.open(site / f"{name}.html", **media)
-        window.until("return [...document.querySelectorAll('.status')].every(each => each.textContent)")
+        window.until(
+            "return [...document.querySelectorAll('.status')].every(each => each.textContent)"
+        )
         return window
 
     window.driver.get("about:blank")
@@ -82,9 +94,16 @@ def test_it_is_small(site: Path) -> None:
 
 def test_another_build_is_equal_byte_for_byte(site: Path, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "playground", "site", "again"]
-    subprocess.run(command, check=True, cwd=tmp_path, env=os.environ | {"PYTHONHASHSEED": "7", "TZ": "Asia/Tokyo"})
+    subprocess.run(
+        command,
+        check=True,
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONHASHSEED": "7", "TZ": "Asia/Tokyo"},
+    )
     for file in [file for file in site.rglob("*") if file.is_file()]:
-        assert file.read_bytes() == (tmp_path / "again" / file.relative_to(site)).read_bytes(), file.name
+        assert file.read_bytes() == (tmp_path / "again" / file.relative_to(site)).read_bytes(), (
+            file.name
+        )
 
 
 def test_a_run_moves_with_its_lines_and_is_refused_when_they_have_changed(
@@ -100,18 +119,29 @@ def test_a_run_moves_with_its_lines_and_is_refused_when_they_have_changed(
     (tmp_path / name).write_text(f"# one line more\n{recording.texts[name]}")
     moved = runs.find_run("ring")
     assert moved
-    shifts = [now.line - then.line for now, then in zip(moved.sources, recording.sources, strict=True)]
+    shifts = [
+        now.line - then.line for now, then in zip(moved.sources, recording.sources, strict=True)
+    ]
     assert shifts == [int(source.file == name) for source in recording.sources]
-    line = recording.texts[name].splitlines()[next(s for s in recording.sources if s.file == name).line - 1]
+    line = recording.texts[name].splitlines()[
+        next(s for s in recording.sources if s.file == name).line - 1
+    ]
     (tmp_path / name).write_text(recording.texts[name].replace(line, f"{line}  # changed"))
-    with pytest.raises(PlaygroundError, match=rf"'ring' was recorded with another {name}, line \d+ .* record it again"):
+    with pytest.raises(
+        PlaygroundError,
+        match=rf"'ring' was recorded with another {name}, line \d+ .* record it again",
+    ):
         runs.find_run("ring")
 
 
-def test_code_that_is_not_the_source_s_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_code_that_is_not_the_source_s_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(build, "ROOT", tmp_path)
     (tmp_path / "lesson.py").write_text("def f():\n    return 1\n")
-    (tmp_path / "README.md").write_text("From [lesson.py](lesson.py):\n\n```python\ndef f():\n    return 2\n```\n")
+    (tmp_path / "README.md").write_text(
+        "From [lesson.py](lesson.py):\n\n```python\ndef f():\n    return 2\n```\n"
+    )
     with pytest.raises(PlaygroundError, match=r"README.md shows code that lesson.py lacks: def f"):
         build.read_text(tmp_path / "README.md")
 
@@ -119,7 +149,9 @@ def test_code_that_is_not_the_source_s_is_refused(tmp_path: Path, monkeypatch: p
 @in_browser
 @pytest.mark.parametrize("every", [False, pytest.param(True, marks=pytest.mark.stress)])
 @pytest.mark.parametrize(("scheme", "width"), [("light", 1400), ("dark", 400)])
-def test_pages_are_accessible(scheme: str, width: int, every: bool, site: Path, show: Callable[..., Browser]) -> None:
+def test_pages_are_accessible(
+    scheme: str, width: int, every: bool, site: Path, show: Callable[..., Browser]
+) -> None:
     """One of each kind; in `make stress` all."""
     axe = (files("axe_core_python") / "axe.min.js").read_text()
     for name in sorted(file.stem for file in site.glob("*.html")) if every else KINDS:
@@ -146,9 +178,16 @@ def test_a_host_may_serve_it_below_its_root(site: Path, window: Browser) -> None
         root = f"http://127.0.0.1:{server.server_port}/course/"
         window.driver.get(f"{root}index.html")
         window.requests(), window.complaints()
-        window.ask("[...document.querySelectorAll('main a')].find(each => each.textContent === 'p2p').click()")
+        window.ask(
+            "[...document.querySelectorAll('main a')].find(each => each.textContent === "
+            "'p2p').click()"
+        )
         window.wait_for(".status", "Step")
-        assert {address.removeprefix(root) for address in window.requests()} >= {"p2p.html", "site.css", "player.js"}
+        assert {address.removeprefix(root) for address in window.requests()} >= {
+            "p2p.html",
+            "site.css",
+            "player.js",
+        }
         assert all(address.startswith(root) for address in window.requests())
         assert window.complaints() == []
         server.shutdown()
@@ -160,16 +199,28 @@ def test_a_player_leads_to_the_lines_of_the_board(show: Callable[..., Browser]) 
     window.ask("document.querySelector('[name=forward]').focus()")
     window.press("\ue007")
     line = window.ask("return document.querySelector('.line a').getAttribute('href')")
-    assert window.ask("return document.getElementById(arguments[0].slice(1)).dataset.ranks", line) == "rank 0, 1, 2, 3"
+    assert (
+        window.ask("return document.getElementById(arguments[0].slice(1)).dataset.ranks", line)
+        == "rank 0, 1, 2, 3"
+    )
     said = window.text(".line a").split(maxsplit=1)[1]
-    assert window.ask("return document.getElementById(arguments[0].slice(1)).innerText.trim()", line) == said
+    assert (
+        window.ask("return document.getElementById(arguments[0].slice(1)).innerText.trim()", line)
+        == said
+    )
 
 
-def test_a_folder_with_files_of_the_users_is_refused(tmp_path: Path, run_cli: Callable[..., Any]) -> None:
+def test_a_folder_with_files_of_the_users_is_refused(
+    tmp_path: Path, run_cli: Callable[..., Any]
+) -> None:
     (tmp_path / "index.html").write_text("mine")
     shown = run_cli("site", tmp_path)
     assert (shown.code, shown.out) == (2, "")
-    assert shown.err == f"playground: {tmp_path} holds other files, which pages could replace: name a new folder\n"
+    assert (
+        shown.err
+        == f"playground: {tmp_path} holds other files, which pages could replace: name a new "
+        "folder\n"
+    )
     assert [each.read_text() for each in tmp_path.iterdir()] == ["mine"]
 
 
@@ -187,7 +238,9 @@ def test_search_finds_titles_before_texts(show: Callable[..., Browser]) -> None:
     window = show("hello")
     window.press("/", *"all-reduce")
     window.until("return document.querySelectorAll('#found a').length > 3")
-    titles = window.ask("return [...document.querySelectorAll('#found a')].map(each => each.textContent)")
+    titles = window.ask(
+        "return [...document.querySelectorAll('#found a')].map(each => each.textContent)"
+    )
     assert "all-reduce (glossary)" in titles[:3]
     window.press("\ue007")
     window.until("return !location.pathname.endsWith('hello.html')")
@@ -196,7 +249,10 @@ def test_search_finds_titles_before_texts(show: Callable[..., Browser]) -> None:
 @in_browser
 def test_hints_open_one_by_one_and_paper_has_pictures(show: Callable[..., Browser]) -> None:
     window = show("exercise-swap")
-    seen = "return [...document.querySelectorAll('main summary')].filter(each => each.checkVisibility()).length"
+    seen = (
+        "return [...document.querySelectorAll('main summary')].filter(each => "
+        "each.checkVisibility()).length"
+    )
     counts = []
     for number in range(3):
         counts.append(window.ask(seen))
@@ -205,6 +261,13 @@ def test_hints_open_one_by_one_and_paper_has_pictures(show: Callable[..., Browse
     window = show("collectives")
     window.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "print"})
     window.ask("dispatchEvent(new Event('beforeprint'))")
-    assert window.ask("return [...document.querySelectorAll('figure img')].every(each => each.checkVisibility())")
-    assert window.ask("return [...document.querySelectorAll('.player')].some(each => each.checkVisibility())") is False
+    assert window.ask(
+        "return [...document.querySelectorAll('figure img')].every(each => each.checkVisibility())"
+    )
+    assert (
+        window.ask(
+            "return [...document.querySelectorAll('.player')].some(each => each.checkVisibility())"
+        )
+        is False
+    )
     window.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": ""})

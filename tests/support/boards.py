@@ -1,4 +1,5 @@
-"""The boards: each lesson's `lesson.py`, a program that needs torch and no other part of the playground."""
+"""The boards: each lesson's `lesson.py`, a program that needs torch and no other part of the
+playground."""
 
 from __future__ import annotations
 

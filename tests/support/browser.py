@@ -18,7 +18,8 @@ from selenium.webdriver.support.ui import WebDriverWait
 CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
 MISSING = "" if CHROMIUM and DRIVER else "needs a browser: apt-get install chromium chromium-driver"
 FLAGS = (
-    "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update",
+    "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-background-networking",
+    "--disable-component-update",
     "--disable-sync", "--no-first-run",
 )  # fmt: skip
 
@@ -30,8 +31,12 @@ class Browser:
         self.driver = driver
 
     def open(self, page: Path, *, width: int = 1000, height: int = 900, **media: str) -> None:
-        """Show a page in a window of this size, where these features of the media have these values."""
-        features = [{"name": f"prefers-{name.replace('_', '-')}", "value": value} for name, value in media.items()]
+        """Show a page in a window of this size, where these features of the media have these
+        values."""
+        features = [
+            {"name": f"prefers-{name.replace('_', '-')}", "value": value}
+            for name, value in media.items()
+        ]
         self.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
         size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
         self.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
@@ -63,11 +68,18 @@ class Browser:
 
     def requests(self) -> list[str]:
         """Everything the page has asked for since it was opened."""
-        logged = [json.loads(entry["message"])["message"] for entry in self.driver.get_log("performance")]
-        return [each["params"]["request"]["url"] for each in logged if each["method"] == "Network.requestWillBeSent"]
+        logged = [
+            json.loads(entry["message"])["message"] for entry in self.driver.get_log("performance")
+        ]
+        return [
+            each["params"]["request"]["url"]
+            for each in logged
+            if each["method"] == "Network.requestWillBeSent"
+        ]
 
     def complaints(self) -> list[str]:
-        """What has been written to the console since it was opened: errors, and whatever the policy forbade."""
+        """What has been written to the console since it was opened: errors, and whatever the policy
+        forbade."""
         return [entry["message"] for entry in self.driver.get_log("browser")]
 
 

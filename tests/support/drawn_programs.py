@@ -1,4 +1,5 @@
-"""Programs drawn at random, in which every message that is sent is received and nobody waits for ever."""
+"""Programs drawn at random, in which every message that is sent is received and nobody waits for
+ever."""
 
 from __future__ import annotations
 

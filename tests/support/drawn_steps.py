@@ -1,12 +1,13 @@
 """Right programs drawn from a seed, out of all that torch.distributed and its process groups offer.
 
-A program is a few steps, which all ranks take in the same order. A step is right by itself: who is to take part in it
-does, checks what comes of it, and leaves nothing behind but asynchronous calls, which are waited for by the program's
-end, by each rank in an order of its own. What ranks do together is drawn from the seed, how long each dawdles and how
-it waits by the rank alone.
+A program is a few steps, which all ranks take in the same order. A step is right by itself: who is
+to take part in it does, checks what comes of it, and leaves nothing behind but asynchronous calls,
+which are waited for by the program's end, by each rank in an order of its own. What ranks do
+together is drawn from the seed, how long each dawdles and how it waits by the rank alone.
 
-`DOUBTFUL` steps make the flight recorder doubt all that a rank calls later: they are drawn in runs of their own, so
-that in the others an accusation can come at any moment. What gloo itself cannot do is not drawn, see the comments.
+`DOUBTFUL` steps make the flight recorder doubt all that a rank calls later: they are drawn in runs
+of their own, so that in the others an accusation can come at any moment. What gloo itself cannot do
+is not drawn, see the comments.
 """
 
 from __future__ import annotations
@@ -47,9 +48,12 @@ MOST_GROUPS = 6
 INTEGERS = "int64", "int32", "uint8", "int8"
 FLOATS = "float32", "float32", "float64", "float16", "bfloat16"
 REDUCE: dict[str, Callable[[Sequence[int]], float]] = {
-    "SUM": sum, "PRODUCT": math.prod, "MIN": min, "MAX": max, "AVG": lambda values: sum(values) / len(values),
-    "BAND": lambda values: values[0] & math.prod(values[1:]) if len(values) == 2 else fold(values, int.__and__),
-    "BOR": lambda values: fold(values, int.__or__), "BXOR": lambda values: fold(values, int.__xor__),
+    "SUM": sum, "PRODUCT": math.prod, "MIN": min, "MAX": max,
+    "AVG": lambda values: sum(values) / len(values),
+    "BAND": lambda values: values[0] & math.prod(values[1:]) if len(values) == 2 else fold(values,
+    int.__and__),
+    "BOR": lambda values: fold(values, int.__or__), "BXOR": lambda values: fold(values,
+    int.__xor__),
 }  # fmt: skip
 
 
@@ -62,7 +66,8 @@ def fold(values: Sequence[int], combine: Callable[[int, int], int]) -> int:
 
 @dataclass(frozen=True)
 class Group:
-    """A process group; `handle` is None on a rank that is none of its `members`, which are ranks of the world."""
+    """A process group; `handle` is None on a rank that is none of its `members`, which are ranks of
+    the world."""
 
     handle: Any
     members: tuple[int, ...]
@@ -107,16 +112,25 @@ def step(weight: float) -> Callable[[Callable[[Player], None]], Callable[[Player
 
 @cache
 def parameters(function: Any) -> list[str]:
-    """Names of a function's parameters; none are known of C++'s, whose arguments are given in their order."""
-    return list(inspect.signature(function).parameters) if inspect.isfunction(inspect.unwrap(function)) else []
+    """Names of a function's parameters; none are known of C++'s, whose arguments are given in their
+    order."""
+    return (
+        list(inspect.signature(function).parameters)
+        if inspect.isfunction(inspect.unwrap(function))
+        else []
+    )
 
 
-def run(rank: int, size: int, seeds: Sequence[int], doubtful: bool = False, own_world: str = "") -> int:
-    """Run the programs of these seeds one after the other; return how many steps they had. In an `own_world` they run
-    in one that this rank has formed itself, of that backend."""
+def run(
+    rank: int, size: int, seeds: Sequence[int], doubtful: bool = False, own_world: str = ""
+) -> int:
+    """Run the programs of these seeds one after the other; return how many steps they had. In an
+    `own_world` they run in one that this rank has formed itself, of that backend."""
     if own_world:
         dist.destroy_process_group()
-        dist.init_process_group(own_world, rank=rank, world_size=size, timeout=timedelta(seconds=WORLD_LIMIT))
+        dist.init_process_group(
+            own_world, rank=rank, world_size=size, timeout=timedelta(seconds=WORLD_LIMIT)
+        )
     return Player(seeds[0], doubtful).play(seeds)
 
 
@@ -134,7 +148,8 @@ class Player:
         """A group for threads that call beside the main thread."""
         self.beside_before: threading.Thread | None = None
         self.unfinished: list[Callable[[], None]] = []
-        self.place, self.steps = "", 0
+        self.place = ""
+        self.steps = 0
         self.tag = 0
         """One that no message of another step nearby has."""
 
@@ -155,7 +170,8 @@ class Player:
             take = STEPS[name][1]
             if self.doubtful and self.draw.random() < 0.3:
                 name, take = self.draw.choice([*DOUBTFUL.items()])
-            self.place, self.steps = f"{number} ({name})", self.steps + 1
+            self.place = f"{number} ({name})"
+            self.steps = self.steps + 1
             self.dawdle()
             take(self)
         self.place = "the end"
@@ -184,7 +200,10 @@ class Player:
         by_position = self.own.randint(0, most)
         rest = names[by_position:]
         self.own.shuffle(rest)
-        return function(*[arguments[name] for name in names[:by_position]], **{name: arguments[name] for name in rest})
+        return function(
+            *[arguments[name] for name in names[:by_position]],
+            **{name: arguments[name] for name in rest},
+        )
 
     def tensor(self, value: float, dtype: str = "float32", length: int = 3) -> torch.Tensor:
         return torch.full((length,), value, dtype=getattr(torch, dtype))
@@ -193,8 +212,8 @@ class Player:
         return self.draw.choice([1, 3, 3, 100, 1000, 20_000])
 
     def await_later(self, work: Any, check: Callable[[], None], mode: Callable[[], Any]) -> None:
-        """Wait for an asynchronous call in one of all ways, now or at the program's end, under the mode it was made in:
-        gloo writes some results in `wait`."""
+        """Wait for an asynchronous call in one of all ways, now or at the program's end, under the
+        mode it was made in: gloo writes some results in `wait`."""
 
         def finish() -> None:
             self.dawdle()
@@ -214,7 +233,8 @@ def wait(work: Any, own: Random) -> None:
     how = own.choice(["wait", "wait", "limit", "poll", "future", "then"])
     if not isinstance(work, dist.Work):  # a future, which has no limits
         how = "wait"
-    for _ in range(own.randint(1, 10) * (how == "poll")):  # gloo's reduce-scatter is completed by `wait` alone
+    # gloo's reduce-scatter is completed by `wait` alone
+    for _ in range(own.randint(1, 10) * (how == "poll")):
         if not work.is_completed():
             time.sleep(0.0005)
     if how in ("future", "then"):
@@ -270,7 +290,9 @@ def options(kind: str, **named: Any) -> Any:
 def reduction(player: Player) -> tuple[str, str, Any]:
     """A name, a dtype that it is defined for, and the operation."""
     name = player.draw.choice([*["SUM"] * 4, *REDUCE])
-    dtype = player.draw.choice(INTEGERS if name[0] == "B" else FLOATS if name == "AVG" else FLOATS + INTEGERS)
+    dtype = player.draw.choice(
+        INTEGERS if name[0] == "B" else FLOATS if name == "AVG" else FLOATS + INTEGERS
+    )
     return name, dtype, getattr(dist.ReduceOp, name)
 
 
@@ -282,11 +304,16 @@ def all_reduce(player: Player, group: Group) -> Made:
     ways: list[Way] = [
         (dist.all_reduce, {"tensor": tensor, "op": op, "group": handle}),
         (handle.allreduce, {"tensors": [tensor], "opts": options("Allreduce", reduceOp=op)}),
-        (handle.allreduce, {"tensors": [tensor], "opts": options("Allreduce", reduceOp=op, timeout=LIMITS[0])}),
+        (
+            handle.allreduce,
+            {"tensors": [tensor], "opts": options("Allreduce", reduceOp=op, timeout=LIMITS[0])},
+        ),
         (handle.allreduce, {"tensors": [tensor], "op": op, "timeout": LIMITS[1]}),
         (handle.allreduce, {"tensor": tensor, "op": op}),
     ]
-    return ways, lambda: check_all(tensor, round(value, 1) if name != "AVG" else tensor.new_tensor(value).item())
+    return ways, lambda: check_all(
+        tensor, round(value, 1) if name != "AVG" else tensor.new_tensor(value).item()
+    )
 
 
 @collective
@@ -294,7 +321,10 @@ def all_reduce_coalesced(player: Player, group: Group) -> Made:
     tensors = [player.tensor(group.number + 1, length=length) for length in (2, player.length())]
     every = options("AllreduceCoalesced", reduceOp=dist.ReduceOp.SUM)
     ways: list[Way] = [
-        (dist.all_reduce_coalesced, {"tensors": tensors, "op": dist.ReduceOp.SUM, "group": group.handle}),
+        (
+            dist.all_reduce_coalesced,
+            {"tensors": tensors, "op": dist.ReduceOp.SUM, "group": group.handle},
+        ),
         (group.handle.allreduce_coalesced, {"tensors": tensors, "opts": every}),
     ]
     return ways, lambda: check_rows(tensors, [sum(range(1, group.size + 1))] * 2)
@@ -315,7 +345,8 @@ def manager(player: Player, group: Group) -> Made:
 
 @collective
 def broadcast(player: Player, group: Group) -> Made:
-    root, tensor = player.draw.randrange(group.size), player.tensor(group.number + 1, length=player.length())
+    root = player.draw.randrange(group.size)
+    tensor = player.tensor(group.number + 1, length=player.length())
     handle, everywhere = group.handle, options("Broadcast", rootRank=root)
     ways: list[Way] = [
         (dist.broadcast, {"tensor": tensor, "src": group.members[root], "group": handle}),
@@ -335,7 +366,10 @@ def reduce(player: Player, group: Group) -> Made:
     ways: list[Way] = [
         (dist.reduce, {"tensor": tensor, "dst": group.members[root], "op": op, "group": handle}),
         (dist.reduce, {"tensor": tensor, "op": op, "group": handle, "group_dst": root}),
-        (handle.reduce, {"tensors": [tensor], "opts": options("Reduce", rootRank=root, reduceOp=op)}),
+        (
+            handle.reduce,
+            {"tensors": [tensor], "opts": options("Reduce", rootRank=root, reduceOp=op)},
+        ),
         (handle.reduce, {"tensor": tensor, "root": root, "op": op}),
     ]
     value = REDUCE[name](range(1, group.size + 1))
@@ -348,7 +382,10 @@ def all_gather(player: Player, group: Group) -> Made:
     parts = [torch.empty_like(tensor) for _ in range(group.size)]
     ways: list[Way] = [
         (dist.all_gather, {"tensor_list": parts, "tensor": tensor, "group": handle}),
-        (handle.allgather, {"output_tensors": [parts], "input_tensors": [tensor], "opts": options("Allgather")}),
+        (
+            handle.allgather,
+            {"output_tensors": [parts], "input_tensors": [tensor], "opts": options("Allgather")},
+        ),
         (handle.allgather, {"output_tensors": parts, "input_tensor": tensor, "timeout": LIMITS[1]}),
     ]
     return ways, lambda: check_rows(parts, range(group.size))
@@ -360,19 +397,26 @@ def all_gather_into_tensor(player: Player, group: Group) -> Made:
     whole = tensor.new_empty(group.size * len(tensor))
     passed, more = {"output": whole, "input": tensor}, {"opts": options("Allgather")}
     named = {"output_tensor": whole, "input_tensor": tensor, "group": handle}
-    ways: list[Way] = [(dist.all_gather_into_tensor, named), (handle._allgather_base, passed | more)]
+    ways: list[Way] = [
+        (dist.all_gather_into_tensor, named),
+        (handle._allgather_base, passed | more),
+    ]
     ways += [(dist.all_gather_single, named)] if hasattr(dist, "all_gather_single") else []
     return ways, lambda: check_rows(whole.view(group.size, -1), range(group.size))
 
 
 @collective
 def all_gather_coalesced(player: Player, group: Group) -> Made:
-    tensors, handle = [player.tensor(group.number, length=length) for length in (1, 5)], group.handle
+    tensors = [player.tensor(group.number, length=length) for length in (1, 5)]
+    handle = group.handle
     lists = [[torch.empty_like(tensor) for tensor in tensors] for _ in range(group.size)]
     wholes = [tensor.new_empty(group.size * len(tensor)) for tensor in tensors]
     into_wholes = player.draw.random() < 0.5
     ways: list[Way] = [
-        (dist.all_gather_coalesced, {"output_tensor_lists": lists, "input_tensor_list": tensors, "group": handle}),
+        (
+            dist.all_gather_coalesced,
+            {"output_tensor_lists": lists, "input_tensor_list": tensors, "group": handle},
+        ),
         (handle.allgather_coalesced, {"output_lists": lists, "input_list": tensors}),
     ]
     if into_wholes:
@@ -394,9 +438,27 @@ def gather(player: Player, group: Group) -> Made:
     parts = [torch.empty_like(tensor) for _ in range(group.size * (group.number == root))]
     lists = [parts] if parts else []
     ways: list[Way] = [
-        (dist.gather, {"tensor": tensor, "gather_list": parts or None, "dst": group.members[root], "group": handle}),
-        (dist.gather, {"tensor": tensor, "gather_list": parts or None, "group": handle, "group_dst": root}),
-        (handle.gather, {"output_tensors": lists, "input_tensors": [tensor], "opts": options("Gather", rootRank=root)}),
+        (
+            dist.gather,
+            {
+                "tensor": tensor,
+                "gather_list": parts or None,
+                "dst": group.members[root],
+                "group": handle,
+            },
+        ),
+        (
+            dist.gather,
+            {"tensor": tensor, "gather_list": parts or None, "group": handle, "group_dst": root},
+        ),
+        (
+            handle.gather,
+            {
+                "output_tensors": lists,
+                "input_tensors": [tensor],
+                "opts": options("Gather", rootRank=root),
+            },
+        ),
         (handle.gather, {"output_tensors": parts, "input_tensor": tensor, "root": root}),
     ]
     if not parts:  # torch's short form of the method takes no empty list
@@ -411,9 +473,18 @@ def scatter(player: Player, group: Group) -> Made:
     parts = [player.tensor(number, length=length) for number in range(group.size * is_root)]
     opts, top = options("Scatter", rootRank=root), group.members[root]
     ways: list[Way] = [
-        (dist.scatter, {"tensor": tensor, "scatter_list": parts or None, "src": top, "group": handle}),
-        (dist.scatter, {"tensor": tensor, "scatter_list": parts or None, "group": handle, "group_src": root}),
-        (handle.scatter, {"output_tensors": [tensor], "input_tensors": [parts] if parts else [], "opts": opts}),
+        (
+            dist.scatter,
+            {"tensor": tensor, "scatter_list": parts or None, "src": top, "group": handle},
+        ),
+        (
+            dist.scatter,
+            {"tensor": tensor, "scatter_list": parts or None, "group": handle, "group_src": root},
+        ),
+        (
+            handle.scatter,
+            {"output_tensors": [tensor], "input_tensors": [parts] if parts else [], "opts": opts},
+        ),
     ]
     return ways, lambda: check_all(tensor, group.number)
 
@@ -421,11 +492,15 @@ def scatter(player: Player, group: Group) -> Made:
 @collective
 def reduce_scatter(player: Player, group: Group) -> Made:
     length, handle, add = player.length(), group.handle, dist.ReduceOp.SUM
-    output, parts = player.tensor(-1, length=length), [player.tensor(n + 1, length=length) for n in range(group.size)]
+    output = player.tensor(-1, length=length)
+    parts = [player.tensor(n + 1, length=length) for n in range(group.size)]
     opts = options("ReduceScatter", reduceOp=add)
     ways: list[Way] = [
         (dist.reduce_scatter, {"output": output, "input_list": parts, "op": add, "group": handle}),
-        (handle.reduce_scatter, {"output_tensors": [output], "input_tensors": [parts], "opts": opts}),
+        (
+            handle.reduce_scatter,
+            {"output_tensors": [output], "input_tensors": [parts], "opts": opts},
+        ),
         (handle.reduce_scatter, {"output": output, "input": parts, "op": add}),
     ]
     return ways, lambda: check_all(output, group.size * (group.number + 1))
@@ -436,38 +511,60 @@ def reduce_scatter_tensor(player: Player, group: Group) -> Made:
     length, handle, add = player.length(), group.handle, dist.ReduceOp.SUM
     output = player.tensor(-1, length=length)
     whole = torch.cat([player.tensor(number + 1, length=length) for number in range(group.size)])
-    opts, named = options("ReduceScatter", reduceOp=add), {"output": output, "input": whole, "op": add, "group": handle}
+    opts = options("ReduceScatter", reduceOp=add)
+    named = {"output": output, "input": whole, "op": add, "group": handle}
     ways: list[Way] = [
         (dist.reduce_scatter_tensor, named),
         (handle._reduce_scatter_base, {"outputTensor": output, "inputTensor": whole, "opts": opts}),
     ]
     ways += [(dist.reduce_scatter_single, named)] if hasattr(dist, "reduce_scatter_single") else []
     if player.draw.random() < 0.3:  # another algorithm
-        ways = [(handle.reduce_scatter_tensor_coalesced, {"outputs": [output], "inputs": [whole], "opts": opts})]
+        ways = [
+            (
+                handle.reduce_scatter_tensor_coalesced,
+                {"outputs": [output], "inputs": [whole], "opts": opts},
+            )
+        ]
     return ways, lambda: check_all(output, group.size * (group.number + 1))
 
 
 @collective
 def all_to_all(player: Player, group: Group) -> Made:
     length, handle = player.length(), group.handle
-    inputs = [player.tensor(10 * group.number + number, length=length) for number in range(group.size)]
+    inputs = [
+        player.tensor(10 * group.number + number, length=length) for number in range(group.size)
+    ]
     outputs = [torch.empty_like(each) for each in inputs]
     ways: list[Way] = [
-        (dist.all_to_all, {"output_tensor_list": outputs, "input_tensor_list": inputs, "group": handle}),
+        (
+            dist.all_to_all,
+            {"output_tensor_list": outputs, "input_tensor_list": inputs, "group": handle},
+        ),
         (handle.alltoall, {"output_tensors": outputs, "input_tensors": inputs}),
     ]
-    return ways, lambda: check_rows(outputs, [10 * number + group.number for number in range(group.size)])
+    return ways, lambda: check_rows(
+        outputs, [10 * number + group.number for number in range(group.size)]
+    )
 
 
 @collective
 def all_to_all_single(player: Player, group: Group) -> Made:
     """The rank of number n sends n + 1 elements to each."""
-    counts, handle, mine = [number + 1 for number in range(group.size)], group.handle, group.number + 1
-    output, given = player.tensor(-1, length=sum(counts)), player.tensor(group.number, length=mine * group.size)
+    counts = [number + 1 for number in range(group.size)]
+    handle = group.handle
+    mine = group.number + 1
+    output = player.tensor(-1, length=sum(counts))
+    given = player.tensor(group.number, length=mine * group.size)
     got, gave = counts, [mine] * group.size
-    passed = {"output": output, "input": given, "output_split_sizes": got, "input_split_sizes": gave}
+    passed = {
+        "output": output,
+        "input": given,
+        "output_split_sizes": got,
+        "input_split_sizes": gave,
+    }
     ways: list[Way] = [
-        (dist.all_to_all_single, passed | {"group": handle}), (handle.alltoall_base, passed | {"timeout": LIMITS[0]}),
+        (dist.all_to_all_single, passed | {"group": handle}), (handle.alltoall_base,
+        passed | {"timeout": LIMITS[0]}),
     ]  # fmt: skip
     return ways, lambda: check_rows(output.split(counts), range(group.size))
 
@@ -490,7 +587,9 @@ def call(player: Player) -> None:
     make = COLLECTIVES[draw.choice([*COLLECTIVES])]
     if group.handle is None:
         return
-    mode = own.choice([contextlib.nullcontext, contextlib.nullcontext, torch.no_grad, torch.inference_mode])
+    mode = own.choice(
+        [contextlib.nullcontext, contextlib.nullcontext, torch.no_grad, torch.inference_mode]
+    )
 
     def begin() -> None:
         with mode():
@@ -531,7 +630,10 @@ def objects(player: Player) -> None:
     if (handle := group.handle) is None:
         return
     top = int(root * group.size)
-    name, own, mine, is_root = player.draw.choice("abcd"), player.own, [group.number, "x" * group.number], None
+    name = player.draw.choice("abcd")
+    own = player.own
+    mine = [group.number, "x" * group.number]
+    is_root = None
     is_root = group.number == top
     target = {"dst": group.members[top], "group": handle}
     source = {"src": group.members[top], "group": handle}
@@ -543,7 +645,10 @@ def objects(player: Player) -> None:
         player.call(dist.all_gather_object, {"object_list": found, "obj": mine, "group": handle})
         assert found == every
     elif name == "b":
-        player.call(dist.gather_object, {"obj": mine, "object_gather_list": found if is_root else None} | target)
+        player.call(
+            dist.gather_object,
+            {"obj": mine, "object_gather_list": found if is_root else None} | target,
+        )
         assert not is_root or found == every
     elif name == "c":
         told = ["a", {2: 3}] if is_root else [None, None]
@@ -557,7 +662,8 @@ def objects(player: Player) -> None:
 
 
 def send(player: Player, group: Group, value: float, to: int, tag: int, length: int = 3) -> Any:
-    """A message to a rank of the group, by a number in it; returns a work, or None if it has been sent."""
+    """A message to a rank of the group, by a number in it; returns a work, or None if it has been
+    sent."""
     tensor, handle, own = player.tensor(value, length=length), group.handle, player.own
     if own.random() < 0.3:
         return player.call(handle.send, {"tensors": [tensor], "dstRank": to, "tag": tag})
@@ -567,11 +673,15 @@ def send(player: Player, group: Group, value: float, to: int, tag: int, length: 
     return player.call(own.choice([dist.send, dist.isend]), {"tensor": tensor} | address)
 
 
-def receive(player: Player, group: Group, value: float, source: int | None, tag: int, length: int = 3) -> None:
+def receive(
+    player: Player, group: Group, value: float, source: int | None, tag: int, length: int = 3
+) -> None:
     """A message from a rank of the group, or from anyone."""
     tensor, handle, own = player.tensor(-1, length=length), group.handle, player.own
     how, known = own.random(), source is not None
-    address = {"src": group.members[source], "group": handle} if source is not None else {"group": handle}
+    address = (
+        {"src": group.members[source], "group": handle} if source is not None else {"group": handle}
+    )
     if known and own.random() < 0.4:
         address = {"group": handle, "group_src": source}
     if how < 0.3 and known:
@@ -591,7 +701,10 @@ def receive(player: Player, group: Group, value: float, source: int | None, tag:
 
 def wait_for_message(player: Player, work: Any) -> None:
     if work is not None:
-        elsewhere(player.own, partial(work.wait, *[player.own.choice(LIMITS)] * (player.own.random() < 0.3)))
+        elsewhere(
+            player.own,
+            partial(work.wait, *[player.own.choice(LIMITS)] * (player.own.random() < 0.3)),
+        )
 
 
 @step(10)
@@ -602,8 +715,13 @@ def ring(player: Player) -> None:
         return
     number, size = group.number, group.size
     after, before = (number + 1) % size, (number - 1) % size
-    work = send(player, group, number, after, tag, length) if number % 2 == 0 and number + 1 < size else None
-    if number % 2 == 0 and number + 1 == size:  # the last of an odd number: the first has sent, and its peer receives
+    work = (
+        send(player, group, number, after, tag, length)
+        if number % 2 == 0 and number + 1 < size
+        else None
+    )
+    # the last of an odd number: the first has sent, and its peer receives
+    if number % 2 == 0 and number + 1 == size:
         receive(player, group, before, before, tag, length)
         work = send(player, group, number, after, tag, length)
     else:
@@ -650,13 +768,18 @@ def batch(player: Player) -> None:
     group, tags = player.group(), range(player.draw.choice([1, 2, 5]))
     if group.handle is None or group.size == 1:
         return
-    number, size, handle, own = group.number, group.size, group.handle, player.own
+    number = group.number
+    size = group.size
+    handle = group.handle
+    own = player.own
     after, before = (number + 1) % size, (number - 1) % size
     incoming = torch.full((len(tags), 3), -1.0)
     by_peer = own.random() < 0.5
     there = {"group_peer": after} if by_peer else {"peer": group.members[after]}
     here = {"group_peer": before} if by_peer else {"peer": group.members[before]}
-    made = [dist.P2POp(dist.isend, player.tensor(tag), group=handle, tag=tag, **there) for tag in tags]
+    made = [
+        dist.P2POp(dist.isend, player.tensor(tag), group=handle, tag=tag, **there) for tag in tags
+    ]
     made += [dist.P2POp(dist.irecv, incoming[tag], group=handle, tag=tag, **here) for tag in tags]
     own.shuffle(made)
     if own.random() < 0.5:
@@ -688,30 +811,51 @@ def lists_of_objects(player: Player) -> None:
 @step(1.5)
 def make_group(player: Player) -> None:
     """A group made in some way is there for later steps."""
-    world, draw, own, more = [*range(player.size)], player.draw, player.own, dict[str, Any]()
-    how = draw.choice(["new_group", "new_group", "local", "subgroups", "enumeration", "mesh", "plane", "split", "all"])
+    world = [*range(player.size)]
+    draw = player.draw
+    own = player.own
+    more = dict[str, Any]()
+    how = draw.choice(
+        [
+            "new_group",
+            "new_group",
+            "local",
+            "subgroups",
+            "enumeration",
+            "mesh",
+            "plane",
+            "split",
+            "all",
+        ]
+    )
     members = draw.sample(world, draw.randint(1, player.size))
     if draw.random() < 0.3:
         more["timeout"] = draw.choice(LIMITS)
     if how in ("new_group", "local"):
-        if how == "local":  # one on each rank: torch counts the groups that a rank has made, and names the next by it
+        # one on each rank: torch counts the groups that a rank has made, and names the next by it
+        if how == "local":
             cut, order = draw.randint(1, player.size), draw.sample(world, player.size)
-            members, more["use_local_synchronization"] = (
-                order[:cut] if player.rank in order[:cut] else order[cut:],
-                True,
-            )
+            members = order[:cut] if player.rank in order[:cut] else order[cut:]
+            more["use_local_synchronization"] = True
         ways: list[Any] = [members, members[::-1], tuple(members)]
         ways += [set(members), (each for each in members)] if how == "new_group" else []
         if draw.random() < 0.2 and "sort_ranks" in parameters(dist.new_group):
             more["sort_ranks"], ways = False, [members]
         handle = player.call(dist.new_group, {"ranks": own.choice(ways)} | more)
-        made = [Group(handle, tuple(members if more.get("sort_ranks") is False else sorted(members)))]
+        made = [
+            Group(handle, tuple(members if more.get("sort_ranks") is False else sorted(members)))
+        ]
     elif how == "all":
         made = [Group(dist.new_group(group_desc="all", **more), tuple(world))]
     elif how == "subgroups":
         length = draw.choice([each for each in (1, 2, 3, 4) if player.size % each == 0])
         handle, _ = dist.new_subgroups(length, **more)
-        made = [Group(handle, own_part(player, [world[at : at + length] for at in range(0, player.size, length)]))]
+        made = [
+            Group(
+                handle,
+                own_part(player, [world[at : at + length] for at in range(0, player.size, length)]),
+            )
+        ]
     elif how == "enumeration":
         cut = draw.randint(1, player.size)
         order = draw.sample(world, player.size)
@@ -721,12 +865,17 @@ def make_group(player: Player) -> None:
     elif how == "split" and hasattr(dist, "split_group"):
         lists = [sorted(world[: player.size // 2 + 1]), sorted(world[player.size // 2 + 1 :])]
         lists = [part for part in lists if part]
-        handle = player.call(dist.split_group, {"parent_pg": dist.group.WORLD, "split_ranks": lists} | more)
+        handle = player.call(
+            dist.split_group, {"parent_pg": dist.group.WORLD, "split_ranks": lists} | more
+        )
         made = [Group(handle, own_part(player, lists))]
     elif how == "plane" and player.size == 4:
         mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("rows", "columns"))
         row, column = divmod(player.rank, 2)
-        made = [Group(mesh.get_group(1), (2 * row, 2 * row + 1)), Group(mesh["rows"].get_group(), (column, 2 + column))]
+        made = [
+            Group(mesh.get_group(1), (2 * row, 2 * row + 1)),
+            Group(mesh["rows"].get_group(), (column, 2 + column)),
+        ]
         made += [Group(mesh["rows", "columns"]._flatten("flat").get_group(), tuple(world))]
     elif draw.random() < 0.5:
         made = [Group(init_device_mesh("cpu", (player.size,)).get_group(), tuple(world))]
@@ -745,13 +894,15 @@ def own_part(player: Player, lists: Sequence[Sequence[int]]) -> tuple[int, ...]:
 
 @step(0.7)
 def destroy_group(player: Player) -> None:
-    """Nobody is in a call of the group any more. (Where torch names a group by its ranks, the next of this name would
-    find the addresses of the one that is gone.)"""
+    """Nobody is in a call of the group any more. (Where torch names a group by its ranks, the next
+    of this name would find the addresses of the one that is gone.)"""
     player.finish()
     dist.barrier()
     if len(player.groups) > 1:
         group = player.groups.pop(player.draw.randrange(1, len(player.groups)))
-        known = group.handle in distributed_c10d._world.pg_map and group.handle is not dist.group.WORLD
+        known = (
+            group.handle in distributed_c10d._world.pg_map and group.handle is not dist.group.WORLD
+        )
         if known and group.handle.group_name.isdecimal():
             dist.destroy_process_group(group.handle)
 
@@ -759,13 +910,22 @@ def destroy_group(player: Player) -> None:
 GIVE_UP: list[Callable[[Any], object]] = [
     lambda group: dist.barrier(group, timeout=SHORT),
     lambda group: group.allreduce([torch.ones(1)], options("Allreduce", timeout=SHORT)).wait(),
-    lambda group: group.allreduce(opts=options("Allreduce", timeout=SHORT), tensors=[torch.ones(1)]).wait(),
-    lambda group: group.broadcast(tensor=torch.ones(1), root=group.size() - 1 - group.rank(), timeout=SHORT).wait(),
+    lambda group: group.allreduce(
+        opts=options("Allreduce", timeout=SHORT), tensors=[torch.ones(1)]
+    ).wait(),
+    lambda group: group.broadcast(
+        tensor=torch.ones(1), root=group.size() - 1 - group.rank(), timeout=SHORT
+    ).wait(),
     lambda group: group.allreduce([torch.ones(1)]).wait(timeout=SHORT),
     lambda group: dist.all_reduce(torch.ones(1), group=group, async_op=True).wait(SHORT),
-    lambda group: dist.irecv(torch.ones(1), group=group, group_src=(group.rank() + 1) % group.size()).wait(SHORT),
+    lambda group: dist.irecv(
+        torch.ones(1), group=group, group_src=(group.rank() + 1) % group.size()
+    ).wait(SHORT),
     lambda group: (group.set_timeout(SHORT), dist.all_reduce(torch.ones(1), group=group)),
-    lambda group: (dist.distributed_c10d.set_timeout(SHORT, group), dist.all_reduce(torch.ones(1), group=group)),
+    lambda group: (
+        dist.distributed_c10d.set_timeout(SHORT, group),
+        dist.all_reduce(torch.ones(1), group=group),
+    ),
 ]
 """Ways to wait for a while only. (A group's timeout is none of its messages', on gloo.)"""
 
@@ -773,7 +933,9 @@ GIVE_UP: list[Callable[[Any], object]] = [
 @step(0.7)
 def a_timeout_that_is_handled(player: Player) -> None:
     """One rank waits for others, which never come, in a group that is not used any more."""
-    group, alone, give_up = dist.new_group(), player.draw.randrange(player.size), player.draw.choice(GIVE_UP)
+    group = dist.new_group()
+    alone = player.draw.randrange(player.size)
+    give_up = player.draw.choice(GIVE_UP)
     if player.rank == alone:
         try:
             give_up(group)
@@ -784,7 +946,8 @@ def a_timeout_that_is_handled(player: Player) -> None:
 
 @step(2)
 def limits_of_groups(player: Player) -> None:
-    """A limit that no call needs, and then one that ends no earlier than the world's: else nothing more is proved."""
+    """A limit that no call needs, and then one that ends no earlier than the world's: else nothing
+    more is proved."""
     group, own = player.group(), player.own
     for limit in LIMITS if group.handle is not None else ():
         if own.random() < 0.5:
@@ -880,7 +1043,8 @@ def check_sum(player: Player) -> None:
 @step(3)
 def through_the_store(player: Player) -> None:
     """All but one wait in the store, or in a collective, for what that one does first."""
-    store, key = dist.PrefixStore("drawn", distributed_c10d._get_default_store()), f"{player.place} {player.steps}"
+    store = dist.PrefixStore("drawn", distributed_c10d._get_default_store())
+    key = f"{player.place} {player.steps}"
     first, members = player.draw.randrange(player.size), player.draw.random() < 0.5
     if player.rank == first:
         player.dawdle()
@@ -895,7 +1059,8 @@ def a_refused_call(player: Player) -> None:
     """Calls that torch refuses at once, on one rank or all, after which everything goes on."""
     wrong: list[Callable[[], object]] = [
         lambda: dist.send(torch.ones(1), player.rank), lambda: dist.all_reduce(["tensor"]),
-        lambda: dist.group.WORLD.send([torch.ones(1)], 1), lambda: dist.broadcast(torch.ones(1), player.size),
+        lambda: dist.group.WORLD.send([torch.ones(1)], 1), lambda: dist.broadcast(torch.ones(1),
+        player.size),
         lambda: dist.all_gather([torch.ones(1)], torch.ones(1, dtype=torch.int64)),
     ]  # fmt: skip
     if player.own.random() < 0.5:
@@ -921,7 +1086,9 @@ def distributed_data_parallel(player: Player) -> None:
         group = player.groups[0]
     if (handle := group.handle) is None:
         return
-    more |= {"unused": {"find_unused_parameters": True}, "static": {"static_graph": True}}.get(kind, {})
+    more |= {"unused": {"find_unused_parameters": True}, "static": {"static_graph": True}}.get(
+        kind, {}
+    )
     more |= {"gradient_as_bucket_view": True} if kind == "view" else {}
     if how < 0.3 and handle is not dist.group.WORLD:
         more["device_mesh"] = DeviceMesh.from_group(handle, "cpu")

@@ -26,13 +26,18 @@ any_tensor = (
     st.integers(0, 2**16),
 )
 few = settings(
-    max_examples=3, phases=[Phase.generate], deadline=None, suppress_health_check=list(HealthCheck), derandomize=True
+    max_examples=3,
+    phases=[Phase.generate],
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+    derandomize=True,
 )
 """The first example is always the simplest there is, so one alone would not do."""
 
 
 def data_for(rank: int, shape: list[int], layout: str, dtype: str, seed: int) -> torch.Tensor:
-    """A tensor with this rank's numbers, small enough that no sum or product of eight of them overflows a float16."""
+    """A tensor with this rank's numbers, small enough that no sum or product of eight of them
+    overflows a float16."""
     generator = torch.Generator().manual_seed(seed * 100 + rank)
     if layout == "every other" and shape:
         shape = [*shape[:-1], 2 * shape[-1]]
@@ -48,7 +53,8 @@ def data_for(rank: int, shape: list[int], layout: str, dtype: str, seed: int) ->
 def bits_of(tensor: torch.Tensor) -> bytes:
     if not tensor.numel():
         return b""
-    flat = tensor.new_empty(tensor.numel())  # a contiguous tensor of one element may have any stride
+    # a contiguous tensor of one element may have any stride
+    flat = tensor.new_empty(tensor.numel())
     flat.view(tensor.shape).copy_(tensor)
     return bytes(flat.view(torch.uint8).numpy().tobytes())
 

@@ -1,5 +1,5 @@
-"""A launcher that looks at the ranks all the time, so that a wrong proof of a deadlock cannot be missed for want of a
-look."""
+"""A launcher that looks at the ranks all the time, so that a wrong proof of a deadlock cannot be
+missed for want of a look."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from playground.runtime.launcher import examine, watch
 from playground.runtime.launcher.examine import Examiner
 
 PAUSE = 0.001
-"""Seconds between two looks, in place of a quarter of a second, and between the two that ranks are asked for."""
+"""Seconds between two looks, in place of a quarter of a second, and between the two that ranks are
+asked for."""
 
 
 @dataclass
@@ -22,7 +23,8 @@ class Looks:
 
     looks: int = 0
     suspicions: int = 0
-    """Looks that would have proved a deadlock if nothing but main threads acted: the ranks were asked."""
+    """Looks that would have proved a deadlock if nothing but main threads acted: the ranks were
+    asked."""
     blind: int = 0
     """Looks at ranks of which one, or more, was in doubt."""
 

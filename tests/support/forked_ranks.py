@@ -1,5 +1,5 @@
-"""Ranks without a launcher: processes forked from the one that asks, which share a segment. Nobody ends them when one
-of them dies, so that they must notice by themselves."""
+"""Ranks without a launcher: processes forked from the one that asks, which share a segment. Nobody
+ends them when one of them dies, so that they must notice by themselves."""
 
 from __future__ import annotations
 
@@ -17,13 +17,19 @@ from playground.runtime.shared_memory import Segment, open_segment
 fork: Any = multiprocessing.get_context("fork")
 
 
-def run_forked(size: int, fn: Callable[..., Any], timeout: float, *args: Any) -> list[tuple[Any, int | None]]:
-    """What `fn(segment, *args)` returned on each of `size` ranks, or its error's text, or None; and its exit code.
+def run_forked(
+    size: int, fn: Callable[..., Any], timeout: float, *args: Any
+) -> list[tuple[Any, int | None]]:
+    """What `fn(segment, *args)` returned on each of `size` ranks, or its error's text, or None; and
+    its exit code.
 
-    To be called by a rank of a world of one, which has torch, and no threads of its own at work but OpenMP's.
+    To be called by a rank of a world of one, which has torch, and no threads of its own at work but
+    OpenMP's.
     """
     pipes = [fork.Pipe() for _ in range(size)]
-    processes = [fork.Process(target=live, args=(number, pipes, fn, timeout, args)) for number in range(size)]
+    processes = [
+        fork.Process(target=live, args=(number, pipes, fn, timeout, args)) for number in range(size)
+    ]
     for process in processes:
         process.start()
     for _, theirs in pipes:
@@ -33,7 +39,9 @@ def run_forked(size: int, fn: Callable[..., Any], timeout: float, *args: Any) ->
         for ours, _ in pipes:
             ours.send(told)
     lines, results = {ours: number for number, (ours, _) in enumerate(pipes)}, dict[int, Any]()
-    while lines.keys() - {pipes[number][0] for number, each in enumerate(processes) if is_stopped(each.pid)}:
+    while lines.keys() - {
+        pipes[number][0] for number, each in enumerate(processes) if is_stopped(each.pid)
+    }:
         for line in wait([*lines], 0.1):
             with contextlib.suppress(EOFError):
                 results[lines[line]] = line.recv()  # type: ignore[union-attr,call-arg]
@@ -50,9 +58,14 @@ def is_stopped(pid: int) -> bool:
 
 
 def live(
-    rank: int, pipes: Sequence[tuple[Connection, Connection]], fn: Callable[..., Any], timeout: float, args: Any
+    rank: int,
+    pipes: Sequence[tuple[Connection, Connection]],
+    fn: Callable[..., Any],
+    timeout: float,
+    args: Any,
 ) -> None:
-    torch.set_num_threads(1)  # the threads of OpenMP's pool are not forked along, and would be waited for
+    # the threads of OpenMP's pool are not forked along, and would be waited for
+    torch.set_num_threads(1)
     line = pipes[rank][1]
     for number, (ours, theirs) in enumerate(pipes):
         ours.close()

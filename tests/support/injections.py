@@ -1,7 +1,9 @@
-"""Random injections: a process of a command gets a signal at a random moment, and the run must still end well.
+"""Random injections: a process of a command gets a signal at a random moment, and the run must
+still end well.
 
-The exit code must be right for what was done; what failed is said in one line that names the right rank, without a
-traceback; soon no process is left, nor a file in TMPDIR. What is not so is a mark: what is seen; what should be.
+The exit code must be right for what was done; what failed is said in one line that names the right
+rank, without a traceback; soon no process is left, nor a file in TMPDIR. What is not so is a mark:
+what is seen; what should be.
 """
 
 from __future__ import annotations
@@ -47,7 +49,10 @@ COMMANDS = {
 }
 """By name; those that train find digits in the cache, where the first run draws them."""
 FATAL = (SIGKILL, SIGABRT, SIGSEGV)
-LAUNCHER, SERVER, RANK, GROUP = "launcher", "fork server", "rank", "group"
+LAUNCHER = "launcher"
+SERVER = "fork server"
+RANK = "rank"
+GROUP = "group"
 SIGNALS = (*FATAL, SIGTERM, SIGINT, SIGHUP, SIGSTOP)
 TIMEOUT = 60
 """Seconds after which silent ranks are given up: one of them may be stopped."""
@@ -64,17 +69,22 @@ class Injection:
     resumed: bool
     """Whether what is stopped is continued a second later; otherwise a launcher is killed then."""
     newborn: bool = False
-    """Whether it comes as soon as there is a first rank, the others not being forked yet, and not at that time."""
+    """Whether it comes as soon as there is a first rank, the others not being forked yet, and not
+    at that time."""
 
     def __str__(self) -> str:
         signals = f"{self.number.name}{' and SIGCONT' * self.resumed}"
-        return f"{self.command}: {signals} to the {self.target} at {'birth' if self.newborn else f'{self.place:.0%}'}"
+        return (
+            f"{self.command}: {signals} to the {self.target} at "
+            f"{'birth' if self.newborn else f'{self.place:.0%}'}"
+        )
 
 
 def draw(count: int, seed: int, commands: Sequence[str]) -> Iterator[Injection]:
     generator = random.Random(seed)
     for _ in range(count):
-        command, target = generator.choice(commands), generator.choice([LAUNCHER, SERVER, RANK, GROUP])
+        command = generator.choice(commands)
+        target = generator.choice([LAUNCHER, SERVER, RANK, GROUP])
         number = generator.choice(SIGNALS)
         resumed, newborn = number == SIGSTOP and generator.random() < 0.5, generator.random() < 0.25
         yield Injection(command, target, number, generator.random(), resumed, newborn)
@@ -99,7 +109,10 @@ class Run:
         words = [*COMMANDS[command].split(), "--timeout", str(TIMEOUT)]
         self.torchrun = words[0] == "torchrun"
         if self.torchrun:
-            words[0] = f"torch.distributed.run --nproc-per-node 2 --master-port {free_port()} -m playground"
+            words[0] = (
+                f"torch.distributed.run --nproc-per-node 2 --master-port {free_port()} -m "
+                "playground"
+            )
         else:
             words.insert(0, "playground")
         environ = {**os.environ, "TMPDIR": str(folder / "temporary"), "INJECTED": str(folder)}
@@ -108,17 +121,26 @@ class Run:
                 [sys.executable, "-m", *" ".join(words).split()],
                 stdout=out, stderr=err, start_new_session=True, env=environ,
             )  # fmt: skip
-        self.rank, self.begun, self.sent = 0, True, 0.0
+        self.rank = 0
+        self.begun = True
+        self.sent = 0.0
 
     def find(self, target: str) -> list[int]:
         """The processes that are meant; ranks in their order."""
-        servers = [pid for pid in children(self.process.pid) if b"fork_server" in read(pid, "cmdline")]
+        servers = [
+            pid for pid in children(self.process.pid) if b"fork_server" in read(pid, "cmdline")
+        ]
         if target == RANK:
-            return [rank for pid in ([self.process.pid] if self.torchrun else servers) for rank in children(pid)]
+            return [
+                rank
+                for pid in ([self.process.pid] if self.torchrun else servers)
+                for rank in children(pid)
+            ]
         return servers if target == SERVER and not self.torchrun else [self.process.pid]
 
     def inject(self, injection: Injection, seconds: float) -> bool:
-        """Send the signal when its time and its target have come; False if the run is over before."""
+        """Send the signal when its time and its target have come; False if the run is over
+        before."""
         if not injection.newborn:
             time.sleep(injection.place * seconds)
         while self.process.poll() is None:
@@ -144,20 +166,27 @@ class Run:
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.process.wait(2 * ENOUGH + TIMEOUT)
         ended = time.monotonic()
-        left += 2 * TIMEOUT * self.torchrun  # for a store that went with it, which torch tries to reach twice
+        # for a store that went with it, which torch tries to reach twice
+        left += 2 * TIMEOUT * self.torchrun
         while (members := self.members()) and time.monotonic() < ended + left:
             time.sleep(0.02)
         for pid in members:
             yield f"process {pid} ({read(pid, 'comm').decode().strip()}) is left; none"
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, SIGKILL)
-        killed = injection and injection.target in (LAUNCHER, GROUP) and injection.number in (*FATAL, SIGSTOP)
+        killed = (
+            injection
+            and injection.target in (LAUNCHER, GROUP)
+            and injection.number in (*FATAL, SIGSTOP)
+        )
         others = (
             "torchelastic_",
             "torchinductor_",
             *["playground-"] * bool(killed),
         )
-        if files := [name for name in os.listdir(self.folder / "temporary") if not name.startswith(others)]:
+        if files := [
+            name for name in os.listdir(self.folder / "temporary") if not name.startswith(others)
+        ]:
             yield f"TMPDIR has {', '.join(files)}; nothing"
         code, err = self.process.poll(), (self.folder / "err").read_text(errors="replace")
         said = [line for line in err.splitlines() if line.startswith("playground: ")]
@@ -165,38 +194,57 @@ class Run:
             yield f"exit code {code} {said}; {right}"
         if len(said) > 1 or (code == 1 and self.begun and not (said or self.torchrun)):
             yield f"{said}; one line"
-        interrupted = injection and injection.target == RANK and injection.number == SIGINT  # it says where it was
-        if (found := UNEXPLAINED.search(err)) and self.begun and not self.torchrun and not interrupted:
+        # it says where it was
+        interrupted = injection and injection.target == RANK and injection.number == SIGINT
+        if (
+            (found := UNEXPLAINED.search(err))
+            and self.begun
+            and not self.torchrun
+            and not interrupted
+        ):
             yield f"{err[found.start() :][-1000:]!r}; one line"
         if injection and injection.target == RANK and code == 1 and said and not self.torchrun:
-            why = {SIGSTOP: "no sign of life", SIGINT: "KeyboardInterrupt|exited with code 1"}.get(injection.number)
+            why = {SIGSTOP: "no sign of life", SIGINT: "KeyboardInterrupt|exited with code 1"}.get(
+                injection.number
+            )
             why = why or injection.number.name
             if not re.search(rf"\b{self.rank} of ", said[-1]) or not re.search(why, said[-1]):
                 yield f"{said[-1]}; rank {self.rank}, {why}"
 
     def members(self) -> list[int]:
         mark = f"INJECTED={self.folder}\0".encode()
-        return [int(pid) for pid in os.listdir("/proc") if pid.isdigit() and mark in read(pid, "environ")]
+        return [
+            int(pid)
+            for pid in os.listdir("/proc")
+            if pid.isdigit() and mark in read(pid, "environ")
+        ]
 
     def right_codes(self, injection: Injection | None, seconds: float) -> set[int]:
-        """The exit codes that are right, for a run that has ended so many seconds after the signal."""
+        """The exit codes that are right, for a run that has ended so many seconds after the
+        signal."""
         if injection is None:
             return {0}
         number, target = injection.number, injection.target
         if self.torchrun:
             return {0, 1, -number, -SIGKILL}
         if target in (SERVER, RANK):  # 0: it was restarted, or had done its part
-            harmless = injection.resumed or (target == SERVER and number in (SIGINT, SIGHUP, SIGTERM))
+            harmless = injection.resumed or (
+                target == SERVER and number in (SIGINT, SIGHUP, SIGTERM)
+            )
             return {0} if harmless else {0, 1}
         if number in FATAL or number == SIGSTOP:
             return {0} if injection.resumed else {-SIGKILL if number == SIGSTOP else -number}
         codes = {128 + number} | ({0} if seconds < 1 else set())
         preempted = {os.EX_TEMPFAIL} if number == SIGTERM else set()
-        return codes | preempted | (set() if self.begun else {1, -number})  # before that, it is Python's doing
+        # before that, it is Python's doing
+        return codes | preempted | (set() if self.begun else {1, -number})
 
 
-def campaign(injections: Iterator[Injection], folder: Path, left: float) -> Iterator[tuple[Injection | str, list[str]]]:
-    """Each injection that has taken effect, and its marks; before a command's first one, those without."""
+def campaign(
+    injections: Iterator[Injection], folder: Path, left: float
+) -> Iterator[tuple[Injection | str, list[str]]]:
+    """Each injection that has taken effect, and its marks; before a command's first one, those
+    without."""
     seconds: dict[str, float] = {}
     for number, injection in enumerate(injections):
         command = injection.command

@@ -1,7 +1,7 @@
 """A rank of a world that was joined, by hand or by torchrun: `python -m joined_rank HOW [CULPRIT]`.
 
-One rank goes wrong, or (`store`, `wait`) one is asked to end: then all do, or none can. Or (`tidy`) a rank that has
-lost another has something left to do."""
+One rank goes wrong, or (`store`, `wait`) one is asked to end: then all do, or none can. Or (`tidy`)
+a rank that has lost another has something left to do."""
 
 from __future__ import annotations
 
@@ -64,7 +64,8 @@ def cross(rank: int, size: int, how: str) -> None:
 
 def main() -> NoReturn:
     ways: dict[str, Any] = {
-        "store": (store, 60.0, 0.1), "wait": (wait, 0.3, 0.1), "cross": (cross, None, 0.3), "tidy": (tidy, None, 0.3),
+        "store": (store, 60.0, 0.1), "wait": (wait, 0.3, 0.1), "cross": (cross, None, 0.3),
+        "tidy": (tidy, None, 0.3),
     }  # fmt: skip
     fn, grace, limit = ways.get(sys.argv[1], (go_wrong, None, 0.3))
     signals.exit_after(limit)

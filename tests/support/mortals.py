@@ -12,11 +12,15 @@ from playground.training.results import TrainingResult
 from playground.training.settings import TrainingSettings
 
 
-def by_hand(rank: int, size: int, settings: TrainingSettings, kills: Sequence[Kill]) -> TrainingResult:
+def by_hand(
+    rank: int, size: int, settings: TrainingSettings, kills: Sequence[Kill]
+) -> TrainingResult:
     """Train as sgd does. Each time the world is started, the next of `kills` happens."""
     return prepare_and_train(settings, sync_by_hand, partial(die_if_due, rank, kills))
 
 
-def with_ddp(rank: int, size: int, settings: TrainingSettings, kills: Sequence[Kill]) -> TrainingResult:
+def with_ddp(
+    rank: int, size: int, settings: TrainingSettings, kills: Sequence[Kill]
+) -> TrainingResult:
     """Train as ddp does. Each time the world is started, the next of `kills` happens."""
     return prepare_and_train(settings, sync_with_ddp, partial(die_if_due, rank, kills))

@@ -1,5 +1,5 @@
-"""What tests ask of processes: whether a command has begun, who is left of a session, a free port, a place in a world
-set by hand."""
+"""What tests ask of processes: whether a command has begun, who is left of a session, a free port,
+a place in a world set by hand."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from pathlib import Path
 from playground.checkpoint.folder import find_snapshots
 
 ENOUGH = 60.0
-"""Seconds after which something is taken to hang: much longer than it takes on the busiest machine."""
+"""Seconds after which something is taken to hang: much longer than it takes on the busiest
+machine."""
 
 
 def session_ends(session: int) -> bool:
@@ -69,7 +70,8 @@ def is_alive(pid: int) -> bool:
 
 
 def wait_until_begun(launcher: subprocess.Popen[str]) -> None:
-    """Return when it has installed its handlers (before, Ctrl-C is Python's to explain), or has ended."""
+    """Return when it has installed its handlers (before, Ctrl-C is Python's to explain), or has
+    ended."""
     deadline = time.monotonic() + ENOUGH
     while launcher.poll() is None and not catches_signals(launcher.pid):
         assert time.monotonic() < deadline, "it has no handlers"
@@ -84,7 +86,8 @@ def catches_signals(pid: int) -> bool:
 
 
 def is_first_epoch(line: str) -> bool:
-    """Whether this is the row of the first epoch, in what a command that trains prints: its number, then its loss."""
+    """Whether this is the row of the first epoch, in what a command that trains prints: its number,
+    then its loss."""
     return bool(re.match(r" *1 +\d\.\d+ ", line))
 
 
@@ -100,8 +103,8 @@ handed_out: set[int] = set()
 
 
 def free_port() -> str:
-    """A port that nobody listens on, and that nobody else will get: the kernel hands out higher ones by itself (so do
-    other workers' worlds get theirs), and here none is handed out twice."""
+    """A port that nobody listens on, and that nobody else will get: the kernel hands out higher
+    ones by itself (so do other workers' worlds get theirs), and here none is handed out twice."""
     while True:
         port = 10_000 + secrets.randbelow(20_000)
         with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
@@ -111,4 +114,9 @@ def free_port() -> str:
 
 
 def by_hand(rank: int, size: int, port: str) -> dict[str, str]:
-    return {"RANK": str(rank), "WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    return {
+        "RANK": str(rank),
+        "WORLD_SIZE": str(size),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": port,
+    }

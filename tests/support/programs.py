@@ -1,7 +1,8 @@
-"""Programs in processes that the session's fork server forks: each finds torch imported, as its own fork server does,
-and costs a tenth of a start.
+"""Programs in processes that the session's fork server forks: each finds torch imported, as its own
+fork server does, and costs a tenth of a start.
 
-For tests of what a program does once it runs. A test of its start takes a process of its own (`start_cli`).
+For tests of what a program does once it runs. A test of its start takes a process of its own
+(`start_cli`).
 """
 
 from __future__ import annotations
@@ -38,14 +39,17 @@ class Outcome:
 
 
 class ForkedProgram:
-    """`python -m module words…` with this environment, leading a session of its own. Used as a `subprocess.Popen` is;
-    its streams are pipes and are read in full: what it prints on stderr must fit into one."""
+    """`python -m module words…` with this environment, leading a session of its own. Used as a
+    `subprocess.Popen` is; its streams are pipes and are read in full: what it prints on stderr must
+    fit into one."""
 
     def __init__(self, module: str, words: list[str], environ: dict[str, str]) -> None:
         self.stdout, stdout = open_pipe()
         self.stderr, stderr = open_pipe()
         with stdout, stderr:
-            self.process, self.line = server.start(run_module, module, words, environ, stdout, stderr)
+            self.process, self.line = server.start(
+                run_module, module, words, environ, stdout, stderr
+            )
         assert self.process.pid
         self.pid = self.process.pid
 
@@ -65,7 +69,8 @@ class ForkedProgram:
         return self.returncode
 
     def communicate(self, timeout: float) -> tuple[str, str]:
-        """What it printed on stdout and on stderr, after its end: by SIGKILL, if it goes on after so many seconds."""
+        """What it printed on stdout and on stderr, after its end: by SIGKILL, if it goes on after
+        so many seconds."""
         timer = threading.Timer(timeout, self.process.kill)
         timer.start()
         try:
@@ -94,7 +99,12 @@ def open_to_write(number: int) -> TextIO:
 
 
 def run_module(
-    line: Connection, module: str, words: list[str], environ: dict[str, str], stdout: Connection, stderr: Connection
+    line: Connection,
+    module: str,
+    words: list[str],
+    environ: dict[str, str],
+    stdout: Connection,
+    stderr: Connection,
 ) -> None:
     """In the new process: be to `module` what a process that has just been started is."""
     os.setpgid(0, os.getpgid(os.getppid()))  # it leads a group, and could not lead a session
@@ -116,12 +126,14 @@ def run_module(
 
 
 def fork_server(line: Connection) -> Callable[[list[str], int, int], int]:
-    """What does once, in the place of `server.spawn`, what that does: the process that becomes this program's fork
-    server is forked now, before the program has changed anything, and has torch imported."""
+    """What does once, in the place of `server.spawn`, what that does: the process that becomes this
+    program's fork server is forked now, before the program has changed anything, and has torch
+    imported."""
     spawn, (ours, theirs) = server.spawn, socket.socketpair()
     if not (pid := os.fork()):
         signal.pthread_sigmask(signal.SIG_BLOCK, LAUNCHER_ONLY)
-        os.setpgid(0, 0)  # or it would be ended with this program by the server that has forked that
+        # or it would be ended with this program by the server that has forked that
+        os.setpgid(0, 0)
         for inherited in (line, ours):
             inherited.close()
         serve_when_asked(theirs)
@@ -130,14 +142,17 @@ def fork_server(line: Connection) -> Callable[[list[str], int, int], int]:
     def tell_it(words: list[str], stdin: int, kept: int) -> int:
         server.spawn = spawn
         with ours:
-            socket.send_fds(ours, [json.dumps([words[-1], kept, dict(os.environ)]).encode()], [stdin, kept])
+            socket.send_fds(
+                ours, [json.dumps([words[-1], kept, dict(os.environ)]).encode()], [stdin, kept]
+            )
         return pid
 
     return tell_it
 
 
 def serve_when_asked(asked: socket.socket) -> NoReturn:
-    """Run the code of a fork server's command line, with its descriptors, if it arrives before the program ends."""
+    """Run the code of a fork server's command line, with its descriptors, if it arrives before the
+    program ends."""
     try:
         with asked:
             message, descriptors, *_ = socket.recv_fds(asked, 2**20, 2)

@@ -1,5 +1,5 @@
-"""Random programs of ranks, right ones and some with a mistake, and an abstract gloo that runs them until it stands
-still.
+"""Random programs of ranks, right ones and some with a mistake, and an abstract gloo that runs them
+until it stands still.
 """
 
 from __future__ import annotations
@@ -22,7 +22,16 @@ from playground.runtime.flight_recorder import (
     RankState,
 )
 
-NAMES = ("all_reduce", "broadcast", "reduce", "all_gather_into_tensor", "barrier", "scatter", "gather", "all_to_all")
+NAMES = (
+    "all_reduce",
+    "broadcast",
+    "reduce",
+    "all_gather_into_tensor",
+    "barrier",
+    "scatter",
+    "gather",
+    "all_to_all",
+)
 ROOTED = ("broadcast", "reduce", "scatter", "gather")
 EQUAL_SHAPES = ("all_reduce", "broadcast", "reduce", "all_gather_into_tensor")
 
@@ -39,8 +48,9 @@ Program = list[Step]
 
 
 class AbstractGloo:
-    """Runs a program per rank, a step of a rank at a time. A collective consists of the messages that gloo sends for
-    it, each of which passes once both its ranks have called the operation; its other ranks may be far behind or ahead.
+    """Runs a program per rank, a step of a rank at a time. A collective consists of the messages
+    that gloo sends for it, each of which passes once both its ranks have called the operation; its
+    other ranks may be far behind or ahead.
     """
 
     def __init__(self, programs: Sequence[Program]) -> None:
@@ -70,7 +80,9 @@ class AbstractGloo:
             index = sum(one.channel == step.call.channel for one in self.called[rank])
             self.called[rank].append(replace(step.call, index=index))
             self.pass_messages()
-        self.waiting[rank] = next((one for one in self.called[rank] if one.line == step.awaits), None)
+        self.waiting[rank] = next(
+            (one for one in self.called[rank] if one.line == step.awaits), None
+        )
         return True
 
     def pass_messages(self) -> None:
@@ -88,13 +100,19 @@ class AbstractGloo:
                     self.passed |= {(rank, call.line), sent}
 
     def pending(self, rank: int, kind: str) -> Iterator[Operation]:
-        return (one for one in self.called[rank] if one.kind == kind and (rank, one.line) not in self.passed)
+        return (
+            one
+            for one in self.called[rank]
+            if one.kind == kind and (rank, one.line) not in self.passed
+        )
 
     def may_end(self, rank: int, operation: Operation) -> bool:
         if operation.kind != COLLECTIVE:
             return (rank, operation.line) in self.passed
         _, targets = list_parts(rank, operation)
-        return self.has_data(rank, operation) and all(self.meets(rank, one, operation, False) for one in targets)
+        return self.has_data(rank, operation) and all(
+            self.meets(rank, one, operation, False) for one in targets
+        )
 
     def has_data(self, rank: int, operation: Operation) -> bool:
         sources, _ = list_parts(rank, operation)
@@ -103,7 +121,9 @@ class AbstractGloo:
     def meets(self, rank: int, other: int, mine: Operation, receives: bool) -> bool:
         """Whether a message of a collective passes between two ranks."""
         place = mine.channel, mine.index
-        theirs = next((one for one in self.called[other] if (one.channel, one.index) == place), None)
+        theirs = next(
+            (one for one in self.called[other] if (one.channel, one.index) == place), None
+        )
         if theirs is None or theirs.name != mine.name:
             return False
         if mine.name in EQUAL_SHAPES and (theirs.shape, theirs.dtype) != (mine.shape, mine.dtype):
@@ -119,7 +139,9 @@ class AbstractGloo:
     def state(self, rank: int) -> RankState:
         waiting, called = self.waiting[rank], self.called[rank]
         ended = self.next[rank] == len(self.programs[rank])
-        known = [replace(one, state=DONE if (rank, one.line) in self.over else ISSUED) for one in called]
+        known = [
+            replace(one, state=DONE if (rank, one.line) in self.over else ISSUED) for one in called
+        ]
         return RankState(
             rank=rank,
             doing=Doing.IN_OPERATION if waiting else Doing.FINISHED if ended else Doing.IN_PROGRAM,
@@ -141,7 +163,9 @@ def list_parts(rank: int, operation: Operation) -> tuple[list[int], list[int]]:
         level = number.bit_length()
         children = [number + 2**bit for bit in range(level, size) if number + 2**bit < size]
         parents = [number - 2 ** (level - 1)] if number else []
-        return [group[(one + first) % size] for one in parents], [group[(one + first) % size] for one in children]
+        return [group[(one + first) % size] for one in parents], [
+            group[(one + first) % size] for one in children
+        ]
     sources, targets = ([], others) if rank == root else ([root], [])
     return (sources, targets) if operation.name == "scatter" else (targets, sources)
 
@@ -166,19 +190,26 @@ def list_groups(size: int) -> list[tuple[int, ...]]:
 def collective(name: str, size: int = 2, **more: Any) -> Operation:
     """Of the first `size` ranks, unless `more` has another group, as also below."""
     group = tuple(range(size))
-    return replace(Operation(kind=COLLECTIVE, name=name, index=0, group=group, dtype="float32"), **more)
+    return replace(
+        Operation(kind=COLLECTIVE, name=name, index=0, group=group, dtype="float32"), **more
+    )
 
 
 def send(peer: int, size: int = 2, **more: Any) -> Operation:
-    return replace(Operation(kind=SEND, name="send", index=0, group=tuple(range(size)), peer=peer), **more)
+    return replace(
+        Operation(kind=SEND, name="send", index=0, group=tuple(range(size)), peer=peer), **more
+    )
 
 
 def receive(peer: int | None, size: int = 2, **more: Any) -> Operation:
-    return replace(Operation(kind=RECEIVE, name="recv", index=0, group=tuple(range(size)), peer=peer), **more)
+    return replace(
+        Operation(kind=RECEIVE, name="recv", index=0, group=tuple(range(size)), peer=peer), **more
+    )
 
 
 def write_programs(size: int, rng: random.Random) -> list[Program]:
-    """Random programs that are right: there is an order of all operations that agrees with each rank's."""
+    """Random programs that are right: there is an order of all operations that agrees with each
+    rank's."""
     programs: list[Program] = [[] for _ in range(size)]
     groups = list_groups(size)
     awaited: list[list[Step]] = [[] for _ in range(size)]
@@ -208,7 +239,8 @@ def write_programs(size: int, rng: random.Random) -> list[Program]:
             add(receiver, receive(sender, group=group, tag=tag))
         elif what < 0.95:
             receiver, *senders = rng.sample(group, len(group))
-            for rank in senders:  # with a tag of their own, so that no receive can take a message meant for a later one
+            # with a tag of their own, so that no receive can take a message meant for a later one
+            for rank in senders:
                 add(rank, send(receiver, group=group, tag=9 + number))
                 add(receiver, receive(None, group=group, tag=9 + number), False)
         else:
@@ -217,7 +249,9 @@ def write_programs(size: int, rng: random.Random) -> list[Program]:
     return [program + waits for program, waits in zip(programs, awaited, strict=True)]
 
 
-def mutate(program: Program, how: str, rank: int, size: int, rng: random.Random) -> tuple[Operation, Program] | None:
+def mutate(
+    program: Program, how: str, rank: int, size: int, rng: random.Random
+) -> tuple[Operation, Program] | None:
     """A call, and the program with one mistake there; None if it has no place for it."""
     blocking = [number for number, step in enumerate(program) if step.call and step.awaits]
     for number in rng.sample(range(len(program)), len(program)):
@@ -243,13 +277,17 @@ def mutate(program: Program, how: str, rank: int, size: int, rng: random.Random)
             case "group" if moves_data and call.peer is None and groups:
                 wrong = replace(call, group=rng.choice(groups))
             case "root" if call.name in ROOTED:
-                wrong = replace(call, peer=rng.choice([one for one in call.group if one != call.peer]))
+                wrong = replace(
+                    call, peer=rng.choice([one for one in call.group if one != call.peer])
+                )
             case "peer" if call.kind != COLLECTIVE and call.peer is not None and others:
                 wrong = replace(call, peer=rng.choice(others))
             case "tag" if call.kind != COLLECTIVE and call.peer is not None:
                 wrong = replace(call, tag=5)
             case "branch" if moves_data:
-                wrong = replace(call, name="barrier" if call.name != "barrier" else "all_reduce", peer=None)
+                wrong = replace(
+                    call, name="barrier" if call.name != "barrier" else "all_reduce", peer=None
+                )
         if wrong:
             return call, [*program[:number], replace(step, call=wrong), *program[number + 1 :]]
     return None
@@ -260,7 +298,8 @@ def differ(one: Operation, other: Operation | None) -> bool:
 
 
 CERTAIN = {
-    "shape": "different shapes", "dtype": "different dtypes", "root": "different roots", "tag": "wrong tag",
+    "shape": "different shapes", "dtype": "different dtypes", "root": "different roots",
+    "tag": "wrong tag",
     "branch": "different collectives", "partial group": "a group not made by all",
 }  # fmt: skip
 """The kind of diagnosis of a mistake that has but one."""
@@ -276,8 +315,8 @@ MESSAGES = {
 
 
 def list_kinds(one: Operation | None, other: Operation | None) -> set[str]:
-    """The kinds of diagnoses for two ranks in these operations; None where one has finished. Which of these it is
-    depends on what their programs do later."""
+    """The kinds of diagnoses for two ranks in these operations; None where one has finished. Which
+    of these it is depends on what their programs do later."""
     if NEW_GROUP in {call.name for call in (one, other) if call}:
         return {"a group not made by all"}
     if one is None or other is None:
@@ -308,25 +347,34 @@ class Mistake:
         mine, missed = self.states[self.rank].waits_for, self.missed
         kinds = {CERTAIN[self.how]} if self.how in CERTAIN else list_kinds(missed, mine)
         place = missed.channel, missed.index
-        known = [one for one in self.states[self.rank].operations if (one.channel, one.index) == place]
+        known = [
+            one for one in self.states[self.rank].operations if (one.channel, one.index) == place
+        ]
         if missed.kind == COLLECTIVE and any(differ(missed, one) for one in known):
             kinds |= CALLS  # it called another one there
         if self.how == "order":  # others may wait for either of the two calls
             calls = (state.waits_for for state in self.states if state.rank != self.rank)
-            kinds |= set[str]().union(*(list_kinds(one, mine) for one in calls if one and self.rank in one.group))
+            kinds |= set[str]().union(
+                *(list_kinds(one, mine) for one in calls if one and self.rank in one.group)
+            )
         if self.how == "peer":
             other = mine.peer if mine and mine.kind != COLLECTIVE else None
-            kinds |= {"wrong peer"} | list_kinds(mine, None if other is None else self.states[other].waits_for)
+            kinds |= {"wrong peer"} | list_kinds(
+                mine, None if other is None else self.states[other].waits_for
+            )
         return kinds
 
 
 def make_mistake(how: str, size: int, rng: random.Random) -> Mistake | None:
-    """Random programs with such a mistake; None if they have no place for it, or nobody notices it."""
+    """Random programs with such a mistake; None if they have no place for it, or nobody notices
+    it."""
     rank, programs = rng.randrange(size), write_programs(size, rng)
     if (mutated := mutate(programs[rank], how, rank, size, rng)) is None:
         return None
     missed, wrong = mutated
-    same = [step.call for step in programs[rank] if step.call and step.call.channel == missed.channel]
+    same = [
+        step.call for step in programs[rank] if step.call and step.call.channel == missed.channel
+    ]
     programs[rank] = wrong
     gloo = AbstractGloo(programs)
     for _ in stand_still(gloo, rng):

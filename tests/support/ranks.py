@@ -16,12 +16,20 @@ import torch.distributed as dist
 from torch import nn
 
 from playground.algorithms import load_all_reduce
-from playground.algorithms.messages import Addressed, Group, Watcher, Works, executed_by, number_in_whole
+from playground.algorithms.messages import (
+    Addressed,
+    Group,
+    Watcher,
+    Works,
+    executed_by,
+    number_in_whole,
+)
 from playground.runtime import device, report
 from playground.runtime.backends.gloo import FIRST_TORCH
 
 needs_shm = pytest.mark.skipif(
-    tuple(map(int, torch.__version__.split(".")[:2])) < FIRST_TORCH, reason="this torch has no backends in Python"
+    tuple(map(int, torch.__version__.split(".")[:2])) < FIRST_TORCH,
+    reason="this torch has no backends in Python",
 )
 
 
@@ -55,7 +63,8 @@ def misbehave(how: str) -> None:
 
 
 class Listener(Watcher):
-    """Calls `note(send, receive)` before messages of our algorithms are started, with the group's numbers of ranks."""
+    """Calls `note(send, receive)` before messages of our algorithms are started, with the group's
+    numbers of ranks."""
 
     def __init__(self, note: Callable[[Sequence[Addressed], Sequence[Addressed]], object]) -> None:
         super().__init__()
@@ -69,14 +78,17 @@ class Listener(Watcher):
 def observed(
     note: Callable[[Sequence[Addressed], Sequence[Addressed]], object],
 ) -> contextlib.AbstractContextManager[None]:
-    """In this block, `note` is called before messages of our algorithms are started on this rank."""
+    """In this block, `note` is called before messages of our algorithms are started on this
+    rank."""
     return executed_by(Listener(note))
 
 
 def small_model(seed: int) -> nn.Module:
     """A model with every kind of parameter that matters here, in float64, without dropout."""
     torch.manual_seed(seed)
-    layers = nn.Sequential(nn.Conv2d(1, 3, 5), nn.MaxPool2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(108, 10))
+    layers = nn.Sequential(
+        nn.Conv2d(1, 3, 5), nn.MaxPool2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(108, 10)
+    )
     return layers.double()
 
 
@@ -91,7 +103,9 @@ def all_reduce_large(rank: int, size: int, numel: int, names: list[str]) -> dict
     return right
 
 
-def all_reduce_in_group(rank: int, size: int, members: list[int], names: list[str]) -> dict[str, float]:
+def all_reduce_in_group(
+    rank: int, size: int, members: list[int], names: list[str]
+) -> dict[str, float]:
     group = dist.new_group(members)
     after = {}
     for name in names:
@@ -105,7 +119,10 @@ def all_reduce_in_group(rank: int, size: int, members: list[int], names: list[st
 def several_at_once(rank: int, size: int, name: str) -> list[float]:
     """Asynchronous all-reduces of tensors of many sizes, a synchronous one among them."""
     all_reduce = load_all_reduce(name)
-    tensors = [torch.full((length,), rank + 1.0 + length, device=device()) for length in (1, 5, 100_000, 0, 3)]
+    tensors = [
+        torch.full((length,), rank + 1.0 + length, device=device())
+        for length in (1, 5, 100_000, 0, 3)
+    ]
     works: list[Any] = [all_reduce(tensor, async_op=True) for tensor in tensors]
     last = torch.full((7,), rank + 1.0, device=device())
     assert all_reduce(last) is None
@@ -114,11 +131,16 @@ def several_at_once(rank: int, size: int, name: str) -> list[float]:
     return [tensor[0].item() for tensor in [*tensors, last] if len(tensor)]
 
 
-def worked(layer: nn.Module, inputs: torch.Tensor, factors: torch.Tensor) -> tuple[torch.Tensor, list[torch.Tensor]]:
-    """Its output, and the gradients of (output x factors)^2 summed: of the input, then of the parameters."""
+def worked(
+    layer: nn.Module, inputs: torch.Tensor, factors: torch.Tensor
+) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    """Its output, and the gradients of (output x factors)^2 summed: of the input, then of the
+    parameters."""
     inputs = inputs.clone().requires_grad_()
     output = layer(inputs)
-    return output, list(torch.autograd.grad(((output * factors) ** 2).sum(), [inputs, *layer.parameters()]))
+    return output, list(
+        torch.autograd.grad(((output * factors) ** 2).sum(), [inputs, *layer.parameters()])
+    )
 
 
 def difference(one: torch.Tensor, other: torch.Tensor) -> float:

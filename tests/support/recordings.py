@@ -1,4 +1,5 @@
-"""Recordings made by hand: what ranks do, written down, and played on a machine whose times are known.
+"""Recordings made by hand: what ranks do, written down, and played on a machine whose times are
+known.
 
 recording = play([[Compute(0.02), Send(1, 64), Wait()], [Receive(0, 64), Wait()]])
 recording = ring(4, straggler=1)
@@ -13,7 +14,15 @@ from math import inf
 from typing import Any
 
 from playground.trace import record
-from playground.trace.record import COLLECTIVE, RECEIVE, SEND, Event, RankRecording, Recording, SourceLine
+from playground.trace.record import (
+    COLLECTIVE,
+    RECEIVE,
+    SEND,
+    Event,
+    RankRecording,
+    Recording,
+    SourceLine,
+)
 
 ALPHA, BETA = 1e-4, 1e-9
 """Seconds that a message takes, and that each of its bytes does, unless a test says otherwise."""
@@ -62,8 +71,8 @@ class Wait:
 
 @dataclass(frozen=True)
 class Call:
-    """A collective of the backend on all ranks, which ends when the last of them has come. `Wait` ends it where it is
-    not `blocking`."""
+    """A collective of the backend on all ranks, which ends when the last of them has come. `Wait`
+    ends it where it is not `blocking`."""
 
     name: str
     nbytes: int
@@ -98,10 +107,13 @@ Action = Pause | Send | Wait | Call | Begin | End | Instant
 
 
 class Rank:
-    """One rank as it goes through what it is to do. Each of its generators yields where something has to come first."""
+    """One rank as it goes through what it is to do. Each of its generators yields where something
+    has to come first."""
 
     def __init__(self, play: Play, rank: int) -> None:
-        self.play, self.rank, self.time = play, rank, 0.0
+        self.play = play
+        self.rank = rank
+        self.time = 0.0
         self.events: list[Event] = []
         self.around: list[int] = []
         """Numbers of the events that it is inside, innermost last."""
@@ -113,7 +125,15 @@ class Rank:
         """Add an event, that of line 0 of none. Returns its number."""
         number, parent = len(self.events), self.around[-1] if self.around else None
         event = Event(
-            number, self.rank, kind, name, self.time, end, parent=parent, source=line - 1 if line else None, **more
+            number,
+            self.rank,
+            kind,
+            name,
+            self.time,
+            end,
+            parent=parent,
+            source=line - 1 if line else None,
+            **more,
         )
         self.events.append(event)
         return number
@@ -136,7 +156,13 @@ class Rank:
         group = self.play.group
         if isinstance(action, Pause):
             if isinstance(action, Compute):
-                self.add(record.COMPUTE, action.name, action.line, self.time + action.seconds, nbytes=action.nbytes)
+                self.add(
+                    record.COMPUTE,
+                    action.name,
+                    action.line,
+                    self.time + action.seconds,
+                    nbytes=action.nbytes,
+                )
             self.time += action.seconds
         elif isinstance(action, Send):
             self.post(action)
@@ -153,15 +179,21 @@ class Rank:
         message = self.counts[kind, action.peer, action.tag]
         self.counts[kind, action.peer, action.tag] += 1
         number = self.add(
-            kind, name, action.line, inf, peer=action.peer, nbytes=action.nbytes, shape=(action.nbytes // ELEMENT,),
-            group=self.play.group, message=message, tag=action.tag, offset=action.offset, values=action.values,
+            kind, name, action.line, inf, peer=action.peer, nbytes=action.nbytes,
+            shape=(action.nbytes // ELEMENT,),
+            group=self.play.group, message=message, tag=action.tag, offset=action.offset,
+            values=action.values,
         )  # fmt: skip
         self.pending.append(number)
         if kind == SEND:
-            self.play.sent[self.rank, action.peer, action.tag, message] = self.play.arrival(self.time, action.nbytes)
+            self.play.sent[self.rank, action.peer, action.tag, message] = self.play.arrival(
+                self.time, action.nbytes
+            )
 
     def call(self, call: Call) -> Iterator[None]:
-        number = self.add(COLLECTIVE, call.name, call.line, inf, nbytes=call.nbytes, group=self.play.group)
+        number = self.add(
+            COLLECTIVE, call.name, call.line, inf, nbytes=call.nbytes, group=self.play.group
+        )
         self.play.calls[self.counts[COLLECTIVE]].append(self.time)
         self.counts[COLLECTIVE] += 1
         if call.blocking:
@@ -179,7 +211,8 @@ class Rank:
         self.add(record.WAIT, "wait", line, end, awaits=tuple(self.pending))
         for number in self.pending:
             self.finish(number, end)
-        self.pending, self.time = [], end
+        self.pending = []
+        self.time = end
 
     def end_of(self, number: int) -> float | None:
         """When this is over; None if that is not known yet."""
@@ -189,7 +222,11 @@ class Rank:
         if event.kind == RECEIVE:
             return self.play.sent.get((event.peer, event.rank, event.tag, event.message))
         came = self.play.calls[sum(other.kind == COLLECTIVE for other in self.events[:number])]
-        return self.play.arrival(max(came), event.nbytes) if len(came) == len(self.play.group) else None
+        return (
+            self.play.arrival(max(came), event.nbytes)
+            if len(came) == len(self.play.group)
+            else None
+        )
 
 
 class Play:
@@ -213,14 +250,19 @@ class Play:
         return time + self.alpha + self.beta * nbytes
 
 
-def play(programs: Sequence[Iterable[Action]], alpha: float = ALPHA, beta: float = BETA) -> Recording:
-    """Record ranks that do this, where a message of n bytes takes alpha + n * beta and sending it takes no time."""
+def play(
+    programs: Sequence[Iterable[Action]], alpha: float = ALPHA, beta: float = BETA
+) -> Recording:
+    """Record ranks that do this, where a message of n bytes takes alpha + n * beta and sending it
+    takes no time."""
     return recording_of([rank.events for rank in Play(programs, alpha, beta).ranks])
 
 
 def recording_of(events: Sequence[Sequence[Event]]) -> Recording:
     """A recording of these events, by rank. Their `source` is a line of FILE, counted from 0."""
-    ranks = tuple(RankRecording(rank=rank, device="cpu", events=tuple(its)) for rank, its in enumerate(events))
+    ranks = tuple(
+        RankRecording(rank=rank, device="cpu", events=tuple(its)) for rank, its in enumerate(events)
+    )
     return Recording(
         command=("all_reduce", "-n", str(len(ranks))), backend="gloo",
         versions={"python": "3.12", "torch": "2.15", "system": "Linux"}, began=1.75e9, ranks=ranks,
@@ -240,9 +282,14 @@ WORK, DELAY, ADD = 1e-3, 0.02, 1e-5
 
 
 def ring(
-    size: int = 4, elements: int | None = None, *, straggler: int | None = None, alpha: float = ALPHA
+    size: int = 4,
+    elements: int | None = None,
+    *,
+    straggler: int | None = None,
+    alpha: float = ALPHA,
 ) -> Recording:
-    """Our ring all-reduce of `elements` (by default one per rank), after a forward, which takes a straggler longer.
+    """Our ring all-reduce of `elements` (by default one per rank), after a forward, which takes a
+    straggler longer.
 
     Rank r starts with 10 to the power r in every element.
     """
@@ -263,11 +310,15 @@ def ring(
                 if values:
                     actions.append(Send((rank + 1) % size, len(values) * ELEMENT, values, begin))
                 if arrived:
-                    actions.append(Receive((rank - 1) % size, len(arrived) * ELEMENT, arrived, came))
+                    actions.append(
+                        Receive((rank - 1) % size, len(arrived) * ELEMENT, arrived, came)
+                    )
                 actions.append(Wait())
                 mine = slice(came, came + len(arrived))
                 if phase == "reduce-scatter":
-                    arrived = tuple(own + other for own, other in zip(held[rank][mine], arrived, strict=True))
+                    arrived = tuple(
+                        own + other for own, other in zip(held[rank][mine], arrived, strict=True)
+                    )
                     actions.append(Compute(ADD, "add", nbytes=len(arrived) * ELEMENT))
                 held[rank][mine] = arrived
         for actions in programs:
@@ -278,23 +329,29 @@ def ring(
 
 
 def chunk_of(values: Sequence[float], size: int, number: int) -> tuple[int, tuple[float, ...]]:
-    """Where the chunk begins, and what is in it: cut as `Tensor.tensor_split` does. Chunks may have no elements."""
+    """Where the chunk begins, and what is in it: cut as `Tensor.tensor_split` does. Chunks may have
+    no elements."""
     least, more = divmod(len(values), size)
     begin = number * least + min(number, more)
     return begin, tuple(values[begin : begin + least + (number < more)])
 
 
-def training(size: int = 2, *, exposed: float = 1e-3, hidden: float = 2e-3, steps: int = 3) -> Recording:
-    """Training steps: forward, a backward with a bucket that leaves early, one that leaves last, the optimizer's step.
+def training(
+    size: int = 2, *, exposed: float = 1e-3, hidden: float = 2e-3, steps: int = 3
+) -> Recording:
+    """Training steps: forward, a backward with a bucket that leaves early, one that leaves last,
+    the optimizer's step.
 
-    The first bucket's all-reduce has `hidden` seconds of backward beside it; the last one takes about `exposed` longer
-    than the backward.
+    The first bucket's all-reduce has `hidden` seconds of backward beside it; the last one takes
+    about `exposed` longer than the backward.
     """
     nbytes = 4096
     step: list[Action] = [
-        Compute(2e-3, "forward", line=11), Compute(1e-3, "backward", line=12), Instant(record.GRADIENT, "fc2.weight"),
+        Compute(2e-3, "forward", line=11), Compute(1e-3, "backward", line=12),
+        Instant(record.GRADIENT, "fc2.weight"),
         Call("all_reduce", nbytes, line=13, blocking=False), Compute(hidden, "backward", line=12),
-        Instant(record.GRADIENT, "fc1.weight"), Call("all_reduce", nbytes, line=13, blocking=False), Wait(line=14),
+        Instant(record.GRADIENT, "fc1.weight"), Call("all_reduce", nbytes, line=13, blocking=False),
+        Wait(line=14),
         Compute(5e-4, "step", line=15),
     ]  # fmt: skip
     return play([step * steps] * size, alpha=exposed, beta=0.0)

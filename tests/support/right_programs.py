@@ -1,5 +1,6 @@
-"""Right programs that look wrong: each makes progress by means that are hard to see from outside, and checks its own
-values. None is a deadlock or to be warned of. A program is a function of (rank, size) and further arguments."""
+"""Right programs that look wrong: each makes progress by means that are hard to see from outside,
+and checks its own values. None is a deadlock or to be warned of. A program is a function of (rank,
+size) and further arguments."""
 
 from __future__ import annotations
 
@@ -30,7 +31,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 ROUTINES: list[Any] = []
 LATE = 0.75
-"""Seconds by which a rank is late: three looks of the launcher's, two of which would prove a deadlock."""
+"""Seconds by which a rank is late: three looks of the launcher's, two of which would prove a
+deadlock."""
 SHORT = timedelta(seconds=5)
 """A timeout that passes, and in which a group is formed on a busy machine."""
 GIGABYTE = 2**28
@@ -94,7 +96,8 @@ START: dict[str, Callable[[Any, Callable[[], None]], Any]] = {
 
 
 def sends_late(rank: int, size: int, start: str, meanwhile: str) -> None:
-    """Rank 0 has something send to rank 1 later, and is itself in a collective, asleep or at its end."""
+    """Rank 0 has something send to rank 1 later, and is itself in a collective, asleep or at its
+    end."""
     future = dist.all_reduce(torch.ones(1), async_op=True).get_future()
     if rank == 0:
         START[start](future, partial(send, 7, 1, LATE))
@@ -141,7 +144,9 @@ def interpreter_locked_and_process_stopped(rank: int, size: int = 3) -> None:
         ctypes.PyDLL(None).usleep(int(LATE * 1e6))
     check_sum()
     if rank == 1:
-        subprocess.run(["sh", "-c", f"kill -STOP {os.getpid()}; sleep {LATE}; kill -CONT {os.getpid()}"])
+        subprocess.run(
+            ["sh", "-c", f"kill -STOP {os.getpid()}; sleep {LATE}; kill -CONT {os.getpid()}"]
+        )
     check_sum()
 
 
@@ -200,7 +205,9 @@ def subgroups(rank: int, size: int = 4) -> None:
         send(7, (rank + 2) % size)
     else:
         receive(7, (rank + 2) % size)
-    send(8, None, group=second, group_dst=1) if rank in (0, 1) else receive(8, None, group=second, group_src=0)
+    send(8, None, group=second, group_dst=1) if rank in (0, 1) else receive(
+        8, None, group=second, group_src=0
+    )
     check_sum(second)
 
 
@@ -208,7 +215,9 @@ def another_number(rank: int, size: int = 3) -> None:
     backend, path = dist.get_backend(), share("again")
     check_sum()
     dist.destroy_process_group()
-    dist.init_process_group(backend, init_method=f"file://{path}", rank=(rank + 1) % size, world_size=size)
+    dist.init_process_group(
+        backend, init_method=f"file://{path}", rank=(rank + 1) % size, world_size=size
+    )
     if dist.get_rank() == 0:
         send(7, 1, LATE)
     if dist.get_rank() == 1:
@@ -251,7 +260,8 @@ def uneven_ends(rank: int, size: int = 3) -> None:
 
 def retry(rank: int, size: int = 3) -> None:
     calls: list[Callable[[], object]] = [
-        lambda: dist.send(torch.ones(1), rank), lambda: dist.all_reduce([1]), lambda: os.stat("/nowhere"),
+        lambda: dist.send(torch.ones(1), rank), lambda: dist.all_reduce([1]),
+        lambda: os.stat("/nowhere"),
     ]  # fmt: skip
     for number, wrong in enumerate(calls):
         try:
@@ -318,7 +328,9 @@ def processes_of_a_rank(rank: int, size: int = 2) -> None:
 def workers_of_a_data_loader(rank: int, size: int = 2) -> None:
     data: Any = range(4)
     how: dict[str, Any] = {"num_workers": 2, "multiprocessing_context": "fork"} if rank else {}
-    for _ in torch.utils.data.DataLoader(data, collate_fn=lambda batch: sleep_in_a_worker(batch[0]), **how):
+    for _ in torch.utils.data.DataLoader(
+        data, collate_fn=lambda batch: sleep_in_a_worker(batch[0]), **how
+    ):
         check_sum()
 
 
@@ -342,8 +354,13 @@ def waits_for_the_store(rank: int, size: int = 3) -> None:
 
 def batch_of_messages(rank: int, size: int = 3) -> None:
     tags, incoming = range(20), torch.zeros(20, 3)
-    operations = [dist.P2POp(dist.isend, torch.full((3,), float(tag)), (rank + 1) % size, tag=tag) for tag in tags]
-    operations += [dist.P2POp(dist.irecv, incoming[tag], (rank - 1) % size, tag=tag) for tag in tags]
+    operations = [
+        dist.P2POp(dist.isend, torch.full((3,), float(tag)), (rank + 1) % size, tag=tag)
+        for tag in tags
+    ]
+    operations += [
+        dist.P2POp(dist.irecv, incoming[tag], (rank - 1) % size, tag=tag) for tag in tags
+    ]
     late(rank == 1)
     for work in dist.batch_isend_irecv(operations[:: 1 if rank else -1]):
         work.wait()
@@ -390,7 +407,10 @@ def large_transfers_and_a_late_member(rank: int, size: int = 4) -> None:
     """Rank 3 comes when rank 2 is done, which gloo allows."""
     tensor = torch.full((GIGABYTE,), float(rank))
     parts = [torch.empty(GIGABYTE // 2) for _ in range(size * (rank == 0))]
-    for call in (partial(dist.gather, tensor[: GIGABYTE // 2], parts or None), partial(dist.broadcast, tensor, 0)):
+    for call in (
+        partial(dist.gather, tensor[: GIGABYTE // 2], parts or None),
+        partial(dist.broadcast, tensor, 0),
+    ):
         if rank == 3:
             receive(7, 2)
         call()
@@ -409,7 +429,10 @@ def large_sum(rank: int, size: int = 2) -> None:
 
 
 def objects_and_uneven_parts(rank: int, size: int = 3) -> None:
-    found, told, mine, gathered = [None] * size, [rank] * 2, [None], [None] * size
+    found = [None] * size
+    told = [rank] * 2
+    mine = [None]
+    gathered = [None] * size
     late(rank == 2)
     dist.all_gather_object(found, {"rank": rank, "long": "x" * rank * 1000})
     dist.gather_object(rank, gathered if rank == 1 else None, 1)
@@ -420,7 +443,9 @@ def objects_and_uneven_parts(rank: int, size: int = 3) -> None:
     assert gathered == [0, 1, 2] or rank != 1
     incoming, counts = torch.zeros(6), [1, 2, 3]
     late(rank == 1)
-    dist.all_to_all_single(incoming, torch.full((3 * counts[rank],), float(rank)), counts, [counts[rank]] * size)
+    dist.all_to_all_single(
+        incoming, torch.full((3 * counts[rank],), float(rank)), counts, [counts[rank]] * size
+    )
     assert incoming.tolist() == [0, 1, 1, 2, 2, 2]
     tensors = [torch.ones(3), torch.ones(5)]
     late(rank == 2)
@@ -437,7 +462,9 @@ def expanded_view(rank: int, size: int = 2) -> None:
 def functional_collectives(rank: int, size: int = 3) -> None:
     late(rank == 1)
     total = _functional_collectives.all_reduce(torch.ones(3), "sum", dist.group.WORLD)
-    every = _functional_collectives.all_gather_tensor(torch.full((1,), float(rank)), 0, dist.group.WORLD)
+    every = _functional_collectives.all_gather_tensor(
+        torch.full((1,), float(rank)), 0, dist.group.WORLD
+    )
     late(rank == 2)
     check_all(total * 1, size)
     assert every.tolist() == list(range(size))
@@ -504,7 +531,11 @@ def sharded(rank: int, size: int = 2) -> None:
     from torch.distributed.optim import ZeroRedundancyOptimizer
 
     model = DistributedDataParallel(make_model())
-    train(model, rank, optimizer=ZeroRedundancyOptimizer(model.parameters(), torch.optim.Adam, lr=0.01))
+    train(
+        model,
+        rank,
+        optimizer=ZeroRedundancyOptimizer(model.parameters(), torch.optim.Adam, lr=0.01),
+    )
     check_replicas(model)
     train(FullyShardedDataParallel(make_model(), device_id=torch.device("cpu")), rank)
     train(fully_shard(make_model(), mesh=dist.init_device_mesh("cpu", (size,))), rank)
@@ -546,7 +577,9 @@ def our_remote_calls(rank: int, size: int = 3) -> None:
 
     with Agent() as agent:
         if rank == 0:
-            assert [call.wait() for call in [agent.call_async(to, add_rank_late, 7) for to in (1, 2)]] == [8, 9]
+            assert [
+                call.wait() for call in [agent.call_async(to, add_rank_late, 7) for to in (1, 2)]
+            ] == [8, 9]
 
 
 def remote_calls_of_the_board(rank: int, size: int = 3) -> None:
@@ -562,8 +595,14 @@ Program = tuple[Callable[..., None], int, tuple[str, ...]]
 PROGRAMS: dict[str, Program] = {
     name: (fn, fn.__defaults__[0], ())
     for name, fn in list(globals().items())
-    if inspect.isfunction(fn) and fn.__defaults__ and fn.__code__.co_varnames[:2] == ("rank", "size")
+    if inspect.isfunction(fn)
+    and fn.__defaults__
+    and fn.__code__.co_varnames[:2] == ("rank", "size")
 }
 for meanwhile in ("main_in_a_collective", "main_asleep", "main_returned"):
-    PROGRAMS |= {f"{start}_sends_{meanwhile}": (sends_late, 3, (start, meanwhile)) for start in START}
-PROGRAMS |= {f"hook_{name}": (train_with_a_hook, 2, (name,)) for name in ("chain", "fp16", "power_sgd")}
+    PROGRAMS |= {
+        f"{start}_sends_{meanwhile}": (sends_late, 3, (start, meanwhile)) for start in START
+    }
+PROGRAMS |= {
+    f"hook_{name}": (train_with_a_hook, 2, (name,)) for name in ("chain", "fp16", "power_sgd")
+}

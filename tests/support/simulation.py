@@ -7,7 +7,8 @@ Sizes = list[tuple[int, int]]
 
 
 class Simulation:
-    """Ranks whose every message takes 1, on links that carry one at a time each way, and where all else is free.
+    """Ranks whose every message takes 1, on links that carry one at a time each way, and where all
+    else is free.
 
     Each start of a rank waits for all of the one before it.
     """
@@ -37,7 +38,8 @@ class Simulation:
         self.arrived.setdefault((sender, receiver), []).append(begins + 1)
 
     def turn(self, message: tuple[int, int, int]) -> tuple[int, bool]:
-        """When this message could go; of those that could at once, first the one that its receiver waits for."""
+        """When this message could go; of those that could at once, first the one that its receiver
+        waits for."""
         time, sender, receiver = message
         expected = any(other == sender for other, _ in self.todo[receiver][0][1])
         return max(time, self.out[sender], self.into[receiver]), not expected
@@ -54,7 +56,9 @@ class Simulation:
         waiting = any(sender == rank for _, sender, _ in self.ready)
         if waiting or not all(self.arrived.get((other, rank)) for other, _ in receive):
             return False
-        ends = [self.arrived[other, rank].pop(0) for other, _ in receive] + ([self.out[rank]] if send else [])
+        ends = [self.arrived[other, rank].pop(0) for other, _ in receive] + (
+            [self.out[rank]] if send else []
+        )
         self.clock[rank] = max([self.clock[rank], *ends])
         self.begun[rank] = False
         del self.todo[rank][0]

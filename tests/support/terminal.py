@@ -14,7 +14,8 @@ from collections.abc import Iterator
 
 
 class Terminal:
-    """A pseudo-terminal: `stream` writes to it, and `shown` is what it has shown, once `stream` is closed."""
+    """A pseudo-terminal: `stream` writes to it, and `shown` is what it has shown, once `stream` is
+    closed."""
 
     def __init__(self, width: int = 80) -> None:
         self.ours, theirs = pty.openpty()

@@ -1,5 +1,6 @@
-"""PyTorch's own tests of torch.distributed, each on 4 ranks of `launch`: `python torch_tests.py BACKEND [NAME…]` prints
-a JSON document, `{name: outcome}`. They come with torch and need the package expecttest."""
+"""PyTorch's own tests of torch.distributed, each on 4 ranks of `launch`: `python torch_tests.py
+BACKEND [NAME…]` prints a JSON document, `{name: outcome}`. They come with torch and need the
+package expecttest."""
 
 from __future__ import annotations
 
@@ -35,7 +36,9 @@ def run_test(rank: int, size: int, name: str, backend: str, folder: str) -> str:
     test = TestDistBackendWithSpawn(name)
     test.rank, test.file_name = rank, os.path.join(folder, "store")
     timeout = timedelta(seconds=min(TIMEOUT, theirs.CUSTOM_PG_TIMEOUT.get(name, TIMEOUT)))
-    dist.init_process_group(backend, init_method=test.init_method, rank=rank, world_size=size, timeout=timeout)
+    dist.init_process_group(
+        backend, init_method=test.init_method, rank=rank, world_size=size, timeout=timeout
+    )
     test._barrier()
     common_utils.set_rng_seed()
     try:
@@ -53,7 +56,14 @@ def find_outcome(name: str, backend: str) -> str:
         for part in ("barrier", "test_dir", "init_dir"):
             Path(folder, part).mkdir()
         try:
-            outcomes = launch(run_test, SIZE, args=(name, backend, folder), backend=backend, timeout=HANGS, fresh=True)
+            outcomes = launch(
+                run_test,
+                SIZE,
+                args=(name, backend, folder),
+                backend=backend,
+                timeout=HANGS,
+                fresh=True,
+            )
         except PlaygroundError as error:
             return str(error)
         return ", ".join(sorted(set(outcomes)))
@@ -65,7 +75,9 @@ def main(backend: str, *names: str) -> None:
     preload(MODULE)
     from torch.testing._internal.distributed.distributed_test import DistributedTest
 
-    found = names or [name for name in dir(DistributedTest._DistTestBase) if name.startswith("test_")]
+    found = names or [
+        name for name in dir(DistributedTest._DistTestBase) if name.startswith("test_")
+    ]
     print(json.dumps({name: find_outcome(name, backend) for name in found}))
 
 

@@ -1,4 +1,5 @@
-"""The plugin in a session of pytest: what it costs those who do not use it, what ranks print, several workers."""
+"""The plugin in a session of pytest: what it costs those who do not use it, what ranks print,
+several workers."""
 
 from __future__ import annotations
 
@@ -29,7 +30,9 @@ PRINTED = ["rank 0 of 2", "rank 1 of 2"], ["warning of 0", "warning of 1"]
 
 
 @pytest.mark.parametrize("fixture", ["capsys", "capfd"])
-def test_what_ranks_print_is_captured(fixture: str, pair: World, request: pytest.FixtureRequest) -> None:
+def test_what_ranks_print_is_captured(
+    fixture: str, pair: World, request: pytest.FixtureRequest
+) -> None:
     captured = request.getfixturevalue(fixture)
     pair.run(print_and_meet)
     out, err = captured.readouterr()
@@ -38,11 +41,21 @@ def test_what_ranks_print_is_captured(fixture: str, pair: World, request: pytest
 
 def test_the_plugin_is_not_felt_where_no_rank_is_started() -> None:
     """pytest loads it in every run, in whatever project."""
-    text = "import sys, pytest; before = set(sys.modules); import playground.testing; print(*set(sys.modules) - before)"
+    text = (
+        "import sys, pytest; before = set(sys.modules); import playground.testing; "
+        "print(*set(sys.modules) - before)"
+    )
     done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, check=True)
     imported = set(done.stdout.split())
     assert "playground.testing" in imported
-    assert not imported & {"torch", "multiprocessing", "rich", "click", "socket", "playground.runtime"}
+    assert not imported & {
+        "torch",
+        "multiprocessing",
+        "rich",
+        "click",
+        "socket",
+        "playground.runtime",
+    }
 
 
 PARALLEL = """
@@ -74,7 +87,12 @@ def test_workers_of_xdist_have_ranks_of_their_own(tmp_path: Path) -> None:
     (tmp_path / "test_parallel.py").write_text(PARALLEL)
     command = [sys.executable, "-m", "pytest", "-n", "2", "-p", "no:cacheprovider"]
     with subprocess.Popen(
-        command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+        command,
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
     ) as process:
         output, _ = process.communicate()
     assert "2 failed, 3 passed" in output

@@ -1,4 +1,5 @@
-"""What a test writer reads when a rank fails: their own lines and values, in the test and in the ranks."""
+"""What a test writer reads when a rank fails: their own lines and values, in the test and in the
+ranks."""
 
 from __future__ import annotations
 
@@ -119,14 +120,22 @@ def test_verbosity_and_debugger_of_pytest_hold(failing: pytest.Pytester) -> None
         """,
     )
     result = failing.runpytest_inprocess(
-        "-vv", "--tb=short", "--pdb", "--pdbcls=debuggers:Reporter", "-k", "compare_lists", "-p", "no:cacheprovider"
+        "-vv",
+        "--tb=short",
+        "--pdb",
+        "--pdbcls=debuggers:Reporter",
+        "-k",
+        "compare_lists",
+        "-p",
+        "no:cacheprovider",
     )
     result.assert_outcomes(failed=1, deselected=5)
     result.stdout.fnmatch_lines(
         [
             "test_verbose.py:*: in test_function",
             "    world(2).run(fn)",
-            "E *RankFailed: rank 1 of 2 failed: AssertionError: assert [[]'item 0', *'item 19'[]] == *",
+            "E *RankFailed: rank 1 of 2 failed: AssertionError: assert [[]'item 0', *'item 19'[]] "
+            "== *",
             "E *Full diff:*",
             "E     +     'item 19',",
             "debugging test_function",
@@ -140,7 +149,9 @@ def test_plain_asserts_stay_plain_and_one_line_is_one_line(failing: pytest.Pytes
         "--assert=plain", "--tb=line", "-k", "everybodys_sum", "-p", "no:cacheprovider"
     )
     result.assert_outcomes(failed=1, deselected=5)
-    result.stdout.fnmatch_lines(["*test_plain.py:*: *RankFailed: rank [01] of 2 failed: AssertionError"])
+    result.stdout.fnmatch_lines(
+        ["*test_plain.py:*: *RankFailed: rank [01] of 2 failed: AssertionError"]
+    )
     result.stdout.no_fnmatch_line("*assert 3 == 5*")
     result.stdout.no_fnmatch_line("*playground?runtime?*.py*")
 

@@ -23,7 +23,9 @@ from playground.tools.bench.settings import COLLECTIVES, BenchSettings, availabl
 
 Run = Callable[..., Any]
 QUICK = ("--iterations", 2, "--warmup", 0)
-SETTINGS = BenchSettings(algorithms=("backend", "ring"), sizes=(64,), iterations=1, warmup=0, seed=1)
+SETTINGS = BenchSettings(
+    algorithms=("backend", "ring"), sizes=(64,), iterations=1, warmup=0, seed=1
+)
 
 
 def forgetful_all_reduce(tensor: torch.Tensor, op: Any) -> None:
@@ -75,7 +77,9 @@ WRONG_RING = Remote("test_bench", "run_with_a_wrong_ring")
     ],
     ids=str,
 )
-def test_everything_is_right_and_figures_are_as_defined(size: int, words: tuple[Any, ...], run_cli: Run) -> None:
+def test_everything_is_right_and_figures_are_as_defined(
+    size: int, words: tuple[Any, ...], run_cli: Run
+) -> None:
     shown = run_cli("bench", "-n", size, *QUICK, *words, "--json")
     assert (shown.code, shown.err) == (0, "")
     document = json.loads(shown.out)
@@ -97,7 +101,9 @@ def test_everything_is_right_and_figures_are_as_defined(size: int, words: tuple[
         assert row["busbw"] == pytest.approx(row["algbw"] * spec.factor(size))
     if words[1::2][:2] == ("all", "all"):
         assert {(row["collective"], row["algorithm"]) for row in document["rows"]} == {
-            (collective, name) for collective in COLLECTIVES for name in available_algorithms(collective)
+            (collective, name)
+            for collective in COLLECTIVES
+            for name in available_algorithms(collective)
         }
 
 
@@ -122,13 +128,22 @@ def test_ranks_report_where_they_measure_and_then_each_size() -> None:
     [start] = [event["start"] for event in events if "start" in event]
     assert start["hardware"]
     assert start["cores"] >= 1
-    assert [row["trials"] for event in events if "measured" in event for row in event["measured"]] == [2] * 6
-    steps = [(event["phase"], event["step"], event["steps"]) for event in events if "phase" in event]
-    assert steps[:2] == [("pass 1 of 2: all_reduce, 64 B", 0, 4), ("pass 1 of 2: all_reduce, 128 B", 1, 4)]
+    assert [
+        row["trials"] for event in events if "measured" in event for row in event["measured"]
+    ] == [2] * 6
+    steps = [
+        (event["phase"], event["step"], event["steps"]) for event in events if "phase" in event
+    ]
+    assert steps[:2] == [
+        ("pass 1 of 2: all_reduce, 64 B", 0, 4),
+        ("pass 1 of 2: all_reduce, 128 B", 1, 4),
+    ]
     assert steps[3] == ("pass 2 of 2: all_reduce, 128 B", 3, 4)
 
 
-def test_results_are_read_without_importing_torch(torch_is_imported: Callable[..., list[str]]) -> None:
+def test_results_are_read_without_importing_torch(
+    torch_is_imported: Callable[..., list[str]],
+) -> None:
     assert not torch_is_imported("playground.tools.bench.page", "playground.tools.bench.results")
 
 
@@ -151,7 +166,12 @@ def test_ranks_that_were_asked_for_different_things_say_so() -> None:
 def reports(fn: Callable[..., None], *settings: BenchSettings) -> list[dict[str, Any]]:
     """What rank 0 of two reported."""
     events: list[dict[str, Any]] = []
-    launch(fn, 2, args=settings, on_report=lambda rank, event: events.append(event) if rank == 0 else None)
+    launch(
+        fn,
+        2,
+        args=settings,
+        on_report=lambda rank, event: events.append(event) if rank == 0 else None,
+    )
     return events
 
 
@@ -159,11 +179,15 @@ def test_text_document_and_plot(run_cli: Run, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     words = ("bench", *QUICK, "-b", 64, "-e", 256, "--limit")
     document = json.loads(run_cli(*words, "--json").out)
-    limits = {row["size"]: row["time_us"] for row in document["rows"] if row["algorithm"] == "memory"}
+    limits = {
+        row["size"]: row["time_us"] for row in document["rows"] if row["algorithm"] == "memory"
+    }
     for row in document["rows"]:
         assert row["limit_percent"] == pytest.approx(100 * limits[row["size"]] / row["time_us"])
     of_auto = [row["busbw"] for row in document["rows"] if row["algorithm"] == "auto"]
-    assert document["average_busbw"]["all_reduce"]["auto"] == pytest.approx(statistics.mean(of_auto))
+    assert document["average_busbw"]["all_reduce"]["auto"] == pytest.approx(
+        statistics.mean(of_auto)
+    )
     assert document["environment"].keys() >= {"hardware", "cores", "os", "python", "torch", "nccl"}
     assert (document["lesson"], document["world_size"], document["steps"]) == ("bench", 2, [])
     shown = run_cli(*words, "--plot", tmp_path / "plot.svg")
@@ -178,8 +202,13 @@ def test_text_document_and_plot(run_cli: Run, tmp_path: Path) -> None:
     rows = [line.split() for line in lines[lines.index(units) + 1 :][:6]]
     names = "backend", "auto", "memory"
     assert [row[:2] for row in rows] == [[name, size] for size in ("64", "256") for name in names]
-    assert any(line.startswith("Average busbw (GB/s), all_reduce: backend ") for line in lines[-3:-1])
-    assert lines[-1] == "Measured: all_reduce from 64 B to 256 B; of all results, every element is right."
+    assert any(
+        line.startswith("Average busbw (GB/s), all_reduce: backend ") for line in lines[-3:-1]
+    )
+    assert (
+        lines[-1]
+        == "Measured: all_reduce from 64 B to 256 B; of all results, every element is right."
+    )
 
 
 @pytest.mark.parametrize(
@@ -198,20 +227,26 @@ def test_text_document_and_plot(run_cli: Run, tmp_path: Path) -> None:
     ],
     ids=str,
 )
-def test_bad_input_gets_one_line_and_exit_code_2(words: tuple[Any, ...], message: str, run_cli: Run) -> None:
+def test_bad_input_gets_one_line_and_exit_code_2(
+    words: tuple[Any, ...], message: str, run_cli: Run
+) -> None:
     shown = run_cli("bench", *words)
     assert (shown.code, shown.err.count("\n")) == (2, 1), shown
     assert message in shown.err
 
 
-def test_without_matplotlib_it_says_how_to_get_it(run_cli: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_matplotlib_it_says_how_to_get_it(
+    run_cli: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     shown = run_cli("bench", "--plot", "plot.svg")
     assert (shown.code, shown.out) == (2, "")
     assert shown.err == "playground: --plot needs matplotlib: pip install 'playground[plot]'\n"
 
 
-def test_the_memory_of_several_hosts_is_no_limit(run_cli: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_memory_of_several_hosts_is_no_limit(
+    run_cli: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("PLAYGROUND_HOSTS", "2")
     shown = run_cli("bench", *QUICK, "-b", 64, "-e", 64, "--limit")
     assert (shown.code, shown.err.count("\n")) == (2, 1)

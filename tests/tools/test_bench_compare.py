@@ -18,10 +18,12 @@ Run = Callable[..., Any]
 def result(times: dict[str, list[float]], **settings: Any) -> dict[str, Any]:
     """A result as --json has it, as far as a comparison reads it."""
     rows = [
-        {"collective": "all_reduce", "algorithm": name, "size": 64, "times_us": each} for name, each in times.items()
+        {"collective": "all_reduce", "algorithm": name, "size": 64, "times_us": each}
+        for name, each in times.items()
     ]
     return {
-        "lesson": "bench", "backend": "gloo", "device": "cpu", "world_size": 2, "environment": None, "rows": rows,
+        "lesson": "bench", "backend": "gloo", "device": "cpu", "world_size": 2, "environment": None,
+        "rows": rows,
         "settings": {"collectives": ["all_reduce"], "dtype": "float32", "op": "sum", **settings},
     }  # fmt: skip
 
@@ -31,14 +33,25 @@ STEADY = [100.0, 101.0, 99.0, 102.0, 98.0, 100.0]
 
 def test_diff_tells_a_change_from_noise(run_cli: Run, tmp_path: Path) -> None:
     noisy = [60.0, 150.0, 80.0, 210.0, 95.0, 120.0]
-    before = {"ring": STEADY, "auto": STEADY, "backend": STEADY, "binary-tree": STEADY[:3], "all-to-all": STEADY}
-    after = {"ring": [time / 2 for time in STEADY], "auto": [time * 2 for time in STEADY], "backend": noisy}
+    before = {
+        "ring": STEADY,
+        "auto": STEADY,
+        "backend": STEADY,
+        "binary-tree": STEADY[:3],
+        "all-to-all": STEADY,
+    }
+    after = {
+        "ring": [time / 2 for time in STEADY],
+        "auto": [time * 2 for time in STEADY],
+        "backend": noisy,
+    }
     for name, times in (("before", before), ("after", after | {"binary-tree": STEADY})):
         (tmp_path / f"{name}.json").write_text(json.dumps(result(times)))
     words = ("bench", "--diff", tmp_path / "before.json", tmp_path / "after.json")
     rows = json.loads(run_cli(*words, "--json").out)["rows"]
     assert {row["algorithm"]: row["verdict"] for row in rows} == {
-        "ring": "faster", "auto": "slower", "backend": "no difference", "binary-tree": "too few trials",
+        "ring": "faster", "auto": "slower", "backend": "no difference",
+        "binary-tree": "too few trials",
     }  # fmt: skip
     assert [row["ratio"] for row in rows][:2] == [0.5, 2.0]
     shown = run_cli(*words)
@@ -46,7 +59,11 @@ def test_diff_tells_a_change_from_noise(run_cli: Run, tmp_path: Path) -> None:
     lines = shown.out.splitlines()
     assert max(map(len, lines)) <= 80
     rows = {line.split()[0]: line.split("  ")[-1] for line in lines if line.split()[1:2] == ["64"]}
-    assert [rows[name] for name in ("ring", "auto", "backend")] == ["faster", "slower", "no difference"]
+    assert [rows[name] for name in ("ring", "auto", "backend")] == [
+        "faster",
+        "slower",
+        "no difference",
+    ]
     assert lines[-1] == "Compared: 4 rows: 1 faster, 1 slower, 1 no difference, 1 too few trials."
     assert "98.1 to 101.9" in run_cli(*words, "--wide").out
 
@@ -66,7 +83,9 @@ def test_a_result_without_times_is_none(times: Any, tmp_path: Path) -> None:
         (result({"auto": STEADY}), "no algorithm was measured at the same size"),
     ],
 )
-def test_results_of_different_benchmarks_are_not_compared(other: dict[str, Any], field: str) -> None:
+def test_results_of_different_benchmarks_are_not_compared(
+    other: dict[str, Any], field: str
+) -> None:
     with pytest.raises(UsageError, match=field):
         results.compare(results.parse_result(result({"ring": STEADY})), results.parse_result(other))
 
@@ -75,7 +94,9 @@ def test_one_interrupted_trial_does_not_hide_a_difference() -> None:
     key, slower = ("all_reduce", "ring", 64), [2 * time for time in STEADY * 4]
     assert results.compare_rows(key, [*STEADY * 4, 150.0], slower)["verdict"] == "slower"
     assert results.compare_rows(key, STEADY * 4, [*slower, 60.0])["verdict"] == "slower"
-    assert results.compare_rows(key, STEADY * 4, [99.0, *slower, 60.0])["verdict"] == "no difference"
+    assert (
+        results.compare_rows(key, STEADY * 4, [99.0, *slower, 60.0])["verdict"] == "no difference"
+    )
 
 
 def test_a_run_that_meets_a_busy_moment_is_no_different() -> None:

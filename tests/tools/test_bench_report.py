@@ -13,15 +13,26 @@ from hypothesis import given, strategies as st
 from playground.console.rendering import render
 from playground.console.tables import Table
 from playground.tools.bench import page, settings
-from playground.tools.bench.benchmark import PASSES, Measurement, reduction_pattern, split_into_passes
+from playground.tools.bench.benchmark import (
+    PASSES,
+    Measurement,
+    reduction_pattern,
+    split_into_passes,
+)
 from playground.tools.bench.settings import ALGORITHMS, COLLECTIVES, BenchSettings
 
-EVERYTHING = BenchSettings(collectives=tuple(COLLECTIVES), algorithms=ALGORITHMS, sizes=(64, 2**32), limit=True)
+EVERYTHING = BenchSettings(
+    collectives=tuple(COLLECTIVES), algorithms=ALGORITHMS, sizes=(64, 2**32), limit=True
+)
 ROW = {
-    "size": 2**32, "time_us": 9999999.9, "algbw": 1234.5, "busbw": 0.000433, "p50_us": 9999999.9, "p95_us": 9999999.9,
-    "p99_us": 9999999.9, "trials": 100000, "calls": 200, "times_us": [], "collective": "reduce_scatter",
-    "count": 2**30, "type": "bfloat16", "redop": "prod", "root": -1, "algorithm": "recursive-doubling",
-    "wrong": 999999, "slowest_rank": 127, "slowest_percent": 100.0, "rank_us": [], "limit_percent": 1234.5,
+    "size": 2**32, "time_us": 9999999.9, "algbw": 1234.5, "busbw": 0.000433, "p50_us": 9999999.9,
+    "p95_us": 9999999.9,
+    "p99_us": 9999999.9, "trials": 100000, "calls": 200, "times_us": [],
+    "collective": "reduce_scatter",
+    "count": 2**30, "type": "bfloat16", "redop": "prod", "root": -1,
+    "algorithm": "recursive-doubling",
+    "wrong": 999999, "slowest_rank": 127, "slowest_percent": 100.0, "rank_us": [],
+    "limit_percent": 1234.5,
 }  # fmt: skip
 
 
@@ -47,7 +58,8 @@ def test_the_widest_row_fits_80_columns() -> None:
     lines = render([Table(*shown.values(), rows=[page.cells(ROW, shown)])], 80).splitlines()
     assert max(map(len, lines)) <= 80
     assert lines[-1].split() == [
-        "recursive-doubling", "4294967296", "9999999.9", "0.000433", "999999", "127:", "100%", "1234.5"
+        "recursive-doubling", "4294967296", "9999999.9", "0.000433", "999999", "127:", "100%",
+        "1234.5"
     ]  # fmt: skip
 
 

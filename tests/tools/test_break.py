@@ -30,10 +30,12 @@ from playground.trace.record.run import read_recording
 Run = Callable[..., Any]
 
 
-TAKES_TIME = {name for name, expected in PROGRAMS.items() if expected.symptom in (DEADLOCK, TIMEOUT)}
+TAKES_TIME = {
+    name for name, expected in PROGRAMS.items() if expected.symptom in (DEADLOCK, TIMEOUT)
+}
 SLOWER = TAKES_TIME - {"partial-group"} | {"all-download"}
-"""Programs that wait for `make stress`: a look or two of the parent passes before each is explained. (The kinds of
-diagnosis have tests of their own, tests/runtime/test_diagnosis.py.)"""
+"""Programs that wait for `make stress`: a look or two of the parent passes before each is
+explained. (The kinds of diagnosis have tests of their own, tests/runtime/test_diagnosis.py.)"""
 
 
 @pytest.mark.parametrize("name", [name for name in PROGRAMS if name not in SLOWER])
@@ -73,7 +75,8 @@ RIGHT: dict[str, dict[str, Any]] = {
         "diagnosis": "different collectives", "culprits": [1], "cured": [6, 6, 6],
     },
     SILENT: {
-        "name": "same-seed", "symptom": SILENT, "told": "", "results": [1, 1, 1], "diagnosis": "", "culprits": [],
+        "name": "same-seed", "symptom": SILENT, "told": "", "results": [1, 1, 1], "diagnosis": "",
+        "culprits": [],
         "cured": [3, 3, 3],
     },
 }  # fmt: skip
@@ -83,14 +86,24 @@ RIGHT: dict[str, dict[str, Any]] = {
     ("symptom", "change", "expected"),
     [
         (DEADLOCK, {}, ""),
-        (DEADLOCK, {"symptom": SILENT, "told": "", "results": [1, 2, 3]}, "expected deadlock, found [1, 2, 3]"),
-        (DEADLOCK, {"diagnosis": "straggler"}, "expected the diagnosis different collectives, found straggler"),
+        (
+            DEADLOCK,
+            {"symptom": SILENT, "told": "", "results": [1, 2, 3]},
+            "expected deadlock, found [1, 2, 3]",
+        ),
+        (
+            DEADLOCK,
+            {"diagnosis": "straggler"},
+            "expected the diagnosis different collectives, found straggler",
+        ),
         (DEADLOCK, {"culprits": [0, 1]}, "expected the ranks [1], found [0, 1]"),
         (SILENT, {"results": [3, 3, 3]}, "expected wrong values, found [3, 3, 3]"),
         (SILENT, {"cured": [3, 3, 1]}, "expected the cure to return [3, 3, 3], found [3, 3, 1]"),
     ],
 )
-def test_what_is_not_as_expected_is_told(symptom: str, change: dict[str, Any], expected: str) -> None:
+def test_what_is_not_as_expected_is_told(
+    symptom: str, change: dict[str, Any], expected: str
+) -> None:
     outcome = RIGHT[symptom]
     problem = find_problem(outcome | change)
     assert problem == (f"{outcome['name']}: {expected}" if expected else "")
@@ -99,14 +112,19 @@ def test_what_is_not_as_expected_is_told(symptom: str, change: dict[str, Any], e
 def test_the_list_names_every_program(run_cli: Run) -> None:
     shown = run_cli("break")
     assert (shown.code, shown.err) == (0, "")
-    assert [line.split()[0] for line in shown.out.splitlines() if re.match(r"  \S", line)][1:] == [*PROGRAMS]
+    assert [line.split()[0] for line in shown.out.splitlines() if re.match(r"  \S", line)][1:] == [
+        *PROGRAMS
+    ]
     names = [name for name, *_ in json.loads(run_cli("break", "--json").out)["programs"]]
     assert names == [*PROGRAMS]
 
 
 def test_a_run_as_json(run_cli: Run) -> None:
     [program] = json.loads(run_cli("break", "killed", "-n", 4, "--json").out)["programs"]
-    assert (program["error"], program["told"]) == ("RankFailed", "rank 1 of 4 was killed by SIGKILL")
+    assert (program["error"], program["told"]) == (
+        "RankFailed",
+        "rank 1 of 4 was killed by SIGKILL",
+    )
     assert (program["culprits"], program["cured"], program["problem"]) == ([1], [40.0] * 4, "")
 
 
@@ -125,11 +143,18 @@ def test_the_program_that_goes_wrong_can_be_recorded(run_cli: Run, tmp_path: Pat
     assert (refused.code, refused.err) == (2, "playground: --see records one program: name it\n")
 
 
-def test_a_cure_that_does_not_work_is_a_failure(run_cli: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(PROGRAMS, "same-seed", replace(PROGRAMS["same-seed"], right=lambda size: [2] * size))
+def test_a_cure_that_does_not_work_is_a_failure(
+    run_cli: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(
+        PROGRAMS, "same-seed", replace(PROGRAMS["same-seed"], right=lambda size: [2] * size)
+    )
     shown = run_cli("break", "same-seed")
     assert shown.code == 1
-    assert shown.err == "playground: same-seed: expected the cure to return [2, 2, 2], found [3, 3, 3]\n"
+    assert (
+        shown.err
+        == "playground: same-seed: expected the cure to return [2, 2, 2], found [3, 3, 3]\n"
+    )
 
 
 @pytest.mark.parametrize(
@@ -137,11 +162,19 @@ def test_a_cure_that_does_not_work_is_a_failure(run_cli: Run, monkeypatch: pytes
     [
         (("wrong-tag", "-n", "2"), {}, "a world of 2 is too small: this needs at least 3 ranks"),
         (("wrong-tog",), {}, "'wrong-tog' is not one of"),
-        (("nan",), {"RANK": "0", "WORLD_SIZE": "3", "MASTER_ADDR": "::1", "MASTER_PORT": "1"}, "without torchrun"),
+        (
+            ("nan",),
+            {"RANK": "0", "WORLD_SIZE": "3", "MASTER_ADDR": "::1", "MASTER_PORT": "1"},
+            "without torchrun",
+        ),
     ],
 )
 def test_what_cannot_be_run_is_refused(
-    words: tuple[str, ...], environ: dict[str, str], why: str, run_cli: Run, monkeypatch: pytest.MonkeyPatch
+    words: tuple[str, ...],
+    environ: dict[str, str],
+    why: str,
+    run_cli: Run,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     for name, value in environ.items():
         monkeypatch.setenv(name, value)
@@ -151,7 +184,11 @@ def test_what_cannot_be_run_is_refused(
 
 
 def test_the_chapter_s_table_has_every_program_and_its_symptom() -> None:
-    rows = re.findall(r"^\| `([\w-]+)` \| ([\w ]+) \|", CHAPTERS["break"].read_text(encoding="utf-8"), re.MULTILINE)
+    rows = re.findall(
+        r"^\| `([\w-]+)` \| ([\w ]+) \|",
+        CHAPTERS["break"].read_text(encoding="utf-8"),
+        re.MULTILINE,
+    )
     assert rows == [(name, expected.symptom) for name, expected in PROGRAMS.items()]
 
 

@@ -1,4 +1,5 @@
-"""What the doctor finds: each fault by the check that is for it, and nothing on a healthy machine."""
+"""What the doctor finds: each fault by the check that is for it, and nothing on a healthy
+machine."""
 
 from __future__ import annotations
 
@@ -26,30 +27,56 @@ from playground.tools.doctor.software import TorchFacts
 
 Run = Callable[..., Any]
 HEALTHY = MachineFacts(
-    environ={}, several_hosts=True, hostname="a", resolved={"a": ["10.0.0.1"], "localhost": ["::1"]},
+    environ={}, several_hosts=True, hostname="a", resolved={"a": ["10.0.0.1"],
+    "localhost": ["::1"]},
     interfaces=["lo", "eth0"], shared_memory=(2**33, ""),
 )  # fmt: skip
 
 MACHINES: list[tuple[str, str, dict[str, Any], str]] = [
-    ("host-name", ERROR, {"resolved": {"a": ["127.0.1.1"], "localhost": ["::1"]}}, "a resolves to 127.0.1.1, which no"),
+    ("host-name", ERROR, {"resolved": {"a": ["127.0.1.1"], "localhost": ["::1"]}},
+    "a resolves to 127.0.1.1, which no"),
     ("host-name", ERROR, {"resolved": {"a": [], "localhost": ["::1"]}}, "a resolves to nothing"),
     ("loopback", ERROR, {"interfaces": ["eth0"]}, "interface lo is down"),
-    ("loopback", ERROR, {"resolved": {"a": ["10.0.0.1"], "localhost": ["10.0.0.9"]}}, "resolves to 10.0.0.9"),
-    ("interface-variables", ERROR, {"environ": {"GLOO_SOCKET_IFNAME": "eth"}}, "that are up are lo, eth0"),
+    ("loopback", ERROR, {"resolved": {"a": ["10.0.0.1"], "localhost": ["10.0.0.9"]}},
+    "resolves to 10.0.0.9"),
+    ("interface-variables", ERROR, {"environ": {"GLOO_SOCKET_IFNAME": "eth"}}, "that are up are "
+                                                                               "lo, eth0"),
     ("shared-memory", WARNING, {"shared_memory": (2**26, "")}, "/dev/shm has 64 MiB"),
-    ("shared-memory", ERROR, {"shared_memory": (0, "No space left")}, "16 MiB cannot be put into /dev/shm: No space"),
+    ("shared-memory", ERROR, {"shared_memory": (0, "No space left")}, "16 MiB cannot be put into "
+                                                                      "/dev/shm: No space"),
 ]  # fmt: skip
 
 
 TORCH = TorchFacts(
-    version="2.14.1+cu130", import_seconds=2.0, cuda="13.0", driver=(13, 1), visible=2, sums={"gloo": ""}, gpus=2
+    version="2.14.1+cu130",
+    import_seconds=2.0,
+    cuda="13.0",
+    driver=(13, 1),
+    visible=2,
+    sums={"gloo": ""},
+    gpus=2,
 )
 TORCHES: list[tuple[str, str, dict[str, Any], str]] = [
     ("torch-import", ERROR, {"version": ""}, "torch is not installed"),
-    ("torch-import", ERROR, {"stage": "importing torch", "problem": "SIGSEGV"}, "while importing torch: SIGSEGV"),
-    ("gpu-driver", ERROR, {"visible": 0}, "lists 2 GPUs, and torch, built for CUDA 13.0, sees none"),
+    (
+        "torch-import",
+        ERROR,
+        {"stage": "importing torch", "problem": "SIGSEGV"},
+        "while importing torch: SIGSEGV",
+    ),
+    (
+        "gpu-driver",
+        ERROR,
+        {"visible": 0},
+        "lists 2 GPUs, and torch, built for CUDA 13.0, sees none",
+    ),
     ("gpu-driver", WARNING, {"cuda": ""}, "2 GPUs, and torch 2.14.1+cu130 is built without CUDA"),
-    ("all-reduce", ERROR, {"sums": {"gloo": "3 of 9 elements of a sum are wrong"}}, "with gloo: 3 of 9"),
+    (
+        "all-reduce",
+        ERROR,
+        {"sums": {"gloo": "3 of 9 elements of a sum are wrong"}},
+        "with gloo: 3 of 9",
+    ),
 ]
 
 
@@ -59,7 +86,8 @@ def test_ranks_add_up() -> None:
 
 @pytest.mark.stress
 def test_this_machine_is_examined(run_cli: Run) -> None:
-    """Whatever it lacks, and whatever else runs on it: torch can be imported, and two ranks add up."""
+    """Whatever it lacks, and whatever else runs on it: torch can be imported, and two ranks add
+    up."""
     shown = run_cli("doctor", "--json")
     document = json.loads(shown.out)
     assert shown.code == any(finding["severity"] == ERROR for finding in document["findings"])
@@ -68,11 +96,16 @@ def test_this_machine_is_examined(run_cli: Run) -> None:
     assert document["machine"]["resolved"].keys() >= {"localhost"}
 
 
-def test_a_finding_says_what_was_seen_the_rule_and_the_fix(run_cli: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_finding_says_what_was_seen_the_rule_and_the_fix(
+    run_cli: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth99")
     monkeypatch.delenv("COLUMNS", raising=False)
     shown = run_cli("doctor", "--check", "machine")
-    assert (shown.code, shown.err) == (1, "playground: not fit for distributed training: interface-variables\n")
+    assert (shown.code, shown.err) == (
+        1,
+        "playground: not fit for distributed training: interface-variables\n",
+    )
     assert too_wide(shown.out) == []
     text = " ".join(shown.out.split())
     assert "machine: 4 checks, 1 error" in text
@@ -83,11 +116,17 @@ def test_a_finding_says_what_was_seen_the_rule_and_the_fix(run_cli: Run, monkeyp
 @pytest.mark.parametrize(
     ("words", "why"),
     [
-        (("--check", "hosts"), "--check hosts: this run has machine, torch; hosts need --hosts, a script its name"),
+        (
+            ("--check", "hosts"),
+            "--check hosts: this run has machine, torch; hosts need --hosts, a script its name",
+        ),
         (("--hosts", "a,b,a"), "--hosts names a twice: give each host once"),
         (("--hosts", "a"), "--hosts names a alone: give two hosts or more"),
         (("--hosts", "192.0.2.77,192.0.2.78", "--check", "hosts"), "none of them is this machine"),
-        (("--hosts", "a,b", "train.py"), "doctor train.py starts ranks of its own, here: run it without --hosts"),
+        (
+            ("--hosts", "a,b", "train.py"),
+            "doctor train.py starts ranks of its own, here: run it without --hosts",
+        ),
     ],
 )
 def test_what_cannot_be_examined_is_refused(words: tuple[str, ...], why: str, run_cli: Run) -> None:
@@ -97,16 +136,21 @@ def test_what_cannot_be_examined_is_refused(words: tuple[str, ...], why: str, ru
 
 
 def examine_in(shell: str, *place: str) -> tuple[int, list[dict[str, str]]]:
-    """What `doctor --check machine` ends with, in a place of its own, where these shell commands were run before."""
+    """What `doctor --check machine` ends with, in a place of its own, where these shell commands
+    were run before."""
     command = f'{shell} && exec "{sys.executable}" -m playground doctor --json --check machine'
-    done = subprocess.run([*place, "sh", "-c", command], capture_output=True, text=True, timeout=ENOUGH)
+    done = subprocess.run(
+        [*place, "sh", "-c", command], capture_output=True, text=True, timeout=ENOUGH
+    )
     assert done.stdout, done.stderr
     return done.returncode, json.loads(done.stdout)["findings"]
 
 
 NAMESPACES: list[tuple[str, str, str, str]] = [
-    ("--mount", "mount -t tmpfs -o size=8m none /dev/shm", "shared-memory", "16 MiB cannot be put into /dev/shm"),
-    ("--mount", "echo 127.0.1.1 `hostname` > hosts && mount --bind hosts /etc/hosts", "host-name", "127.0.1.1"),
+    ("--mount", "mount -t tmpfs -o size=8m none /dev/shm", "shared-memory", "16 MiB cannot be put "
+                                                                            "into /dev/shm"),
+    ("--mount", "echo 127.0.1.1 `hostname` > hosts && mount --bind hosts /etc/hosts", "host-name",
+    "127.0.1.1"),
     ("--net", "true", "loopback", "the loopback interface lo is down"),
 ]  # fmt: skip
 
@@ -143,8 +187,12 @@ def test_a_torch_that_cannot_be_imported(
 
 
 @pytest.mark.stress
-def test_a_torchvision_of_another_torch_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "torchvision.py").write_text("raise RuntimeError('operator torchvision::nms does not exist')")
+def test_a_torchvision_of_another_torch_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "torchvision.py").write_text(
+        "raise RuntimeError('operator torchvision::nms does not exist')"
+    )
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     [finding] = run_checks(software.CHECKS, software.examine(ENOUGH))
     assert (finding.check, finding.severity) == ("torch-import", ERROR)
@@ -158,7 +206,12 @@ def test_a_torch_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
 
 TRIO = HostsFacts(failures={"b": "", "c": ""}, unheard=[])
 CLUSTERS: list[tuple[str, str, dict[str, Any], str]] = [
-    ("answers", ERROR, {"failures": {"b": "Connection refused"}}, "b does not answer: Connection refused"),
+    (
+        "answers",
+        ERROR,
+        {"failures": {"b": "Connection refused"}},
+        "b does not answer: Connection refused",
+    ),
     ("answers", ERROR, {"unheard": ["b"]}, "b answers, and does not reach this host"),
 ]
 
@@ -205,11 +258,15 @@ def test_what_is_no_greeting_gets_no_answer(line: bytes, listener: Listener) -> 
 
 def test_a_port_that_is_taken_is_refused(listener: Listener) -> None:
     port = listener.port
-    with pytest.raises(UsageError, match=f"port {port} of 127.0.0.1 is taken: choose another with --port"):
+    with pytest.raises(
+        UsageError, match=f"port {port} of 127.0.0.1 is taken: choose another with --port"
+    ):
         hosts.listen(["127.0.0.1"], port)
 
 
-def test_hosts_find_each_other_and_name_the_one_that_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hosts_find_each_other_and_name_the_one_that_is_missing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """The hosts are addresses of this machine; of three, the second is not there."""
     monkeypatch.setattr(hosts, "LIMIT", ENOUGH)
     names, port = [f"127.0.0.{number}" for number in (1, 9, 2)], int(free_port())
@@ -227,7 +284,16 @@ def test_hosts_find_each_other_and_name_the_one_that_is_missing(monkeypatch: pyt
 
 
 def test_two_hosts_are_fit(start_cli: Callable[..., subprocess.Popen[str]]) -> None:
-    words = ("doctor", "--hosts", "127.0.0.1,127.0.0.2", "--port", free_port(), "--check", "hosts", "--json")
+    words = (
+        "doctor",
+        "--hosts",
+        "127.0.0.1,127.0.0.2",
+        "--port",
+        free_port(),
+        "--check",
+        "hosts",
+        "--json",
+    )
     started = [start_cli(*words, "--timeout", ENOUGH) for _ in range(2)]
     ended = [json.loads(each.communicate(timeout=2 * ENOUGH)[0]) for each in started]
     assert [each.returncode for each in started] == [0, 0]

@@ -20,7 +20,8 @@ def examine(network: Network, absent: tuple[Host, ...] = ()) -> list[list[str]]:
     listed = ",".join(host.address for host in network.hosts)
     words = ("doctor", "--hosts", listed, "--json", "--timeout", 5, "--check", "hosts")
     started = [
-        host.start(sys.executable, "-m", "playground", *words) for host in network.hosts if host not in absent
+        host.start(sys.executable, "-m", "playground",
+        *words) for host in network.hosts if host not in absent
     ]  # fmt: skip
     found = [json.loads(each.communicate(timeout=ENOUGH)[0])["findings"] for each in started]
     assert [each.returncode for each in started] == [int(bool(findings)) for findings in found]
@@ -35,13 +36,21 @@ def test_a_missing_host_is_named_by_the_others(hosts: Hosts) -> None:
     network = hosts(3)
     missing = network.hosts[0]
     assert (
-        examine(network, absent=(missing,)) == [[f"answers: {missing.address} does not answer: Connection refused"]] * 2
+        examine(network, absent=(missing,))
+        == [[f"answers: {missing.address} does not answer: Connection refused"]] * 2
     )
 
 
 def test_two_hosts_without_a_route(hosts: Hosts) -> None:
     network = hosts(3)
-    ip("-n", network.hosts[1].namespace, "route", "add", "blackhole", f"{network.hosts[2].address}/32")
+    ip(
+        "-n",
+        network.hosts[1].namespace,
+        "route",
+        "add",
+        "blackhole",
+        f"{network.hosts[2].address}/32",
+    )
     first, [second], [third] = examine(network)
     assert first == []
     assert second.startswith("answers: 10.77.0.3 does not answer: ")

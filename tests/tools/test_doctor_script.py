@@ -1,4 +1,5 @@
-"""What the doctor finds in a script for torchrun: each fault by the check that is for it, nothing in a right one."""
+"""What the doctor finds in a script for torchrun: each fault by the check that is for it, nothing
+in a right one."""
 
 from __future__ import annotations
 
@@ -83,7 +84,9 @@ def in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.chdir(tmp_path)
 
 
-def find_in(folder: Path, source: str, seconds: float = ENOUGH) -> tuple[ScriptFacts, list[Finding]]:
+def find_in(
+    folder: Path, source: str, seconds: float = ENOUGH
+) -> tuple[ScriptFacts, list[Finding]]:
     """What is known of a script with this source, and what the checks find in it."""
     path = folder / "train.py"
     path.write_text(source)
@@ -97,7 +100,10 @@ def test_a_right_training_has_no_findings(run_cli: Callable[..., Any], tmp_path:
     assert (shown.code, shown.err) == (0, "")
     document = json.loads(shown.out)
     assert document["findings"] == []
-    assert [(run["size"], run["has_returned"]) for run in document["script"]["runs"]] == [(2, True), (3, True)]
+    assert [(run["size"], run["has_returned"]) for run in document["script"]["runs"]] == [
+        (2, True),
+        (3, True),
+    ]
 
 
 NOT_PORTABLE = """
@@ -118,7 +124,10 @@ def test_what_breaks_on_nccl_is_found(run_cli: Callable[..., Any], tmp_path: Pat
     assert (shown.code, shown.err) == (0, "")
     assert too_wide(shown.out) == []
     findings = re.split("^  (?=error|warning)", shown.out, flags=re.MULTILINE)[1:]
-    found = [" ".join(each.partition("    rule:")[0].split()).replace(" in <module>", "") for each in findings]
+    found = [
+        " ".join(each.partition("    rule:")[0].split()).replace(" in <module>", "")
+        for each in findings
+    ]
     assert found == [
         "warning, any-source: a receive from anyone (train.py:7)",
         "warning, device: backend gloo is given (train.py:4)",
@@ -129,14 +138,19 @@ def test_what_breaks_on_nccl_is_found(run_cli: Callable[..., Any], tmp_path: Pat
 UNEQUAL = "for batch in range(rank, 8, size):\n    dist.all_reduce(one)\n"
 FAULTY: list[tuple[str, str, str, str]] = [
     ("agreement", ERROR, UNEQUAL, "on 3 ranks: deadlock: rank 2 has finished (train.py:9) where"),
-    ("agreement", ERROR, "dist.all_reduce(one.int() if rank else one)", "on 2 ranks: rank 0 has called all_reduce of"),
-    ("set-order", WARNING, "for name in {'b', 'w'}:\n    dist.all_reduce(one)", "in its own order (train.py:8)"),
-    ("failure", ERROR, "dist.barrier()\n[2, 3][rank]", "it works on 2 ranks; rank 2 of 3 failed: IndexError"),
+    ("agreement", ERROR, "dist.all_reduce(one.int() if rank else one)", "on 2 ranks: rank 0 has "
+                                                                        "called all_reduce of"),
+    ("set-order", WARNING, "for name in {'b', 'w'}:\n    dist.all_reduce(one)",
+    "in its own order (train.py:8)"),
+    ("failure", ERROR, "dist.barrier()\n[2, 3][rank]", "it works on 2 ranks; rank 2 of 3 failed: "
+                                                       "IndexError"),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("check", "severity", "source", "saw"), FAULTY)
-def test_a_fault_is_found_by_one_check(check: str, severity: str, source: str, saw: str, tmp_path: Path) -> None:
+def test_a_fault_is_found_by_one_check(
+    check: str, severity: str, source: str, saw: str, tmp_path: Path
+) -> None:
     script, [finding] = find_in(tmp_path, HEAD + source)
     assert (finding.check, finding.severity) == (check, severity)
     assert saw in finding.saw
@@ -154,7 +168,9 @@ if rank == 0:
 def test_a_script_that_hangs_is_stopped_when_its_time_is_up(tmp_path: Path) -> None:
     _, [finding] = find_in(tmp_path, HEAD + HANGS, seconds=10)
     assert (finding.check, finding.severity) == ("agreement", ERROR)
-    assert finding.saw.startswith("on 2 ranks: probably a deadlock: rank 1 has finished where rank 0 is in")
+    assert finding.saw.startswith(
+        "on 2 ranks: probably a deadlock: rank 1 has finished where rank 0 is in"
+    )
 
 
 RUNS_ON = """
@@ -197,7 +213,9 @@ for name in ("checkpoint.pt", os.path.join(os.path.dirname(__file__), "best.pt")
 """
 
 
-def test_a_script_overwrites_no_file_of_the_user_s(tmp_path: Path, run_cli: Callable[..., Any]) -> None:
+def test_a_script_overwrites_no_file_of_the_user_s(
+    tmp_path: Path, run_cli: Callable[..., Any]
+) -> None:
     scripts = tmp_path / "lib"
     scripts.mkdir()
     files = [tmp_path / "checkpoint.pt", scripts / "best.pt"]
@@ -214,7 +232,9 @@ def test_a_script_overwrites_no_file_of_the_user_s(tmp_path: Path, run_cli: Call
     assert [file.read_text() for file in files] == ["kept"] * 2
 
 
-def test_a_folder_too_large_to_copy_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_too_large_to_copy_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("playground.tools.doctor.script.COPIED", 2)
     with pytest.raises(UsageError, match="which has more than 2 B: name data by"):
         find_in(tmp_path, TRAINING)
@@ -233,14 +253,18 @@ def is_running(pid: int) -> bool:
         (None, "cannot be read as a script in Python"),
     ],
 )
-def test_what_is_no_script_for_torchrun_is_refused(source: str | None, why: str, tmp_path: Path) -> None:
+def test_what_is_no_script_for_torchrun_is_refused(
+    source: str | None, why: str, tmp_path: Path
+) -> None:
     if source is not None:
         (tmp_path / "train.py").write_text(source)
     with pytest.raises(UsageError, match=why):
         examine(tmp_path / "train.py", (), ENOUGH, ENOUGH)
 
 
-def test_without_flight_recorderes_nothing_is_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_flight_recorderes_nothing_is_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("PLAYGROUND_FLIGHT_RECORDER", "0")
     with pytest.raises(UsageError, match="it needs them, so not PLAYGROUND_FLIGHT_RECORDER=0"):
         find_in(tmp_path, TRAINING)
@@ -252,7 +276,9 @@ def test_every_check_finds_a_fault() -> None:
 
 
 @pytest.mark.parametrize("words", [("--hosts", "a,b", "train.py"), ("no-such.py",)])
-def test_what_does_not_go_with_a_script_is_refused(words: tuple[str, ...], run_cli: Callable[..., Any]) -> None:
+def test_what_does_not_go_with_a_script_is_refused(
+    words: tuple[str, ...], run_cli: Callable[..., Any]
+) -> None:
     shown = run_cli("doctor", *words)
     assert (shown.code, shown.err.count("\n")) == (2, 1)
     assert words[-1] in shown.err

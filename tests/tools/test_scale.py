@@ -1,4 +1,5 @@
-"""The cost model: its counts are those of real messages, its fit finds what is there, its tables say who is first."""
+"""The cost model: its counts are those of real messages, its fit finds what is there, its tables
+say who is first."""
 
 from __future__ import annotations
 
@@ -37,7 +38,11 @@ seconds = st.floats(1e-12, 1e-3)
 
 
 def test_every_algorithm_has_its_cost() -> None:
-    assert set(COSTS) == set(page.SHORT) == {name for name, spec in ALGORITHMS.items() if spec.has_messages}
+    assert (
+        set(COSTS)
+        == set(page.SHORT)
+        == {name for name, spec in ALGORITHMS.items() if spec.has_messages}
+    )
     assert len(set(page.SHORT.values())) == len(COSTS)
     assert max(map(len, page.SHORT.values())) <= len("tutorial")
 
@@ -60,15 +65,21 @@ def record(rank: int, size: int, asked: list[tuple[str, int]]) -> list[list[tupl
     return runs
 
 
-@pytest.mark.parametrize("size", [2, 5, *(pytest.param(size, marks=pytest.mark.stress) for size in (4, 8))])
+@pytest.mark.parametrize(
+    "size", [2, 5, *(pytest.param(size, marks=pytest.mark.stress) for size in (4, 8))]
+)
 def test_costs_are_those_of_the_messages_really_sent(size: int, world: Worlds) -> None:
     asked = [*((name, nbytes) for name in COSTS for nbytes in SIZES), IN_PIECES]
     by_rank = world(size).run(record, asked)
     for position, (name, nbytes) in enumerate(asked):
         sent = [message for rank in by_rank for send, _ in rank[position] for message in send]
         total = COSTS[name](Task(size, nbytes)).total
-        assert (total.messages, total.bytes) == (len(sent), sum(bytes_ for _, bytes_ in sent)), (name, nbytes)
-        if nbytes == 1000 and name != "all-to-all":  # whose messages may go in any order, some of them worse
+        assert (total.messages, total.bytes) == (len(sent), sum(bytes_ for _, bytes_ in sent)), (
+            name,
+            nbytes,
+        )
+        # whose messages may go in any order, some of them worse
+        if nbytes == 1000 and name != "all-to-all":
             took = Simulation([rank[position] for rank in by_rank]).run()
             assert COSTS[name](Task(size, nbytes)).between.messages == took, name
 
@@ -92,20 +103,28 @@ def test_the_time_is_the_path_or_a_core_s_share_of_all_work() -> None:
 
 @settings(max_examples=40)
 @given(names, st.integers(2, 300), st.integers(1, 2**20), st.integers(0, 2**20), seconds, seconds)
-def test_more_bytes_never_take_less(name: str, size: int, few: int, more: int, alpha: float, beta: float) -> None:
+def test_more_bytes_never_take_less(
+    name: str, size: int, few: int, more: int, alpha: float, beta: float
+) -> None:
     """With adding for free: a tensor in one more piece may, by hiding the additions, be faster."""
     for machine in (Machine(alpha, beta), Machine(alpha, beta, cores=2)):
-        before, after = (plan.seconds(machine, size, 4 * count)[name] for count in (few, few + more))
+        before, after = (
+            plan.seconds(machine, size, 4 * count)[name] for count in (few, few + more)
+        )
         assert before <= after * (1 + 1e-9)
 
 
 @settings(max_examples=40)
 @given(st.sampled_from(ONE_LEVEL), st.integers(2, 200), st.integers(1, 50))
-def test_nodes_make_nothing_slower_and_one_node_is_all_inside(name: str, size: int, node: int) -> None:
+def test_nodes_make_nothing_slower_and_one_node_is_all_inside(
+    name: str, size: int, node: int
+) -> None:
     inner = Machine(1e-6, 1e-11)
     two = Machine(1e-5, 1e-10, 0, None, node, inner.alpha, inner.beta)
     took = plan.seconds(two, size, 1024)[name]
-    fastest, slowest = (plan.seconds(each, size, 1024)[name] for each in (inner, Machine(1e-5, 1e-10)))
+    fastest, slowest = (
+        plan.seconds(each, size, 1024)[name] for each in (inner, Machine(1e-5, 1e-10))
+    )
     assert fastest * (1 - 1e-9) <= took <= slowest * (1 + 1e-9)
     if size <= node:
         assert took == pytest.approx(fastest)
@@ -131,7 +150,8 @@ def samples_from(true: Machine, asked: Fields) -> list[Fields]:
     """What that machine would take for all that is planned."""
     timed = {
         (name, len(each["ranks"]), nbytes, each["node"]): [1.0]
-        for each in asked["groups"] for nbytes in (*each["fitted"], *each["held_out"]) for name in asked["names"]
+        for each in asked["groups"] for nbytes in (*each["fitted"],
+        *each["held_out"]) for name in asked["names"]
     }  # fmt: skip
     samples = plan.samples_of([timed], asked)
     return [sample | {"seconds": plan.error(true, sample, asked) + 1} for sample in samples]
@@ -159,14 +179,18 @@ def test_a_sample_is_the_slowest_rank_in_a_good_round() -> None:
     key, other = ("ring", 2, 4, 1), ("ring", 3, 4, 1)
     rounds = [{key: [1.0, 9.0, 2.0, 5.0], other: [1.0]}, {key: [3.0, 1.0, 4.0, 1.0]}, {}]
     samples = plan.samples_of(rounds, plan.plan_for(one_host(8), EFFORT, 2, 2))
-    assert [(each["size"], each["seconds"], each["fitted"]) for each in samples] == [(2, 4.0, True), (3, 1.0, False)]
+    assert [(each["size"], each["seconds"], each["fitted"]) for each in samples] == [
+        (2, 4.0, True),
+        (3, 1.0, False),
+    ]
 
 
 def test_what_is_held_out_is_not_fitted() -> None:
     for size in range(plan.MIN_RANKS, plan.MAX_RANKS + 1):
         groups = plan.plan_for(one_host(size), EFFORT, 2, 2)["groups"]
         fitted, held_out = (
-            {len(group["ranks"]) for group in groups if group[which]} for which in ("fitted", "held_out")
+            {len(group["ranks"]) for group in groups if group[which]}
+            for which in ("fitted", "held_out")
         )
         assert fitted
         assert size in held_out
@@ -181,7 +205,9 @@ def test_few_steps_win_for_small_tensors_and_few_bytes_for_large_ones() -> None:
     slow_adding = plan.predict(Machine(1e-6, 1e-10, 1e-10), [8])[-1]
     assert slow_adding["winner"] == "pipelined-ring"
     assert slow_adding["seconds"]["ring"] < slow_adding["seconds"]["halving-doubling"] * 1.01
-    assert all(row["seconds"][row["winner"]] == min(row["seconds"].values()) for row in rows.values())
+    assert all(
+        row["seconds"][row["winner"]] == min(row["seconds"].values()) for row in rows.values()
+    )
     assert {size for size, _ in rows} >= {4, 2**30}
 
 
@@ -202,7 +228,12 @@ def test_a_cluster_by_hand(run_cli: Run) -> None:
     last = " ".join(shown.out.split("Predicted: ")[1].split())
     assert last == "all-reduce of 4 B to 1 GiB on 2 to 65,536 ranks, from parameters as given."
     document = json.loads(run_cli("scale", *BY_HAND, "--json").out)
-    assert (document["lesson"], document["world_size"], document["steps"], document["fit"]) == ("scale", 1, [], None)
+    assert (document["lesson"], document["world_size"], document["steps"], document["fit"]) == (
+        "scale",
+        1,
+        [],
+        None,
+    )
     assert document["parameters"]["ranks_per_node"] == 1
     rows = document["predictions"]
     assert len(rows) == len(plan.SIZES) * len(plan.CLUSTER)
@@ -210,7 +241,8 @@ def test_a_cluster_by_hand(run_cli: Run) -> None:
 
 
 QUICK: Fields = {
-    "seconds": 0.0, "fitted": (4, 4096), "held_out": (1024,), "fitted_between": (4, 4096), "held_out_between": (1024,)
+    "seconds": 0.0, "fitted": (4, 4096), "held_out": (1024,), "fitted_between": (4, 4096),
+    "held_out_between": (1024,)
 }  # fmt: skip
 
 
@@ -234,20 +266,28 @@ def test_a_measured_host_as_text() -> None:
     result = plan.evaluate(samples_from(Machine(8e-5, 2.5e-10, 3e-10, 2), measured), measured)
     points = result["fit"]["points"]
     assert result["fit"]["worst_error"] < 1e-6
-    assert {(point["size"], point["fitted"]) for point in points} == {(2, True), (4, True), (3, False), (8, False)}
+    assert {(point["size"], point["fitted"]) for point in points} == {
+        (2, True),
+        (4, True),
+        (3, False),
+        (8, False),
+    }
     text = render(page.result_texts(result), 80)
     assert max(map(len, text.splitlines())) <= 80
     for part in (
         render(page.machine_lines(result["parameters"]), 80),
         render([page.errors_table([point for point in points if not point["fitted"]])], 80),
-        render(page.winners_texts(result["predictions"])[1:], 80), "predictions are off by 0% (median)",
+        render(page.winners_texts(result["predictions"])[1:], 80), "predictions are off by 0% "
+                                                                   "(median)",
     ):  # fmt: skip
         assert part in text
 
 
 @pytest.mark.parametrize("size", [3, 17])
 def test_what_cannot_be_measured(size: int) -> None:
-    with pytest.raises(UsageError, match=f"{size} ranks: measuring takes 4 to 16, on several hosts 2 to 16"):
+    with pytest.raises(
+        UsageError, match=f"{size} ranks: measuring takes 4 to 16, on several hosts 2 to 16"
+    ):
         plan.plan_for(one_host(size), EFFORT, 2, 2)
 
 
@@ -288,7 +328,9 @@ def plan_of(hosts: int, node: int) -> Fields:
 
 @settings(max_examples=3)
 @given(latency, inverse_bandwidth, share, share)
-def test_both_levels_are_found(alpha: float, beta: float, share_of_alpha: float, share_of_beta: float) -> None:
+def test_both_levels_are_found(
+    alpha: float, beta: float, share_of_alpha: float, share_of_beta: float
+) -> None:
     """Hosts are no slower inside than between them: what they cost there is drawn as a share."""
     inner_alpha, inner_beta = share_of_alpha * alpha, share_of_beta * beta
     true = Machine(alpha, beta, 1e-10, None, 4, inner_alpha, inner_beta)
@@ -296,9 +338,13 @@ def test_both_levels_are_found(alpha: float, beta: float, share_of_alpha: float,
     result = plan.evaluate(samples_from(true, asked), asked)
     found = result["parameters"]
     assert (found.alpha, found.beta) == pytest.approx((alpha, beta), rel=0.01)
-    assert (found.inner_alpha, found.inner_beta) == pytest.approx((inner_alpha, inner_beta), rel=0.01)
+    assert (found.inner_alpha, found.inner_beta) == pytest.approx(
+        (inner_alpha, inner_beta), rel=0.01
+    )
     assert result["fit"]["worst_error"] < 0.01
-    unseen = {(point["size"], point["node"]) for point in result["fit"]["points"] if not point["fitted"]}
+    unseen = {
+        (point["size"], point["node"]) for point in result["fit"]["points"] if not point["fitted"]
+    }
     assert unseen == {(2, 1), (3, 1), (2, 2), (4, 4), (12, 4)}
 
 
@@ -309,7 +355,8 @@ def test_which_figure_is_of_which_link() -> None:
     for part in (
         "Hosts: 2 with 4 each. Fitted to groups of 2 ranks", "alpha: 100 us per message (latency)",
         "within a node of 4 ranks: alpha 10 us, beta 0.1 ns per byte, 10 GB/s",
-        "4 ranks per node, every rank with its own cores", "on these hosts predictions are off by 0% (median)",
+        "4 ranks per node, every rank with its own cores", "on these hosts predictions are off by "
+                                                           "0% (median)",
     ):  # fmt: skip
         assert part in text
 
@@ -339,9 +386,13 @@ def test_simulated_hosts_are_measured(run_cli: Run, monkeypatch: pytest.MonkeyPa
     parameters = document["parameters"]
     assert parameters["ranks_per_node"] == 2
     assert max(parameters["alpha"], parameters["inner_alpha"]) > 0
-    points = {(point["size"], point["node"], point["nbytes"], point["fitted"]) for point in document["fit"]["points"]}
+    points = {
+        (point["size"], point["node"], point["nbytes"], point["fitted"])
+        for point in document["fit"]["points"]
+    }
     assert points == {
-        (2, 1, 4, True), (2, 1, 4096, True), (2, 1, 1024, False), (2, 2, 4, True), (2, 2, 4096, True),
+        (2, 1, 4, True), (2, 1, 4096, True), (2, 1, 1024, False), (2, 2, 4, True), (2, 2, 4096,
+        True),
         (2, 2, 1024, False), (4, 2, 1024, False),
     }  # fmt: skip
 
@@ -351,7 +402,9 @@ RATE = 1e-9 * 100e6 / 8
 
 
 @pytest.mark.stress
-def test_the_link_between_hosts_has_the_bandwidth_that_is_fitted(hosts: Callable[..., Network]) -> None:
+def test_the_link_between_hosts_has_the_bandwidth_that_is_fitted(
+    hosts: Callable[..., Network],
+) -> None:
     first, second = (host.torchrun(2, "scale", "--json") for host in hosts(2, rate="100mbit").hosts)
     out, err = first.communicate(timeout=300)
     second.communicate(timeout=60)
@@ -359,11 +412,13 @@ def test_the_link_between_hosts_has_the_bandwidth_that_is_fitted(hosts: Callable
     document = json.loads(out)
     assert (document["measured"]["hosts"], document["measured"]["ranks_per_host"]) == (2, 2)
     parameters = document["parameters"]
-    # Small tensors count as much as large ones in the fit, and their times are mostly the machine's: 13.2 to 15.1 MB/s
-    # were found in a quiet hour.
+    # Small tensors count as much as large ones in the fit, and their times are mostly the
+    # machine's: 13.2 to 15.1 MB/s were found in a quiet hour.
     assert 1e-9 / parameters["beta"] == pytest.approx(RATE, rel=0.4)
     assert 1e-9 / parameters["inner_beta"] > 5 * RATE
-    unseen = {(point["size"], point["node"]) for point in document["fit"]["points"] if not point["fitted"]}
+    unseen = {
+        (point["size"], point["node"]) for point in document["fit"]["points"] if not point["fitted"]
+    }
     assert unseen == {(2, 1), (2, 2), (4, 2)}
 
 
@@ -371,7 +426,9 @@ def test_the_link_between_hosts_has_the_bandwidth_that_is_fitted(hosts: Callable
 def test_two_levels_that_are_alike_are_one(size: int, count: int, node: int) -> None:
     """But for the one that sends other messages then."""
     one = plan.seconds(CLUSTER, size, 4 * count)
-    alike = replace(CLUSTER, ranks_per_node=node, inner_alpha=CLUSTER.alpha, inner_beta=CLUSTER.beta)
+    alike = replace(
+        CLUSTER, ranks_per_node=node, inner_alpha=CLUSTER.alpha, inner_beta=CLUSTER.beta
+    )
     two = plan.seconds(alike, size, 4 * count)
     same = [name for name in one if name != "hierarchical"]
     assert [two[name] for name in same] == pytest.approx([one[name] for name in same])

@@ -1,4 +1,5 @@
-"""Chrome traces: every event is there, slices of a thread never overlap half, arrows lead from slice to slice."""
+"""Chrome traces: every event is there, slices of a thread never overlap half, arrows lead from
+slice to slice."""
 
 from __future__ import annotations
 
@@ -21,7 +22,9 @@ def trace(recording: Recording) -> list[dict[str, Any]]:
 def assert_nested(slices: list[tuple[float, float]]) -> None:
     """No two overlap unless one contains the other."""
     for one, other in combinations(slices, 2):
-        (first, first_end), (second, second_end) = sorted([one, other], key=lambda each: (each[0], -each[1]))
+        (first, first_end), (second, second_end) = sorted(
+            [one, other], key=lambda each: (each[0], -each[1])
+        )
         assert not first < second < first_end < second_end
 
 
@@ -44,7 +47,11 @@ def test_every_message_is_an_arrow_between_slices() -> None:
     entries = trace(ring(4))
     ends = {(each["ph"], each["id"]): each for each in entries if each["ph"] in "sf"}
     assert Counter(phase for phase, _ in ends) == {"s": 24, "f": 24}
-    slices = {(each["pid"], each["tid"], each["ts"]) for each in entries if each["name"] in ("sent", "arrived")}
+    slices = {
+        (each["pid"], each["tid"], each["ts"])
+        for each in entries
+        if each["name"] in ("sent", "arrived")
+    }
     for end in ends.values():
         assert (end["pid"], end["tid"], end["ts"]) in slices
     for number in range(24):

@@ -24,10 +24,13 @@ def recording(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return file
 
 
-def test_a_recording_in_words_and_in_logical_steps(recording: Path, run_cli: Callable[..., Any]) -> None:
+def test_a_recording_in_words_and_in_logical_steps(
+    recording: Path, run_cli: Callable[..., Any]
+) -> None:
     outcome = run_cli("see", recording)
     assert (outcome.code, outcome.err) == (0, "")
-    assert "".join(outcome.out.split()).startswith(f"see:{recording}")  # wherever the line is broken
+    # wherever the line is broken
+    assert "".join(outcome.out.split()).startswith(f"see:{recording}")
     assert re.fullmatch(r"Shown: \d+ events of 4 ranks\.", outcome.out.splitlines()[-1])
     document = json.loads(run_cli("see", recording, "--json").out)
     assert [rank["rank"] for rank in document["ranks"]] == [0, 1, 2, 3]
@@ -44,12 +47,19 @@ def test_a_recording_in_words_and_in_logical_steps(recording: Path, run_cli: Cal
         (("FILE", "--chapters"), "FILE and --chapters to be seen: name one"),
         (("--chapters", "-o", "x.svg"), "-o is for a recording, not for --chapters"),
         (("FILE", "-o", "x.gif"), "-o x.gif: choose an ending from .html, .svg, .txt, .json"),
-        (("FILE", "-o", "x.html", "--steps"), "--steps is for a picture, so -o must name one that ends in"),
+        (
+            ("FILE", "-o", "x.html", "--steps"),
+            "--steps is for a picture, so -o must name one that ends in",
+        ),
         (("--figure", "F99", "ring.svg"), "'F99' is not one of"),
     ],
 )
 def test_what_cannot_be_seen_is_refused_in_one_line(
-    words: tuple[str, ...], reason: str, recording: Path, run_cli: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+    words: tuple[str, ...],
+    reason: str,
+    recording: Path,
+    run_cli: Callable[..., Any],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(recording.parent)
     outcome = run_cli("see", *(word.replace("FILE", recording.name) for word in words))
@@ -66,7 +76,12 @@ def test_no_figures_on_a_busy_machine_nor_by_a_rank_and_no_recording_of_several_
     shown = run_cli("see", "--chapters")
     assert shown.code == 2
     assert "this machine is busy (load 1000.0 on " in shown.err
-    for name, value in {"RANK": 0, "WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": 1}.items():
+    for name, value in {
+        "RANK": 0,
+        "WORLD_SIZE": 2,
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": 1,
+    }.items():
         monkeypatch.setenv(name, str(value))
     outcome = run_cli("see", "--figure", "F9", tmp_path / "ring.svg")
     assert outcome.code == 2
@@ -74,7 +89,10 @@ def test_no_figures_on_a_busy_machine_nor_by_a_rank_and_no_recording_of_several_
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "1")
     outcome = run_cli("p2p", "--see", tmp_path / "p2p.svg")
     assert outcome.code == 2
-    assert "--see on 2 ranks, of which this host has 1: other hosts have clocks of their own" in outcome.err
+    assert (
+        "--see on 2 ranks, of which this host has 1: other hosts have clocks of their own"
+        in outcome.err
+    )
 
 
 def test_a_figure_from_a_run(tmp_path: Path, run_cli: Callable[..., Any]) -> None:

@@ -20,7 +20,8 @@ def text_of(recording: Recording) -> str:
 @pytest.mark.parametrize(
     "recording",
     [
-        ring(8, 1000, straggler=2), training(3), play([[Call("barrier", 0)]] * 2), recording_of([[], []]),
+        ring(8, 1000, straggler=2), training(3), play([[Call("barrier", 0)]] * 2), recording_of([[],
+        []]),
         on_gpus(ring(4, straggler=2)),
     ],
 )  # fmt: skip
@@ -43,8 +44,13 @@ def test_a_straggler_is_named_with_its_line_but_nothing_is_derived_on_gpus() -> 
 
 def test_what_is_missing_is_said() -> None:
     recording = play([[Receive(1, 8), Wait()], []])
-    ranks = (replace(recording.ranks[0], is_cut_off=True), replace(recording.ranks[1], dropped=1234))
+    ranks = (
+        replace(recording.ranks[0], is_cut_off=True),
+        replace(recording.ranks[1], dropped=1234),
+    )
     text = text_of(replace(recording, ranks=ranks))
     assert "rank 1: no room for 1,234 events; rank 0: cut off" in text
-    assert "1 message of which only one end is recorded, first rank 0's receive" in re.sub(r"\s+", " ", text)
+    assert "1 message of which only one end is recorded, first rank 0's receive" in re.sub(
+        r"\s+", " ", text
+    )
     assert "Waits: none is recorded" in text

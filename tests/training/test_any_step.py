@@ -1,4 +1,5 @@
-"""Whatever happens between two steps, training is that of one process with the whole batch: by every way."""
+"""Whatever happens between two steps, training is that of one process with the whole batch: by
+every way."""
 
 from __future__ import annotations
 
@@ -43,21 +44,30 @@ class Fails(torch.autograd.Function):
 
 
 class Chain(nn.Module):
-    """Word ids [n] → a loss: blocks that may be left out, and may be checkpointed, one that is called twice, a weight
-    in two layers, a frozen layer and a parameter of the model's own."""
+    """Word ids [n] → a loss: blocks that may be left out, and may be checkpointed, one that is
+    called twice, a weight in two layers, a frozen layer and a parameter of the model's own."""
 
     def __init__(self) -> None:
         super().__init__()
         torch.manual_seed(11)
         self.words, self.scale = nn.Embedding(WORDS, 5), nn.Parameter(torch.ones(5))
-        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 5)) for _ in range(BLOCKS))
-        self.frozen, self.tied, self.out = nn.Linear(5, 5).requires_grad_(False), nn.Linear(5, WORDS), nn.Linear(5, 3)
+        self.blocks = nn.ModuleList(
+            nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 5)) for _ in range(BLOCKS)
+        )
+        self.frozen, self.tied, self.out = (
+            nn.Linear(5, 5).requires_grad_(False),
+            nn.Linear(5, WORDS),
+            nn.Linear(5, 3),
+        )
         self.again = nn.Linear(5, WORDS)
         self.again.weight = self.tied.weight
 
-    def forward(self, ids: torch.Tensor, how: str = "", skips: int | None = None, fails: Any = None) -> torch.Tensor:
+    def forward(
+        self, ids: torch.Tensor, how: str = "", skips: int | None = None, fails: Any = None
+    ) -> torch.Tensor:
         hidden = self.words(ids) * self.scale
-        twice = () if how == "reentrant" else (self.blocks[0],)  # no backward of DDP's kind knows when it is complete
+        # no backward of DDP's kind knows when it is complete
+        twice = () if how == "reentrant" else (self.blocks[0],)
         for number, block in enumerate((*self.blocks, *twice)):
             if number == fails:
                 hidden = Fails.apply(hidden)
@@ -70,7 +80,10 @@ class Chain(nn.Module):
             if fails == f"forward {number}":
                 raise Failed
         hidden = self.frozen(hidden).tanh()
-        return self.out(hidden).square().mean() + (self.tied(hidden) * self.again(hidden)).logsumexp(-1).mean()
+        return (
+            self.out(hidden).square().mean()
+            + (self.tied(hidden) * self.again(hidden)).logsumexp(-1).mean()
+        )
 
 
 def new_sync(way: str, model: nn.Module) -> GradSync:
@@ -82,21 +95,29 @@ def new_sync(way: str, model: nn.Module) -> GradSync:
 
 
 class Pair:
-    """A model that the ranks train by a way, and one that this process trains alone, on the batches of all ranks."""
+    """A model that the ranks train by a way, and one that this process trains alone, on the batches
+    of all ranks."""
 
     def __init__(self, rank: int, size: int, way: str, seed: int) -> None:
         self.rank, self.size, self.way, self.draw = rank, size, way, Random(seed)
         self.model, self.alone = Chain().double(), Chain().double()
         self.sync = new_sync(way, self.model)
         new_sgd = partial(torch.optim.SGD, lr=0.1, momentum=0.9)
-        self.optimizer, self.by_itself = self.sync.optimizer(new_sgd), new_sgd(self.alone.parameters())
+        self.optimizer, self.by_itself = (
+            self.sync.optimizer(new_sgd),
+            new_sgd(self.alone.parameters()),
+        )
 
     def train(self, steps: int) -> float:
         """The largest difference of a parameter after each of the steps that a test follows."""
         off = 0.0
         for number in range(steps):
             is_last = number == steps - 1 or self.draw.random() < 0.3
-            takes = self.step("step" if is_last else self.draw.choice(["step", "step", "skip", "forward", "backward"]))
+            takes = self.step(
+                "step"
+                if is_last
+                else self.draw.choice(["step", "step", "skip", "forward", "backward"])
+            )
             if takes:
                 self.optimizer.step()
                 self.by_itself.step()
@@ -109,15 +130,29 @@ class Pair:
     def step(self, fate: str) -> bool:
         """All of a step but the optimizer's part. Returns whether that may follow."""
         draw, parts = self.draw, self.draw.choice([1, 1, 2, 3])
-        batches = [[torch.tensor(draw.choices(range(WORDS), k=3)) for _ in range(self.size)] for _ in range(parts)]
-        how, none, early = draw.choice(["", "reentrant", "other"]), draw.random() < 0.7, draw.random() < 0.7
-        skips = [None if fate in ("forward", "backward") else draw.choice([None, 1, 2, 3]) for _ in range(self.size)]
+        batches = [
+            [torch.tensor(draw.choices(range(WORDS), k=3)) for _ in range(self.size)]
+            for _ in range(parts)
+        ]
+        how = draw.choice(["", "reentrant", "other"])
+        none = draw.random() < 0.7
+        early = draw.random() < 0.7
+        skips = [
+            None if fate in ("forward", "backward") else draw.choice([None, 1, 2, 3])
+            for _ in range(self.size)
+        ]
         failing, places = draw.randrange(parts), [draw.randrange(BLOCKS) for _ in range(self.size)]
         if self.way == "zero-3":  # its ranks run the same layers
             skips, places = skips[:1] * self.size, places[:1] * self.size
-        ends = draw.random() < 0.5 and self.way in COMPLETE and failing == parts - 1 and fate == "backward"
+        ends = (
+            draw.random() < 0.5
+            and self.way in COMPLETE
+            and failing == parts - 1
+            and fate == "backward"
+        )
         test_between = [draw.random() < 0.3 for _ in range(parts)]
-        tests, clips = draw.choice(["", "no grad", "inference"]), draw.random() < 0.3 and self.way in OF_SHARDS
+        tests = draw.choice(["", "no grad", "inference"])
+        clips = draw.random() < 0.3 and self.way in OF_SHARDS
         lr, reloads = draw.choice([0.05, 0.1]), draw.random() < 0.2
         for optimizer in (self.optimizer, self.by_itself):
             optimizer.param_groups[0]["lr"] = lr
@@ -131,7 +166,9 @@ class Pair:
             fails = fails if number == failing and fate in ("forward", "backward") else None
             fails = None if ends and self.rank == 0 else fails
 
-            def go(number: int = number, batch: list[torch.Tensor] = batch, fails: Any = fails) -> None:
+            def go(
+                number: int = number, batch: list[torch.Tensor] = batch, fails: Any = fails
+            ) -> None:
                 loss = self.model(batch[self.rank], how, skips[self.rank], fails)
                 if not early and number == 0:
                     self.optimizer.zero_grad(set_to_none=none)
@@ -177,12 +214,14 @@ class Pair:
 
 def train_by_chance(rank: int, size: int, seeds: range) -> dict[tuple[str, int], float]:
     """How far training is off, by way and seed."""
-    return {(way, seed): Pair(rank, size, way, seed).train(12) for way in EVERY_WAY for seed in seeds}
+    return {
+        (way, seed): Pair(rank, size, way, seed).train(12) for way in EVERY_WAY for seed in seeds
+    }
 
 
 @pytest.mark.parametrize("seeds", [range(5), pytest.param(range(5, 50), marks=pytest.mark.stress)])
 def test_any_steps_are_those_of_one_process(seeds: range, world: Callable[..., World]) -> None:
-    """Skipped steps, errors in forward and backward, several backwards, branches, checkpointing, tests between two
-    parts of a step, clipping, states of the optimizer that are loaded."""
+    """Skipped steps, errors in forward and backward, several backwards, branches, checkpointing,
+    tests between two parts of a step, clipping, states of the optimizer that are loaded."""
     for found in world(2, timeout=600).run(train_by_chance, seeds):
         assert {each: off for each, off in found.items() if not off < 1e-12} == {}

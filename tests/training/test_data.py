@@ -61,18 +61,26 @@ def test_digits_vary_and_every_class_comes() -> None:
     assert (images.float().mean((1, 2)) > 5).all(), "every image shows something"
 
 
-def batches_by(rank: int, size: int, folder: Path, loader: str) -> list[tuple[torch.Tensor, torch.Tensor]]:
+def batches_by(
+    rank: int, size: int, folder: Path, loader: str
+) -> list[tuple[torch.Tensor, torch.Tensor]]:
     """The batches of this rank, fetched by that loader."""
     settings = TrainingSettings(folder=folder, limit=17, loader=loader)
     found = list(partition_dataset(training_images(settings), 8)[0])
-    assert {(images.dtype, images.shape[1:]) for images, _ in found} == {(torch.float32, (1, 28, 28))}
+    assert {(images.dtype, images.shape[1:]) for images, _ in found} == {
+        (torch.float32, (1, 28, 28))
+    }
     return found
 
 
 def test_both_loaders_give_the_same_batches(world: Worlds, digits_folder: Path) -> None:
     """17 samples in batches of 8 leave one, so that of 3 ranks two have an empty batch."""
     whole, single = (world(3).run(batches_by, digits_folder, loader) for loader in LOADERS)
-    assert [[len(labels) for _, labels in mine] for mine in whole] == [[3, 3, 1], [3, 3, 0], [2, 2, 0]]
+    assert [[len(labels) for _, labels in mine] for mine in whole] == [
+        [3, 3, 1],
+        [3, 3, 0],
+        [2, 2, 0],
+    ]
     torch.testing.assert_close(single, whole)
 
 
@@ -90,7 +98,12 @@ def die_beside_a_worker(rank: int, size: int, folder: Path) -> None:
 def test_the_workers_of_a_killed_rank_end_with_it(digits_folder: Path) -> None:
     events: list[Any] = []
     with pytest.raises(RankFailed, match=r"^rank 1 of 2 was killed by SIGKILL$"):
-        launch(die_beside_a_worker, 2, args=(digits_folder,), on_report=lambda rank, event: events.append(event))
+        launch(
+            die_beside_a_worker,
+            2,
+            args=(digits_folder,),
+            on_report=lambda rank, event: events.append(event),
+        )
     [worker] = next(event["workers"] for event in events if "workers" in event)
     deadline = time.monotonic() + ENOUGH
     while is_running(worker) and time.monotonic() < deadline:
@@ -107,7 +120,8 @@ def is_running(pid: int) -> bool:
 
 
 def sizes_of_batches(rank: int, size: int, folder: Path) -> list[float]:
-    """Those of the global batches, by the divisors of this rank's losses: in an epoch, and in one resumed after two."""
+    """Those of the global batches, by the divisors of this rank's losses: in an epoch, and in one
+    resumed after two."""
     train_set, _ = partition_dataset(Images(folder, "train", 19), 8)
     whole = [samples * size for *_, samples in batches(train_set, 8)]
     train_set.sampler.go_on_from(1, 2)
@@ -122,8 +136,11 @@ def test_loader_workers_change_nothing(world: Worlds, digits_folder: Path) -> No
     """Dropout masks of the second epoch included: a loader draws a random number for each epoch."""
     alone, helped = (
         world(2).run(run_board, TrainingSettings(
-            folder=digits_folder, limit=130, epochs=2, batch_size=16, loader="per-sample", loader_workers=workers
+            folder=digits_folder, limit=130, epochs=2, batch_size=16, loader="per-sample",
+            loader_workers=workers
         ), LESSONS["sgd"].remote("run"))[0].epochs
         for workers in (0, 1)
     )  # fmt: skip
-    assert [(each.loss, each.test_accuracy) for each in helped] == [(each.loss, each.test_accuracy) for each in alone]
+    assert [(each.loss, each.test_accuracy) for each in helped] == [
+        (each.loss, each.test_accuracy) for each in alone
+    ]

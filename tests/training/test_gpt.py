@@ -15,7 +15,9 @@ from playground.training import gpt_config, gpt_run
 
 
 def losses(model: torch.nn.Sequential, seed: int, steps: int) -> list[float]:
-    optimizer, generator, found = torch.optim.AdamW(model.parameters()), torch.Generator().manual_seed(seed), []
+    optimizer = torch.optim.AdamW(model.parameters())
+    generator = torch.Generator().manual_seed(seed)
+    found = []
     for step in range(steps):
         gpt_run.set_lr(optimizer, step)
         tokens, targets = lesson.copying(24, generator)
@@ -64,7 +66,8 @@ def test_positions_and_attention_can_be_replaced() -> None:
 
 
 def new_task(off: dict[int, float]) -> tuple[torch.nn.Linear, gpt_run.Backward]:
-    """A model, and what computes its gradients; the losses of some steps are told `off`. No gradient is of before."""
+    """A model, and what computes its gradients; the losses of some steps are told `off`. No
+    gradient is of before."""
     torch.manual_seed(0)
     model, seen = torch.nn.Linear(3, 1, dtype=torch.float64), list[float]()
 
@@ -79,15 +82,21 @@ def new_task(off: dict[int, float]) -> tuple[torch.nn.Linear, gpt_run.Backward]:
 
 
 def compare_with_what_is_off(rank: int, size: int) -> None:
-    given = [(torch.full((2, 3), step + 1.0).double(), torch.ones(2, 1).double()) for step in range(3)]
+    given = [
+        (torch.full((2, 3), step + 1.0).double(), torch.ones(2, 1).double()) for step in range(3)
+    ]
     same = gpt_run.compare("same", new_task({}), new_task({}), given)
     assert same == {"loss_difference": 0.0, "parameter_difference": 0.0}
-    assert gpt_run.compare("off", new_task({2: 0.5}), new_task({}), given)["loss_difference"] == pytest.approx(0.5)
+    assert gpt_run.compare("off", new_task({2: 0.5}), new_task({}), given)[
+        "loss_difference"
+    ] == pytest.approx(0.5)
     model, whole = new_task({})[0], new_task({})[0]
     with torch.no_grad():
         model.bias += 0.25
     assert gpt_run.parameter_difference(whole, model) == pytest.approx(0.25)
 
 
-def test_a_comparison_finds_what_differs_in_one_step_or_one_parameter(world: Callable[..., World]) -> None:
+def test_a_comparison_finds_what_differs_in_one_step_or_one_parameter(
+    world: Callable[..., World],
+) -> None:
     world(1).run(compare_with_what_is_off)

@@ -26,7 +26,8 @@ def two_at_once(rank: int, size: int, algorithm: str) -> tuple[list[float], floa
     """What two all-reduces that were started together leave, and the least that they took."""
     over_link, tensor = Link(GBIT).all_reduce(load_all_reduce(algorithm)), torch.ones(NBYTES // 4)
     started = time.monotonic()
-    first, second = over_link(tensor, async_op=True), over_link(torch.ones(NBYTES // 4), async_op=True)
+    first = over_link(tensor, async_op=True)
+    second = over_link(torch.ones(NBYTES // 4), async_op=True)
     first.wait()
     after_first = time.monotonic() - started
     second.wait()
@@ -55,11 +56,15 @@ def gradients(rank: int, size: int, link: Link | None) -> list[list[float]]:
             if link:
                 link.put_under(model)
         else:
-            sync = OverlappedSync(model, link.all_reduce(dist.all_reduce) if link else dist.all_reduce, 32)
+            sync = OverlappedSync(
+                model, link.all_reduce(dist.all_reduce) if link else dist.all_reduce, 32
+            )
         model(torch.full((2, 3), rank + 1.0)).sum().backward()
         if sync:
             sync.after_backward()
-        found.append([value for param in model.parameters() for value in param.grad.flatten().tolist()])
+        found.append(
+            [value for param in model.parameters() for value in param.grad.flatten().tolist()]
+        )
     return found
 
 

@@ -26,7 +26,9 @@ def test_any_fractions_are_met_and_disjoint(weights: list[float], samples: int) 
     partitions = DataPartitioner(range(samples), sizes).partitions
     taken = [i for partition in partitions for i in partition]
     assert len(taken) == len(set(taken))
-    assert all(abs(len(part) - size * samples) <= 1 for part, size in zip(partitions, sizes, strict=True))
+    assert all(
+        abs(len(part) - size * samples) <= 1 for part, size in zip(partitions, sizes, strict=True)
+    )
     if sum(weights):
         assert len(taken) == samples
 
@@ -35,18 +37,27 @@ def test_the_tutorial_s_fractions_seven_ranks_and_three() -> None:
     assert [len(part) for part in DataPartitioner(range(1000)).partitions] == [700, 200, 100]
     sevenths = DataPartitioner(range(60_000), [1 / 7] * 7).partitions
     assert sum(map(len, sevenths)) == 60_000, "to round each part down would lose three"
-    assert ([share(128, rank, 3) for rank in range(3)], shares(60_000, 128, 3)) == ([43, 43, 42], [20156, 20156, 19688])
+    assert ([share(128, rank, 3) for rank in range(3)], shares(60_000, 128, 3)) == (
+        [43, 43, 42],
+        [20156, 20156, 19688],
+    )
 
 
 def test_a_partition_is_a_dataset() -> None:
     partition = Partition("abcdef", [5, 0, 3])
-    assert (len(partition), partition[0], [partition[i] for i in range(3)]) == (3, "f", ["f", "a", "d"])
+    assert (len(partition), partition[0], [partition[i] for i in range(3)]) == (
+        3,
+        "f",
+        ["f", "a", "d"],
+    )
     batched = Partition(torch.arange(6) * 10, [5, 0, 3])
     assert batched[[2, 1]].tolist() == [30, 0]
 
 
 def test_the_seed_decides_and_shuffles() -> None:
-    first, again, other = (DataPartitioner(range(100), [0.5, 0.5], seed).partitions for seed in (1, 1, 2))
+    first, again, other = (
+        DataPartitioner(range(100), [0.5, 0.5], seed).partitions for seed in (1, 1, 2)
+    )
     assert first == again != other
     assert first[0] != sorted(first[0])
 
@@ -66,6 +77,9 @@ def test_every_global_batch_is_what_was_asked(samples: int, size: int, more: int
     assert sum(parts) == samples
     for step in range(steps):
         batch = min(batch_size, samples - step * batch_size)
-        held = [min(share(batch_size, r, size), parts[r] - step * share(batch_size, r, size)) for r in range(size)]
+        held = [
+            min(share(batch_size, r, size), parts[r] - step * share(batch_size, r, size))
+            for r in range(size)
+        ]
         assert sum(held) == batch
         assert min(held) >= 0

@@ -1,4 +1,5 @@
-"""Training that is asked to end takes a snapshot, says how to resume, and ends later with the same bits."""
+"""Training that is asked to end takes a snapshot, says how to resume, and ends later with the same
+bits."""
 
 from __future__ import annotations
 
@@ -38,14 +39,17 @@ def settings(digits_folder: Path, tmp_path: Path) -> TrainingSettings:
 
 
 def wait_until_asked(rank: int, at: int, step: int) -> None:
-    """After the step `at`, until this rank is asked to end; rank 0 has the launcher asked to end all."""
+    """After the step `at`, until this rank is asked to end; rank 0 has the launcher asked to end
+    all."""
     if step == at:
         report(ask=rank == 0)
         while not preempted():
             time.sleep(0.002)
 
 
-def train_until_asked(rank: int, size: int, settings: TrainingSettings, way: str, at: int) -> TrainingResult:
+def train_until_asked(
+    rank: int, size: int, settings: TrainingSettings, way: str, at: int
+) -> TrainingResult:
     """Train; at the step `at`, rank 0 has the launcher asked to end. They vote after every step."""
     sync = {"sgd": sync_by_hand, "ddp": sync_with_ddp}[way]
     resumable.INTERVAL, usual = 0.0, resumable.INTERVAL
@@ -60,7 +64,9 @@ def train(size: int, settings: TrainingSettings, way: str = "sgd", at: int = 0) 
         if event.get("ask"):
             os.kill(os.getpid(), signal.SIGTERM)
 
-    results = launch(train_until_asked, size, args=(settings, way, at), grace=60.0, on_report=on_report)
+    results = launch(
+        train_until_asked, size, args=(settings, way, at), grace=60.0, on_report=on_report
+    )
     result: TrainingResult = results[0]
     return result
 
@@ -74,16 +80,21 @@ def folder_of(settings: TrainingSettings) -> Path:
     ("size", "way", "moments"),
     [
         (2, "sgd", [1, 5]),
-        *(pytest.param(*case, marks=pytest.mark.stress) for case in ((2, "sgd", range(1, 10)), (3, "ddp", [3]))),
+        *(
+            pytest.param(*case, marks=pytest.mark.stress)
+            for case in ((2, "sgd", range(1, 10)), (3, "ddp", [3]))
+        ),
     ],
 )
 def test_the_end_has_the_same_bits(
     size: int, way: str, moments: list[int], settings: TrainingSettings, tmp_path: Path
 ) -> None:
-    """Asked before the first step is done, in the midst of an epoch, before its test. Who is asked in the last step of
-    all ends as usual."""
+    """Asked before the first step is done, in the midst of an epoch, before its test. Who is asked
+    in the last step of all ends as usual."""
     assert settings.snapshots
-    undisturbed = replace(settings, snapshots=replace(settings.snapshots, folder=tmp_path / "undisturbed"))
+    undisturbed = replace(
+        settings, snapshots=replace(settings.snapshots, folder=tmp_path / "undisturbed")
+    )
     expected = train(size, undisturbed, way)
     for at in moments:
         with pytest.raises(Preempted, match=f"^preempted by SIGTERM after step {at}$"):
@@ -97,7 +108,9 @@ def test_the_end_has_the_same_bits(
 def test_an_end_without_a_snapshot_is_no_success(settings: TrainingSettings) -> None:
     folder = folder_of(settings)
     (folder / ".unfinished").mkdir(parents=True)  # in the way
-    with pytest.raises(PlaygroundError, match="SIGTERM came after step 2, and its snapshot could not be written"):
+    with pytest.raises(
+        PlaygroundError, match="SIGTERM came after step 2, and its snapshot could not be written"
+    ):
         train(1, settings, at=2)
 
 
@@ -105,7 +118,8 @@ def test_an_end_without_a_snapshot_is_no_success(settings: TrainingSettings) -> 
 def words(data_dir: Path, tmp_path: Path) -> list[Any]:
     """A training that would take some time."""
     return [
-        "sgd", "--dataset", "digits", "--data-dir", data_dir, "--limit", 600, "--epochs", 2000, "--json",
+        "sgd", "--dataset", "digits", "--data-dir", data_dir, "--limit", 600, "--epochs", 2000,
+        "--json",
         "--snapshots", tmp_path / "snapshots",
     ]  # fmt: skip
 
@@ -130,9 +144,14 @@ def test_the_command(words: list[Any], run_cli: Run, tmp_path: Path) -> None:
         shown = run_cli(*words, "-n", 2, "--snapshot-every", 5, "--restarts", 3)
     step = find_snapshots(folder)[0][0]
     assert shown.code == os.EX_TEMPFAIL
-    assert shown.err == f"playground: preempted by SIGTERM after step {step}; the same command resumes from there\n"
+    assert (
+        shown.err
+        == f"playground: preempted by SIGTERM after step {step}; the same command resumes from "
+        "there\n"
+    )
     assert shown.out == ""
-    again = run_cli(*words, "-n", 2, "--epochs", max(1, step // 5))  # to the end of that epoch, or beyond it
+    # to the end of that epoch, or beyond it
+    again = run_cli(*words, "-n", 2, "--epochs", max(1, step // 5))
     assert (again.code, again.err) == (0, "")
 
 
@@ -163,7 +182,9 @@ def test_ranks_that_somebody_else_has_started(
     """One of them is asked; rank 0 says so, and both end."""
     port, folder = free_port(), tmp_path / "snapshots"
     more = ("--snapshot-every", 5, "--resume", "no")
-    ranks = [fork_program("playground", *words, *more, **by_hand(rank, 2, port)) for rank in range(2)]
+    ranks = [
+        fork_program("playground", *words, *more, **by_hand(rank, 2, port)) for rank in range(2)
+    ]
     wait_for_a_snapshot(folder)
     ranks[1].send_signal(signal.SIGTERM)
     errors = [program.communicate(timeout=ENOUGH)[1] for program in ranks]

@@ -26,7 +26,8 @@ from playground.training.digits import write_digits
 
 @pytest.fixture
 def mirror(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A small stand-in for MNIST: a folder with four .gz files, and the checksums to go with them."""
+    """A small stand-in for MNIST: a folder with four .gz files, and the checksums to go with
+    them."""
     plain, packed = tmp_path / "plain", tmp_path / "mirror"
     plain.mkdir()
     packed.mkdir()
@@ -45,7 +46,11 @@ def mirror(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let `auto` fall back to few digits."""
     original = prepare.find_or_draw_digits
-    monkeypatch.setattr(prepare, "find_or_draw_digits", lambda data_dir, why, say: original(data_dir, why, say, 30, 10))
+    monkeypatch.setattr(
+        prepare,
+        "find_or_draw_digits",
+        lambda data_dir, why, say: original(data_dir, why, say, 30, 10),
+    )
 
 
 @pytest.mark.parametrize("form", ["{folder}", "file://{folder}/"])
@@ -75,7 +80,9 @@ def damage(file: Path, hurt: str) -> None:
         file.unlink()
 
 
-def test_a_damaged_file_that_cannot_be_replaced_is_named_and_kept(mirror: Path, tmp_path: Path, few: None) -> None:
+def test_a_damaged_file_that_cannot_be_replaced_is_named_and_kept(
+    mirror: Path, tmp_path: Path, few: None
+) -> None:
     source = prepare.prepare("mnist", tmp_path / "data", str(mirror))
     damage(source.folder / "t10k-labels-idx1-ubyte", "changed")
     with pytest.raises(NoData, match=r"t10k-labels-idx1-ubyte in .* is damaged"):
@@ -86,7 +93,9 @@ def test_a_damaged_file_that_cannot_be_replaced_is_named_and_kept(mirror: Path, 
     assert "t10k-labels-idx1-ubyte in" in fallback.why
 
 
-def test_without_data_or_network_mnist_is_refused_with_the_way_out(mirror: Path, tmp_path: Path) -> None:
+def test_without_data_or_network_mnist_is_refused_with_the_way_out(
+    mirror: Path, tmp_path: Path
+) -> None:
     with pytest.raises(NoData) as caught:
         prepare.prepare("mnist", tmp_path / "data")
     message = str(caught.value)
@@ -98,11 +107,15 @@ def test_without_data_or_network_mnist_is_refused_with_the_way_out(mirror: Path,
 @pytest.mark.parametrize(
     "address",
     [
-        "http://[::1/", "http://", "https:mnist", "http://h:port/", "http://localhost:99999/", "gopher://h/", "file://",
-        "/no/such/folder", f"http://{'a' * 100}/", "http://node 7/", "http://127.0.0.1:9/\n", "\udcff",
+        "http://[::1/", "http://", "https:mnist", "http://h:port/", "http://localhost:99999/",
+        "gopher://h/", "file://",
+        "/no/such/folder", f"http://{'a' * 100}/", "http://node 7/", "http://127.0.0.1:9/\n",
+        "\udcff",
     ],
 )  # fmt: skip
-def test_a_mirror_that_cannot_be_asked_is_named_in_a_line(address: str, mirror: Path, tmp_path: Path) -> None:
+def test_a_mirror_that_cannot_be_asked_is_named_in_a_line(
+    address: str, mirror: Path, tmp_path: Path
+) -> None:
     with pytest.raises(NoData, match=r"MNIST is not in .* and could not be fetched") as caught:
         prepare.prepare("mnist", tmp_path / "data", address)
     assert address in str(caught.value)
@@ -127,7 +140,9 @@ class Silent(http.server.SimpleHTTPRequestHandler):
 @contextlib.contextmanager
 def served(folder: Path) -> Iterator[str]:
     """`folder` as an http:// address on loopback."""
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), partial(Silent, directory=str(folder))) as server:
+    with http.server.ThreadingHTTPServer(
+        ("127.0.0.1", 0), partial(Silent, directory=str(folder))
+    ) as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
         yield f"http://127.0.0.1:{server.server_port}"
@@ -142,7 +157,9 @@ def test_mnist_comes_over_http(mirror: Path, tmp_path: Path) -> None:
     assert not find_damaged(source.folder, prepare.MNIST)
 
 
-def test_a_server_that_never_answers_is_given_up(mirror: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_that_never_answers_is_given_up(
+    mirror: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(prepare, "NETWORK_TIMEOUT", 0.1)
     with socket.create_server(("127.0.0.1", 0)) as deaf, pytest.raises(NoData, match="timed out"):
         prepare.prepare("mnist", tmp_path / "data", f"http://127.0.0.1:{deaf.getsockname()[1]}")
@@ -150,7 +167,8 @@ def test_a_server_that_never_answers_is_given_up(mirror: Path, tmp_path: Path, m
 
 @contextlib.contextmanager
 def disk_full_after(size: int) -> Iterator[None]:
-    """No file that this process writes grows beyond `size` bytes: the system refuses, as it does on a full disk."""
+    """No file that this process writes grows beyond `size` bytes: the system refuses, as it does on
+    a full disk."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
     try:
@@ -159,7 +177,9 @@ def disk_full_after(size: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
-def test_where_there_is_no_room_the_folder_is_named_and_not_the_mirror(mirror: Path, tmp_path: Path) -> None:
+def test_where_there_is_no_room_the_folder_is_named_and_not_the_mirror(
+    mirror: Path, tmp_path: Path
+) -> None:
     with disk_full_after(5_000), pytest.raises(NoData) as caught:
         prepare.prepare("mnist", tmp_path / "data", str(mirror))
     assert str(caught.value) == (
@@ -169,12 +189,17 @@ def test_where_there_is_no_room_the_folder_is_named_and_not_the_mirror(mirror: P
     assert not list((tmp_path / "data").rglob(".unfinished-*"))
 
 
-def test_without_room_for_mnist_auto_says_so_of_digits(mirror: Path, tmp_path: Path, few: None) -> None:
+def test_without_room_for_mnist_auto_says_so_of_digits(
+    mirror: Path, tmp_path: Path, few: None
+) -> None:
     with disk_full_after(5_000), pytest.raises(NoData, match=r"no room in .*digits"):
         prepare.prepare("auto", tmp_path / "data", str(mirror))
     with disk_full_after(28_000):  # MNIST's images take 31 kB here, those of digits 24 kB
         source = prepare.prepare("auto", tmp_path / "data", str(mirror))
-    assert (source.name, source.why) == ("digits", f"there is no room in {tmp_path}/data/MNIST/raw (File too large)")
+    assert (source.name, source.why) == (
+        "digits",
+        f"there is no room in {tmp_path}/data/MNIST/raw (File too large)",
+    )
 
 
 def test_who_has_no_home_is_asked_for_a_folder(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -211,7 +236,9 @@ def test_many_at_once_prepare_once(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(prepare, "find_or_draw_digits", few_digits)
     said: list[str] = []
     threads = [
-        threading.Thread(target=prepare.prepare, args=("digits", tmp_path / "data", None, said.append))
+        threading.Thread(
+            target=prepare.prepare, args=("digits", tmp_path / "data", None, said.append)
+        )
         for _ in range(8)
     ]
     for thread in threads:
@@ -230,7 +257,9 @@ def test_drawn_digits_are_checked_and_drawn_again(tmp_path: Path) -> None:
     damage(source.folder / "train-images-idx3-ubyte", "changed")
     prepare.find_or_draw_digits(tmp_path, "for a test", said.append, 30, 10)
     assert len(said) == 2
-    assert (source.folder / "train-images-idx3-ubyte").read_bytes() == whole, "the same seed draws the same digits"
+    assert (source.folder / "train-images-idx3-ubyte").read_bytes() == whole, (
+        "the same seed draws the same digits"
+    )
 
 
 def test_a_data_directory_that_is_none_is_refused(tmp_path: Path) -> None:
@@ -262,7 +291,10 @@ def test_the_real_mnist(real_mnist: Path, tmp_path: Path) -> None:
 
 def test_no_link_is_locked_or_made_a_file_of(tmp_path: Path) -> None:
     (tmp_path / ".lock").symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(NoData, match=r"symbolic links; choose another with --data-dir$"), lock_directory(tmp_path):
+    with (
+        pytest.raises(NoData, match=r"symbolic links; choose another with --data-dir$"),
+        lock_directory(tmp_path),
+    ):
         pass
     assert not (tmp_path / "elsewhere").exists()
 
@@ -275,7 +307,9 @@ def test_nothing_is_written_where_another_user_may_have_put_links(tmp_path: Path
     (tmp_path / "link").symlink_to(raw)
     os.chown(tmp_path / "link", 12345, -1, follow_symlinks=False)
     with (
-        pytest.raises(NoData, match=r"belongs to another user.*choose a folder of your own with --data-dir$"),
+        pytest.raises(
+            NoData, match=r"belongs to another user.*choose a folder of your own with --data-dir$"
+        ),
         replace_files(tmp_path / "link") as folder,
     ):
         (folder / "SHA256SUMS").write_text("theirs")

@@ -1,4 +1,5 @@
-"""Training that is killed and goes on ends with the same bits as training that nobody has disturbed."""
+"""Training that is killed and goes on ends with the same bits as training that nobody has
+disturbed."""
 
 from __future__ import annotations
 
@@ -35,7 +36,9 @@ def settings(digits_folder: Path, tmp_path: Path) -> TrainingSettings:
     )  # fmt: skip
 
 
-def train(size: int, lesson: Any, settings: TrainingSettings, kills: list[Kill]) -> list[TrainingResult]:
+def train(
+    size: int, lesson: Any, settings: TrainingSettings, kills: list[Kill]
+) -> list[TrainingResult]:
     """Train; the n-th time that the world is started, the n-th of `kills` happens."""
     return launch(
         run_training, size, args=(lesson, settings, (kills,)), restarts=len(kills),
@@ -63,23 +66,38 @@ def count_differing(one: TrainingSettings, other: TrainingSettings) -> int:
         (3, with_ddp, [(0, 6), (2, 8)], {}),
         (2, by_hand, [(0, 9)], {"sync": "parameters", "sync_every": 3}),
         pytest.param(
-            3, by_hand, [(2, 1), (1, 10)], {"sync": "overlapped", "all_reduce": "ring"}, marks=pytest.mark.stress
+            3,
+            by_hand,
+            [(2, 1), (1, 10)],
+            {"sync": "overlapped", "all_reduce": "ring"},
+            marks=pytest.mark.stress,
         ),
-        pytest.param(2, with_ddp, [(1, 5)], {"accumulate": 5, "epochs": 6}, marks=pytest.mark.stress),
+        pytest.param(
+            2, with_ddp, [(1, 5)], {"accumulate": 5, "epochs": 6}, marks=pytest.mark.stress
+        ),
     ],
     ids=["ddp", "local SGD", "overlapped", "accumulate"],
 )
 def test_the_end_has_the_same_bits(
-    size: int, lesson: Any, kills: list[Kill], options: dict[str, Any], settings: TrainingSettings, tmp_path: Path
+    size: int,
+    lesson: Any,
+    kills: list[Kill],
+    options: dict[str, Any],
+    settings: TrainingSettings,
+    tmp_path: Path,
 ) -> None:
     settings = replace(settings, **options)
-    undisturbed = replace(settings, snapshots=snapshots_of(settings, folder=tmp_path / "undisturbed"))
+    undisturbed = replace(
+        settings, snapshots=snapshots_of(settings, folder=tmp_path / "undisturbed")
+    )
     expected, run = train(size, lesson, undisturbed, [])[0], train(size, lesson, settings, kills)[0]
     assert [epoch.loss for epoch in run.epochs] == [epoch.loss for epoch in expected.epochs]
     assert count_differing(undisturbed, settings) == 0
 
 
-def test_local_sgd_averages_at_the_same_steps_after_a_resume(settings: TrainingSettings, tmp_path: Path) -> None:
+def test_local_sgd_averages_at_the_same_steps_after_a_resume(
+    settings: TrainingSettings, tmp_path: Path
+) -> None:
     """Resumed after step 8: the next average is due after step 9."""
     local = replace(settings, sync="parameters", sync_every=3)
     undisturbed = replace(local, snapshots=snapshots_of(local, folder=tmp_path / "undisturbed"))
@@ -91,7 +109,9 @@ def test_local_sgd_averages_at_the_same_steps_after_a_resume(settings: TrainingS
     assert count_differing(undisturbed, local) == 0
 
 
-def test_a_run_that_ended_goes_on_for_more_epochs(settings: TrainingSettings, tmp_path: Path) -> None:
+def test_a_run_that_ended_goes_on_for_more_epochs(
+    settings: TrainingSettings, tmp_path: Path
+) -> None:
     longer = replace(settings, epochs=3)
     train(2, by_hand, settings, [])
     train(2, by_hand, longer, [])
@@ -100,10 +120,14 @@ def test_a_run_that_ended_goes_on_for_more_epochs(settings: TrainingSettings, tm
     assert count_differing(longer, at_once) == 0
 
 
-def test_a_run_that_is_beyond_its_last_epoch_leaves_the_snapshots_as_they_are(settings: TrainingSettings) -> None:
-    """Asked for fewer epochs than it has begun, it takes no step, and the epoch it was in is not finished."""
+def test_a_run_that_is_beyond_its_last_epoch_leaves_the_snapshots_as_they_are(
+    settings: TrainingSettings,
+) -> None:
+    """Asked for fewer epochs than it has begun, it takes no step, and the epoch it was in is not
+    finished."""
     train(1, by_hand, settings, [])
-    find_snapshots(snapshots_of(settings).folder)[0][1].unlink()  # the end; what is left is within the second epoch
+    # the end; what is left is within the second epoch
+    find_snapshots(snapshots_of(settings).folder)[0][1].unlink()
     shorter = train(1, by_hand, replace(settings, epochs=1), [])
     assert len(shorter[0].epochs) == 1
     assert steps_of(settings) == [8, 6]
@@ -118,9 +142,14 @@ def test_another_number_of_ranks_goes_on_and_says_what_is_exact(settings: Traini
         file.unlink()  # what is left is in the second epoch, one step done
     events: list[Any] = []
     finished = launch(
-        run_training, now, args=(by_hand, settings, ([],)), on_report=lambda rank, event: events.append(event)
+        run_training,
+        now,
+        args=(by_hand, settings, ([],)),
+        on_report=lambda rank, event: events.append(event),
     )[0].epochs
-    exact = "parameters, optimizer and position are exact; samples, dropout masks and rounding differ"
+    exact = (
+        "parameters, optimizer and position are exact; samples, dropout masks and rounding differ"
+    )
     notices = {event["notice"] for event in events if "notice" in event}
     assert notices == {f"{before} ranks took the snapshot of step 6, {now} resume: {exact}"}
     assert {event["resumed"]["total"] for event in events if "resumed" in event} == {6}
@@ -128,10 +157,14 @@ def test_another_number_of_ranks_goes_on_and_says_what_is_exact(settings: Traini
     assert steps_of(settings)[0] == 10
 
 
-def test_parameters_of_each_rank_s_own_are_of_no_use_to_another_number(settings: TrainingSettings) -> None:
+def test_parameters_of_each_rank_s_own_are_of_no_use_to_another_number(
+    settings: TrainingSettings,
+) -> None:
     local = replace(settings, sync="parameters", sync_every=3)
     train(1, by_hand, local, [])
-    with pytest.raises(UsageError, match="ranks is 1 in the snapshot and 2 here; choose another folder"):
+    with pytest.raises(
+        UsageError, match="ranks is 1 in the snapshot and 2 here; choose another folder"
+    ):
         train(2, by_hand, local, [])
 
 
@@ -151,7 +184,9 @@ def test_what_belongs_to_another_run_is_refused(
         train(1, by_hand, replace(settings, **change), [])
 
 
-def on_another_device(rank: int, size: int, settings: TrainingSettings, kills: list[Kill]) -> TrainingResult:
+def on_another_device(
+    rank: int, size: int, settings: TrainingSettings, kills: list[Kill]
+) -> TrainingResult:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(resumable, "device", lambda: torch.device("cuda"))
         return by_hand(rank, size, settings, kills)
@@ -164,14 +199,18 @@ def test_another_kind_of_device_does_not_go_on(settings: TrainingSettings) -> No
         train(1, on_another_device, settings, [])
 
 
-def with_watched_kernels(rank: int, size: int, settings: TrainingSettings) -> tuple[list[str], list[list[float]]]:
+def with_watched_kernels(
+    rank: int, size: int, settings: TrainingSettings
+) -> tuple[list[str], list[list[float]]]:
     """What ranks ask of their device, without snapshots and with them; the losses of both."""
     asked: list[str] = []
     runs = {"nothing": replace(settings, snapshots=None), "snapshots": settings}
     losses = []
     with pytest.MonkeyPatch.context() as patch:
         for name, run in runs.items():
-            patch.setattr(BACKENDS["gloo"], "use_deterministic_kernels", partial(asked.append, name))
+            patch.setattr(
+                BACKENDS["gloo"], "use_deterministic_kernels", partial(asked.append, name)
+            )
             losses.append([epoch.loss for epoch in by_hand(rank, size, run, []).epochs])
     return asked, losses
 
@@ -189,15 +228,21 @@ def test_other_data_are_another_run(settings: TrainingSettings, tmp_path: Path) 
     shutil.copytree(settings.folder, other.folder)
     labels = other.folder / "train-labels-idx1-ubyte"
     labels.write_bytes(labels.read_bytes()[:-1] + b"\x0a")
-    with pytest.raises(UsageError, match=r"data is .* in the snapshot and .* here; choose another folder"):
+    with pytest.raises(
+        UsageError, match=r"data is .* in the snapshot and .* here; choose another folder"
+    ):
         train(1, by_hand, other, [])
 
 
 def test_new_ranks_draw_numbers_that_no_other_rank_and_no_other_step_draws() -> None:
-    """Those of before keep theirs, totals stay what they are in all, and with fewer ranks nobody is new."""
+    """Those of before keep theirs, totals stay what they are in all, and with fewer ranks nobody is
+    new."""
     states = [torch.Generator().manual_seed(seed).get_state() for seed in (1, 2)]
     own = [
-        {"random_numbers": {"cpu": state, "cuda": state}, "history": {"total": torch.tensor([number + 1.0])}}
+        {
+            "random_numbers": {"cpu": state, "cuda": state},
+            "history": {"total": torch.tensor([number + 1.0])},
+        }
         for number, state in enumerate(states)
     ]
 
@@ -212,5 +257,9 @@ def test_new_ranks_draw_numbers_that_no_other_rank_and_no_other_step_draws() -> 
             assert all(kept.equal(state) for kept in each["random_numbers"].values())
     new = [each["random_numbers"] for step in (6, 7) for each in resume(4, step)[2:]]
     seeds = {seed for numbers in new for seed in numbers.values()}
-    assert (len(seeds), {type(seed) for seed in seeds}, {*map(tuple, new)}) == (4, {int}, {("cpu", "cuda")})
+    assert (len(seeds), {type(seed) for seed in seeds}, {*map(tuple, new)}) == (
+        4,
+        {int},
+        {("cpu", "cuda")},
+    )
     assert [each["random_numbers"] for each in resume(4)[2:]] == new[:2]

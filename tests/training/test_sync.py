@@ -1,4 +1,5 @@
-"""The rungs of the ladder: whatever backward does, every parameter's gradient ends as the mean over the ranks."""
+"""The rungs of the ladder: whatever backward does, every parameter's gradient ends as the mean over
+the ranks."""
 
 from __future__ import annotations
 
@@ -39,7 +40,10 @@ Worlds = Callable[..., World]
 NONE_SAFE = list(RUNGS)[1:]
 
 
-@given(st.lists(st.tuples(st.integers(0, 50), st.sampled_from([torch.float32, torch.float64]))), st.integers(1, 300))
+@given(
+    st.lists(st.tuples(st.integers(0, 50), st.sampled_from([torch.float32, torch.float64]))),
+    st.integers(1, 300),
+)
 def test_buckets_hold_every_tensor_once_and_are_full_no_earlier_than_they_must(
     shapes: list[tuple[int, torch.dtype]], cap: int
 ) -> None:
@@ -75,14 +79,22 @@ class Branches(nn.Module):
         return x.sum()
 
 
-def all_branches(rank: int, size: int, taken: list[str]) -> dict[tuple[str, str], list[dict[str, Any]]]:
+def all_branches(
+    rank: int, size: int, taken: list[str]
+) -> dict[tuple[str, str], list[dict[str, Any]]]:
     """`branches` for every rung that allows them, with several all-reduces."""
     ways = itertools.product(NONE_SAFE, ("backend", "ring", "auto"))
-    return {(rung, all_reduce): branches(rank, size, rung, all_reduce, taken) for rung, all_reduce in ways}
+    return {
+        (rung, all_reduce): branches(rank, size, rung, all_reduce, taken)
+        for rung, all_reduce in ways
+    }
 
 
-def branches(rank: int, size: int, rung: str, all_reduce: str, taken: list[str]) -> list[dict[str, Any]]:
-    """Two steps in which rank r takes the branch taken[r]: the averaged gradients, and what they should be."""
+def branches(
+    rank: int, size: int, rung: str, all_reduce: str, taken: list[str]
+) -> list[dict[str, Any]]:
+    """Two steps in which rank r takes the branch taken[r]: the averaged gradients, and what they
+    should be."""
     model = Branches()
     sync = new_grad_sync(rung, model, all_reduce=load_all_reduce(all_reduce), bucket_cap=100)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -101,7 +113,10 @@ def branches(rank: int, size: int, rung: str, all_reduce: str, taken: list[str])
         sync.after_backward()
         names = dict(model.named_parameters())
         assert all(param.grad is not None for param in names.values())
-        off = [(param.grad - mean).abs().max().item() for param, mean in zip(names.values(), expected, strict=True)]
+        off = [
+            (param.grad - mean).abs().max().item()
+            for param, mean in zip(names.values(), expected, strict=True)
+        ]
         zero = [name for name, param in names.items() if not param.grad.any()]
         steps.append({"off": max(off), "zero": zero})
         optimizer.step()
@@ -109,10 +124,14 @@ def branches(rank: int, size: int, rung: str, all_reduce: str, taken: list[str])
 
 
 @pytest.mark.parametrize(
-    ("taken", "zero"), [(["abc", "cba", "b"], []), (["a", "ab"], ["layers.c.weight", "layers.c.bias"])]
+    ("taken", "zero"),
+    [(["abc", "cba", "b"], []), (["a", "ab"], ["layers.c.weight", "layers.c.bias"])],
 )
-def test_ranks_may_take_other_branches_in_another_order(taken: list[str], zero: list[str], world: Worlds) -> None:
-    """Gradients get ready in another order on every rank, some on no rank: no hang, and the mean all the same."""
+def test_ranks_may_take_other_branches_in_another_order(
+    taken: list[str], zero: list[str], world: Worlds
+) -> None:
+    """Gradients get ready in another order on every rank, some on no rank: no hang, and the mean
+    all the same."""
     for by_way in world(len(taken), timeout=20).run(all_branches, taken):
         for way, steps in by_way.items():
             assert all(step["off"] < 1e-15 for step in steps), way
@@ -127,7 +146,9 @@ def tutorial_without_a_gradient(rank: int, size: int) -> None:
 
 
 def test_the_tutorials_loop_names_the_parameter_without_a_gradient(world: Worlds) -> None:
-    with pytest.raises(RankFailed, match=r"rank 1 of 3 .*layers\.c\.weight has no gradient on rank 1"):
+    with pytest.raises(
+        RankFailed, match=r"rank 1 of 3 .*layers\.c\.weight has no gradient on rank 1"
+    ):
         world(3, timeout=20).run(tutorial_without_a_gradient)
 
 
@@ -153,7 +174,9 @@ def memory_of_gradients(rank: int, size: int, cap: int) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("cap", [1, 10_000, 25 * 2**20])
-def test_overlapped_gradients_are_the_message_and_need_no_memory_beside_it(cap: int, world: Worlds) -> None:
+def test_overlapped_gradients_are_the_message_and_need_no_memory_beside_it(
+    cap: int, world: Worlds
+) -> None:
     [result, _] = world(2).run(memory_of_gradients, cap)
     assert result["same places"]
     assert result["bytes"] == result["gradients"] == sum(result["buckets"]) == 21_840 * 4
@@ -161,7 +184,8 @@ def test_overlapped_gradients_are_the_message_and_need_no_memory_beside_it(cap: 
 
 
 def when_buckets_leave(rank: int, size: int) -> list[str]:
-    """What happens in a backward over buckets of one layer each: gradients get ready, messages leave."""
+    """What happens in a backward over buckets of one layer each: gradients get ready, messages
+    leave."""
     model, events = nn.Sequential(*(nn.Linear(3, 3) for _ in range(3))), []
     for name, param in model.named_parameters():
         param.register_post_accumulate_grad_hook(lambda _, name=name: events.append(name))
@@ -192,7 +216,8 @@ def two_backwards(rank: int, size: int, rung: str, under_no_sync: bool) -> float
     inputs = [torch.full((4,), float(other)).double() for other in range(size)]
     if under_no_sync:
         with sync.no_sync():
-            model(inputs[rank], "ab").backward()  # "c" has its first gradient from the second, "a" its last from here
+            # "c" has its first gradient from the second, "a" its last from here
+            model(inputs[rank], "ab").backward()
         model(inputs[rank], "bc").backward()
     else:
         model(inputs[rank], "abc").backward()
@@ -228,11 +253,14 @@ class Doubled(nn.Module):
 
 
 def trained(rank: int, size: int, folder: Path, settings: dict[str, Any]) -> dict[str, Any]:
-    """Train the small model with these settings ("ddp" as `sync` wraps it): its parameters in the end."""
+    """Train the small model with these settings ("ddp" as `sync` wraps it): its parameters in the
+    end."""
     model: nn.Module = Doubled()
     in_ddp = settings.get("sync") == "ddp"
     chosen = TrainingSettings(folder=folder, **{**settings, "sync": "flat"} if in_ddp else settings)
-    train_set, _ = partition_dataset(Images(chosen.folder, "train", chosen.limit), chosen.batch_size)
+    train_set, _ = partition_dataset(
+        Images(chosen.folder, "train", chosen.limit), chosen.batch_size
+    )
     if in_ddp:
         sync = GradSync(DistributedDataParallel(model))
     else:
@@ -267,9 +295,12 @@ def test_accumulated_batches_are_one_larger_batch(world: Worlds, digits_folder: 
 
 
 def by_hook(rank: int, size: int, all_reduce: str, cap: float) -> tuple[float, list[float]]:
-    """The largest difference between DistributedDataParallel with its own all-reduce and with ours; the parameters."""
+    """The largest difference between DistributedDataParallel with its own all-reduce and with ours;
+    the parameters."""
     torch.manual_seed(0)
-    start = nn.Sequential(nn.Linear(300, 300), nn.ReLU(), nn.Linear(300, 300), nn.ReLU(), nn.Linear(300, 3))
+    start = nn.Sequential(
+        nn.Linear(300, 300), nn.ReLU(), nn.Linear(300, 300), nn.ReLU(), nn.Linear(300, 3)
+    )
     models = [DistributedDataParallel(copy.deepcopy(start), bucket_cap_mb=cap) for _ in range(2)]
     models[0].register_comm_hook(load_all_reduce(all_reduce), all_reduce_hook)
     optimizers = [torch.optim.SGD(model.parameters(), lr=0.1) for model in models]
@@ -280,11 +311,15 @@ def by_hook(rank: int, size: int, all_reduce: str, cap: float) -> tuple[float, l
             optimizer.zero_grad()
             model(batch).square().mean().backward()
             optimizer.step()
-    ours, theirs = (torch.cat([param.detach().flatten() for param in model.parameters()]) for model in models)
+    ours, theirs = (
+        torch.cat([param.detach().flatten() for param in model.parameters()]) for model in models
+    )
     return (ours - theirs).abs().max().item(), ours.tolist()
 
 
-@pytest.mark.parametrize(("size", "all_reduce", "cap"), [(2, "ring", 25.0), (3, "shared-memory", 0.1)])
+@pytest.mark.parametrize(
+    ("size", "all_reduce", "cap"), [(2, "ring", 25.0), (3, "shared-memory", 0.1)]
+)
 def test_ddp_with_our_all_reduce(size: int, all_reduce: str, cap: float, world: Worlds) -> None:
     """In one bucket, and in several."""
     results = world(size).run(by_hook, all_reduce, cap)
@@ -297,10 +332,16 @@ def test_batches_that_would_be_left_over_are_refused(world: Worlds, digits_folde
         run(world, 2, digits_folder, accumulate=3)
 
 
-def test_averaging_parameters_at_every_step_is_averaging_gradients(world: Worlds, digits_folder: Path) -> None:
-    """SGD's step is linear in the gradients, with momentum too. Every third step is another algorithm."""
+def test_averaging_parameters_at_every_step_is_averaging_gradients(
+    world: Worlds, digits_folder: Path
+) -> None:
+    """SGD's step is linear in the gradients, with momentum too. Every third step is another
+    algorithm."""
     gradients = run(world, 3, digits_folder)
-    assert max_abs_diff(run(world, 3, digits_folder, sync="parameters", all_reduce="auto"), gradients) < 1e-12
+    assert (
+        max_abs_diff(run(world, 3, digits_folder, sync="parameters", all_reduce="auto"), gradients)
+        < 1e-12
+    )
     seldom = run(world, 3, digits_folder, sync="parameters", all_reduce="auto", sync_every=3)
     assert max_abs_diff(seldom, gradients) > 1e-3
 

@@ -49,7 +49,8 @@ def test_the_net_has_21840_parameters_and_gives_log_probabilities() -> None:
 
 
 def on_the_same_batches(folder: Path, batches: list[list[int]]) -> torch.Tensor:
-    """The oracle: plain single-process SGD; the parameters after half of the batches and after all."""
+    """The oracle: plain single-process SGD; the parameters after half of the batches and after
+    all."""
     data, model = Images(folder, "train"), small_model(seed=0)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.5)
     history = []
@@ -63,8 +64,11 @@ def on_the_same_batches(folder: Path, batches: list[list[int]]) -> torch.Tensor:
     return torch.stack(history)
 
 
-def which_samples(rank: int, size: int, folder: Path, samples: int, batch_size: int) -> dict[str, Any]:
-    """The positions, within the whole set, of what this rank trains on in each step of two epochs, and tests on."""
+def which_samples(
+    rank: int, size: int, folder: Path, samples: int, batch_size: int
+) -> dict[str, Any]:
+    """The positions, within the whole set, of what this rank trains on in each step of two epochs,
+    and tests on."""
     train_set, _ = partition_dataset(Images(folder, "train", samples), batch_size)
     index, epochs = train_set.dataset.index.tolist(), range(2)
     steps = [[index[position] for position in step] for _ in epochs for step in train_set.sampler]
@@ -77,7 +81,9 @@ def which_samples(rank: int, size: int, folder: Path, samples: int, batch_size: 
     }
 
 
-def shared_steps(rank: int, size: int, folder: Path, samples: int, batch_size: int, sync: str) -> list[list[float]]:
+def shared_steps(
+    rank: int, size: int, folder: Path, samples: int, batch_size: int, sync: str
+) -> list[list[float]]:
     """A few steps of SGD on this rank's shares; the parameters after each epoch, flat."""
     model = small_model(seed=rank)  # each rank its own: rank 0's must win
     if sync == "ddp":
@@ -98,13 +104,18 @@ def shared_steps(rank: int, size: int, folder: Path, samples: int, batch_size: i
             (loss * size / batch).backward()
             averaging.after_backward()
             optimizer.step()
-        history.append(torch.cat([param.detach().flatten() for param in model.parameters()]).tolist())
+        history.append(
+            torch.cat([param.detach().flatten() for param in model.parameters()]).tolist()
+        )
     return history
 
 
 @pytest.mark.parametrize("sync", SYNCS)
-def test_n_ranks_equal_one_process_on_the_whole_batch(sync: str, world: Worlds, digits_folder: Path) -> None:
-    """92 samples in batches of 20, two epochs: the last batch, 12, is smaller; 3 ranks share unequally."""
+def test_n_ranks_equal_one_process_on_the_whole_batch(
+    sync: str, world: Worlds, digits_folder: Path
+) -> None:
+    """92 samples in batches of 20, two epochs: the last batch, 12, is smaller; 3 ranks share
+    unequally."""
     shares = world(3).run(which_samples, digits_folder, 92, 20)
     batches = [[*chain(*parts)] for parts in zip(*(rank["steps"] for rank in shares), strict=True)]
     assert [len(batch) for batch in batches] == [20, 20, 20, 20, 12] * 2
@@ -115,14 +126,19 @@ def test_n_ranks_equal_one_process_on_the_whole_batch(sync: str, world: Worlds, 
 
 
 def test_no_sample_is_dropped_or_doubled(world: Worlds, digits_folder: Path) -> None:
-    """98 samples in batches of 8 leave 2: of 3 ranks, one has nothing to do in the last step but must take it."""
+    """98 samples in batches of 8 leave 2: of 3 ranks, one has nothing to do in the last step but
+    must take it."""
     results = world(3).run(which_samples, digits_folder, 98, 8)
     for step in range(13):
         assert sum(result["lengths"][step] for result in results) == (8 if step < 12 else 2)
     for epoch in (slice(0, 13), slice(13, 26)):
-        trained = [sample for result in results for step in result["steps"][epoch] for sample in step]
+        trained = [
+            sample for result in results for step in result["steps"][epoch] for sample in step
+        ]
         assert sorted(trained) == list(range(98))
-    assert results[0]["steps"][:13] != results[0]["steps"][13:], "every epoch has an order of its own"
+    assert results[0]["steps"][:13] != results[0]["steps"][13:], (
+        "every epoch has an order of its own"
+    )
     tested = [sample for result in results for sample in result["tested"]]
     assert sorted(tested) == list(range(200))
     assert sum(sum(result["test_lengths"]) for result in results) == 200
@@ -131,14 +147,20 @@ def test_no_sample_is_dropped_or_doubled(world: Worlds, digits_folder: Path) -> 
 def averaged_types(rank: int, size: int, sync: str) -> list[Any]:
     """Average gradients of several types and memory layouts."""
     shapes = {"a": (2, 3, 2, 2), "b": (), "c": (5,), "d": (0,)}
-    model = nn.ParameterDict({name: nn.Parameter(torch.zeros(shape)) for name, shape in shapes.items()})
+    model = nn.ParameterDict(
+        {name: nn.Parameter(torch.zeros(shape)) for name, shape in shapes.items()}
+    )
     model["c"] = nn.Parameter(torch.zeros(5, dtype=torch.float64))
     for param in model.parameters():
         param.grad = torch.arange(param.numel(), dtype=param.dtype).view(param.shape) * (rank + 1)
     assert model["a"].grad is not None
     model["a"].grad = model["a"].grad.contiguous(memory_format=torch.channels_last)
     new_grad_sync(sync, model, bucket_cap=16).after_backward()
-    return [(str(param.grad.dtype), param.grad.tolist()) for param in model.parameters() if param.grad is not None]
+    return [
+        (str(param.grad.dtype), param.grad.tolist())
+        for param in model.parameters()
+        if param.grad is not None
+    ]
 
 
 def test_ways_of_averaging_agree_on_any_type_and_layout(world: Worlds) -> None:
@@ -151,7 +173,8 @@ def test_ways_of_averaging_agree_on_any_type_and_layout(world: Worlds) -> None:
 
 
 def named_difference(rank: int, size: int, name: str, values: list[float]) -> tuple[float, str]:
-    """What is found where the last rank has another value in one place of this parameter or buffer."""
+    """What is found where the last rank has another value in one place of this parameter or
+    buffer."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3), nn.Linear(3, 1).double())
     model.register_buffer("mask", torch.tensor([True, False]))
@@ -164,21 +187,27 @@ def named_difference(rank: int, size: int, name: str, values: list[float]) -> tu
 @pytest.mark.parametrize(
     ("name", "values", "difference"),
     [
-        ("1.running_mean", [0, 0.5], 0.5), ("1.num_batches_tracked", [2**60, 2**60 + 1], 1), ("mask", [1, 0], 1),
+        ("1.running_mean", [0, 0.5], 0.5), ("1.num_batches_tracked", [2**60, 2**60 + 1], 1),
+        ("mask", [1, 0], 1),
         ("0.bias", [0.0, -0.0], 5e-324), ("1.running_var", [1, 1], 0),
         ("2.weight", [1, torch.nan], torch.nan), ("0.bias", [torch.nan, torch.nan], 0),
     ],
 )  # fmt: skip
-def test_what_differs_is_named_buffers_too(name: str, values: list[float], difference: float, world: Worlds) -> None:
+def test_what_differs_is_named_buffers_too(
+    name: str, values: list[float], difference: float, world: Worlds
+) -> None:
     """Statistics of BatchNorm that each rank has of its own samples are no equal replicas."""
     found = world(3).run(named_difference, name, values)
-    assert repr(found) == repr([(float(difference), name if difference else "")] * 3), "NaN is not equal to itself"
+    assert repr(found) == repr([(float(difference), name if difference else "")] * 3), (
+        "NaN is not equal to itself"
+    )
 
 
 @pytest.mark.parametrize(("difference", "words"), [(0.5, r"0\.5"), (float("nan"), "nan")])
 def test_a_run_whose_replicas_differ_says_where(difference: float, words: str) -> None:
     with pytest.raises(
-        PlaygroundError, match=rf"^the replicas differ by up to {words}, in 1\.bias: they must not at all"
+        PlaygroundError,
+        match=rf"^the replicas differ by up to {words}, in 1\.bias: they must not at all",
     ):
         replicas_verdict(difference, None, "1.bias")
 
@@ -186,7 +215,9 @@ def test_a_run_whose_replicas_differ_says_where(difference: float, words: str) -
 def broadcast_result(rank: int, size: int) -> list[list[float]]:
     """A model in channels_last, with buffers, that each rank has made otherwise."""
     torch.manual_seed(rank)
-    model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4)).to(memory_format=torch.channels_last)
+    model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4)).to(
+        memory_format=torch.channels_last
+    )
     model[1].running_mean += rank
     broadcast_parameters(model)
     return [tensor.flatten().tolist() for tensor in model.state_dict().values()]
@@ -211,7 +242,8 @@ def tutorial_s_loader(rank: int, size: int, cache: Path) -> tuple[int, list[int]
 def test_the_tutorial_s_partition_dataset(
     size: int, sizes: list[int], world: Worlds, data_dir: Path, digits_folder: Path, tmp_path: Path
 ) -> None:
-    """`train_set, bsz = partition_dataset()`, where MNIST cannot be had: its default are the digits, then."""
+    """`train_set, bsz = partition_dataset()`, where MNIST cannot be had: its default are the
+    digits, then."""
     (tmp_path / "playground").symlink_to(data_dir)
     by_rank = world(size).run(tutorial_s_loader, tmp_path)
     assert [bsz for bsz, _, _ in by_rank] == sizes
@@ -228,23 +260,32 @@ def dropout_masks(rank: int, size: int, folder: Path) -> list[float]:
     test_set = partition_test_set(Images(folder, "t10k", 8))
     drawn: list[float] = []
     net = Net()
-    net.conv2_drop.register_forward_hook(lambda module, args, output: drawn.append((output == 0).sum().item()))
-    train(GradSync(net), train_set, test_set, TrainingSettings(folder=folder, epochs=1, batch_size=16))
+    net.conv2_drop.register_forward_hook(
+        lambda module, args, output: drawn.append((output == 0).sum().item())
+    )
+    train(
+        GradSync(net), train_set, test_set, TrainingSettings(folder=folder, epochs=1, batch_size=16)
+    )
     return drawn
 
 
-def test_dropout_masks_differ_between_ranks_and_not_between_runs(world: Worlds, digits_folder: Path) -> None:
+def test_dropout_masks_differ_between_ranks_and_not_between_runs(
+    world: Worlds, digits_folder: Path
+) -> None:
     first, second = world(2).run(dropout_masks, digits_folder)
     assert first != second
     assert [first, second] == world(2).run(dropout_masks, digits_folder)
 
 
 def modes(rank: int, size: int, folder: Path) -> list[bool]:
-    """Whether dropout is on, in each forward of two epochs of two steps, and of a test in one batch."""
+    """Whether dropout is on, in each forward of two epochs of two steps, and of a test in one
+    batch."""
     train_set, _ = partition_dataset(Images(folder, "train", 32), 16)
     test_set, net, found = partition_test_set(Images(folder, "t10k", 8)), Net(), list[bool]()
     net.register_forward_hook(lambda module, args, output: found.append(module.training))
-    train(GradSync(net), train_set, test_set, TrainingSettings(folder=folder, epochs=2, batch_size=16))
+    train(
+        GradSync(net), train_set, test_set, TrainingSettings(folder=folder, epochs=2, batch_size=16)
+    )
     return found
 
 
@@ -257,7 +298,8 @@ def test_figures_are_those_of_all_ranks_samples() -> None:
     trained = torch.tensor([[6.0, 1.0, 1.0], [3.0, 1.0, 2.0], [0.0, 0.0, 0.0]], dtype=torch.float64)
     tested = torch.tensor([[1.0, 4.0], [2.0, 2.0], [1.0, 1.0]], dtype=torch.float64)
     assert summary(7, trained, tested, 0.5) == Epoch(
-        epoch=7, loss=3.0, loss_per_rank=[6.0, 1.5, None], train_accuracy=2 / 3, test_accuracy=4 / 7, tested=7,
+        epoch=7, loss=3.0, loss_per_rank=[6.0, 1.5, None], train_accuracy=2 / 3,
+        test_accuracy=4 / 7, tested=7,
         seconds=0.5, samples_per_second=6.0,
     )  # fmt: skip
 
@@ -266,17 +308,22 @@ def test_a_step_returns_the_sum_of_its_losses() -> None:
     model = nn.Linear(1, 1, bias=False)
     nn.init.ones_(model.weight)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
-    losses = [lambda value=value: model(torch.full((1, 1), value)).sum() for value in (1.0, 2.0, 4.0)]
+    losses = [
+        lambda value=value: model(torch.full((1, 1), value)).sum() for value in (1.0, 2.0, 4.0)
+    ]
     total = training_step(optimizer, losses, GradSync(model))
     assert (total.item(), total.requires_grad, model.weight.item()) == (7.0, False, 1 - 0.5 * 7)
 
 
 def start_from(rank: int, size: int, src: int) -> bool:
-    """Whether this rank's model, after the broadcast, is that of `src`: each has its own, of any layout."""
+    """Whether this rank's model, after the broadcast, is that of `src`: each has its own, of any
+    layout."""
     models = []
     for seed in (rank, src):
         torch.manual_seed(seed)
-        model = nn.Sequential(nn.Conv2d(2, 3, 2).to(memory_format=torch.channels_last), nn.BatchNorm2d(3))
+        model = nn.Sequential(
+            nn.Conv2d(2, 3, 2).to(memory_format=torch.channels_last), nn.BatchNorm2d(3)
+        )
         model.get_buffer("1.running_mean").fill_(seed)
         models.append(model)
     broadcast_parameters(models[0], src)
@@ -292,10 +339,14 @@ def test_parameters_and_buffers_of_any_layout_are_broadcast(src: int, world: Wor
 def train_in(world: World, run: Remote, folder: Path, **changes: Any) -> list[TrainingResult]:
     """What a function that trains returns on every rank."""
     settings = TrainingSettings(folder=folder, **{"limit": 500, "epochs": 2, "lr": 0.05, **changes})
-    return world.run(run_training, *((RUN_BOARD, settings, (run,)) if run.name == "run" else (run, settings)))
+    return world.run(
+        run_training, *((RUN_BOARD, settings, (run,)) if run.name == "run" else (run, settings))
+    )
 
 
-def test_sgd_learns_and_every_way_of_averaging_learns_the_same(world: Worlds, digits_folder: Path) -> None:
+def test_sgd_learns_and_every_way_of_averaging_learns_the_same(
+    world: Worlds, digits_folder: Path
+) -> None:
     runs = {
         "sgd": train_in(world(2), LESSONS["sgd"].remote("run"), digits_folder, epochs=3, lr=0.1),
         "flat": train_in(world(2), BY_HAND, digits_folder, epochs=3, lr=0.1, sync="flat"),
@@ -314,7 +365,9 @@ def test_sgd_learns_and_every_way_of_averaging_learns_the_same(world: Worlds, di
 
 def test_time_passes_until_the_device_has_done_its_work(monkeypatch: pytest.MonkeyPatch) -> None:
     order: list[str] = []
-    monkeypatch.setattr(BACKENDS["gloo"], "synchronize", lambda device: order.append("synchronized"))
+    monkeypatch.setattr(
+        BACKENDS["gloo"], "synchronize", lambda device: order.append("synchronized")
+    )
     monkeypatch.setattr("time.perf_counter", lambda: order.append("read"))
     now(torch.device("cpu"))
     assert order == ["synchronized", "read"]
@@ -325,11 +378,14 @@ def without_times(epoch: Epoch) -> Epoch:
 
 
 def test_the_global_loss_is_the_mean_over_all_samples(world: Worlds, digits_folder: Path) -> None:
-    """67 samples on 3 ranks fall as 23 + 22 + 22: the mean of the ranks' means would be another number."""
+    """67 samples on 3 ranks fall as 23 + 22 + 22: the mean of the ranks' means would be another
+    number."""
     run = LESSONS["sgd"].remote("run")
     [result, *_] = train_in(world(3), run, digits_folder, limit=67, epochs=1, batch_size=67)
     epoch = result.epochs[0]
-    weighted = sum(n * (loss or 0) for n, loss in zip([23, 22, 22], epoch.loss_per_rank, strict=True)) / 67
+    weighted = (
+        sum(n * (loss or 0) for n, loss in zip([23, 22, 22], epoch.loss_per_rank, strict=True)) / 67
+    )
     assert epoch.loss == pytest.approx(weighted, rel=1e-12)
 
 
@@ -339,7 +395,9 @@ def own_settings(rank: int, size: int, folder: Path) -> None:
     run_training(rank, size, BY_HAND, settings)
 
 
-def test_ranks_that_were_told_different_things_are_stopped(world: Worlds, digits_folder: Path) -> None:
+def test_ranks_that_were_told_different_things_are_stopped(
+    world: Worlds, digits_folder: Path
+) -> None:
     with pytest.raises(UsageError, match=r"lr is 0.01 on rank 0 and 0.1 on rank 2"):
         world(3).run(own_settings, digits_folder)
 
@@ -354,8 +412,10 @@ def test_what_changes_a_number_is_part_of_what_a_run_is(digits_folder: Path) -> 
     settings, sync = TrainingSettings(folder=digits_folder), GradSync(Net())
     same: list[dict[str, Any]] = [{"epochs": 3}, {"loader": "per-sample"}, {"loader_workers": 2}]
     other: list[dict[str, Any]] = [
-        {"lr": 0.2}, {"momentum": 0.9}, {"seed": 1}, {"batch_size": 64}, {"limit": 100}, {"accumulate": 2},
-        {"sync": "flat"}, {"all_reduce": "ring"}, {"sync": "parameters", "sync_every": 2}, {"dataset": "mnist"},
+        {"lr": 0.2}, {"momentum": 0.9}, {"seed": 1}, {"batch_size": 64}, {"limit": 100},
+        {"accumulate": 2},
+        {"sync": "flat"}, {"all_reduce": "ring"}, {"sync": "parameters", "sync_every": 2},
+        {"dataset": "mnist"},
         {"sync": "bucketed", "bucket_cap": 2**20},
     ]  # fmt: skip
     own = identify(settings, sync)
@@ -372,6 +432,8 @@ def test_what_changes_a_number_is_part_of_what_a_run_is(digits_folder: Path) -> 
         ({"lr": float("nan")}, "lr nan: it must be a finite number"),
     ],
 )
-def test_settings_that_cannot_be_are_refused_wherever_they_are_made(change: dict[str, Any], message: str) -> None:
+def test_settings_that_cannot_be_are_refused_wherever_they_are_made(
+    change: dict[str, Any], message: str
+) -> None:
     with pytest.raises(UsageError, match=message):
         TrainingSettings(folder=Path(), **change)

@@ -7,10 +7,17 @@ from playground.exercises.observation import OWN
 
 
 def chain(rank: int, size: int, seed: int) -> Cases:
-    """All-reduce with nothing but send and recv: the sum goes along a line of ranks and comes back."""
+    """All-reduce with nothing but send and recv: the sum goes along a line of ranks and comes
+    back."""
     for about, give in inputs():
         tensor, total = give(rank), sum(give(other) for other in range(size))
-        yield Case(about, (tensor,), held=tensor, expected=total, most=dict.fromkeys((rank - 1, rank + 1), len(tensor)))
+        yield Case(
+            about,
+            (tensor,),
+            held=tensor,
+            expected=total,
+            most=dict.fromkeys((rank - 1, rank + 1), len(tensor)),
+        )
 
 
 def reduce_scatter(rank: int, size: int, seed: int) -> Cases:
@@ -19,7 +26,9 @@ def reduce_scatter(rank: int, size: int, seed: int) -> Cases:
         tensor, total = give(rank), sum(give(other) for other in range(size))
         chunks = tensor.tensor_split(size)
         most = {(rank + 1) % size: len(tensor) - len(chunks[rank])}
-        yield Case(about, (tensor,), held=chunks[rank], expected=total.tensor_split(size)[rank], most=most)
+        yield Case(
+            about, (tensor,), held=chunks[rank], expected=total.tensor_split(size)[rank], most=most
+        )
 
 
 def all_gather(rank: int, size: int, seed: int) -> Cases:
@@ -27,22 +36,38 @@ def all_gather(rank: int, size: int, seed: int) -> Cases:
     for about, give in inputs():
         tensor, everyones = give(rank), [give(other) for other in range(size)]
         most, held = {(rank + 1) % size: len(tensor) * (size - 1)}, {OWN: tensor}
-        yield Case(about, (tensor,), returns=everyones, held=held, expected={OWN: give(rank)}, most=most)
+        yield Case(
+            about, (tensor,), returns=everyones, held=held, expected={OWN: give(rank)}, most=most
+        )
 
 
 def ring(rank: int, size: int, seed: int) -> Cases:
-    """The whole ring: a reduce-scatter, then the sums go round once more. No rank sends two whole tensors."""
+    """The whole ring: a reduce-scatter, then the sums go round once more. No rank sends two whole
+    tensors."""
     for about, give in inputs():
         tensor, total = give(rank), sum(give(other) for other in range(size))
-        yield Case(about, (tensor,), held=tensor, expected=total, most=2 * (size - 1) * -(-len(tensor) // size))
+        yield Case(
+            about,
+            (tensor,),
+            held=tensor,
+            expected=total,
+            most=2 * (size - 1) * -(-len(tensor) // size),
+        )
 
 
 def doubling(rank: int, size: int, seed: int) -> Cases:
-    """Recursive doubling: few steps, whole tensors, and some care where the number of ranks is no power of two."""
+    """Recursive doubling: few steps, whole tensors, and some care where the number of ranks is no
+    power of two."""
     power = 1 << size.bit_length() - 1
     partners = [rank ^ 1 << bit for bit in range(power.bit_length() - 1)]
     extra = [rank + power] if rank + power < size else []
     receivers = [rank - power] if rank >= power else partners + extra
     for about, give in inputs():
         tensor, total = give(rank), sum(give(other) for other in range(size))
-        yield Case(about, (tensor,), held=tensor, expected=total, most=dict.fromkeys(receivers, len(tensor)))
+        yield Case(
+            about,
+            (tensor,),
+            held=tensor,
+            expected=total,
+            most=dict.fromkeys(receivers, len(tensor)),
+        )

@@ -15,7 +15,8 @@ LENGTH, PADDING = 7, -100
 
 
 def token_loss(rank: int, size: int, seed: int) -> Cases:
-    """The mean over tokens, of which ranks have unequally many. One process in float64 is the oracle."""
+    """The mean over tokens, of which ranks have unequally many. One process in float64 is the
+    oracle."""
     for about, shortest in (("sentences of different lengths", 1), ("a rank without tokens", 0)):
         torch.manual_seed(seed)
         whole = nn.Linear(3, 4).double()
@@ -28,4 +29,6 @@ def token_loss(rank: int, size: int, seed: int) -> Cases:
         F.cross_entropy(whole(inputs).flatten(0, 2), labels.flatten()).backward()
         given, held = (model, inputs[rank], labels[rank]), partial(gradients, model)
         most = 36 * (size - 1)  # the gradients and some numbers, not the sentences
-        yield Case(about, given, held=held, expected=gradients(whole), is_coded=False, most_moved=most)
+        yield Case(
+            about, given, held=held, expected=gradients(whole), is_coded=False, most_moved=most
+        )

@@ -15,28 +15,42 @@ def broadcast(rank: int, size: int, seed: int) -> Cases:
 
 
 def gather_uneven(rank: int, size: int, seed: int) -> Cases:
-    """all_gather takes tensors of one size: what has several is padded, and the padding taken off again."""
+    """all_gather takes tensors of one size: what has several is padded, and the padding taken off
+    again."""
     for place, (about, give) in enumerate(inputs(9, 9, 9, 9)):
         lengths = [(4 * other + 3 * place + 5) % 8 for other in range(size)]
         everyones = [give(other)[:length].clone() for other, length in enumerate(lengths)]
-        for tensor in everyones[: size * (place > 0)]:  # what padding is made of, in a place where there is none
+        # what padding is made of, in a place where there is none
+        for tensor in everyones[: size * (place > 0)]:
             tensor[-1:] = (0, float("nan"), 0, -1)[place]
         about = f"{', '.join(map(str, lengths))} elements, {about.split()[-1]}"
         yield Case(about, (everyones[rank],), returns=everyones)
 
 
 def groups(rank: int, size: int, seed: int) -> Cases:
-    """Two groups: every rank makes both, in the same order, and roots are named by their ranks in the world."""
+    """Two groups: every rank makes both, in the same order, and roots are named by their ranks in
+    the world."""
     for about, give in inputs(6, 7):
         tensor = give(rank)
-        most = len(tensor) * max(1, (size - 1) // 2)  # a group's first rank may send to each other one of it
+        # a group's first rank may send to each other one of it
+        most = len(tensor) * max(1, (size - 1) // 2)
         yield Case(about, (tensor,), held=tensor, expected=give(rank % 2), most_moved=most)
 
 
 def all_to_all(rank: int, size: int, seed: int) -> Cases:
-    """A matrix of chunks is transposed: chunk s of rank r, which is s + 1 times what rank r has, goes to rank s."""
+    """A matrix of chunks is transposed: chunk s of rank r, which is s + 1 times what rank r has,
+    goes to rank s."""
     for about, give in inputs():
         chunks, due = ([(other + 1) * give(rank) for other in range(size)] for _ in range(2))
-        returns, most = [(rank + 1) * give(other) for other in range(size)], dict.fromkeys(range(size), len(chunks[0]))
+        returns = [(rank + 1) * give(other) for other in range(size)]
+        most = dict.fromkeys(range(size), len(chunks[0]))
         held, expected = {OWN: chunks}, {OWN: due}
-        yield Case(about, (chunks,), returns=returns, held=held, expected=expected, is_coded=False, most=most)
+        yield Case(
+            about,
+            (chunks,),
+            returns=returns,
+            held=held,
+            expected=expected,
+            is_coded=False,
+            most=most,
+        )

@@ -13,7 +13,11 @@ WIDTH = 3
 
 def merge(rank: int, size: int, seed: int) -> Cases:
     """Attention to the keys of all ranks. One process is the oracle."""
-    for about, tokens, scale in (("1 token", 1, 1.0), ("3 tokens", 3, 2.0), ("scores beyond 1,000", 4, 60.0)):
+    for about, tokens, scale in (
+        ("1 token", 1, 1.0),
+        ("3 tokens", 3, 2.0),
+        ("scores beyond 1,000", 4, 60.0),
+    ):
         torch.manual_seed(seed)
         whole = scale * torch.randn(3, tokens * size, WIDTH).double()
         expected = F.scaled_dot_product_attention(*whole.unsqueeze(1)).squeeze(0)

@@ -16,7 +16,8 @@ TURN = 0.05
 
 
 def scatter_gather(rank: int, size: int, seed: int) -> Cases:
-    """DataParallel's way with a batch, between processes: cut it, compute, and put the outputs together."""
+    """DataParallel's way with a batch, between processes: cut it, compute, and put the outputs
+    together."""
     for place, samples in enumerate((6, 7, 1, 60, 0)):
         module = nn.Linear(FEATURES, OUTPUTS)
         for param in module.parameters():
@@ -28,13 +29,18 @@ def scatter_gather(rank: int, size: int, seed: int) -> Cases:
         total = torch.cat([sums[own] * 10**r for r, own in enumerate(owners)]).expand(-1, OUTPUTS)
         to_others = {other: FEATURES * len(own) for other, own in enumerate(owners) if other}
         about = f"{count(samples, 'sample')}{', rank 1 is slow' * (place == 0)}"
-        given, most = (module, None if rank else batch, samples), {0: float("inf")} if rank else to_others
+        given = (module, None if rank else batch, samples)
+        most = {0: float("inf")} if rank else to_others
         yield Case(about, given, returns=None if rank else total, most=most)
 
 
 def mean(rank: int, size: int, seed: int) -> Cases:
     """The mean over samples, where ranks have different numbers of them."""
     for about, samples in (UNEVEN | {"100,000 samples on rank 0": (100_000, 1, 0, 2, 3)}).items():
-        everyones = [torch.arange(number) % 5 + 10.0**other for other, number in enumerate(samples[:size])]
+        everyones = [
+            torch.arange(number) % 5 + 10.0**other for other, number in enumerate(samples[:size])
+        ]
         due = torch.cat(everyones).double().mean().item()
-        yield Case(about, (everyones[rank],), returns=due, is_coded=False, most_moved=100 * (size - 1))
+        yield Case(
+            about, (everyones[rank],), returns=due, is_coded=False, most_moved=100 * (size - 1)
+        )

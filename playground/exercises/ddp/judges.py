@@ -15,17 +15,29 @@ import torch.nn.functional as F
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from playground.exercises.cases import REDUCED, UNEVEN, WAITED, WIDTHS, Case, Cases, gather, gradients
+from playground.exercises.cases import (
+    REDUCED,
+    UNEVEN,
+    WAITED,
+    WIDTHS,
+    Case,
+    Cases,
+    gather,
+    gradients,
+)
 from playground.exercises.exercise import count
 
 
 def accumulate(rank: int, size: int, seed: int) -> Cases:
-    """Gradient accumulation under DistributedDataParallel: a communication hook counts what is synchronised."""
+    """Gradient accumulation under DistributedDataParallel: a communication hook counts what is
+    synchronised."""
     for parts in (2, 1, 5):
         torch.manual_seed(seed + parts)
         whole = nn.Sequential(nn.Linear(3, 2), nn.Tanh(), nn.Linear(2, 1)).double()
         inputs, targets = (torch.randn(size, parts, 4, width).double() for width in (3, 1))
-        model, synchronised, memory = DistributedDataParallel(copy.deepcopy(whole)), list[int](), [0]
+        model = DistributedDataParallel(copy.deepcopy(whole))
+        synchronised = list[int]()
+        memory = [0]
         model.register_comm_hook(synchronised, average)
         model.module.register_forward_hook(partial(note_memory, memory))
         F.mse_loss(whole(inputs), targets).backward()
@@ -37,13 +49,18 @@ def accumulate(rank: int, size: int, seed: int) -> Cases:
                 "samples in memory": describe(memory),
                 "grad": gradients(model),
             },
-            expected={"synchronisations": 1, "samples in memory": "4 at most", "grad": gradients(whole)},
+            expected={
+                "synchronisations": 1,
+                "samples in memory": "4 at most",
+                "grad": gradients(whole),
+            },
             is_coded=False,
         )
 
 
 def note_memory(memory: list[int], model: object, inputs: object, output: torch.Tensor) -> None:
-    """Samples are in memory from their forward to their backward. `memory`: their number after each of these."""
+    """Samples are in memory from their forward to their backward. `memory`: their number after each
+    of these."""
     if output.requires_grad:
         memory.append(memory[-1] + output.numel())
         output.register_hook(lambda gradient: memory.append(memory[-1] - output.numel()))
@@ -61,11 +78,12 @@ def average(synchronised: list[int], bucket):  # type: ignore[no-untyped-def]  #
 
 
 def hook(rank: int, size: int, seed: int) -> Cases:
-    """A communication hook. What did not travel as float16 has digits that float16 lacks: a weight's gradient is
-    10**rank, on rank 0 what bfloat16 cannot hold, and a little more, less than float16 can tell; a bias's is 1. The
-    mean on 3 ranks is no number of float16."""
+    """A communication hook. What did not travel as float16 has digits that float16 lacks: a
+    weight's gradient is 10**rank, on rank 0 what bfloat16 cannot hold, and a little more, less than
+    float16 can tell; a bias's is 1. The mean on 3 ranks is no number of float16."""
     for about, width in (("one bucket", 1), ("several buckets", 300)):
-        model, hooks = DistributedDataParallel(nn.Linear(4, width), bucket_cap_mb=0.001), list[str]()
+        model = DistributedDataParallel(nn.Linear(4, width), bucket_cap_mb=0.001)
+        hooks = list[str]()
         model.register_comm_hook = functools.partial(register, model.register_comm_hook, hooks)
         shares = [10**other if other else 2 + 2**-7 for other in range(size)]
         means = {"weight": torch.full((width, 4), sum(shares) / size), "bias": torch.ones(width)}
@@ -82,7 +100,9 @@ def hook(rank: int, size: int, seed: int) -> Cases:
         )
 
 
-def register(real: Callable[..., None], hooks: list[str], state: object, hook: Callable[..., Any]) -> None:
+def register(
+    real: Callable[..., None], hooks: list[str], state: object, hook: Callable[..., Any]
+) -> None:
     """Register a hook of the solution, and note whether it waits. Its own thread is what counts."""
 
     @functools.wraps(hook)
@@ -101,13 +121,17 @@ def accuracy(rank: int, size: int, seed: int) -> Cases:
     for samples in (10, 7, 1, 100):
         seen = list[int]()
         due = sum(map(is_right, range(samples))) / samples
-        held, expected = partial(count_samples, samples, seen), {"never computed": 0, "computed again": 0}
+        held = partial(count_samples, samples, seen)
+        expected = {"never computed": 0, "computed again": 0}
         given = (samples, partial(is_right, seen=seen))
-        yield Case(count(samples, "sample"), given, due, held=held, expected=expected, is_coded=False)
+        yield Case(
+            count(samples, "sample"), given, due, held=held, expected=expected, is_coded=False
+        )
 
 
 def is_right(index: int, seen: list[int] | None = None) -> bool:
-    """Whether the model gets a sample right: the first ones more often than others. `seen`: those computed so far."""
+    """Whether the model gets a sample right: the first ones more often than others. `seen`: those
+    computed so far."""
     if seen is not None:
         seen.append(index)
     return index % 7 < 3 or index < 5
@@ -115,7 +139,10 @@ def is_right(index: int, seen: list[int] | None = None) -> bool:
 
 def count_samples(samples: int, seen: list[int]) -> dict[str, int]:
     computed = [index for each in gather(seen) for index in each]
-    return {"never computed": samples - len({*computed}), "computed again": len(computed) - len({*computed})}
+    return {
+        "never computed": samples - len({*computed}),
+        "computed again": len(computed) - len({*computed}),
+    }
 
 
 def uneven(rank: int, size: int, seed: int) -> Cases:
@@ -124,18 +151,28 @@ def uneven(rank: int, size: int, seed: int) -> Cases:
         torch.manual_seed(seed)
         model = nn.Linear(3, 1).double()
         alone = copy.deepcopy(model)
-        everyones = [[tuple(torch.randn(2, 4, 3).double()) for _ in range(number)] for number in numbers[:size]]
+        everyones = [
+            [tuple(torch.randn(2, 4, 3).double()) for _ in range(number)]
+            for number in numbers[:size]
+        ]
         everyones = [[(inputs, targets[:, :1]) for inputs, targets in each] for each in everyones]
         for number in range(max(numbers[:size])):
             alone.zero_grad()
-            losses = [F.mse_loss(alone(each[number][0]), each[number][1]) for each in everyones if number < len(each)]
+            losses = [
+                F.mse_loss(alone(each[number][0]), each[number][1])
+                for each in everyones
+                if number < len(each)
+            ]
             torch.stack(losses).mean().backward()
             take_step(alone)
         given, due = (model, everyones[rank], partial(take_step, model)), list(alone.parameters())
         held = {"parameter": list(model.parameters())}
         about = about.replace("sample", "batch").replace("batchs", "batches")
-        most = 10 * (size - 1) * (max(numbers[:size]) + 1)  # in each step the gradients and some numbers, not a batch
-        yield Case(about, given, held=held, expected={"parameter": due}, is_coded=False, most_moved=most)
+        # in each step the gradients and some numbers, not a batch
+        most = 10 * (size - 1) * (max(numbers[:size]) + 1)
+        yield Case(
+            about, given, held=held, expected={"parameter": due}, is_coded=False, most_moved=most
+        )
 
 
 def take_step(model: nn.Module) -> None:
@@ -146,11 +183,19 @@ def take_step(model: nn.Module) -> None:
 
 def error_feedback(rank: int, size: int, seed: int) -> Cases:
     """Several steps with one residual, which is looked at after each of them."""
-    for about, compress in (("the largest element travels", keep_largest), ("multiples of 4 travel", round_to_4)):
+    for about, compress in (
+        ("the largest element travels", keep_largest),
+        ("multiples of 4 travel", round_to_4),
+    ):
         given = [torch.tensor([6.0, 4, 1, -3] * 10).roll(other) + other for other in range(size)]
-        residuals, means, sums, compressed = [torch.zeros(40) for _ in range(size)], [], [], []
+        residuals = [torch.zeros(40) for _ in range(size)]
+        means = []
+        sums = []
+        compressed = []
         for _ in range(4):
-            totals = [gradient + residual for gradient, residual in zip(given, residuals, strict=True)]
+            totals = [
+                gradient + residual for gradient, residual in zip(given, residuals, strict=True)
+            ]
             sent = [compress(total) for total in totals]
             residuals = [total - each for total, each in zip(totals, sent, strict=True)]
             compressed.append(sent)
@@ -158,7 +203,10 @@ def error_feedback(rank: int, size: int, seed: int) -> Cases:
             sums.append(residuals[rank])
         returns = {"gradient": means, "residual": sums}
         run = partial(take_steps, rank, size, given[rank], compress)
-        nonzero = [sum(int(each.count_nonzero()) for each in steps) for steps in zip(*compressed, strict=True)]
+        nonzero = [
+            sum(int(each.count_nonzero()) for each in steps)
+            for steps in zip(*compressed, strict=True)
+        ]
         yield Case(
             f"4 steps, {about}",
             (),
@@ -179,7 +227,11 @@ def round_to_4(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def take_steps(
-    rank: int, size: int, given: torch.Tensor, compress: Callable[..., Any], function: Callable[..., Any]
+    rank: int,
+    size: int,
+    given: torch.Tensor,
+    compress: Callable[..., Any],
+    function: Callable[..., Any],
 ) -> dict[str, list[torch.Tensor]]:
     residual, held = torch.zeros(40), dict[str, list[torch.Tensor]](gradient=[], residual=[])
     for _ in range(4):

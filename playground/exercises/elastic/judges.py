@@ -24,7 +24,8 @@ from playground.runtime.tap.replacement import replaced
 STEPS = 12
 BEFORE, HALF, AFTER = "before", "half-way through", "after"
 SAVE, REPLACE = "torch.save", "os.replace"
-AGAIN, SHARED = "steps taken again, but for one after each kill", "files of other ranks that it changed"
+AGAIN = "steps taken again, but for one after each kill"
+SHARED = "files of other ranks that it changed"
 
 
 class Killed(BaseException):
@@ -32,8 +33,11 @@ class Killed(BaseException):
 
 
 def snapshot(rank: int, size: int, seed: int) -> Cases:
-    """Training that is killed and started again. One that is never killed is the oracle, to the bit."""
-    due = live(rank, seed, lambda model, optimizer, train: [train(step) for step in range(STEPS)], [])
+    """Training that is killed and started again. One that is never killed is the oracle, to the
+    bit."""
+    due = live(
+        rank, seed, lambda model, optimizer, train: [train(step) for step in range(STEPS)], []
+    )
     with temporary_folder("snapshot") if rank == 0 else contextlib.nullcontext() as own:
         folders = [own]
         dist.broadcast_object_list(folders)
@@ -56,8 +60,8 @@ def live_on(
     rank: int, size: int, seed: int, folder: Path, kills: int, kill: tuple[str, str, int],
     function: Callable[..., object],
 ) -> dict[str, object]:  # fmt: skip
-    """Call the solution until it is not killed any more. Ranks take turns, so that a file which they share holds the
-    same in every run."""
+    """Call the solution until it is not killed any more. Ranks take turns, so that a file which
+    they share holds the same in every run."""
     taken, found = list[int](), dict[str, object]()
     mine, shared, module = set[Path](), set[Path](), sys.modules[function.__globals__["__name__"]]
     folder.mkdir(exist_ok=True)  # not before: of a case that is not run, rank 0 may have removed it
@@ -69,10 +73,17 @@ def live_on(
         for turn in range(size):
             if turn == rank:
                 before = read_times(folder)
-                with contextlib.suppress(Killed), killing(module, *kill) if life < kills else contextlib.nullcontext():
+                with (
+                    contextlib.suppress(Killed),
+                    killing(module, *kill) if life < kills else contextlib.nullcontext(),
+                ):
                     found = live(rank, seed, solve, taken)
                 after = read_times(folder)
-                changed = {file for file in before.keys() | after.keys() if before.get(file) != after.get(file)}
+                changed = {
+                    file
+                    for file in before.keys() | after.keys()
+                    if before.get(file) != after.get(file)
+                }
                 shared |= (changed & before.keys()) - mine
                 mine |= changed
             dist.group.WORLD.barrier().wait()
@@ -87,8 +98,8 @@ def read_times(folder: Path) -> dict[Path, tuple[int, int]]:
 
 
 def live(rank: int, seed: int, solve: Callable[..., object], taken: list[int]) -> dict[str, object]:
-    """One process from its start: `solve(model, optimizer, train)` trains. The steps that are taken are noted; what is
-    returned is the model in the end."""
+    """One process from its start: `solve(model, optimizer, train)` trains. The steps that are taken
+    are noted; what is returned is the model in the end."""
     torch.manual_seed(seed + rank)
     model = nn.Sequential(nn.Linear(3, 4), nn.Dropout(), nn.Linear(4, 1)).double()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
@@ -107,8 +118,8 @@ def live(rank: int, seed: int, solve: Callable[..., object], taken: list[int]) -
 
 @contextlib.contextmanager
 def killing(module: ModuleType, when: str, operation: str, number: int) -> Iterator[None]:
-    """Raise `Killed` before, after or half-way through the write, or the renaming, of this number. `module`: the
-    solution's, which may have imported them by their names."""
+    """Raise `Killed` before, after or half-way through the write, or the renaming, of this number.
+    `module`: the solution's, which may have imported them by their names."""
     calls = 0
 
     def call(real: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -124,7 +135,11 @@ def killing(module: ModuleType, when: str, operation: str, number: int) -> Itera
     functions = (torch.save,) if operation == SAVE else (os.replace, os.rename)
     with contextlib.ExitStack() as replacements:
         for owner in (torch, os, module):
-            for name in [name for name, value in vars(owner).items() if any(value is each for each in functions)]:
+            for name in [
+                name
+                for name, value in vars(owner).items()
+                if any(value is each for each in functions)
+            ]:
                 replacements.enter_context(replaced(owner, name, lambda real: partial(call, real)))
         yield
 

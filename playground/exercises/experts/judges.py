@@ -1,4 +1,5 @@
-"""Judges of the exercises on experts. Routes are random; every rank knows all of them, and what comes of them."""
+"""Judges of the exercises on experts. Routes are random; every rank knows all of them, and what
+comes of them."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ TO_ONE = "all rows to rank 0"
 
 
 class Routed(NamedTuple):
-    """A rank's tokens [tokens, width], on their way to K experts each, and the ranks of these [tokens, K]."""
+    """A rank's tokens [tokens, width], on their way to K experts each, and the ranks of these
+    [tokens, K]."""
 
     tokens: torch.Tensor
     owners: torch.Tensor
@@ -24,8 +26,8 @@ class Routed(NamedTuple):
 
 
 def routings(size: int, seed: int) -> Iterator[tuple[str, list[Routed]]]:
-    """Descriptions, and what all ranks have: numbers of tokens differ, all rows go to one rank, and at last there are
-    so many that it shows who sends rows to all."""
+    """Descriptions, and what all ranks have: numbers of tokens differ, all rows go to one rank, and
+    at last there are so many that it shows who sends rows to all."""
     to_one = {TO_ONE: UNEVEN["1 sample on rank 0, 3 on rank 1, …"]}
     for about, counts in (UNEVEN | to_one | {"40 samples each": (40,) * 5}).items():
         torch.manual_seed(seed)
@@ -51,8 +53,15 @@ def combine(rank: int, size: int, seed: int) -> Cases:
     for about, ranks in routings(size, seed):
         mine = ranks[rank]
         came = [each.rows_for(rank) for each in ranks]
-        sent, received = [len(mine.rows_for(each)) for each in range(size)], [len(rows) for rows in came]
+        sent = [len(mine.rows_for(each)) for each in range(size)]
+        received = [len(rows) for rows in came]
         weights = torch.rand(mine.owners.shape).double()
         output = mine.tokens * (weights * (mine.owners + 2)).sum(1, keepdim=True)
-        given = (torch.cat(came) * (rank + 2), received, sent, mine.owners.flatten().argsort(stable=True), weights)
+        given = (
+            torch.cat(came) * (rank + 2),
+            received,
+            sent,
+            mine.owners.flatten().argsort(stable=True),
+            weights,
+        )
         yield Case(about, given, output, is_coded=False, most_moved=given[0].numel() + 16 * size)

@@ -32,8 +32,9 @@ def whoami(rank: int, size: int, seed: int) -> Cases:
 
 
 class WatchedStore(dist.Store):
-    """The world's store, for one attempt: a wait that cannot end is a deadlock. It is proved where every process waits
-    or has returned, and what is waited for is still not there after that was seen."""
+    """The world's store, for one attempt: a wait that cannot end is a deadlock. It is proved where
+    every process waits or has returned, and what is waited for is still not there after that was
+    seen."""
 
     def __init__(self, rank: int, size: int, attempt: int) -> None:
         super().__init__()
@@ -61,7 +62,10 @@ class WatchedStore(dist.Store):
     def find_standstill(self) -> None:
         states = [json.loads(self.states.get(str(rank))) for rank in range(self.size)]
         if all(states) and not any(self.inner.check(keys) for keys in states if keys is not True):
-            at = [RETURNED if keys is True else (f"waits for {', '.join(keys)}", None, 0) for keys in states]
+            at = [
+                RETURNED if keys is True else (f"waits for {', '.join(keys)}", None, 0)
+                for keys in states
+            ]
             report(standstill=dict(enumerate(at)))
             threading.Event().wait()
 
@@ -70,7 +74,17 @@ def hand_on(name: str) -> Callable[..., Any]:
     return lambda store, *args, **kwargs: getattr(store.inner, name)(*args, **kwargs)
 
 
-for _name in ("set", "add", "check", "compare_set", "delete_key", "num_keys", "append", "multi_get", "multi_set"):
+for _name in (
+    "set",
+    "add",
+    "check",
+    "compare_set",
+    "delete_key",
+    "num_keys",
+    "append",
+    "multi_get",
+    "multi_set",
+):
     setattr(WatchedStore, _name, hand_on(_name))
 OF_THE_WORLD = ("RANK", "LOCAL_RANK", "GROUP_RANK")
 """Variables that say who a process is."""
@@ -86,17 +100,27 @@ def no_group(real: Callable[..., int]) -> Callable[..., int]:
 
 
 def rendezvous(rank: int, size: int, seed: int) -> Cases:
-    """Ranks from a store: who gets which differs from run to run, so what all got is looked at together."""
+    """Ranks from a store: who gets which differs from run to run, so what all got is looked at
+    together."""
     for attempt in range(2):
         address, returned = f"127.0.0.1:{4000 + 100 * attempt + rank}", list[object]()
         run = partial(meet, rank, size, attempt, address, returned)
         held = partial(look, rank, size, address, returned)
-        due = {"their addresses": "all", "this one's address": "in its place", "ranks": list(range(size))}
+        due = {
+            "their addresses": "all",
+            "this one's address": "in its place",
+            "ranks": list(range(size)),
+        }
         yield Case(f"attempt {attempt}", (), run=run, held=held, expected=due, is_coded=False)
 
 
 def meet(
-    rank: int, size: int, attempt: int, address: str, returned: list[object], function: Callable[..., object]
+    rank: int,
+    size: int,
+    attempt: int,
+    address: str,
+    returned: list[object],
+    function: Callable[..., object],
 ) -> None:
     store = WatchedStore(rank, size, attempt)
     dist.group.WORLD.barrier().wait()  # all have noted that they run
@@ -121,7 +145,11 @@ def look(rank: int, size: int, address: str, returned: list[object]) -> object:
         found = "bytes"
     is_own = number in range(len(mine)) and mine[number] == address
     place = "" if found != "all" else "in its place" if is_own else "elsewhere"
-    return {"their addresses": found, "this one's address": place, "ranks": sorted(number for number, _ in everyones)}
+    return {
+        "their addresses": found,
+        "this one's address": place,
+        "ranks": sorted(number for number, _ in everyones),
+    }
 
 
 def is_answer(returned: Any) -> bool:

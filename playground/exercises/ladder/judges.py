@@ -16,9 +16,11 @@ from playground.exercises.exercise import count
 Shapes = Sequence[tuple[int, ...]]
 
 
-def give_gradients(rank: int, size: int, shapes: Shapes, unused: int | None = None) -> list[torch.Tensor]:
-    """N (1 + (i + k) % 5) 10^r in element i of gradient k of rank r: each digit of the mean is a rank's. `unused`: a
-    gradient that is zero on odd ranks."""
+def give_gradients(
+    rank: int, size: int, shapes: Shapes, unused: int | None = None
+) -> list[torch.Tensor]:
+    """N (1 + (i + k) % 5) 10^r in element i of gradient k of rank r: each digit of the mean is a
+    rank's. `unused`: a gradient that is zero on odd ranks."""
     gradients = []
     for k, shape in enumerate(shapes):
         row = (torch.arange(torch.Size(shape).numel()) + k) % 5 + 1.0
@@ -54,8 +56,14 @@ def flat(rank: int, size: int, seed: int) -> Cases:
         yield Case(
             about,
             (gradients,),
-            held=lambda gradients=(*gradients,): {"gradients": gradients, "all_reduce": describe_reductions()},
-            expected={"gradients": means, "all_reduce": describe_reductions([sum(each.numel() for each in means)])},
+            held=lambda gradients=(*gradients,): {
+                "gradients": gradients,
+                "all_reduce": describe_reductions(),
+            },
+            expected={
+                "gradients": means,
+                "all_reduce": describe_reductions([sum(each.numel() for each in means)]),
+            },
         )
 
 
@@ -79,12 +87,21 @@ def buckets(rank: int, size: int, seed: int) -> Cases:
         yield Case(
             about,
             (model, cap),
-            held=lambda model=model: {"grad": gradients(model), "all_reduce": describe_reductions()},
-            expected={"grad": average_gradients(size, shapes, unused), "all_reduce": describe_reductions(due)},
+            held=lambda model=model: {
+                "grad": gradients(model),
+                "all_reduce": describe_reductions(),
+            },
+            expected={
+                "grad": average_gradients(size, shapes, unused),
+                "all_reduce": describe_reductions(due),
+            },
         )
 
 
-IN_FLIGHT, WAITS, SOME, NONE = "begun", "waited for", "begun for", "none begun"
+IN_FLIGHT = "begun"
+WAITS = "waited for"
+SOME = "begun for"
+NONE = "none begun"
 BEGINS = 0.5
 """Seconds that a thread of the solution may take to begin one."""
 
@@ -121,7 +138,13 @@ def reduce_in_backward(rank: int, size: int, situations: Sequence[tuple[str, int
             if place != unused or rank % 2 == 0:
                 loss = loss + (model[place] * gradient).sum()
         means = average_gradients(size, EQUAL, unused)
-        due = describe(means, means, sum(mean.numel() for mean in means), [IN_FLIGHT] * (unused is None), "removed")
+        due = describe(
+            means,
+            means,
+            sum(mean.numel() for mean in means),
+            [IN_FLIGHT] * (unused is None),
+            "removed",
+        )
         yield Case(
             about,
             (model, loss, step),
@@ -137,17 +160,25 @@ def reduce_in_backward(rank: int, size: int, situations: Sequence[tuple[str, int
 
 
 def look() -> str:
-    """The state of all-reduces when the last gradient of backward is ready: those before it are due, but for one that
-    may travel with it."""
+    """The state of all-reduces when the last gradient of backward is ready: those before it are
+    due, but for one that may travel with it."""
     due, end = 4 * (len(EQUAL) - 2), time.monotonic() + BEGINS
     while sum(REDUCED) < due and time.monotonic() < end:
         time.sleep(0.01)
     if threading.get_ident() in WAITED:
         return WAITS
-    return IN_FLIGHT if sum(REDUCED) >= due else f"{SOME} {sum(REDUCED)} of {due} elements" if REDUCED else NONE
+    return (
+        IN_FLIGHT
+        if sum(REDUCED) >= due
+        else f"{SOME} {sum(REDUCED)} of {due} elements"
+        if REDUCED
+        else NONE
+    )
 
 
-def describe(parameters: object, grad: object, reduced: int, seen: list[str], hooks: str) -> dict[str, object]:
+def describe(
+    parameters: object, grad: object, reduced: int, seen: list[str], hooks: str
+) -> dict[str, object]:
     return {
         "parameter": parameters,
         "grad": grad,
@@ -170,10 +201,18 @@ def local_sgd(rank: int, size: int, seed: int) -> Cases:
                 mean = torch.stack(params).mean(dim=0).detach()
                 for param in params if number % every == 0 or number == steps else ():
                     param.data.copy_(mean)
-        held, due = {"parameter": [*model.parameters()]}, {"parameter": [*everyones[rank].parameters()]}
+        held = {"parameter": [*model.parameters()]}
+        due = {"parameter": [*everyones[rank].parameters()]}
         about, step = f"{count(steps, 'step')}, every {every}", partial(change, rank, model)
         most = 3 * max(1, size - 1) * -(-steps // every)  # the model has three parameters
-        yield Case(about, (model, step, steps, every), held=held, expected=due, is_coded=False, most_moved=most)
+        yield Case(
+            about,
+            (model, step, steps, every),
+            held=held,
+            expected=due,
+            is_coded=False,
+            most_moved=most,
+        )
 
 
 @torch.no_grad()

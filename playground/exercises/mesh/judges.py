@@ -16,13 +16,23 @@ SHAPES = ((2, 2), (3, 2), (2, 3), (2, 1, 2), (2, 2, 2), (4, 2), (1, 2), (2,))
 
 
 def axis_sums(rank: int, size: int, seed: int) -> Cases:
-    """Each digit of a sum says which rank is in it. A tensor of ranks is the oracle: its rows along an axis."""
+    """Each digit of a sum says which rank is in it. A tensor of ranks is the oracle: its rows along
+    an axis."""
     for shape in (shape for shape in SHAPES if prod(shape) == size):
         mesh = torch.arange(size).view(shape)
-        rows = (row for axis in range(mesh.dim()) for row in mesh.movedim(axis, -1).reshape(-1, shape[axis]).tolist())
+        rows = (
+            row
+            for axis in range(mesh.dim())
+            for row in mesh.movedim(axis, -1).reshape(-1, shape[axis]).tolist()
+        )
         sums = [sum(digits(other, 3) for other in row) for row in rows if rank in row]
         most = sum(3 * (ranks - 1) for ranks in shape)
-        yield Case(f"a mesh of {' x '.join(map(str, shape))}", (shape, digits(rank, 3)), sums, most_moved=most)
+        yield Case(
+            f"a mesh of {' x '.join(map(str, shape))}",
+            (shape, digits(rank, 3)),
+            sums,
+            most_moved=most,
+        )
 
 
 def two_by_two(rank: int, size: int, seed: int) -> Cases:
@@ -38,15 +48,25 @@ def two_by_two(rank: int, size: int, seed: int) -> Cases:
         loss = F.mse_loss(torch.relu(tokens @ up) @ down, targets)
         loss.backward()
         mine = (each.split(parts)[rank // 2].clone() for each in (tokens, targets))
-        columns, rows = up.detach().chunk(2, 1)[rank % 2].clone(), down.detach().chunk(2)[rank % 2].clone()
+        columns = up.detach().chunk(2, 1)[rank % 2].clone()
+        rows = down.detach().chunk(2)[rank % 2].clone()
         given = [each.requires_grad_() for each in (columns, rows)]
         due = [up.grad.chunk(2, 1)[rank % 2], down.grad.chunk(2)[rank % 2]]
         held = partial(gradients_of, given)
         about = f"{', '.join(map(str, parts))} samples"
-        # A rank's outputs, forward and backward, and in the group of data the gradients and some numbers.
+        # A rank's outputs, forward and backward, and in the group of data the gradients and some
+        # numbers.
         most = 2 * 3 * parts[rank // 2] + 2 * max(1, len(parts) - 1) * (up.numel() + 2) + 8
         all_given = (data, tensor, *mine, *given)
-        yield Case(about, all_given, loss.detach(), held=held, expected=due, is_coded=False, most_moved=most)
+        yield Case(
+            about,
+            all_given,
+            loss.detach(),
+            held=held,
+            expected=due,
+            is_coded=False,
+            most_moved=most,
+        )
 
 
 def gradients_of(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:

@@ -22,19 +22,31 @@ def handover(rank: int, size: int, seed: int) -> Cases:
     for about, give in inputs():
         tensor = give(rank)
         most = {1: len(tensor)} if rank == 0 else {}
-        yield Case(about, (tensor,), held=tensor, expected=give(0 if rank == 1 else rank), most=most)
+        yield Case(
+            about, (tensor,), held=tensor, expected=give(0 if rank == 1 else rank), most=most
+        )
 
 
 def swap(rank: int, size: int, seed: int) -> Cases:
-    """Two ranks exchange tensors, and only the order of their calls keeps them from waiting for each other."""
+    """Two ranks exchange tensors, and only the order of their calls keeps them from waiting for
+    each other."""
     partner = rank ^ 1 if rank ^ 1 < size else rank
     for about, give in inputs():
         tensor = give(rank)
-        run, returns = partial(swap_apart, rank, size, tensor), {"returned": give(partner), OWN: give(rank)}
-        yield Case(about, (tensor,), returns=returns, run=run, most={partner: len(tensor)} if partner != rank else {})
+        run = partial(swap_apart, rank, size, tensor)
+        returns = {"returned": give(partner), OWN: give(rank)}
+        yield Case(
+            about,
+            (tensor,),
+            returns=returns,
+            run=run,
+            most={partner: len(tensor)} if partner != rank else {},
+        )
 
 
-def swap_apart(rank: int, size: int, tensor: torch.Tensor, function: Callable[..., object]) -> dict[str, object]:
+def swap_apart(
+    rank: int, size: int, tensor: torch.Tensor, function: Callable[..., object]
+) -> dict[str, object]:
     """The solution's return value after its own tensor was overwritten, and that tensor before."""
     returned = function(rank, size, tensor)
     own = tensor.clone()
@@ -46,7 +58,9 @@ def shift(rank: int, size: int, seed: int) -> Cases:
     """Requests: between a call and its wait(), a tensor belongs to the backend."""
     for place, (about, give) in enumerate(inputs()):
         tensor = give(rank)
-        due, most, delay = give((rank - 1) % size), {(rank + 1) % size: len(tensor)}, 0.02 * ((rank + place) % 2)
+        due = give((rank - 1) % size)
+        most = {(rank + 1) % size: len(tensor)}
+        delay = 0.02 * ((rank + place) % 2)
         yield Case(about, (tensor,), held=tensor, expected=due, most=most, delay=delay)
 
 
@@ -56,7 +70,9 @@ def token_ring(rank: int, size: int, seed: int) -> Cases:
         tensor, added = give(rank), range(size) if rank == 0 else range(rank + 1)
         total = sum(give(other) for other in added)
         most, held = {(rank + 1) % size: len(tensor)}, {OWN: tensor}
-        yield Case(about, (tensor,), returns=total, held=held, expected={OWN: give(rank)}, most=most)
+        yield Case(
+            about, (tensor,), returns=total, held=held, expected={OWN: give(rank)}, most=most
+        )
 
 
 SIGN = 3
@@ -64,26 +80,47 @@ SIGN = 3
 
 
 def anyone(rank: int, size: int, seed: int) -> Cases:
-    """Receive from whoever sends: the sender is what recv returns, and tags keep kinds of messages apart."""
-    orders = ("in order", "last rank first", "letters last rank first", "rank 1 only after a parcel of another")
+    """Receive from whoever sends: the sender is what recv returns, and tags keep kinds of messages
+    apart."""
+    orders = (
+        "in order",
+        "last rank first",
+        "letters last rank first",
+        "rank 1 only after a parcel of another",
+    )
     for place, order in enumerate(orders[: 3 if size == 2 else 4]):
         given = [(coded(other, 3), 2 * coded(other, 3)) for other in range(size)]
         returns = [list(each) for each in zip(*given, strict=True)] if rank == 0 else None
         delay = 0.08 * (size - rank if place == 1 else rank)
-        run = partial((send_slowly, let_rank_1_wait)[place - 2], rank, size, given[rank]) if place >= 2 else None
+        run = (
+            partial((send_slowly, let_rank_1_wait)[place - 2], rank, size, given[rank])
+            if place >= 2
+            else None
+        )
         most = {0: 6, 1: 1} if rank else {}  # to rank 1 goes a sign of the judge's own
-        yield Case(f"they come {order}", given[rank], returns=returns, delay=delay, run=run, most=most)
+        yield Case(
+            f"they come {order}", given[rank], returns=returns, delay=delay, run=run, most=most
+        )
 
 
-def send_slowly(rank: int, size: int, given: tuple[object, object], function: Callable[..., object]) -> object:
+def send_slowly(
+    rank: int, size: int, given: tuple[object, object], function: Callable[..., object]
+) -> object:
     """Between a parcel and its letter lies the longer, the lower the rank is."""
-    return run_with(partial(time.sleep, 0.16 * (size - rank) * (rank > 0)), partial(function, rank, size, *given))
+    return run_with(
+        partial(time.sleep, 0.16 * (size - rank) * (rank > 0)),
+        partial(function, rank, size, *given),
+    )
 
 
-def let_rank_1_wait(rank: int, size: int, given: tuple[object, object], function: Callable[..., object]) -> object:
-    """Rank 1 comes when the last rank's first send has returned, or that rank calls anything else."""
+def let_rank_1_wait(
+    rank: int, size: int, given: tuple[object, object], function: Callable[..., object]
+) -> object:
+    """Rank 1 comes when the last rank's first send has returned, or that rank calls anything
+    else."""
     sign, last = torch.zeros(1), size - 1
-    send, recv = (each.__wrapped__ for each in (dist.send, dist.recv))  # not those that are recorded
+    # not those that are recorded
+    send, recv = (each.__wrapped__ for each in (dist.send, dist.recv))
     if rank == 1:
         report(at=(f"comes after rank {last}'s parcel", None, 0))
         recv(sign, last, tag=SIGN)
@@ -114,7 +151,8 @@ def run_with(pause: Callable[[], object], solve: Callable[[], object]) -> object
 
 
 def column(rank: int, size: int, seed: int) -> Cases:
-    """A column is a view whose elements do not lie side by side: it is sent, and received, by way of a copy."""
+    """A column is a view whose elements do not lie side by side: it is sent, and received, by way
+    of a copy."""
     for about, give in inputs(16, 16, 9):
         side = int(give(0).numel() ** 0.5)
         matrix, expected = give(rank).view(side, side), give(rank).view(side, side)

@@ -13,10 +13,12 @@ from playground.exercises.exercise import count
 
 
 def sync(rank: int, size: int, seed: int) -> Cases:
-    """A synchronous parameter server: what the workers compute their gradients at says when it took its steps."""
+    """A synchronous parameter server: what the workers compute their gradients at says when it took
+    its steps."""
     for steps, slow in ((1, 0), (4, 1)):
         start = torch.arange(5, dtype=torch.float64)
-        targets = start + torch.arange(1, size).pow(2)[:, None]  # where each worker's gradient is zero
+        # where each worker's gradient is zero
+        targets = start + torch.arange(1, size).pow(2)[:, None]
         points = [start]
         for _ in range(steps):
             points.append(points[-1] - 0.5 * (points[-1] - targets).mean(dim=0))
@@ -32,18 +34,21 @@ def sync(rank: int, size: int, seed: int) -> Cases:
         )
 
 
-def compute(target: torch.Tensor, seen: list[torch.Tensor], parameters: torch.Tensor) -> torch.Tensor:
+def compute(
+    target: torch.Tensor, seen: list[torch.Tensor], parameters: torch.Tensor
+) -> torch.Tensor:
     """A worker's gradient. `seen`: what it was computed at so far."""
     seen.append(parameters.clone())
     return parameters - target
 
 
 class Workers:
-    """The workers as the server sees them. Worker w computes for `durations[w - 1]` seconds of a clock that nobody
-    waits for; `log` says when each got which parameters."""
+    """The workers as the server sees them. Worker w computes for `durations[w - 1]` seconds of a
+    clock that nobody waits for; `log` says when each got which parameters."""
 
     def __init__(self, durations: Sequence[float], steps: int) -> None:
-        self.durations, self.now = durations, 0.0
+        self.durations = durations
+        self.now = 0.0
         self.due = dict(enumerate(durations, 1))
         self.left = dict.fromkeys(self.due, steps)
         self.waiting, self.log = set[int](), list[tuple[float, int, int]]()
@@ -51,7 +56,9 @@ class Workers:
     def next_push(self) -> tuple[int, torch.Tensor]:
         if not self.due:
             ranks = ", ".join(f"rank {worker}" for worker in sorted(self.waiting)) or "nobody"
-            raise RuntimeError(f"after {self.now:.2f} s no push will come: replies are due to {ranks}")
+            raise RuntimeError(
+                f"after {self.now:.2f} s no push will come: replies are due to {ranks}"
+            )
         worker = min(self.due, key=lambda worker: self.due[worker])
         self.now = self.due.pop(worker)
         self.waiting.add(worker)
@@ -71,11 +78,13 @@ class Workers:
 
 
 def replies(durations: Sequence[float], steps: int, staleness: int) -> list[tuple[float, int, int]]:
-    """When each worker is to get which parameters. Its reply number k comes at its push number k, though not before
-    everybody has pushed k - staleness times."""
+    """When each worker is to get which parameters. Its reply number k comes at its push number k,
+    though not before everybody has pushed k - staleness times."""
     pushed, replied = list[list[float]](), [[0.0] * len(durations)]
     for k in range(1, steps + 1):
-        pushed.append([start + duration for start, duration in zip(replied[-1], durations, strict=True)])
+        pushed.append(
+            [start + duration for start, duration in zip(replied[-1], durations, strict=True)]
+        )
         slowest = max(pushed[k - staleness - 1]) if k > staleness else 0.0
         replied.append([max(time, slowest) for time in pushed[-1]])
     shares = [(time, 10**worker) for times in pushed for worker, time in enumerate(times, 1)]
@@ -87,7 +96,8 @@ def replies(durations: Sequence[float], steps: int, staleness: int) -> list[tupl
 
 
 def stale(rank: int, size: int, seed: int) -> Cases:
-    """Stale synchronous parallel, by a clock of our own: when a worker pushes follows from when it got its replies."""
+    """Stale synchronous parallel, by a clock of our own: when a worker pushes follows from when it
+    got its replies."""
     durations = (1.0, 2.31, 0.87, 3.77)[: size - 1]
     for staleness, steps in ((2, 5), (1, 4), (0, 3)):
         workers, parameters = Workers(durations, steps), torch.tensor(0)

@@ -19,9 +19,10 @@ WIDTH = 3
 def new_pipeline(
     rank: int, size: int, seed: int, microbatches: int
 ) -> tuple[nn.Module, torch.Tensor, torch.Tensor, list[torch.Tensor | None]]:
-    """One rank's part of a model that is the same on all ranks: its stage, [samples, WIDTH] → as much; inputs, zeros on
-    all but the first rank, and targets, zeros on all but the last one, both [microbatches, samples, WIDTH]; and the
-    gradients of the stage's parameters, of the mean squared error over the batch."""
+    """One rank's part of a model that is the same on all ranks: its stage, [samples, WIDTH] → as
+    much; inputs, zeros on all but the first rank, and targets, zeros on all but the last one, both
+    [microbatches, samples, WIDTH]; and the gradients of the stage's parameters, of the mean squared
+    error over the batch."""
     torch.manual_seed(seed)
     stages = [nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh()).double() for _ in range(size)]
     inputs, targets = torch.randn(2, microbatches, 4, WIDTH).double()
@@ -35,7 +36,8 @@ def new_pipeline(
 
 
 def gpipe(rank: int, size: int, seed: int) -> Cases:
-    """Forward through all stages and back, one microbatch after the other. One process is the oracle."""
+    """Forward through all stages and back, one microbatch after the other. One process is the
+    oracle."""
     for microbatches in (3, 1, 6):
         stage, inputs, targets, due = new_pipeline(rank, size, seed, microbatches)
         order: list[str] = []
@@ -64,11 +66,17 @@ def note(order: list[str], stage: object, args: object, output: torch.Tensor) ->
 
 
 class StageProgram:
-    """Forward and backward of one rank's stage, with their messages; the order of the calls is kept."""
+    """Forward and backward of one rank's stage, with their messages; the order of the calls is
+    kept."""
 
-    def __init__(self, rank: int, size: int, stage: nn.Module, inputs: torch.Tensor, targets: torch.Tensor) -> None:
-        self.stage, self.inputs, self.targets = stage, inputs, targets
-        self.before, self.behind = rank - 1, (rank + 1) % size
+    def __init__(
+        self, rank: int, size: int, stage: nn.Module, inputs: torch.Tensor, targets: torch.Tensor
+    ) -> None:
+        self.stage = stage
+        self.inputs = inputs
+        self.targets = targets
+        self.before = rank - 1
+        self.behind = (rank + 1) % size
         self.order: list[str] = []
         self.sending: list[dist.Work] = []
         self.held: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
@@ -106,7 +114,8 @@ class StageProgram:
 
 
 def one_forward_one_backward(rank: int, size: int, seed: int) -> Cases:
-    """The order of 1F1B: what a stage keeps is bounded by its place, and no stage waits for one that waits for it."""
+    """The order of 1F1B: what a stage keeps is bounded by its place, and no stage waits for one
+    that waits for it."""
     for microbatches in (4, 2, 1):
         *mine, due = new_pipeline(rank, size, seed, microbatches)
         stage = StageProgram(rank, size, *mine)
@@ -136,7 +145,12 @@ def clip(rank: int, size: int, seed: int) -> Cases:
     ):
         weight, bias = torch.arange(600).view(20, 30) % 6 + 1.0, torch.full((20,), 3.0)
         everyones = [[weight + other, bias] for other in range(size)]
-        squares = [each.square().sum() for r, grads in enumerate(everyones) for each in grads if r != without]
+        squares = [
+            each.square().sum()
+            for r, grads in enumerate(everyones)
+            for each in grads
+            if r != without
+        ]
         norm = sum(squares, torch.zeros(())).sqrt().item()
         stage = nn.Linear(30, 20)
         for param, grad in zip(stage.parameters(), everyones[rank], strict=True):
@@ -145,4 +159,12 @@ def clip(rank: int, size: int, seed: int) -> Cases:
         due = [None if rank == without else grad * factor for grad in everyones[rank]]
         held, expected = partial(lambda stage: {"grad": gradients(stage)}, stage), {"grad": due}
         most = 100 * (size - 1)  # some numbers, also as objects
-        yield Case(about, (stage, max_norm), norm, held=held, expected=expected, is_coded=False, most_moved=most)
+        yield Case(
+            about,
+            (stage, max_norm),
+            norm,
+            held=held,
+            expected=expected,
+            is_coded=False,
+            most_moved=most,
+        )

@@ -16,7 +16,8 @@ LR, STEPS = 0.1, 3
 
 
 def judge(rank: int, size: int, seed: int) -> Cases:
-    """The learner writes the judge: it is given trainings that are right, and others that are not."""
+    """The learner writes the judge: it is given trainings that are right, and others that are
+    not."""
     for about, mistake in (
         ("right: each rank computes whole batches", "alone"),
         ("right: averaged gradients", ""),
@@ -35,7 +36,9 @@ def judge(rank: int, size: int, seed: int) -> Cases:
         model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1)).double()
         inputs, targets = (torch.randn(STEPS, 7, width).double() for width in (3, 1))
         step = partial(train, mistake, rank, size, enumerate(zip(inputs, targets, strict=True)))
-        yield Case(about, (model, step, inputs, targets), returns=about.startswith("right"), is_coded=False)
+        yield Case(
+            about, (model, step, inputs, targets), returns=about.startswith("right"), is_coded=False
+        )
 
 
 def train(
@@ -47,7 +50,8 @@ def train(
     inputs: torch.Tensor,
     targets: torch.Tensor,
 ) -> None:
-    """A step of SGD on this rank's part of a batch, with a mistake. `coming`: numbers of steps, and whole batches."""
+    """A step of SGD on this rank's part of a batch, with a mistake. `coming`: numbers of steps, and
+    whole batches."""
     step, whole = next(coming)
     weight = 1 if mistake == "unweighted" else len(inputs) * size / len(whole[0])
     if mistake == "alone":
@@ -67,4 +71,6 @@ def train(
         if not stays and not (left_out and step == STEPS - 1):
             param.data.add_(gradient, alpha=-LR)
         sign = {0: 1, 1: -1}.get(rank, 0) * (mistake == "apart" and step == STEPS - 1)
-        param.data += 0.01 * sign * (torch.arange(param.numel()).view_as(param) - (param.numel() - 1) / 2)
+        param.data += (
+            0.01 * sign * (torch.arange(param.numel()).view_as(param) - (param.numel() - 1) / 2)
+        )

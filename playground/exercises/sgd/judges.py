@@ -16,13 +16,21 @@ from playground.exercises.exercise import count
 
 
 def epochs(rank: int, size: int, seed: int) -> Cases:
-    """Shuffling without a message: every rank draws the same order, and a new one in every epoch."""
+    """Shuffling without a message: every rank draws the same order, and a new one in every
+    epoch."""
     for samples, first, epochs in ((12, 0, 1), (12, 0, 3), (7, 2, 2), (1, 0, 2), (100, 5, 1)):
         due = []
         for epoch in range(first, first + epochs):
-            order = torch.randperm(samples, generator=torch.Generator().manual_seed(seed + 3 + epoch)).tolist()
-            due.append([order[place % samples] for place in range(rank, -(-samples // size) * size, size)])
-        about = f"{count(samples, 'sample')}, {count(epochs, 'epoch')}{f', from epoch {first} on' if first else ''}"
+            order = torch.randperm(
+                samples, generator=torch.Generator().manual_seed(seed + 3 + epoch)
+            ).tolist()
+            due.append(
+                [order[place % samples] for place in range(rank, -(-samples // size) * size, size)]
+            )
+        about = (
+            f"{count(samples, 'sample')}, "
+            f"{count(epochs, 'epoch')}{f', from epoch {first} on' if first else ''}"
+        )
         yield Case(about, (samples, seed + 3, first, epochs), returns=due, is_coded=False)
 
 
@@ -32,12 +40,17 @@ OWN, OTHERS = "what rank 0 had", "other tensors than before"
 def same_start(rank: int, size: int, seed: int) -> Cases:
     """Replicas begin equal: parameters, frozen ones too, and buffers come from rank 0."""
     for is_frozen in (False, True):
-        model = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2), nn.Linear(2, 1).requires_grad_(not is_frozen))
+        model = nn.Sequential(
+            nn.Linear(3, 2), nn.BatchNorm1d(2), nn.Linear(2, 1).requires_grad_(not is_frozen)
+        )
         model.register_buffer("scale", torch.ones(2), persistent=False)
         about = f"BatchNorm between two layers{', the last one frozen' * is_frozen}"
         tensors, due = name_tensors(model), dict[str, torch.Tensor]()
-        for place, (name, tensor) in enumerate(tensors.items(), 1):  # the frozen one's are more than float16 can hold
-            due[name] = torch.full_like(tensor, place + is_frozen * (1 / 3 if tensor.is_floating_point() else 4096))
+        # the frozen one's are more than float16 can hold
+        for place, (name, tensor) in enumerate(tensors.items(), 1):
+            due[name] = torch.full_like(
+                tensor, place + is_frozen * (1 / 3 if tensor.is_floating_point() else 4096)
+            )
             tensor.data.copy_(due[name] * 10**rank)
         held = partial(look, model, tensors, due, size)
         yield Case(about, (model,), held=held, expected={"": OWN, **due})
@@ -50,23 +63,37 @@ def name_tensors(model: nn.Module) -> dict[str, torch.Tensor]:
 def look(
     model: nn.Module, tensors: dict[str, torch.Tensor], due: dict[str, torch.Tensor], size: int
 ) -> dict[str, object]:
-    """The tensors; only a remark if the model has others now, or what no rank had: which ones does not matter."""
+    """The tensors; only a remark if the model has others now, or what no rank had: which ones does
+    not matter."""
     if any(each is not tensors.get(name) for name, each in name_tensors(model).items()):
         return {"": OTHERS}
-    given = {name: sum(tensor == due[name] * 10**other for other in range(size)) for name, tensor in tensors.items()}
+    given = {
+        name: sum(tensor == due[name] * 10**other for other in range(size))
+        for name, tensor in tensors.items()
+    }
     new = [name for name, each in given.items() if not each.all()]
-    return {"": f"in {len(new)} of {len(tensors)} tensors what no rank had"} if new else {"": OWN, **tensors}
+    return (
+        {"": f"in {len(new)} of {len(tensors)} tensors what no rank had"}
+        if new
+        else {"": OWN, **tensors}
+    )
 
 
 def average(rank: int, size: int, seed: int) -> Cases:
     """average_gradients of the tutorials, for parameters that not every rank has used, too."""
-    for about, unused in (("all used", False), ("odd ranks have no gradient of the last parameter", True)):
+    for about, unused in (
+        ("all used", False),
+        ("odd ranks have no gradient of the last parameter", True),
+    ):
         model = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 1))
         params = [*model.parameters()]
         for param in params:
             param.data.add_(rank)  # averaging them would show
         before = [param.detach().clone() for param in params]
-        everyones = [[coded(other, each.numel(), each.dtype).view_as(each) for each in params] for other in range(size)]
+        everyones = [
+            [coded(other, each.numel(), each.dtype).view_as(each) for each in params]
+            for other in range(size)
+        ]
         for others in everyones[1::2] if unused else []:
             others[-1].zero_()
         for param, gradient in zip(params, everyones[rank], strict=True):
@@ -77,7 +104,10 @@ def average(rank: int, size: int, seed: int) -> Cases:
             about,
             (model,),
             held=lambda model=model: {"grad": gradients(model), "parameter": [*model.parameters()]},
-            expected={"grad": [sum(each) / size for each in zip(*everyones, strict=True)], "parameter": before},
+            expected={
+                "grad": [sum(each) / size for each in zip(*everyones, strict=True)],
+                "parameter": before,
+            },
             is_coded=False,
         )
 
@@ -100,7 +130,9 @@ def weighted(rank: int, size: int, seed: int) -> Cases:
         model.weight.data.copy_(draw(OUTPUTS, FEATURES))
         model.bias.data.fill_(1)
         alone = copy.deepcopy(model).double()
-        all_inputs, all_targets = (torch.cat(tensors).double() for tensors in zip(*everyones, strict=True))
+        all_inputs, all_targets = (
+            torch.cat(tensors).double() for tensors in zip(*everyones, strict=True)
+        )
         mse_loss(alone(all_inputs), all_targets).backward()
         due = gradients(alone.float())
         given, held = (model, *everyones[rank]), partial(gradients, model)
@@ -109,7 +141,8 @@ def weighted(rank: int, size: int, seed: int) -> Cases:
 
 
 def partition(rank: int, size: int, seed: int) -> Cases:
-    """Any order will do, if it is the same on all ranks: what counts is which samples are in which partition."""
+    """Any order will do, if it is the same on all ranks: what counts is which samples are in which
+    partition."""
     for samples, first in ((103, 1 / size), (101, 0.5), (60_000, 1 / size), (2, 1 / size)):
         sizes = [1.0] if size == 1 else [first] + [(1 - first) / (size - 1)] * (size - 1)
         shares = ", ".join(f"{each:.3g}" for each in sizes)
@@ -137,7 +170,9 @@ def keep(found: list[Any], rank: int, size: int, *given: Any) -> None:
         found.append(None if returned is None else [int(index) for index in returned])
 
 
-def look_at_partitions(rank: int, samples: int, sizes: list[float], found: list[list[int]]) -> object:
+def look_at_partitions(
+    rank: int, samples: int, sizes: list[float], found: list[list[int]]
+) -> object:
     mine, everyones = found[0], gather(found[0])
     if None in everyones:
         return mine
@@ -152,5 +187,7 @@ def look_at_partitions(rank: int, samples: int, sizes: list[float], found: list[
         "in several": sum(times > 1 for times in held.values()),
         "order": order,
         "another seed": "another partition" if is_new or samples < 100 else "the same partition",
-        "size": "as asked" if abs(len(mine) - sizes[rank] * samples) < 1 + 1e-6 else f"{len(mine)} samples",
+        "size": "as asked"
+        if abs(len(mine) - sizes[rank] * samples) < 1 + 1e-6
+        else f"{len(mine)} samples",
     }

@@ -20,7 +20,8 @@ def mirrored(rank: int, size: int, seed: int) -> Cases:
     for length, features in ((1, 1), (3, 2), (2, 5)):
         torch.manual_seed(seed)
         tokens, due = torch.randn(2, length, 3).double()
-        up, down = torch.randn(3, features * size).double(), torch.randn(features * size, 3).double()
+        up = torch.randn(3, features * size).double()
+        down = torch.randn(features * size, 3).double()
         whole = [each.clone().requires_grad_() for each in (tokens, up, down)]
         output = torch.relu(whole[0] @ whole[1]) @ whole[2]
         output.backward(due)
@@ -31,7 +32,9 @@ def mirrored(rank: int, size: int, seed: int) -> Cases:
         names = ("tokens.grad", "columns.grad", "rows.grad")
         parts = (of_tokens, of_up.chunk(size, 1)[rank], of_down.chunk(size, 0)[rank])
 
-        def run(function: Callable[..., torch.Tensor], given: Any = given, due: torch.Tensor = due) -> torch.Tensor:
+        def run(
+            function: Callable[..., torch.Tensor], given: Any = given, due: torch.Tensor = due
+        ) -> torch.Tensor:
             found = function(rank, size, *given)
             found.backward(due)
             return found.detach()
@@ -40,10 +43,21 @@ def mirrored(rank: int, size: int, seed: int) -> Cases:
         held = partial(gradients_of, names, given)
         expected = dict(zip(names, parts, strict=True))
         due, most = output.detach(), 2 * max(2, size - 1) * tokens.numel()
-        yield Case(about, tuple(given), due, held=held, expected=expected, is_coded=False, run=run, most_moved=most)
+        yield Case(
+            about,
+            tuple(given),
+            due,
+            held=held,
+            expected=expected,
+            is_coded=False,
+            run=run,
+            most_moved=most,
+        )
 
 
-def gradients_of(names: Sequence[str], tensors: Sequence[torch.Tensor]) -> dict[str, torch.Tensor | None]:
+def gradients_of(
+    names: Sequence[str], tensors: Sequence[torch.Tensor]
+) -> dict[str, torch.Tensor | None]:
     return {name: each.grad for name, each in zip(names, tensors, strict=True)}
 
 
@@ -52,12 +66,19 @@ def heads(rank: int, size: int, seed: int) -> Cases:
     for length, of_rank in ((1, 1), (3, 1), (5, 3)):
         torch.manual_seed(seed)
         width = HEAD_WIDTH * of_rank * size
-        tokens, weights, bias = torch.randn(length, width), torch.randn(4, width, width), torch.randn(width)
+        tokens = torch.randn(length, width)
+        weights = torch.randn(4, width, width)
+        bias = torch.randn(width)
         tokens, weights, bias = (each.double() for each in (tokens, weights, bias))
         query, key, value = (
-            F.linear(tokens, weight).unflatten(-1, (-1, HEAD_WIDTH)).transpose(0, 1) for weight in weights[:3]
+            F.linear(tokens, weight).unflatten(-1, (-1, HEAD_WIDTH)).transpose(0, 1)
+            for weight in weights[:3]
         )
-        mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True).transpose(0, 1).flatten(1)
+        mixed = (
+            F.scaled_dot_product_attention(query, key, value, is_causal=True)
+            .transpose(0, 1)
+            .flatten(1)
+        )
         parts = [*weights[:3].chunk(size, 1)[rank].clone(), weights[3].chunk(size, 1)[rank].clone()]
         about = f"{count(length, 'token')}, {count(of_rank, 'head')} on each rank"
         due = F.linear(mixed, weights[3], bias)
@@ -67,9 +88,14 @@ def heads(rank: int, size: int, seed: int) -> Cases:
 
 def vocabulary_loss(rank: int, size: int, seed: int) -> Cases:
     """The mean cross entropy of whole logits is the oracle. Few numbers of a token may be sent."""
-    for about, tokens, scale in (("1 token", 1, 1.0), ("7 tokens", 7, 3.0), ("logits up to 1,000", 5, 400.0)):
+    for about, tokens, scale in (
+        ("1 token", 1, 1.0),
+        ("7 tokens", 7, 3.0),
+        ("logits up to 1,000", 5, 400.0),
+    ):
         torch.manual_seed(seed)
-        logits, targets = scale * torch.randn(tokens, 6 * size).double(), torch.randint(6 * size, (tokens,))
+        logits = scale * torch.randn(tokens, 6 * size).double()
+        targets = torch.randint(6 * size, (tokens,))
         part = logits.chunk(size, 1)[rank].clone()
         due = F.cross_entropy(logits, targets)
         yield Case(about, (part, targets), due, is_coded=False, most_moved=2 * 4 * tokens)

@@ -19,7 +19,10 @@ OUT, EACH = 2, 3
 def own_share(rank: int, size: int, seed: int) -> Cases:
     """The optimizer's step between the halves of an all-reduce: each rank for its shard."""
     for elements in (2 * size, 2 * size - 1):
-        [gradient], [mean] = give_gradients(rank, size, [(elements,)]), average_gradients(size, [(elements,)])
+        [gradient], [mean] = (
+            give_gradients(rank, size, [(elements,)]),
+            average_gradients(size, [(elements,)]),
+        )
         each = -(-elements // size)
         start = torch.arange(elements) % 7 + 2.0  # a step from zeros would show
         parameters, stepped = start.clone(), list[int]()
@@ -44,7 +47,9 @@ def reduce_hook(rank: int, size: int, seed: int) -> Cases:
     """Gradients that are reduced to their owners in backward, and freed elsewhere."""
     model = nn.ParameterList([nn.Parameter(torch.zeros(shape)) for shape in EQUAL])
     held: list[int] = []
-    model[0].register_hook(lambda gradient: held.append(sum(param.grad is not None for param in [*model][1:])))
+    model[0].register_hook(
+        lambda gradient: held.append(sum(param.grad is not None for param in [*model][1:]))
+    )
     for about, unused in (("all used", None), ("odd ranks do not use parameter 2", 2)):
         held.clear()
         loss = torch.zeros(())
@@ -60,12 +65,20 @@ def reduce_hook(rank: int, size: int, seed: int) -> Cases:
             (model, loss),
             held=lambda unused=unused: {
                 "grad": gradients(model),
-                "gradients of 1 to 3 held when that of 0 is computed": [*held] if unused is None else [],
-                "hooks": "left" if any(param._post_accumulate_grad_hooks for param in model) else "removed",
+                "gradients of 1 to 3 held when that of 0 is computed": [*held]
+                if unused is None
+                else [],
+                "hooks": "left"
+                if any(param._post_accumulate_grad_hooks for param in model)
+                else "removed",
             },
             expected={
-                "grad": [mean if number % size == rank else None for number, mean in enumerate(means)],
-                "gradients of 1 to 3 held when that of 0 is computed": [owned] if unused is None else [],
+                "grad": [
+                    mean if number % size == rank else None for number, mean in enumerate(means)
+                ],
+                "gradients of 1 to 3 held when that of 0 is computed": [owned]
+                if unused is None
+                else [],
                 "hooks": "removed",
             },
             most_moved=max(others, 4 * len(EQUAL) * (size - 1) / size),
@@ -74,12 +87,16 @@ def reduce_hook(rank: int, size: int, seed: int) -> Cases:
 
 def gather_free(rank: int, size: int, seed: int) -> Cases:
     """A layer whose weight is gathered for forward and for backward, and freed after both."""
-    whole = torch.cat([coded(other, OUT * EACH, torch.float32) for other in range(size)]).view(OUT, -1)
+    whole = torch.cat([coded(other, OUT * EACH, torch.float32) for other in range(size)]).view(
+        OUT, -1
+    )
     for about, scale in (("weights of 1 to 5", 1.0), ("twice these", 2.0)):
         layer = nn.Linear(whole.shape[1], OUT, bias=False)
         shard = scale * whole.flatten().chunk(size)[rank]
 
-        def use(function: Callable[..., Any], layer: nn.Linear = layer, shard: torch.Tensor = shard) -> object:
+        def use(
+            function: Callable[..., Any], layer: nn.Linear = layer, shard: torch.Tensor = shard
+        ) -> object:
             storage = layer.weight.untyped_storage()
             function(torch.distributed.get_rank(), torch.distributed.get_world_size(), layer, shard)
             freed = [storage.nbytes()]

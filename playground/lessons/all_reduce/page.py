@@ -1,4 +1,5 @@
-"""The page of `allreduce`: what can be asked for, what was recorded, and how it is told. Does not import torch."""
+"""The page of `allreduce`: what can be asked for, what was recorded, and how it is told. Does not
+import torch."""
 
 from __future__ import annotations
 
@@ -31,8 +32,8 @@ Span = tuple[int, int] | None
 
 
 Message = Fields
-"""A message that is sent: `to`, the receiving rank, `values` and `where`, a `Span`; one that is received: `from`, the
-sending rank, and `where`."""
+"""A message that is sent: `to`, the receiving rank, `values` and `where`, a `Span`; one that is
+received: `from`, the sending rank, and `where`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,24 +65,32 @@ class Trace:
 
 
 def load_of(traces: Sequence[Trace]) -> Fields:
-    """The cost of an algorithm, from the recordings of all ranks: its steps, the messages and bytes sent by each rank,
-    the bytes that the busiest rank sends and receives, and those that all ranks send together."""
+    """The cost of an algorithm, from the recordings of all ranks: its steps, the messages and bytes
+    sent by each rank, the bytes that the busiest rank sends and receives, and those that all ranks
+    send together."""
     sent, messages = [trace.sent for trace in traces], [trace.messages for trace in traces]
     passed = list(sent)
     for message in (message for trace in traces for note in trace.notes for message in note.sends):
         passed[message["to"]] += ELEMENT * len(message["values"])
     steps = len(steps_of(traces))
-    return {"steps": steps, "messages": messages, "sent": sent, "busiest": max(passed), "in_all": sum(sent)}
+    return {
+        "steps": steps,
+        "messages": messages,
+        "sent": sent,
+        "busiest": max(passed),
+        "in_all": sum(sent),
+    }
 
 
 def steps_of(traces: Sequence[Trace]) -> list[dict[int, int]]:
     """For each step of the whole, which of its notes each rank was at: {rank: position}.
 
-    Ranks have no clock in common. But a rank's messages follow each other, and nothing arrives before it was sent: each
-    one's step is the earliest that obeys both.
-    Source: Lamport: Time, Clocks, and the Ordering of Events in a Distributed System (1978)
+    Ranks have no clock in common. But a rank's messages follow each other, and nothing arrives
+    before it was sent: each one's step is the earliest that obeys both. Source: Lamport: Time,
+    Clocks, and the Ordering of Events in a Distributed System (1978)
     """
-    left_at: dict[tuple[int, int], deque[int]] = defaultdict(deque)  # (from, to): steps, in the order of the messages
+    # (from, to): steps, in the order of the messages
+    left_at: dict[tuple[int, int], deque[int]] = defaultdict(deque)
     to_do = [deque(enumerate(trace.notes)) for trace in traces]
     clock, has_sent = [0] * len(traces), [False] * len(traces)
     steps: dict[int, dict[int, int]] = defaultdict(dict)
@@ -98,7 +107,8 @@ def steps_of(traces: Sequence[Trace]) -> list[dict[int, int]]:
             if all(lines):
                 step = max([clock[rank], *(line.popleft() for line in lines)])
                 steps[step][rank] = position
-                clock[rank], has_sent[rank] = step + 1, False
+                clock[rank] = step + 1
+                has_sent[rank] = False
                 notes.popleft()
     return [steps[step] for step in sorted(steps)]
 
@@ -107,18 +117,30 @@ def story(name: str, traces: Sequence[Trace]) -> Texts:
     """An algorithm step by step: what each rank sends to whom, and what it then holds."""
     holds = [trace.before for trace in traces]
     start = Table(RANK_COLUMN, Column("holds", wraps=True), rows=enumerate(map(str, holds)))
-    texts: Texts = [prose(heading(name), f": {summary_of(name)}"), prose("  ", heading("at the start"), ":"), start]
+    texts: Texts = [
+        prose(heading(name), f": {summary_of(name)}"),
+        prose("  ", heading("at the start"), ":"),
+        start,
+    ]
     for number, step in enumerate(steps_of(traces), 1):
         phases = {traces[rank].notes[position].phase for rank, position in step.items()} - {""}
         named = "".join(f", {phase}" for phase in sorted(phases))
-        texts += [prose("  ", heading(f"step {number}"), f"{named}:"), step_table(traces, step, holds)]
+        texts += [
+            prose("  ", heading(f"step {number}"), f"{named}:"),
+            step_table(traces, step, holds),
+        ]
     load = load_of(traces)
     sent = ", ".join(map(str, load["sent"]))
-    return [*texts, f"  bytes sent by each rank: {sent}; sent + received by one rank, at most: {load['busiest']}"]
+    return [
+        *texts,
+        f"  bytes sent by each rank: {sent}; sent + received by one rank, at most: "
+        f"{load['busiest']}",
+    ]
 
 
 def step_table(traces: Sequence[Trace], step: Mapping[int, int], holds: list[list[int]]) -> Table:
-    """One step: which ranks send what. `holds`, what each rank holds before it, becomes what it holds after it."""
+    """One step: which ranks send what. `holds`, what each rank holds before it, becomes what it
+    holds after it."""
     table = Table(RANK_COLUMN, Column("sends", wraps=True), Column("then holds", wraps=True))
     for rank, trace in enumerate(traces):
         if rank in step:
@@ -129,7 +151,8 @@ def step_table(traces: Sequence[Trace], step: Mapping[int, int], holds: list[lis
 
 
 def sends_text(note: Note) -> str:
-    """Values, and the ranks they are sent to: "all = [1, 1] to 1, 2", or for a part, "[2:3] = [110] to 1"."""
+    """Values, and the ranks they are sent to: "all = [1, 1] to 1, 2", or for a part, "[2:3] = [110]
+    to 1"."""
     receivers: dict[str, list[str]] = defaultdict(list)
     for message in note.sends:
         whole = message["where"] is None or len(message["values"]) == len(note.holds)
@@ -143,7 +166,14 @@ def cost_table(by_name: Mapping[str, Sequence[Trace]]) -> Table:
     of_bytes = ((name, "bytes") for name in ("sent", "sent +\nreceived", "sent by\nall ranks"))
     table = Table("algorithm", *numbers("steps", "messages", *of_bytes))
     for name, load in zip(by_name, map(load_of, by_name.values()), strict=True):
-        table.add(name, load["steps"], max(load["messages"]), max(load["sent"]), load["busiest"], load["in_all"])
+        table.add(
+            name,
+            load["steps"],
+            max(load["messages"]),
+            max(load["sent"]),
+            load["busiest"],
+            load["in_all"],
+        )
     return table
 
 
@@ -157,14 +187,19 @@ def cost_table(by_name: Mapping[str, Sequence[Trace]]) -> Table:
         help=f"Show only this algorithm, step by step; may be repeated: {', '.join(TRACEABLE)}.",
     ),
     click.option(
-        "--elements", type=click.IntRange(1, MAX_ELEMENTS), show_default="the world size", help="Number of elements."
+        "--elements",
+        type=click.IntRange(1, MAX_ELEMENTS),
+        show_default="the world size",
+        help="Number of elements.",
     ),
 )
 def command(session: Session, algorithms: tuple[str, ...], elements: int | None) -> None:
     names = tuple(name for name in TRACEABLE if name in (algorithms or TRACEABLE))
     elements = elements or session.world.size
     if elements > MAX_ELEMENTS:
-        raise UsageError(f"{elements} ranks with an element each are more than can be read: choose --elements")
+        raise UsageError(
+            f"{elements} ranks with an element each are more than can be read: choose --elements"
+        )
     session.world.warm_up(RUN)
     session.say(f"{LESSON.name}: {session.world}, {elements} elements of {ELEMENT} bytes")
     by_rank: list[list[Trace]] = session.launch(RUN, names, elements)
@@ -172,9 +207,16 @@ def command(session: Session, algorithms: tuple[str, ...], elements: int | None)
     for name, traces in by_name.items():
         if name in (algorithms or STORY):
             session.say("", *story(name, traces))
-    about = ": what each algorithm costs; messages, sent, sent + received: of the rank that has the most"
-    session.say("", prose(heading("cost"), about), cost_table(by_name), "", f"Shown: {LESSON.shown}.")
-    session.print_document(by_name, cost={name: load_of(traces) for name, traces in by_name.items()})
+    about = (
+        ": what each algorithm costs; messages, sent, sent + received: of the rank that has "
+        "the most"
+    )
+    session.say(
+        "", prose(heading("cost"), about), cost_table(by_name), "", f"Shown: {LESSON.shown}."
+    )
+    session.print_document(
+        by_name, cost={name: load_of(traces) for name, traces in by_name.items()}
+    )
 
 
 def summary_of(name: str) -> str:

@@ -1,4 +1,5 @@
-"""Run an algorithm on a small tensor, and record every message when it is started, and what the rank then holds."""
+"""Run an algorithm on a small tensor, and record every message when it is started, and what the
+rank then holds."""
 
 from __future__ import annotations
 
@@ -9,7 +10,14 @@ import torch
 
 from playground.algorithms import load_algorithm
 from playground.algorithms.all_reduce import current_phase
-from playground.algorithms.messages import Addressed, Group, Watcher, Works, executed_by, number_in_whole
+from playground.algorithms.messages import (
+    Addressed,
+    Group,
+    Watcher,
+    Works,
+    executed_by,
+    number_in_whole,
+)
 from playground.lessons.all_reduce.page import Note, Span, Trace
 from playground.runtime import device, report
 
@@ -32,7 +40,9 @@ def trace(rank: int, size: int, name: str = "ring", elements: int | None = None)
         call(tensor)
     parts = [len(message["values"]) for note in tracer.notes for message in note.sends]
     sent = sum(parts) * tensor.element_size()
-    return Trace(before=before, after=tensor.tolist(), messages=len(parts), sent=sent, notes=tracer.notes)
+    return Trace(
+        before=before, after=tensor.tolist(), messages=len(parts), sent=sent, notes=tracer.notes
+    )
 
 
 class Tracer(Watcher):
@@ -48,10 +58,18 @@ class Tracer(Watcher):
 
     def start(self, group: Group, send: Sequence[Addressed], receive: Sequence[Addressed]) -> Works:
         sends = [
-            {"to": to, "values": part.tolist(), "where": self.span(part)} for part, to in number_in_whole(group, send)
+            {"to": to, "values": part.tolist(), "where": self.span(part)}
+            for part, to in number_in_whole(group, send)
         ]
-        receives = [{"from": source, "where": self.span(part)} for part, source in number_in_whole(group, receive)]
-        self.notes.append(Note(phase=current_phase(group), holds=self.flat.tolist(), sends=sends, receives=receives))
+        receives = [
+            {"from": source, "where": self.span(part)}
+            for part, source in number_in_whole(group, receive)
+        ]
+        self.notes.append(
+            Note(
+                phase=current_phase(group), holds=self.flat.tolist(), sends=sends, receives=receives
+            )
+        )
         return self.inner.start(group, send, receive)
 
     def span(self, part: torch.Tensor) -> Span:

@@ -1,1 +1,2 @@
-"""BERT on sentence pairs: with DataParallel, with the loss in forward, and with DistributedDataParallel."""
+"""BERT on sentence pairs: with DataParallel, with the loss in forward, and with
+DistributedDataParallel."""

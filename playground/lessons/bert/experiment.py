@@ -1,4 +1,5 @@
-"""The board's training with what the command was asked for: weights, devices, data; and its test."""
+"""The board's training with what the command was asked for: weights, devices, data; and its
+test."""
 
 from __future__ import annotations
 
@@ -10,7 +11,9 @@ from itertools import islice
 from typing import Any
 
 import torch
-import torch._dynamo  # the optimizer imports it at its first step: here the fork server does, once for all ranks
+
+# the optimizer imports it at its first step: here the fork server does, once for all ranks
+import torch._dynamo
 import torch.distributed as dist
 from torch import nn
 
@@ -37,13 +40,19 @@ def train(rank: int, size: int, settings: BertSettings) -> Fields:
     model, losses, seconds = take_all_steps(rank, size, settings)
     right, tested = test(model.module, settings, rank, size)
     speed = settings.steps * settings.batch_size / seconds
-    found = {"losses": losses, "seconds": seconds, "samples_per_second": speed, "test_accuracy": right / tested}
+    found = {
+        "losses": losses,
+        "seconds": seconds,
+        "samples_per_second": speed,
+        "test_accuracy": right / tested,
+    }
     about = {"way": settings.way, "workers": settings.workers, "tested": tested}
     return {**about, **found, "replicas_max_difference": find_largest_difference(model)[0]}
 
 
 def take_all_steps(rank: int, size: int, settings: BertSettings) -> tuple[Any, list[float], float]:
-    """The trained model, the loss of all ranks together before each step, and the seconds that the steps took."""
+    """The trained model, the loss of all ranks together before each step, and the seconds that the
+    steps took."""
     model, loss_of = wrap_model(settings)
     torch.manual_seed(settings.seed + 1 + rank)  # from here on, other dropout masks on every rank
     synchronize()
@@ -55,7 +64,8 @@ def take_all_steps(rank: int, size: int, settings: BertSettings) -> tuple[Any, l
 
 
 def wrap_model(settings: BertSettings) -> tuple[Any, Any]:
-    """A model by the way that was asked for, and how to get its loss. (torch's DataParallel has no virtual devices.)"""
+    """A model by the way that was asked for, and how to get its loss. (torch's DataParallel has no
+    virtual devices.)"""
     torch.set_num_threads(settings.threads)
     wrap, loss_of = METHODS[settings.way]
     if settings.way != DDP:
@@ -64,14 +74,15 @@ def wrap_model(settings: BertSettings) -> tuple[Any, Any]:
 
 
 def same_losses(rank: int, size: int, settings: BertSettings) -> Fields:
-    """Are all ways one training? In float64 and without dropout, the losses of every step are those of one device: what
-    differs is rounding."""
+    """Are all ways one training? In float64 and without dropout, the losses of every step are those
+    of one device: what differs is rounding."""
     _, losses, _ = take_all_steps(rank, size, settings.exact)
     return {"way": settings.way, "workers": settings.workers, "losses": losses}
 
 
 def build_model(settings: BertSettings) -> nn.Module:
-    """A model with the weights that were asked for, in training mode: with dropout, if its sizes have any."""
+    """A model with the weights that were asked for, in training mode: with dropout, if its sizes
+    have any."""
     torch.manual_seed(settings.seed)
     model = Model(BertConfig(**asdict(settings.config)))
     if settings.weights != SCRATCH:
@@ -96,7 +107,8 @@ def batches(settings: BertSettings, rank: int, size: int) -> Iterator[PairBatch]
 
 
 def test(model: nn.Module, settings: BertSettings, rank: int, size: int) -> tuple[int, int]:
-    """How many of the test pairs the model gets right, and how many there are. Each falls to exactly one rank."""
+    """How many of the test pairs the model gets right, and how many there are. Each falls to
+    exactly one rank."""
     data = Pairs(settings.folder, "test")
     right = torch.zeros((), dtype=torch.int64, device=device())
     with torch.no_grad():

@@ -1,7 +1,7 @@
 """Sentence pairs from a small grammar, which stand in for MultiNLI where it cannot be had.
 
-A sentence says who does what, and perhaps how, where and when: "the small poodle waits in the city at night". A
-premise is its hypothesis with a few of these changed, and that decides the label:
+A sentence says who does what, and perhaps how, where and when: "the small poodle waits in the city
+at night". A premise is its hypothesis with a few of these changed, and that decides the label:
 
 | what the premise says          | for example                     | label         |
 |--------------------------------|---------------------------------|---------------|
@@ -9,11 +9,12 @@ premise is its hypothesis with a few of these changed, and that decides the labe
 | the same, but leaves some open | animal for dog; not when        | neutral       |
 | something else                 | cat for dog; large for small    | contradiction |
 
-The strongest change decides: contradiction before neutral before entailment. The hypothesis is drawn before the label,
-and each label is possible for every hypothesis: so the hypothesis alone says nothing about the label. The words of both
-sentences together do not decide it either: exchange the two sentences, and an entailment becomes neutral.
-Source of the task: Williams et al., MultiNLI, 2018, arXiv 1704.05426; of such relations: MacCartney and Manning,
-Natural Logic for Textual Inference, 2007
+The strongest change decides: contradiction before neutral before entailment. The hypothesis is
+drawn before the label, and each label is possible for every hypothesis: so the hypothesis alone
+says nothing about the label. The words of both sentences together do not decide it either: exchange
+the two sentences, and an entailment becomes neutral. Source of the task: Williams et al., MultiNLI,
+2018, arXiv 1704.05426; of such relations: MacCartney and Manning, Natural Logic for Textual
+Inference, 2007
 """
 
 from __future__ import annotations
@@ -28,9 +29,21 @@ ENTAILMENT, NEUTRAL, CONTRADICTION = range(3)
 """In the order in which MultiNLI numbers them."""
 
 KINDS = {
-    "animal": {"dog": ("poodle", "terrier"), "cat": ("siamese", "tabby"), "bird": ("sparrow", "eagle")},
-    "person": {"child": ("boy", "girl"), "worker": ("farmer", "baker"), "artist": ("renderer", "singer")},
-    "vehicle": {"car": ("taxi", "limousine"), "ship": ("ferry", "yacht"), "plane": ("jet", "glider")},
+    "animal": {
+        "dog": ("poodle", "terrier"),
+        "cat": ("siamese", "tabby"),
+        "bird": ("sparrow", "eagle"),
+    },
+    "person": {
+        "child": ("boy", "girl"),
+        "worker": ("farmer", "baker"),
+        "artist": ("renderer", "singer"),
+    },
+    "vehicle": {
+        "car": ("taxi", "limousine"),
+        "ship": ("ferry", "yacht"),
+        "plane": ("jet", "glider"),
+    },
 }
 """The nouns, from the general to the particular."""
 MANNERS = (("small", "large"), ("quiet", "loud"), ("clean", "dirty"), ("slow", "fast"))
@@ -72,7 +85,11 @@ class Sentence(NamedTuple):
         return " ".join(word for word in ("the", *self) if word)
 
 
-WORDS = tuple(dict.fromkeys(" ".join(("the", *chain(*MANNERS), *NOUNS, *chain(*VERBS), *PLACES, *TIMES)).split()))
+WORDS = tuple(
+    dict.fromkeys(
+        " ".join(("the", *chain(*MANNERS), *NOUNS, *chain(*VERBS), *PLACES, *TIMES)).split()
+    )
+)
 """Every word that a sentence can have."""
 
 
@@ -100,12 +117,14 @@ def draw_sentence(random: Random) -> Sentence:
 
 
 def draw_premise(hypothesis: Sentence, label: int, random: Random) -> Sentence:
-    """The hypothesis with one change that makes the label; now and then with another change besides, of the
-    same kind or weaker."""
+    """The hypothesis with one change that makes the label; now and then with another change
+    besides, of the same kind or weaker."""
     slot, word = random.choice(CHANGES[label](hypothesis))
     premise = hypothesis._replace(**{slot: word})
     if random.random() < WEAKER:
-        weaker = [change for change in CHANGES[random.randint(0, label)](hypothesis) if change[0] != slot]
+        weaker = [
+            change for change in CHANGES[random.randint(0, label)](hypothesis) if change[0] != slot
+        ]
         if weaker:
             slot, word = random.choice(weaker)
             premise = premise._replace(**{slot: word})
@@ -158,9 +177,14 @@ HELD_OUT = 8
 def generate_pairs(split: str) -> Iterator[tuple[str, str, int]]:
     """`COUNTS[split]` pairs: (premise, hypothesis, label), the same at every call.
 
-    Cut by the hypothesis, both splits keep what the grammar promises: it says nothing about the label. Were only the
-    pairs kept apart, the test split would be short of neutral ones, of which a hypothesis has the fewest.
+    Cut by the hypothesis, both splits keep what the grammar promises: it says nothing about the
+    label. Were only the pairs kept apart, the test split would be short of neutral ones, of which a
+    hypothesis has the fewest.
     """
     held_out = split == "test"
-    wanted = (pair for pair in generate(SEEDS[split]) if (zlib.crc32(pair[1].encode()) % HELD_OUT == 0) == held_out)
+    wanted = (
+        pair
+        for pair in generate(SEEDS[split])
+        if (zlib.crc32(pair[1].encode()) % HELD_OUT == 0) == held_out
+    )
     return islice(wanted, COUNTS[split])

@@ -18,7 +18,13 @@ from playground.lessons.bert.pairs import PairBatch, Pairs
 from playground.lessons.data_parallel.experiment import track_step
 from playground.lessons.data_parallel.machine import HOST
 from playground.lessons.data_parallel.memory import label_buckets, track_memory
-from playground.lessons.ladder.measure import TimedReplica, count_messages, new_rung, summarize, time_in_turn
+from playground.lessons.ladder.measure import (
+    TimedReplica,
+    count_messages,
+    new_rung,
+    summarize,
+    time_in_turn,
+)
 from playground.measurement import Fields
 from playground.measurement.interleave import interleave, slowest, timed
 from playground.runtime import device
@@ -52,20 +58,31 @@ def devices_of(settings: BertSettings) -> list[torch.device]:
 
 WARM_UP, STEPS = 3, 10
 """Steps, or rounds of them, that are not counted, and those that are."""
-AVERAGING = ("exposed", "alone", "hidden", "messages", "bytes", "early_bytes", "difference_to_ddp", "caveat")
+AVERAGING = (
+    "exposed",
+    "alone",
+    "hidden",
+    "messages",
+    "bytes",
+    "early_bytes",
+    "difference_to_ddp",
+    "caveat",
+)
 """Those of the ladder's figures that are about averaging."""
 
 
 def averaging(rank: int, size: int, settings: BertSettings) -> list[Fields]:
-    """The cost of averaging the gradients in a step: with the rung `settings.sync` of the ladder, and with DDP. Both
-    take the same steps with Adam, in turn."""
+    """The cost of averaging the gradients in a step: with the rung `settings.sync` of the ladder,
+    and with DDP. Both take the same steps with Adam, in turn."""
     torch.set_num_threads(settings.threads)
     start, batch = build_model(settings), next(batches(settings, rank, size))
     new_adam = partial(torch.optim.Adam, lr=settings.lr, fused=True)
     take_step = methodcaller("step", batch.inputs, batch.labels, settings.batch_size / size)
     messages, replicas = [], []
 
-    def mean_loss(logits: torch.Tensor, labels: torch.Tensor, samples_per_rank: float) -> torch.Tensor:
+    def mean_loss(
+        logits: torch.Tensor, labels: torch.Tensor, samples_per_rank: float
+    ) -> torch.Tensor:
         return mean_loss_part(logits.log_softmax(-1), labels, samples_per_rank)
 
     for name in (settings.sync, DDP):
@@ -81,21 +98,31 @@ def averaging(rank: int, size: int, settings: BertSettings) -> list[Fields]:
 
 
 def speed(rank: int, size: int, settings: BertSettings) -> Fields:
-    """Samples per second, where more workers share the same batches. One worker is one device, which waits for none.
+    """Samples per second, where more workers share the same batches. One worker is one device,
+    which waits for none.
 
-    A step's time is that of the slowest rank, from fetching the batch to the optimizer's end; the median of several.
+    A step's time is that of the slowest rank, from fetching the batch to the optimizer's end; the
+    median of several.
     """
-    [seconds] = interleave([timed(BertRun(rank, size, settings))], range(WARM_UP + STEPS), Random(0))
+    [seconds] = interleave(
+        [timed(BertRun(rank, size, settings))], range(WARM_UP + STEPS), Random(0)
+    )
     per_step = median(slowest(seconds[WARM_UP:]))
     rate = settings.batch_size / per_step
-    return {"way": settings.way, "workers": settings.workers, "seconds": per_step, "samples_per_second": rate}
+    return {
+        "way": settings.way,
+        "workers": settings.workers,
+        "seconds": per_step,
+        "samples_per_second": rate,
+    }
 
 
 def memory(rank: int, size: int, settings: BertSettings) -> list[Fields]:
-    """Each device's memory at its peak. DataParallel's first device alone has all of the gradients and Adam's state;
-    with DDP every device has them, and none more than the others.
+    """Each device's memory at its peak. DataParallel's first device alone has all of the gradients
+    and Adam's state; with DDP every device has them, and none more than the others.
 
-    All pairs are as long as any may be, `max_length` tokens: what is held depends on the size of the batch alone.
+    All pairs are as long as any may be, `max_length` tokens: what is held depends on the size of
+    the batch alone.
     """
     devices = devices_of(settings)
     default = devices[0] if settings.way == DDP else HOST  # where a rank makes what has no operands
@@ -110,7 +137,10 @@ def memory(rank: int, size: int, settings: BertSettings) -> list[Fields]:
     step.optimizer.zero_grad()
     loss = partial(step.loss, batch)
     account = track_step(step.model, step.optimizer, loss, devices, *batch, default=default)
-    return [{"device": str(each), "peak": account.peak[each], "held": account.at_peak[each]} for each in devices]
+    return [
+        {"device": str(each), "peak": account.peak[each], "held": account.at_peak[each]}
+        for each in devices
+    ]
 
 
 def pad_pairs(settings: BertSettings, samples: int) -> PairBatch:

@@ -1,5 +1,5 @@
-"""The command `bert`: its settings, the parts of the lesson, what each runs, on how many workers, and its text. Does
-not import torch."""
+"""The command `bert`: its settings, the parts of the lesson, what each runs, on how many workers,
+and its text. Does not import torch."""
 
 from __future__ import annotations
 
@@ -65,7 +65,8 @@ class BertSettings:
     max_length: int = flag(MAX_LENGTH, "Tokens that a pair is cut to.", least=5)
     sync: str = flag(
         SPARSE,
-        f"Rung of the ladder that averaging measures beside ddp: {SPARSE}, {', '.join(GRAD_SYNCS)}.",
+        f"Rung of the ladder that averaging measures beside ddp: {SPARSE}, "
+        f"{', '.join(GRAD_SYNCS)}.",
         choices=(SPARSE, *GRAD_SYNCS),
         metavar="NAME",
     )
@@ -82,11 +83,14 @@ class BertSettings:
             why = "DistributedSampler gives all ranks equally many samples"
             raise UsageError(f"{asked}: {why}, so choose a multiple of {self.workers}")
         if self.max_length > (most := self.config.max_length):
-            raise UsageError(f"--max-length {self.max_length}: the model has {most} positions, choose no more")
+            raise UsageError(
+                f"--max-length {self.max_length}: the model has {most} positions, choose no more"
+            )
 
     @property
     def bucket_cap(self) -> int:
-        """Bytes of a bucket of gradients: DistributedDataParallel's default, or a quarter of the gradients if less."""
+        """Bytes of a bucket of gradients: DistributedDataParallel's default, or a quarter of the
+        gradients if less."""
         return min(BUCKET_CAP, self.config.parameters)
 
     @property
@@ -99,28 +103,36 @@ class BertSettings:
         return self.workers if self.way == DDP else 1
 
     def on(self, way: str, workers: int | None = None) -> BertSettings:
-        """The same training by another way, on as many workers or on others. Where one process can drive fewer, on as
-        many of those as share a batch equally."""
+        """The same training by another way, on as many workers or on others. Where one process can
+        drive fewer, on as many of those as share a batch equally."""
         most = min(workers or self.workers, self.most_workers(way))
-        return replace(self, way=way, workers=next(each for each in range(most, 0, -1) if self.batch_size % each == 0))
+        return replace(
+            self,
+            way=way,
+            workers=next(each for each in range(most, 0, -1) if self.batch_size % each == 0),
+        )
 
     def most_workers(self, way: str) -> int:
-        """The largest number of workers: any number of virtual devices, as many ranks on GPUs as were asked for, and as
-        many GPUs of one process as there are."""
+        """The largest number of workers: any number of virtual devices, as many ranks on GPUs as
+        were asked for, and as many GPUs of one process as there are."""
         if not self.device_count:
             return self.batch_size
         return self.workers if way == DDP else min(self.workers, self.device_count)
 
     @property
     def exact(self) -> BertSettings:
-        """Few steps of the same training, in float64 and without dropout: what then differs is rounding."""
+        """Few steps of the same training, in float64 and without dropout: what then differs is
+        rounding."""
         config = replace(self.config, dropout=0.0)
         return replace(self, double=True, config=config, steps=EXACT_STEPS)
 
     def check_samples(self, samples: int) -> None:
         """Raise `UsageError` if `samples` to train on are less than one whole batch."""
         if self.batch_size > samples:
-            raise UsageError(f"--batch-size {self.batch_size}: there are {samples} pairs to train on, choose no more")
+            raise UsageError(
+                f"--batch-size {self.batch_size}: there are {samples} pairs to train on, choose no "
+                "more"
+            )
 
     def on_all_ranks(self) -> dict[str, object]:
         """Settings that must be the same on every rank."""
@@ -132,9 +144,9 @@ EXACT = 1e-12
 
 
 def compare_losses(alone: Fields, others: Sequence[Fields]) -> list[Fields]:
-    """How far each training is from `alone`: the largest difference of any loss, and the first and the last. Raises
-    `PlaygroundError` if it is by more than rounding, or if a loss is no finite number, which nothing can be compared
-    with."""
+    """How far each training is from `alone`: the largest difference of any loss, and the first and
+    the last. Raises `PlaygroundError` if it is by more than rounding, or if a loss is no finite
+    number, which nothing can be compared with."""
     result = []
     for other in others:
         way, workers, losses = other["way"], other["workers"], other["losses"]
@@ -143,7 +155,9 @@ def compare_losses(alone: Fields, others: Sequence[Fields]) -> list[Fields]:
         difference = max(abs(one - two) for one, two in zip(alone["losses"], losses, strict=True))
         if not difference <= EXACT:
             far = f"its losses are up to {difference:.2g} from those of one device"
-            raise PlaygroundError(f"{way} on {workers} workers: {far}, where rounding makes less than {EXACT:g}")
+            raise PlaygroundError(
+                f"{way} on {workers} workers: {far}, where rounding makes less than {EXACT:g}"
+            )
         ends = {"first": losses[0], "last": losses[-1], "difference": difference}
         result.append({"way": way, "workers": workers, "steps": len(losses), **ends})
     return result
@@ -152,11 +166,13 @@ def compare_losses(alone: Fields, others: Sequence[Fields]) -> list[Fields]:
 WAY = {"way": Column("way")}
 TRAINING = WAY | figures(
     ("workers",), ("first", "first\nloss", "", ".4f"), ("last", "last\nloss", "", ".4f"),
-    ("test_accuracy", "test\naccuracy", "%", ".2f", 100), ("samples_per_second", "speed", "samples/s", ",.0f"),
+    ("test_accuracy", "test\naccuracy", "%", ".2f", 100), ("samples_per_second", "speed",
+    "samples/s", ",.0f"),
     ("seconds", "time", "s", ".1f"),
 )  # fmt: skip
 SAME_LOSSES_COLUMNS = WAY | figures(
-    ("workers",), ("steps",), ("first", "first\nloss", "", ".9f"), ("last", "last\nloss", "", ".9f"),
+    ("workers",), ("steps",), ("first", "first\nloss", "", ".9f"), ("last", "last\nloss", "",
+    ".9f"),
     ("difference", "largest difference\nto one device", "", ".1e"),
 )  # fmt: skip
 AVERAGING_COLUMNS = {"way": Column("gradients by")} | figures(
@@ -171,7 +187,9 @@ def speed_texts(speeds: Sequence[Fields], settings: BertSettings) -> Texts:
     rates = {(speed["way"], speed["workers"]): speed["samples_per_second"] for speed in speeds}
     counts = sorted({count for _, count in rates})
     rates_by = [(f"{count} worker{'s' * (count > 1)}", "samples/s", ",.0f") for count in counts]
-    table = Table("way", *numbers(*rates_by, *((f"{count} to 1", "", ".2f") for count in counts[1:])))
+    table = Table(
+        "way", *numbers(*rates_by, *((f"{count} to 1", "", ".2f") for count in counts[1:]))
+    )
     for way in dict.fromkeys(way for way, _ in rates):
         of_way = [rates.get((way, count)) for count in counts]
         table.add(way, *of_way, *(rate and rate / rates[way, counts[0]] for rate in of_way[1:]))
@@ -187,8 +205,10 @@ def memory_texts(ways: Mapping[str, Sequence[Fields]], settings: BertSettings) -
     ]
     labels = list(dict.fromkeys(label for _, held in rows for label in held))
     about = (
-        f"  A batch of {settings.batch_size} pairs, padded to {settings.max_length} tokens. Gradients are those of "
-        f"parameters and, on the way back through the layers, of activations; optimizer state: Adam's two moments."
+        f"  A batch of {settings.batch_size} pairs, padded to {settings.max_length} tokens. "
+        "Gradients are those of "
+        "parameters and, on the way back through the layers, of activations; optimizer state: "
+        "Adam's two moments."
     )
     return [about, *bars(rows, labels, width=30)]
 
@@ -196,12 +216,18 @@ def memory_texts(ways: Mapping[str, Sequence[Fields]], settings: BertSettings) -
 def averaging_texts(found: Sequence[Fields], settings: BertSettings) -> Texts:
     """A row per way to average."""
     rows = (
-        {**each, "early": each["early_bytes"] / max(1, each["bytes"]), "difference": each["difference_to_ddp"] or "0"}
+        {
+            **each,
+            "early": each["early_bytes"] / max(1, each["bytes"]),
+            "difference": each["difference_to_ddp"] or "0",
+        }
         for each in found
     )
     about = (
-        f"  Per step and rank, in buckets of {format_bytes(settings.bucket_cap)}. early: the share that leaves before "
-        f"the last gradient is ready, as nothing else can be hidden; exposed: from the last gradient to the last "
+        f"  Per step and rank, in buckets of {format_bytes(settings.bucket_cap)}. early: the share "
+        "that leaves before "
+        "the last gradient is ready, as nothing else can be hidden; exposed: from the last "
+        "gradient to the last "
         f"average; alone: the same averaging without a backward."
     )
     caveats = [f"  {each['way']}: {each['caveat']}." for each in found if each["caveat"]]
@@ -210,7 +236,9 @@ def averaging_texts(found: Sequence[Fields], settings: BertSettings) -> Texts:
 
 LESSON = LESSONS["bert"]
 TRAIN, SAME_LOSSES = (LESSON.remote(name, "experiment") for name in ("train", "same_losses"))
-SPEED, MEMORY, AVERAGING = (LESSON.remote(name, "measure") for name in ("speed", "memory", "averaging"))
+SPEED, MEMORY, AVERAGING = (
+    LESSON.remote(name, "measure") for name in ("speed", "memory", "averaging")
+)
 WORKERS = (1, 2, 4)
 """Numbers of workers on which the speed is measured."""
 
@@ -218,12 +246,15 @@ WORKERS = (1, 2, 4)
 def run(session: Session, code: Remote, settings: BertSettings) -> Any:
     session.bar.show(f"{code.name.replace('_', ' ')}: {settings.way}, {settings.workers} workers")
     config, around = session.world.config, session.world.around
-    world = CommandWorld(settings.ranks, around=around, backend=config.backend, timeout=config.timeout)
+    world = CommandWorld(
+        settings.ranks, around=around, backend=config.backend, timeout=config.timeout
+    )
     return world.run(RUN_TRAINING, code, settings, on_report=session.bar)
 
 
 def train(session: Session, settings: BertSettings, ways: Sequence[str]) -> list[Fields]:
-    """Train by each way. What has diverged has learnt nothing, so its accuracy, that of a guess, is left out."""
+    """Train by each way. What has diverged has learnt nothing, so its accuracy, that of a guess, is
+    left out."""
     found = [run(session, TRAIN, settings.on(way))[0] for way in ways]
     for each in found:
         if not all(map(math.isfinite, each["losses"])):
@@ -233,34 +264,51 @@ def train(session: Session, settings: BertSettings, ways: Sequence[str]) -> list
 
 
 def training_texts(trainings: Sequence[Fields], settings: BertSettings) -> Texts:
-    ends = ({"first": each["losses"][0], "last": fmean(each["losses"][-LOSSES_TO_COMPARE:])} for each in trainings)
+    ends = (
+        {"first": each["losses"][0], "last": fmean(each["losses"][-LOSSES_TO_COMPARE:])}
+        for each in trainings
+    )
     return [tabulate((each | end for each, end in zip(trainings, ends, strict=True)), TRAINING)]
 
 
 def same_losses(session: Session, settings: BertSettings, ways: Sequence[str]) -> list[Fields]:
     """Compare the losses of each way with those of one device."""
     alone, *others = (settings.on("data-parallel", 1), *(settings.on(way) for way in ways))
-    return compare_losses(run(session, SAME_LOSSES, alone)[0], [run(session, SAME_LOSSES, each)[0] for each in others])
+    return compare_losses(
+        run(session, SAME_LOSSES, alone)[0], [run(session, SAME_LOSSES, each)[0] for each in others]
+    )
 
 
 def speeds(session: Session, settings: BertSettings, ways: Sequence[str]) -> list[Fields]:
     """Measure each way on 1, 2 and 4 workers, or as many of these as there are GPUs."""
     counts = [count for count in WORKERS if settings.batch_size % count == 0]
-    pairs = [(way, count) for way in ways for count in counts if count <= settings.most_workers(way)]
+    pairs = [
+        (way, count) for way in ways for count in counts if count <= settings.most_workers(way)
+    ]
     return [run(session, SPEED, settings.on(*pair))[0] for pair in pairs]
 
 
-def memory(session: Session, settings: BertSettings, ways: Sequence[str]) -> dict[str, list[Fields]]:
+def memory(
+    session: Session, settings: BertSettings, ways: Sequence[str]
+) -> dict[str, list[Fields]]:
     """By way, the memory of each device: of all devices of one process, or of that of each rank."""
     return {way: list(chain(*run(session, MEMORY, settings.on(way)))) for way in ways}
 
 
 PARTS: dict[str, tuple[Remote, Callable[..., Any], Callable[..., Texts]]] = {
     "train": (TRAIN, train, training_texts),
-    "same-losses": (SAME_LOSSES, same_losses, lambda compared, _: [tabulate(compared, SAME_LOSSES_COLUMNS)]),
+    "same-losses": (
+        SAME_LOSSES,
+        same_losses,
+        lambda compared, _: [tabulate(compared, SAME_LOSSES_COLUMNS)],
+    ),
     "speed": (SPEED, speeds, speed_texts),
     "memory": (MEMORY, memory, memory_texts),
-    "averaging": (AVERAGING, lambda session, asked, _: run(session, AVERAGING, asked.on(DDP))[0], averaging_texts),
+    "averaging": (
+        AVERAGING,
+        lambda session, asked, _: run(session, AVERAGING, asked.on(DDP))[0],
+        averaging_texts,
+    ),
 }
 """By the names that --only takes: what ranks run, what runs it, and what shows the results."""
 ENCODER = ("transformers.models.bert.modeling_bert",)
@@ -275,20 +323,30 @@ class BertOptions:
     """The options of `bert` beside its settings."""
 
     way: str = flag(ALL, "How to train.", choices=(*WAYS, ALL))
-    only: tuple[str, ...] = flag((), "Run only this part; may be repeated.", choices=PARTS, click={"multiple": True})
+    only: tuple[str, ...] = flag(
+        (), "Run only this part; may be repeated.", choices=PARTS, click={"multiple": True}
+    )
     weights: str = flag(
         SCRATCH,
-        f"Pretrained weights, through transformers: a model on the hub, such as {BASE}, or a folder.",
+        f"Pretrained weights, through transformers: a model on the hub, such as {BASE}, or a "
+        "folder.",
         metavar=f"{SCRATCH}|NAME|DIR",
     )
     dataset: str = flag(
         DATASETS[0],
-        "generated: sentence pairs from a small grammar; multinli: MultiNLI from the hub, through datasets.",
+        "generated: sentence pairs from a small grammar; multinli: MultiNLI from the hub, through "
+        "datasets.",
         choices=DATASETS,
     )
-    data_dir: Path | None = like(DataOptions, "data_dir", help="Directory where tokenised pairs are put.")
+    data_dir: Path | None = like(
+        DataOptions, "data_dir", help="Directory where tokenised pairs are put."
+    )
     dropout: float | None = flag(
-        None, "Probability that dropout zeroes a feature.", least=0, below=1, click={"show_default": DROPOUT}
+        None,
+        "Probability that dropout zeroes a feature.",
+        least=0,
+        below=1,
+        click={"show_default": DROPOUT},
     )
 
     @property
@@ -297,22 +355,29 @@ class BertOptions:
 
 
 @LESSON.run_by(
-    pack_options("asked", BertOptions), flags(BertSettings, "steps", "batch_size", "lr", "max_length", "sync")
+    pack_options("asked", BertOptions),
+    flags(BertSettings, "steps", "batch_size", "lr", "max_length", "sync"),
 )
 def command(session: Session, asked: BertOptions, **chosen: Any) -> None:
     world = session.world
     if world.rank_env:
-        raise UsageError(f"{LESSON.name} starts worlds of its own: run it without torchrun, RANK and WORLD_SIZE")
+        raise UsageError(
+            f"{LESSON.name} starts worlds of its own: run it without torchrun, RANK and WORLD_SIZE"
+        )
     without = "" if DDP in asked.ways else AVERAGING.name
     if without in asked.only:
-        raise UsageError(f"--only {without} is about ranks that average gradients: leave out --way {asked.way}")
+        raise UsageError(
+            f"--only {without} is about ranks that average gradients: leave out --way {asked.way}"
+        )
     world.warm_up(RUN_TRAINING, TRAIN, SPEED, *(ENCODER if asked.weights != SCRATCH else ()))
     config: BertSizes | None = None
     tokenizer: Tokenizer | None = None
     if asked.weights != SCRATCH:
         session.bar.announce(f"loading {asked.weights} and its tokenizer")
         config, tokenizer = load_pretrained(asked.weights)
-    pairs = prepare_pairs(asked.dataset, asked.data_dir, tokenizer, session.bar.announce, chosen["max_length"])
+    pairs = prepare_pairs(
+        asked.dataset, asked.data_dir, tokenizer, session.bar.announce, chosen["max_length"]
+    )
     settings = make_settings(asked, config, pairs, world, seed=session.run.seed, **chosen)
     settings.check_samples(pairs.train)
     session.say(*header(session, settings, pairs))
@@ -323,13 +388,21 @@ def command(session: Session, asked: BertOptions, **chosen: Any) -> None:
         about = prose(heading(code.name.replace("_", " ")), f": {code.summary}")
         session.say("", about, *texts(found[name], settings))
     session.say("", ending(session, found))
-    recipe = {"weights": settings.weights, "model": settings.config, "batch_size": settings.batch_size}
+    recipe = {
+        "weights": settings.weights,
+        "model": settings.config,
+        "batch_size": settings.batch_size,
+    }
     data = {"dataset": pairs.name, "train": pairs.train, "test": pairs.test}
     session.print_document({}, **recipe, **data, parts=found)
 
 
 def make_settings(
-    asked: BertOptions, pretrained: BertSizes | None, pairs: PairsSource, world: CommandWorld, **chosen: Any
+    asked: BertOptions,
+    pretrained: BertSizes | None,
+    pairs: PairsSource,
+    world: CommandWorld,
+    **chosen: Any,
 ) -> BertSettings:
     """The settings asked for, and the world's devices. Raises `UsageError`."""
     length = max(BertSizes.max_length, chosen["max_length"])
@@ -337,7 +410,8 @@ def make_settings(
     if asked.dropout is not None:
         config = replace(config, dropout=asked.dropout)
     return BertSettings(
-        folder=pairs.folder, config=config, weights=asked.weights, workers=world.size, device_type=world.device,
+        folder=pairs.folder, config=config, weights=asked.weights, workers=world.size,
+        device_type=world.device,
         device_count=get_backend(world.backend).count_devices(),
         threads=host.threads_per_rank(max(world.size, WORKERS_AT_LEAST)), **chosen,
     )  # fmt: skip
@@ -348,16 +422,20 @@ def header(session: Session, settings: BertSettings, pairs: PairsSource) -> list
     origin = "from scratch" if settings.weights == SCRATCH else f"pretrained: {settings.weights}"
     size = f"{config.parameters:,} parameters ({format_bytes(4 * config.parameters)})"
     return [
-        f"{LESSON.name}: {session.world.backend} on {session.world.device}, {count} worker{'s' * (count > 1)}: devices "
+        f"{LESSON.name}: {session.world.backend} on {session.world.device}, {count} "
+        f"worker{'s' * (count > 1)}: devices "
         f"of one process, or ranks with a device each",
         f"model: {config.layers} layers of width {config.width}, {size}, {origin}",
         f"data: {pairs}",
-        f"training: {settings.steps} steps of {settings.batch_size} pairs, Adam, learning rate {settings.lr:g}",
+        f"training: {settings.steps} steps of {settings.batch_size} pairs, Adam, learning rate "
+        f"{settings.lr:g}",
     ]
 
 
 def ending(session: Session, found: dict[str, Any]) -> Prose:
     """The last line. Raises `PlaygroundError` if the replicas of ddp are no longer one model."""
-    differences = [each["replicas_max_difference"] for each in found.get("train", ()) if each["way"] == DDP]
+    differences = [
+        each["replicas_max_difference"] for each in found.get("train", ()) if each["way"] == DDP
+    ]
     verdict = [part for each in differences for part in ("; ", good(replicas_verdict(each)))]
     return prose(f"Shown: {LESSON.conclude(session.world.size)}", *verdict, ".")

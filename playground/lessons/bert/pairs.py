@@ -1,4 +1,5 @@
-"""Sentence pairs for the ranks, in batches as BERT takes them. The arrays are mapped into memory, not read."""
+"""Sentence pairs for the ranks, in batches as BERT takes them. The arrays are mapped into memory,
+not read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Sentence pairs, tokenised once, as files that ranks map into memory: three flat arrays per split, and their sizes.
+"""Sentence pairs, tokenised once, as files that ranks map into memory: three flat arrays per split,
+and their sizes.
 
 | file               | holds                                                                                  |
 |--------------------|----------------------------------------------------------------------------------------|
@@ -7,9 +8,9 @@
 | SPLIT-labels.u8    | one per pair                                                                           |
 | sizes.json         | numbers of pairs, `train` and `test`, and of tokens, `vocabulary`; ids `pad` and `sep` |
 
-The arrays are in the byte order of the machine. Meant to be called before any rank starts, and safe if many processes
-call it at once. Pairs that were tokenised once are found again by the checksums of the data, the tokenizer and the
-code, and by their greatest length.
+The arrays are in the byte order of the machine. Meant to be called before any rank starts, and safe
+if many processes call it at once. Pairs that were tokenised once are found again by the checksums
+of the data, the tokenizer and the code, and by their greatest length.
 """
 
 from __future__ import annotations
@@ -32,7 +33,10 @@ from playground.training.prepare import PreparedData, Say, default_data_dir
 DATASETS = ("generated", "multinli")
 SPLITS = ("train", "test")
 SIZES = "sizes.json"
-FILES = (*(f"{split}-{name}" for split in SPLITS for name in ("tokens.i32", "offsets.i64", "labels.u8")), SIZES)
+FILES = (
+    *(f"{split}-{name}" for split in SPLITS for name in ("tokens.i32", "offsets.i64", "labels.u8")),
+    SIZES,
+)
 MAX_LENGTH = 32
 """Tokens that a pair may have, by default."""
 CHUNK = 1_000
@@ -54,18 +58,28 @@ def prepare_pairs(
     say: Say = lambda line: None,
     max_length: int = MAX_LENGTH,
 ) -> PairsSource:
-    """The pairs of `dataset`, tokenised, in `data_dir` (None: the default one). Without a `tokenizer`, ids stand for
-    the words of the grammar. A pair of more than `max_length` tokens loses the ends of its sentences, the longer one's
-    first. `say` is told what takes time. Raises `UsageError`."""
+    """The pairs of `dataset`, tokenised, in `data_dir` (None: the default one). Without a
+    `tokenizer`, ids stand for the words of the grammar. A pair of more than `max_length` tokens
+    loses the ends of its sentences, the longer one's first. `say` is told what takes time. Raises
+    `UsageError`."""
     if dataset == "multinli":
         if tokenizer is None:
-            raise UsageError(f"--dataset multinli needs a tokenizer: add --weights, as in --weights {pretrained.BASE}")
+            raise UsageError(
+                "--dataset multinli needs a tokenizer: add --weights, as in --weights "
+                f"{pretrained.BASE}"
+            )
         origin, checksum, read = pretrained.MULTINLI, pretrained.MULTINLI, pretrained.read_pairs
     else:
         origin, read = "from a small grammar", grammar.generate_pairs
         checksum = f"{grammar.COUNTS} {sha256(Path(grammar.__file__))}"
     tokenizer = tokenizer or new_word_tokenizer()
-    parts = [checksum, tokenizer.fingerprint, str(max_length), sys.byteorder, sha256(Path(__file__))]
+    parts = [
+        checksum,
+        tokenizer.fingerprint,
+        str(max_length),
+        sys.byteorder,
+        sha256(Path(__file__)),
+    ]
     name = f"{dataset}-{hashlib.sha256(' '.join(parts).encode()).hexdigest()[:16]}"
     folder = (data_dir or default_data_dir()) / "pairs" / name
     if not all((folder / file).exists() for file in FILES):
@@ -73,12 +87,17 @@ def prepare_pairs(
         tokenise(read, tokenizer, max_length, folder)
     sizes = read_sizes(folder)
     train, test, vocabulary = (sizes[name] for name in ("train", "test", "vocabulary"))
-    return PairsSource(name=dataset, why=origin, folder=folder, train=train, test=test, vocabulary=vocabulary)
+    return PairsSource(
+        name=dataset, why=origin, folder=folder, train=train, test=test, vocabulary=vocabulary
+    )
 
 
 def new_word_tokenizer() -> Tokenizer:
     """One whose tokens are the words of the grammar, and the special ones."""
-    ids = {token: number for number, token in enumerate(("[PAD]", "[UNK]", "[CLS]", "[SEP]", *grammar.WORDS))}
+    ids = {
+        token: number
+        for number, token in enumerate(("[PAD]", "[UNK]", "[CLS]", "[SEP]", *grammar.WORDS))
+    }
 
     def encode(premises: list[str], hypotheses: list[str], max_length: int) -> list[list[int]]:
         return [encode_pair(*pair, max_length) for pair in zip(premises, hypotheses, strict=True)]
@@ -93,27 +112,40 @@ def new_word_tokenizer() -> Tokenizer:
 
 
 def tokenise(
-    read: Callable[[str], Iterator[tuple[str, str, int]]], tokenizer: Tokenizer, max_length: int, folder: Path
+    read: Callable[[str], Iterator[tuple[str, str, int]]],
+    tokenizer: Tokenizer,
+    max_length: int,
+    folder: Path,
 ) -> None:
-    """Write the pairs that `read` gives for a split into `folder` as arrays, all of them or none."""
+    """Write the pairs that `read` gives for a split into `folder` as arrays, all of them or
+    none."""
     try:
         with replace_files(folder) as unfinished:
             sizes = {name: getattr(tokenizer, name) for name in ("vocabulary", "pad", "sep")}
             for split in SPLITS:
-                tokens, offsets, labels, coming = array("i"), array("q", [0]), array("B"), read(split)
+                tokens = array("i")
+                offsets = array("q", [0])
+                labels = array("B")
+                coming = read(split)
                 while chunk := list(islice(coming, CHUNK)):
                     premises, hypotheses, classes = map(list, zip(*chunk, strict=True))
                     labels.extend(classes)
                     for ids in tokenizer.encode(premises, hypotheses, max_length):
                         tokens.extend(ids)
                         offsets.append(len(tokens))
-                for name, content in (("tokens.i32", tokens), ("offsets.i64", offsets), ("labels.u8", labels)):
+                for name, content in (
+                    ("tokens.i32", tokens),
+                    ("offsets.i64", offsets),
+                    ("labels.u8", labels),
+                ):
                     with open(unfinished / f"{split}-{name}", "wb") as stream:
                         content.tofile(stream)
                 sizes[split] = len(labels)
             (unfinished / SIZES).write_text(json.dumps(sizes))
     except OSError as error:
-        raise NoData(f"pairs cannot be written to {folder} ({error.strerror}): choose another --data-dir") from None
+        raise NoData(
+            f"pairs cannot be written to {folder} ({error.strerror}): choose another --data-dir"
+        ) from None
 
 
 def read_sizes(folder: Path) -> dict[str, int]:

@@ -12,7 +12,8 @@ CLASSES = 3
 
 @dataclass(frozen=True, kw_only=True)
 class BertSizes:
-    """Raises `UsageError` for sizes that no encoder can have. The defaults are those of the small one from scratch."""
+    """Raises `UsageError` for sizes that no encoder can have. The defaults are those of the small
+    one from scratch."""
 
     vocabulary: int
     """Rows of the word embeddings."""
@@ -30,7 +31,10 @@ class BertSizes:
 
     def __post_init__(self) -> None:
         if self.width % self.heads:
-            raise UsageError(f"a BERT of width {self.width} with {self.heads} heads: the heads must divide the width")
+            raise UsageError(
+                f"a BERT of width {self.width} with {self.heads} heads: the heads must divide the "
+                "width"
+            )
 
     @property
     def parameters(self) -> int:

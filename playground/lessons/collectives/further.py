@@ -1,5 +1,5 @@
-"""Collectives beside the six: barriers, objects, and every reduce operation. What a backend cannot do is found out by
-trying it."""
+"""Collectives beside the six: barriers, objects, and every reduce operation. What a backend cannot
+do is found out by trying it."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ from playground.runtime.backends import refusal
 
 
 def barrier(rank: int, size: int) -> dict[str, object]:
-    """No rank continues before all have arrived. `arrived` is how many had when this rank was let through.
+    """No rank continues before all have arrived. `arrived` is how many had when this rank was let
+    through.
 
-    Each rank signs a book (a key of the store) before the barrier and reads it after, so a barrier that lets a rank
-    through early would show.
+    Each rank signs a book (a key of the store) before the barrier and reads it after, so a barrier
+    that lets a rank through early would show.
 
     | rank | before | arrived |
     |------|--------|---------|
@@ -36,7 +37,8 @@ def barrier(rank: int, size: int) -> dict[str, object]:
 
 
 def monitored_barrier(rank: int, size: int) -> dict[str, object]:
-    """A barrier that, after a timeout, names the ranks that did not come. For debugging; gloo has it.
+    """A barrier that, after a timeout, names the ranks that did not come. For debugging; gloo has
+    it.
 
     | rank | before | after    |
     |------|--------|----------|
@@ -50,7 +52,8 @@ def monitored_barrier(rank: int, size: int) -> dict[str, object]:
 
 
 def broadcast_object(rank: int, size: int) -> dict[str, object]:
-    """The object forms, of scatter and gather too, move what pickles; they are slow, and unpickle what a peer sends.
+    """The object forms, of scatter and gather too, move what pickles; they are slow, and unpickle
+    what a peer sends.
 
     | rank | before      | after       |
     |------|-------------|-------------|
@@ -96,16 +99,21 @@ REDUCTIONS: dict[str, tuple[torch.dtype, Callable[[Numbers], float]]] = {
 
 
 def reduce_operations(rank: int, size: int) -> dict[str, object]:
-    """Every reduce operation on 1, 2, 3, …: the value, or that the backend refuses it, or that what it gave is wrong.
+    """Every reduce operation on 1, 2, 3, …: the value, or that the backend refuses it, or that what
+    it gave is wrong.
 
-    The bitwise ones want integers. PREMUL_SUM multiplies by a factor (here 2) before it adds. A value is checked
-    against the definition: gloo's AVG is refused in some versions and has been wrong in others
-    (pytorch/pytorch#162338).
+    The bitwise ones want integers. PREMUL_SUM multiplies by a factor (here 2) before it adds. A
+    value is checked against the definition: gloo's AVG is refused in some versions and has been
+    wrong in others (pytorch/pytorch#162338).
     """
     outcomes: dict[str, object] = {}
     for name, (dtype, definition) in REDUCTIONS.items():
         tensor = torch.tensor(rank + 1, dtype=dtype, device=device())
-        op = dist._make_nccl_premul_sum(2.0) if name == "PREMUL_SUM" else getattr(dist.ReduceOp, name)
+        op = (
+            dist._make_nccl_premul_sum(2.0)
+            if name == "PREMUL_SUM"
+            else getattr(dist.ReduceOp, name)
+        )
         try:
             dist.all_reduce(tensor, op=op)
         except (RuntimeError, ValueError) as error:

@@ -1,5 +1,5 @@
-"""The lesson's run: both ways against one process, training with and without an exchange, and attention alone, by the
-length of the sequence."""
+"""The lesson's run: both ways against one process, training with and without an exchange, and
+attention alone, by the length of the sequence."""
 
 from __future__ import annotations
 
@@ -31,26 +31,41 @@ from playground.training.traffic import Traffic
 def run(rank: int, size: int, settings: ContextSettings) -> Fields:
     """On this rank: how many pairs it has computed, attention by length, and training by way."""
     require_same_on_all_ranks(vars(settings))
-    pairs = {order: sum(count for *_, count in rows) for order, rows in computed_pairs(rank, size, LENGTH).items()}
+    pairs = {
+        order: sum(count for *_, count in rows)
+        for order, rows in computed_pairs(rank, size, LENGTH).items()
+    }
     lengths = [measure(length, size) for length in settings.lengths]
-    return {"pairs": pairs, "lengths": lengths, "ways": {way: run_way(way, settings) for way in WAYS}}
+    return {
+        "pairs": pairs,
+        "lengths": lengths,
+        "ways": {way: run_way(way, settings) for way in WAYS},
+    }
 
 
 def run_way(way: str, settings: ContextSettings) -> Fields:
     model, step = new_training(way, settings)
-    found: Any = train(way, model, step, batches(settings.batch_size, settings.steps, settings.seed))
+    found: Any = train(
+        way, model, step, batches(settings.batch_size, settings.steps, settings.seed)
+    )
     if way != ALONE:
         alone = new_gpt(GPTConfig(), settings.seed).to(device(), torch.float64)
         exact = batches(settings.batch_size, EXACT_STEPS, settings.seed)
-        found |= compare(way, new_training(way, settings, torch.float64), (alone, backward_alone(alone)), exact)
+        found |= compare(
+            way, new_training(way, settings, torch.float64), (alone, backward_alone(alone)), exact
+        )
     return found
 
 
-def new_training(way: str, settings: ContextSettings, dtype: torch.dtype = torch.float32) -> tuple[nn.Module, Backward]:
+def new_training(
+    way: str, settings: ContextSettings, dtype: torch.dtype = torch.float32
+) -> tuple[nn.Module, Backward]:
     """A model for this rank's tokens, and what trains it."""
     model, zigzag = new_gpt(GPTConfig(), settings.seed).to(device(), dtype), way != "ulysses"
     shard_sequence(model, None, zigzag, ATTENTION[way])
-    return model, partial(lesson.backward, model, position_ids(LENGTH, dist.get_world_size(), dist.get_rank(), zigzag))
+    return model, partial(
+        lesson.backward, model, position_ids(LENGTH, dist.get_world_size(), dist.get_rank(), zigzag)
+    )
 
 
 def attend_alone(query: Tensor, key: Tensor, value: Tensor, **_: object) -> Tensor:
@@ -58,13 +73,18 @@ def attend_alone(query: Tensor, key: Tensor, value: Tensor, **_: object) -> Tens
     return F.scaled_dot_product_attention(query, key, value, is_causal=True)
 
 
-ATTENTION = {"ring": lesson.ring_attention, "ulysses": lesson.ulysses_attention, ALONE: attend_alone}
+ATTENTION = {
+    "ring": lesson.ring_attention,
+    "ulysses": lesson.ulysses_attention,
+    ALONE: attend_alone,
+}
 """That of each way."""
 
 
 def measure(length: int, size: int) -> Fields:
-    """Attention alone, forward and backward: bytes that the ring sends and keeps, those that one process keeps if it
-    stores the square, and the seconds of the ring, in both orders, and of Ulysses."""
+    """Attention alone, forward and backward: bytes that the ring sends and keeps, those that one
+    process keeps if it stores the square, and the seconds of the ring, in both orders, and of
+    Ulysses."""
     whole, own = (
         torch.randn(3, 1, HEADS, tokens, WIDTH // HEADS, device=device(), requires_grad=True)
         for tokens in (length, length // size)
@@ -73,13 +93,18 @@ def measure(length: int, size: int) -> Fields:
     def compute(attention: Any, **options: bool) -> None:
         attention(*own, **options).sum().backward()
 
-    traffic, kept, square = Traffic(), ActivationCounter(nn.Module()), ActivationCounter(nn.Module())
+    traffic = Traffic()
+    kept = ActivationCounter(nn.Module())
+    square = ActivationCounter(nn.Module())
     with observing(traffic), kept:
         compute(lesson.ring_attention)
     with square:
         visible = torch.ones(length, length, dtype=torch.bool).tril()
         (lesson.attention_scores(whole[0], whole[1], visible).softmax(-1) @ whole[2]).sum()
-    calls = {order: partial(compute, lesson.ring_attention, zigzag=zigzag) for order, zigzag in ORDERS.items()}
+    calls = {
+        order: partial(compute, lesson.ring_attention, zigzag=zigzag)
+        for order, zigzag in ORDERS.items()
+    }
     calls["ulysses"] = partial(compute, lesson.ulysses_attention)
     turns = interleave([*map(timed, calls.values())], range(ROUNDS), Random(length))
     counted = {"length": length, "square": square.peak, "kept": kept.peak, "sent": traffic.sent}
@@ -87,12 +112,15 @@ def measure(length: int, size: int) -> Fields:
 
 
 def computed_pairs(rank: int, size: int, length: int) -> dict[str, list[tuple[int, int, int]]]:
-    """By order, the rows of what this rank computes: a query's position, that of the first key, and how many keys."""
+    """By order, the rows of what this rank computes: a query's position, that of the first key, and
+    how many keys."""
     found = {order: list[tuple[int, int, int]]() for order in ORDERS}
     for order, zigzag in ORDERS.items():
         positions = [position_ids(length, size, each, zigzag) for each in range(size)]
         for source in range(size):
-            for rows, columns, visible in tiles(positions[rank], positions[source], zigzag, causal=True):
+            for rows, columns, visible in tiles(
+                positions[rank], positions[source], zigzag, causal=True
+            ):
                 keys = positions[source][columns]
                 for row, query in enumerate(positions[rank][rows].tolist()):
                     count = len(keys) if visible is None else int(visible[row].sum())

@@ -1,4 +1,5 @@
-"""The command `context`: its settings, the closed forms beside what is counted, and its text. Does not import torch."""
+"""The command `context`: its settings, the closed forms beside what is counted, and its text. Does
+not import torch."""
 
 from __future__ import annotations
 
@@ -42,21 +43,32 @@ class ContextSettings:
     def __post_init__(self) -> None:
         check_flags(self)
         if HEADS % self.size:
-            raise UsageError(f"{self.size} ranks for {HEADS} heads and {LENGTH} tokens: choose 1, 2, 3, 4, 6 or 12")
+            raise UsageError(
+                f"{self.size} ranks for {HEADS} heads and {LENGTH} tokens: choose 1, 2, 3, 4, 6 or "
+                "12"
+            )
 
 
 def ring_forms(hidden: float, size: int) -> Fields:
-    """Bytes that attention by a ring sends and keeps; `hidden` are those of all ranks' hidden tensor."""
-    return {"sent": (6 * size - 4) / size * hidden * (size > 1), "kept": (4 + HEADS / WIDTH) * hidden / size}
+    """Bytes that attention by a ring sends and keeps; `hidden` are those of all ranks' hidden
+    tensor."""
+    return {
+        "sent": (6 * size - 4) / size * hidden * (size > 1),
+        "kept": (4 + HEADS / WIDTH) * hidden / size,
+    }
 
 
 def closed_forms(way: str, settings: ContextSettings) -> Fields:
-    """Bytes that a rank sends in a step, gradients included, and keeps: of attention, norms, MLPs and the loss."""
+    """Bytes that a rank sends in a step, gradients included, and keeps: of attention, norms, MLPs
+    and the loss."""
     hidden, size = 4 * settings.batch_size * LENGTH * WIDTH, settings.size
     ring = ring_forms(hidden, size)
     sent = {"ring": ring["sent"], "ulysses": 8 * (size - 1) / size**2 * hidden, ALONE: 0.0}[way]
-    parameters = 4 * (2 * VOCABULARY * WIDTH + LENGTH * WIDTH + LAYERS * (12 * WIDTH**2 + 9 * WIDTH) + 2 * WIDTH)
-    others = LAYERS * (13 if way == "ulysses" else 12) + 2 + VOCABULARY / WIDTH  # there, attention's output is copied
+    parameters = 4 * (
+        2 * VOCABULARY * WIDTH + LENGTH * WIDTH + LAYERS * (12 * WIDTH**2 + 9 * WIDTH) + 2 * WIDTH
+    )
+    # there, attention's output is copied
+    others = LAYERS * (13 if way == "ulysses" else 12) + 2 + VOCABULARY / WIDTH
     return {
         "sent": LAYERS * sent + 2 * (size - 1) / size * parameters,
         "kept": LAYERS * ring["kept"] + others * hidden / size,
@@ -64,13 +76,15 @@ def closed_forms(way: str, settings: ContextSettings) -> Fields:
 
 
 PAIRS = {"order": Column("order")} | figures(
-    ("least", "least\non a rank"), ("most", "most\non a rank"), ("ratio", "most,\nover mean", "", ".2f"),
+    ("least", "least\non a rank"), ("most", "most\non a rank"), ("ratio", "most,\nover mean", "",
+    ".2f"),
     ("form", "closed\nform", "", ".2f"), ("idle", "idle\nshare", "%", ".0f", 100),
 )  # fmt: skip
 COSTS = figures(
     ("length", "tokens", "", ","), ("square", "square,\nkept", "MB", ",.1f", 1e-6),
     ("kept", "ring,\nkept", "MB", ".2f", 1e-6), ("sent", "ring,\nsent", "MB", ".2f", 1e-6),
-    *((name, name, "ms", ".1f", 1e3) for name in (*ORDERS, "ulysses")), ("ratio", "zigzag:\ncontiguous", "", ".2f"),
+    *((name, name, "ms", ".1f", 1e3) for name in (*ORDERS, "ulysses")), ("ratio",
+    "zigzag:\ncontiguous", "", ".2f"),
 )  # fmt: skip
 TRAINING = {"way": Column("way")} | figures(
     ("sent", "sent\na step", "MB", ".2f", 1e-6), ("kept", "kept", "MB", ".2f", 1e-6),
@@ -78,7 +92,8 @@ TRAINING = {"way": Column("way")} | figures(
 
 
 def pair_rows(ranks: Sequence[Fields], size: int) -> list[Fields]:
-    """The ranks' numbers of pairs. The ring is as slow as the rank with most of them: all others are idle meanwhile."""
+    """The ranks' numbers of pairs. The ring is as slow as the rank with most of them: all others
+    are idle meanwhile."""
     rows = []
     for order, form in (("contiguous", 2 - 1 / size), ("zigzag", 1.0)):
         counts = [rank["pairs"][order] for rank in ranks]
@@ -89,7 +104,8 @@ def pair_rows(ranks: Sequence[Fields], size: int) -> list[Fields]:
 
 
 def check_all(ranks: Sequence[Fields], settings: ContextSettings, device: str = "cpu") -> None:
-    """Raise `PlaygroundError` if a way is not one process's training, or a count is not that of its closed form."""
+    """Raise `PlaygroundError` if a way is not one process's training, or a count is not that of its
+    closed form."""
     for row in pair_rows(ranks, settings.size):
         check_counts(row["order"], row, {"ratio": row["form"]})
     for rank in ranks:
@@ -97,7 +113,9 @@ def check_all(ranks: Sequence[Fields], settings: ContextSettings, device: str = 
             check(way, found, closed_forms(way, settings), device)
         for row in rank["lengths"]:
             hidden = 4 * row["length"] * WIDTH
-            forms = ring_forms(hidden, settings.size) | {"square": (4 * HEADS + 1) * row["length"] ** 2 + 3 * hidden}
+            forms = ring_forms(hidden, settings.size) | {
+                "square": (4 * HEADS + 1) * row["length"] ** 2 + 3 * hidden
+            }
             check_counts(f"{row['length']} tokens", row, forms, device)
 
 
@@ -106,14 +124,26 @@ def command(session: Session, **chosen: Any) -> None:
     world = session.world
     settings = ContextSettings(size=world.size, seed=session.run.seed, **chosen)
     world.warm_up(EXPERIMENT)
-    model = f"a GPT of {LAYERS} blocks, width {WIDTH}, {HEADS} heads, {settings.batch_size} sequences of {LENGTH}"
+    model = (
+        f"a GPT of {LAYERS} blocks, width {WIDTH}, {HEADS} heads, {settings.batch_size} "
+        f"sequences of {LENGTH}"
+    )
     session.say(f"{LESSON.name}: {world}, {model}")
     ranks = session.launch(EXPERIMENT, settings)
-    pairs, ways = pair_rows(ranks, world.size), [{"way": way, **found} for way, found in ranks[0]["ways"].items()]
+    pairs = pair_rows(ranks, world.size)
+    ways = [{"way": way, **found} for way, found in ranks[0]["ways"].items()]
     lengths = [{**row, "ratio": row["zigzag"] / row["contiguous"]} for row in ranks[0]["lengths"]]
     about = f": one sequence, {HEADS} heads of {WIDTH // HEADS}, forward and backward"
-    session.say("", prose(heading("causal pairs"), f" of {LENGTH} tokens, by their order over the ranks"))
-    session.say(tabulate(pairs, PAIRS), "", prose(heading("attention alone"), about), tabulate(lengths, COSTS), "")
+    session.say(
+        "", prose(heading("causal pairs"), f" of {LENGTH} tokens, by their order over the ranks")
+    )
+    session.say(
+        tabulate(pairs, PAIRS),
+        "",
+        prose(heading("attention alone"), about),
+        tabulate(lengths, COSTS),
+        "",
+    )
     session.say(prose(heading("training"), f": {COMPARED}"), tabulate(ways, TRAINING))
     session.print_document({}, ranks=ranks, pairs=pairs)
     check_all(ranks, settings, world.device)

@@ -1,4 +1,5 @@
-"""DataParallel measured: what it shares out and moves, what fills a device and what helps; and threads."""
+"""DataParallel measured: what it shares out and moves, what fills a device and what helps; and
+threads."""
 
 from __future__ import annotations
 
@@ -11,7 +12,12 @@ from statistics import median
 import torch
 from torch import nn
 
-from playground.lessons.data_parallel.losses import LOSSES, TokenLoss, new_model_and_batch, new_optimizer
+from playground.lessons.data_parallel.losses import (
+    LOSSES,
+    TokenLoss,
+    new_model_and_batch,
+    new_optimizer,
+)
 from playground.lessons.data_parallel.machine import (
     HOST,
     DataParallel,
@@ -31,7 +37,8 @@ from playground.training.sync import GradSync
 
 
 def split(rank: int, size: int, settings: DataParallelSettings) -> list[Fields]:
-    """How many of 30 inputs each replica sees on 1, 2 and 3 devices, as it reports itself; and how many of only 2.
+    """How many of 30 inputs each replica sees on 1, 2 and 3 devices, as it reports itself; and how
+    many of only 2.
 
     | device | 30 on 1 | 30 on 2 | 30 on 3 | 2 on 3 |
     |--------|---------|---------|---------|--------|
@@ -58,7 +65,8 @@ def split(rank: int, size: int, settings: DataParallelSettings) -> list[Fields]:
 
 
 def one_step(rank: int, size: int, settings: DataParallelSettings) -> list[Fields]:
-    """One training step: what each part of it moves from where to where, and what every device holds after it."""
+    """One training step: what each part of it moves from where to where, and what every device
+    holds after it."""
     devices = resolve_devices(settings.devices)
     output_device = torch.device(settings.output_device or devices[0])
     model, tokens, targets = new_model_and_batch(settings.batch_size, settings.seed, devices[0])
@@ -86,7 +94,9 @@ def one_step(rank: int, size: int, settings: DataParallelSettings) -> list[Field
         if name == "synced":
             after("backward")
 
-    steps: dict[torch.device, Fields] = {each: {"device": str(each), "held": {}, "received": []} for each in devices}
+    steps: dict[torch.device, Fields] = {
+        each: {"device": str(each), "held": {}, "received": []} for each in devices
+    }
     with track_memory(devices) as account:
         account.put_module(model, devices[0])
         after("(before)")
@@ -100,12 +110,13 @@ def one_step(rank: int, size: int, settings: DataParallelSettings) -> list[Field
 
 def ways(rank: int, size: int, settings: DataParallelSettings) -> list[Fields]:
     """The memory of a device and its work, and three cures: gathering logits on one device, or on
-    another; computing the loss inside forward; leaving outputs where they are, with the criterion in parallel.
+    another; computing the loss inside forward; leaving outputs where they are, with the criterion
+    in parallel.
 
-    For each of `settings.ways`, in order: the loss before a step, the bytes that gather copies from other devices, of
-    each device the most bytes that it holds at any moment, these by label, and the share of the time in which it
-    computes, 0 to 1 (on GPUs, in which it is given work); and the median of a step's seconds. All take their first step
-    from the same parameters.
+    For each of `settings.ways`, in order: the loss before a step, the bytes that gather copies from
+    other devices, of each device the most bytes that it holds at any moment, these by label, and
+    the share of the time in which it computes, 0 to 1 (on GPUs, in which it is given work); and the
+    median of a step's seconds. All take their first step from the same parameters.
     """
     devices = resolve_devices(settings.devices)
     model, tokens, targets = new_model_and_batch(settings.batch_size, settings.seed, devices[0])
@@ -126,13 +137,30 @@ def ways(rank: int, size: int, settings: DataParallelSettings) -> list[Fields]:
                 steps[-1]()
             seconds = time.perf_counter() - started
         loads = [
-            {"device": str(at), "peak": sum(held.values()), "at_peak": held, "share": working.busy[at] / seconds}
+            {
+                "device": str(at),
+                "peak": sum(held.values()),
+                "at_peak": held,
+                "share": working.busy[at] / seconds,
+            }
             for at, held in account.at_peak.items()
         ]
-        about = {"gather": way, "output_device": output_device, "loss": first_loss, "gathered": moved}
+        about = {
+            "gather": way,
+            "output_device": output_device,
+            "loss": first_loss,
+            "gathered": moved,
+        }
         results.append({**about, "devices": loads})
-    turns = interleave([timed(step, devices=devices) for step in steps], range(settings.steps), Random(settings.seed))
-    return [{**result, "seconds": median(seconds)} for result, seconds in zip(results, turns, strict=True)]
+    turns = interleave(
+        [timed(step, devices=devices) for step in steps],
+        range(settings.steps),
+        Random(settings.seed),
+    )
+    return [
+        {**result, "seconds": median(seconds)}
+        for result, seconds in zip(results, turns, strict=True)
+    ]
 
 
 def track_step(
@@ -143,8 +171,8 @@ def track_step(
     *inputs: torch.Tensor,
     default: torch.device = HOST,
 ) -> Account:
-    """The account of a training step that is not the first: `optimizer` has its state already. `inputs` count on the
-    first device; `default` is that of `track_memory`."""
+    """The account of a training step that is not the first: `optimizer` has its state already.
+    `inputs` count on the first device; `default` is that of `track_memory`."""
     with track_memory(devices, default) as account:
         account.put_module(model, devices[0])
         account.put_state(optimizer, devices[0])
@@ -154,14 +182,20 @@ def track_step(
 
 
 def threads(rank: int, size: int, settings: DataParallelSettings) -> Fields:
-    """Many small operations on one device, then as many on each at once: threads take turns at the GIL."""
+    """Many small operations on one device, then as many on each at once: threads take turns at the
+    GIL."""
     torch.set_num_threads(1)
     devices = resolve_devices(settings.devices)
-    model, inputs = nn.Sequential(*[nn.Linear(8, 8)] * 1000).requires_grad_(False).to(devices[0]), torch.zeros(4, 8)
+    model = nn.Sequential(*[nn.Linear(8, 8)] * 1000).requires_grad_(False).to(devices[0])
+    inputs = torch.zeros(4, 8)
     replicas, chunks = replicate(model, devices), [(inputs.to(each),) for each in devices]
-    calls = [partial(parallel_apply, replicas[:n], chunks[:n], None, devices[:n]) for n in (1, len(devices))]
+    calls = [
+        partial(parallel_apply, replicas[:n], chunks[:n], None, devices[:n])
+        for n in (1, len(devices))
+    ]
     for call in calls:
         call()
-    turns = interleave([timed(call, devices=devices) for call in calls], range(5), Random(0))  # five calls of each
+    # five calls of each
+    turns = interleave([timed(call, devices=devices) for call in calls], range(5), Random(0))
     alone, together = (median(seconds) for seconds in turns)
     return {"alone": alone, "together": together}

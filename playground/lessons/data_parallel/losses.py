@@ -1,7 +1,9 @@
-"""The language model that the lesson trains, and the ways to its loss: small inside, it has an output that is not.
+"""The language model that the lesson trains, and the ways to its loss: small inside, it has an
+output that is not.
 
-Every sample gives a number for each word of the vocabulary at each of its places: these logits are what should not
-come together on one device. Two ways do without, and the mean that is right for unequal chunks is a weighted one.
+Every sample gives a number for each word of the vocabulary at each of its places: these logits are
+what should not come together on one device. Two ways do without, and the mean that is right for
+unequal chunks is a weighted one.
 """
 
 from __future__ import annotations
@@ -49,8 +51,8 @@ class TokenLoss(nn.Module):
 def new_model_and_batch(
     batch_size: int, seed: int, device: torch.device
 ) -> tuple[LanguageModel, torch.Tensor, torch.Tensor]:
-    """A new model on `device` and, in the host's memory, tokens and, as targets, the tokens after them, both
-    [batch_size, length]. The same for the same seed, whichever the device."""
+    """A new model on `device` and, in the host's memory, tokens and, as targets, the tokens after
+    them, both [batch_size, length]. The same for the same seed, whichever the device."""
     torch.manual_seed(seed)
     tokens = torch.randint(VOCABULARY, (batch_size, LENGTH + 1))
     return LanguageModel().to(device), tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
@@ -62,7 +64,8 @@ def new_optimizer(model: nn.Module) -> torch.optim.Optimizer:
 
 
 class DataParallelModel(DataParallel):
-    """DataParallel that gathers nothing: forward gives a list, each replica's output where it was made.
+    """DataParallel that gathers nothing: forward gives a list, each replica's output where it was
+    made.
 
     Idea: https://hangzhang.org/PyTorch-Encoding/parallel.html
     """
@@ -72,10 +75,12 @@ class DataParallelModel(DataParallel):
 
 
 class DataParallelCriterion(DataParallel):
-    """A criterion as the module: `module(output, target)` in parallel, on what `DataParallelModel` left on the devices.
+    """A criterion as the module: `module(output, target)` in parallel, on what `DataParallelModel`
+    left on the devices.
 
-    The targets are cut as the inputs were. A criterion with `reduction` "mean" (taken for granted if it has none) must
-    mean the average over samples that weigh the same: with class weights or ignored targets, take "sum" and divide.
+    The targets are cut as the inputs were. A criterion with `reduction` "mean" (taken for granted
+    if it has none) must mean the average over samples that weigh the same: with class weights or
+    ignored targets, take "sum" and divide.
     """
 
     def forward(self, outputs: list[Any], targets: torch.Tensor) -> torch.Tensor:
@@ -93,25 +98,35 @@ Batch = tuple[torch.Tensor, torch.Tensor]
 """Tokens and targets, [samples, length]."""
 
 
-def gather_logits(model: nn.Module, batch: Batch, devices: list[torch.device], output: torch.device) -> torch.Tensor:
-    """As DataParallel is mostly used: all logits come together on one device, and the loss is computed there."""
+def gather_logits(
+    model: nn.Module, batch: Batch, devices: list[torch.device], output: torch.device
+) -> torch.Tensor:
+    """As DataParallel is mostly used: all logits come together on one device, and the loss is
+    computed there."""
     tokens, targets = batch
     logits = DataParallel(model, devices, output)(tokens)
     return TokenLoss()(logits, copy_to(targets, output, "targets"))
 
 
-def gather_losses(model: nn.Module, batch: Batch, devices: list[torch.device], output: torch.device) -> torch.Tensor:
-    """A cure: each replica computes its loss in forward, and only the losses are gathered, one number per replica."""
+def gather_losses(
+    model: nn.Module, batch: Batch, devices: list[torch.device], output: torch.device
+) -> torch.Tensor:
+    """A cure: each replica computes its loss in forward, and only the losses are gathered, one
+    number per replica."""
     losses = DataParallel(ParallelLossModel(model, TokenLoss()), devices, output)(*batch)
     return weighted_mean(losses, chunk_sizes(len(batch[0]), len(devices)))
 
 
-def keep_outputs(model: nn.Module, batch: Batch, devices: list[torch.device], output: torch.device) -> torch.Tensor:
-    """A cure that leaves the model as it is: outputs stay where they are, and the criterion runs in parallel too."""
+def keep_outputs(
+    model: nn.Module, batch: Batch, devices: list[torch.device], output: torch.device
+) -> torch.Tensor:
+    """A cure that leaves the model as it is: outputs stay where they are, and the criterion runs in
+    parallel too."""
     tokens, targets = batch
     outputs = DataParallelModel(model, devices)(tokens)
     return DataParallelCriterion(TokenLoss(), devices, output)(outputs, targets)
 
 
 LOSSES = {"logits": gather_logits, "loss": gather_losses, "outputs": keep_outputs}
-"""Every way to the mean loss over the batch, on the output device; named after what is gathered, or is not."""
+"""Every way to the mean loss over the batch, on the output device; named after what is gathered, or
+is not."""

@@ -1,9 +1,10 @@
 """The memory of each device, and the copies between devices: an account of what tensors hold.
 
-For torch all of `cpu:0 … cpu:3` is one CPU. In a `with track_memory(devices) as account:` they are told apart as GPUs
-are: the result of an operation lies where its operands lie, and only a copy takes it elsewhere; an operation on tensors
-of two devices is an error. The bytes of a storage count from when an operation returns it until the last tensor that
-uses it is gone. Temporary memory of an operation does not count, nor what libraries keep.
+For torch all of `cpu:0 … cpu:3` is one CPU. In a `with track_memory(devices) as account:` they are
+told apart as GPUs are: the result of an operation lies where its operands lie, and only a copy
+takes it elsewhere; an operation on tensors of two devices is an error. The bytes of a storage count
+from when an operation returns it until the last tensor that uses it is gone. Temporary memory of an
+operation does not count, nor what libraries keep.
 """
 
 from __future__ import annotations
@@ -25,30 +26,33 @@ from playground.lessons.data_parallel.machine import HOST, device_of, observers,
 from playground.lessons.data_parallel.page import LABELS
 
 NEXT_LABEL = {"forward": "gradients", "synced": "optimizer state", "step": "activations"}
-"""Label of tensors made after each moment of a training step (`playground.training.step.Moment`)."""
+"""Label of tensors made after each moment of a training step
+(`playground.training.step.Moment`)."""
 MOVED_LABELS = {
     "scatter": "inputs", "loss": "inputs", "targets": "inputs", "gradients of inputs": "gradients",
     "replicate": "parameters", "reduce": "gradients",
     "gather": "gathered outputs", "gradients of outputs": "gradients",
 }  # fmt: skip
-"""Labels of the copies that each part of a step makes; copies of other parts have the label of the step's phase."""
+"""Labels of the copies that each part of a step makes; copies of other parts have the label of the
+step's phase."""
 _thread = threading.local()  # tracker: of this thread; move: (target, label) while it copies
 
 
 class Account:
-    """The bytes `moved` by (part of the step, source, target), and per device those held now and at most, by label.
+    """The bytes `moved` by (part of the step, source, target), and per device those held now and at
+    most, by label.
 
-    The labels are those of `LABELS`: the caller's, for what it puts on the account; for a tensor that moves, that of
-    the part of the step that moves it; for everything else that of the phase of the step, `label`: forward makes
-    activations, backward gradients (of activations too), the optimizer its state. Hand `moment` to `training_step`, so
-    that the account hears of the phases.
+    The labels are those of `LABELS`: the caller's, for what it puts on the account; for a tensor
+    that moves, that of the part of the step that moves it; for everything else that of the phase of
+    the step, `label`: forward makes activations, backward gradients (of activations too), the
+    optimizer its state. Hand `moment` to `training_step`, so that the account hears of the phases.
     """
 
     def __init__(self, devices: Sequence[torch.device]) -> None:
         self.label = "activations"
         self.busy = defaultdict[torch.device, float](float)
-        """Seconds in which each device's operations computed, without copies and without waiting for a core or the GIL;
-        of a GPU, in which they were launched."""
+        """Seconds in which each device's operations computed, without copies and without waiting
+        for a core or the GIL; of a GPU, in which they were launched."""
         self.moved: Counter[tuple[str, torch.device, torch.device]] = Counter()
         self.holdings: weakref.WeakKeyDictionary[Any, list[Any]] = weakref.WeakKeyDictionary()
         """[device, label, bytes] of each storage that is alive."""
@@ -58,11 +62,13 @@ class Account:
         self._at_peak: dict[torch.device, Counter[str]] = {device: Counter() for device in devices}
 
     def put(self, *tensors: torch.Tensor, device: torch.device, label: str | None = None) -> None:
-        """Count these on `device`, or on the GPU where they lie, unless they are counted already; under `label`, even
-        if they are. Without a label they count under that of the phase of the step."""
+        """Count these on `device`, or on the GPU where they lie, unless they are counted already;
+        under `label`, even if they are. Without a label they count under that of the phase of the
+        step."""
         with self.lock:
             for tensor in tensors:
-                storage, place = tensor.untyped_storage(), tensor.device if tensor.is_cuda else device
+                storage = tensor.untyped_storage()
+                place = tensor.device if tensor.is_cuda else device
                 if place == HOST:
                     continue
                 if known := self.holdings.get(storage):
@@ -92,13 +98,15 @@ class Account:
         self.put(*(grad for grad in grads if grad is not None), device=device, label="gradients")
 
     def put_state(self, optimizer: torch.optim.Optimizer, device: torch.device) -> None:
-        """Count the state that `optimizer` has already. Single numbers do not count: they stay in the host's memory."""
+        """Count the state that `optimizer` has already. Single numbers do not count: they stay in
+        the host's memory."""
         values = (value for state in optimizer.state.values() for value in state.values())
         tensors = [value for value in values if isinstance(value, torch.Tensor) and value.dim()]
         self.put(*tensors, device=device, label="optimizer state")
 
     def moment(self, name: str) -> None:
-        """A moment of the training step is over: what is made from now on has the label of the next."""
+        """A moment of the training step is over: what is made from now on has the label of the
+        next."""
         self.label = NEXT_LABEL[name]
 
     def labelled(self, label: str) -> contextlib.AbstractContextManager[None]:
@@ -147,13 +155,15 @@ class Account:
 
     @property
     def at_peak(self) -> dict[torch.device, dict[str, int]]:
-        """Bytes that each device held at that moment (the first, if there were several), by label."""
+        """Bytes that each device held at that moment (the first, if there were several), by
+        label."""
         return {device: by_label(held) for device, held in self._at_peak.items()}
 
 
 @contextlib.contextmanager
 def temporarily(owner: object, **values: object) -> Iterator[None]:
-    """In this block the attributes have these values, afterwards again those before; None if they had none."""
+    """In this block the attributes have these values, afterwards again those before; None if they
+    had none."""
     before = {name: getattr(owner, name, None) for name in values}
     vars(owner).update(values)
     try:
@@ -168,12 +178,13 @@ def by_label(held: Counter[str]) -> dict[str, int]:
 
 
 class AllocationTracker(TorchDispatchMode):
-    """Sees every operation of its thread, backward's too, and puts what it makes on the account. What has no operands
-    is made on `device`."""
+    """Sees every operation of its thread, backward's too, and puts what it makes on the account.
+    What has no operands is made on `device`."""
 
     def __init__(self, account: Account, device: torch.device) -> None:
         super().__init__()
-        self.account, self.device = account, device
+        self.account = account
+        self.device = device
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         start = time.thread_time()
@@ -187,7 +198,8 @@ class AllocationTracker(TorchDispatchMode):
         return result
 
     def common_device(self, func: Any, *operands: Any) -> torch.device:
-        """Where all operands lie. Raises `RuntimeError` if they do not lie together (one number may, as in torch)."""
+        """Where all operands lie. Raises `RuntimeError` if they do not lie together (one number
+        may, as in torch)."""
         tensors = tensors_in(operands)
         devices = {device_of(tensor) for tensor in tensors if tensor.dim()} - {HOST}
         devices = devices or {device_of(tensor) for tensor in tensors} - {HOST}
@@ -198,9 +210,12 @@ class AllocationTracker(TorchDispatchMode):
 
 
 @contextlib.contextmanager
-def track_memory(devices: Sequence[torch.device], default: torch.device = HOST) -> Iterator[Account]:
-    """Keep an account of `devices` in this block. It slows every operation down: do not time anything in it. `default`
-    is where what has no operands is made: in a rank, all of whose work is one device's, that device."""
+def track_memory(
+    devices: Sequence[torch.device], default: torch.device = HOST
+) -> Iterator[Account]:
+    """Keep an account of `devices` in this block. It slows every operation down: do not time
+    anything in it. `default` is where what has no operands is made: in a rank, all of whose work is
+    one device's, that device."""
     account = Account(devices)
     observers.append(account)
     try:
@@ -211,7 +226,8 @@ def track_memory(devices: Sequence[torch.device], default: torch.device = HOST) 
 
 
 def label_buckets(ddp: DistributedDataParallel, account: Account) -> None:
-    """Have `account` count the buckets of `ddp` as gradients, where DDP rebuilds them: in its second forward. (Those of
-    the first step it makes when it is made itself: do that in `with account.labelled("gradients")`.)"""
+    """Have `account` count the buckets of `ddp` as gradients, where DDP rebuilds them: in its
+    second forward. (Those of the first step it makes when it is made itself: do that in `with
+    account.labelled("gradients")`.)"""
     for module, label in ((ddp, "gradients"), (ddp.module, "activations")):
         module.register_forward_pre_hook(lambda *_, label=label: setattr(account, "label", label))

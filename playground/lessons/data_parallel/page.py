@@ -23,12 +23,14 @@ from playground.runtime.remote import Remote
 
 MAX_DEVICES, MAX_BATCH_SIZE = 64, 256
 WAYS = ("logits", "loss", "outputs")
-"""Ways to the loss, named after what the devices compute and, all but the last, send to one of them."""
+"""Ways to the loss, named after what the devices compute and, all but the last, send to one of
+them."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class DataParallelSettings:
-    """Raises `UsageError` for what cannot be run. (Whether the devices exist is for `resolve_devices` to say.)"""
+    """Raises `UsageError` for what cannot be run. (Whether the devices exist is for
+    `resolve_devices` to say.)"""
 
     devices: tuple[str, ...]
     """As torch calls them: cpu:0, cpu:1, … or cuda:0, cuda:1, … The model lies on the first."""
@@ -44,17 +46,23 @@ class DataParallelSettings:
         check_device_count(len(self.devices))
         names = ",".join(self.devices)
         if len(set(self.devices)) < len(self.devices):
-            raise UsageError(f"--devices {names}: a device named twice would count twice, name each once")
+            raise UsageError(
+                f"--devices {names}: a device named twice would count twice, name each once"
+            )
         if (output := self.output_device) and output not in self.devices:
             known = ", ".join(self.devices)
-            raise UsageError(f"output device {output} is none of the devices {known}: choose one of them")
+            raise UsageError(
+                f"output device {output} is none of the devices {known}: choose one of them"
+            )
         check_flags(self)
 
 
 def check_device_count(count: float) -> None:
     """Raise `UsageError` for more devices than a host has threads and processes for."""
     if count > MAX_DEVICES:
-        raise UsageError(f"--devices {count:g}: at most {MAX_DEVICES}, each has a thread and a process here")
+        raise UsageError(
+            f"--devices {count:g}: at most {MAX_DEVICES}, each has a thread and a process here"
+        )
 
 
 def ways_to_compare(
@@ -90,21 +98,33 @@ def step_texts(devices: Sequence[Fields]) -> Texts:
                 if move["part"] == part:
                     moved.add(name, move["from"], device["device"], move["bytes"])
     rows = [(name, *(device["held"][name] for device in devices)) for name in ("(before)", *PARTS)]
-    held = Table("after", *numbers(*((device["device"], "bytes", ",") for device in devices)), rows=rows)
-    return ["  What is copied between devices:", moved, "  What each device holds after each part:", held]
+    held = Table(
+        "after", *numbers(*((device["device"], "bytes", ",") for device in devices)), rows=rows
+    )
+    return [
+        "  What is copied between devices:",
+        moved,
+        "  What each device holds after each part:",
+        held,
+    ]
 
 
 def ways_texts(ways: Sequence[Fields], alone: Fields) -> Texts:
-    """Memory, time and utilisation of each way to the loss; `alone` is the same step on the first device only."""
-    gathered, first = {"gather": Column("gathered"), "output_device": Column("on")}, alone["devices"][0]
+    """Memory, time and utilisation of each way to the loss; `alone` is the same step on the first
+    device only."""
+    gathered = {"gather": Column("gathered"), "output_device": Column("on")}
+    first = alone["devices"][0]
     names = [device["device"] for device in ways[0]["devices"]]
 
     def by_device(figure: str, *about: Any) -> Table:
-        rows = [{**way, **{each["device"]: each[figure] for each in way["devices"]}} for way in ways]
+        rows = [
+            {**way, **{each["device"]: each[figure] for each in way["devices"]}} for way in ways
+        ]
         return tabulate(rows, gathered | figures(*((name, name, *about) for name in names)))
 
     return [
-        f"  Peak memory of each device ({first['device']} alone, with the whole batch: {first['peak']:,} bytes):",
+        f"  Peak memory of each device ({first['device']} alone, with the whole batch: "
+        f"{first['peak']:,} bytes):",
         by_device("peak", "bytes", ","),
         f"  What that is where {ways[0]['gather']} are gathered on {ways[0]['output_device']}:",
         *bars([(device["device"], device["at_peak"]) for device in ways[0]["devices"]], LABELS),
@@ -118,14 +138,18 @@ def ways_texts(ways: Sequence[Fields], alone: Fields) -> Texts:
 def threads_text(alone: float, together: float, devices: int) -> str:
     """How many times as much is done at once."""
     return (
-        f"  {devices} thread{'s' * (devices > 1)} get {devices * alone / together:.2f} times as much done as one: one "
-        f"piece of work takes {1000 * alone:.1f} ms, {devices} at the same time {1000 * together:.1f} ms"
+        f"  {devices} thread{'s' * (devices > 1)} get {devices * alone / together:.2f} times as "
+        "much done as one: one "
+        f"piece of work takes {1000 * alone:.1f} ms, {devices} at the same time "
+        f"{1000 * together:.1f} ms"
     )
 
 
 ENDING = (
-    "Why the path goes on to processes: in every step the first device sends the model to each other one and receives "
-    "as many gradients; in a ring no rank sends more than twice the model. Threads take turns wherever Python itself "
+    "Why the path goes on to processes: in every step the first device sends the model to each "
+    "other one and receives "
+    "as many gradients; in a ring no rank sends more than twice the model. Threads take turns "
+    "wherever Python itself "
     "is at work; processes do not. And one process is confined to one machine."
 )
 LESSON = LESSONS["data-parallel"]
@@ -137,11 +161,20 @@ ABOUT_DEVICES = "Number of virtual devices, or a list: cpu:0,cpu:1 or cuda:0,cud
 
 @LESSON.run_by(
     click.option("--devices", default="4", show_default=True, metavar="N|LIST", help=ABOUT_DEVICES),
-    click.option("--gather", type=click.Choice(WAYS), help="What to gather. By default all are compared."),
-    click.option("--output-device", metavar="DEVICE", show_default="the first device", help="Where to gather."),
+    click.option(
+        "--gather", type=click.Choice(WAYS), help="What to gather. By default all are compared."
+    ),
+    click.option(
+        "--output-device",
+        metavar="DEVICE",
+        show_default="the first device",
+        help="Where to gather.",
+    ),
     flags(DataParallelSettings),
 )
-def command(session: Session, devices: str, gather: str | None, output_device: str | None, **chosen: Any) -> None:
+def command(
+    session: Session, devices: str, gather: str | None, output_device: str | None, **chosen: Any
+) -> None:
     server.preload(SPLIT.module)
     server.warm_up()
     # imports torch, at the same time as the ranks' server does
@@ -153,13 +186,20 @@ def command(session: Session, devices: str, gather: str | None, output_device: s
     settings = DataParallelSettings(devices=names, output_device=output, **chosen)
     session.run = replace(session.run, backend=backend_for(names[0].partition(":")[0]).name)
     if session.world.rank_env:
-        raise UsageError(f"{LESSON.name} starts its processes itself: run it without torchrun, RANK and WORLD_SIZE")
-    session.say(f"{LESSON.name}: one process, {len(names)} device{'s' * (len(names) > 1)}: {', '.join(names)}")
+        raise UsageError(
+            f"{LESSON.name} starts its processes itself: run it without torchrun, RANK and "
+            "WORLD_SIZE"
+        )
+    session.say(
+        f"{LESSON.name}: one process, {len(names)} device{'s' * (len(names) > 1)}: "
+        f"{', '.join(names)}"
+    )
     run_parts(session, settings)
 
 
 def list_devices(devices: str) -> list[str]:
-    """The names that --devices stands for: a number of virtual devices, or a comma-separated list."""
+    """The names that --devices stands for: a number of virtual devices, or a comma-separated
+    list."""
     if devices.isdecimal():
         check_device_count(float(devices))  # before that many names are made
         return [f"cpu:{number}" for number in range(int(devices))]
@@ -186,7 +226,9 @@ def run_parts(session: Session, settings: DataParallelSettings) -> None:
     )
     devices = run(ONE_STEP)
     show(ONE_STEP, *step_texts(devices))
-    on_first = replace(settings, devices=(first,), output_device=None, ways=(("logits", first),), steps=1)
+    on_first = replace(
+        settings, devices=(first,), output_device=None, ways=(("logits", first),), steps=1
+    )
     ways, [alone] = run(COMPARE), run(COMPARE, on_first)
     show(COMPARE, *ways_texts(ways, alone))
     threads = run(THREADS)
@@ -197,6 +239,7 @@ def run_parts(session: Session, settings: DataParallelSettings) -> None:
             "split": shares, "one_step": devices,
             **{f"gather {way['gather']} on {way['output_device']}": way["devices"] for way in ways},
         },
-        devices=settings.devices, output_device=settings.output_device or first, batch_size=settings.batch_size,
+        devices=settings.devices, output_device=settings.output_device or first,
+        batch_size=settings.batch_size,
         ways=ways, one_device=alone, threads=threads,
     )  # fmt: skip

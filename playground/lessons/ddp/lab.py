@@ -1,12 +1,13 @@
-"""DistributedDataParallel taken apart: what it sends and when, and what each of its options changes.
+"""DistributedDataParallel taken apart: what it sends and when, and what each of its options
+changes.
 
     python -m playground ddp --lab
     python -m playground ddp --lab hooks
     python -m playground ddp --lab checkpoint -n 3
 
-Whatever is compared starts from the same parameters and takes the same samples with the same dropout masks. Each part
-is a function that returns the rows of its table, the same ones on every rank; page.py lists them.
-Source: https://docs.pytorch.org/docs/stable/ddp_comm_hooks.html and
+Whatever is compared starts from the same parameters and takes the same samples with the same
+dropout masks. Each part is a function that returns the rows of its table, the same ones on every
+rank; page.py lists them. Source: https://docs.pytorch.org/docs/stable/ddp_comm_hooks.html and
 https://docs.pytorch.org/tutorials/intermediate/ddp_tutorial.html, save and load checkpoints
 """
 
@@ -46,7 +47,9 @@ from playground.training.sync import GradSync
 HOOKS = {
     "none": allreduce_hook,  # what DDP does without a hook
     "fp16": fp16_compress_hook,  # 11 bits of precision, and a largest value of 65,504
-    "bf16": lambda state, bucket: bf16_compress_hook(state, bucket),  # 8 bits, float32's range; torch wants CUDA for it
+    "bf16": lambda state, bucket: bf16_compress_hook(
+        state, bucket
+    ),  # 8 bits, float32's range; torch wants CUDA for it
 }
 """By name, communication hooks. The others are compared with the first."""
 PASSES = 3
@@ -57,37 +60,57 @@ SAMPLES = 10
 ROUNDING = 1e-12
 """How far apart two sums of the same float64 numbers may be, relative to their norm."""
 DIFFER = "replicas differ by up to {:.2g}: they must not at all"
-RESUMED = "resumed from the checkpoint, parameters differ by {:.2g} of their norm from an uninterrupted run's"
+RESUMED = (
+    "resumed from the checkpoint, parameters differ by {:.2g} of their norm from an "
+    "uninterrupted run's"
+)
 
 
 class DDPRun:
-    """`Net` in DistributedDataParallel, with its optimizer and data. Every run starts from the same parameters; the
-    bucket cap is the lab's last, unless another is given."""
+    """`Net` in DistributedDataParallel, with its optimizer and data. Every run starts from the same
+    parameters; the bucket cap is the lab's last, unless another is given."""
 
     def __init__(
-        self, settings: LabSettings, bucket_cap_mb: float | None = None, dtype: torch.dtype = torch.float32
+        self,
+        settings: LabSettings,
+        bucket_cap_mb: float | None = None,
+        dtype: torch.dtype = torch.float32,
     ) -> None:
         backend_of().use_deterministic_kernels()
         self.training = training = settings.training
         torch.manual_seed(training.seed)
-        self.ddp = DistributedDataParallel(Net().to(device(), dtype), bucket_cap_mb=bucket_cap_mb or settings.caps[-1])
-        self.images, self.sync = Images(training.folder, "train", training.limit), GradSync(self.ddp)
-        self.optimizer = torch.optim.SGD(self.ddp.parameters(), lr=training.lr, momentum=training.momentum)
+        self.ddp = DistributedDataParallel(
+            Net().to(device(), dtype), bucket_cap_mb=bucket_cap_mb or settings.caps[-1]
+        )
+        self.images, self.sync = (
+            Images(training.folder, "train", training.limit),
+            GradSync(self.ddp),
+        )
+        self.optimizer = torch.optim.SGD(
+            self.ddp.parameters(), lr=training.lr, momentum=training.momentum
+        )
 
     def batch(self, number: int) -> Batch:
-        """This rank's share of a batch: images [share, 1, 28, 28], labels [share]. After the last sample comes the
-        first again."""
-        *before, mine = (share(self.training.batch_size, r, dist.get_world_size()) for r in range(dist.get_rank() + 1))
+        """This rank's share of a batch: images [share, 1, 28, 28], labels [share]. After the last
+        sample comes the first again."""
+        *before, mine = (
+            share(self.training.batch_size, r, dist.get_world_size())
+            for r in range(dist.get_rank() + 1)
+        )
         images, labels = self.images.span(number * self.training.batch_size + sum(before), mine)
         return images.to(device(), self.parameters().dtype), labels.to(device())
 
     def loss(self, batch: Batch, batches: int = 1) -> torch.Tensor:
-        """This rank's part of the mean loss over `batches` batches, of which `batch` is one, or all."""
+        """This rank's part of the mean loss over `batches` batches, of which `batch` is one, or
+        all."""
         images, labels = batch
-        return mean_loss_part(self.ddp(images), labels, batches * self.training.batch_size / dist.get_world_size())
+        return mean_loss_part(
+            self.ddp(images), labels, batches * self.training.batch_size / dist.get_world_size()
+        )
 
     def numbered_loss(self, number: int) -> torch.Tensor:
-        """This rank's part of the mean loss over that batch, with the dropout masks drawn for it."""
+        """This rank's part of the mean loss over that batch, with the dropout masks drawn for
+        it."""
         report(batch=number)
         torch.manual_seed(self.training.seed + 1 + dist.get_rank() + dist.get_world_size() * number)
         return self.loss(self.batch(number))
@@ -118,7 +141,8 @@ def relative_error(values: torch.Tensor, reference: torch.Tensor) -> float:
 
 
 def check(difference: float, text: str, most: float = 0) -> None:
-    """Raise `PlaygroundError`, with the text and the difference in it, if that is more than `most`, or not a number."""
+    """Raise `PlaygroundError`, with the text and the difference in it, if that is more than `most`,
+    or not a number."""
     if not difference <= most:
         raise PlaygroundError(text.format(difference))
 
@@ -133,8 +157,8 @@ def run_lab(rank: int, size: int, settings: LabSettings) -> list[list[Fields]]:
 
 
 def record_buckets(ddp: DistributedDataParallel) -> tuple[list[str], list[Fields]]:
-    """Two lists that grow in every backward: the names of parameters as their gradients get ready, and the buckets as
-    they leave, rows of the part buckets."""
+    """Two lists that grow in every backward: the names of parameters as their gradients get ready,
+    and the buckets as they leave, rows of the part buckets."""
     names = {param: name for name, param in ddp.module.named_parameters()}
     ready, sent = list[str](), list[Fields]()
 
@@ -150,9 +174,9 @@ def record_buckets(ddp: DistributedDataParallel) -> tuple[list[str], list[Fields
 
 
 def buckets(rank: int, size: int, settings: LabSettings) -> list[Fields]:
-    """Gradients travel in buckets. In the first backward all are in one: DDP does not know yet in which order they get
-    ready. When it has seen that, it rebuilds: a bucket is full once it holds its cap, and leaves when its last gradient
-    is ready, while backward goes on.
+    """Gradients travel in buckets. In the first backward all are in one: DDP does not know yet in
+    which order they get ready. When it has seen that, it rebuilds: a bucket is full once it holds
+    its cap, and leaves when its last gradient is ready, while backward goes on.
 
     One row per bucket, for each cap. Raises `PlaygroundError` if the ranks' buckets differ.
     Source: https://docs.pytorch.org/docs/stable/notes/ddp.html#internal-design
@@ -170,7 +194,9 @@ def buckets(rank: int, size: int, settings: LabSettings) -> list[Fields]:
         for when, seen in (("1", passes[0]), (f"{since} …", passes[-1])):
             rows += [{"bucket_cap_mb": cap, "backward": when, **bucket} for bucket in seen]
     if any(theirs != rows for theirs in all_gather_object(rows)):
-        raise PlaygroundError("the ranks' buckets differ, though all must send the same ones in the same order")
+        raise PlaygroundError(
+            "the ranks' buckets differ, though all must send the same ones in the same order"
+        )
     return rows
 
 
@@ -181,14 +207,18 @@ class HookMessages(Observer):
         self.sent: list[tuple[str, int]] = []
 
     def begun(self, call: Call) -> None:
-        self.sent += [(str(tensor.dtype).removeprefix("torch."), tensor.nbytes) for tensor in call.inputs]
+        self.sent += [
+            (str(tensor.dtype).removeprefix("torch."), tensor.nbytes) for tensor in call.inputs
+        ]
 
 
 def hooks(rank: int, size: int, settings: LabSettings) -> list[Fields]:
-    """A communication hook averages buckets in a way of its own, as fp16 or bf16. What is saved, and the errors of the
-    first gradient and of the parameters after some steps, against those without a hook.
+    """A communication hook averages buckets in a way of its own, as fp16 or bf16. What is saved,
+    and the errors of the first gradient and of the parameters after some steps, against those
+    without a hook.
 
-    One row per hook, that without a hook first. Raises `PlaygroundError` if replicas differ with one of them.
+    One row per hook, that without a hook first. Raises `PlaygroundError` if replicas differ with
+    one of them.
     """
     rows: list[Fields] = []
     baseline: list[torch.Tensor] = []
@@ -207,25 +237,31 @@ def hooks(rank: int, size: int, settings: LabSettings) -> list[Fields]:
         gradient, parameters = map(relative_error, results, baseline)
         types, sizes = zip(*messages.sent, strict=True)
         sent = {"sends": ", ".join(sorted({*types})), "messages": len(sizes), "sent": sum(sizes)}
-        changed = {"gradient_rel": gradient, "parameters_rel": parameters, "loss": mean(all_gather_object(loss))}
+        changed = {
+            "gradient_rel": gradient,
+            "parameters_rel": parameters,
+            "loss": mean(all_gather_object(loss)),
+        }
         rows.append({"hook": name, **sent, **changed})
     return rows
 
 
 class SendEveryTime(GradSync):
-    """Without no_sync: DDP averages in every backward, though only the sum of the gradients is needed."""
+    """Without no_sync: DDP averages in every backward, though only the sum of the gradients is
+    needed."""
 
     def no_sync(self) -> contextlib.AbstractContextManager[None]:
         return contextlib.nullcontext()
 
 
 def accumulation(rank: int, size: int, settings: LabSettings) -> list[Fields]:
-    """Gradients of several batches, added up for one step. DDP sends in every backward, though only the sum is needed;
-    under no_sync backward only adds, and the last one sends what has come together. (In float64, without dropout: what
-    differs is rounding.)
+    """Gradients of several batches, added up for one step. DDP sends in every backward, though only
+    the sum is needed; under no_sync backward only adds, and the last one sends what has come
+    together. (In float64, without dropout: what differs is rounding.)
 
-    One row per way. Raises `PlaygroundError` if gradients differ by more than rounding.
-    Source: https://docs.pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html (no_sync)
+    One row per way. Raises `PlaygroundError` if gradients differ by more than rounding. Source:
+    https://docs.pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html
+    (no_sync)
     """
     run = DDPRun(settings, dtype=torch.float64)
     run.ddp.eval()
@@ -247,13 +283,16 @@ def accumulation(rank: int, size: int, settings: LabSettings) -> list[Fields]:
         whole = gradients if whole is None else whole
         error = relative_error(gradients, whole)
         check(error, f"{way}: gradients differ by {{}}, more than rounding does", ROUNDING)
-        rows.append({"way": way, "batches": len(batches), "messages": len(sent), "rel_error": error})
+        rows.append(
+            {"way": way, "batches": len(batches), "messages": len(sent), "rel_error": error}
+        )
     return rows
 
 
 def uneven_inputs(rank: int, size: int, settings: LabSettings) -> list[Fields]:
-    """Rank r has 3 + r batches. Without Join the others would wait forever for the rank that is done first; within it
-    that rank answers with zeros until all are done, and then takes over the parameters of the last.
+    """Rank r has 3 + r batches. Without Join the others would wait forever for the rank that is
+    done first; within it that rank answers with zeros until all are done, and then takes over the
+    parameters of the last.
 
     One row per rank. Raises `PlaygroundError` if replicas differ in the end.
     Source: https://docs.pytorch.org/docs/stable/distributed.algorithms.join.html
@@ -269,21 +308,28 @@ def uneven_inputs(rank: int, size: int, settings: LabSettings) -> list[Fields]:
 
 
 def checkpoint(rank: int, size: int, settings: LabSettings) -> list[Fields]:
-    """Rank 0 writes model and optimizer into one file, all ranks read it, and training goes on. A rank hears where the
-    file is when it is whole; a rank that looked for it before would find nothing, or that of an earlier run.
+    """Rank 0 writes model and optimizer into one file, all ranks read it, and training goes on. A
+    rank hears where the file is when it is whole; a rank that looked for it before would find
+    nothing, or that of an earlier run.
 
-    One row per part of the file that is loaded. Raises `PlaygroundError` if the training that was resumed from all of
-    it ends elsewhere than one that was never interrupted.
+    One row per part of the file that is loaded. Raises `PlaygroundError` if the training that was
+    resumed from all of it ends elsewhere than one that was never interrupted.
     """
     run = DDPRun(settings)
     run.train(range(STEPS))
     with temporary_folder("checkpoint") if rank == 0 else contextlib.nullcontext() as folder:
         place = [f"{folder}/checkpoint.pt"]
         if rank == 0:
-            torch.save({"model": run.ddp.module.state_dict(), "optimizer": run.optimizer.state_dict()}, place[0])
-        dist.broadcast_object_list(place, src=0)  # orders what follows after writing, as a barrier would
-        state = torch.load(place[0], map_location=device(), weights_only=True)  # which runs no code in it
-        read = all_gather_object(Path(place[0]).stat().st_size)  # rank 0 removes the file when all have read it
+            torch.save(
+                {"model": run.ddp.module.state_dict(), "optimizer": run.optimizer.state_dict()},
+                place[0],
+            )
+        # orders what follows after writing, as a barrier would
+        dist.broadcast_object_list(place, src=0)
+        # which runs no code in it
+        state = torch.load(place[0], map_location=device(), weights_only=True)
+        # rank 0 removes the file when all have read it
+        read = all_gather_object(Path(place[0]).stat().st_size)
     run.train(range(STEPS, 2 * STEPS))
     rows: list[Fields] = []
     for names in (("model",), ("model", "optimizer")):
@@ -294,10 +340,11 @@ def checkpoint(rank: int, size: int, settings: LabSettings) -> list[Fields]:
 
 
 def resume(settings: LabSettings, state: dict[str, Any], names: tuple[str, ...]) -> torch.Tensor:
-    """A new run takes what `names` says from the checkpoint, then the same steps as the uninterrupted one. Returns its
-    parameters."""
+    """A new run takes what `names` says from the checkpoint, then the same steps as the
+    uninterrupted one. Returns its parameters."""
     run = DDPRun(settings)
-    run.backward(0)  # after its first backward DDP rebuilds its buckets, and they decide in which order it adds
+    # after its first backward DDP rebuilds its buckets, and they decide in which order it adds
+    run.backward(0)
     run.ddp.module.load_state_dict(state["model"])
     if "optimizer" in names:
         run.optimizer.load_state_dict(state["optimizer"])
@@ -306,16 +353,18 @@ def resume(settings: LabSettings, state: dict[str, Any], names: tuple[str, ...])
 
 
 def sampler(rank: int, size: int, settings: LabSettings) -> list[Fields]:
-    """Who gets which sample. DistributedSampler gives all ranks equally many: some samples twice, or, with drop_last,
-    some to none. Every epoch has the same order, unless set_epoch tells it which one this is. Our partition_dataset
-    gives each sample to one rank.
+    """Who gets which sample. DistributedSampler gives all ranks equally many: some samples twice,
+    or, with drop_last, some to none. Every epoch has the same order, unless set_epoch tells it
+    which one this is. Our partition_dataset gives each sample to one rank.
 
-    One row per way.
-    Source: https://docs.pytorch.org/docs/stable/data.html#torch.utils.data.distributed.DistributedSampler
+    One row per way. Source:
+    https://docs.pytorch.org/docs/stable/data.html#torch.utils.data.distributed.DistributedSampler
     """
     samples = range(SAMPLES + (SAMPLES % size == 0))  # a number that cannot be shared out evenly
     seed = settings.training.seed
-    padding, dropping = (DistributedSampler(samples, seed=seed, drop_last=drop_last) for drop_last in (False, True))
+    padding, dropping = (
+        DistributedSampler(samples, seed=seed, drop_last=drop_last) for drop_last in (False, True)
+    )
     ways = {f"no set_epoch, epoch {epoch}": [*padding] for epoch in range(2)}
     for epoch in range(2):
         padding.set_epoch(epoch)
@@ -326,6 +375,11 @@ def sampler(rank: int, size: int, settings: LabSettings) -> list[Fields]:
     for way, mine in ways.items():  # the positions of this rank's samples, in order
         shares = all_gather_object(mine)
         counts = Counter(place for theirs in shares for place in theirs)
-        unfair = {"doubled": [p for p in samples if counts[p] > 1], "left_out": [p for p in samples if not counts[p]]}
-        rows.append({"sampler": way, **{f"rank {r}": theirs for r, theirs in enumerate(shares)}, **unfair})
+        unfair = {
+            "doubled": [p for p in samples if counts[p] > 1],
+            "left_out": [p for p in samples if not counts[p]],
+        }
+        rows.append(
+            {"sampler": way, **{f"rank {r}": theirs for r, theirs in enumerate(shares)}, **unfair}
+        )
     return rows

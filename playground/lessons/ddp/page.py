@@ -1,8 +1,9 @@
-"""The command `ddp`: train, or take DDP apart. The lab's parts by name, its settings, and its text. Does not import
-torch.
+"""The command `ddp`: train, or take DDP apart. The lab's parts by name, its settings, and its text.
+Does not import torch.
 
-A new part is a function `part(rank, size, settings)` in lab.py that returns rows, a column in `COLUMNS` for each new
-key of theirs, and a row in `PARTS`: the choices of --lab and the order of the lab derive from that one.
+A new part is a function `part(rank, size, settings)` in lab.py that returns rows, a column in
+`COLUMNS` for each new key of theirs, and a row in `PARTS`: the choices of --lab and the order of
+the lab derive from that one.
 """
 
 from __future__ import annotations
@@ -51,13 +52,16 @@ class LabPart:
         return remote(f"playground.lessons.ddp.lab:{self.name}")
 
 
-CONTINUED = f"{STEPS} steps, the checkpoint, and {STEPS} steps more, compared with {2 * STEPS} steps on end"
+CONTINUED = (
+    f"{STEPS} steps, the checkpoint, and {STEPS} steps more, compared with {2 * STEPS} steps on end"
+)
 PARTS = {
     name: LabPart(name, shown, about)
     for name, shown, about in (
         ("buckets", "the buckets that DDP built", "gradients ready: of 8, when the bucket is sent"),
         ("hooks", "what communication hooks save and what they cost",
-         "messages, sent: what a rank passes to all_reduce in a step; rel. error: norm of the error / norm"),
+         "messages, sent: what a rank passes to all_reduce in a step; rel. error: norm of the "
+         "error / norm"),
         ("accumulation", "the messages that no_sync saves",
          "errors: of the gradients, compared with those of one large batch"),
         ("uneven_inputs", "how Join lets ranks finish at different times",
@@ -68,7 +72,8 @@ PARTS = {
     )
 }  # fmt: skip
 CAPS = (0.001, 0.02, 25.0)
-"""MiB with which `Net` has several buckets, few, and as many as with DistributedDataParallel's default."""
+"""MiB with which `Net` has several buckets, few, and as many as with DistributedDataParallel's
+default."""
 ACCUMULATED = 4
 """Batches whose gradients the part accumulation adds up."""
 
@@ -79,12 +84,14 @@ COLUMNS = {
     **figures(
         ("bucket_cap_mb", "bucket cap", "MiB", "g"), ("bucket",), ("bytes", "size", "bytes", ","),
         ("ready", "gradients\nready"), ("messages",), ("sent", "sent", "bytes", ","),
-        ("gradient_rel", "gradient\nrel. error", "", ".1e"), ("parameters_rel", "parameters\nrel. error", "", ".1e"),
+        ("gradient_rel", "gradient\nrel. error", "", ".1e"), ("parameters_rel",
+        "parameters\nrel. error", "", ".1e"),
         ("loss", "loss", "", ".6f"), ("batches",),
         ("rel_error", "rel. error", "", ".1e"), ("difference",), ("read", "read", "bytes", ","),
     ),
 }  # fmt: skip
-"""Columns of the lab's tables, by the names of values in rows; others are text under their own name."""
+"""Columns of the lab's tables, by the names of values in rows; others are text under their own
+name."""
 
 
 def part_texts(part: LabPart, rows: Sequence[Fields]) -> Texts:
@@ -120,10 +127,12 @@ class LabSettings:
     parts: tuple[str, ...] = tuple(PARTS)
     """Names of `PARTS` to run."""
     caps: tuple[float, ...] = CAPS
-    """MiB after which a bucket is full: all are compared in the part buckets, the last holds for the others."""
+    """MiB after which a bucket is full: all are compared in the part buckets, the last holds for
+    the others."""
 
     def on_all_ranks(self) -> dict[str, object]:
-        """Settings that must be the same on every rank: everything but the folder, which is each host's own."""
+        """Settings that must be the same on every rank: everything but the folder, which is each
+        host's own."""
         return {**self.training.on_all_ranks(), "caps": self.caps, "parts": self.parts}
 
 
@@ -141,14 +150,22 @@ class LabSettings:
     ),
     refuse(
         *("snapshots", "restarts", "epochs", "accumulate"),
-        why=lambda given: "is for training, the lab does without: leave it out" if given["lab"] else "",
+        why=lambda given: (
+            "is for training, the lab does without: leave it out" if given["lab"] else ""
+        ),
     ),
 )
 def command(
-    session: Session, data: DataOptions, checkpoint: SnapshotOptions, lab: tuple[str, ...], **training: Any
+    session: Session,
+    data: DataOptions,
+    checkpoint: SnapshotOptions,
+    lab: tuple[str, ...],
+    **training: Any,
 ) -> None:
     if lab:
-        asked = TrainingSettings(folder=data.folder, limit=data.limit, seed=session.run.seed, **training)
+        asked = TrainingSettings(
+            folder=data.folder, limit=data.limit, seed=session.run.seed, **training
+        )
         run_and_show_lab(session, data, LabSettings(training=asked, parts=lab))
     else:
         train_and_show(session, LESSON, TRAIN, data, checkpoint, **training)

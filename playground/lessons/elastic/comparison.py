@@ -1,4 +1,5 @@
-"""The last snapshots of two trainings that are to have ended with the same bits, compared byte by byte."""
+"""The last snapshots of two trainings that are to have ended with the same bits, compared byte by
+byte."""
 
 from __future__ import annotations
 
@@ -17,16 +18,18 @@ BOARD_FILE = "snapshot.pt"
 
 
 def compare(rank: int, size: int, one: Path, other: Path) -> Fields:
-    """How many `tensors` the last snapshots in two folders have, of how many bytes, and how many of these differ: every
-    tensor that a rank would resume from, parameters, momentum, totals, random numbers. Raises `ValueError` if one has
-    tensors that the other has not."""
+    """How many `tensors` the last snapshots in two folders have, of how many bytes, and how many of
+    these differ: every tensor that a rank would resume from, parameters, momentum, totals, random
+    numbers. Raises `ValueError` if one has tensors that the other has not."""
     pairs = list(zip(tensors_in(one), tensors_in(other), strict=True))
-    nbytes, differing = sum(first.nbytes for first, _ in pairs), sum(count_differing(*pair) for pair in pairs)
+    nbytes = sum(first.nbytes for first, _ in pairs)
+    differing = sum(count_differing(*pair) for pair in pairs)
     return {"tensors": len(pairs), "nbytes": nbytes, "differing": differing}
 
 
 def tensors_in(folder: Path) -> list[torch.Tensor]:
-    """All tensors that each rank resumes from, in the newest snapshot. Raises `PlaygroundError` if there is none."""
+    """All tensors that each rank resumes from, in the newest snapshot. Raises `PlaygroundError` if
+    there is none."""
     file = folder / BOARD_FILE
     if file.exists():
         state = torch.load(file, map_location="cpu", weights_only=True)

@@ -1,5 +1,5 @@
-"""The trainings of the command `elastic`, with ranks that are killed: the board's, or DistributedDataParallel's in the
-general loop, training/loop.py."""
+"""The trainings of the command `elastic`, with ranks that are killed: the board's, or
+DistributedDataParallel's in the general loop, training/loop.py."""
 
 from __future__ import annotations
 
@@ -19,9 +19,11 @@ from playground.training.resumable import DRAWS_FROM
 from playground.training.settings import TrainingSettings
 
 
-def run(rank: int, size: int, settings: TrainingSettings, way: str, kills: Sequence[Kill]) -> TrainingResult:
-    """Train `Net` as the lesson `way`, sgd or ddp, from the newest snapshot on. Every rank returns the same figures: of
-    sgd, those of the epochs that ended since the last restart.
+def run(
+    rank: int, size: int, settings: TrainingSettings, way: str, kills: Sequence[Kill]
+) -> TrainingResult:
+    """Train `Net` as the lesson `way`, sgd or ddp, from the newest snapshot on. Every rank returns
+    the same figures: of sgd, those of the epochs that ended since the last restart.
 
     Each time the world is started, the next of `kills` happens.
     """
@@ -33,14 +35,16 @@ def run(rank: int, size: int, settings: TrainingSettings, way: str, kills: Seque
     folder = settings.snapshots.folder
     folder.mkdir(parents=True, exist_ok=True)
     board = partial(
-        lesson.run, file=folder / BOARD_FILE, every=settings.snapshots.every, rng=DRAWS_FROM[device().type],
+        lesson.run, file=folder / BOARD_FILE, every=settings.snapshots.every,
+        rng=DRAWS_FROM[device().type],
         after_resume=lambda step: report(resumed={"total": step}), after_step=after_step,
     )  # fmt: skip
     return run_board(rank, size, settings, board)
 
 
 def die_if_due(rank: int, kills: Sequence[Kill], step: int) -> None:
-    """Be killed after this step, if that is what is to happen. Nothing warns the rank, and nothing is tidied up."""
+    """Be killed after this step, if that is what is to happen. Nothing warns the rank, and nothing
+    is tidied up."""
     synchronize()  # on a GPU a step is issued long before it is done
     report(stepped=step)
     if (rank, step) in kills[restart_count() : restart_count() + 1]:

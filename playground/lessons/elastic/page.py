@@ -1,4 +1,5 @@
-"""The command `elastic`: the ranks that are killed, the cost of their failures, and the text. Does not import torch."""
+"""The command `elastic`: the ranks that are killed, the cost of their failures, and the text. Does
+not import torch."""
 
 from __future__ import annotations
 
@@ -29,7 +30,8 @@ LESSON = LESSONS["elastic"]
 RUN = LESSON.remote("run", "experiment")
 COMPARE = LESSON.remote("compare", "comparison")
 COMPARED = (
-    "{tensors} tensors of {nbytes:,} bytes compared: parameters, optimizer state, totals and every rank's random "
+    "{tensors} tensors of {nbytes:,} bytes compared: parameters, optimizer state, totals and every "
+    "rank's random "
     "numbers; {differing:,} bytes differ."
 )
 SAMPLES = 6_000
@@ -41,25 +43,32 @@ Kill = tuple[int, int]
 
 
 def draw_kills(count: int, size: int, steps: int, seed: int) -> tuple[Kill, ...]:
-    """`count` kills of any rank at any step, in the order of the steps, no two after the same one. Raises `UsageError`
-    for too few steps."""
+    """`count` kills of any rank at any step, in the order of the steps, no two after the same one.
+    Raises `UsageError` for too few steps."""
     if count >= steps:
-        raise UsageError(f"--kills {count} in a training of {steps} steps: choose fewer, or more samples or epochs")
+        raise UsageError(
+            f"--kills {count} in a training of {steps} steps: choose fewer, or more samples or "
+            "epochs"
+        )
     random = Random(seed)
-    return tuple((random.randrange(size), step) for step in sorted(random.sample(range(1, steps), count)))
+    return tuple(
+        (random.randrange(size), step) for step in sorted(random.sample(range(1, steps), count))
+    )
 
 
 class Witness:
-    """Receives the ranks' reports and failures, and takes the time. Reports of several ranks come in any order: the
-    next kill may be reported before the step that precedes it."""
+    """Receives the ranks' reports and failures, and takes the time. Reports of several ranks come
+    in any order: the next kill may be reported before the step that precedes it."""
 
     def __init__(self) -> None:
         self.recoveries: list[Fields] = []
-        """A `failure`, in words; the number of steps done when the rank was `killed_after` them, and of those in the
-        snapshot that the training `resumed_after`, 0 for none; `seconds` from the kill until the next step was done."""
+        """A `failure`, in words; the number of steps done when the rank was `killed_after` them,
+        and of those in the snapshot that the training `resumed_after`, 0 for none; `seconds` from
+        the kill until the next step was done."""
         self.kills: list[tuple[float, int]] = []
         """Time of each kill, and the step after which it happened."""
-        self.failure, self.resumed_after = "", 0
+        self.failure = ""
+        self.resumed_after = 0
         """The failure that training has not recovered from yet, and the step it resumed after."""
 
     def hear(self, rank: int, event: Event) -> None:
@@ -72,15 +81,19 @@ class Witness:
                 raise PlaygroundError(f"{self.failure}: that was none of the kills drawn here")
             killed_at, killed_after = self.kills[len(self.recoveries)]
             steps = {"killed_after": killed_after, "resumed_after": self.resumed_after}
-            self.recoveries.append({"failure": self.failure, **steps, "seconds": time.monotonic() - killed_at})
+            self.recoveries.append(
+                {"failure": self.failure, **steps, "seconds": time.monotonic() - killed_at}
+            )
             self.failure = ""
 
     def note_failure(self, failure: PlaygroundError, count: int) -> None:
-        self.failure, self.resumed_after = failure.headline, 0
+        self.failure = failure.headline
+        self.resumed_after = 0
 
 
 RECOVERY = {"failure": Column("failure", wraps=True)} | figures(
-    ("killed_after", "after\nstep"), ("resumed_after", "goes on\nafter step"), ("redone", "steps\nredone"),
+    ("killed_after", "after\nstep"), ("resumed_after", "goes on\nafter step"), ("redone",
+    "steps\nredone"),
     ("seconds", "until the\nnext step", "s", ".2f"),
 )  # fmt: skip
 
@@ -101,42 +114,61 @@ class ElasticOptions:
 
 
 def conduct(
-    session: Session, settings: TrainingSettings, asked: ElasticOptions, kills: Sequence[Kill], folder: Path
+    session: Session,
+    settings: TrainingSettings,
+    asked: ElasticOptions,
+    kills: Sequence[Kill],
+    folder: Path,
 ) -> tuple[list[Fields], Fields]:
-    """Train twice, undisturbed and with ranks that are killed: do both end with the same bits? Returns what each of the
-    kills has cost, and how far the last snapshots differ (see comparison.py); `folder` has one for each training."""
+    """Train twice, undisturbed and with ranks that are killed: do both end with the same bits?
+    Returns what each of the kills has cost, and how far the last snapshots differ (see
+    comparison.py); `folder` has one for each training."""
     attempts = {
-        name: replace(settings, snapshots=SnapshotSettings(folder=folder / name, every=asked.snapshot_every))
+        name: replace(
+            settings, snapshots=SnapshotSettings(folder=folder / name, every=asked.snapshot_every)
+        )
         for name in ("undisturbed", "killed")
     }
     session.bar.show("training, undisturbed")
     train(session, attempts["undisturbed"], asked.way)
     session.bar.show("training, with ranks that are killed")
     recoveries = train(session, attempts["killed"], asked.way, kills)
-    [comparison] = new_world(session.world, 1).run(COMPARE, folder / "undisturbed", folder / "killed")
+    [comparison] = new_world(session.world, 1).run(
+        COMPARE, folder / "undisturbed", folder / "killed"
+    )
     return recoveries, comparison
 
 
-def train(session: Session, settings: TrainingSettings, way: str, kills: Sequence[Kill] = ()) -> list[Fields]:
-    """Train to the end, with a new world for each that is killed. Returns what each of the kills has cost."""
+def train(
+    session: Session, settings: TrainingSettings, way: str, kills: Sequence[Kill] = ()
+) -> list[Fields]:
+    """Train to the end, with a new world for each that is killed. Returns what each of the kills
+    has cost."""
     witness, world = Witness(), new_world(session.world, session.world.size, len(kills))
     told, failed = witness.hear, witness.note_failure
     world.run(RUN_TRAINING, RUN, settings, (way, kills), on_report=told, on_restart=failed)
     if len(witness.recoveries) != len(kills):
-        raise PlaygroundError(f"internal error: {len(witness.recoveries)} of {len(kills)} kills happened")
+        raise PlaygroundError(
+            f"internal error: {len(witness.recoveries)} of {len(kills)} kills happened"
+        )
     return witness.recoveries
 
 
 def new_world(world: CommandWorld, size: int, restarts: int = 0) -> CommandWorld:
     config, around = world.config, world.around
-    return CommandWorld(size, around=around, backend=config.backend, timeout=config.timeout, restarts=restarts)
+    return CommandWorld(
+        size, around=around, backend=config.backend, timeout=config.timeout, restarts=restarts
+    )
 
 
 @LESSON.run_by(pack_options("asked", ElasticOptions), data_options)
 def command(session: Session, data: DataOptions, asked: ElasticOptions) -> None:
     world = session.world
     if world.rank_env:
-        raise UsageError(f"{LESSON.name} kills ranks and starts new ones: run it without torchrun, RANK and WORLD_SIZE")
+        raise UsageError(
+            f"{LESSON.name} kills ranks and starts new ones: run it without torchrun, RANK and "
+            "WORLD_SIZE"
+        )
     world.warm_up(RUN_TRAINING, RUN, COMPARE)
     prepared = prepare_data(data, session.bar)
     if data.limit is None:
@@ -147,15 +179,26 @@ def command(session: Session, data: DataOptions, asked: ElasticOptions) -> None:
     settings.check_batch(world.size)
     steps = asked.epochs * math.ceil(prepared.train / settings.batch_size)
     kills = draw_kills(asked.kills, world.size, steps, session.run.seed)
-    session.say(f"{LESSON.name}: {world}", f"data: {prepared}", f"training: {asked.way}, {steps} steps")
+    session.say(
+        f"{LESSON.name}: {world}", f"data: {prepared}", f"training: {asked.way}, {steps} steps"
+    )
     with temporary_folder("elastic") as folder:
         recoveries, compared = conduct(session, settings, asked, kills, folder)
     rows = [{**each, "redone": each["killed_after"] - each["resumed_after"]} for each in recoveries]
     session.say("", tabulate(rows, RECOVERY), "", COMPARED.format(**compared))
     if compared["differing"]:
-        differ = f"{compared['differing']:,} of {compared['nbytes']:,} bytes differ from those of the undisturbed one"
+        differ = (
+            f"{compared['differing']:,} of {compared['nbytes']:,} bytes differ from those of "
+            "the undisturbed one"
+        )
         why = get_backend(world.backend).may_differ
-        raise PlaygroundError("; ".join(filter(None, [f"the training that was killed ended elsewhere: {differ}", why])))
+        raise PlaygroundError(
+            "; ".join(
+                filter(None, [f"the training that was killed ended elsewhere: {differ}", why])
+            )
+        )
     verdict = good(f"{len(kills)} kill{'s' * (len(kills) > 1)} left no trace")
     session.say(prose(f"Shown: {LESSON.conclude(world.size)}; ", verdict, "."))
-    session.print_document({}, way=asked.way, dataset=prepared.summary, recoveries=recoveries, comparison=compared)
+    session.print_document(
+        {}, way=asked.way, dataset=prepared.summary, recoveries=recoveries, comparison=compared
+    )

@@ -1,4 +1,5 @@
-"""The lesson's run: each way against one process, then training, with its rows and bytes counted."""
+"""The lesson's run: each way against one process, then training, with its rows and bytes
+counted."""
 
 from __future__ import annotations
 
@@ -27,9 +28,11 @@ def run(rank: int, size: int, settings: ExpertsSettings) -> list[Fields]:
 
 
 def run_way(way: str, settings: ExpertsSettings) -> Fields:
-    """Each rank trains as one process, too: to average their gradients, which are the same, changes nothing."""
+    """Each rank trains as one process, too: to average their gradients, which are the same, changes
+    nothing."""
     new = partial(new_training, way, settings)
-    ours, alone = new(Experts, settings.size, torch.float64), new(partial(DenseExperts, parts=settings.size), 1)
+    ours = new(Experts, settings.size, torch.float64)
+    alone = new(partial(DenseExperts, parts=settings.size), 1)
     found = compare(way, ours, alone, batches(settings.batch_size, EXACT_STEPS, settings.seed))
     model, step = new(Experts, settings.size, torch.float32)
     found |= train(way, model, step, batches(settings.batch_size, settings.steps, settings.seed))
@@ -41,7 +44,9 @@ def new_training(
 ) -> tuple[Any, Backward]:
     """A model, and what trains it on this rank's part of each batch, of as many `parts`."""
     model = new_gpt(GPTConfig(), settings.seed)
-    layers = replace_mlps(model, EXPERTS, K, settings.seed, partial(layer, capacity=settings.capacity or math.inf))
+    layers = replace_mlps(
+        model, EXPERTS, K, settings.seed, partial(layer, capacity=settings.capacity or math.inf)
+    )
     model.to(device(), dtype)
 
     def step(*batch: Tensor) -> Tensor:
@@ -56,10 +61,12 @@ def new_training(
 
 
 def count_assignments(layers: list[Any]) -> Fields:
-    """Token assignments of the last forward, in all layers; the fullest expert over the mean, the mean over layers."""
+    """Token assignments of the last forward, in all layers; the fullest expert over the mean, the
+    mean over layers."""
     rank, size = dist.get_rank(), dist.get_world_size()
     before, after = (
-        torch.stack([getattr(layer, f"{when}_capacity") for layer in layers]) for when in ("before", "after")
+        torch.stack([getattr(layer, f"{when}_capacity") for layer in layers])
+        for when in ("before", "after")
     )
     here, of_expert = after.tensor_split(size, 2)[rank], before.sum(1).double()
     staying, computed = int(here[:, rank].sum()), int(here.sum())

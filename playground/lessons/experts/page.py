@@ -1,4 +1,5 @@
-"""The command `experts`: its settings, the closed forms beside what is counted, and its text. Does not import torch."""
+"""The command `experts`: its settings, the closed forms beside what is counted, and its text. Does
+not import torch."""
 
 from __future__ import annotations
 
@@ -37,7 +38,9 @@ class ExpertsSettings:
     batch_size: int = flag(24, "Sequences in a batch, of which each rank has as many.", least=1)
     steps: int = flag(70, "Number of training steps, for each way.", least=1)
     capacity: float = flag(
-        0.0, "Tokens that a rank may send to an expert, as a multiple of the mean; 0: any number.", least=0.0
+        0.0,
+        "Tokens that a rank may send to an expert, as a multiple of the mean; 0: any number.",
+        least=0.0,
     )
 
     def __post_init__(self) -> None:
@@ -45,17 +48,24 @@ class ExpertsSettings:
         for way in self.ways:
             check_choice("way", way, WAYS)
         if self.size > EXPERTS:
-            raise UsageError(f"{self.size} ranks for {EXPERTS} experts: each needs one, so choose at most {EXPERTS}")
+            raise UsageError(
+                f"{self.size} ranks for {EXPERTS} experts: each needs one, so choose at most "
+                f"{EXPERTS}"
+            )
         if self.batch_size % self.size:
-            raise UsageError(f"{self.batch_size} sequences on {self.size} ranks: --batch-size must be a multiple of -n")
+            raise UsageError(
+                f"{self.batch_size} sequences on {self.size} ranks: --batch-size must be a "
+                "multiple of -n"
+            )
 
 
 def closed_forms(found: Fields, settings: ExpertsSettings) -> Fields:
-    """The counts of a rank in a step, bytes of float32, from the tokens sent and received; `if_balanced`: had each
-    expert got as many."""
+    """The counts of a rank in a step, bytes of float32, from the tokens sent and received;
+    `if_balanced`: had each expert got as many."""
     size, per_rank = settings.size, 4 * settings.batch_size * LENGTH * WIDTH / settings.size
     shared = 4 * (WIDTH * (2 * VOCABULARY + LENGTH + 2 + LAYERS * (4 * WIDTH + 5 + EXPERTS)) + 1)
-    others = 2 * (size - 1) / size * shared + LAYERS * 8 * EXPERTS * (size - 1)  # gradients and loss; tables of int64
+    # gradients and loss; tables of int64
+    others = 2 * (size - 1) / size * shared + LAYERS * 8 * EXPERTS * (size - 1)
     return {
         "messages": 5 * LAYERS + 2,
         "sent": 2 * 4 * WIDTH * (found["sent_tokens"] + found["received_tokens"]) + others,
@@ -83,7 +93,11 @@ COSTS = {"way": Column("way")} | TRAINED | figures(("most_over_mean", "fullest\n
 
 @LESSON.run_by(
     click.option(
-        "--way", type=click.Choice([*WAYS, ALL]), default=ALL, show_default=True, help="Free: without balance loss."
+        "--way",
+        type=click.Choice([*WAYS, ALL]),
+        default=ALL,
+        show_default=True,
+        help="Free: without balance loss.",
     ),
     flags(ExpertsSettings, "batch_size", "steps", "capacity"),
 )
@@ -91,20 +105,33 @@ def command(session: Session, way: str, **chosen: Any) -> None:
     world, ways = session.world, select_names(WAYS, (way,))
     settings = ExpertsSettings(size=world.size, ways=ways, seed=session.run.seed, **chosen)
     world.warm_up(EXPERIMENT)
-    limit = f", at most {settings.capacity:g} times the mean to one of them" if settings.capacity else ""
-    model = f"a GPT of {LAYERS} blocks, width {WIDTH}, sequences of {LENGTH}, {settings.batch_size} in a batch"
-    session.say(f"{LESSON.name}: {world}, {model}, {EXPERTS} experts for a block, {K} for a token{limit}")
+    limit = (
+        f", at most {settings.capacity:g} times the mean to one of them"
+        if settings.capacity
+        else ""
+    )
+    model = (
+        f"a GPT of {LAYERS} blocks, width {WIDTH}, sequences of {LENGTH}, "
+        f"{settings.batch_size} in a batch"
+    )
+    session.say(
+        f"{LESSON.name}: {world}, {model}, {EXPERTS} experts for a block, {K} for a token{limit}"
+    )
     found = dict(zip(ways, zip(*session.launch(EXPERIMENT, settings), strict=True), strict=True))
     rows = []
     for name, ranks in found.items():
         for rank, counted in enumerate(ranks):
             expected = closed_forms(counted, settings)
-            rows.append({"way": name, "rank": rank, **expected, **counted, "form": expected["sent"]})
+            rows.append(
+                {"way": name, "rank": rank, **expected, **counted, "form": expected["sent"]}
+            )
     own = f"{K * settings.batch_size * LENGTH * LAYERS // world.size:,}"
     about = f": in step {settings.steps}; each rank has {own}, {K} for each token and block"
     session.say("", prose(heading("token assignments"), about), tabulate(rows, ASSIGNMENTS))
     costs = ({"way": name, **ranks[0]} for name, ranks in found.items())
-    session.say("", prose(heading("training"), f": a copied sequence; {COMPARED}"), tabulate(costs, COSTS))
+    session.say(
+        "", prose(heading("training"), f": a copied sequence; {COMPARED}"), tabulate(costs, COSTS)
+    )
     session.print_document(found, rows=rows)
     for name, ranks in found.items():
         for rank in ranks:

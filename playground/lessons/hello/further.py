@@ -13,8 +13,9 @@ from playground.runtime.backends import backend_of
 
 
 def what_is_here(rank: int, size: int) -> dict[str, object]:
-    """What a rank runs on. `implementation` is the class behind the backend's name (for nccl, torch has two);
-    `ranks_there` says how many ranks share this rank's hardware: the GPU, or the CPUs of its host."""
+    """What a rank runs on. `implementation` is the class behind the backend's name (for nccl, torch
+    has two); `ranks_there` says how many ranks share this rank's hardware: the GPU, or the CPUs of
+    its host."""
     backend = backend_of()
     mine = (socket.gethostname(), backend.hardware())
     everyone: list[Any] = [None] * size

@@ -1,4 +1,5 @@
-"""The measurement of a rung of the ladder: replicas that train in turn, with a clock on each part of a step.
+"""The measurement of a rung of the ladder: replicas that train in turn, with a clock on each part
+of a step.
 
 | part     | from       | to                                                                       |
 |----------|------------|--------------------------------------------------------------------------|
@@ -7,10 +8,12 @@
 | exposed  | that       | the last average: packing, sending and receiving, waiting for the others |
 | step     | that       | the end of the optimizer's step                                          |
 
-Where it is parameters that are averaged, after the optimizer's step, `exposed` is the time that this takes.
+Where it is parameters that are averaged, after the optimizer's step, `exposed` is the time that
+this takes.
 
-What of the averaging is done before this rank's last gradient is hidden behind backward. To show how much that is, a
-replica also averages gradients that are all ready at once, with no backward to hide behind.
+What of the averaging is done before this rank's last gradient is hidden behind backward. To show
+how much that is, a replica also averages gradients that are all ready at once, with no backward to
+hide behind.
 """
 
 from __future__ import annotations
@@ -44,12 +47,18 @@ from playground.runtime.tap import Call, Observer, observing
 from playground.training.data import Images, batches, partition_dataset
 from playground.training.grad_syncs import DDP, SPARSE
 from playground.training.link import Link
-from playground.training.replicas import all_gather_stacked, broadcast_parameters, find_largest_difference, flat
+from playground.training.replicas import (
+    all_gather_stacked,
+    broadcast_parameters,
+    find_largest_difference,
+    flat,
+)
 from playground.training.step import backward, mean_loss_part, training_step
 from playground.training.sync import AllReduce, GradSync, new_grad_sync
 
 WARM_UP = 3
-"""Rounds that are trained but not timed: DistributedDataParallel rebuilds its buckets after the first."""
+"""Rounds that are trained but not timed: DistributedDataParallel rebuilds its buckets after the
+first."""
 NewSync = Callable[[nn.Module, AllReduce], GradSync]
 """Makes the gradient synchronisation of a rung for a model, by that all-reduce."""
 Moment = Any
@@ -57,10 +66,12 @@ Moment = Any
 
 
 class ResNet18(nn.Module):
-    """torchvision's resnet18 for images of one channel: [batch, 1, 28, 28] → log-probabilities [batch, 10].
+    """torchvision's resnet18 for images of one channel: [batch, 1, 28, 28] → log-probabilities
+    [batch, 10].
 
-    11,175,370 parameters. In training each rank needs two samples or more: 28 pixels shrink to one, and BatchNorm
-    cannot normalise a single value. Source: https://docs.pytorch.org/vision/stable/models/resnet.html
+    11,175,370 parameters. In training each rank needs two samples or more: 28 pixels shrink to one,
+    and BatchNorm cannot normalise a single value. Source:
+    https://docs.pytorch.org/vision/stable/models/resnet.html
     """
 
     def __init__(self) -> None:
@@ -75,7 +86,8 @@ class ResNet18(nn.Module):
 
 
 def new_rung(name: str, model: nn.Module, all_reduce: AllReduce, bucket_cap: int) -> GradSync:
-    """The gradient synchronisation of that name for `model`; `bucket_cap` is the bytes of a full bucket."""
+    """The gradient synchronisation of that name for `model`; `bucket_cap` is the bytes of a full
+    bucket."""
     if name == SPARSE:
         return SparseEmbeddings(model, all_reduce, bucket_cap)
     if name == DDP:
@@ -84,7 +96,8 @@ def new_rung(name: str, model: nn.Module, all_reduce: AllReduce, bucket_cap: int
 
 
 def run(rank: int, size: int, settings: LadderSettings) -> Fields:
-    """Train the model on every rung, and in DistributedDataParallel, with a clock on each. All ranks return the same.
+    """Train the model on every rung, and in DistributedDataParallel, with a clock on each. All
+    ranks return the same.
 
     Raises `UsageError` if the ranks were not all given the same settings.
     """
@@ -99,8 +112,9 @@ def run(rank: int, size: int, settings: LadderSettings) -> Fields:
 
 
 def measure(new_syncs: Mapping[str, NewSync], start: nn.Module, settings: LadderSettings) -> Fields:
-    """Train copies of the model `start`, one on each rung, in turn. All ranks return the same: `rungs`, a row for each,
-    the last of them DistributedDataParallel; `parts`, those of a step by rank and rung; and the `environment`."""
+    """Train copies of the model `start`, one on each rung, in turn. All ranks return the same:
+    `rungs`, a row for each, the last of them DistributedDataParallel; `parts`, those of a step by
+    rank and rung; and the `environment`."""
     rounds = Rounds(settings)
     coming = iter(rounds)
     next(coming)
@@ -114,55 +128,73 @@ def measure(new_syncs: Mapping[str, NewSync], start: nn.Module, settings: Ladder
         replicas.append(TimedReplica(name, start, timed_sync, all_reduce, new_sgd))
 
     for replica in replicas:
-        rounds.step(replica)  # in the first round only this: DistributedDataParallel has no buckets before a backward
+        # in the first round only this: DistributedDataParallel has no buckets before a backward
+        rounds.step(replica)
     seconds = time_in_turn(replicas, rounds.step, coming, settings.seed, WARM_UP - 1)
     rungs = summarize(replicas, messages, seconds)
     parts = [  # on each rank, of each replica
-        {replica.name: step_parts(its[:, : len(PARTS)]) for replica, its in zip(replicas, mine, strict=True)}
+        {
+            replica.name: step_parts(its[:, : len(PARTS)])
+            for replica, its in zip(replicas, mine, strict=True)
+        }
         for mine in seconds
     ]
     return {"rungs": rungs, "parts": parts, "environment": environment.describe()}
 
 
 class Rounds:
-    """In each, all replicas step on the same batch with the same dropout masks; after the last sample comes the first.
-    All batches are whole, so that all steps are alike."""
+    """In each, all replicas step on the same batch with the same dropout masks; after the last
+    sample comes the first. All batches are whole, so that all steps are alike."""
 
     def __init__(self, settings: LadderSettings) -> None:
         self.settings, self.heartbeat = settings, Heartbeat()
-        samples = len(training_set(settings, settings.limit)) // settings.batch_size * settings.batch_size
-        self.train_set, _ = partition_dataset(training_set(settings, samples), settings.batch_size, settings.seed)
+        samples = (
+            len(training_set(settings, settings.limit)) // settings.batch_size * settings.batch_size
+        )
+        self.train_set, _ = partition_dataset(
+            training_set(settings, samples), settings.batch_size, settings.seed
+        )
 
     def __iter__(self) -> Iterator[None]:
         total = WARM_UP + self.settings.steps
-        coming = chain.from_iterable(batches(self.train_set, self.settings.batch_size) for _ in count())
+        coming = chain.from_iterable(
+            batches(self.train_set, self.settings.batch_size) for _ in count()
+        )
         for number, (inputs, labels, samples_per_rank) in zip(range(total), coming, strict=False):
-            self.number, self.inputs, self.labels, self.samples_per_rank = number, (inputs,), labels, samples_per_rank
+            self.number = number
+            self.inputs = (inputs,)
+            self.labels = labels
+            self.samples_per_rank = samples_per_rank
             self.heartbeat.beat(phase="measuring all rungs side by side", step=number, steps=total)
             yield
 
     def step(self, replica: TimedReplica) -> list[float]:
         """Let the replica take this round's step. Seconds of each of its parts."""
-        torch.manual_seed(self.settings.seed + 1 + self.number * dist.get_world_size() + dist.get_rank())
+        torch.manual_seed(
+            self.settings.seed + 1 + self.number * dist.get_world_size() + dist.get_rank()
+        )
         return replica.step(self.inputs, self.labels, self.samples_per_rank)
 
 
 def training_set(settings: LadderSettings, limit: int | None) -> Images | ZipfSequences:
-    """The training data of the model: images, or sequences of token ids. `limit` keeps the first."""
-    return ZipfSequences(limit) if settings.model == BERT else Images(settings.folder, "train", limit)
+    """The training data of the model: images, or sequences of token ids. `limit` keeps the
+    first."""
+    return (
+        ZipfSequences(limit) if settings.model == BERT else Images(settings.folder, "train", limit)
+    )
 
 
 class Clock:
-    """Takes the time of named moments. On a GPU, when the GPU gets there: the processor, which hands it work, runs
-    ahead of it."""
+    """Takes the time of named moments. On a GPU, when the GPU gets there: the processor, which
+    hands it work, runs ahead of it."""
 
     def __init__(self) -> None:
         self.on_gpu = device().type == "cuda"
         self.moments: dict[str, Moment] = {}
 
     def start(self) -> None:
-        """Take the moment "start", at which nothing is under way, neither here nor on another rank; forget the others.
-        All ranks must call this."""
+        """Take the moment "start", at which nothing is under way, neither here nor on another rank;
+        forget the others. All ranks must call this."""
         dist.barrier()
         if self.on_gpu:
             torch.cuda.synchronize()
@@ -201,10 +233,12 @@ class TimedReplica:
         loss_part: Callable[[torch.Tensor, torch.Tensor, float], torch.Tensor] = mean_loss_part,
     ) -> None:
         self.name, self.clock, self.model = name, Clock(), copy.deepcopy(start)
-        for param in trainable_parameters(self.model):  # before the rung's own: hooks are called in order
+        # before the rung's own: hooks are called in order
+        for param in trainable_parameters(self.model):
             param.register_post_accumulate_grad_hook(self.take_gradient)
         self.sync = new_sync(self.model, all_reduce)
-        self.optimizer, self.loss_part = self.sync.optimizer(new_optimizer), loss_part
+        self.optimizer = self.sync.optimizer(new_optimizer)
+        self.loss_part = loss_part
         self.loss = 0.0
         """This rank's part of the last batch's mean loss."""
         self.inputs: tuple[torch.Tensor, ...] = ()
@@ -218,8 +252,11 @@ class TimedReplica:
         if param.grad is not None and param.grad.is_sparse:
             self.sparse[param] = param.grad
 
-    def step(self, inputs: tuple[torch.Tensor, ...], labels: torch.Tensor, samples_per_rank: float) -> list[float]:
-        """Train on this rank's share of a batch: the model is called with `*inputs`. Seconds of each of `PARTS`."""
+    def step(
+        self, inputs: tuple[torch.Tensor, ...], labels: torch.Tensor, samples_per_rank: float
+    ) -> list[float]:
+        """Train on this rank's share of a batch: the model is called with `*inputs`. Seconds of
+        each of `PARTS`."""
 
         def loss() -> torch.Tensor:
             return self.loss_part(self.sync.model(*inputs), labels, samples_per_rank)
@@ -233,14 +270,17 @@ class TimedReplica:
         return [forward, backward, averaging + averaging_parameters, step]
 
     def average_alone(self) -> list[float]:
-        """Seconds from gradients that are all ready at once to their averages, or to those of the parameters. A step
-        must come first: in the order of its gradients DistributedDataParallel arranges its buckets, and where gradients
-        are sparse, they are as sparse as that step's."""
+        """Seconds from gradients that are all ready at once to their averages, or to those of the
+        parameters. A step must come first: in the order of its gradients DistributedDataParallel
+        arranges its buckets, and where gradients are sparse, they are as sparse as that step's."""
         params = trainable_parameters(self.model)
 
         def ready_gradients() -> torch.Tensor:
-            self.sync.model(*self.inputs)  # without a forward before it DistributedDataParallel ignores a backward
-            return ReadyGradients.apply(self.clock, [self.sparse.get(param) for param in params], *params)
+            # without a forward before it DistributedDataParallel ignores a backward
+            self.sync.model(*self.inputs)
+            return ReadyGradients.apply(
+                self.clock, [self.sparse.get(param) for param in params], *params
+            )
 
         backward(self.optimizer, [ready_gradients], self.sync)
         self.sync.after_step(last=False)
@@ -249,27 +289,36 @@ class TimedReplica:
 
 
 class ReadyGradients(torch.autograd.Function):
-    """A loss whose backward computes nothing: the gradients of all parameters are ready at once. Those that are not
-    among the `known`, which has None in their place, are zero. That moment is the clock's "start"."""
+    """A loss whose backward computes nothing: the gradients of all parameters are ready at once.
+    Those that are not among the `known`, which has None in their place, are zero. That moment is
+    the clock's "start"."""
 
     @staticmethod
-    def forward(ctx: Any, clock: Clock, known: list[torch.Tensor | None], *params: torch.Tensor) -> torch.Tensor:
-        ctx.clock, ctx.known = clock, known
+    def forward(
+        ctx: Any, clock: Clock, known: list[torch.Tensor | None], *params: torch.Tensor
+    ) -> torch.Tensor:
+        ctx.clock = clock
+        ctx.known = known
         ctx.save_for_backward(*params)
         return params[0].new_zeros(())
 
     @staticmethod
     def backward(ctx: Any, _: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         pairs = zip(ctx.known, ctx.saved_tensors, strict=True)
-        gradients = [torch.zeros_like(param) if known is None else known.clone() for known, param in pairs]
+        gradients = [
+            torch.zeros_like(param) if known is None else known.clone() for known, param in pairs
+        ]
         ctx.clock.start()
         return None, None, *gradients
 
 
-def count_messages(new_sync: NewSync, start: nn.Module, inputs: tuple[torch.Tensor, ...]) -> list[tuple[int, bool]]:
-    """The messages of a rank in a step on its share of a batch, on a rung or by DistributedDataParallel: the bytes of
-    each, and whether it leaves before the last gradient is ready, so that it can be hidden. Counted on a replica that
-    is not timed: DistributedDataParallel shows them in a communication hook only, which would be timed too."""
+def count_messages(
+    new_sync: NewSync, start: nn.Module, inputs: tuple[torch.Tensor, ...]
+) -> list[tuple[int, bool]]:
+    """The messages of a rank in a step on its share of a batch, on a rung or by
+    DistributedDataParallel: the bytes of each, and whether it leaves before the last gradient is
+    ready, so that it can be hidden. Counted on a replica that is not timed: DistributedDataParallel
+    shows them in a communication hook only, which would be timed too."""
     model = copy.deepcopy(start)
     params = trainable_parameters(model)
     messages = StepMessages()
@@ -288,8 +337,8 @@ def count_messages(new_sync: NewSync, start: nn.Module, inputs: tuple[torch.Tens
 
 
 class StepMessages(Observer):
-    """What is sent in a step. A collective on shares is a half of an all-reduce of the whole that is cut or put
-    together."""
+    """What is sent in a step. A collective on shares is a half of an all-reduce of the whole that
+    is cut or put together."""
 
     def __init__(self) -> None:
         self.sent: list[tuple[int, bool]] = []
@@ -300,7 +349,9 @@ class StepMessages(Observer):
     def begun(self, call: Call) -> None:
         whole = max(tensor.nbytes for tensor in (*call.inputs, *call.outputs))
         if call.name in ("all_reduce", "reduce_scatter_tensor", "all_gather_into_tensor"):
-            self.sent.append((whole if call.name == "all_reduce" else whole // 2, bool(self.missing)))
+            self.sent.append(
+                (whole if call.name == "all_reduce" else whole // 2, bool(self.missing))
+            )
 
 
 def over_link(link: Link, new_sync: NewSync, model: nn.Module, all_reduce: AllReduce) -> GradSync:
@@ -312,10 +363,16 @@ def over_link(link: Link, new_sync: NewSync, model: nn.Module, all_reduce: AllRe
 
 
 def in_ddp(model: nn.Module, bucket_cap: int) -> GradSync:
-    """DistributedDataParallel, with buckets as full as the rungs', and buffers left to each rank as in the rungs."""
-    options = signature(DistributedDataParallel).parameters  # what torch calls it depends on its version
-    buffers = next(name for name in ("forward_sync_buffers", "broadcast_buffers") if name in options)
-    return GradSync(DistributedDataParallel(model, bucket_cap_mb=bucket_cap / 2**20, **{buffers: False}))
+    """DistributedDataParallel, with buckets as full as the rungs', and buffers left to each rank as
+    in the rungs."""
+    # what torch calls it depends on its version
+    options = signature(DistributedDataParallel).parameters
+    buffers = next(
+        name for name in ("forward_sync_buffers", "broadcast_buffers") if name in options
+    )
+    return GradSync(
+        DistributedDataParallel(model, bucket_cap_mb=bucket_cap / 2**20, **{buffers: False})
+    )
 
 
 def time_in_turn(
@@ -325,19 +382,28 @@ def time_in_turn(
     seed: int,
     warm_up: int,
 ) -> torch.Tensor:
-    """Let every replica take a step and average alone, once in each of `rounds`, and time both. Returns [rank, replica,
-    round, `PARTS` and then averaging alone], float64, the same on every rank, without the first `warm_up` rounds."""
-    calls = [call for replica in replicas for call in (partial(step, replica), replica.average_alone)]
+    """Let every replica take a step and average alone, once in each of `rounds`, and time both.
+    Returns [rank, replica, round, `PARTS` and then averaging alone], float64, the same on every
+    rank, without the first `warm_up` rounds."""
+    calls = [
+        call for replica in replicas for call in (partial(step, replica), replica.average_alone)
+    ]
     timed = interleave(calls, rounds, Random(seed))  # the same order on every rank
-    steps, alone = (torch.tensor(each, dtype=torch.float64, device=device()) for each in (timed[::2], timed[1::2]))
+    steps, alone = (
+        torch.tensor(each, dtype=torch.float64, device=device())
+        for each in (timed[::2], timed[1::2])
+    )
     return all_gather_stacked(torch.cat([steps, alone], dim=-1)[:, warm_up:]).cpu()
 
 
 def summarize(
-    replicas: Sequence[TimedReplica], messages: Sequence[Sequence[tuple[int, bool]]], seconds: torch.Tensor
+    replicas: Sequence[TimedReplica],
+    messages: Sequence[Sequence[tuple[int, bool]]],
+    seconds: torch.Tensor,
 ) -> list[Fields]:
-    """A row for each replica, in order, as `page` describes it; the last is the one in DistributedDataParallel.
-    `seconds` are those of `time_in_turn`, `messages` what `count_messages` has found."""
+    """A row for each replica, in order, as `page` describes it; the last is the one in
+    DistributedDataParallel. `seconds` are those of `time_in_turn`, `messages` what `count_messages`
+    has found."""
     steps = seconds[..., : len(PARTS)].sum(-1).amax(0)  # [replica, round], on the slowest rank
     p50 = steps.quantile(0.5, dim=1).tolist()
     rows = []
@@ -345,10 +411,15 @@ def summarize(
         replica.sync.after_step(last=True)  # a comparison follows
     for number, (replica, sent) in enumerate(zip(replicas, messages, strict=True)):
         of_parts = seconds[:, number, :, : len(PARTS)]  # [rank, round, part]
-        last = of_parts[..., PARTS.index("exposed")].argmin(0)  # the rank that came last waited for the shortest time
+        # the rank that came last waited for the shortest time
+        last = of_parts[..., PARTS.index("exposed")].argmin(0)
         parts = step_parts(of_parts[last, range(len(last))])
         alone = seconds[:, number, :, -1].amin(0).quantile(0.5).item()
-        mine = [len(sent), sum(nbytes for nbytes, _ in sent), sum(nbytes for nbytes, is_early in sent if is_early)]
+        mine = [
+            len(sent),
+            sum(nbytes for nbytes, _ in sent),
+            sum(nbytes for nbytes, is_early in sent if is_early),
+        ]
         most = all_gather_stacked(torch.tensor(mine, device=device())).amax(0).tolist()
         sent_by_rank = dict(zip(("messages", "bytes", "early_bytes"), most, strict=True))
         loss, difference_to_ddp = compare_outcomes(replica, replicas[-1])
@@ -356,13 +427,17 @@ def summarize(
             {
                 **parts,
                 "alone": alone,
-                "hidden": max(0.0, 1 - parts["exposed"] / alone) if sent_by_rank["early_bytes"] else 0.0,
+                "hidden": max(0.0, 1 - parts["exposed"] / alone)
+                if sent_by_rank["early_bytes"]
+                else 0.0,
                 **sent_by_rank,
                 "difference_to_ddp": difference_to_ddp,
                 "rung": replica.name,
                 "p50": p50[number],
                 "loss": loss,
-                "replicas_max_difference": find_largest_difference(replica.model, with_buffers=False)[0],
+                "replicas_max_difference": find_largest_difference(
+                    replica.model, with_buffers=False
+                )[0],
                 "speed_to_first": p50[0] / p50[number],
                 "speed_to_ddp": p50[-1] / p50[number],
                 "caveat": backend_of().describe_overlap() if replica is replicas[-1] else "",
@@ -372,14 +447,20 @@ def summarize(
 
 
 def step_parts(seconds: torch.Tensor) -> dict[str, float]:
-    """The parts of a step, which the table above tells apart: medians over rounds of `seconds` [round, `PARTS`]."""
+    """The parts of a step, which the table above tells apart: medians over rounds of `seconds`
+    [round, `PARTS`]."""
     return dict(zip(PARTS, seconds.quantile(0.5, dim=0).tolist(), strict=True))
 
 
 def compare_outcomes(replica: TimedReplica, ddp: TimedReplica) -> tuple[float, float]:
-    """The mean loss of the last batch, and the largest difference of any parameter to DistributedDataParallel's. That
-    is rounding, 1e-8, since sums in another order are rounded differently. Over many steps rounding now and then
-    decides which of two numbers a ReLU or max_pool lets through: 1e-4. (In float64 all agree to 1e-16.)"""
-    difference = (flat(replica.model.parameters()) - flat(ddp.model.parameters())).abs().max().double()
-    of_ranks = all_gather_stacked(torch.stack([torch.full_like(difference, replica.loss), difference]))
+    """The mean loss of the last batch, and the largest difference of any parameter to
+    DistributedDataParallel's. That is rounding, 1e-8, since sums in another order are rounded
+    differently. Over many steps rounding now and then decides which of two numbers a ReLU or
+    max_pool lets through: 1e-4. (In float64 all agree to 1e-16.)"""
+    difference = (
+        (flat(replica.model.parameters()) - flat(ddp.model.parameters())).abs().max().double()
+    )
+    of_ranks = all_gather_stacked(
+        torch.stack([torch.full_like(difference, replica.loss), difference])
+    )
     return of_ranks[:, 0].mean().item(), of_ranks[:, 1].max().item()

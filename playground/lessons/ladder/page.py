@@ -1,4 +1,5 @@
-"""The command `ladder`: settings, results, whether the replicas agree, and the text. Does not import torch."""
+"""The command `ladder`: settings, results, whether the replicas agree, and the text. Does not
+import torch."""
 
 from __future__ import annotations
 
@@ -31,7 +32,8 @@ IMAGE_MODELS = {
 }
 """They have 21,840 and 11,175,370 parameters."""
 MODELS = IMAGE_MODELS | {BERT: LESSON.remote("TokenBert", "sparse_embeddings")}
-"""The models to train; the last, of 13,457,283 parameters, on token ids drawn by Zipf's law, in place of images."""
+"""The models to train; the last, of 13,457,283 parameters, on token ids drawn by Zipf's law, in
+place of images."""
 TOKENS = PreparedData(
     name="zipf", folder=Path(), why="as frequent as words are in a text", train=4096, test=0,
     kind="sequences of token ids",
@@ -41,21 +43,29 @@ OF_BERT = {"steps": 10, "batch_size": 16, "bucket_cap": 2 * 2**20}
 """Defaults for bert, which differ from those of `LadderSettings`."""
 BY_MODEL = {
     name: {"default": None, "show_default": shown}
-    for name, shown in zip(OF_BERT, ("100, for bert 10", "128, for bert 16", "0.05, for bert 2"), strict=True)
+    for name, shown in zip(
+        OF_BERT, ("100, for bert 10", "128, for bert 16", "0.05, for bert 2"), strict=True
+    )
 }
 PARTS = ("forward", "backward", "exposed", "step")
 """Parts of a training step, in order."""
 TIMES = ("p50", *PARTS, "alone")
 """Figures of a rung that are shown in milliseconds, in order."""
 LEGEND = (
-    "  p50: median time of a step, on its slowest rank. Its parts are medians on the rank that is the last to start "
-    "averaging: forward; backward, until the last gradient is ready; exposed, from then until all gradients are "
-    "averaged (in the row parameters, what averaging them takes after the optimizer's step; shared-step sums in that "
-    "step). alone: what the same averaging takes without a backward to hide behind; hidden: the share of it that is "
+    "  p50: median time of a step, on its slowest rank. Its parts are medians on the rank that is "
+    "the last to start "
+    "averaging: forward; backward, until the last gradient is ready; exposed, from then until all "
+    "gradients are "
+    "averaged (in the row parameters, what averaging them takes after the optimizer's step; "
+    "shared-step sums in that "
+    "step). alone: what the same averaging takes without a backward to hide behind; hidden: the "
+    "share of it that is "
     "not exposed. vs. ddp, vs. first: how many times as fast as ddp, and as the first rung.",
     "  With --wide: step, the optimizer's; early, the share of the bytes that "
-    "are sent before the last gradient is ready (nothing else can be hidden); messages and bytes that a rank sends "
-    "in a step; the loss of the last batch; distance, the largest difference of any parameter from ddp's (rounding, "
+    "are sent before the last gradient is ready (nothing else can be hidden); messages and bytes "
+    "that a rank sends "
+    "in a step; the loss of the last batch; distance, the largest difference of any parameter from "
+    "ddp's (rounding, "
     "which grows where it decides which of two numbers a ReLU or max_pool lets through).",
 )
 ON_NO_LINK = ("shared-step", "zero-1", "zero-2", "zero-3")
@@ -63,45 +73,51 @@ ON_NO_LINK = ("shared-step", "zero-1", "zero-2", "zero-3")
 
 
 def candidates(model: str, link: float = 0.0) -> dict[str, str]:
-    """The candidates for this model by name, with a summary: every gradient synchronisation, in order, with one for
-    embeddings where there are any, then DistributedDataParallel. Over a simulated link without those that it would not
-    delay."""
+    """The candidates for this model by name, with a summary: every gradient synchronisation, in
+    order, with one for embeddings where there are any, then DistributedDataParallel. Over a
+    simulated link without those that it would not delay."""
     rungs: dict[str, str] = {}
     for name, spec in GRAD_SYNCS.items():
         if not (link and name in ON_NO_LINK):
             rungs[name] = spec.summary
         if name == "overlapped" and model == BERT:
-            rungs[SPARSE] = "overlapped, and of an embedding's gradient only the rows that some rank used"
+            rungs[SPARSE] = (
+                "overlapped, and of an embedding's gradient only the rows that some rank used"
+            )
     return rungs | {DDP: "DistributedDataParallel, which does what overlapped does in C++"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class LadderSettings(TrainingSettings):
-    """Training settings, with a number of steps in place of epochs. `sync` does not matter: every rung is measured.
-    Raises `UsageError` for what cannot be measured."""
+    """Training settings, with a number of steps in place of epochs. `sync` does not matter: every
+    rung is measured. Raises `UsageError` for what cannot be measured."""
 
     model: str = flag("net", "Model to train.", choices=MODELS)
     steps: int = flag(100, "Number of steps to time on each rung.", least=1)
     bucket_cap: int = like(TrainingSettings, "bucket_cap", 52_428, needs={})
-    """Bytes after which a bucket of gradients is full, in the rungs and in DistributedDataParallel."""
+    """Bytes after which a bucket of gradients is full, in the rungs and in
+    DistributedDataParallel."""
 
 
 Rung = Fields
-"""One rung, or DistributedDataParallel, on all ranks together: the figures that `LEGEND` explains by their names, times
-in seconds, shares from 0 to 1. Besides:
+"""One rung, or DistributedDataParallel, on all ranks together: the figures that `LEGEND` explains
+by their names, times in seconds, shares from 0 to 1. Besides:
 
-- `messages`, `bytes`: per step, on the rank that sends most (where only the rows in use of an embedding travel, in the
-  first step); `early_bytes`: of those that leave before the last gradient is ready.
-- `loss`: the mean over the last global batch; `difference_to_ddp`: the largest difference of any parameter to
-  DistributedDataParallel's, on any rank; `replicas_max_difference`: between a rank and rank 0, where BatchNorm's
-  statistics are each rank's own.
-- `caveat`: why `hidden` is less than it could be, where the backend keeps DistributedDataParallel from hiding messages.
+- `messages`, `bytes`: per step, on the rank that sends most (where only the rows in use of an
+  embedding travel, in the first step); `early_bytes`: of those that leave before the last gradient
+  is ready.
+- `loss`: the mean over the last global batch; `difference_to_ddp`: the largest difference of any
+  parameter to DistributedDataParallel's, on any rank; `replicas_max_difference`: between a rank and
+  rank 0, where BatchNorm's statistics are each rank's own.
+- `caveat`: why `hidden` is less than it could be, where the backend keeps DistributedDataParallel
+  from hiding messages.
 """
 
 
 def agreement(rungs: Sequence[Rung], all_reduce: str) -> str:
-    """The verdict on the replicas, after the same number of steps on every rung. Raises `PlaygroundError` if those of a
-    rung that adds with `all_reduce`, or those of DistributedDataParallel, the last, differ though they must not."""
+    """The verdict on the replicas, after the same number of steps on every rung. Raises
+    `PlaygroundError` if those of a rung that adds with `all_reduce`, or those of
+    DistributedDataParallel, the last, differ though they must not."""
     methods = [*[all_reduce] * (len(rungs) - 1), None]
     differences = [rung["replicas_max_difference"] for rung in rungs]
     verdicts = dict(zip(differences, map(replicas_verdict, differences, methods), strict=True))
@@ -111,11 +127,20 @@ def agreement(rungs: Sequence[Rung], all_reduce: str) -> str:
 def result_texts(rungs: Sequence[Rung]) -> Texts:
     """The meaning of the columns, a row per rung, and caveats."""
     times = {part: Column(part, "ms", right=True, wide=part == "step") for part in TIMES}
-    sent = figures(("early", "early", "%", ".0f"), ("messages",), ("bytes", "sent", "bytes", ","), wide=True)
-    ratios = figures(("speed_to_ddp", "vs.\nddp", "", ".2f"), ("speed_to_first", "vs.\nfirst", "", ".2f"))
+    sent = figures(
+        ("early", "early", "%", ".0f"), ("messages",), ("bytes", "sent", "bytes", ","), wide=True
+    )
+    ratios = figures(
+        ("speed_to_ddp", "vs.\nddp", "", ".2f"), ("speed_to_first", "vs.\nfirst", "", ".2f")
+    )
     outcome = figures(("loss", "loss", "", ".4f"), ("distance", "distance\nto ddp"), wide=True)
     columns = (
-        {"rung": Column("rung")} | times | figures(("hidden", "hidden", "%", ".0f", 100)) | sent | ratios | outcome
+        {"rung": Column("rung")}
+        | times
+        | figures(("hidden", "hidden", "%", ".0f", 100))
+        | sent
+        | ratios
+        | outcome
     )
     shown = [
         rung
@@ -151,21 +176,34 @@ def command(session: Session, data: DataOptions, model: str, **chosen: Any) -> N
     world, is_bert = session.world, model == BERT
     folder, tokens, chosen_for = (Path(), TOKENS, OF_BERT) if is_bert else (data.folder, None, {})
     chosen = chosen_for | {name: value for name, value in chosen.items() if value is not None}
-    asked = LadderSettings(folder=folder, model=model, limit=data.limit, seed=session.run.seed, **chosen)
+    asked = LadderSettings(
+        folder=folder, model=model, limit=data.limit, seed=session.run.seed, **chosen
+    )
     asked.check_batch(world.size)
     if model == "resnet18" and asked.batch_size < 2 * world.size:
-        why = f"resnet18's BatchNorm needs two samples or more on each, so at least {2 * world.size}"
+        why = (
+            f"resnet18's BatchNorm needs two samples or more on each, so at least {2 * world.size}"
+        )
         raise UsageError(f"--batch-size {asked.batch_size} for {world.size} ranks: {why}")
     world.warm_up(RUN)
     work = f"training: {model}, {asked.steps} steps of {asked.batch_size} samples{asked.over_links}"
     check_link(session, asked)
-    about = Table("rung", Column("what it does", wraps=True), rows=candidates(model, asked.link).items())
+    about = Table(
+        "rung", Column("what it does", wraps=True), rows=candidates(model, asked.link).items()
+    )
     prepared, settings = announce_data(session, data, asked, work, "", about, ready=tokens)
     result: Fields = session.launch(RUN, settings)[0]
     rungs = result["rungs"]
     verdict = agreement(rungs, settings.all_reduce)
     session.say("", *result_texts(rungs), "")
-    session.say(prose(f"Shown: {LESSON.shown}; {fastest_text(rungs)}{asked.over_links}; ", good(verdict), "."))
-    recipe = {name: getattr(settings, name) for name in ("batch_size", "bucket_cap", "all_reduce", "seed", "model")}
+    session.say(
+        prose(
+            f"Shown: {LESSON.shown}; {fastest_text(rungs)}{asked.over_links}; ", good(verdict), "."
+        )
+    )
+    recipe = {
+        name: getattr(settings, name)
+        for name in ("batch_size", "bucket_cap", "all_reduce", "seed", "model")
+    }
     measured = {"timed_steps": settings.steps, "rungs": rungs, "environment": result["environment"]}
     session.print_document({"run": result["parts"]}, dataset=prepared.summary, **recipe, **measured)

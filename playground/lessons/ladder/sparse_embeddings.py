@@ -1,10 +1,12 @@
-"""The rung beyond DistributedDataParallel for embeddings: of their gradient only the rows in use travel.
+"""The rung beyond DistributedDataParallel for embeddings: of their gradient only the rows in use
+travel.
 
-A batch holds few of the words of a vocabulary; the rows of all others have a gradient of zero. Dense, the gradient of
-30,000 words of width 384 is a message of 46 MB, and it is ready last, when no backward is left to hide it behind. Here
-the ranks first agree on which rows any of them has used: then those are a dense message of one shape, less than 1 MB
-for a batch of 500 words, which any all-reduce adds up.
-Source: https://horovod.readthedocs.io/en/stable/api.html (allreduce of tf.IndexedSlices: gathers all ranks' rows)
+A batch holds few of the words of a vocabulary; the rows of all others have a gradient of zero.
+Dense, the gradient of 30,000 words of width 384 is a message of 46 MB, and it is ready last, when
+no backward is left to hide it behind. Here the ranks first agree on which rows any of them has
+used: then those are a dense message of one shape, less than 1 MB for a batch of 500 words, which
+any all-reduce adds up. Source: https://horovod.readthedocs.io/en/stable/api.html (allreduce of
+tf.IndexedSlices: gathers all ranks' rows)
 """
 
 from __future__ import annotations
@@ -24,26 +26,35 @@ from playground.training.sync import AllReduce, OverlappedSync
 
 
 class SparseEmbeddings(OverlappedSync):
-    """Averages the gradients of embeddings, all of one type, by the rows that some rank has used, and all other
-    gradients as `OverlappedSync` does.
+    """Averages the gradients of embeddings, all of one type, by the rows that some rank has used,
+    and all other gradients as `OverlappedSync` does.
 
-    It sets `sparse` of the model's `nn.Embedding`s, so that backward computes (index, row) for each word of the batch
-    in place of a matrix. `after_backward` leaves in every `param.grad` the mean as a dense gradient, for any optimizer.
-    A weight that another module has too (a tied output layer) travels in the buckets; a dense gradient, where forward
-    uses `embedding.weight[:length]`, counts as one that uses every row.
+    It sets `sparse` of the model's `nn.Embedding`s, so that backward computes (index, row) for each
+    word of the batch in place of a matrix. `after_backward` leaves in every `param.grad` the mean
+    as a dense gradient, for any optimizer. A weight that another module has too (a tied output
+    layer) travels in the buckets; a dense gradient, where forward uses `embedding.weight[:length]`,
+    counts as one that uses every row.
     """
 
-    def __init__(self, model: nn.Module, all_reduce: AllReduce = dist.all_reduce, bucket_cap: int = BUCKET_CAP) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        all_reduce: AllReduce = dist.all_reduce,
+        bucket_cap: int = BUCKET_CAP,
+    ) -> None:
         self.weights = use_sparse_gradients(model)
         super().__init__(model, all_reduce, bucket_cap, excluded=set(self.weights))
         self.means = [torch.zeros_like(weight, requires_grad=False) for weight in self.weights]
         """Kept, since to zero 46 MB in every step would take longer than to send the rows."""
-        self.rows = [torch.empty(0, dtype=torch.int64, device=weight.device) for weight in self.weights]
+        self.rows = [
+            torch.empty(0, dtype=torch.int64, device=weight.device) for weight in self.weights
+        ]
         """Those of `means` that are not zero, unless somebody else has written there since."""
         self.versions = [mean._version for mean in self.means]
 
     def after_backward(self) -> None:
-        self.start_remaining()  # before the rows on every rank, for the order of messages must be the same
+        # before the rows on every rank, for the order of messages must be the same
+        self.start_remaining()
         if self.weights:
             self.average_rows()
         self.finish()
@@ -60,13 +71,19 @@ class SparseEmbeddings(OverlappedSync):
                 mean.copy_(weight.grad)
         masks = used.split([len(weight) for weight in self.weights])
         self.rows = [mask.nonzero().squeeze(1) for mask in masks]
-        parts = [mean[rows] * (1 / dist.get_world_size()) for mean, rows in zip(self.means, self.rows, strict=True)]
+        parts = [
+            mean[rows] * (1 / dist.get_world_size())
+            for mean, rows in zip(self.means, self.rows, strict=True)
+        ]
         flat = torch.cat([part.flatten() for part in parts])
         if len(flat):
             self.all_reduce(flat, op=dist.ReduceOp.SUM)
         averaged = flat.split([part.numel() for part in parts])
-        for weight, mean, rows, part in zip(self.weights, self.means, self.rows, averaged, strict=True):
-            mean[rows], weight.grad = part.view(-1, mean.shape[1]), mean
+        for weight, mean, rows, part in zip(
+            self.weights, self.means, self.rows, averaged, strict=True
+        ):
+            mean[rows] = part.view(-1, mean.shape[1])
+            weight.grad = mean
         self.versions = [mean._version for mean in self.means]
 
 
@@ -79,30 +96,47 @@ def rows_used(weight: torch.Tensor) -> torch.Tensor:
 
 
 def use_sparse_gradients(model: nn.Module) -> list[nn.Parameter]:
-    """Let backward compute sparse gradients where a weight is used by plain embeddings alone. Returns these weights."""
-    plain = [each for each in model.modules() if isinstance(each, nn.Embedding) and not each.scale_grad_by_freq]
-    others = {p for module in model.modules() if module not in plain for p in module.parameters(recurse=False)}
+    """Let backward compute sparse gradients where a weight is used by plain embeddings alone.
+    Returns these weights."""
+    plain = [
+        each
+        for each in model.modules()
+        if isinstance(each, nn.Embedding) and not each.scale_grad_by_freq
+    ]
+    others = {
+        p
+        for module in model.modules()
+        if module not in plain
+        for p in module.parameters(recurse=False)
+    }
     sparse = [each for each in plain if each.weight.requires_grad and each.weight not in others]
     for embedding in sparse:
         embedding.sparse = True
     return list(dict.fromkeys(embedding.weight for embedding in sparse))
 
 
-CONFIG = BertConfig(vocabulary=30_000, width=384, layers=1, heads=6, intermediate=1536, max_length=32)
+CONFIG = BertConfig(
+    vocabulary=30_000, width=384, layers=1, heads=6, intermediate=1536, max_length=32
+)
 """With a vocabulary as real tokenizers have: six of seven parameters are word embeddings."""
 PADDING = 0
 
 
 class ZipfSequences(Dataset[tuple[torch.Tensor, torch.Tensor]]):
-    """Token ids [max_length], padded behind; label: the class of the first token. As in a text, the k-th most frequent
-    word is 1/k times as frequent as the first (Zipf's law). The same on every rank; `limit` keeps the first."""
+    """Token ids [max_length], padded behind; label: the class of the first token. As in a text, the
+    k-th most frequent word is 1/k times as frequent as the first (Zipf's law). The same on every
+    rank; `limit` keeps the first."""
 
     def __init__(self, limit: int | None = None, config: BertConfig = CONFIG) -> None:
         draw, longest = torch.Generator().manual_seed(1935), config.max_length
         frequencies = 1 / torch.arange(1, config.vocabulary, dtype=torch.float64)
-        words = frequencies.multinomial(TOKENS.train * longest, replacement=True, generator=draw) + 1
+        words = (
+            frequencies.multinomial(TOKENS.train * longest, replacement=True, generator=draw) + 1
+        )
         lengths = torch.randint(longest // 2, longest + 1, (TOKENS.train, 1), generator=draw)
-        self.ids = words.view(-1, longest).masked_fill(torch.arange(longest) >= lengths, PADDING)[:limit]
+        self.ids = words.view(-1, longest).masked_fill(torch.arange(longest) >= lengths, PADDING)[
+            :limit
+        ]
         self.labels = self.ids[:, 0] % CLASSES
 
     def __len__(self) -> int:
@@ -113,7 +147,8 @@ class ZipfSequences(Dataset[tuple[torch.Tensor, torch.Tensor]]):
 
 
 class TokenBert(nn.Module):
-    """Token ids [batch, length] → log-probabilities [batch, 3]; all tokens are of the first segment."""
+    """Token ids [batch, length] → log-probabilities [batch, 3]; all tokens are of the first
+    segment."""
 
     def __init__(self, config: BertConfig = CONFIG) -> None:
         super().__init__()

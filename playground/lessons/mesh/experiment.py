@@ -1,4 +1,5 @@
-"""The lesson's run: on each mesh a training, beside one process's, with its messages counted by axis."""
+"""The lesson's run: on each mesh a training, beside one process's, with its messages counted by
+axis."""
 
 from __future__ import annotations
 
@@ -30,7 +31,9 @@ def run(rank: int, size: int, settings: MeshSettings) -> list[Fields]:
     require_same_on_all_ranks(vars(settings))
     oracle, losses = new_model(settings), [0.0] * settings.steps
     if rank == 0:
-        losses = train("one process", oracle, backward_alone(oracle), batches_of(settings))["losses"]
+        losses = train("one process", oracle, backward_alone(oracle), batches_of(settings))[
+            "losses"
+        ]
     expected = torch.tensor(losses, dtype=torch.float64, device=device())
     dist.broadcast(expected, 0)
     broadcast_parameters(oracle)
@@ -45,18 +48,30 @@ def batches_of(settings: MeshSettings) -> list[Batch]:
     return batches(costs.BATCH, settings.steps, settings.seed)
 
 
-def train_on(shape: costs.Shape, oracle: nn.Sequential, expected: Tensor, settings: MeshSettings) -> Fields:
-    """On a mesh: this rank's coordinates, and what it exchanges in a step; the largest differences from one process."""
+def train_on(
+    shape: costs.Shape, oracle: nn.Sequential, expected: Tensor, settings: MeshSettings
+) -> Fields:
+    """On a mesh: this rank's coordinates, and what it exchanges in a step; the largest differences
+    from one process."""
     mesh, whole = Mesh(shape), batches_of(settings)
     stage, traffic = GPTStage(new_model(settings), mesh), AxisTraffic(mesh)
     tokens, targets = (mesh.shard_batch(each).chunk(costs.MICROBATCHES) for each in whole[0])
     hidden = [expected.new_ones(*each.shape, WIDTH).requires_grad_() for each in tokens]
     warm_up(stage, tokens if stage.is_first else hidden, targets)
     with observing(traffic):
-        found = train(costs.name_of(shape), stage.model, partial(stage.step, microbatches=costs.MICROBATCHES), whole)
-    by_loss = (expected - expected.new_tensor(found["losses"])).abs().max() if stage.is_last else 0.0
+        found = train(
+            costs.name_of(shape),
+            stage.model,
+            partial(stage.step, microbatches=costs.MICROBATCHES),
+            whole,
+        )
+    by_loss = (
+        (expected - expected.new_tensor(found["losses"])).abs().max() if stage.is_last else 0.0
+    )
     by_parameter = parameter_difference(
-        split(oracle, stage.index, len(stage.ranks)), stage.model, partial(shard_like, group=mesh.groups["tp"])
+        split(oracle, stage.index, len(stage.ranks)),
+        stage.model,
+        partial(shard_like, group=mesh.groups["tp"]),
     )
     largest = expected.new_tensor([by_loss, by_parameter])
     dist.all_reduce(largest, op=dist.ReduceOp.MAX)
@@ -70,7 +85,9 @@ class AxisTraffic(Observer):
 
     def __init__(self, mesh: Mesh) -> None:
         self.axes = {group: axis for axis, group in mesh.groups.items()}
-        self.ranks = {axis: [*ranks_of(group)] for axis, group in mesh.groups.items()} | {"pp": [*mesh.pp_ranks]}
+        self.ranks = {axis: [*ranks_of(group)] for axis, group in mesh.groups.items()} | {
+            "pp": [*mesh.pp_ranks]
+        }
         self.traffic = {axis: Traffic() for axis in self.ranks}
 
     def begun(self, call: Call) -> None:
@@ -78,7 +95,8 @@ class AxisTraffic(Observer):
             self.traffic[self.axes.get(call.group, "pp")].begun(call)
 
     def by_axis(self, steps: int, forms: dict[str, float]) -> dict[str, Fields]:
-        """For each axis of several ranks: the group, what this rank calls and sends in a step, and the closed form."""
+        """For each axis of several ranks: the group, what this rank calls and sends in a step, and
+        the closed form."""
         found = {}
         for axis, ranks in self.ranks.items():
             if len(ranks) > 1:

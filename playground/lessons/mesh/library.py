@@ -1,4 +1,5 @@
-"""The same in the library's words. Each function takes a GPT, or a part of it, and an axis of a `DeviceMesh`."""
+"""The same in the library's words. Each function takes a GPT, or a part of it, and an axis of a
+`DeviceMesh`."""
 
 from __future__ import annotations
 
@@ -23,7 +24,10 @@ from playground.runtime import device
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 """From logits and targets."""
-PLAN = {name: ColwiseParallel() for name in ("attention.query", "attention.key", "attention.value", "up")}
+PLAN = {
+    name: ColwiseParallel()
+    for name in ("attention.query", "attention.key", "attention.value", "up")
+}
 PLAN |= {name: RowwiseParallel() for name in ("attention.output", "down")}
 
 
@@ -54,14 +58,16 @@ def apply_tp(model: nn.Sequential, mesh: DeviceMesh) -> None:
 
 
 def apply_cp(model: nn.Sequential, mesh: DeviceMesh) -> None:
-    """Ours: `shard_sequence(model, group)`, a ring. Here each rank gathers all keys and values, as Llama 3 does."""
+    """Ours: `shard_sequence(model, group)`, a ring. Here each rank gathers all keys and values, as
+    Llama 3 does."""
     shard_sequence(model, mesh.get_group())
     for block in model[1:-1]:
         block.attention.attend = partial(attend_to_all, mesh=mesh)
 
 
 def attend_to_all(query: Tensor, key: Tensor, value: Tensor, mesh: DeviceMesh) -> Tensor:
-    """Attention of this rank's queries, all [batch, heads, length / N, head width]. Backward is a reduce_scatter."""
+    """Attention of this rank's queries, all [batch, heads, length / N, head width]. Backward is a
+    reduce_scatter."""
     size, length = mesh.size(), mesh.size() * query.shape[2]
     positions = [position_ids(length, size, rank, zigzag=True).to(device()) for rank in range(size)]
     parts = (DTensor.from_local(each, mesh, [Shard(2)]) for each in (key, value))
@@ -71,7 +77,8 @@ def attend_to_all(query: Tensor, key: Tensor, value: Tensor, mesh: DeviceMesh) -
 
 
 def apply_all(model: nn.Sequential, shape: Shape, loss: Loss, microbatches: int) -> Any:
-    """All but DDP, as torchtitan does: a schedule, whose `step` computes gradients, and this rank's model."""
+    """All but DDP, as torchtitan does: a schedule, whose `step` computes gradients, and this rank's
+    model."""
     mesh = init_device_mesh(device().type, shape, mesh_dim_names=AXES)
     apply_tp(model, mesh["tp"])
     apply_cp(model, mesh["cp"])

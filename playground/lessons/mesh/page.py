@@ -37,16 +37,22 @@ class MeshSettings:
             pair for shape in self.shapes for pair in zip(shape, SHARDED.items(), strict=True)
         ):
             if number % ranks:
-                raise UsageError(f"{ranks} ranks for {number} {what}: each gets as many, so choose a divisor")
+                raise UsageError(
+                    f"{ranks} ranks for {number} {what}: each gets as many, so choose a divisor"
+                )
 
 
 def shapes_for(size: int, grid: Shape | None = None) -> tuple[Shape, ...]:
-    """The mesh that is asked for, or all that have one or two ranks on each axis. Raises `UsageError` for none."""
+    """The mesh that is asked for, or all that have one or two ranks on each axis. Raises
+    `UsageError` for none."""
     chosen = [grid] if grid else product((1, 2), repeat=4)
     shapes = tuple((dp, pp, cp, tp) for dp, pp, cp, tp in chosen if dp * pp * cp * tp == size)
     if not shapes:
         asked = f"--grid {' '.join(map(str, grid))}" if grid else "no --grid"
-        raise UsageError(f"{size} ranks, and {asked}: choose numbers whose product is -n, as in -n 6 --grid 3 1 1 2")
+        raise UsageError(
+            f"{size} ranks, and {asked}: choose numbers whose product is -n, as in -n 6 --grid 3 1 "
+            "1 2"
+        )
     return shapes
 
 
@@ -58,7 +64,10 @@ PREDICTED = (
     | {name: Column(name) for name in ("state", "fits")}
     | figures(
         ("held", "held", "GB", ".0f", 1e-9),
-        *((name, name, "s", ".1f") for name in ("compute", "tensor", "context", "data", "bubble", "step")),
+        *(
+            (name, name, "s", ".1f")
+            for name in ("compute", "tensor", "context", "data", "bubble", "step")
+        ),
     )
 )
 
@@ -69,7 +78,8 @@ def group_row(axis: str, ranks: list[int], calls: dict[str, int], **more: float)
 
 
 def check_mesh(shape: Shape, found: Fields) -> None:
-    """Raise `PlaygroundError` if a rank's training is not one process's, or it sent other than the closed forms say."""
+    """Raise `PlaygroundError` if a rank's training is not one process's, or it sent other than the
+    closed forms say."""
     check(name_of(shape), found, {})
     for axis, group in found["groups"].items():
         check_counts(f"{name_of(shape)}: {axis}", group, {"sent": group["form"]})
@@ -77,7 +87,11 @@ def check_mesh(shape: Shape, found: Fields) -> None:
 
 @LESSON.run_by(
     click.option(
-        "--grid", type=click.IntRange(1), nargs=4, metavar="D P C T", help="Ranks of data, pipeline, context, tensor."
+        "--grid",
+        type=click.IntRange(1),
+        nargs=4,
+        metavar="D P C T",
+        help="Ranks of data, pipeline, context, tensor.",
     ),
     flags(MeshSettings, "steps"),
 )
@@ -91,11 +105,18 @@ def command(session: Session, grid: Shape | None, steps: int) -> None:
     for found in trained:
         place = ", ".join(f"{axis} {at}" for axis, at in found["place"].items())
         rows = (group_row(axis, **group) for axis, group in found["groups"].items())
-        session.say("", prose(heading(found["grid"]), f": rank {world.size - 1} is {place}"), tabulate(rows, GROUPS))
+        session.say(
+            "",
+            prose(heading(found["grid"]), f": rank {world.size - 1} is {place}"),
+            tabulate(rows, GROUPS),
+        )
     about = f": data x pipeline x context x tensor; AdamW in float64, steps: {steps}"
     session.say("", prose(heading("training"), about), tabulate(trained, MESH | TRAINED))
     about = f", not measured: {CLUSTER}, by scale's cost model"
-    predicted = [{"grid": name_of(shape), "state": state, **predict(shape, state)} for shape, state in MESHES.items()]
+    predicted = [
+        {"grid": name_of(shape), "state": state, **predict(shape, state)}
+        for shape, state in MESHES.items()
+    ]
     session.say("", prose(heading("predicted"), about), tabulate(predicted, PREDICTED))
     session.print_document({}, ranks=by_rank, predicted=predicted)
     for shape, found in (pair for rank in by_rank for pair in zip(shapes, rank, strict=True)):

@@ -11,7 +11,9 @@ from math import ceil
 from typing import Any
 
 import torch
-import torch._dynamo  # the optimizer imports it at its first step: here the fork server does, once for all ranks
+
+# the optimizer imports it at its first step: here the fork server does, once for all ranks
+import torch._dynamo
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
@@ -38,15 +40,24 @@ from playground.training.data import Images, batches, partition_dataset
 
 
 def run(rank: int, size: int, settings: ServerSettings) -> list[Fields]:
-    """Train by all-reduce, then by a server in every mode. The server's rank returns the result of each."""
+    """Train by all-reduce, then by a server in every mode. The server's rank returns the result of
+    each."""
     require_same_on_all_ranks(settings.on_all_ranks())
     workers = dist.new_group(list(range(1, size)))
     with Agent() as agent:
-        by_all_reduce: list[Any] = [None if rank == SERVER else train_by_all_reduce(workers, settings)]
+        by_all_reduce: list[Any] = [
+            None if rank == SERVER else train_by_all_reduce(workers, settings)
+        ]
         dist.broadcast_object_list(by_all_reduce, src=SERVER + 1)
         result, parameters = by_all_reduce[0]
         if rank == SERVER:
-            return [result, *(serve_mode(agent, mode, size - 1, settings, parameters) for mode in settings.modes)]
+            return [
+                result,
+                *(
+                    serve_mode(agent, mode, size - 1, settings, parameters)
+                    for mode in settings.modes
+                ),
+            ]
         for _ in settings.modes:
             work(agent, dist.get_rank(workers), new_worker(settings, workers))
     return []
@@ -55,16 +66,20 @@ def run(rank: int, size: int, settings: ServerSettings) -> list[Fields]:
 def serve_mode(
     agent: Agent, mode: str, workers: int, settings: ServerSettings, early_parameters: torch.Tensor
 ) -> Fields:
-    """Serve a training, and measure it. `early_parameters`: the parameters after the first few steps without a server,
-    to compare with."""
+    """Serve a training, and measure it. `early_parameters`: the parameters after the first few
+    steps without a server, to compare with."""
     server = MeasuredServer(new_model(settings), mode, workers, settings)
     serve(agent, server)
     return server.result(early_parameters)
 
 
-def new_worker(settings: ServerSettings, workers: Any) -> Callable[[torch.Tensor], tuple[torch.Tensor, float]]:
+def new_worker(
+    settings: ServerSettings, workers: Any
+) -> Callable[[torch.Tensor], tuple[torch.Tensor, float]]:
     """This worker's `compute`, for `work`, at its pace."""
-    compute = partial(compute_gradient, new_model(settings), F.nll_loss, whole_batches(settings, workers))
+    compute = partial(
+        compute_gradient, new_model(settings), F.nll_loss, whole_batches(settings, workers)
+    )
 
     def compute_slowly(parameters: torch.Tensor) -> tuple[torch.Tensor, float]:
         with paced(settings, workers):
@@ -79,21 +94,31 @@ def new_model(settings: ServerSettings) -> nn.Module:
     return Net().to(device(), memory_format=torch.channels_last)
 
 
-def whole_batches(settings: ServerSettings, workers: Any) -> Iterator[tuple[torch.Tensor, torch.Tensor, float]]:
-    """This worker's (images, labels, samples per worker) of every global batch, without end. All batches are whole, so
-    that all gradients count alike. From here on, every worker has dropout masks of its own."""
-    samples = len(Images(settings.folder, "train", settings.limit)) // settings.batch_size * settings.batch_size
+def whole_batches(
+    settings: ServerSettings, workers: Any
+) -> Iterator[tuple[torch.Tensor, torch.Tensor, float]]:
+    """This worker's (images, labels, samples per worker) of every global batch, without end. All
+    batches are whole, so that all gradients count alike. From here on, every worker has dropout
+    masks of its own."""
+    samples = (
+        len(Images(settings.folder, "train", settings.limit))
+        // settings.batch_size
+        * settings.batch_size
+    )
     images = Images(settings.folder, "train", samples)
     train_set, _ = partition_dataset(images, settings.batch_size, settings.seed, group=workers)
     torch.manual_seed(settings.seed + 1 + dist.get_rank(workers))
     while True:
-        for images, labels, samples_per_worker in batches(train_set, settings.batch_size, group=workers):
+        for images, labels, samples_per_worker in batches(
+            train_set, settings.batch_size, group=workers
+        ):
             yield images.to(torch.get_default_dtype()), labels, samples_per_worker
 
 
 @contextlib.contextmanager
 def paced(settings: ServerSettings, workers: Any) -> Iterator[None]:
-    """Slow the last worker down: for it, the `with` block takes `settings.slow_worker` times as long."""
+    """Slow the last worker down: for it, the `with` block takes `settings.slow_worker` times as
+    long."""
     synchronize()
     started = time.perf_counter()
     yield
@@ -103,13 +128,15 @@ def paced(settings: ServerSettings, workers: Any) -> Iterator[None]:
 
 
 def train_by_all_reduce(workers: Any, settings: ServerSettings) -> tuple[Fields, torch.Tensor]:
-    """Train on every worker. Returns the result (its bytes are those of a ring), and the early parameters."""
+    """Train on every worker. Returns the result (its bytes are those of a ring), and the early
+    parameters."""
     model, size = new_model(settings), dist.get_world_size(workers)
     params = list(model.parameters())
     optimizer = torch.optim.SGD(params, lr=settings.lr, momentum=settings.momentum)
     coming = whole_batches(settings, workers)
     images, labels, _ = next(whole_batches(settings, workers))
-    F.nll_loss(new_model(settings)(images), labels).backward()  # a gradient that is not used: the first takes longer
+    # a gradient that is not used: the first takes longer
+    F.nll_loss(new_model(settings)(images), labels).backward()
     started, losses = time.perf_counter(), list[tuple[float, int]]()
     for step in range(1, settings.steps + 1):
         with paced(settings, workers):
@@ -138,13 +165,16 @@ def train_by_all_reduce(workers: Any, settings: ServerSettings) -> tuple[Fields,
     return result, early
 
 
-def summarize(mode: str, seconds: float, losses: Sequence[tuple[float, int]], **about: Any) -> Fields:
-    """The result of a mode. `losses`: of each gradient its samples' summed loss, and their number. `last_loss` is the
-    mean over the samples of the last tenth of the gradients, with dropout on."""
+def summarize(
+    mode: str, seconds: float, losses: Sequence[tuple[float, int]], **about: Any
+) -> Fields:
+    """The result of a mode. `losses`: of each gradient its samples' summed loss, and their number.
+    `last_loss` is the mean over the samples of the last tenth of the gradients, with dropout on."""
     samples, last = sum(count for _, count in losses), losses[-ceil(len(losses) / 10) :]
     last_loss = sum(loss for loss, _ in last) / sum(count for _, count in last)
     return {
-        "mode": mode, "seconds": seconds, "samples": samples, "speed": samples / seconds, "last_loss": last_loss,
+        "mode": mode, "seconds": seconds, "samples": samples, "speed": samples / seconds,
+        "last_loss": last_loss,
         **about,
     }  # fmt: skip
 
@@ -153,11 +183,14 @@ class MeasuredServer(ParameterServer):
     """A server that keeps account of what it takes, how old that is, and what it sends."""
 
     def __init__(self, model: nn.Module, mode: str, workers: int, settings: ServerSettings) -> None:
-        super().__init__(model, mode, workers, settings.steps, settings.lr, settings.momentum, settings.staleness)
+        super().__init__(
+            model, mode, workers, settings.steps, settings.lr, settings.momentum, settings.staleness
+        )
         self.settings, self.started, self.heartbeat = settings, time.perf_counter(), Heartbeat()
         self.seconds, self.losses = 0.0, list[tuple[float, int]]()
         self.staleness_counts: Counter[int] = Counter()
-        """Number of gradients, by how often the parameters had changed since the worker got them."""
+        """Number of gradients, by how often the parameters had changed since the worker got
+        them."""
         self.sent = [0] * workers
         """The version of the parameters that each worker got last."""
         self.bytes = 0
@@ -186,10 +219,11 @@ class MeasuredServer(ParameterServer):
         return parameters, finished
 
     def result(self, early_by_all_reduce: torch.Tensor) -> Fields:
-        """The result of the mode. `early_by_all_reduce`: the parameters after as many gradients as `early`, without a
-        server; `difference_to_all_reduce` is the largest of any parameter.
+        """The result of the mode. `early_by_all_reduce`: the parameters after as many gradients as
+        `early`, without a server; `difference_to_all_reduce` is the largest of any parameter.
 
-        `bytes_per_step` are those that the busiest rank sends and receives for a gradient of every worker.
+        `bytes_per_step` are those that the busiest rank sends and receives for a gradient of every
+        worker.
         """
         return summarize(
             self.mode,

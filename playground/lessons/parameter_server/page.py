@@ -25,7 +25,8 @@ RUN = LESSON.remote("run", "experiment")
 MODES = {
     "sync": "waits for every worker's gradient, then takes one step with their mean",
     "async": "takes a step with each gradient as it comes, however old",
-    "stale-synchronous": "the same, but no worker gets more than --staleness gradients ahead of the slowest",
+    "stale-synchronous": "the same, but no worker gets more than --staleness gradients ahead of "
+    "the slowest",
 }
 """When the server takes a step, and when a worker gets the new parameters."""
 ALL_REDUCE = "all-reduce"
@@ -34,16 +35,26 @@ ALL_REDUCE = "all-reduce"
 
 @dataclass(frozen=True, kw_only=True)
 class ServerSettings(TrainingSettings):
-    """Training settings, with a number of steps in place of epochs. Raises `UsageError` for what cannot be."""
+    """Training settings, with a number of steps in place of epochs. Raises `UsageError` for what
+    cannot be."""
 
     lr: float = like(TrainingSettings, "lr", 0.05)
-    batch_size: int = flag(128, "Global batch size: samples for a gradient of every worker.", least=1)
+    batch_size: int = flag(
+        128, "Global batch size: samples for a gradient of every worker.", least=1
+    )
     modes: tuple[str, ...] = tuple(MODES)
     staleness: int = flag(
-        3, "Stale-synchronous: number of gradients that a worker may be ahead of the slowest.", least=0, metavar="K"
+        3,
+        "Stale-synchronous: number of gradients that a worker may be ahead of the slowest.",
+        least=0,
+        metavar="K",
     )
     slow_worker: float = flag(
-        1.0, "Slow the last worker down: its gradients take so many times as long.", least=1, most=1e6, metavar="FACTOR"
+        1.0,
+        "Slow the last worker down: its gradients take so many times as long.",
+        least=1,
+        most=1e6,
+        metavar="FACTOR",
     )
     steps: int = flag(100, "Number of gradients of each worker, on average.", least=1)
 
@@ -54,18 +65,25 @@ class ServerSettings(TrainingSettings):
 
     @property
     def early_steps(self) -> int:
-        """Number of steps after which the modes are compared, parameter by parameter. Later rounding grows, wherever it
-        decides which of two numbers a ReLU or max_pool lets through."""
+        """Number of steps after which the modes are compared, parameter by parameter. Later
+        rounding grows, wherever it decides which of two numbers a ReLU or max_pool lets through."""
         return min(5, self.steps)
 
 
 def steps_verdict(modes: Sequence[Fields]) -> str:
-    """The verdict on the synchronous server's steps, or on the number of gradients, if it was not one of the modes.
-    Raises `PlaygroundError` if its steps differ from those of all-reduce by more than rounding."""
-    for difference in (each["difference_to_all_reduce"] for each in modes if each["mode"] == "sync"):
+    """The verdict on the synchronous server's steps, or on the number of gradients, if it was not
+    one of the modes. Raises `PlaygroundError` if its steps differ from those of all-reduce by more
+    than rounding."""
+    for difference in (
+        each["difference_to_all_reduce"] for each in modes if each["mode"] == "sync"
+    ):
         if difference < ROUNDING:
-            return f"sync took the first steps as all-reduce did (largest difference {difference:.1e})"
-        raise PlaygroundError(f"sync went up to {difference:.2g} away from all-reduce: rounding does less")
+            return (
+                f"sync took the first steps as all-reduce did (largest difference {difference:.1e})"
+            )
+        raise PlaygroundError(
+            f"sync went up to {difference:.2g} away from all-reduce: rounding does less"
+        )
     return "in every mode the server took as many gradients as all-reduce"
 
 
@@ -92,7 +110,9 @@ MODE, ABOUT_MODES = click.Choice(tuple(MODES)), "When the server takes a step; m
 
 
 @LESSON.run_by(
-    click.option("--mode", "modes", type=MODE, multiple=True, show_default="all of them", help=ABOUT_MODES),
+    click.option(
+        "--mode", "modes", type=MODE, multiple=True, show_default="all of them", help=ABOUT_MODES
+    ),
     flags(ServerSettings, "staleness", "slow_worker", "steps", "batch_size", "lr", "momentum"),
     data_options,
 )
@@ -104,7 +124,9 @@ def command(session: Session, data: DataOptions, modes: tuple[str, ...], **chose
     world.warm_up(RUN)
     shared = f"shared by {workers} worker{'s' * (workers > 1)}"
     work = f"training: {asked.steps} steps of {asked.batch_size} samples, {shared}"
-    rows = {ALL_REDUCE: "no server: the workers average their gradients"} | {mode: MODES[mode] for mode in asked.modes}
+    rows = {ALL_REDUCE: "no server: the workers average their gradients"} | {
+        mode: MODES[mode] for mode in asked.modes
+    }
     modes_table = Table("mode", Column("what it does", wraps=True), rows=rows.items())
     prepared, settings = announce_data(session, data, asked, work, "", modes_table)
     found, *_ = session.launch(RUN, settings)

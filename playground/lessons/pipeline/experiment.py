@@ -1,4 +1,5 @@
-"""The schedules on a real model, on every rank: do they give one process's gradients, and what does each cost?
+"""The schedules on a real model, on every rank: do they give one process's gradients, and what does
+each cost?
 
 Timed are the forwards and backwards of a stage; memory is counted as autograd saves and frees it.
 """
@@ -12,7 +13,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
-import torch._dynamo  # the optimizer imports it at its first step: here the fork server does, once for all ranks
+
+# the optimizer imports it at its first step: here the fork server does, once for all ranks
+import torch._dynamo
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
@@ -35,34 +38,42 @@ Groups = dict[tuple[int, int], dist.ProcessGroup]
 
 
 def run(rank: int, size: int, settings: PipelineSettings) -> list[Fields]:
-    """With each schedule, on this rank: one batch in float64, compared with one process; then training in float32."""
+    """With each schedule, on this rank: one batch in float64, compared with one process; then
+    training in float32."""
     groups, model = new_groups(range(size)), new_model(BLOCKS, WIDTH, settings.seed).to(device())
     differences = compare(copy.deepcopy(model).double(), groups, settings)
     own = split(model, rank, size)
     warm_up(Stage(own, range(size), groups), *blank_batch(settings, torch.float32))
     return [
-        train_and_measure(name, MeasuredStage(copy.deepcopy(own), range(size), groups), settings, differences[name])
+        train_and_measure(
+            name,
+            MeasuredStage(copy.deepcopy(own), range(size), groups),
+            settings,
+            differences[name],
+        )
         for name in settings.schedules
     ]
 
 
 def new_block(width: int) -> nn.Sequential:
-    """[samples, width] → [samples, width]. Weights are drawn as He et al. (2015) do for ReLU, so that what goes in and
-    what comes out are of one size, however many blocks there are."""
+    """[samples, width] → [samples, width]. Weights are drawn as He et al. (2015) do for ReLU, so
+    that what goes in and what comes out are of one size, however many blocks there are."""
     linear = nn.Linear(width, width)
     nn.init.kaiming_uniform_(linear.weight, nonlinearity="relu")
     return nn.Sequential(linear, nn.ReLU())
 
 
 def new_model(blocks: int, width: int, seed: int) -> nn.Sequential:
-    """Equal blocks, and a last layer of 10 logits, which is small beside them. The same on every rank."""
+    """Equal blocks, and a last layer of 10 logits, which is small beside them. The same on every
+    rank."""
     torch.manual_seed(seed)
     return nn.Sequential(*(new_block(width) for _ in range(blocks)), nn.Linear(width, 10))
 
 
 def compare(model: nn.Sequential, groups: Groups, settings: PipelineSettings) -> dict[str, float]:
-    """The largest difference of any gradient of this stage from one process's with the whole batch, in float64, by
-    schedule. The batch is a small one: every rank also does the work of one process."""
+    """The largest difference of any gradient of this stage from one process's with the whole batch,
+    in float64, by schedule. The batch is a small one: every rank also does the work of one
+    process."""
     few = replace(settings, batch_size=min(settings.batch_size, FEW * settings.microbatches))
     [(images, labels)] = batches(few, 1, torch.float64)
     stage = Stage(split(model, dist.get_rank(), settings.size), range(settings.size), groups)
@@ -76,25 +87,33 @@ def compare(model: nn.Sequential, groups: Groups, settings: PipelineSettings) ->
         stage.load(images, labels, settings.microbatches)
         SCHEDULES[name].code(stage, settings.microbatches)
         stage.finish()
-        found[name] = (flat(param.grad for param in stage.model.parameters()) - expected).abs().max().item()
+        found[name] = (
+            (flat(param.grad for param in stage.model.parameters()) - expected).abs().max().item()
+        )
     return found
 
 
-def blank_batch(settings: PipelineSettings, dtype: torch.dtype) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+def blank_batch(
+    settings: PipelineSettings, dtype: torch.dtype
+) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
     """Inputs of any stage, and labels, by microbatch."""
     count, samples = settings.microbatches, settings.batch_size // settings.microbatches
-    inputs = [torch.ones(samples, WIDTH, dtype=dtype, device=device()).requires_grad_() for _ in range(count)]
+    inputs = [
+        torch.ones(samples, WIDTH, dtype=dtype, device=device()).requires_grad_()
+        for _ in range(count)
+    ]
     return inputs, [torch.zeros(samples, dtype=torch.int64, device=device())] * count
 
 
 def warm_up(stage: Stage, inputs: Sequence[torch.Tensor], labels: Sequence[torch.Tensor]) -> None:
-    """Where it must not come later: load this stage's kernels, fetch its memory, open its links. Inputs and labels are
-    of microbatches.
+    """Where it must not come later: load this stage's kernels, fetch its memory, open its links.
+    Inputs and labels are of microbatches.
 
-    A receive that is posted on a GPU is a kernel, which runs until the message comes. Beside it the first launch of
-    another kernel, or a fetch of memory, may wait until the GPU is idle: the neighbour then waits for this stage, and
-    this stage for the neighbour. So all microbatches go forward and back once before, with nothing to receive.
-    Source: https://docs.nvidia.com/cuda/cuda-c-programming-guide/#lazy-loading
+    A receive that is posted on a GPU is a kernel, which runs until the message comes. Beside it the
+    first launch of another kernel, or a fetch of memory, may wait until the GPU is idle: the
+    neighbour then waits for this stage, and this stage for the neighbour. So all microbatches go
+    forward and back once before, with nothing to receive. Source:
+    https://docs.nvidia.com/cuda/cuda-c-programming-guide/#lazy-loading
     """
     if not backend_of().loads_kernels_late:
         return
@@ -102,7 +121,8 @@ def warm_up(stage: Stage, inputs: Sequence[torch.Tensor], labels: Sequence[torch
     for output in [stage.compute(m, each) for m, each in enumerate(inputs)]:
         output.backward(torch.ones_like(output))
     stage.model.zero_grad()
-    for (source, target), group in stage.groups.items():  # in this order on every rank: both ends come
+    # in this order on every rank: both ends come
+    for (source, target), group in stage.groups.items():
         if stage.index == source:
             dist.send(message, stage.ranks[target], group=group)
         elif stage.index == target:
@@ -110,13 +130,18 @@ def warm_up(stage: Stage, inputs: Sequence[torch.Tensor], labels: Sequence[torch
     synchronize()
 
 
-def train_and_measure(name: str, stage: MeasuredStage, settings: PipelineSettings, difference: float) -> Fields:
-    """Train this stage by one schedule, and measure: the microbatches whose activations it held at once, at most, and
-    the bytes that autograd saved for them, in float32, without parameters; on the last stage the losses, by step; and
-    the forwards and backwards of the steps that are timed, in order, in seconds since 1970. Activations are counted in
-    the first step, which is not timed."""
+def train_and_measure(
+    name: str, stage: MeasuredStage, settings: PipelineSettings, difference: float
+) -> Fields:
+    """Train this stage by one schedule, and measure: the microbatches whose activations it held at
+    once, at most, and the bytes that autograd saved for them, in float32, without parameters; on
+    the last stage the losses, by step; and the forwards and backwards of the steps that are timed,
+    in order, in seconds since 1970. Activations are counted in the first step, which is not
+    timed."""
     counter, code = ActivationCounter(stage.model), SCHEDULES[name].code
-    optimizer = torch.optim.SGD(stage.model.parameters(), lr=settings.lr, momentum=settings.momentum)
+    optimizer = torch.optim.SGD(
+        stage.model.parameters(), lr=settings.lr, momentum=settings.momentum
+    )
     losses, steps, every = list[float](), list[list[Fields]](), settings.steps + WARM_UP
     for index, batch in enumerate(batches(settings, every)):
         report(phase=f"{name}: training", step=index, steps=every)
@@ -125,13 +150,16 @@ def train_and_measure(name: str, stage: MeasuredStage, settings: PipelineSetting
         with contextlib.nullcontext() if index else counter:
             losses.append(step(stage, code, optimizer, *batch, settings.microbatches))
         steps.append(stage.slots)
-    held, known = {"held": stage.most_held, "held_bytes": counter.peak}, losses if stage.is_last else []
+    held = {"held": stage.most_held, "held_bytes": counter.peak}
+    known = losses if stage.is_last else []
     return {"gradient_difference": difference, **held, "losses": known, "steps": steps[WARM_UP:]}
 
 
-def batches(settings: PipelineSettings, steps: int, dtype: torch.dtype = torch.float32) -> Iterator[Batch]:
-    """Whole batches (images [samples, 784], labels [samples]), in the order of the file, from its start again after its
-    end."""
+def batches(
+    settings: PipelineSettings, steps: int, dtype: torch.dtype = torch.float32
+) -> Iterator[Batch]:
+    """Whole batches (images [samples, 784], labels [samples]), in the order of the file, from its
+    start again after its end."""
     data = Images(settings.folder, "train", settings.limit)
     for index in range(steps):
         images, labels = data.span(index * settings.batch_size, settings.batch_size)
@@ -163,7 +191,8 @@ class MeasuredStage(Stage):
 
 @dataclass
 class TimedOutput:
-    """The output of a stage, whose backward is timed: the stage waits for messages before and after it."""
+    """The output of a stage, whose backward is timed: the stage waits for messages before and after
+    it."""
 
     output: torch.Tensor
     slot: contextlib.AbstractContextManager[None]
@@ -174,8 +203,9 @@ class TimedOutput:
 
 
 def now() -> float:
-    """The time, which ranks of a host share, when this rank's work so far is done. On a GPU only what was computed: to
-    wait for messages, too, would be to wait for a neighbour that may be waiting for us."""
+    """The time, which ranks of a host share, when this rank's work so far is done. On a GPU only
+    what was computed: to wait for messages, too, would be to wait for a neighbour that may be
+    waiting for us."""
     if device().type == "cuda":
         torch.cuda.current_stream().synchronize()
     return time.time()

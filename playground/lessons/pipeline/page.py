@@ -1,5 +1,5 @@
-"""The command `pipeline`: the schedules by name, with the theory of each, settings, results and text. Does not import
-torch."""
+"""The command `pipeline`: the schedules by name, with the theory of each, settings, results and
+text. Does not import torch."""
 
 from __future__ import annotations
 
@@ -25,29 +25,33 @@ from playground.training.settings import TrainingSettings
 
 @dataclass(frozen=True)
 class ScheduleSpec:
-    """A schedule and what it promises, as functions and as papers write these: S is the number of stages, M that of
-    microbatches, s the stage, 0 for the first."""
+    """A schedule and what it promises, as functions and as papers write these: S is the number of
+    stages, M that of microbatches, s the stage, 0 for the first."""
 
     code: Remote
     """Called as `schedule(stage, microbatches)`, by every stage."""
     bubble_rule: str
     bubble: Callable[[int, int], float]
-    """The share of the time for which stages idle, given S and M, if every forward takes equally long, every backward
-    does, and messages take no time."""
+    """The share of the time for which stages idle, given S and M, if every forward takes equally
+    long, every backward does, and messages take no time."""
     held_rule: str
     held: Callable[[int, int, int], int]
     """Microbatches whose activations a stage holds at most, given s, S and M."""
 
 
 LESSON = LESSONS["pipeline"]
-NAIVE, GPIPE, ONE_FORWARD_ONE_BACKWARD = map(LESSON.remote, ("naive", "gpipe", "one_forward_one_backward"))
+NAIVE, GPIPE, ONE_FORWARD_ONE_BACKWARD = map(
+    LESSON.remote, ("naive", "gpipe", "one_forward_one_backward")
+)
 EXPERIMENT = LESSON.remote("run", "experiment")
 PIPELINED = ("(S-1)/(M+S-1)", lambda n, m: (n - 1) / (m + n - 1))
 """The last stage waits S - 1 of M + S - 1 slots for its first microbatch."""
 SCHEDULES = {
     "naive": ScheduleSpec(NAIVE, "(S-1)/S", lambda n, m: (n - 1) / n, "1", lambda s, n, m: 1),
     "gpipe": ScheduleSpec(GPIPE, *PIPELINED, "M", lambda s, n, m: m),
-    "1f1b": ScheduleSpec(ONE_FORWARD_ONE_BACKWARD, *PIPELINED, "min(M, S-s)", lambda s, n, m: min(m, n - s)),
+    "1f1b": ScheduleSpec(
+        ONE_FORWARD_ONE_BACKWARD, *PIPELINED, "min(M, S-s)", lambda s, n, m: min(m, n - s)
+    ),
 }
 """By name; n is S, and m is M."""
 BLOCKS = 24
@@ -60,14 +64,16 @@ WARM_UP = 1
 
 @dataclass(frozen=True, kw_only=True)
 class PipelineSettings(TrainingSettings):
-    """Training settings, with a number of steps in place of epochs. Raises `UsageError` for stages or microbatches
-    that do not fit."""
+    """Training settings, with a number of steps in place of epochs. Raises `UsageError` for stages
+    or microbatches that do not fit."""
 
     size: int
     """Number of ranks, each with a stage."""
     schedules: tuple[str, ...] = tuple(SCHEDULES)
     """Names of `SCHEDULES`, in the order of running."""
-    microbatches: int = flag(8, "Number of microbatches that a batch is cut into.", least=1, metavar="M")
+    microbatches: int = flag(
+        8, "Number of microbatches that a batch is cut into.", least=1, metavar="M"
+    )
     batch_size: int = flag(512, "Batch size: samples per step.", least=1)
     steps: int = flag(5, "Number of training steps that are timed, with each schedule.", least=1)
     lr: float = 0.02
@@ -79,15 +85,22 @@ class PipelineSettings(TrainingSettings):
         for name in self.schedules:
             check_choice("schedule", name, SCHEDULES)
         if BLOCKS % self.size:
-            equal = f"the model's {BLOCKS} blocks are cut into equal stages, so choose a divisor of {BLOCKS} as -n"
+            equal = (
+                f"the model's {BLOCKS} blocks are cut into equal stages, so choose a divisor "
+                f"of {BLOCKS} as -n"
+            )
             raise UsageError(f"{self.size} stages: {equal}")
         if self.batch_size % self.microbatches:
-            equal = f"microbatches are equal, so choose a multiple of {self.microbatches}, which is --microbatches"
+            equal = (
+                f"microbatches are equal, so choose a multiple of {self.microbatches}, which "
+                "is --microbatches"
+            )
             raise UsageError(f"--batch-size {self.batch_size}: {equal}")
 
 
 EXACT = 1e-12
-"""How far gradients in float64 may be from one process's: rounding, for microbatches are added up in another order."""
+"""How far gradients in float64 may be from one process's: rounding, for microbatches are added up
+in another order."""
 
 
 def span(step: Sequence[Sequence[Fields]]) -> float:
@@ -109,9 +122,12 @@ def typical_step(ranks: Sequence[Fields]) -> Sequence[Sequence[Fields]]:
 
 
 def summarize(name: str, ranks: Sequence[Fields], settings: PipelineSettings) -> Fields:
-    """The figures of a schedule over all ranks, stage by stage. Of what is held, a number for each stage; losses are
-    those of the whole batch, by step."""
-    spec, stages, microbatches, step = SCHEDULES[name], settings.size, settings.microbatches, typical_step(ranks)
+    """The figures of a schedule over all ranks, stage by stage. Of what is held, a number for each
+    stage; losses are those of the whole batch, by step."""
+    spec = SCHEDULES[name]
+    stages = settings.size
+    microbatches = settings.microbatches
+    step = typical_step(ranks)
     return {
         "bubble": bubble(step),
         "expected_bubble": spec.bubble(stages, microbatches),
@@ -125,20 +141,30 @@ def summarize(name: str, ranks: Sequence[Fields], settings: PipelineSettings) ->
 
 
 def check(name: str, found: Fields) -> None:
-    """Raise `PlaygroundError` if gradients are not one process's, or more is held than the schedule promises."""
+    """Raise `PlaygroundError` if gradients are not one process's, or more is held than the schedule
+    promises."""
     if not found["gradient_difference"] <= EXACT:
         differ = f"gradients differ from one process's by {found['gradient_difference']:.1e}"
-        raise PlaygroundError(f"{name}: {differ}, more than rounding ({EXACT:.0e}): this must not be")
-    for stage, (held, expected) in enumerate(zip(found["held"], found["expected_held"], strict=True)):
+        raise PlaygroundError(
+            f"{name}: {differ}, more than rounding ({EXACT:.0e}): this must not be"
+        )
+    for stage, (held, expected) in enumerate(
+        zip(found["held"], found["expected_held"], strict=True)
+    ):
         if held != expected:
-            what = f"stage {stage} held {held} microbatches, and {SCHEDULES[name].held_rule} is {expected}"
+            what = (
+                f"stage {stage} held {held} microbatches, and {SCHEDULES[name].held_rule} is "
+                f"{expected}"
+            )
             raise PlaygroundError(f"{name}: {what}: this must not be")
 
 
 def model_text(settings: PipelineSettings) -> str:
     return (
-        f"model: {BLOCKS} equal blocks (linear {WIDTH} x {WIDTH}, ReLU), {BLOCKS // settings.size} in each of "
-        f"{settings.size} stage{'s' * (settings.size > 1)}; batches of {settings.batch_size} samples, in "
+        f"model: {BLOCKS} equal blocks (linear {WIDTH} x {WIDTH}, ReLU), {BLOCKS // settings.size} "
+        "in each of "
+        f"{settings.size} stage{'s' * (settings.size > 1)}; batches of {settings.batch_size} "
+        "samples, in "
         f"{settings.microbatches} microbatches of {settings.batch_size // settings.microbatches}"
     )
 
@@ -147,8 +173,14 @@ def held_texts(found: Mapping[str, Fields]) -> Texts:
     table = Table(*numbers("stage", *(f"{name}\n{SCHEDULES[name].held_rule}" for name in found)))
     held = [zip(each["held"], each["held_bytes"], strict=True) for each in found.values()]
     for stage, row in enumerate(zip(*held, strict=True)):
-        table.add(str(stage), *(f"{microbatches} = {nbytes / 2**20:.3g} MiB" for microbatches, nbytes in row))
-    return [prose(heading("activations"), ": microbatches held at once, at most, and what they take"), table]
+        table.add(
+            str(stage),
+            *(f"{microbatches} = {nbytes / 2**20:.3g} MiB" for microbatches, nbytes in row),
+        )
+    return [
+        prose(heading("activations"), ": microbatches held at once, at most, and what they take"),
+        table,
+    ]
 
 
 COSTS = {"schedule": Column("schedule")} | figures(
@@ -162,11 +194,15 @@ COSTS = {"schedule": Column("schedule")} | figures(
 
 
 def cost_texts(found: Mapping[str, Fields]) -> Texts:
-    ends = {name: {"first": each["losses"][0], "last": each["losses"][-1]} for name, each in found.items()}
+    ends = {
+        name: {"first": each["losses"][0], "last": each["losses"][-1]}
+        for name, each in found.items()
+    }
     rows = ({"schedule": name, **each, **ends[name]} for name, each in found.items())
     rules = ", ".join(f"{name} {SCHEDULES[name].bubble_rule}" for name in found)
     about = (
-        f"bubble is the share of the time in which ranks idle, in the step that is the median; the formulas are "
+        "bubble is the share of the time in which ranks idle, in the step that is the median; the "
+        "formulas are "
         f"{rules}. Difference is the largest of any gradient, in float64"
     )
     return [prose(heading("cost"), f": {about}"), tabulate(rows, COSTS)]
@@ -182,14 +218,20 @@ ORDERS, ABOUT_ORDERS = click.Choice([*SCHEDULES, ALL]), "The order in which stag
 )
 def command(session: Session, data: DataOptions, schedule: str, **chosen: Any) -> None:
     world = session.world
-    chosen |= {"limit": data.limit, "seed": session.run.seed, "schedules": select_names(SCHEDULES, (schedule,))}
+    chosen |= {
+        "limit": data.limit,
+        "seed": session.run.seed,
+        "schedules": select_names(SCHEDULES, (schedule,)),
+    }
     asked = PipelineSettings(size=world.size, folder=data.folder, **chosen)
     world.warm_up(RUN_TRAINING, EXPERIMENT)
     prepared, settings = announce_data(session, data, asked, model_text(asked))
     if world.local_size > (cores := host.cores()) and world.device == "cpu":
         session.say(
-            f"{world.local_size} ranks share {cores} core{'s' * (cores > 1)}: while one stage waits, another uses its "
-            f"core, so the bubble that is measured says little; gradients, activations and losses hold all the same"
+            f"{world.local_size} ranks share {cores} core{'s' * (cores > 1)}: while one stage "
+            "waits, another uses its "
+            "core, so the bubble that is measured says little; gradients, activations and losses "
+            "hold all the same"
         )
     by_rank = session.launch(RUN_TRAINING, EXPERIMENT, settings)
     ranks = dict(zip(settings.schedules, zip(*by_rank, strict=True), strict=True))

@@ -1,4 +1,5 @@
-"""What the command compares: N ranks with every gradient synchronisation, and what explains each way to break it."""
+"""What the command compares: N ranks with every gradient synchronisation, and what explains each
+way to break it."""
 
 from __future__ import annotations
 
@@ -14,7 +15,13 @@ from torch.nn.parallel import DistributedDataParallel
 from playground.algorithms import load_all_reduce
 from playground.lessons.prove import lesson as board
 from playground.lessons.prove.batch_norm import convert_sync_batchnorm
-from playground.lessons.prove.lesson import Training, max_abs_diff, new_net, parameters, part_of_loss
+from playground.lessons.prove.lesson import (
+    Training,
+    max_abs_diff,
+    new_net,
+    parameters,
+    part_of_loss,
+)
 from playground.lessons.prove.page import Proof, ProveSettings
 from playground.measurement import Fields
 from playground.measurement.interleave import slowest as max_over_ranks
@@ -27,21 +34,28 @@ from playground.training.sync import GradSync, build_grad_sync, new_grad_sync
 
 
 def experiment(rank: int, size: int, settings: ProveSettings) -> tuple[Proof, dict[str, Fields]]:
-    """The proof and, where there is another rank to differ from, each way to break it. Every rank returns the same."""
+    """The proof and, where there is another rank to differ from, each way to break it. Every rank
+    returns the same."""
     return run(rank, size, settings), break_it(rank, size, settings) if size > 1 else {}
 
 
 def run(rank: int, size: int, settings: ProveSettings) -> Proof:
-    """The proof in float64, which rounds least, and in float32, in which one trains. Every rank returns the same."""
-    return {"float64": compare(settings, torch.float64), "float32": compare(settings, torch.float32)}
+    """The proof in float64, which rounds least, and in float32, in which one trains. Every rank
+    returns the same."""
+    return {
+        "float64": compare(settings, torch.float64),
+        "float32": compare(settings, torch.float32),
+    }
 
 
 def compare(settings: ProveSettings, dtype: torch.dtype) -> Fields:
     """The board's comparison, with a replica for every gradient synchronisation."""
     steps = []
-    # cuDNN would round float32 to 10 bits (TF32) in some convolutions and not in others, as the batch's size suggests.
+    # cuDNN would round float32 to 10 bits (TF32) in some convolutions and not in others, as the
+    # batch's size suggests.
     with on_device(), torch.backends.cudnn.flags(enabled=False):
-        one_process, replicas = new_one_process(new_net(settings.seed, dtype), settings), new_replicas(settings, dtype)
+        one_process = new_one_process(new_net(settings.seed, dtype), settings)
+        replicas = new_replicas(settings, dtype)
         batches = global_batches(settings, dtype, f"comparing in {dtype}")
         for step, found in enumerate(board.compare(batches, one_process, *replicas.values()), 1):
             largest, *differences = found
@@ -51,9 +65,10 @@ def compare(settings: ProveSettings, dtype: torch.dtype) -> Fields:
 
 
 def new_replicas(settings: ProveSettings, dtype: torch.dtype) -> dict[str, Training]:
-    """This rank's replica for every gradient synchronisation, and one in DistributedDataParallel. Each rank draws
-    weights of its own; those of rank 0, which all then get, are the ones that the one process starts from. (Gradients
-    are added up by `settings.all_reduce`; DistributedDataParallel's by the backend's own.)"""
+    """This rank's replica for every gradient synchronisation, and one in DistributedDataParallel.
+    Each rank draws weights of its own; those of rank 0, which all then get, are the ones that the
+    one process starts from. (Gradients are added up by `settings.all_reduce`;
+    DistributedDataParallel's by the backend's own.)"""
     seed, replicas = settings.seed + dist.get_rank(), {}
     for name in GRAD_SYNCS:
         model = new_net(seed, dtype)
@@ -71,15 +86,21 @@ def new_one_process(model: nn.Module, settings: ProveSettings, times: int = 1) -
 
 
 class Replica(Training):
-    """This rank's model, trained on its share of every batch; `sync`, or that of the settings, is to keep all replicas
-    equal."""
+    """This rank's model, trained on its share of every batch; `sync`, or that of the settings, is
+    to keep all replicas equal."""
 
     def __init__(
-        self, model: nn.Module, settings: ProveSettings, sync: GradSync | None = None, loss: Any = part_of_loss
+        self,
+        model: nn.Module,
+        settings: ProveSettings,
+        sync: GradSync | None = None,
+        loss: Any = part_of_loss,
     ) -> None:
         super().__init__(model, loss)
         self.sync = sync or build_grad_sync(model, settings)
-        self.optimizer = self.sync.optimizer(partial(torch.optim.SGD, lr=settings.lr, momentum=settings.momentum))
+        self.optimizer = self.sync.optimizer(
+            partial(torch.optim.SGD, lr=settings.lr, momentum=settings.momentum)
+        )
 
     def step(self, images: torch.Tensor, labels: torch.Tensor) -> None:
         loss = partial(self.loss, self.model, images, labels)
@@ -89,8 +110,8 @@ class Replica(Training):
 def global_batches(
     settings: ProveSettings, dtype: torch.dtype = torch.float64, phase: str = "breaking it"
 ) -> Iterator[Batch]:
-    """The whole batch of each step: samples in the order of the file, from its start again after its end. `phase`: text
-    of the bar meanwhile."""
+    """The whole batch of each step: samples in the order of the file, from its start again after
+    its end. `phase`: text of the bar meanwhile."""
     data = Images(settings.folder, "train", settings.limit)
     for step in range(settings.steps):
         images, labels = data.span(step * settings.batch_size, settings.batch_size)
@@ -137,7 +158,8 @@ def own_weights(size: int, settings: ProveSettings) -> Fields:
     one_process = new_one_process(new_net(settings.seed), settings)
     at_first = minus_rank_0(parameters(model))
     train_side_by_side(settings, ranks, one_process)
-    at_last, gradients = minus_rank_0(parameters(model)), flat(param.grad for param in model.parameters())
+    at_last = minus_rank_0(parameters(model))
+    gradients = flat(param.grad for param in model.parameters())
     return break_result(
         breaks={
             "parameters, compared with one process": differ(ranks, one_process),
@@ -158,7 +180,9 @@ def batch_norm(size: int, settings: ProveSettings) -> Fields:
     train_side_by_side(settings, one_process, local, synced)
     return break_result(
         breaks={"parameters, compared with one process": differ(local, one_process)},
-        holds={"parameters with SyncBatchNorm, compared with one process": differ(synced, one_process)},
+        holds={
+            "parameters with SyncBatchNorm, compared with one process": differ(synced, one_process)
+        },
     )
 
 
@@ -174,10 +198,14 @@ def differ(ranks: Training, one_process: Training) -> float:
 
 
 def break_result(*, breaks: Mapping[str, float], holds: Mapping[str, float]) -> Fields:
-    """The differences, by description, that are wrong, and those that must be rounding if the explanation of the
-    failure mode is right: this rank's become the largest on any rank. All ranks must call this."""
+    """The differences, by description, that are wrong, and those that must be rounding if the
+    explanation of the failure mode is right: this rank's become the largest on any rank. All ranks
+    must call this."""
     largest = iter(max_over_ranks([*breaks.values(), *holds.values()]))
-    return {"breaks": {name: next(largest) for name in breaks}, "holds": {name: next(largest) for name in holds}}
+    return {
+        "breaks": {name: next(largest) for name in breaks},
+        "holds": {name: next(largest) for name in holds},
+    }
 
 
 def minus_rank_0(values: torch.Tensor) -> torch.Tensor:

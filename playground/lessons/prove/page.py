@@ -24,26 +24,32 @@ EXPERIMENT = LESSON.remote("experiment", "experiment")
 RECIPE = ("seed", "batch_size", "lr", "momentum", "all_reduce", "limit", "bucket_cap")
 """The settings that the figures depend on, beside the data and the number of steps."""
 EXACT = 1e-12
-"""How far float64 may be from one process after any step, and float32, in as many epsilons, after the first.
+"""How far float64 may be from one process after any step, and float32, in as many epsilons, after
+the first.
 
-Later, float32 may be further away, and nothing is wrong: of two numbers that differ by rounding, a max-pool may choose
-the other one, and gradients jump. (For float64 they must be 2^29 times as close. So float64 is the one that proves.)
+Later, float32 may be further away, and nothing is wrong: of two numbers that differ by rounding, a
+max-pool may choose the other one, and gradients jump. (For float64 they must be 2^29 times as
+close. So float64 is the one that proves.)
 """
 UNEXPLAINED = 1e-6
 """Fraction of a break that its explanation may leave open."""
-ADVICE = "rounding grows from step to step, faster with a larger --lr: try a smaller one, or fewer --steps"
+ADVICE = (
+    "rounding grows from step to step, faster with a larger --lr: try a smaller one, or fewer "
+    "--steps"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ProveSettings(TrainingSettings):
-    """Training settings, with a number of steps in place of epochs. `sync` and `sync_every` matter to the failure modes
-    only: the proof tries every gradient synchronisation, at every step. Raises `UsageError` for what nothing can be
-    proved with."""
+    """Training settings, with a number of steps in place of epochs. `sync` and `sync_every` matter
+    to the failure modes only: the proof tries every gradient synchronisation, at every step. Raises
+    `UsageError` for what nothing can be proved with."""
 
     steps: int = flag(10, "Number of training steps; after each, everything is compared.", least=1)
     batch_size: int = like(TrainingSettings, "batch_size", 64)
     bucket_cap: int = like(TrainingSettings, "bucket_cap", 10_485, needs={})
-    """Bytes, so few that `Net` has several buckets, whose gradients are then added in another order than without."""
+    """Bytes, so few that `Net` has several buckets, whose gradients are then added in another order
+    than without."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -52,20 +58,23 @@ class ProveSettings(TrainingSettings):
 
 
 Proof = dict[str, Fields]
-"""By dtype, float64 and float32: its `epsilon`, the distance from 1 to the next number, and the `steps`. Of each, its
-number `step` from 1 on, the `largest` parameter of the one process, and the `differences` of N ranks from it, the
-largest of any parameter on any rank, by gradient synchronisation."""
+"""By dtype, float64 and float32: its `epsilon`, the distance from 1 to the next number, and the
+`steps`. Of each, its number `step` from 1 on, the `largest` parameter of the one process, and the
+`differences` of N ranks from it, the largest of any parameter on any rank, by gradient
+synchronisation."""
 
 
 def in_epsilons(comparison: Fields) -> float:
     """The largest difference of any parameter, after any step, in units of the dtype's epsilon."""
-    largest = max(difference for step in comparison["steps"] for difference in step["differences"].values())
+    largest = max(
+        difference for step in comparison["steps"] for difference in step["differences"].values()
+    )
     return largest / float(comparison["epsilon"])
 
 
 def check(proof: Proof, breaks: Mapping[str, Fields]) -> None:
-    """Raise `PlaygroundError` if N ranks differ from one process by more than rounding, or if the explanation of a
-    failure mode leaves more than rounding unexplained."""
+    """Raise `PlaygroundError` if N ranks differ from one process by more than rounding, or if the
+    explanation of a failure mode leaves more than rounding unexplained."""
     if wrong := failure(proof):
         raise PlaygroundError(wrong)
     for name, found in breaks.items():
@@ -73,20 +82,23 @@ def check(proof: Proof, breaks: Mapping[str, Fields]) -> None:
         for quantity, difference in found["holds"].items():
             if not difference <= bound < math.inf:
                 raise PlaygroundError(
-                    f"{name}: {quantity}: {difference:.1e} should be rounding (at most {bound:.1e}), so this break is "
+                    f"{name}: {quantity}: {difference:.1e} should be rounding (at most "
+                    f"{bound:.1e}), so this break is "
                     f"not what it is said to be; {ADVICE}"
                 )
 
 
 def failure(proof: Proof) -> str:
-    """The first difference that is more than rounding, in words; empty if N ranks equal one process."""
+    """The first difference that is more than rounding, in words; empty if N ranks equal one
+    process."""
     for dtype, comparison in proof.items():
         bound = EXACT * comparison["epsilon"] / sys.float_info.epsilon
         for step in comparison["steps"] if dtype == "float64" else comparison["steps"][:1]:
             for sync, difference in step["differences"].items():
                 if not difference <= bound:
                     return (
-                        f"{sync}: in {dtype} the parameters of N ranks and of one process differ by {difference:.1e} "
+                        f"{sync}: in {dtype} the parameters of N ranks and of one process differ "
+                        f"by {difference:.1e} "
                         f"after step {step['step']}, more than rounding ({bound:.1e}); {ADVICE}"
                     )
     return ""
@@ -99,7 +111,11 @@ def is_broken(result: Fields) -> bool:
 def shares_text(batch_size: int, size: int) -> str:
     """A batch as the ranks share it: 64 = 1 x 22 + 2 x 21."""
     smaller, more = divmod(batch_size, size)
-    parts = [f"{ranks} x {samples}" for ranks, samples in ((more, smaller + 1), (size - more, smaller)) if ranks]
+    parts = [
+        f"{ranks} x {samples}"
+        for ranks, samples in ((more, smaller + 1), (size - more, smaller))
+        if ranks
+    ]
     return f"{batch_size} = {' + '.join(parts)}"
 
 
@@ -108,20 +124,33 @@ def proof_texts(proof: Proof) -> Texts:
     texts: Texts = []
     for dtype, comparison in proof.items():
         largest = max(step["largest"] for step in comparison["steps"])
-        scale = f"the largest of which is {number_text(largest)}; epsilon is {number_text(comparison['epsilon'])}"
-        texts += [f"  largest difference of {dtype} parameters ({scale}):", steps_table(comparison["steps"])]
+        scale = (
+            f"the largest of which is {number_text(largest)}; epsilon is "
+            f"{number_text(comparison['epsilon'])}"
+        )
+        texts += [
+            f"  largest difference of {dtype} parameters ({scale}):",
+            steps_table(comparison["steps"]),
+        ]
     exact, single = map(in_epsilons, proof.values())
     if exact and not failure(proof):
         texts += [
-            f"Why not 0: N ranks add the numbers that one process adds, but in another order, and every addition "
-            f"rounds. The differences come to at most {exact:.2g} epsilon in float64 and {single:.2g} in float32."
+            "Why not 0: N ranks add the numbers that one process adds, but in another order, and "
+            "every addition "
+            f"rounds. The differences come to at most {exact:.2g} epsilon in float64 and "
+            f"{single:.2g} in float32."
         ]
     return texts
 
 
 def steps_table(steps: Sequence[Fields]) -> Table:
-    """One row per gradient synchronisation, one column for each of the steps 1, 2, 5, 10, 20, 50 … and for the last."""
-    shown = [step for step in steps if str(step["step"]).rstrip("0") in ("1", "2", "5") or step is steps[-1]]
+    """One row per gradient synchronisation, one column for each of the steps 1, 2, 5, 10, 20, 50 …
+    and for the last."""
+    shown = [
+        step
+        for step in steps
+        if str(step["step"]).rstrip("0") in ("1", "2", "5") or step is steps[-1]
+    ]
     table = Table("after step", *numbers(*(str(step["step"]) for step in shown)))
     for name in steps[0]["differences"]:
         table.add(name, *(number_text(step["differences"][name]) for step in shown))
@@ -134,13 +163,21 @@ def number_text(value: float) -> str:
 
 def break_table(result: Fields) -> Table:
     found = {"is broken": result["breaks"], "rounding": result["holds"]}
-    rows = ((number_text(each), what, expected) for expected, of in found.items() for what, each in of.items())
+    rows = (
+        (number_text(each), what, expected)
+        for expected, of in found.items()
+        for what, each in of.items()
+    )
     return Table(*numbers("difference"), Column("of", wraps=True), "expected", rows=rows)
 
 
 def ending(proof: Proof, breaks: Mapping[str, Fields]) -> str:
-    """How far parameters are from one process's after the last step, and how many of the failure modes matter."""
-    last = {dtype: comparison["steps"][-1]["differences"].values() for dtype, comparison in proof.items()}
+    """How far parameters are from one process's after the last step, and how many of the failure
+    modes matter."""
+    last = {
+        dtype: comparison["steps"][-1]["differences"].values()
+        for dtype, comparison in proof.items()
+    }
     ends = (f"{number_text(max(found))} in {dtype}" for dtype, found in last.items())
     broken = "with one rank nothing can break it"
     if breaks:
@@ -162,7 +199,10 @@ def command(session: Session, data: DataOptions, **chosen: Any) -> None:
     session.say("", prose(heading("equal"), f": {LESSON.texts['compare']}"), *proof_texts(proof))
     for name, found in breaks.items():
         session.say("", prose(heading(name), f": {LESSON.texts[name]}"), break_table(found))
-    samples = [{"samples": (asked.batch_size + world.size - 1 - rank) // world.size} for rank in range(world.size)]
+    samples = [
+        {"samples": (asked.batch_size + world.size - 1 - rank) // world.size}
+        for rank in range(world.size)
+    ]
     recipe = {name: getattr(asked, name) for name in RECIPE}
     about = {"recipe": recipe, "proof": proof, "breaks": breaks}
     session.print_document({"equal": samples}, dataset=prepared.summary, **about)

@@ -8,7 +8,8 @@ from playground.lessons.rpc.lesson import Agent
 
 
 def remote_exception(rank: int, size: int) -> dict[str, str | None]:
-    """An exception that is raised there is raised here, with the traceback from there. Only rank 1 knows the answer.
+    """An exception that is raised there is raised here, with the traceback from there. Only rank 1
+    knows the answer.
 
     | rank | answer                              | traceback_ends_in                   |
     |------|-------------------------------------|-------------------------------------|
@@ -18,7 +19,10 @@ def remote_exception(rank: int, size: int) -> dict[str, str | None]:
     """
     with Agent() as agent:
         try:
-            return {"answer": agent.call((rank + 1) % size, answer_as_rank_1), "traceback_ends_in": None}
+            return {
+                "answer": agent.call((rank + 1) % size, answer_as_rank_1),
+                "traceback_ends_in": None,
+            }
         except RuntimeError as error:
             told = str(error.__cause__).splitlines()
             return {"answer": str(error), "traceback_ends_in": told[-1]}

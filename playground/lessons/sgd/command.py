@@ -1,4 +1,5 @@
-"""The command `sgd`: the lesson's loop, or the general one where another way to synchronise is asked for."""
+"""The command `sgd`: the lesson's loop, or the general one where another way to synchronise is
+asked for."""
 
 from __future__ import annotations
 
@@ -6,7 +7,13 @@ from typing import Any
 
 from playground.console.options import flags
 from playground.console.session import Session
-from playground.console.training import DataOptions, SnapshotOptions, data_options, snapshot_options, train_and_show
+from playground.console.training import (
+    DataOptions,
+    SnapshotOptions,
+    data_options,
+    snapshot_options,
+    train_and_show,
+)
 from playground.lessons import LESSONS
 from playground.runtime.remote import remote
 from playground.training.settings import TrainingSettings
@@ -16,6 +23,8 @@ TRAINING = [flags(TrainingSettings, group=group) for group in ("", "sync", "load
 
 
 @LESSON.run_by(*TRAINING, data_options, snapshot_options)
-def command(session: Session, data: DataOptions, checkpoint: SnapshotOptions, **training: Any) -> None:
+def command(
+    session: Session, data: DataOptions, checkpoint: SnapshotOptions, **training: Any
+) -> None:
     general = remote("playground.training.loop:train_by_hand")
     train_and_show(session, LESSON, general, data, checkpoint, **training)

@@ -1,4 +1,5 @@
-"""The lesson's run: each way against one process, then training, with its bytes, messages and activations counted."""
+"""The lesson's run: each way against one process, then training, with its bytes, messages and
+activations counted."""
 
 from __future__ import annotations
 
@@ -57,8 +58,12 @@ def run_way(way: str, settings: TensorSettings) -> Fields:
 
     alone = new_gpt(GPTConfig(), settings.seed).to(device(), torch.float64)
     exact = batches(settings.batch_size, EXACT_STEPS, settings.seed)
-    found: Any = compare(way, new_sharded(torch.float64), (alone, backward_alone(alone)), exact, shard_like)
+    found: Any = compare(
+        way, new_sharded(torch.float64), (alone, backward_alone(alone)), exact, shard_like
+    )
     model, step = new_sharded(torch.float32)
     with observing(SlowLink(settings.link)) if settings.link else contextlib.nullcontext():
-        found |= train(way, model, step, batches(settings.batch_size, settings.steps, settings.seed))
+        found |= train(
+            way, model, step, batches(settings.batch_size, settings.steps, settings.seed)
+        )
     return {**found, "parameters": sum(param.nbytes for param in model.parameters())}

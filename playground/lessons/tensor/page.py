@@ -1,4 +1,5 @@
-"""The command `tensor`: its settings, the closed forms beside what is counted, and its text. Does not import torch."""
+"""The command `tensor`: its settings, the closed forms beside what is counted, and its text. Does
+not import torch."""
 
 from __future__ import annotations
 
@@ -22,8 +23,10 @@ from playground.training.settings import TrainingSettings
 LESSON = LESSONS["tensor"]
 EXPERIMENT = LESSON.remote("run", "experiment")
 WAYS = {
-    "tensor": "matrices are sharded, tokens are not: two all_reduces forward and two backward for each block",
-    "sequence": "and so are tokens, outside of them: a reduce_scatter and an all_gather in place of each all_reduce",
+    "tensor": "matrices are sharded, tokens are not: two all_reduces forward and two backward for "
+    "each block",
+    "sequence": "and so are tokens, outside of them: a reduce_scatter and an all_gather in place "
+    "of each all_reduce",
 }
 
 
@@ -44,16 +47,21 @@ class TensorSettings:
         for way in self.ways:
             check_choice("way", way, WAYS)
         if HEADS % self.size:
-            raise UsageError(f"{self.size} ranks for {HEADS} heads: each gets as many, so choose 1, 2, 3, 4, 6 or 12")
+            raise UsageError(
+                f"{self.size} ranks for {HEADS} heads: each gets as many, so choose 1, 2, 3, 4, 6 "
+                "or 12"
+            )
 
 
 def closed_forms(way: str, settings: TensorSettings) -> Fields:
-    """The counts of a rank in a step, bytes of float32. Activations: of matrices, attention, GELU, norms and loss."""
+    """The counts of a rank in a step, bytes of float32. Activations: of matrices, attention, GELU,
+    norms and loss."""
     size, layers, tokens = settings.size, LAYERS, settings.batch_size * LENGTH
     hidden, ring = 4 * tokens * WIDTH, 2 * (size - 1) / size
     replicated = 4 * (LENGTH * WIDTH + (6 * layers + 2) * WIDTH)
     sharded = 4 * (2 * VOCABULARY * WIDTH + layers * (12 * WIDTH**2 + 4 * WIDTH))
-    entered, between = (2 * layers + 1) * hidden, (12 * layers * hidden + 2 * 4 * tokens * VOCABULARY) / size
+    entered = (2 * layers + 1) * hidden
+    between = (12 * layers * hidden + 2 * 4 * tokens * VOCABULARY) / size
     sequence = way == "sequence"
     return {
         "parameters": replicated + sharded / size,
@@ -70,12 +78,20 @@ QUANTITIES = {
     "sent": "sent in a step, bytes",
 }
 NUMBER = ("", ",.0f")
-COUNTS = {"what": Column("on each rank")} | figures(("counted", "counted", *NUMBER), ("form", "closed form", *NUMBER))
+COUNTS = {"what": Column("on each rank")} | figures(
+    ("counted", "counted", *NUMBER), ("form", "closed form", *NUMBER)
+)
 COSTS = {"way": Column("way")} | TRAINED
 
 
 @LESSON.run_by(
-    click.option("--way", type=click.Choice([*WAYS, ALL]), default=ALL, show_default=True, help="What is sharded."),
+    click.option(
+        "--way",
+        type=click.Choice([*WAYS, ALL]),
+        default=ALL,
+        show_default=True,
+        help="What is sharded.",
+    ),
     flags(TensorSettings, "batch_size", "steps", "link"),
 )
 def command(session: Session, way: str, **chosen: Any) -> None:
@@ -88,11 +104,18 @@ def command(session: Session, way: str, **chosen: Any) -> None:
     found = dict(zip(ways, zip(*session.launch(EXPERIMENT, settings), strict=True), strict=True))
     for name, (first, *_) in found.items():
         expected = closed_forms(name, settings)
-        rows = ({"what": QUANTITIES[key], "counted": float(first[key]), "form": expected[key]} for key in expected)
+        rows = (
+            {"what": QUANTITIES[key], "counted": float(first[key]), "form": expected[key]}
+            for key in expected
+        )
         session.say("", prose(heading(name), f": {WAYS[name]}"), tabulate(rows, COUNTS))
     rows = ({"way": name, **ranks[0]} for name, ranks in found.items())
-    session.say("", prose(heading("training"), f": a copied sequence; {COMPARED}"), tabulate(rows, COSTS))
-    session.print_document(found, closed_forms={name: closed_forms(name, settings) for name in found})
+    session.say(
+        "", prose(heading("training"), f": a copied sequence; {COMPARED}"), tabulate(rows, COSTS)
+    )
+    session.print_document(
+        found, closed_forms={name: closed_forms(name, settings) for name in found}
+    )
     for name, ranks in found.items():
         for rank in ranks:
             check(name, rank, closed_forms(name, settings), world.device)

@@ -1,9 +1,10 @@
-"""Two rungs beyond DistributedDataParallel, for CPUs: the optimizer's step on one flat tensor, and zero-1 in memory
-that the ranks of one host share.
+"""Two rungs beyond DistributedDataParallel, for CPUs: the optimizer's step on one flat tensor, and
+zero-1 in memory that the ranks of one host share.
 
-An optimizer steps for each parameter in turn, and what it does around the arithmetic takes longer than that for a small
-model. Where the ranks share memory they need no replica each: the parameters lie there once, and backward's gradients
-go where all ranks can read them. Each rank adds up its shard of them, and steps for its shard of the parameters.
+An optimizer steps for each parameter in turn, and what it does around the arithmetic takes longer
+than that for a small model. Where the ranks share memory they need no replica each: the parameters
+lie there once, and backward's gradients go where all ranks can read them. Each rank adds up its
+shard of them, and steps for its shard of the parameters.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ from playground.training.sync import AllReduce
 
 
 class FlatStep(ReplicatedSync):
-    """The gradients of backward are new ones in each step: that is faster than to zero those before and add."""
+    """The gradients of backward are new ones in each step: that is faster than to zero those before
+    and add."""
 
     def zero_grad(self) -> None:
         for flat in self.flat_params:
@@ -74,7 +76,9 @@ class SharedStep(FlatStep):
     def add_up(self, segment: Segment) -> None:
         agree(segment, "step", self.shared[0].data)
         for flat in self.shared:
-            add_all(torch.add, [flat.shard_of(gradients) for gradients in flat.of_all], out=flat.total)
+            add_all(
+                torch.add, [flat.shard_of(gradients) for gradients in flat.of_all], out=flat.total
+            )
             flat.shard.grad = flat.total
 
     def zero_grad(self) -> None:

@@ -1,7 +1,9 @@
-"""The measurement of each way: bytes held and sent, counted in a step; steps in turn with a clock; the same numbers?
+"""The measurement of each way: bytes held and sent, counted in a step; steps in turn with a clock;
+the same numbers?
 
-Bytes are counted as torch's dispatcher sees operations and collectives: storages that are alive, at the size they have
-now (zero-3 resizes them), of floating-point numbers alone. What an operation needs only within itself does not count.
+Bytes are counted as torch's dispatcher sees operations and collectives: storages that are alive, at
+the size they have now (zero-3 resizes them), of floating-point numbers alone. What an operation
+needs only within itself does not count.
 """
 
 from __future__ import annotations
@@ -43,7 +45,8 @@ from playground.training.step import training_step
 from playground.training.sync import GradSync
 
 M_MMAP_THRESHOLD, OWN_PAGES = -3, 64 * 2**10
-"""malloc gives memory of this many bytes or more back to the kernel when it is freed. Source: mallopt(3)"""
+"""malloc gives memory of this many bytes or more back to the kernel when it is freed. Source:
+mallopt(3)"""
 
 
 def run(rank: int, size: int, settings: ZeroSettings) -> list[Fields]:
@@ -53,7 +56,9 @@ def run(rank: int, size: int, settings: ZeroSettings) -> list[Fields]:
         report(phase=f"{way}: counting bytes")
         figures = {**count(way, settings), "difference": compare(way, settings)}
         figures.pop("series")
-        rows.append({"way": way, **dict(zip(figures, slowest([*figures.values()]), strict=True)), **timing})
+        rows.append(
+            {"way": way, **dict(zip(figures, slowest([*figures.values()]), strict=True)), **timing}
+        )
     return rows
 
 
@@ -61,7 +66,9 @@ class TorchZero1(GradSync):
     """DistributedDataParallel with torch's own ZeroRedundancyOptimizer."""
 
     def optimizer(self, new_optimizer: Callable[..., Any]) -> Any:
-        return ZeroRedundancyOptimizer(self.model.parameters(), torch.optim.AdamW, lr=LR, fused=True)
+        return ZeroRedundancyOptimizer(
+            self.model.parameters(), torch.optim.AdamW, lr=LR, fused=True
+        )
 
 
 def in_ddp(model: nn.Module) -> nn.Module:
@@ -89,20 +96,27 @@ def new_model(settings: ZeroSettings, dtype: torch.dtype = torch.float32) -> nn.
 
 
 class Trainer:
-    """This rank's model and optimizer, by one way, the steps `taken`, and the `losses` of its parts of batches."""
+    """This rank's model and optimizer, by one way, the steps `taken`, and the `losses` of its parts
+    of batches."""
 
-    def __init__(self, way: str, settings: ZeroSettings, dtype: torch.dtype = torch.float32) -> None:
+    def __init__(
+        self, way: str, settings: ZeroSettings, dtype: torch.dtype = torch.float32
+    ) -> None:
         self.model, self.losses, self.taken = new_model(settings, dtype), list[Tensor](), 0
         self.sync = (SYNCS | TORCH_S_OWN)[way](self.model)
         self.optimizer = self.sync.optimizer(partial(torch.optim.AdamW, lr=LR, fused=True))
 
-    def step(self, batch: Batch, moment: Callable[[str], object] = lambda name: None, last: bool = False) -> None:
+    def step(
+        self, batch: Batch, moment: Callable[[str], object] = lambda name: None, last: bool = False
+    ) -> None:
         """Train on this rank's sequences of a batch."""
         set_lr(self.optimizer, self.taken)
         self.taken += 1
         tokens, targets = (each.chunk(dist.get_world_size())[dist.get_rank()] for each in batch)
         losses = [lambda: copying_loss(self.sync.model(tokens), targets)]
-        self.losses.append(training_step(self.optimizer, losses, self.sync, last=last, moment=moment))
+        self.losses.append(
+            training_step(self.optimizer, losses, self.sync, last=last, moment=moment)
+        )
 
     def mean_losses(self) -> list[float]:
         """The losses of whole batches, by step. All must call this."""
@@ -124,7 +138,8 @@ class Trainer:
 
 
 class ByteCounter(BytesSent):
-    """Counts, while it is entered: bytes held, now and at most, and sent. With `cap`, holding more is an error."""
+    """Counts, while it is entered: bytes held, now and at most, and sent. With `cap`, holding more
+    is an error."""
 
     def __init__(self, cap: int | None = None) -> None:
         super().__init__()
@@ -160,24 +175,37 @@ def count_ways(rank: int, size: int, settings: ZeroSettings) -> list[Fields]:
 
 
 def count(way: str, settings: ZeroSettings) -> Fields:
-    """Bytes in a step with one sequence for each rank, so that activations are few: `parameters`, `gradients` and
-    `optimizer` as held before the optimizer's step, `held` together, `peak` at most in the step, `sent` in it;
-    `series`, held after each operation of "forward", of backward until "synced", and of the "step"; `model_bytes` and
-    `unit_bytes`, those of the parameters of the model and of its largest unit."""
-    trainer, counter, figures, series = Trainer(way, settings), ByteCounter(), Fields(), dict[str, list[int]]()
+    """Bytes in a step with one sequence for each rank, so that activations are few: `parameters`,
+    `gradients` and `optimizer` as held before the optimizer's step, `held` together, `peak` at most
+    in the step, `sent` in it; `series`, held after each operation of "forward", of backward until
+    "synced", and of the "step"; `model_bytes` and `unit_bytes`, those of the parameters of the
+    model and of its largest unit."""
+    trainer = Trainer(way, settings)
+    counter = ByteCounter()
+    figures = Fields()
+    series = dict[str, list[int]]()
     first, second = batches(dist.get_world_size(), 2, settings.seed)
     units = [sum(param.nbytes for param in unit.parameters()) for unit in new_model(settings)]
 
     def moment(what: str) -> None:
-        series[what], counter.series = counter.series, []
+        series[what] = counter.series
+        counter.series = []
         if what == "synced":
-            held, parameters, state = map(counter.held, (None, trainer.parameters(), trainer.state()))
-            figures.update(parameters=parameters, gradients=held - parameters - state, optimizer=state, held=held)
+            held, parameters, state = map(
+                counter.held, (None, trainer.parameters(), trainer.state())
+            )
+            figures.update(
+                parameters=parameters,
+                gradients=held - parameters - state,
+                optimizer=state,
+                held=held,
+            )
 
     counter.hold(*trainer.parameters())
     with counter:
         trainer.step(first)
-        counter.series, counter.sent = [], 0.0
+        counter.series = []
+        counter.sent = 0.0
         trainer.step(second, moment)
         series["step"] += counter.series
     figures |= {"peak": max(map(max, series.values())), "sent": round(counter.sent)}
@@ -185,14 +213,19 @@ def count(way: str, settings: ZeroSettings) -> Fields:
 
 
 def compare(way: str, settings: ZeroSettings) -> float:
-    """The largest difference of a loss or parameter from one process with the whole batch, after a few steps in
-    float64."""
+    """The largest difference of a loss or parameter from one process with the whole batch, after a
+    few steps in float64."""
     trainer, (expected, alone) = Trainer(way, settings, torch.float64), train_alone(settings)
     for step, batch in enumerate(batches(settings.batch_size, EXACT_STEPS, settings.seed), start=1):
         trainer.step(batch, last=step == EXACT_STEPS)
-    params = [getattr(each, "full_tensor", lambda each=each: each)() for each in trainer.model.parameters()]
+    params = [
+        getattr(each, "full_tensor", lambda each=each: each)()
+        for each in trainer.model.parameters()
+    ]
     pairs = zip(trainer.mean_losses(), expected, strict=True)
-    return max((flat(params) - alone).abs().max().item(), *(abs(one - other) for one, other in pairs))
+    return max(
+        (flat(params) - alone).abs().max().item(), *(abs(one - other) for one, other in pairs)
+    )
 
 
 @cache
@@ -204,7 +237,8 @@ def train_alone(settings: ZeroSettings) -> tuple[list[float], Tensor]:
 
 
 def train_in_turn(settings: ZeroSettings) -> list[Fields]:
-    """For each way the median `seconds` of a step on its slowest rank, and the `losses` of whole batches, by step."""
+    """For each way the median `seconds` of a step on its slowest rank, and the `losses` of whole
+    batches, by step."""
     trainers = [Trainer(way, settings) for way in settings.ways]
     coming = iter(batches(settings.batch_size, settings.steps, settings.seed))
     now = list[Batch]()
@@ -224,7 +258,9 @@ def train_in_turn(settings: ZeroSettings) -> list[Fields]:
 
     steps = [partial(step, trainer) for trainer in trainers]
     found = []
-    for trainer, seconds in zip(trainers, interleave(steps, rounds(), Random(settings.seed)), strict=True):
+    for trainer, seconds in zip(
+        trainers, interleave(steps, rounds(), Random(settings.seed)), strict=True
+    ):
         losses, by_step = trainer.mean_losses(), slowest(seconds)
         ends = {"first_loss": losses[0], "last_loss": losses[-1]}
         found.append({"seconds": median(by_step[WARM_UP:] or by_step), "losses": losses, **ends})
@@ -234,7 +270,8 @@ def train_in_turn(settings: ZeroSettings) -> list[Fields]:
 def train_under_cap(rank: int, size: int, settings: ZeroSettings, way: str) -> None:
     """Raises `PlaygroundError` if the steps need more memory than the cap."""
     coming = batches(size, CAPPED_STEPS, settings.seed)
-    Trainer("zero-3", replace(settings, width=12, layers=1)).step(coming[0])  # starts threads, whose stacks count, too
+    # starts threads, whose stacks count, too
+    Trainer("zero-3", replace(settings, width=12, layers=1)).step(coming[0])
     counter = ByteCounter(None if settings.kernel else settings.cap)
     try:
         with kernel_limit(settings.cap or 0) if settings.kernel else contextlib.nullcontext():
@@ -252,8 +289,8 @@ def train_under_cap(rank: int, size: int, settings: ZeroSettings, way: str) -> N
 
 @contextlib.contextmanager
 def kernel_limit(cap: int) -> Iterator[None]:
-    """Let the kernel refuse this process more than `cap` bytes beyond what it has now. Source: proc(5), VmData is what
-    RLIMIT_DATA counts"""
+    """Let the kernel refuse this process more than `cap` bytes beyond what it has now. Source:
+    proc(5), VmData is what RLIMIT_DATA counts"""
     ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, OWN_PAGES)
     before = resource.getrlimit(resource.RLIMIT_DATA)
     [kib] = re.findall(r"VmData:\s*(\d+)", Path("/proc/self/status").read_text(encoding="utf-8"))

@@ -1,4 +1,5 @@
-"""The command `zero`: its settings, the closed forms beside what is counted, and its text. Does not import torch."""
+"""The command `zero`: its settings, the closed forms beside what is counted, and its text. Does not
+import torch."""
 
 from __future__ import annotations
 
@@ -39,17 +40,23 @@ class ZeroSettings:
         least=1, name="--cap-mb", in_megabytes=True, metavar="MB",
     )  # fmt: skip
     kernel: bool = flag(
-        False, "With --cap-mb: the kernel enforces it (RLIMIT_DATA, on Linux), not the count.", needs={"cap": ANY}
+        False,
+        "With --cap-mb: the kernel enforces it (RLIMIT_DATA, on Linux), not the count.",
+        needs={"cap": ANY},
     )
     seed: int = 1234
 
     def __post_init__(self) -> None:
         check_flags(self)
         if self.width % 12:
-            raise UsageError(f"--width {self.width}: the GPT has 12 heads, so choose a multiple of 12")
+            raise UsageError(
+                f"--width {self.width}: the GPT has 12 heads, so choose a multiple of 12"
+            )
         if self.batch_size % self.size:
             asked = f"--batch-size {self.batch_size} for {self.size} ranks"
-            raise UsageError(f"{asked}: each gets as many sequences, so choose a multiple of {self.size}")
+            raise UsageError(
+                f"{asked}: each gets as many sequences, so choose a multiple of {self.size}"
+            )
 
     def on_all_ranks(self) -> dict[str, object]:
         return asdict(self)
@@ -87,8 +94,8 @@ def command(session: Session, way: str, **chosen: Any) -> None:
 
 
 def show_capped(session: Session, settings: ZeroSettings) -> None:
-    """Each way in a world of its own, which ends when memory is refused to a rank. Raises `PlaygroundError` if no way
-    has trained."""
+    """Each way in a world of its own, which ends when memory is refused to a rank. Raises
+    `PlaygroundError` if no way has trained."""
     died = dict.fromkeys(settings.ways, "")
     for way in died:
         try:

@@ -1,4 +1,5 @@
-"""Snapshots of shards, which any number of ranks can resume from: torch.distributed.checkpoint shards them again."""
+"""Snapshots of shards, which any number of ranks can resume from: torch.distributed.checkpoint
+shards them again."""
 
 from __future__ import annotations
 
@@ -16,12 +17,14 @@ from playground.runtime import device
 
 
 def save(folder: Path, sync: Zero1, optimizer: torch.optim.Optimizer) -> None:
-    """Each rank writes its shards of parameters and of the optimizer's state. All must call this, between two steps."""
+    """Each rank writes its shards of parameters and of the optimizer's state. All must call this,
+    between two steps."""
     dcp.save(shards(sync, optimizer), checkpoint_id=folder)
 
 
 def load(folder: Path, sync: Zero1, optimizer: torch.optim.Optimizer) -> None:
-    """Be where the ranks were that saved this, of the same model, though there were more of them or fewer."""
+    """Be where the ranks were that saved this, of the same model, though there were more of them or
+    fewer."""
     for shard in sync.shards():  # a step makes the state that is read
         shard.grad = torch.zeros_like(shard)
     optimizer.step()
@@ -31,14 +34,16 @@ def load(folder: Path, sync: Zero1, optimizer: torch.optim.Optimizer) -> None:
 
 
 def shards(sync: Zero1, optimizer: torch.optim.Optimizer) -> Fields:
-    """The memory of all shards, as parts of tensors without the zeros that make shards equal; single numbers as they
-    are."""
+    """The memory of all shards, as parts of tensors without the zeros that make shards equal;
+    single numbers as they are."""
     mesh, state = init_device_mesh(device().type, (dist.get_world_size(),)), Fields()
     for index, flat in enumerate(sync.flat_params):
         own = max(0, min(len(flat.shard), flat.numel - dist.get_rank() * len(flat.shard)))
         for name, value in {"values": flat.shard.detach(), **optimizer.state[flat.shard]}.items():
             if value.dim():
                 shape = torch.Size([flat.numel])
-                value = DTensor.from_local(value[:own], mesh, [Shard(0)], run_check=False, shape=shape, stride=(1,))
+                value = DTensor.from_local(
+                    value[:own], mesh, [Shard(0)], run_check=False, shape=shape, stride=(1,)
+                )
             state[f"{index}.{name}"] = value
     return state

@@ -1,5 +1,6 @@
-"""The board's methods as gradient synchronisations, for any training: backwards may fail or be repeated, steps be left
-out, ranks use different layers, modules share parameters, and whoever reads a parameter that is freed gathers it."""
+"""The board's methods as gradient synchronisations, for any training: backwards may fail or be
+repeated, steps be left out, ranks use different layers, modules share parameters, and whoever reads
+a parameter that is freed gathers it."""
 
 from __future__ import annotations
 
@@ -56,8 +57,9 @@ class Zero2Sync(SyncInBackward, ReplicatedSync, Zero2):
 
 
 class Zero3Sync(Zero2Sync, Zero3):
-    """A forward that backward repeats, for activation checkpointing, gathers its own unit alone, and leaves it to
-    backward to free. Between two steps a unit holds what was gathered after the last one, or nothing."""
+    """A forward that backward repeats, for activation checkpointing, gathers its own unit alone,
+    and leaves it to backward to free. Between two steps a unit holds what was gathered after the
+    last one, or nothing."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__(model)
@@ -102,21 +104,27 @@ def copy_values(module: nn.Module, state: dict[str, torch.Tensor], prefix: str, 
 
 
 def units(model: nn.Module) -> list[tuple[nn.Module, list[nn.Parameter]]]:
-    """The model's children with their trainable parameters, and of a list of modules its children. The model itself is
-    the first, if it has parameters that are no child's, or several children's."""
+    """The model's children with their trainable parameters, and of a list of modules its children.
+    The model itself is the first, if it has parameters that are no child's, or several
+    children's."""
     containers = (nn.ModuleList, nn.ModuleDict)  # never called themselves
     children = [
-        part for child in model.children() for part in (child.children() if isinstance(child, containers) else [child])
+        part
+        for child in model.children()
+        for part in (child.children() if isinstance(child, containers) else [child])
     ]
     holders = Counter(param for child in children for param in child.parameters())
-    found = [(child, [param for param in trainable_parameters(child) if holders[param] == 1]) for child in children]
+    found = [
+        (child, [param for param in trainable_parameters(child) if holders[param] == 1])
+        for child in children
+    ]
     shared = [param for param in trainable_parameters(model) if holders[param] != 1]
     return [(module, own) for module, own in [(model, shared), *found] if own]
 
 
 def clip_grad_norm(flat_params: Sequence[FlatParameter], max_norm: float) -> torch.Tensor:
-    """As `torch.nn.utils.clip_grad_norm_`, by the norm of all ranks' shards together, which it returns. What is
-    replicated counts once. All must call this, after backward."""
+    """As `torch.nn.utils.clip_grad_norm_`, by the norm of all ranks' shards together, which it
+    returns. What is replicated counts once. All must call this, after backward."""
     squares = [flat.shard.grad.square().sum() * flat.shards for flat in flat_params]
     norm = torch.stack(squares).sum() / dist.get_world_size()
     dist.all_reduce(norm)
@@ -127,16 +135,18 @@ def clip_grad_norm(flat_params: Sequence[FlatParameter], max_norm: float) -> tor
 
 
 ABOUT = {
-    "shape", "dtype", "device", "layout", "ndim", "requires_grad", "is_leaf", "grad", "grad_fn", "__hash__", "numel",
-    "nbytes", "size", "stride", "dim", "untyped_storage", "empty_like", "zeros_like", "new_empty", "new_zeros",
+    "shape", "dtype", "device", "layout", "ndim", "requires_grad", "is_leaf", "grad", "grad_fn",
+    "__hash__", "numel",
+    "nbytes", "size", "stride", "dim", "untyped_storage", "empty_like", "zeros_like", "new_empty",
+    "new_zeros",
     "register_hook", "register_post_accumulate_grad_hook",
 }  # fmt: skip
 """What can be asked of a parameter whose values are not here."""
 
 
 class Freed(nn.Parameter):
-    """The class of a parameter while it is freed. What reads or writes its values gathers them before; all ranks must
-    do so."""
+    """The class of a parameter while it is freed. What reads or writes its values gathers them
+    before; all ranks must do so."""
 
     flat: GatheredWhenRead
 
@@ -168,7 +178,8 @@ class GatheredWhenRead(FlatParameter):
     def free(self) -> None:
         super().free()
         for param in self.params:
-            param.__class__, vars(param)["flat"] = Freed, self
+            param.__class__ = Freed
+            vars(param)["flat"] = self
 
     def fetch(self) -> None:
         """Have all parameters here."""

@@ -1,8 +1,10 @@
-"""The backends, by name: what differs between them is asked of these objects, and nowhere are their names compared.
+"""The backends, by name: what differs between them is asked of these objects, and nowhere are their
+names compared.
 
-The backend decides the device: `gloo` moves tensors in CPU memory, `nccl` in the memory of `cuda:LOCAL_RANK`.
-gloo on CUDA tensors is not offered: wrong results are on record (pytorch/pytorch#170239).
-A new backend is one file beside these, and its line below. Importing this does not import torch.
+The backend decides the device: `gloo` moves tensors in CPU memory, `nccl` in the memory of
+`cuda:LOCAL_RANK`. gloo on CUDA tensors is not offered: wrong results are on record
+(pytorch/pytorch#170239). A new backend is one file beside these, and its line below. Importing this
+does not import torch.
 """
 
 from __future__ import annotations
@@ -38,13 +40,14 @@ def backend_for(device_type: str) -> Backend:
 
 
 def device() -> Any:
-    """Where this rank's tensors live (a `torch.device`): decided by the backend of the world it is in."""
+    """Where this rank's tensors live (a `torch.device`): decided by the backend of the world it is
+    in."""
     return backend_of().device()
 
 
 def on_device() -> contextlib.AbstractContextManager[Any]:
-    """As a context manager: what a board makes without naming a device (`torch.zeros(1)`) lies on this rank's. On a CPU
-    it does nothing, and so costs nothing."""
+    """As a context manager: what a board makes without naming a device (`torch.zeros(1)`) lies on
+    this rank's. On a CPU it does nothing, and so costs nothing."""
     import torch
 
     here = device()
@@ -52,12 +55,14 @@ def on_device() -> contextlib.AbstractContextManager[Any]:
 
 
 def synchronize() -> None:
-    """Wait until this rank's device has done what it was given: before a clock is read, for a GPU runs behind."""
+    """Wait until this rank's device has done what it was given: before a clock is read, for a GPU
+    runs behind."""
     backend_of().synchronize()
 
 
 def refusal(error: Exception) -> str:
-    """The backend's own words if `error` says that it cannot do an operation at all; empty for any other error.
+    """The backend's own words if `error` says that it cannot do an operation at all; empty for any
+    other error.
 
     An error that somebody else has raised is not the backend's, whatever it says.
     """
@@ -65,9 +70,11 @@ def refusal(error: Exception) -> str:
 
 
 def raised_by_torch(error: Exception) -> bool:
-    """Whether `error` was raised in a module of torch, or in what is written in C++ and was called from there. (The
-    flight recorder and the tap stand between the two.)"""
-    modules = [frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_tb(error.__traceback__)]
+    """Whether `error` was raised in a module of torch, or in what is written in C++ and was called
+    from there. (The flight recorder and the tap stand between the two.)"""
+    modules = [
+        frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_tb(error.__traceback__)
+    ]
     between = ("playground.runtime.flight_recorder.", "playground.runtime.tap.")
     others = [module for module in modules if not f"{module}.".startswith(between)]
     return bool(others) and others[-1].partition(".")[0] == "torch"

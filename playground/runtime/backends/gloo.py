@@ -1,4 +1,5 @@
-"""gloo: TCP between CPUs, on any machine; and shm, which is gloo but for what ranks of one host do in shared memory.
+"""gloo: TCP between CPUs, on any machine; and shm, which is gloo but for what ranks of one host do
+in shared memory.
 
 Source: https://github.com/pytorch/gloo; shm: playground/algorithms/backend.py
 """
@@ -28,10 +29,13 @@ class Gloo(Backend):
         return os.environ.get("TORCH_GLOO_LAZY_INIT", "").lower() in ("1", "t", "true", "y", "yes")
 
     def explain_init_failure(self, error: Exception) -> str:
-        """As in `Backend`. A rank that came to the meeting and no further is named: it is the last number of the key
-        that gloo waited for."""
+        """As in `Backend`. A rank that came to the meeting and no further is named: it is the last
+        number of the key that gloo waited for."""
         if missing := MISSING_RANK.search(str(error)):
-            return f"rank {missing[2]} came to the meeting, but did not connect within {float(missing[1]) / 1000:g} s"
+            return (
+                f"rank {missing[2]} came to the meeting, but did not connect within "
+                f"{float(missing[1]) / 1000:g} s"
+            )
         return super().explain_init_failure(error)
 
 
@@ -45,7 +49,8 @@ class Shm(Gloo):
         found = version("torch")
         if tuple(map(int, found.split(".")[:2])) < FIRST_TORCH:
             raise UsageError(
-                f"--backend shm needs torch {'.'.join(map(str, FIRST_TORCH))}, and here is {found}: "
+                f"--backend shm needs torch {'.'.join(map(str, FIRST_TORCH))}, and here is "
+                f"{found}: "
                 "--all-reduce shared-memory does without"
             )
         return super().check(local_ranks, joined)

@@ -26,8 +26,8 @@ SHARES = MAY_SHARE | {"NCCL_MAX_CTAS": "4", "NCCL_NVLS_ENABLE": "0"}
 """Ranks on one GPU must all have room for their kernels at once, or they deadlock; and NVLS, the
 reduction inside the switch, ends a program that shares."""
 ENDS_SOON = {"TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "1000"}
-"""When an operation has timed out, torch's watchdog waits four times this long, 60 s by default, before it ends the
-rank: for all ranks to write what they have recorded."""
+"""When an operation has timed out, torch's watchdog waits four times this long, 60 s by default,
+before it ends the rank: for all ranks to write what they have recorded."""
 
 
 class Nccl(Backend):
@@ -38,14 +38,18 @@ class Nccl(Backend):
     log_level = "ERROR"  # when its watchdog ends a rank, what it logs is all there is to be known
     batches_messages = True
     may_be_kept = False  # what a communicator leaves on the device goes with its process
-    allows_threads = False  # torch keeps the batch that is being collected in one place for all threads
-    stuck_limit = 0.0  # it waits in the driver, for the device, and no connection that ends changes that
+    # torch keeps the batch that is being collected in one place for all threads
+    allows_threads = False
+    # it waits in the driver, for the device, and no connection that ends changes that
+    stuck_limit = 0.0
     loads_kernels_late = True  # CUDA_MODULE_LOADING=LAZY, the default since CUDA 12.2
     may_differ = "NCCL's NVLS, for one, may add in any order: try NCCL_NVLS_ENABLE=0"
     deaths = MappingProxyType(
         {
-            signal.SIGABRT: "was ended by NCCL's watchdog (SIGABRT): an operation did not end within the timeout, "
-            "because not every rank took part in it; the log above tells which (of ProcessGroupNCCL2 only with "
+            signal.SIGABRT: "was ended by NCCL's watchdog (SIGABRT): an operation did not end "
+            "within the timeout, "
+            "because not every rank took part in it; the log above tells which (of "
+            "ProcessGroupNCCL2 only with "
             "TORCH_DIST_USE_NCCL2=0)"
         }
     )
@@ -57,20 +61,28 @@ class Nccl(Backend):
         import torch
 
         if not torch.distributed.is_nccl_available():
-            raise UsageError(f"backend nccl is not part of this torch ({torch.__version__}): use --backend gloo")
+            raise UsageError(
+                f"backend nccl is not part of this torch ({torch.__version__}): use --backend gloo"
+            )
         gpus = torch.cuda.device_count()
         if not gpus:
-            raise UsageError("backend nccl needs a GPU and this machine shows none: use --backend gloo")
+            raise UsageError(
+                "backend nccl needs a GPU and this machine shows none: use --backend gloo"
+            )
         if local_ranks <= gpus or only_nccl_can_tell(gpus, joined):
             return ""
         several = f"{gpus} GPU{'s' * (gpus > 1)}"
         version = nccl_version()
         if version < SHARES_A_GPU:
             raise UsageError(
-                f"{local_ranks} ranks on {several}: NCCL {format_version(version)} wants a GPU for each rank "
+                f"{local_ranks} ranks on {several}: NCCL {format_version(version)} wants a GPU for "
+                "each rank "
                 f"(sharing needs {format_version(SHARES_A_GPU)}): use -n {gpus} or --backend gloo"
             )
-        return f"{local_ranks} ranks share {several} (NCCL_MULTI_RANK_GPU_ENABLE=1, NCCL {format_version(version)})"
+        return (
+            f"{local_ranks} ranks share {several} (NCCL_MULTI_RANK_GPU_ENABLE=1, NCCL "
+            f"{format_version(version)})"
+        )
 
     def claim_device(self, local_rank: int, local_ranks: int, joined: bool = False) -> torch.device:
         import torch
@@ -101,14 +113,15 @@ class Nccl(Backend):
         torch.cuda.synchronize(device)
 
     def use_deterministic_kernels(self) -> None:
-        """As in `Backend`: of cuDNN's convolutions the deterministic ones, and attention in plain operations, since in
-        backward the fused kernels add in any order.
+        """As in `Backend`: of cuDNN's convolutions the deterministic ones, and attention in plain
+        operations, since in backward the fused kernels add in any order.
 
         Source: https://docs.pytorch.org/docs/stable/notes/randomness.html
         """
         import torch
 
-        torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = True, False
+        torch.backends.cudnn.deterministic = True
+        torch.backends.cudnn.benchmark = False
         for enable_fused in ("enable_flash_sdp", "enable_mem_efficient_sdp", "enable_cudnn_sdp"):
             getattr(torch.backends.cuda, enable_fused)(False)
 
@@ -116,7 +129,8 @@ class Nccl(Backend):
         if self.implementation() != "ProcessGroupNCCL2":
             return ""
         return (
-            "torch's ProcessGroupNCCL2 may have backward wait for each message of DistributedDataParallel, which then "
+            "torch's ProcessGroupNCCL2 may have backward wait for each message of "
+            "DistributedDataParallel, which then "
             "hides nothing: compare with TORCH_DIST_USE_NCCL2=0"
         )
 
@@ -127,7 +141,11 @@ class Nccl(Backend):
     def libraries(self) -> dict[str, object]:
         import torch
 
-        return {"cuda": torch.version.cuda, "nccl": format_version(nccl_version()), "driver": driver_version()}
+        return {
+            "cuda": torch.version.cuda,
+            "nccl": format_version(nccl_version()),
+            "driver": driver_version(),
+        }
 
     def hardware(self) -> str:
         """The GPU's name and, since two of them may have one name, its UUID."""
@@ -138,7 +156,8 @@ class Nccl(Backend):
 
 
 def only_nccl_can_tell(gpus: int, joined: bool) -> bool:
-    """Whether the one GPU in sight may be this rank's own: Slurm can show each of its tasks a different one."""
+    """Whether the one GPU in sight may be this rank's own: Slurm can show each of its tasks a
+    different one."""
     return joined and gpus == 1
 
 
@@ -165,8 +184,9 @@ def driver_version() -> str:
 def nccl_version() -> tuple[int, ...]:
     """The NCCL that is loaded, e.g. (2, 30, 7); (0,) where torch was built without it.
 
-    `torch.cuda.nccl.version()` is the one that torch was compiled with: a newer library, installed or preloaded, goes
-    unnoticed. It is asked only where NCCL is no library of its own, but part of torch's.
+    `torch.cuda.nccl.version()` is the one that torch was compiled with: a newer library, installed
+    or preloaded, goes unnoticed. It is asked only where NCCL is no library of its own, but part of
+    torch's.
     """
     import torch
 
@@ -180,7 +200,8 @@ def nccl_version() -> tuple[int, ...]:
 
 
 def find_function(name: str) -> Any:
-    """One of the NCCL in use, a preloaded one first. Raises `OSError` or `AttributeError` if there is none."""
+    """One of the NCCL in use, a preloaded one first. Raises `OSError` or `AttributeError` if there
+    is none."""
     try:
         return getattr(ctypes.CDLL(None), name)
     except AttributeError:
@@ -190,8 +211,8 @@ def find_function(name: str) -> Any:
 def last_error() -> str:
     """NCCL's words on its last failure in this process, in one line; empty without a failure.
 
-    torch's ProcessGroupNCCL2 only says its kind ("invalid usage").
-    Source: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/api/comms.html#ncclgetlasterror
+    torch's ProcessGroupNCCL2 only says its kind ("invalid usage"). Source:
+    https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/api/comms.html#ncclgetlasterror
     """
     with contextlib.suppress(OSError, AttributeError):
         get_last_error = find_function("ncclGetLastError")

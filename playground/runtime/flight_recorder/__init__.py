@@ -1,8 +1,8 @@
-"""The latest operations of each rank, in memory that outlives it: why a run stands still can be told without having
-recorded it.
+"""The latest operations of each rank, in memory that outlives it: why a run stands still can be
+told without having recorded it.
 
-`box` is that memory, `hooks` write to it in a rank. From the boxes of all ranks `wait_graph` finds who waits for whom,
-and `diagnosis` says why. Does not import torch.
+`box` is that memory, `hooks` write to it in a rank. From the boxes of all ranks `wait_graph` finds
+who waits for whom, and `diagnosis` says why. Does not import torch.
 """
 
 from __future__ import annotations
@@ -13,55 +13,81 @@ from enum import StrEnum
 
 COLLECTIVE, SEND, RECEIVE = "collective", "send", "receive"
 NEW_GROUP, SPLIT_GROUP = "new_group", "split_group"
-MAKE_DDP, BUFFERS, BUCKETS, BACKWARD = "DDP's __init__", "DDP's forward", "DDP's buckets", "DDP's backward"
+MAKE_DDP = "DDP's __init__"
+BUFFERS = "DDP's forward"
+BUCKETS = "DDP's buckets"
+BACKWARD = "DDP's backward"
 BY_ITSELF = NEW_GROUP, SPLIT_GROUP, MAKE_DDP, BUFFERS, BUCKETS, BACKWARD
-"""Collectives that call no method of the process group: all ranks of the world meet in the first, the members in the
-second, and in the others DistributedDataParallel compares parameters, broadcasts buffers, agrees on buckets before its
-second forward, and averages gradients. Each is counted by itself."""
+"""Collectives that call no method of the process group: all ranks of the world meet in the first,
+the members in the second, and in the others DistributedDataParallel compares parameters, broadcasts
+buffers, agrees on buckets before its second forward, and averages gradients. Each is counted by
+itself."""
 ISSUED, AWAITED, DONE = "issued", "awaited", "done"
-"""Where an operation is: it has been called; the main thread is in the call, or waits for its `Work`; it is over."""
+"""Where an operation is: it has been called; the main thread is in the call, or waits for its
+`Work`; it is over."""
 UNASKED = "what its other threads and callbacks do"
 """The unknown of a rank that is only seen from outside."""
 
 Channel = tuple[str, tuple[int, ...], int | None, int, int]
-"""The kinds by which operations are counted: for a message its kind, for a collective "collective", or the name of one
-that is counted by itself; the group's ranks, the peer (of a message), the tag, and the group's number."""
+"""The kinds by which operations are counted: for a message its kind, for a collective "collective",
+or the name of one that is counted by itself; the group's ranks, the peer (of a message), the tag,
+and the group's number."""
 
 
 class Doing(StrEnum):
-    """The states of a rank: waits in an operation; runs the program; has returned from it; SIGSTOP; its process is
-    gone; no state of it is given, as of one on another host."""
+    """The states of a rank: waits in an operation; runs the program; has returned from it; SIGSTOP;
+    its process is gone; no state of it is given, as of one on another host."""
 
     IN_OPERATION, IN_PROGRAM, FINISHED = "in an operation", "in the program", "finished"
     STOPPED, DEAD, NOT_SEEN = "stopped", "dead", "not seen"
 
 
 class Kind(StrEnum):
-    """Why ranks wait, or what they called differently, in the order of weight: the first that explains it is told."""
+    """Why ranks wait, or what they called differently, in the order of weight: the first that
+    explains it is told."""
 
     cure: str
     """The cure, in one line."""
 
     def __new__(cls, name: str, cure: str) -> Kind:
         kind = str.__new__(cls, name)
-        kind._value_, kind.cure = name, cure
+        kind._value_ = name
+        kind.cure = cure
         return kind
 
     IN_FINALLY = (
         "a collective in `finally`",
         "call collectives after success only: the others do not know that this rank failed",
     )
-    WRONG_TAG = "wrong tag", "use the same tag for a send and its receive, in the same order on both ranks"
-    COLLECTIVES = "different collectives", "call the same collectives in the same order on all ranks of the group"
+    WRONG_TAG = (
+        "wrong tag",
+        "use the same tag for a send and its receive, in the same order on both ranks",
+    )
+    COLLECTIVES = (
+        "different collectives",
+        "call the same collectives in the same order on all ranks of the group",
+    )
     ROOTS = "different roots", "pass the same root on all ranks of the group"
     SHAPES = "different shapes", "pass tensors of the same shape on all ranks of the group"
     DTYPES = "different dtypes", "pass tensors of the same dtype on all ranks"
     SIZES = "different sizes", "receive into a tensor of the size and dtype that is sent"
     GROUPS = "different groups", "pass the same group on all ranks that have to meet"
-    WRONG_PEER = "wrong peer", "let the receiver name the rank that sends, and the sender the rank that receives"
-    PARTIAL_GROUP = "a group not made by all", "call new_group on all ranks of the world, in the same order"
-    SENDS = "send against send", "let one of two ranks receive first, or use isend or batch_isend_irecv"
-    RECEIVES = "receive against receive", "let one of two ranks send first, or use irecv or batch_isend_irecv"
+    WRONG_PEER = (
+        "wrong peer",
+        "let the receiver name the rank that sends, and the sender the rank that receives",
+    )
+    PARTIAL_GROUP = (
+        "a group not made by all",
+        "call new_group on all ranks of the world, in the same order",
+    )
+    SENDS = (
+        "send against send",
+        "let one of two ranks receive first, or use isend or batch_isend_irecv",
+    )
+    RECEIVES = (
+        "receive against receive",
+        "let one of two ranks send first, or use irecv or batch_isend_irecv",
+    )
     ENDED = (
         "a rank that has finished",
         "make the same number of calls on all ranks: equal numbers of batches, or join()",
@@ -70,7 +96,10 @@ class Kind(StrEnum):
         "a rank that does not take part",
         "call collectives on all ranks of their group, and each send with its receive",
     )
-    CIRCLE = "circular wait", "order the messages so that ranks do not wait for each other in a circle, or use isend"
+    CIRCLE = (
+        "circular wait",
+        "order the messages so that ranks do not wait for each other in a circle, or use isend",
+    )
     LOST = "dead", "find out why that rank ended: the others wait for it in vain"
     SUSPENDED = "stopped", "continue that process (kill -CONT PID), or end the run"
     STRAGGLER = "straggler", "look at what that rank does there: the others wait for it"
@@ -86,17 +115,20 @@ class Operation:
     name: str
     """As torch.distributed calls it: all_reduce, send, isend is send, recv, …"""
     index: int
-    """Its place among the rank's operations of the same channel, from 0 on: operations with the same place meet."""
+    """Its place among the rank's operations of the same channel, from 0 on: operations with the
+    same place meet."""
     group: tuple[int, ...]
     """Ranks of the world that take part, in the group's order."""
     shape: tuple[int, ...] = ()
     dtype: str = ""
     """As torch prints it, without "torch.": float32."""
     peer: int | None = None
-    """Rank in the world: the receiver, the sender (None: anyone), or the root of a collective that has one."""
+    """Rank in the world: the receiver, the sender (None: anyone), or the root of a collective that
+    has one."""
     tag: int = 0
     number: int = 0
-    """The group's, as torch counts groups: the world's is 0, and groups of the same ranks differ by it."""
+    """The group's, as torch counts groups: the world's is 0, and groups of the same ranks differ by
+    it."""
     members: tuple[int, ...] = ()
     """The ranks of the group that new_group makes, ascending: only they wait in it. Empty: all."""
     line: str = ""
@@ -115,7 +147,9 @@ class Operation:
         return channel_of(self.kind, self.name, self.group, self.peer, self.tag, self.number)
 
 
-def channel_of(kind: str, name: str, group: tuple[int, ...], peer: int | None, tag: int, number: int) -> Channel:
+def channel_of(
+    kind: str, name: str, group: tuple[int, ...], peer: int | None, tag: int, number: int
+) -> Channel:
     """The kind by which an operation is counted."""
     if kind == COLLECTIVE:
         return (name if name in BY_ITSELF else COLLECTIVE), group, None, 0, number
@@ -137,15 +171,18 @@ class RankState:
     line: str = ""
     """Where the program stands, if known."""
     since: float = 0.0
-    """Seconds since its last progress: since the operation it is in was called, or the last one was over."""
+    """Seconds since its last progress: since the operation it is in was called, or the last one was
+    over."""
     may_act: str = ""
-    """What, besides its main thread, may still call operations, or is not known of it: "what thread Thread-1 does"."""
+    """What, besides its main thread, may still call operations, or is not known of it: "what thread
+    Thread-1 does"."""
     unnamed: str = ""
     """What it has called that is not among its operations: their counts tell nothing of it then."""
     moves: bool = False
     """Whether data is under way to or from it, or may be."""
     worlds: int = 0
-    """How many worlds the program has formed itself: operations name ranks by their numbers in the latest."""
+    """How many worlds the program has formed itself: operations name ranks by their numbers in the
+    latest."""
     is_renumbered: bool = False
     """Whether its number there is not the launcher's."""
     end: str = ""

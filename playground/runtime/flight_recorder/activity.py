@@ -1,5 +1,6 @@
-"""Sources of progress in this process while its main thread waits in an operation: its other threads, those
-of C++ too, callbacks of futures, timers, remote calls, and data under way. Does not import torch.
+"""Sources of progress in this process while its main thread waits in an operation: its other
+threads, those of C++ too, callbacks of futures, timers, remote calls, and data under way. Does not
+import torch.
 
 Sources: proc_pid_stat(5), proc_pid_task(5), tcp(7), Linux's include/uapi/linux/tcp.h
 """
@@ -33,15 +34,19 @@ OURS = tuple(
     os.path.join(PACKAGE, *path)
     for path in (("runtime", ""), ("algorithms", ""), ("lessons", "all_reduce", "lesson.py"))
 )
-OF_TORCH = re.compile(r"distributed/\w+\.py|nn/parallel/distributed\.py|autograd/(__init__|graph)\.py")
-"""Code that, in an operation, waits for its other ranks and for nothing else: ours by folder, but for the board whose
-functions are algorithms, and torch's by file."""
+OF_TORCH = re.compile(
+    r"distributed/\w+\.py|nn/parallel/distributed\.py|autograd/(__init__|graph)\.py"
+)
+"""Code that, in an operation, waits for its other ranks and for nothing else: ours by folder, but
+for the board whose functions are algorithms, and torch's by file."""
 NAMED, LOOPS = re.compile(r"pt_|gloo_"), re.compile(r"pt_tcpstore|gloo_tcp_loop")
-"""Names of torch's threads, which act only if something is called or comes in; of those that also wake up for other
-reasons: their work is seen in the sockets."""
+"""Names of torch's threads, which act only if something is called or comes in; of those that also
+wake up for other reasons: their work is seen in the sockets."""
 POOLS = re.compile(r"lib(gomp|iomp|omp|\w*openblas|mkl|torch|c10|gloo)\w*[-.]")
 """Libraries whose threads compute for those that call them."""
-C_LIBRARY = re.compile(r"(libc|libpthread|libm|libstdc\+\+|libgcc_s|ld-linux[-\w]*|libc-\S*)\.so|\[|$")
+C_LIBRARY = re.compile(
+    r"(libc|libpthread|libm|libstdc\+\+|libgcc_s|ld-linux[-\w]*|libc-\S*)\.so|\[|$"
+)
 RUNNABLE = ([b"R"], [b"D"])
 """States of a thread that runs, waits for a core, or for a disk."""
 STACK = 2**15
@@ -59,19 +64,20 @@ class Activity:
     """The activity of a process besides its main thread, at one moment."""
 
     may_act: str
-    """Who may still call an operation, or what is not known of that: "what thread Thread-1 does"; empty: nobody."""
+    """Who may still call an operation, or what is not known of that: "what thread Thread-1 does";
+    empty: nobody."""
     in_flight: bool
     """Whether data is on its way out of one of its sockets."""
     runnable: frozenset[str]
-    """Threads that run, or wait for a core or a disk. What has arrived in a socket and is not read although all others
-    sleep is read by none of them: nobody has asked for it yet."""
+    """Threads that run, or wait for a core or a disk. What has arrived in a socket and is not read
+    although all others sleep is read by none of them: nobody has asked for it yet."""
     transferred: tuple[list[int], ...]
     ticks: tuple[bytes, ...]
 
 
 def look(spare_port: int = 0) -> Activity | None:
-    """The activity of this process; None if the system does not tell. The thread that calls this, and connections to or
-    from `spare_port`, do not count."""
+    """The activity of this process; None if the system does not tell. The thread that calls this,
+    and connections to or from `spare_port`, do not count."""
     with contextlib.suppress(OSError):
         return find_activity(spare_port)
     return None
@@ -82,29 +88,39 @@ def find_activity(spare_port: int) -> Activity:
     for check in checks:
         check()
     sockets = [found for each in tcp_connections() for found in look_at(each, spare_port)]
-    threads = [(thread, name, process_status(os.getpid(), "task", thread)) for thread, name in list_threads()]
+    threads = [
+        (thread, name, process_status(os.getpid(), "task", thread))
+        for thread, name in list_threads()
+    ]
     return Activity(
-        may_act=find_visitor() or find_actor([thread for thread, name, _ in threads if not NAMED.match(name)]),
+        may_act=find_visitor()
+        or find_actor([thread for thread, name, _ in threads if not NAMED.match(name)]),
         in_flight=any(unacked for unacked, *_ in sockets),
         runnable=frozenset(thread for thread, _, status in threads if status[:1] in RUNNABLE),
         transferred=tuple(sorted(transferred for _, *transferred in sockets)),
-        ticks=tuple(b"/".join(status[11:13]) for _, name, status in threads if not LOOPS.match(name)),
+        ticks=tuple(
+            b"/".join(status[11:13]) for _, name, status in threads if not LOOPS.match(name)
+        ),
     )
 
 
 def compare(before: Activity | None, now: Activity | None) -> tuple[str, bool]:
-    """The threads that may still act, and whether data is under way, by two looks; None is one that could not be
-    taken."""
+    """The threads that may still act, and whether data is under way, by two looks; None is one that
+    could not be taken."""
     if before is None or now is None:
         return "what it does, as it gives no answer", True
     computes = "what its threads compute" if before.ticks != now.ticks else ""
-    starved = before.runnable & now.runnable  # one that sleeps in a look has done what there was to do
-    moves = before.in_flight or now.in_flight or before.transferred != now.transferred or bool(starved)
+    # one that sleeps in a look has done what there was to do
+    starved = before.runnable & now.runnable
+    moves = (
+        before.in_flight or now.in_flight or before.transferred != now.transferred or bool(starved)
+    )
     return before.may_act or now.may_act or computes, moves
 
 
 def look_at(connection: socket.socket, spare_port: int) -> Iterator[tuple[int, int, int]]:
-    """How many packets the other end has not acknowledged, and how many bytes were sent and received."""
+    """How many packets the other end has not acknowledged, and how many bytes were sent and
+    received."""
     with contextlib.suppress(OSError):  # it has been closed
         if spare_port not in (connection.getpeername()[1], connection.getsockname()[1]):
             information = connection.getsockopt(socket.IPPROTO_TCP, TCP_INFO, 256)
@@ -112,7 +128,8 @@ def look_at(connection: socket.socket, spare_port: int) -> Iterator[tuple[int, i
 
 
 def list_threads() -> Iterator[tuple[str, str]]:
-    """The numbers and names of this process's threads, as the system knows them, without the one that calls this."""
+    """The numbers and names of this process's threads, as the system knows them, without the one
+    that calls this."""
     for thread in os.listdir("/proc/self/task"):
         with contextlib.suppress(OSError):  # it has ended
             if int(thread) != threading.get_native_id():
@@ -120,20 +137,26 @@ def list_threads() -> Iterator[tuple[str, str]]:
 
 
 def find_visitor() -> str:
-    """What the main thread runs, and may wait for, inside an operation that it is in: a hook of backward, a handler of
-    a signal. Empty if it stands in that operation itself."""
+    """What the main thread runs, and may wait for, inside an operation that it is in: a hook of
+    backward, a handler of a signal. Empty if it stands in that operation itself."""
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
-    while frame is not None and is_standard(frame.f_code.co_filename):  # which waits on behalf of its caller
+    # which waits on behalf of its caller
+    while frame is not None and is_standard(frame.f_code.co_filename):
         frame = frame.f_back
     if frame is None or waits_for_ranks(frame.f_code.co_filename):
         return ""
-    return f"what {os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno} in {frame.f_code.co_name} waits for"
+    return (
+        f"what {os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno} in "
+        f"{frame.f_code.co_name} waits for"
+    )
 
 
 @functools.cache
 def is_standard(path: str) -> bool:
     """Whether it is of Python's own library."""
-    return path.startswith(sysconfig.get_path("stdlib")) and not any(name in path for name in PACKAGES)
+    return path.startswith(sysconfig.get_path("stdlib")) and not any(
+        name in path for name in PACKAGES
+    )
 
 
 @functools.cache
@@ -145,10 +168,15 @@ def waits_for_ranks(path: str) -> bool:
 
 def find_actor(threads: list[str]) -> str:
     """A source of operations in this process besides its main thread, such as these threads."""
-    remote = getattr(sys.modules.get("torch.distributed.rpc.api"), "_is_current_rpc_agent_set", bool)
+    remote = getattr(
+        sys.modules.get("torch.distributed.rpc.api"), "_is_current_rpc_agent_set", bool
+    )
     if callbacks:
         return "whether a callback of a future is to run"
-    if any(signal.getitimer(timer)[0] for timer in (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)):
+    if any(
+        signal.getitimer(timer)[0]
+        for timer in (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
+    ):
         return "what it does when its timer goes off"
     if remote():
         return "whether a remote call comes"
@@ -168,9 +196,14 @@ def find_actor(threads: list[str]) -> str:
 
 
 def is_pool(thread: str) -> bool:
-    """Whether a thread belongs to a pool that computes for others: it began, and is, in one of their libraries."""
-    with contextlib.suppress(OSError, ValueError, IndexError):  # it has ended, runs, or nothing tells
-        *_, stack, place = (int(word, 16) for word in Path(f"/proc/self/task/{thread}/syscall").read_text().split()[1:])
+    """Whether a thread belongs to a pool that computes for others: it began, and is, in one of
+    their libraries."""
+    # it has ended, runs, or nothing tells
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        *_, stack, place = (
+            int(word, 16)
+            for word in Path(f"/proc/self/task/{thread}/syscall").read_text().split()[1:]
+        )
         with open("/proc/self/mem", "rb", buffering=0) as memory:
             memory.seek(stack)
             content = memory.read(STACK)

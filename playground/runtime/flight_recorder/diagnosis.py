@@ -1,5 +1,6 @@
-"""Why ranks stand still, in words: a deadlock is proved from what they have called, without any timeout; otherwise the
-last to come is named. And what ranks called differently although nothing stood still.
+"""Why ranks stand still, in words: a deadlock is proved from what they have called, without any
+timeout; otherwise the last to come is named. And what ranks called differently although nothing
+stood still.
 """
 
 from __future__ import annotations
@@ -89,7 +90,8 @@ class Predicate:
     is_over: bool = False
 
     def say(self, ranks: Sequence[int], before: str = "") -> str:
-        """The sentence about these ranks. A line in the same file as the line `before` is told without the file."""
+        """The sentence about these ranks. A line in the same file as the line `before` is told
+        without the file."""
         place = shorten(self.line.partition(" in ")[0], 24)
         file, _, number = place.rpartition(":")
         place = f":{number}" if file and before.startswith(f"{file}:") else place
@@ -100,16 +102,21 @@ class Predicate:
 
 def has_called(operation: Operation, kind: Kind) -> Predicate:
     what = detail(operation, kind)
-    return Predicate(f"has called {what}", f"have called {what}", operation.line, operation.name, is_over=True)
+    return Predicate(
+        f"has called {what}", f"have called {what}", operation.line, operation.name, is_over=True
+    )
 
 
 def diagnose(states: Sequence[RankState]) -> Diagnosis | None:
-    """Who waits for whom, and why; None if no rank waits in an operation, is stopped or dead. Only states of the same
-    moment prove a deadlock: states between which no rank has moved."""
+    """Who waits for whom, and why; None if no rank waits in an operation, is stopped or dead. Only
+    states of the same moment prove a deadlock: states between which no rank has moved."""
     states = leave_out_renumbered(states)
-    graph, idle = WaitGraph(states), WaitGraph([replace(state, may_act="", unnamed="") for state in states])
+    graph = WaitGraph(states)
+    idle = WaitGraph([replace(state, may_act="", unnamed="") for state in states])
     if firm := graph.find_blocked(find_firm(graph), set()):
-        blocked = firm | {rank for rank in idle.find_blocked(idle.waits, set()) if idle.waits[rank].missing & firm}
+        blocked = firm | {
+            rank for rank in idle.find_blocked(idle.waits, set()) if idle.waits[rank].missing & firm
+        }
         return explain(idle, blocked, blocked, unknown="")
     for judge in (idle, WaitGraph(idle.states.values(), pessimistic=True)):
         if blocked := judge.find_blocked(judge.waits, set()):
@@ -118,12 +125,17 @@ def diagnose(states: Sequence[RankState]) -> Diagnosis | None:
 
 
 def find_firm(graph: WaitGraph) -> list[int]:
-    """The ranks that can only wait: all their calls have names, no other thread of theirs may act, their operation does
-    not give up, and no data is under way between those that take part in it."""
-    moving = {rank for rank, state in graph.states.items() if state.moves or state.doing == Doing.STOPPED}
+    """The ranks that can only wait: all their calls have names, no other thread of theirs may act,
+    their operation does not give up, and no data is under way between those that take part in
+    it."""
+    moving = {
+        rank for rank, state in graph.states.items() if state.moves or state.doing == Doing.STOPPED
+    }
     unknown = {rank for rank, state in graph.states.items() if state.may_act or state.unnamed}
     waits = ((rank, wait) for rank, wait in graph.waits.items() if rank not in unknown)
-    return [rank for rank, wait in waits if not (wait.operation.may_give_up or moving & wait.parties)]
+    return [
+        rank for rank, wait in waits if not (wait.operation.may_give_up or moving & wait.parties)
+    ]
 
 
 def list_unknown(graph: WaitGraph, blocked: set[int]) -> str:
@@ -139,18 +151,25 @@ def list_unknown(graph: WaitGraph, blocked: set[int]) -> str:
         )
         for reason in (reason for reason, holds in reasons if holds and reason):
             unknown.setdefault(reason, set()).add(rank)
-    told = (f"{why} (rank{'s' * (len(ranks) > 1)} {format_ranks(ranks)})" for why, ranks in unknown.items())
+    told = (
+        f"{why} (rank{'s' * (len(ranks) > 1)} {format_ranks(ranks)})"
+        for why, ranks in unknown.items()
+    )
     return ", ".join(told) or "which ranks the operations still need"
 
 
 def tell(states: Sequence[RankState]) -> str:
     """The diagnosis or, if no rank waits, what each does."""
     rows = {state.rank: (state.end or state.doing, state.line, "") for state in states}
-    return str(diagnose(states) or f"no rank waits\n{draw_table(rows, {state.rank: state.since for state in states})}")
+    return str(
+        diagnose(states)
+        or f"no rank waits\n{draw_table(rows, {state.rank: state.since for state in states})}"
+    )
 
 
 def find_mismatch(states: Sequence[RankState]) -> Diagnosis | None:
-    """The first operation that ranks called differently, although it may have worked; None if none is known."""
+    """The first operation that ranks called differently, although it may have worked; None if none
+    is known."""
     graph = WaitGraph(state for state in leave_out_renumbered(states) if not state.unnamed)
     meetings: dict[tuple[object, ...], dict[int, Operation]] = {}
     for rank, state in graph.states.items():
@@ -172,24 +191,38 @@ def find_mismatch(states: Sequence[RankState]) -> Diagnosis | None:
             assert kind
             rows = {one: (detail(met[one], kind), met[one].line, "") for one in sorted(met)}
             acts = {one: has_called(met[one], kind) for one in sorted(met)}
-            parties = [([one for one in acts if acts[one] == acts[some]], acts[some]) for some in (other, rank)]
+            parties = [
+                ([one for one in acts if acts[one] == acts[some]], acts[some])
+                for some in (other, rank)
+            ]
             return compose(kind, culprits, parties, draw_table(rows, {}), None)
     return None
 
 
 def explain(graph: WaitGraph, held: Iterable[int], blocked: set[int], unknown: str) -> Diagnosis:
     """Why these ranks are blocked: for ever, if nothing is unknown."""
-    culprits, waits, stuck = graph.find_culprits(held, blocked), graph.waits, blocked | graph.finished
-    edges = [(rank, other) for rank in blocked for other in waits[rank].absent & stuck | waits[rank].differing]
+    culprits = graph.find_culprits(held, blocked)
+    waits = graph.waits
+    stuck = blocked | graph.finished
+    edges = [
+        (rank, other)
+        for rank in blocked
+        for other in waits[rank].absent & stuck | waits[rank].differing
+    ]
     kinds = {edge: classify(graph, *edge, culprits) for edge in edges if culprits & {*edge}}
-    if len(culprits) > 1:  # what they do to each other, and to ranks that expect something else of them
+    # what they do to each other, and to ranks that expect something else of them
+    if len(culprits) > 1:
         kinds = {
-            edge: kind for edge, kind in kinds.items() if culprits >= {*edge} or kind in (Kind.WRONG_PEER, Kind.GROUPS)
+            edge: kind
+            for edge, kind in kinds.items()
+            if culprits >= {*edge} or kind in (Kind.WRONG_PEER, Kind.GROUPS)
         } or kinds
     first = min(kinds.values(), key=[*Kind].index)
     waiting = Counter(other for _, other in edges)
     told = [edge for edge in kinds if kinds[edge] == first]
-    rank, other = min(told, key=lambda edge: (edge[1] not in culprits, -waiting[edge[1]], edge[::-1]))
+    rank, other = min(
+        told, key=lambda edge: (edge[1] not in culprits, -waiting[edge[1]], edge[::-1])
+    )
     return describe(graph, first, culprits, other, rank, unknown)
 
 
@@ -199,7 +232,9 @@ def classify(graph: WaitGraph, rank: int, other: int, culprits: set[int]) -> Kin
     theirs = graph.waits[other].operation if other in graph.waits else None
     if {rank, other} & graph.find_failing() & culprits:
         return Kind.IN_FINALLY
-    if other in graph.waits[rank].differing and (difference := find_difference(mine, graph.meet(mine)[other])):
+    if other in graph.waits[rank].differing and (
+        difference := find_difference(mine, graph.meet(mine)[other])
+    ):
         return difference
     if mine.kind != COLLECTIVE and (stray := find_stray(graph, rank, other, mine)):
         return stray
@@ -208,7 +243,10 @@ def classify(graph: WaitGraph, rank: int, other: int, culprits: set[int]) -> Kin
     if theirs is None:
         return Kind.ENDED
     if mine.kind == theirs.kind == COLLECTIVE:
-        if (mine.group, mine.number) == (theirs.group, theirs.number) or NEW_GROUP in (mine.name, theirs.name):
+        if (mine.group, mine.number) == (theirs.group, theirs.number) or NEW_GROUP in (
+            mine.name,
+            theirs.name,
+        ):
             return Kind.COLLECTIVES if mine.channel != theirs.channel else Kind.CIRCLE
         return Kind.GROUPS if mine.name == theirs.name else Kind.ABSENT
     if COLLECTIVE in (mine.kind, theirs.kind):
@@ -243,30 +281,50 @@ def find_late(graph: WaitGraph) -> Diagnosis | None:
         late = graph.find_doing(doing) & (awaited if must_be_awaited else graph.states.keys())
         if late:
             other = min(late, key=lambda rank: (-graph.states[rank].since, rank))
-            waiting = [rank for rank, wait in graph.waits.items() if other in wait.missing] or graph.waits
+            waiting = [
+                rank for rank, wait in graph.waits.items() if other in wait.missing
+            ] or graph.waits
             return describe(graph, kind, late, other, min(waiting, default=None))
     return describe(graph, Kind.RUNNING, set(), min(graph.waits)) if graph.waits else None
 
 
 def describe(
-    graph: WaitGraph, kind: Kind, culprits: set[int], other: int, rank: int | None = None, unknown: str | None = None
+    graph: WaitGraph,
+    kind: Kind,
+    culprits: set[int],
+    other: int,
+    rank: int | None = None,
+    unknown: str | None = None,
 ) -> Diagnosis:
     """`rank` waits for `other`, which is the culprit or one of them."""
     pairs = ((rank, other), (other, rank))
     disputed = next(
-        (graph.waits[one] for one, two in pairs if one in graph.waits and two in graph.waits[one].differing), None
+        (
+            graph.waits[one]
+            for one, two in pairs
+            if one in graph.waits and two in graph.waits[one].differing
+        ),
+        None,
     )
     acts = {one: find_act(graph, one, kind, disputed) for one in sorted(graph.states)}
     alike = [
-        one for one, act in acts.items() if act == acts[other] and (one == other or one in (culprits or graph.waits))
+        one
+        for one, act in acts.items()
+        if act == acts[other] and (one == other or one in (culprits or graph.waits))
     ]
     parties = [(alike, acts[other])]
     if rank is not None:
-        same = [one for one in acts if one in graph.waits and acts[one] == acts[rank] and one not in alike]
+        same = [
+            one
+            for one in acts
+            if one in graph.waits and acts[one] == acts[rank] and one not in alike
+        ]
         waiting = [one for one in same if other in graph.waits[one].missing or one == rank]
         parties.append((waiting, acts[rank]))
     rows = {one: list_cells(graph, one) for one in acts}
-    since = {one: graph.states[one].since for one in acts if graph.states[one].doing != Doing.NOT_SEEN}
+    since = {
+        one: graph.states[one].since for one in acts if graph.states[one].doing != Doing.NOT_SEEN
+    }
     waits = tuple((one, tuple(sorted(wait.missing))) for one, wait in sorted(graph.waits.items()))
     return replace(compose(kind, culprits, parties, draw_table(rows, since), unknown), waits=waits)
 
@@ -279,7 +337,9 @@ def find_act(graph: WaitGraph, rank: int, kind: Kind, disputed: Dependency | Non
         return has_called(called, kind)
     if wait:
         what = detail(wait.operation, kind)
-        return Predicate(f"is in {what}", f"are in {what}", wait.operation.line, wait.operation.name)
+        return Predicate(
+            f"is in {what}", f"are in {what}", wait.operation.line, wait.operation.name
+        )
     last = state.operations[-1].line if state.operations and state.doing == Doing.FINISHED else ""
     one, several = ACTS.get(state.doing) or (state.end, re.sub("^was ", "were ", state.end))
     return Predicate(one or "is dead", several or "are dead", state.line or last)
@@ -290,7 +350,9 @@ def list_cells(graph: WaitGraph, rank: int) -> tuple[str, str, str]:
     state, wait = graph.states[rank], graph.waits.get(rank)
     if wait is None:
         return (state.doing == Doing.DEAD and state.end) or state.doing, state.line, ""
-    told = Kind.WRONG_TAG if wait.operation.kind != COLLECTIVE and wait.operation.tag else Kind.ROOTS
+    told = (
+        Kind.WRONG_TAG if wait.operation.kind != COLLECTIVE and wait.operation.tag else Kind.ROOTS
+    )
     doing = f"{detail(wait.operation, told)} #{wait.operation.index}"
     awaited = "any of " * (wait.any_one and len(wait.missing) > 1) + format_ranks(wait.missing)
     return doing, wait.operation.line, awaited
@@ -300,11 +362,15 @@ def detail(operation: Operation, kind: Kind) -> str:
     """An operation, with what matters for this kind of diagnosis."""
     name, peer, shape = operation.name, operation.peer, list(operation.shape)
     if operation.kind != COLLECTIVE:
-        name += f" {'to' if operation.kind == SEND else 'from'} {'anyone' if peer is None else f'rank {peer}'}"
+        name += (
+            f" {'to' if operation.kind == SEND else 'from'} "
+            f"{'anyone' if peer is None else f'rank {peer}'}"
+        )
     elif kind == Kind.ROOTS and peer is not None:
         name += f" {'to' if name in TO_ROOT else 'from'} rank {peer}"
     more = {
-        Kind.PARTIAL_GROUP: f" of ranks {format_ranks(operation.members)}" * bool(operation.members),
+        Kind.PARTIAL_GROUP: f" of ranks {format_ranks(operation.members)}"
+        * bool(operation.members),
         Kind.SHAPES: f" of shape {shape}",
         Kind.DTYPES: f" of {operation.dtype}",
         Kind.SIZES: f" of {operation.dtype}{shape}",
@@ -315,13 +381,16 @@ def detail(operation: Operation, kind: Kind) -> str:
 
 
 def compose(
-    kind: Kind, culprits: Iterable[int], parties: Sequence[tuple[Sequence[int], Predicate]], table: str,
+    kind: Kind, culprits: Iterable[int], parties: Sequence[tuple[Sequence[int], Predicate]],
+    table: str,
     unknown: str | None,
 ) -> Diagnosis:  # fmt: skip
-    """A diagnosis of what one party does, and another that waits for it, if there is one. `unknown` is what a
-    proof lacks; None if nobody is blocked."""
+    """A diagnosis of what one party does, and another that waits for it, if there is one. `unknown`
+    is what a proof lacks; None if nobody is blocked."""
     act = parties[0][1]
-    said = [some.say(ranks, act.line if some is not act else "") for ranks, some in parties if ranks]
+    said = [
+        some.say(ranks, act.line if some is not act else "") for ranks, some in parties if ranks
+    ]
     sentence = (" while " if unknown is None and not act.is_over else " where ").join(said)
     sentence = "probably a " * bool(unknown) + "deadlock: " * (unknown is not None) + sentence
     return Diagnosis(
@@ -338,7 +407,8 @@ def compose(
 
 
 def draw_table(rows: Mapping[int, tuple[str, str, str]], since: Mapping[int, float]) -> str:
-    """States of ranks, their lines, whom they wait for, and since when. Ranks that do the same share a row."""
+    """States of ranks, their lines, whom they wait for, and since when. Ranks that do the same
+    share a row."""
     alike: dict[tuple[str, str, str], list[int]] = {}
     for rank, cells in rows.items():
         alike.setdefault(cells, []).append(rank)
@@ -359,7 +429,10 @@ def draw_table(rows: Mapping[int, tuple[str, str, str]], since: Mapping[int, flo
     for column in (4, 0, 1, 3):
         excess = max(0, sum(widths) - room)
         widths[column] = max(widths[column] - excess, min(widths[column], WIDTHS[column]))
-    table = ([shorten(cell, width).ljust(width) for cell, width in zip(line, widths, strict=True)] for line in lines)
+    table = (
+        [shorten(cell, width).ljust(width) for cell, width in zip(line, widths, strict=True)]
+        for line in lines
+    )
     return "\n".join("  ".join(line).rstrip() for line in table)
 
 

@@ -1,8 +1,8 @@
-"""Ranks that somebody else has started, maybe on several hosts: each tells the others through the store where it stands
-still, and rank 0 looks for a deadlock.
+"""Ranks that somebody else has started, maybe on several hosts: each tells the others through the
+store where it stands still, and rank 0 looks for a deadlock.
 
-What is told grows old. So rank 0, when it has found a deadlock, asks all ranks whether they still are as they have
-told: if so, they all were at the moment when it asked.
+What is told grows old. So rank 0, when it has found a deadlock, asks all ranks whether they still
+are as they have told: if so, they all were at the moment when it asked.
 """
 
 from __future__ import annotations
@@ -29,7 +29,10 @@ class Exchange:
 
     def __init__(self, store: dist.Store, rank: int, size: int, box: Box, port: int) -> None:
         """`port` is the store's."""
-        self.store, self.rank, self.size, self.port = store, rank, size, port
+        self.store = store
+        self.rank = rank
+        self.size = size
+        self.port = port
         self.view = View(os.getpid(), box.file)
         self.seen: tuple[object, Activity | None] = None, None
         """This rank's progress, and what else it does, at the last look."""
@@ -43,8 +46,8 @@ class Exchange:
         """On rank 0, a question, and the deadlock that is proved if all have not moved."""
 
     def look(self) -> Diagnosis | None:
-        """Tell the others if this rank stands still since the last look, or does so no more. Returns a deadlock if one
-        is proved: on rank 0 alone. Raises what the store does."""
+        """Tell the others if this rank stands still since the last look, or does so no more.
+        Returns a deadlock if one is proved: on rank 0 alone. Raises what the store does."""
         before, self.seen = self.seen, (self.view.progress, look(self.port))
         still = self.seen == before and (self.view.waits or self.view.has_ended)
         if still and self.seen != self.told:
@@ -53,7 +56,9 @@ class Exchange:
             self.told = self.seen
         if (asked := self.store.add("asked", 0)) > self.answered:
             self.answered = asked
-            self.store.set(f"answer {asked} of {self.rank}", "still" if self.seen == self.told else "moved")
+            self.store.set(
+                f"answer {asked} of {self.rank}", "still" if self.seen == self.told else "moved"
+            )
         return self.judge() if self.rank == 0 else None
 
     def judge(self) -> Diagnosis | None:
@@ -66,7 +71,8 @@ class Exchange:
             self.found = None
             if {*self.store.multi_get(keys)} == {b"still"}:
                 return deadlock
-            self.judged = NOT_JUDGED  # who has moved may stand again where it stood, and then says nothing new
+            # who has moved may stand again where it stood, and then says nothing new
+            self.judged = NOT_JUDGED
         if (told := self.store.add("states", 0)) != self.judged:
             self.judged = told
             found = diagnose(self.collect())
@@ -83,13 +89,16 @@ class Exchange:
     def collect(self) -> list[RankState]:
         """The states of all ranks: those without a report are in the program."""
         states = [RankState(rank=rank, doing=Doing.IN_PROGRAM) for rank in range(self.size)]
-        told = [(rank, key) for rank in range(self.size) if self.store.check([key := f"state {rank}"])]
+        told = [
+            (rank, key) for rank in range(self.size) if self.store.check([key := f"state {rank}"])
+        ]
         for rank, key in told:
             states[rank] = unpickle(self.store.get(key), RankState, Doing, Operation)
         return states
 
     def explain(self) -> Diagnosis | None:
-        """Why this rank's operation has failed, as far as it can be told. Raises what the store does."""
+        """Why this rank's operation has failed, as far as it can be told. Raises what the store
+        does."""
         states = [self.state() if one.rank == self.rank else one for one in self.collect()]
         states = [replace(state, may_act=state.may_act or UNASKED) for state in states]
         return diagnose(states) or find_mismatch(states)

@@ -1,11 +1,11 @@
 """In a rank: operations write to its flight recorder.
 
-Functions of its own are in the place of the methods that the tap is in the place of, as short as can be: a rank calls
-them all the time. DistributedDataParallel averages in C++, where no method of Python's is called: its backward pass
-counts as one collective.
+Functions of its own are in the place of the methods that the tap is in the place of, as short as
+can be: a rank calls them all the time. DistributedDataParallel averages in C++, where no method of
+Python's is called: its backward pass counts as one collective.
 
-A group's own count of collectives, where it has one, tells whether all of them came by here. What came otherwise, or
-cannot be read, makes the rank unknown: see `wait_graph`.
+A group's own count of collectives, where it has one, tells whether all of them came by here. What
+came otherwise, or cannot be read, makes the rank unknown: see `wait_graph`.
 """
 
 from __future__ import annotations
@@ -44,7 +44,15 @@ from playground.runtime.flight_recorder import (
 )
 from playground.runtime.flight_recorder.activity import callbacks, checks
 from playground.runtime.flight_recorder.box import MAIN, MAY_GIVE_UP, Box, Known
-from playground.runtime.tap import MESSAGES, METHODS, ROOT_AT, by_position, number_of, ranks_of, root_of
+from playground.runtime.tap import (
+    MESSAGES,
+    METHODS,
+    ROOT_AT,
+    by_position,
+    number_of,
+    ranks_of,
+    root_of,
+)
 from playground.runtime.tap.replacement import Replacement
 
 LIMITED = "barrier", "monitored_barrier"
@@ -59,7 +67,8 @@ TORCH = vars(distributed_c10d)
 
 @dataclass(slots=True)
 class Tally:
-    """How many operations a group has counted itself, besides those that are counted by this process's box."""
+    """How many operations a group has counted itself, besides those that are counted by this
+    process's box."""
 
     group: ref[Any]
     known: int
@@ -77,15 +86,19 @@ class Hooks:
         self.timeout = ZERO
         """The world's, which ends before any longer one does."""
         self.limited: set[int] = set()
-        """Ids of the groups whose operations have, or may have, a limit that ends before the world's."""
+        """Ids of the groups whose operations have, or may have, a limit that ends before the
+        world's."""
         self.tallies: dict[int, Tally] = {}
         """By the id of the group, of those that count."""
         self.alive: dict[int, ref[Any]] = {}
-        """The groups that have been seen, by id: what is known by the id of a group goes with it."""
+        """The groups that have been seen, by id: what is known by the id of a group goes with
+        it."""
         self.works: dict[int, int] = {}
-        """Numbers of operations by the id of their work. (An id is used again: then it is the later one's.)"""
+        """Numbers of operations by the id of their work. (An id is used again: then it is the later
+        one's.)"""
         self.forwarded: dict[int, Any] = {}
-        """The groups of models whose gradients a backward pass through their outputs averages, by the model's id."""
+        """The groups of models whose gradients a backward pass through their outputs averages, by
+        the model's id."""
         self.here = threading.local()
         """`counted`: the tensor of the message that this thread is handing to a backend."""
         self.reached: set[int] = set()
@@ -111,14 +124,18 @@ class Hooks:
         }
         backend = torch._C._distributed_c10d.Backend
         wraps |= {
-            (owner, setter): self.wrap_setter for owner in (ProcessGroup, backend) for setter in SETTERS
+            (owner, setter): self.wrap_setter for owner in (ProcessGroup,
+            backend) for setter in SETTERS
             if setter in vars(owner)
         }  # fmt: skip
-        wraps |= {(backend, method): functools.partial(self.wrap_unnamed, method) for method in MESSAGES}
+        wraps |= {
+            (backend, method): functools.partial(self.wrap_unnamed, method) for method in MESSAGES
+        }
         wraps |= {
             (owner, getter): self.wrap_getter
             for owner, getter in (
-                (ProcessGroup, "_get_backend"), (ProcessGroup, "get_backend"), (distributed_c10d, "get_backend_impl"),
+                (ProcessGroup, "_get_backend"), (ProcessGroup, "get_backend"), (distributed_c10d,
+                "get_backend_impl"),
                 (dist, "get_backend_impl"),
             ) if getter in vars(owner)
         }  # fmt: skip
@@ -154,8 +171,8 @@ class Hooks:
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
-        """Operations write nowhere in this block, whose time is taken: to write takes some microseconds for each. All
-        ranks must pause at the same point."""
+        """Operations write nowhere in this block, whose time is taken: to write takes some
+        microseconds for each. All ranks must pause at the same point."""
         box, self.box = self.box, None
         try:
             yield
@@ -183,13 +200,17 @@ class Hooks:
         return timeout is not None and ZERO < timeout < self.timeout
 
     def read_group(self, group: Any, is_new: bool = False) -> None:
-        """Read the timeout of a group and, if it `is_new`, how many collectives it took to make it. Each first call of
-        a kind comes here."""
+        """Read the timeout of a group and, if it `is_new`, how many collectives it took to make it.
+        Each first call of a kind comes here."""
         box, key = self.box, id(group)
         if box is None:
             return
         timeout = read_timeout(group)
-        (self.limited.discard if timeout is not None and timeout >= self.timeout else self.limited.add)(key)
+        (
+            self.limited.discard
+            if timeout is not None and timeout >= self.timeout
+            else self.limited.add
+        )(key)
         if key in self.alive and not is_new:
             return
 
@@ -207,18 +228,23 @@ class Hooks:
         if counted is not None:
             self.tallies[key] = Tally(ref(group), counted if is_new else 0)
 
-    def describe(self, box: Box, key: Any, group: Any, kind: str, name: str, dtype: Any, peer: Any, tag: int) -> Known:
-        """From now on, operations like this are known by `key`. `peer` is a number in the group; None is anyone."""
+    def describe(
+        self, box: Box, key: Any, group: Any, kind: str, name: str, dtype: Any, peer: Any, tag: int
+    ) -> Known:
+        """From now on, operations like this are known by `key`. `peer` is a number in the group;
+        None is anyone."""
         self.read_group(group)
         ranks = ranks_of(group)
-        peer = None if peer is None else dict(enumerate(ranks)).get(peer)  # torch refuses one that is none
+        # torch refuses one that is none
+        peer = None if peer is None else dict(enumerate(ranks)).get(peer)
         known = box.describe(key, (kind, name, ranks, dtype, peer, tag, number_of(group), ()))
         if tally := self.tallies.get(id(group)):
             tally.places.add(known[1])
         return known
 
     def check_groups(self) -> None:
-        """Doubt what this rank is said to have called if its groups have counted more operations."""
+        """Doubt what this rank is said to have called if its groups have counted more
+        operations."""
         for key, tally in [*self.tallies.items()]:
             if not tally.inside and self.find_unseen(key) > 0 and self.box:
                 self.box.doubt("what it has called by other ways than Python's")
@@ -239,7 +265,8 @@ class Hooks:
 
     def wrap_collective(self, method: str, real: Callable[..., Any]) -> Callable[..., Any]:
         name, given, got = METHODS[method]
-        at = (got if name in ("scatter", "reduce_scatter") else given) or 0  # the one that all ranks have
+        # the one that all ranks have
+        at = (got if name in ("scatter", "reduce_scatter") else given) or 0
         has_root, has_limit, is_twice = method in ROOT_AT, name in LIMITED, method in TWICE
 
         @functools.wraps(real)
@@ -284,12 +311,23 @@ class Hooks:
                 known = box.known.get(key)
                 if known is None:
                     *peer, tag = map(operator.index, passed[1:])
-                    known = self.describe(box, key, group, kind, kind, tensor.dtype, peer[0] if peer else None, tag)
+                    known = self.describe(
+                        box, key, group, kind, kind, tensor.dtype, peer[0] if peer else None, tag
+                    )
             except (TypeError, ValueError, IndexError, AttributeError):
                 return self.call_unnamed(method, real, group, *args, **kwargs)
             self.here.counted = tensor
             try:
-                return self.follow(box, known, id(group) in self.limited, tensor.shape, real, group, *args, **kwargs)
+                return self.follow(
+                    box,
+                    known,
+                    id(group) in self.limited,
+                    tensor.shape,
+                    real,
+                    group,
+                    *args,
+                    **kwargs,
+                )
             finally:
                 self.here.counted = None
 
@@ -303,8 +341,8 @@ class Hooks:
         return result
 
     def wrap_unnamed(self, method: str, real: Callable[..., Any]) -> Callable[..., Any]:
-        """A method of a backend. Its messages pass by no method of the group's, and are counted nowhere, unless it is
-        handed a counted one by a backend in Python."""
+        """A method of a backend. Its messages pass by no method of the group's, and are counted
+        nowhere, unless it is handed a counted one by a backend in Python."""
 
         @functools.wraps(real)
         def message(backend: Any, *args: Any, **kwargs: Any) -> Any:
@@ -316,12 +354,17 @@ class Hooks:
         return message
 
     def wrap_getter(self, real: Callable[..., Any]) -> Callable[..., Any]:
-        """What gives a group's backend. What the program calls of one in Python passes no method of torch's."""
+        """What gives a group's backend. What the program calls of one in Python passes no method of
+        torch's."""
 
         @functools.wraps(real)
         def get_backend(*args: Any, **kwargs: Any) -> Any:
             backend, caller = real(*args, **kwargs), _getframe(1).f_globals.get("__name__", "")
-            if self.box and hasattr(backend, "__dict__") and not caller.startswith(("torch.", "playground.")):
+            if (
+                self.box
+                and hasattr(backend, "__dict__")
+                and not caller.startswith(("torch.", "playground."))
+            ):
                 self.box.doubt("what it calls of a backend in Python")
             return backend
 
@@ -339,10 +382,12 @@ class Hooks:
         return set_timeout
 
     def follow(
-        self, box: Box, known: Known, limited: bool, shape: Sequence[int], real: Callable[..., Any], *args: Any,
+        self, box: Box, known: Known, limited: bool, shape: Sequence[int], real: Callable[..., Any],
+        *args: Any,
         **kwargs: Any,
     ) -> Any:  # fmt: skip
-        """Make the call. What it returns is a work, or the operation is over; if it raises, there was none."""
+        """Make the call. What it returns is a work, or the operation is over; if it raises, there
+        was none."""
         number = box.call(known, 4, limited, shape)
         is_main, words = get_ident() == box.main_thread, box.words
         if is_main:
@@ -402,7 +447,8 @@ class Hooks:
 
         @functools.wraps(real)
         def new_group(ranks: Any = None, *args: Any, **kwargs: Any) -> Any:
-            ranks = ranks if ranks is None or isinstance(ranks, Sized) else [*ranks]  # it can be read only once, maybe
+            # it can be read only once, maybe
+            ranks = ranks if ranks is None or isinstance(ranks, Sized) else [*ranks]
             box = self.box
             if box is None or not dist.is_initialized():
                 return real(ranks, *args, **kwargs)
@@ -411,7 +457,9 @@ class Hooks:
             members = world if ranks is None else tuple(sorted(map(int, ranks)))
             come = members if call.get("use_local_synchronization") else world
             limits = call.get("timeout"), distributed_c10d._get_default_store().timeout
-            with self.inside(box, NEW_GROUP, come, members, limited=any(map(self.is_limit, limits))):
+            with self.inside(
+                box, NEW_GROUP, come, members, limited=any(map(self.is_limit, limits))
+            ):
                 group = real(ranks, *args, **kwargs)
             if isinstance(group, ProcessGroup):  # otherwise this rank is none of it
                 self.read_group(group, is_new=True)
@@ -426,7 +474,10 @@ class Hooks:
             members = tuple(rank for number, rank in enumerate(ranks_of(parent)) if number in ranks)
             if box is None or dist.get_rank() not in members:
                 return real(parent, ranks, *args, **kwargs)
-            limits = *map(find_timeout, (*args, *kwargs.values())), distributed_c10d._get_default_store().timeout
+            limits = (
+                *map(find_timeout, (*args, *kwargs.values())),
+                distributed_c10d._get_default_store().timeout,
+            )
             limited = any(map(self.is_limit, limits))
             with self.inside(box, SPLIT_GROUP, members, (), number_of(parent), limited):
                 return real(parent, ranks, *args, **kwargs)
@@ -447,8 +498,8 @@ class Hooks:
         return method
 
     def wrap_forward(self, real: Callable[..., Any]) -> Callable[..., Any]:
-        """A backward pass averages gradients once it has come to an output of such a forward pass, and then no more
-        until the next: see `torch.nn.parallel.DistributedDataParallel`."""
+        """A backward pass averages gradients once it has come to an output of such a forward pass,
+        and then no more until the next: see `torch.nn.parallel.DistributedDataParallel`."""
 
         @functools.wraps(real)
         def forward(ddp: Any, *args: Any, **kwargs: Any) -> Any:
@@ -491,7 +542,8 @@ class Hooks:
             self.reached -= forwarded.keys()
             with contextlib.ExitStack() as passes:
                 calls = {
-                    key: passes.enter_context(self.around(box, BACKWARD, group)) for key, group in forwarded.items()
+                    key: passes.enter_context(self.around(box, BACKWARD, group))
+                    for key, group in forwarded.items()
                 }
                 try:
                     return real(*args, **kwargs)
@@ -505,8 +557,8 @@ class Hooks:
 
     @contextlib.contextmanager
     def around(self, box: Box, name: str, group: Any) -> Iterator[list[int]]:
-        """Record a collective of this group, as `inside`. Of a kind that may be none, the block clears the list if it
-        was one."""
+        """Record a collective of this group, as `inside`. Of a kind that may be none, the block
+        clears the list if it was one."""
         key = id(group)
         self.read_group(group)
         self.check_groups()
@@ -515,7 +567,9 @@ class Hooks:
             tally.inside += 1
         try:
             limited, may_be_none = key in self.limited, name in (BUCKETS, BACKWARD)
-            with self.inside(box, name, ranks_of(group), (), number_of(group), limited, may_be_none) as calls:
+            with self.inside(
+                box, name, ranks_of(group), (), number_of(group), limited, may_be_none
+            ) as calls:
                 yield calls
         finally:
             if tally:
@@ -524,13 +578,17 @@ class Hooks:
 
     @contextlib.contextmanager
     def inside(
-        self, box: Box, name: str, ranks: tuple[int, ...], members: tuple[int, ...], number: int = 0,
+        self, box: Box, name: str, ranks: tuple[int, ...], members: tuple[int, ...],
+        number: int = 0,
         limited: bool = False, may_be_none: bool = False,
     ) -> Iterator[list[int]]:  # fmt: skip
-        """Record a collective of these ranks that takes as long as this block, in which there may be others. If it
-        `may_be_none`, it is taken back unless the block clears the list that it is in."""
+        """Record a collective of these ranks that takes as long as this block, in which there may
+        be others. If it `may_be_none`, it is taken back unless the block clears the list that it is
+        in."""
         key = name, ranks, members, number
-        known = box.known.get(key) or box.describe(key, (COLLECTIVE, name, ranks, "", None, 0, number, members))
+        known = box.known.get(key) or box.describe(
+            key, (COLLECTIVE, name, ranks, "", None, 0, number, members)
+        )
         call = box.call(known, 4, limited)
         is_main, around = get_ident() == box.main_thread, box.around
         if is_main:
@@ -561,8 +619,8 @@ def read_timeout(group: Any) -> timedelta | None:
 
 
 def count_of(group: Any) -> int | None:
-    """How many collectives a group has counted, those that C++ calls included; None if it does not tell, as a backend
-    in Python, which hands on some of them to another."""
+    """How many collectives a group has counted, those that C++ calls included; None if it does not
+    tell, as a backend in Python, which hands on some of them to another."""
     try:
         if any(hasattr(group._get_backend(device), "__dict__") for device in group._device_types):
             return None
@@ -572,7 +630,8 @@ def count_of(group: Any) -> int | None:
 
 
 def find_group(make: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """The group of a model that is made by DistributedDataParallel with these arguments; None if they are wrong."""
+    """The group of a model that is made by DistributedDataParallel with these arguments; None if
+    they are wrong."""
     try:
         given = inspect.signature(make).bind(*args, **kwargs).arguments
     except TypeError:

@@ -1,4 +1,5 @@
-"""The line of the program that calls us: not one of ours that runs or records it, of torch's or of Python's.
+"""The line of the program that calls us: not one of ours that runs or records it, of torch's or of
+Python's.
 
 Does not import torch.
 """
@@ -33,10 +34,13 @@ MACHINERY = tuple(
     )
 )
 """Modules of ours that run or record a program or an algorithm, and are neither."""
-INSTALLED = tuple(os.path.join(sysconfig.get_path(kind), "") for kind in ("stdlib", "purelib", "platlib"))
+INSTALLED = tuple(
+    os.path.join(sysconfig.get_path(kind), "") for kind in ("stdlib", "purelib", "platlib")
+)
 """Folders of Python's own modules, and of other packages."""
 PACKAGES = tuple(os.path.join(os.sep, name, "") for name in ("site-packages", "dist-packages"))
-"""Names of such folders: a virtual environment may also see packages elsewhere, torch among them."""
+"""Names of such folders: a virtual environment may also see packages elsewhere, torch among
+them."""
 
 
 class Sources:
@@ -46,14 +50,14 @@ class Sources:
         self.number = number
         self.folder = os.path.join(os.getcwd(), "")
         self.numbers: dict[int, dict[int, int] | None] = {}
-        """Numbers of the lines seen so far, by code (its id: hashing it takes longer than all the rest) and
-        instruction; None for code that is not the program's."""
+        """Numbers of the lines seen so far, by code (its id: hashing it takes longer than all the
+        rest) and instruction; None for code that is not the program's."""
         self.codes: list[CodeType] = []
         """The codes seen so far: kept, so that no other gets the same id."""
 
     def find(self, depth: int = 2) -> int:
-        """The number of the innermost line of the program; -1 if there is none. The first `depth` frames, this one
-        included, are skipped."""
+        """The number of the innermost line of the program; -1 if there is none. The first `depth`
+        frames, this one included, are skipped."""
         frame: FrameType | None = sys._getframe(depth)
         known = self.numbers
         while frame is not None:
@@ -77,8 +81,8 @@ class Sources:
         return self.numbers.setdefault(id(code), {} if self.name_of(code) else None)
 
     def name_of(self, code: CodeType) -> str:
-        """The unique name of its file: relative to the package's folder or to the working folder, or its path. Empty if
-        the code is not the program's."""
+        """The unique name of its file: relative to the package's folder or to the working folder,
+        or its path. Empty if the code is not the program's."""
         if code.co_filename.startswith("<"):  # of no file
             return ""
         path = os.path.abspath(code.co_filename)

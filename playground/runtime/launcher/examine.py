@@ -1,4 +1,5 @@
-"""Looks at the ranks' flight recorders from time to time: a deadlock is reported when proved, not when time is up."""
+"""Looks at the ranks' flight recorders from time to time: a deadlock is reported when proved, not
+when time is up."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ from playground.runtime.launcher.rank_handle import RankHandle
 
 INTERVAL = 0.25
 MOST_INTERVALS = 16
-"""Number of intervals that the next look waits at most if a deadlock was found, but not borne out."""
+"""Number of intervals that the next look waits at most if a deadlock was found, but not borne
+out."""
 LATEST_OF_ENDED = 256
 """Number of a rank's latest operations that are looked at when it has returned."""
 Seen = Mapping[int, tuple[str, bool]]
@@ -45,29 +47,42 @@ class Examiner:
         return max(0.0, self.next_look - time.monotonic())
 
     def find_deadlock(self) -> Diagnosis | None:
-        """A deadlock that is proved if nothing but main threads acts: two looks have found the same, and no operation
-        can complete. Does nothing until a look is due."""
+        """A deadlock that is proved if nothing but main threads acts: two looks have found the
+        same, and no operation can complete. Does nothing until a look is due."""
         if self.seconds_left:
             return None
         self.next_look = time.monotonic() + INTERVAL
         before, self.seen = self.seen, self.progress
-        still = [rank for rank, was, now in zip(self.ranks, before, self.seen, strict=False) if was == now]
-        standing = [progress if rank in still else None for rank, progress in zip(self.ranks, self.seen, strict=True)]
+        still = [
+            rank
+            for rank, was, now in zip(self.ranks, before, self.seen, strict=False)
+            if was == now
+        ]
+        standing = [
+            progress if rank in still else None
+            for rank, progress in zip(self.ranks, self.seen, strict=True)
+        ]
         known = standing == self.judged
         if (known and not self.doubts) or not any(rank.box and rank.box.waits for rank in still):
             return None
         found = diagnose(self.states(still, seen={}))
         proved = found is not None and found.proved
-        self.judged, self.doubts = standing, self.doubts * (known and proved)
+        self.judged = standing
+        self.doubts = self.doubts * (known and proved)
         return found if proved else None
 
-    def confirm(self, before: list[object], stacks: Mapping[int, str], seen: Seen) -> Diagnosis | None:
+    def confirm(
+        self, before: list[object], stacks: Mapping[int, str], seen: Seen
+    ) -> Diagnosis | None:
         """A deadlock that is proved: of the ranks whose progress is the same as `before`."""
         now = self.progress
         still = [rank for rank, was, is_ in zip(self.ranks, before, now, strict=True) if was == is_]
         found = self.explain(stacks, seen, still)
         after = self.progress
-        moved = any(rank in still and was != is_ for rank, was, is_ in zip(self.ranks, now, after, strict=True))
+        moved = any(
+            rank in still and was != is_
+            for rank, was, is_ in zip(self.ranks, now, after, strict=True)
+        )
         if found and found.proved and not moved:
             return found
         self.doubts += 1
@@ -80,15 +95,21 @@ class Examiner:
         return [(rank.done, rank.vanished, rank.box and rank.box.progress) for rank in self.ranks]
 
     def states(
-        self, still: Collection[RankHandle] | None = None, latest: int = LATEST, seen: Seen | None = None
+        self,
+        still: Collection[RankHandle] | None = None,
+        latest: int = LATEST,
+        seen: Seen | None = None,
     ) -> list[RankState]:
-        """The state of each rank. Those that are not `still` are about to do something else. `seen` is what may act in
-        ranks besides their main threads, and whether data moves; nothing, in those it lacks."""
+        """The state of each rank. Those that are not `still` are about to do something else. `seen`
+        is what may act in ranks besides their main threads, and whether data moves; nothing, in
+        those it lacks."""
         states = []
         for rank in self.ranks:
             state = self.state_of(rank, latest)
             unasked = (rank.activity and rank.activity.may_act) or UNASKED
-            may_act, moves = (unasked, False) if seen is None else seen.get(rank.number, ("", False))
+            may_act, moves = (
+                (unasked, False) if seen is None else seen.get(rank.number, ("", False))
+            )
             if still is not None and rank not in still and state.doing == Doing.IN_OPERATION:
                 state = replace(state, doing=Doing.IN_PROGRAM)
             states.append(replace(state, may_act=state.may_act or may_act, moves=moves))
@@ -96,7 +117,9 @@ class Examiner:
 
     def state_of(self, rank: RankHandle, latest: int) -> RankState:
         nothing = RankState(rank=rank.number, doing=Doing.IN_PROGRAM)
-        state = rank.box.read(latest) if rank.box and rank.box.programs == rank.assigned else nothing
+        state = (
+            rank.box.read(latest) if rank.box and rank.box.programs == rank.assigned else nothing
+        )
         if rank.failure:
             end = rank.failure.reason if isinstance(rank.failure, RankFailed) else ""
             return replace(state, doing=Doing.DEAD, end=end)
@@ -110,7 +133,8 @@ class Examiner:
         seen: Seen | None = None,
         still: Collection[RankHandle] | None = None,
     ) -> Diagnosis | None:
-        """Why the ranks stand still, or one has failed, as far as it is known. `stacks` say where ranks are."""
+        """Why the ranks stand still, or one has failed, as far as it is known. `stacks` say where
+        ranks are."""
         states = self.states(still, CAPACITY, seen)
         states = [replace(each, line=line_of(stacks.get(each.rank, ""))) for each in states]
         # Before others: gloo aborts a process that gets another size than it expects.

@@ -1,8 +1,8 @@
 """The fork server's side: a process that imports torch once, and forks itself for each rank.
 
-`server` starts it and holds the other ends: of a socket, over which a byte asks for a rank, and of a pipe that carries
-nothing and whose end means that the launcher is gone. The byte says how many of the others are the rank's stdout and
-stderr, and with it come file descriptors:
+`server` starts it and holds the other ends: of a socket, over which a byte asks for a rank, and of
+a pipe that carries nothing and whose end means that the launcher is gone. The byte says how many of
+the others are the rank's stdout and stderr, and with it come file descriptors:
 
 | descriptor | use                                                                                            |
 |------------|------------------------------------------------------------------------------------------------|
@@ -11,9 +11,9 @@ stderr, and with it come file descriptors:
 | work       | what the rank is to run, pickled                                                               |
 | the others | what the rank is to inherit: its line to the launcher, for example                             |
 
-The standard library has a fork server, too. It listens on a socket in the temporary directory (which can be full,
-missing, or have too long a name, and which a killed process leaves behind), brings a second process along, and learns
-of its launcher's death only when its imports are done.
+The standard library has a fork server, too. It listens on a socket in the temporary directory
+(which can be full, missing, or have too long a name, and which a killed process leaves behind),
+brings a second process along, and learns of its launcher's death only when its imports are done.
 """
 
 from __future__ import annotations
@@ -37,7 +37,13 @@ from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
 from typing import NoReturn
 
-from playground.runtime.rank.process import FROM_TERMINAL, begin, detach_finalizers, end, kill_at_end_of_file
+from playground.runtime.rank.process import (
+    FROM_TERMINAL,
+    begin,
+    detach_finalizers,
+    end,
+    kill_at_end_of_file,
+)
 from playground.runtime.surroundings import open_standard_streams
 
 MESSAGE = struct.Struct("q")
@@ -47,10 +53,12 @@ NO_ROOM = "has no file descriptor left: raise the limit (ulimit -n)"
 MAX_FDS = 64
 """That come with a request."""
 LAUNCHER_ONLY = {signal.SIGTERM, *FROM_TERMINAL}
-"""A terminal or a job manager sends them to every process of a group: the launcher alone hears them, and decides. The
-server is started with them blocked. A rank takes SIGTERM when it knows what to do with it (`leave_to_launcher`)."""
+"""A terminal or a job manager sends them to every process of a group: the launcher alone hears
+them, and decides. The server is started with them blocked. A rank takes SIGTERM when it knows what
+to do with it (`leave_to_launcher`)."""
 END_GRACE = 0.3
-"""Seconds that processes have to end which a rank has started, and which got SIGTERM as it was ended."""
+"""Seconds that processes have to end which a rank has started, and which got SIGTERM as it was
+ended."""
 PR_SET_CHILD_SUBREAPER = 36
 """Source: https://man7.org/linux/man-pages/man2/PR_SET_CHILD_SUBREAPER.2const.html"""
 inherited: list[int] = []
@@ -68,7 +76,8 @@ class InheritedFd:
 
 
 def serve(lifeline: int, modules: list[str]) -> NoReturn:
-    """Import `modules`, then fork a rank for each request that arrives at standard input, until that ends."""
+    """Import `modules`, then fork a rank for each request that arrives at standard input, until
+    that ends."""
     kill_at_end_of_file(lifeline, os.getpid())
     open_standard_streams()
     requests = socket.socket(fileno=os.dup(0))
@@ -76,8 +85,9 @@ def serve(lifeline: int, modules: list[str]) -> NoReturn:
         os.dup2(nothing.fileno(), 0)
     failure = import_all(modules)
     detach_finalizers()  # of what is imported: here once, and not in each rank
-    # A garbage collection in a rank would write to the header of every object it inherited, and so copy the pages that
-    # all ranks share. Source: https://docs.python.org/3/library/gc.html#gc.freeze
+    # A garbage collection in a rank would write to the header of every object it inherited, and so
+    # copy the pages that all ranks share. Source:
+    # https://docs.python.org/3/library/gc.html#gc.freeze
     gc.collect()
     gc.freeze()
     with requests:
@@ -88,19 +98,24 @@ def serve(lifeline: int, modules: list[str]) -> NoReturn:
 
 
 def import_all(modules: list[str]) -> str:
-    """Import `modules`; the reason if torch itself cannot be imported. (The rank that needs another one says so.)"""
+    """Import `modules`; the reason if torch itself cannot be imported. (The rank that needs another
+    one says so.)"""
     for name in modules:
         try:
             importlib.import_module(name)
         except BaseException as error:
             if "torch" not in sys.modules or isinstance(error, MemoryError):
                 why = " ".join(f"{type(error).__name__}: {error}".split())
-                return f"cannot import {name} ({why}): is torch installed, is there memory (ulimit -v)?"
+                return (
+                    f"cannot import {name} ({why}): is torch installed, is there memory (ulimit "
+                    "-v)?"
+                )
     return ""
 
 
 def arrives(pipe: int) -> bool:
-    """Wait for something to read; False if there will be nothing: the launcher has given up meanwhile (Ctrl-C)."""
+    """Wait for something to read; False if there will be nothing: the launcher has given up
+    meanwhile (Ctrl-C)."""
     poll = select.poll()
     poll.register(pipe, select.POLLIN)
     return bool(poll.poll()[0][1] & select.POLLIN)
@@ -110,23 +125,30 @@ class ForkServer:
     """Forks the ranks and waits for their ends."""
 
     def __init__(self, requests: socket.socket, lifeline: int, failure: str) -> None:
-        self.requests, self.lifeline, self.failure = requests, lifeline, failure
+        self.requests = requests
+        self.lifeline = lifeline
+        self.failure = failure
         self.statuses: dict[int, socket.socket] = {}
         """Sockets for the exit codes of running ranks, by process id."""
         self.ending: dict[int, float] = {}
-        """Groups of ranks that have failed or were ended: when what is left of them is to be killed."""
+        """Groups of ranks that have failed or were ended: when what is left of them is to be
+        killed."""
         self.wakeups, self.wakeup = os.pipe()
         os.set_blocking(self.wakeups, False)
         os.set_blocking(self.wakeup, False)
 
     def run(self) -> None:
-        signal.signal(signal.SIGCHLD, lambda number, frame: None)  # only a handler makes it write to the wake-up pipe
+        # only a handler makes it write to the wake-up pipe
+        signal.signal(signal.SIGCHLD, lambda number, frame: None)
         signal.set_wakeup_fd(self.wakeup, warn_on_full_buffer=False)
-        # What a rank has started is a child of this process when the rank is gone, and can be waited for.
+        # What a rank has started is a child of this process when the rank is gone, and can be
+        # waited for.
         ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
         has_more = True
         while has_more or self.ending:
-            ready = wait([self.wakeups, *[self.requests] * has_more], END_GRACE if self.ending else None)
+            ready = wait(
+                [self.wakeups, *[self.requests] * has_more], END_GRACE if self.ending else None
+            )
             if self.wakeups in ready:
                 os.read(self.wakeups, 4096)
                 self.reap()
@@ -153,13 +175,17 @@ class ForkServer:
         pid, pidfds = REFUSED, list[int]()
         if not failure:
             try:
-                with warnings.catch_warnings():  # of threads: those of numpy's BLAS, which is prepared for a fork
+                # of threads: those of numpy's BLAS, which is prepared for a fork
+                with warnings.catch_warnings():
                     warnings.simplefilter("ignore", DeprecationWarning)
                     pid = os.fork()
             except OSError as error:
-                failure = f"cannot start another process ({error.strerror}): raise the limit (ulimit -u)"
+                failure = (
+                    f"cannot start another process ({error.strerror}): raise the limit (ulimit -u)"
+                )
         if pid == 0:
-            status.close()  # or the launcher would wait for what only a server that has been killed could write
+            # or the launcher would wait for what only a server that has been killed could write
+            status.close()
             self.become_rank(streams, *fds)
         if pid > 0:
             pidfds = [os.pidfd_open(pid)]
@@ -170,8 +196,8 @@ class ForkServer:
             self.statuses[pid] = socket.socket(fileno=status.detach())
 
     def become_rank(self, streams: int, work: int, *fds: int) -> NoReturn:
-        """In the new process: drop what is the server's, and run what `work` says. The first `fds` are its `streams`:
-        stdout and stderr."""
+        """In the new process: drop what is the server's, and run what `work` says. The first `fds`
+        are its `streams`: stdout and stderr."""
         try:
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -198,7 +224,8 @@ class ForkServer:
         with contextlib.suppress(ChildProcessError):  # there is no child
             while (ended := os.waitpid(-1, os.WNOHANG))[0]:
                 pid, code = ended[0], os.waitstatus_to_exitcode(ended[1])
-                if pid in self.statuses:  # otherwise it is a child of a module that was imported, or of a rank
+                # otherwise it is a child of a module that was imported, or of a rank
+                if pid in self.statuses:
                     with self.statuses.pop(pid) as status, contextlib.suppress(ConnectionError):
                         status.send(MESSAGE.pack(code))
                     if code and has_children(pid):
@@ -215,7 +242,8 @@ class ForkServer:
 
 
 def has_children(group: int) -> bool:
-    """Whether a child of this process is in that group. Until it is waited for, its number belongs to no other."""
+    """Whether a child of this process is in that group. Until it is waited for, its number belongs
+    to no other."""
     with contextlib.suppress(ChildProcessError):
         os.waitid(os.P_PGID, group, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         return True

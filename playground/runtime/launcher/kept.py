@@ -1,9 +1,10 @@
-"""Worlds that are kept: after a launch its ranks wait for the next one, which then takes milliseconds.
+"""Worlds that are kept: after a launch its ranks wait for the next one, which then takes
+milliseconds.
 
-Only the processes are kept: every launch forms a process group of its own. A world is kept if its function returned on
-every rank and left each process as it had found it (`ProcessState`); else the next launch starts a new one. Changes a
-function makes to modules go unnoticed: `launch(..., fresh=True)` is for that. What it registers with `atexit` runs when
-the world ends.
+Only the processes are kept: every launch forms a process group of its own. A world is kept if its
+function returned on every rank and left each process as it had found it (`ProcessState`); else the
+next launch starts a new one. Changes a function makes to modules go unnoticed: `launch(...,
+fresh=True)` is for that. What it registers with `atexit` runs when the world ends.
 """
 
 from __future__ import annotations
@@ -52,7 +53,8 @@ def end(ranks: list[RankHandle]) -> None:
 
 
 def take(size: int, backend: str) -> list[RankHandle]:
-    """The ranks of a world that is kept; none if there is no such world, or one of its ranks has ended since."""
+    """The ranks of a world that is kept; none if there is no such world, or one of its ranks has
+    ended since."""
     ranks = _worlds.pop((size, backend), [])
     if any(wait([rank.process.sentinel, rank.line], 0) for rank in ranks):
         stop(ranks)

@@ -1,4 +1,5 @@
-"""launch(): run one function on N processes as one world, restarted after a failure if asked; results in rank order."""
+"""launch(): run one function on N processes as one world, restarted after a failure if asked;
+results in rank order."""
 
 from __future__ import annotations
 
@@ -18,22 +19,30 @@ from playground.runtime.launcher.output import end_lines, open_pipes
 from playground.runtime.launcher.rank_handle import RankHandle
 from playground.runtime.launcher.watch import WorldWatch, ignore_report, release, stop
 from playground.runtime.rank import rank as rank_process
-from playground.runtime.rank.preemption import PreemptionNotice, await_preemption, raise_if_preempted
+from playground.runtime.rank.preemption import (
+    PreemptionNotice,
+    await_preemption,
+    raise_if_preempted,
+)
 from playground.runtime.rank.rank import Progress
 from playground.runtime.rank.work import Assignment, prepare_work
 from playground.runtime.rendezvous.environment import RankEnv
 from playground.runtime.rendezvous.rendezvous import DEFAULT_TIMEOUT, Rendezvous, listen
 
 OnRestart = Callable[[PlaygroundError, int], None]
-"""Takes (failure, count): why a world failed, and how many restarts there have been, the coming one included."""
+"""Takes (failure, count): why a world failed, and how many restarts there have been, the coming one
+included."""
 MAX_RANKS = 128
-"""On one host: beyond it the sockets of a full mesh, size² of them, meet the limits of common machines."""
+"""On one host: beyond it the sockets of a full mesh, size² of them, meet the limits of common
+machines."""
 HEAD_START = 5.0
-"""Seconds by which the ranks' own timeouts come after the launcher's, which can say where every rank is."""
+"""Seconds by which the ranks' own timeouts come after the launcher's, which can say where every
+rank is."""
 
 
 def log_restart(failure: PlaygroundError, count: int) -> None:
-    """Log in one line why there is a restart: on stderr, unless the program has set up logging otherwise."""
+    """Log in one line why there is a restart: on stderr, unless the program has set up logging
+    otherwise."""
     logging.getLogger("playground").warning(describe_restart(failure, count))
 
 
@@ -48,33 +57,39 @@ class LaunchConfig:
 
     backend: str = "gloo"
     timeout: float = DEFAULT_TIMEOUT
-    """Maximum time in seconds without a sign of life from any rank: what it prints, and `report()`, are such signs.
-    While others give one, an operation of the process group may take 5 s longer."""
+    """Maximum time in seconds without a sign of life from any rank: what it prints, and `report()`,
+    are such signs. While others give one, an operation of the process group may take 5 s longer."""
     fresh: bool = False
     """Whether to start new processes even where worlds are kept (`keep_worlds`, as in pytest)."""
     restarts: int = 0
-    """How often a world that fails is replaced by a new one: all its processes are ended, as many new ones started, and
-    the function is called again with its first arguments. It must have stored what it resumes from; `restart_count()`
-    in a rank is 0 at first, then 1, …"""
+    """How often a world that fails is replaced by a new one: all its processes are ended, as many
+    new ones started, and the function is called again with its first arguments. It must have stored
+    what it resumes from; `restart_count()` in a rank is 0 at first, then 1, …"""
     grace: float | None = None
-    """Seconds that the first SIGTERM leaves the ranks, instead of ending the launch: from then on `preempted()` is true
-    in them, and there is no restart any more. They store where they are, and raise `Preempted` or return. A second
-    signal, or no end within that time, ends the launch. (Only where `launch` is called in the main thread of a program
-    that does not handle the signal itself.)"""
+    """Seconds that the first SIGTERM leaves the ranks, instead of ending the launch: from then on
+    `preempted()` is true in them, and there is no restart any more. They store where they are, and
+    raise `Preempted` or return. A second signal, or no end within that time, ends the launch. (Only
+    where `launch` is called in the main thread of a program that does not handle the signal
+    itself.)"""
     on_report: Progress = ignore_report
     """Called with (rank, event) for each `report()` of a rank."""
     on_restart: OnRestart = log_restart
-    """Called before each restart, with the `PlaygroundError` and the count of the world to come. What it raises ends
-    the launch."""
+    """Called before each restart, with the `PlaygroundError` and the count of the world to come.
+    What it raises ends the launch."""
 
     def check(self, size: int) -> None:
-        """Raise `UsageError` for a world of `size` ranks that cannot be, before anything is started."""
+        """Raise `UsageError` for a world of `size` ranks that cannot be, before anything is
+        started."""
         if not 0 < size <= MAX_RANKS:
             raise UsageError(
-                f"a world of {size} ranks: one host takes 1 to {MAX_RANKS}; torchrun takes more on several"
+                f"a world of {size} ranks: one host takes 1 to {MAX_RANKS}; torchrun takes more on "
+                "several"
             )
         if not 0 < self.timeout < 1e6:
-            raise UsageError(f"a timeout of {self.timeout} s: use a number of seconds above 0 and below a million")
+            raise UsageError(
+                f"a timeout of {self.timeout} s: use a number of seconds above 0 and below a "
+                "million"
+            )
         if self.restarts < 0:
             raise UsageError(f"{self.restarts} restarts: use a whole number, 0 or more")
         if not hasattr(os, "pidfd_open"):
@@ -90,39 +105,49 @@ def launch(
     config: LaunchConfig = LaunchConfig(),
     **options: Any,
 ) -> list[Any]:
-    """Run `fn(rank, size, *args)` on `size` ranks of one new world; return what each returned, in rank order.
+    """Run `fn(rank, size, *args)` on `size` ranks of one new world; return what each returned, in
+    rank order.
 
-    `options` are fields of `LaunchConfig`: `launch(fn, 4, timeout=20, restarts=2)`. `fn` must be importable by name (a
-    function at the top of a module) and its results must pickle. Without `args`, one all of whose parameters have
-    defaults, such as the `main(argv=None)` of a script for torchrun, is called without any, unless its first two
-    are called `rank` and `size` or `world_size`: RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT are set,
-    and it may call `init_process_group` itself. The environment variables and the working folder are the caller's. The
-    output of ranks appears here, byte for byte and in whole lines.
+    `options` are fields of `LaunchConfig`: `launch(fn, 4, timeout=20, restarts=2)`. `fn` must be
+    importable by name (a function at the top of a module) and its results must pickle. Without
+    `args`, one all of whose parameters have defaults, such as the `main(argv=None)` of a script for
+    torchrun, is called without any, unless its first two are called `rank` and `size` or
+    `world_size`: RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT are set, and it may call
+    `init_process_group` itself. The environment variables and the working folder are the caller's.
+    The output of ranks appears here, byte for byte and in whole lines.
 
-    A rank is a process as torchrun's is: `sys.exit(0)` and `os._exit(0)` return None, any other exit is a failure, what
-    is registered with `atexit` runs, multiprocessing starts processes as the platform does. But ranks are forks of one
-    process that has imported torch. Its hash seed is theirs: where each process of torchrun's walks a set of strings
-    in an order of its own, all ranks walk it in the same one.
+    A rank is a process as torchrun's is: `sys.exit(0)` and `os._exit(0)` return None, any other
+    exit is a failure, what is registered with `atexit` runs, multiprocessing starts processes as
+    the platform does. But ranks are forks of one process that has imported torch. Its hash seed is
+    theirs: where each process of torchrun's walks a set of strings in an order of its own, all
+    ranks walk it in the same one.
 
-    Raises `UsageError` before anything is started, or if a rank raises one, which no restart would change;
-    `RankFailed` for the first rank that raised or died; `Deadlock`, as soon as it is proved, when ranks wait for each
-    other or for one that has finished; `RankTimeout`, with every unfinished rank's Python stack, when the timeout
-    passes; `Preempted` when all ranks have ended and one of them has raised it. However it ends, Ctrl-C
-    included, no rank outlives the call; if this process is killed, they end by themselves.
+    Raises `UsageError` before anything is started, or if a rank raises one, which no restart would
+    change; `RankFailed` for the first rank that raised or died; `Deadlock`, as soon as it is
+    proved, when ranks wait for each other or for one that has finished; `RankTimeout`, with every
+    unfinished rank's Python stack, when the timeout passes; `Preempted` when all ranks have ended
+    and one of them has raised it. However it ends, Ctrl-C included, no rank outlives the call; if
+    this process is killed, they end by themselves.
     """
     __tracebackhide__ = True  # pytest shows the failing test and the rank's own traceback
     config = replace(config, **options)
     try:
         server.leave_if_imported()
         config.check(size)
-        work = prepare_work(fn, args, timeout=config.timeout + HEAD_START, preemptible=config.grace is not None)
+        work = prepare_work(
+            fn, args, timeout=config.timeout + HEAD_START, preemptible=config.grace is not None
+        )
         with await_preemption(config.grace) as notice:
             for count in itertools.count():
                 try:
                     return run_world(replace(work, restart_count=count), size, config, notice)
                 except PlaygroundError as error:
                     failure = error
-                if count == config.restarts or notice.has_come or isinstance(failure, (UsageError, Preempted)):
+                if (
+                    count == config.restarts
+                    or notice.has_come
+                    or isinstance(failure, (UsageError, Preempted))
+                ):
                     break
                 config.on_restart(failure, count + 1)
     except PlaygroundError as error:
@@ -130,8 +155,11 @@ def launch(
     raise failure.with_traceback(None)  # where the launcher stood is no help
 
 
-def run_world(work: Assignment, size: int, config: LaunchConfig, notice: PreemptionNotice) -> list[Any]:
-    """Have one world do the work; return its results, in rank order. However it ends, none of its ranks is left."""
+def run_world(
+    work: Assignment, size: int, config: LaunchConfig, notice: PreemptionNotice
+) -> list[Any]:
+    """Have one world do the work; return its results, in rank order. However it ends, none of its
+    ranks is left."""
     ranks: list[RankHandle] = []
     try:
         reusable = not config.fresh and backends.get_backend(config.backend).may_be_kept
@@ -156,11 +184,14 @@ def run_world(work: Assignment, size: int, config: LaunchConfig, notice: Preempt
 
 
 def start(ranks: list[RankHandle], size: int, backend: str) -> None:
-    """Start the ranks of a new world, each added to `ranks` as soon as there is something to be stopped."""
+    """Start the ranks of a new world, each added to `ranks` as soon as there is something to be
+    stopped."""
     with listen("127.0.0.1", 0) as listener:
         rendezvous = Rendezvous(port=listener.getsockname()[1])
         for number in range(size):
-            env = RankEnv(rank=number, size=size, local_rank=number, local_size=size, rendezvous=rendezvous)
+            env = RankEnv(
+                rank=number, size=size, local_rank=number, local_size=size, rendezvous=rendezvous
+            )
             ranks.append(start_rank(env, backend, listener if number == 0 else None))
 
 

@@ -1,8 +1,10 @@
-"""The output of ranks, byte for byte: each has a pipe for stdout and one for stderr, and the launcher reads them.
+"""The output of ranks, byte for byte: each has a pipe for stdout and one for stderr, and the
+launcher reads them.
 
-Lines are passed on when they are whole, so that those of several ranks do not mix; what overwrites its line ("\\r"), as
-bars do, at once. Left to themselves ranks would write to one file at a time of their choice: on a terminal in the
-middle of each other's lines, into a pipe when a buffer is full, and never if they are killed before.
+Lines are passed on when they are whole, so that those of several ranks do not mix; what overwrites
+its line ("\\r"), as bars do, at once. Left to themselves ranks would write to one file at a time of
+their choice: on a terminal in the middle of each other's lines, into a pipe when a buffer is full,
+and never if they are killed before.
 """
 
 from __future__ import annotations
@@ -29,21 +31,27 @@ def print_lines() -> None:
     for name, number in (("stdout", 1), ("stderr", 2)):
         getattr(sys, name).flush()  # what its import of the program has printed
         stream = open_lines(number, getattr(sys, name).encoding)
-        for each in (name, f"__{name}__"):  # or what is printed to the second would have a buffer of its own
+        # or what is printed to the second would have a buffer of its own
+        for each in (name, f"__{name}__"):
             setattr(sys, each, stream)
 
 
 def open_lines(number: int, encoding: str) -> io.TextIOWrapper:
     """A text stream to this file descriptor that hands over each line as soon as it is complete."""
-    return open(number, "w", encoding=encoding, errors="backslashreplace", buffering=1, closefd=False)
+    return open(
+        number, "w", encoding=encoding, errors="backslashreplace", buffering=1, closefd=False
+    )
 
 
 class Output:
     """The launcher's end of one of these pipes."""
 
     def __init__(self, rank: int, stream: str, pipe: Connection) -> None:
-        """`stream`: the name in `sys` of the launcher's own stream to which it goes, "stdout" or "stderr"."""
-        self.rank, self.stream, self.pipe = rank, stream, pipe
+        """`stream`: the name in `sys` of the launcher's own stream to which it goes, "stdout" or
+        "stderr"."""
+        self.rank = rank
+        self.stream = stream
+        self.pipe = pipe
         self.unfinished = b""
         """The beginning of a line whose end has not arrived yet."""
         self.end = b"\n"
@@ -51,13 +59,16 @@ class Output:
         self.decode = codecs.getincrementaldecoder("utf-8")("replace").decode
 
     def relay(self) -> None:
-        """Pass on what has arrived, as far as its last line is whole, overwrites itself or is too long."""
+        """Pass on what has arrived, as far as its last line is whole, overwrites itself or is too
+        long."""
         arrived = os.read(self.pipe.fileno(), READ_AT_ONCE)
         if not arrived:  # the rank has ended
             self.pipe.close()
             return
         lines, newline, line = arrived.rpartition(b"\n")
-        whole, self.unfinished = (self.unfinished + lines + newline, line) if newline else (b"", self.unfinished + line)
+        whole, self.unfinished = (
+            (self.unfinished + lines + newline, line) if newline else (b"", self.unfinished + line)
+        )
         if b"\r" in line or len(self.unfinished) > LONGEST_LINE:
             whole, self.unfinished = whole + self.unfinished, b""
         if whole:
@@ -72,8 +83,8 @@ class Output:
             self.write(rest)
 
     def write(self, data: bytes) -> None:
-        """Write this after what it wrote last, or, if another rank has left a line there, below that. Where a person
-        reads them, each line begins with the rank that it comes from."""
+        """Write this after what it wrote last, or, if another rank has left a line there, below
+        that. Where a person reads them, each line begins with the rank that it comes from."""
         stream, before = getattr(sys, self.stream), _last.get(self.stream, self)
         if stream is None:  # there is no console at all
             return
@@ -81,7 +92,8 @@ class Output:
             before.write(b"\n")
         shown, _last[self.stream] = data, self
         if stream.isatty():
-            label = f"[rank {self.rank}] "  # dimmed unless the terminal or the user does not want that: no-color.org
+            # dimmed unless the terminal or the user does not want that: no-color.org
+            label = f"[rank {self.rank}] "
             if not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb":
                 label = f"\033[2m{label}\033[0m"
             shown = BEGINNING.sub(label.encode(), self.end + data)[1:]
@@ -95,7 +107,8 @@ class Output:
 
 
 def end_lines() -> None:
-    """What ranks have printed is complete. Where a person reads it, what is printed next begins a new line."""
+    """What ranks have printed is complete. Where a person reads it, what is printed next begins a
+    new line."""
     for stream in ("stdout", "stderr"):
         last, ours = _last.pop(stream, None), getattr(sys, stream)
         if last and ours and last.end not in b"\r\n" and ours.isatty():

@@ -21,18 +21,28 @@ from playground.runtime.signals import describe_signal
 GRACE = 1.0
 """Seconds a rank has to answer, or to end once asked to, before it is stopped harder."""
 EXIT_LIMIT = 10.0
-"""Seconds in which the process of a rank that has hung up ends, and its exit code is known: one that was killed first
-gives its memory back, on a busy machine later than in a second."""
+"""Seconds in which the process of a rank that has hung up ends, and its exit code is known: one
+that was killed first gives its memory back, on a busy machine later than in a second."""
 
 
 class RankHandle:
     """The launcher's end of the line to one rank, and what is known of it."""
 
     def __init__(
-        self, number: int, size: int, process: Any, line: Connection, outputs: list[Output], backend: Backend
+        self,
+        number: int,
+        size: int,
+        process: Any,
+        line: Connection,
+        outputs: list[Output],
+        backend: Backend,
     ) -> None:
-        self.number, self.size, self.process, self.line = number, size, process, line
-        self.outputs, self.backend = outputs, backend
+        self.number = number
+        self.size = size
+        self.process = process
+        self.line = line
+        self.outputs = outputs
+        self.backend = backend
         self.up = False
         self.result: bytes | None = None
         self.clean = False
@@ -48,7 +58,9 @@ class RankHandle:
 
     def assign(self, work: Assignment) -> None:
         """Give it something to do."""
-        self.result, self.stack, self.activity = None, UNHEARD, None
+        self.result = None
+        self.stack = UNHEARD
+        self.activity = None
         self.assigned += 1
         self.order(work)
 
@@ -67,8 +79,8 @@ class RankHandle:
         return is_stopped(self.process.pid)
 
     def receive_all(self) -> list[Event]:
-        """Take in the messages that have arrived, and return the reports among them. Where the line ends, its process
-        has ended."""
+        """Take in the messages that have arrived, and return the reports among them. Where the line
+        ends, its process has ended."""
         events = []
         try:
             while self.line.poll():
@@ -79,13 +91,16 @@ class RankHandle:
         return events
 
     def receive(self) -> Event | None:
-        """Take in one message; return the event if it is a report. Raises `EOFError` or `OSError` where the line
-        ends, and for nothing else."""
+        """Take in one message; return the event if it is a report. Raises `EOFError` or `OSError`
+        where the line ends, and for nothing else."""
         message = self.line.recv_bytes()
         try:
             kind, *content = pickle.loads(message)
         except Exception as error:  # a class of the user's that cannot be made here
-            words = f"sent what cannot be read here ({type(error).__name__}: {error}): report and raise plain data"
+            words = (
+                f"sent what cannot be read here ({type(error).__name__}: {error}): report and "
+                "raise plain data"
+            )
             self.fail(RankFailed(self.number, self.size, words))
             return None
         if kind == "up":
@@ -113,7 +128,11 @@ class RankHandle:
         if code == 0 and not self.done:
             self.result = pickle.dumps(None)
         elif code == UNGUARDED:
-            self.fail(UsageError("ranks import this script: put its launch() under if __name__ == '__main__':"))
+            self.fail(
+                UsageError(
+                    "ranks import this script: put its launch() under if __name__ == '__main__':"
+                )
+            )
         else:
             self.fail(RankFailed(self.number, self.size, describe_exit(code, self.backend)))
 

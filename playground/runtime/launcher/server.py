@@ -1,4 +1,5 @@
-"""Where ranks come from: a server process that has imported torch once and forks itself for each rank."""
+"""Where ranks come from: a server process that has imported torch once and forks itself for each
+rank."""
 
 from __future__ import annotations
 
@@ -27,23 +28,31 @@ from typing import Any
 
 from playground.runtime.errors import ForkServerFailed
 from playground.runtime.forks import close_in_children
-from playground.runtime.launcher.fork_server import LAUNCHER_ONLY, MESSAGE, NO_ROOM, REFUSED, InheritedFd
+from playground.runtime.launcher.fork_server import (
+    LAUNCHER_ONLY,
+    MESSAGE,
+    NO_ROOM,
+    REFUSED,
+    InheritedFd,
+)
 from playground.runtime.signals import describe_signal
 
 MAX_ANSWER = 2**14
 """Bytes of an answer: the reason for a refusal can be long, the kernel does not cut it."""
 START_LIMIT = 300.0
-"""Seconds the server has to answer, and a new process to come up: a cold disk reads torch slowly."""
+"""Seconds the server has to answer, and a new process to come up: a cold disk reads torch
+slowly."""
 STOPPED_LOOKS = 5
-"""Number of looks, a second apart, that find the server stopped before it counts as lost. (After Ctrl-Z and `fg` this
-process may be awake a moment before the server is.)"""
+"""Number of looks, a second apart, that find the server stopped before it counts as lost. (After
+Ctrl-Z and `fg` this process may be awake a moment before the server is.)"""
 END_LIMIT = 1.0
-"""Seconds the server has to say that it ends, before it is killed; and to hang up, if it has dropped a request."""
+"""Seconds the server has to say that it ends, before it is killed; and to hang up, if it has
+dropped a request."""
 
 
 class ForkServerClient:
-    """A fork server that imports `modules`, looking for them in `path`. This returns at once; requests wait for the
-    imports."""
+    """A fork server that imports `modules`, looking for them in `path`. This returns at once;
+    requests wait for the imports."""
 
     def __init__(self, path: list[str], modules: list[str]) -> None:
         self.ready = False
@@ -54,13 +63,15 @@ class ForkServerClient:
             end, self.lifeline = os.pipe()
             ours.callback(os.close, self.lifeline)
             passed_on.callback(os.close, end)
-            lifeline = fcntl.fcntl(end, fcntl.F_DUPFD_CLOEXEC, 3)  # not the number of a stream that is closed here
+            # not the number of a stream that is closed here
+            lifeline = fcntl.fcntl(end, fcntl.F_DUPFD_CLOEXEC, 3)
             passed_on.callback(os.close, lifeline)
-            # It looks for modules where this process does, from the first import on: not in a working folder that
-            # happens to hold a `queue.py`.
+            # It looks for modules where this process does, from the first import on: not in a
+            # working folder that happens to hold a `queue.py`.
             code = (
                 f"import sys; sys.path[:] = {path!r}; "
-                f"from playground.runtime.launcher.fork_server import serve; serve({lifeline}, {modules!r})"
+                f"from playground.runtime.launcher.fork_server import serve; serve({lifeline}, "
+                f"{modules!r})"
             )
             flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
             words = [os.fsdecode(get_executable()), *flags, "-c", code]
@@ -70,8 +81,9 @@ class ForkServerClient:
         close_in_children(self)
 
     def fork(self, fds: list[int], streams: int = 0) -> tuple[int, int, int, int]:
-        """A new process that inherits `fds`, of which the first `streams` become its stdout and stderr: its id, a pidfd
-        of it, the descriptor its exit code is read from, and the one to write to what it is to run.
+        """A new process that inherits `fds`, of which the first `streams` become its stdout and
+        stderr: its id, a pidfd of it, the descriptor its exit code is read from, and the one to
+        write to what it is to run.
 
         Raises `ForkServerFailed` if there will be none: in a line, why, and what to do.
         """
@@ -82,8 +94,11 @@ class ForkServerClient:
             their_work, work = os.pipe()
             theirs.callback(os.close, their_work)
             ours.callback(os.close, work)
-            with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it is dead: no answer will say so
-                socket.send_fds(self.requests, [bytes([streams])], [their_status.fileno(), their_work, *fds])
+            # it is dead: no answer will say so
+            with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+                socket.send_fds(
+                    self.requests, [bytes([streams])], [their_status.fileno(), their_work, *fds]
+                )
             theirs.close()
             pid, pidfd = self.await_answer(status)
             ours.pop_all()
@@ -97,10 +112,14 @@ class ForkServerClient:
             if stopped == STOPPED_LOOKS:
                 raise ForkServerFailed(f"is stopped (SIGSTOP): kill -CONT {self.pid} lets it go on")
             if time.monotonic() >= end:
-                raise ForkServerFailed(f"has not answered for {START_LIMIT:g} s: is the disk that torch lies on well?")
+                raise ForkServerFailed(
+                    f"has not answered for {START_LIMIT:g} s: is the disk that torch lies on well?"
+                )
         answer, pidfds, *_ = socket.recv_fds(status, MAX_ANSWER, 1, socket.MSG_CMSG_CLOEXEC)
         if not answer:
-            raise ForkServerFailed(self.describe_end() if wait([self.requests], END_LIMIT) else NO_ROOM)
+            raise ForkServerFailed(
+                self.describe_end() if wait([self.requests], END_LIMIT) else NO_ROOM
+            )
         if (pid := MESSAGE.unpack_from(answer)[0]) == REFUSED:
             raise ForkServerFailed(answer[MESSAGE.size :].decode())
         self.ready = True
@@ -112,7 +131,8 @@ class ForkServerClient:
         return False
 
     def is_running(self) -> bool:
-        """Whether it has not hung up. (It does so before the kernel has put its memory away, which takes a while.)"""
+        """Whether it has not hung up. (It does so before the kernel has put its memory away, which
+        takes a while.)"""
         return not wait([self.requests], 0)
 
     def describe_end(self) -> str:
@@ -120,17 +140,22 @@ class ForkServerClient:
         with contextlib.suppress(ChildProcessError):  # somebody else has waited for it
             found = os.waitid(os.P_PIDFD, self.pidfd, os.WEXITED | os.WNOWAIT)
             if found and found.si_code != os.CLD_EXITED:
-                return f"was killed by {describe_signal(found.si_status)}: out of memory? (ulimit -v, dmesg)"
+                return (
+                    f"was killed by {describe_signal(found.si_status)}: out of memory? (ulimit "
+                    "-v, dmesg)"
+                )
         return "has exited: out of memory? (ulimit -v)"
 
     def end(self) -> None:
-        """End it; what holds the other end of the lifeline (its ranks, if there are any) ends with it."""
+        """End it; what holds the other end of the lifeline (its ranks, if there are any) ends with
+        it."""
         with self.requests:
             if not (self.ready and self.is_running() and self.ends_by_itself()):
                 with contextlib.suppress(ProcessLookupError):  # somebody else has waited for it
                     signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
         with contextlib.suppress(ChildProcessError):
-            os.waitpid(self.pid, os.WNOHANG)  # the kernel takes a tenth of a second to put its memory away
+            # the kernel takes a tenth of a second to put its memory away
+            os.waitpid(self.pid, os.WNOHANG)
         self.close()
 
     def close(self) -> None:
@@ -140,13 +165,15 @@ class ForkServerClient:
         os.close(self.pidfd)
 
     def ends_by_itself(self) -> bool:
-        """Whether it says that it does. It may have something to write then (coverage, for example)."""
+        """Whether it says that it does. It may have something to write then (coverage, for
+        example)."""
         self.requests.shutdown(socket.SHUT_WR)
         return bool(wait([self.requests], END_LIMIT))
 
 
 def spawn(words: list[str], stdin: int, kept: int) -> int:
-    """Start a program that has nothing of ours open but standard streams and `kept`; its process id."""
+    """Start a program that has nothing of ours open but standard streams and `kept`; its process
+    id."""
     inherited = []
     for descriptor in map(int, os.listdir("/proc/self/fd")):
         with contextlib.suppress(OSError):  # closed by now
@@ -155,14 +182,20 @@ def spawn(words: list[str], stdin: int, kept: int) -> int:
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     # One that was opened before the limit was lowered is none to the C library.
     beyond = [descriptor for descriptor in inherited if descriptor >= limit]
-    files: list[tuple[int, ...]] = [(os.POSIX_SPAWN_CLOSE, each) for each in inherited if each < limit]
+    files: list[tuple[int, ...]] = [
+        (os.POSIX_SPAWN_CLOSE, each) for each in inherited if each < limit
+    ]
     files += [(os.POSIX_SPAWN_DUP2, stdin, 0), (os.POSIX_SPAWN_DUP2, kept, kept)]
     try:
         for descriptor in beyond:
             os.set_inheritable(descriptor, False)
-        return os.posix_spawn(words[0], words, os.environ, file_actions=files, setsigmask=LAUNCHER_ONLY)
+        return os.posix_spawn(
+            words[0], words, os.environ, file_actions=files, setsigmask=LAUNCHER_ONLY
+        )
     except OSError as error:
-        raise ForkServerFailed(f"cannot be started ({error.strerror}): is there a limit (ulimit -u, -v)?") from error
+        raise ForkServerFailed(
+            f"cannot be started ({error.strerror}): is there a limit (ulimit -u, -v)?"
+        ) from error
     finally:
         for descriptor in beyond:
             os.set_inheritable(descriptor, True)
@@ -171,7 +204,8 @@ def spawn(words: list[str], stdin: int, kept: int) -> int:
 UNGUARDED = 97
 """Exit code of a rank that met a launch() while importing the user's script."""
 LOST_BY_THE_SERVER = 256
-"""In the place of the exit code of a rank whose fork server is gone, or stopped: it is not known how it ended."""
+"""In the place of the exit code of a rank whose fork server is gone, or stopped: it is not known
+how it ended."""
 PRELOADED = ["torch.distributed", "playground.runtime.rank.world"]
 _server: list[ForkServerClient] = []
 _lock = threading.Lock()
@@ -190,23 +224,29 @@ def warm_up() -> None:
 def start(
     main: Callable[..., None], *args: Any, streams: Sequence[Connection] = ()
 ) -> tuple[ForkedProcess, Connection]:
-    """A new process that runs `main(line, *args)`, and our end of that line: see `ForkedProcess`."""
+    """A new process that runs `main(line, *args)`, and our end of that line: see
+    `ForkedProcess`."""
     ours, theirs = mp.Pipe()
     close_in_children(ours)
     with socket.socket(fileno=os.dup(ours.fileno())) as end:
         end.setblocking(True)  # otherwise `socket.setdefaulttimeout` counts here
         # A message that is not taken in (the process is stopped) raises BlockingIOError.
-        end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", int(START_LIMIT), 0))
+        end.setsockopt(
+            socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", int(START_LIMIT), 0)
+        )
     try:
         with theirs:
             return ForkedProcess(main, (theirs, *args), streams), ours
-    except BaseException:  # Ctrl-C too: the process may come to be all the same, and ends when it finds the line dead
+    except (
+        BaseException
+    ):  # Ctrl-C too: the process may come to be all the same, and ends when it finds the line dead
         ours.close()
         raise
 
 
 def leave_if_imported() -> None:
-    """End this process if it is a rank that is importing, unguarded, the very script that started it.
+    """End this process if it is a rank that is importing, unguarded, the very script that started
+    it.
 
     It would start ranks that start ranks. The launcher recognises the exit code and explains, once.
     """
@@ -221,7 +261,8 @@ def release() -> None:
             _server.pop().end()
 
 
-# Once, and before anybody can register what asks ranks to leave: at the exit that comes first, being the later one.
+# Once, and before anybody can register what asks ranks to leave: at the exit that comes first,
+# being the later one.
 atexit.register(release)
 os.register_at_fork(after_in_child=_server.clear)
 
@@ -238,10 +279,11 @@ def running_server() -> ForkServerClient:
 
 @dataclass(frozen=True)
 class ForkedMain:
-    """What a new process is to call: the part of a process of multiprocessing's that `multiprocessing.spawn` uses.
+    """What a new process is to call: the part of a process of multiprocessing's that
+    `multiprocessing.spawn` uses.
 
-    (A process of multiprocessing's is another's child, and hands on how it was started: its own children, such as the
-    workers of a DataLoader, would come from fork servers, too.)
+    (A process of multiprocessing's is another's child, and hands on how it was started: its own
+    children, such as the workers of a DataLoader, would come from fork servers, too.)
     """
 
     main: Callable[..., object]
@@ -252,15 +294,19 @@ class ForkedMain:
 
 
 class ForkedProcess:
-    """A new process that calls `main(*args)`, once the server has done its imports. What it prints goes into the pipes
-    for stdout and stderr, if `streams` are given, from its import of the program on. Raises `ForkServerFailed` if there
-    can be no process.
+    """A new process that calls `main(*args)`, once the server has done its imports. What it prints
+    goes into the pipes for stdout and stderr, if `streams` are given, from its import of the
+    program on. Raises `ForkServerFailed` if there can be no process.
 
-    How it ended is heard from the server. Signals, and whether it has ended, need none: it may be stopped or dead.
+    How it ended is heard from the server. Signals, and whether it has ended, need none: it may be
+    stopped or dead.
     """
 
     def __init__(
-        self, main: Callable[..., object], args: tuple[Any, ...] = (), streams: Sequence[Connection] = ()
+        self,
+        main: Callable[..., object],
+        args: tuple[Any, ...] = (),
+        streams: Sequence[Connection] = (),
     ) -> None:
         self.fds = [stream.fileno() for stream in streams]
         self.returncode: int | None = None
@@ -273,7 +319,10 @@ class ForkedProcess:
             set_spawning_popen(None)
         self.server = running_server()
         self.pid, pidfd, self.sentinel, pipe = self.server.fork(self.fds, len(streams))
-        self.pidfd, self.status = Connection(pidfd, writable=False), Connection(self.sentinel, writable=False)
+        self.pidfd, self.status = (
+            Connection(pidfd, writable=False),
+            Connection(self.sentinel, writable=False),
+        )
         close_in_children(self.pidfd, self.status)
         # It may have been killed already: its sentinel says so.
         with contextlib.suppress(BrokenPipeError), open(pipe, "wb") as to_rank:
@@ -298,7 +347,8 @@ class ForkedProcess:
             has_ended, left = bool(wait([self.pidfd], 0)), max(0.0, end - time.monotonic())
             if wait([self.status], 0):
                 message = os.read(self.sentinel, MESSAGE.size)
-                if not message:  # the server is gone; the process may be stopped, or hold the GIL, and not notice
+                # the server is gone; the process may be stopped, or hold the GIL, and not notice
+                if not message:
                     self.kill()
                     wait([self.pidfd])
                 self.returncode = MESSAGE.unpack(message)[0] if message else LOST_BY_THE_SERVER
@@ -317,7 +367,8 @@ class ForkedProcess:
         self.send_signal(signal.SIGKILL)
 
     def send_signal(self, number: int) -> None:
-        with contextlib.suppress(ProcessLookupError):  # it has ended, and the server has waited for it
+        # it has ended, and the server has waited for it
+        with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(self.pidfd.fileno(), number)
 
     def close(self) -> None:
@@ -326,17 +377,18 @@ class ForkedProcess:
 
 
 def find_modules_as_here() -> list[str]:
-    """This process's `sys.path`, as it means the same in another working folder. The first folder Python looks into
-    may be the working folder ("") of the time it started."""
+    """This process's `sys.path`, as it means the same in another working folder. The first folder
+    Python looks into may be the working folder ("") of the time it started."""
     start = process.ORIGINAL_DIR  # type: ignore[attr-defined]
     return [folder or start for folder in sys.path if folder or start]
 
 
 def describe_program() -> dict[str, Any]:
-    """The data that `multiprocessing.spawn` needs in a new process to find this program's modules, the script among
-    them, if there is one: not in a notebook, at a prompt, on stdin.
+    """The data that `multiprocessing.spawn` needs in a new process to find this program's modules,
+    the script among them, if there is one: not in a notebook, at a prompt, on stdin.
 
-    Multiprocessing would fix the method by which it starts processes, here and there. That is for each program to do.
+    Multiprocessing would fix the method by which it starts processes, here and there. That is for
+    each program to do.
     """
     chosen = mp.get_start_method(allow_none=True)
     program = get_preparation_data("") | {"sys_path": find_modules_as_here()}

@@ -1,5 +1,5 @@
-"""Watch the ranks of a world until each has handed in its result, one of them fails, a deadlock is proved, or all are
-silent too long; then have them leave, all at once, or stop them."""
+"""Watch the ranks of a world until each has handed in its result, one of them fails, a deadlock is
+proved, or all are silent too long; then have them leave, all at once, or stop them."""
 
 from __future__ import annotations
 
@@ -27,9 +27,11 @@ from playground.runtime.rank.preemption import PreemptionNotice
 from playground.runtime.rank.rank import Event, Progress
 
 AFTERMATH = 0.25
-"""Seconds in which, after a first failure, word of another rank's sudden death may still arrive and outrank it."""
+"""Seconds in which, after a first failure, word of another rank's sudden death may still arrive and
+outrank it."""
 LEAVE_LIMIT = 30.0
-"""Seconds a rank has to destroy its process group and give its memory back, all results being in."""
+"""Seconds a rank has to destroy its process group and give its memory back, all results being
+in."""
 LOOK_INTERVAL = 1.0
 
 
@@ -41,17 +43,24 @@ class WorldWatch:
     """The launcher's watch over the ranks of a world."""
 
     def __init__(
-        self, ranks: Sequence[RankHandle], timeout: float, on_report: Progress, notice: PreemptionNotice
+        self,
+        ranks: Sequence[RankHandle],
+        timeout: float,
+        on_report: Progress,
+        notice: PreemptionNotice,
     ) -> None:
-        """`timeout`: maximum silence of all ranks in seconds (`START_LIMIT` while one is coming up). `notice`: of a
-        preemption, which is passed on to the ranks."""
-        self.ranks, self.timeout, self.on_report, self.notice = ranks, timeout, on_report, notice
+        """`timeout`: maximum silence of all ranks in seconds (`START_LIMIT` while one is coming
+        up). `notice`: of a preemption, which is passed on to the ranks."""
+        self.ranks = ranks
+        self.timeout = timeout
+        self.on_report = on_report
+        self.notice = notice
         self.examiner = Examiner(ranks)
         self.silence = 0.0
 
     def run(self) -> None:
-        """Return once every rank has handed in its result. Raise as soon as one fails, or ranks are in a deadlock, or
-        all are silent too long."""
+        """Return once every rank has handed in its result. Raise as soon as one fails, or ranks are
+        in a deadlock, or all are silent too long."""
         while not all(rank.done for rank in self.ranks):
             self.look()
         for rank in self.ranks:
@@ -60,8 +69,13 @@ class WorldWatch:
             logging.getLogger("playground").warning(mismatch)
 
     def look(self) -> None:
-        """Wait for messages, and act upon them, upon silence, and upon what the ranks' flight recorders show."""
-        limit = self.timeout if all(rank.up or rank.is_stopped() for rank in self.ranks) else START_LIMIT
+        """Wait for messages, and act upon them, upon silence, and upon what the ranks' flight
+        recorders show."""
+        limit = (
+            self.timeout
+            if all(rank.up or rank.is_stopped() for rank in self.ranks)
+            else START_LIMIT
+        )
         pause = max(0.0, min(limit - self.silence, self.examiner.seconds_left))
         seconds = min(pause, self.notice.seconds_left)
         received = receive(self.ranks, seconds, self.on_report)
@@ -74,13 +88,16 @@ class WorldWatch:
             self.raise_deadlock()
             self.silence += time.monotonic() - began
         if self.silence >= limit:
-            raise self.explain(RankTimeout(len(self.ranks), self.silence, self.collect_stacks(self.ranks)))
+            raise self.explain(
+                RankTimeout(len(self.ranks), self.silence, self.collect_stacks(self.ranks))
+            )
         if any(rank.failure for rank in self.ranks):
             raise self.explain(self.first_failure())
 
     def raise_deadlock(self) -> None:
-        """Raise `Deadlock` if the ranks themselves bear it out, those that have returned, too: in two looks, no rank
-        has made progress, nothing else acts in those that are blocked, and no data is under way."""
+        """Raise `Deadlock` if the ranks themselves bear it out, those that have returned, too: in
+        two looks, no rank has made progress, nothing else acts in those that are blocked, and no
+        data is under way."""
         before, present = self.examiner.progress, [rank for rank in self.ranks if not rank.vanished]
         ask_for_stacks(present, self.on_report)
         looks = {rank: rank.activity for rank in present}
@@ -101,13 +118,21 @@ class WorldWatch:
     def first_failure(self) -> PlaygroundError:
         """The failure that caused the others.
 
-        A rank that raised stays up until it is stopped, so no rank fails because of it. A rank that died took its
-        sockets along, and word of the exceptions this causes in its peers may overtake word of its death.
+        A rank that raised stays up until it is stopped, so no rank fails because of it. A rank that
+        died took its sockets along, and word of the exceptions this causes in its peers may
+        overtake word of its death.
         """
-        receive_while(lambda: not any(rank.died for rank in self.ranks), self.ranks, AFTERMATH, self.on_report)
+        receive_while(
+            lambda: not any(rank.died for rank in self.ranks), self.ranks, AFTERMATH, self.on_report
+        )
         failed = [rank for rank in self.ranks if rank.failure]
         first = min(
-            failed, key=lambda rank: (not rank.died, isinstance(rank.failure, PeerDisconnected), rank.failed_at)
+            failed,
+            key=lambda rank: (
+                not rank.died,
+                isinstance(rank.failure, PeerDisconnected),
+                rank.failed_at,
+            ),
         ).failure
         assert first
         if isinstance(first, RankFailed) and TIMED_OUT.search(first.traceback):
@@ -121,14 +146,19 @@ class WorldWatch:
         return ask_for_stacks(unfinished, self.on_report)
 
 
-def receive(ranks: Iterable[RankHandle], seconds: float, on_report: Progress = ignore_report) -> bool:
-    """Wait for messages of these ranks and take in what there is; False if `seconds` passed in silence.
+def receive(
+    ranks: Iterable[RankHandle], seconds: float, on_report: Progress = ignore_report
+) -> bool:
+    """Wait for messages of these ranks and take in what there is; False if `seconds` passed in
+    silence.
 
     What a rank prints counts as a message, and is passed on as it comes.
     """
     present = [rank for rank in ranks if not rank.vanished]
     sources = [rank.line for rank in present] + [rank.process.sentinel for rank in present]
-    outputs = {output.pipe: output for rank in ranks for output in rank.outputs if not output.pipe.closed}
+    outputs = {
+        output.pipe: output for rank in ranks for output in rank.outputs if not output.pipe.closed
+    }
     ready: set[Any] = set(wait([*sources, *outputs], seconds))
     for pipe in outputs.keys() & ready:
         outputs[pipe].relay()
@@ -139,13 +169,17 @@ def receive(ranks: Iterable[RankHandle], seconds: float, on_report: Progress = i
             events += [(rank.number, event) for event in rank.receive_all()]
         if ended and not rank.vanished:
             rank.vanish()
-    for number, event in events:  # not above: what it raises (a closed stdout, say) is not the rank's doing
+    # not above: what it raises (a closed stdout, say) is not the rank's doing
+    for number, event in events:
         on_report(number, event)
     return bool(ready)
 
 
 def receive_while(
-    condition: Callable[[], bool], ranks: Iterable[RankHandle], seconds: float, on_report: Progress = ignore_report
+    condition: Callable[[], bool],
+    ranks: Iterable[RankHandle],
+    seconds: float,
+    on_report: Progress = ignore_report,
 ) -> bool:
     """Receive until the condition fails, for `seconds` at most. Returns whether it still holds."""
     end = time.monotonic() + seconds
@@ -154,10 +188,13 @@ def receive_while(
     return holds
 
 
-def ask_for_stacks(ranks: Sequence[RankHandle], on_report: Progress = ignore_report) -> dict[int, str]:
+def ask_for_stacks(
+    ranks: Sequence[RankHandle], on_report: Progress = ignore_report
+) -> dict[int, str]:
     """By rank, where each of these stands."""
     for rank in ranks:
-        rank.stack, rank.activity = UNHEARD, None
+        rank.stack = UNHEARD
+        rank.activity = None
         rank.order("where")
     receive_while(lambda: any(rank.stack == UNHEARD for rank in ranks), ranks, GRACE, on_report)
     return {rank.number: rank.stack for rank in ranks}
@@ -171,7 +208,8 @@ def release(ranks: list[RankHandle]) -> None:
     end = time.monotonic() + LEAVE_LIMIT
     while staying := [rank for rank in ranks if rank.process.exitcode is None]:
         if time.monotonic() > end:
-            last = staying[-1]  # rank 0 waits for the others: if one of them is still there, it is that one
+            # rank 0 waits for the others: if one of them is still there, it is that one
+            last = staying[-1]
             failure = unclean_exit(last, f"still there after {LEAVE_LIMIT:g} s")
             failure.others = ask_for_stacks([last])
             raise failure
@@ -179,12 +217,15 @@ def release(ranks: list[RankHandle]) -> None:
         for rank in staying:
             if rank.failure and not rank.vanished:
                 raise rank.failure
-            if (code := rank.process.exitcode) not in (None, 0, LOST_BY_THE_SERVER):  # its result is in
+            # its result is in
+            if (code := rank.process.exitcode) not in (None, 0, LOST_BY_THE_SERVER):
                 raise unclean_exit(rank, describe_exit(code, rank.backend))
 
 
 def unclean_exit(rank: RankHandle, how: str) -> RankFailed:
-    return RankFailed(rank.number, rank.size, f"returned its result but did not leave cleanly: {how}")
+    return RankFailed(
+        rank.number, rank.size, f"returned its result but did not leave cleanly: {how}"
+    )
 
 
 def stop(ranks: list[RankHandle]) -> None:
@@ -196,7 +237,8 @@ def stop(ranks: list[RankHandle]) -> None:
         try:
             for rank in ranks:
                 rank.line.close()
-                (rank.process.terminate if rank.up else rank.process.kill)()  # the start of one is not to be waited for
+                # the start of one is not to be waited for
+                (rank.process.terminate if rank.up else rank.process.kill)()
             end = time.monotonic() + GRACE
             for rank in ranks:
                 rank.process.join(max(0.0, end - time.monotonic()))

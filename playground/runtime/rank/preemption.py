@@ -1,11 +1,12 @@
 """Preemption: a world is asked to end soon, stores where it is, and ends by itself.
 
-A cloud sends SIGTERM before it takes a machine back, and so does Slurm before it ends a job. A launch that grants a
-`grace` passes that on to its ranks, where `preempted()` says so. When all have seen it, which they must agree upon,
-each stores its state and raises `Preempted`.
+A cloud sends SIGTERM before it takes a machine back, and so does Slurm before it ends a job. A
+launch that grants a `grace` passes that on to its ranks, where `preempted()` says so. When all have
+seen it, which they must agree upon, each stores its state and raises `Preempted`.
 
-Under torchrun each rank gets the signal from its agent. That one sends SIGTERM before every restart, too: where a rank
-was lost before, no agreement is possible, and the attempt raises the error that names the loss.
+Under torchrun each rank gets the signal from its agent. That one sends SIGTERM before every
+restart, too: where a rank was lost before, no agreement is possible, and the attempt raises the
+error that names the loss.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ _requests: list[bool] = []
 def preempted() -> bool:
     """Whether this rank's world has been asked to end soon.
 
-    Ranks learn of it one after the other: they must agree before one of them leaves a collective out.
+    Ranks learn of it one after the other: they must agree before one of them leaves a collective
+    out.
     """
     return bool(_requests)
 
@@ -47,7 +49,8 @@ def clear_preemption() -> None:
 
 
 def run_until_preempted(fn: Callable[..., Any], *args: Any) -> Any:
-    """The result of `fn(*args)` or, if it raises `Preempted`, that: the world it ran in is as good as ever."""
+    """The result of `fn(*args)` or, if it raises `Preempted`, that: the world it ran in is as good
+    as ever."""
     try:
         return fn(*args)
     except Preempted as preemption:
@@ -63,8 +66,10 @@ def raise_if_preempted(results: Sequence[Any]) -> None:
 
 @contextlib.contextmanager
 def handle(number: int, handler: Callable[[int, FrameType | None], object]) -> Iterator[None]:
-    """Let `handler` handle this signal in the block. (In the main thread, unless the program itself handles it.)"""
-    before, is_main_thread = signal.getsignal(number), threading.current_thread() is threading.main_thread()
+    """Let `handler` handle this signal in the block. (In the main thread, unless the program itself
+    handles it.)"""
+    before = signal.getsignal(number)
+    is_main_thread = threading.current_thread() is threading.main_thread()
     if not is_main_thread or before not in (signal.SIG_DFL, signals.exit_orderly):
         yield
         return
@@ -76,8 +81,8 @@ def handle(number: int, handler: Callable[[int, FrameType | None], object]) -> I
 
 
 def leave_to_launcher(preemptible: bool) -> None:
-    """In a rank that we have launched: from now on, until it gets other work, SIGTERM does nothing if it is
-    `preemptible`. The launcher passes it on.
+    """In a rank that we have launched: from now on, until it gets other work, SIGTERM does nothing
+    if it is `preemptible`. The launcher passes it on.
 
     Some job managers send it to every process of a job.
     """
@@ -111,8 +116,9 @@ os.register_at_fork(before=hold_back, after_in_parent=let_through, after_in_chil
 
 @contextlib.contextmanager
 def preempt_on_sigterm(grace: float | None) -> Iterator[None]:
-    """In a rank that somebody else has started: in the block, SIGTERM asks it to end, and ends it `grace` seconds
-    later. A repetition changes nothing: torchrun passes on what its ranks may have got already.
+    """In a rank that somebody else has started: in the block, SIGTERM asks it to end, and ends it
+    `grace` seconds later. A repetition changes nothing: torchrun passes on what its ranks may have
+    got already.
 
     With None, it does what it did before.
     """
@@ -137,7 +143,8 @@ class PreemptionNotice:
         self.deadline = math.inf
 
     def on_signal(self, number: int, frame: FrameType | None) -> None:
-        if self.has_come or os.getpid() != self.launcher:  # a second one, or one that is sent to a child
+        # a second one, or one that is sent to a child
+        if self.has_come or os.getpid() != self.launcher:
             signals.exit_orderly(number, frame)
         self.has_come, self.deadline = True, time.monotonic() + self.grace
 
@@ -147,8 +154,8 @@ class PreemptionNotice:
         return max(0.0, self.deadline - time.monotonic())
 
     def take(self) -> bool:
-        """Whether the ranks are to be asked to end: once. Ends this process, as the signal would, if they have had
-        their time."""
+        """Whether the ranks are to be asked to end: once. Ends this process, as the signal would,
+        if they have had their time."""
         if self.seconds_left == 0:
             logging.getLogger("playground").warning("SIGTERM: no end within %g s", self.grace)
             sys.exit(128 + signal.SIGTERM)
@@ -158,8 +165,8 @@ class PreemptionNotice:
 
 @contextlib.contextmanager
 def await_preemption(grace: float | None) -> Iterator[PreemptionNotice]:
-    """In this block the first SIGTERM leaves the ranks `grace` seconds to end, and the second one ends the launch. With
-    None, the signal does what it did before."""
+    """In this block the first SIGTERM leaves the ranks `grace` seconds to end, and the second one
+    ends the launch. With None, the signal does what it did before."""
     notice = PreemptionNotice(grace or 0.0)
     if grace is None:
         yield notice

@@ -1,4 +1,5 @@
-"""A rank as a process: it begins and ends as a script does that torchrun starts, although it is a fork.
+"""A rank as a process: it begins and ends as a script does that torchrun starts, although it is a
+fork.
 
 | at its end                 | as in any process of Python                                                            |
 |----------------------------|----------------------------------------------------------------------------------------|
@@ -9,8 +10,9 @@
 | what it has written        | flushed: files that are still open, Python's streams and C's stdio                     |
 | what it has started        | ends with a rank that fails or is ended: its process group gets SIGTERM, then SIGKILL  |
 
-Only the interpreter itself is not taken down: that destroys what is left in memory, and with torch takes a tenth of a
-second. What forks of one process share is not undone either: the seed of its hashes, which orders sets of strings.
+Only the interpreter itself is not taken down: that destroys what is left in memory, and with torch
+takes a tenth of a second. What forks of one process share is not undone either: the seed of its
+hashes, which orders sets of strings.
 """
 
 from __future__ import annotations
@@ -31,28 +33,33 @@ from multiprocessing.connection import wait
 from typing import Any, NoReturn
 
 FROM_TERMINAL = {signal.SIGINT, signal.SIGHUP, signal.SIGQUIT}
-"""A terminal sends them to every process of the group in its foreground. No rank is in that group: the launcher alone
-hears them, and decides."""
+"""A terminal sends them to every process of the group in its foreground. No rank is in that group:
+the launcher alone hears them, and decides."""
 BUFFERED = (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom)
 
 
 def begin(lifeline: int) -> None:
-    """In a fork of the server, which has blocked signals: be a process of its own, leading its own group. Its group is
-    killed when the launcher is gone."""
+    """In a fork of the server, which has blocked signals: be a process of its own, leading its own
+    group. Its group is killed when the launcher is gone."""
     os.setpgid(0, 0)
     # The kernel signals one owner for each opened file.
-    kill_at_end_of_file(os.open(f"/proc/self/fd/{lifeline}", os.O_RDONLY | os.O_NONBLOCK), -os.getpid())
+    kill_at_end_of_file(
+        os.open(f"/proc/self/fd/{lifeline}", os.O_RDONLY | os.O_NONBLOCK), -os.getpid()
+    )
     os.close(lifeline)
-    for number in FROM_TERMINAL:  # to ignore a signal is to forget one that came while this was in the server's group
+    # to ignore a signal is to forget one that came while this was in the server's group
+    for number in FROM_TERMINAL:
         signal.signal(number, signal.signal(number, signal.SIG_IGN))
     signal.pthread_sigmask(signal.SIG_UNBLOCK, FROM_TERMINAL)
     threading.main_thread()._set_native_id()  # type: ignore[attr-defined]
-    if random := sys.modules.get("numpy.random"):  # Python's own generator is seeded afresh in each fork
+    # Python's own generator is seeded afresh in each fork
+    if random := sys.modules.get("numpy.random"):
         random.seed()
 
 
 def kill_at_end_of_file(pipe: int, owner: int) -> None:
-    """Have the kernel kill `owner`, a process or (negative) a group, when the other end of `pipe` is closed everywhere.
+    """Have the kernel kill `owner`, a process or (negative) a group, when the other end of `pipe`
+    is closed everywhere.
 
     Whatever it is doing then: importing, inside C code that holds the GIL, stopped.
     Source: F_SETSIG in https://man7.org/linux/man-pages/man2/fcntl.2.html
@@ -65,8 +72,8 @@ def kill_at_end_of_file(pipe: int, owner: int) -> None:
 
 
 def run_program(fn: Callable[..., Any], *args: Any) -> Any:
-    """The result of `fn(*args)`: None if it ends by `sys.exit()` or `sys.exit(0)`. A process that it forks, and that
-    comes back from it, ends here."""
+    """The result of `fn(*args)`: None if it ends by `sys.exit()` or `sys.exit(0)`. A process that
+    it forks, and that comes back from it, ends here."""
     rank = os.getpid()
     try:
         result = fn(*args)
@@ -82,7 +89,8 @@ def run_program(fn: Callable[..., Any], *args: Any) -> Any:
 
 
 def end(error: BaseException | None = None) -> NoReturn:
-    """End this process as the interpreter ends a script that has returned, or has raised `error`."""
+    """End this process as the interpreter ends a script that has returned, or has raised
+    `error`."""
     code = 0
     if isinstance(error, SystemExit):
         code = error.code if isinstance(error.code, int) else int(error.code is not None)
@@ -96,7 +104,8 @@ def end(error: BaseException | None = None) -> NoReturn:
 
 
 def finish() -> None:
-    """What an orderly end does while everything is still there. (A second call has nothing left to do.)"""
+    """What an orderly end does while everything is still there. (A second call has nothing left to
+    do.)"""
     threading._shutdown()  # type: ignore[attr-defined]
     detach_finalizers()
     atexit._run_exitfuncs()
@@ -104,7 +113,8 @@ def finish() -> None:
 
 
 def detach_finalizers() -> None:
-    """Leave torch's table of operators as it is at the end: it would be taken down, piece by piece."""
+    """Leave torch's table of operators as it is at the end: it would be taken down, piece by
+    piece."""
     for each in [*weakref.finalize._registry]:  # type: ignore[attr-defined]
         if (found := each.peek()) and found[1].__module__ == "torch.library":
             each.detach()
@@ -112,7 +122,8 @@ def detach_finalizers() -> None:
 
 def flush() -> None:
     """Hand over what has been written so far, to streams and to files that are open."""
-    objects = gc.get_objects() if any(map(is_written, os.listdir("/proc/self/fd"))) else []  # which takes a while
+    # which takes a while
+    objects = gc.get_objects() if any(map(is_written, os.listdir("/proc/self/fd"))) else []
     kinds = {kind for kind in set(map(type, objects)) if issubclass(kind, BUFFERED)}
     for stream in (sys.stdout, sys.stderr, *(each for each in objects if type(each) in kinds)):
         try:

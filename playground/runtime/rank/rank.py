@@ -1,4 +1,5 @@
-"""Inside a rank that the launcher started: run the function, report to the launcher, follow its orders.
+"""Inside a rank that the launcher started: run the function, report to the launcher, follow its
+orders.
 
 | rank → launcher              | launcher → rank                                      |
 |------------------------------|------------------------------------------------------|
@@ -8,9 +9,10 @@
 | `("failed", error)`          | `"end"`: you are asked to, soon (`preempted()`)      |
 | `("box", file)`              | end of file: the launcher is gone, go at once        |
 
-A rank that failed does not leave by itself: it keeps its sockets open until the launcher stops it, so that no peer
-fails only because it is gone, and the first failure to be reported is the first that happened. A rank that has handed
-in its result waits too: for the order to leave, or for more work.
+A rank that failed does not leave by itself: it keeps its sockets open until the launcher stops it,
+so that no peer fails only because it is gone, and the first failure to be reported is the first
+that happened. A rank that has handed in its result waits too: for the order to leave, or for more
+work.
 """
 
 from __future__ import annotations
@@ -61,7 +63,8 @@ _listeners: list[Callable[[Event], None]] = []
 
 
 def report(**event: Any) -> None:
-    """Tell whoever started this rank how far it is (also: that it is alive). Does nothing without a listener."""
+    """Tell whoever started this rank how far it is (also: that it is alive). Does nothing without a
+    listener."""
     for listener in _listeners:
         listener(event)
 
@@ -78,7 +81,9 @@ class Launcher:
     """The rank's end of the line to its launcher."""
 
     def __init__(self, line: Connection, rank: int, size: int) -> None:
-        self.line, self.rank, self.size = line, rank, size
+        self.line = line
+        self.rank = rank
+        self.size = size
         self.assignments: SimpleQueue[Assignment | int] = SimpleQueue()
         """The work of this rank; when it may leave, the number of ranks that do."""
         self.has_failed = False
@@ -90,7 +95,8 @@ class Launcher:
         OurThread(target=self.follow_orders, name="launcher", daemon=True).start()
 
     def send(self, *message: Any) -> None:
-        if self.line.closed:  # this process has been forked from the rank, and came back from what the rank runs
+        # this process has been forked from the rank, and came back from what the rank runs
+        if self.line.closed:
             os._exit(1)
         try:
             with self.lock:
@@ -114,7 +120,8 @@ class Launcher:
             elif order == "end":
                 request_preemption()
             else:
-                clear_preemption()  # here, in the order of the line: it may be asked before it begins
+                # here, in the order of the line: it may be asked before it begins
+                clear_preemption()
                 self.assignments.put(order)
 
     def submit(self, result: Any, clean: bool) -> None:
@@ -128,7 +135,8 @@ class Launcher:
         self.send("result", pickled, clean)
 
     def fail(self, error: BaseException) -> NoReturn:
-        """Report a failure, and end as the process of a script does. The launcher waits for that `GRACE` seconds."""
+        """Report a failure, and end as the process of a script does. The launcher waits for that
+        `GRACE` seconds."""
         flush()
         self.has_failed = True
         signal.signal(signal.SIGTERM, signals.do_nothing)
@@ -146,7 +154,9 @@ def main(line: Connection, env: RankEnv, backend: str, listener: socket.socket |
     report_to(partial(launcher.send, "report"))
     try:
         live(launcher, env, backend, listener)
-    except BaseException as error:  # whatever it is, SystemExit included: the launcher must receive it
+    except (
+        BaseException
+    ) as error:  # whatever it is, SystemExit included: the launcher must receive it
         launcher.fail(error)
 
 
@@ -161,7 +171,9 @@ def live(launcher: Launcher, env: RankEnv, backend: str, listener: socket.socket
         if member is None or state is None:
             member = Member(env, backend, listener, timeout=work.timeout)
             state = ProcessState()
-            if member.box:  # now, while there is time to open it: gloo may abort this process in its first operation
+            # now, while there is time to open it: gloo may abort this process in its first
+            # operation
+            if member.box:
                 launcher.send("box", member.box.file)
         else:
             member.drop_groups()
@@ -178,20 +190,23 @@ def live(launcher: Launcher, env: RankEnv, backend: str, listener: socket.socket
 
 
 def failure(error: BaseException, rank: int, size: int) -> PlaygroundError:
-    """`error` as the user is to read it: its headline, and its traceback from where their own function begins."""
+    """`error` as the user is to read it: its headline, and its traceback from where their own
+    function begins."""
     if isinstance(error, PlaygroundError):
         return error
     whole = traceback.TracebackException.from_exception(error)
     whole.stack = traceback.StackSummary.from_list(user_frames(whole.stack))
     headline = "".join(whole.format_exception_only()).strip().splitlines()[0]
-    # The backends raise RuntimeError. A socket or a file of the user's own raises OSError, and may say the same.
+    # The backends raise RuntimeError. A socket or a file of the user's own raises OSError, and may
+    # say the same.
     lost = isinstance(error, RuntimeError) and LOST_PEER.search(str(error))
     kind = PeerDisconnected if lost else RankFailed
     return kind(rank, size, f"failed: {headline}", "".join(whole.format()).rstrip())
 
 
 def user_frames(stack: traceback.StackSummary) -> list[traceback.FrameSummary]:
-    """`stack` from where the user's function begins, without our own part in it; all of it if it never got there."""
+    """`stack` from where the user's function begins, without our own part in it; all of it if it
+    never got there."""
     start = next((i for i, frame in enumerate(stack) if frame.filename == __file__), 0)
     theirs = [frame for frame in stack[start:] if not frame.filename.startswith(NOT_THEIRS)]
     return theirs or list(stack)

@@ -16,7 +16,8 @@ from playground.runtime.remote import Remote
 def run_steps(rank: int, size: int, steps: Sequence[Remote], seed: int = 1234) -> list[Any]:
     """This rank's outcome of each step, as `attempt` returns it.
 
-    Each step is called as `step(rank, size)`. Raises `PlaygroundError` for one that does not return plain data.
+    Each step is called as `step(rank, size)`. Raises `PlaygroundError` for one that does not return
+    plain data.
     """
     torch.manual_seed(seed)
     return [check_outcome(step.name, attempt(step, rank, size)) for step in steps]
@@ -34,7 +35,8 @@ def attempt(step: Remote, *args: Any) -> Any:
 
 
 def check_outcome(step: str, outcome: Any) -> Any:
-    """`outcome`, if it is a mapping or a dataclass without tensors. Raises `PlaygroundError` if it is not."""
+    """`outcome`, if it is a mapping or a dataclass without tensors. Raises `PlaygroundError` if it
+    is not."""
     rule = "return plain data, e.g. {'before': tensor.item(), 'after': tensor.tolist()}"
     if not isinstance(outcome, Mapping):
         if is_dataclass(outcome) and not isinstance(outcome, type):
@@ -42,6 +44,9 @@ def check_outcome(step: str, outcome: Any) -> Any:
         what = "nothing" if outcome is None else f"a {type(outcome).__name__}"
         raise PlaygroundError(f"step {step} returned {what}: {rule}")
     for name, value in outcome.items():
-        if any(isinstance(each, torch.Tensor) for each in (value if isinstance(value, (list, tuple)) else [value])):
+        if any(
+            isinstance(each, torch.Tensor)
+            for each in (value if isinstance(value, (list, tuple)) else [value])
+        ):
             raise PlaygroundError(f"step {step} returned a Tensor in {name!r}: {rule}")
     return outcome

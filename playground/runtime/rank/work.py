@@ -22,8 +22,9 @@ RANK_AND_SIZE = {("rank", "size"), ("rank", "world_size")}
 
 @dataclass(frozen=True, kw_only=True)
 class Assignment:
-    """A function and its arguments, pickled; the launcher's environment variables, working folder and `sys.path`, all
-    of which may have changed since the process that is to run it was started."""
+    """A function and its arguments, pickled; the launcher's environment variables, working folder
+    and `sys.path`, all of which may have changed since the process that is to run it was
+    started."""
 
     pickled: bytes
     environ: dict[str, str]
@@ -50,14 +51,18 @@ class Assignment:
 
 
 def prepare_work(fn: Function, args: tuple[Any, ...], **more: Any) -> Assignment:
-    """The assignment of `fn` with `args`, and `more` of its fields. Raises `UsageError` if a new process could not find
-    the function."""
+    """The assignment of `fn` with `args`, and `more` of its fields. Raises `UsageError` if a new
+    process could not find the function."""
     import __main__
 
-    if getattr(fn, "__module__", None) == "__main__" and not os.path.isfile(getattr(__main__, "__file__", "")):
+    if getattr(fn, "__module__", None) == "__main__" and not os.path.isfile(
+        getattr(__main__, "__file__", "")
+    ):
         raise UsageError(
-            f"{fn.__qualname__} was defined in a notebook, at a prompt or in a script on standard input, where the "
-            f"ranks, being new processes, cannot see it: write it to a file (%%writefile ranks.py) and import it"
+            f"{fn.__qualname__} was defined in a notebook, at a prompt or in a script on standard "
+            "input, where the "
+            "ranks, being new processes, cannot see it: write it to a file (%%writefile ranks.py) "
+            "and import it"
         )
     try:
         pickled = pickle.dumps((fn, args))
@@ -71,18 +76,22 @@ def prepare_work(fn: Function, args: tuple[Any, ...], **more: Any) -> Assignment
 
 
 def call(fn: Function, rank: int, size: int, *args: Any) -> Any:
-    """`fn(rank, size, *args)`; one that can be called without arguments, like the `main()` of a script for torchrun, is
-    called without: it finds its rank in the environment."""
+    """`fn(rank, size, *args)`; one that can be called without arguments, like the `main()` of a
+    script for torchrun, is called without: it finds its rank in the environment."""
     return fn(rank, size, *args) if args or takes_rank(fn) else fn()
 
 
 def takes_rank(fn: Function) -> bool:
-    """Whether a function is to be called as `fn(rank, size)`: it must be given something, or its first two parameters
-    have these names."""
+    """Whether a function is to be called as `fn(rank, size)`: it must be given something, or its
+    first two parameters have these names."""
     try:
         parameters = inspect.signature(fn).parameters.values()
     except ValueError:  # a function in C that does not say
         return True
-    by_place = [each for each in parameters if each.kind != each.KEYWORD_ONLY and each.kind != each.VAR_KEYWORD]
+    by_place = [
+        each
+        for each in parameters
+        if each.kind != each.KEYWORD_ONLY and each.kind != each.VAR_KEYWORD
+    ]
     names = [each.name for each in by_place]
     return any(each.default is each.empty for each in by_place) or tuple(names[:2]) in RANK_AND_SIZE

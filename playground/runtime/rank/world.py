@@ -32,22 +32,35 @@ from playground.runtime.rendezvous.connections import (
     shut_out_strangers,
 )
 from playground.runtime.rendezvous.environment import SERVED_BY_TORCHRUN, RankEnv
-from playground.runtime.rendezvous.store import await_everyone, choose_interface, connect, leave_together
+from playground.runtime.rendezvous.store import (
+    await_everyone,
+    choose_interface,
+    connect,
+    leave_together,
+)
 from playground.runtime.tap.replacement import Replacement
 from playground.runtime.threads import OurThread
 
 Arguments = dict[str, Any]
 RENAMED = r"`torch\.distributed\.\w+_tensor` is deprecated"
-"""What torch 2.14 alone warns of at each call: releases before it lack the new names, and 2.15 keeps the old ones."""
+"""What torch 2.14 alone warns of at each call: releases before it lack the new names, and 2.15
+keeps the old ones."""
 SUBNORMAL = 1e-40
 """A float32 that is 0 where such numbers are flushed to zero."""
 
 
 class Member:
-    """This process as a member of a world: it comes to the store once, and forms one process group after the other."""
+    """This process as a member of a world: it comes to the store once, and forms one process group
+    after the other."""
 
     def __init__(
-        self, env: RankEnv, backend: str, listener: socket.socket | None, *, timeout: float, joined: bool = False
+        self,
+        env: RankEnv,
+        backend: str,
+        listener: socket.socket | None,
+        *,
+        timeout: float,
+        joined: bool = False,
     ) -> None:
         """Wait for the others, `timeout` seconds at most. Raises `RendezvousTimeout`."""
         self.env, self.backend, self.joined = env, backends.get_backend(backend), joined
@@ -69,9 +82,14 @@ class Member:
         """A process group of all ranks, each of whose operations may take `timeout` seconds."""
         env = self.env
         choose_interface(env.rendezvous)
-        # For torch and others. Source: https://docs.pytorch.org/docs/stable/elastic/run.html#environment-variables
+        # For torch and others. Source:
+        # https://docs.pytorch.org/docs/stable/elastic/run.html#environment-variables
         place = {"LOCAL_RANK": env.local_rank, "LOCAL_WORLD_SIZE": env.local_size}
-        place |= {} if self.joined else {"RANK": env.rank, "WORLD_SIZE": env.size, SERVED_BY_TORCHRUN: True}
+        place |= (
+            {}
+            if self.joined
+            else {"RANK": env.rank, "WORLD_SIZE": env.size, SERVED_BY_TORCHRUN: True}
+        )
         os.environ.update({name: str(value) for name, value in place.items()} | self.address)
         members[:] = [self]
         self.store.set_timeout(timedelta(seconds=timeout))  # whatever the function before has set
@@ -92,14 +110,14 @@ class Member:
 
     @property
     def can_shut_out(self) -> bool:
-        """Whether strangers can be kept out: if we have launched this world, and its ranks have all connected once a
-        process group is formed."""
+        """Whether strangers can be kept out: if we have launched this world, and its ranks have all
+        connected once a process group is formed."""
         return not self.joined and not self.backend.connects_later()
 
     @contextlib.contextmanager
     def strangers_shut_out(self) -> Iterator[None]:
-        """While gloo forms a group: its sockets take connections, and none after that. Raises `RankFailed` if another
-        user has connected."""
+        """While gloo forms a group: its sockets take connections, and none after that. Raises
+        `RankFailed` if another user has connected."""
         if not self.can_shut_out:
             yield
             return
@@ -120,7 +138,9 @@ class Member:
             port = self.env.rendezvous.port
             self.shut_out_strangers(port)
             if self.env.rank == 0:
-                OurThread(target=admit_to_store, args=(port,), name="admit to the store", daemon=True).start()
+                OurThread(
+                    target=admit_to_store, args=(port,), name="admit to the store", daemon=True
+                ).start()
 
     def shut_out_strangers(self, store_port: int = 0) -> None:
         try:
@@ -138,8 +158,9 @@ class Member:
     def make_way(self, call: Arguments) -> Arguments:
         """Before a group that the function forms itself: destroy ours, if it still stands.
 
-        `call` is what the function passes to `init_process_group`. If it looks for the others where the environment
-        says, that is at our store, which is served already: returned is the call that uses it.
+        `call` is what the function passes to `init_process_group`. If it looks for the others where
+        the environment says, that is at our store, which is served already: returned is the call
+        that uses it.
         """
         if self.group is not None and dist.group.WORLD is self.group:
             self.await_group()
@@ -147,10 +168,18 @@ class Member:
         moved = any(os.environ.get(name) != value for name, value in self.address.items())
         if moved:
             os.environ.pop(SERVED_BY_TORCHRUN, None)
-        if moved or call.get("store") is not None or call.get("init_method") not in (None, "env://"):
+        if (
+            moved
+            or call.get("store") is not None
+            or call.get("init_method") not in (None, "env://")
+        ):
             return call
         store = self.open_store()
-        return {"rank": self.env.rank, "world_size": self.env.size} | call | {"init_method": None, "store": store}
+        return (
+            {"rank": self.env.rank, "world_size": self.env.size}
+            | call
+            | {"init_method": None, "store": store}
+        )
 
     def open_store(self) -> dist.Store:
         """A part of the store that no process group has used yet."""
@@ -163,12 +192,14 @@ class Member:
         return f"group {self.groups_formed}"
 
     def await_group(self) -> None:
-        """Wait until our group stands on every rank: to close its sockets would break off connecting elsewhere."""
+        """Wait until our group stands on every rank: to close its sockets would break off
+        connecting elsewhere."""
         while self.store.add(self.group_name, 0) < self.env.size:
             time.sleep(0.001)
 
     def drop_groups(self) -> None:
-        """Destroy all process groups, ours or not. A thread closes gloo's sockets, which takes 20 ms."""
+        """Destroy all process groups, ours or not. A thread closes gloo's sockets, which takes 20
+        ms."""
         self.backend.synchronize()
         group = [self.group]
         self.group = None
@@ -177,7 +208,8 @@ class Member:
         OurThread(target=group.clear, name="close the process group").start()
 
     def leave(self, present: int | None = None) -> None:
-        """Leave the world, with all others: the ranks that are still there, if some have ended by themselves."""
+        """Leave the world, with all others: the ranks that are still there, if some have ended by
+        themselves."""
         self.backend.synchronize()
         if dist.is_initialized():  # the function may have destroyed it
             dist.destroy_process_group()
@@ -187,10 +219,11 @@ class Member:
 class ProcessState:
     """The state of this process when it was new.
 
-    Nearly every function draws random numbers, and a rank that trains keeps to one core: `begin` puts torch's generator
-    and the cores back. (Python's and numpy's generators are seeded afresh in every process.) Other changes stay, and
-    `is_unchanged` says whether there are any: threads, child processes, environment, handlers, torch's switches.
-    Neither sees what is written into modules.
+    Nearly every function draws random numbers, and a rank that trains keeps to one core: `begin`
+    puts torch's generator and the cores back. (Python's and numpy's generators are seeded afresh in
+    every process.) Other changes stay, and `is_unchanged` says whether there are any: threads,
+    child processes, environment, handlers, torch's switches. Neither sees what is written into
+    modules.
     """
 
     def __init__(self) -> None:
@@ -208,7 +241,9 @@ class ProcessState:
     def is_unchanged(self) -> bool:
         """To be called after each function."""
         return (
-            read_settings() == self.settings and self.threads.issuperset(threading.enumerate()) and not has_children()
+            read_settings() == self.settings
+            and self.threads.issuperset(threading.enumerate())
+            and not has_children()
         )
 
 
@@ -219,10 +254,23 @@ def read_settings() -> list[Any]:
         os.getcwd(),
         list(sys.path),
         [signal.getsignal(number) for number in signal.valid_signals()],
-        (sys.excepthook, threading.excepthook, sys.gettrace(), sys.getprofile(), sys.getrecursionlimit()),
-        [(stream, getattr(stream, "closed", False)) for stream in (sys.stdin, sys.stdout, sys.stderr)],
+        (
+            sys.excepthook,
+            threading.excepthook,
+            sys.gettrace(),
+            sys.getprofile(),
+            sys.getrecursionlimit(),
+        ),
+        [
+            (stream, getattr(stream, "closed", False))
+            for stream in (sys.stdin, sys.stdout, sys.stderr)
+        ],
         (torch.get_default_dtype(), torch.get_default_device(), torch.get_num_threads()),
-        (torch.is_grad_enabled(), torch.is_anomaly_enabled(), torch.are_deterministic_algorithms_enabled()),
+        (
+            torch.is_grad_enabled(),
+            torch.is_anomaly_enabled(),
+            torch.are_deterministic_algorithms_enabled(),
+        ),
         (torch.get_float32_matmul_precision(), torch.is_autocast_enabled("cpu")),
         (
             torch.backends.mkldnn.enabled,
@@ -235,8 +283,13 @@ def read_settings() -> list[Any]:
 
 
 def read_umask() -> str:
-    """The permissions that new files of this process do not get. (To read it otherwise is to set it.)"""
-    return next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("Umask"))
+    """The permissions that new files of this process do not get. (To read it otherwise is to set
+    it.)"""
+    return next(
+        line
+        for line in Path("/proc/self/status").read_text().splitlines()
+        if line.startswith("Umask")
+    )
 
 
 def has_children() -> bool:
@@ -256,7 +309,8 @@ torch_destroy_process_group = dist.destroy_process_group
 
 @functools.wraps(torch_init_process_group)
 def init_process_group(*args: Any, **kwargs: Any) -> None:
-    """torch's own; a rank of a world that we have launched may call it although its process group stands already."""
+    """torch's own; a rank of a world that we have launched may call it although its process group
+    stands already."""
     call = inspect.signature(torch_init_process_group).bind(*args, **kwargs).arguments
     for member in members:
         if not member.joined:
@@ -267,9 +321,14 @@ def init_process_group(*args: Any, **kwargs: Any) -> None:
 
 @functools.wraps(torch_destroy_process_group)
 def destroy_process_group(group: dist.ProcessGroup | None = None) -> None:
-    """torch's own: whoever waits for this rank in our group gets an error, as its sockets are closed."""
+    """torch's own: whoever waits for this rank in our group gets an error, as its sockets are
+    closed."""
     for member in members:
-        if member.group is not None and member.group is dist.group.WORLD and group in (None, member.group):
+        if (
+            member.group is not None
+            and member.group is dist.group.WORLD
+            and group in (None, member.group)
+        ):
             if not member.joined:
                 member.await_group()
             member.group = None
@@ -289,11 +348,13 @@ def shut_out_strangers_after(connect: Callable[..., Any]) -> Callable[..., Any]:
     return connect_ranks_only
 
 
-# Modules imported from here on find these: the user's too, because the fork server imports ours first.
+# Modules imported from here on find these: the user's too, because the fork server imports ours
+# first.
 for _module in (dist, dist.distributed_c10d):
     Replacement(_module, "init_process_group", lambda _: init_process_group).install()
     Replacement(_module, "destroy_process_group", lambda _: destroy_process_group).install()
-# All that forms groups of gloo comes to these methods of torch's classes, under whatever name it was imported.
+# All that forms groups of gloo comes to these methods of torch's classes, under whatever name it
+# was imported.
 for _owner, _name in (
     (dist.ProcessGroupGloo, "__init__"),
     (dist.ProcessGroup, "split_group"),

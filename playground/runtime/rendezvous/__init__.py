@@ -1,1 +1,2 @@
-"""How ranks find each other: on one host, under torchrun, or started by hand; and how they notice a loss."""
+"""How ranks find each other: on one host, under torchrun, or started by hand; and how they notice a
+loss."""

@@ -22,22 +22,27 @@ def all_gather_object(value: Any) -> list[Any]:
 def require_same_on_all_ranks(settings: Mapping[str, object]) -> None:
     """Raise `UsageError` unless every rank was given the same settings. All must call this.
 
-    On several hosts each rank has its own command line: work with settings that differ would be wrong.
+    On several hosts each rank has its own command line: work with settings that differ would be
+    wrong.
     """
     all_settings = all_gather_object(settings)
     for name in dict.fromkeys(name for each in all_settings for name in each):
         values = [each.get(name, "not there") for each in all_settings]
         for rank, theirs in enumerate(values):
             if theirs != values[0]:
-                raise UsageError(f"{name} is {values[0]} on rank 0 and {theirs} on rank {rank}: it must be the same")
+                raise UsageError(
+                    f"{name} is {values[0]} on rank 0 and {theirs} on rank {rank}: it must be the "
+                    "same"
+                )
 
 
 @contextlib.contextmanager
 def refuse_together() -> Iterator[None]:
-    """If the block raises `UsageError` on one rank, all raise it, and it names the host if there are several. All must
-    enter the block.
+    """If the block raises `UsageError` on one rank, all raise it, and it names the host if there
+    are several. All must enter the block.
 
-    What can be had on one host, as a folder, might not be had on another, whose ranks would be waited for.
+    What can be had on one host, as a folder, might not be had on another, whose ranks would be
+    waited for.
     """
     refusal = ""
     try:

@@ -1,10 +1,11 @@
-"""This process's TCP connections: listed, ended, and kept from other users of this machine in a world that we have
-launched, as loopback is open to all of them.
+"""This process's TCP connections: listed, ended, and kept from other users of this machine in a
+world that we have launched, as loopback is open to all of them.
 
-Neither torch's store nor gloo asks who connects. But no rank has to connect to gloo any more once a process group is
-formed: from then on, until the next is being formed, the kernel drops whatever arrives where gloo listens, and it says
-whose the connections are that were there before. To the store, processes of the ranks may connect later too: what they
-send reaches it once the kernel has said whose they are. (Linux only.) The ranks of nccl connect later too.
+Neither torch's store nor gloo asks who connects. But no rank has to connect to gloo any more once a
+process group is formed: from then on, until the next is being formed, the kernel drops whatever
+arrives where gloo listens, and it says whose the connections are that were there before. To the
+store, processes of the ranks may connect later too: what they send reaches it once the kernel has
+said whose they are. (Linux only.) The ranks of nccl connect later too.
 """
 
 from __future__ import annotations
@@ -25,24 +26,35 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ACCEPT_LIMIT = 5.0
-"""Seconds in which whatever has connected must be accepted: the thread that does so has little else to do."""
+"""Seconds in which whatever has connected must be accepted: the thread that does so has little else
+to do."""
 SO_ATTACH_FILTER, SO_DETACH_FILTER = 26, 27
 Filter = tuple[tuple[int, int, int, int], ...]
 """Instructions: operation, jumps, operand. Source: Documentation/networking/filter.rst"""
 NOTHING: Filter = ((0x06, 0, 0, 0),)
 """Keep 0 bytes of every packet."""
 NO_DATA: Filter = (
-    *((0x30, 0, 0, 12), (0x54, 0, 0, 0xF0), (0x74, 0, 0, 2), (0x07, 0, 0, 0)),  # X: bytes of TCP's header
-    *((0x80, 0, 0, 0), (0x1D, 0, 1, 0), (0x06, 0, 0, 0xFFFFFFFF), (0x06, 0, 0, 0)),  # keep what has no more
+    *(
+        (0x30, 0, 0, 12),
+        (0x54, 0, 0, 0xF0),
+        (0x74, 0, 0, 2),
+        (0x07, 0, 0, 0),
+    ),  # X: bytes of TCP's header
+    *(
+        (0x80, 0, 0, 0),
+        (0x1D, 0, 1, 0),
+        (0x06, 0, 0, 0xFFFFFFFF),
+        (0x06, 0, 0, 0),
+    ),  # keep what has no more
 )
-"""Keep what makes a connection and ends it. Those that are accepted there have this filter too, until it is taken off:
-then the other end sends what was dropped again."""
+"""Keep what makes a connection and ends it. Those that are accepted there have this filter too,
+until it is taken off: then the other end sends what was dropped again."""
 NETLINK_SOCK_DIAG, SOCK_DIAG_BY_FAMILY, NLM_F_REQUEST = 4, 20, 1
 OWNER = struct.Struct("80xII")
 """User and inode in the kernel's answer. Source: struct inet_diag_msg, sock_diag(7)"""
 LOOK_AGAIN, LOOK_ANYWAY = 0.1, 1.0
-"""Seconds after which a connection that has arrived is looked for again, as it has no descriptor until it is accepted;
-and after which all are looked at, in case that took long."""
+"""Seconds after which a connection that has arrived is looked for again, as it has no descriptor
+until it is accepted; and after which all are looked at, in case that took long."""
 
 
 def open_sockets() -> dict[int, int]:
@@ -57,7 +69,8 @@ def open_sockets() -> dict[int, int]:
 
 
 def tcp_sockets() -> Iterator[socket.socket]:
-    """A duplicate of each TCP socket of this process. It is closed when the next one is asked for."""
+    """A duplicate of each TCP socket of this process. It is closed when the next one is asked
+    for."""
     for descriptor in open_sockets().values():
         with contextlib.suppress(OSError), duplicate(descriptor) as each:  # or closed by now
             if each.family in (socket.AF_INET, socket.AF_INET6) and each.type == socket.SOCK_STREAM:
@@ -73,9 +86,11 @@ def tcp_connections() -> Iterator[socket.socket]:
 
 
 def shut_down_connections(spare_port: int) -> None:
-    """End every TCP connection of this process but those to or from `spare_port`: whoever waits there gets an error.
+    """End every TCP connection of this process but those to or from `spare_port`: whoever waits
+    there gets an error.
 
-    It is the abort that gloo lacks (pytorch/pytorch#130345): a thread that sits in gloo comes out of it.
+    It is the abort that gloo lacks (pytorch/pytorch#130345): a thread that sits in gloo comes out
+    of it.
     """
     for connection in tcp_connections():
         with contextlib.suppress(OSError):
@@ -88,13 +103,17 @@ class StrangerConnected(Exception):
 
 
 def gloo_sockets() -> Iterator[socket.socket]:
-    """As `tcp_sockets`: those of gloo. What its threads wait with, unlike that of Python, libuv and others, is not to
-    be closed when a program is executed."""
+    """As `tcp_sockets`: those of gloo. What its threads wait with, unlike that of Python, libuv and
+    others, is not to be closed when a program is executed."""
     watched = set()
     for name in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):  # closed by now
-            if os.readlink(f"/proc/self/fd/{name}") == "anon_inode:[eventpoll]" and os.get_inheritable(int(name)):
-                watched |= {*re.findall(r" ino:(\w+)", Path(f"/proc/self/fdinfo/{name}").read_text())}
+            if os.readlink(
+                f"/proc/self/fd/{name}"
+            ) == "anon_inode:[eventpoll]" and os.get_inheritable(int(name)):
+                watched |= {
+                    *re.findall(r" ino:(\w+)", Path(f"/proc/self/fdinfo/{name}").read_text())
+                }
     return (each for each in tcp_sockets() if f"{os.fstat(each.fileno()).st_ino:x}" in watched)
 
 
@@ -104,19 +123,25 @@ def store_sockets(port: int) -> Iterator[socket.socket]:
 
 
 def let_ranks_connect() -> None:
-    """Take connections where gloo listens: a group that is split from another uses the sockets of that one."""
+    """Take connections where gloo listens: a group that is split from another uses the sockets of
+    that one."""
     for each in gloo_sockets():
         remove_filter(each)
 
 
 def shut_out_strangers(store_port: int = 0) -> None:
-    """Take no connection any more where gloo listens, and no data where the store does, if a port is given and the
-    store is served here. Make sure whose the connections are that are there.
+    """Take no connection any more where gloo listens, and no data where the store does, if a port
+    is given and the store is served here. Make sure whose the connections are that are there.
 
     Raises `StrangerConnected` if one is another user's, or is not accepted.
     """
-    with contextlib.suppress(OSError), contextlib.ExitStack() as opened:  # some systems (gVisor) offer only part of it
-        doors = [opened.enter_context(duplicate(each.fileno())) for each in gloo_sockets() if is_listening(each)]
+    # some systems (gVisor) offer only part of it
+    with contextlib.suppress(OSError), contextlib.ExitStack() as opened:
+        doors = [
+            opened.enter_context(duplicate(each.fileno()))
+            for each in gloo_sockets()
+            if is_listening(each)
+        ]
         for door in doors:
             put_filter(door, NOTHING)
         for each in store_sockets(store_port):
@@ -127,21 +152,30 @@ def shut_out_strangers(store_port: int = 0) -> None:
         kernel = opened.enter_context(open_kernel())
         ports = {door.getsockname()[1] for door in doors}
         for each in itertools.chain(gloo_sockets(), store_sockets(store_port)):
-            with contextlib.suppress(OSError):  # it listens, is broken by now, or this kernel does not say
+            # it listens, is broken by now, or this kernel does not say
+            with contextlib.suppress(OSError):
                 here, there = each.getsockname(), each.getpeername()
-                # Of a connection that this process has asked for, the other end may not be accepted yet.
+                # Of a connection that this process has asked for, the other end may not be accepted
+                # yet.
                 owner = ask_owner(kernel, there, here if here[1] in ports else None)
                 if owner != os.geteuid() and not has_filter(each):
-                    raise StrangerConnected(f"{there[0]}:{there[1]} is a process of another user (id {owner})")
+                    raise StrangerConnected(
+                        f"{there[0]}:{there[1]} is a process of another user (id {owner})"
+                    )
 
 
 def admit_to_store(port: int) -> None:
-    """The body of a thread: of what has connected to the store since strangers were shut out, let what this user's
-    processes send come through, and hang up on others."""
+    """The body of a thread: of what has connected to the store since strangers were shut out, let
+    what this user's processes send come through, and hang up on others."""
     with contextlib.suppress(OSError), contextlib.ExitStack() as opened:  # as above
-        [door] = [opened.enter_context(duplicate(each.fileno())) for each in store_sockets(port) if is_listening(each)]
+        [door] = [
+            opened.enter_context(duplicate(each.fileno()))
+            for each in store_sockets(port)
+            if is_listening(each)
+        ]
         kernel, arrivals = opened.enter_context(open_kernel()), opened.enter_context(select.epoll())
-        arrivals.register(door, select.EPOLLIN | select.EPOLLET)  # tells of each, though another thread accepts it
+        # tells of each, though another thread accepts it
+        arrivals.register(door, select.EPOLLIN | select.EPOLLET)
         arrived = True
         while True:
             for each in store_sockets(port):
@@ -160,9 +194,9 @@ def admit(connection: socket.socket, kernel: socket.socket) -> None:
 
 
 def duplicate(descriptor: int) -> socket.socket:
-    """A duplicate of a socket. Whether that blocks, which both share, stays as it is: the thread of gloo that accepts
-    connections hangs in `accept` otherwise, and with it split_group. (`socket.dup` sets it, and so does
-    `socket.setdefaulttimeout`.)"""
+    """A duplicate of a socket. Whether that blocks, which both share, stays as it is: the thread of
+    gloo that accepts connections hangs in `accept` otherwise, and with it split_group.
+    (`socket.dup` sets it, and so does `socket.setdefaulttimeout`.)"""
     blocking = os.get_blocking(descriptor)
     made = socket.socket(fileno=os.dup(descriptor))
     if os.get_blocking(descriptor) != blocking:
@@ -175,16 +209,21 @@ def is_listening(each: socket.socket) -> bool:
 
 
 def put_filter(each: socket.socket, instructions: Filter) -> None:
-    """Have the kernel drop what arrives there, or part of it. (To close a socket where gloo listens would be an error
-    to the thread that polls it.)"""
-    program = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *one) for one in instructions))
+    """Have the kernel drop what arrives there, or part of it. (To close a socket where gloo listens
+    would be an error to the thread that polls it.)"""
+    program = ctypes.create_string_buffer(
+        b"".join(struct.pack("HBBI", *one) for one in instructions)
+    )
     each.setsockopt(
-        socket.SOL_SOCKET, SO_ATTACH_FILTER, struct.pack("HP", len(instructions), ctypes.addressof(program))
+        socket.SOL_SOCKET,
+        SO_ATTACH_FILTER,
+        struct.pack("HP", len(instructions), ctypes.addressof(program)),
     )
 
 
 def has_filter(each: socket.socket) -> bool:
-    """Whether it has one. (The kernel takes the size for a number of instructions, of 8 bytes each.)"""
+    """Whether it has one. (The kernel takes the size for a number of instructions, of 8 bytes
+    each.)"""
     return bool(each.getsockopt(socket.SOL_SOCKET, SO_ATTACH_FILTER, 8 * len(NO_DATA)))
 
 
@@ -194,10 +233,14 @@ def remove_filter(each: socket.socket) -> None:
 
 
 def await_accepted(doors: list[socket.socket]) -> None:
-    """Wait until all that have connected are accepted: before, this process does not have their connections."""
+    """Wait until all that have connected are accepted: before, this process does not have their
+    connections."""
     end = time.monotonic() + ACCEPT_LIMIT
-    # Of a socket that listens, tcpi_unacked counts those that have connected and are not accepted yet.
-    while any(door.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 28)[24:] != bytes(4) for door in doors):
+    # Of a socket that listens, tcpi_unacked counts those that have connected and are not accepted
+    # yet.
+    while any(
+        door.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 28)[24:] != bytes(4) for door in doors
+    ):
         if time.monotonic() > end:
             raise StrangerConnected(f"what has connected is not accepted within {ACCEPT_LIMIT:g} s")
         time.sleep(0.001)
@@ -209,16 +252,22 @@ def open_kernel() -> socket.socket:
 
 
 def ask_owner(kernel: socket.socket, address: tuple[str, int], peer: tuple[str, int] | None) -> int:
-    """The id of the user whose socket has this address and is connected to `peer`; None: and listens.
+    """The id of the user whose socket has this address and is connected to `peer`; None: and
+    listens.
 
     Raises `OSError` if there is none, or if the kernel does not say.
     """
-    ends = [pack_address(address), pack_address(peer or ("0.0.0.0" if ":" not in address[0] else "::", 0))]
+    ends = [
+        pack_address(address),
+        pack_address(peer or ("0.0.0.0" if ":" not in address[0] else "::", 0)),
+    ]
     (version, host, port), (_, peer_host, peer_port) = ends
     identity = struct.pack("!HH16s16s12s", port, peer_port, host, peer_host, bytes(4) + b"\xff" * 8)
     family = socket.AF_INET if version == 4 else socket.AF_INET6
     request = struct.pack("BBBBI", family, socket.IPPROTO_TCP, 0, 0, 0xFFFFFFFF) + identity
-    kernel.send(struct.pack("IHHII", 16 + len(request), SOCK_DIAG_BY_FAMILY, NLM_F_REQUEST, 0, 0) + request)
+    kernel.send(
+        struct.pack("IHHII", 16 + len(request), SOCK_DIAG_BY_FAMILY, NLM_F_REQUEST, 0, 0) + request
+    )
     answer = kernel.recv(4096)
     if struct.unpack_from("H", answer, 4)[0] != SOCK_DIAG_BY_FAMILY:
         raise OSError(-struct.unpack_from("i", answer, 16)[0], "the kernel knows of no such socket")
@@ -229,7 +278,8 @@ def ask_owner(kernel: socket.socket, address: tuple[str, int], peer: tuple[str, 
 
 
 def pack_address(address: tuple[str, int]) -> tuple[int, bytes, int]:
-    """(4 or 6, the IP address padded to 16 bytes, the port): of an IPv4 address in IPv6 form, what is mapped."""
+    """(4 or 6, the IP address padded to 16 bytes, the port): of an IPv4 address in IPv6 form, what
+    is mapped."""
     host = ipaddress.ip_address(address[0])
     host = getattr(host, "ipv4_mapped", None) or host
     return host.version, host.packed, address[1]

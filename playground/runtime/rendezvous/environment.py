@@ -1,5 +1,5 @@
-"""The world this process was started into, by torchrun, Slurm or a person: what the environment says of it, and what
-torchrun is told."""
+"""The world this process was started into, by torchrun, Slurm or a person: what the environment
+says of it, and what torchrun is told."""
 
 from __future__ import annotations
 
@@ -17,10 +17,12 @@ from playground.runtime.errors import PeerDisconnected, PlaygroundError, UsageEr
 from playground.runtime.rendezvous.rendezvous import Rendezvous, is_loopback
 
 SERVED_BY_TORCHRUN = "TORCHELASTIC_USE_AGENT_STORE"
-"""The variable by which torchrun says that the store at MASTER_ADDR:MASTER_PORT is there already."""
+"""The variable by which torchrun says that the store at MASTER_ADDR:MASTER_PORT is there
+already."""
 
 RESTART_COUNT = "TORCHELASTIC_RESTART_COUNT"
-"""The variable by which torchrun, and our launcher too, say how often a rank's world has been restarted.
+"""The variable by which torchrun, and our launcher too, say how often a rank's world has been
+restarted.
 
 Source: https://docs.pytorch.org/docs/stable/elastic/run.html#environment-variables
 """
@@ -47,8 +49,9 @@ class RankEnv:
 def rank_env_from(environ: Mapping[str, str] = os.environ) -> RankEnv | None:
     """The world this process was started into, or None if it is to start its own.
 
-    Reads what torchrun sets and what Slurm users and people set by hand: RANK, WORLD_SIZE, LOCAL_RANK,
-    LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT. Raises `UsageError` if they contradict each other.
+    Reads what torchrun sets and what Slurm users and people set by hand: RANK, WORLD_SIZE,
+    LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT. Raises `UsageError` if they contradict
+    each other.
     """
     if "RANK" not in environ and "WORLD_SIZE" not in environ:
         return None
@@ -57,27 +60,34 @@ def rank_env_from(environ: Mapping[str, str] = os.environ) -> RankEnv | None:
     if missing:
         given = ", ".join(name for name in needed if name in environ)
         raise UsageError(
-            f"{given} set without {', '.join(missing)}: set all of {', '.join(needed)}, or none to start a world here"
+            f"{given} set without {', '.join(missing)}: set all of {', '.join(needed)}, or none to "
+            "start a world here"
         )
     size = read_integer("WORLD_SIZE", environ, 1, MAX_WORLD_SIZE + 1)
     rank = read_integer("RANK", environ, 0, size)
     host, port = environ["MASTER_ADDR"], read_integer("MASTER_PORT", environ, 1, 65536)
     served = environ.get(SERVED_BY_TORCHRUN) != "True"
     rendezvous = Rendezvous(host=host, port=port, local=is_loopback(host), served=served)
-    # Unless the environment says how many ranks share this host: all if they meet on loopback, else only this one.
+    # Unless the environment says how many ranks share this host: all if they meet on loopback, else
+    # only this one.
     local_size = size if rendezvous.local else 1
     if "LOCAL_WORLD_SIZE" in environ:
         local_size = read_integer("LOCAL_WORLD_SIZE", environ, 1, size + 1)
     local_rank = rank % local_size
     if "LOCAL_RANK" in environ:
-        local_rank = read_integer("LOCAL_RANK", environ, 0, local_size if "LOCAL_WORLD_SIZE" in environ else size)
-    return RankEnv(rank=rank, size=size, local_rank=local_rank, local_size=local_size, rendezvous=rendezvous)
+        local_rank = read_integer(
+            "LOCAL_RANK", environ, 0, local_size if "LOCAL_WORLD_SIZE" in environ else size
+        )
+    return RankEnv(
+        rank=rank, size=size, local_rank=local_rank, local_size=local_size, rendezvous=rendezvous
+    )
 
 
 def restart_count(environ: Mapping[str, str] = os.environ) -> int:
     """How often this rank's world has failed and been restarted: 0, then 1, …
 
-    `launch(…, restarts=K)` counts for all ranks alike, torchrun on each host by itself (pytorch/pytorch#108158).
+    `launch(…, restarts=K)` counts for all ranks alike, torchrun on each host by itself
+    (pytorch/pytorch#108158).
     """
     return read_integer(RESTART_COUNT, environ, 0, sys.maxsize) if RESTART_COUNT in environ else 0
 
@@ -94,8 +104,8 @@ def read_integer(name: str, environ: Mapping[str, str], low: int, stop: int) -> 
 
 
 def end_with_torchrun() -> None:
-    """From now on, if torchrun has started this process, the kernel kills it when that one ends. torchrun ends its
-    ranks first, unless it is killed. Source: prctl(2)"""
+    """From now on, if torchrun has started this process, the kernel kills it when that one ends.
+    torchrun ends its ranks first, unless it is killed. Source: prctl(2)"""
     if RUN_ID in os.environ:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
@@ -103,9 +113,10 @@ def end_with_torchrun() -> None:
 def write_error_file(error: PlaygroundError) -> None:
     """Tell torchrun, if it has started this process, what it failed of.
 
-    torchrun calls the failure with the earliest time, in whole seconds, the root cause; a rank without this file failed
-    when torchrun saw that it had ended. One that failed because of another is dated a second later: never before its
-    culprit. Source: torch/distributed/elastic/multiprocessing/errors/__init__.py
+    torchrun calls the failure with the earliest time, in whole seconds, the root cause; a rank
+    without this file failed when torchrun saw that it had ended. One that failed because of another
+    is dated a second later: never before its culprit. Source:
+    torch/distributed/elastic/multiprocessing/errors/__init__.py
     """
     if not (path := os.environ.get(ERROR_FILE)):
         return

@@ -1,7 +1,7 @@
 """Enter a world that torchrun, Slurm or a person started: this process is one of its ranks.
 
-Starting the ranks is that launcher's work; ours is to end up with everybody's results, and to say in one line what
-went wrong: if another rank was lost first, which, and how.
+Starting the ranks is that launcher's work; ours is to end up with everybody's results, and to say
+in one line what went wrong: if another rank was lost first, which, and how.
 """
 
 from __future__ import annotations
@@ -18,10 +18,20 @@ from typing import Any, NoReturn
 import torch.distributed as dist
 
 from playground.runtime import backends, signals
-from playground.runtime.errors import TIMED_OUT, Deadlock, PeerDisconnected, PlaygroundError, RankFailed
+from playground.runtime.errors import (
+    TIMED_OUT,
+    Deadlock,
+    PeerDisconnected,
+    PlaygroundError,
+    RankFailed,
+)
 from playground.runtime.flight_recorder.hooks import hooks
 from playground.runtime.launcher.launch import LaunchConfig
-from playground.runtime.rank.preemption import preempt_on_sigterm, raise_if_preempted, run_until_preempted
+from playground.runtime.rank.preemption import (
+    preempt_on_sigterm,
+    raise_if_preempted,
+    run_until_preempted,
+)
 from playground.runtime.rank.rank import failure, report_to
 from playground.runtime.rank.world import Member
 from playground.runtime.rendezvous.agreement import all_gather_object
@@ -35,22 +45,27 @@ HUNG_UP = re.compile(r"Connection timed out|No route to host")
 """Messages of gloo about a lost peer, besides those that `failure` knows."""
 
 
-def join(env: RankEnv, fn: Callable[..., Any], args: tuple[Any, ...], config: LaunchConfig) -> list[Any]:
-    """Run `fn(rank, size, *args)` as the rank that `env` says; return every rank's result, in rank order.
+def join(
+    env: RankEnv, fn: Callable[..., Any], args: tuple[Any, ...], config: LaunchConfig
+) -> list[Any]:
+    """Run `fn(rank, size, *args)` as the rank that `env` says; return every rank's result, in rank
+    order.
 
-    With a grace, SIGTERM leaves the function that many seconds before it ends this process: see `preempted()`.
-    All ranks are to agree on it, and to raise `Preempted` together.
+    With a grace, SIGTERM leaves the function that many seconds before it ends this process: see
+    `preempted()`. All ranks are to agree on it, and to raise `Preempted` together.
 
-    Raises what `launch` raises, `PeerDisconnected` if another rank was lost. After a failure the process must end at
-    once (`os._exit`): a process group whose peers are gone cannot be taken down in order. If the function is stuck
-    when a rank is lost, in a computation that is not torch.distributed's, the process is ended here.
+    Raises what `launch` raises, `PeerDisconnected` if another rank was lost. After a failure the
+    process must end at once (`os._exit`): a process group whose peers are gone cannot be taken down
+    in order. If the function is stuck when a rank is lost, in a computation that is not
+    torch.distributed's, the process is ended here.
     """
     backend, timeout = backends.get_backend(config.backend), config.timeout
     backend.check(env.local_size, joined=True)
     report_to(partial(config.on_report, env.rank))
     watch = PeerWatch(env, timeout, backend.stuck_limit, lambda: exit_stuck(watch))
     try:
-        # The socket to serve the store on, if that is up to this process and all ranks are on this host.
+        # The socket to serve the store on, if that is up to this process and all ranks are on this
+        # host.
         serves = env.rank == 0 and env.rendezvous.served and env.rendezvous.local
         listener = listen(env.rendezvous.host, env.rendezvous.port) if serves else None
         member = Member(env, backend.name, listener, timeout=timeout, joined=True)
@@ -61,7 +76,8 @@ def join(env: RankEnv, fn: Callable[..., Any], args: tuple[Any, ...], config: La
         hooks.end_program()
         with hooks.paused():  # these calls are not the program's
             results = all_gather_object(result)
-            dist.barrier()  # all leave together, since nccl's communicators end only when their peers' do
+            # all leave together, since nccl's communicators end only when their peers' do
+            dist.barrier()
             watch.close()
         member.leave()
     except BaseException as error:
@@ -73,12 +89,14 @@ def join(env: RankEnv, fn: Callable[..., Any], args: tuple[Any, ...], config: La
 
 
 def explain(error: BaseException, watch: PeerWatch) -> BaseException:
-    """The exception to raise for `error`: the loss of another rank, if that came first. Tells the others, and torchrun.
+    """The exception to raise for `error`: the loss of another rank, if that came first. Tells the
+    others, and torchrun.
 
     A signal, and `sys.exit`, stay what they are, unless a rank was lost before.
     """
     watch.handled.set()
-    if signals.stopping.is_set() and watch.thread.ident:  # perhaps because of a loss: the watch looks once more
+    # perhaps because of a loss: the watch looks once more
+    if signals.stopping.is_set() and watch.thread.ident:
         watch.thread.join(2 * POLL_INTERVAL)
     if not (isinstance(error, Exception) or watch.known.is_set()):
         watch.closing.set()
@@ -86,10 +104,16 @@ def explain(error: BaseException, watch: PeerWatch) -> BaseException:
     signals.finish_first()
     failed = failure(error, watch.env.rank, watch.env.size)
     hung_up = isinstance(failed, PeerDisconnected) or HUNG_UP.search(str(error))
-    if error is not failed and (watch.known.is_set() or (hung_up and watch.known.wait(EXPLANATION_TIMEOUT))):
+    if error is not failed and (
+        watch.known.is_set() or (hung_up and watch.known.wait(EXPLANATION_TIMEOUT))
+    ):
         failed = describe_loss(watch)
     elif not hung_up:
-        why = failed.reason.removeprefix("failed: ") if isinstance(failed, RankFailed) else failed.headline
+        why = (
+            failed.reason.removeprefix("failed: ")
+            if isinstance(failed, RankFailed)
+            else failed.headline
+        )
         if isinstance(failed, RankFailed) and TIMED_OUT.search(failed.traceback):
             failed.diagnosis = watch.explain()
         watch.report(Loss([watch.env.rank], f"failed on {socket.gethostname()}: {why}"))
@@ -108,7 +132,9 @@ def describe_loss(watch: PeerWatch) -> PlaygroundError:
         return PeerDisconnected(rank, size, f"ends with the others: {watch.loss.reason}")
     given_up = rank in watch.loss.ranks
     return PeerDisconnected(
-        rank, size, f"was given up by the others: {watch.loss.reason}" if given_up else f"{watch.loss}"
+        rank,
+        size,
+        f"was given up by the others: {watch.loss.reason}" if given_up else f"{watch.loss}",
     )
 
 

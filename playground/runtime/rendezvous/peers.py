@@ -1,7 +1,9 @@
-"""Watch the other ranks of a world that somebody else started, and agree on who was lost first, and of what.
+"""Watch the other ranks of a world that somebody else started, and agree on who was lost first, and
+of what.
 
-Whoever starts the ranks sees only those of one host, so they watch each other: `PeerEnds` notices what happens to some
-of them. The first loss to be noticed goes into the store, where every rank looks for it.
+Whoever starts the ranks sees only those of one host, so they watch each other: `PeerEnds` notices
+what happens to some of them. The first loss to be noticed goes into the store, where every rank
+looks for it.
 """
 
 from __future__ import annotations
@@ -65,11 +67,15 @@ class Loss:
     """If ranks wait for each other and none is lost."""
 
     def __str__(self) -> str:
-        return f"lost rank{'s' * (len(self.ranks) > 1)} {', '.join(map(str, self.ranks))} ({self.reason})"
+        return (
+            f"lost rank{'s' * (len(self.ranks) > 1)} {', '.join(map(str, self.ranks))} "
+            f"({self.reason})"
+        )
 
 
 REPORTED = Loss, Diagnosis, Kind
-"""The classes in a report of a loss. The store has no key: a stranger may have written what a rank reads there."""
+"""The classes in a report of a loss. The store has no key: a stranger may have written what a rank
+reads there."""
 
 
 class PeerEnds:
@@ -78,7 +84,8 @@ class PeerEnds:
     def __init__(self, own: Peer, peers: Sequence[Peer]) -> None:
         """`own` is this rank among the `peers`, which are all ranks of the world, in order."""
         self.sources: dict[Any, Peer] = {}
-        """The peers by what is ready when their process ends: a pidfd, or a connection to a neighbour elsewhere."""
+        """The peers by what is ready when their process ends: a pidfd, or a connection to a
+        neighbour elsewhere."""
         self.wakeup, self.wakeups = socket.socketpair()
         neighbours = {(own.rank + step) % len(peers) for step in (1, -1)}
         for peer in peers:
@@ -86,14 +93,21 @@ class PeerEnds:
                 self.sources[open_pidfd(peer.pid)] = peer
             elif peer.rank in neighbours:
                 with contextlib.suppress(OSError):  # there may be no way to it
-                    self.sources[socket.create_connection((peer.address, peer.port), LINK_TIMEOUT)] = peer
+                    self.sources[
+                        socket.create_connection((peer.address, peer.port), LINK_TIMEOUT)
+                    ] = peer
 
     def wait(self, seconds: float) -> list[tuple[Peer, Loss | None]]:
-        """The peers whose processes have ended, and how; None where another rank of the peer's host may say it.
+        """The peers whose processes have ended, and how; None where another rank of the peer's host
+        may say it.
 
         Returns when there is such a peer, when `wakeup` is closed, or after `seconds`.
         """
-        return [self.read(each) for each in wait([*self.sources, self.wakeups], seconds) if each in self.sources]
+        return [
+            self.read(each)
+            for each in wait([*self.sources, self.wakeups], seconds)
+            if each in self.sources
+        ]
 
     def read(self, source: Any) -> tuple[Peer, Loss | None]:
         peer = self.sources.pop(source)
@@ -112,7 +126,8 @@ class PeerEnds:
 
 
 def open_pidfd(pid: int) -> int | socket.socket:
-    """A descriptor that is ready when the process ends: if it has ended, a connection whose other end is closed."""
+    """A descriptor that is ready when the process ends: if it has ended, a connection whose other
+    end is closed."""
     try:
         return os.pidfd_open(pid)
     except ProcessLookupError:
@@ -138,28 +153,37 @@ def exit_status(pidfd: int, pid: int) -> int | None:
     """The status that the parent of the process gets from wait(); None if it has asked already."""
     with contextlib.suppress(OSError, ValueError):
         status = int(Path(f"/proc/{pid}/stat").read_text().split()[-1])
-        signal.pidfd_send_signal(pidfd, 0)  # which is refused if the number may be somebody else's by now
+        # which is refused if the number may be somebody else's by now
+        signal.pidfd_send_signal(pidfd, 0)
         return status
     return None
 
 
 POLL_INTERVAL = 0.2
 LOCAL_REPORT_TIMEOUT = 1.5
-"""Seconds for which, when a process of another host has ended, a rank there may report how, or it may leave."""
+"""Seconds for which, when a process of another host has ended, a rank there may report how, or it
+may leave."""
 ADDRESS_TIMEOUT = 10.0
 """Seconds for which a rank waits for the addresses of all: they have met before."""
 ACKNOWLEDGE_TIMEOUT = 0.7
-"""Seconds for which a rank that leaves waits until the others know of the loss. torchrun grants little more."""
+"""Seconds for which a rank that leaves waits until the others know of the loss. torchrun grants
+little more."""
 KILLED = re.compile(r"killed by SIG(?!TERM|INT|HUP)")
 """How no process ends that was asked to end."""
 
 
 class PeerWatch:
-    """This rank's watch over the others, kept by a thread from `start` to `close`, or until the first `loss`."""
+    """This rank's watch over the others, kept by a thread from `start` to `close`, or until the
+    first `loss`."""
 
-    def __init__(self, env: RankEnv, timeout: float, stuck_limit: float, exit_stuck: Callable[[], None]) -> None:
-        """`exit_stuck` is called after a loss that the main thread does not handle within `stuck_limit` seconds."""
-        self.env, self.stuck_limit, self.exit_stuck = env, stuck_limit, exit_stuck
+    def __init__(
+        self, env: RankEnv, timeout: float, stuck_limit: float, exit_stuck: Callable[[], None]
+    ) -> None:
+        """`exit_stuck` is called after a loss that the main thread does not handle within
+        `stuck_limit` seconds."""
+        self.env = env
+        self.stuck_limit = stuck_limit
+        self.exit_stuck = exit_stuck
         self.timeout = timedelta(seconds=min(timeout, ADDRESS_TIMEOUT))
         self.loss: Loss | None = None
         self.known = threading.Event()
@@ -186,17 +210,24 @@ class PeerWatch:
             self.store = connect_as_client(self.env, self.timeout)
             self.exchange_addresses()
             if hooks.box:
-                self.exchange = Exchange(self.store, self.env.rank, self.env.size, hooks.box, self.env.rendezvous.port)
+                self.exchange = Exchange(
+                    self.store, self.env.rank, self.env.size, hooks.box, self.env.rendezvous.port
+                )
             self.thread.start()
 
     def exchange_addresses(self) -> None:
-        """Tell the others where this process is, receive where theirs are, and begin to observe them."""
+        """Tell the others where this process is, receive where theirs are, and begin to observe
+        them."""
         assert self.store
         where = address_towards(self.env.rendezvous.host)
-        self.listener = socket.create_server((where, 0), family=socket.AF_INET6 if ":" in where else socket.AF_INET)
+        self.listener = socket.create_server(
+            (where, 0), family=socket.AF_INET6 if ":" in where else socket.AF_INET
+        )
         close_in_children(self.listener)  # a child may outlive the rank
         port = self.listener.getsockname()[1]
-        own = Peer(self.env.rank, socket.gethostname(), namespace_id("pid"), os.getpid(), where, port)
+        own = Peer(
+            self.env.rank, socket.gethostname(), namespace_id("pid"), os.getpid(), where, port
+        )
         self.store.set(f"rank {self.env.rank}", pickle.dumps(own))
         addresses = self.store.multi_get([f"rank {rank}" for rank in range(self.env.size)])
         self.peers = [unpickle(each, Peer) for each in addresses]
@@ -235,7 +266,8 @@ class PeerWatch:
         """Take in what has happened to the peers, and what others report of it."""
         assert self.store
         ends = self.ends.wait(POLL_INTERVAL)
-        if signals.stopping.is_set():  # whoever started the ranks ends them, one after the other: after a loss, maybe
+        # whoever started the ranks ends them, one after the other: after a loss, maybe
+        if signals.stopping.is_set():
             self.closing.set()
             ends = [(peer, loss) for peer, loss in ends if loss and KILLED.match(loss.reason)]
         self.noticed = next((loss for _, loss in ends if loss), None)
@@ -247,7 +279,8 @@ class PeerWatch:
                 self.report(Loss([], deadlock.sentence, deadlock))
 
     def report_ends(self, ends: list[tuple[Peer, Loss | None]]) -> None:
-        """Report the peers that have ended without leaving in order, those first of which it is known how."""
+        """Report the peers that have ended without leaving in order, those first of which it is
+        known how."""
         assert self.store
         for peer, loss in sorted(ends, key=lambda end: end[1] is None):
             if self.store.check([f"rank {peer.rank} left"]):
@@ -261,7 +294,8 @@ class PeerWatch:
         """Tell all of a loss, unless they know of an earlier one."""
         if self.store is None:  # the watch has not begun
             return
-        with contextlib.suppress(dist.DistStoreError, dist.DistNetworkError):  # all alone: what we know has to do
+        # all alone: what we know has to do
+        with contextlib.suppress(dist.DistStoreError, dist.DistNetworkError):
             loss = unpickle(self.store.compare_set("loss", "", pickle.dumps(loss)), *REPORTED)
         self.accept(loss)
 

@@ -1,9 +1,9 @@
 """Where ranks meet: at a store of our own, or at the one that MASTER_ADDR and MASTER_PORT name.
 
-On one host the launcher binds a loopback address before any rank exists, and rank 0 serves the store on that very
-socket. So there is no port to collide with, no moment in which somebody else can take it, and nothing that listens
-on an outside interface (a plain `TCPStore` listens on all of them).
-Source: https://docs.pytorch.org/docs/stable/distributed.html#initialization
+On one host the launcher binds a loopback address before any rank exists, and rank 0 serves the
+store on that very socket. So there is no port to collide with, no moment in which somebody else can
+take it, and nothing that listens on an outside interface (a plain `TCPStore` listens on all of
+them). Source: https://docs.pytorch.org/docs/stable/distributed.html#initialization
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ class Rendezvous:
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A listening socket; port 0 lets the kernel choose. Raises `UsageError` if the port cannot be had."""
+    """A listening socket; port 0 lets the kernel choose. Raises `UsageError` if the port cannot be
+    had."""
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         return socket.create_server((host, port), family=family, backlog=1024)
@@ -68,10 +69,11 @@ def address_towards(host: str, family: int = socket.AF_UNSPEC) -> str:
 
 
 def interface_towards(host: str) -> str | None:
-    """The network interface over which this machine reaches `host`; None where we cannot tell (IPv4 only).
+    """The network interface over which this machine reaches `host`; None where we cannot tell (IPv4
+    only).
 
-    Left to itself, gloo takes the one its own host name resolves to, on many machines loopback: then no other host
-    reaches it (gloo#367, pytorch/pytorch#68726).
+    Left to itself, gloo takes the one its own host name resolves to, on many machines loopback:
+    then no other host reaches it (gloo#367, pytorch/pytorch#68726).
     """
     with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         ours = socket.inet_aton(address_towards(host, socket.AF_INET))

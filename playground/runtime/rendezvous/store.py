@@ -1,4 +1,5 @@
-"""The store at which ranks meet, and by which they part: all come, or it is known who did not; all leave together.
+"""The store at which ranks meet, and by which they part: all come, or it is known who did not; all
+leave together.
 
 Source: https://docs.pytorch.org/docs/stable/distributed.html#distributed-key-value-store
 """
@@ -17,45 +18,67 @@ import torch.distributed as dist
 from playground.runtime.backends import BACKENDS
 from playground.runtime.errors import RendezvousTimeout
 from playground.runtime.rendezvous.environment import RankEnv
-from playground.runtime.rendezvous.rendezvous import LOOPBACK_INTERFACE, Rendezvous, interface_towards
+from playground.runtime.rendezvous.rendezvous import (
+    LOOPBACK_INTERFACE,
+    Rendezvous,
+    interface_towards,
+)
 
 POLL_INTERVAL = 0.01
 LEAVE_TIMEOUT = timedelta(seconds=15)
-"""How long rank 0 waits for the others to leave: longer than a launcher does, who then knows whom it waited for."""
+"""How long rank 0 waits for the others to leave: longer than a launcher does, who then knows whom
+it waited for."""
 MAX_NAMED = 8
 """Number of missing ranks that are named: more would not fit a line."""
 READ_GRACE = 0.5
-"""Seconds for which rank 0, when it has given up, still serves the store: all others read there who is missing."""
+"""Seconds for which rank 0, when it has given up, still serves the store: all others read there who
+is missing."""
 attempts: list[int] = []
-"""The numbers of the worlds that this process has entered at a store that torchrun serves, the newest last."""
+"""The numbers of the worlds that this process has entered at a store that torchrun serves, the
+newest last."""
 
 
 def connect(env: RankEnv, listener: socket.socket | None, timeout: timedelta) -> dist.Store:
-    """The store of this rendezvous, through which the ranks find each other. It goes when the rank that serves it does.
+    """The store of this rendezvous, through which the ranks find each other. It goes when the rank
+    that serves it does.
 
     What torch does for env:// and tcp://, except that rank 0, who serves the store (on the
-    `listener`, if it is handed one), does not wait here for the others. `await_everyone` does, and says who is missing.
-    Raises `RendezvousTimeout` if the store is not served in time, and, at torchrun's, if rank 0 does not come in time.
+    `listener`, if it is handed one), does not wait here for the others. `await_everyone` does, and
+    says who is missing. Raises `RendezvousTimeout` if the store is not served in time, and, at
+    torchrun's, if rank 0 does not come in time.
     """
     rendezvous, size = env.rendezvous, env.size
     serves = rendezvous.served and env.rank == 0
     fd = {"master_listen_fd": listener.detach()} if serves and listener else {}
     try:
         store = dist.TCPStore(
-            rendezvous.host, rendezvous.port, size, is_master=serves, timeout=timeout, wait_for_workers=False, **fd
+            rendezvous.host,
+            rendezvous.port,
+            size,
+            is_master=serves,
+            timeout=timeout,
+            wait_for_workers=False,
+            **fd,
         )
     except (dist.DistStoreError, dist.DistNetworkError) as error:
         if serves:
             why = str(error).splitlines()[0]
-            raise RendezvousTimeout(f"rank 0 of {size} cannot serve the store at {rendezvous.place}: {why}") from error
-        who = "rank 0, which is to serve the store there," if rendezvous.served else "torchrun, which serves the store,"
+            raise RendezvousTimeout(
+                f"rank 0 of {size} cannot serve the store at {rendezvous.place}: {why}"
+            ) from error
+        who = (
+            "rank 0, which is to serve the store there,"
+            if rendezvous.served
+            else "torchrun, which serves the store,"
+        )
         raise not_come(env, timeout, who) from error
     return store if rendezvous.served else enter_attempt(store, env, timeout)
 
 
 def enter_attempt(store: dist.Store, env: RankEnv, timeout: timedelta) -> dist.Store:
-    """The part of torchrun's store for this start of the world, which has a number, the same on every rank. All must
-    call this. Raises `RendezvousTimeout` if rank 0 does not come in time; rank 0 tells the others who has not."""
+    """The part of torchrun's store for this start of the world, which has a number, the same on
+    every rank. All must call this. Raises `RendezvousTimeout` if rank 0 does not come in time; rank
+    0 tells the others who has not."""
     try:
         if env.rank == 0:
             attempt, everyone = number_attempt(store, env.size, timeout)
@@ -72,8 +95,8 @@ def enter_attempt(store: dist.Store, env: RankEnv, timeout: timedelta) -> dist.S
 
 
 def await_number(store: dist.Store, rank: int, timeout: timedelta) -> int:
-    """Tell rank 0 that this process has come. The entry of an earlier process in this place is overwritten, and
-    no other process gets the answer."""
+    """Tell rank 0 that this process has come. The entry of an earlier process in this place is
+    overwritten, and no other process gets the answer."""
     process = uuid.uuid4().hex
     store.set(f"rank {rank} waits", process)
     store.wait([f"attempt of {process}"], timeout)
@@ -83,14 +106,16 @@ def await_number(store: dist.Store, rank: int, timeout: timedelta) -> int:
 
 
 def number_attempt(store: dist.Store, size: int, timeout: timedelta) -> tuple[int, bool]:
-    """Answer whoever waits until all others know the number; False if not all have come in time. The entry of a process
-    that is gone is answered too, and so is the one that comes after it."""
+    """Answer whoever waits until all others know the number; False if not all have come in time.
+    The entry of a process that is gone is answered too, and so is the one that comes after it."""
     attempt, answered = store.add("attempts", 1), set[bytes]()
     end = time.monotonic() + timeout.total_seconds()
     while store.add(f"members of attempt {attempt}", 0) < size - 1:
         if time.monotonic() > end:
             return attempt, False
-        waiting = {store.get(key) for rank in range(1, size) if store.check([key := f"rank {rank} waits"])}
+        waiting = {
+            store.get(key) for rank in range(1, size) if store.check([key := f"rank {rank} waits"])
+        }
         for process in waiting - answered:
             store.set(f"attempt of {process.decode()}", str(attempt))
         answered |= waiting
@@ -99,8 +124,8 @@ def number_attempt(store: dist.Store, size: int, timeout: timedelta) -> tuple[in
 
 
 def connect_as_client(env: RankEnv, timeout: timedelta) -> dist.Store:
-    """The store that this process has connected to, by a connection of its own: what one thread waits for does not hold
-    up another. Raises torch's errors."""
+    """The store that this process has connected to, by a connection of its own: what one thread
+    waits for does not hold up another. Raises torch's errors."""
     place = env.rendezvous
     store = dist.TCPStore(place.host, place.port, env.size, timeout=timeout, wait_for_workers=False)
     return store if place.served else of_this_attempt(store)
@@ -112,7 +137,8 @@ def of_this_attempt(store: dist.Store) -> dist.Store:
 
 
 def choose_interface(rendezvous: Rendezvous) -> None:
-    """Tell the backends, before they form a process group, which network interface leads to the other ranks."""
+    """Tell the backends, before they form a process group, which network interface leads to the
+    other ranks."""
     for backend in BACKENDS.values():
         if rendezvous.local:
             os.environ[backend.interface_variable] = LOOPBACK_INTERFACE
@@ -121,9 +147,11 @@ def choose_interface(rendezvous: Rendezvous) -> None:
 
 
 def await_everyone(store: dist.Store, env: RankEnv, timeout: timedelta) -> None:
-    """Return when every rank has come this far. If that takes too long, raise `RendezvousTimeout`: who is missing.
+    """Return when every rank has come this far. If that takes too long, raise `RendezvousTimeout`:
+    who is missing.
 
-    A backend would wait for them as well, but without end (nccl), or without a word on who is missing (gloo).
+    A backend would wait for them as well, but without end (nccl), or without a word on who is
+    missing (gloo).
     """
     store.set(f"rank {env.rank} is here", "")
     if store.add("here", 1) == env.size:
@@ -141,25 +169,35 @@ def await_everyone(store: dist.Store, env: RankEnv, timeout: timedelta) -> None:
 
 
 def set_missing(store: dist.Store, env: RankEnv) -> None:
-    """Tell everyone which ranks, besides this one, have not come. Whoever gives up first says it for all."""
+    """Tell everyone which ranks, besides this one, have not come. Whoever gives up first says it
+    for all."""
     others = (rank for rank in range(env.size) if rank != env.rank)
     absent = [str(rank) for rank in others if not store.check([f"rank {rank} is here"])]
-    who = f"rank{'s' * (len(absent) > 1)} {', '.join(absent[:MAX_NAMED])}{', …' * (len(absent) > MAX_NAMED)}"
+    who = (
+        f"rank{'s' * (len(absent) > 1)} "
+        f"{', '.join(absent[:MAX_NAMED])}{', …' * (len(absent) > MAX_NAMED)}"
+    )
     store.set("missing", who)
 
 
 def not_come(env: RankEnv, timeout: timedelta, who: str) -> RendezvousTimeout:
-    waited = f"rank {env.rank} of {env.size} waited {timeout.total_seconds():g} s at {env.rendezvous.place}"
+    waited = (
+        f"rank {env.rank} of {env.size} waited {timeout.total_seconds():g} s at "
+        f"{env.rendezvous.place}"
+    )
     return RendezvousTimeout(f"{waited}: {who} did not come")
 
 
 def lost_store(env: RankEnv) -> RendezvousTimeout:
     place = env.rendezvous.place
-    return RendezvousTimeout(f"rank {env.rank} of {env.size} lost the store at {place}: whoever served it has gone")
+    return RendezvousTimeout(
+        f"rank {env.rank} of {env.size} lost the store at {place}: whoever served it has gone"
+    )
 
 
 def leave_together(store: dist.Store, rank: int, size: int) -> None:
-    """Tell the others, in the store, that this rank has left; rank 0, who may be serving it, waits for all of them.
+    """Tell the others, in the store, that this rank has left; rank 0, who may be serving it, waits
+    for all of them.
 
     They use it until they have left: nccl has threads that ask it whether the others are well.
     """

@@ -1,20 +1,25 @@
 """Where every call of torch.distributed passes: the methods of `ProcessGroup`, and those of `Work`.
 
-Functions of torch.distributed call these, and so do our algorithms and remote calls. As long as nobody observes,
-torch's own methods are in place. An `Observer` is told, in the thread where it happens:
+Functions of torch.distributed call these, and so do our algorithms and remote calls. As long as
+nobody observes, torch's own methods are in place. An `Observer` is told, in the thread where it
+happens:
 
-- `begun(call)`: the rank is about to call an operation. A `Call` says what is known of it: the operation, the group and
-  its ranks, the tensors in and out, the peer or the root, the tag, and whether the program waits in it.
+- `begun(call)`: the rank is about to call an operation. A `Call` says what is known of it: the
+  operation, the group and its ranks, the tensors in and out, the peer or the root, the tag, and
+  whether the program waits in it.
 - `returned(call)`: the method of the group has returned; the operation may go on.
-- `waiting(calls)`, `waited(calls)`: the program waits for a work, that of one call or, where a backend makes one work
-  of a batch, of several. A call that blocks waits in itself: of that nothing is told but `done`.
-- `done(calls)`: they are over, and what they have received is there: once for each, and before the program knows.
+- `waiting(calls)`, `waited(calls)`: the program waits for a work, that of one call or, where a
+  backend makes one work of a batch, of several. A call that blocks waits in itself: of that nothing
+  is told but `done`.
+- `done(calls)`: they are over, and what they have received is there: once for each, and before the
+  program knows.
 - `failed(calls, error)`: the call, or the wait for it, has raised.
 - `dropped(calls)`: the program has let go of the work without having waited for the end.
 
-The thread is the current one, and the program's line is found from there by `flight_recorder.sources`.
-What has to be faster than that puts functions of its own in the place of the same methods: see `replacement`. What
-DistributedDataParallel averages in C++ calls no method of Python's.
+The thread is the current one, and the program's line is found from there by
+`flight_recorder.sources`. What has to be faster than that puts functions of its own in the place of
+the same methods: see `replacement`. What DistributedDataParallel averages in C++ calls no method of
+Python's.
 """
 
 from __future__ import annotations
@@ -46,7 +51,8 @@ class Method(NamedTuple):
     """That of its function in torch.distributed; of `send` and `recv`, those that block have it."""
     input_at: int | None
     output_at: int | None
-    """Which parameter is what this rank gives, and which is what it gets: a tensor, a list of them, or of lists."""
+    """Which parameter is what this rank gives, and which is what it gets: a tensor, a list of them,
+    or of lists."""
 
 
 METHODS = {
@@ -76,8 +82,11 @@ METHODS = {
     "recv": Method("recv", None, 0),
     "recv_anysource": Method("recv", None, 0),
 }
-"""By the name of the method. Those that this torch lacks are left out: names differ between its versions."""
-METHODS = {method: operation for method, operation in METHODS.items() if hasattr(ProcessGroup, method)}
+"""By the name of the method. Those that this torch lacks are left out: names differ between its
+versions."""
+METHODS = {
+    method: operation for method, operation in METHODS.items() if hasattr(ProcessGroup, method)
+}
 MESSAGES = ("send", "recv", "recv_anysource")
 ROOT_AT = {"broadcast": 1, "reduce": 1, "gather": 2, "scatter": 2}
 """By the name of the method: which parameter is the root, or options that have it."""
@@ -90,13 +99,16 @@ SIGNATURES = {
     ]
     for method in METHODS
 }
-"""By the name of the method, the parameters of each of its overloads: C++ tells them in its documentation alone."""
+"""By the name of the method, the parameters of each of its overloads: C++ tells them in its
+documentation alone."""
 _ranks: WeakKeyDictionary[Any, tuple[int, ...]] = WeakKeyDictionary()
 
 
-def by_position(method: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Sequence[Any] | None:
-    """The arguments of a method's call by position, None in the place of one that is left out; None if it takes no such
-    arguments."""
+def by_position(
+    method: str, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> Sequence[Any] | None:
+    """The arguments of a method's call by position, None in the place of one that is left out; None
+    if it takes no such arguments."""
     if not kwargs:
         return args
     for names in SIGNATURES[method]:
@@ -116,8 +128,8 @@ def root_of(method: str, args: Sequence[Any]) -> int | None:
 
 
 def ranks_of(group: Any) -> tuple[int, ...]:
-    """The group's ranks in the world, in the group's order; None is the world's. Of a group that torch.distributed does
-    not know, as one of torch's RPC, its own ranks."""
+    """The group's ranks in the world, in the group's order; None is the world's. Of a group that
+    torch.distributed does not know, as one of torch's RPC, its own ranks."""
     group = group or dist.group.WORLD
     if group not in _ranks:
         try:
@@ -128,7 +140,8 @@ def ranks_of(group: Any) -> tuple[int, ...]:
 
 
 def number_of(group: Any) -> int:
-    """A number of the process group: the same on all its ranks, a different one for other groups of these ranks."""
+    """A number of the process group: the same on all its ranks, a different one for other groups of
+    these ranks."""
     name: str = group.group_name
     return int(name) if name.isdecimal() else zlib.crc32(name.encode())
 
@@ -144,7 +157,8 @@ class Call:
     group: Any
     args: Sequence[Any]
     blocks: bool
-    """Whether the program gets no work to wait for: it waits in the call, or torch keeps the work to itself."""
+    """Whether the program gets no work to wait for: it waits in the call, or torch keeps the work
+    to itself."""
     work: Any = None
 
     @property
@@ -171,12 +185,19 @@ class Call:
         value = () if at is None else self.args[at]
         if isinstance(value, torch.Tensor):
             return [value]
-        return [tensor for each in value for tensor in ([each] if isinstance(each, torch.Tensor) else each)]
+        return [
+            tensor
+            for each in value
+            for tensor in ([each] if isinstance(each, torch.Tensor) else each)
+        ]
 
     @property
     def peer(self) -> int | None:
-        """Rank in the world: the receiver, the sender, or the root. None if there is none, or the sender is anyone."""
-        number = self.args[1] if self.method in ("send", "recv") else root_of(self.method, self.args)
+        """Rank in the world: the receiver, the sender, or the root. None if there is none, or the
+        sender is anyone."""
+        number = (
+            self.args[1] if self.method in ("send", "recv") else root_of(self.method, self.args)
+        )
         # torch is about to refuse one that is none
         return None if number is None else dict(enumerate(self.ranks)).get(number)
 
@@ -185,7 +206,8 @@ class Call:
         return int(self.args[-1]) if self.method in MESSAGES else 0
 
     def find_sender(self) -> int:
-        """Rank in the world of the one that has sent what was received from anyone, while there is the work."""
+        """Rank in the world of the one that has sent what was received from anyone, while there is
+        the work."""
         return self.ranks[self.work()._source_rank()]
 
 
@@ -244,10 +266,18 @@ class Tap:
         """By the id of the work, as long as the program has that."""
         self.open: set[UnderWay] = set()
         self.thread = threading.local()
-        """`batch`: the calls of the batch that this thread is starting, if the backend makes one work of them."""
-        places: dict[str, Wrap] = {method: partial(self.wrap_operation, method) for method in METHODS}
-        places |= {"_start_coalescing": self.wrap_start_batch, "_end_coalescing": self.wrap_end_batch}
-        self.replacements = [Replacement(ProcessGroup, method, wrap) for method, wrap in places.items()]
+        """`batch`: the calls of the batch that this thread is starting, if the backend makes one
+        work of them."""
+        places: dict[str, Wrap] = {
+            method: partial(self.wrap_operation, method) for method in METHODS
+        }
+        places |= {
+            "_start_coalescing": self.wrap_start_batch,
+            "_end_coalescing": self.wrap_end_batch,
+        }
+        self.replacements = [
+            Replacement(ProcessGroup, method, wrap) for method, wrap in places.items()
+        ]
         self.replacements += [Replacement(Work, "wait", self.wrap_wait)]
         self.replacements += [Replacement(Work, "get_future", self.wrap_get_future)]
 
@@ -261,7 +291,8 @@ class Tap:
     def discard(self, observer: Observer) -> None:
         with self.one_at_a_time:
             for entry in list(self.open):
-                if entry.future is not None and entry.future.done():  # the thread that calls callbacks is late
+                # the thread that calls callbacks is late
+                if entry.future is not None and entry.future.done():
                     self.finish(entry)
             self.observers = tuple(each for each in self.observers if each is not observer)
             if not self.observers:
@@ -276,7 +307,8 @@ class Tap:
             given = by_position(method, args, kwargs)
             if given is None:  # which torch is about to refuse
                 return real(group, *args, **kwargs)
-            waits = bool(given) and not getattr(given[-1], "asyncOp", True)  # as newer versions of torch tell
+            # as newer versions of torch tell
+            waits = bool(given) and not getattr(given[-1], "asyncOp", True)
             blocks, by_torch = (True, False) if waits else find_caller(method)
             call = Call(next(self.numbers), method, group, given, blocks or by_torch)
             for each in self.observers:
@@ -390,9 +422,9 @@ FUNCTIONS = ("torch.distributed.distributed_c10d", "torch.distributed.c10d_logge
 
 
 def find_caller(method: str) -> tuple[bool, bool]:
-    """Whether the function of torch.distributed that has called an operation waits for it; whether the work of a
-    collective goes to torch itself, which may wait for it in C++. (Older versions of torch do not tell its
-    groups.)"""
+    """Whether the function of torch.distributed that has called an operation waits for it; whether
+    the work of a collective goes to torch itself, which may wait for it in C++. (Older versions of
+    torch do not tell its groups.)"""
     frame: FrameType | None = sys._getframe(2)
     while frame is not None and (module := frame.f_globals.get("__name__", "")) in FUNCTIONS:
         code = frame.f_code

@@ -1,7 +1,7 @@
 """The only place that puts a function in the place of another module's: of torch's, above all.
 
-Several may replace the same one, and take their functions away in any order: each calls the one that was put there
-before it, and the last to go leaves the original itself.
+Several may replace the same one, and take their functions away in any order: each calls the one
+that was put there before it, and the last to go leaves the original itself.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ Wrap = Callable[[Any], Any]
 
 @dataclass(eq=False, slots=True)
 class Replacement:
-    """A function in the place of the attribute `name` of a module or a class, from `install` to `remove`."""
+    """A function in the place of the attribute `name` of a module or a class, from `install` to
+    `remove`."""
 
     owner: Any
     name: str
@@ -48,7 +49,8 @@ class Replacement:
 
 
 Stack = list[tuple[Replacement | None, Any]]
-"""An attribute as its class has it, and the replacements with their functions, the outermost last."""
+"""An attribute as its class has it, and the replacements with their functions, the outermost
+last."""
 _stacks: dict[tuple[int, str], Stack] = {}
 
 

@@ -18,11 +18,25 @@ import torch.distributed as dist
 from playground.algorithms import BACKEND, load_algorithm
 from playground.algorithms.operation import ADDS, Op
 from playground.measurement import Fields, environment, format_bytes
-from playground.measurement.interleave import Heartbeat, gather_by_rank, interleave, percentile, slowest, timed
+from playground.measurement.interleave import (
+    Heartbeat,
+    gather_by_rank,
+    interleave,
+    percentile,
+    slowest,
+    timed,
+)
 from playground.runtime import UsageError, device, report
 from playground.runtime.host import host_id
 from playground.runtime.rendezvous.agreement import all_gather_object, require_same_on_all_ranks
-from playground.tools.bench.settings import COLLECTIVES, DTYPES, MEMORY, OPS, REDUCTION, BenchSettings
+from playground.tools.bench.settings import (
+    COLLECTIVES,
+    DTYPES,
+    MEMORY,
+    OPS,
+    REDUCTION,
+    BenchSettings,
+)
 
 PASSES = 4
 TRIAL = 0.006
@@ -44,11 +58,14 @@ MAX_FACTORS = 4
 
 
 def input_pattern(rank: int, size: int, dtype: torch.dtype, op: object) -> torch.Tensor:
-    """The input of `rank` of `size` where `op` (None: nothing) reduces it: `PERIOD` whole numbers, on the CPU."""
+    """The input of `rank` of `size` where `op` (None: nothing) reduces it: `PERIOD` whole numbers,
+    on the CPU."""
     random = torch.Generator().manual_seed(rank)
     if op == Op.SUM:
         # The largest number up to which the type holds every whole one.
-        exact = round(2 / torch.finfo(dtype).eps) if dtype.is_floating_point else torch.iinfo(dtype).max
+        exact = (
+            round(2 / torch.finfo(dtype).eps) if dtype.is_floating_point else torch.iinfo(dtype).max
+        )
         largest = max(1, min(MAX_VALUE, exact) // size)
         return torch.randint(0, largest + 1, (PERIOD,), generator=random)
     if op == Op.PRODUCT:
@@ -65,11 +82,16 @@ def reduction_pattern(size: int, dtype: torch.dtype, op: object) -> torch.Tensor
 
 def repeat(pattern: torch.Tensor, like: torch.Tensor, start: int = 0) -> torch.Tensor:
     """As many elements as `like` has of the repeated pattern, from position `start` on."""
-    return pattern.to(like.device).roll(-(start % PERIOD)).repeat(like.numel() // PERIOD + 1)[: like.numel()]
+    return (
+        pattern.to(like.device)
+        .roll(-(start % PERIOD))
+        .repeat(like.numel() // PERIOD + 1)[: like.numel()]
+    )
 
 
 def count_wrong(tensor: torch.Tensor, pattern: torch.Tensor, start: int = 0) -> int:
-    """Count the elements of `tensor` that are not those of the repeated pattern from position `start` on."""
+    """Count the elements of `tensor` that are not those of the repeated pattern from position
+    `start` on."""
     return int((tensor != repeat(pattern.to(tensor.dtype), tensor, start)).sum())
 
 
@@ -79,16 +101,26 @@ reduce_scatter_single = getattr(dist, "reduce_scatter_single", None) or dist.red
 
 
 class Workload:
-    """A collective on pieces of `count` elements. Where it works in place, input and output are the same tensor."""
+    """A collective on pieces of `count` elements. Where it works in place, input and output are the
+    same tensor."""
 
-    def __init__(self, settings: BenchSettings, collective: str, count: int, size: int, rank: int) -> None:
-        self.spec, self.count, self.rank, self.size = COLLECTIVES[collective], count, rank, size
+    def __init__(
+        self, settings: BenchSettings, collective: str, count: int, size: int, rank: int
+    ) -> None:
+        self.spec = COLLECTIVES[collective]
+        self.count = count
+        self.rank = rank
+        self.size = size
         self.op = getattr(dist.ReduceOp, OPS[settings.op])
         self.data_for = self.op if self.spec.reduces else None
         self.dtype = getattr(torch, settings.dtype)
         self.expected = self.spec.pieces_expected(rank, size)
-        self.input = torch.zeros(self.spec.pieces_given(rank, size) * count, dtype=self.dtype, device=device())
-        self.output = self.input if self.spec.in_place else self.input.new_zeros(len(self.expected) * count)
+        self.input = torch.zeros(
+            self.spec.pieces_given(rank, size) * count, dtype=self.dtype, device=device()
+        )
+        self.output = (
+            self.input if self.spec.in_place else self.input.new_zeros(len(self.expected) * count)
+        )
         self.input_pieces = list(self.input.split(count)) if self.input.numel() else []
         """Pieces of `count` elements; none on a rank that gives nothing."""
         self.output_pieces = list(self.output.split(count)) if self.output.numel() else []
@@ -96,7 +128,9 @@ class Workload:
     def call(self, algorithm: str) -> Callable[[], object]:
         """A call that does it once; of the memory, one that copies the tensors."""
         if algorithm == MEMORY:
-            source = torch.zeros(max(self.input.nbytes, self.output.nbytes), dtype=torch.uint8, device=device())
+            source = torch.zeros(
+                max(self.input.nbytes, self.output.nbytes), dtype=torch.uint8, device=device()
+            )
             return partial(torch.zeros_like(source).copy_, source)
         if algorithm == BACKEND:
             return partial(BACKEND_CALLS[self.spec.name], self)
@@ -112,7 +146,10 @@ class Workload:
         call()
         # Where nothing is expected of a rank, what its buffers hold is not defined.
         found = zip(self.output_pieces, self.expected, strict=False)
-        return sum(count_wrong(piece, self.pattern(source), index * self.count) for piece, (source, index) in found)
+        return sum(
+            count_wrong(piece, self.pattern(source), index * self.count)
+            for piece, (source, index) in found
+        )
 
     def pattern(self, source: int) -> torch.Tensor:
         """The input of the rank `source`, or the right result of the `REDUCTION`."""
@@ -143,8 +180,13 @@ def split_into_passes(iterations: int) -> list[int]:
 class Measurement:
     """One collective at one size: a row per algorithm, all timed in turns."""
 
-    def __init__(self, settings: BenchSettings, collective: str, nbytes: int, rank: int, size: int) -> None:
-        self.settings, self.spec, self.rank, self.size = settings, COLLECTIVES[collective], rank, size
+    def __init__(
+        self, settings: BenchSettings, collective: str, nbytes: int, rank: int, size: int
+    ) -> None:
+        self.settings = settings
+        self.spec = COLLECTIVES[collective]
+        self.rank = rank
+        self.size = size
         self.count = settings.count(collective, nbytes, size)
         self.nbytes = self.count * DTYPES[settings.dtype] * (1 if self.spec.in_place else size)
         self.algorithms = (*settings.algorithms_of(collective), *[MEMORY] * settings.limit)
@@ -159,17 +201,21 @@ class Measurement:
         return f"{self.spec.name}, {format_bytes(self.nbytes)}"
 
     def measure(self, iterations: int, order: Random) -> None:
-        """Take further trials; before the first ones, check the results and warm up. Buffers last for one pass: those
-        of all sizes together might not fit into memory. All ranks must call this."""
+        """Take further trials; before the first ones, check the results and warm up. Buffers last
+        for one pass: those of all sizes together might not fit into memory. All ranks must call
+        this."""
         workload = Workload(self.settings, self.spec.name, self.count, self.size, self.rank)
         calls = {algorithm: workload.call(algorithm) for algorithm in self.algorithms}
         if not self.calls:
             for algorithm, call in calls.items():
                 report(checking=True)
-                total = torch.tensor(0 if algorithm == MEMORY else workload.count_wrong(call), device=device())
+                total = torch.tensor(
+                    0 if algorithm == MEMORY else workload.count_wrong(call), device=device()
+                )
                 dist.all_reduce(total)
                 self.wrong[algorithm] = int(total.item())
-        for buffer in (workload.input, workload.output):  # zeros, for none becomes infinite, nor too small for its type
+        # zeros, for none becomes infinite, nor too small for its type
+        for buffer in (workload.input, workload.output):
             buffer.zero_()
         candidates = list(calls.values())
         heartbeat = Heartbeat()
@@ -179,7 +225,9 @@ class Measurement:
             candidate()
         if not self.calls:  # find how many calls of each candidate fill a trial
             seconds_per_call = slowest([timed(call, SAMPLE)() for call in candidates])
-            self.calls = [max(1, min(MAX_CALLS, round(TRIAL / seconds))) for seconds in seconds_per_call]
+            self.calls = [
+                max(1, min(MAX_CALLS, round(TRIAL / seconds))) for seconds in seconds_per_call
+            ]
         timers = [timed(call, times) for call, times in zip(candidates, self.calls, strict=True)]
         outcomes = interleave(timers, range(iterations), order)
         for algorithm, seconds in zip(self.algorithms, outcomes, strict=True):
@@ -196,11 +244,15 @@ class Measurement:
         trials = self.times_us[algorithm]
         times_us = [max(times) for times in trials]
         p50, p95, p99 = (percentile(times_us, percent) for percent in (50, 95, 99))
-        [(slowest_rank, often)] = Counter(times.index(max(times)) for times in trials).most_common(1)
+        [(slowest_rank, often)] = Counter(times.index(max(times)) for times in trials).most_common(
+            1
+        )
         algbw = self.nbytes / p50 / 1000
         return {
-            "size": self.nbytes, "time_us": p50, "algbw": algbw, "busbw": algbw * self.spec.factor(self.size),
-            "p50_us": p50, "p95_us": p95, "p99_us": p99, "trials": len(trials), "calls": calls, "times_us": times_us,
+            "size": self.nbytes, "time_us": p50, "algbw": algbw,
+            "busbw": algbw * self.spec.factor(self.size),
+            "p50_us": p50, "p95_us": p95, "p99_us": p99, "trials": len(trials), "calls": calls,
+            "times_us": times_us,
             "collective": self.spec.name, "count": self.count, "type": self.settings.dtype,
             "redop": self.settings.op if self.spec.reduces else "none", "root": self.spec.root,
             "algorithm": algorithm, "wrong": self.wrong[algorithm],
@@ -211,18 +263,23 @@ class Measurement:
 
 
 def run(rank: int, size: int, settings: BenchSettings) -> None:
-    """Measure what the settings ask for. Rank 0 reports its environment, then, in the last pass, the rows `measured` of
-    each size. Raises `UsageError` if the ranks were not all given the same settings."""
+    """Measure what the settings ask for. Rank 0 reports its environment, then, in the last pass,
+    the rows `measured` of each size. Raises `UsageError` if the ranks were not all given the same
+    settings."""
     require_same_on_all_ranks(settings.document)
     settings.check_world(size)
     hosts = len(set(all_gather_object(host_id())))
     if settings.limit and hosts > 1:
-        raise UsageError(f"--limit on {hosts} hosts: it measures the memory that all ranks share, leave it out")
+        raise UsageError(
+            f"--limit on {hosts} hosts: it measures the memory that all ranks share, leave it out"
+        )
     order = Random(settings.seed)
     if rank == 0:
         report(start=environment.describe())
     what = product(settings.collectives, settings.sizes)
-    measurements = [Measurement(settings, collective, nbytes, rank, size) for collective, nbytes in what]
+    measurements = [
+        Measurement(settings, collective, nbytes, rank, size) for collective, nbytes in what
+    ]
     passes = split_into_passes(settings.iterations)
     for number, trials in enumerate(passes, 1):
         for done, each in enumerate(measurements, len(measurements) * (number - 1)):

@@ -1,5 +1,6 @@
-"""The command `bench`: measure collectives, the backend's and ours, or compare two results; a row as soon as it is
-complete, averages of all, or two results beside each other. Does not import torch."""
+"""The command `bench`: measure collectives, the backend's and ours, or compare two results; a row
+as soon as it is complete, averages of all, or two results beside each other. Does not import
+torch."""
 
 from __future__ import annotations
 
@@ -36,7 +37,18 @@ from playground.tools.bench.settings import (
 
 TOOL = TOOLS["bench"]
 RUN = remote("playground.tools.bench.benchmark:run")
-MEASURED = ("begin", "end", "iterations", "warmup", "collectives", "algorithms", "dtype", "op", "limit", "plot")
+MEASURED = (
+    "begin",
+    "end",
+    "iterations",
+    "warmup",
+    "collectives",
+    "algorithms",
+    "dtype",
+    "op",
+    "limit",
+    "plot",
+)
 """Parameters of a measurement, beside those of every run."""
 
 
@@ -46,7 +58,9 @@ def figure(heading: str, unit: str, width: int, format: str = "", *, wide: bool 
 
 def columns_of(settings: BenchSettings) -> dict[str, Column]:
     """The columns for these settings, by the names of values in rows."""
-    names = [name for collective in settings.collectives for name in settings.algorithms_of(collective)]
+    names = [
+        name for collective in settings.collectives for name in settings.algorithms_of(collective)
+    ]
     columns = {
         "collective": Column("collective", width=14, wide=True),
         "algorithm": Column("algorithm", width=max(map(len, ["algorithm", *names]))),
@@ -66,7 +80,11 @@ def columns_of(settings: BenchSettings) -> dict[str, Column]:
         "slowest": figure("slowest", "rank: %", 9),
         "limit_percent": figure("%limit", "%", 6, ".1f"),
     }
-    return {name: column for name, column in columns.items() if settings.limit or name != "limit_percent"}
+    return {
+        name: column
+        for name, column in columns.items()
+        if settings.limit or name != "limit_percent"
+    }
 
 
 def cells(row: Fields, columns: Iterable[str]) -> list[object]:
@@ -90,9 +108,14 @@ class Report:
         match event:
             case {"start": found}:
                 self.environment = found  # nothing has been measured yet
-                trials = f"{self.settings.iterations} trial{'s' * (self.settings.iterations > 1)} per row"
+                trials = (
+                    f"{self.settings.iterations} trial{'s' * (self.settings.iterations > 1)} "
+                    "per row"
+                )
                 self.session.say(
-                    f"bench: {self.session.world}", describe_in_a_line(found), f"{trials}, spread over the run"
+                    f"bench: {self.session.world}",
+                    describe_in_a_line(found),
+                    f"{trials}, spread over the run",
                 )
             case {"measured": rows}:
                 self.show(rows)
@@ -108,51 +131,80 @@ class Report:
         self.rows += rows
 
     def finish(self, plot: Path | None) -> None:
-        """Say the averages, and, in the last line, what was measured. Raises `PlaygroundError` if results are wrong."""
-        world, averages, wrong = self.session.world, average_busbw(self.rows), sum(row["wrong"] for row in self.rows)
+        """Say the averages, and, in the last line, what was measured. Raises `PlaygroundError` if
+        results are wrong."""
+        world = self.session.world
+        averages = average_busbw(self.rows)
+        wrong = sum(row["wrong"] for row in self.rows)
         if not world.is_main:
             return
         lines = [
             f"Average busbw (GB/s), {collective}: "
-            + ", ".join(f"{algorithm} {format_digits(busbw)}" for algorithm, busbw in algorithms.items())
+            + ", ".join(
+                f"{algorithm} {format_digits(busbw)}" for algorithm, busbw in algorithms.items()
+            )
             for collective, algorithms in averages.items()
         ]
-        names, sizes = dict.fromkeys(row["collective"] for row in self.rows), [row["size"] for row in self.rows]
+        names = dict.fromkeys(row["collective"] for row in self.rows)
+        sizes = [row["size"] for row in self.rows]
         what = f"{', '.join(names)} from {format_bytes(min(sizes))} to {format_bytes(max(sizes))}"
         verdict = bad(f"{wrong:,} elements are wrong") if wrong else good("every element is right")
         self.session.say("", *lines, prose(f"Measured: {what}; of all results, ", verdict, "."))
-        found: Fields = {"environment": self.environment, "settings": self.settings.document, "rows": self.rows}
+        found: Fields = {
+            "environment": self.environment,
+            "settings": self.settings.document,
+            "rows": self.rows,
+        }
         self.session.print_document({}, **found, average_busbw=averages)
         if plot:
-            plot_bandwidth(f"{world.backend} on {world.device}, {world.size} ranks", self.rows, plot)
+            plot_bandwidth(
+                f"{world.backend} on {world.device}, {world.size} ranks", self.rows, plot
+            )
         if wrong:
-            raise PlaygroundError(f"{wrong} elements of the results are wrong: see the column #wrong")
+            raise PlaygroundError(
+                f"{wrong} elements of the results are wrong: see the column #wrong"
+            )
 
 
 def difference_texts(changes: Sequence[Fields]) -> Texts:
     """Two results beside each other: what decides, a table per collective, and a summary."""
     texts: Texts = [
-        "before, after: the median of the trials. A row is faster or slower if the ranges in which the middle 95 % of "
-        "its trials lie, before and after, do not overlap; if they do, the trials show no difference."
+        "before, after: the median of the trials. A row is faster or slower if the ranges in which "
+        "the middle 95 % of "
+        "its trials lie, before and after, do not overlap; if they do, the trials show no "
+        "difference."
     ]
     for collective, rows in groupby(changes, key=itemgetter("collective")):
         texts += ["", prose(heading(collective)), tabulate(map(shown_change, rows), CHANGES)]
     verdicts = [row["verdict"] for row in changes]
-    counts = ", ".join(f"{verdicts.count(verdict)} {verdict}" for verdict in dict.fromkeys(verdicts))
+    counts = ", ".join(
+        f"{verdicts.count(verdict)} {verdict}" for verdict in dict.fromkeys(verdicts)
+    )
     return [*texts, "", f"Compared: {len(verdicts)} row{'s' * (len(verdicts) > 1)}: {counts}."]
 
 
 CHANGES = {
     "algorithm": Column("algorithm"),
-    **figures(("size", "size", "B"), ("before_us", "before", "us", ".1f"), ("after_us", "after", "us", ".1f")),
+    **figures(
+        ("size", "size", "B"),
+        ("before_us", "before", "us", ".1f"),
+        ("after_us", "after", "us", ".1f"),
+    ),
     **figures(("ratio", "after /\nbefore", "", ".2f")),
     "verdict": Column("verdict"),
-    **figures(("before_range_us", "range before", "us"), ("after_range_us", "range after", "us"), wide=True),
+    **figures(
+        ("before_range_us", "range before", "us"),
+        ("after_range_us", "range after", "us"),
+        wide=True,
+    ),
 }
 
 
 def shown_change(row: Fields) -> Fields:
-    ranges = {name: "{:.1f} to {:.1f}".format(*row[name]) for name in ("before_range_us", "after_range_us")}
+    ranges = {
+        name: "{:.1f} to {:.1f}".format(*row[name])
+        for name in ("before_range_us", "after_range_us")
+    }
     style = {"faster": good, "slower": bad}.get(row["verdict"], str)
     return row | ranges | {"verdict": style(row["verdict"])}
 
@@ -167,20 +219,42 @@ def read_size(ctx: click.Context, param: click.Parameter, text: str) -> int:
 
 
 def size_option(*names: str, default: str, help: str) -> Callable[[Any], Any]:
-    return click.option(*names, callback=read_size, default=default, metavar="SIZE", show_default=True, help=help)
+    return click.option(
+        *names, callback=read_size, default=default, metavar="SIZE", show_default=True, help=help
+    )
 
 
 WHICH = "All-reduce algorithms to measure (ring: also reduce_scatter and all_gather)"
 bench_options = (
-    size_option("-b", "--begin", default="1K", help=f"Smallest size in bytes, the next is {FACTOR} times it."),
+    size_option(
+        "-b",
+        "--begin",
+        default="1K",
+        help=f"Smallest size in bytes, the next is {FACTOR} times it.",
+    ),
     size_option("-e", "--end", default="16M", help="Largest size in bytes."),
     flags(BenchSettings, "iterations", "warmup"),
     names_option(
-        "--collective", "collectives", known=COLLECTIVES, default=DEFAULT_COLLECTIVES, help="Collectives to measure"
+        "--collective",
+        "collectives",
+        known=COLLECTIVES,
+        default=DEFAULT_COLLECTIVES,
+        help="Collectives to measure",
     ),
-    names_option("--algorithm", "algorithms", known=ALGORITHMS, default=DEFAULT_ALGORITHMS["all_reduce"], help=WHICH),
+    names_option(
+        "--algorithm",
+        "algorithms",
+        known=ALGORITHMS,
+        default=DEFAULT_ALGORITHMS["all_reduce"],
+        help=WHICH,
+    ),
     flags(BenchSettings, "dtype", "op", "limit"),
-    click.option("--plot", type=FILE, metavar="FILE", help="Also draw bus bandwidth against size: .svg or .png."),
+    click.option(
+        "--plot",
+        type=FILE,
+        metavar="FILE",
+        help="Also draw bus bandwidth against size: .svg or .png.",
+    ),
     click.option(
         "--diff",
         type=FILE,
@@ -190,19 +264,28 @@ bench_options = (
     ),
     refuse(
         *({*COMMON, *MEASURED} - {"wide", "as_json"}),
-        why=lambda given: given["diff"] and "has no effect with --diff, which measures nothing: leave one of them out",
+        why=lambda given: (
+            given["diff"]
+            and "has no effect with --diff, which measures nothing: leave one of them out"
+        ),
     ),
 )
 
 
 @session_command(TOOL.name, *bench_options, short_help=TOOL.purpose)
 def command(
-    session: Session, begin: int, end: int, plot: Path | None, diff: tuple[Path, Path] | None, **asked: Any
+    session: Session,
+    begin: int,
+    end: int,
+    plot: Path | None,
+    diff: tuple[Path, Path] | None,
+    **asked: Any,
 ) -> None:
-    """Measure the bandwidth of collectives, the backend's and ours side by side, in the terms of nccl-tests.
+    """Measure the bandwidth of collectives, the backend's and ours side by side, in the terms of
+    nccl-tests.
 
-    Every element of every result is checked. Then the algorithms are timed in turns, in random order, so that their
-    ratio is meaningful even on a machine that is busy with other work.
+    Every element of every result is checked. Then the algorithms are timed in turns, in random
+    order, so that their ratio is meaningful even on a machine that is busy with other work.
 
     \b
         python -m playground bench --limit
@@ -213,13 +296,18 @@ def command(
         before, after = diff
         changes = compare(load(before), load(after))
         if session.run.as_json:
-            click.echo(to_document({"lesson": TOOL.name, "before": before, "after": after, "rows": changes}))
+            click.echo(
+                to_document(
+                    {"lesson": TOOL.name, "before": before, "after": after, "rows": changes}
+                )
+            )
         else:
             terminal.say(*difference_texts(changes), wide=session.run.wide)
         return
     if begin > end:
         raise UsageError(
-            f"--begin {format_bytes(begin)} is beyond --end {format_bytes(end)}: sizes go from small to large"
+            f"--begin {format_bytes(begin)} is beyond --end {format_bytes(end)}: sizes go from "
+            "small to large"
         )
     asked["collectives"] = select_names(COLLECTIVES, asked["collectives"] or DEFAULT_COLLECTIVES)
     asked["algorithms"] = select_names(ALGORITHMS, asked["algorithms"])

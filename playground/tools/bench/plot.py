@@ -1,4 +1,5 @@
-"""The figure of a benchmark: bus bandwidth against size, drawn by matplotlib where it is installed."""
+"""The figure of a benchmark: bus bandwidth against size, drawn by matplotlib where it is
+installed."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ MAX_TICKS = 12
 
 
 def check(file: Path, size: int) -> None:
-    """Raise `UsageError` if no figure can be drawn or this file cannot be one, before anything is measured."""
+    """Raise `UsageError` if no figure can be drawn or this file cannot be one, before anything is
+    measured."""
     if file.suffix not in SUFFIXES:
         raise UsageError(f"--plot {file}: a figure is a file that ends in {' or '.join(SUFFIXES)}")
     if size == 1:
@@ -38,14 +40,22 @@ def plot_bandwidth(title: str, rows: Sequence[Fields], file: Path) -> None:
     axes.grid(alpha=0.3)
     lines: dict[str, list[tuple[int, float]]] = {}
     for row in rows:
-        lines.setdefault(f"{row['collective']}, {row['algorithm']}", []).append((row["size"], row["busbw"]))
+        lines.setdefault(f"{row['collective']}, {row['algorithm']}", []).append(
+            (row["size"], row["busbw"])
+        )
     for label, points in lines.items():
-        axes.plot(*zip(*points, strict=True), marker="o", label=label, linestyle=":" if label.endswith(MEMORY) else "-")
+        axes.plot(
+            *zip(*points, strict=True),
+            marker="o",
+            label=label,
+            linestyle=":" if label.endswith(MEMORY) else "-",
+        )
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
     axes.yaxis.set_major_formatter("{x:g}")
     sizes = sorted({row["size"] for row in rows})
-    ticks = sizes[:: -(-len(sizes) // MAX_TICKS)]  # every second, third, … of them where there are too many
+    # every second, third, … of them where there are too many
+    ticks = sizes[:: -(-len(sizes) // MAX_TICKS)]
     axes.set_xticks(ticks, labels=[format_bytes(tick) for tick in ticks], rotation=45)
     axes.minorticks_off()
     axes.legend()

@@ -1,4 +1,5 @@
-"""The rows of a benchmark: their averages, and the comparison of two results. Does not import torch.
+"""The rows of a benchmark: their averages, and the comparison of two results. Does not import
+torch.
 
 A row is one algorithm of one collective at one size:
 
@@ -39,33 +40,46 @@ def average_busbw(rows: Sequence[Fields]) -> dict[str, dict[str, float]]:
     """GB/s by collective and algorithm: the mean over all sizes."""
     values: dict[str, dict[str, list[float]]] = {}
     for row in rows:
-        values.setdefault(row["collective"], {}).setdefault(row["algorithm"], []).append(row["busbw"])
-    return {name: {each: mean(values) for each, values in found.items()} for name, found in values.items()}
+        values.setdefault(row["collective"], {}).setdefault(row["algorithm"], []).append(
+            row["busbw"]
+        )
+    return {
+        name: {each: mean(values) for each, values in found.items()}
+        for name, found in values.items()
+    }
 
 
 def load(file: Path) -> Fields:
-    """The result in this file, as far as a comparison needs it: `MUST_AGREE`, and `times_us`, the trials of each row by
-    its `Key`. Raises `UsageError` if there is none."""
+    """The result in this file, as far as a comparison needs it: `MUST_AGREE`, and `times_us`, the
+    trials of each row by its `Key`. Raises `UsageError` if there is none."""
     try:
         return parse_result(json.loads(file.read_text(encoding="utf-8")))
     except OSError as error:
         raise UsageError(f"--diff {file}: {error.strerror}") from None
     except (ValueError, KeyError, TypeError, ArithmeticError):
-        raise UsageError(f"--diff {file}: not a result of this benchmark, use what bench --json printed") from None
+        raise UsageError(
+            f"--diff {file}: not a result of this benchmark, use what bench --json printed"
+        ) from None
 
 
 def parse_result(document: Fields) -> Fields:
-    """Raises `ValueError`, `KeyError`, `TypeError` or `ArithmeticError` for what `bench --json` did not print."""
+    """Raises `ValueError`, `KeyError`, `TypeError` or `ArithmeticError` for what `bench --json` did
+    not print."""
     about = document | document["settings"]
-    times_us = {tuple(row[name] for name in NAMES): [*map(float, row["times_us"])] for row in document["rows"]}
-    if document["lesson"] != "bench" or not all(times and min(times) > 0 for times in times_us.values()):
+    times_us = {
+        tuple(row[name] for name in NAMES): [*map(float, row["times_us"])]
+        for row in document["rows"]
+    }
+    if document["lesson"] != "bench" or not all(
+        times and min(times) > 0 for times in times_us.values()
+    ):
         raise ValueError
     return {name: about[name] for name in MUST_AGREE} | {"times_us": times_us}
 
 
 def compare(before: Fields, after: Fields) -> list[Fields]:
-    """Two results row by row, those that both have. Raises `UsageError` if they are not results of the same
-    benchmark."""
+    """Two results row by row, those that both have. Raises `UsageError` if they are not results of
+    the same benchmark."""
     for name in MUST_AGREE:
         if before[name] != after[name]:
             differs = f"{name} is {before[name]} in one and {after[name]} in the other"
@@ -73,13 +87,17 @@ def compare(before: Fields, after: Fields) -> list[Fields]:
     old, new = before["times_us"], after["times_us"]
     changes = [compare_rows(key, old[key], new[key]) for key in old if key in new]
     if not changes:
-        raise UsageError("--diff: no algorithm was measured at the same size in both, so there is nothing to compare")
+        raise UsageError(
+            "--diff: no algorithm was measured at the same size in both, so there is nothing to "
+            "compare"
+        )
     return changes
 
 
 def compare_rows(key: Key, before: list[float], after: list[float]) -> Fields:
-    """The comparison of a row, by name: the medians in µs, the ranges of the middle 95 % of the trials, the `ratio` of
-    after to before, and as the `verdict` whether they differ by more than noise does: whether the ranges lie apart."""
+    """The comparison of a row, by name: the medians in µs, the ranges of the middle 95 % of the
+    trials, the `ratio` of after to before, and as the `verdict` whether they differ by more than
+    noise does: whether the ranges lie apart."""
     verdict, before_range, after_range = "no difference", spread(before), spread(after)
     if min(len(before), len(after)) < MIN_TRIALS:
         verdict = "too few trials"
@@ -90,12 +108,15 @@ def compare_rows(key: Key, before: list[float], after: list[float]) -> Fields:
     medians = {"before_us": median(before), "after_us": median(after)}
     ranges = {"before_range_us": before_range, "after_range_us": after_range}
     ratio = medians["after_us"] / medians["before_us"]
-    return dict(zip(NAMES, key, strict=True)) | medians | ranges | {"ratio": ratio, "verdict": verdict}
+    return (
+        dict(zip(NAMES, key, strict=True)) | medians | ranges | {"ratio": ratio, "verdict": verdict}
+    )
 
 
 def spread(times_us: list[float]) -> tuple[float, float]:
-    """From where to where the middle 95 % of the trials lie. Trials are spread over a run, so this holds most of what
-    the machine does to a run. Narrower ranges, as between quartiles, call equal runs different on a host that is busy;
-    with all trials, one that something interrupted would hide any difference."""
+    """From where to where the middle 95 % of the trials lie. Trials are spread over a run, so this
+    holds most of what the machine does to a run. Narrower ranges, as between quartiles, call equal
+    runs different on a host that is busy; with all trials, one that something interrupted would
+    hide any difference."""
     fortieths = quantiles(times_us, n=40, method="inclusive") if len(times_us) > 1 else times_us
     return fortieths[0], fortieths[-1]

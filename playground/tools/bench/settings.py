@@ -1,4 +1,5 @@
-"""The settings of a benchmark: one object from the command line to the ranks. Does not import torch.
+"""The settings of a benchmark: one object from the command line to the ranks. Does not import
+torch.
 
 | collective     | size                           | count                   | busbw / algbw, N ranks |
 |----------------|--------------------------------|-------------------------|------------------------|
@@ -29,7 +30,8 @@ from playground.runtime.flags import check_flags, flag
 REDUCTION = -1
 """In place of a rank: the reduction over all ranks."""
 Piece = tuple[int, int]
-"""(source, index): the piece of `count` elements at `index` in what the rank `source` gives, or in the `REDUCTION`."""
+"""(source, index): the piece of `count` elements at `index` in what the rank `source` gives, or in
+the `REDUCTION`."""
 
 
 @dataclass(frozen=True)
@@ -38,11 +40,13 @@ class CollectiveSpec:
     factor: Callable[[int], float]
     """busbw / algbw on N ranks: what a link carries for each byte of the size."""
     pieces_expected: Callable[[int, int], list[Piece]]
-    """Called as (rank, size): the pieces this rank must end with; none where that is not defined."""
+    """Called as (rank, size): the pieces this rank must end with; none where that is not
+    defined."""
     pieces_given: Callable[[int, int], int] = lambda rank, size: 1
     """Called as (rank, size): the number of pieces of `count` elements that this rank gives."""
     in_place: bool = False
-    """Whether one tensor is given and received. Where there are two, each rank has a share of the size."""
+    """Whether one tensor is given and received. Where there are two, each rank has a share of the
+    size."""
     reduces: bool = False
     root: int = -1
     """The rank at the root; -1 where all ranks do the same."""
@@ -62,17 +66,34 @@ COLLECTIVES = {
     each.name: each
     for each in (
         CollectiveSpec(
-            "all_reduce", lambda n: 2 * others(n), lambda r, n: [(REDUCTION, 0)], in_place=True, reduces=True
+            "all_reduce",
+            lambda n: 2 * others(n),
+            lambda r, n: [(REDUCTION, 0)],
+            in_place=True,
+            reduces=True,
         ),
         CollectiveSpec("broadcast", lambda n: 1.0, lambda r, n: [(0, 0)], in_place=True, root=0),
         CollectiveSpec(
-            "reduce", lambda n: 1.0, at_root(lambda r, n: [(REDUCTION, 0)]), in_place=True, reduces=True, root=0
+            "reduce",
+            lambda n: 1.0,
+            at_root(lambda r, n: [(REDUCTION, 0)]),
+            in_place=True,
+            reduces=True,
+            root=0,
         ),
         CollectiveSpec("all_gather", others, lambda r, n: [(source, 0) for source in range(n)]),
-        CollectiveSpec("reduce_scatter", others, lambda r, n: [(REDUCTION, r)], lambda r, n: n, reduces=True),
-        CollectiveSpec("all_to_all", others, lambda r, n: [(source, r) for source in range(n)], lambda r, n: n),
-        CollectiveSpec("gather", others, at_root(lambda r, n: [(source, 0) for source in range(n)]), root=0),
-        CollectiveSpec("scatter", others, lambda r, n: [(0, r)], lambda r, n: n if r == 0 else 0, root=0),
+        CollectiveSpec(
+            "reduce_scatter", others, lambda r, n: [(REDUCTION, r)], lambda r, n: n, reduces=True
+        ),
+        CollectiveSpec(
+            "all_to_all", others, lambda r, n: [(source, r) for source in range(n)], lambda r, n: n
+        ),
+        CollectiveSpec(
+            "gather", others, at_root(lambda r, n: [(source, 0) for source in range(n)]), root=0
+        ),
+        CollectiveSpec(
+            "scatter", others, lambda r, n: [(0, r)], lambda r, n: n if r == 0 else 0, root=0
+        ),
     )
 }
 """By name; r is the rank, n the number of ranks."""
@@ -83,7 +104,9 @@ def geometric_range(begin: int, end: int) -> tuple[int, ...]:
     return tuple(takewhile(lambda size: size <= end, (begin * FACTOR**step for step in count())))
 
 
-ALGORITHMS = tuple(dict.fromkeys([BACKEND, *(name for algorithms in OURS.values() for name in algorithms)]))
+ALGORITHMS = tuple(
+    dict.fromkeys([BACKEND, *(name for algorithms in OURS.values() for name in algorithms)])
+)
 """Every algorithm of any collective."""
 MEMORY = "memory"
 """A row beside the algorithms, with --limit: all ranks copy their tensors at once."""
@@ -91,9 +114,18 @@ FACTOR = 4
 """Ratio of each size to the one before."""
 DEFAULT_COLLECTIVES = ("all_reduce",)
 DEFAULT_ALGORITHMS = {"all_reduce": (BACKEND, "auto")}
-"""Algorithms by collective, the backend's alone for the others. The program's default, and ours that is best: the ring
-that is taught is neither, and one word away."""
-DTYPES = {"float32": 4, "float64": 8, "float16": 2, "bfloat16": 2, "int8": 1, "uint8": 1, "int32": 4, "int64": 8}
+"""Algorithms by collective, the backend's alone for the others. The program's default, and ours
+that is best: the ring that is taught is neither, and one word away."""
+DTYPES = {
+    "float32": 4,
+    "float64": 8,
+    "float16": 2,
+    "bfloat16": 2,
+    "int8": 1,
+    "uint8": 1,
+    "int32": 4,
+    "int64": 8,
+}
 """Bytes per element."""
 OPS = {"sum": "SUM", "prod": "PRODUCT", "min": "MIN", "max": "MAX"}
 """Name of each in `dist.ReduceOp`."""
@@ -119,7 +151,9 @@ class BenchSettings:
     op: str = flag("sum", "Reduction operation.", choices=OPS)
     iterations: int = flag(20, "Number of trials per size.", least=1, most=MAX_TRIALS)
     warmup: int = flag(5, "Number of warm-up calls before timing starts.", least=0, most=MAX_TRIALS)
-    limit: bool = flag(False, "Also measure the memory: a row in which all ranks copy their tensors at once.")
+    limit: bool = flag(
+        False, "Also measure the memory: a row in which all ranks copy their tensors at once."
+    )
     seed: int = 1234
     """Seed of the order in which algorithms have their turns."""
 
@@ -128,23 +162,39 @@ class BenchSettings:
         for collective in self.collectives:
             if not self.algorithms_of(collective):
                 has, asked = ", ".join(available_algorithms(collective)), ",".join(self.algorithms)
-                raise UsageError(f"--algorithm {asked} for {collective}: it has {has}, ask for one of them")
+                raise UsageError(
+                    f"--algorithm {asked} for {collective}: it has {has}, ask for one of them"
+                )
 
     def check_world(self, size: int) -> None:
-        """Raise `UsageError` if the smallest size has no element, or none for each of `size` ranks where they share."""
+        """Raise `UsageError` if the smallest size has no element, or none for each of `size` ranks
+        where they share."""
         for collective in self.collectives:
             needed = DTYPES[self.dtype] * (1 if COLLECTIVES[collective].in_place else size)
             if self.sizes[0] < needed:
                 asked = f"--begin {format_bytes(self.sizes[0])} is too small"
-                raise UsageError(f"{asked}: {collective} of {self.dtype} on {size} ranks needs at least {needed} bytes")
+                raise UsageError(
+                    f"{asked}: {collective} of {self.dtype} on {size} ranks needs at least "
+                    f"{needed} bytes"
+                )
 
     def check_memory(self, local_size: int, size: int, available: int) -> None:
-        """Raise `UsageError` if `local_size` ranks of a world of `size` need more than `available` bytes: a tensor or
-        two, and the needs of algorithm and check. The all-to-all all-reduce alone receives every rank's tensor."""
-        needed = self.sizes[-1] * local_size * ((2 + size if "all-to-all" in self.algorithms else 4) + 2 * self.limit)
+        """Raise `UsageError` if `local_size` ranks of a world of `size` need more than `available`
+        bytes: a tensor or two, and the needs of algorithm and check. The all-to-all all-reduce
+        alone receives every rank's tensor."""
+        needed = (
+            self.sizes[-1]
+            * local_size
+            * ((2 + size if "all-to-all" in self.algorithms else 4) + 2 * self.limit)
+        )
         if needed > available:
-            what = f"sizes up to {format_bytes(self.sizes[-1])}: {local_size} ranks need about {needed:,} bytes of"
-            raise UsageError(f"{what} memory and {available:,} are free: use a smaller --end or fewer ranks")
+            what = (
+                f"sizes up to {format_bytes(self.sizes[-1])}: {local_size} ranks need about "
+                f"{needed:,} bytes of"
+            )
+            raise UsageError(
+                f"{what} memory and {available:,} are free: use a smaller --end or fewer ranks"
+            )
 
     def algorithms_of(self, collective: str) -> tuple[str, ...]:
         """Algorithms to measure for this collective, in the order of the table."""
@@ -159,5 +209,7 @@ class BenchSettings:
     @property
     def document(self) -> dict[str, object]:
         """As --json prints them: with the algorithms that are measured."""
-        measured = {name for collective in self.collectives for name in self.algorithms_of(collective)}
+        measured = {
+            name for collective in self.collectives for name in self.algorithms_of(collective)
+        }
         return asdict(self) | {"algorithms": tuple(name for name in ALGORITHMS if name in measured)}

@@ -1,4 +1,5 @@
-"""Findings, and how checks are run; the four tiers of checks lie beside this. Does not import torch."""
+"""Findings, and how checks are run; the four tiers of checks lie beside this. Does not import
+torch."""
 
 from __future__ import annotations
 
@@ -8,7 +9,8 @@ from functools import partial
 from typing import Any
 
 ERROR, WARNING = "error", "warning"
-"""Severities: distributed training fails or is wrong; it is slower or less robust than it could be."""
+"""Severities: distributed training fails or is wrong; it is slower or less robust than it could
+be."""
 
 
 @dataclass(frozen=True)

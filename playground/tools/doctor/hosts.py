@@ -1,7 +1,7 @@
 """The third tier: several hosts, over plain TCP. The same command runs on each of them.
 
-Each listens at one port and greets the others, again and again, until all have answered it and it has answered all, or
-the time is up. An answer is a line: the host's name.
+Each listens at one port and greets the others, again and again, until all have answered it and it
+has answered all, or the time is up. An answer is a line: the host's name.
 """
 
 from __future__ import annotations
@@ -65,7 +65,8 @@ class Listener(socketserver.ThreadingTCPServer):
 
 
 def listen(names: Sequence[str], port: int) -> Listener:
-    """The listener of this host: the first of `names` whose address it can listen at. Raises `UsageError` for none."""
+    """The listener of this host: the first of `names` whose address it can listen at. Raises
+    `UsageError` for none."""
     addresses, taken = [([*resolve(name), ""])[0] for name in names], ""
     for name, address in zip(names, addresses, strict=True):
         misleads = is_loopback(address) and not all(map(is_loopback, addresses))
@@ -75,8 +76,12 @@ def listen(names: Sequence[str], port: int) -> Listener:
         except OSError as failure:
             taken = taken or name * (failure.errno == errno.EADDRINUSE)
     if taken:
-        raise UsageError(f"port {port} of {taken} is taken: choose another with --port, the same on all hosts")
-    raise UsageError(f"--hosts {','.join(names)}: none of them is this machine; name it as the others reach it")
+        raise UsageError(
+            f"port {port} of {taken} is taken: choose another with --port, the same on all hosts"
+        )
+    raise UsageError(
+        f"--hosts {','.join(names)}: none of them is this machine; name it as the others reach it"
+    )
 
 
 def greet(listener: Listener, name: str) -> str:
@@ -98,7 +103,9 @@ def meet(listener: Listener, names: Sequence[str], timeout: float) -> HostsFacts
         while True:
             left = [name for name in others if failures[name]]
             failures |= zip(left, pool.map(lambda name: greet(listener, name), left), strict=True)
-            if (listener.heard.issuperset(others) and not any(failures.values())) or time.monotonic() > end:
+            if (
+                listener.heard.issuperset(others) and not any(failures.values())
+            ) or time.monotonic() > end:
                 break
             time.sleep(INTERVAL)
     unheard = [name for name in others if not failures[name] and name not in listener.heard]
@@ -106,13 +113,18 @@ def meet(listener: Listener, names: Sequence[str], timeout: float) -> HostsFacts
 
 
 def check_answers(found: HostsFacts) -> Iterator[Finding]:
-    rule = "all hosts run this command at the same time, with the same list of hosts, and every rank connects to others"
+    rule = (
+        "all hosts run this command at the same time, with the same list of hosts, and every "
+        "rank connects to others"
+    )
     fix = "start it there; have its firewall accept TCP from the others; compare routes"
     for name, why in found.failures.items():
         if why:
             yield error(f"{name} does not answer: {why}", rule, fix)
     for name in found.unheard:
-        yield error(f"{name} answers, and does not reach this host", rule, fix.replace("its", "this host's"))
+        yield error(
+            f"{name} answers, and does not reach this host", rule, fix.replace("its", "this host's")
+        )
 
 
 CHECKS = (check_answers,)

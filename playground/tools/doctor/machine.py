@@ -29,7 +29,11 @@ VARIABLE = BACKENDS["gloo"].interface_variable
 def resolve(name: str) -> list[str]:
     """The addresses of a name, each once; empty if it has none."""
     try:
-        return [*dict.fromkeys(str(each[4][0]) for each in socket.getaddrinfo(name, None, type=socket.SOCK_STREAM))]
+        return [
+            *dict.fromkeys(
+                str(each[4][0]) for each in socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
+            )
+        ]
     except OSError:
         return []
 
@@ -39,7 +43,11 @@ def find_interfaces() -> list[str]:
     names = [name for _, name in socket.if_nameindex()]
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         flags = [ioctl(probe, GET_FLAGS, name.encode().ljust(40, b"\0")) for name in names]
-    return [name for name, found in zip(names, flags, strict=True) if struct.unpack_from("H", found, 16)[0] & IS_UP]
+    return [
+        name
+        for name, found in zip(names, flags, strict=True)
+        if struct.unpack_from("H", found, 16)[0] & IS_UP
+    ]
 
 
 def try_shared_memory() -> tuple[int, str]:
@@ -60,7 +68,9 @@ class MachineFacts:
     """Whether it is to train together with others."""
     hostname: str = field(default_factory=socket.gethostname)
     resolved: Mapping[str, Sequence[str]] = field(
-        default_factory=lambda: {name: resolve(name) for name in (socket.gethostname(), "localhost")}
+        default_factory=lambda: {
+            name: resolve(name) for name in (socket.gethostname(), "localhost")
+        }
     )
     """Addresses of names: this host's, localhost."""
     interfaces: Sequence[str] = field(default_factory=find_interfaces)
@@ -81,28 +91,45 @@ def check_host_name(machine: MachineFacts) -> Iterator[Finding]:
     what = f"to {addresses[0]}, which no other host can reach" if addresses else "to nothing"
     rule = "unless told otherwise, gloo listens at the address that the host's name resolves to"
     fix = f"correct /etc/hosts, or export {VARIABLE}={machine.outer}"
-    yield (error if machine.several_hosts else warning)(f"the name {machine.hostname} resolves {what}", rule, fix)
+    yield (error if machine.several_hosts else warning)(
+        f"the name {machine.hostname} resolves {what}", rule, fix
+    )
 
 
 def check_loopback(machine: MachineFacts) -> Iterator[Finding]:
-    rule, fix = "ranks of one host meet on loopback", f"ip link set {LOOPBACK_INTERFACE} up; correct /etc/hosts"
+    rule = "ranks of one host meet on loopback"
+    fix = f"ip link set {LOOPBACK_INTERFACE} up; correct /etc/hosts"
     if LOOPBACK_INTERFACE not in machine.interfaces:
         yield error(f"the loopback interface {LOOPBACK_INTERFACE} is down", rule, fix)
     if not any(map(is_loopback, machine.resolved["localhost"])):
-        yield error(f"localhost resolves to {', '.join(machine.resolved['localhost']) or 'nothing'}", rule, fix)
+        yield error(
+            f"localhost resolves to {', '.join(machine.resolved['localhost']) or 'nothing'}",
+            rule,
+            fix,
+        )
 
 
 def check_interface_variables(machine: MachineFacts) -> Iterator[Finding]:
     given = machine.environ.get(VARIABLE, "")
     if given and not {*given.split(",")} <= {*machine.interfaces}:
-        saw = f"{VARIABLE}={given}, and the interfaces that are up are {', '.join(machine.interfaces)}"
-        yield error(saw, "it names interfaces that are up", f"export {VARIABLE}={machine.outer}, or unset {VARIABLE}")
+        saw = (
+            f"{VARIABLE}={given}, and the interfaces that are up are "
+            f"{', '.join(machine.interfaces)}"
+        )
+        yield error(
+            saw,
+            "it names interfaces that are up",
+            f"export {VARIABLE}={machine.outer}, or unset {VARIABLE}",
+        )
 
 
 def check_shared_memory(machine: MachineFacts) -> Iterator[Finding]:
     size, refusal = machine.shared_memory
     rule = "NCCL and DataLoader's workers pass tensors through /dev/shm: 1 GiB at least"
-    fix = "start the container with --shm-size=8g or --ipc=host; else mount -o remount,size=8G /dev/shm"
+    fix = (
+        "start the container with --shm-size=8g or --ipc=host; else mount -o remount,size=8G "
+        "/dev/shm"
+    )
     if refusal:
         yield error(f"{format_bytes(TENSOR)} cannot be put into /dev/shm: {refusal}", rule, fix)
     elif size < 2**30:

@@ -1,4 +1,5 @@
-"""The command `doctor`: the checks of this machine, torch, several hosts, or a script. Does not import torch."""
+"""The command `doctor`: the checks of this machine, torch, several hosts, or a script. Does not
+import torch."""
 
 from __future__ import annotations
 
@@ -16,7 +17,16 @@ from playground.runtime.errors import PlaygroundError, UsageError
 from playground.runtime.flags import flag
 from playground.runtime.rendezvous.rendezvous import is_loopback
 from playground.tools import TOOLS
-from playground.tools.doctor import ERROR, Check, Finding, hosts, machine, run_checks, script, software
+from playground.tools.doctor import (
+    ERROR,
+    Check,
+    Finding,
+    hosts,
+    machine,
+    run_checks,
+    script,
+    software,
+)
 
 TOOL = TOOLS["doctor"]
 TIERS: Mapping[str, Sequence[Check]] = {
@@ -30,11 +40,17 @@ TIERS: Mapping[str, Sequence[Check]] = {
 @dataclass(frozen=True, kw_only=True)
 class DoctorSettings:
     names: str | None = flag(
-        None, "Hosts to examine, in the same order on each of them, where this command is to be started, too.",
+        None, "Hosts to examine, in the same order on each of them, where this command is to be "
+              "started, too.",
         name="--hosts", metavar="HOST,…",
     )  # fmt: skip
     port: int = flag(29600, "Port at which they greet each other.", least=1, most=65535)
-    seconds: float = flag(10.0, "Seconds for which a script runs on each number of ranks, at most.", above=0, below=1e6)
+    seconds: float = flag(
+        10.0,
+        "Seconds for which a script runs on each number of ranks, at most.",
+        above=0,
+        below=1e6,
+    )
 
     @property
     def hosts(self) -> list[str]:
@@ -43,7 +59,9 @@ class DoctorSettings:
         if twice := next((each for each in found if found.count(each) > 1), ""):
             raise UsageError(f"--hosts names {twice} twice: give each host once")
         if len(found) == 1:
-            raise UsageError(f"--hosts names {found[0]} alone: give two hosts or more, or leave it out")
+            raise UsageError(
+                f"--hosts names {found[0]} alone: give two hosts or more, or leave it out"
+            )
         return found
 
 
@@ -62,10 +80,14 @@ def finding_text(finding: Finding) -> Prose:
 
 
 def examine(
-    session: Session, settings: DoctorSettings, tiers: Sequence[str], words: Sequence[str], timeout: float
+    session: Session,
+    settings: DoctorSettings,
+    tiers: Sequence[str],
+    words: Sequence[str],
+    timeout: float,
 ) -> tuple[list[Finding], dict[str, object]]:
-    """Examine tier by tier, and say what each has found: this machine, its torch, a script with its arguments
-    (`words`), the other hosts. Returns all findings, and the facts of each tier."""
+    """Examine tier by tier, and say what each has found: this machine, its torch, a script with its
+    arguments (`words`), the other hosts. Returns all findings, and the facts of each tier."""
     findings, facts = list[Finding](), dict[str, object]()
 
     def conclude(tier: str, found: object, summary: str = "") -> None:
@@ -73,11 +95,14 @@ def examine(
         facts[tier] = found
         findings.extend(new)
         session.say(
-            f"{tier}: {count(new, len(TIERS[tier]))}" + f" ({summary})" * bool(summary), *map(finding_text, new)
+            f"{tier}: {count(new, len(TIERS[tier]))}" + f" ({summary})" * bool(summary),
+            *map(finding_text, new),
         )
 
     if "machine" in tiers:
-        conclude("machine", machine.MachineFacts(several_hosts=not all(map(is_loopback, settings.hosts))))
+        conclude(
+            "machine", machine.MachineFacts(several_hosts=not all(map(is_loopback, settings.hosts)))
+        )
     if "torch" in tiers:
         session.bar.show("torch, in a process of its own")
         torch = software.examine(timeout)
@@ -98,19 +123,32 @@ def examine(
     TOOL.name,
     click.argument("words", metavar="[SCRIPT.py [ARGS]…]", nargs=-1, type=click.UNPROCESSED),
     pack_options("settings", DoctorSettings),
-    click.option("--check", type=click.Choice([*TIERS]), metavar="TIER", help="Run the checks of one tier only."),
-    flags(RunOptions, "timeout", changes={"timeout": {"help": "Seconds to wait for torch, and for hosts."}}),
+    click.option(
+        "--check",
+        type=click.Choice([*TIERS]),
+        metavar="TIER",
+        help="Run the checks of one tier only.",
+    ),
+    flags(
+        RunOptions,
+        "timeout",
+        changes={"timeout": {"help": "Seconds to wait for torch, and for hosts."}},
+    ),
     only=("as_json",),
     size=1,
     short_help=TOOL.purpose,
     context_settings={"allow_interspersed_args": False},
 )
 def command(
-    session: Session, words: Sequence[str], settings: DoctorSettings, check: str | None, timeout: float
+    session: Session,
+    words: Sequence[str],
+    settings: DoctorSettings,
+    check: str | None,
+    timeout: float,
 ) -> None:
-    """Examine this machine, torch, and, with --hosts, the connections between hosts. Or a script for torchrun: what
-    would break on nccl, on more ranks, or with unequal data. It runs on 2 ranks, then on 3, unseen, in a copy of the
-    working folder.
+    """Examine this machine, torch, and, with --hosts, the connections between hosts. Or a script
+    for torchrun: what would break on nccl, on more ranks, or with unequal data. It runs on 2 ranks,
+    then on 3, unseen, in a copy of the working folder.
 
     Of each finding: what was seen, the rule, and the fix. Exit code 1 if one is an error.
 
@@ -121,13 +159,23 @@ def command(
         python -m playground doctor train.py --epochs 1
     """
     if session.world.rank_env:
-        raise UsageError(f"{TOOL.name} examines a host from one process: run it without torchrun, RANK and WORLD_SIZE")
+        raise UsageError(
+            f"{TOOL.name} examines a host from one process: run it without torchrun, RANK and "
+            "WORLD_SIZE"
+        )
     if words and settings.hosts:
         raise UsageError(f"doctor {words[0]} starts ranks of its own, here: run it without --hosts")
     tiers = ["script"] if words else ["machine", "torch", *["hosts"] * bool(settings.hosts)]
     if check and check not in tiers:
-        raise UsageError(f"--check {check}: this run has {', '.join(tiers)}; hosts need --hosts, a script its name")
-    session.say(f"{TOOL.name}: {platform.node()}, {platform.platform()}, Python {platform.python_version()}", "")
+        raise UsageError(
+            f"--check {check}: this run has {', '.join(tiers)}; hosts need --hosts, a script its "
+            "name"
+        )
+    session.say(
+        f"{TOOL.name}: {platform.node()}, {platform.platform()}, Python "
+        f"{platform.python_version()}",
+        "",
+    )
     findings, facts = examine(session, settings, [check] if check else tiers, words, timeout)
     session.print_document({}, findings=findings, **facts)
     if checks := dict.fromkeys(each.check for each in findings if each.severity == ERROR):

@@ -1,8 +1,10 @@
-"""The tier of a script for torchrun: it runs here for a while, on two ranks and then on three, and the ranks' flight
-recorders tell what would break on nccl, on more ranks, or with unequal data. Each run has a copy of the files, so that
-the script does not overwrite the user's. Does not import torch.
+"""The tier of a script for torchrun: it runs here for a while, on two ranks and then on three, and
+the ranks' flight recorders tell what would break on nccl, on more ranks, or with unequal data. Each
+run has a copy of the files, so that the script does not overwrite the user's. Does not import
+torch.
 
-What the ranks have not called is not seen; where tensors would be on a machine with GPUs, only the text tells.
+What the ranks have not called is not seen; where tensors would be on a machine with GPUs, only the
+text tells.
 """
 
 from __future__ import annotations
@@ -24,7 +26,14 @@ from playground.measurement import Fields, format_bytes
 from playground.runtime.backends import BACKENDS
 from playground.runtime.errors import RankFailed, RankTimeout, UsageError
 from playground.runtime.files import temporary_folder
-from playground.runtime.flight_recorder import MAKE_DDP, RECEIVE, UNASKED, Kind, Operation, RankState
+from playground.runtime.flight_recorder import (
+    MAKE_DDP,
+    RECEIVE,
+    UNASKED,
+    Kind,
+    Operation,
+    RankState,
+)
 from playground.runtime.flight_recorder.box import SWITCH, TIME_LIMIT, View, find_boxes
 from playground.runtime.flight_recorder.diagnosis import diagnose, find_mismatch
 from playground.runtime.launcher.examine import line_of
@@ -39,7 +48,8 @@ SIZES = (2, 3)
 COPIED = 2**30
 """Bytes that are copied for a run, at most."""
 LEADER = "process group"
-"""Key of a report: the id of the process group that a rank leads. With a space, it is none of the script's own."""
+"""Key of a report: the id of the process group that a rank leads. With a space, it is none of the
+script's own."""
 
 
 class Elapsed(Exception):
@@ -54,27 +64,35 @@ class ScriptFacts:
     folder: str
     """Where the copies were in which it ran."""
     runs: Sequence[Fields]
-    """For each number of ranks: the `size`; whether it `has_returned` on all of them (otherwise it has failed, or its
-    time was up); the `failure` of a rank, empty for none; the `diagnosis`, of a deadlock the only sign."""
+    """For each number of ranks: the `size`; whether it `has_returned` on all of them (otherwise it
+    has failed, or its time was up); the `failure` of a rank, empty for none; the `diagnosis`, of a
+    deadlock the only sign."""
     operations: Sequence[Operation] = field(repr=False)
     """Those of all ranks in all runs."""
 
 
 def examine(path: Path, words: Sequence[str], seconds: float, timeout: float) -> ScriptFacts:
-    """Run `path` with its arguments `words`, for `seconds` at most on each number of ranks, until a run fails. Raises
-    `UsageError` for what is no script in Python, for one that calls no operation, and without flight recorders."""
+    """Run `path` with its arguments `words`, for `seconds` at most on each number of ranks, until a
+    run fails. Raises `UsageError` for what is no script in Python, for one that calls no operation,
+    and without flight recorders."""
     if os.environ.get(SWITCH) == "0":
-        raise UsageError(f"doctor {path} reads the ranks' flight recorders: it needs them, so not {SWITCH}=0")
+        raise UsageError(
+            f"doctor {path} reads the ranks' flight recorders: it needs them, so not {SWITCH}=0"
+        )
     try:
         with syntax_errors_in_one_line():
             ast.parse(path.read_bytes(), str(path))
     except (OSError, ValueError) as failure:
-        raise UsageError(f"{path} cannot be read as a script in Python ({failure}): name one for torchrun") from None
+        raise UsageError(
+            f"{path} cannot be read as a script in Python ({failure}): name one for torchrun"
+        ) from None
     runs, operations = list[Fields](), list[Operation]()
     with temporary_folder("doctor") as folder:
         for size in SIZES:
             here = folder.resolve() / f"{size}-ranks"
-            run, states = run_script(here, [str(copy_files(path, here)), *words], size, seconds, timeout)
+            run, states = run_script(
+                here, [str(copy_files(path, here)), *words], size, seconds, timeout
+            )
             runs.append(run)
             operations += (one for state in states for one in state.operations)
             if has_failed(run):
@@ -82,7 +100,8 @@ def examine(path: Path, words: Sequence[str], seconds: float, timeout: float) ->
     script = ScriptFacts(path=path, folder=str(folder), runs=runs, operations=operations)
     if not has_failed(runs[-1]) and not operations:
         raise UsageError(
-            f"{path} called no operation of torch.distributed within {seconds:g} s: name a script for torchrun, whose "
+            f"{path} called no operation of torch.distributed within {seconds:g} s: name a script "
+            "for torchrun, whose "
             f"ranks are started for it, or raise --seconds"
         )
     return script
@@ -107,8 +126,8 @@ def is_copied(path: Path, target: Path) -> bool:
 
 
 def copy_files(path: Path, target: Path) -> Path:
-    """Copy the working folder to `target`. Returns the script there. Raises `UsageError` if the script is not in that
-    folder, if there is more than `COPIED`, or no room for it."""
+    """Copy the working folder to `target`. Returns the script there. Raises `UsageError` if the
+    script is not in that folder, if there is more than `COPIED`, or no room for it."""
     left, here = COPIED, Path.cwd()
     script = Path(os.path.abspath(path))
     about = f"doctor {path} runs it in a copy of the working folder, {here}"
@@ -116,12 +135,16 @@ def copy_files(path: Path, target: Path) -> Path:
         raise UsageError(f"{about}: start it in a folder that holds the script")
 
     def leave_out(place: str, names: list[str]) -> list[str]:
-        """Virtual environments, what cannot be read, what is no file (a pipe has no end), and the copies themselves."""
+        """Virtual environments, what cannot be read, what is no file (a pipe has no end), and the
+        copies themselves."""
         nonlocal left
         kept = [name for name in names if is_copied(Path(place, name), target)]
         left -= sum(os.path.getsize(os.path.join(place, name)) for name in kept)
         if left < 0:
-            why = f"which has more than {format_bytes(COPIED)}: name data by an absolute path elsewhere"
+            why = (
+                f"which has more than {format_bytes(COPIED)}: name data by an absolute path "
+                "elsewhere"
+            )
             raise UsageError(f"{about}, {why}")
         return [name for name in names if name not in kept]
 
@@ -136,7 +159,8 @@ def copy_files(path: Path, target: Path) -> Path:
 def run_script(
     here: Path, argv: Sequence[str], size: int, seconds: float, timeout: float
 ) -> tuple[Fields, Sequence[RankState]]:
-    """The script on `size` ranks, in the working folder `here`: how that ended, and the state of each rank."""
+    """The script on `size` ranks, in the working folder `here`: how that ended, and the state of
+    each rank."""
     boxes: dict[int, View] = {}
     groups: list[int] = []
     last: list[RankState] = []
@@ -149,17 +173,28 @@ def run_script(
             last[:] = (boxes[rank].read() for rank in sorted(boxes))  # before they are stopped
             raise Elapsed
 
-    quiet, has_returned, failure, why = logging.NullHandler(), False, "", None
+    quiet = logging.NullHandler()
+    has_returned = False
+    failure = ""
+    why = None
     logging.getLogger("playground").addHandler(quiet)  # a mismatch is a finding
     try:
-        launch(run_on_rank, size, args=(here, argv, seconds), timeout=timeout, on_report=listen, fresh=True)
+        launch(
+            run_on_rank,
+            size,
+            args=(here, argv, seconds),
+            timeout=timeout,
+            on_report=listen,
+            fresh=True,
+        )
         has_returned = True
     except Elapsed:
         waits = any(state.waits_for and state.since > seconds / 2 for state in last)
         why = diagnose([replace(state, may_act=UNASKED) for state in last]) if waits else None
         why = None if why and why.kind in (Kind.RUNNING, Kind.STRAGGLER) else why
     except (RankFailed, RankTimeout) as failed:
-        line, why = line_of(failed.traceback) if isinstance(failed, RankFailed) else "", failed.diagnosis
+        line = line_of(failed.traceback) if isinstance(failed, RankFailed) else ""
+        why = failed.diagnosis
         if not (why and isinstance(failed, RankTimeout)):
             failure = failed.headline + f" ({line})" * bool(line)
     finally:
@@ -169,7 +204,12 @@ def run_script(
                 os.killpg(group, signal.SIGKILL)
     states = last or [boxes[rank].read() for rank in sorted(boxes)]
     why = why or find_mismatch(states)
-    return {"size": size, "has_returned": has_returned, "failure": failure, "diagnosis": why}, states
+    return {
+        "size": size,
+        "has_returned": has_returned,
+        "failure": failure,
+        "diagnosis": why,
+    }, states
 
 
 def run_on_rank(rank: int, size: int, here: Path, argv: Sequence[str], seconds: float) -> None:
@@ -213,24 +253,43 @@ def check_failure(script: ScriptFacts) -> Iterator[Finding]:
 
 
 def check_any_source(script: ScriptFacts) -> Iterator[Finding]:
-    for line in sorted({one.line for one in script.operations if one.kind == RECEIVE and one.peer is None}):
-        yield warning(f"a receive from anyone ({line})", "nccl receives from a given rank only", "pass src to recv")
+    for line in sorted(
+        {one.line for one in script.operations if one.kind == RECEIVE and one.peer is None}
+    ):
+        yield warning(
+            f"a receive from anyone ({line})",
+            "nccl receives from a given rank only",
+            "pass src to recv",
+        )
 
 
 def check_device(script: ScriptFacts) -> Iterator[Finding]:
     source = script.path.read_bytes()
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("init_process_group"):
-            given = [*node.args[:1], *(each.value for each in node.keywords if each.arg == "backend")]
-            for name in (ast.literal_eval(each) for each in given if isinstance(each, ast.Constant)):
+            given = [
+                *node.args[:1],
+                *(each.value for each in node.keywords if each.arg == "backend"),
+            ]
+            for name in (
+                ast.literal_eval(each) for each in given if isinstance(each, ast.Constant)
+            ):
                 if name in BACKENDS and BACKENDS[name].device_type == "cpu":
                     saw = f"backend {name} is given ({script.path.name}:{node.lineno})"
-                    yield warning(saw, "nccl is for GPUs, and the default is gloo and nccl", "leave the backend out")
+                    yield warning(
+                        saw,
+                        "nccl is for GPUs, and the default is gloo and nccl",
+                        "leave the backend out",
+                    )
     lines = (one.line for one in script.operations if one.dtype or one.name == MAKE_DDP)
     first = next((line for line in lines if line.startswith(f"{script.path.name}:")), "")
     if first and not re.search(b"cuda|accelerator", source, re.IGNORECASE):
         saw = f"tensors of the CPU ({first}): {script.path.name} names no GPU"
-        yield warning(saw, "nccl takes tensors of a GPU only", "make tensors on torch.device('cuda', LOCAL_RANK)")
+        yield warning(
+            saw,
+            "nccl takes tensors of a GPU only",
+            "make tensors on torch.device('cuda', LOCAL_RANK)",
+        )
 
 
 FREE_OF_ORDER = {"sorted", "set", "frozenset", "len", "sum", "min", "max", "any", "all"}
@@ -242,7 +301,10 @@ def check_set_order(script: ScriptFacts) -> Iterator[Finding]:
     """Ranks of this process are forks, which share the seed of hashes: only the text tells."""
     for line in sets_walked(ast.parse(script.path.read_bytes())):
         saw = f"a set is walked in its own order ({script.path.name}:{line})"
-        rule = "strings in a set have another order on each rank: each process of torchrun draws its own seed of hashes"
+        rule = (
+            "strings in a set have another order on each rank: each process of torchrun draws "
+            "its own seed of hashes"
+        )
         yield warning(saw, rule, "walk sorted(…), or use a dict for a set that keeps its order")
 
 
@@ -252,17 +314,24 @@ def sets_walked(tree: ast.Module) -> list[int]:
     names: dict[str, bool] = {}
     for node in nodes:
         for target in getattr(node, "targets", [getattr(node, "target", None)]):
-            if isinstance(target, ast.Name) and isinstance(node, (ast.Assign, ast.AnnAssign)) and node.value:
+            if (
+                isinstance(target, ast.Name)
+                and isinstance(node, (ast.Assign, ast.AnnAssign))
+                and node.value
+            ):
                 names[target.id] = names.get(target.id, True) and is_set(node.value, {})
     free = {
         id(inner)
         for node in nodes
-        if isinstance(node, ast.SetComp) or (isinstance(node, ast.Call) and name_of_call(node) in FREE_OF_ORDER)
+        if isinstance(node, ast.SetComp)
+        or (isinstance(node, ast.Call) and name_of_call(node) in FREE_OF_ORDER)
         for inner in (node.generators if isinstance(node, ast.SetComp) else [*walk_arguments(node)])
     }
     found = set()
     for node in nodes:
-        if isinstance(node, ast.For) or (isinstance(node, ast.comprehension) and id(node) not in free):
+        if isinstance(node, ast.For) or (
+            isinstance(node, ast.comprehension) and id(node) not in free
+        ):
             walked = [node.iter]
         elif isinstance(node, ast.Call) and name_of_call(node) in IN_ORDER and id(node) not in free:
             walked = node.args
@@ -284,15 +353,22 @@ def name_of_call(call: ast.Call) -> str:
 
 
 def is_set(node: ast.expr, names: Mapping[str, bool]) -> bool:
-    """Whether it is a set, of whose elements none is known to be a number. `names`: those of sets."""
+    """Whether it is a set, of whose elements none is known to be a number. `names`: those of
+    sets."""
     if isinstance(node, ast.Set):
-        return not all(isinstance(each, ast.Constant) and not isinstance(each.value, str) for each in node.elts)
+        return not all(
+            isinstance(each, ast.Constant) and not isinstance(each.value, str) for each in node.elts
+        )
     if isinstance(node, ast.BinOp):
         return is_set(node.left, names) or is_set(node.right, names)
     if isinstance(node, ast.Call):
-        of_numbers = any(isinstance(each, ast.Call) and name_of_call(each) == "range" for each in node.args)
+        of_numbers = any(
+            isinstance(each, ast.Call) and name_of_call(each) == "range" for each in node.args
+        )
         return name_of_call(node) in ("set", "frozenset") and not of_numbers
-    return isinstance(node, ast.SetComp) or (isinstance(node, ast.Name) and names.get(node.id, False))
+    return isinstance(node, ast.SetComp) or (
+        isinstance(node, ast.Name) and names.get(node.id, False)
+    )
 
 
 CHECKS = (check_agreement, check_failure, check_any_source, check_device, check_set_order)

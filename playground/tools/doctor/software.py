@@ -1,6 +1,8 @@
-"""The second tier: torch, imported and tried in a process of its own, which has a deadline and may crash.
+"""The second tier: torch, imported and tried in a process of its own, which has a deadline and may
+crash.
 
-`examine` starts that process, which writes what it finds out, fact by fact: what it does not get to is what it died of.
+`examine` starts that process, which writes what it finds out, fact by fact: what it does not get to
+is what it died of.
 """
 
 from __future__ import annotations
@@ -66,10 +68,14 @@ def examine(timeout: float) -> TorchFacts:
     if not (version := version_of("torch")):
         return TorchFacts()
     facts: dict[str, object] = {"version": version, "stage": "importing torch"}
-    environ = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")}
+    environ = {
+        name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")
+    }
     command = [sys.executable, "-c", f"from {TRY.module} import try_torch; try_torch()"]
     try:
-        done = subprocess.run(command, env=environ, stdin=subprocess.DEVNULL, capture_output=True, timeout=timeout)
+        done = subprocess.run(
+            command, env=environ, stdin=subprocess.DEVNULL, capture_output=True, timeout=timeout
+        )
         code, out, err = done.returncode, done.stdout, done.stderr.decode(errors="replace")
     except subprocess.TimeoutExpired as late:
         code, out, err = 0, late.stdout or b"", f"no end within {timeout:g} s"
@@ -84,13 +90,19 @@ def examine(timeout: float) -> TorchFacts:
 
 
 def summarize(torch: TorchFacts) -> str:
-    return "" if torch.problem else f"torch {torch.version}, imported in {torch.import_seconds:.1f} s"
+    return (
+        "" if torch.problem else f"torch {torch.version}, imported in {torch.import_seconds:.1f} s"
+    )
 
 
 def count_gpus() -> int:
     """The number of GPUs that nvidia-smi lists; 0 where there is no such program."""
     with contextlib.suppress(OSError, subprocess.SubprocessError):
-        return len(subprocess.run(["nvidia-smi", "-L"], capture_output=True, timeout=10).stdout.splitlines())
+        return len(
+            subprocess.run(
+                ["nvidia-smi", "-L"], capture_output=True, timeout=10
+            ).stdout.splitlines()
+        )
     return 0
 
 
@@ -142,28 +154,47 @@ def add_up(rank: int, size: int) -> int:
 
 def check_torch_import(torch: TorchFacts) -> Iterator[Finding]:
     if not torch.version:
-        yield error("torch is not installed", "every rank imports torch", "pip install torch torchvision")
+        yield error(
+            "torch is not installed", "every rank imports torch", "pip install torch torchvision"
+        )
     elif torch.problem:
-        rule = "a process imports torch, ranks of this machine add up a tensor, torchvision is built for this torch"
+        rule = (
+            "a process imports torch, ranks of this machine add up a tensor, torchvision is "
+            "built for this torch"
+        )
         yield error(f"a process ended while {torch.stage}: {torch.problem}", rule, REINSTALL)
 
 
 def check_gpu_driver(torch: TorchFacts) -> Iterator[Finding]:
-    fix = "install a torch built for this driver's CUDA, or update the driver; unset CUDA_VISIBLE_DEVICES"
+    fix = (
+        "install a torch built for this driver's CUDA, or update the driver; unset "
+        "CUDA_VISIBLE_DEVICES"
+    )
     if torch.gpus and not torch.cuda:
         saw = f"{torch.gpus} GPUs, and torch {torch.version} is built without CUDA"
         yield warning(saw, "only a torch built with CUDA uses them", fix)
     elif torch.gpus and torch.sums and not torch.visible:
         driver = ".".join(map(str, torch.driver)) or "none"
-        saw = f"nvidia-smi lists {torch.gpus} GPUs, and torch, built for CUDA {torch.cuda}, sees none; "
-        yield error(f"{saw}the driver knows CUDA {driver}", "torch sees what driver and container show it", fix)
+        saw = (
+            f"nvidia-smi lists {torch.gpus} GPUs, and torch, built for CUDA {torch.cuda}, sees "
+            "none; "
+        )
+        yield error(
+            f"{saw}the driver knows CUDA {driver}",
+            "torch sees what driver and container show it",
+            fix,
+        )
 
 
 def check_all_reduce(torch: TorchFacts) -> Iterator[Finding]:
     for backend, problem in torch.sums.items():
         if problem:
             fix = f"python -m playground hello --backend {backend} tells more"
-            yield error(f"ranks on loopback with {backend}: {problem}", "an all-reduce has the right sum", fix)
+            yield error(
+                f"ranks on loopback with {backend}: {problem}",
+                "an all-reduce has the right sum",
+                fix,
+            )
 
 
 CHECKS = (check_torch_import, check_gpu_driver, check_all_reduce)

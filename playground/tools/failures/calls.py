@@ -72,7 +72,8 @@ def other_shape_cured(rank: int, size: int) -> float:
 
 
 def other_dtype(rank: int, size: int) -> float:
-    """Rank 1 counts in integers, the others in floating point; the same bits mean different numbers."""
+    """Rank 1 counts in integers, the others in floating point; the same bits mean different
+    numbers."""
     count = torch.tensor([7]).int() if rank == 1 else torch.tensor([7.0])
     dist.all_reduce(count)
     return count.item()

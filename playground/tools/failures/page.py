@@ -1,5 +1,5 @@
-"""The commands `break`, for programs that go wrong, what is expected of each and its cure, and `why`. Does not import
-torch."""
+"""The commands `break`, for programs that go wrong, what is expected of each and its cure, and
+`why`. Does not import torch."""
 
 from __future__ import annotations
 
@@ -38,7 +38,10 @@ STALL = 1.5
 """Seconds of silence after which a rank that is slow or stopped is named."""
 BETWEEN_LOOKS = 0.3
 """Seconds: a rank that makes no progress meanwhile stands still."""
-DEADLOCK, TIMEOUT, FAILURE, SILENT = "deadlock", "timeout", "failure", "wrong values"
+DEADLOCK = "deadlock"
+TIMEOUT = "timeout"
+FAILURE = "failure"
+SILENT = "wrong values"
 ERRORS = {DEADLOCK: Deadlock, TIMEOUT: RankTimeout, FAILURE: RankFailed}
 """Exceptions that `launch` raises, by symptom: of several that fit, the first."""
 Ranks = Callable[[int], Sequence[int]]
@@ -81,27 +84,39 @@ BOARDS = {
     "calls": {
         "other-order": Expected(DEADLOCK, TOTAL, Kind.COLLECTIVES, only(1)),
         "absent-rank": Expected(DEADLOCK, TOTAL, Kind.ENDED, all_but_first),
-        "unequal-batches": Expected(DEADLOCK, on_all(lambda n: sum(range(2 * n))), Kind.ENDED, all_but_first),
+        "unequal-batches": Expected(
+            DEADLOCK, on_all(lambda n: sum(range(2 * n))), Kind.ENDED, all_but_first
+        ),
         "other-shape": Expected(DEADLOCK, on_all(lambda n: 4 * n - 1), Kind.SHAPES, only(1)),
         "other-dtype": Expected(SILENT, on_all(lambda n: 7 * n), Kind.DTYPES, only(1)),
         "wrong-root": Expected(DEADLOCK, on_all(lambda n: 1), Kind.ROOTS, range),
         "partial-group": Expected(DEADLOCK, TOTAL, Kind.PARTIAL_GROUP, lambda n: [n - 1]),
         "send-send": Expected(DEADLOCK, lambda n: [n, *range(1, n)], Kind.SENDS, range),
-        "wrong-tag": Expected(DEADLOCK, lambda n: [1, 1, *range(3, n + 1)], Kind.WRONG_TAG, lambda n: [0, 1]),
-        "message-size": Expected(FAILURE, lambda n: [4, 4, *range(12, 4 * n + 1, 4)], "SIGABRT", only(1)),
+        "wrong-tag": Expected(
+            DEADLOCK, lambda n: [1, 1, *range(3, n + 1)], Kind.WRONG_TAG, lambda n: [0, 1]
+        ),
+        "message-size": Expected(
+            FAILURE, lambda n: [4, 4, *range(12, 4 * n + 1, 4)], "SIGABRT", only(1)
+        ),
     },
     "training": {
-        "unused-parameters": Expected(FAILURE, on_all(lambda n: (n + 1) / 2), "not used in producing loss"),
+        "unused-parameters": Expected(
+            FAILURE, on_all(lambda n: (n + 1) / 2), "not used in producing loss"
+        ),
         "forgotten-set-epoch": Expected(SILENT, on_all(lambda n: 3)),
         "same-seed": Expected(SILENT, on_all(lambda n: n)),
         "all-download": Expected(SILENT, on_all(lambda n: 4000)),
         "nan": Expected(SILENT, on_all(lambda n: (n * (n + 1) / 2 - 2) / (n - 1))),
     },
     "processes": {
-        "killed": Expected(FAILURE, on_all(lambda n: 2 * n * (n + 1)), "SIGKILL", only(1), restarts=1),
+        "killed": Expected(
+            FAILURE, on_all(lambda n: 2 * n * (n + 1)), "SIGKILL", only(1), restarts=1
+        ),
         "stopped": Expected(TIMEOUT, TOTAL, Kind.SUSPENDED, only(1)),
         "straggler": Expected(TIMEOUT, on_all(lambda n: 20 * n), Kind.STRAGGLER, only(1)),
-        "collective-in-finally": Expected(DEADLOCK, on_all(lambda n: n - 1), Kind.IN_FINALLY, only(1)),
+        "collective-in-finally": Expected(
+            DEADLOCK, on_all(lambda n: n - 1), Kind.IN_FINALLY, only(1)
+        ),
     },
 }
 """Expectations of the programs of each board on n ranks, by the name that the command takes."""
@@ -124,11 +139,11 @@ def read_body(function: Remote) -> dict[int, str]:
 
 
 Outcome = Fields
-"""The results of a program (`name`) and its cure. The `symptom`; the class of the exception of `launch` (`error`, empty
-for none) and its message (`told`); the kind of the `diagnosis`, the ranks that it names (`culprits`) and the `line`:
-"calls.py:12 in other_order". The return value of each rank (`results`, None if `launch` raised), and of each rank of
-the cure (`cured`). The `problem`: what is not as expected; empty if the program went wrong as it must, and its cure is
-right."""
+"""The results of a program (`name`) and its cure. The `symptom`; the class of the exception of
+`launch` (`error`, empty for none) and its message (`told`); the kind of the `diagnosis`, the ranks
+that it names (`culprits`) and the `line`: "calls.py:12 in other_order". The return value of each
+rank (`results`, None if `launch` raised), and of each rank of the cure (`cured`). The `problem`:
+what is not as expected; empty if the program went wrong as it must, and its cure is right."""
 
 
 def run(world: CommandWorld, name: str) -> Outcome:
@@ -146,14 +161,18 @@ def run(world: CommandWorld, name: str) -> Outcome:
             logger.removeHandler(warnings)
         world.around = run_as_it_is
         cured = world.run(find(name, "_cured"), timeout=DEFAULT_TIMEOUT, restarts=expected.restarts)
-    warned = (record.msg for record in warnings.buffer if isinstance(record.msg, diagnosis.Diagnosis))
+    warned = (
+        record.msg for record in warnings.buffer if isinstance(record.msg, diagnosis.Diagnosis)
+    )
     told = error.diagnosis if error else next(warned, None)
     words, culprits = str(told or error or ""), told.culprits if told else ()
     if isinstance(error, RankFailed):
         words, culprits = error.headline, (error.rank,)
     outcome = {
         "name": name,
-        "symptom": next((symptom for symptom, kind in ERRORS.items() if isinstance(error, kind)), SILENT),
+        "symptom": next(
+            (symptom for symptom, kind in ERRORS.items() if isinstance(error, kind)), SILENT
+        ),
         "error": type(error).__name__ if error else "",
         "told": words,
         "diagnosis": told.kind if told else "",
@@ -168,9 +187,13 @@ def run(world: CommandWorld, name: str) -> Outcome:
 def find_problem(found: Outcome) -> str:
     """The first thing that is not as expected, in words; empty if everything is."""
     expected, size = PROGRAMS[found["name"]], len(found["cured"])
-    culprits, right, named = [*expected.culprits(size)], [*expected.right(size)], [*found["culprits"]]
+    culprits = [*expected.culprits(size)]
+    right = [*expected.right(size)]
+    named = [*found["culprits"]]
     if expected.symptom == FAILURE:
-        kind, is_of_kind, told = f"the words {expected.words}", expected.words in found["told"], found["told"]
+        kind = f"the words {expected.words}"
+        is_of_kind = expected.words in found["told"]
+        told = found["told"]
         ranks, are_named = f"one of the ranks {culprits}", {*named} <= {*culprits}
     else:
         kind, told = f"the diagnosis {expected.words or 'none'}", found["diagnosis"]
@@ -183,7 +206,9 @@ def find_problem(found: Outcome) -> str:
         (kind, is_of_kind, told),
         (ranks, are_named, named),
     ]
-    problem = next((f"{what}, found {instead or 'none'}" for what, holds, instead in checks if not holds), "")
+    problem = next(
+        (f"{what}, found {instead or 'none'}" for what, holds, instead in checks if not holds), ""
+    )
     return problem and f"{found['name']}: expected {problem}"
 
 
@@ -198,8 +223,8 @@ def find_problem(found: Outcome) -> str:
 def command(session: Session, name: str | None) -> None:
     """Run a program that goes wrong, see what is said about it, and run its cure.
 
-    Without NAME, list the programs; `all` runs one after the other. Exit code 0 if the program went wrong as it must,
-    and its cure returned the right values.
+    Without NAME, list the programs; `all` runs one after the other. Exit code 0 if the program went
+    wrong as it must, and its cure returned the right values.
 
     With --see, the program that goes wrong is recorded up to where it stands still.
 
@@ -211,7 +236,9 @@ def command(session: Session, name: str | None) -> None:
     if session.run.see and name in (None, ALL):
         raise UsageError("--see records one program: name it")
     if session.world.rank_env:
-        raise UsageError(f"{TOOL.name} starts worlds of its own: run it without torchrun, RANK and WORLD_SIZE")
+        raise UsageError(
+            f"{TOOL.name} starts worlds of its own: run it without torchrun, RANK and WORLD_SIZE"
+        )
     if name is None:
         rows = [(each, expected.symptom, find(each).summary) for each, expected in PROGRAMS.items()]
         table = Table("name", "symptom", Column("what goes wrong", wraps=True), rows=rows)
@@ -228,7 +255,14 @@ def command(session: Session, name: str | None) -> None:
     session.print_document({}, programs=outcomes)
     if problem := next((each["problem"] for each in outcomes if each["problem"]), ""):
         raise PlaygroundError(problem)
-    session.say("", prose("Shown: ", good(f"{name} went wrong as it must; cured, it returns the right values"), "."))
+    session.say(
+        "",
+        prose(
+            "Shown: ",
+            good(f"{name} went wrong as it must; cured, it returns the right values"),
+            ".",
+        ),
+    )
 
 
 def board_texts(function: Remote) -> Texts:
@@ -241,7 +275,9 @@ def board_texts(function: Remote) -> Texts:
 def outcome_texts(outcome: Outcome) -> Texts:
     """The diagnosis of the program, the difference to its cure, and the values."""
     changes = {"-": bad, "+": good}
-    wrong, cured = ([*read_body(find(outcome["name"], suffix)).values()] for suffix in ("", "_cured"))
+    wrong, cured = (
+        [*read_body(find(outcome["name"], suffix)).values()] for suffix in ("", "_cured")
+    )
     lines = [*difflib.unified_diff(wrong, cured, lineterm="", n=1)][2:]
     cure = [prose(changes.get(line[0], str)(line)) for line in lines if line[0] != "@"]
     values = {"wrong": outcome["results"], "cured": outcome["cured"]}
@@ -254,16 +290,19 @@ def outcome_texts(outcome: Outcome) -> Texts:
 
 
 def find_worlds(pid: int) -> list[list[View]]:
-    """The flight recorders of each world that process `pid` has started, or is a rank of; of those on this host. Raises
-    `UsageError` if there is none."""
+    """The flight recorders of each world that process `pid` has started, or is a rank of; of those
+    on this host. Raises `UsageError` if there is none."""
     if not Path(f"/proc/{pid}").exists():
         raise UsageError(f"there is no process {pid}: ps -ef lists those that run")
     worlds = {world for box in find_boxes(list_family(pid)) if (world := box.world)}
     if not worlds:
         raise UsageError(
-            f"process {pid} has started no ranks that may be looked at. Those of launch() and of python -m playground "
-            "keep a flight recorder, which their user may read, under torchrun, too; torchrun alone gives a script "
-            "none: start its function by launch(), or examine it by python -m playground doctor SCRIPT"
+            f"process {pid} has started no ranks that may be looked at. Those of launch() and of "
+            "python -m playground "
+            "keep a flight recorder, which their user may read, under torchrun, too; torchrun "
+            "alone gives a script "
+            "none: start its function by launch(), or examine it by python -m playground doctor "
+            "SCRIPT"
         )
     boxes = [*find_boxes(int(entry) for entry in os.listdir("/proc") if entry.isdigit())]
     return [[box for box in boxes if box.world == world] for world in sorted(worlds)]
@@ -282,22 +321,33 @@ def list_family(pid: int) -> Iterator[int]:
 
 
 def look_twice(boxes: Sequence[View]) -> list[RankState]:
-    """The state of each rank. One that goes on between two looks is in the program. From outside, no deadlock is
-    proved: its launcher does that."""
+    """The state of each rank. One that goes on between two looks is in the program. From outside,
+    no deadlock is proved: its launcher does that."""
     before = [box.progress for box in boxes]
     time.sleep(BETWEEN_LOOKS)
-    return [replace(box.read_since(was), may_act=UNASKED) for box, was in zip(boxes, before, strict=True)]
+    return [
+        replace(box.read_since(was), may_act=UNASKED)
+        for box, was in zip(boxes, before, strict=True)
+    ]
 
 
 @session_command(
-    "why", click.argument("pid", type=click.IntRange(min=1)), only=("as_json",), short_help=TOOLS["why"].purpose
+    "why",
+    click.argument("pid", type=click.IntRange(min=1)),
+    only=("as_json",),
+    short_help=TOOLS["why"].purpose,
 )
 def why_command(session: Session, pid: int) -> None:
-    """Say who waits for whom in the run of process PID: that of `python -m playground`, of a script that calls
-    `launch()`, of pytest, of a torchrun of one of our commands, or any rank's. The run goes on undisturbed.
+    """Say who waits for whom in the run of process PID: that of `python -m playground`, of a script
+    that calls `launch()`, of pytest, of a torchrun of one of our commands, or any rank's. The run
+    goes on undisturbed.
 
     Not seen from here: ranks on other hosts, and those of a script that torchrun alone has started.
     """
     worlds = [look_twice(boxes) for boxes in find_worlds(pid)]
     found = [{"ranks": ranks, "diagnosis": diagnosis.diagnose(ranks)} for ranks in worlds]
-    click.echo(to_document({"worlds": found}) if session.run.as_json else "\n\n".join(map(diagnosis.tell, worlds)))
+    click.echo(
+        to_document({"worlds": found})
+        if session.run.as_json
+        else "\n\n".join(map(diagnosis.tell, worlds))
+    )

@@ -13,7 +13,8 @@ from playground.runtime import restart_count
 
 
 def killed(rank: int, size: int) -> float:
-    """Rank 1 is killed, as by the kernel when memory is short, and the work of all ranks is lost."""
+    """Rank 1 is killed, as by the kernel when memory is short, and the work of all ranks is
+    lost."""
     first, total = 0, torch.zeros(1)
     for step in range(first, 4):
         if (rank, step, restart_count()) == (1, 2, 0):
@@ -84,7 +85,8 @@ def straggler_cured(rank: int, size: int) -> int:
 
 
 def collective_in_finally(rank: int, size: int) -> float:
-    """Rank 1 raises, then waits in `finally` for ranks that wait for it: its error is never shown."""
+    """Rank 1 raises, then waits in `finally` for ranks that wait for it: its error is never
+    shown."""
     loss = torch.ones(1)
     try:
         if rank == 1:

@@ -14,7 +14,8 @@ from torch.utils.data import DistributedSampler
 
 
 def unused_parameters(rank: int, size: int) -> float:
-    """DistributedDataParallel waits for gradients of parameters that the loss does not depend on."""
+    """DistributedDataParallel waits for gradients of parameters that the loss does not depend
+    on."""
     model = nn.Linear(1, 1, bias=False)
     model.spare = nn.Parameter(torch.ones(1))
     replica = DistributedDataParallel(model)

@@ -1,1 +1,2 @@
-"""Predict all-reduce on any number of ranks, from the latency of a message and the bandwidth of a link."""
+"""Predict all-reduce on any number of ranks, from the latency of a message and the bandwidth of a
+link."""

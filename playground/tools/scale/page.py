@@ -1,5 +1,5 @@
-"""The command `scale`: alpha, beta and gamma, measured or given, and the predictions for any number of ranks: as text,
-and as tables of the fastest algorithms. Does not import torch."""
+"""The command `scale`: alpha, beta and gamma, measured or given, and the predictions for any number
+of ranks: as text, and as tables of the fastest algorithms. Does not import torch."""
 
 from __future__ import annotations
 
@@ -37,12 +37,19 @@ MAX_COLUMNS = 4
 
 
 def result_texts(result: Fields) -> Texts:
-    """The machine, how well the model describes it, which algorithm is the fastest on it, and what has been said."""
+    """The machine, how well the model describes it, which algorithm is the fastest on it, and what
+    has been said."""
     node = result["parameters"].ranks_per_node
     texts: Texts = [*machine_lines(result["parameters"])]
     if result["fit"]:
-        about = "The error of predictions, relative to measurements that the model was not fitted to:"
-        texts += ["", about, errors_table([point for point in result["fit"]["points"] if not point["fitted"]])]
+        about = (
+            "The error of predictions, relative to measurements that the model was not fitted to:"
+        )
+        texts += [
+            "",
+            about,
+            errors_table([point for point in result["fit"]["points"] if not point["fitted"]]),
+        ]
     nodes = f"{node} ranks per node, " * (node > 1)
     about = f", {nodes}every rank with its own cores and its own link"
     texts += ["", prose(heading("A cluster with this latency and bandwidth"), about)]
@@ -65,12 +72,15 @@ def machine_lines(machine: Machine) -> list[str]:
 def plan_text(plan: Fields) -> str:
     """The groups that are measured."""
     fitted, held_out = (
-        " and ".join(dict.fromkeys(str(len(group["ranks"])) for group in plan["groups"] if group[which]))
+        " and ".join(
+            dict.fromkeys(str(len(group["ranks"])) for group in plan["groups"] if group[which])
+        )
         for which in ("fitted", "held_out")
     )
     hosts = f"Hosts: {plan['hosts']} with {plan['ranks_per_host']} each. " * (plan["hosts"] > 1)
     return (
-        f"{hosts}Fitted to groups of {fitted} ranks, checked on other sizes and groups of {held_out}, measured for "
+        f"{hosts}Fitted to groups of {fitted} ranks, checked on other sizes and groups of "
+        f"{held_out}, measured for "
         f"{plan['seconds']:g} s."
     )
 
@@ -81,28 +91,40 @@ def errors_table(points: Sequence[Fields]) -> Table:
     for point in points:
         groups.setdefault(point["algorithm"], []).append(abs(point["error"]))
     groups["all"] = [abs(point["error"]) for point in points]
-    rows = ({"algorithm": name, "median": median(each), "worst": max(each)} for name, each in groups.items())
+    rows = (
+        {"algorithm": name, "median": median(each), "worst": max(each)}
+        for name, each in groups.items()
+    )
     return tabulate(rows, ERRORS)
 
 
 ERRORS = {
     "algorithm": Column("algorithm"),
-    **figures(("median", "median\nerror", "%", ".0f", 100), ("worst", "worst\nerror", "%", ".0f", 100)),
+    **figures(
+        ("median", "median\nerror", "%", ".0f", 100), ("worst", "worst\nerror", "%", ".0f", 100)
+    ),
 }
 
 
 def winners_texts(predictions: Sequence[Fields]) -> Texts:
-    """The meaning of a cell, the short names with the full ones, and the table of the fastest algorithms: one row per
-    size, one column per number of ranks; without --wide, `MAX_COLUMNS` of them, the first and the last included."""
+    """The meaning of a cell, the short names with the full ones, and the table of the fastest
+    algorithms: one row per size, one column per number of ranks; without --wide, `MAX_COLUMNS` of
+    them, the first and the last included."""
     winners = {row["winner"] for row in predictions}
-    pairs = [f"{short} = {name}" for name, short in SHORT.items() if name in winners and short != name]
+    pairs = [
+        f"{short} = {name}" for name, short in SHORT.items() if name in winners and short != name
+    ]
     ranks = list(dict.fromkeys(row["world_size"] for row in predictions))
-    shown = [ranks[ceil((len(ranks) - 1) * place / (MAX_COLUMNS - 1))] for place in range(MAX_COLUMNS)]
+    shown = [
+        ranks[ceil((len(ranks) - 1) * place / (MAX_COLUMNS - 1))] for place in range(MAX_COLUMNS)
+    ]
     columns = {size: Column(f"{size:,} ranks", "us", wide=size not in shown) for size in ranks}
     rows: dict[int, dict[object, str]] = {}
     for row in predictions:
         cells = rows.setdefault(row["size"], {"size": format_bytes(row["size"])})
-        cells[row["world_size"]] = f"{SHORT[row['winner']]} {format_digits(1e6 * row['seconds'][row['winner']])}"
+        cells[row["world_size"]] = (
+            f"{SHORT[row['winner']]} {format_digits(1e6 * row['seconds'][row['winner']])}"
+        )
     names = ", ".join(pairs) + "." * bool(pairs)
     about = f"Per cell: the fastest algorithm, and its time in us. {names}"
     return [about, tabulate(rows.values(), {"size": Column("size", right=True), **columns})]
@@ -116,7 +138,9 @@ def summary_text(result: Fields) -> str:
     if result["fit"] is None:
         return f"{what}, from parameters as given."
     where = "these hosts" if result["measured"]["hosts"] > 1 else "this host"
-    return f"{what}; on {where} predictions are off by {result['fit']['median_error']:.0%} (median)."
+    return (
+        f"{what}; on {where} predictions are off by {result['fit']['median_error']:.0%} (median)."
+    )
 
 
 def per_byte(seconds: float) -> str:
@@ -130,17 +154,23 @@ WITHOUT_RANKS = "has no effect with --alpha and --beta, which start no ranks: le
 @session_command(
     TOOL.name,
     pack_options("settings", ScaleSettings),
-    refuse("timeout", "see", why=lambda given: "" if None in (given["alpha"], given["beta"]) else WITHOUT_RANKS),
+    refuse(
+        "timeout",
+        "see",
+        why=lambda given: "" if None in (given["alpha"], given["beta"]) else WITHOUT_RANKS,
+    ),
     only=("timeout", "wide", "as_json", "see"),
     size=DEFAULT_RANKS,
     short_help=TOOL.purpose,
 )
 def command(session: Session, settings: ScaleSettings) -> None:
-    """Predict the time of every all-reduce algorithm from latency, bandwidth and the speed of addition.
+    """Predict the time of every all-reduce algorithm from latency, bandwidth and the speed of
+    addition.
 
-    By default these are fitted to measurements on this host, and checked against other sizes and numbers of ranks. On
-    several hosts (under torchrun), messages inside a host and between hosts have a latency and a bandwidth each. To
-    predict for any other machine, give them as options; then nothing is measured.
+    By default these are fitted to measurements on this host, and checked against other sizes and
+    numbers of ranks. On several hosts (under torchrun), messages inside a host and between hosts
+    have a latency and a bandwidth each. To predict for any other machine, give them as options;
+    then nothing is measured.
 
     \b
         python -m playground scale

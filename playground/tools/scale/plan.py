@@ -1,8 +1,8 @@
-"""The plan of a measurement, and the model fitted to it: latency, bandwidth and the speed of adding, how far it is from
-what was held out, and its predictions. Does not import torch.
+"""The plan of a measurement, and the model fitted to it: latency, bandwidth and the speed of
+adding, how far it is from what was held out, and its predictions. Does not import torch.
 
-The ranks of one host share its cores, and the model has one level. On several hosts it has two: what a message costs
-inside a host, and what it costs between hosts.
+The ranks of one host share its cores, and the model has one level. On several hosts it has two:
+what a message costs inside a host, and what it costs between hosts.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from playground.runtime.flags import flag
 MIN_RANKS, DEFAULT_RANKS, MAX_RANKS = 4, 8, 16
 """Ranks to measure with. More would need much memory: all-to-all has N² tensors under way."""
 MAX_SECONDS = 1e6
-"""Largest time for a message, or a byte: beyond any machine, and far from where sums of them overflow."""
+"""Largest time for a message, or a byte: beyond any machine, and far from where sums of them
+overflow."""
 ABOVE_ZERO: Any = {"above": 0, "most": MAX_SECONDS, "metavar": "SECONDS"}
 
 
@@ -39,20 +40,33 @@ class ScaleSettings:
         name="-n --world-size",
         click={"show_default": str(DEFAULT_RANKS)},
     )
-    alpha: float | None = flag(None, "Latency of a message. With --alpha and --beta nothing is measured.", **ABOVE_ZERO)
-    beta: float | None = flag(None, "Inverse bandwidth: seconds per byte; 1e-10 is 10 GB/s.", **ABOVE_ZERO)
+    alpha: float | None = flag(
+        None, "Latency of a message. With --alpha and --beta nothing is measured.", **ABOVE_ZERO
+    )
+    beta: float | None = flag(
+        None, "Inverse bandwidth: seconds per byte; 1e-10 is 10 GB/s.", **ABOVE_ZERO
+    )
     gamma: float | None = flag(
-        None, "Time to add or copy one byte.", least=0, click={"show_default": "0"}, most=MAX_SECONDS, metavar="SECONDS"
+        None,
+        "Time to add or copy one byte.",
+        least=0,
+        click={"show_default": "0"},
+        most=MAX_SECONDS,
+        metavar="SECONDS",
     )
 
     def __post_init__(self) -> None:
         if (self.alpha is None) != (self.beta is None):
-            raise UsageError("--alpha and --beta belong together: give both, or neither to have them measured")
+            raise UsageError(
+                "--alpha and --beta belong together: give both, or neither to have them measured"
+            )
         if self.alpha is None or self.beta is None:
             if self.gamma is not None:
                 raise UsageError("--gamma describes a cluster: add --alpha and --beta")
         elif self.size is not None:
-            raise UsageError(f"-n {self.size} with --alpha and --beta: nothing is measured then, leave -n out")
+            raise UsageError(
+                f"-n {self.size} with --alpha and --beta: nothing is measured then, leave -n out"
+            )
 
     @property
     def machine(self) -> Machine | None:
@@ -75,33 +89,41 @@ EFFORT: Fields = {
     "fitted_between": (4, 2 << 10, 1 << 20, 4 << 20),
     "held_out_between": (256, 32 << 10, 2 << 20),
 }
-"""How much is measured: for how many seconds rounds begin; sizes in bytes to fit to, and those between them only to
-predict. Both again, from host to host: few, as a link may be slow, and the large ones far above what its buffers hold.
+"""How much is measured: for how many seconds rounds begin; sizes in bytes to fit to, and those
+between them only to predict. Both again, from host to host: few, as a link may be slow, and the
+large ones far above what its buffers hold.
 """
 
 
-def plan_for(hosts: Sequence[tuple[int, ...]], effort: Fields, cores: int, all_cores: int) -> Fields:
-    """The plan of a measurement on these hosts: `names` of algorithms; `groups`; for how many `seconds` rounds begin;
-    how many `hosts`, `ranks_per_host`, and `cores` of each host; `all_cores` of all, fewer than theirs together where
-    hosts are simulated, and share a machine. Raises `UsageError` for a world that is too small, too large, or
-    uneven."""
+def plan_for(
+    hosts: Sequence[tuple[int, ...]], effort: Fields, cores: int, all_cores: int
+) -> Fields:
+    """The plan of a measurement on these hosts: `names` of algorithms; `groups`; for how many
+    `seconds` rounds begin; how many `hosts`, `ranks_per_host`, and `cores` of each host;
+    `all_cores` of all, fewer than theirs together where hosts are simulated, and share a machine.
+    Raises `UsageError` for a world that is too small, too large, or uneven."""
     size = sum(map(len, hosts))
     if not MIN_RANKS <= size <= MAX_RANKS and not (len(hosts) > 1 and size <= MAX_RANKS):
         raise UsageError(
-            f"{size} ranks: measuring takes {MIN_RANKS} to {MAX_RANKS}, on several hosts 2 to {MAX_RANKS}; for a "
+            f"{size} ranks: measuring takes {MIN_RANKS} to {MAX_RANKS}, on several hosts 2 to "
+            f"{MAX_RANKS}; for a "
             f"cluster give --alpha and --beta"
         )
     names = [name for name in COSTS if len(hosts) > 1 or not ALGORITHMS[name].needs_hosts]
-    groups = [*(groups_of_hosts(hosts, effort) if len(hosts) > 1 else groups_of_one_host(size, effort))]
+    groups = [
+        *(groups_of_hosts(hosts, effort) if len(hosts) > 1 else groups_of_one_host(size, effort))
+    ]
     return {
         "names": names, "groups": groups, "seconds": effort["seconds"], "hosts": len(hosts),
         "ranks_per_host": min(map(len, hosts)), "cores": cores, "all_cores": all_cores,
     }  # fmt: skip
 
 
-def group(ranks: Iterable[int], node: int = 1, fitted: Sequence[int] = (), held_out: Sequence[int] = ()) -> Fields:
-    """Ranks that are measured together, `node` of them on each host (where hosts are told apart), with tensors of these
-    sizes in bytes."""
+def group(
+    ranks: Iterable[int], node: int = 1, fitted: Sequence[int] = (), held_out: Sequence[int] = ()
+) -> Fields:
+    """Ranks that are measured together, `node` of them on each host (where hosts are told apart),
+    with tensors of these sizes in bytes."""
     return {"ranks": [*ranks], "node": node, "fitted": fitted, "held_out": held_out}
 
 
@@ -115,15 +137,17 @@ def groups_of_one_host(size: int, effort: Fields) -> Iterator[Fields]:
 
 
 def groups_of_hosts(hosts: Sequence[tuple[int, ...]], effort: Fields) -> Iterator[Fields]:
-    """Two ranks of one host, and one rank on each of two: each pair has a level to itself, and the model is fitted to
-    both. Larger groups, on one level or on both, it has to predict. Raises `UsageError` for hosts that are not alike.
+    """Two ranks of one host, and one rank on each of two: each pair has a level to itself, and the
+    model is fitted to both. Larger groups, on one level or on both, it has to predict. Raises
+    `UsageError` for hosts that are not alike.
     """
     first, node, few = hosts[0], min(map(len, hosts)), effort["held_out_between"]
     size = node * len(hosts)
     if tuple(chain.from_iterable(hosts)) != tuple(range(size)) or {*map(len, hosts)} != {node}:
         counts = ", ".join(str(len(host)) for host in hosts)
         raise UsageError(
-            f"hosts with {counts} ranks: measuring both levels takes as many ranks on each host, consecutive ones"
+            f"hosts with {counts} ranks: measuring both levels takes as many ranks on each host, "
+            "consecutive ones"
         )
     heads = [host[0] for host in hosts]
     yield group(heads[:2], fitted=effort["fitted_between"], held_out=few)
@@ -157,8 +181,8 @@ def seconds(machine: Machine, size: int, nbytes: int) -> dict[str, float]:
 
 
 def predict(machine: Machine, ranks: Sequence[int]) -> list[Fields]:
-    """For all `SIZES`, on all these numbers of ranks: the `size` in bytes, the `world_size`, the `seconds` of each
-    algorithm, and the fastest, the `winner`."""
+    """For all `SIZES`, on all these numbers of ranks: the `size` in bytes, the `world_size`, the
+    `seconds` of each algorithm, and the fastest, the `winner`."""
     rows = []
     for nbytes, size in product(SIZES, ranks):
         times = seconds(machine, size, nbytes)
@@ -169,7 +193,12 @@ def predict(machine: Machine, ranks: Sequence[int]) -> list[Fields]:
 
 def predict_cluster(machine: Machine) -> Fields:
     """As `evaluate`, for a cluster that was not measured."""
-    return {"parameters": machine, "measured": None, "fit": None, "predictions": predict(machine, CLUSTER)}
+    return {
+        "parameters": machine,
+        "measured": None,
+        "fit": None,
+        "predictions": predict(machine, CLUSTER),
+    }
 
 
 SWEEPS = 2000
@@ -177,14 +206,16 @@ SWEEPS = 2000
 REFITS = 10
 
 Terms = tuple[float, float, float, float, float]
-"""Factors of alpha, beta, gamma, and of alpha and beta inside a node: the sum of the products is a time."""
+"""Factors of alpha, beta, gamma, and of alpha and beta inside a node: the sum of the products is a
+time."""
 
 
 def evaluate(samples: Sequence[Fields], plan: Fields) -> Fields:
-    """The machine that the fitted samples describe (`parameters`), the plan (`measured`), how well the model describes
-    the samples (`fit`), and `predictions` on a cluster, with every rank on cores and a link of its own. The `fit`: all
-    `points`, which are samples and the relative `error` of their prediction, positive if that is too long; of the
-    absolute errors of points that the model was not fitted to, `median_error` and `worst_error`."""
+    """The machine that the fitted samples describe (`parameters`), the plan (`measured`), how well
+    the model describes the samples (`fit`), and `predictions` on a cluster, with every rank on
+    cores and a link of its own. The `fit`: all `points`, which are samples and the relative `error`
+    of their prediction, positive if that is too long; of the absolute errors of points that the
+    model was not fitted to, `median_error` and `worst_error`."""
     machine = fit([sample for sample in samples if sample["fitted"]], plan)
     points = [sample | {"error": error(machine, sample, plan)} for sample in samples]
     unseen = [abs(point["error"]) for point in points if not point["fitted"]]
@@ -194,24 +225,36 @@ def evaluate(samples: Sequence[Fields], plan: Fields) -> Fields:
 
 
 def samples_of(by_rank: Sequence[Mapping[Key, Sequence[float]]], plan: Fields) -> list[Fields]:
-    """From every rank's seconds per call, round by round: for each key what the slowest rank took, in the lower
-    quartile of rounds. (Not in the middle one, because all else that a machine does can only add to it.) And whether
-    the model is to be `fitted` to it: others it has only to predict."""
-    fitted = {(len(each["ranks"]), each["node"], nbytes) for each in plan["groups"] for nbytes in each["fitted"]}
+    """From every rank's seconds per call, round by round: for each key what the slowest rank took,
+    in the lower quartile of rounds. (Not in the middle one, because all else that a machine does
+    can only add to it.) And whether the model is to be `fitted` to it: others it has only to
+    predict."""
+    fitted = {
+        (len(each["ranks"]), each["node"], nbytes)
+        for each in plan["groups"]
+        for nbytes in each["fitted"]
+    }
     samples = []
     for key in by_rank[0]:
-        slowest = sorted(map(max, zip(*(times[key] for times in by_rank if key in times), strict=True)))
+        slowest = sorted(
+            map(max, zip(*(times[key] for times in by_rank if key in times), strict=True))
+        )
         name, size, nbytes, node = key
-        sample = {"algorithm": name, "size": size, "nbytes": nbytes, "seconds": slowest[len(slowest) // 4]}
+        sample = {
+            "algorithm": name,
+            "size": size,
+            "nbytes": nbytes,
+            "seconds": slowest[len(slowest) // 4],
+        }
         samples.append(sample | {"node": node, "fitted": (size, node, nbytes) in fitted})
     return samples
 
 
 def fit(samples: Sequence[Fields], plan: Fields) -> Machine:
-    """The machine whose predictions have the smallest squared relative errors. Whether its path or its share of the
-    total decides over an all-reduce depends on what is to be found. So: take the shares first (of several hosts the
-    paths: no share depends on the link between them), fit, look again which decides, fit again; of all machines on the
-    way, the best."""
+    """The machine whose predictions have the smallest squared relative errors. Whether its path or
+    its share of the total decides over an all-reduce depends on what is to be found. So: take the
+    shares first (of several hosts the paths: no share depends on the link between them), fit, look
+    again which decides, fit again; of all machines on the way, the best."""
     terms = [terms_of(sample, plan) for sample in samples]
     seconds = [sample["seconds"] for sample in samples]
     several = plan["hosts"] > 1
@@ -227,11 +270,18 @@ def fit(samples: Sequence[Fields], plan: Fields) -> Machine:
 
 
 def terms_of(sample: Fields, plan: Fields) -> tuple[Terms, Terms]:
-    """Each core's share of the total, and the critical path: the longer one decides. (Without shared cores, the path.)
-    On several hosts it is the level inside a host that tells what a message costs a core."""
+    """Each core's share of the total, and the critical path: the longer one decides. (Without
+    shared cores, the path.) On several hosts it is the level inside a host that tells what a
+    message costs a core."""
     cost = cost_of(sample)
     inside, between = cost.inside, cost.between
-    path = (between.messages, between.bytes, between.added + inside.added, inside.messages, inside.bytes)
+    path = (
+        between.messages,
+        between.bytes,
+        between.added + inside.added,
+        inside.messages,
+        inside.bytes,
+    )
     cores = cores_for(sample, plan)
     if cores is None:
         return path, path
@@ -252,9 +302,10 @@ def error(machine: Machine, sample: Fields, plan: Fields) -> float:
 
 
 def least_squares(terms: Sequence[Terms], seconds: Sequence[float]) -> list[float]:
-    """The parameters, none below 0, that make each predicted / measured time as nearly 1 as can be; 0 for one that
-    nothing depends on. That is, with the smallest sum of squared differences: one parameter after the other is set to
-    its best value beside the others, again and again (coordinate descent)."""
+    """The parameters, none below 0, that make each predicted / measured time as nearly 1 as can be;
+    0 for one that nothing depends on. That is, with the smallest sum of squared differences: one
+    parameter after the other is set to its best value beside the others, again and again
+    (coordinate descent)."""
     rows = [[term / second for term in each] for each, second in zip(terms, seconds, strict=True)]
     numbers = range(len(rows[0]))
     products = [[sum(row[i] * row[j] for row in rows) for j in numbers] for i in numbers]

@@ -1,7 +1,8 @@
 """How long every algorithm takes on real ranks, in groups of several sizes of one world.
 
-Groups of one world, and not a world for each size, so that all can be timed in turn, round after round: what else the
-machine does meanwhile then meets all alike. Ranks outside a group wait without using a core.
+Groups of one world, and not a world for each size, so that all can be timed in turn, round after
+round: what else the machine does meanwhile then meets all alike. Ranks outside a group wait without
+using a core.
 """
 
 from __future__ import annotations
@@ -31,9 +32,10 @@ MAX_CALLS = 50
 
 
 def measure(rank: int, size: int, effort: Fields) -> tuple[Fields, dict[Key, list[float]]]:
-    """The plan, and seconds per call on this rank, round by round, of every algorithm, in groups that suit the hosts of
-    this world. Rank 0 reports the plan. Rounds begin until the effort's seconds have passed. The one before the first
-    warms up, and finds how many calls fill a block. Raises `UsageError` for a world that cannot be measured."""
+    """The plan, and seconds per call on this rank, round by round, of every algorithm, in groups
+    that suit the hosts of this world. Rank 0 reports the plan. Rounds begin until the effort's
+    seconds have passed. The one before the first warms up, and finds how many calls fill a block.
+    Raises `UsageError` for a world that cannot be measured."""
     hosts = ranks_by_host(all_gather_object(host_id()))
     plan = plan_for(hosts, effort, cores(), count_cores())
     if rank == 0:
@@ -42,7 +44,8 @@ def measure(rank: int, size: int, effort: Fields) -> tuple[Fields, dict[Key, lis
     for group in plan["groups"]:
         process_group = dist.new_group(group["ranks"])
         turns += [
-            Turn(plan["names"], nbytes, group, process_group) for nbytes in (*group["fitted"], *group["held_out"])
+            Turn(plan["names"], nbytes, group, process_group)
+            for nbytes in (*group["fitted"], *group["held_out"])
         ]
     outcomes = interleave(turns, rounds(plan["seconds"]), Random(0))
     seconds = {
@@ -54,7 +57,8 @@ def measure(rank: int, size: int, effort: Fields) -> tuple[Fields, dict[Key, lis
 
 
 def count_cores() -> int:
-    """Cores of all machines together: hosts that are containers or namespaces may share one. All ranks must call it."""
+    """Cores of all machines together: hosts that are containers or namespaces may share one. All
+    ranks must call it."""
     boot_id = Path("/proc/sys/kernel/random/boot_id")
     machine = boot_id.read_text() if boot_id.exists() else host_id()
     return sum(dict(all_gather_object((machine, cores()))).values())
@@ -77,8 +81,11 @@ class Turn:
     """All algorithms, one after the other, on one group and one size of tensor."""
 
     def __init__(self, names: Sequence[str], nbytes: int, members: Fields, group: Any) -> None:
-        self.names, self.nbytes, self.group = names, nbytes, group
-        self.ranks, self.node = members["ranks"], members["node"]
+        self.names = names
+        self.nbytes = nbytes
+        self.group = group
+        self.ranks = members["ranks"]
+        self.node = members["node"]
         self.calls = dict.fromkeys(names, 1)
         self.number = 0
         """Number of the round."""
@@ -90,9 +97,12 @@ class Turn:
         if dist.get_rank() not in self.ranks:
             return {}
         seconds = {}
-        first = number % len(self.names)  # different each round: it may meet ranks still leaving the barrier
+        # different each round: it may meet ranks still leaving the barrier
+        first = number % len(self.names)
         for name in (*self.names[first:], *self.names[:first]):
-            call = partial(load_all_reduce(name), torch.zeros(self.nbytes // ELEMENT), group=self.group)
+            call = partial(
+                load_all_reduce(name), torch.zeros(self.nbytes // ELEMENT), group=self.group
+            )
             seconds[name] = timed(call, self.calls[name], group=self.group)()
             if number == 0:  # find how many calls fill a block: the same number on every rank
                 [longest] = slowest([seconds[name]], self.group)

@@ -1,10 +1,11 @@
-"""Look-ups in a recording: events by number, by time, by the event around them; which events of different ranks belong
-together, a send and its receive or the calls of one collective; and the logical time that follows from it.
+"""Look-ups in a recording: events by number, by time, by the event around them; which events of
+different ranks belong together, a send and its receive or the calls of one collective; and the
+logical time that follows from it.
 
-In logical time every step of a recording takes one unit. A rank's events follow each other, nothing arrives before it
-was sent, and no collective is over before all have come. Every moment is as early as these allow; a transfer and a
-computation take one unit, a wait as long as it has to.
-Source: Lamport: Time, Clocks, and the Ordering of Events in a Distributed System (1978)
+In logical time every step of a recording takes one unit. A rank's events follow each other, nothing
+arrives before it was sent, and no collective is over before all have come. Every moment is as early
+as these allow; a transfer and a computation take one unit, a wait as long as it has to. Source:
+Lamport: Time, Clocks, and the Ordering of Events in a Distributed System (1978)
 """
 
 from __future__ import annotations
@@ -18,7 +19,16 @@ from math import inf, isfinite
 from typing import NamedTuple
 
 import playground.trace.record as record
-from playground.trace.record import COLLECTIVE, RECEIVE, SEND, VALUES, WAIT, Event, RankRecording, Recording
+from playground.trace.record import (
+    COLLECTIVE,
+    RECEIVE,
+    SEND,
+    VALUES,
+    WAIT,
+    Event,
+    RankRecording,
+    Recording,
+)
 
 BLOCKING = (SEND, RECEIVE, COLLECTIVE)
 """Kinds whose call itself waits until it is done, unless a `wait()` follows."""
@@ -52,7 +62,9 @@ class Timeline:
     @property
     def seconds(self) -> float:
         """Seconds from the start of the first event to the end of the last one."""
-        return self.recording.end - min((event.start for event in self.by_ref.values()), default=0.0)
+        return self.recording.end - min(
+            (event.start for event in self.by_ref.values()), default=0.0
+        )
 
     def awaited(self, wait: Event) -> list[Event]:
         """The events that a wait waits for; a call that blocks waits for itself."""
@@ -62,10 +74,11 @@ class Timeline:
         return [self.by_ref[ref] for ref in refs if ref in self.by_ref]
 
     def waits(self) -> Iterator[Event]:
-        """The `wait()`s that ended, and the calls that blocked until they were done; the innermost ones only.
+        """The `wait()`s that ended, and the calls that blocked until they were done; the innermost
+        ones only.
 
-        Events that neither ended nor were waited for are no waits: their duration is unknown. Ranks that run ahead of
-        their GPU have none: their waits end when the work is issued.
+        Events that neither ended nor were waited for are no waits: their duration is unknown. Ranks
+        that run ahead of their GPU have none: their waits end when the work is issued.
         """
         waiting = {
             ref_of(event)
@@ -157,26 +170,32 @@ class MatchedMessage(NamedTuple):
 
 
 def match_messages(recording: Recording) -> tuple[list[MatchedMessage], list[Event]]:
-    """Pair every send with its receive. Returns the messages in the order in which they were sent; and sends without a
-    receive and receives without a send, in the order in which they began."""
+    """Pair every send with its receive. Returns the messages in the order in which they were sent;
+    and sends without a receive and receives without a send, in the order in which they began."""
     ends: dict[str, dict[object, Event]] = {SEND: {}, RECEIVE: {}}
     unmatched: list[Event] = []
     for event in recording.events(SEND, RECEIVE):
         way = (event.rank, event.peer) if event.kind == SEND else (event.peer, event.rank)
         key = event.group, way, event.tag, event.message
-        if event.message is None or event.peer is None or key in ends[event.kind]:  # None: from anyone, and never ended
+        # None: from anyone, and never ended
+        if event.message is None or event.peer is None or key in ends[event.kind]:
             unmatched.append(event)
         else:
             ends[event.kind][key] = event
     sends, receives = ends.values()
-    matched = [MatchedMessage(send, receives[key]) for key, send in sends.items() if key in receives]
-    unmatched += [event for key, event in (sends | receives).items() if not (key in sends and key in receives)]
+    matched = [
+        MatchedMessage(send, receives[key]) for key, send in sends.items() if key in receives
+    ]
+    unmatched += [
+        event for key, event in (sends | receives).items() if not (key in sends and key in receives)
+    ]
     return sorted(matched, key=lambda message: moment(message.send)), sorted(unmatched, key=moment)
 
 
 def match_collectives(recording: Recording) -> list[dict[int, Event]]:
-    """Pair the calls of all ranks, the k-th of a name in a group with the k-th of it: all ranks must call the same in
-    the same order. In the order in which they began, each the calls by rank."""
+    """Pair the calls of all ranks, the k-th of a name in a group with the k-th of it: all ranks
+    must call the same in the same order. In the order in which they began, each the calls by
+    rank."""
     counts: dict[tuple[int, str, tuple[int, ...]], int] = defaultdict(int)
     calls: dict[tuple[str, tuple[int, ...], int], dict[int, Event]] = defaultdict(dict)
     for event in recording.events(COLLECTIVE):
@@ -209,9 +228,9 @@ class HeldValues(NamedTuple):
 def holdings_of(rank: RankRecording) -> Iterator[HeldValues]:
     """The contents of this rank's tensors, in the order of time.
 
-    They are derived from recorded values alone. `VALUES` and the end of a collective have a whole tensor. Inside a
-    collective, a chunk of it is known where it is sent or has been computed. (A received chunk may be kept or added to
-    another: it shows when that is sent on.)
+    They are derived from recorded values alone. `VALUES` and the end of a collective have a whole
+    tensor. Inside a collective, a chunk of it is known where it is sent or has been computed. (A
+    received chunk may be kept or added to another: it shows when that is sent on.)
     """
     around = {event.number for event in rank.events if event.kind == COLLECTIVE}
     parts: set[int] = set()
@@ -231,7 +250,11 @@ def holdings_of(rank: RankRecording) -> Iterator[HeldValues]:
     held: Vector = ()
     for event, at_end, values in known:
         if event.number in parts:
-            if event.kind == RECEIVE or event.offset is None or event.offset + len(values) > len(held):
+            if (
+                event.kind == RECEIVE
+                or event.offset is None
+                or event.offset + len(values) > len(held)
+            ):
                 continue
             values = (*held[: event.offset], *values, *held[event.offset + len(values) :])
         if values != held:
@@ -240,13 +263,17 @@ def holdings_of(rank: RankRecording) -> Iterator[HeldValues]:
 
 
 def to_logical_time(recording: Recording) -> Recording:
-    """The recording with units in place of seconds. Events that wait for what never came are left out."""
+    """The recording with units in place of seconds. Events that wait for what never came are left
+    out."""
     times = logical_times(recording)
 
     def retime(rank: RankRecording) -> RankRecording:
         starts = ((event, times.get((*ref_of(event), False))) for event in rank.events)
         begun = ((event, start) for event, start in starts if start is not None)
-        retimed = (replace(event, start=at, end=times.get((*ref_of(event), True), inf)) for event, at in begun)
+        retimed = (
+            replace(event, start=at, end=times.get((*ref_of(event), True), inf))
+            for event, at in begun
+        )
         return replace(rank, events=tuple(retimed))
 
     return replace(recording, ranks=tuple(map(retime, recording.ranks)))
@@ -259,7 +286,8 @@ def logical_times(recording: Recording) -> dict[Edge, float]:
     waiting: dict[Edge, list[Iterator[Edge]]] = defaultdict(list)
 
     def follow(rank: RankRecording) -> Iterator[Edge]:
-        """Set the times of a rank's edges in order. Yields every edge that has to come before that is known."""
+        """Set the times of a rank's edges in order. Yields every edge that has to come before that
+        is known."""
         now = 0.0
         for edge in edges_of(rank):
             for cause in comes_after.get(edge, ()):
@@ -280,13 +308,16 @@ def logical_times(recording: Recording) -> dict[Edge, float]:
 
 
 def causes(recording: Recording) -> dict[Edge, list[Edge]]:
-    """The edges that must come at least a unit before an edge, besides those before it on its own rank."""
+    """The edges that must come at least a unit before an edge, besides those before it on its own
+    rank."""
     found: dict[Edge, list[Edge]] = defaultdict(list)
     for event in recording.events(record.COMPUTE, record.MOVE):
         found[event.rank, event.number, True].append((event.rank, event.number, False))
     for send, receive in match_messages(recording)[0]:
         found[receive.rank, receive.number, True].append((send.rank, send.number, False))
-    with_messages = {(event.rank, event.parent) for event in recording.events() if event.peer is not None}
+    with_messages = {
+        (event.rank, event.parent) for event in recording.events() if event.peer is not None
+    }
     for call in match_collectives(recording):
         refs = [ref_of(event) for event in call.values()]
         if with_messages.isdisjoint(refs):
@@ -296,8 +327,8 @@ def causes(recording: Recording) -> dict[Edge, list[Edge]]:
 
 
 def edges_of(rank: RankRecording) -> list[Edge]:
-    """A rank's edges in the order of time. At the same time, starts come before ends, and ends from the inside out,
-    with waits last."""
+    """A rank's edges in the order of time. At the same time, starts come before ends, and ends from
+    the inside out, with waits last."""
     timed = []
     for event in rank.events:
         timed.append((event.start, 0, event.number, False))

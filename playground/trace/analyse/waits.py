@@ -1,9 +1,9 @@
 """Waits of ranks, their causes, and chains of causes that lead back to a rank that was busy.
 
-A wait for a message that had not been sent yet is caused by the sender, up to the moment when it is sent; the remaining
-time is the transfer. The same holds for a receiver that comes late, and for the last rank to come to a collective.
-Source: Geimer et al.: The Scalasca performance toolset architecture (2010), where these wait states are Late Sender,
-Late Receiver and Wait at N x N
+A wait for a message that had not been sent yet is caused by the sender, up to the moment when it is
+sent; the remaining time is the transfer. The same holds for a receiver that comes late, and for the
+last rank to come to a collective. Source: Geimer et al.: The Scalasca performance toolset
+architecture (2010), where these wait states are Late Sender, Late Receiver and Wait at N x N
 """
 
 from __future__ import annotations
@@ -46,9 +46,11 @@ class WaitState:
     event: Event
     """The wait; or the call, if that waited itself."""
     awaited: Event | None
-    """The event it waited for; of several, the one whose peer came last. None if nothing is recorded of its peers."""
+    """The event it waited for; of several, the one whose peer came last. None if nothing is
+    recorded of its peers."""
     peer: Event | None
-    """The other end of `awaited`: the event on another rank that had to begin first, if there was one."""
+    """The other end of `awaited`: the event on another rank that had to begin first, if there was
+    one."""
     late: float
     """Seconds until `peer` began."""
 
@@ -83,13 +85,16 @@ class Waits:
         messages, _ = match_messages(recording)
         self.peers = {ref_of(receive): [send] for send, receive in messages}
         self.peers |= {ref_of(send): [receive] for send, receive in messages}
-        """The events on other ranks that had to begin before one could be over, if anything is recorded of them."""
+        """The events on other ranks that had to begin before one could be over, if anything is
+        recorded of them."""
         for call in match_collectives(recording):
             for rank, event in call.items():
                 others = (other for each, other in call.items() if each != rank)
                 if len(call) > 1 or len(event.group) == 1:
                     self.peers[ref_of(event)] = [
-                        other for other in others if event.name not in FROM_ROOT or other.rank == event.peer
+                        other
+                        for other in others
+                        if event.name not in FROM_ROOT or other.rank == event.peer
                     ]
         self.all: Sequence[WaitState] = [self.explain(event) for event in self.timeline.waits()]
         """The waits rank by rank, in the order in which they began."""
@@ -99,14 +104,19 @@ class Waits:
         return sorted(self.all, key=lambda wait: (-wait.seconds, ref_of(wait.event)))
 
     def explain(self, event: Event) -> WaitState:
-        """The wait of this event, with the last peer to come among those it could have waited for."""
-        known = [awaited for awaited in self.timeline.awaited(event) if ref_of(awaited) in self.peers]
+        """The wait of this event, with the last peer to come among those it could have waited
+        for."""
+        known = [
+            awaited for awaited in self.timeline.awaited(event) if ref_of(awaited) in self.peers
+        ]
         pairs = ((awaited, peer) for awaited in known for peer in self.peers[ref_of(awaited)])
         causes = [pair for pair in pairs if pair[1].start <= event.end]
         if not causes:
             return WaitState(event, known[0] if known else None, None, 0.0)
         awaited, peer = max(causes, key=lambda pair: (pair[1].start, pair[1].rank))
-        return WaitState(event, awaited, peer, min(max(peer.start - event.start, 0.0), event.seconds))
+        return WaitState(
+            event, awaited, peer, min(max(peer.start - event.start, 0.0), event.seconds)
+        )
 
 
 def seconds_by_cause(waits: Sequence[WaitState]) -> dict[str, float]:
@@ -126,7 +136,8 @@ class Busy:
     start: float
     end: float
     event: Event
-    """The computation of most of the time, if recorded; otherwise the event that took the longest time to reach."""
+    """The computation of most of the time, if recorded; otherwise the event that took the longest
+    time to reach."""
 
     @property
     def seconds(self) -> float:
@@ -159,8 +170,9 @@ class Blamer:
         self.events = {lane: Lookup(events) for lane, events in waits.timeline.lanes.items()}
 
     def blame(self, wait: WaitState) -> Chain:
-        """The chain of causes of this wait. While a rank waits for another's event, that rank was delayed by waits of
-        its own, which the chain follows, or by its work, which ends the chain: whichever took longest."""
+        """The chain of causes of this wait. While a rank waits for another's event, that rank was
+        delayed by waits of its own, which the chain follows, or by its work, which ends the chain:
+        whichever took longest."""
         chain, seen, start = [wait], {ref_of(wait.event)}, wait.event.start
         while wait.peer is not None and wait.cause in LATE.values():
             kept = self.keeper((wait.peer.rank, wait.peer.lane), start, wait.peer)
@@ -174,36 +186,53 @@ class Blamer:
         return Chain(tuple(chain), None)
 
     def keeper(self, lane: Lane, start: float, until: Event) -> WaitState | Busy | None:
-        """The longest wait or work of this lane between `start` and `until`; None if `until` began at `start`."""
+        """The longest wait or work of this lane between `start` and `until`; None if `until` began
+        at `start`."""
         waits = self.waits[lane].during(start, until.start) if lane in self.waits else []
         edges = [start, *(edge for wait in waits for edge in (wait.start, wait.end)), until.start]
-        gaps = [(first, last) for first, last in zip(edges[::2], edges[1::2], strict=True) if first < last]
+        gaps = [
+            (first, last)
+            for first, last in zip(edges[::2], edges[1::2], strict=True)
+            if first < last
+        ]
         first, last = max(gaps, key=lambda gap: gap[1] - gap[0], default=(start, start))
-        longest = max(waits, key=lambda wait: seconds_within(wait, start, until.start), default=None)
+        longest = max(
+            waits, key=lambda wait: seconds_within(wait, start, until.start), default=None
+        )
         if longest is not None and seconds_within(longest, start, until.start) > last - first:
             return self.waits_of[ref_of(longest)]
         return self.work(lane, first, last, until) if first < last else None
 
     def work(self, lane: Lane, start: float, end: float, until: Event) -> Busy | WaitState | None:
-        """The work of this lane between two waits, before `until`. A background thread that did nothing for most of the
-        time had nothing to do yet: then the main thread delayed it."""
+        """The work of this lane between two waits, before `until`. A background thread that did
+        nothing for most of the time had nothing to do yet: then the main thread delayed it."""
         rank, name = lane
         events = self.events[lane].during(start, end)
         recorded = union(clip([(event.start, event.end) for event in events], start, end))
         if name != MAIN and total(recorded) < (end - start) / 2:
             return self.keeper((rank, MAIN), start, until)
         computations = (event for event in events if event.kind == COMPUTE)
-        computed = [event for event in computations if seconds_within(event, start, end) > (end - start) / 2]
-        return Busy(rank, start, end, computed[-1] if computed else self.longest_awaited(lane, start, end, until))
+        computed = [
+            event for event in computations if seconds_within(event, start, end) > (end - start) / 2
+        ]
+        return Busy(
+            rank,
+            start,
+            end,
+            computed[-1] if computed else self.longest_awaited(lane, start, end, until),
+        )
 
     def longest_awaited(self, lane: Lane, start: float, end: float, until: Event) -> Event:
-        """The event of this lane, up to the first after `end`, that began longest after the events before it."""
+        """The event of this lane, up to the first after `end`, that began longest after the events
+        before it."""
         following = self.events[lane].after(end) or until
         events = [event for event in self.events[lane].during(start, end) if event.start > start]
         last, found = start, []
         for event in [*events, following]:
             found.append((event.start - last, event))
-            last = max(last, event.start, *(other.end for other in events if other.end <= event.start))
+            last = max(
+                last, event.start, *(other.end for other in events if other.end <= event.start)
+            )
         return max(found, key=lambda pair: pair[0])[1]
 
 

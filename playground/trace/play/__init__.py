@@ -1,8 +1,10 @@
-"""The page that plays a recording: a template, a style sheet, a script and the recording, all in one file.
+"""The page that plays a recording: a template, a style sheet, a script and the recording, all in
+one file.
 
-The page has a recording as numbers in columns, which are small because repetitions are written once. Times are
-nanoseconds since the first event and units of logical time; starts are differences to the event before on the same
-rank. An event is identified by its place among the events of all ranks, rank by rank.
+The page has a recording as numbers in columns, which are small because repetitions are written
+once. Times are nanoseconds since the first event and units of logical time; starts are differences
+to the event before on the same rank. An event is identified by its place among the events of all
+ranks, rank by rank.
 """
 
 from __future__ import annotations
@@ -19,7 +21,15 @@ from math import isfinite, isnan
 from pathlib import Path
 from string import Template
 
-from playground.trace.analyse import Ref, Timeline, Vector, holdings_of, logical_times, match_messages, ref_of
+from playground.trace.analyse import (
+    Ref,
+    Timeline,
+    Vector,
+    holdings_of,
+    logical_times,
+    match_messages,
+    ref_of,
+)
 from playground.trace.analyse.waits import CAUSES, UNTOLD, Blamer, Chain, Waits, WaitState
 from playground.trace.record import RankRecording, Recording
 from playground.trace.render import INK, PAPER, STYLES
@@ -44,24 +54,34 @@ def to_waits(recording: Recording, places: Places) -> dict[str, object]:
         "waits": [to_wait(wait, places) for wait in longest[:MAX_WAITS]],
         "chains": [to_chain(blamer.blame(wait), places) for wait in longest[:MAX_CHAINS]],
         "waitCount": len(longest),
-        "noWaits": f"Waits {UNTOLD}" if recording.runs_ahead else NEVER_ENDED if still else "No rank waited",
+        "noWaits": f"Waits {UNTOLD}"
+        if recording.runs_ahead
+        else NEVER_ENDED
+        if still
+        else "No rank waited",
         "standstill": still and still._asdict(),
     }
 
 
 def to_wait(wait: WaitState, places: Places) -> list[int | None]:
-    """The event that waits, the one waited for on another rank, the cause, and nanoseconds until that one began."""
+    """The event that waits, the one waited for on another rank, the cause, and nanoseconds until
+    that one began."""
     peer = None if wait.peer is None else places[ref_of(wait.peer)]
     return [places[ref_of(wait.event)], peer, CAUSES.index(wait.cause), nanoseconds(wait.late)]
 
 
 def to_chain(chain: Chain, places: Places) -> list[object]:
-    """The waits after the first; and the work that ends the chain: its event, from when to when, and whether that event
-    is the work itself, or came after it."""
+    """The waits after the first; and the work that ends the chain: its event, from when to when,
+    and whether that event is the work itself, or came after it."""
     waits: list[object] = [[to_wait(wait, places) for wait in chain.waits[1:]]]
     if (busy := chain.busy) is None:
         return waits
-    return [*waits, places[ref_of(busy.event)], *map(nanoseconds, (busy.start, busy.end)), int(busy.is_recorded)]
+    return [
+        *waits,
+        places[ref_of(busy.event)],
+        *map(nanoseconds, (busy.start, busy.end)),
+        int(busy.is_recorded),
+    ]
 
 
 MAX_NUMBERS = 10_000
@@ -92,8 +112,13 @@ def to_columns(recording: Recording) -> dict[str, object]:
     """The data of the page."""
     places = {ref_of(event): place for place, event in enumerate(recording.events())}
     lanes, vectors = Lanes(recording), Vectors()
-    rows = [(rank, lane, top, lanes.heights[rank, lane]) for (rank, lane), top in lanes.tops.items()]
-    ends = [(places[ref_of(send)], places[ref_of(receive)]) for send, receive in match_messages(recording)[0]]
+    rows = [
+        (rank, lane, top, lanes.heights[rank, lane]) for (rank, lane), top in lanes.tops.items()
+    ]
+    ends = [
+        (places[ref_of(send)], places[ref_of(receive)])
+        for send, receive in match_messages(recording)[0]
+    ]
     return {
         "command": " ".join(recording.command),
         "backend": recording.backend,
@@ -103,8 +128,13 @@ def to_columns(recording: Recording) -> dict[str, object]:
         "lanes": rows,
         "bar": ROW,
         "height": max((top + height for _, _, top, height in rows), default=0.0),
-        # for each message the place of its send, relative to the one before, and that of its receive relative to it
-        "arrows": [step for (last, _), (sent, at) in pairwise([(0, 0), *ends]) for step in (sent - last, at - sent)],
+        # for each message the place of its send, relative to the one before, and that of its
+        # receive relative to it
+        "arrows": [
+            step
+            for (last, _), (sent, at) in pairwise([(0, 0), *ends])
+            for step in (sent - last, at - sent)
+        ],
         "holdings": [[*held_by(rank, places, vectors)] for rank in recording.ranks],
         # the places of events whose values are on the page, with those of their vectors
         "valuesOf": [
@@ -116,26 +146,48 @@ def to_columns(recording: Recording) -> dict[str, object]:
         "leftOut": len(vectors.left_out),
         **to_waits(recording, places),
         "sources": [[source.file, source.line, source.function] for source in recording.sources],
-        "texts": pack({source.file: recording.texts.get(source.file, "") for source in recording.sources}),
+        "texts": pack(
+            {source.file: recording.texts.get(source.file, "") for source in recording.sources}
+        ),
     }
 
 
 def to_events(recording: Recording, lanes: Lanes) -> dict[str, object]:
-    """The ranks with the columns of their events: times, logical times, parents and kinds; and the fields that repeated
-    events have in common, `whats`, for whose places the script has names (run.js)."""
+    """The ranks with the columns of their events: times, logical times, parents and kinds; and the
+    fields that repeated events have in common, `whats`, for whose places the script has names
+    (run.js)."""
     steps, waited_for = logical_times(recording), Timeline(recording).waited_for
     whats: dict[tuple[object, ...], int] = {}
     first = nanoseconds(min((event.start for event in recording.events()), default=0.0))
     ranks = []
     for rank in recording.ranks:
-        columns: dict[str, list[int]] = {"start": [], "long": [], "step": [], "steps": [], "up": [], "what": []}
+        columns: dict[str, list[int]] = {
+            "start": [],
+            "long": [],
+            "step": [],
+            "steps": [],
+            "up": [],
+            "what": [],
+        }
         now, then = first, 0
         for event in rank.events:
             ref, start = ref_of(event), nanoseconds(event.start)
             at, step_end = round(steps.get((*ref, False), then)), steps.get((*ref, True))
             is_bar = event.kind in SPANS + PIECES
-            look = event.kind, event.name, event.lane, *((style_of(event), lanes.top(event)) if is_bar else ("", 0.0))
-            what = *look, int(ref in waited_for), event.peer, event.nbytes, event.shape, event.source
+            look = (
+                event.kind,
+                event.name,
+                event.lane,
+                *((style_of(event), lanes.top(event)) if is_bar else ("", 0.0)),
+            )
+            what = (
+                *look,
+                int(ref in waited_for),
+                event.peer,
+                event.nbytes,
+                event.shape,
+                event.source,
+            )
             columns["start"].append(start - now)
             columns["long"].append(nanoseconds(event.end) - start if isfinite(event.end) else NEVER)
             columns["step"].append(at - then)
@@ -143,7 +195,12 @@ def to_events(recording: Recording, lanes: Lanes) -> dict[str, object]:
             columns["up"].append(0 if event.parent is None else event.number - event.parent)
             columns["what"].append(whats.setdefault(what, len(whats)))
             now, then = start, at
-        about = {"rank": rank.rank, "device": rank.device, "dropped": rank.dropped, "cutOff": rank.is_cut_off}
+        about = {
+            "rank": rank.rank,
+            "device": rank.device,
+            "dropped": rank.dropped,
+            "cutOff": rank.is_cut_off,
+        }
         ranks.append({**about, "packed": pack(columns)})
     end, last = max(0, nanoseconds(recording.end) - first), round(max(steps.values(), default=0))
     return {"end": end, "steps": last, "ranks": ranks, "whats": [*whats]}
@@ -151,10 +208,14 @@ def to_events(recording: Recording, lanes: Lanes) -> dict[str, object]:
 
 def pack(thing: Mapping[str, object]) -> str:
     """Deflated JSON in base64, which browsers can inflate."""
-    return base64.b64encode(zlib.compress(json.dumps(thing, separators=(",", ":")).encode(), 9)).decode()
+    return base64.b64encode(
+        zlib.compress(json.dumps(thing, separators=(",", ":")).encode(), 9)
+    ).decode()
 
 
-def held_by(rank: RankRecording, places: Places, vectors: Vectors) -> Iterator[tuple[int, int, int | None]]:
+def held_by(
+    rank: RankRecording, places: Places, vectors: Vectors
+) -> Iterator[tuple[int, int, int | None]]:
     """The changes of what a rank holds: the event, whether at its end, and the vector.
 
     The vector is None where there was no room for it, and until the next one for which there is.
@@ -168,7 +229,8 @@ def held_by(rank: RankRecording, places: Places, vectors: Vectors) -> Iterator[t
 
 
 def to_numbers(vector: Vector) -> list[float | int | str]:
-    """Numbers as JSON, whole ones without a point. NaN and infinity become strings, as JavaScript reads them."""
+    """Numbers as JSON, whole ones without a point. NaN and infinity become strings, as JavaScript
+    reads them."""
 
     def to_number(value: float) -> float | int | str:
         if not isfinite(value):
@@ -200,15 +262,22 @@ def render_page(recording: Recording) -> str:
 
 
 def render_player(recording: Recording, pages: Mapping[str, str] | None = None) -> str:
-    """A player of the recording, for a page with its style and script. In a `<figure>` it leaves the keys of the page
-    to the others. `pages`: for a file of the program the beginning of the addresses of its lines."""
-    return Template(read("player.html")).substitute(data=to_json(to_columns(recording) | {"pages": pages or {}}))
+    """A player of the recording, for a page with its style and script. In a `<figure>` it leaves
+    the keys of the page to the others. `pages`: for a file of the program the beginning of the
+    addresses of its lines."""
+    return Template(read("player.html")).substitute(
+        data=to_json(to_columns(recording) | {"pages": pages or {}})
+    )
 
 
 def read_style() -> str:
-    """The style sheet of players, and the colours of pictures as variables, for light and for dark surroundings."""
+    """The style sheet of players, and the colours of pictures as variables, for light and for dark
+    surroundings."""
     light, dark = css_variables({"paper": PAPER, "ink": INK, **STYLES})
-    return f":root{{{light};}}\n@media (prefers-color-scheme:dark){{:root{{{dark};}}}}\n{read('player.css')}"
+    return (
+        f":root{{{light};}}\n@media "
+        f"(prefers-color-scheme:dark){{:root{{{dark};}}}}\n{read('player.css')}"
+    )
 
 
 def read_script() -> str:
@@ -217,11 +286,14 @@ def read_script() -> str:
 
 def to_json(data: object) -> str:
     """JSON for a script element: nothing in it can end the element, or begin a comment."""
-    return json.dumps(data, separators=(",", ":"), allow_nan=False, ensure_ascii=False).replace("<", "\\u003c")
+    return json.dumps(data, separators=(",", ":"), allow_nan=False, ensure_ascii=False).replace(
+        "<", "\\u003c"
+    )
 
 
 def digest(text: str) -> str:
-    """The source expression that allows exactly this style sheet or script in a content security policy."""
+    """The source expression that allows exactly this style sheet or script in a content security
+    policy."""
     return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
 
 

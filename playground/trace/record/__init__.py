@@ -1,4 +1,5 @@
-"""A recorded run: the events of all its ranks, which are on one host and read one clock. Does not import torch.
+"""A recorded run: the events of all its ranks, which are on one host and read one clock. Does not
+import torch.
 
 Times are seconds since the recording began. Analyses, figures and the player derive from this.
 """
@@ -15,9 +16,11 @@ SCHEMA = 2
 
 SEND, RECEIVE = "send", "receive"
 """A point-to-point message, from the call that posts it until the call, or its wait, has returned.
-(gloo completes a receive only inside `wait`: the message has arrived by then, not at that moment.)"""
+(gloo completes a receive only inside `wait`: the message has arrived by then, not at that
+moment.)"""
 COLLECTIVE = "collective"
-"""A collective operation, from the call until it, or its wait, has returned. Messages inside ours are its children."""
+"""A collective operation, from the call until it, or its wait, has returned. Messages inside ours
+are its children."""
 WAIT = "wait"
 """The time spent in `wait()`, for the events in `awaits`."""
 COMPUTE = "compute"
@@ -56,24 +59,26 @@ class Event:
     rank: int
     kind: str
     name: str
-    """The function called (`isend`, `all_reduce`), or a name (`forward`, `bucket 1`, `reduce-scatter`)."""
+    """The function called (`isend`, `all_reduce`), or a name (`forward`, `bucket 1`,
+    `reduce-scatter`)."""
     start: float
     end: float
     """Equal to `start` for an instant. Infinite if the rank was gone before it was over."""
     lane: str = MAIN
     parent: int | None = None
-    """Number of the innermost event of the same rank in which it began. Background events, such as a bucket that leaves
-    during backward, may end later than their parent."""
+    """Number of the innermost event of the same rank in which it began. Background events, such as
+    a bucket that leaves during backward, may end later than their parent."""
     peer: int | None = None
-    """The other rank of a message, or the root of a collective; None for a receive from anyone until it is over."""
+    """The other rank of a message, or the root of a collective; None for a receive from anyone
+    until it is over."""
     nbytes: int = 0
     """Size of the message, or of the collective's tensor."""
     shape: tuple[int, ...] = ()
     group: tuple[int, ...] = ()
     """Ranks of the world that take part."""
     message: int | None = None
-    """Index of a message among those with its sender, receiver, group and tag. Both ends count, so a send and its
-    receive have the same."""
+    """Index of a message among those with its sender, receiver, group and tag. Both ends count, so
+    a send and its receive have the same."""
     tag: int = 0
     offset: int | None = None
     """First element of a chunk in the flat tensor of the collective around it."""
@@ -82,8 +87,8 @@ class Event:
     source: int | None = None
     """Index in the recording's `sources`."""
     values: tuple[float, ...] | None = None
-    """Contents of the tensor: when it was sent, had been received, or after the collective. None if it was too large
-    (`shape` is there), or was not asked for."""
+    """Contents of the tensor: when it was sent, had been received, or after the collective. None if
+    it was too large (`shape` is there), or was not asked for."""
 
     @property
     def seconds(self) -> float:
@@ -100,11 +105,13 @@ class RankRecording:
     dropped: int = 0
     """Number of events for which there was no room."""
     is_cut_off: bool = False
-    """Whether it ends without the rank's own mark: the rank was killed, or the file is incomplete."""
+    """Whether it ends without the rank's own mark: the rank was killed, or the file is
+    incomplete."""
 
     @property
     def runs_ahead(self) -> bool:
-        """Whether the rank only issues work to a GPU: its calls and waits return before that is done."""
+        """Whether the rank only issues work to a GPU: its calls and waits return before that is
+        done."""
         return self.device.startswith("cuda")
 
 
@@ -145,19 +152,27 @@ class Recording:
     @property
     def end(self) -> float:
         """The last moment at which an event ended; or began, if it never ended."""
-        return max((event.end if isfinite(event.end) else event.start for event in self.events()), default=0.0)
+        return max(
+            (event.end if isfinite(event.end) else event.start for event in self.events()),
+            default=0.0,
+        )
 
     def events(self, *kinds: str) -> Iterator[Event]:
         """The events of these kinds, or all, rank by rank."""
-        return (event for rank in self.ranks for event in rank.events if not kinds or event.kind in kinds)
+        return (
+            event
+            for rank in self.ranks
+            for event in rank.events
+            if not kinds or event.kind in kinds
+        )
 
 
 ARROW = " → "
 
 
 def name_of_move(part: str, source: str, target: str) -> str:
-    """The name of a copy's event: the part of a training step that made it, and the devices; `cpu` without a number is
-    the host.
+    """The name of a copy's event: the part of a training step that made it, and the devices; `cpu`
+    without a number is the host.
 
     >>> name_of_move("scatter", "cpu", "cpu:1")
     'scatter: cpu → cpu:1'

@@ -1,4 +1,5 @@
-"""Records our own collectives: from call to end, the phases in them, their messages, and the additions of chunks."""
+"""Records our own collectives: from call to end, the phases in them, their messages, and the
+additions of chunks."""
 
 from __future__ import annotations
 
@@ -11,7 +12,15 @@ import torch
 
 from playground.algorithms import messages
 from playground.algorithms.all_reduce import current_phase
-from playground.algorithms.messages import TAG, Addressed, Executor, Group, Subset, Works, number_in_whole
+from playground.algorithms.messages import (
+    TAG,
+    Addressed,
+    Executor,
+    Group,
+    Subset,
+    Works,
+    number_in_whole,
+)
 from playground.runtime.tap import ranks_of
 from playground.trace.record import COLLECTIVE, COMPUTE, PHASE, RECEIVE, SEND, VALUES
 from playground.trace.record.distributed import CallRecorder, bytes_of, values_of
@@ -22,23 +31,30 @@ EXCHANGE = messages.exchange.__code__
 
 
 class RecordingExecutor(Executor):
-    """Records what it does. Within a collective, only what it starts itself is recorded of torch.distributed."""
+    """Records what it does. Within a collective, only what it starts itself is recorded of
+    torch.distributed."""
 
     def __init__(self, recorder: Recorder, calls: CallRecorder) -> None:
-        self.recorder, self.calls = recorder, calls
+        self.recorder = recorder
+        self.calls = calls
 
     def collective(
-        self, name: str, call: Callable[[], None], input: torch.Tensor, output: torch.Tensor, group: Group,
+        self, name: str, call: Callable[[], None], input: torch.Tensor, output: torch.Tensor,
+        group: Group,
         async_op: bool,
     ) -> Any:  # fmt: skip
         """Record the collective from the call until it is done."""
         where = {"source": self.recorder.sources.find(), "parent": self.recorder.around()}
-        number = self.recorder.begin(COLLECTIVE, name, bytes_of(input), input.shape, ranks_of(group), **where)
+        number = self.recorder.begin(
+            COLLECTIVE, name, bytes_of(input), input.shape, ranks_of(group), **where
+        )
         whole = functools.partial(self.run_whole, number, call, output, async_op)
         work = super().collective(name, whole, input, output, group, async_op)
         return None if work is None else RecordedWork(self.recorder, work, number)
 
-    def run_whole(self, number: int, call: Callable[[], None], output: torch.Tensor, async_op: bool) -> None:
+    def run_whole(
+        self, number: int, call: Callable[[], None], output: torch.Tensor, async_op: bool
+    ) -> None:
         """Run the collective, in this thread."""
         recorder, thread = self.recorder, self.recorder.thread
         recorder.open(number)
@@ -50,7 +66,8 @@ class RecordingExecutor(Executor):
         finally:
             thread.is_inside = False
             recorder.close(number)
-            thread.flat, thread.phase = None, ""
+            thread.flat = None
+            thread.phase = ""
         recorder.put_values(number, values_of(output))
 
     def run(self, algorithm: Callable[..., None], flat: torch.Tensor, *arguments: Any) -> None:
@@ -69,28 +86,53 @@ class RecordingExecutor(Executor):
             thread.phase = phase
             if phase:
                 thread.phase_number = recorder.open(recorder.begin(PHASE, phase))
-        source, ranks = recorder.sources.find(3), ranks_of(group.whole if isinstance(group, Subset) else group)
+        source = recorder.sources.find(3)
+        ranks = ranks_of(group.whole if isinstance(group, Subset) else group)
         with self.calls.in_turn:
-            sends = [self.begin_message(SEND, ranks, *each, source) for each in number_in_whole(group, send)]
-            receives = [self.begin_message(RECEIVE, ranks, *each, source) for each in number_in_whole(group, receive)]
+            sends = [
+                self.begin_message(SEND, ranks, *each, source)
+                for each in number_in_whole(group, send)
+            ]
+            receives = [
+                self.begin_message(RECEIVE, ranks, *each, source)
+                for each in number_in_whole(group, receive)
+            ]
             works = super().start(group, send, receive)
-        return RecordedWorks(self, works, sends, receives, [tensor for tensor, _ in receive], source)
+        return RecordedWorks(
+            self, works, sends, receives, [tensor for tensor, _ in receive], source
+        )
 
-    def begin_message(self, kind: str, ranks: tuple[int, ...], tensor: torch.Tensor, rank: int, source: int) -> int:
+    def begin_message(
+        self, kind: str, ranks: tuple[int, ...], tensor: torch.Tensor, rank: int, source: int
+    ) -> int:
         recorder, peer, name = self.recorder, ranks[rank], "isend" if kind == SEND else "irecv"
         message = next(self.calls.counts[ranks, TAG][kind, peer])
         number = recorder.begin(
-            kind, name, tensor.nbytes, tensor.shape, ranks, peer, message, TAG, self.offset_of(tensor), source
+            kind,
+            name,
+            tensor.nbytes,
+            tensor.shape,
+            ranks,
+            peer,
+            message,
+            TAG,
+            self.offset_of(tensor),
+            source,
         )
         if kind == SEND and tensor.numel() <= MAX_VALUES:
             recorder.put_values(number, values_of(tensor))
         return number
 
     def offset_of(self, part: torch.Tensor) -> int:
-        """The first element of this part of the tensor of our collective; -1 if it is not part of it."""
+        """The first element of this part of the tensor of our collective; -1 if it is not part of
+        it."""
         flat = self.recorder.thread.flat
         behind = NONE if flat is None else part.data_ptr() - flat.data_ptr()
-        return behind // flat.element_size() if flat is not None and 0 <= behind < flat.nbytes else NONE
+        return (
+            behind // flat.element_size()
+            if flat is not None and 0 <= behind < flat.nbytes
+            else NONE
+        )
 
     def note_values(self) -> None:
         """Record the values that the rank now holds in our collective."""
@@ -102,7 +144,9 @@ class RecordingExecutor(Executor):
         """Record the addition."""
         recorder, offset = self.recorder, self.offset_of(mine)
         source = recorder.sources.find()
-        number = recorder.begin(COMPUTE, "add", mine.nbytes, mine.shape, offset=offset, source=source)
+        number = recorder.begin(
+            COMPUTE, "add", mine.nbytes, mine.shape, offset=offset, source=source
+        )
         super().add(mine, theirs, op)
         recorder.end(number)
         if mine.numel() <= MAX_VALUES:
@@ -111,16 +155,23 @@ class RecordingExecutor(Executor):
 
 
 class RecordedWorks(Works):
-    """Messages under way: the program waits for all that are to be received, and for all that are sent."""
+    """Messages under way: the program waits for all that are to be received, and for all that are
+    sent."""
 
     def __init__(
         self, executor: RecordingExecutor, works: Works, sends: list[int], receives: list[int],
         arriving: list[torch.Tensor], source: int,
     ) -> None:  # fmt: skip
-        """`sends` and `receives` are the numbers of the messages' events, `arriving` the tensors to be received."""
+        """`sends` and `receives` are the numbers of the messages' events, `arriving` the tensors to
+        be received."""
         super().__init__(works.sends, works.receives)
-        self.executor, self.arriving, self.source = executor, [*zip(receives, arriving, strict=True)], source
-        self.to_receive, self.to_send = (receives, sends) if works.sends else (receives + sends, [])  # or in a batch
+        self.executor, self.arriving, self.source = (
+            executor,
+            [*zip(receives, arriving, strict=True)],
+            source,
+        )
+        # or in a batch
+        self.to_receive, self.to_send = (receives, sends) if works.sends else (receives + sends, [])
 
     def received(self) -> None:
         self.wait(self.to_receive, super().received)
@@ -138,16 +189,20 @@ class RecordedWorks(Works):
         if numbers:
             # inside `exchange` the line that waits is the one that started the messages
             recorder, is_same = self.executor.recorder, sys._getframe(2).f_code is EXCHANGE
-            number = recorder.begin_wait(numbers, self.source if is_same else recorder.sources.find(3))
+            number = recorder.begin_wait(
+                numbers, self.source if is_same else recorder.sources.find(3)
+            )
             wait()
             recorder.end_all([number, *numbers])
 
 
 class RecordedWork:
-    """The work of a collective of ours, which records its own end: that may be long before a wait for it."""
+    """The work of a collective of ours, which records its own end: that may be long before a wait
+    for it."""
 
     def __init__(self, recorder: Recorder, work: Any, number: int) -> None:
-        self.recorder, self.work = recorder, work
+        self.recorder = recorder
+        self.work = work
         self.number: int | None = number
         """The number of the collective's event, until the first wait."""
 

@@ -28,7 +28,8 @@ def bytes_of(tensor: torch.Tensor) -> int:
 
 
 def values_of(tensor: torch.Tensor) -> list[float] | None:
-    """The values of a tensor, flat; None if it is too large, or on a GPU, where reading it would have to wait."""
+    """The values of a tensor, flat; None if it is too large, or on a GPU, where reading it would
+    have to wait."""
     if tensor.numel() > MAX_VALUES or not tensor.is_cpu or tensor.layout is not torch.strided:
         return None
     if tensor.is_complex():
@@ -51,8 +52,11 @@ class CallRecorder(Observer):
     """Records the calls that the tap tells of."""
 
     def __init__(self, recorder: Recorder) -> None:
-        self.recorder, self.thread = recorder, recorder.thread
-        self.counts: defaultdict[tuple[Ranks, int], Counts] = defaultdict(lambda: defaultdict(itertools.count))
+        self.recorder = recorder
+        self.thread = recorder.thread
+        self.counts: defaultdict[tuple[Ranks, int], Counts] = defaultdict(
+            lambda: defaultdict(itertools.count)
+        )
         """The numbers of the next messages, by group and tag."""
         self.events: dict[int, list[int]] = {}
         """Numbers of the events that end with a call, by its number; the first is its own."""
@@ -76,7 +80,9 @@ class CallRecorder(Observer):
     def begin_message(self, call: Call) -> int:
         recorder, kind = self.recorder, SEND if call.method == "send" else RECEIVE
         [tensor], other = call.inputs or call.outputs, call.peer
-        peer, message = (NONE, NONE) if other is None else (other, self.next_message(kind, other, call))
+        peer, message = (
+            (NONE, NONE) if other is None else (other, self.next_message(kind, other, call))
+        )
         number = recorder.begin(
             kind, call.name, bytes_of(tensor), tensor.shape, call.ranks, peer, message, call.tag,
             source=recorder.sources.find(),
@@ -113,15 +119,22 @@ class CallRecorder(Observer):
         # threads of an agent listen for requests all the time, which is not a wait of the rank
         is_agents = any(calls[0].group is agent.group for agent in agents)
         if numbers and (not is_agents or self.thread.lane == LANE_CODES[MAIN]):
-            self.waits[calls[0].number] = self.recorder.begin_wait(numbers, self.recorder.sources.find())
+            self.waits[calls[0].number] = self.recorder.begin_wait(
+                numbers, self.recorder.sources.find()
+            )
 
     def waited(self, calls: Sequence[Call]) -> None:
         """A wait that failed ends here; others are over when what they are for is done."""
-        if calls[0].number not in self.events and (wait := self.waits.pop(calls[0].number, None)) is not None:
+        if (
+            calls[0].number not in self.events
+            and (wait := self.waits.pop(calls[0].number, None)) is not None
+        ):
             self.recorder.end(wait)
 
     def done(self, calls: Sequence[Call]) -> None:
-        ended = [(call, self.events.pop(call.number)) for call in calls if call.number in self.events]
+        ended = [
+            (call, self.events.pop(call.number)) for call in calls if call.number in self.events
+        ]
         numbers = [number for _, numbers in ended for number in numbers]
         if (wait := self.waits.pop(calls[0].number, None)) is not None:
             numbers.append(wait)

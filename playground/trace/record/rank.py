@@ -1,8 +1,8 @@
 """In a rank: records a function that it runs.
 
-On a GPU a receive returns at once, and only orders what comes after it; and a rank that issues work to its GPU is soon
-ahead of it: recorded times are those at which calls were made.
-Source: https://docs.pytorch.org/docs/stable/notes/cuda.html#asynchronous-execution
+On a GPU a receive returns at once, and only orders what comes after it; and a rank that issues work
+to its GPU is soon ahead of it: recorded times are those at which calls were made. Source:
+https://docs.pytorch.org/docs/stable/notes/cuda.html#asynchronous-execution
 """
 
 from __future__ import annotations

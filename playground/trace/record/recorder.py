@@ -1,5 +1,5 @@
-"""In a rank: records events, straight into a file that outlives it, and the things that they refer to by number: names,
-shapes, groups and lines of the program. Does not import torch.
+"""In a rank: records events, straight into a file that outlives it, and the things that they refer
+to by number: names, shapes, groups and lines of the program. Does not import torch.
 """
 
 from __future__ import annotations
@@ -20,12 +20,21 @@ from typing import Any
 from playground.runtime.files import create
 from playground.runtime.flight_recorder.sources import Sources
 from playground.trace.record import BACKGROUND, KINDS, MAIN, WAIT, layout
-from playground.trace.record.layout import HEADER, LANE_CODES, MAX_VALUES, NONE, RECORD, SPAN, file_name, place_of
+from playground.trace.record.layout import (
+    HEADER,
+    LANE_CODES,
+    MAX_VALUES,
+    NONE,
+    RECORD,
+    SPAN,
+    file_name,
+    place_of,
+)
 
 
 class Tables:
-    """A file of lines of JSON that are passed to the system at once, so that they outlive this process. Those for which
-    there is no room are lost."""
+    """A file of lines of JSON that are passed to the system at once, so that they outlive this
+    process. Those for which there is no room are lost."""
 
     def __init__(self, descriptor: int) -> None:
         self.file = os.fdopen(descriptor, "w", buffering=1)
@@ -45,7 +54,8 @@ class Numbering(dict[Hashable, int]):
 
     def __init__(self, tables: Tables, about: str) -> None:
         super().__init__()
-        self.tables, self.about = tables, about
+        self.tables = tables
+        self.about = about
         self.one_at_a_time = threading.Lock()
 
     def __missing__(self, thing: Hashable) -> int:
@@ -57,8 +67,8 @@ class Numbering(dict[Hashable, int]):
 
 
 def map_file(path: Path, size: int) -> mmap.mmap:
-    """A new file of zeros, mapped into memory. The disk allocates all of its room: writing to a part of a mapped file
-    for which it has none ends the process by SIGBUS. Raises `OSError`."""
+    """A new file of zeros, mapped into memory. The disk allocates all of its room: writing to a
+    part of a mapped file for which it has none ends the process by SIGBUS. Raises `OSError`."""
     file = create(path)
     try:
         os.posix_fallocate(file, 0, size)
@@ -77,7 +87,8 @@ DROPPED_AT, VALUES_USED_AT = 2, 3
 """Offsets in the header, in units of 8 bytes."""
 KIND_CODES = {kind: code for code, kind in enumerate(KINDS, 1)}
 CAPACITY, VALUE_CAPACITY = 2**18, 2**20
-"""Maximum numbers of events and of values of small tensors: 21 and 8 MB on the disk, until the run is over."""
+"""Maximum numbers of events and of values of small tensors: 21 and 8 MB on the disk, until the run
+is over."""
 FLOATS = [struct.Struct(f"{count}d") for count in range(MAX_VALUES + 1)]
 
 
@@ -95,16 +106,17 @@ class ThreadState(threading.local):
         """Whether the thread is inside a call that is recorded as a whole."""
         self.flat: Any = None
         """The tensor of our collective that the thread is running."""
-        self.phase, self.phase_number = "", NONE
+        self.phase = ""
+        self.phase_number = NONE
         """The phase of it, and the number of its event."""
 
 
 class Recorder:
     """Records the events of one rank.
 
-    `begin` returns a number, and `end` takes it; in between other events may begin and end, in any thread. Events for
-    which there is no room are counted; their number is that of a record that is never read. Where there is no room for
-    any of them, a notice says so.
+    `begin` returns a number, and `end` takes it; in between other events may begin and end, in any
+    thread. Events for which there is no room are counted; their number is that of a record that is
+    never read. Where there is no room for any of them, a notice says so.
     """
 
     def __init__(
@@ -118,17 +130,23 @@ class Recorder:
         **about: object,
     ) -> None:
         """`clock` returns nanoseconds; `about` describes the rank."""
-        self.folder, self.rank, self.clock = folder, rank, clock
+        self.folder = folder
+        self.rank = rank
+        self.clock = clock
         self.next_number = itertools.count().__next__  # atomic, as it is one call into C
         self.one_at_a_time = threading.Lock()
         self.thread = ThreadState()
         self.backwards: list[int] = []
-        """Numbers of the running backward passes, in order. Autograd calls hooks in threads of its own, one per GPU."""
-        self.capacity, self.value_capacity = capacity, value_capacity
+        """Numbers of the running backward passes, in order. Autograd calls hooks in threads of its
+        own, one per GPU."""
+        self.capacity = capacity
+        self.value_capacity = value_capacity
         self.unread = capacity
         """The number given to events for which there is no room."""
         self.sizes = place_of(capacity + 1), 8 * value_capacity
-        files = [folder / file_name(rank, kind) for kind in (layout.TABLES, layout.EVENTS, layout.VALUES)]
+        files = [
+            folder / file_name(rank, kind) for kind in (layout.TABLES, layout.EVENTS, layout.VALUES)
+        ]
         try:
             self.tables = Tables(create(files[0]))
             self.write_to(*map(map_file, files[1:], self.sizes))
@@ -139,21 +157,29 @@ class Recorder:
             self.capacity = self.value_capacity = 0
             self.tables = Tables(os.open(os.devnull, os.O_WRONLY))
             self.write_nowhere()
-            notice = f"--see: nothing can be written to {folder} ({error.strerror}): rank {rank} runs unrecorded"
+            notice = (
+                f"--see: nothing can be written to {folder} ({error.strerror}): rank {rank} "
+                "runs unrecorded"
+            )
             with contextlib.suppress(OSError, ValueError):  # stderr is gone, too
                 print(notice, file=sys.stderr, flush=True)
-        self.names, self.shapes = Numbering(self.tables, layout.NAME), Numbering(self.tables, layout.SHAPE)
+        self.names, self.shapes = (
+            Numbering(self.tables, layout.NAME),
+            Numbering(self.tables, layout.SHAPE),
+        )
         self.groups = Numbering(self.tables, layout.GROUP)
         self.sources = Sources(Numbering(self.tables, layout.SOURCE).__getitem__)
         self.tables.write(layout.START, {"time": time.time(), "clock": clock(), **about})
 
     def write_nowhere(self) -> None:
-        """Discard whatever is recorded from now on: it goes to memory of this process, which takes none until then."""
+        """Discard whatever is recorded from now on: it goes to memory of this process, which takes
+        none until then."""
         self.write_to(*(mmap.mmap(-1, size) for size in self.sizes))
 
     def write_to(self, events: mmap.mmap, values: mmap.mmap) -> None:
         """Write events and values to this memory from now on."""
-        self.target, self.value_target = events, values
+        self.target = events
+        self.value_target = values
         self.octets = memoryview(events)
         """The memory of events, in units of 1, 8 and 4 bytes."""
         self.words, self.halves = self.octets.cast("q"), self.octets.cast("i")
@@ -175,13 +201,16 @@ class Recorder:
         start: int | None = None,
         parent: int | None = None,
     ) -> int:
-        """Record the start of an event: now or at `start`, in the open span or in `parent`. Returns its number.
+        """Record the start of an event: now or at `start`, in the open span or in `parent`. Returns
+        its number.
 
         `shape` and `group` are tuples, `source` is a result of `sources.find`.
         """
         if start is None:
             start = self.clock()
-        shape_number, name_number, group_number = self.shapes[shape], self.names[name], self.groups[group]
+        shape_number = self.shapes[shape]
+        name_number = self.names[name]
+        group_number = self.groups[group]
         number = self.take_number()
         thread = self.thread
         RECORD.pack_into(
@@ -204,9 +233,12 @@ class Recorder:
         self.words[WORDS * (number + 1) + END] = self.clock()
 
     def end_once(self, numbers: Iterable[int]) -> None:
-        """Record the end of these events, unless they are over: of two threads that learn of it the first counts."""
+        """Record the end of these events, unless they are over: of two threads that learn of it the
+        first counts."""
         with self.one_at_a_time:
-            self.end_all([number for number in numbers if not self.words[WORDS * (number + 1) + END]])
+            self.end_all(
+                [number for number in numbers if not self.words[WORDS * (number + 1) + END]]
+            )
 
     def end_all(self, numbers: Iterable[int]) -> None:
         """Record the end of all these events, now."""
@@ -214,7 +246,9 @@ class Recorder:
         for number in numbers:
             words[WORDS * (number + 1) + END] = now
 
-    def instant(self, kind: str, name: str, values: Sequence[float] | None = None, **what: Any) -> None:
+    def instant(
+        self, kind: str, name: str, values: Sequence[float] | None = None, **what: Any
+    ) -> None:
         """Record an event that takes no time."""
         number, words = self.begin(kind, name, **what), self.words
         words[WORDS * (number + 1) + END] = words[WORDS * (number + 1)]
@@ -246,10 +280,12 @@ class Recorder:
     def note_sender(self, number: int, peer: int, message: int) -> None:
         """Record the sender of a message that was received from anyone."""
         place = HALVES * (number + 1)
-        self.halves[place + PEER_AT], self.halves[place + MESSAGE_AT] = peer, message
+        self.halves[place + PEER_AT] = peer
+        self.halves[place + MESSAGE_AT] = message
 
     def open(self, number: int) -> int:
-        """Make the event the parent of this thread's next events, until `close`. Returns its number."""
+        """Make the event the parent of this thread's next events, until `close`. Returns its
+        number."""
         thread = self.thread
         thread.spans.append(thread.parent)
         thread.parent = number
@@ -261,8 +297,8 @@ class Recorder:
             self.end(span)
 
     def leave(self, number: int) -> list[int]:
-        """Make the span around this one the parent of this thread's next events. Returns this span and those open in
-        it, none of which has ended by that."""
+        """Make the span around this one the parent of this thread's next events. Returns this span
+        and those open in it, none of which has ended by that."""
         thread, left = self.thread, []
         while thread.parent != NONE and number not in left:
             left.append(thread.parent)
@@ -274,7 +310,8 @@ class Recorder:
         return number == self.thread.parent or number in self.thread.spans
 
     def around(self) -> int:
-        """The span around a hook of autograd: this thread's or, in a thread of autograd's, the backward pass."""
+        """The span around a hook of autograd: this thread's or, in a thread of autograd's, the
+        backward pass."""
         parent = self.thread.parent
         return parent if parent != NONE or not self.backwards else self.backwards[-1]
 
@@ -295,7 +332,8 @@ class Recorder:
         self.let_go()
 
     def let_go(self) -> None:
-        """Close the files. Later events, of a late thread or in a process forked from this one, are lost."""
+        """Close the files. Later events, of a late thread or in a process forked from this one, are
+        lost."""
         views, files = (self.words, self.halves, self.octets), (self.target, self.value_target)
         self.write_nowhere()
         for each in views:

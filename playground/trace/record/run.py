@@ -20,8 +20,24 @@ from playground.runtime.launcher.launch import launch
 from playground.runtime.rank.work import call
 from playground.runtime.remote import remote
 from playground.runtime.rendezvous.environment import restart_count
-from playground.runtime.untrusted import expect_dict, expect_float, expect_int, expect_list, expect_text, parse_json
-from playground.trace.record import KINDS, SCHEMA, Event, RankRecording, Recording, SourceLine, Standstill, layout
+from playground.runtime.untrusted import (
+    expect_dict,
+    expect_float,
+    expect_int,
+    expect_list,
+    expect_text,
+    parse_json,
+)
+from playground.trace.record import (
+    KINDS,
+    SCHEMA,
+    Event,
+    RankRecording,
+    Recording,
+    SourceLine,
+    Standstill,
+    layout,
+)
 from playground.trace.record.layout import HEADER, NONE, RECORD, EventRecord, Files, file_name
 
 SECOND = 1e9
@@ -31,16 +47,18 @@ YEAR_10000 = 253_402_300_800
 MAX_BYTES = 2**50
 """Maximum size of a tensor."""
 MAX_DEPTH = 100
-"""Maximum number of events that lie in each other: pictures have a row for each, and every analysis passes them."""
+"""Maximum number of events that lie in each other: pictures have a row for each, and every analysis
+passes them."""
 
 
 Tables = dict[str, list[Any]]
-"""A rank's description of itself, and the things that its records refer to: what its lines hold, by their subject."""
+"""A rank's description of itself, and the things that its records refer to: what its lines hold, by
+their subject."""
 
 
 def read_start(about: object) -> Mapping[str, Any]:
-    """A rank's description of itself: its device; and the time, in seconds since 1970, with the same moment on its
-    clock, in nanoseconds."""
+    """A rank's description of itself: its device; and the time, in seconds since 1970, with the
+    same moment on its clock, in nanoseconds."""
     told = expect_dict(about)
     time = expect_float(told["time"], 0, YEAR_10000 - 1)
     return {"device": expect_text(told["device"]), "time": time, "clock": expect_int(told["clock"])}
@@ -55,7 +73,9 @@ def read_source(line: object) -> tuple[SourceLine, str]:
 READERS: dict[str, Callable[..., Any]] = {
     layout.NAME: expect_text,
     layout.SHAPE: lambda shape: tuple(expect_int(each, 0) for each in expect_list(shape)),
-    layout.GROUP: lambda group: tuple(expect_int(each, 0, layout.MAX_RANKS - 1) for each in expect_list(group)),
+    layout.GROUP: lambda group: tuple(
+        expect_int(each, 0, layout.MAX_RANKS - 1) for each in expect_list(group)
+    ),
     layout.SOURCE: read_source,
     layout.START: read_start,
     layout.ENDED: expect_int,
@@ -64,7 +84,8 @@ READERS: dict[str, Callable[..., Any]] = {
 
 
 def read_tables(content: bytes) -> Tables:
-    """Read the complete lines. Raises `ValueError`, `KeyError` or `TypeError` for what no rank writes."""
+    """Read the complete lines. Raises `ValueError`, `KeyError` or `TypeError` for what no rank
+    writes."""
     tables: Tables = {subject: [] for subject in READERS}
     for line in content.split(b"\n")[:-1]:
         subject, *values = expect_list(parse_json(line))
@@ -83,8 +104,8 @@ def read_events(
 ) -> Iterator[Event]:
     """The complete events of a rank, in the order of their starts.
 
-    `sources` has their indices in the whole recording; times are since `began`, in nanoseconds. Raises `ValueError` or
-    `IndexError` for what no rank writes.
+    `sources` has their indices in the whole recording; times are since `began`, in nanoseconds.
+    Raises `ValueError` or `IndexError` for what no rank writes.
     """
     found = [(place, record) for place, record in enumerate(records) if record.kind]
     check_records(found)
@@ -114,18 +135,23 @@ def read_events(
             tag=record.tag,
             offset=optional(record.offset),
             awaits=tuple(awaits.get(place, ())),
-            source=None if record.source == NONE else sources[tables[layout.SOURCE][record.source][0]],
+            source=None
+            if record.source == NONE
+            else sources[tables[layout.SOURCE][record.source][0]],
             values=its_values,
         )
 
 
 def check_records(records: Sequence[tuple[int, EventRecord]]) -> None:
-    """Raise `ValueError` unless each record, given with its place, has its parent before it, and possible numbers."""
+    """Raise `ValueError` unless each record, given with its place, has its parent before it, and
+    possible numbers."""
     depths = {NONE: 0}
     """In how many events each lies, itself included."""
     for place, record in records:
         if record.parent != NONE and not 0 <= record.parent < place:
-            raise ValueError(f"event {place} lies in event {record.parent}, which does not come before it")
+            raise ValueError(
+                f"event {place} lies in event {record.parent}, which does not come before it"
+            )
         least = min(record.peer, record.message, record.offset, record.source)
         if least < NONE or record.shape < 0 or not 0 <= record.nbytes <= MAX_BYTES:
             raise ValueError(f"event {place} has numbers that no event has")
@@ -154,8 +180,8 @@ TEXT = "text/"
 def read_recording(path: str | Path) -> Recording:
     """Read a recording from a file, or from a folder that ranks have written to.
 
-    Of ranks that were killed, the complete events are read. Raises `UsageError` if it is not a recording, is damaged or
-    has another version; `OSError` if it cannot be read.
+    Of ranks that were killed, the complete events are read. Raises `UsageError` if it is not a
+    recording, is damaged or has another version; `OSError` if it cannot be read.
     """
     with refused_if_damaged(path):
         files = layout.read_files(Path(path))
@@ -176,24 +202,43 @@ def merge(files: Files, name: str | Path = "this") -> Recording:
     with refused_if_damaged(name):
         run = expect_dict(parse_json(files.get(layout.RUN, b"{}")))
         if (schema := run.get("schema", SCHEMA)) != SCHEMA:
-            raise UsageError(f"{name} is of version {schema}, and this playground reads {SCHEMA}: record the run again")
-        present = [int(name[1]) for name in map(layout.RANK_FILE.fullmatch, files) if name and name[2] == layout.TABLES]
+            raise UsageError(
+                f"{name} is of version {schema}, and this playground reads {SCHEMA}: record the "
+                "run again"
+            )
+        present = [
+            int(name[1])
+            for name in map(layout.RANK_FILE.fullmatch, files)
+            if name and name[2] == layout.TABLES
+        ]
         size = expect_int(run.get("size", max(present, default=-1) + 1), 0, layout.MAX_RANKS)
-        ranks = [read_tables(files.get(file_name(rank, layout.TABLES), b"")) for rank in range(size)]
+        ranks = [
+            read_tables(files.get(file_name(rank, layout.TABLES), b"")) for rank in range(size)
+        ]
         starts = [rank[layout.START][-1] for rank in ranks if rank[layout.START]]
         if not starts:
-            raise UsageError("the recording ends before its first rank begins: record the run again")
+            raise UsageError(
+                "the recording ends before its first rank begins: record the run again"
+            )
         began = min(start["clock"] for start in starts)
         sources = {source: None for rank in ranks for source, _ in rank[layout.SOURCE]}
         numbers = {source: number for number, source in enumerate(sources)}
         versions = expect_dict(run.get("versions", {}))
-        texts = {each: text.decode(errors="replace") for each, text in files.items() if each.startswith(TEXT)}
+        texts = {
+            each: text.decode(errors="replace")
+            for each, text in files.items()
+            if each.startswith(TEXT)
+        }
         return Recording(
             command=tuple(map(expect_text, expect_list(run.get("command", [])))),
             backend=expect_text(run.get("backend", "")),
-            versions={expect_text(each): expect_text(version) for each, version in versions.items()},
+            versions={
+                expect_text(each): expect_text(version) for each, version in versions.items()
+            },
             began=starts[0]["time"],
-            ranks=tuple(read_rank(rank, tables, numbers, began, files) for rank, tables in enumerate(ranks)),
+            ranks=tuple(
+                read_rank(rank, tables, numbers, began, files) for rank, tables in enumerate(ranks)
+            ),
             sources=tuple(sources),
             texts={each.removeprefix(TEXT): text for each, text in texts.items()},
             standstill=read_standstill(run["standstill"]) if "standstill" in run else None,
@@ -203,24 +248,32 @@ def merge(files: Files, name: str | Path = "this") -> Recording:
 def read_standstill(about: object) -> Standstill:
     """The diagnosis that `note_failure` has written."""
     sentence, cure, waits = expect_list(about)
-    ranks = ((expect_int(rank, 0), expect_list(others)) for rank, others in map(expect_list, expect_list(waits)))
+    ranks = (
+        (expect_int(rank, 0), expect_list(others))
+        for rank, others in map(expect_list, expect_list(waits))
+    )
     pairs = ((rank, tuple(expect_int(other, 0) for other in others)) for rank, others in ranks)
     return Standstill(expect_text(sentence), expect_text(cure), tuple(pairs))
 
 
 def note_failure(folder: Path, failure: Exception, run: str) -> None:
-    """Add the diagnosis of a run that failed, if it has one, to its description `run`, in this folder."""
+    """Add the diagnosis of a run that failed, if it has one, to its description `run`, in this
+    folder."""
     if diagnosis := getattr(failure, "diagnosis", None):
         told = Standstill(" ".join(diagnosis.sentence.split()), diagnosis.cure, diagnosis.waits)
         (folder / layout.RUN).write_text(json.dumps({**json.loads(run), "standstill": told}))
 
 
-def read_rank(rank: int, tables: Tables, sources: Mapping[SourceLine, int], began: int, files: Files) -> RankRecording:
-    """One rank's recording, with times from `began` on, in nanoseconds of the host's clock. Raises `UsageError`, and
-    errors of damaged recordings, for what no rank writes."""
+def read_rank(
+    rank: int, tables: Tables, sources: Mapping[SourceLine, int], began: int, files: Files
+) -> RankRecording:
+    """One rank's recording, with times from `began` on, in nanoseconds of the host's clock. Raises
+    `UsageError`, and errors of damaged recordings, for what no rank writes."""
     if not tables[layout.START]:
         return RankRecording(rank=rank, device="", events=(), is_cut_off=True)
-    content, values = (files.get(file_name(rank, kind), b"") for kind in (layout.EVENTS, layout.VALUES))
+    content, values = (
+        files.get(file_name(rank, kind), b"") for kind in (layout.EVENTS, layout.VALUES)
+    )
     magic, capacity, dropped, _ = layout.read_header(content)
     if magic != layout.MAGIC:
         raise UsageError(f"the events of rank {rank} are none: record the run again")
@@ -229,7 +282,9 @@ def read_rank(rank: int, tables: Tables, sources: Mapping[SourceLine, int], bega
     return RankRecording(
         rank=rank,
         device=tables[layout.START][-1]["device"],
-        events=tuple(read_events(rank, tables, sources, began, records[: expect_int(capacity, 0)], values)),
+        events=tuple(
+            read_events(rank, tables, sources, began, records[: expect_int(capacity, 0)], values)
+        ),
         dropped=expect_int(dropped, 0),
         is_cut_off=not tables[layout.ENDED],
     )
@@ -240,8 +295,8 @@ RECORDED = remote("playground.trace.record.rank:recorded")
 
 @dataclass(frozen=True)
 class Recorded:
-    """Calls `fn`, and records the rank meanwhile into a folder in `folder` whose name is the number of restarts of the
-    world. Rank 0 writes `run` there, the content of run.json."""
+    """Calls `fn`, and records the rank meanwhile into a folder in `folder` whose name is the number
+    of restarts of the world. Rank 0 writes `run` there, the content of run.json."""
 
     fn: Callable[..., Any]
     folder: Path
@@ -257,9 +312,14 @@ MAX_TEXT = 2**18
 
 
 def record_run(
-    fn: Callable[..., Any], size: int, *args: Any, backend: str = "gloo", command: Sequence[str] = ()
+    fn: Callable[..., Any],
+    size: int,
+    *args: Any,
+    backend: str = "gloo",
+    command: Sequence[str] = (),
 ) -> tuple[list[Any], Recording]:
-    """Run `fn(rank, size, *args)` on `size` ranks. Returns their results, and the recording of the run.
+    """Run `fn(rank, size, *args)` on `size` ranks. Returns their results, and the recording of the
+    run.
 
     Raises what `launch` raises.
     """
@@ -271,18 +331,33 @@ def record_run(
 
 def describe_run(command: Sequence[str], backend: str, size: int) -> str:
     """The description of a run before it begins: the content of run.json."""
-    versions = {name: version(name) for name in ("playground", "torch")} | {"python": platform.python_version()}
+    versions = {name: version(name) for name in ("playground", "torch")} | {
+        "python": platform.python_version()
+    }
     versions["system"] = f"{platform.system()} {platform.release()} {platform.machine()}"
-    run = {"schema": SCHEMA, "command": list(command), "backend": backend, "size": size, "versions": versions}
+    run = {
+        "schema": SCHEMA,
+        "command": list(command),
+        "backend": backend,
+        "size": size,
+        "versions": versions,
+    }
     return json.dumps(run)
 
 
 def collect(folder: Path) -> Files:
-    """The ranks' files, with the program's files that they refer to. Raises `UsageError` for damaged ones."""
+    """The ranks' files, with the program's files that they refer to. Raises `UsageError` for
+    damaged ones."""
     files = layout.read_folder(folder)
     with refused_if_damaged(folder):
-        ranks = [read_tables(content) for name, content in files.items() if name.endswith(layout.TABLES)]
+        ranks = [
+            read_tables(content) for name, content in files.items() if name.endswith(layout.TABLES)
+        ]
     paths = {source.file: Path(path) for rank in ranks for source, path in rank[layout.SOURCE]}
     there = ((file, path) for file, path in sorted(paths.items()) if path.is_file())
-    texts = {f"{TEXT}{file}": path.read_bytes() for file, path in there if path.stat().st_size <= MAX_TEXT}
+    texts = {
+        f"{TEXT}{file}": path.read_bytes()
+        for file, path in there
+        if path.stat().st_size <= MAX_TEXT
+    }
     return {**files, **texts}

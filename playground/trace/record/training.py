@@ -1,5 +1,5 @@
-"""Records training: forward, backward and the optimizer's step, gradients as they get ready, buckets as they leave, and
-copies between the devices of one process.
+"""Records training: forward, backward and the optimizer's step, gradients as they get ready,
+buckets as they leave, and copies between the devices of one process.
 """
 
 from __future__ import annotations
@@ -14,7 +14,10 @@ from weakref import WeakSet
 import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
 
 from playground.runtime.tap import ranks_of
 from playground.runtime.tap.replacement import replaced
@@ -40,7 +43,8 @@ class BucketHooks:
         self.under_way: dict[tuple[int, int], int] = {}
         """Numbers of the events of calls that are being issued, by group and operation."""
         self.issued: list[tuple[Any, int]] = []
-        """The futures of the works of those since backward began, for which torch waits by itself, and the numbers."""
+        """The futures of the works of those since backward began, for which torch waits by itself,
+        and the numbers."""
 
     @contextlib.contextmanager
     def during_backward(self, number: int) -> Iterator[None]:
@@ -55,7 +59,8 @@ class BucketHooks:
             self.finish_done()
 
     def listen(self, group: Any) -> None:
-        """Record buckets in this group. (Older versions of torch have no hooks for calls in C++.)"""
+        """Record buckets in this group. (Older versions of torch have no hooks for calls in
+        C++.)"""
         if group not in self.listened_to and hasattr(group, "register_pre_hook"):
             self.listened_to.append(group)
             group.register_pre_hook(HOOK_ID, functools.partial(self.before_call, group))
@@ -72,13 +77,20 @@ class BucketHooks:
 
     def before_call(self, group: Any, call: Any) -> None:
         recorder, around = self.recorder, self.recorder.around()
-        if recorder.thread.is_inside or call.name.name != "ALLREDUCE" or around not in recorder.backwards:
+        if (
+            recorder.thread.is_inside
+            or call.name.name != "ALLREDUCE"
+            or around not in recorder.backwards
+        ):
             return  # part of a recorded function, or no bucket
         [flat] = call.input_tensors
         if flat.is_floating_point():
-            source = recorder.sources.find(1)  # there may be no other frame: threads of torch's come here
+            # there may be no other frame: threads of torch's come here
+            source = recorder.sources.find(1)
             what = BUCKET, f"bucket {self.left}", bytes_of(flat), flat.shape, ranks_of(group)
-            self.under_way[id(group), call.op_id] = recorder.begin(*what, source=source, parent=around)
+            self.under_way[id(group), call.op_id] = recorder.begin(
+                *what, source=source, parent=around
+            )
             self.left += 1
 
     def after_call(self, group: Any, call: Any) -> None:
@@ -92,14 +104,16 @@ class BucketHooks:
             future.add_done_callback(lambda _: self.recorder.end_once([number]))
 
     def finish_done(self) -> None:
-        """Record the ends of calls that are over: the thread that calls their callbacks may be late."""
+        """Record the ends of calls that are over: the thread that calls their callbacks may be
+        late."""
         over = [each for each in self.issued if each[0].done()]
         self.recorder.end_once([number for _, number in over])
         self.issued = [each for each in self.issued if each not in over]
 
 
 FRAMES = 5
-"""Frames from `find` to the copying function: the hook, the report of the copy, and two of the context managers."""
+"""Frames from `find` to the copying function: the hook, the report of the copy, and two of the
+context managers."""
 
 
 @contextlib.contextmanager
@@ -107,12 +121,19 @@ def recorded_devices(recorder: Recorder) -> Iterator[None]:
     """Record the copies between devices, and the work of threads for them, in this block."""
 
     @contextlib.contextmanager
-    def moving(part: str, tensors: Sequence[tuple[torch.device, torch.Tensor]], target: torch.device) -> Iterator[None]:
+    def moving(
+        part: str, tensors: Sequence[tuple[torch.device, torch.Tensor]], target: torch.device
+    ) -> Iterator[None]:
         """Record each tensor's copy; they begin and end together."""
         source, now, around = recorder.sources.find(FRAMES), recorder.clock(), recorder.around()
         numbers = []
         for device, tensor in tensors:
-            what = MOVE, name_of_move(part, str(device), str(target)), bytes_of(tensor), tensor.shape
+            what = (
+                MOVE,
+                name_of_move(part, str(device), str(target)),
+                bytes_of(tensor),
+                tensor.shape,
+            )
             numbers.append(recorder.begin(*what, source=source, start=now, parent=around))
         try:
             yield
@@ -120,24 +141,30 @@ def recorded_devices(recorder: Recorder) -> Iterator[None]:
             recorder.end_all(numbers)
 
     def working_for(device: torch.device) -> contextlib.AbstractContextManager[Any]:
-        """Record it as a phase with the name of the device. The main thread works for all devices."""
+        """Record it as a phase with the name of the device. The main thread works for all
+        devices."""
         is_main = recorder.thread.lane == LANE_CODES[MAIN]
         return really_working_for(device) if is_main else recorder.span(PHASE, str(device))
 
     really_working_for = device_work.working_for
-    with replaced(device_work, "moving", lambda _: moving), replaced(device_work, "working_for", lambda _: working_for):
+    with (
+        replaced(device_work, "moving", lambda _: moving),
+        replaced(device_work, "working_for", lambda _: working_for),
+    ):
         yield
 
 
 class TrainingHooks:
-    """A training step begins with a forward pass that is to be followed by a backward one, and ends with the
-    optimizer's step; on a rank that takes none, with the next forward pass before which `zero_grad` was called."""
+    """A training step begins with a forward pass that is to be followed by a backward one, and ends
+    with the optimizer's step; on a rank that takes none, with the next forward pass before which
+    `zero_grad` was called."""
 
     def __init__(self, recorder: Recorder, buckets: BucketHooks) -> None:
-        self.recorder, self.buckets = recorder, buckets
+        self.recorder = recorder
+        self.buckets = buckets
         self.here = threading.local()
-        """`forward`: whether this thread is in the forward pass of a module; `step`: the number of its training step;
-        `gradients`: whether there has been a backward pass in that."""
+        """`forward`: whether this thread is in the forward pass of a module; `step`: the number of
+        its training step; `gradients`: whether there has been a backward pass in that."""
         self.models: WeakSet[nn.Module] = WeakSet()
         """Modules whose gradients are recorded."""
         self.handles: list[Any] = []
@@ -184,26 +211,38 @@ class TrainingHooks:
         @functools.wraps(real)
         def backward(*args: Any, **kwargs: Any) -> Any:
             self.here.gradients = True
-            with self.recorder.span(COMPUTE, "backward") as number, self.buckets.during_backward(number):
+            with (
+                self.recorder.span(COMPUTE, "backward") as number,
+                self.buckets.during_backward(number),
+            ):
                 return real(*args, **kwargs)
 
         return backward
 
     def begin_step(self, module: nn.Module) -> None:
-        """A forward pass of this module begins: begin a training step, unless the current one continues."""
+        """A forward pass of this module begins: begin a training step, unless the current one
+        continues."""
         recorder, here = self.recorder, self.here
         if recorder.thread.lane != LANE_CODES[MAIN]:
             return  # a replica of DataParallel, or a remote call: the step is the caller's
         step = getattr(here, "step", None)
-        if step is not None and step == recorder.thread.parent and here.gradients and has_no_gradients(module):
+        if (
+            step is not None
+            and step == recorder.thread.parent
+            and here.gradients
+            and has_no_gradients(module)
+        ):
             recorder.close(step)
         if step is None or not recorder.is_open(step):
             number = recorder.begin(PHASE, "training step", source=recorder.sources.find())
-            here.step, here.gradients = recorder.open(number), False
+            here.step = recorder.open(number)
+            here.gradients = False
 
     def before_step(self, *called: Any) -> None:
         source = self.recorder.sources.find()
-        self.here.optimizer = self.recorder.open(self.recorder.begin(COMPUTE, "step", source=source))
+        self.here.optimizer = self.recorder.open(
+            self.recorder.begin(COMPUTE, "step", source=source)
+        )
 
     def after_step(self, *called: Any) -> None:
         self.recorder.close(self.here.optimizer)
@@ -224,9 +263,12 @@ class TrainingHooks:
 
     def note_gradient(self, name: str, param: torch.Tensor) -> None:
         recorder = self.recorder
-        recorder.instant(GRADIENT, name, nbytes=param.nbytes, shape=param.shape, parent=recorder.around())
+        recorder.instant(
+            GRADIENT, name, nbytes=param.nbytes, shape=param.shape, parent=recorder.around()
+        )
 
 
 def has_no_gradients(module: nn.Module) -> bool:
-    """Whether `zero_grad` has been called and backward has not. (A module without parameters, a loss, says nothing.)"""
+    """Whether `zero_grad` has been called and backward has not. (A module without parameters, a
+    loss, says nothing.)"""
     return {param.grad is None for param in module.parameters()} == {True}

@@ -1,7 +1,7 @@
 """A scene: everything that a figure shows, laid out; and its colours.
 
-Lengths are pixels, x to the right and y downwards. Texts are in a monospaced type of `TEXT_SIZE`: their width is known
-without a font, as `CELL` is the room of one character.
+Lengths are pixels, x to the right and y downwards. Texts are in a monospaced type of `TEXT_SIZE`:
+their width is known without a font, as `CELL` is the room of one character.
 
 Three layouts are shared by the figures: panels of rows of boxes, with what moves between the rows,
 
@@ -24,7 +24,8 @@ from playground.trace.analyse import MatchedMessage, Ref, match_messages
 from playground.trace.record import Event, Recording
 
 Colour = tuple[str, str]
-"""The colour of a style, in light and in dark surroundings: it fills boxes and bars, and draws lines and texts."""
+"""The colour of a style, in light and in dark surroundings: it fills boxes and bars, and draws
+lines and texts."""
 PAPER, INK = ("#ffffff", "#0d1117"), ("#1f2328", "#e6edf3")
 """The background, and the texts on it."""
 STYLES: dict[str, Colour] = {
@@ -54,10 +55,14 @@ CELL = (8, 16)
 WIDTH = 640
 """Width of a scene."""
 MARGIN = CELL[0]
-BOX, LANE, BAR, ARROW, TEXT = "box", "lane", "bar", "arrow", "text"
+BOX = "box"
+LANE = "lane"
+BAR = "bar"
+ARROW = "arrow"
+TEXT = "text"
 KINDS = (BOX, LANE, BAR, ARROW, TEXT)
-"""A box has a border and a text in its middle. A lane is the time of one rank, in which bars lie. A text begins,
-ends or has its middle at its position."""
+"""A box has a border and a text in its middle. A lane is the time of one rank, in which bars lie. A
+text begins, ends or has its middle at its position."""
 FOREVER = float("inf")
 ALPHA = "\N{GREEK SMALL LETTER ALPHA}"
 """The learning rate in formulas."""
@@ -65,13 +70,15 @@ ALPHA = "\N{GREEK SMALL LETTER ALPHA}"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mark:
-    """One element of a scene. Layouts place marks that are given in other units: see `box`, `arrow` and `piece`."""
+    """One element of a scene. Layouts place marks that are given in other units: see `box`, `arrow`
+    and `piece`."""
 
     kind: str
     """One of `KINDS`."""
     x: float = 0.0
     y: float = 0.0
-    """The upper left corner; the beginning of an arrow; the `align` end of a text, in the middle of its line."""
+    """The upper left corner; the beginning of an arrow; the `align` end of a text, in the middle of
+    its line."""
     w: float = 0.0
     h: float = 0.0
     """Width and height. An arrow ends at (x + w, y + h), so both may be negative."""
@@ -127,17 +134,24 @@ class Scene:
     period: float = 0.0
     """Seconds after which a moving scene begins again; 0 for one that does not move."""
 
-    def add(self, kind: str, x: float, y: float, w: float = 0.0, h: float = 0.0, **more: Any) -> None:
+    def add(
+        self, kind: str, x: float, y: float, w: float = 0.0, h: float = 0.0, **more: Any
+    ) -> None:
         """Add a mark."""
         self.place(Mark(kind=kind, **more), x, y, w, h)
 
     def place(self, mark: Mark, x: float, y: float, w: float, h: float, **more: Any) -> None:
-        """Add a mark here. Coordinates are rounded to tenths, so that the same recording gives the same bytes."""
-        self.marks.append(replace(mark, x=round(x, 1), y=round(y, 1), w=round(w, 1), h=round(h, 1), **more))
+        """Add a mark here. Coordinates are rounded to tenths, so that the same recording gives the
+        same bytes."""
+        self.marks.append(
+            replace(mark, x=round(x, 1), y=round(y, 1), w=round(w, 1), h=round(h, 1), **more)
+        )
 
     def with_caption(self, *texts: str) -> Scene:
         """The scene, with these texts as its caption. Long lines are wrapped."""
-        self.caption = [line for text in texts for line in textwrap.wrap(text, WIDTH // CELL[0] - 1)]
+        self.caption = [
+            line for text in texts for line in textwrap.wrap(text, WIDTH // CELL[0] - 1)
+        ]
         return self
 
     @property
@@ -166,7 +180,8 @@ def box(text: str, style: str = "plain", *, meant: bool = False) -> Mark:
 
 
 def arrow(source: int, target: int, text: str = "", style: str = "message", **more: Any) -> Mark:
-    """An arrow from a box of one band to a box of the next: x is the number of the first, x + w of the second."""
+    """An arrow from a box of one band to a box of the next: x is the number of the first, x + w of
+    the second."""
     return Mark(kind=ARROW, x=source, w=target - source, text=text, style=style, **more)
 
 
@@ -206,7 +221,9 @@ def bands_scene(title: str, bands: Sequence[Band], *caption: str) -> Scene:
     return panels_scene(title, [("", bands)], *caption, columns=1)
 
 
-def add_panel(scene: Scene, title: str, bands: Sequence[Band], x: float, y: float, width: float) -> None:
+def add_panel(
+    scene: Scene, title: str, bands: Sequence[Band], x: float, y: float, width: float
+) -> None:
     if title:
         scene.add(TEXT, x, y + CELL[1] / 2, text=shorten(title, width), align="start")
         y += 2 * CELL[1]
@@ -222,7 +239,9 @@ def add_panel(scene: Scene, title: str, bands: Sequence[Band], x: float, y: floa
         gap = min(CELL[0], pitch / 8)
         for number, each in enumerate(band.boxes):
             scene.place(each, x + label_width + number * pitch + gap / 2, y, pitch - gap, height)
-        middles = [x + label_width + number * pitch + pitch / 2 for number in range(len(band.boxes))]
+        middles = [
+            x + label_width + number * pitch + pitch / 2 for number in range(len(band.boxes))
+        ]
         for number, each in enumerate(band.arrows):
             (from_x, from_y), to_x = above[int(each.x)], middles[int(each.x + each.w)]
             label_at = (0.35, 0.65)[number % 2] if each.w else 0.5  # texts must not overlap
@@ -243,10 +262,13 @@ def piece(value: float, style: str, title: str = "", text: str = "") -> Mark:
 
 
 def add_bars(scene: Scene, bars: Sequence[LabelledBar], most: float | None = None) -> None:
-    """Add bars below each other. The full width is a value of `most`, by default that of the longest bar."""
+    """Add bars below each other. The full width is a value of `most`, by default that of the
+    longest bar."""
     left = (2 + max(len(label) for label, _, _ in bars)) * CELL[0]
     right = WIDTH - (2 + max(len(note) for _, _, note in bars)) * CELL[0]
-    scale = (right - left) / (most or max(sum(each.w for each in pieces) for _, pieces, _ in bars) or 1.0)
+    scale = (right - left) / (
+        most or max(sum(each.w for each in pieces) for _, pieces, _ in bars) or 1.0
+    )
     y = scene.bottom + (CELL[1] if scene.marks else 0)
     for label, pieces, note in bars:
         scene.add(TEXT, CELL[0], y + BAR_HEIGHT / 2, text=label, align="start")
@@ -254,15 +276,33 @@ def add_bars(scene: Scene, bars: Sequence[LabelledBar], most: float | None = Non
         for each in pieces:
             width = each.w * scale
             text = each.text if len(each.text) * CELL[0] <= width else ""
-            scene.place(each, x, y, width, BAR_HEIGHT, text=text, title=each.title or f"{label}: {each.text}")
+            scene.place(
+                each,
+                x,
+                y,
+                width,
+                BAR_HEIGHT,
+                text=text,
+                title=each.title or f"{label}: {each.text}",
+            )
             x += width
         scene.add(TEXT, x + CELL[0], y + BAR_HEIGHT / 2, text=note, align="start", style="muted")
         y += BAR_PITCH
 
 
-def add_lane(scene: Scene, name: str, x: float, y: float, height: float, title: str = "", style: str = "plain") -> None:
+def add_lane(
+    scene: Scene,
+    name: str,
+    x: float,
+    y: float,
+    height: float,
+    title: str = "",
+    style: str = "plain",
+) -> None:
     """Add a lane from `x` to the right margin, and its name to the left, in this style."""
-    scene.add(TEXT, CELL[0], y + height / 2, text=shorten(name, x - CELL[0]), align="start", style=style)
+    scene.add(
+        TEXT, CELL[0], y + height / 2, text=shorten(name, x - CELL[0]), align="start", style=style
+    )
     scene.add(LANE, x, y, WIDTH - x - CELL[0], height, style="idle", title=title)
 
 
@@ -308,12 +348,15 @@ class Evidence:
         ranks = []
         for rank in self.recorded.ranks:
             begin = ([0.0] + [event.end for event in rank.events if event.name == "barrier"])[-1]
-            ranks.append(replace(rank, events=tuple(event for event in rank.events if event.start >= begin)))
+            ranks.append(
+                replace(rank, events=tuple(event for event in rank.events if event.start >= begin))
+            )
         first = min((event.start for rank in ranks for event in rank.events), default=0.0)
 
         def shift(event: Event) -> Event:
             return replace(event, start=event.start - first, end=event.end - first)
 
         return replace(
-            self.recorded, ranks=tuple(replace(rank, events=tuple(map(shift, rank.events))) for rank in ranks)
+            self.recorded,
+            ranks=tuple(replace(rank, events=tuple(map(shift, rank.events))) for rank in ranks),
         )

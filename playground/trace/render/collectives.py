@@ -1,7 +1,9 @@
-"""Figures of messages and collectives: what every rank holds before and after, and the messages between.
+"""Figures of messages and collectives: what every rank holds before and after, and the messages
+between.
 
-Messages of send and receive and of our own algorithms are recorded, and drawn solid. The messages inside a backend's
-collectives cannot be seen: they are drawn dashed, as they are meant. One figure moves.
+Messages of send and receive and of our own algorithms are recorded, and drawn solid. The messages
+inside a backend's collectives cannot be seen: they are drawn dashed, as they are meant. One figure
+moves.
 """
 
 from __future__ import annotations
@@ -51,7 +53,9 @@ def numbers(values: Vector | None) -> str:
 def boxes(held: Iterable[Vector], style: str = "plain", **styles: Iterable[int]) -> list[Mark]:
     """A box for each rank, with its numbers; `styles` are those of single ranks."""
     own = {rank: name for name, ranks in styles.items() for rank in ranks}
-    return [box(f"rank {rank}\n{numbers(each)}", own.get(rank, style)) for rank, each in enumerate(held)]
+    return [
+        box(f"rank {rank}\n{numbers(each)}", own.get(rank, style)) for rank, each in enumerate(held)
+    ]
 
 
 def boxes_before(rows: Sequence[Fields], idle: Iterable[int] = ()) -> list[Mark]:
@@ -66,7 +70,10 @@ def arrows_of(messages: Iterable[MatchedMessage], text: str = "") -> list[Mark]:
     """The arrows of recorded messages."""
     titles = ((each, message_title(each)) for each in messages)
     ends = ((send.rank, receive.rank, title, ref_of(send)) for (send, receive), title in titles)
-    return [arrow(source, target, text, title=title, event=event) for source, target, title, event in ends]
+    return [
+        arrow(source, target, text, title=title, event=event)
+        for source, target, title, event in ends
+    ]
 
 
 def all_reduce_sum(run: Evidence) -> Scene:
@@ -74,9 +81,15 @@ def all_reduce_sum(run: Evidence) -> Scene:
     own: Sequence[Fields] = [each["all_reduce"] for each in run.results]
     ranks = range(len(own))
     terms = " + ".join(f"t{rank}" for rank in ranks)
-    before = [box(f"rank {rank}\nt{rank} = {numbers(row['before'])}") for rank, row in enumerate(own)]
-    after = [box(f"rank {rank}\nT = {numbers(row['after'])}", "value") for rank, row in enumerate(own)]
-    total = Band([box(f"T = {terms} = {numbers(own[0]['after'])}", meant=True)], meant_arrows(ranks, [0]))
+    before = [
+        box(f"rank {rank}\nt{rank} = {numbers(row['before'])}") for rank, row in enumerate(own)
+    ]
+    after = [
+        box(f"rank {rank}\nT = {numbers(row['after'])}", "value") for rank, row in enumerate(own)
+    ]
+    total = Band(
+        [box(f"T = {terms} = {numbers(own[0]['after'])}", meant=True)], meant_arrows(ranks, [0])
+    )
     bands = [Band(before, label="before"), total, Band(after, meant_arrows([0], ranks), "after")]
     about = f"dist.all_reduce on {len(own)} ranks: values before and after are those of the run."
     return bands_scene("All-reduce: the same sum on every rank", bands, about, DASHED)
@@ -116,9 +129,17 @@ def reduce_broadcast(run: Evidence) -> Scene:
         Band(boxes(reduced, value=[root]), arrows_of(to_root), "reduced"),
         Band(boxes_after(run.results), arrows_of(from_root), "after"),
     ]
-    sent, received = (format_bytes(sum(each.send.nbytes for each in every)) for every in (from_root, to_root))
-    about = f"{len(messages)} messages, recorded. Rank {root} receives {received} and sends {sent}: all of it."
-    limit = f"Every other rank sends {format_bytes(to_root[0].send.nbytes)}: the root's link is the limit."
+    sent, received = (
+        format_bytes(sum(each.send.nbytes for each in every)) for every in (from_root, to_root)
+    )
+    about = (
+        f"{len(messages)} messages, recorded. Rank {root} receives {received} and sends "
+        f"{sent}: all of it."
+    )
+    limit = (
+        f"Every other rank sends {format_bytes(to_root[0].send.nbytes)}: the root's link is "
+        "the limit."
+    )
     return bands_scene("All-reduce as reduce, then broadcast", bands, about, limit)
 
 
@@ -128,9 +149,13 @@ def all_to_all(run: Evidence) -> Scene:
     sizes = [message.send.nbytes for message in messages]
     after = Band(boxes_after(run.results), arrows_of(messages), "after")
     total, each = (format_bytes(nbytes) for nbytes in (sum(sizes), sizes[0]))
-    about = f"{len(messages)} messages, recorded: N(N - 1) = {size} x {size - 1} = {size * (size - 1)}."
+    about = (
+        f"{len(messages)} messages, recorded: N(N - 1) = {size} x {size - 1} = {size * (size - 1)}."
+    )
     bands = [Band(boxes_before(run.results), label="before"), after]
-    return bands_scene("All-reduce as all to all", bands, about, f"{total} in all, of tensors of {each}.")
+    return bands_scene(
+        "All-reduce as all to all", bands, about, f"{total} in all, of tensors of {each}."
+    )
 
 
 RING_MIDDLE = 160.0
@@ -158,21 +183,24 @@ def ring_chunk(run: Evidence) -> Scene:
     ):
         scene.add(render.TEXT, render.WIDTH / 2, RING_MIDDLE + y, text=text, style=style)
     return scene.with_caption(
-        f"Recorded messages: {len(hops)} = 2(N - 1) hops of {format_bytes(hops[0].send.nbytes)}; the number after each "
+        f"Recorded messages: {len(hops)} = 2(N - 1) hops of {format_bytes(hops[0].send.nbytes)}; "
+        "the number after each "
         "hop is what travels.",
         f"The other {size - 1} chunks do the same at the same time, one rank further on each.",
     )
 
 
 def place(rank: int, size: int) -> complex:
-    """The middle of a rank's box, x + yi. Ranks go round clockwise; rank 0 of four is in the upper left corner."""
+    """The middle of a rank's box, x + yi. Ranks go round clockwise; rank 0 of four is in the upper
+    left corner."""
     angle, corner = 2 * pi * (rank - 0.5) / size, sin(pi / 4)
     x, y = RING_RADII[0] * sin(angle) / corner, RING_RADII[1] * cos(angle) / corner
     return complex(render.WIDTH / 2 + x, RING_MIDDLE - y)
 
 
 def add_hop(scene: Scene, number: int, hop: MatchedMessage, size: int) -> None:
-    """Add the arrow of a hop, outside the ring or inside, with its number and the values it carries."""
+    """Add the arrow of a hop, outside the ring or inside, with its number and the values it
+    carries."""
     is_collected = number < size
     begin, end = place(hop.send.rank, size), place(hop.receive.rank, size)
     unit = (end - begin) / abs(end - begin)
@@ -180,7 +208,10 @@ def add_hop(scene: Scene, number: int, hop: MatchedMessage, size: int) -> None:
     way = end - begin - 2 * cut * unit
     begin += unit * complex(cut, -CELL[1] if is_collected else CELL[1])
     style, label_at = ("chunk", 0.35) if is_collected else ("message", 0.65)
-    words = {"text": f"{number}: {numbers(hop.send.values)}", "title": f"hop {number}: {message_title(hop)}"}
+    words = {
+        "text": f"{number}: {numbers(hop.send.values)}",
+        "title": f"hop {number}: {message_title(hop)}",
+    }
     look = {"style": style, "label_at": label_at, "event": ref_of(hop.send)}
     scene.add(render.ARROW, begin.real, begin.imag, way.real, way.imag, **words, **look)
 
@@ -189,16 +220,22 @@ def step_everywhere(run: Evidence) -> Scene:
     """F10: the end of an all-reduce: the same step everywhere."""
     steps: Sequence[Fields] = run.results
     ranks, first = range(len(steps)), steps[0]
-    weights = [box(f"w {step['weight']:+.5f}\n-> {step['new_weight']:+.5f}", "optimizer") for step in steps]
+    weights = [
+        box(f"w {step['weight']:+.5f}\n-> {step['new_weight']:+.5f}", "optimizer") for step in steps
+    ]
     mean = box(f"g {first['average']:+.5f}", "communication", meant=True)
-    own = [box(f"rank {rank}\ng {step['gradient']:+.5f}", "backward") for rank, step in enumerate(steps)]
+    own = [
+        box(f"rank {rank}\ng {step['gradient']:+.5f}", "backward")
+        for rank, step in enumerate(steps)
+    ]
     bands = [Band(own, label="own"), Band([mean], meant_arrows(ranks, [0]), "mean")]
     return bands_scene(
         f"The end of the ring: w = w - {render.ALPHA} g, the same everywhere",
         [*bands, Band(weights, meant_arrows([0], ranks), "step")],
         f"One weight of {first['parameters']:,}, {render.ALPHA} = {first['lr']:g}, "
         f"{sum(step['samples'] for step in steps)} samples on {len(steps)} ranks.",
-        f"After the step the replicas' parameters differ by {max(step['difference'] for step in steps):g} at most.",
+        "After the step the replicas' parameters differ by "
+        f"{max(step['difference'] for step in steps):g} at most.",
         DASHED,
     )
 
@@ -208,11 +245,16 @@ def point_to_point(run: Evidence) -> Scene:
     messages = run.messages
     idle = {*range(len(run.results))} - {event.rank for message in messages for event in message}
     send = messages[0].send
-    after = Band(boxes_after(run.results, idle), arrows_of(messages, format_values(send.values or ())), "after")
+    after = Band(
+        boxes_after(run.results, idle),
+        arrows_of(messages, format_values(send.values or ())),
+        "after",
+    )
     return bands_scene(
         "Point to point: one rank sends, another receives",
         [Band(boxes_before(run.results, idle), label="before"), after],
-        f"{len(messages)} message of {format_bytes(send.nbytes)}, recorded: rank {send.rank} to rank {send.peer}. "
+        f"{len(messages)} message of {format_bytes(send.nbytes)}, recorded: rank {send.rank} to "
+        f"rank {send.peer}. "
         f"Ranks {' and '.join(map(str, sorted(idle)))} have no part in it.",
     )
 
@@ -221,7 +263,10 @@ def one_world(run: Evidence) -> Scene:
     """hello: processes meet at the master, and are one world."""
     ranks: Sequence[Fields] = run.results
     everyone = range(len(ranks))
-    met = [box(f"rank {each['rank']}\nheard from\n{numbers(tuple(each['heard_from']))}", "value") for each in ranks]
+    met = [
+        box(f"rank {each['rank']}\nheard from\n{numbers(tuple(each['heard_from']))}", "value")
+        for each in ranks
+    ]
     bands = [
         Band([box(f"pid {each['pid']}") for each in ranks], label="processes"),
         Band([box("rank 0's store", meant=True)], meant_arrows(everyone, [0]), "the master"),
@@ -230,8 +275,10 @@ def one_world(run: Evidence) -> Scene:
     return bands_scene(
         "N processes become one world",
         bands,
-        f"{len(ranks)} processes on {ranks[0]['backend']}: who each is, and whom it has heard from, as it says itself.",
-        "Dashed: each writes down where it can be reached, and reads the same of the others; that is not recorded.",
+        f"{len(ranks)} processes on {ranks[0]['backend']}: who each is, and whom it has heard "
+        "from, as it says itself.",
+        "Dashed: each writes down where it can be reached, and reads the same of the others; that "
+        "is not recorded.",
     )
 
 
@@ -260,7 +307,8 @@ def remote_call(run: Evidence) -> Scene:
         Band([box(f"{after:g}", "value"), idle, box("listens")], [reply]),
     ]
     about = (
-        f"The first call of the lesson on {len(run.results)} ranks. Dashed: requests and replies, as they are meant."
+        f"The first call of the lesson on {len(run.results)} ranks. Dashed: requests and "
+        "replies, as they are meant."
     )
     return bands_scene("A function runs on another rank", bands, about)
 
@@ -273,7 +321,8 @@ def sharded_mlp(run: Evidence) -> Scene:
     def row(name: str, style: str, text: str, label: str, arrows: Sequence[Mark]) -> Band:
         return Band([box(f"{text}\n{numbers(each[name])}", style) for each in ranks], arrows, label)
 
-    same, exchanged = [arrow(rank, rank) for rank in everyone], [arrow(a, b) for a in everyone for b in everyone]
+    same = [arrow(rank, rank) for rank in everyone]
+    exchanged = [arrow(a, b) for a in everyone for b in everyone]
     forward = [
         row("token", "value", "token", "", ()),
         row("hidden", "compute", "own columns", "f", same),
@@ -288,8 +337,10 @@ def sharded_mlp(run: Evidence) -> Scene:
     return panels_scene(
         "An MLP sharded over two ranks",
         [("forward: g adds up", forward), ("backward: f adds up", backward)],
-        "Each rank has half of the first matrix's outputs, and of the second's inputs. f is copy_to_region, g is "
-        "reduce_from_region; crossed arrows: an all_reduce. d: the gradient of what follows. The numbers are those "
+        "Each rank has half of the first matrix's outputs, and of the second's inputs. f is "
+        "copy_to_region, g is "
+        "reduce_from_region; crossed arrows: an all_reduce. d: the gradient of what follows. The "
+        "numbers are those "
         "that the ranks returned.",
     )
 
@@ -299,26 +350,35 @@ def causal_square(run: Evidence) -> Scene:
     scene, length = Scene("Who computes which pairs of causal attention"), run.arguments[0]
     cell, top = (render.WIDTH / 2 - 4 * render.MARGIN) / length, 1.5 * CELL[1]
     for column, order in enumerate(run.results[0]):
-        x, ranks = 2 * render.MARGIN + column * render.WIDTH / 2, [each[order] for each in run.results]
+        x = 2 * render.MARGIN + column * render.WIDTH / 2
+        ranks = [each[order] for each in run.results]
         counts = [sum(count for *_, count in rows) for rows in ranks]
         about = f"{order}: {min(counts)} to {max(counts)} pairs on a rank"
         scene.add(render.TEXT, x, CELL[1] / 2, text=about, align="start")
-        for rank, query, key, count in [(rank, *row) for rank, rows in enumerate(ranks) for row in rows]:
-            look = {"style": f"bucket {rank}", "title": f"rank {rank}: query {query}, keys {key} to {key + count - 1}"}
+        for rank, query, key, count in [
+            (rank, *row) for rank, rows in enumerate(ranks) for row in rows
+        ]:
+            look = {
+                "style": f"bucket {rank}",
+                "title": f"rank {rank}: query {query}, keys {key} to {key + count - 1}",
+            }
             scene.add(render.LANE, x + key * cell, top + query * cell, count * cell, cell, **look)
     render.add_key(scene, {f"bucket {rank}": f"rank {rank}" for rank in range(len(run.results))})
     return scene.with_caption(
-        f"A row for each of {length} queries, a column for each key. The colour is the rank that has the query and, as "
+        f"A row for each of {length} queries, a column for each key. The colour is the rank that "
+        "has the query and, as "
         "blocks of keys come by, computes the pair."
     )
 
 
 RANK_BOX, RANK_PITCH, APART = (128.0, 48.0), (136.0, 56.0), 32.0
-"""A mesh's sizes: a rank's box, its distance to the next one, and the gap between two values of dp, or of pp."""
+"""A mesh's sizes: a rank's box, its distance to the next one, and the gap between two values of dp,
+or of pp."""
 
 
 def cube(run: Evidence) -> Scene:
-    """mesh: ranks on a device mesh of four axes, the groups of one of them, and what it sends in each."""
+    """mesh: ranks on a device mesh of four axes, the groups of one of them, and what it sends in
+    each."""
     results: Sequence[Fields] = [each[0] for each in run.results]
     shown, groups = len(results) - 1, results[-1]["groups"]
     styles = {axis: f"bucket {number}" for number, axis in enumerate(groups)}
@@ -328,22 +388,32 @@ def cube(run: Evidence) -> Scene:
         y = CELL[1] + (2 * pp + cp) * RANK_PITCH[1] + pp * APART
         shared = [axis for axis, group in groups.items() if rank in group["ranks"]]
         style = "value" if rank == shown else styles[shared[0]] if shared else "plain"
-        words = f"rank {rank}: {dp} {pp} {cp} {tp}\n{', '.join(shared) if rank != shown else 'in all of these'}"
+        words = (
+            f"rank {rank}: {dp} {pp} {cp} "
+            f"{tp}\n{', '.join(shared) if rank != shown else 'in all of these'}"
+        )
         scene.add(render.BOX, x, y, *RANK_BOX, style=style, text=words.rstrip())
     for axis, group in groups.items():
         others = ", ".join(str(rank) for rank in group["ranks"] if rank != shown)
         calls = ", ".join(f"{count} {name}" for name, count in group["calls"].items())
-        render.add_key(scene, {styles[axis]: f"{axis}, with {others}: {calls}, {format_bytes(group['sent'])} sent"})
+        render.add_key(
+            scene,
+            {styles[axis]: f"{axis}, with {others}: {calls}, {format_bytes(group['sent'])} sent"},
+        )
     return scene.with_caption(
-        f"One step of a GPT, as rank {shown} called its collectives. In a box: places on dp, pp, cp and tp; "
-        "ranks whose places differ on one axis alone share its group. With ranks without colour it exchanges nothing."
+        f"One step of a GPT, as rank {shown} called its collectives. In a box: places on dp, pp, "
+        "cp and tp; "
+        "ranks whose places differ on one axis alone share its group. With ranks without colour it "
+        "exchanges nothing."
     )
 
 
 def ring(run: Evidence) -> Scene:
     """see: a recorded ring all-reduce: ranks, waits and messages."""
     recording = to_logical_time(run.last_step)
-    return lay_out(recording, "A ring all-reduce, as it was recorded, in logical steps", unit="step")
+    return lay_out(
+        recording, "A ring all-reduce, as it was recorded, in logical steps", unit="step"
+    )
 
 
 SECONDS_PER_STEP = 1.1
@@ -358,7 +428,9 @@ def moving(run: Evidence) -> Scene:
     """moving: a ring all-reduce that moves: messages on their way, and their sums."""
     recording = to_logical_time(run.last_step)
     held = [[*holdings_of(rank)] for rank in recording.ranks]
-    corners = [corner_of(rank, recording.size, len(held[0][0].values)) for rank in range(recording.size)]
+    corners = [
+        corner_of(rank, recording.size, len(held[0][0].values)) for rank in range(recording.size)
+    ]
     scene = Scene(f"A ring all-reduce on {recording.size} ranks, message by message")
     for rank, (x, y), holdings in zip(recording.ranks, corners, held, strict=True):
         scene.add(render.TEXT, x, y - CELL[1], text=f"rank {rank.rank}", align="start")
@@ -366,34 +438,52 @@ def moving(run: Evidence) -> Scene:
         for event in rank.events:
             if event.kind == COMPUTE and event.offset is not None:
                 look = {"style": "optimizer", "title": event.name, "event": ref_of(event)}
-                add_number(scene, x + event.offset * CHUNK[0], y, "+", event.start, event.end, **look)
+                add_number(
+                    scene, x + event.offset * CHUNK[0], y, "+", event.start, event.end, **look
+                )
     messages, _ = match_messages(recording)
     for message in messages:
         send, receive = message
         (x, y), (to_x, to_y) = corners[send.rank], corners[receive.rank]
         look = {"style": "communication", "title": message_title(message), "event": ref_of(send)}
-        left, values = x + (send.offset or 0) * CHUNK[0], " ".join(f"{value:g}" for value in send.values or ())
-        add_number(scene, left, y, values, send.start, receive.end, travels=(to_x - x, to_y - y), **look)
-    phases = [(event.name, event.start, event.end) for event in recording.ranks[0].events if event.kind == PHASE]
+        left = x + (send.offset or 0) * CHUNK[0]
+        values = " ".join(f"{value:g}" for value in send.values or ())
+        add_number(
+            scene, left, y, values, send.start, receive.end, travels=(to_x - x, to_y - y), **look
+        )
+    phases = [
+        (event.name, event.start, event.end)
+        for event in recording.ranks[0].events
+        if event.kind == PHASE
+    ]
     y = scene.bottom + 1.5 * CELL[1]
-    for name, start, end in (*phases, ("done: every rank has the same sums", recording.end, render.FOREVER)):
+    for name, start, end in (
+        *phases,
+        ("done: every rank has the same sums", recording.end, render.FOREVER),
+    ):
         scene.add(render.TEXT, render.WIDTH / 2, y, text=name, style="message", **shown(start, end))
     scene.period = round(recording.end * SECONDS_PER_STEP, 3) + PAUSE
     return scene.with_caption(
-        f"Recorded: {len(messages)} messages. Each rank adds what arrives, until it has one whole sum "
+        f"Recorded: {len(messages)} messages. Each rank adds what arrives, until it has one whole "
+        "sum "
         "(reduce-scatter). Then the sums go round (all-gather)."
     )
 
 
 def corner_of(rank: int, size: int, count: int) -> tuple[float, float]:
-    """The upper left corner of a rank's `count` numbers. The first half of the ranks is in the upper row, to the right,
-    the others are in the lower one, to the left, so that the ring goes clockwise."""
+    """The upper left corner of a rank's `count` numbers. The first half of the ranks is in the
+    upper row, to the right, the others are in the lower one, to the left, so that the ring goes
+    clockwise."""
     upper = (size + 1) // 2
     column, row = (rank, 0) if rank < upper else (size - 1 - rank, 1)
-    return render.WIDTH * (column + 0.5) / upper - count * CHUNK[0] / 2, 3 * CELL[1] + row * 5 * CHUNK[1]
+    return render.WIDTH * (column + 0.5) / upper - count * CHUNK[0] / 2, 3 * CELL[
+        1
+    ] + row * 5 * CHUNK[1]
 
 
-def add_number(scene: Scene, x: float, y: float, text: str, start: float, end: float, **look: Any) -> None:
+def add_number(
+    scene: Scene, x: float, y: float, text: str, start: float, end: float, **look: Any
+) -> None:
     """Add the box of a number, which is there between two logical steps."""
     scene.add(render.BOX, x, y, CHUNK[0], CHUNK[1], text=text, **look, **shown(start, end))
 

@@ -1,6 +1,8 @@
-"""Figures of DataParallel: one process, several devices, what a step moves between them, and what they hold.
+"""Figures of DataParallel: one process, several devices, what a step moves between them, and what
+they hold.
 
-Every copy from one device to another is recorded, and so is what each device's thread and the optimizer compute.
+Every copy from one device to another is recorded, and so is what each device's thread and the
+optimizer compute.
 """
 
 from __future__ import annotations
@@ -57,18 +59,35 @@ class Devices:
             [*map(shape_text, shapes)] for shapes in (self.step["chunks"], self.step["outputs"])
         )
 
-    def row(self, texts: str | Sequence[str], style: str = "plain", arrows: Sequence[Mark] = ()) -> Band:
-        """A box for each device, with the same text or with its own; those without a text are idle."""
-        texts = [texts] * self.count if isinstance(texts, str) else [*texts, *[""] * (self.count - len(texts))]
-        boxes = [box(f"dev {number}\n{text or '-'}", style if text else "idle") for number, text in enumerate(texts)]
+    def row(
+        self, texts: str | Sequence[str], style: str = "plain", arrows: Sequence[Mark] = ()
+    ) -> Band:
+        """A box for each device, with the same text or with its own; those without a text are
+        idle."""
+        texts = (
+            [texts] * self.count
+            if isinstance(texts, str)
+            else [*texts, *[""] * (self.count - len(texts))]
+        )
+        boxes = [
+            box(f"dev {number}\n{text or '-'}", style if text else "idle")
+            for number, text in enumerate(texts)
+        ]
         return Band(boxes, arrows)
 
     def copies(self, part: str) -> list[Event]:
         """The copies that a part of the step made, in order."""
-        return [event for event in self.events if event.kind == MOVE and read_move(event.name)[0] == part]
+        return [
+            event
+            for event in self.events
+            if event.kind == MOVE and read_move(event.name)[0] == part
+        ]
 
-    def moved(self, part: str, chosen: slice = slice(None), *, from_host: bool = False) -> list[Mark]:
-        """An arrow for all of a part's copies between the same two devices; the last one says how many bytes."""
+    def moved(
+        self, part: str, chosen: slice = slice(None), *, from_host: bool = False
+    ) -> list[Mark]:
+        """An arrow for all of a part's copies between the same two devices; the last one says how
+        many bytes."""
         found: dict[tuple[str, str], list[Event]] = {}
         for event in self.copies(part)[chosen]:
             found.setdefault(read_move(event.name)[1:], []).append(event)
@@ -78,17 +97,26 @@ class Devices:
             text = nbytes if place == len(found) else ""
             title = f"{part}: {'host' if source == HOST else source} → {target}, {nbytes}"
             first = 0 if from_host else device_number(source)
-            arrows.append(arrow(first, device_number(target), text, title=title, event=ref_of(events[0])))
+            arrows.append(
+                arrow(first, device_number(target), text, title=title, event=ref_of(events[0]))
+            )
         return arrows
 
     def computed(self, events: Sequence[Event]) -> list[Mark]:
         """An arrow from each device to itself, for a recorded event."""
         of_devices = enumerate(events)
-        return [arrow(at, at, "", "muted", title=title_of(event), event=ref_of(event)) for at, event in of_devices]
+        return [
+            arrow(at, at, "", "muted", title=title_of(event), event=ref_of(event))
+            for at, event in of_devices
+        ]
 
     def forwards(self, turn: int = 0) -> list[Mark]:
         """The forward of each device's thread: its first in the step, or a later one."""
-        device_of = {each.number: each.name for each in self.events if each.kind == PHASE and each.lane == BACKGROUND}
+        device_of = {
+            each.number: each.name
+            for each in self.events
+            if each.kind == PHASE and each.lane == BACKGROUND
+        }
         by_device: list[list[Event]] = [[] for _ in range(self.count)]
         for event in self.events:
             if event.kind == COMPUTE and event.parent in device_of:
@@ -106,10 +134,16 @@ class Devices:
 
     def scatter(self, title: str, chosen: slice = slice(None)) -> Panel:
         host = Band([box(f"host {shape_text(self.step['batch'])}")])
-        return title, [host, self.row(self.chunks, "value", self.moved("scatter", chosen, from_host=True))]
+        return title, [
+            host,
+            self.row(self.chunks, "value", self.moved("scatter", chosen, from_host=True)),
+        ]
 
     def replicate(self) -> Panel:
-        return "broadcast the model", [self.row(["model"]), self.row("model", "forward", self.moved("replicate"))]
+        return "broadcast the model", [
+            self.row(["model"]),
+            self.row("model", "forward", self.moved("replicate")),
+        ]
 
     def forward(self, title: str) -> Panel:
         return title, [self.row(self.chunks), self.row(self.outputs, "forward", self.forwards())]
@@ -141,19 +175,26 @@ def forward(run: Evidence) -> Scene:
         devices.forward("forward"),
         (
             "gather the logits",
-            [devices.row(devices.outputs), devices.row(["logits"], "value", devices.moved("gather"))],
+            [
+                devices.row(devices.outputs),
+                devices.row(["logits"], "value", devices.moved("gather")),
+            ],
         ),
         ("loss, reduced on device 0", [Band([box("host: targets")]), loss]),
     ]
     total = f"In all: {devices.traffic('scatter', 'replicate', 'gather')}."
-    return numbered_scene("DataParallel: a forward pass", panels, f"{RECORDED} Logits on device 0: {whole}.", total)
+    return numbered_scene(
+        "DataParallel: a forward pass", panels, f"{RECORDED} Logits on device 0: {whole}.", total
+    )
 
 
 def backward(run: Evidence) -> Scene:
     """F2: DataParallel: backward and step."""
     devices = Devices(run, LOGITS)
     gradients = devices.row("grad", "value", devices.moved(GRADIENTS))
-    backwards = devices.row("grads", "backward", devices.computed([devices.compute("backward")] * devices.count))
+    backwards = devices.row(
+        "grads", "backward", devices.computed([devices.compute("backward")] * devices.count)
+    )
     step = devices.row(["step"], "optimizer", devices.computed([devices.compute("step")]))
     panels = [
         ("scatter the loss's gradient", [devices.row(["loss"]), gradients]),
@@ -175,7 +216,10 @@ def loss_in_forward(run: Evidence) -> Scene:
         ("reduction 1: mean on each device", mean),
         devices.gather_losses("reduction 2: mean over devices"),
     ]
-    total = f"Gathered: {devices.traffic('gather')}, a number from each other device; with logits gathered: "
+    total = (
+        f"Gathered: {devices.traffic('gather')}, a number from each other device; with logits "
+        "gathered: "
+    )
     total += f"{Devices(run, LOGITS).traffic('gather')}."
     return numbered_scene("DataParallel with the loss inside forward", panels, total)
 
@@ -185,7 +229,10 @@ def parallel_criterion(run: Evidence) -> Scene:
     devices = Devices(run, OUTPUTS)
     inputs, after = slice(devices.count), slice(devices.count, None)
     targets = devices.row("targets", "value", devices.moved("scatter", after, from_host=True))
-    criterion = [devices.row(devices.outputs), devices.row("loss", "value", devices.forwards(turn=1))]
+    criterion = [
+        devices.row(devices.outputs),
+        devices.row("loss", "value", devices.forwards(turn=1)),
+    ]
     back = [devices.row(["loss"]), devices.row("grad", "backward", devices.moved(GRADIENTS))]
     panels = [
         devices.scatter("scatter the inputs", inputs),
@@ -211,15 +258,20 @@ STYLES = {
 }
 
 
-def memory_scene(run: Evidence, gather: str, title: str, *, with_shares: bool = False) -> tuple[Scene, Fields]:
-    """Bars of what each device holds at its peak and, with `with_shares`, of the share of a step in which it computes;
-    and the measurements on the only rank, by this way to the loss."""
+def memory_scene(
+    run: Evidence, gather: str, title: str, *, with_shares: bool = False
+) -> tuple[Scene, Fields]:
+    """Bars of what each device holds at its peak and, with `with_shares`, of the share of a step in
+    which it computes; and the measurements on the only rank, by this way to the loss."""
     ways: Sequence[Fields] = run.results[0]
     way = next(way for way in ways if way["gather"] == gather)
     scene, memory, shares = Scene(title), [], []
     for number, load in enumerate(way["devices"]):
         label, held = f"device {number}", load["at_peak"].items()
-        pieces = [piece(size, STYLES[what], f"{label}: {what}, {format_bytes(size)}") for what, size in held]
+        pieces = [
+            piece(size, STYLES[what], f"{label}: {what}, {format_bytes(size)}")
+            for what, size in held
+        ]
         memory.append((label, pieces, format_bytes(load["peak"])))
         busy = piece(load["share"], "compute", f"{label} busy")
         shares.append((label, [busy], f"{load['share'] * 100:.0f} % busy"))
@@ -233,19 +285,25 @@ def memory_scene(run: Evidence, gather: str, title: str, *, with_shares: bool = 
 
 def memory_and_utilisation(run: Evidence) -> Scene:
     """F4: DataParallel: memory and utilisation of each device."""
-    scene, way = memory_scene(run, LOSS, "DataParallel: memory and utilisation of each device", with_shares=True)
+    scene, way = memory_scene(
+        run, LOSS, "DataParallel: memory and utilisation of each device", with_shares=True
+    )
     peaks = [load["peak"] for load in way["devices"]]
     return scene.with_caption(
-        f"Loss inside forward: the fullest device holds {max(peaks) / min(peaks):.2f} times as much as the emptiest.",
+        f"Loss inside forward: the fullest device holds {max(peaks) / min(peaks):.2f} times as "
+        "much as the emptiest.",
         f"Busy: the share of a step of {way['seconds'] * 1e3:.3g} ms in which a device computes.",
     )
 
 
 def imbalance(run: Evidence) -> Scene:
     """F18: DataParallel: memory per device where logits are gathered."""
-    scene, way = memory_scene(run, LOGITS, "DataParallel: memory per device where logits are gathered")
+    scene, way = memory_scene(
+        run, LOGITS, "DataParallel: memory per device where logits are gathered"
+    )
     peaks = [load["peak"] for load in way["devices"]]
     return scene.with_caption(
-        f"Device {peaks.index(max(peaks))} holds {max(peaks) / min(peaks):.2f} times as much as the emptiest: "
+        f"Device {peaks.index(max(peaks))} holds {max(peaks) / min(peaks):.2f} times as much as "
+        "the emptiest: "
         f"{' / '.join(map(format_bytes, peaks))}."
     )

@@ -1,4 +1,5 @@
-"""Functions that ranks run for figures that no lesson's run shows: small, and the same every time but for speed."""
+"""Functions that ranks run for figures that no lesson's run shows: small, and the same every time
+but for speed."""
 
 from __future__ import annotations
 
@@ -19,9 +20,18 @@ from playground.lessons.bert.lesson import CLASSES, BertConfig, Model
 from playground.lessons.collectives import lesson as collectives
 from playground.lessons.data_parallel.experiment import track_step
 from playground.lessons.data_parallel.losses import LOSSES, new_model_and_batch, new_optimizer
-from playground.lessons.data_parallel.machine import parallel_apply, replicate, resolve_devices, scatter
+from playground.lessons.data_parallel.machine import (
+    parallel_apply,
+    replicate,
+    resolve_devices,
+    scatter,
+)
 from playground.lessons.data_parallel.page import WAYS, DataParallelSettings
-from playground.lessons.parameter_server.experiment import MeasuredServer, new_model as new_served_model, new_worker
+from playground.lessons.parameter_server.experiment import (
+    MeasuredServer,
+    new_model as new_served_model,
+    new_worker,
+)
 from playground.lessons.parameter_server.lesson import SERVER, serve, work
 from playground.lessons.parameter_server.page import ServerSettings
 from playground.lessons.sgd.lesson import Net, average_gradients
@@ -43,7 +53,10 @@ SIX = ("scatter", "gather", "reduce", "all_reduce", "broadcast", "all_gather")
 def six_collectives(rank: int, size: int) -> dict[str, Fields]:
     """Run each of `SIX` as the lesson does."""
     outcomes = {name: getattr(collectives, name)(rank, size) for name in SIX}
-    return {name: {when: held(numbers) for when, numbers in each.items()} for name, each in outcomes.items()}
+    return {
+        name: {when: held(numbers) for when, numbers in each.items()}
+        for name, each in outcomes.items()
+    }
 
 
 def held(value: object) -> tuple[float, ...]:
@@ -61,7 +74,8 @@ def sharded_mlp(rank: int, size: int) -> dict[str, tuple[float, ...]]:
         numbers = torch.arange(linear.weight.numel(), dtype=torch.float32).view_as(linear.weight)
         linear.weight.data = numbers % 5 - 1
     down.register_parameter("bias", nn.Parameter(torch.zeros(2)))
-    column, row = ColumnParallelLinear(up, None).to(device()), RowParallelLinear(down, None).to(device())
+    column = ColumnParallelLinear(up, None).to(device())
+    row = RowParallelLinear(down, None).to(device())
     token = torch.tensor([[2.0, 1.0]], device=device(), requires_grad=True)
     entered = copy_to_region(token)
     entered.retain_grad()
@@ -95,9 +109,10 @@ def send_to_last(rank: int, size: int) -> Fields:
 
 
 def sgd_step(rank: int, size: int) -> Fields:
-    """One step as the lesson sgd takes it, on random images, a part of the batch on each rank, seen at one weight of
-    the model: the weight before and after the step, its gradient on this rank and averaged over all; the numbers of
-    this rank's samples and of the model's parameters, and the largest `difference` of any parameter to rank 0's."""
+    """One step as the lesson sgd takes it, on random images, a part of the batch on each rank, seen
+    at one weight of the model: the weight before and after the step, its gradient on this rank and
+    averaged over all; the numbers of this rank's samples and of the model's parameters, and the
+    largest `difference` of any parameter to rank 0's."""
     model, inputs, labels = new_net(rank, size)
     broadcast_parameters(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=LR)
@@ -113,7 +128,13 @@ def sgd_step(rank: int, size: int) -> Fields:
     average_gradients(model)
     average = first(param.grad)
     optimizer.step()
-    step = {"weight": weight, "gradient": gradient, "average": average, "new_weight": first(param), "lr": LR}
+    step = {
+        "weight": weight,
+        "gradient": gradient,
+        "average": average,
+        "new_weight": first(param),
+        "lr": LR,
+    }
     parameters = sum(each.numel() for each in model.parameters())
     difference, _ = find_largest_difference(model)
     return step | {"samples": len(inputs), "parameters": parameters, "difference": difference}
@@ -124,7 +145,11 @@ def new_net(rank: int, size: int, batch: int = BATCH) -> tuple[Net, torch.Tensor
     torch.manual_seed(SEED)
     model = Net().to(device())
     images, labels = torch.randn(batch, 1, 28, 28), torch.randint(10, (batch,))
-    return model, images.tensor_split(size)[rank].to(device()), labels.tensor_split(size)[rank].to(device())
+    return (
+        model,
+        images.tensor_split(size)[rank].to(device()),
+        labels.tensor_split(size)[rank].to(device()),
+    )
 
 
 def training_steps(rank: int, size: int, sync: str, batch: int = 128, steps: int = 4) -> None:
@@ -135,11 +160,14 @@ def training_steps(rank: int, size: int, sync: str, batch: int = 128, steps: int
     optimizer = torch.optim.SGD(model.parameters(), lr=LR)
     for _ in range(steps):
         dist.barrier()
-        training_step(optimizer, [lambda: mean_loss_part(model(inputs), labels, batch / size)], grad_sync)
+        training_step(
+            optimizer, [lambda: mean_loss_part(model(inputs), labels, batch / size)], grad_sync
+        )
 
 
 def bert_steps(rank: int, size: int, steps: int = 4) -> None:
-    """Steps of the lesson's encoder by DistributedDataParallel, on random pairs, with about four buckets."""
+    """Steps of the lesson's encoder by DistributedDataParallel, on random pairs, with about four
+    buckets."""
     torch.manual_seed(SEED)
     model = Model(BertConfig(vocabulary=VOCABULARY)).to(device())
     quarter = sum(param.numel() for param in model.parameters()) / 2**20  # of 4 bytes each
@@ -156,8 +184,8 @@ def bert_steps(rank: int, size: int, steps: int = 4) -> None:
 
 
 def ddp_backward(rank: int, size: int, model_name: str) -> None:
-    """Backward passes of DistributedDataParallel with small buckets: of `Net` or, "four", of a model of four
-    parameters."""
+    """Backward passes of DistributedDataParallel with small buckets: of `Net` or, "four", of a
+    model of four parameters."""
     if model_name == "four":
         torch.manual_seed(SEED)
         layers = OrderedDict(first=nn.Linear(64, 64), relu=nn.ReLU(), second=nn.Linear(64, 64))
@@ -173,8 +201,9 @@ def ddp_backward(rank: int, size: int, model_name: str) -> None:
 
 
 def data_parallel_steps(rank: int, size: int, settings: DataParallelSettings) -> list[Fields]:
-    """A step of DataParallel by each way to the loss, with its memory accounted for by device. Returns for each what it
-    gathers, and the shapes of the batch, of each device's part of it (`chunks`) and of its logits (`outputs`)."""
+    """A step of DataParallel by each way to the loss, with its memory accounted for by device.
+    Returns for each what it gathers, and the shapes of the batch, of each device's part of it
+    (`chunks`) and of its logits (`outputs`)."""
     devices = resolve_devices(settings.devices)
     model, tokens, targets = new_model_and_batch(settings.batch_size, settings.seed, devices[0])
     for way in WAYS:
@@ -182,7 +211,10 @@ def data_parallel_steps(rank: int, size: int, settings: DataParallelSettings) ->
         track_step(model, new_optimizer(model), loss, devices)
     chunks = scatter((tokens,), devices)
     outputs = parallel_apply(replicate(model, devices), chunks, None, devices)
-    shapes = {"chunks": [tuple(each.shape) for (each,) in chunks], "outputs": [tuple(each.shape) for each in outputs]}
+    shapes = {
+        "chunks": [tuple(each.shape) for (each,) in chunks],
+        "outputs": [tuple(each.shape) for each in outputs],
+    }
     return [{"gather": way, "batch": tuple(tokens.shape), **shapes} for way in WAYS]
 
 
@@ -205,7 +237,8 @@ class TimedAgent(Agent):
 
 
 def server_modes(rank: int, size: int, settings: ServerSettings) -> list[list[tuple[float, float]]]:
-    """A training with a parameter server in each mode. Returns when this worker waited for the server; rank 0 is it."""
+    """A training with a parameter server in each mode. Returns when this worker waited for the
+    server; rank 0 is it."""
     workers = dist.new_group(list(range(1, size)))
     new_served_model(settings)(torch.zeros(1, 1, 28, 28)).sum().backward()  # the first takes longer
     waits = []

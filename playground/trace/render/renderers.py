@@ -8,13 +8,27 @@ from xml.sax.saxutils import escape, quoteattr
 
 from playground.runtime.errors import UsageError
 from playground.runtime.files import write_file
-from playground.trace.render import ARROW, BOX, CELL, INK, PAPER, STYLES, TEXT, TEXT_SIZE, WIDTH, Colour, Mark, Scene
+from playground.trace.render import (
+    ARROW,
+    BOX,
+    CELL,
+    INK,
+    PAPER,
+    STYLES,
+    TEXT,
+    TEXT_SIZE,
+    WIDTH,
+    Colour,
+    Mark,
+    Scene,
+)
 
 FONT = 'ui-monospace,Menlo,Consolas,"DejaVu Sans Mono",monospace'
 TITLE_HEIGHT = 28
 LINE = CELL[1]
 ARROWHEAD = (
-    '<marker id="head-{name}" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" markerHeight="7" orient="auto">'
+    '<marker id="head-{name}" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" markerHeight="7" '
+    'orient="auto">'
     '<path class="head {name}" d="M0 0L8 4L0 8z"/></marker>'
 )
 
@@ -24,10 +38,14 @@ def to_svg(scene: Scene) -> str:
     height = TITLE_HEIGHT + scene.height + (LINE * len(scene.caption) + 8 if scene.caption else 0)
     size = f'width="{number(WIDTH)}" height="{number(height)}"'
     arrows = sorted({css_name(mark.style) for mark in scene.marks if mark.kind == ARROW})
-    lines = ((number(TITLE_HEIGHT + scene.height + LINE * line + 12), text) for line, text in enumerate(scene.caption))
+    lines = (
+        (number(TITLE_HEIGHT + scene.height + LINE * line + 12), text)
+        for line, text in enumerate(scene.caption)
+    )
     return "\n".join(
         [
-            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {number(WIDTH)} {number(height)}" {size} '
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {number(WIDTH)} '
+            f'{number(height)}" {size} '
             'role="img" aria-labelledby="title desc">',
             f'<title id="title">{escape(scene.title)}</title>',
             f'<desc id="desc">{escape(" ".join([f"{scene.title}.", *scene.caption]))}</desc>',
@@ -51,19 +69,23 @@ def style_sheet(scene: Scene) -> str:
         ".heading{font-weight:bold;dominant-baseline:auto}.middle{text-anchor:middle}.end{text-anchor:end}"
         ".paper{fill:var(--paper)}.box,.bar,.lane{stroke:var(--line);stroke-width:1}.lane{stroke:none}"
         ".label{paint-order:stroke;stroke:var(--paper);stroke-width:4px}"
-        ".arrow{fill:none;stroke-width:1.4}.meant{stroke-dasharray:4 3}text.muted{fill:var(--muted)}"
+        ".arrow{fill:none;stroke-width:1.4}.meant{stroke-dasharray:4 "
+        "3}text.muted{fill:var(--muted)}"
     ]
     used = sorted({mark.style for mark in scene.marks} | {"muted"})
     for name in map(css_name, used):
         rules.append(f".box.{name},.bar.{name},.lane.{name},.head.{name}{{fill:var(--{name})}}")
         rules.append(f".arrow.{name}{{stroke:var(--{name})}}text.in-{name}{{fill:var(--{name})}}")
-    palette = {"paper": PAPER, "ink": INK, "line": STYLES["muted"]} | {style: STYLES[style] for style in used}
+    palette = {"paper": PAPER, "ink": INK, "line": STYLES["muted"]} | {
+        style: STYLES[style] for style in used
+    }
     light, dark = css_variables(palette)
     return f"svg{{{light}}}@media(prefers-color-scheme:dark){{svg{{{dark}}}}}{''.join(rules)}{moving_rules(scene)}"
 
 
 def css_variables(palette: Mapping[str, Colour]) -> list[str]:
-    """Colours as CSS variables, for light and for dark surroundings: `--wait` is the colour of a wait's bar."""
+    """Colours as CSS variables, for light and for dark surroundings: `--wait` is the colour of a
+    wait's bar."""
     colours = [(css_name(name), colour) for name, colour in palette.items()]
     return [";".join(f"--{name}:{colour[each]}" for name, colour in colours) for each in range(2)]
 
@@ -79,13 +101,18 @@ Course = tuple[float, float, tuple[float, float]]
 
 def courses_of(scene: Scene) -> dict[Course, str]:
     """The CSS classes of the courses of marks that a moving scene does not show all the time."""
-    courses = dict.fromkeys((mark.start, mark.end, mark.travels) for mark in scene.marks) if scene.period else {}
+    courses = (
+        dict.fromkeys((mark.start, mark.end, mark.travels) for mark in scene.marks)
+        if scene.period
+        else {}
+    )
     moving = (course for course in courses if course[0] > 0 or course[1] < scene.period)
     return {course: f"c{place}" for place, course in enumerate(moving)}
 
 
 def moving_rules(scene: Scene) -> str:
-    """CSS that shows marks in their time, and moves them. Readers who prefer less motion see the end."""
+    """CSS that shows marks in their time, and moves them. Readers who prefer less motion see the
+    end."""
     if not (courses := courses_of(scene)):
         return ""
     frames, moving, hidden = [], [], []
@@ -93,7 +120,8 @@ def moving_rules(scene: Scene) -> str:
         begins, ends = (100 * min(moment, scene.period) / scene.period for moment in (start, end))
         here, to = "", ""
         if right or down:
-            here, to = ";transform:none", f";transform:translate({number(right)}px,{number(down)}px)"
+            here = ";transform:none"
+            to = f";transform:translate({number(right)}px,{number(down)}px)"
         before = "" if start <= 0 else f"0%,{begins - 0.01:.2f}%{{opacity:0}}"
         after = "" if end >= scene.period else f"{ends + 0.01:.2f}%,100%{{opacity:0{to}}}"
         shown = f"{begins:.2f}%{{opacity:1{here}}}{ends:.2f}%{{opacity:1{to}}}"
@@ -101,7 +129,9 @@ def moving_rules(scene: Scene) -> str:
         moving.append(f".{name}{{animation:{name} {scene.period:g}s linear infinite}}")
         hidden += [f".{name}"] * bool(after)
     still = f"{','.join(hidden)}{{opacity:0}}" if hidden else ""
-    return f"{still}@media(prefers-reduced-motion:no-preference){{{''.join(moving)}}}{''.join(frames)}"
+    return (
+        f"{still}@media(prefers-reduced-motion:no-preference){{{''.join(moving)}}}{''.join(frames)}"
+    )
 
 
 def mark_lines(mark: Mark, scene: Scene) -> Iterator[str]:
@@ -110,7 +140,11 @@ def mark_lines(mark: Mark, scene: Scene) -> Iterator[str]:
     if course := courses_of(scene).get((mark.start, mark.end, mark.travels)):
         attributes += f' class="{course}"'
     title = f"<title>{escape(mark.title)}</title>" if mark.title else ""
-    name, x, y, w, h = css_name(mark.style), number(mark.x), number(mark.y), number(mark.w), number(mark.h)
+    name = css_name(mark.style)
+    x = number(mark.x)
+    y = number(mark.y)
+    w = number(mark.w)
+    h = number(mark.h)
     classes = f"{mark.kind} {name}" + (" meant" if mark.meant else "")
     if attributes or title:
         yield f"<g{attributes}>{title}"
@@ -122,7 +156,10 @@ def mark_lines(mark: Mark, scene: Scene) -> Iterator[str]:
         colour = "" if mark.style == "plain" else f" in-{name}"
         yield from text_lines(mark.text, mark.x, mark.y, f"{mark.align}{colour}")
     else:
-        yield f'<rect class="{classes}" x="{x}" y="{y}" width="{w}" height="{h}" rx="{4 * (mark.kind == BOX)}"/>'
+        yield (
+            f'<rect class="{classes}" x="{x}" y="{y}" width="{w}" height="{h}" '
+            f'rx="{4 * (mark.kind == BOX)}"/>'
+        )
         yield from text_lines(mark.text, mark.x + mark.w / 2, mark.y + mark.h / 2, "middle")
     if attributes or title:
         yield "</g>"
@@ -149,7 +186,9 @@ def render_scene(scene: Scene, file: Path) -> None:
 def check_ending(file: Path, endings: Sequence[str], flag: str) -> None:
     """Raise `UsageError` for an ending that is not among `endings`."""
     if file.suffix not in endings:
-        raise UsageError(f"{flag} {file}: choose an ending from {', '.join(endings)}, it says what is rendered")
+        raise UsageError(
+            f"{flag} {file}: choose an ending from {', '.join(endings)}, it says what is rendered"
+        )
 
 
 def write(contents: str, file: Path) -> None:

@@ -1,4 +1,5 @@
-"""The figure of any recording: ranks below each other, time to the right, each rank's events, and messages between."""
+"""The figure of any recording: ranks below each other, time to the right, each rank's events, and
+messages between."""
 
 from __future__ import annotations
 
@@ -10,7 +11,17 @@ import playground.trace.record as record
 from playground.measurement import format_bytes
 from playground.trace.analyse import Lane, MatchedMessage, Ref, match_messages, ref_of
 from playground.trace.record import BACKGROUND, MAIN, Event, Recording
-from playground.trace.render import ARROW, BAR, CELL, TEXT, Scene, TimeAxis, add_key, add_lane, shorten
+from playground.trace.render import (
+    ARROW,
+    BAR,
+    CELL,
+    TEXT,
+    Scene,
+    TimeAxis,
+    add_key,
+    add_lane,
+    shorten,
+)
 
 LABELS = 9 * CELL[0]
 """Width of the ranks' names, in pixels."""
@@ -24,23 +35,28 @@ ALL = "a page (.html) has all"
 STYLE_OF_KIND = {record.WAIT: "wait", record.PHASE: "phase"}
 STYLE_OF_KIND |= dict.fromkeys((record.COLLECTIVE, record.BUCKET, record.MOVE), "communication")
 STYLE_OF_NAME = {"forward": "forward", "backward": "backward", "step": "optimizer"}
-SPANS, PIECES = (record.PHASE, record.COLLECTIVE, record.BUCKET), (record.COMPUTE, record.WAIT, record.MOVE)
-"""Kinds that contain others, and kinds inside them: all that are drawn as bars, from back to front."""
+SPANS = (record.PHASE, record.COLLECTIVE, record.BUCKET)
+PIECES = (record.COMPUTE, record.WAIT, record.MOVE)
+"""Kinds that contain others, and kinds inside them: all that are drawn as bars, from back to
+front."""
 
 
 class Lanes:
-    """The lanes of a recording: one for each rank's main thread, and for each of its other lanes that is not empty."""
+    """The lanes of a recording: one for each rank's main thread, and for each of its other lanes
+    that is not empty."""
 
     def __init__(self, recording: Recording) -> None:
         self.rows: dict[Ref, int] = {}
-        """For every span, the first row of its lane that is free at that time: below the span that contains it."""
+        """For every span, the first row of its lane that is free at that time: below the span that
+        contains it."""
         used: dict[Lane, int] = defaultdict(int)
         ends: dict[Lane, list[float]] = defaultdict(list)
         for event in (*recording.events(*SPANS), *recording.events(*PIECES)):
             lane, row = (event.rank, event.lane), 0
             if event.kind in SPANS:
                 free = (row for row, end in enumerate(ends[lane]) if end <= event.start)
-                row = next(free, min(len(ends[lane]), MOST_SPANS))  # what lies lower is not drawn lower
+                # what lies lower is not drawn lower
+                row = next(free, min(len(ends[lane]), MOST_SPANS))
                 ends[lane][row : row + 1] = [event.end]
                 self.rows[ref_of(event)] = row
                 row += 1
@@ -53,14 +69,18 @@ class Lanes:
         for rank in recording.ranks:
             for lane in ((rank.rank, name) for name in (MAIN, BACKGROUND)):
                 if lane[1] == MAIN or lane in used:
-                    rows = 1 + min(MOST_SPANS, most) if lane[1] == MAIN else max(1, min(MOST_SPANS, used[lane]))
+                    rows = (
+                        1 + min(MOST_SPANS, most)
+                        if lane[1] == MAIN
+                        else max(1, min(MOST_SPANS, used[lane]))
+                    )
                     self.tops[lane], self.heights[lane] = y, float(ROW * rows)
                     y += ROW * rows
             y += LANE_GAP
 
     def top(self, event: Event) -> float:
-        """The top of an event's bar. A main thread's pieces have a row below its spans; in other lanes, where several
-        threads may run at once, a piece lies in the row of its span."""
+        """The top of an event's bar. A main thread's pieces have a row below its spans; in other
+        lanes, where several threads may run at once, a piece lies in the row of its span."""
         lane = event.rank, event.lane
         if event.lane == MAIN and event.kind not in SPANS:
             return self.tops[lane] + self.heights[lane] - ROW
@@ -69,7 +89,8 @@ class Lanes:
 
 
 def lay_out(recording: Recording, title: str = "", *, unit: str = "") -> Scene:
-    """The scene of a recording. With `unit`, times are in this unit, as from `to_logical_time`, not in seconds."""
+    """The scene of a recording. With `unit`, times are in this unit, as from `to_logical_time`, not
+    in seconds."""
     scene = Scene(title or " ".join(recording.command))
     start = min((event.start for event in recording.events()), default=0.0)
     axis, lanes = TimeAxis(x=LABELS, start=start, end=recording.end), Lanes(recording)
@@ -82,7 +103,9 @@ def lay_out(recording: Recording, title: str = "", *, unit: str = "") -> Scene:
     notes = add_bars(scene, recording, axis, lanes)
     messages = drawn = match_messages(recording)[0]
     if len(messages) > MOST_ARROWS:
-        longest = sorted(messages, key=lambda message: message.send.start - message.receive.end)[:MOST_ARROWS]
+        longest = sorted(messages, key=lambda message: message.send.start - message.receive.end)[
+            :MOST_ARROWS
+        ]
         drawn = sorted(longest, key=lambda message: message.send.start)
         notes.append(f"{len(drawn)} of {len(messages)} messages are drawn, the longest; {ALL}.")
     for message in drawn:
@@ -102,15 +125,34 @@ def style_of(event: Event) -> str:
 
 
 def add_bars(scene: Scene, recording: Recording, axis: TimeAxis, lanes: Lanes) -> list[str]:
-    """Add a bar for each event, at least a pixel wide, with its name where there is room. Returns notes on gaps."""
+    """Add a bar for each event, at least a pixel wide, with its name where there is room. Returns
+    notes on gaps."""
     events = [*recording.events(*SPANS), *recording.events(*PIECES)]
-    longest = sorted(events, key=lambda event: axis.at(event.start) - axis.at(event.end))[:MOST_BARS]
+    longest = sorted(events, key=lambda event: axis.at(event.start) - axis.at(event.end))[
+        :MOST_BARS
+    ]
     drawn = {*map(ref_of, longest)}
     for event in (event for event in events if ref_of(event) in drawn):
         left, width = axis.at(event.start), max(axis.at(event.end) - axis.at(event.start), 1)
-        look = {"style": style_of(event), "text": shorten(event.name, width) if width > 3 * CELL[0] else ""}
-        scene.add(BAR, left, lanes.top(event), width, ROW, **look, title=title_of(event), event=ref_of(event))
-    return [f"{MOST_BARS} of {len(events)} bars are drawn, the longest; {ALL}."] if len(events) > MOST_BARS else []
+        look = {
+            "style": style_of(event),
+            "text": shorten(event.name, width) if width > 3 * CELL[0] else "",
+        }
+        scene.add(
+            BAR,
+            left,
+            lanes.top(event),
+            width,
+            ROW,
+            **look,
+            title=title_of(event),
+            event=ref_of(event),
+        )
+    return (
+        [f"{MOST_BARS} of {len(events)} bars are drawn, the longest; {ALL}."]
+        if len(events) > MOST_BARS
+        else []
+    )
 
 
 def title_of(event: Event) -> str:

@@ -1,5 +1,6 @@
-"""Figures of training: the parts of a step, where in it gradients are averaged, and how much of that is hidden; buckets
-as they leave; steps on the stages of a pipeline, and on ranks that are killed.
+"""Figures of training: the parts of a step, where in it gradients are averaged, and how much of
+that is hidden; buckets as they leave; steps on the stages of a pipeline, and on ranks that are
+killed.
 """
 
 from __future__ import annotations
@@ -31,7 +32,12 @@ from playground.trace.render.collectives import DASHED
 from playground.trace.render.timeline import LABELS, ROW, lay_out
 from playground.training.settings import TrainingSettings
 
-PARTS = {"forward": "forward", "backward": "backward", "exposed": "communication", "step": "optimizer"}
+PARTS = {
+    "forward": "forward",
+    "backward": "backward",
+    "exposed": "communication",
+    "step": "optimizer",
+}
 """Parts of a step as the ladder measures them, and their styles."""
 PHASES = {"forward": "forward", "synced": "backward", "step": "optimizer"}
 """Styles of a step's phases, by the moment that ends them."""
@@ -56,7 +62,10 @@ def backward_and_step(run: Evidence) -> Scene:
         look = {"style": name, "text": f"{name}\n{formula}", "title": f"{name}: {formula}"}
         scene.add(render.BOX, CELL[0] + 320 * number, 0, 296, 64, **look)
     times = {part: rung[part] for part in ("forward", "backward", "step")}
-    bars = [(part, [piece(seconds, PARTS[part])], f"{seconds * 1e3:.3g} ms") for part, seconds in times.items()]
+    bars = [
+        (part, [piece(seconds, PARTS[part])], f"{seconds * 1e3:.3g} ms")
+        for part, seconds in times.items()
+    ]
     add_bars(scene, bars)
     return scene.with_caption(
         f"backward takes {rung['backward'] / rung['step']:.3g} times as long as step. "
@@ -72,14 +81,23 @@ def five_phases(run: Evidence) -> Scene:
     average = box(f"all-reduce: g {steps[0]['average']:+.5f}", "communication", meant=True)
     bands = [
         Band([box(f"a store of {sum(step['samples'] for step in steps)} samples")]),
-        Band([box(f"rank {rank}\n{steps[rank]['samples']} samples") for rank in ranks], fan_out, "1 samples"),
+        Band(
+            [box(f"rank {rank}\n{steps[rank]['samples']} samples") for rank in ranks],
+            fan_out,
+            "1 samples",
+        ),
         Band([box(f"w {step['weight']:+.5f}", "forward") for step in steps], label="2 model"),
         Band([box(f"g {step['gradient']:+.5f}", "backward") for step in steps], label="3 gradient"),
         Band([average], render.meant_arrows(ranks, [0]), "4 average"),
-        Band([box(f"w {step['new_weight']:+.5f}", "optimizer") for step in steps], fan_out, "5 step"),
+        Band(
+            [box(f"w {step['new_weight']:+.5f}", "optimizer") for step in steps], fan_out, "5 step"
+        ),
     ]
     difference = max(step["difference"] for step in steps)
-    about = f"One weight w and its gradient g on {size} ranks. After the step the replicas differ by {difference:g}."
+    about = (
+        f"One weight w and its gradient g on {size} ranks. After the step the replicas differ "
+        f"by {difference:g}."
+    )
     return bands_scene("Synchronous SGD in five phases", bands, about, DASHED)
 
 
@@ -103,10 +121,15 @@ def averaging(run: Evidence, title: str) -> Scene:
     step = run.last_step
     lines = []
     for rank in step.ranks:
-        backward = [event for event in rank.events if event.kind == COMPUTE and event.name == "backward"]
+        backward = [
+            event for event in rank.events if event.kind == COMPUTE and event.name == "backward"
+        ]
         calls = [event for event in rank.events if event.kind in (COLLECTIVE, BUCKET)]
         if backward and calls:
-            spans = ((each[0].start * 1e3, max(event.end for event in each) * 1e3) for each in (backward, calls))
+            spans = (
+                (each[0].start * 1e3, max(event.end for event in each) * 1e3)
+                for each in (backward, calls)
+            )
             first, last = (f"{start:.2f} to {end:.2f} ms" for start, end in spans)
             lines.append(f"Rank {rank.rank}: backward {first}; averaging {last}.")
     lines.append("What the backend sends inside an all-reduce cannot be seen.")
@@ -126,7 +149,9 @@ def normalised_parts(run: Evidence) -> Scene:
     scene, bars = Scene("What a training step's time goes into"), []
     for rung in run.results[0]["rungs"]:
         name, shares = rung["rung"], shares_of(rung, rung).items()
-        pieces = [piece(share, PARTS[part], f"{name}: {part}", f"{share:.2f}") for part, share in shares]
+        pieces = [
+            piece(share, PARTS[part], f"{name}: {part}", f"{share:.2f}") for part, share in shares
+        ]
         bars.append((name, pieces, f"{sum(rung[part] for part in PARTS) * 1e3:.3g} ms"))
     add_bars(scene, bars, most=1.0)
     add_key(scene, KEY)
@@ -142,12 +167,21 @@ def with_and_without_overlap(run: Evidence) -> Scene:
         for name in pair:
             rung = rung_of(run, name)
             shares = shares_of(rung, rung_of(run, pair[0]))
-            pieces = [piece(share, PARTS[part], f"{name}: {part}") for part, share in shares.items()]
-            bars.append((f"{name:10}", pieces, f"{sum(shares.values()):.2f} ({rung['hidden'] * 100:3.0f} % hidden)"))
+            pieces = [
+                piece(share, PARTS[part], f"{name}: {part}") for part, share in shares.items()
+            ]
+            bars.append(
+                (
+                    f"{name:10}",
+                    pieces,
+                    f"{sum(shares.values()):.2f} ({rung['hidden'] * 100:3.0f} % hidden)",
+                )
+            )
         add_bars(scene, bars, most=1.3)
     add_key(scene, KEY)
     return scene.with_caption(
-        "Of each pair the first is 1.00. Hidden: the share of the averaging's time alone that is not exposed.",
+        "Of each pair the first is 1.00. Hidden: the share of the averaging's time alone that is "
+        "not exposed.",
         f"Medians of the ladder's steps on {len(run.results)} ranks.",
     )
 
@@ -162,8 +196,8 @@ def bucket_style(number: int) -> str:
 
 
 def buckets_of(rank: RankRecording) -> list[tuple[Event, list[Event]]]:
-    """The buckets of a backward pass in the order in which they left, each with its gradients: those that were ready
-    first, as many as have its bytes."""
+    """The buckets of a backward pass in the order in which they left, each with its gradients:
+    those that were ready first, as many as have its bytes."""
     ready = iter([event for event in rank.events if event.kind == GRADIENT])
     found = []
     for bucket in (event for event in rank.events if event.kind == BUCKET):
@@ -188,7 +222,10 @@ def filling(run: Evidence) -> Scene:
         for event in gradients:
             y, width = scene.bottom, max(axis.at(event.start) - NAMES, 1)
             add_lane(scene, event.name, NAMES, y, CELL[1])
-            look = {"style": bucket_style(number), "title": f"{event.name} ready after {after(event.start)}"}
+            look = {
+                "style": bucket_style(number),
+                "title": f"{event.name} ready after {after(event.start)}",
+            }
             scene.add(render.BAR, NAMES, y, width, CELL[1], **look)
     for number, (bucket, _) in enumerate(buckets_of(rank)):
         lines.append(
@@ -203,7 +240,8 @@ def filling(run: Evidence) -> Scene:
     scene.add(render.TEXT, NAMES, scene.bottom + CELL[1], text="0 ms", align="start", style="muted")
     scene.add(render.TEXT, axis.x + axis.w, scene.bottom, text=over, align="end", style="muted")
     return scene.with_caption(
-        f"Rank 0 of {len(run.results)}. Above: how long backward takes to each gradient, in the colour of its bucket. "
+        f"Rank 0 of {len(run.results)}. Above: how long backward takes to each gradient, in the "
+        "colour of its bucket. "
         "Below: each bucket from when it leaves until its sum is there.",
         *(f"{line}." for line in lines),
     )
@@ -215,12 +253,16 @@ def same_on_both(run: Evidence) -> Scene:
     width = (render.WIDTH - CELL[0]) / len(ranks)
     for rank in ranks:
         add_process(scene, rank, CELL[0] + rank.rank * width, width - 2 * CELL[0])
-    sent = [[[each.name for each in gradients] for _, gradients in buckets_of(rank)] for rank in ranks]
+    sent = [
+        [[each.name for each in gradients] for _, gradients in buckets_of(rank)] for rank in ranks
+    ]
     left = ", then ".join(bucket.name for bucket, _ in buckets_of(ranks[0]))
     return scene.with_caption(
-        f"Gradients of {sum(map(len, sent[0]))} parameters on {len(ranks)} ranks; in this run the buckets are "
+        f"Gradients of {sum(map(len, sent[0]))} parameters on {len(ranks)} ranks; in this run the "
+        "buckets are "
         f"{'the same' if all(each == sent[0] for each in sent) else 'NOT the same'} on all.",
-        f"{left} left: a bucket leaves when all its gradients are ready, and the last parameters' are ready first.",
+        f"{left} left: a bucket leaves when all its gradients are ready, and the last parameters' "
+        "are ready first.",
     )
 
 
@@ -236,7 +278,14 @@ def add_process(scene: Scene, rank: RankRecording, x: float, width: float) -> No
         scene.add(render.TEXT, x + CELL[0], y + CELL[1], text=label, align="start")
         for place, event in enumerate(gradients):
             text = render.shorten(event.name, inner)
-            scene.add(render.BOX, x + 2 * CELL[0], y + (2 + 2.5 * place) * CELL[1], inner, 2 * CELL[1], text=text)
+            scene.add(
+                render.BOX,
+                x + 2 * CELL[0],
+                y + (2 + 2.5 * place) * CELL[1],
+                inner,
+                2 * CELL[1],
+                text=text,
+            )
         y += height + CELL[1]
 
 
@@ -260,8 +309,8 @@ STEPS_KEY = {"plain": "from a snapshot", "forward": "steps taken", "wait": "lost
 
 
 def pieces_of_starts(starts: Sequence[int], ends: Sequence[int]) -> list[list[render.Mark]]:
-    """The steps of a training that was started several times: for each start, the steps that it had from a snapshot,
-    those that it took, and those of them that the next start took again."""
+    """The steps of a training that was started several times: for each start, the steps that it had
+    from a snapshot, those that it took, and those of them that the next start took again."""
     bars = []
     for number, (start, end) in enumerate(zip(starts, ends, strict=True), 1):
         kept = min([end, *starts[number : number + 1]])
@@ -276,20 +325,32 @@ def pieces_of_starts(starts: Sequence[int], ends: Sequence[int]) -> list[list[re
 
 def hosts(run: Evidence) -> Scene:
     """hosts: the number of ranks changes, and the training goes on from a snapshot."""
-    scene, bars = Scene("A host leaves and another joins: all ranks restart, from the newest snapshot"), []
+    scene = Scene("A host leaves and another joins: all ranks restart, from the newest snapshot")
+    bars = []
     starts, ends = [losses[0][0] - 1 for losses in run.results], [end for _, end in run.arguments]
-    for number, (pieces, (size, _)) in enumerate(zip(pieces_of_starts(starts, ends), run.arguments, strict=True), 1):
+    for number, (pieces, (size, _)) in enumerate(
+        zip(pieces_of_starts(starts, ends), run.arguments, strict=True), 1
+    ):
         bars += [
-            (f"start {number}, rank {rank}", pieces, f"{'all' if size == 1 else f'1/{size}'} of each batch")
+            (
+                f"start {number}, rank {rank}",
+                pieces,
+                f"{'all' if size == 1 else f'1/{size}'} of each batch",
+            )
             for rank in range(size)
         ]
     add_bars(scene, bars, most=ends[-1])
     add_key(scene, STEPS_KEY)
     seen = [dict(losses) for losses in run.results]
-    twice = [abs(one[step] - next_[step]) for one, next_ in pairwise(seen) for step in one.keys() & next_.keys()]
+    twice = [
+        abs(one[step] - next_[step])
+        for one, next_ in pairwise(seen)
+        for step in one.keys() & next_.keys()
+    ]
     return scene.with_caption(
         f"Steps 1 to {ends[-1]}, each with the same batch, whatever the number of ranks. "
-        f"{len(twice)} steps are taken twice, on different numbers of ranks: their losses differ by {max(twice):.0e}."
+        f"{len(twice)} steps are taken twice, on different numbers of ranks: their losses differ "
+        f"by {max(twice):.0e}."
     )
 
 
@@ -299,15 +360,30 @@ def bytes_over_a_step(run: Evidence) -> Scene:
     most = max(way["peak"] for way in ways)
     scene = Scene("The bytes that one rank holds over a training step, by four ways")
     for way in ways:
-        y, held = scene.bottom + CELL[1], [(what, nbytes) for what, part in way["series"].items() for nbytes in part]
-        scene.add(render.TEXT, CELL[0], y, text=f"{way['way']}: at most {format_bytes(way['peak'])}", align="start")
+        y = scene.bottom + CELL[1]
+        held = [(what, nbytes) for what, part in way["series"].items() for nbytes in part]
+        scene.add(
+            render.TEXT,
+            CELL[0],
+            y,
+            text=f"{way['way']}: at most {format_bytes(way['peak'])}",
+            align="start",
+        )
         bottom, x = y + CURVE + CELL[1], float(CELL[0])
         for column in range(COLUMNS):
-            taken = held[len(held) * column // COLUMNS : max(1, len(held) * (column + 1) // COLUMNS)] or held[-1:]
+            taken = (
+                held[len(held) * column // COLUMNS : max(1, len(held) * (column + 1) // COLUMNS)]
+                or held[-1:]
+            )
             what, nbytes = max(taken, key=lambda each: each[1])
             height = CURVE * nbytes / most
-            look = {"style": PHASES[what], "title": f"{way['way']}: {format_bytes(nbytes)} in {PHASES[what]}"}
-            scene.add(render.LANE, x, bottom - height, (WIDTH - 2 * CELL[0]) / COLUMNS, height, **look)
+            look = {
+                "style": PHASES[what],
+                "title": f"{way['way']}: {format_bytes(nbytes)} in {PHASES[what]}",
+            }
+            scene.add(
+                render.LANE, x, bottom - height, (WIDTH - 2 * CELL[0]) / COLUMNS, height, **look
+            )
             x += (WIDTH - 2 * CELL[0]) / COLUMNS
     add_key(scene, {style: style for style in PHASES.values()})
     return scene.with_caption(
@@ -326,7 +402,9 @@ def routed_tokens(run: Evidence) -> Scene:
     scene = Scene("Tokens from each rank to each expert, without and with the balance loss")
     for way, table in tables.items():
         y = scene.bottom + 2 * CELL[1]
-        scene.add(render.TEXT, CELL[0], y, text=f"{way} (balance loss times {WAYS[way]:g})", align="start")
+        scene.add(
+            render.TEXT, CELL[0], y, text=f"{way} (balance loss times {WAYS[way]:g})", align="start"
+        )
         for expert, column in enumerate(zip(*table, strict=True)):
             x, bottom = CELL[0] + expert * pitch, y + CURVE + CELL[1]
             label = f"{expert}: rank {expert * settings.size // EXPERTS}"
@@ -334,22 +412,31 @@ def routed_tokens(run: Evidence) -> Scene:
             for rank, tokens in enumerate(column):
                 height = CURVE * tokens / most
                 bottom -= height
-                look = {"style": bucket_style(rank), "title": f"rank {rank} to expert {expert}: {tokens} tokens"}
+                look = {
+                    "style": bucket_style(rank),
+                    "title": f"rank {rank} to expert {expert}: {tokens} tokens",
+                }
                 text = str(tokens) if height >= CELL[1] else ""
-                scene.add(render.BAR, x + CELL[0] / 2, bottom, pitch - CELL[0], height, text=text, **look)
+                scene.add(
+                    render.BAR, x + CELL[0] / 2, bottom, pitch - CELL[0], height, text=text, **look
+                )
     add_key(scene, {bucket_style(rank): f"from rank {rank}" for rank in range(settings.size)})
     return scene.with_caption(
-        f"Below each column, the expert and its rank. The tokens of the first block in step {settings.steps}, "
+        "Below each column, the expert and its rank. The tokens of the first block in step "
+        f"{settings.steps}, "
         f"on {settings.size} ranks; each is sent to {K} experts."
     )
 
 
 def steps_of_attempts(run: Evidence) -> tuple[int, list[int], list[int]]:
-    """The number of steps of the training, and for each attempt the numbers of steps at its start and at its end."""
+    """The number of steps of the training, and for each attempt the numbers of steps at its start
+    and at its end."""
     settings: TrainingSettings = run.arguments[0]
     steps = settings.epochs * ceil((settings.limit or 0) / settings.batch_size)
     ends = [event["killed"] for _, event in run.reports if "killed" in event]
-    resumed = [event["resumed"]["total"] for rank, event in run.reports if rank == 0 and "resumed" in event]
+    resumed = [
+        event["resumed"]["total"] for rank, event in run.reports if rank == 0 and "resumed" in event
+    ]
     starts = [0] * (1 + len(ends) - len(resumed)) + resumed
     return steps, starts, [*ends, steps]
 
@@ -368,12 +455,15 @@ def schedules(run: Evidence) -> Scene:
     add_key(scene, {"forward": "forward", "backward": "backward of a microbatch"})
     bubbles = ", ".join(f"{bubble(step):.0%} with {name}" for name, step in steps.items())
     return scene.with_caption(
-        f"A batch of {microbatches} microbatches on {stages} stages; each lane is a stage, its gaps are the bubble: "
+        f"A batch of {microbatches} microbatches on {stages} stages; each lane is a stage, its "
+        "gaps are the bubble: "
         f"{bubbles}."
     )
 
 
-def add_schedule(scene: Scene, name: str, step: Sequence[Sequence[Fields]], axis: render.TimeAxis) -> None:
+def add_schedule(
+    scene: Scene, name: str, step: Sequence[Sequence[Fields]], axis: render.TimeAxis
+) -> None:
     """Add a lane for each stage, with the step whose bubble is the median."""
     began = min(slot["start"] for rank in step for slot in rank)
     y = scene.bottom + (CELL[1] if scene.marks else 0)
@@ -395,22 +485,45 @@ def server_modes(run: Evidence) -> Scene:
     """parameter-server: when workers wait, in three modes."""
     settings: ServerSettings = run.arguments[0]
     scene = Scene("Three workers, one of them slow: who computes, and who waits")
-    waits = {mode: [worker[number] for worker in run.results[1:]] for number, mode in enumerate(settings.modes)}
+    waits = {
+        mode: [worker[number] for worker in run.results[1:]]
+        for number, mode in enumerate(settings.modes)
+    }
     axis = render.TimeAxis(
-        x=LABELS, start=0.0, end=max(spans[-1][1] for of_mode in waits.values() for spans in of_mode)
+        x=LABELS,
+        start=0.0,
+        end=max(spans[-1][1] for of_mode in waits.values() for spans in of_mode),
     )
     for mode, of_mode in waits.items():
-        y, end = scene.bottom + (CELL[1] if scene.marks else 0), max(spans[-1][1] for spans in of_mode)
-        scene.add(render.TEXT, CELL[0], y + CELL[1] / 2, text=f"{mode}: {end * 1e3:,.0f} ms", align="start")
+        y = scene.bottom + (CELL[1] if scene.marks else 0)
+        end = max(spans[-1][1] for spans in of_mode)
+        scene.add(
+            render.TEXT,
+            CELL[0],
+            y + CELL[1] / 2,
+            text=f"{mode}: {end * 1e3:,.0f} ms",
+            align="start",
+        )
         for worker, spans in enumerate(of_mode):
             y += 1.5 * ROW
             add_lane(scene, f"worker {worker}", axis.x, y, ROW, style="muted")
             computing = [(one[1], other[0]) for one, other in pairwise(spans)]
             for style, pieces in (("compute", computing), ("wait", spans)):
                 for left, right in ((axis.at(start), axis.at(end)) for start, end in pieces):
-                    scene.add(render.BAR, left, y, right - left, ROW, style=style, title=f"worker {worker}: {style}")
+                    scene.add(
+                        render.BAR,
+                        left,
+                        y,
+                        right - left,
+                        ROW,
+                        style=style,
+                        title=f"worker {worker}: {style}",
+                    )
     add_key(scene, {"compute": "computes a gradient", "wait": "waits for the server"})
-    about = f"{settings.steps * (len(run.results) - 1)} gradients in each mode; the last worker takes"
+    about = (
+        f"{settings.steps * (len(run.results) - 1)} gradients in each mode; the last worker takes"
+    )
     return scene.with_caption(
-        f"{about} {settings.slow_worker:g} times as long. Stale: at most {settings.staleness} ahead."
+        f"{about} {settings.slow_worker:g} times as long. Stale: at most {settings.staleness} "
+        "ahead."
     )

@@ -9,7 +9,16 @@ from playground.console.tables import RANK_COLUMN, Column, Table
 from playground.console.text import Prose, bad, heading, prose
 from playground.measurement import format_seconds
 from playground.trace.analyse import Lane, Timeline, match_messages
-from playground.trace.analyse.waits import CAUSES, LATE, UNTOLD, Blamer, Chain, Waits, WaitState, seconds_by_cause
+from playground.trace.analyse.waits import (
+    CAUSES,
+    LATE,
+    UNTOLD,
+    Blamer,
+    Chain,
+    Waits,
+    WaitState,
+    seconds_by_cause,
+)
 from playground.trace.record import MAIN, SEND, Event, Recording
 
 Text = str | Prose | Table
@@ -18,7 +27,12 @@ Text = str | Prose | Table
 def recording_texts(recording: Recording) -> list[Text]:
     """A recording in words and tables."""
     waits = Waits(recording)
-    parts = [summary_texts(waits.timeline), missing_texts(recording), wait_texts(waits), chain_texts(waits)]
+    parts = [
+        summary_texts(waits.timeline),
+        missing_texts(recording),
+        wait_texts(waits),
+        chain_texts(waits),
+    ]
     return [text for part in parts if part for text in ("", *part)][1:]
 
 
@@ -38,7 +52,11 @@ def missing_texts(recording: Recording) -> list[Text]:
     """A line on what is missing, if anything is."""
     unmatched = match_messages(recording)[1]
     ranks = recording.ranks
-    lines = [f"rank {each.rank}: no room for {plural(each.dropped, 'event')}" for each in ranks if each.dropped]
+    lines = [
+        f"rank {each.rank}: no room for {plural(each.dropped, 'event')}"
+        for each in ranks
+        if each.dropped
+    ]
     lines += [f"rank {each.rank}: cut off" for each in ranks if each.is_cut_off]
     if unmatched:
         first, count = unmatched[0], plural(len(unmatched), "message")
@@ -62,7 +80,9 @@ def wait_texts(waits: Waits) -> list[Text]:
     with_lanes = any(lane != MAIN for _, lane in of_lane)
     names = (*(cause.replace(" ", "\n", 1) for cause in causes), "all")
     times = [*(Column(name, "ms", right=True) for name in names), Column("of run", "%", right=True)]
-    table = Table(RANK_COLUMN, *[Column("thread")] * with_lanes, Column("waits", right=True), *times)
+    table = Table(
+        RANK_COLUMN, *[Column("thread")] * with_lanes, Column("waits", right=True), *times
+    )
     for (rank, lane), seconds in sums.items():
         whole = sum(seconds.values())
         cells = [*(milliseconds(each) for each in (*(seconds[cause] for cause in causes), whole))]
@@ -79,7 +99,10 @@ def chain_texts(waits: Waits) -> list[Text]:
     chain = Blamer(waits).blame(max(late, key=lambda wait: wait.late))
     first = chain.waits[0]
     where = f": rank {first.event.rank} at {line_text(waits, first.event)}, "
-    took = f"{format_seconds(first.seconds)}, of which {format_seconds(first.late)} until the other came"
+    took = (
+        f"{format_seconds(first.seconds)}, of which {format_seconds(first.late)} until the "
+        "other came"
+    )
     return [prose(heading("Longest wait for another rank"), where, took), *link_lines(chain, waits)]
 
 
@@ -92,7 +115,10 @@ def link_lines(chain: Chain, waits: Waits) -> Iterator[str]:
         yield f"  rank {wait.event.rank} waited for {what}"
     if (busy := chain.busy) is not None:
         what = f"{busy.event.name} at" if busy.is_recorded else f"before {busy.event.name} at"
-        yield f"  rank {busy.rank} was busy for {format_seconds(busy.seconds)}: {what} {line_text(waits, busy.event)}"
+        yield (
+            f"  rank {busy.rank} was busy for {format_seconds(busy.seconds)}: {what} "
+            f"{line_text(waits, busy.event)}"
+        )
 
 
 def line_text(waits: Waits, event: Event) -> str:

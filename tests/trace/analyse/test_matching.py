@@ -22,7 +22,11 @@ def test_every_message_has_both_its_ends_and_one_that_is_lost_leaves_the_other(
     for send, receive in matched:
         assert (send.kind, receive.kind) == (SEND, RECEIVE)
         assert (send.rank, send.peer) == (receive.peer, receive.rank)
-        assert (send.nbytes, send.tag, send.message) == (receive.nbytes, receive.tag, receive.message)
+        assert (send.nbytes, send.tag, send.message) == (
+            receive.nbytes,
+            receive.tag,
+            receive.message,
+        )
         assert send.start < receive.end
     if matched:
         lost = data.draw(st.sampled_from([*recording.events(SEND, RECEIVE)]))

@@ -14,7 +14,20 @@ import torch
 import torch.distributed as dist
 from drawn_programs import few, recordings
 from hypothesis import given, strategies as st
-from recordings import DELAY, Begin, Call, Compute, End, Pause, Receive, Send, Wait, play, recording_of, ring
+from recordings import (
+    DELAY,
+    Begin,
+    Call,
+    Compute,
+    End,
+    Pause,
+    Receive,
+    Send,
+    Wait,
+    play,
+    recording_of,
+    ring,
+)
 
 import playground.trace.analyse.waits as analysis
 from playground.algorithms import load_all_reduce
@@ -35,15 +48,22 @@ def test_intervals(intervals: list[tuple[float, float]], at: tuple[float, float]
     joined = union(intervals)
     assert all(first[1] < second[0] for first, second in itertools.pairwise(joined))
     assert total(joined) <= total(intervals) + 1e-9
-    assert -1e-9 <= total(clip(joined, min(at), max(at))) <= min(total(joined), max(at) - min(at)) + 1e-9
-    assert all(total(clip(joined, first, last)) == pytest.approx(last - first) for first, last in intervals)
+    assert (
+        -1e-9
+        <= total(clip(joined, min(at), max(at)))
+        <= min(total(joined), max(at) - min(at)) + 1e-9
+    )
+    assert all(
+        total(clip(joined, first, last)) == pytest.approx(last - first) for first, last in intervals
+    )
 
 
 @few
 @given(recordings())
 def test_waits_are_parts_of_the_run_and_every_chain_ends(recording: Recording) -> None:
-    """None is negative, none has parts that are, and on no rank do they take longer than the run. Every wait of a chain
-    lies before the one that it caused is over, and who was busy was so in a wait's time."""
+    """None is negative, none has parts that are, and on no rank do they take longer than the run.
+    Every wait of a chain lies before the one that it caused is over, and who was busy was so in a
+    wait's time."""
     waits = Waits(recording)
     blamer = Blamer(waits)
     for wait in waits.all:
@@ -96,13 +116,25 @@ def send_that_waits(receive_at: float) -> Waits:
     group = (0, 1)
     events = [
         Event(0, 0, "send", "send", 0.0, 0.010, peer=1, nbytes=8, group=group, message=0),
-        Event(0, 1, "receive", "recv", receive_at, receive_at + 1e-3, peer=0, nbytes=8, group=group, message=0),
+        Event(
+            0,
+            1,
+            "receive",
+            "recv",
+            receive_at,
+            receive_at + 1e-3,
+            peer=0,
+            nbytes=8,
+            group=group,
+            message=0,
+        ),
     ]
     return Waits(recording_of([events[:1], events[1:]]))
 
 
 def test_late_receiver_and_who_came_after_the_wait() -> None:
-    """What came after it is not its cause, and of what no other rank recorded the cause is unknown."""
+    """What came after it is not its cause, and of what no other rank recorded the cause is
+    unknown."""
     waits = send_that_waits(receive_at=0.009)
     assert (waits.all[0].cause, waits.all[0].late) == (analysis.LATE_RECEIVER, 0.009)
     wait = send_that_waits(receive_at=0.5).all[0]
@@ -128,7 +160,11 @@ def test_a_broadcast_waits_for_its_root_alone() -> None:
     with_root = [[replace(event, peer=1) for event in rank.events] for rank in recording.ranks]
     waits = Waits(recording_of(with_root)).all
     assert [wait.peer.rank for wait in waits if wait.peer is not None] == [1, 1]
-    assert [wait.cause for wait in waits] == [analysis.TRANSFER, analysis.TRANSFER, analysis.TRANSFER]
+    assert [wait.cause for wait in waits] == [
+        analysis.TRANSFER,
+        analysis.TRANSFER,
+        analysis.TRANSFER,
+    ]
 
 
 def test_what_waits_inside_counts_once_and_what_never_ended_is_no_wait() -> None:
@@ -136,15 +172,34 @@ def test_what_waits_inside_counts_once_and_what_never_ended_is_no_wait() -> None
     waits = Waits(ring(4))
     assert {wait.event.kind for wait in waits.all} == {WAIT}
     assert len(waits.all) == 4 * 6
-    assert Waits(play([[Receive(1, 8), Wait()], [Begin(COLLECTIVE, "ring"), Call("barrier", 0), End()]])).all == []
+    assert (
+        Waits(
+            play([[Receive(1, 8), Wait()], [Begin(COLLECTIVE, "ring"), Call("barrier", 0), End()]])
+        ).all
+        == []
+    )
 
 
 def test_a_thread_that_had_nothing_to_do_yet_waited_for_the_main_one() -> None:
     """Rank 0 forwards for 20 ms, then its other thread sends what rank 1 waits for."""
     group = (0, 1)
     forward = Event(0, 0, "compute", "forward", 0.0, DELAY, source=10)
-    send = Event(1, 0, "send", "isend", DELAY, DELAY + 1e-3, BACKGROUND, peer=1, nbytes=8, group=group, message=0)
-    receive = Event(0, 1, "receive", "recv", 0.0, DELAY + 1e-3, peer=0, nbytes=8, group=group, message=0)
+    send = Event(
+        1,
+        0,
+        "send",
+        "isend",
+        DELAY,
+        DELAY + 1e-3,
+        BACKGROUND,
+        peer=1,
+        nbytes=8,
+        group=group,
+        message=0,
+    )
+    receive = Event(
+        0, 1, "receive", "recv", 0.0, DELAY + 1e-3, peer=0, nbytes=8, group=group, message=0
+    )
     waits = Waits(recording_of([[forward, send], [receive]]))
     chain = Blamer(waits).blame(waits.longest()[0])
     assert chain.busy is not None
@@ -158,7 +213,8 @@ LAST = 1000
 
 
 def all_reduce_late(rank: int, size: int) -> None:
-    """Several rings, of several sizes; before the last of them, when the others are there, one rank is late."""
+    """Several rings, of several sizes; before the last of them, when the others are there, one rank
+    is late."""
     all_reduce, store = load_all_reduce("ring"), dist.distributed_c10d._get_default_store()
     for numel in (16, 4096, 65_536, LAST):
         dist.barrier()
@@ -170,11 +226,17 @@ def all_reduce_late(rank: int, size: int) -> None:
         all_reduce(torch.ones(numel))
 
 
-def test_the_rank_and_the_line_of_a_straggler_are_blamed(world: Callable[..., World], tmp_path: Path) -> None:
+def test_the_rank_and_the_line_of_a_straggler_are_blamed(
+    world: Callable[..., World], tmp_path: Path
+) -> None:
     world(SIZE).run(Recorded(all_reduce_late, tmp_path))
     recording = read_recording(tmp_path / "0")
     waits = Waits(recording)
-    begun = {event.rank: event.start for event in recording.events(COLLECTIVE) if event.nbytes == 4 * LAST}
+    begun = {
+        event.rank: event.start
+        for event in recording.events(COLLECTIVE)
+        if event.nbytes == 4 * LAST
+    }
     in_last = [wait for wait in waits.all if wait.event.start >= begun[wait.event.rank]]
     blamed = [chain.busy for chain in map(Blamer(waits).blame, in_last) if chain.busy]
     longest = max(blamed, key=lambda busy: busy.seconds)

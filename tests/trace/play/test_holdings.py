@@ -1,4 +1,5 @@
-"""What ranks hold, and the columns that a page has of a recording, and how large it is: no browser is needed here."""
+"""What ranks hold, and the columns that a page has of a recording, and how large it is: no browser
+is needed here."""
 
 from __future__ import annotations
 
@@ -27,7 +28,10 @@ def test_a_ring_holds_its_sums_chunk_by_chunk() -> None:
     states = held(ring(4), 0)
     assert states[0] == (1.0,) * 4
     assert states[-1] == (1111.0,) * 4
-    changed = [sum(a != b for a, b in zip(before, after, strict=True)) for before, after in pairwise(states)]
+    changed = [
+        sum(a != b for a, b in zip(before, after, strict=True))
+        for before, after in pairwise(states)
+    ]
     assert changed == [1] * len(changed)  # a chunk at a time
 
 
@@ -36,8 +40,13 @@ def test_what_is_received_is_held_but_for_parts_of_a_collective_s_tensor() -> No
     before = Instant(VALUES, "before", (7.0,))
     recording = play([[before, Send(1, 4, (7.0,)), Wait()], [Receive(0, 4, (7.0,)), Wait()], []])
     assert [held(recording, rank) for rank in range(3)] == [[(7.0,)], [(7.0,)], []]
-    inside: list[Action] = [Begin(COLLECTIVE, "ours", 8, (2,)), Instant(VALUES, "before", (1.0, 2.0))]
-    recording = play([[Send(1, 4, (9.0,)), Wait()], [*inside, Receive(0, 4, (9.0,)), Wait(), End((1.0, 11.0))]])
+    inside: list[Action] = [
+        Begin(COLLECTIVE, "ours", 8, (2,)),
+        Instant(VALUES, "before", (1.0, 2.0)),
+    ]
+    recording = play(
+        [[Send(1, 4, (9.0,)), Wait()], [*inside, Receive(0, 4, (9.0,)), Wait(), End((1.0, 11.0))]]
+    )
     assert held(recording, 1) == [(1.0, 2.0), (1.0, 11.0)]
 
 
@@ -54,8 +63,12 @@ def test_columns_are_the_events(size: int, straggler: int, elements: int) -> Non
     for rank, column in zip(recording.ranks, map(unpack, columns["ranks"]), strict=True):
         times = [(round(event.start * 1e9), round(event.end * 1e9)) for event in rank.events]
         starts = accumulate(column["start"])
-        assert [(start, start + long) for start, long in zip(starts, column["long"], strict=True)] == times
-        assert [columns["whats"][what][:2] for what in column["what"]] == [(e.kind, e.name) for e in rank.events]
+        assert [
+            (start, start + long) for start, long in zip(starts, column["long"], strict=True)
+        ] == times
+        assert [columns["whats"][what][:2] for what in column["what"]] == [
+            (e.kind, e.name) for e in rank.events
+        ]
         parents = [None if not up else place - up for place, up in enumerate(column["up"])]
         assert parents == [event.parent for event in rank.events]
 
@@ -63,13 +76,17 @@ def test_columns_are_the_events(size: int, straggler: int, elements: int) -> Non
 @given(st.lists(st.floats()))
 def test_numbers_survive_json(values: list[float]) -> None:
     special = {"NaN": nan, "Infinity": inf, "-Infinity": -inf}
-    read = [special.get(number, number) for number in json.loads(to_json(to_numbers(tuple(values))))]
+    read = [
+        special.get(number, number) for number in json.loads(to_json(to_numbers(tuple(values))))
+    ]
     assert all(a == b or (isnan(a) and isnan(b)) for a, b in zip(values, read, strict=True))
 
 
 def test_no_text_ends_the_element_that_it_is_in() -> None:
     recording = replace(
-        ring(2), command=("</title>", "<b>"), texts={"lesson.py": "</script><script>alert(1)</script><!--"}
+        ring(2),
+        command=("</title>", "<b>"),
+        texts={"lesson.py": "</script><script>alert(1)</script><!--"},
     )
     page = render_page(recording)
     assert page.count("<script") == page.count("</script>") == 2
@@ -78,7 +95,10 @@ def test_no_text_ends_the_element_that_it_is_in() -> None:
 
 
 def test_values_beyond_what_a_page_has_room_for_are_counted() -> None:
-    many = [Instant(VALUES, "before", (float(number),) * 1000) for number in range(MAX_NUMBERS // 1000 + 3)]
+    many = [
+        Instant(VALUES, "before", (float(number),) * 1000)
+        for number in range(MAX_NUMBERS // 1000 + 3)
+    ]
     columns: dict[str, Any] = to_columns(play([many]))
     assert sum(map(len, columns["vectors"])) == MAX_NUMBERS
     assert columns["leftOut"] == 3

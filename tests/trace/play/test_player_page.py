@@ -1,4 +1,5 @@
-"""The page in a real browser: what it shows is what was recorded, at every step, and it needs nothing but itself."""
+"""The page in a real browser: what it shows is what was recorded, at every step, and it needs
+nothing but itself."""
 
 from __future__ import annotations
 
@@ -23,7 +24,14 @@ from playground.trace.render.collectives import moving
 from playground.trace.render.renderers import TITLE_HEIGHT, to_svg
 
 pytestmark = pytest.mark.skipif(bool(MISSING), reason=MISSING)
-KEYS = {"right": "\ue014", "left": "\ue012", "home": "\ue011", "end": "\ue010", "tab": "\ue004", "enter": "\ue007"}
+KEYS = {
+    "right": "\ue014",
+    "left": "\ue012",
+    "home": "\ue011",
+    "end": "\ue010",
+    "tab": "\ue004",
+    "enter": "\ue007",
+}
 READ = """
 return [...document.querySelectorAll('tbody tr')].map((row) =>
   [...row.querySelectorAll('.values span')].map((cell) => Number(cell.dataset.value)));
@@ -54,7 +62,8 @@ def window() -> Iterator[Browser]:
 
 @pytest.fixture
 def show(window: Browser, tmp_path: Path) -> Iterator[Callable[..., Browser]]:
-    """Opens the page of a recording; in the end nothing else may have been asked for, and nothing complained of."""
+    """Opens the page of a recording; in the end nothing else may have been asked for, and nothing
+    complained of."""
     page = tmp_path / "page.html"
 
     def open_page(recording: Recording, **media: Any) -> Browser:
@@ -69,7 +78,8 @@ def show(window: Browser, tmp_path: Path) -> Iterator[Callable[..., Browser]]:
 
 
 def states_at(recording: Recording, clock: str, time: float) -> tuple[list[list[float]], list[int]]:
-    """What ranks hold, and which messages are under way, by the recording. Times are rounded as the page has them."""
+    """What ranks hold, and which messages are under way, by the recording. Times are rounded as the
+    page has them."""
     timed, unit = (recording, 1e-9) if clock == "real" else (to_logical_time(recording), 1.0)
     time += round(min(event.start for event in timed.events()) / unit)
     held: list[list[float]] = [[] for _ in timed.ranks]
@@ -78,9 +88,14 @@ def states_at(recording: Recording, clock: str, time: float) -> tuple[list[list[
             if round(change.time / unit) <= time:
                 held[rank.rank] = [*change.values]
     events = Timeline(timed).by_ref
-    ways = [(events[ref_of(m.send)].start, events[ref_of(m.receive)].end) for m in match_messages(recording)[0]]
+    ways = [
+        (events[ref_of(m.send)].start, events[ref_of(m.receive)].end)
+        for m in match_messages(recording)[0]
+    ]
     return held, [
-        number for number, (sent, arrived) in enumerate(ways) if round(sent / unit) <= time < round(arrived / unit)
+        number
+        for number, (sent, arrived) in enumerate(ways)
+        if round(sent / unit) <= time < round(arrived / unit)
     ]
 
 
@@ -128,7 +143,11 @@ def test_a_wait_leads_to_the_rank_and_the_line_that_caused_it(show: Callable[...
 
 
 def test_why_there_are_no_waits(show: Callable[..., Browser]) -> None:
-    assert show(on_gpus(ring(4, straggler=1))).text(".title:has(+ .waits)").startswith("Waits cannot be told on GPUs")
+    assert (
+        show(on_gpus(ring(4, straggler=1)))
+        .text(".title:has(+ .waits)")
+        .startswith("Waits cannot be told on GPUs")
+    )
 
 
 def test_everything_is_reached_by_keyboard(show: Callable[..., Browser]) -> None:
@@ -136,13 +155,30 @@ def test_everything_is_reached_by_keyboard(show: Callable[..., Browser]) -> None
     seen = []
     for _ in range(14):
         window.press(KEYS["tab"])
-        seen.append(window.ask("return document.activeElement.name || document.activeElement.tagName"))
-    controls = ["first", "back", "play", "forward", "last", "clock", "speed", "narrower", "wider", "whole", "position"]
+        seen.append(
+            window.ask("return document.activeElement.name || document.activeElement.tagName")
+        )
+    controls = [
+        "first",
+        "back",
+        "play",
+        "forward",
+        "last",
+        "clock",
+        "speed",
+        "narrower",
+        "wider",
+        "whole",
+        "position",
+    ]
     assert seen[: len(controls)] == controls
     assert "BUTTON" in seen[len(controls) :]
     window.press(KEYS["end"])
     assert window.text(".status").startswith("Step")
-    unnamed = "return document.querySelectorAll('button:not([aria-label]):empty, [tabindex=\"1\"]').length"
+    unnamed = (
+        "return document.querySelectorAll('button:not([aria-label]):empty, "
+        '[tabindex="1"]\').length'
+    )
     assert window.ask(unnamed) == 0
 
 
@@ -153,7 +189,9 @@ def test_both_widths_and_every_number_has_room_in_its_cell(
     """In light and dark; of a number as many digits are shown as there is room for."""
 
     def lengthen(event: Event) -> Event:
-        return replace(event, values=event.values and tuple(-0.00681234 * value for value in event.values))
+        return replace(
+            event, values=event.values and tuple(-0.00681234 * value for value in event.values)
+        )
 
     run = ring(2)
     ranks = (replace(rank, events=tuple(map(lengthen, rank.events))) for rank in run.ranks)
@@ -161,10 +199,13 @@ def test_both_widths_and_every_number_has_room_in_its_cell(
     assert window.ask("return document.documentElement.scrollWidth") <= width
     for control in ("first", "play", "last", "clock", "whole", "position"):
         left, right = window.ask(
-            f"const b = document.querySelector('[name={control}]').getBoundingClientRect(); return [b.left, b.right]"
+            f"const b = document.querySelector('[name={control}]').getBoundingClientRect(); return "
+            "[b.left, b.right]"
         )
         assert 0 <= left <= right <= width
-    brightness = window.ask("return getComputedStyle(document.body).backgroundColor.match(/\\d+/g).map(Number)")
+    brightness = window.ask(
+        "return getComputedStyle(document.body).backgroundColor.match(/\\d+/g).map(Number)"
+    )
     assert (sum(brightness) > 384) == (scheme == "light")
     window.press(KEYS["end"])
     widths = window.ask(
@@ -185,7 +226,8 @@ def test_without_motion_playing_goes_from_step_to_step(show: Callable[..., Brows
         "const found = new Set(), one = (name) => document.getElementsByName(name)[0];"
         "const [play, position] = ['play', 'position'].map(one);"
         "const look = (end) => { found.add(Number(position.value));"
-        "if (play.textContent === 'Play') end([...found]); else requestAnimationFrame(() => look(end)); }; look(done);"
+        "if (play.textContent === 'Play') end([...found]); else requestAnimationFrame(() => "
+        "look(end)); }; look(done);"
     )
     assert len(times) >= 2  # a busy browser draws few frames
     assert all((time - begun) % 1 == 0 for time in times[:-1])
@@ -199,7 +241,9 @@ return [...document.querySelectorAll("rect.box")].filter(box => opacity(box) > 0
 """
 
 
-def test_marks_of_a_moving_picture_are_there_in_their_time_and_travel(window: Browser, tmp_path: Path) -> None:
+def test_marks_of_a_moving_picture_are_there_in_their_time_and_travel(
+    window: Browser, tmp_path: Path
+) -> None:
     scene = moving(Evidence(results=[], recording=ring(4)))
     boxes = [mark for mark in scene.marks if mark.kind == BOX]
     file = tmp_path / "moving.svg"
@@ -216,5 +260,7 @@ def test_marks_of_a_moving_picture_are_there_in_their_time_and_travel(window: Br
         found = sorted(map(tuple, window.ask(SHOWN, moment)))
         assert found == [pytest.approx(place, abs=2) for place in sorted(expected)]
     window.open(file, reduced_motion="reduce")
-    assert len(window.ask(SHOWN, 0)) == len([mark for mark in boxes if mark.end >= scene.period]) == 16
+    assert (
+        len(window.ask(SHOWN, 0)) == len([mark for mark in boxes if mark.end >= scene.period]) == 16
+    )
     assert window.complaints() == []

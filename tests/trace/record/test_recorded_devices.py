@@ -1,4 +1,5 @@
-"""One process and its devices, recorded: every copy between them, and what each device's thread computes."""
+"""One process and its devices, recorded: every copy between them, and what each device's thread
+computes."""
 
 from __future__ import annotations
 
@@ -28,11 +29,16 @@ def step_on_three(rank: int, size: int) -> Bytes:
     with track_memory(devices) as account:
         account.put_module(model, devices[0])
         DataParallel(model, devices).forward(torch.ones(SAMPLES, FEATURES)).sum().backward()
-    return {(part, str(source), str(target)): count for (part, source, target), count in account.moved.items()}
+    return {
+        (part, str(source), str(target)): count
+        for (part, source, target), count in account.moved.items()
+    }
 
 
 @pytest.fixture(scope="module")
-def run(world: Callable[..., World], tmp_path_factory: pytest.TempPathFactory) -> tuple[Bytes, Recording]:
+def run(
+    world: Callable[..., World], tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Bytes, Recording]:
     folder = tmp_path_factory.mktemp("recorded")
     [counted] = world(1).run(Recorded(step_on_three, folder))
     return counted, read_recording(folder / "0")
@@ -63,7 +69,11 @@ def test_each_device_has_a_thread_that_computes_and_moves_are_within_what_makes_
     events, sources = run[1].ranks[0].events, run[1].sources
     phases = {event.number: event.name for event in events if event.kind == PHASE}
     forwards = [event for event in events if event.kind == COMPUTE and event.name == "forward"]
-    assert sorted(phases.values()) == sorted(phases[event.parent or 0] for event in forwards) == [*DEVICES]
+    assert (
+        sorted(phases.values())
+        == sorted(phases[event.parent or 0] for event in forwards)
+        == [*DEVICES]
+    )
     assert {event.lane for event in forwards} == {BACKGROUND}
     assert all(event.end < float("inf") for event in events)
     [backward] = [event for event in events if event.name == "backward"]

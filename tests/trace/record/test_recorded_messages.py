@@ -1,4 +1,5 @@
-"""Recorded messages are the messages: as many, and as many bytes, as closed forms say, and each has its other end."""
+"""Recorded messages are the messages: as many, and as many bytes, as closed forms say, and each has
+its other end."""
 
 from __future__ import annotations
 
@@ -45,7 +46,9 @@ def around(recording: Recording, event: Event) -> str:
 
 
 @pytest.mark.parametrize("batched", [False, True])
-@pytest.mark.parametrize("size", [3, *(pytest.param(size, marks=pytest.mark.stress) for size in (2, 4, 5, 8))])
+@pytest.mark.parametrize(
+    "size", [3, *(pytest.param(size, marks=pytest.mark.stress) for size in (2, 4, 5, 8))]
+)
 def test_messages_and_bytes_are_those_of_the_closed_forms(
     size: int, batched: bool, world: Worlds, tmp_path: Path
 ) -> None:
@@ -56,7 +59,11 @@ def test_messages_and_bytes_are_those_of_the_closed_forms(
         if spec.cost is not None:
             total = spec.cost.load()(Task(size, NUMEL * ELEMENT, size)).total
             code = spec.code.name
-            mine = [event.nbytes for event in sends if around(recording, event) == f"all_reduce ({code})"]
+            mine = [
+                event.nbytes
+                for event in sends
+                if around(recording, event) == f"all_reduce ({code})"
+            ]
             pieces = 2 if batched and name == "pipelined-ring" else 1
             assert len(mine) == total.messages * pieces, name
             assert sum(mine) == pytest.approx(total.bytes), name
@@ -67,9 +74,13 @@ def test_messages_and_bytes_are_those_of_the_closed_forms(
     assert all(event.end < float("inf") for event in recording.events())
 
 
-def ends_of(events: Iterator[Event] | list[Event], ways: Callable[[Event], object]) -> list[tuple[object, ...]]:
+def ends_of(
+    events: Iterator[Event] | list[Event], ways: Callable[[Event], object]
+) -> list[tuple[object, ...]]:
     """What tells messages apart, the same at both ends."""
-    return sorted((ways(event), event.group, event.tag, event.message, event.nbytes) for event in events)
+    return sorted(
+        (ways(event), event.group, event.tag, event.message, event.nbytes) for event in events
+    )
 
 
 def reduce_in_turn(rank: int, size: int) -> None:
@@ -107,8 +118,11 @@ def reduce_asynchronously() -> None:
 
 
 @pytest.mark.parametrize("in_thread", [True, False])
-def test_a_collective_in_the_background_is_waited_for(in_thread: bool, world: Worlds, tmp_path: Path) -> None:
-    """Where the backend allows no second thread, it lies on the lane of the first, with its messages."""
+def test_a_collective_in_the_background_is_waited_for(
+    in_thread: bool, world: Worlds, tmp_path: Path
+) -> None:
+    """Where the backend allows no second thread, it lies on the lane of the first, with its
+    messages."""
     recording = record(world(2), tmp_path, reduce_in_background, in_thread)
     for rank in recording.ranks:
         calls = [event for event in rank.events if event.kind == COLLECTIVE]
@@ -120,7 +134,8 @@ def test_a_collective_in_the_background_is_waited_for(in_thread: bool, world: Wo
 
 
 def talk(rank: int, size: int) -> None:
-    """Rank 0 and rank 1 talk in every way that torch.distributed has; and rank 2 with rank 1 in a group."""
+    """Rank 0 and rank 1 talk in every way that torch.distributed has; and rank 2 with rank 1 in a
+    group."""
     other, tensor, group = 1 - rank, torch.full((2,), float(rank)), dist.new_group([1, 2])
     if rank == 2:
         dist.recv(torch.zeros(1), group=group)
@@ -132,7 +147,10 @@ def talk(rank: int, size: int) -> None:
     else:
         assert dist.recv(tensor) == 1
         dist.irecv(tensor).wait()
-    batch = [dist.P2POp(dist.isend, torch.ones(3), other, tag=3), dist.P2POp(dist.irecv, torch.zeros(3), other, tag=3)]
+    batch = [
+        dist.P2POp(dist.isend, torch.ones(3), other, tag=3),
+        dist.P2POp(dist.irecv, torch.zeros(3), other, tag=3),
+    ]
     for work in dist.batch_isend_irecv(batch):
         work.wait()
     for _ in range(2 * rank):
@@ -140,18 +158,37 @@ def talk(rank: int, size: int) -> None:
 
 
 def test_messages_of_the_program(world: Worlds, tmp_path: Path) -> None:
-    """Those from anyone among them: who it was is known in the end. torch says which rank of the group it was where it
-    is asked, and which of the world where it tells."""
+    """Those from anyone among them: who it was is known in the end. torch says which rank of the
+    group it was where it is asked, and which of the world where it tells."""
     recording = record(world(3), tmp_path, talk)
-    receives = [(e.name, e.peer, e.message, e.tag, e.values) for e in recording.ranks[0].events if e.kind == RECEIVE]
+    receives = [
+        (e.name, e.peer, e.message, e.tag, e.values)
+        for e in recording.ranks[0].events
+        if e.kind == RECEIVE
+    ]
     assert receives == [
-        ("recv", 1, 0, 0, (1.0, 1.0)), ("irecv", 1, 1, 0, (1.0, 1.0)), ("irecv", 1, 0, 3, (1.0, 1.0, 1.0))
+        ("recv", 1, 0, 0, (1.0, 1.0)), ("irecv", 1, 1, 0, (1.0, 1.0)), ("irecv", 1, 0, 3, (1.0, 1.0,
+        1.0))
     ]  # fmt: skip
-    sends = [(e.name, e.peer, e.message, e.tag) for e in recording.ranks[1].events if e.kind == SEND]
-    assert sends == [("send", 0, 0, 0), ("isend", 0, 1, 0), ("isend", 0, 0, 3), ("send", 2, 0, 0), ("send", 2, 1, 0)]
-    received = [(event.name, event.peer, event.message) for event in recording.ranks[2].events if event.kind == RECEIVE]
+    sends = [
+        (e.name, e.peer, e.message, e.tag) for e in recording.ranks[1].events if e.kind == SEND
+    ]
+    assert sends == [
+        ("send", 0, 0, 0),
+        ("isend", 0, 1, 0),
+        ("isend", 0, 0, 3),
+        ("send", 2, 0, 0),
+        ("send", 2, 1, 0),
+    ]
+    received = [
+        (event.name, event.peer, event.message)
+        for event in recording.ranks[2].events
+        if event.kind == RECEIVE
+    ]
     assert received == [("recv", 1, 0), ("irecv", 1, 1)]
-    assert {recording.sources[event.source or 0].function for event in recording.events(SEND, WAIT)} == {"talk"}
+    assert {
+        recording.sources[event.source or 0].function for event in recording.events(SEND, WAIT)
+    } == {"talk"}
     assert match_messages(recording)[1] == []
 
 
@@ -170,11 +207,17 @@ def call_collectives(rank: int, size: int) -> None:
 
 def test_collectives_of_torch(world: Worlds, tmp_path: Path) -> None:
     recording = record(world(2), tmp_path, call_collectives)
-    called = [(e.name, e.nbytes, e.peer, e.values) for e in recording.ranks[1].events if e.kind == COLLECTIVE]
+    called = [
+        (e.name, e.nbytes, e.peer, e.values)
+        for e in recording.ranks[1].events
+        if e.kind == COLLECTIVE
+    ]
     ones = (1.0, 1.0)
     assert called == [
-        ("all_reduce", 8, None, ones), ("all_gather", 8, None, ones + ones), ("broadcast", 8, 1, ones),
-        ("gather", 8, 0, ones), ("all_gather_into_tensor", 8, None, ones + ones), ("all_reduce", 4000, None, None),
+        ("all_reduce", 8, None, ones), ("all_gather", 8, None, ones + ones), ("broadcast", 8, 1,
+        ones),
+        ("gather", 8, 0, ones), ("all_gather_into_tensor", 8, None, ones + ones), ("all_reduce",
+        4000, None, None),
         ("barrier", 0, None, None), ("all_reduce", 2 * (8 + 4), None, None),
     ]  # fmt: skip
 
@@ -184,7 +227,9 @@ def functions_in_force(rank: int, size: int) -> list[int]:
     from playground.runtime.rank import steps
 
     owners = (dist, dist.distributed_c10d, collectives, steps, torch.nn.Module, torch.autograd)
-    return [id(value) for owner in owners for _, value in sorted(vars(owner).items()) if callable(value)]
+    return [
+        id(value) for owner in owners for _, value in sorted(vars(owner).items()) if callable(value)
+    ]
 
 
 def in_force_before_during_and_after(rank: int, size: int, folder: Path) -> tuple[bool, bool]:

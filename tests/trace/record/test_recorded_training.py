@@ -1,4 +1,5 @@
-"""Recorded training: forward, backward and step, gradients as they get ready, and the buckets that carry them."""
+"""Recorded training: forward, backward and step, gradients as they get ready, and the buckets that
+carry them."""
 
 from __future__ import annotations
 
@@ -17,21 +18,33 @@ from torch.utils.data import DataLoader
 
 from playground.algorithms import load_all_reduce
 from playground.testing import World
-from playground.trace.record import BUCKET, COLLECTIVE, COMPUTE, GRADIENT, PHASE, Event, RankRecording
+from playground.trace.record import (
+    BUCKET,
+    COLLECTIVE,
+    COMPUTE,
+    GRADIENT,
+    PHASE,
+    Event,
+    RankRecording,
+)
 from playground.trace.record.run import Recorded, read_recording
 from playground.training.sync import GradSync, new_grad_sync
 
 Worlds = Callable[..., World]
 STEPS = 2
-BUCKETS = {"ddp": int(hasattr(dist.ProcessGroup, "register_pre_hook")), "bucketed": 2, "overlapped": 2}
+BUCKETS = {
+    "ddp": int(hasattr(dist.ProcessGroup, "register_pre_hook")),
+    "bucketed": 2,
+    "overlapped": 2,
+}
 """How many are told: older versions of torch do not tell of DistributedDataParallel's."""
 backward = torch.autograd.backward
 """torch's own: when this is imported, nothing is recorded."""
 
 
 class InAnotherThread(torch.autograd.Function):
-    """A loss whose backward another thread computes, as autograd does for a GPU. The loss is in a list, so that its
-    graph is no part of this one's."""
+    """A loss whose backward another thread computes, as autograd does for a GPU. The loss is in a
+    list, so that its graph is no part of this one's."""
 
     @staticmethod
     def forward(ctx: Any, losses: list[torch.Tensor], beginning: torch.Tensor) -> torch.Tensor:
@@ -89,7 +102,9 @@ def recorded(world: Worlds, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_every_step_is_told(number: int, recorded: Path) -> None:
     way, all_reduce, _ = WAYS[number]
     for rank in read_recording(recorded / str(number) / "0").ranks:
-        steps = [event for event in rank.events if event.kind == PHASE and event.name == "training step"]
+        steps = [
+            event for event in rank.events if event.kind == PHASE and event.name == "training step"
+        ]
         assert len(steps) == STEPS
         for step in steps:
             check_step(rank, step, way)
@@ -104,12 +119,17 @@ def check_step(rank: RankRecording, step: Event, way: str) -> None:
     inside = [event for event in rank.events if step.start <= event.start <= step.end]
     parts = [event for event in inside if event.kind == COMPUTE and event.parent == step.number]
     assert [event.name for event in parts] == ["forward", "backward", "step"]
-    gradients = [event.name for event in inside if event.kind == GRADIENT and event.parent == parts[1].number]
+    gradients = [
+        event.name for event in inside if event.kind == GRADIENT and event.parent == parts[1].number
+    ]
     assert sorted(gradients) == ["0.bias", "0.weight", "2.bias", "2.weight"]
-    assert {name.split(".")[0] for name in gradients[:2]} == {"2"}  # the last layer's are ready first
+    # the last layer's are ready first
+    assert {name.split(".")[0] for name in gradients[:2]} == {"2"}
     buckets = [event for event in inside if event.kind == (BUCKET if way == "ddp" else COLLECTIVE)]
     assert len(buckets) == BUCKETS[way]
-    assert sum(event.nbytes for event in buckets) == (4 * 2 * (100 * 100 + 100) if BUCKETS[way] else 0)
+    assert sum(event.nbytes for event in buckets) == (
+        4 * 2 * (100 * 100 + 100) if BUCKETS[way] else 0
+    )
     assert all(event.end <= step.end for event in buckets)
     if way != "bucketed":  # which averages when backward is done
         assert all(parts[1].start <= event.start <= parts[1].end for event in buckets)
@@ -142,12 +162,18 @@ def learn_without_steps(rank: int, size: int) -> None:
     thread.join()
 
 
-def test_where_no_optimizer_steps_a_training_step_ends_with_its_gradients(world: Worlds, tmp_path: Path) -> None:
+def test_where_no_optimizer_steps_a_training_step_ends_with_its_gradients(
+    world: Worlds, tmp_path: Path
+) -> None:
     world(1).run(Recorded(learn_without_steps, tmp_path))
     [rank] = read_recording(tmp_path / "0").ranks
     steps = [event for event in rank.events if event.kind == PHASE]
     assert [(step.name, step.lane) for step in steps] == [("training step", "main")] * 3
     assert None not in [step.source for step in steps]
     for step in steps:
-        inside = [event.name for event in rank.events if event.kind == COMPUTE and event.parent == step.number]
+        inside = [
+            event.name
+            for event in rank.events
+            if event.kind == COMPUTE and event.parent == step.number
+        ]
         assert inside == ["forward", "forward", "backward"] * 2

@@ -1,4 +1,5 @@
-"""The recorder: events in a file, whole whenever it is read, whatever threads wrote them and however many."""
+"""The recorder: events in a file, whole whenever it is read, whatever threads wrote them and
+however many."""
 
 from __future__ import annotations
 
@@ -8,7 +9,16 @@ import sys
 import threading
 from pathlib import Path
 
-from playground.trace.record import COMPUTE, GRADIENT, PHASE, RECEIVE, SEND, VALUES, WAIT, RankRecording
+from playground.trace.record import (
+    COMPUTE,
+    GRADIENT,
+    PHASE,
+    RECEIVE,
+    SEND,
+    VALUES,
+    WAIT,
+    RankRecording,
+)
 from playground.trace.record.layout import HEADER, MAX_VALUES, RECORD, read_folder
 from playground.trace.record.recorder import Recorder
 from playground.trace.record.run import merge, read_recording
@@ -42,8 +52,16 @@ def test_an_event_comes_back_as_it_was_recorded(tmp_path: Path) -> None:
     ]  # fmt: skip
     message = events[1]
     assert (message.nbytes, message.shape, message.group, message.peer) == (12, (3,), (0, 2), 2)
-    assert (message.message, message.tag, message.offset, message.values) == (7, 5, 9, (1.0, -2.5, 1e300))
-    assert recording.sources[message.source or 0].function == "test_an_event_comes_back_as_it_was_recorded"
+    assert (message.message, message.tag, message.offset, message.values) == (
+        7,
+        5,
+        9,
+        (1.0, -2.5, 1e300),
+    )
+    assert (
+        recording.sources[message.source or 0].function
+        == "test_an_event_comes_back_as_it_was_recorded"
+    )
     assert (events[2].peer, events[2].message, events[2].end) == (3, 1, float("inf"))
     assert events[3].awaits == (1, 2)
     assert 0 <= events[0].start <= message.start <= events[3].end <= message.end <= events[0].end
@@ -54,7 +72,9 @@ def test_events_for_which_there_is_no_room_are_counted(tmp_path: Path) -> None:
     recorder = new_recorder(tmp_path, capacity=5)
     for number in range(8):
         recorder.end(recorder.begin(COMPUTE, f"number {number}"))
-    assert [event.name for event in read(tmp_path).events] == [f"number {number}" for number in range(5)]
+    assert [event.name for event in read(tmp_path).events] == [
+        f"number {number}" for number in range(5)
+    ]
     recorder.stop()
     assert read(tmp_path).dropped == 3
 
@@ -108,7 +128,9 @@ def test_threads_have_lanes_and_spans_of_their_own(tmp_path: Path) -> None:
             assert event.lane == events[event.parent].lane == event.name.split()[-1]
 
 
-def test_what_comes_after_the_end_or_from_a_forked_process_is_lost_and_does_no_harm(tmp_path: Path) -> None:
+def test_what_comes_after_the_end_or_from_a_forked_process_is_lost_and_does_no_harm(
+    tmp_path: Path,
+) -> None:
     from playground.trace.record import rank
 
     recorder = new_recorder(tmp_path)
@@ -124,7 +146,9 @@ def test_what_comes_after_the_end_or_from_a_forked_process_is_lost_and_does_no_h
     recorder.end(numbers[2])
     recorder.set_lane(numbers[2], 1)
     recorder.put_values(recorder.begin(VALUES, "never heard of"), [1.0])
-    assert [(event.name, event.end) for event in read(tmp_path).events] == [("of the rank", float("inf"))] * 3
+    assert [(event.name, event.end) for event in read(tmp_path).events] == [
+        ("of the rank", float("inf"))
+    ] * 3
 
 
 def test_whatever_is_missing_what_is_read_is_the_beginning(tmp_path: Path) -> None:

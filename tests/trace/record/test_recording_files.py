@@ -57,14 +57,17 @@ def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_file_holds_what_the_folder_held(packed: Path) -> None:
     folder = packed.parent / "ranks" / "0"
     from_file, from_folder = read_recording(packed), read_recording(folder)
-    assert read_recording(packed.parent).ranks == from_folder.ranks  # as where nobody was left to make a file of it
+    # as where nobody was left to make a file of it
+    assert read_recording(packed.parent).ranks == from_folder.ranks
     assert from_file.ranks == from_folder.ranks
     assert from_file.sources == from_folder.sources
     assert "playground/lessons/all_reduce/lesson.py" in from_file.texts
 
 
 @pytest.mark.parametrize("kept", [0, 40, -1])
-def test_what_is_no_recording_is_refused_in_one_line(kept: int, packed: Path, tmp_path: Path) -> None:
+def test_what_is_no_recording_is_refused_in_one_line(
+    kept: int, packed: Path, tmp_path: Path
+) -> None:
     file = tmp_path / "some.playground"
     file.write_bytes(packed.read_bytes()[:kept])
     with pytest.raises(UsageError, match=r"is not a recording .*make one with --see") as caught:
@@ -103,7 +106,8 @@ def test_what_is_crafted_is_refused_in_one_line(packed: Path, tmp_path: Path) ->
     files, file, folder = read_zip(packed), tmp_path / "crafted.playground", tmp_path / "folder"
     write_zip(file, {"rank-0.events": MUCH, "rank-1.events": MUCH})
     bomb = file.read_bytes()
-    lying = bomb.replace(len(MUCH).to_bytes(4, "little"), (20_000).to_bytes(4, "little"))  # of how long they are
+    # of how long they are
+    lying = bomb.replace(len(MUCH).to_bytes(4, "little"), (20_000).to_bytes(4, "little"))
     with ZipFile(file, "w", ZIP_BZIP2) as other:
         other.writestr("run.json", b"{}")
     folder.mkdir()
@@ -127,9 +131,15 @@ def test_what_is_crafted_is_refused_in_one_line(packed: Path, tmp_path: Path) ->
         (tmp_path / "fifo.playground", "is neither a file nor a folder"),
         (Path("/dev/zero"), "is neither a file nor a folder"),
         (zipped({**files, "rank-0.events": bytes(events)}, tmp_path), "more values than there are"),
-        (zipped({**files, "rank-0.events": bytes(nested)}, tmp_path), "event 100 lies in more than 99 others"),
+        (
+            zipped({**files, "rank-0.events": bytes(nested)}, tmp_path),
+            "event 100 lies in more than 99 others",
+        ),
         (zipped({**files, "run.json": b"[" * 10**5}, tmp_path), "nested too deeply"),
-        (zipped({**files, "run.json": b'{"size": 1000000000}'}, tmp_path), "1000000000 is no number"),
+        (
+            zipped({**files, "run.json": b'{"size": 1000000000}'}, tmp_path),
+            "1000000000 is no number",
+        ),
     ]
     for what, words in crafted:
         if isinstance(what, bytes):
@@ -157,8 +167,12 @@ def test_whatever_is_flipped_or_missing_one_line_says_so(packed: Path, tmp_path:
         name = draw.choice([name for name in files if not name.startswith("text/")])
         content = bytearray(files[name])
         for _ in range(draw.randint(1, 8)):
-            content[draw.randrange(len(content))] = draw.choice((0, 1, 0x7F, 0x80, 0xFF, draw.randrange(256)))
-        file.write_bytes(zipped({**files, name: bytes(content[: draw.randint(1, 2 * len(content))])}, tmp_path))
+            content[draw.randrange(len(content))] = draw.choice(
+                (0, 1, 0x7F, 0x80, 0xFF, draw.randrange(256))
+            )
+        file.write_bytes(
+            zipped({**files, name: bytes(content[: draw.randint(1, 2 * len(content))])}, tmp_path)
+        )
         if number % 4 == 0:  # the file, and not what is in it
             content = bytearray(packed.read_bytes())
             content[draw.randrange(len(content))] ^= 1 << draw.randrange(8)
@@ -173,12 +187,17 @@ def test_whatever_is_flipped_or_missing_one_line_says_so(packed: Path, tmp_path:
     assert not any("\n" in each for each in refusals)
 
 
-def test_nothing_but_text_reaches_terminals_and_pictures(packed: Path, tmp_path: Path, run_cli: RunCli) -> None:
-    """Names, hosts, sources and the command of a recording are whatever somebody has written there."""
+def test_nothing_but_text_reaches_terminals_and_pictures(
+    packed: Path, tmp_path: Path, run_cli: RunCli
+) -> None:
+    """Names, hosts, sources and the command of a recording are whatever somebody has written
+    there."""
     evil = "\x1b]0;owned\x07\x9b31m\0\ud800\uffff\u202e"
     files = dict(read_zip(packed))
     run = json.loads(files["run.json"])
-    files["run.json"] = json.dumps({**run, "command": [evil], "backend": evil, "versions": {evil: evil}}).encode()
+    files["run.json"] = json.dumps(
+        {**run, "command": [evil], "backend": evil, "versions": {evil: evil}}
+    ).encode()
     lines = [json.loads(line) for line in files["rank-0.tables"].splitlines()]
     for line in lines:
         if line[0] == "name":
@@ -197,7 +216,9 @@ def test_nothing_but_text_reaches_terminals_and_pictures(packed: Path, tmp_path:
         assert run_cli("see", tmp_path / "evil.playground", "-o", file).code == 0
         if ending == ".svg":
             ElementTree.parse(file)
-        assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\uffff\u202e]", file.read_text(encoding="utf-8"))
+        assert not re.search(
+            "[\x00-\x08\x0b-\x1f\x7f-\x9f\uffff\u202e]", file.read_text(encoding="utf-8")
+        )
 
 
 @pytest.mark.parametrize("name", ["ring.playground", "ring\udcff.html"])
@@ -208,16 +229,22 @@ def test_see_keeps_the_recording(name: str, run_cli: RunCli, tmp_path: Path) -> 
     assert outcome.code == 0, outcome.err
     assert [each.name for each in tmp_path.iterdir()] == [name]
     if file.suffix == ".playground":
-        assert f"--see: {name} shows {sum(1 for _ in read_recording(file).events())} events" in outcome.err
+        assert (
+            f"--see: {name} shows {sum(1 for _ in read_recording(file).events())} events"
+            in outcome.err
+        )
         assert read_recording(file).command == ("allreduce", "--algorithm", "ring", "-n", "2")
 
 
 def test_files_that_a_folder_of_anybody_names_are_not_read(packed: Path, tmp_path: Path) -> None:
-    """Only where the ranks' own recording becomes a file are the lines of the program put into it."""
+    """Only where the ranks' own recording becomes a file are the lines of the program put into
+    it."""
     (tmp_path / "diary.txt").write_text("dear diary")
     folder = shutil.copytree(packed.parent / "ranks" / "0", tmp_path / "ranks")
     with (folder / "rank-0.tables").open("a") as tables:
-        tables.write(json.dumps(["source", ["diary.txt", 1, "f", str(tmp_path / "diary.txt")]]) + "\n")
+        tables.write(
+            json.dumps(["source", ["diary.txt", 1, "f", str(tmp_path / "diary.txt")]]) + "\n"
+        )
     recording = read_recording(folder)
     assert "diary.txt" in {source.file for source in recording.sources}
     assert recording.texts == {}
@@ -226,7 +253,11 @@ def test_files_that_a_folder_of_anybody_names_are_not_read(packed: Path, tmp_pat
 
 @pytest.mark.parametrize(
     ("name", "words"),
-    [("ring.gif", "choose an ending"), ("no/ring.svg", "no such folder"), (f"{'r' * 246}.html", "File name too long")],
+    [
+        ("ring.gif", "choose an ending"),
+        ("no/ring.svg", "no such folder"),
+        (f"{'r' * 246}.html", "File name too long"),
+    ],
 )
 def test_see_refuses_before_the_run(name: str, words: str, run_cli: RunCli, tmp_path: Path) -> None:
     outcome = run_cli("allreduce", "-n", "2", "--see", tmp_path / name)
@@ -240,7 +271,9 @@ def test_what_led_to_a_failure_is_shown_and_the_failure_is_told(tmp_path: Path) 
         CommandWorld(2, around=Recordings(file)).run(reduce_and_die)
     killed = read_recording(file).ranks[1]
     assert killed.is_cut_off
-    assert [event.end < float("inf") for event in killed.events if event.kind == COLLECTIVE] == [True]
+    assert [event.end < float("inf") for event in killed.events if event.kind == COLLECTIVE] == [
+        True
+    ]
     assert len([event for event in killed.events if event.kind == SEND]) == 2
     assert list(tmp_path.iterdir()) == [file]
 
@@ -253,7 +286,9 @@ def test_the_first_world_of_a_command_is_recorded(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [file]
 
 
-def test_a_recording_that_cannot_be_written_is_no_failure_of_the_run(tmp_path: Path, run_cli: RunCli) -> None:
+def test_a_recording_that_cannot_be_written_is_no_failure_of_the_run(
+    tmp_path: Path, run_cli: RunCli
+) -> None:
     file = tmp_path / "ring.playground"
     (tmp_path / f".{file.name}.unfinished").mkdir()
     outcome = run_cli("allreduce", "-n", "2", "--see", file)
@@ -269,7 +304,8 @@ def test_a_folder_of_the_users_is_left_alone(tmp_path: Path, run_cli: RunCli) ->
     folder, mine = tmp_path / "ring.playground.ranks", tmp_path / "mine"
     (mine / "0").mkdir(parents=True)
     (mine / "0" / "note.txt").write_text("mine")
-    for name in ("run.json", "rank-0.tables", "rank-0.events"):  # what a launcher that was killed has left
+    # what a launcher that was killed has left
+    for name in ("run.json", "rank-0.tables", "rank-0.events"):
         (mine / "0" / name).write_text("")
     folder.symlink_to(mine)
     for _ in range(2):

@@ -1,4 +1,5 @@
-"""The figures of tutorials: each from a run, with what it must mark; the chapters' pictures are as a run draws them."""
+"""The figures of tutorials: each from a run, with what it must mark; the chapters' pictures are as
+a run draws them."""
 
 from __future__ import annotations
 
@@ -47,7 +48,10 @@ def of_kind(scene: Scene, kind: str) -> list[Mark]:
 
 def by_speed(names: Any) -> list[Any]:
     """Figures as parameters, those of longer runs for `make stress`."""
-    return [pytest.param(name, marks=[pytest.mark.stress] * (ALL[name].run not in QUICK)) for name in sorted(names)]
+    return [
+        pytest.param(name, marks=[pytest.mark.stress] * (ALL[name].run not in QUICK))
+        for name in sorted(names)
+    ]
 
 
 def test_there_are_21_and_every_run_is_used() -> None:
@@ -79,26 +83,37 @@ def test_what_moves_between_devices_was_recorded(name: str, evidence: Any) -> No
 SAME = ("F6", "F7", "F8", "F9", "F20", "F21", "see", "moving", "context", "mesh")
 """In these nothing depends on times or on the machine, but for the order of their messages."""
 TIMELINES = ("F12", "F13", "bert", "parameter-server")
-"""Here what is drawn as a bar of its own, and which names have room, depends on how long it took; so does a wait."""
+"""Here what is drawn as a bar of its own, and which names have room, depends on how long it took;
+so does a wait."""
 
 
 def outline(name: str, svg: str) -> object:
-    """What of a picture is the same in every run: the classes of shapes, and texts with # for numbers."""
+    """What of a picture is the same in every run: the classes of shapes, and texts with # for
+    numbers."""
     found = []
     for element in ElementTree.fromstring(svg).iter():
         kind = element.get("class", "")
-        text = re.sub(r" *[-+]?\d[\d.,]*", "#", element.text or "") if element.tag.endswith("text") else ""
+        text = (
+            re.sub(r" *[-+]?\d[\d.,]*", "#", element.text or "")
+            if element.tag.endswith("text")
+            else ""
+        )
         if text != "#" and "muted" not in kind.split():
             found.append((kind, text))
     if name not in TIMELINES:
         return found
-    return {(kind, text) for kind, text in found if kind != "middle" and "wait" not in kind and text != "wait"}
+    return {
+        (kind, text)
+        for kind, text in found
+        if kind != "middle" and "wait" not in kind and text != "wait"
+    }
 
 
 @pytest.mark.parametrize("name", by_speed(chapter_files()))
 def test_the_picture_of_a_chapter_is_what_a_run_draws(name: str, evidence: Any) -> None:
     """If this fails because a figure has changed: python -m playground see --chapters."""
-    there, drawn = chapter_files()[name].read_text(encoding="utf-8"), to_svg(scene_of(name, evidence))
+    there = chapter_files()[name].read_text(encoding="utf-8")
+    drawn = to_svg(scene_of(name, evidence))
     if name in SAME:
         assert sorted(there.split("\n")) == sorted(drawn.split("\n"))
     else:
@@ -117,8 +132,12 @@ NAMED = {
 @pytest.mark.parametrize("name", NAMED)
 def test_a_picture_has_the_names_of_today(name: str) -> None:
     """If this fails, the picture is older than the code: python -m playground see --chapters."""
-    texts = re.findall(r"<text[^>]*>([^<:]*)(?:: [\d,]+ ms)?<", chapter_files()[name].read_text(encoding="utf-8"))
-    shown = {text.strip() for text in texts if re.fullmatch(r"[a-z0-9]*[a-z][a-z0-9_-]*", text.strip())}
+    texts = re.findall(
+        r"<text[^>]*>([^<:]*)(?:: [\d,]+ ms)?<", chapter_files()[name].read_text(encoding="utf-8")
+    )
+    shown = {
+        text.strip() for text in texts if re.fullmatch(r"[a-z0-9]*[a-z][a-z0-9_-]*", text.strip())
+    }
     assert shown - STYLES.keys() == {*NAMED[name]}
 
 
@@ -134,5 +153,7 @@ def test_after_each_kill_the_training_goes_on_from_a_snapshot(evidence: Any) -> 
     run = evidence("elastic")
     steps, starts, ends = steps_of_attempts(run)
     assert (steps, starts[0], ends) == (20, 0, [7, 14, 20])
-    assert all(start % 4 == 0 and start <= end for start, end in zip(starts[1:], ends, strict=False))
+    assert all(
+        start % 4 == 0 and start <= end for start, end in zip(starts[1:], ends, strict=False)
+    )
     assert starts == sorted(starts)

@@ -36,8 +36,12 @@ def test_svg_has_every_mark_and_its_text_as_it_is(scene: Scene) -> None:
     svg = to_svg(scene)
     elements = [*ElementTree.fromstring(svg).iter()]
     for kind in (BOX, BAR, LANE, ARROW):
-        classes = [classes for each in elements if kind in (classes := each.get("class", "").split())]
-        assert ["meant" in each for each in classes] == [mark.meant for mark in scene.marks if mark.kind == kind]
+        classes = [
+            classes for each in elements if kind in (classes := each.get("class", "").split())
+        ]
+        assert ["meant" in each for each in classes] == [
+            mark.meant for mark in scene.marks if mark.kind == kind
+        ]
     written = [each.text or "" for each in elements if each.tag == f"{SVG}text"][1:]
     assert written == [line for mark in scene.marks if mark.text for line in mark.text.split("\n")]
     assert to_svg(scene) == svg

@@ -1,4 +1,5 @@
-"""The figure of any recording: what it shows, in seconds and in logical time, and what it says is not shown."""
+"""The figure of any recording: what it shows, in seconds and in logical time, and what it says is
+not shown."""
 
 from __future__ import annotations
 
@@ -36,8 +37,15 @@ def test_overlapping_collectives_lie_in_rows_of_their_own() -> None:
 
 
 def test_of_too_many_messages_and_bars_the_longest_are_drawn_and_it_is_said() -> None:
-    scene = lay_out(play([[*[Send(1, 8)] * 400, Wait()], [*[Receive(0, 8)] * 400, Wait(), *[Compute(0.1)] * 499]]))
-    assert (len(of_kind(scene, ARROW)), sum(mark.event is not None for mark in of_kind(scene, BAR))) == (150, 400)
+    scene = lay_out(
+        play(
+            [[*[Send(1, 8)] * 400, Wait()], [*[Receive(0, 8)] * 400, Wait(), *[Compute(0.1)] * 499]]
+        )
+    )
+    assert (
+        len(of_kind(scene, ARROW)),
+        sum(mark.event is not None for mark in of_kind(scene, BAR)),
+    ) == (150, 400)
     assert any(line.startswith("150 of 400 messages are drawn") for line in scene.caption)
     assert any(line.startswith("400 of 501 bars are drawn") for line in scene.caption)
 
@@ -45,10 +53,14 @@ def test_of_too_many_messages_and_bars_the_longest_are_drawn_and_it_is_said() ->
 def test_logical_steps_of_a_ring_depend_on_no_speed() -> None:
     """Computing takes one, each of 2(N - 1) messages one, and each of N - 1 additions one."""
     for size in (2, 4, 5):
-        one, other = (to_logical_time(ring(size, alpha=alpha, straggler=1)) for alpha in (1e-4, 1e-2))
+        one, other = (
+            to_logical_time(ring(size, alpha=alpha, straggler=1)) for alpha in (1e-4, 1e-2)
+        )
         assert one.end == 1 + 2 * (size - 1) + (size - 1)
         assert len(list(one.events())) == len(list(ring(size).events()))
-        assert [(e.start, e.end) for e in one.events()] == [(e.start, e.end) for e in other.events()]
+        assert [(e.start, e.end) for e in one.events()] == [
+            (e.start, e.end) for e in other.events()
+        ]
 
 
 def test_what_waits_for_ever_has_no_logical_end() -> None:
