@@ -51,8 +51,14 @@ if TYPE_CHECKING:
 
 
 PACKAGE = os.path.dirname(os.path.dirname(os.path.dirname(__file__)))
-MACHINERY = ("runtime", "testing", os.path.join("trace", "record"))
-NOT_THEIRS = (*(os.path.join(PACKAGE, folder, "") for folder in MACHINERY), "<frozen importlib")
+MACHINERY = (
+    "runtime",
+    "testing",
+    os.path.join("trace", "record"),
+    os.path.join("tools", "run"),
+)
+FROZEN = ("<frozen importlib", "<frozen runpy")
+NOT_THEIRS = (*(os.path.join(PACKAGE, folder, "") for folder in MACHINERY), *FROZEN)
 """Where the frames lie that are not the user's."""
 LOST_PEER = re.compile(r"Connection (closed|reset) by peer|Broken pipe")
 Event = dict[str, Any]
@@ -101,7 +107,9 @@ class Launcher:
         try:
             with self.lock:
                 self.line.send(message)
-        except ConnectionError:  # the launcher is gone
+        except ConnectionError:  # the launcher is gone, or has asked this process to end
+            if threading.get_ident() == self.main_thread:
+                finish()
             os._exit(1)
 
     def follow_orders(self) -> None:
@@ -109,7 +117,7 @@ class Launcher:
             try:
                 order = self.line.recv()
             except (EOFError, OSError):
-                if not self.has_failed:
+                if not (self.has_failed or handles_sigterm()):
                     os._exit(1)
                 self.dismissed.set()
                 return
@@ -119,6 +127,8 @@ class Launcher:
                 self.send("stack", stack, look())
             elif order == "end":
                 request_preemption()
+                if handles_sigterm():
+                    os.kill(os.getpid(), signal.SIGTERM)
             else:
                 # here, in the order of the line: it may be asked before it begins
                 clear_preemption()
@@ -144,6 +154,13 @@ class Launcher:
         finish()
         self.dismissed.wait()
         os._exit(1)
+
+
+def handles_sigterm() -> bool:
+    """Whether the program has a handler of its own for SIGTERM. The launcher sends it, as it closes
+    the line, and SIGKILL after it."""
+    handler = signal.getsignal(signal.SIGTERM)
+    return callable(handler) and handler is not signals.do_nothing
 
 
 def main(line: Connection, env: RankEnv, backend: str, listener: socket.socket | None) -> None:
@@ -177,7 +194,7 @@ def live(launcher: Launcher, env: RankEnv, backend: str, listener: socket.socket
                 launcher.send("box", member.box.file)
         else:
             member.drop_groups()
-        member.form_group(work.timeout)
+        (member.leave_group_to_program if work.bare else member.form_group)(work.timeout)
         fn, args = work.load()
         leave_to_launcher(work.preemptible)
         state.begin()
