@@ -32,7 +32,7 @@ SHARED = {"torch", "torchvision", "torchaudio", "numpy"}
 """Packages that are imported once for all ranks: importing them reads neither a rank's environment
 nor its files."""
 COMPILER = ["torch._dynamo", "torch._inductor.compile_fx"]
-"""What torch.compile imports when it is first used."""
+"""What torch.compile imports when it is first used; a DistributedDataParallel, the first of it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,6 +148,8 @@ def find_shared_imports(tree: ast.Module) -> Iterator[str]:
         yield from (name for name in names if name.partition(".")[0] in SHARED)
         if isinstance(node, ast.Attribute) and ast.unparse(node) == "torch.compile":
             yield from COMPILER
+        if isinstance(node, ast.alias) and node.name == "DistributedDataParallel":
+            yield COMPILER[0]
 
 
 def describe_place(rank: int, size: int, run: str, restarts: int) -> Mapping[str, str]:
