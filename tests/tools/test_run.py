@@ -15,10 +15,10 @@ import pytest
 from processes import ENOUGH, session_ends
 
 from playground.runtime.errors import UsageError
+from playground.runtime.program import Program
 from playground.runtime.remote import file_of
 from playground.tools.failures.page import DEADLOCK, FAILURE, PROGRAMS, STALL, TIMEOUT, find
 from playground.tools.run.page import to_torchrun
-from playground.tools.run.program import Program
 
 Run = Callable[..., Any]
 Start = Callable[..., subprocess.Popen[str]]
@@ -40,7 +40,7 @@ OURS = {
     "TORCHELASTIC_ERROR_FILE",
     "_",
 }
-"""What differs from torchrun's environment: playground/tools/run/program.py says why."""
+"""What differs from torchrun's environment: playground/runtime/program.py says why."""
 
 
 @pytest.fixture

@@ -29,7 +29,6 @@ MACHINERY = tuple(
         ("remote", ""),
         ("runtime", ""),
         ("testing", ""),
-        ("tools", "run", ""),
         *(("algorithms", name) for name in ("background.py", "collectives.py", "messages.py")),
         ("lessons", "all_reduce", "trace.py"),
     )

@@ -55,7 +55,6 @@ MACHINERY = (
     "runtime",
     "testing",
     os.path.join("trace", "record"),
-    os.path.join("tools", "run"),
 )
 FROZEN = ("<frozen importlib", "<frozen runpy")
 NOT_THEIRS = (*(os.path.join(PACKAGE, folder, "") for folder in MACHINERY), *FROZEN)

@@ -37,10 +37,10 @@ from playground.runtime.flight_recorder.box import SWITCH, TIME_LIMIT, View, fin
 from playground.runtime.flight_recorder.diagnosis import diagnose, find_mismatch
 from playground.runtime.launcher.examine import line_of
 from playground.runtime.launcher.launch import launch
+from playground.runtime.program import Program, parse
 from playground.runtime.rank.rank import Event, report
 from playground.runtime.threads import OurTimer
 from playground.tools.doctor import Finding, error, warning
-from playground.tools.run.program import Program, parse
 
 SIZES = (2, 3)
 """Numbers of ranks on which it runs: three are the fewest of an odd number."""

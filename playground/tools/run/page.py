@@ -20,19 +20,19 @@ from playground.runtime.errors import UsageError
 from playground.runtime.flags import flag
 from playground.runtime.launcher import server
 from playground.runtime.launcher.output import EVERY_RANK, FIRST_RANK, file_name
-from playground.runtime.remote import remote
-from playground.tools import TOOLS
-from playground.tools.doctor import run_checks, script
-from playground.tools.doctor.page import finding_text
-from playground.tools.run.program import (
+from playground.runtime.program import (
     Program,
     find_shared_imports,
     parse,
     path_of_new_interpreter,
 )
+from playground.runtime.remote import remote
+from playground.tools import TOOLS
+from playground.tools.doctor import run_checks, script
+from playground.tools.doctor.page import finding_text
 
 TOOL = TOOLS["run"]
-RUN_PROGRAM = remote("playground.tools.run.program:run_program")
+RUN_PROGRAM = remote("playground.runtime.program:run_program")
 NO_LIMIT = 999_999.0
 """Seconds of silence after which a run is ended unless --timeout says so: a script that trains may
 say nothing for hours."""

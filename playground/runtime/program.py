@@ -25,8 +25,8 @@ from pathlib import Path
 
 from playground.runtime.errors import UsageError
 from playground.runtime.launcher.server import find_modules_as_here
-from playground.runtime.rendezvous.environment import RUN_ID
 from playground.runtime.remote import ROOT, syntax_errors_in_one_line
+from playground.runtime.rendezvous.environment import RUN_ID
 
 SHARED = {"torch", "torchvision", "torchaudio", "numpy"}
 """Packages that are imported once for all ranks: importing them reads neither a rank's environment
