@@ -12,7 +12,7 @@ from math import ceil
 import playground.trace.render as render
 from playground.lessons.experts.page import EXPERTS, WAYS, ExpertsSettings, K
 from playground.lessons.parameter_server.page import ServerSettings
-from playground.lessons.pipeline.page import PipelineSettings, bubble, span, typical_step
+from playground.lessons.pipeline.page import PipelineSettings, Step, bubble, span, typical_step
 from playground.measurement import Fields, format_bytes
 from playground.trace.record import BUCKET, COLLECTIVE, COMPUTE, GRADIENT, Event, RankRecording
 from playground.trace.render import (
@@ -461,11 +461,9 @@ def schedules(run: Evidence) -> Scene:
     )
 
 
-def add_schedule(
-    scene: Scene, name: str, step: Sequence[Sequence[Fields]], axis: render.TimeAxis
-) -> None:
+def add_schedule(scene: Scene, name: str, step: Step, axis: render.TimeAxis) -> None:
     """Add a lane for each stage, with the step whose bubble is the median."""
-    began = min(slot["start"] for rank in step for slot in rank)
+    began = min(slot.start for rank in step for slot in rank)
     y = scene.bottom + (CELL[1] if scene.marks else 0)
     title = f"{name}: {span(step) * 1e3:,.0f} ms"
     scene.add(render.TEXT, CELL[0], y + CELL[1] / 2, text=title, align="start")
@@ -473,11 +471,11 @@ def add_schedule(
         y += 1.5 * ROW
         add_lane(scene, f"stage {stage}", axis.x, y, ROW, style="muted")
         for slot in slots:
-            start, end = slot["start"] - began, slot["end"] - began
+            start, end = slot.start - began, slot.end - began
             left, width = axis.at(start), axis.at(end) - axis.at(start)
-            style = "forward" if slot["kind"] == "F" else "backward"
-            text = str(slot["microbatch"]) if width > CELL[0] else ""
-            title = f"{style} of microbatch {slot['microbatch']}, {(end - start) * 1e3:.3g} ms"
+            style = "forward" if slot.kind == "F" else "backward"
+            text = str(slot.microbatch) if width > CELL[0] else ""
+            title = f"{style} of microbatch {slot.microbatch}, {(end - start) * 1e3:.3g} ms"
             scene.add(render.BAR, left, y, width, ROW, style=style, text=text, title=title)
 
 
