@@ -17,7 +17,6 @@ import torch.distributed as dist
 from ranks import misbehave
 from torch import nn
 
-from playground.console.one_process import EXACT
 from playground.lessons.experts import experiment
 from playground.lessons.experts.lesson import (
     DenseExperts,
@@ -36,6 +35,7 @@ from playground.lessons.tensor.lesson import GPTConfig, copying, new_gpt
 from playground.runtime.errors import PlaygroundError, UsageError
 from playground.testing import World
 from playground.training.gpt_config import LAYERS, LENGTH
+from playground.training.one_process import EXACT
 
 Worlds = Callable[..., World]
 WIDTH, EXPERTS = 6, 5
@@ -133,14 +133,14 @@ def test_training_is_one_process_s_and_sends_its_rows(world: Worlds, size: int) 
     for found in ranks:
         for way, figures in zip(ways, found, strict=True):
             check_rank(way, figures, settings)
-            assert (figures["dropped"] > 0) == (capacity > 0)
+            assert (figures.dropped > 0) == (capacity > 0)
     for figures in zip(*ranks, strict=True):  # of a way
         total = {
-            name: sum(rank[name] for rank in figures)
+            name: sum(getattr(rank, name) for rank in figures)
             for name in ("computed", "dropped", "sent_tokens")
         }
         assert total["computed"] + total["dropped"] == K * settings.batch_size * LENGTH * LAYERS
-        assert total["sent_tokens"] == sum(rank["received_tokens"] for rank in figures)
+        assert total["sent_tokens"] == sum(rank.received_tokens for rank in figures)
 
 
 def gradients_of_routers(rank: int, size: int) -> list[torch.Tensor]:
@@ -166,7 +166,7 @@ def test_balance_is_part_of_the_balanced_way_s_loss(world: Worlds) -> None:
 @pytest.mark.parametrize("seed", [1, 2])
 def test_the_balance_loss_evens_out(world: Worlds, seed: int) -> None:
     [free, balanced], _ = world(2).run(experiment.run, ExpertsSettings(size=2, seed=seed, steps=40))
-    assert balanced["most_over_mean"] < 1.9 < 2.3 < free["most_over_mean"]
+    assert balanced.most_over_mean < 1.9 < 2.3 < free.most_over_mean
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,6 @@ from torch.distributed.tensor.parallel import (
 )
 
 from playground import RankFailed, launch
-from playground.console.one_process import EXACT, check
 from playground.lessons.tensor import experiment
 from playground.lessons.tensor.lesson import (
     GPTConfig,
@@ -51,6 +50,7 @@ from playground.lessons.tensor.page import WAYS, TensorSettings, closed_forms
 from playground.runtime.errors import UsageError
 from playground.testing import World
 from playground.training.gpt_run import LR
+from playground.training.one_process import EXACT, check
 
 Worlds = Callable[..., World]
 

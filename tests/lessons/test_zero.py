@@ -18,7 +18,6 @@ from torch import nn
 from torch.distributed.tensor.debug import CommDebugMode
 from torch.utils.checkpoint import checkpoint
 
-from playground.console.one_process import EXACT
 from playground.lessons.zero import snapshot
 from playground.lessons.zero.lesson import METHODS, Zero2, Zero3, train
 from playground.lessons.zero.measure import Trainer, compare, count
@@ -29,6 +28,7 @@ from playground.runtime import PlaygroundError
 from playground.runtime.tap import observing
 from playground.testing import World
 from playground.training.gpt_run import batches
+from playground.training.one_process import EXACT
 from playground.training.step import backward, training_step
 from playground.training.sync import new_grad_sync
 from playground.training.traffic import Traffic

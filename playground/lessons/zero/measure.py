@@ -31,7 +31,6 @@ from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_leaves
 
-from playground.console.one_process import EXACT_STEPS
 from playground.lessons.tensor.lesson import GPTConfig, copying_loss, new_gpt
 from playground.lessons.zero.lesson import BytesSent
 from playground.lessons.zero.page import CAPPED_STEPS, OUT_OF_MEMORY, WARM_UP, ZeroSettings
@@ -40,6 +39,7 @@ from playground.measurement import Fields
 from playground.measurement.interleave import interleave, slowest
 from playground.runtime import PlaygroundError, device, report, synchronize
 from playground.training.gpt_run import LR, Batch, backward_alone, batches, set_lr, train
+from playground.training.one_process import EXACT_STEPS
 from playground.training.replicas import flat
 from playground.training.step import training_step
 from playground.training.sync import GradSync
@@ -233,7 +233,7 @@ def train_alone(settings: ZeroSettings) -> tuple[list[float], Tensor]:
     """The losses of one process, by step, and its parameters at the end, flat."""
     model = new_model(settings, torch.float64)
     exact = batches(settings.batch_size, EXACT_STEPS, settings.seed)
-    return train("alone", model, backward_alone(model), exact)["losses"], flat(model.parameters())
+    return train("alone", model, backward_alone(model), exact).losses, flat(model.parameters())
 
 
 def train_in_turn(settings: ZeroSettings) -> list[Fields]:

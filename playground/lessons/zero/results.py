@@ -5,10 +5,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from playground.console.one_process import check, check_counts
 from playground.console.tables import Column, Texts, figures, tabulate
 from playground.console.text import heading, prose
 from playground.measurement import Fields, format_bytes
+from playground.training.one_process import check_counts, check_exact
 
 HELD: dict[str, tuple[str, Callable[[int], float]]] = {
     "ddp": ("4P", lambda n: 4.0), "zero-1": ("2P + 2P/N", lambda n: 2 + 2 / n),
@@ -64,6 +64,6 @@ def result_texts(rows: Sequence[Fields]) -> Texts:
 def check_row(row: Fields) -> None:
     """Raise `PlaygroundError` if a way does not train as one process does, or one of ours holds or
     sends other than its closed form."""
-    check(row["way"], {"loss_difference": row["difference"]}, {})
+    check_exact(row["way"], row["difference"])
     if row["way"] in HELD:
         check_counts(row["way"], row, {name: row[f"expected_{name}"] for name in ("held", "sent")})

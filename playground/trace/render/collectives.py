@@ -14,6 +14,7 @@ from math import cos, pi, sin
 from typing import Any
 
 import playground.trace.render as render
+from playground.lessons.mesh.page import MeshTraining
 from playground.measurement import Fields, format_bytes
 from playground.trace.analyse import (
     HeldValues,
@@ -379,14 +380,14 @@ or of pp."""
 def cube(run: Evidence) -> Scene:
     """mesh: ranks on a device mesh of four axes, the groups of one of them, and what it sends in
     each."""
-    results: Sequence[Fields] = [each[0] for each in run.results]
-    shown, groups = len(results) - 1, results[-1]["groups"]
+    results: Sequence[MeshTraining] = [each[0] for each in run.results]
+    shown, groups = len(results) - 1, results[-1].groups
     styles = {axis: f"bucket {number}" for number, axis in enumerate(groups)}
     scene = Scene(f"{len(results)} ranks, and the groups of rank {shown}")
-    for rank, (dp, pp, cp, tp) in enumerate(each["place"].values() for each in results):
+    for rank, (dp, pp, cp, tp) in enumerate(each.place.values() for each in results):
         x = 2 * CELL[0] + (2 * dp + tp) * RANK_PITCH[0] + dp * APART
         y = CELL[1] + (2 * pp + cp) * RANK_PITCH[1] + pp * APART
-        shared = [axis for axis, group in groups.items() if rank in group["ranks"]]
+        shared = [axis for axis, group in groups.items() if rank in group.ranks]
         style = "value" if rank == shown else styles[shared[0]] if shared else "plain"
         words = (
             f"rank {rank}: {dp} {pp} {cp} "
@@ -394,12 +395,10 @@ def cube(run: Evidence) -> Scene:
         )
         scene.add(render.BOX, x, y, *RANK_BOX, style=style, text=words.rstrip())
     for axis, group in groups.items():
-        others = ", ".join(str(rank) for rank in group["ranks"] if rank != shown)
-        calls = ", ".join(f"{count} {name}" for name, count in group["calls"].items())
-        render.add_key(
-            scene,
-            {styles[axis]: f"{axis}, with {others}: {calls}, {format_bytes(group['sent'])} sent"},
-        )
+        others = ", ".join(str(rank) for rank in group.ranks if rank != shown)
+        calls = ", ".join(f"{count} {name}" for name, count in group.calls.items())
+        sent = format_bytes(round(group.sent))
+        render.add_key(scene, {styles[axis]: f"{axis}, with {others}: {calls}, {sent} sent"})
     return scene.with_caption(
         f"One step of a GPT, as rank {shown} called its collectives. In a box: places on dp, pp, "
         "cp and tp; "

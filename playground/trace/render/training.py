@@ -396,7 +396,7 @@ def routed_tokens(run: Evidence) -> Scene:
     """experts: tokens from each rank to each expert, without and with the balance loss."""
     settings: ExpertsSettings = run.arguments[0]
     ways = dict(zip(settings.ways, run.results[0], strict=True))
-    tables = {way: counted["after_capacity"][0] for way, counted in ways.items()}
+    tables = {way: counted.after_capacity[0] for way, counted in ways.items()}
     most = max(sum(column) for table in tables.values() for column in zip(*table, strict=True))
     pitch = (WIDTH - 2 * CELL[0]) / EXPERTS
     scene = Scene("Tokens from each rank to each expert, without and with the balance loss")
