@@ -92,7 +92,11 @@ def averaging(rank: int, size: int, settings: BertSettings) -> list[Fields]:
         take_step(replicas[-1])
     seconds = time_in_turn(replicas, take_step, range(WARM_UP + STEPS), settings.seed, WARM_UP)
     return [
-        {"way": rung["rung"], "seconds": rung["p50"], **{name: rung[name] for name in AVERAGING}}
+        {
+            "way": rung.rung,
+            "seconds": rung.p50,
+            **{name: getattr(rung, name) for name in AVERAGING},
+        }
         for rung in summarize(replicas, messages, seconds)
     ]
 

@@ -11,6 +11,7 @@ from math import ceil
 
 import playground.trace.render as render
 from playground.lessons.experts.page import EXPERTS, WAYS, ExpertsSettings, K
+from playground.lessons.ladder.page import LadderResult, Rung
 from playground.lessons.parameter_server.page import ServerSettings
 from playground.lessons.pipeline.page import PipelineSettings, Step, bubble, span, typical_step
 from playground.measurement import Fields, format_bytes
@@ -48,10 +49,10 @@ FORMULAS = {"backward": "∂J/∂θ", "optimizer": f"θ = θ - {render.ALPHA} �
 """Formulas of backward and the optimizer; J is the loss."""
 
 
-def rung_of(run: Evidence, name: str) -> Fields:
+def rung_of(run: Evidence, name: str) -> Rung:
     """Rank 0's measurements on this rung of the ladder."""
-    rungs: list[Fields] = run.results[0]["rungs"]
-    return next(rung for rung in rungs if rung["rung"] == name)
+    result: LadderResult = run.results[0]
+    return next(rung for rung in result.rungs if rung.rung == name)
 
 
 def backward_and_step(run: Evidence) -> Scene:
@@ -61,15 +62,15 @@ def backward_and_step(run: Evidence) -> Scene:
     for number, (name, formula) in enumerate(FORMULAS.items()):
         look = {"style": name, "text": f"{name}\n{formula}", "title": f"{name}: {formula}"}
         scene.add(render.BOX, CELL[0] + 320 * number, 0, 296, 64, **look)
-    times = {part: rung[part] for part in ("forward", "backward", "step")}
+    times = {part: getattr(rung, part) for part in ("forward", "backward", "step")}
     bars = [
         (part, [piece(seconds, PARTS[part])], f"{seconds * 1e3:.3g} ms")
         for part, seconds in times.items()
     ]
     add_bars(scene, bars)
     return scene.with_caption(
-        f"backward takes {rung['backward'] / rung['step']:.3g} times as long as step. "
-        f"The ladder's rung {rung['rung']}: medians of its steps on {len(run.results)} ranks."
+        f"backward takes {rung.backward / rung.step:.3g} times as long as step. "
+        f"The ladder's rung {rung.rung}: medians of its steps on {len(run.results)} ranks."
     )
 
 
@@ -138,21 +139,22 @@ def averaging(run: Evidence, title: str) -> Scene:
     return scene
 
 
-def shares_of(rung: Fields, whole: Fields) -> dict[str, float]:
+def shares_of(rung: Rung, whole: Rung) -> dict[str, float]:
     """The parts of a rung's step, as shares of the step of another."""
-    seconds = sum(whole[part] for part in PARTS)
-    return {part: rung[part] / seconds for part in PARTS}
+    seconds = sum(getattr(whole, part) for part in PARTS)
+    return {part: getattr(rung, part) / seconds for part in PARTS}
 
 
 def normalised_parts(run: Evidence) -> Scene:
     """F14: what a training step's time goes into, rung by rung."""
     scene, bars = Scene("What a training step's time goes into"), []
-    for rung in run.results[0]["rungs"]:
-        name, shares = rung["rung"], shares_of(rung, rung).items()
+    result: LadderResult = run.results[0]
+    for rung in result.rungs:
+        name, shares = rung.rung, shares_of(rung, rung).items()
         pieces = [
             piece(share, PARTS[part], f"{name}: {part}", f"{share:.2f}") for part, share in shares
         ]
-        bars.append((name, pieces, f"{sum(rung[part] for part in PARTS) * 1e3:.3g} ms"))
+        bars.append((name, pieces, f"{sum(getattr(rung, part) for part in PARTS) * 1e3:.3g} ms"))
     add_bars(scene, bars, most=1.0)
     add_key(scene, KEY)
     about = "Shares of each step; communication is what is exposed: not hidden behind backward."
@@ -174,7 +176,7 @@ def with_and_without_overlap(run: Evidence) -> Scene:
                 (
                     f"{name:10}",
                     pieces,
-                    f"{sum(shares.values()):.2f} ({rung['hidden'] * 100:3.0f} % hidden)",
+                    f"{sum(shares.values()):.2f} ({rung.hidden * 100:3.0f} % hidden)",
                 )
             )
         add_bars(scene, bars, most=1.3)
