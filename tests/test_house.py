@@ -153,16 +153,6 @@ ALLOWED = {
 }
 """Lower rooms first: nothing below imports what is above it, by whatever kind of import or by a
 name in a string."""
-EXCEPTIONS = {
-    "playground.console.steps": {"playground.lessons"},  # a lesson's folder is found by its name
-    "playground.training.grad_syncs": {  # the table names what stands on a board
-        "playground.lessons.zero.sync",
-        "playground.lessons.zero.flat_step",
-    },
-}
-"""What else is imported or named, by module."""
-
-
 MAKE_PROCESSES = {
     *(f"playground.runtime.launcher.{name}" for name in ("server", "fork_server")),
     "playground.lessons.hello.lesson",  # as the tutorial does
@@ -177,7 +167,7 @@ def out_of_bounds(module: str) -> set[str]:
         if name.startswith("playground.") and room(name)
     }
     rooms = {room(module), *ALLOWED[room(module)]}
-    wrong = {name for name in ours if room(name) not in rooms} - EXCEPTIONS.get(module, set())
+    wrong = {name for name in ours if room(name) not in rooms}
     processes = {
         name
         for name in imports(module)
@@ -190,11 +180,6 @@ def out_of_bounds(module: str) -> set[str]:
 
 def test_imports_stay_within_bounds() -> None:
     assert {module: wrong for module in MODULES if (wrong := out_of_bounds(module))} == {}
-
-
-def test_what_is_excepted_is_there() -> None:
-    for module, names in EXCEPTIONS.items():
-        assert names <= imports(module) | named(module)
 
 
 def test_every_room_has_its_place() -> None:

@@ -23,7 +23,6 @@ from playground.lessons.zero.lesson import METHODS, Zero2, Zero3, train
 from playground.lessons.zero.measure import Trainer, compare, count
 from playground.lessons.zero.page import ZeroSettings
 from playground.lessons.zero.results import HELD, SENT, TORCH, check_row, expected
-from playground.lessons.zero.sync import SYNCS, ReplicatedSync, clip_grad_norm
 from playground.runtime import PlaygroundError
 from playground.runtime.tap import observing
 from playground.testing import World
@@ -32,6 +31,7 @@ from playground.training.one_process import EXACT
 from playground.training.step import backward, training_step
 from playground.training.sync import new_grad_sync
 from playground.training.traffic import Traffic
+from playground.training.zero_sync import SYNCS, ReplicatedSync, clip_grad_norm
 
 Run = Callable[..., Any]
 Worlds = Callable[..., World]

@@ -34,7 +34,6 @@ from torch.utils._pytree import tree_leaves
 from playground.lessons.tensor.lesson import GPTConfig, copying_loss, new_gpt
 from playground.lessons.zero.lesson import BytesSent
 from playground.lessons.zero.page import CAPPED_STEPS, OUT_OF_MEMORY, WARM_UP, ZeroSettings
-from playground.lessons.zero.sync import SYNCS
 from playground.measurement import Fields
 from playground.measurement.interleave import interleave, slowest
 from playground.runtime import PlaygroundError, device, report, synchronize
@@ -43,6 +42,7 @@ from playground.training.one_process import EXACT_STEPS
 from playground.training.replicas import flat
 from playground.training.step import training_step
 from playground.training.sync import GradSync
+from playground.training.zero_sync import SYNCS
 
 M_MMAP_THRESHOLD, OWN_PAGES = -3, 64 * 2**10
 """malloc gives memory of this many bytes or more back to the kernel when it is freed. Source:

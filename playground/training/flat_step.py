@@ -20,9 +20,9 @@ from playground.algorithms.messages import segment_of
 from playground.algorithms.shared_memory import add_all, agree
 from playground.lessons.ladder.lesson import views_of
 from playground.lessons.zero.lesson import FlatParameter
-from playground.lessons.zero.sync import SECOND, ReplicatedSync
 from playground.runtime.shared_memory import Segment
 from playground.training.sync import AllReduce
+from playground.training.zero_sync import SECOND, ReplicatedSync
 
 
 class FlatStep(ReplicatedSync):

@@ -15,9 +15,9 @@ import torch.distributed as dist
 from torch import nn
 
 from playground.algorithms.shared_memory import add_all
-from playground.lessons.zero import flat_step
-from playground.lessons.zero.flat_step import FlatStep, new_shared_step
 from playground.testing import World
+from playground.training import flat_step
+from playground.training.flat_step import FlatStep, new_shared_step
 from playground.training.step import backward, training_step
 from playground.training.sync import new_grad_sync
 
