@@ -14,6 +14,7 @@ from playground.lessons.experts.page import EXPERTS, WAYS, ExpertsSettings, K
 from playground.lessons.ladder.page import LadderResult, Rung
 from playground.lessons.parameter_server.page import ServerSettings
 from playground.lessons.pipeline.page import PipelineSettings, Step, bubble, span, typical_step
+from playground.lessons.zero.results import CountedStep
 from playground.measurement import Fields, format_bytes
 from playground.trace.record import BUCKET, COLLECTIVE, COMPUTE, GRADIENT, Event, RankRecording
 from playground.trace.render import (
@@ -358,17 +359,17 @@ def hosts(run: Evidence) -> Scene:
 
 def bytes_over_a_step(run: Evidence) -> Scene:
     """zero: the bytes that one rank holds over a step, by four ways."""
-    ways: Sequence[Fields] = run.results[0]
-    most = max(way["peak"] for way in ways)
+    ways: Sequence[CountedStep] = run.results[0]
+    most = max(way.peak for way in ways)
     scene = Scene("The bytes that one rank holds over a training step, by four ways")
     for way in ways:
         y = scene.bottom + CELL[1]
-        held = [(what, nbytes) for what, part in way["series"].items() for nbytes in part]
+        held = [(what, nbytes) for what, part in way.series.items() for nbytes in part]
         scene.add(
             render.TEXT,
             CELL[0],
             y,
-            text=f"{way['way']}: at most {format_bytes(way['peak'])}",
+            text=f"{way.way}: at most {format_bytes(round(way.peak))}",
             align="start",
         )
         bottom, x = y + CURVE + CELL[1], float(CELL[0])
@@ -381,7 +382,7 @@ def bytes_over_a_step(run: Evidence) -> Scene:
             height = CURVE * nbytes / most
             look = {
                 "style": PHASES[what],
-                "title": f"{way['way']}: {format_bytes(nbytes)} in {PHASES[what]}",
+                "title": f"{way.way}: {format_bytes(nbytes)} in {PHASES[what]}",
             }
             scene.add(
                 render.LANE, x, bottom - height, (WIDTH - 2 * CELL[0]) / COLUMNS, height, **look
@@ -390,7 +391,7 @@ def bytes_over_a_step(run: Evidence) -> Scene:
     add_key(scene, {style: style for style in PHASES.values()})
     return scene.with_caption(
         f"After each operation, counted on one of {len(run.results)} ranks; parameters of "
-        f"{format_bytes(ways[0]['model_bytes'])}, one sequence for each rank."
+        f"{format_bytes(round(ways[0].model_bytes))}, one sequence for each rank."
     )
 
 
