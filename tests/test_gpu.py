@@ -466,7 +466,7 @@ def test_training_ends_with_the_same_bits(
         compare, tmp_path / "whole", tmp_path / "parts"
     )
     assert found["nbytes"] > NET
-    assert found["differing"] == 0
+    assert found.differing == 0
 
 
 def train_and_tell_seed(rank: int, size: int, settings: TrainingSettings) -> int:

@@ -67,4 +67,4 @@ def test_a_host_that_is_killed_and_replaced_leaves_the_same_bits(
         network.hosts[1].kill()
         replacement = start(network.hosts[1], "killed")
     assert [survivor.wait(timeout=300), replacement.wait(timeout=60)] == [0, 0]
-    assert compare(0, 1, tmp_path / "undisturbed", tmp_path / "killed")["differing"] == 0
+    assert compare(0, 1, tmp_path / "undisturbed", tmp_path / "killed").differing == 0

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from playground import launch
 from playground.checkpoint.snapshots import Snapshot, SnapshotWriter
 from playground.lessons.elastic import experiment, hosts, lesson, page
 from playground.lessons.elastic.comparison import BOARD_FILE, compare, count_differing
-from playground.lessons.elastic.page import Witness, draw_kills
+from playground.lessons.elastic.page import Comparison, Witness, draw_kills
 from playground.lessons.sgd import lesson as sgd
 from playground.runtime import PlaygroundError, RankFailed
 from playground.training.data import Images
@@ -204,19 +205,17 @@ def test_every_tensor_of_every_rank_is_compared(tmp_path: Path) -> None:
         return tmp_path / name
 
     one = save("one", 1.0, 1.0)
-    same = {"tensors": 4, "nbytes": 48, "differing": 0}
+    same = Comparison(tensors=4, nbytes=48, differing=0)
     assert compare(0, 1, one, save("same", 1.0, 1.0)) == same
-    assert compare(0, 1, one, save("other", 1.0, -1.0)) == {**same, "differing": 1}  # a sign
+    assert compare(0, 1, one, save("other", 1.0, -1.0)) == replace(same, differing=1)  # a sign
     with pytest.raises(ValueError, match="shorter"):
         compare(0, 1, one, save("fewer ranks", 1.0))
     for folder, total in ((tmp_path / "board's", 1.0), (tmp_path / "board's other", -1.0)):
         folder.mkdir()
         own = [{"totals": torch.tensor([1.0, 2.0])}, {"totals": torch.tensor([total, 2.0])}]
         torch.save({"step": 7, "model": {"weight": torch.ones(4)}, "own": own}, folder / BOARD_FILE)
-    assert compare(0, 1, tmp_path / "board's", tmp_path / "board's other") == {
-        **same,
-        "differing": 1,
-    }
+    board = compare(0, 1, tmp_path / "board's", tmp_path / "board's other")
+    assert board == replace(same, differing=1)
     with pytest.raises(PlaygroundError, match="holds no snapshot"):
         compare(0, 1, one, tmp_path / "none")
 
@@ -258,7 +257,7 @@ def test_word_of_the_next_kill_may_come_first() -> None:
         if resumed_after:
             witness.hear(0, {"resumed": {"total": resumed_after}})
     witness.hear(0, {"stepped": 3})
-    assert [(each["killed_after"], each["resumed_after"]) for each in witness.recoveries] == [
+    assert [(each.killed_after, each.resumed_after) for each in witness.recoveries] == [
         (3, 0),
         (4, 2),
     ]

@@ -102,7 +102,7 @@ def test_the_end_has_the_same_bits(
         assert find_snapshots(folder_of(settings))[0][0] == at
     result = train(size, settings, way, at=10)
     assert [epoch.loss for epoch in result.epochs] == [epoch.loss for epoch in expected.epochs]
-    assert compare(0, 1, *map(folder_of, (undisturbed, settings)))["differing"] == 0
+    assert compare(0, 1, *map(folder_of, (undisturbed, settings))).differing == 0
 
 
 def test_an_end_without_a_snapshot_is_no_success(settings: TrainingSettings) -> None:

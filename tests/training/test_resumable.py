@@ -57,7 +57,7 @@ def steps_of(settings: TrainingSettings) -> list[int]:
 
 def count_differing(one: TrainingSettings, other: TrainingSettings) -> int:
     """The bytes by which their last snapshots differ."""
-    return int(compare(0, 1, *(snapshots_of(each).folder for each in (one, other)))["differing"])
+    return int(compare(0, 1, *(snapshots_of(each).folder for each in (one, other))).differing)
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from playground.lessons.data_parallel.page import WayResult
 from playground.measurement import Fields, format_bytes
 from playground.trace.analyse import ref_of
 from playground.trace.record import BACKGROUND, COMPUTE, MOVE, PHASE, Event, read_move
@@ -260,25 +261,25 @@ STYLES = {
 
 def memory_scene(
     run: Evidence, gather: str, title: str, *, with_shares: bool = False
-) -> tuple[Scene, Fields]:
+) -> tuple[Scene, WayResult]:
     """Bars of what each device holds at its peak and, with `with_shares`, of the share of a step in
     which it computes; and the measurements on the only rank, by this way to the loss."""
-    ways: Sequence[Fields] = run.results[0]
-    way = next(way for way in ways if way["gather"] == gather)
+    ways: Sequence[WayResult] = run.results[0]
+    way = next(way for way in ways if way.gather == gather)
     scene, memory, shares = Scene(title), [], []
-    for number, load in enumerate(way["devices"]):
-        label, held = f"device {number}", load["at_peak"].items()
+    for number, load in enumerate(way.devices):
+        label, held = f"device {number}", load.at_peak.items()
         pieces = [
             piece(size, STYLES[what], f"{label}: {what}, {format_bytes(size)}")
             for what, size in held
         ]
-        memory.append((label, pieces, format_bytes(load["peak"])))
-        busy = piece(load["share"], "compute", f"{label} busy")
-        shares.append((label, [busy], f"{load['share'] * 100:.0f} % busy"))
+        memory.append((label, pieces, format_bytes(load.peak)))
+        busy = piece(load.share, "compute", f"{label} busy")
+        shares.append((label, [busy], f"{load.share * 100:.0f} % busy"))
     add_bars(scene, memory)
     if with_shares:
         add_bars(scene, shares, most=1.0)
-    used = {label for load in way["devices"] for label in load["at_peak"]}
+    used = {label for load in way.devices for label in load.at_peak}
     add_key(scene, {style: label for label, style in STYLES.items() if label in used})
     return scene, way
 
@@ -288,11 +289,11 @@ def memory_and_utilisation(run: Evidence) -> Scene:
     scene, way = memory_scene(
         run, LOSS, "DataParallel: memory and utilisation of each device", with_shares=True
     )
-    peaks = [load["peak"] for load in way["devices"]]
+    peaks = [load.peak for load in way.devices]
     return scene.with_caption(
         f"Loss inside forward: the fullest device holds {max(peaks) / min(peaks):.2f} times as "
         "much as the emptiest.",
-        f"Busy: the share of a step of {way['seconds'] * 1e3:.3g} ms in which a device computes.",
+        f"Busy: the share of a step of {way.seconds * 1e3:.3g} ms in which a device computes.",
     )
 
 
@@ -301,7 +302,7 @@ def imbalance(run: Evidence) -> Scene:
     scene, way = memory_scene(
         run, LOGITS, "DataParallel: memory per device where logits are gathered"
     )
-    peaks = [load["peak"] for load in way["devices"]]
+    peaks = [load.peak for load in way.devices]
     return scene.with_caption(
         f"Device {peaks.index(max(peaks))} holds {max(peaks) / min(peaks):.2f} times as much as "
         "the emptiest: "
