@@ -128,9 +128,9 @@ def test_the_root_of_reduce_broadcast_carries_everything(world: Worlds) -> None:
     star, ring = map(
         load_of, zip(*world(5).run(TRACE, ["reduce-broadcast", "ring"], 10), strict=True)
     )
-    assert star["busiest"] == 2 * 4 * 80
-    assert ring["busiest"] == 2 * (2 * 4 * 80 // 5)
-    assert star["in_all"] == ring["in_all"] == 2 * 4 * 80
+    assert star.busiest == 2 * 4 * 80
+    assert ring.busiest == 2 * (2 * 4 * 80 // 5)
+    assert star.in_all == ring.in_all == 2 * 4 * 80
 
 
 def test_the_story(run_cli: Run) -> None:

@@ -184,7 +184,7 @@ def test_a_trace_in_the_last_snapshot_is_no_success(
     elastic: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The command ends with 1, and says how much differs."""
-    count = {"tensors": 9, "nbytes": 4000, "differing": 3}
+    count = Comparison(tensors=9, nbytes=4000, differing=3)
     monkeypatch.setattr(page, "conduct", lambda *args: ([], count))
     shown = elastic("--kills", 1)
     assert shown.code == 1
