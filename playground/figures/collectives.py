@@ -14,7 +14,10 @@ from math import cos, pi, sin
 from typing import Any
 
 import playground.trace.render as render
+from playground.figures.figure import Evidence, FigureRun, figure
+from playground.lessons.mesh.page import MeshSettings
 from playground.measurement import Fields, format_bytes
+from playground.runtime.remote import remote
 from playground.trace.analyse import (
     HeldValues,
     MatchedMessage,
@@ -28,7 +31,6 @@ from playground.trace.record import COMPUTE, PHASE
 from playground.trace.render import (
     CELL,
     Band,
-    Evidence,
     Mark,
     Panel,
     Scene,
@@ -40,6 +42,30 @@ from playground.trace.render import (
 )
 from playground.trace.render.timeline import format_values, lay_out, message_title
 
+SIX_COLLECTIVES = FigureRun(
+    "collectives", remote("playground.figures.ranks:six_collectives"), 4, recorded=True
+)
+SEND = FigureRun("send", remote("playground.figures.ranks:send_to_last"), 4, recorded=True)
+REDUCE_BROADCAST, ALL_TO_ALL, RING = (
+    FigureRun(name, remote("playground.figures.ranks:all_reduce"), 4, (name,), recorded=True)
+    for name in ("reduce-broadcast", "all-to-all", "ring")
+)
+SGD = FigureRun("sgd", remote("playground.figures.ranks:sgd_step"), 4)
+HELLO = FigureRun("hello", remote("playground.lessons.hello.lesson:who_am_i"), 3)
+REDUCE_SCATTER = FigureRun(
+    "reduce-scatter", remote("playground.lessons.collectives.lesson:reduce_scatter"), 4
+)
+RPC = FigureRun("rpc", remote("playground.lessons.rpc.lesson:remote_call"), 2)
+TENSOR = FigureRun("tensor", remote("playground.figures.ranks:sharded_mlp"), 2)
+CONTEXT = FigureRun(
+    "context", remote("playground.lessons.context.experiment:computed_pairs"), 4, (16,)
+)
+MESH = FigureRun(
+    "mesh",
+    remote("playground.lessons.mesh.experiment:run"),
+    16,
+    (MeshSettings(shapes=((2, 2, 2, 2),), steps=1),),
+)
 DASHED = "Dashed: what is meant to move; inside a collective of the backend it cannot be seen."
 
 
@@ -76,8 +102,14 @@ def arrows_of(messages: Iterable[MatchedMessage], text: str = "") -> list[Mark]:
     ]
 
 
+@figure(
+    "F6",
+    "all_reduce/allreduce",
+    SIX_COLLECTIVES,
+    "all-reduce: the same sum on every rank",
+    is_played=False,
+)
 def all_reduce_sum(run: Evidence) -> Scene:
-    """F6: all-reduce: the same sum on every rank."""
     own: Sequence[Fields] = [each["all_reduce"] for each in run.results]
     ranks = range(len(own))
     terms = " + ".join(f"t{rank}" for rank in ranks)
@@ -95,8 +127,8 @@ def all_reduce_sum(run: Evidence) -> Scene:
     return bands_scene("All-reduce: the same sum on every rank", bands, about, DASHED)
 
 
+@figure("F21", "collectives/communication", SIX_COLLECTIVES, "six collectives: before and after")
 def six_collectives(run: Evidence) -> Scene:
-    """F21: six collectives: before and after."""
     ranks: Sequence[dict[str, Fields]] = run.results
     return render.panels_scene(
         "Six collectives: what each rank holds before and after",
@@ -116,8 +148,8 @@ def collective_panel(name: str, rows: Sequence[Fields]) -> Panel:
     return name, [Band(boxes_before(rows)), Band(received, meant_arrows(sources, targets))]
 
 
+@figure("F7", "all_reduce/allreduce_1", REDUCE_BROADCAST, "all-reduce as reduce, then broadcast")
 def reduce_broadcast(run: Evidence) -> Scene:
-    """F7: all-reduce as reduce, then broadcast."""
     messages = run.messages
     root = messages[0].receive.rank
     to_root = [message for message in messages if message.receive.rank == root]
@@ -143,8 +175,8 @@ def reduce_broadcast(run: Evidence) -> Scene:
     return bands_scene("All-reduce as reduce, then broadcast", bands, about, limit)
 
 
+@figure("F8", "all_reduce/allreduce_2", ALL_TO_ALL, "all-reduce as all to all")
 def all_to_all(run: Evidence) -> Scene:
-    """F8: all-reduce as all to all."""
     messages, size = run.messages, len(run.results)
     sizes = [message.send.nbytes for message in messages]
     after = Band(boxes_after(run.results), arrows_of(messages), "after")
@@ -165,8 +197,8 @@ RING_RADII = (200.0, 120.0)
 RING_BOX = (112.0, 64.0)
 
 
+@figure("F9", "all_reduce/ring", RING, "ring all-reduce: the way of one chunk")
 def ring_chunk(run: Evidence) -> Scene:
-    """F9: ring all-reduce: the way of one chunk."""
     size = len(run.results)
     first = next(message.send for message in run.messages if message.send.rank == 0)
     hops = [message for message in run.messages if message.send.offset == first.offset]
@@ -216,8 +248,8 @@ def add_hop(scene: Scene, number: int, hop: MatchedMessage, size: int) -> None:
     scene.add(render.ARROW, begin.real, begin.imag, way.real, way.imag, **words, **look)
 
 
+@figure("F10", "prove/ring_end", SGD, "the end of an all-reduce: the same step everywhere")
 def step_everywhere(run: Evidence) -> Scene:
-    """F10: the end of an all-reduce: the same step everywhere."""
     steps: Sequence[Fields] = run.results
     ranks, first = range(len(steps)), steps[0]
     weights = [
@@ -240,8 +272,8 @@ def step_everywhere(run: Evidence) -> Scene:
     )
 
 
+@figure("F20", "p2p/p2p", SEND, "point to point: one rank sends, another receives")
 def point_to_point(run: Evidence) -> Scene:
-    """F20: point to point: one rank sends, another receives."""
     messages = run.messages
     idle = {*range(len(run.results))} - {event.rank for message in messages for event in message}
     send = messages[0].send
@@ -259,8 +291,8 @@ def point_to_point(run: Evidence) -> Scene:
     )
 
 
+@figure("hello", "hello/one_world", HELLO, "processes meet at the master, and are one world")
 def one_world(run: Evidence) -> Scene:
-    """hello: processes meet at the master, and are one world."""
     ranks: Sequence[Fields] = run.results
     everyone = range(len(ranks))
     met = [
@@ -282,8 +314,13 @@ def one_world(run: Evidence) -> Scene:
     )
 
 
+@figure(
+    "reduce-scatter",
+    "collectives/reduce_scatter",
+    REDUCE_SCATTER,
+    "each rank gets its share of the sum",
+)
 def reduce_scatter(run: Evidence) -> Scene:
-    """reduce-scatter: each rank gets its share of the sum."""
     ranks = range(len(run.results))
     before = boxes(tuple(row["before"]) for row in run.results)
     after = boxes(((row["after"],) for row in run.results), "value")
@@ -295,8 +332,8 @@ def reduce_scatter(run: Evidence) -> Scene:
     )
 
 
+@figure("rpc", "rpc/call", RPC, "a call, and its reply")
 def remote_call(run: Evidence) -> Scene:
-    """rpc: a call, and its reply."""
     before, after = run.results[0]["before"], run.results[0]["after"]
     idle = box("rank 1\nits program\nis busy", "idle")
     request = arrow(0, 2, f"request: f, {before:g}", meant=True)
@@ -313,8 +350,13 @@ def remote_call(run: Evidence) -> Scene:
     return bands_scene("A function runs on another rank", bands, about)
 
 
+@figure(
+    "tensor",
+    "tensor/sharded_mlp",
+    TENSOR,
+    "one token through an MLP that is sharded over the ranks, and the gradient back",
+)
 def sharded_mlp(run: Evidence) -> Scene:
-    """tensor: one token through an MLP that is sharded over the ranks, and the gradient back."""
     ranks: Sequence[Mapping[str, tuple[float, ...]]] = run.results
     everyone = range(len(ranks))
 
@@ -345,8 +387,13 @@ def sharded_mlp(run: Evidence) -> Scene:
     )
 
 
+@figure(
+    "context",
+    "context/causal_square",
+    CONTEXT,
+    "which rank computes which pair of a query and a key, in both orders",
+)
 def causal_square(run: Evidence) -> Scene:
-    """context: which rank computes which pair of a query and a key, in both orders."""
     scene, length = Scene("Who computes which pairs of causal attention"), run.arguments[0]
     cell, top = (render.WIDTH / 2 - 4 * render.MARGIN) / length, 1.5 * CELL[1]
     for column, order in enumerate(run.results[0]):
@@ -376,9 +423,13 @@ RANK_BOX, RANK_PITCH, APART = (128.0, 48.0), (136.0, 56.0), 32.0
 or of pp."""
 
 
+@figure(
+    "mesh",
+    "mesh/cube",
+    MESH,
+    "ranks on a device mesh of four axes, the groups of one of them, and what it sends in each",
+)
 def cube(run: Evidence) -> Scene:
-    """mesh: ranks on a device mesh of four axes, the groups of one of them, and what it sends in
-    each."""
     results: Sequence[Fields] = [each[0] for each in run.results]
     shown, groups = len(results) - 1, results[-1]["groups"]
     styles = {axis: f"bucket {number}" for number, axis in enumerate(groups)}
@@ -408,8 +459,8 @@ def cube(run: Evidence) -> Scene:
     )
 
 
+@figure("see", "trace/ring", RING, "a recorded ring all-reduce: ranks, waits and messages")
 def ring(run: Evidence) -> Scene:
-    """see: a recorded ring all-reduce: ranks, waits and messages."""
     recording = to_logical_time(run.last_step)
     return lay_out(
         recording, "A ring all-reduce, as it was recorded, in logical steps", unit="step"
@@ -424,8 +475,14 @@ CHUNK = (40.0, 32.0)
 """Width and height of the box of one number."""
 
 
+@figure(
+    "moving",
+    "trace/moving",
+    RING,
+    "a ring all-reduce that moves: messages on their way, and their sums",
+    is_played=False,
+)
 def moving(run: Evidence) -> Scene:
-    """moving: a ring all-reduce that moves: messages on their way, and their sums."""
     recording = to_logical_time(run.last_step)
     held = [[*holdings_of(rank)] for rank in recording.ranks]
     corners = [

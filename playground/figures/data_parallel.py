@@ -9,12 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from playground.figures.figure import Evidence, FigureRun, figure
+from playground.lessons.data_parallel.page import DataParallelSettings
 from playground.measurement import Fields, format_bytes
+from playground.runtime.remote import remote
 from playground.trace.analyse import ref_of
 from playground.trace.record import BACKGROUND, COMPUTE, MOVE, PHASE, Event, read_move
 from playground.trace.render import (
     Band,
-    Evidence,
     Mark,
     Panel,
     Scene,
@@ -27,6 +29,26 @@ from playground.trace.render import (
 )
 from playground.trace.render.timeline import shape_text, title_of
 
+DEVICES = tuple(f"cpu:{number}" for number in range(4))
+SETTINGS = DataParallelSettings(
+    devices=DEVICES,
+    batch_size=32,
+    steps=2,
+    ways=tuple((gather, DEVICES[0]) for gather in ("logits", "loss")),
+)
+STEPS = FigureRun(
+    "data-parallel",
+    remote("playground.figures.ranks:data_parallel_steps"),
+    1,
+    (SETTINGS,),
+    recorded=True,
+)
+MEMORY = FigureRun(
+    "data-parallel, memory",
+    remote("playground.lessons.data_parallel.experiment:ways"),
+    1,
+    (SETTINGS,),
+)
 HOST = "cpu"
 """The device of the batches."""
 LOGITS, LOSS, OUTPUTS = "logits", "loss", "outputs"
@@ -163,8 +185,8 @@ def numbered_scene(title: str, panels: Sequence[Panel], *caption: str) -> Scene:
     return panels_scene(title, numbered, *caption)
 
 
+@figure("F1", "data_parallel/dp_forward", STEPS, "DataParallel: forward, in five panels")
 def forward(run: Evidence) -> Scene:
-    """F1: DataParallel: forward, in five panels."""
     devices = Devices(run, LOGITS)
     outputs = devices.step["outputs"]
     whole = shape_text((sum(shape[0] for shape in outputs), *outputs[0][1:]))
@@ -188,8 +210,8 @@ def forward(run: Evidence) -> Scene:
     )
 
 
+@figure("F2", "data_parallel/dp_backward", STEPS, "DataParallel: backward and step")
 def backward(run: Evidence) -> Scene:
-    """F2: DataParallel: backward and step."""
     devices = Devices(run, LOGITS)
     gradients = devices.row("grad", "value", devices.moved(GRADIENTS))
     backwards = devices.row(
@@ -206,8 +228,13 @@ def backward(run: Evidence) -> Scene:
     return numbered_scene("DataParallel: backward and step", panels, RECORDED, total)
 
 
+@figure(
+    "F5",
+    "data_parallel/dp_forward_2",
+    STEPS,
+    "DataParallel with the loss inside forward: reduced twice",
+)
 def loss_in_forward(run: Evidence) -> Scene:
-    """F5: DataParallel with the loss inside forward: reduced twice."""
     devices = Devices(run, LOSS)
     mean = [devices.row(devices.outputs), devices.row("loss", "value", devices.forwards())]
     panels = [
@@ -224,8 +251,14 @@ def loss_in_forward(run: Evidence) -> Scene:
     return numbered_scene("DataParallel with the loss inside forward", panels, total)
 
 
+@figure(
+    "F17",
+    "data_parallel/dp_criterion",
+    STEPS,
+    "DataParallelModel and DataParallelCriterion, in eight panels",
+    in_chapter=False,
+)
 def parallel_criterion(run: Evidence) -> Scene:
-    """F17: DataParallelModel and DataParallelCriterion, in eight panels."""
     devices = Devices(run, OUTPUTS)
     inputs, after = slice(devices.count), slice(devices.count, None)
     targets = devices.row("targets", "value", devices.moved("scatter", after, from_host=True))
@@ -283,8 +316,14 @@ def memory_scene(
     return scene, way
 
 
+@figure(
+    "F4",
+    "data_parallel/dp_training",
+    MEMORY,
+    "DataParallel: memory and utilisation of each device",
+    in_chapter=False,
+)
 def memory_and_utilisation(run: Evidence) -> Scene:
-    """F4: DataParallel: memory and utilisation of each device."""
     scene, way = memory_scene(
         run, LOSS, "DataParallel: memory and utilisation of each device", with_shares=True
     )
@@ -296,8 +335,13 @@ def memory_and_utilisation(run: Evidence) -> Scene:
     )
 
 
+@figure(
+    "F18",
+    "data_parallel/dp_memory",
+    MEMORY,
+    "DataParallel: memory per device where logits are gathered",
+)
 def imbalance(run: Evidence) -> Scene:
-    """F18: DataParallel: memory per device where logits are gathered."""
     scene, way = memory_scene(
         run, LOGITS, "DataParallel: memory per device where logits are gathered"
     )
