@@ -111,7 +111,7 @@ ALLOWED = {
     "exercises": {"boards", "tools", "console", "training", "checkpoint", "algorithms", "runtime"},
     "trace.record": {"boards", "training", "algorithms", "remote", "runtime"},
     "trace.analyse": {"trace.record", "algorithms"},
-    "trace.render": {"trace.analyse", "trace.record", "console", "measurement", "runtime"},
+    "trace.render": {"trace.analyse", "trace.record", "console", "runtime"},
     "trace.play": {"trace.render", "trace.analyse", "trace.record", "runtime"},
     "trace": {
         "trace.play",

@@ -11,12 +11,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from math import cos, pi, sin
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import playground.trace.render as render
+from playground.console.units import format_bytes
 from playground.figures.figure import Evidence, FigureRun, figure
 from playground.lessons.mesh.page import MeshSettings
-from playground.measurement import Fields, format_bytes
+from playground.measurement import Fields
 from playground.runtime.remote import remote
 from playground.trace.analyse import (
     HeldValues,
@@ -41,6 +42,9 @@ from playground.trace.render import (
     panels_scene,
 )
 from playground.trace.render.timeline import format_values, lay_out, message_title
+
+if TYPE_CHECKING:
+    from playground.figures.ranks import Held, SgdStep
 
 SIX_COLLECTIVES = FigureRun(
     "collectives", remote("playground.figures.ranks:six_collectives"), 4, recorded=True
@@ -84,12 +88,12 @@ def boxes(held: Iterable[Vector], style: str = "plain", **styles: Iterable[int])
     ]
 
 
-def boxes_before(rows: Sequence[Fields], idle: Iterable[int] = ()) -> list[Mark]:
-    return boxes((row["before"] for row in rows), idle=idle)
+def boxes_before(rows: Sequence[Held], idle: Iterable[int] = ()) -> list[Mark]:
+    return boxes((row.before for row in rows), idle=idle)
 
 
-def boxes_after(rows: Sequence[Fields], idle: Iterable[int] = ()) -> list[Mark]:
-    return boxes((row["after"] for row in rows), "value", idle=idle)
+def boxes_after(rows: Sequence[Held], idle: Iterable[int] = ()) -> list[Mark]:
+    return boxes((row.after for row in rows), "value", idle=idle)
 
 
 def arrows_of(messages: Iterable[MatchedMessage], text: str = "") -> list[Mark]:
@@ -110,17 +114,13 @@ def arrows_of(messages: Iterable[MatchedMessage], text: str = "") -> list[Mark]:
     is_played=False,
 )
 def all_reduce_sum(run: Evidence) -> Scene:
-    own: Sequence[Fields] = [each["all_reduce"] for each in run.results]
+    own: Sequence[Held] = [each["all_reduce"] for each in run.results]
     ranks = range(len(own))
     terms = " + ".join(f"t{rank}" for rank in ranks)
-    before = [
-        box(f"rank {rank}\nt{rank} = {numbers(row['before'])}") for rank, row in enumerate(own)
-    ]
-    after = [
-        box(f"rank {rank}\nT = {numbers(row['after'])}", "value") for rank, row in enumerate(own)
-    ]
+    before = [box(f"rank {rank}\nt{rank} = {numbers(row.before)}") for rank, row in enumerate(own)]
+    after = [box(f"rank {rank}\nT = {numbers(row.after)}", "value") for rank, row in enumerate(own)]
     total = Band(
-        [box(f"T = {terms} = {numbers(own[0]['after'])}", meant=True)], meant_arrows(ranks, [0])
+        [box(f"T = {terms} = {numbers(own[0].after)}", meant=True)], meant_arrows(ranks, [0])
     )
     bands = [Band(before, label="before"), total, Band(after, meant_arrows([0], ranks), "after")]
     about = f"dist.all_reduce on {len(own)} ranks: values before and after are those of the run."
@@ -129,7 +129,7 @@ def all_reduce_sum(run: Evidence) -> Scene:
 
 @figure("F21", "collectives/communication", SIX_COLLECTIVES, "six collectives: before and after")
 def six_collectives(run: Evidence) -> Scene:
-    ranks: Sequence[dict[str, Fields]] = run.results
+    ranks: Sequence[dict[str, Held]] = run.results
     return render.panels_scene(
         "Six collectives: what each rank holds before and after",
         [collective_panel(name, [each[name] for each in ranks]) for name in ranks[0]],
@@ -138,12 +138,12 @@ def six_collectives(run: Evidence) -> Scene:
     )
 
 
-def collective_panel(name: str, rows: Sequence[Fields]) -> Panel:
+def collective_panel(name: str, rows: Sequence[Held]) -> Panel:
     """One of them: the ranks that give above, the ranks that receive below."""
     ranks = range(len(rows))
     sources = [0] if name in ("scatter", "broadcast") else ranks
     targets = [0] if name in ("gather", "reduce") else ranks
-    below = [row["after"] if rank in targets else () for rank, row in enumerate(rows)]
+    below = [row.after if rank in targets else () for rank, row in enumerate(rows)]
     received = boxes(below, "value", idle={*ranks} - {*targets})
     return name, [Band(boxes_before(rows)), Band(received, meant_arrows(sources, targets))]
 
@@ -155,7 +155,7 @@ def reduce_broadcast(run: Evidence) -> Scene:
     to_root = [message for message in messages if message.receive.rank == root]
     from_root = [message for message in messages if message.send.rank == root]
     total = from_root[0].send.values or ()
-    reduced = [total if rank == root else row["before"] for rank, row in enumerate(run.results)]
+    reduced = [total if rank == root else row.before for rank, row in enumerate(run.results)]
     bands = [
         Band(boxes_before(run.results), label="before"),
         Band(boxes(reduced, value=[root]), arrows_of(to_root), "reduced"),
@@ -207,7 +207,7 @@ def ring_chunk(run: Evidence) -> Scene:
         add_hop(scene, number, hop, size)
     for rank, row in enumerate(run.results):
         corner = place(rank, size) - complex(*RING_BOX) / 2
-        text = f"rank {rank}\n{numbers(row['before'])} > {numbers(row['after'])}"
+        text = f"rank {rank}\n{numbers(row.before)} > {numbers(row.after)}"
         scene.add(render.BOX, corner.real, corner.imag, *RING_BOX, style="value", text=text)
     for text, style, y in (
         ("collected, outside", "chunk", -CELL[1] / 2),
@@ -250,24 +250,23 @@ def add_hop(scene: Scene, number: int, hop: MatchedMessage, size: int) -> None:
 
 @figure("F10", "prove/ring_end", SGD, "the end of an all-reduce: the same step everywhere")
 def step_everywhere(run: Evidence) -> Scene:
-    steps: Sequence[Fields] = run.results
+    steps: Sequence[SgdStep] = run.results
     ranks, first = range(len(steps)), steps[0]
     weights = [
-        box(f"w {step['weight']:+.5f}\n-> {step['new_weight']:+.5f}", "optimizer") for step in steps
+        box(f"w {step.weight:+.5f}\n-> {step.new_weight:+.5f}", "optimizer") for step in steps
     ]
-    mean = box(f"g {first['average']:+.5f}", "communication", meant=True)
+    mean = box(f"g {first.average:+.5f}", "communication", meant=True)
     own = [
-        box(f"rank {rank}\ng {step['gradient']:+.5f}", "backward")
-        for rank, step in enumerate(steps)
+        box(f"rank {rank}\ng {step.gradient:+.5f}", "backward") for rank, step in enumerate(steps)
     ]
     bands = [Band(own, label="own"), Band([mean], meant_arrows(ranks, [0]), "mean")]
     return bands_scene(
         f"The end of the ring: w = w - {render.ALPHA} g, the same everywhere",
         [*bands, Band(weights, meant_arrows([0], ranks), "step")],
-        f"One weight of {first['parameters']:,}, {render.ALPHA} = {first['lr']:g}, "
-        f"{sum(step['samples'] for step in steps)} samples on {len(steps)} ranks.",
+        f"One weight of {first.parameters:,}, {render.ALPHA} = {first.lr:g}, "
+        f"{sum(step.samples for step in steps)} samples on {len(steps)} ranks.",
         "After the step the replicas' parameters differ by "
-        f"{max(step['difference'] for step in steps):g} at most.",
+        f"{max(step.difference for step in steps):g} at most.",
         DASHED,
     )
 

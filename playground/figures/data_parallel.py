@@ -8,10 +8,12 @@ optimizer compute.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
+from playground.console.units import format_bytes
 from playground.figures.figure import Evidence, FigureRun, figure
 from playground.lessons.data_parallel.page import DataParallelSettings
-from playground.measurement import Fields, format_bytes
+from playground.measurement import Fields
 from playground.runtime.remote import remote
 from playground.trace.analyse import ref_of
 from playground.trace.record import BACKGROUND, COMPUTE, MOVE, PHASE, Event, read_move
@@ -28,6 +30,9 @@ from playground.trace.render import (
     piece,
 )
 from playground.trace.render.timeline import shape_text, title_of
+
+if TYPE_CHECKING:
+    from playground.figures.ranks import DataParallelStep
 
 DEVICES = tuple(f"cpu:{number}" for number in range(4))
 SETTINGS = DataParallelSettings(
@@ -68,9 +73,9 @@ class Devices:
 
     def __init__(self, run: Evidence, way: str) -> None:
         """The step by this way, on the only rank."""
-        steps: Sequence[Fields] = run.results[0]
-        number = next(number for number, step in enumerate(steps) if step["gather"] == way)
-        self.step, self.count = steps[number], len(steps[number]["chunks"])
+        steps: Sequence[DataParallelStep] = run.results[0]
+        number = next(number for number, step in enumerate(steps) if step.gather == way)
+        self.step, self.count = steps[number], len(steps[number].chunks)
         recorded: list[list[Event]] = [[]]  # each step ends with the optimizer's
         for event in run.recorded.ranks[0].events:
             recorded[-1].append(event)
@@ -78,7 +83,7 @@ class Devices:
                 recorded.append([])
         self.events = recorded[number]
         self.chunks, self.outputs = (
-            [*map(shape_text, shapes)] for shapes in (self.step["chunks"], self.step["outputs"])
+            [*map(shape_text, shapes)] for shapes in (self.step.chunks, self.step.outputs)
         )
 
     def row(
@@ -155,7 +160,7 @@ class Devices:
         return "; ".join(f"{part} {format_bytes(total)}" for part, total in totals.items())
 
     def scatter(self, title: str, chosen: slice = slice(None)) -> Panel:
-        host = Band([box(f"host {shape_text(self.step['batch'])}")])
+        host = Band([box(f"host {shape_text(self.step.batch)}")])
         return title, [
             host,
             self.row(self.chunks, "value", self.moved("scatter", chosen, from_host=True)),
@@ -188,7 +193,7 @@ def numbered_scene(title: str, panels: Sequence[Panel], *caption: str) -> Scene:
 @figure("F1", "data_parallel/dp_forward", STEPS, "DataParallel: forward, in five panels")
 def forward(run: Evidence) -> Scene:
     devices = Devices(run, LOGITS)
-    outputs = devices.step["outputs"]
+    outputs = devices.step.outputs
     whole = shape_text((sum(shape[0] for shape in outputs), *outputs[0][1:]))
     loss = devices.row(["loss"], "value", devices.moved("targets", from_host=True))
     panels = [

@@ -9,10 +9,11 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise
 from math import ceil
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import playground.trace.render as render
 from playground.checkpoint.folder import SnapshotSettings
+from playground.console.units import format_bytes
 from playground.figures.collectives import DASHED
 from playground.figures.figure import ChangingRun, Evidence, FigureRun, figure
 from playground.lessons.experts.page import EXPERTS, WAYS, ExpertsSettings, K
@@ -20,7 +21,7 @@ from playground.lessons.ladder.page import LadderSettings
 from playground.lessons.parameter_server.page import ServerSettings
 from playground.lessons.pipeline.page import PipelineSettings, bubble, span, typical_step
 from playground.lessons.zero.page import ZeroSettings
-from playground.measurement import Fields, format_bytes
+from playground.measurement import Fields
 from playground.runtime.remote import remote
 from playground.trace.record import BUCKET, COLLECTIVE, COMPUTE, GRADIENT, Event, RankRecording
 from playground.trace.render import (
@@ -38,6 +39,9 @@ from playground.trace.render import (
 from playground.trace.render.timeline import LABELS, ROW, lay_out
 from playground.training import prepare
 from playground.training.settings import TrainingSettings
+
+if TYPE_CHECKING:
+    from playground.figures.ranks import SgdStep
 
 IMAGES, TEST_IMAGES = 1280, 128
 """Numbers of digits that are drawn for training and for its test set."""
@@ -166,25 +170,23 @@ def backward_and_step(run: Evidence) -> Scene:
 
 @figure("F11", "sgd/ddp", SGD_ON_THREE, "synchronous SGD in five phases")
 def five_phases(run: Evidence) -> Scene:
-    steps: Sequence[Fields] = run.results
+    steps: Sequence[SgdStep] = run.results
     size, ranks = len(steps), range(len(steps))
     fan_out = render.meant_arrows([0], ranks)
-    average = box(f"all-reduce: g {steps[0]['average']:+.5f}", "communication", meant=True)
+    average = box(f"all-reduce: g {steps[0].average:+.5f}", "communication", meant=True)
     bands = [
-        Band([box(f"a store of {sum(step['samples'] for step in steps)} samples")]),
+        Band([box(f"a store of {sum(step.samples for step in steps)} samples")]),
         Band(
-            [box(f"rank {rank}\n{steps[rank]['samples']} samples") for rank in ranks],
+            [box(f"rank {rank}\n{steps[rank].samples} samples") for rank in ranks],
             fan_out,
             "1 samples",
         ),
-        Band([box(f"w {step['weight']:+.5f}", "forward") for step in steps], label="2 model"),
-        Band([box(f"g {step['gradient']:+.5f}", "backward") for step in steps], label="3 gradient"),
+        Band([box(f"w {step.weight:+.5f}", "forward") for step in steps], label="2 model"),
+        Band([box(f"g {step.gradient:+.5f}", "backward") for step in steps], label="3 gradient"),
         Band([average], render.meant_arrows(ranks, [0]), "4 average"),
-        Band(
-            [box(f"w {step['new_weight']:+.5f}", "optimizer") for step in steps], fan_out, "5 step"
-        ),
+        Band([box(f"w {step.new_weight:+.5f}", "optimizer") for step in steps], fan_out, "5 step"),
     ]
-    difference = max(step["difference"] for step in steps)
+    difference = max(step.difference for step in steps)
     about = (
         f"One weight w and its gradient g on {size} ranks. After the step the replicas differ "
         f"by {difference:g}."

@@ -8,7 +8,8 @@ from collections.abc import Callable, Sequence
 from playground.console.one_process import check, check_counts
 from playground.console.tables import Column, Texts, figures, tabulate
 from playground.console.text import heading, prose
-from playground.measurement import Fields, format_bytes
+from playground.console.units import format_bytes
+from playground.measurement import Fields
 
 HELD: dict[str, tuple[str, Callable[[int], float]]] = {
     "ddp": ("4P", lambda n: 4.0), "zero-1": ("2P + 2P/N", lambda n: 2 + 2 / n),

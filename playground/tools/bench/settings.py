@@ -23,7 +23,7 @@ from dataclasses import asdict, dataclass
 from itertools import count, takewhile
 
 from playground.algorithms import BACKEND, OURS
-from playground.measurement import format_bytes
+from playground.console.units import format_bytes
 from playground.runtime.errors import UsageError
 from playground.runtime.flags import check_flags, flag
 
