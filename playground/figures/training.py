@@ -82,17 +82,10 @@ LADDER = FigureRun(
 )
 BERT = FigureRun("bert", remote("playground.figures.ranks:bert_steps"), 2, recorded=True)
 ELASTIC = FigureRun(
-    "elastic",
-    remote("playground.lessons.elastic.experiment:run"),
-    3,
-    elastic_arguments,
-    restarts=2,
+    "elastic", remote("playground.lessons.elastic.experiment:run"), 3, elastic_arguments, restarts=2
 )
 HOSTS = ChangingRun(
-    "hosts",
-    remote("playground.lessons.elastic.hosts:run"),
-    2,
-    ends=((2, 10), (1, 21), (2, 32)),
+    "hosts", remote("playground.lessons.elastic.hosts:run"), 2, ends=((2, 10), (1, 21), (2, 32))
 )
 SERVER = FigureRun(
     "parameter-server",
