@@ -5,7 +5,7 @@ torch."""
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import groupby
 from operator import attrgetter
 from pathlib import Path
@@ -21,6 +21,7 @@ from playground.console.text import bad, good, heading, prose
 from playground.console.units import format_bytes, format_digits
 from playground.measurement import environment
 from playground.runtime.errors import PlaygroundError, UsageError
+from playground.runtime.rank.rank import Event
 from playground.runtime.remote import remote
 from playground.tools import TOOLS
 from playground.tools.bench.plot import check, plot_bandwidth
@@ -107,7 +108,7 @@ class Report:
         self.environment: environment.Environment | None = None
         self.rows: list[Row] = []
 
-    def __call__(self, rank: int, event: Mapping[str, Any]) -> None:
+    def __call__(self, rank: int, event: Event) -> None:
         match event:
             case {"start": found}:
                 self.environment = found  # nothing has been measured yet
