@@ -1,7 +1,10 @@
 """Tables: columns with headings and units, rows of text. Does not import rich.
 
-    COLUMNS = {"way": Column("algorithm"), **figures(("sent", "sent", "bytes", ","), ("p95", "p95", "ms", ".2f", 1000))}
-    rows = [{"way": "ring", "sent": 48_000, "p95": 0.0003141}]    # in the document; in the table 48,000 and 0.31
+    COLUMNS = {
+        "way": Column("algorithm"),
+        **figures(("sent", "sent", "bytes", ","), ("p95", "p95", "ms", ".2f", 1000)),
+    }
+    rows = [{"way": "ring", "sent": 48_000, "p95": 0.0003141}]  # shown as 48,000 and 0.31
     session.say(tabulate(rows, COLUMNS))
 
 A table fits the terminal. Columns with `wide` are shown with --wide only; if the others do not fit,
