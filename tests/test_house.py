@@ -111,22 +111,19 @@ ALLOWED = {
     "exercises": {"boards", "tools", "console", "training", "checkpoint", "algorithms", "runtime"},
     "trace.record": {"boards", "training", "algorithms", "remote", "runtime"},
     "trace.analyse": {"trace.record", "algorithms"},
-    "trace.render": {
-        "boards",
-        "trace.analyse",
-        "trace.record",
-        "lessons",
-        "remote",
-        "console",
-        "training",
-        "algorithms",
-        "measurement",
-        "runtime",
-    },
+    "trace.render": {"trace.analyse", "trace.record", "console", "runtime"},
     "trace.play": {"trace.render", "trace.analyse", "trace.record", "runtime"},
     "trace": {
-        "boards",
         "trace.play",
+        "trace.render",
+        "trace.analyse",
+        "trace.record",
+        "console",
+        "runtime",
+    },
+    "figures": {
+        "boards",
+        "trace",
         "trace.render",
         "trace.analyse",
         "trace.record",
@@ -135,9 +132,13 @@ ALLOWED = {
         "console",
         "training",
         "checkpoint",
+        "remote",
+        "measurement",
+        "algorithms",
         "runtime",
     },
     "site": {
+        "figures",
         "trace",
         "trace.play",
         "trace.record",
@@ -147,7 +148,7 @@ ALLOWED = {
         "console",
         "runtime",
     },
-    "app": {"site", "trace", "exercises", "tools", "lessons", "console", "runtime"},
+    "app": {"site", "figures", "trace", "exercises", "tools", "lessons", "console", "runtime"},
     "": {"console", "runtime"},
     "__main__": {"app"},
 }
@@ -270,13 +271,13 @@ def test_a_lesson_or_tool_keeps_to_itself(folder: str) -> None:
             assert "click" not in imports(module)
 
 
-def test_of_what_looks_at_recordings_only_the_command_and_the_option_speak_to_the_terminal() -> (
-    None
-):
+def test_of_what_looks_at_runs_only_the_command_and_the_option_speak_to_the_terminal() -> None:
     speaking = {
-        name for name in MODULES if name.startswith("playground.trace") and "click" in imports(name)
+        name
+        for name in MODULES
+        if name.startswith(("playground.trace", "playground.figures")) and "click" in imports(name)
     }
-    assert speaking == {"playground.trace.command", "playground.trace.files"}
+    assert speaking == {"playground.figures.command", "playground.trace.files"}
 
 
 def test_no_files_import_each_other() -> None:

@@ -209,7 +209,7 @@ SENT = 1e-6
 """Seconds that a slice `sent` is long, at most: an arrow begins in it."""
 NESTED = (PHASE, COMPUTE, WAIT, MOVE)
 """Kinds whose events in a main thread lie in each other or beside each other."""
-Entry = dict[str, Any]
+Entry = dict[str, object]
 """One event of the format. `ts` and `dur` are in microseconds."""
 
 

@@ -18,10 +18,10 @@ from typing import Any
 import pytest
 from browser import MISSING, Browser, browser
 
+from playground.figures import runs
 from playground.runtime.errors import PlaygroundError
 from playground.site import build
 from playground.site.build import TEXTS, write_site
-from playground.trace import runs
 
 in_browser = pytest.mark.skipif(bool(MISSING), reason=MISSING)
 KINDS = (

@@ -118,7 +118,7 @@ def test_factors_are_those_of_nccl_tests() -> None:
 def test_a_wrong_algorithm_is_found(collective: str) -> None:
     settings = replace(SETTINGS, collectives=(collective,))
     rows = reports(run_with_a_wrong_ring, settings)[-1]["measured"]
-    wrong = {row["algorithm"]: row["wrong"] for row in rows}
+    wrong = {row.algorithm: row.wrong for row in rows}
     assert wrong["backend"] == 0
     assert wrong["ring"] == 2 or (collective == "reduce_scatter" and 0 < wrong["ring"] <= 16)
 
@@ -126,11 +126,11 @@ def test_a_wrong_algorithm_is_found(collective: str) -> None:
 def test_ranks_report_where_they_measure_and_then_each_size() -> None:
     events = reports(benchmark.run, replace(SETTINGS, sizes=(64, 128), iterations=2, limit=True))
     [start] = [event["start"] for event in events if "start" in event]
-    assert start["hardware"]
-    assert start["cores"] >= 1
-    assert [
-        row["trials"] for event in events if "measured" in event for row in event["measured"]
-    ] == [2] * 6
+    assert start.hardware
+    assert start.cores >= 1
+    assert [row.trials for event in events if "measured" in event for row in event["measured"]] == [
+        2
+    ] * 6
     steps = [
         (event["phase"], event["step"], event["steps"]) for event in events if "phase" in event
     ]

@@ -92,16 +92,14 @@ def test_results_of_different_benchmarks_are_not_compared(
 
 def test_one_interrupted_trial_does_not_hide_a_difference() -> None:
     key, slower = ("all_reduce", "ring", 64), [2 * time for time in STEADY * 4]
-    assert results.compare_rows(key, [*STEADY * 4, 150.0], slower)["verdict"] == "slower"
-    assert results.compare_rows(key, STEADY * 4, [*slower, 60.0])["verdict"] == "slower"
-    assert (
-        results.compare_rows(key, STEADY * 4, [99.0, *slower, 60.0])["verdict"] == "no difference"
-    )
+    assert results.compare_rows(key, [*STEADY * 4, 150.0], slower).verdict == "slower"
+    assert results.compare_rows(key, STEADY * 4, [*slower, 60.0]).verdict == "slower"
+    assert results.compare_rows(key, STEADY * 4, [99.0, *slower, 60.0]).verdict == "no difference"
 
 
 def test_a_run_that_meets_a_busy_moment_is_no_different() -> None:
     """A quarter of the trials, those of one pass, took three times as long."""
     busy = [time if number % 4 else 3 * time for number, time in enumerate(STEADY * 4)]
     key = ("all_reduce", "ring", 64)
-    assert results.compare_rows(key, STEADY * 4, busy)["verdict"] == "no difference"
-    assert results.compare_rows(key, busy, STEADY * 4)["verdict"] == "no difference"
+    assert results.compare_rows(key, STEADY * 4, busy).verdict == "no difference"
+    assert results.compare_rows(key, busy, STEADY * 4).verdict == "no difference"

@@ -154,7 +154,7 @@ def test_a_fault_is_found_by_one_check(
     script, [finding] = find_in(tmp_path, HEAD + source)
     assert (finding.check, finding.severity) == (check, severity)
     assert saw in finding.saw
-    assert [run["size"] for run in script.runs] == ([2] if "has called" in saw else [2, 3])
+    assert [run.size for run in script.runs] == ([2] if "has called" in saw else [2, 3])
 
 
 HANGS = """

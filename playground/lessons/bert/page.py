@@ -18,11 +18,11 @@ from playground.console.session import Session
 from playground.console.tables import Column, Table, Texts, bars, figures, numbers, tabulate
 from playground.console.text import Prose, good, heading, prose
 from playground.console.training import DIVERGED, RUN_TRAINING, DataOptions
+from playground.console.units import format_bytes
 from playground.lessons import LESSONS
 from playground.lessons.bert.prepare import DATASETS, MAX_LENGTH, PairsSource, prepare_pairs
 from playground.lessons.bert.pretrained import BASE, SCRATCH, Tokenizer, load_pretrained
 from playground.lessons.bert.sizes import BertSizes
-from playground.measurement import format_bytes
 from playground.runtime import host
 from playground.runtime.backends import get_backend
 from playground.runtime.errors import PlaygroundError, UsageError

@@ -13,9 +13,9 @@ from playground.console.session import Session
 from playground.console.tables import Column, Table
 from playground.console.text import good, prose
 from playground.console.training import RUN_TRAINING
+from playground.console.units import format_bytes
 from playground.lessons import LESSONS
 from playground.lessons.zero.results import HELD, TORCH, WayResult, check_way, result_texts
-from playground.measurement import format_bytes
 from playground.runtime.errors import PlaygroundError, UsageError
 from playground.runtime.flags import ANY, check_flags, flag
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from playground.console.tables import Column, Texts, figures, tabulate
 from playground.console.text import heading, prose
-from playground.measurement import format_bytes
+from playground.console.units import format_bytes
 from playground.training.one_process import check_counts, check_exact
 
 HELD: dict[str, tuple[str, Callable[[int], float]]] = {

@@ -14,13 +14,14 @@ from browser import MISSING, Browser, browser
 from recordings import Receive, Send, Wait, on_gpus, play, ring
 
 from playground.algorithms import load_all_reduce
+from playground.figures.collectives import moving
+from playground.figures.figure import Evidence
 from playground.testing import World
 from playground.trace.analyse import Timeline, holdings_of, match_messages, ref_of, to_logical_time
 from playground.trace.files import render
 from playground.trace.record import COLLECTIVE, Event, Recording
 from playground.trace.record.run import Recorded, read_recording
-from playground.trace.render import BOX, Evidence
-from playground.trace.render.collectives import moving
+from playground.trace.render import BOX
 from playground.trace.render.renderers import TITLE_HEIGHT, to_svg
 
 pytestmark = pytest.mark.skipif(bool(MISSING), reason=MISSING)

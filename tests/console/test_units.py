@@ -6,7 +6,7 @@ from math import inf, nan
 
 from hypothesis import given, strategies as st
 
-from playground.measurement import format_bytes, format_digits, format_seconds
+from playground.console.units import format_bytes, format_digits, format_seconds
 
 BYTES = {
     0: "0 B",

@@ -5,23 +5,29 @@ killed.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from math import ceil
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import playground.trace.render as render
+from playground.checkpoint.folder import SnapshotSettings
+from playground.console.units import format_bytes
+from playground.figures.collectives import DASHED
+from playground.figures.figure import ChangingRun, Evidence, FigureRun, figure
 from playground.lessons.experts.page import EXPERTS, WAYS, ExpertsSettings, K
-from playground.lessons.ladder.page import LadderResult, Rung
+from playground.lessons.ladder.page import LadderResult, LadderSettings, Rung
 from playground.lessons.parameter_server.page import ServerSettings
 from playground.lessons.pipeline.page import PipelineSettings, Step, bubble, span, typical_step
+from playground.lessons.zero.page import ZeroSettings
 from playground.lessons.zero.results import CountedStep
-from playground.measurement import Fields, format_bytes
+from playground.runtime.remote import remote
 from playground.trace.record import BUCKET, COLLECTIVE, COMPUTE, GRADIENT, Event, RankRecording
 from playground.trace.render import (
     CELL,
     WIDTH,
     Band,
-    Evidence,
     Scene,
     add_bars,
     add_key,
@@ -30,10 +36,85 @@ from playground.trace.render import (
     box,
     piece,
 )
-from playground.trace.render.collectives import DASHED
 from playground.trace.render.timeline import LABELS, ROW, lay_out
+from playground.training import prepare
 from playground.training.settings import TrainingSettings
 
+if TYPE_CHECKING:
+    from playground.figures.ranks import SgdStep
+
+IMAGES, TEST_IMAGES = 1280, 128
+"""Numbers of digits that are drawn for training and for its test set."""
+
+
+def draw_digits(folder: Path) -> Path:
+    """Draw digits into the folder if they are not there. Returns their folder."""
+    prepare.find_or_draw_digits(folder, "for the figures", lambda line: None, IMAGES, TEST_IMAGES)
+    return prepare.raw_folder(folder, "digits")
+
+
+def on_digits(
+    settings: Callable[..., object], **values: Any
+) -> Callable[[Path], tuple[object, ...]]:
+    """The arguments of a training with these settings, on digits that are drawn into the folder."""
+    return lambda folder: (settings(folder=draw_digits(folder), **values),)
+
+
+def elastic_arguments(folder: Path) -> tuple[object, ...]:
+    """Twenty steps, with two kills and a snapshot every four steps."""
+    snapshots = SnapshotSettings(folder=folder / "snapshots", every=4)
+    settings = TrainingSettings(
+        folder=draw_digits(folder), limit=IMAGES, epochs=2, snapshots=snapshots
+    )
+    return settings, "sgd", ((1, 7), (0, 14))
+
+
+SGD_ON_THREE = FigureRun("sgd on three", remote("playground.figures.ranks:sgd_step"), 3)
+FLAT, OVERLAPPED = (
+    FigureRun(sync, remote("playground.figures.ranks:training_steps"), 2, (sync,), recorded=True)
+    for sync in ("flat", "overlapped")
+)
+LADDER = FigureRun(
+    "ladder",
+    remote("playground.lessons.ladder.measure:run"),
+    2,
+    on_digits(LadderSettings, steps=30),
+)
+BERT = FigureRun("bert", remote("playground.figures.ranks:bert_steps"), 2, recorded=True)
+ELASTIC = FigureRun(
+    "elastic", remote("playground.lessons.elastic.experiment:run"), 3, elastic_arguments, restarts=2
+)
+HOSTS = ChangingRun(
+    "hosts", remote("playground.lessons.elastic.hosts:run"), 2, ends=((2, 10), (1, 21), (2, 32))
+)
+SERVER = FigureRun(
+    "parameter-server",
+    remote("playground.figures.ranks:server_modes"),
+    4,
+    on_digits(ServerSettings, batch_size=384, steps=6, slow_worker=3, staleness=1),
+)
+PIPELINE = FigureRun(
+    "pipeline",
+    remote("playground.lessons.pipeline.experiment:run"),
+    2,
+    on_digits(PipelineSettings, size=2, microbatches=4, steps=3),
+)
+ZERO = FigureRun(
+    "zero",
+    remote("playground.lessons.zero.measure:count_ways"),
+    4,
+    (ZeroSettings(size=4, ways=("ddp", "zero-1", "zero-2", "zero-3"), layers=6),),
+)
+ROUTED = FigureRun(
+    "experts",
+    remote("playground.lessons.experts.experiment:run"),
+    2,
+    (ExpertsSettings(size=2, steps=40),),
+)
+DDP_NET, DDP_FOUR = (
+    FigureRun(name, remote("playground.figures.ranks:ddp_backward"), 2, (model,), recorded=True)
+    for name, model in (("ddp", "net"), ("ddp, four parameters", "four"))
+)
 PARTS = {
     "forward": "forward",
     "backward": "backward",
@@ -56,8 +137,13 @@ def rung_of(run: Evidence, name: str) -> Rung:
     return next(rung for rung in result.rungs if rung.rung == name)
 
 
+@figure(
+    "F3",
+    "ladder/backward_step",
+    LADDER,
+    "backward computes the gradient, step applies it: what each costs",
+)
 def backward_and_step(run: Evidence) -> Scene:
-    """F3: backward computes the gradient, step applies it: what each costs."""
     rung = rung_of(run, "flat")
     scene = Scene("Backward computes the gradient, step applies it")
     for number, (name, formula) in enumerate(FORMULAS.items()):
@@ -75,27 +161,25 @@ def backward_and_step(run: Evidence) -> Scene:
     )
 
 
+@figure("F11", "sgd/ddp", SGD_ON_THREE, "synchronous SGD in five phases")
 def five_phases(run: Evidence) -> Scene:
-    """F11: synchronous SGD in five phases."""
-    steps: Sequence[Fields] = run.results
+    steps: Sequence[SgdStep] = run.results
     size, ranks = len(steps), range(len(steps))
     fan_out = render.meant_arrows([0], ranks)
-    average = box(f"all-reduce: g {steps[0]['average']:+.5f}", "communication", meant=True)
+    average = box(f"all-reduce: g {steps[0].average:+.5f}", "communication", meant=True)
     bands = [
-        Band([box(f"a store of {sum(step['samples'] for step in steps)} samples")]),
+        Band([box(f"a store of {sum(step.samples for step in steps)} samples")]),
         Band(
-            [box(f"rank {rank}\n{steps[rank]['samples']} samples") for rank in ranks],
+            [box(f"rank {rank}\n{steps[rank].samples} samples") for rank in ranks],
             fan_out,
             "1 samples",
         ),
-        Band([box(f"w {step['weight']:+.5f}", "forward") for step in steps], label="2 model"),
-        Band([box(f"g {step['gradient']:+.5f}", "backward") for step in steps], label="3 gradient"),
+        Band([box(f"w {step.weight:+.5f}", "forward") for step in steps], label="2 model"),
+        Band([box(f"g {step.gradient:+.5f}", "backward") for step in steps], label="3 gradient"),
         Band([average], render.meant_arrows(ranks, [0]), "4 average"),
-        Band(
-            [box(f"w {step['new_weight']:+.5f}", "optimizer") for step in steps], fan_out, "5 step"
-        ),
+        Band([box(f"w {step.new_weight:+.5f}", "optimizer") for step in steps], fan_out, "5 step"),
     ]
-    difference = max(step["difference"] for step in steps)
+    difference = max(step.difference for step in steps)
     about = (
         f"One weight w and its gradient g on {size} ranks. After the step the replicas differ "
         f"by {difference:g}."
@@ -103,18 +187,18 @@ def five_phases(run: Evidence) -> Scene:
     return bands_scene("Synchronous SGD in five phases", bands, about, DASHED)
 
 
+@figure("F12", "ladder/after_backward", FLAT, "all-reduce after backward")
 def after_backward(run: Evidence) -> Scene:
-    """F12: all-reduce after backward."""
     return averaging(run, "All-reduce after backward")
 
 
+@figure("F13", "ladder/inside_backward", OVERLAPPED, "all-reduce inside backward")
 def inside_backward(run: Evidence) -> Scene:
-    """F13: all-reduce inside backward."""
     return averaging(run, "All-reduce inside backward")
 
 
+@figure("bert", "bert/step", BERT, "a step of BERT: buckets leave while backward goes on")
 def bert_step(run: Evidence) -> Scene:
-    """bert: a step of BERT: buckets leave while backward goes on."""
     return averaging(run, "A step of BERT by DistributedDataParallel")
 
 
@@ -146,8 +230,8 @@ def shares_of(rung: Rung, whole: Rung) -> dict[str, float]:
     return {part: getattr(rung, part) / seconds for part in PARTS}
 
 
+@figure("F14", "ladder/step_parts", LADDER, "what a training step's time goes into, rung by rung")
 def normalised_parts(run: Evidence) -> Scene:
-    """F14: what a training step's time goes into, rung by rung."""
     scene, bars = Scene("What a training step's time goes into"), []
     result: LadderResult = run.results[0]
     for rung in result.rungs:
@@ -162,8 +246,8 @@ def normalised_parts(run: Evidence) -> Scene:
     return scene.with_caption(f"{about} {len(run.results)} ranks.")
 
 
+@figure("F15", "ladder/overlap", LADDER, "a step without and with overlap")
 def with_and_without_overlap(run: Evidence) -> Scene:
-    """F15: a step without and with overlap."""
     scene = Scene("A step without and with overlap")
     for pair in (("bucketed", "overlapped"), ("flat", "ddp")):
         bars = []
@@ -211,8 +295,8 @@ def buckets_of(rank: RankRecording) -> list[tuple[Event, list[Event]]]:
     return found
 
 
+@figure("F16", "ddp/buckets", DDP_NET, "DistributedDataParallel's buckets fill and leave")
 def filling(run: Evidence) -> Scene:
-    """F16: DistributedDataParallel's buckets fill and leave."""
     rank = run.last_step.ranks[0]
     scene, lines = Scene("Buckets fill in backward, the last layers' first"), []
     [backward] = [event for event in rank.events if event.name == "backward"]
@@ -250,8 +334,8 @@ def filling(run: Evidence) -> Scene:
     )
 
 
+@figure("F19", "ddp/bucket", DDP_FOUR, "the same buckets on every rank")
 def same_on_both(run: Evidence) -> Scene:
-    """F19: the same buckets on every rank."""
     scene, ranks = Scene("The same buckets on every rank"), run.last_step.ranks
     width = (render.WIDTH - CELL[0]) / len(ranks)
     for rank in ranks:
@@ -292,8 +376,13 @@ def add_process(scene: Scene, rank: RankRecording, x: float, width: float) -> No
         y += height + CELL[1]
 
 
+@figure(
+    "elastic",
+    "elastic/attempts",
+    ELASTIC,
+    "ranks are killed, and the training goes on from a snapshot",
+)
 def attempts(run: Evidence) -> Scene:
-    """elastic: ranks are killed, and the training goes on from a snapshot."""
     steps, starts, ends = steps_of_attempts(run)
     scene = Scene("A rank is killed; all restart, and resume from a snapshot")
     bars = []
@@ -326,8 +415,13 @@ def pieces_of_starts(starts: Sequence[int], ends: Sequence[int]) -> list[list[re
     return bars
 
 
+@figure(
+    "hosts",
+    "elastic/hosts",
+    HOSTS,
+    "the number of ranks changes, and the training goes on from a snapshot",
+)
 def hosts(run: Evidence) -> Scene:
-    """hosts: the number of ranks changes, and the training goes on from a snapshot."""
     scene = Scene("A host leaves and another joins: all ranks restart, from the newest snapshot")
     bars = []
     starts, ends = [losses[0][0] - 1 for losses in run.results], [end for _, end in run.arguments]
@@ -357,8 +451,8 @@ def hosts(run: Evidence) -> Scene:
     )
 
 
+@figure("zero", "zero/step", ZERO, "the bytes that one rank holds over a step, by four ways")
 def bytes_over_a_step(run: Evidence) -> Scene:
-    """zero: the bytes that one rank holds over a step, by four ways."""
     ways: Sequence[CountedStep] = run.results[0]
     most = max(way.peak for way in ways)
     scene = Scene("The bytes that one rank holds over a training step, by four ways")
@@ -395,8 +489,13 @@ def bytes_over_a_step(run: Evidence) -> Scene:
     )
 
 
+@figure(
+    "experts",
+    "experts/rows",
+    ROUTED,
+    "tokens from each rank to each expert, without and with the balance loss",
+)
 def routed_tokens(run: Evidence) -> Scene:
-    """experts: tokens from each rank to each expert, without and with the balance loss."""
     settings: ExpertsSettings = run.arguments[0]
     ways = dict(zip(settings.ways, run.results[0], strict=True))
     tables = {way: counted.after_capacity[0] for way, counted in ways.items()}
@@ -444,8 +543,10 @@ def steps_of_attempts(run: Evidence) -> tuple[int, list[int], list[int]]:
     return steps, starts, [*ends, steps]
 
 
+@figure(
+    "pipeline", "pipeline/schedules", PIPELINE, "a pipeline's stages at work, by three schedules"
+)
 def schedules(run: Evidence) -> Scene:
-    """pipeline: a pipeline's stages at work, by three schedules."""
     settings: PipelineSettings = run.arguments[0]
     stages, microbatches = settings.size, settings.microbatches
     by_schedule = zip(settings.schedules, zip(*run.results, strict=True), strict=True)
@@ -482,8 +583,8 @@ def add_schedule(scene: Scene, name: str, step: Step, axis: render.TimeAxis) -> 
             scene.add(render.BAR, left, y, width, ROW, style=style, text=text, title=title)
 
 
+@figure("parameter-server", "parameter_server/modes", SERVER, "when workers wait, in three modes")
 def server_modes(run: Evidence) -> Scene:
-    """parameter-server: when workers wait, in three modes."""
     settings: ServerSettings = run.arguments[0]
     scene = Scene("Three workers, one of them slow: who computes, and who waits")
     waits = {

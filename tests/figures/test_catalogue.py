@@ -10,17 +10,19 @@ from xml.etree import ElementTree
 
 import pytest
 
+from playground.figures.catalogue import FIGURES, RUNS, TUTORIALS
+from playground.figures.command import chapter_files
+from playground.figures.figure import Evidence
+from playground.figures.ranks import SIX
+from playground.figures.training import steps_of_attempts
 from playground.lessons.ladder.page import candidates
 from playground.lessons.parameter_server.page import MODES
 from playground.lessons.pipeline.page import SCHEDULES
 from playground.runtime.remote import ROOT
 from playground.trace.analyse import ref_of
-from playground.trace.command import ALL, FIGURES, RUNS, chapter_files
 from playground.trace.record import COMPUTE, MOVE
-from playground.trace.render import ARROW, BOX, STYLES, Evidence, Mark, Scene
-from playground.trace.render.ranks import SIX
+from playground.trace.render import ARROW, BOX, STYLES, Mark, Scene
 from playground.trace.render.renderers import to_svg
-from playground.trace.render.training import steps_of_attempts
 
 QUICK = ("ring", "collectives", "sgd", "hello", "tensor", "context")
 """Runs of a few milliseconds."""
@@ -33,13 +35,13 @@ def evidence(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
     @cache
     def make(run: str) -> Evidence:
-        return RUNS[run].make(run, folder)
+        return RUNS[run].make(folder)
 
     return make
 
 
 def scene_of(name: str, evidence: Any) -> Scene:
-    return ALL[name].draw(evidence(ALL[name].run))
+    return FIGURES[name].draw(evidence(FIGURES[name].run.name))
 
 
 def of_kind(scene: Scene, kind: str) -> list[Mark]:
@@ -49,16 +51,15 @@ def of_kind(scene: Scene, kind: str) -> list[Mark]:
 def by_speed(names: Any) -> list[Any]:
     """Figures as parameters, those of longer runs for `make stress`."""
     return [
-        pytest.param(name, marks=[pytest.mark.stress] * (ALL[name].run not in QUICK))
+        pytest.param(name, marks=[pytest.mark.stress] * (FIGURES[name].run.name not in QUICK))
         for name in sorted(names)
     ]
 
 
-def test_there_are_21_and_every_run_is_used() -> None:
-    assert [*FIGURES] == [f"F{number}" for number in range(1, 22)]
-    assert {figure.run for figure in ALL.values()} == RUNS.keys()
-    assert all(figure.draw.__doc__ == f"{name}: {figure.shows}." for name, figure in ALL.items())
-    assert len({figure.path for figure in ALL.values()}) == len(ALL)
+def test_there_are_21_and_no_two_share_a_file_nor_two_runs_a_name() -> None:
+    assert [f"F{number}" for number in range(1, 22)] == TUTORIALS
+    assert all(figure.run is RUNS[figure.run.name] for figure in FIGURES.values())
+    assert len({figure.path for figure in FIGURES.values()}) == len(FIGURES) > len(TUTORIALS)
 
 
 def test_all_ranks_take_the_same_step(evidence: Any) -> None:
@@ -142,7 +143,7 @@ def test_a_picture_has_the_names_of_today(name: str) -> None:
 
 
 def test_every_picture_is_in_its_readme() -> None:
-    assert {*chapter_files().values()} == {*ROOT.glob("playground/**/figures/*")}
+    assert {*chapter_files().values()} == {*ROOT.glob("playground/**/figures/*.svg")}
     for file in chapter_files().values():
         shown = rf"^!\[.{{20,}}\]\(figures/{file.name}\)$"
         assert re.search(shown, (file.parents[1] / "README.md").read_text("utf-8"), re.MULTILINE)

@@ -11,11 +11,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from math import cos, pi, sin
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import playground.trace.render as render
-from playground.lessons.mesh.page import MeshTraining
-from playground.measurement import Fields, format_bytes
+from playground.console.units import format_bytes
+from playground.figures.figure import Evidence, FigureRun, figure
+from playground.lessons.mesh.page import MeshSettings, MeshTraining
+from playground.runtime.remote import remote
 from playground.trace.analyse import (
     HeldValues,
     MatchedMessage,
@@ -29,7 +31,6 @@ from playground.trace.record import COMPUTE, PHASE
 from playground.trace.render import (
     CELL,
     Band,
-    Evidence,
     Mark,
     Panel,
     Scene,
@@ -41,6 +42,33 @@ from playground.trace.render import (
 )
 from playground.trace.render.timeline import format_values, lay_out, message_title
 
+if TYPE_CHECKING:
+    from playground.figures.ranks import Held, SgdStep
+
+SIX_COLLECTIVES = FigureRun(
+    "collectives", remote("playground.figures.ranks:six_collectives"), 4, recorded=True
+)
+SEND = FigureRun("send", remote("playground.figures.ranks:send_to_last"), 4, recorded=True)
+REDUCE_BROADCAST, ALL_TO_ALL, RING = (
+    FigureRun(name, remote("playground.figures.ranks:all_reduce"), 4, (name,), recorded=True)
+    for name in ("reduce-broadcast", "all-to-all", "ring")
+)
+SGD = FigureRun("sgd", remote("playground.figures.ranks:sgd_step"), 4)
+HELLO = FigureRun("hello", remote("playground.lessons.hello.lesson:who_am_i"), 3)
+REDUCE_SCATTER = FigureRun(
+    "reduce-scatter", remote("playground.lessons.collectives.lesson:reduce_scatter"), 4
+)
+RPC = FigureRun("rpc", remote("playground.lessons.rpc.lesson:remote_call"), 2)
+TENSOR = FigureRun("tensor", remote("playground.figures.ranks:sharded_mlp"), 2)
+CONTEXT = FigureRun(
+    "context", remote("playground.lessons.context.experiment:computed_pairs"), 4, (16,)
+)
+MESH = FigureRun(
+    "mesh",
+    remote("playground.lessons.mesh.experiment:run"),
+    16,
+    (MeshSettings(shapes=((2, 2, 2, 2),), steps=1),),
+)
 DASHED = "Dashed: what is meant to move; inside a collective of the backend it cannot be seen."
 
 
@@ -59,12 +87,12 @@ def boxes(held: Iterable[Vector], style: str = "plain", **styles: Iterable[int])
     ]
 
 
-def boxes_before(rows: Sequence[Fields], idle: Iterable[int] = ()) -> list[Mark]:
-    return boxes((row["before"] for row in rows), idle=idle)
+def boxes_before(rows: Sequence[Held], idle: Iterable[int] = ()) -> list[Mark]:
+    return boxes((row.before for row in rows), idle=idle)
 
 
-def boxes_after(rows: Sequence[Fields], idle: Iterable[int] = ()) -> list[Mark]:
-    return boxes((row["after"] for row in rows), "value", idle=idle)
+def boxes_after(rows: Sequence[Held], idle: Iterable[int] = ()) -> list[Mark]:
+    return boxes((row.after for row in rows), "value", idle=idle)
 
 
 def arrows_of(messages: Iterable[MatchedMessage], text: str = "") -> list[Mark]:
@@ -77,28 +105,30 @@ def arrows_of(messages: Iterable[MatchedMessage], text: str = "") -> list[Mark]:
     ]
 
 
+@figure(
+    "F6",
+    "all_reduce/allreduce",
+    SIX_COLLECTIVES,
+    "all-reduce: the same sum on every rank",
+    is_played=False,
+)
 def all_reduce_sum(run: Evidence) -> Scene:
-    """F6: all-reduce: the same sum on every rank."""
-    own: Sequence[Fields] = [each["all_reduce"] for each in run.results]
+    own: Sequence[Held] = [each["all_reduce"] for each in run.results]
     ranks = range(len(own))
     terms = " + ".join(f"t{rank}" for rank in ranks)
-    before = [
-        box(f"rank {rank}\nt{rank} = {numbers(row['before'])}") for rank, row in enumerate(own)
-    ]
-    after = [
-        box(f"rank {rank}\nT = {numbers(row['after'])}", "value") for rank, row in enumerate(own)
-    ]
+    before = [box(f"rank {rank}\nt{rank} = {numbers(row.before)}") for rank, row in enumerate(own)]
+    after = [box(f"rank {rank}\nT = {numbers(row.after)}", "value") for rank, row in enumerate(own)]
     total = Band(
-        [box(f"T = {terms} = {numbers(own[0]['after'])}", meant=True)], meant_arrows(ranks, [0])
+        [box(f"T = {terms} = {numbers(own[0].after)}", meant=True)], meant_arrows(ranks, [0])
     )
     bands = [Band(before, label="before"), total, Band(after, meant_arrows([0], ranks), "after")]
     about = f"dist.all_reduce on {len(own)} ranks: values before and after are those of the run."
     return bands_scene("All-reduce: the same sum on every rank", bands, about, DASHED)
 
 
+@figure("F21", "collectives/communication", SIX_COLLECTIVES, "six collectives: before and after")
 def six_collectives(run: Evidence) -> Scene:
-    """F21: six collectives: before and after."""
-    ranks: Sequence[dict[str, Fields]] = run.results
+    ranks: Sequence[dict[str, Held]] = run.results
     return render.panels_scene(
         "Six collectives: what each rank holds before and after",
         [collective_panel(name, [each[name] for each in ranks]) for name in ranks[0]],
@@ -107,24 +137,24 @@ def six_collectives(run: Evidence) -> Scene:
     )
 
 
-def collective_panel(name: str, rows: Sequence[Fields]) -> Panel:
+def collective_panel(name: str, rows: Sequence[Held]) -> Panel:
     """One of them: the ranks that give above, the ranks that receive below."""
     ranks = range(len(rows))
     sources = [0] if name in ("scatter", "broadcast") else ranks
     targets = [0] if name in ("gather", "reduce") else ranks
-    below = [row["after"] if rank in targets else () for rank, row in enumerate(rows)]
+    below = [row.after if rank in targets else () for rank, row in enumerate(rows)]
     received = boxes(below, "value", idle={*ranks} - {*targets})
     return name, [Band(boxes_before(rows)), Band(received, meant_arrows(sources, targets))]
 
 
+@figure("F7", "all_reduce/allreduce_1", REDUCE_BROADCAST, "all-reduce as reduce, then broadcast")
 def reduce_broadcast(run: Evidence) -> Scene:
-    """F7: all-reduce as reduce, then broadcast."""
     messages = run.messages
     root = messages[0].receive.rank
     to_root = [message for message in messages if message.receive.rank == root]
     from_root = [message for message in messages if message.send.rank == root]
     total = from_root[0].send.values or ()
-    reduced = [total if rank == root else row["before"] for rank, row in enumerate(run.results)]
+    reduced = [total if rank == root else row.before for rank, row in enumerate(run.results)]
     bands = [
         Band(boxes_before(run.results), label="before"),
         Band(boxes(reduced, value=[root]), arrows_of(to_root), "reduced"),
@@ -144,8 +174,8 @@ def reduce_broadcast(run: Evidence) -> Scene:
     return bands_scene("All-reduce as reduce, then broadcast", bands, about, limit)
 
 
+@figure("F8", "all_reduce/allreduce_2", ALL_TO_ALL, "all-reduce as all to all")
 def all_to_all(run: Evidence) -> Scene:
-    """F8: all-reduce as all to all."""
     messages, size = run.messages, len(run.results)
     sizes = [message.send.nbytes for message in messages]
     after = Band(boxes_after(run.results), arrows_of(messages), "after")
@@ -166,8 +196,8 @@ RING_RADII = (200.0, 120.0)
 RING_BOX = (112.0, 64.0)
 
 
+@figure("F9", "all_reduce/ring", RING, "ring all-reduce: the way of one chunk")
 def ring_chunk(run: Evidence) -> Scene:
-    """F9: ring all-reduce: the way of one chunk."""
     size = len(run.results)
     first = next(message.send for message in run.messages if message.send.rank == 0)
     hops = [message for message in run.messages if message.send.offset == first.offset]
@@ -176,7 +206,7 @@ def ring_chunk(run: Evidence) -> Scene:
         add_hop(scene, number, hop, size)
     for rank, row in enumerate(run.results):
         corner = place(rank, size) - complex(*RING_BOX) / 2
-        text = f"rank {rank}\n{numbers(row['before'])} > {numbers(row['after'])}"
+        text = f"rank {rank}\n{numbers(row.before)} > {numbers(row.after)}"
         scene.add(render.BOX, corner.real, corner.imag, *RING_BOX, style="value", text=text)
     for text, style, y in (
         ("collected, outside", "chunk", -CELL[1] / 2),
@@ -217,32 +247,31 @@ def add_hop(scene: Scene, number: int, hop: MatchedMessage, size: int) -> None:
     scene.add(render.ARROW, begin.real, begin.imag, way.real, way.imag, **words, **look)
 
 
+@figure("F10", "prove/ring_end", SGD, "the end of an all-reduce: the same step everywhere")
 def step_everywhere(run: Evidence) -> Scene:
-    """F10: the end of an all-reduce: the same step everywhere."""
-    steps: Sequence[Fields] = run.results
+    steps: Sequence[SgdStep] = run.results
     ranks, first = range(len(steps)), steps[0]
     weights = [
-        box(f"w {step['weight']:+.5f}\n-> {step['new_weight']:+.5f}", "optimizer") for step in steps
+        box(f"w {step.weight:+.5f}\n-> {step.new_weight:+.5f}", "optimizer") for step in steps
     ]
-    mean = box(f"g {first['average']:+.5f}", "communication", meant=True)
+    mean = box(f"g {first.average:+.5f}", "communication", meant=True)
     own = [
-        box(f"rank {rank}\ng {step['gradient']:+.5f}", "backward")
-        for rank, step in enumerate(steps)
+        box(f"rank {rank}\ng {step.gradient:+.5f}", "backward") for rank, step in enumerate(steps)
     ]
     bands = [Band(own, label="own"), Band([mean], meant_arrows(ranks, [0]), "mean")]
     return bands_scene(
         f"The end of the ring: w = w - {render.ALPHA} g, the same everywhere",
         [*bands, Band(weights, meant_arrows([0], ranks), "step")],
-        f"One weight of {first['parameters']:,}, {render.ALPHA} = {first['lr']:g}, "
-        f"{sum(step['samples'] for step in steps)} samples on {len(steps)} ranks.",
+        f"One weight of {first.parameters:,}, {render.ALPHA} = {first.lr:g}, "
+        f"{sum(step.samples for step in steps)} samples on {len(steps)} ranks.",
         "After the step the replicas' parameters differ by "
-        f"{max(step['difference'] for step in steps):g} at most.",
+        f"{max(step.difference for step in steps):g} at most.",
         DASHED,
     )
 
 
+@figure("F20", "p2p/p2p", SEND, "point to point: one rank sends, another receives")
 def point_to_point(run: Evidence) -> Scene:
-    """F20: point to point: one rank sends, another receives."""
     messages = run.messages
     idle = {*range(len(run.results))} - {event.rank for message in messages for event in message}
     send = messages[0].send
@@ -260,9 +289,9 @@ def point_to_point(run: Evidence) -> Scene:
     )
 
 
+@figure("hello", "hello/one_world", HELLO, "processes meet at the master, and are one world")
 def one_world(run: Evidence) -> Scene:
-    """hello: processes meet at the master, and are one world."""
-    ranks: Sequence[Fields] = run.results
+    ranks = run.results
     everyone = range(len(ranks))
     met = [
         box(f"rank {each['rank']}\nheard from\n{numbers(tuple(each['heard_from']))}", "value")
@@ -283,8 +312,13 @@ def one_world(run: Evidence) -> Scene:
     )
 
 
+@figure(
+    "reduce-scatter",
+    "collectives/reduce_scatter",
+    REDUCE_SCATTER,
+    "each rank gets its share of the sum",
+)
 def reduce_scatter(run: Evidence) -> Scene:
-    """reduce-scatter: each rank gets its share of the sum."""
     ranks = range(len(run.results))
     before = boxes(tuple(row["before"]) for row in run.results)
     after = boxes(((row["after"],) for row in run.results), "value")
@@ -296,8 +330,8 @@ def reduce_scatter(run: Evidence) -> Scene:
     )
 
 
+@figure("rpc", "rpc/call", RPC, "a call, and its reply")
 def remote_call(run: Evidence) -> Scene:
-    """rpc: a call, and its reply."""
     before, after = run.results[0]["before"], run.results[0]["after"]
     idle = box("rank 1\nits program\nis busy", "idle")
     request = arrow(0, 2, f"request: f, {before:g}", meant=True)
@@ -314,8 +348,13 @@ def remote_call(run: Evidence) -> Scene:
     return bands_scene("A function runs on another rank", bands, about)
 
 
+@figure(
+    "tensor",
+    "tensor/sharded_mlp",
+    TENSOR,
+    "one token through an MLP that is sharded over the ranks, and the gradient back",
+)
 def sharded_mlp(run: Evidence) -> Scene:
-    """tensor: one token through an MLP that is sharded over the ranks, and the gradient back."""
     ranks: Sequence[Mapping[str, tuple[float, ...]]] = run.results
     everyone = range(len(ranks))
 
@@ -346,8 +385,13 @@ def sharded_mlp(run: Evidence) -> Scene:
     )
 
 
+@figure(
+    "context",
+    "context/causal_square",
+    CONTEXT,
+    "which rank computes which pair of a query and a key, in both orders",
+)
 def causal_square(run: Evidence) -> Scene:
-    """context: which rank computes which pair of a query and a key, in both orders."""
     scene, length = Scene("Who computes which pairs of causal attention"), run.arguments[0]
     cell, top = (render.WIDTH / 2 - 4 * render.MARGIN) / length, 1.5 * CELL[1]
     for column, order in enumerate(run.results[0]):
@@ -377,9 +421,13 @@ RANK_BOX, RANK_PITCH, APART = (128.0, 48.0), (136.0, 56.0), 32.0
 or of pp."""
 
 
+@figure(
+    "mesh",
+    "mesh/cube",
+    MESH,
+    "ranks on a device mesh of four axes, the groups of one of them, and what it sends in each",
+)
 def cube(run: Evidence) -> Scene:
-    """mesh: ranks on a device mesh of four axes, the groups of one of them, and what it sends in
-    each."""
     results: Sequence[MeshTraining] = [each[0] for each in run.results]
     shown, groups = len(results) - 1, results[-1].groups
     styles = {axis: f"bucket {number}" for number, axis in enumerate(groups)}
@@ -407,8 +455,8 @@ def cube(run: Evidence) -> Scene:
     )
 
 
+@figure("see", "trace/ring", RING, "a recorded ring all-reduce: ranks, waits and messages")
 def ring(run: Evidence) -> Scene:
-    """see: a recorded ring all-reduce: ranks, waits and messages."""
     recording = to_logical_time(run.last_step)
     return lay_out(
         recording, "A ring all-reduce, as it was recorded, in logical steps", unit="step"
@@ -423,8 +471,14 @@ CHUNK = (40.0, 32.0)
 """Width and height of the box of one number."""
 
 
+@figure(
+    "moving",
+    "trace/moving",
+    RING,
+    "a ring all-reduce that moves: messages on their way, and their sums",
+    is_played=False,
+)
 def moving(run: Evidence) -> Scene:
-    """moving: a ring all-reduce that moves: messages on their way, and their sums."""
     recording = to_logical_time(run.last_step)
     held = [[*holdings_of(rank)] for rank in recording.ranks]
     corners = [

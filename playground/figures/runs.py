@@ -1,8 +1,8 @@
 """The recorded runs that the pages of `site` play: they travel with the project. Does not import
 torch.
 
-python -m playground.trace.runs              # records those that are missing, or whose programs have changed
-python -m playground.trace.runs ring sgd     # records these
+python -m playground.figures.runs              # records what is missing or stale
+python -m playground.figures.runs ring sgd     # records these
 """
 
 from __future__ import annotations
@@ -12,12 +12,13 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+from playground.figures.catalogue import FIGURES, RUNS
+from playground.figures.figure import ChangingRun, FigureRun
 from playground.runtime.errors import PlaygroundError, RankFailed, RankTimeout
 from playground.runtime.files import temporary_folder
 from playground.runtime.launcher.launch import launch
 from playground.runtime.remote import ROOT
 from playground.tools.failures.page import PROGRAMS, SIZE, find
-from playground.trace.command import ALL, RUNS, ChangingRun, FigureRun
 from playground.trace.record import Recording
 from playground.trace.record.layout import EVENTS, VALUES, write_zip
 from playground.trace.record.run import (
@@ -36,14 +37,13 @@ LARGEST = 30_000
 not the events."""
 PROGRAM_TIMEOUT, TIMEOUT = 8, 120
 """Seconds of silence after which a program of `break`, or a figure's run, is ended."""
-FAILURES = {f"break {name}": FigureRun(find(name), SIZE) for name in PROGRAMS}
+FAILURES = {
+    each.name: each for each in (FigureRun(f"break {name}", find(name), SIZE) for name in PROGRAMS)
+}
 RECORDABLE = FAILURES | {
     name: run for name, run in RUNS.items() if not (isinstance(run, ChangingRun) or run.restarts)
 }  # fmt: skip
-RUN_OF = {figure.path: figure.run for figure in ALL.values()}
-"""The run of each figure."""
-PICTURES = ("all_reduce/allreduce", "trace/moving")
-"""Figures that are not played: one moment of a longer run, and one that moves by itself."""
+FIGURE_OF = {figure.path: figure for figure in FIGURES.values()}
 
 
 def file_of_run(name: str) -> Path:
@@ -58,14 +58,13 @@ def record(name: str) -> Path:
         temporary_folder("data") as data,
         contextlib.chdir(data),
     ):
-        arguments = run.arguments(data) if callable(run.arguments) else run.arguments
         about = describe_run(name.split(), "gloo", run.size)
         recorded = Recorded(run.work, folder, about)
         try:
             launch(
                 recorded,
                 run.size,
-                args=arguments,
+                args=run.arguments_in(data),
                 timeout=PROGRAM_TIMEOUT if name in FAILURES else TIMEOUT,
             )
         except (RankFailed, RankTimeout) as failure:
@@ -117,7 +116,7 @@ def find_run(name: str) -> Recording | None:
             raise PlaygroundError(
                 f"the run {name!r} was recorded with another {source.file}, line {source.line} "
                 f"({line.strip()}): "
-                f'record it again with python -m playground.trace.runs "{name}"'
+                f'record it again with python -m playground.figures.runs "{name}"'
             )
         sources.append(replace(source, line=after[before.index(source.line)]))
     return replace(recording, sources=tuple(sources), texts=today)

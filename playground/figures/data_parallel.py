@@ -8,14 +8,16 @@ optimizer compute.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from playground.lessons.data_parallel.page import WayResult
-from playground.measurement import Fields, format_bytes
+from playground.console.units import format_bytes
+from playground.figures.figure import Evidence, FigureRun, figure
+from playground.lessons.data_parallel.page import DataParallelSettings, WayResult
+from playground.runtime.remote import remote
 from playground.trace.analyse import ref_of
 from playground.trace.record import BACKGROUND, COMPUTE, MOVE, PHASE, Event, read_move
 from playground.trace.render import (
     Band,
-    Evidence,
     Mark,
     Panel,
     Scene,
@@ -28,6 +30,29 @@ from playground.trace.render import (
 )
 from playground.trace.render.timeline import shape_text, title_of
 
+if TYPE_CHECKING:
+    from playground.figures.ranks import DataParallelStep
+
+DEVICES = tuple(f"cpu:{number}" for number in range(4))
+SETTINGS = DataParallelSettings(
+    devices=DEVICES,
+    batch_size=32,
+    steps=2,
+    ways=tuple((gather, DEVICES[0]) for gather in ("logits", "loss")),
+)
+STEPS = FigureRun(
+    "data-parallel",
+    remote("playground.figures.ranks:data_parallel_steps"),
+    1,
+    (SETTINGS,),
+    recorded=True,
+)
+MEMORY = FigureRun(
+    "data-parallel, memory",
+    remote("playground.lessons.data_parallel.experiment:ways"),
+    1,
+    (SETTINGS,),
+)
 HOST = "cpu"
 """The device of the batches."""
 LOGITS, LOSS, OUTPUTS = "logits", "loss", "outputs"
@@ -47,9 +72,9 @@ class Devices:
 
     def __init__(self, run: Evidence, way: str) -> None:
         """The step by this way, on the only rank."""
-        steps: Sequence[Fields] = run.results[0]
-        number = next(number for number, step in enumerate(steps) if step["gather"] == way)
-        self.step, self.count = steps[number], len(steps[number]["chunks"])
+        steps: Sequence[DataParallelStep] = run.results[0]
+        number = next(number for number, step in enumerate(steps) if step.gather == way)
+        self.step, self.count = steps[number], len(steps[number].chunks)
         recorded: list[list[Event]] = [[]]  # each step ends with the optimizer's
         for event in run.recorded.ranks[0].events:
             recorded[-1].append(event)
@@ -57,7 +82,7 @@ class Devices:
                 recorded.append([])
         self.events = recorded[number]
         self.chunks, self.outputs = (
-            [*map(shape_text, shapes)] for shapes in (self.step["chunks"], self.step["outputs"])
+            [*map(shape_text, shapes)] for shapes in (self.step.chunks, self.step.outputs)
         )
 
     def row(
@@ -134,7 +159,7 @@ class Devices:
         return "; ".join(f"{part} {format_bytes(total)}" for part, total in totals.items())
 
     def scatter(self, title: str, chosen: slice = slice(None)) -> Panel:
-        host = Band([box(f"host {shape_text(self.step['batch'])}")])
+        host = Band([box(f"host {shape_text(self.step.batch)}")])
         return title, [
             host,
             self.row(self.chunks, "value", self.moved("scatter", chosen, from_host=True)),
@@ -164,10 +189,10 @@ def numbered_scene(title: str, panels: Sequence[Panel], *caption: str) -> Scene:
     return panels_scene(title, numbered, *caption)
 
 
+@figure("F1", "data_parallel/dp_forward", STEPS, "DataParallel: forward, in five panels")
 def forward(run: Evidence) -> Scene:
-    """F1: DataParallel: forward, in five panels."""
     devices = Devices(run, LOGITS)
-    outputs = devices.step["outputs"]
+    outputs = devices.step.outputs
     whole = shape_text((sum(shape[0] for shape in outputs), *outputs[0][1:]))
     loss = devices.row(["loss"], "value", devices.moved("targets", from_host=True))
     panels = [
@@ -189,8 +214,8 @@ def forward(run: Evidence) -> Scene:
     )
 
 
+@figure("F2", "data_parallel/dp_backward", STEPS, "DataParallel: backward and step")
 def backward(run: Evidence) -> Scene:
-    """F2: DataParallel: backward and step."""
     devices = Devices(run, LOGITS)
     gradients = devices.row("grad", "value", devices.moved(GRADIENTS))
     backwards = devices.row(
@@ -207,8 +232,13 @@ def backward(run: Evidence) -> Scene:
     return numbered_scene("DataParallel: backward and step", panels, RECORDED, total)
 
 
+@figure(
+    "F5",
+    "data_parallel/dp_forward_2",
+    STEPS,
+    "DataParallel with the loss inside forward: reduced twice",
+)
 def loss_in_forward(run: Evidence) -> Scene:
-    """F5: DataParallel with the loss inside forward: reduced twice."""
     devices = Devices(run, LOSS)
     mean = [devices.row(devices.outputs), devices.row("loss", "value", devices.forwards())]
     panels = [
@@ -225,8 +255,14 @@ def loss_in_forward(run: Evidence) -> Scene:
     return numbered_scene("DataParallel with the loss inside forward", panels, total)
 
 
+@figure(
+    "F17",
+    "data_parallel/dp_criterion",
+    STEPS,
+    "DataParallelModel and DataParallelCriterion, in eight panels",
+    in_chapter=False,
+)
 def parallel_criterion(run: Evidence) -> Scene:
-    """F17: DataParallelModel and DataParallelCriterion, in eight panels."""
     devices = Devices(run, OUTPUTS)
     inputs, after = slice(devices.count), slice(devices.count, None)
     targets = devices.row("targets", "value", devices.moved("scatter", after, from_host=True))
@@ -284,8 +320,14 @@ def memory_scene(
     return scene, way
 
 
+@figure(
+    "F4",
+    "data_parallel/dp_training",
+    MEMORY,
+    "DataParallel: memory and utilisation of each device",
+    in_chapter=False,
+)
 def memory_and_utilisation(run: Evidence) -> Scene:
-    """F4: DataParallel: memory and utilisation of each device."""
     scene, way = memory_scene(
         run, LOSS, "DataParallel: memory and utilisation of each device", with_shares=True
     )
@@ -297,8 +339,13 @@ def memory_and_utilisation(run: Evidence) -> Scene:
     )
 
 
+@figure(
+    "F18",
+    "data_parallel/dp_memory",
+    MEMORY,
+    "DataParallel: memory per device where logits are gathered",
+)
 def imbalance(run: Evidence) -> Scene:
-    """F18: DataParallel: memory per device where logits are gathered."""
     scene, way = memory_scene(
         run, LOGITS, "DataParallel: memory per device where logits are gathered"
     )

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -36,7 +37,6 @@ from playground.lessons.parameter_server.lesson import SERVER, serve, work
 from playground.lessons.parameter_server.page import ServerSettings
 from playground.lessons.sgd.lesson import Net, average_gradients
 from playground.lessons.tensor.lesson import ColumnParallelLinear, RowParallelLinear, copy_to_region
-from playground.measurement import Fields
 from playground.remote.agent import Agent
 from playground.runtime import device
 from playground.training.replicas import broadcast_parameters, find_largest_difference
@@ -50,16 +50,24 @@ SIX = ("scatter", "gather", "reduce", "all_reduce", "broadcast", "all_gather")
 """The collectives that every tutorial has."""
 
 
-def six_collectives(rank: int, size: int) -> dict[str, Fields]:
+@dataclass(frozen=True)
+class Held:
+    """Numbers that a rank holds."""
+
+    before: tuple[float, ...]
+    after: tuple[float, ...]
+
+
+def six_collectives(rank: int, size: int) -> dict[str, Held]:
     """Run each of `SIX` as the lesson does."""
     outcomes = {name: getattr(collectives, name)(rank, size) for name in SIX}
     return {
-        name: {when: held(numbers) for when, numbers in each.items()}
+        name: Held(as_numbers(each["before"]), as_numbers(each["after"]))
         for name, each in outcomes.items()
     }
 
 
-def held(value: object) -> tuple[float, ...]:
+def as_numbers(value: object) -> tuple[float, ...]:
     """A number, a list of numbers or nothing, as a tuple."""
     if value is None:
         return ()
@@ -88,31 +96,47 @@ def sharded_mlp(rank: int, size: int) -> dict[str, tuple[float, ...]]:
     return {name: tuple(each.detach().flatten().tolist()) for name, each in found.items()}
 
 
-def all_reduce(rank: int, size: int, algorithm: str) -> Fields:
+def all_reduce(rank: int, size: int, algorithm: str) -> Held:
     """An all-reduce of ours; rank r has 2r + 1 in as many elements as there are ranks."""
     tensor = torch.full((size,), 2.0 * rank + 1, device=device())
-    before = held(tensor.tolist())
+    before = tensor.tolist()
     dist.barrier()
     load_all_reduce(algorithm)(tensor)
-    return {"before": before, "after": held(tensor.tolist())}
+    return Held(tuple(before), tuple(tensor.tolist()))
 
 
-def send_to_last(rank: int, size: int) -> Fields:
+def send_to_last(rank: int, size: int) -> Held:
     """Rank 0 sends a number to the last rank; those between have no part in it."""
     tensor = torch.full((1,), float(rank == 0), device=device())
-    before = held(tensor.tolist())
+    before = tensor.tolist()
     if rank == 0:
         dist.send(tensor, dst=size - 1)
     elif rank == size - 1:
         dist.recv(tensor, src=0)
-    return {"before": before, "after": held(tensor.tolist())}
+    return Held(tuple(before), tuple(tensor.tolist()))
 
 
-def sgd_step(rank: int, size: int) -> Fields:
-    """One step as the lesson sgd takes it, on random images, a part of the batch on each rank, seen
-    at one weight of the model: the weight before and after the step, its gradient on this rank and
-    averaged over all; the numbers of this rank's samples and of the model's parameters, and the
-    largest `difference` of any parameter to rank 0's."""
+@dataclass(frozen=True, kw_only=True)
+class SgdStep:
+    """One step of SGD, seen at one weight of the model."""
+
+    weight: float
+    gradient: float
+    """On this rank."""
+    average: float
+    """The gradient averaged over all ranks."""
+    new_weight: float
+    lr: float
+    samples: int
+    """Number of this rank's samples."""
+    parameters: int
+    """Number of the model's parameters."""
+    difference: float
+    """Largest absolute difference of any parameter to rank 0's, after the step."""
+
+
+def sgd_step(rank: int, size: int) -> SgdStep:
+    """One step as the lesson sgd takes it, on random images, a part of the batch on each rank."""
     model, inputs, labels = new_net(rank, size)
     broadcast_parameters(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=LR)
@@ -128,16 +152,16 @@ def sgd_step(rank: int, size: int) -> Fields:
     average_gradients(model)
     average = first(param.grad)
     optimizer.step()
-    step = {
-        "weight": weight,
-        "gradient": gradient,
-        "average": average,
-        "new_weight": first(param),
-        "lr": LR,
-    }
-    parameters = sum(each.numel() for each in model.parameters())
-    difference, _ = find_largest_difference(model)
-    return step | {"samples": len(inputs), "parameters": parameters, "difference": difference}
+    return SgdStep(
+        weight=weight,
+        gradient=gradient,
+        average=average,
+        new_weight=first(param),
+        lr=LR,
+        samples=len(inputs),
+        parameters=sum(each.numel() for each in model.parameters()),
+        difference=find_largest_difference(model)[0],
+    )
 
 
 def new_net(rank: int, size: int, batch: int = BATCH) -> tuple[Net, torch.Tensor, torch.Tensor]:
@@ -200,10 +224,23 @@ def ddp_backward(rank: int, size: int, model_name: str) -> None:
         ddp(inputs).square().mean().backward()
 
 
-def data_parallel_steps(rank: int, size: int, settings: DataParallelSettings) -> list[Fields]:
-    """A step of DataParallel by each way to the loss, with its memory accounted for by device.
-    Returns for each what it gathers, and the shapes of the batch, of each device's part of it
-    (`chunks`) and of its logits (`outputs`)."""
+@dataclass(frozen=True, kw_only=True)
+class DataParallelStep:
+    """The shapes of what a step of DataParallel moves."""
+
+    gather: str
+    """The way to the loss, named after what is gathered."""
+    batch: tuple[int, ...]
+    chunks: Sequence[tuple[int, ...]]
+    """Each device's part of the batch."""
+    outputs: Sequence[tuple[int, ...]]
+    """Its logits."""
+
+
+def data_parallel_steps(
+    rank: int, size: int, settings: DataParallelSettings
+) -> list[DataParallelStep]:
+    """A step of DataParallel by each way to the loss, with its memory accounted for by device."""
     devices = resolve_devices(settings.devices)
     model, tokens, targets = new_model_and_batch(settings.batch_size, settings.seed, devices[0])
     for way in WAYS:
@@ -211,11 +248,15 @@ def data_parallel_steps(rank: int, size: int, settings: DataParallelSettings) ->
         track_step(model, new_optimizer(model), loss, devices)
     chunks = scatter((tokens,), devices)
     outputs = parallel_apply(replicate(model, devices), chunks, None, devices)
-    shapes = {
-        "chunks": [tuple(each.shape) for (each,) in chunks],
-        "outputs": [tuple(each.shape) for each in outputs],
-    }
-    return [{"gather": way, "batch": tuple(tokens.shape), **shapes} for way in WAYS]
+    return [
+        DataParallelStep(
+            gather=way,
+            batch=tuple(tokens.shape),
+            chunks=[tuple(each.shape) for (each,) in chunks],
+            outputs=[tuple(each.shape) for each in outputs],
+        )
+        for way in WAYS
+    ]
 
 
 class TimedAgent(Agent):

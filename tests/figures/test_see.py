@@ -12,7 +12,7 @@ from xml.etree import ElementTree
 import pytest
 from recordings import ring
 
-from playground.trace import command
+from playground.figures import command
 
 
 @pytest.fixture
