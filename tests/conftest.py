@@ -9,6 +9,7 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Callable, Generator, Iterator
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,10 @@ in the rest.)"""
 hypothesis.settings.register_profile("the same each time", deadline=None, derandomize=True)
 hypothesis.settings.register_profile("explore", deadline=None, max_examples=1000, print_blob=True)
 hypothesis.settings.load_profile("the same each time")
+
+os.environ.setdefault("PLAYGROUND_TEST_DAY", str(date.today().timetuple().tm_yday))
+"""The day of the year, which is the same in all workers: each has another tenth of the exercises
+judged by the solutions of strangers."""
 
 FEW, FEWER = 600, 200
 """Samples to train on and to test on, in most tests."""
@@ -96,15 +101,9 @@ def _kept_worlds() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _own_world(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No test joins a world that the environment of the test run is_main of."""
-    for name in (
-        "RANK",
-        "WORLD_SIZE",
-        "LOCAL_RANK",
-        "LOCAL_WORLD_SIZE",
-        "MASTER_ADDR",
-        "MASTER_PORT",
-    ):
+    """No test joins a world to which the environment of the test run belongs."""
+    place = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+    for name in (*place, "MASTER_ADDR", "MASTER_PORT"):
         monkeypatch.delenv(name, raising=False)
 
 

@@ -2,8 +2,9 @@
 into words.
 
 A failure is compared with those of the exercise's catalogued mistakes: one is named if it does the
-same in all worlds, on all cases. Each world has processes of its own. Not a sandbox: a solution may
-do whatever its user may. Does not import torch.
+same in all worlds, on all cases. What a learner wrote has processes of its own in each world; what
+the catalogue holds may share a world that is kept. Not a sandbox: a solution may do whatever its
+user may. Does not import torch.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from playground.exercises.observation import (
     find_failure,
 )
 from playground.runtime.errors import PlaygroundError, RankFailed, RankTimeout
-from playground.runtime.launcher.launch import launch
+from playground.runtime.launcher.launch import LaunchConfig, launch
 from playground.runtime.rank.rank import Event
 from playground.runtime.remote import remote
 
@@ -66,6 +67,13 @@ class Solution:
     exercise: Exercise
     text: str
     file: str
+
+    @property
+    def is_catalogued(self) -> bool:
+        """Whether it is the reference or a mistake of the catalogue. These leave a world as they
+        have found it, if they return."""
+        mistakes = (each.text for each in self.exercise.mistakes)
+        return self.text in (self.exercise.solution, *mistakes)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -224,12 +232,17 @@ def describe_place(name: str, peer: int | None, line: int) -> str:
 
 
 def attempt(solution: Solution, before: Sequence[Solution], size: int, seed: int) -> Attempt:
-    """Run a solution in a world of this size, in new processes."""
+    """Run a solution in a world of this size, in new processes unless it is a catalogued one."""
     made = Attempt(size, secrets.token_hex(8))
     found: Found = {}
+    solutions = (*before, solution)
+    config = LaunchConfig(
+        timeout=HANGS,
+        fresh=not all(each.is_catalogued for each in solutions),
+        on_report=made.take,
+    )
     try:
-        arguments = ((*before, solution), seed, made.password)
-        cases = launch(JUDGE, size, args=arguments, timeout=HANGS, on_report=made.take, fresh=True)
+        cases = launch(JUDGE, size, args=(solutions, seed, made.password), config=config)
         found = made.find_missing(cases)
     except Ended as end:
         found = end.found
