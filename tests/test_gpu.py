@@ -9,7 +9,6 @@ import re
 import signal
 import time
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -18,6 +17,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from fixtures import Run, Start, Worlds
 from processes import by_hand, free_port, session_ends, wait_for_a_snapshot
 from ranks import all_reduce_in_group, all_reduce_large, go_wrong, several_at_once
 from torch import nn
@@ -46,9 +46,6 @@ from playground.training.settings import TrainingSettings
 
 pytestmark = pytest.mark.gpu
 
-Run = Callable[..., Any]
-Start = Callable[..., Any]
-Worlds = Callable[..., World]
 ENOUGH = 120.0
 """Seconds: CUDA and NCCL start cold."""
 NET = 87_360

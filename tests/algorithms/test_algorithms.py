@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from drawn_tensors import agree, any_tensor, bits_of, data_for, few
+from fixtures import Worlds
 from hypothesis import given, strategies as st
 from ranks import all_reduce_in_group, all_reduce_large, observed, several_at_once
 
@@ -19,9 +20,7 @@ from playground.algorithms.collectives import check_shares
 from playground.algorithms.cost_model import PIECE
 from playground.algorithms.operation import check
 from playground.runtime.backends import BACKENDS
-from playground.testing import World
 
-Worlds = Callable[..., World]
 NAMES = sorted(ALGORITHMS)
 Case = tuple[str, list[int], str, tuple[str, str], int]
 cases = st.lists(st.tuples(st.sampled_from(NAMES), *any_tensor), min_size=60, max_size=60)

@@ -21,6 +21,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from drawn_tensors import agree, any_tensor, bits_of, data_for, few
+from fixtures import Worlds
 from forked_ranks import run_forked
 from hypothesis import given, strategies as st
 from ranks import needs_shm
@@ -34,9 +35,7 @@ from playground.algorithms.messages import segment_of
 from playground.runtime import shared_memory as memory
 from playground.runtime.errors import RankFailed
 from playground.runtime.shared_memory import MOST_RANKS, SLOT, Segment
-from playground.testing import World
 
-Worlds = Callable[..., World]
 collectives = st.sampled_from(["all_reduce", "reduce_scatter", "all_gather", "broadcast"])
 cases = st.lists(st.tuples(collectives, *any_tensor), min_size=60, max_size=60)
 

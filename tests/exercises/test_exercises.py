@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fixtures import Run
 
 from playground.exercises import check
 from playground.exercises.exercise import (
@@ -39,7 +40,6 @@ from playground.exercises.verdict import (
 from playground.exercises.work import Workbook, progress_file
 from playground.site.chapters import CHAPTERS
 
-Run = Callable[..., Any]
 ALL = list(CATALOGUE.values())
 MISTAKES = [(exercise, mistake.name) for exercise in ALL for mistake in exercise.mistakes]
 
@@ -72,10 +72,6 @@ def judge(exercise: Exercise, text: str, world: int | None = None) -> Verdict:
     return check_solution(Solution(exercise, text, exercise.file), before, world)
 
 
-def name_by_exercise(solutions: Iterable[tuple[Exercise, *tuple[str, ...]]]) -> list[Any]:
-    return [pytest.param(*each, id="-".join([each[0].name, *each[1:2]])) for each in solutions]
-
-
 def of_the_day(solutions: Iterable[tuple[Exercise, str, str]]) -> list[Any]:
     """Those of today's tenth of the exercises, with PLAYGROUND_TEST_DAY in their names, and all of
     them, for `make stress`."""
@@ -89,13 +85,13 @@ def of_the_day(solutions: Iterable[tuple[Exercise, str, str]]) -> list[Any]:
     ]
 
 
-@pytest.mark.parametrize("exercise", name_by_exercise((each,) for each in ALL))
+@pytest.mark.parametrize("exercise", ALL, ids=CATALOGUE)
 def test_the_reference_passes_in_its_first_world(exercise: Exercise) -> None:
     verdict = judge(exercise, exercise.solution, exercise.worlds[0])
     assert (verdict.status, verdict.passed) == (PASS, exercise.worlds[:1]), tell_lines(verdict)
 
 
-@pytest.mark.parametrize("exercise", name_by_exercise((each,) for each in ALL))
+@pytest.mark.parametrize("exercise", ALL, ids=CATALOGUE)
 def test_a_mistake_is_called_by_its_name_in_the_first_world_that_shows_it(
     exercise: Exercise,
 ) -> None:
@@ -108,7 +104,7 @@ def test_a_mistake_is_called_by_its_name_in_the_first_world_that_shows_it(
 
 
 @pytest.mark.stress
-@pytest.mark.parametrize("exercise", name_by_exercise((each,) for each in ALL))
+@pytest.mark.parametrize("exercise", ALL, ids=CATALOGUE)
 def test_the_reference_passes_in_all_worlds_and_the_stub_is_not_written_yet(
     exercise: Exercise,
 ) -> None:
@@ -134,7 +130,10 @@ def test_a_stranger_s_mistake_is_refused_and_told(exercise: Exercise, what: str,
 
 
 @pytest.mark.stress
-@pytest.mark.parametrize(("exercise", "name"), name_by_exercise(MISTAKES))
+@pytest.mark.parametrize(
+    ("exercise", "name"),
+    [pytest.param(exercise, name, id=f"{exercise.name}-{name}") for exercise, name in MISTAKES],
+)
 def test_a_mistake_is_called_by_its_name(exercise: Exercise, name: str) -> None:
     mistake = next(each for each in exercise.mistakes if each.name == name)
     verdict = judge(exercise, mistake.text)

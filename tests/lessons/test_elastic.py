@@ -11,13 +11,13 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
+from fixtures import Run
 from processes import ENOUGH, by_hand, free_port
 
 from playground import launch
@@ -28,9 +28,6 @@ from playground.lessons.elastic.page import Witness, draw_kills
 from playground.lessons.sgd import lesson as sgd
 from playground.runtime import PlaygroundError, RankFailed
 from playground.training.data import Images
-
-Run = Callable[..., Any]
-
 
 SAMPLES, BATCH, STEPS = 100, 30, 4
 """Steps of an epoch, the last of them on 10 samples."""

@@ -14,6 +14,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from boards import source_of
+from fixtures import Worlds
 from processes import free_port
 from ranks import needs_shm
 
@@ -31,10 +32,8 @@ from playground.lessons.tensor.page import TensorSettings
 from playground.runtime import RankFailed, UsageError
 from playground.runtime.rank.steps import run_steps
 from playground.runtime.remote import Remote
-from playground.testing import World
 from playground.training.data import Images
 
-Worlds = Callable[..., World]
 TABLED = [
     (lesson, step)
     for lesson in ("p2p", "collectives", "rpc")

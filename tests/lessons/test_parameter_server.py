@@ -18,6 +18,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from fixtures import Run, Worlds
 from hypothesis import given, settings as tried, strategies as st
 from processes import ENOUGH
 from torch.utils.data import TensorDataset
@@ -29,11 +30,7 @@ from playground.lessons.rpc.lesson import Agent
 from playground.lessons.sgd.lesson import average_gradients
 from playground.measurement import Fields
 from playground.runtime import PlaygroundError, RankFailed, launch
-from playground.testing import World
 from playground.training.replicas import flat
-
-Run = Callable[..., Any]
-Worlds = Callable[..., World]
 
 
 def small(folder: Path, **more: Any) -> ServerSettings:

@@ -5,13 +5,13 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
+from fixtures import Run, Worlds
 from hypothesis import given, strategies as st
 from ranks import misbehave
 from torch import nn
@@ -28,12 +28,9 @@ from playground.lessons.pipeline.page import (
 )
 from playground.measurement import Fields
 from playground.runtime import PlaygroundError, RankFailed, device
-from playground.testing import World
 from playground.training.activations import ActivationCounter
 from playground.training.replicas import flat
 
-Run = Callable[..., Any]
-Worlds = Callable[..., World]
 BLOCKS, WIDTH = 12, 6
 FORWARD, BACKWARD = 1.0, 2.0
 """How long each takes, where schedules are simulated."""

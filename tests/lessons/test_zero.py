@@ -6,13 +6,13 @@ from __future__ import annotations
 import copy
 import json
 from collections import Counter
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from fixtures import Run, Worlds
 from ranks import misbehave
 from torch import nn
 from torch.distributed.tensor.debug import CommDebugMode
@@ -27,14 +27,10 @@ from playground.lessons.zero.results import HELD, SENT, TORCH, check_row, expect
 from playground.lessons.zero.sync import SYNCS, ReplicatedSync, clip_grad_norm
 from playground.runtime import PlaygroundError
 from playground.runtime.tap import observing
-from playground.testing import World
 from playground.training.gpt_run import batches
 from playground.training.step import backward, training_step
 from playground.training.sync import new_grad_sync
 from playground.training.traffic import Traffic
-
-Run = Callable[..., Any]
-Worlds = Callable[..., World]
 
 
 def small(size: int, **changes: Any) -> ZeroSettings:

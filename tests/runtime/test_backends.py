@@ -15,15 +15,14 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from fixtures import Worlds
 
 from playground import launch
 from playground.runtime import UsageError, host
 from playground.runtime.backends import BACKENDS, backend_for, get_backend, nccl, refusal
 from playground.runtime.launcher.entry import CommandWorld
 from playground.runtime.launcher.rank_handle import describe_exit
-from playground.testing import World
 
-Worlds = Callable[..., World]
 NCCL = BACKENDS["nccl"]
 
 

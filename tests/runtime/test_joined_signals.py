@@ -8,12 +8,9 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
 
+from fixtures import Fork
 from processes import ENOUGH, by_hand, free_port, session_ends
-from programs import ForkedProgram
-
-Fork = Callable[..., ForkedProgram]
 
 
 def test_a_rank_that_waits_for_the_others_to_come_can_be_ended(fork_program: Fork) -> None:
@@ -41,6 +38,7 @@ def test_a_rank_that_waits_in_gloo_can_be_ended(fork_program: Fork) -> None:
 def test_a_signal_to_a_child_of_a_rank_is_not_heard_by_the_rank() -> None:
     words = """
 import os, signal, time
+from fixtures import Fork
 from playground.runtime import signals
 signals.exit_after(0.1)
 signals.handle_termination()

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fixtures import Run
 from processes import ENOUGH, by_hand, free_port, session_ends, wait_for_a_snapshot
 from programs import ForkedProgram
 
@@ -25,8 +26,6 @@ from playground.training import resumable
 from playground.training.loop import prepare_and_train, sync_by_hand, sync_with_ddp
 from playground.training.results import TrainingResult
 from playground.training.settings import TrainingSettings
-
-Run = Callable[..., Any]
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from itertools import chain
 from math import ceil
@@ -11,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from fixtures import Worlds
 from ranks import small_model
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
@@ -32,7 +32,6 @@ from playground.training.settings import TrainingSettings
 from playground.training.step import training_step
 from playground.training.sync import GradSync, new_grad_sync
 
-Worlds = Callable[..., World]
 SYNCS = [*RUNGS, "ddp"]
 RUN_BOARD = remote("playground.training.loop:run_board")
 BY_HAND = remote("playground.training.loop:train_by_hand")

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
+from fixtures import Worlds
 
 from playground.algorithms import ALGORITHMS, load_all_reduce, messages
 from playground.algorithms.cost_model import ELEMENT, Task
@@ -19,7 +20,6 @@ from playground.trace.analyse import match_messages
 from playground.trace.record import COLLECTIVE, RECEIVE, SEND, WAIT, Event, Recording
 from playground.trace.record.run import Recorded, read_recording
 
-Worlds = Callable[..., World]
 NUMEL = 840
 """Divisible by every number of ranks here, and by every power of two among them."""
 

@@ -4,7 +4,6 @@ carry them."""
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -12,12 +11,12 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from fixtures import Worlds
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
 from playground.algorithms import load_all_reduce
-from playground.testing import World
 from playground.trace.record import (
     BUCKET,
     COLLECTIVE,
@@ -30,7 +29,6 @@ from playground.trace.record import (
 from playground.trace.record.run import Recorded, read_recording
 from playground.training.sync import GradSync, new_grad_sync
 
-Worlds = Callable[..., World]
 STEPS = 2
 BUCKETS = {
     "ddp": int(hasattr(dist.ProcessGroup, "register_pre_hook")),
