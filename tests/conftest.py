@@ -15,14 +15,18 @@ from typing import Any
 
 import hypothesis
 import pytest
+from fixtures import Worlds
+from gpus import COLD
 from hosts import Network, make_network
 from processes import ENOUGH
 from programs import SCRIPT, ForkedProgram, Outcome
 
 from playground.app import run as run_command_line
+from playground.runtime.backends.nccl import SHARES_A_GPU, nccl_version
 from playground.runtime.launcher.kept import end_worlds, keep_worlds
 from playground.runtime.launcher.server import preload
 from playground.runtime.signals import do_nothing
+from playground.testing import World
 from playground.training import prepare
 
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
@@ -146,6 +150,30 @@ for module in sys.argv[1:]:
             raise
         print(module)
 """
+
+
+@pytest.fixture(scope="session")
+def nccl_size() -> int:
+    """As many ranks as there are GPUs; two on one where NCCL can share it."""
+    import torch
+
+    gpus = torch.cuda.device_count()
+    return 2 if gpus == 1 and nccl_version() >= SHARES_A_GPU else gpus
+
+
+@pytest.fixture
+def pair(nccl_size: int) -> int:
+    """Two ranks with GPUs, or more: with one alone nothing travels."""
+    if nccl_size < 2:
+        pytest.skip(
+            "needs two ranks: there is one GPU, and an NCCL before 2.30, which cannot share it"
+        )
+    return nccl_size
+
+
+@pytest.fixture
+def nccl(world: Worlds, nccl_size: int) -> World:
+    return world(nccl_size, backend="nccl", timeout=COLD)
 
 
 @pytest.fixture

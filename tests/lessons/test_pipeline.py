@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from fixtures import Run, Worlds
+from gpus import shown
 from hypothesis import given, strategies as st
 from ranks import misbehave
 from torch import nn
@@ -354,3 +355,25 @@ def die_in_a_stage(rank: int, size: int) -> None:
 def test_a_killed_stage_is_named(world: Worlds) -> None:
     with pytest.raises(RankFailed, match=r"^rank 1 of 3 was killed by SIGKILL"):
         world(3).run(die_in_a_stage)
+
+
+@pytest.mark.gpu
+def test_no_kernel_is_launched_first_beside_a_receive(
+    run_cli: Run, pair: int, data_dir: Path
+) -> None:
+    """A kernel is loaded when the device is idle: a stage that waits for its neighbour never is,
+    nor is that one."""
+    data = (
+        "--dataset",
+        "digits",
+        "--data-dir",
+        data_dir,
+        "--batch-size",
+        16,
+        "--microbatches",
+        4,
+        "--steps",
+        1,
+    )
+    document = shown(run_cli, "pipeline", "-n", 2, *data, "--schedule", "1f1b", "--timeout", 30)
+    assert document["schedules"]["1f1b"]["gradient_difference"] <= EXACT
