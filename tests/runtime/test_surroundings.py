@@ -130,7 +130,7 @@ def test_a_file_called_playground_in_the_working_folder_is_none_of_ours(tmp_path
 def pytest_session(*words: object, **environ: str) -> subprocess.CompletedProcess[str]:
     """A session of its own, with the configuration of these tests, that ignores SIGINT, SIGHUP and
     SIGQUIT."""
-    tests = Path(__file__).parent
+    tests = Path(__file__).parents[1]
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *map(str, words)]
     return subprocess.run(
         ["sh", "-c", 'trap "" INT HUP QUIT; exec "$@"', "sh", *command],
