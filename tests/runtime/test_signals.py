@@ -38,7 +38,6 @@ def test_a_rank_that_waits_in_gloo_can_be_ended(fork_program: Fork) -> None:
 def test_a_signal_to_a_child_of_a_rank_is_not_heard_by_the_rank() -> None:
     words = """
 import os, signal, time
-from fixtures import Fork
 from playground.runtime import signals
 signals.exit_after(0.1)
 signals.handle_termination()
