@@ -4,6 +4,7 @@ name gets."""
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -36,7 +37,7 @@ class Kind:
 
 
 @pytest.fixture(autouse=True)
-def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A folder with two packages of "ours", one of which is not valid Python."""
     monkeypatch.setattr(module, "ROOT", tmp_path)
     module.parse.cache_clear()

@@ -14,15 +14,15 @@ import pytest
 from playground.runtime.flight_recorder import sources
 from playground.runtime.flight_recorder.sources import NONE, PACKAGE, Line, Sources
 
-STDLIB = Path(sysconfig.get_path("stdlib"))
+STDLIB = sysconfig.get_path("stdlib")
 TEXT = "def step(call):\n    first = call()\n    return first, call()\n"
 Step = Callable[[Callable[[], object]], tuple[int, int]]
 
 
-def step_in(file: Path | str) -> Step:
+def step_in(file: str) -> Step:
     """A function `step` that calls twice, as if it stood in this file."""
     space: dict[str, Step] = {}
-    exec(compile(TEXT, str(file), "exec"), space)
+    exec(compile(TEXT, file, "exec"), space)
     return space["step"]
 
 
@@ -56,18 +56,12 @@ def test_frames_that_are_not_the_program_s_are_passed_over(
     numbering: Sources, found: list[Line]
 ) -> None:
     """What the program calls, and what calls us for it."""
-    program, *others = map(
-        step_in,
-        (
-            "train.py",
-            "<string>",
-            STDLIB / "threading.py",
-            "/opt/site-packages/torch/nn.py",
-            f"{PACKAGE}runtime/tap/__init__.py",
-            f"{PACKAGE}algorithms/messages.py",
-        ),
-    )
-    for other in others:
+    machinery = [
+        f"{PACKAGE}{name}" for name in ("runtime/tap/__init__.py", "algorithms/messages.py")
+    ]
+    installed = [f"{STDLIB}/threading.py", "/opt/site-packages/torch/nn.py"]
+    program = step_in("train.py")
+    for other in map(step_in, ["<string>", *installed, *machinery]):
         program(partial(other, partial(numbering.find, 1)))
     assert {(name, line) for name, line, *_ in found} == {("train.py", 2), ("train.py", 3)}
 
