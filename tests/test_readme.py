@@ -37,23 +37,28 @@ OURS = "python -m playground "
 NOT_RUN = {
     "python -m playground sgd --backend nccl -n 2": "two GPUs",
     "python -m playground hello --backend nccl": "a GPU",
-    "python -m playground bert --weights bert-base-cased --dataset multinli --batch-size 128 --lr "
-    "3e-5 "
-    "--max-length 512": "GPUs, and a network",
-    "python -m playground bert --weights FOLDER --way ddp --steps 20 --only train": "somebody's weights",
+    "python -m playground bert --weights bert-base-cased --dataset multinli --batch-size 128 "
+    "--lr 3e-5 --max-length 512": "GPUs, and a network",
+    "python -m playground bert --weights FOLDER --way ddp --steps 20 --only train": (
+        "somebody's weights"
+    ),
     "python -m playground ladder --model bert": "half a minute",
-    "python -m playground ladder --model resnet18 --steps 20 --batch-size 32 --bucket-cap-mb 25": "half a minute",
+    "python -m playground ladder --model resnet18 --steps 20 --batch-size 32 --bucket-cap-mb 25": (
+        "half a minute"
+    ),
     "python -m playground why 4711": "a run that stands still",
     "PLAYGROUND_HOSTS=2 python -m playground scale -n 4": "a quarter of a minute",
     "GLOO_SOCKET_IFNAME=eth1 python -m playground doctor": "a machine with these faults",
     "python -m playground doctor --hosts a,b,c": "three machines",
     "python -m playground doctor --hosts a,b": "two machines",
     "python -m playground doctor train.py --epochs 1": "a script with these faults",
-    "torchrun --nnodes 2 --node-rank N --nproc-per-node 4 --master-addr first.host --master-port "
-    "29500 "
-    "-m playground hello": "two machines",
-    "RANK=0 WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=29500 python -m playground hello": "a second terminal",
-    "RANK=1 WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=29500 python -m playground hello": "a second terminal",
+    "torchrun --nnodes 2 --node-rank N --nproc-per-node 4 --master-addr first.host "
+    "--master-port 29500 -m playground hello": "two machines",
+    **{
+        f"RANK={rank} WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=29500 "
+        "python -m playground hello": "a second terminal"
+        for rank in range(2)
+    },
 }
 """The commands that are not run here, with what they need. (Ranks started by hand:
 tests/runtime/test_join.py.)"""

@@ -318,8 +318,8 @@ def test_a_host_leaves_and_another_joins(tmp_path: Path) -> None:
             "--rdzv-id=elastic",
             f"--rdzv-endpoint=127.0.0.1:{port}",
         ]
-        soon = "--rdzv-conf=last_call_timeout=1,keep_alive_interval=1,keep_alive_max_attempt=3,join_timeout=120"
-        soon += f",is_host={int(not agents)}"
+        soon = "--rdzv-conf=last_call_timeout=1,keep_alive_interval=1,keep_alive_max_attempt=3"
+        soon += f",join_timeout=120,is_host={int(not agents)}"
         words = ["--nnodes=1:2", "--local-addr=127.0.0.1", "--max-restarts=10", *rendezvous, soon]
         program = [
             sys.executable,

@@ -165,14 +165,16 @@ TRIES |= {
         torch.ones(1),
         1,
     ).backward(),  # type: ignore[attr-defined]
-    "`loss = criterion(outputs, targets)`, where the forward's result was named `predictions`": lambda: (
-        exec("predictions = 1\nloss = max(outputs, 0)", {})
-    ),
     "`DistributedDataParallel(model, device_id=[rank])`": in_a_world(
         lambda: DistributedDataParallel(nn.Linear(1, 1), device_id=[0])
     ),
 }
 """Old calls of one line."""
+
+
+@tries("`loss = criterion(outputs, targets)`, where the forward's result was named `predictions`")
+def a_name_is_missing() -> None:
+    exec("predictions = 1\nloss = max(outputs, 0)", {})
 
 
 @tries("`os.environ['MASTER_PORT'] = '29500'`")
@@ -185,7 +187,8 @@ SCRIPT = """
 import argparse, os, sys
 parser = argparse.ArgumentParser()
 parser.add_argument("--local_rank", type=int)
-sys.stdout.write(f"LOCAL_RANK {os.environ['LOCAL_RANK']}\\n")  # at once: two ranks write to one pipe
+# at once: two ranks write to one pipe
+sys.stdout.write(f"LOCAL_RANK {os.environ['LOCAL_RANK']}\\n")
 sys.stdout.flush()
 parser.parse_args()
 """

@@ -161,8 +161,8 @@ def memory_of_gradients(rank: int, size: int, cap: int) -> dict[str, Any]:
         sync.after_backward()
         places.append([param.grad.data_ptr() for param in model.parameters()])
         assert all(param.grad.stride() == param.stride() for param in model.parameters())
-    storages = {param.grad.untyped_storage().data_ptr(): param.grad.untyped_storage().nbytes() for param in
-                model.parameters()}  # fmt: skip
+    of_gradients = [param.grad.untyped_storage() for param in model.parameters()]
+    storages = {each.data_ptr(): each.nbytes() for each in of_gradients}
     return {
         "same places": all(each == places[0] for each in places),
         "bytes": sum(storages.values()),
