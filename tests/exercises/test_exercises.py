@@ -4,9 +4,11 @@ verdict."""
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import subprocess
+import sys
 import textwrap
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -14,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fixtures import Run
+from fixtures import Run, Worlds
 
 from playground.exercises import check
 from playground.exercises.exercise import (
@@ -38,6 +40,7 @@ from playground.exercises.verdict import (
     tell_lines,
 )
 from playground.exercises.work import Workbook, progress_file
+from playground.runtime.launcher import kept
 from playground.site.chapters import CHAPTERS
 
 ALL = list(CATALOGUE.values())
@@ -450,6 +453,28 @@ def test_a_saved_file_is_checked_again(
     assert watching.stdout.readline() == "swap.py  not written yet\n"
     file.write_text(textwrap.dedent(SWAP.solution))
     assert watching.stdout.readline() == "swap.py  passed on 2 ranks\n"
+
+
+def mark(rank: int, size: int) -> tuple[int, bool]:
+    """Leave a trace in a module. Returns the process and whether a `column` has been imported."""
+    vars(math)["marked"] = True
+    print("marked")
+    return os.getpid(), "column" in sys.modules
+
+
+def test_a_solution_of_the_catalogue_shares_a_world_and_a_learner_s_has_its_own(
+    world: Worlds, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The world is as it was, and prints where it printed before."""
+    alone = f"{COLUMN.solution}\nimport math\nassert not hasattr(math, 'marked')\n"
+    kept.end_worlds()
+    kept.keep_worlds()
+    before = world(2).run(mark)
+    assert judge(COLUMN, alone, 2).status == PASS
+    assert world(2).run(mark) == before
+    assert judge(COLUMN, COLUMN.solution, 2).status == PASS
+    assert world(2).run(mark) == [(pid, True) for pid, _ in before]
+    assert capfd.readouterr().out == "marked\n" * 6
 
 
 def test_without_a_verdict_nothing_has_passed(monkeypatch: pytest.MonkeyPatch) -> None:
