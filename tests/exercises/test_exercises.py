@@ -117,12 +117,24 @@ def test_the_reference_passes_in_all_worlds_and_the_stub_is_not_written_yet(
         assert judge(exercise, stub).words == "not written yet"
 
 
+@pytest.fixture
+def _strangers_share_worlds(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the catalogue's solutions do, but for `make stress`, where each has processes of its own:
+    that takes three times as long. One that breaks its world gets a new one all the same."""
+    if not request.node.get_closest_marker("stress"):
+        monkeypatch.setattr(Solution, "is_catalogued", True)
+
+
+@pytest.mark.usefixtures("_strangers_share_worlds")
 @pytest.mark.parametrize(("exercise", "way", "text"), of_the_day(OTHERS))
 def test_another_way_is_right_too(exercise: Exercise, way: str, text: str) -> None:
     verdict = judge(exercise, IMPORTS + text)
     assert (verdict.status, verdict.passed) == (PASS, exercise.worlds), tell_lines(verdict)
 
 
+@pytest.mark.usefixtures("_strangers_share_worlds")
 @pytest.mark.parametrize(("exercise", "what", "text"), of_the_day(WRONG))
 def test_a_stranger_s_mistake_is_refused_and_told(exercise: Exercise, what: str, text: str) -> None:
     verdict = judge(exercise, IMPORTS + text)
