@@ -73,9 +73,23 @@ class Transcript:
     def __post_init__(self) -> None:
         self.thread, self.lock = threading.local(), threading.RLock()
         self.begin()
-        for stream, number in ((sys.stdout, 1), (sys.stderr, 2)):
+
+    @contextlib.contextmanager
+    def catching_output(self) -> Iterator[None]:
+        """Have what is printed go to `printed`, which is closed in the end."""
+        streams = {1: sys.stdout, 2: sys.stderr}
+        found = {number: os.dup(number) for number in streams}
+        for number, stream in streams.items():
             stream.flush()
             os.dup2(self.printed, number)
+        try:
+            yield
+        finally:
+            for number, stream in streams.items():
+                stream.flush()
+                os.dup2(found[number], number)
+                os.close(found[number])
+            os.close(self.printed)
 
     def begin(self) -> None:
         self.calls, self.sent, self.received, self.moved = (
@@ -524,16 +538,31 @@ def import_solution(solution: Solution) -> ModuleType:
     return module
 
 
+@contextlib.contextmanager
+def importing_from(folder: str) -> Iterator[None]:
+    """Find the modules in this folder too, after all others, and write nothing beside them."""
+    path, writes_nothing = list(sys.path), sys.dont_write_bytecode
+    sys.path.append(folder)
+    sys.dont_write_bytecode = True
+    try:
+        yield
+    finally:
+        sys.path[:], sys.dont_write_bytecode = path, writes_nothing
+
+
 def judge(rank: int, size: int, solutions: tuple[Solution, ...], seed: int, password: str) -> int:
     """Run the last of `solutions` on the cases of its exercise, for as long as ranks and messages
     come out even. Those before it are what it may import. What comes of it is reported:
     `Observation`s, one a case, with the password. Returns the number of cases."""
     solution, exercise = solutions[-1], solutions[-1].exercise
     record = Transcript(solution.file, size, exercise.forbidden)
-    sys.path.append(os.path.dirname(os.path.abspath(solution.file)))
-    sys.dont_write_bytecode = True
     cases = getattr(importlib.import_module(exercise.module), exercise.function)
-    with judged(record), Guard(record, stop).watching() as guard:
+    with (
+        importing_from(os.path.dirname(os.path.abspath(solution.file))),
+        record.catching_output(),
+        judged(record),
+        Guard(record, stop).watching() as guard,
+    ):
         OWN_GROUP[:] = [dist.new_group()]
         with solving(record):
             functions = [import_solution(each) for each in solutions][-1]

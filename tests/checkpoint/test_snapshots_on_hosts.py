@@ -5,17 +5,16 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 from subprocess import Popen
 
 import pytest
-from hosts import Host, Network
+from fixtures import Networks
+from hosts import Host
 
 from playground.checkpoint.folder import find_snapshots
 from playground.lessons.elastic.comparison import compare
 
-Networks = Callable[..., Network]
 TRAIN = (
     "sgd",
     "--dataset",

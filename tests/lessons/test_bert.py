@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
 from dataclasses import asdict, fields, replace
 from random import Random
 from typing import Any
@@ -13,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from fixtures import Run
 from processes import by_hand
 
 from playground.lessons.bert import grammar, lesson as board, measure
@@ -32,7 +32,6 @@ from playground.lessons.bert.sizes import CLASSES, BertSizes
 from playground.runtime import PlaygroundError, UsageError
 from playground.training.grad_syncs import DDP
 
-Run = Callable[..., Any]
 SMALL: dict[str, Any] = {
     "width": 16,
     "layers": 2,

@@ -9,13 +9,13 @@ import importlib
 import io
 import os
 import signal
-from collections.abc import Callable
 from functools import partial
 
 import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from fixtures import Worlds
 from torch import Tensor
 
 from playground import RankFailed, launch
@@ -34,12 +34,10 @@ from playground.lessons.context.page import ORDERS, ContextSettings, check_all, 
 from playground.lessons.tensor.lesson import GPTConfig, copying, new_gpt, shard_gpt
 from playground.runtime.errors import UsageError
 from playground.runtime.tap import observing
-from playground.testing import World
 from playground.training.gpt_config import LAYERS, LENGTH, WIDTH
 from playground.training.one_process import EXACT
 from playground.training.traffic import Traffic
 
-Worlds = Callable[..., World]
 ATTENTION = {"ring": ring_attention, "ulysses": ulysses_attention}
 
 

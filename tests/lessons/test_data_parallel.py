@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from fixtures import Run
 from hypothesis import given, settings, strategies as st
 from torch import nn
 from torch.utils._pytree import tree_flatten, tree_map
@@ -37,7 +38,6 @@ from playground.lessons.data_parallel.page import (
 )
 from playground.runtime import launch
 
-Run = Callable[..., Any]
 DEVICES = [torch.device("cpu", number) for number in range(8)]
 Pair = namedtuple("Pair", "left right")
 

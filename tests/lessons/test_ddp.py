@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from fixtures import Worlds
 from torch.utils.data.distributed import DistributedSampler
 
 from playground.lessons.ddp.lab import (
@@ -28,12 +29,10 @@ from playground.lessons.sgd.lesson import Net
 from playground.runtime import PlaygroundError
 from playground.runtime.backends import BACKENDS
 from playground.runtime.launcher.server import preload
-from playground.testing import World
 from playground.training.settings import TrainingSettings
 
 preload("playground.lessons.ddp.lab")
 
-Worlds = Callable[..., World]
 Lab = Callable[..., list[Any]]
 SIZES = {name: param.nbytes for name, param in Net().named_parameters()}
 """Bytes of each parameter of Net, in the order of its layers."""

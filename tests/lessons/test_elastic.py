@@ -11,7 +11,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from fixtures import Run
 from processes import ENOUGH, by_hand, free_port
 
 from playground import launch
@@ -29,9 +29,6 @@ from playground.lessons.elastic.page import Comparison, Witness, draw_kills
 from playground.lessons.sgd import lesson as sgd
 from playground.runtime import PlaygroundError, RankFailed
 from playground.training.data import Images
-
-Run = Callable[..., Any]
-
 
 SAMPLES, BATCH, STEPS = 100, 30, 4
 """Steps of an epoch, the last of them on 10 samples."""
@@ -320,8 +317,8 @@ def test_a_host_leaves_and_another_joins(tmp_path: Path) -> None:
             "--rdzv-id=elastic",
             f"--rdzv-endpoint=127.0.0.1:{port}",
         ]
-        soon = "--rdzv-conf=last_call_timeout=1,keep_alive_interval=1,keep_alive_max_attempt=3,join_timeout=120"
-        soon += f",is_host={int(not agents)}"
+        soon = "--rdzv-conf=last_call_timeout=1,keep_alive_interval=1,keep_alive_max_attempt=3"
+        soon += f",join_timeout=120,is_host={int(not agents)}"
         words = ["--nnodes=1:2", "--local-addr=127.0.0.1", "--max-restarts=10", *rendezvous, soon]
         program = [
             sys.executable,

@@ -6,7 +6,6 @@ import contextlib
 import io
 import math
 import re
-from collections.abc import Callable
 from functools import partial
 from itertools import product
 from typing import Any
@@ -14,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from fixtures import Worlds
 from ranks import misbehave
 from torch import nn
 
@@ -33,11 +33,9 @@ from playground.lessons.experts.lesson import (
 from playground.lessons.experts.page import WAYS, ExpertsSettings, K, check_rank
 from playground.lessons.tensor.lesson import GPTConfig, copying, new_gpt
 from playground.runtime.errors import PlaygroundError, UsageError
-from playground.testing import World
 from playground.training.gpt_config import LAYERS, LENGTH
 from playground.training.one_process import EXACT
 
-Worlds = Callable[..., World]
 WIDTH, EXPERTS = 6, 5
 TOKENS = {"as many": [7, 7, 7, 7], "uneven": [3, 0, 1, 5]}
 """Of each rank of a group, in the order of its ranks."""

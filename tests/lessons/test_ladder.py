@@ -15,6 +15,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from fixtures import Run, Worlds
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 
 from playground.lessons.ladder.measure import (
@@ -41,8 +42,6 @@ from playground.training.data import Images, partition_dataset
 from playground.training.grad_syncs import DDP, GRAD_SYNCS
 from playground.training.sync import AllReduce
 
-Run = Callable[..., Any]
-Worlds = Callable[..., Any]
 NAMES = [*GRAD_SYNCS, DDP]
 NET = 87_360
 """Bytes of Net's gradients."""

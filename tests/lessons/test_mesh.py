@@ -6,7 +6,6 @@ from __future__ import annotations
 import os
 import signal
 import warnings
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from itertools import product
@@ -17,6 +16,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from fixtures import Worlds
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.distributed.tensor.debug import CommDebugMode
@@ -36,12 +36,9 @@ from playground.lessons.tensor.experiment import shard_like
 from playground.lessons.tensor.lesson import copying, copying_loss
 from playground.runtime.errors import PlaygroundError, UsageError
 from playground.runtime.tap import ranks_of
-from playground.testing import World
 from playground.training import gpt_run
 from playground.training.gpt_config import LENGTH
 from playground.training.one_process import EXACT
-
-Worlds = Callable[..., World]
 
 
 @pytest.mark.parametrize(

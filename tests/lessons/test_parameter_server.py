@@ -19,6 +19,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from fixtures import Run, Worlds
 from hypothesis import given, settings as tried, strategies as st
 from processes import ENOUGH
 from torch.utils.data import TensorDataset
@@ -34,11 +35,7 @@ from playground.lessons.parameter_server.page import (
 from playground.lessons.rpc.lesson import Agent
 from playground.lessons.sgd.lesson import average_gradients
 from playground.runtime import PlaygroundError, RankFailed, launch
-from playground.testing import World
 from playground.training.replicas import flat
-
-Run = Callable[..., Any]
-Worlds = Callable[..., World]
 
 
 def small(folder: Path, **more: Any) -> ServerSettings:

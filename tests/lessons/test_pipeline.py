@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,8 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from fixtures import Run, Worlds
+from gpus import shown
 from hypothesis import given, strategies as st
 from ranks import misbehave
 from torch import nn
@@ -30,12 +31,9 @@ from playground.lessons.pipeline.page import (
     summarize,
 )
 from playground.runtime import PlaygroundError, RankFailed, device
-from playground.testing import World
 from playground.training.activations import ActivationCounter
 from playground.training.replicas import flat
 
-Run = Callable[..., Any]
-Worlds = Callable[..., World]
 BLOCKS, WIDTH = 12, 6
 FORWARD, BACKWARD = 1.0, 2.0
 """How long each takes, where schedules are simulated."""
@@ -351,3 +349,25 @@ def die_in_a_stage(rank: int, size: int) -> None:
 def test_a_killed_stage_is_named(world: Worlds) -> None:
     with pytest.raises(RankFailed, match=r"^rank 1 of 3 was killed by SIGKILL"):
         world(3).run(die_in_a_stage)
+
+
+@pytest.mark.gpu
+def test_no_kernel_is_launched_first_beside_a_receive(
+    run_cli: Run, pair: int, data_dir: Path
+) -> None:
+    """A kernel is loaded when the device is idle: a stage that waits for its neighbour never is,
+    nor is that one."""
+    data = (
+        "--dataset",
+        "digits",
+        "--data-dir",
+        data_dir,
+        "--batch-size",
+        16,
+        "--microbatches",
+        4,
+        "--steps",
+        1,
+    )
+    document = shown(run_cli, "pipeline", "-n", 2, *data, "--schedule", "1f1b", "--timeout", 30)
+    assert document["schedules"]["1f1b"]["gradient_difference"] <= EXACT

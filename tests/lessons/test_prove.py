@@ -7,7 +7,6 @@ import copy
 import json
 import math
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from fixtures import Run, Worlds
 from ranks import difference, worked
 from torch import nn
 
@@ -27,13 +27,10 @@ from playground.measurement.interleave import slowest as max_over_ranks
 from playground.runtime import device
 from playground.runtime.errors import PlaygroundError
 from playground.runtime.remote import remote
-from playground.testing import World
 from playground.training.data import Images
 from playground.training.grad_syncs import GRAD_SYNCS, GradSyncSpec
 from playground.training.loop import run_training
 
-Run = Callable[..., Any]
-Worlds = Callable[..., World]
 OF_PARAMETERS = ["parameters", "flat-step", "shared-step", "zero-1", "zero-2", "zero-3"]
 SYNCS = ["per-parameter", "none-safe", "flat", "bucketed", "overlapped", *OF_PARAMETERS, "ddp"]
 BREAKS = ["summed", "unweighted_shares", "own_weights", "batch_norm"]

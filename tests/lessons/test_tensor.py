@@ -5,13 +5,13 @@ from __future__ import annotations
 import copy
 import os
 import signal
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from fixtures import Worlds
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import Replicate, Shard
@@ -48,11 +48,8 @@ from playground.lessons.tensor.lesson import (
 )
 from playground.lessons.tensor.page import WAYS, TensorSettings, closed_forms
 from playground.runtime.errors import UsageError
-from playground.testing import World
 from playground.training.gpt_run import LR
 from playground.training.one_process import EXACT, check
-
-Worlds = Callable[..., World]
 
 
 @pytest.mark.parametrize(

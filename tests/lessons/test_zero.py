@@ -6,7 +6,6 @@ from __future__ import annotations
 import copy
 import json
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from fixtures import Run, Worlds
 from ranks import misbehave
 from torch import nn
 from torch.distributed.tensor.debug import CommDebugMode
@@ -26,16 +26,12 @@ from playground.lessons.zero.page import ZeroSettings
 from playground.lessons.zero.results import HELD, SENT, TORCH, Counts, check_way
 from playground.runtime import PlaygroundError
 from playground.runtime.tap import observing
-from playground.testing import World
 from playground.training.gpt_run import batches
 from playground.training.one_process import EXACT
 from playground.training.step import backward, training_step
 from playground.training.sync import new_grad_sync
 from playground.training.traffic import Traffic
 from playground.training.zero_sync import SYNCS, ReplicatedSync, clip_grad_norm
-
-Run = Callable[..., Any]
-Worlds = Callable[..., World]
 
 
 def small(size: int, **changes: Any) -> ZeroSettings:

@@ -22,9 +22,10 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from fixtures import Fork, Worlds
 from joined_rank import cross
 from processes import ENOUGH, by_hand, free_port
-from programs import SCRIPT, ForkedProgram
+from programs import SCRIPT
 from torch.nn.parallel import DistributedDataParallel
 
 from playground import Deadlock, RankFailed
@@ -46,11 +47,8 @@ from playground.runtime.flight_recorder.box import (
     open_box,
 )
 from playground.runtime.flight_recorder.hooks import hooks
-from playground.testing import World
 from playground.tools.failures.page import list_family
 
-Worlds = Callable[..., World]
-Fork = Callable[..., ForkedProgram]
 FOREVER = 300.0
 STILL = 0.75
 """Seconds that a rank stands still: three looks of the launcher's."""

@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from fixtures import Run
+from widths import too_wide
 
 from playground.algorithms import load_algorithm
 from playground.runtime import UsageError, launch
@@ -21,7 +23,6 @@ from playground.tools.bench import benchmark, page
 from playground.tools.bench.benchmark import all_gather_single, reduce_scatter_single
 from playground.tools.bench.settings import COLLECTIVES, BenchSettings, available_algorithms
 
-Run = Callable[..., Any]
 QUICK = ("--iterations", 2, "--warmup", 0)
 SETTINGS = BenchSettings(
     algorithms=("backend", "ring"), sizes=(64,), iterations=1, warmup=0, seed=1
@@ -194,7 +195,7 @@ def test_text_document_and_plot(run_cli: Run, tmp_path: Path) -> None:
     assert (shown.code, shown.err) == (0, "")
     assert (tmp_path / "plot.svg").read_text().rstrip().endswith("</svg>")
     lines = shown.out.splitlines()
-    assert max(map(len, lines)) <= 80
+    assert too_wide("\n".join(lines)) == []
     assert lines[0].startswith("bench: gloo on cpu, 2 ranks")
     assert "all_reduce: sum of float32" in lines
     [units] = [line for line in lines if line.startswith("  algorithm")]

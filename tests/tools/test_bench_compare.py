@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from fixtures import Run
+from widths import too_wide
 
 from playground.runtime import UsageError
 from playground.tools.bench import results
-
-Run = Callable[..., Any]
 
 
 def result(times: dict[str, list[float]], **settings: Any) -> dict[str, Any]:
@@ -57,7 +56,7 @@ def test_diff_tells_a_change_from_noise(run_cli: Run, tmp_path: Path) -> None:
     shown = run_cli(*words)
     assert shown.code == 0
     lines = shown.out.splitlines()
-    assert max(map(len, lines)) <= 80
+    assert too_wide("\n".join(lines)) == []
     rows = {line.split()[0]: line.split("  ")[-1] for line in lines if line.split()[1:2] == ["64"]}
     assert [rows[name] for name in ("ring", "auto", "backend")] == [
         "faster",

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from fixtures import Run
 
 from playground.runtime.launcher.entry import CommandWorld
 from playground.runtime.remote import rank_functions
@@ -27,9 +27,6 @@ from playground.tools.failures.page import (
     run,
 )
 from playground.trace.record.run import read_recording
-
-Run = Callable[..., Any]
-
 
 TAKES_TIME = {
     name for name, expected in PROGRAMS.items() if expected.symptom in (DEADLOCK, TIMEOUT)

@@ -6,14 +6,15 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import astuple, replace
-from typing import Any
 
 import pytest
 import torch
+from fixtures import Run, Worlds
 from hosts import Network
 from hypothesis import given, settings, strategies as st
 from ranks import observed
 from simulation import Simulation, Sizes
+from widths import too_wide
 
 from playground.algorithms import ALGORITHMS, load_all_reduce
 from playground.algorithms.cost_model import PIECE, Cost, Counts, Machine, Task
@@ -21,12 +22,9 @@ from playground.algorithms.messages import Addressed
 from playground.console.rendering import render
 from playground.runtime import UsageError
 from playground.runtime.host import ranks_by_host
-from playground.testing import World
 from playground.tools.scale import page, plan
 from playground.tools.scale.plan import COSTS, EFFORT, Effort, Plan, Sample
 
-Run = Callable[..., Any]
-Worlds = Callable[..., World]
 SIZES = (4, 20, 1000)
 IN_PIECES = ("pipelined-ring", 5 * 2**20)
 CLUSTER = Machine(5e-6, 4e-11, 1e-11)
@@ -213,7 +211,7 @@ def test_a_cluster_by_hand(run_cli: Run) -> None:
     shown = run_cli("scale", *BY_HAND, "--gamma", "1e-11")
     assert (shown.code, shown.err) == (0, "")
     lines = shown.out.splitlines()
-    assert max(map(len, lines)) <= 80
+    assert too_wide("\n".join(lines)) == []
     assert lines[:4] == [
         "scale: a cluster with these parameters",
         "  alpha: 5 us per message (latency)",
@@ -275,7 +273,7 @@ def test_a_measured_host_as_text() -> None:
         (8, False),
     }
     text = render(page.result_texts(result), 80)
-    assert max(map(len, text.splitlines())) <= 80
+    assert too_wide(text) == []
     for part in (
         render(page.machine_lines(result.parameters), 80),
         render([page.errors_table([point for point in points if not point.fitted])], 80),

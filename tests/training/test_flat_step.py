@@ -5,23 +5,21 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
+from fixtures import Worlds
 from torch import nn
 
 from playground.algorithms.shared_memory import add_all
-from playground.testing import World
 from playground.training import flat_step
 from playground.training.flat_step import FlatStep, new_shared_step
 from playground.training.step import backward, training_step
 from playground.training.sync import new_grad_sync
 
-Worlds = Callable[..., World]
 SYNCS = {"flat": FlatStep, "shared": new_shared_step}
 OPTIMIZERS = {
     "sgd": partial(torch.optim.SGD, lr=0.1, momentum=0.9),

@@ -38,17 +38,20 @@ return [...document.querySelectorAll('tbody tr')].map((row) =>
   [...row.querySelectorAll('.values span')].map((cell) => Number(cell.dataset.value)));
 """
 WALK = """
-const shown = [], press = (key) => document.dispatchEvent(new KeyboardEvent('keydown', {key}));
+const shown = [], number = (arrow) => Number(arrow.dataset.arrow);
+const press = (key) => document.dispatchEvent(new KeyboardEvent('keydown', {key}));
 const look = () => shown.push({
   time: Number(document.querySelector('[name=position]').value),
   held: [...document.querySelectorAll('tbody tr')].map((row) =>
     [...row.querySelectorAll('.values span')].map((cell) => Number(cell.dataset.value))),
-  lit: [...document.querySelectorAll('[data-arrow]')].map((arrow) => Number(arrow.dataset.arrow)).sort((a, b) => a - b),
+  lit: [...document.querySelectorAll('[data-arrow]')].map(number).sort((a, b) => a - b),
 });
 press('Home');
 look();
 for (const key of ['ArrowRight', 'ArrowLeft']) {
-  for (let before = -1; before !== shown.at(-1).time;) { before = shown.at(-1).time; press(key); look(); }
+  for (let before = -1; before !== shown.at(-1).time;) {
+    before = shown.at(-1).time; press(key); look();
+  }
 }
 return shown;
 """

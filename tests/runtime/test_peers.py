@@ -11,13 +11,12 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from fixtures import Fork, Networks
 from hosts import Host, Network
 from processes import ENOUGH, by_hand, free_port
-from programs import ForkedProgram
 
 from playground.runtime.errors import PeerDisconnected, RankFailed
 from playground.runtime.rendezvous.connections import tcp_connections, tcp_sockets
@@ -26,8 +25,6 @@ from playground.runtime.rendezvous.join import describe_loss
 from playground.runtime.rendezvous.peers import Loss, Peer, PeerEnds, PeerWatch, describe_end
 from playground.runtime.rendezvous.rendezvous import Rendezvous
 
-Fork = Callable[..., ForkedProgram]
-Networks = Callable[..., Network]
 KILLED = r"(killed by SIGKILL|ended)"
 """Linux before 6.15 tells nobody but the parent, once that has asked; the fork server asks at
 once."""

@@ -8,12 +8,9 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
 
+from fixtures import Fork
 from processes import ENOUGH, by_hand, free_port, session_ends
-from programs import ForkedProgram
-
-Fork = Callable[..., ForkedProgram]
 
 
 def test_a_rank_that_waits_for_the_others_to_come_can_be_ended(fork_program: Fork) -> None:

@@ -130,7 +130,7 @@ def test_a_file_called_playground_in_the_working_folder_is_none_of_ours(tmp_path
 def pytest_session(*words: object, **environ: str) -> subprocess.CompletedProcess[str]:
     """A session of its own, with the configuration of these tests, that ignores SIGINT, SIGHUP and
     SIGQUIT."""
-    tests = Path(__file__).parent
+    tests = Path(__file__).parents[1]
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *map(str, words)]
     return subprocess.run(
         ["sh", "-c", 'trap "" INT HUP QUIT; exec "$@"', "sh", *command],
@@ -147,19 +147,23 @@ def test_signals_that_the_session_ignores_are_not_ignored_by_what_tests_start() 
     assert (done.returncode, done.stdout.splitlines()[-1][:9]) == (0, "1 passed "), done.stdout
 
 
-IN_A_SESSION = """
+IN_A_SESSION = '''
 import subprocess, sys, threading
 import conftest
 
-SIGNALS = "from signal import *; print(*(getsignal(number) == SIG_IGN for number in (SIGINT, SIGHUP, SIGQUIT)))"
+SIGNALS = """
+from signal import *
+print(*(getsignal(number) == SIG_IGN for number in (SIGINT, SIGHUP, SIGQUIT)))
+"""
 
 def test_signals():
-    assert subprocess.check_output([sys.executable, "-c", SIGNALS], text=True) == "False False False\\n"
+    words = [sys.executable, "-c", SIGNALS]
+    assert subprocess.check_output(words, text=True) == "False False False\\n"
     conftest.LIMIT = 0.2  # of the next test
 
 def test_waiting():
     threading.Event().wait()
-"""
+'''
 
 
 @pytest.mark.stress
