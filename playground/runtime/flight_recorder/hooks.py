@@ -251,7 +251,10 @@ class Hooks(Recorder):
         read = self.message_reader(method) if is_message else self.collective_reader(method)
 
         def operation(
-            group: Any, given: Sequence[Any] | None, args: tuple[Any, ...], kwargs: dict[str, Any]
+            group: Any,
+            given: Sequence[Any] | None,
+            args: tuple[object, ...],
+            kwargs: dict[str, object],
         ) -> Any:
             box = self.box
             if box is None:

@@ -244,7 +244,7 @@ class Recorder:
         return real
 
 
-Recorded = Callable[[Any, "Sequence[Any] | None", tuple[Any, ...], dict[str, Any]], Any]
+Recorded = Callable[[Any, "Sequence[Any] | None", tuple[object, ...], dict[str, object]], Any]
 """Makes a call: of the group, the arguments as `by_position` has them, and those as given."""
 
 
