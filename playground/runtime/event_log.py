@@ -56,6 +56,8 @@ class Format:
     record: struct.Struct
     """A multiple of 8 bytes. Its last field is the mark: in a ring the record's number plus 1, in a
     linear log anything but 0."""
+    mark: struct.Struct
+    """The mark alone, at its place in a record."""
     capacity: int
     """Number of records."""
     words: int
@@ -91,7 +93,9 @@ def map_file(path: Path, size: int) -> mmap.mmap:
     file = create(path)
     try:
         os.posix_fallocate(file, 0, size)
-        return mmap.mmap(file, size)
+        memory = mmap.mmap(file, size)
+        memory.madvise(mmap.MADV_RANDOM)  # to read zeros ahead may take milliseconds
+        return memory
     finally:
         os.close(file)
 
@@ -195,21 +199,27 @@ class LogReader:
     def read_header(self) -> tuple[int, ...]:
         return struct.unpack(f"<{HEADER}q", self.read_bytes(0, 8 * HEADER))
 
+    def count_records(self) -> int:
+        """The number of records begun so far; of a linear log, of those for which there is room."""
+        header = self.read_header()
+        limit = min(header[LIMIT], self.format.capacity)
+        return max(0, header[BEGUN] if self.format.ring else min(header[BEGUN], limit))
+
     def read_records(self, numbers: Iterable[int]) -> dict[int, bytes]:
         """Those of these records that are whole, by number."""
-        format, size = self.format, self.format.record.size
-        begun = self.read_header()[BEGUN]
-        region = 8 * HEADER, format.place_of(0) + size * min(max(begun, 0), format.capacity)
-        marked, content = self.read_bytes(*region), self.read_bytes(*region)
+        format, size, mark = self.format, self.format.record.size, self.format.mark
+        end = self.count_records()
+        places = {number: format.place_of(number) for number in numbers if 0 <= number < end}
+        start, end = min(places.values(), default=0), max(places.values(), default=-size) + size
+        marked, content = self.read_bytes(start, end), self.read_bytes(start, end)
         oldest = self.read_header()[BEGUN] - format.capacity if format.ring else 0
         found = {}
-        for number in numbers:
-            place = format.place_of(number) - region[0]
-            if not max(0, oldest) <= number < begun or place >= len(content):
-                continue
-            marks = {format.record.unpack_from(each, place)[-1] for each in (marked, content)}
-            if marks == {number + 1} if format.ring else 0 not in marks:
-                found[number] = content[place : place + size]
+        for number, place in places.items():
+            at = place - start
+            (before,), (after,) = mark.unpack_from(marked, at), mark.unpack_from(content, at)
+            is_whole = before == after == number + 1 if format.ring else before and after
+            if is_whole and number >= oldest:
+                found[number] = content[at : at + size]
         return found
 
     def read_words(self, count: int | None = None) -> bytes:

@@ -71,11 +71,16 @@ HEADS = [
 """when called (ns), when done, index + 1, line, description, what had been raised, number of sizes,
 sizes, mark"""
 RECORD = HEADS[-1]
-DONE_AT, MARK_AT = 1, RECORD.size // 8 - 1
+FIRST, LENGTH = HEADER, RECORD.size // 8
+"""Where the first record begins, and how long each is, in units of 8 bytes."""
+DONE_AT, MARK_AT = 1, LENGTH - 1
 """Offsets in a record, in units of 8 bytes."""
+MARK = struct.Struct(f"<{8 * MARK_AT}xq")
 MAY_GIVE_UP = -1
 """In the place of when it was done: it is not, and has a time limit of its own."""
-FORMAT = Format(title=b"PLAYBOX5", record=RECORD, capacity=CAPACITY, words=MOST_CHANNELS, ring=True)
+FORMAT = Format(
+    title=b"PLAYBOX5", record=RECORD, mark=MARK, capacity=CAPACITY, words=MOST_CHANNELS, ring=True
+)
 COUNTS = FORMAT.words_at // 8
 """Where the counts by channel begin, in units of 8 bytes."""
 OVERFLOW = COUNTS + MOST_CHANNELS - 1
@@ -204,7 +209,7 @@ class Box(EventLog):
         """The operation was refused before it began: it does not count, and meets none of the
         others'."""
         self.words[known[1]] -= 1
-        self.words[place_of(number) + MARK_AT] = 0
+        self.words[FIRST + LENGTH * (number % CAPACITY) + MARK_AT] = 0
 
     def note_raised(self, error: BaseException) -> int:
         """The number of an exception's class."""
@@ -214,14 +219,9 @@ class Box(EventLog):
 
     def end(self, number: int, how: int = 0) -> None:
         """The operation is over; with `MAY_GIVE_UP`, it has a time limit of its own from now on."""
-        place = place_of(number)
+        place = FIRST + LENGTH * (number % CAPACITY)
         if self.words[place + MARK_AT] == number + 1:  # otherwise a later one has taken its place
             self.words[place + DONE_AT] = how or time.monotonic_ns()
-
-
-def place_of(number: int) -> int:
-    """The offset of a record, in units of 8 bytes."""
-    return HEADER + RECORD.size // 8 * (number % CAPACITY)
 
 
 def plain(value: Any) -> Any:

@@ -18,12 +18,14 @@ from typing import NamedTuple
 from zipfile import ZIP_DEFLATED, ZIP_STORED, BadZipFile, ZipFile, ZipInfo
 
 from playground.runtime.errors import UsageError
-from playground.runtime.event_log import BEGUN, LIMIT, OWN, Format, LogReader
+from playground.runtime.event_log import BEGUN, OWN, Format, LogReader
 from playground.trace.record import BACKGROUND, MAIN
 
 RECORD = struct.Struct("<5q9i2B2x")
 """The binary format of an `EventRecord`. The kind is its mark: a record without one is
 incomplete."""
+KIND = struct.Struct("<77xB")
+"""The kind alone."""
 
 
 class EventRecord(NamedTuple):
@@ -59,7 +61,7 @@ SPAN = 128
 CAPACITY, VALUE_CAPACITY = 2**18, 2**20
 """Maximum numbers of events and of values of small tensors: 21 and 8 MB on the disk, until the run
 is over. The text takes 4 MB."""
-LOG = Format(title=b"PLAYREC2", record=RECORD, capacity=CAPACITY, words=VALUE_CAPACITY)
+LOG = Format(title=b"PLAYREC2", record=RECORD, mark=KIND, capacity=CAPACITY, words=VALUE_CAPACITY)
 VALUES_USED = OWN
 """Place of the number of values in the log's header, in units of 8 bytes."""
 
@@ -147,14 +149,13 @@ def read_folder(folder: Path) -> Files:
 def read_log(file: Path, rank: int) -> Files:
     """What a rank has written, as members of the zip file."""
     log = LogReader(os.open(file, os.O_RDONLY | os.O_CLOEXEC), LOG)
-    header = log.read_header()
-    begun, values_used = max(0, header[BEGUN]), header[VALUES_USED]
-    count = min(begun, max(0, header[LIMIT]), log.format.capacity)
+    header, count = log.read_header(), log.count_records()
+    dropped, values_used = max(0, header[BEGUN] - count), header[VALUES_USED]
     records = log.read_records(range(count))
     incomplete = bytes(RECORD.size)
     events = [records.get(number, incomplete) for number in range(count)]
     members = {
-        EVENTS: b"".join((HEADER.pack(MAGIC, count, begun - count, values_used), *events)),
+        EVENTS: b"".join((HEADER.pack(MAGIC, count, dropped, values_used), *events)),
         VALUES: log.read_words(values_used),
         TABLES: log.read_text(),
     }

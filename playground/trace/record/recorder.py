@@ -86,6 +86,11 @@ class Recorder(EventLog):
         """Numbers of the running backward passes, in order. Autograd calls hooks in threads of its
         own, one per GPU."""
         log = replace(LOG, capacity=capacity, words=value_capacity)
+        self.unread = capacity
+        """The number given to events for which there is no room."""
+        self.value_capacity = value_capacity
+        self.values_at = log.words_at
+        """The offset of the values, in bytes."""
         file = folder / f"rank-{rank}.log"
         try:
             super().__init__(log, map_file(file, log.size))
@@ -165,15 +170,15 @@ class Recorder(EventLog):
 
     def put_values(self, number: int, values: Sequence[float] | None) -> None:
         """Record the values of an event's tensor, if there is room for them."""
-        if values is None or len(values) > MAX_VALUES or number == self.format.capacity:
+        if values is None or len(values) > MAX_VALUES or number == self.unread:
             return
         count = len(values)
         with self.one_at_a_time:
             position = self.words[VALUES_USED]
-            if position + count > self.format.words:
+            if position + count > self.value_capacity:
                 return
             self.words[VALUES_USED] = position + count
-        FLOATS[count].pack_into(self.memory, self.format.words_at + 8 * position, *values)
+        FLOATS[count].pack_into(self.memory, self.values_at + 8 * position, *values)
         self.words[WORDS * number + VALUES_AT] = position * SPAN + count
 
     def set_lane(self, number: int, lane: int) -> None:
