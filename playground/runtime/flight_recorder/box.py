@@ -271,6 +271,9 @@ class View(LogReader):
         now = time.monotonic()
         counts = memoryview(self.read_words()).cast("q")
         tables = self.read_tables()  # after the records, which refer to them
+        tables[LINE] = [
+            f"{Path(file).name}:{line} in {function}" for file, line, function, _ in tables[LINE]
+        ]
         _, first, worlds, moved = tables[WORLD][0] if tables[WORLD] else ("", begun, 0, False)
         operations = {
             number: read
@@ -295,7 +298,7 @@ class View(LogReader):
             is_renumbered=bool(moved),
         )
 
-    def read_tables(self) -> Mapping[str, list[Any]]:
+    def read_tables(self) -> dict[str, list[Any]]:
         """The things that the text holds, by subject, up to the first line that is not whole."""
         tables = defaultdict[str, list[Any]](list)
         with contextlib.suppress(ValueError, TypeError):
@@ -340,20 +343,19 @@ def read_operation(
     if not 0 <= description < len(tables[OPERATION]):
         return None
     kind, name, group, dtype, peer, tag, number, members = tables[OPERATION][description]
-    file, line_number, function, _ = find_in(tables[LINE], line) or ("",) * 4
     return Operation(
         kind=kind, name=name, group=tuple(group), shape=tuple(shape[: max(sizes, 0)]), dtype=dtype,
         peer=peer, tag=tag, number=number, members=tuple(members), index=index - 1,
-        line=f"{Path(file).name}:{line_number} in {function}" if file else "",
-        raised=find_in(tables[RAISED], raised) or "",
+        line=find_in(tables[LINE], line),
+        raised=find_in(tables[RAISED], raised),
         state=DONE if done > 0 else AWAITED if is_main else ISSUED,
         issued=called / 1e9, done=max(done, 0) / 1e9, may_give_up=done == MAY_GIVE_UP,
     )  # fmt: skip
 
 
-def find_in(things: Sequence[Any], number: int) -> Any:
-    """The thing of this number; None if there is none."""
-    return things[number] if 0 <= number < len(things) else None
+def find_in(things: Sequence[str], number: int) -> str:
+    """The text of this number; empty if there is none."""
+    return things[number] if 0 <= number < len(things) else ""
 
 
 def process_status(pid: int, *thread: str) -> list[bytes]:

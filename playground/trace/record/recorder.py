@@ -29,8 +29,9 @@ from playground.trace.record.layout import (
     VALUES_USED,
 )
 
-WORDS, HALVES = RECORD.size // 8, RECORD.size // 4
-"""The length of a record in units of 8 and of 4 bytes."""
+pack_into = RECORD.pack_into
+LENGTH, WORDS, HALVES = RECORD.size, RECORD.size // 8, RECORD.size // 4
+"""The length of a record in units of 1, 8 and 4 bytes."""
 FIRST = 8 * HEADER
 """The offset of the first record, in bytes."""
 START_AT, END_AT, VALUES_AT = HEADER, HEADER + 1, HEADER + 4
@@ -86,8 +87,7 @@ class Recorder(EventLog):
         """Numbers of the running backward passes, in order. Autograd calls hooks in threads of its
         own, one per GPU."""
         log = replace(LOG, capacity=capacity, words=value_capacity)
-        self.unread = capacity
-        """The number given to events for which there is no room."""
+        self.values_used = 0
         self.value_capacity = value_capacity
         self.values_at = log.words_at
         """The offset of the values, in bytes."""
@@ -137,8 +137,8 @@ class Recorder(EventLog):
         group_number = self.groups[group]
         number = self.take_number()
         thread = self.thread
-        RECORD.pack_into(
-            self.memory, FIRST + RECORD.size * number, start, 0, nbytes, offset, NONE,
+        pack_into(
+            self.memory, FIRST + LENGTH * number, start, 0, nbytes, offset, NONE,
             thread.parent if parent is None else parent, peer, message, tag,
             NONE, source, shape_number, name_number, group_number, thread.lane, KIND_CODES[kind],
         )  # fmt: skip
@@ -170,19 +170,19 @@ class Recorder(EventLog):
 
     def put_values(self, number: int, values: Sequence[float] | None) -> None:
         """Record the values of an event's tensor, if there is room for them."""
-        if values is None or len(values) > MAX_VALUES or number == self.unread:
+        if values is None or len(values) > MAX_VALUES:
             return
         count = len(values)
         with self.one_at_a_time:
-            position = self.words[VALUES_USED]
+            position = self.values_used
             if position + count > self.value_capacity:
                 return
-            self.words[VALUES_USED] = position + count
+            self.values_used = self.words[VALUES_USED] = position + count
         FLOATS[count].pack_into(self.memory, self.values_at + 8 * position, *values)
         self.words[WORDS * number + VALUES_AT] = position * SPAN + count
 
     def set_lane(self, number: int, lane: int) -> None:
-        self.octets[RECORD.size * number + LANE_AT] = lane
+        self.octets[LENGTH * number + LANE_AT] = lane
 
     def begin_wait(self, numbers: Iterable[int], source: int) -> int:
         """Record the start of a wait for these events. Returns its number."""
