@@ -27,7 +27,17 @@ from playground.runtime import RankFailed, UsageError
 from playground.runtime.launcher.entry import CommandWorld
 from playground.trace.files import RENDERED, Recordings, render, without_option
 from playground.trace.record import COLLECTIVE, SCHEMA, SEND
-from playground.trace.record.layout import RECORD, EventRecord, Files, place_of, read_zip, write_zip
+from playground.trace.record.layout import (
+    LOGS,
+    RECORD,
+    SOURCE,
+    EventRecord,
+    Files,
+    place_of,
+    read_zip,
+    write_zip,
+)
+from playground.trace.record.recorder import Recorder
 from playground.trace.record.run import Recorded, collect, describe_run, merge, read_recording
 
 
@@ -109,9 +119,8 @@ def test_what_is_crafted_is_refused_in_one_line(packed: Path, tmp_path: Path) ->
     with ZipFile(file, "w", ZIP_BZIP2) as other:
         other.writestr("run.json", b"{}")
     folder.mkdir()
-    for name in ("rank-0.tables", "rank-0.values"):
-        with (folder / name).open("wb") as sparse:
-            sparse.truncate(len(MUCH))
+    with (folder / "rank-0.log").open("wb") as sparse:
+        sparse.truncate(2 * len(MUCH))
     os.mkfifo(tmp_path / "fifo.playground")
     events = bytearray(files["rank-0.events"])
     for place in range(2, 6):
@@ -234,17 +243,17 @@ def test_see_keeps_the_recording(name: str, run_cli: Run, tmp_path: Path) -> Non
         assert read_recording(file).command == ("allreduce", "--algorithm", "ring", "-n", "2")
 
 
-def test_files_that_a_folder_of_anybody_names_are_not_read(packed: Path, tmp_path: Path) -> None:
+def test_files_that_a_folder_of_anybody_names_are_not_read(tmp_path: Path) -> None:
     """Only where the ranks' own recording becomes a file are the lines of the program put into
     it."""
     (tmp_path / "diary.txt").write_text("dear diary")
-    folder = shutil.copytree(packed.parent / "ranks" / "0", tmp_path / "ranks")
-    with (folder / "rank-0.tables").open("a") as tables:
-        tables.write(
-            json.dumps(["source", ["diary.txt", 1, "f", str(tmp_path / "diary.txt")]]) + "\n"
-        )
+    folder = tmp_path / "ranks"
+    folder.mkdir()
+    recorder = Recorder(folder, 0, capacity=10, value_capacity=10, device="cpu")
+    recorder.write(SOURCE, ("diary.txt", 1, "f", str(tmp_path / "diary.txt")))
+    recorder.stop()
     recording = read_recording(folder)
-    assert "diary.txt" in {source.file for source in recording.sources}
+    assert [source.file for source in recording.sources] == ["diary.txt"]
     assert recording.texts == {}
     assert "text/diary.txt" in collect(folder)
 
@@ -303,7 +312,7 @@ def test_a_folder_of_the_users_is_left_alone(tmp_path: Path, run_cli: Run) -> No
     (mine / "0").mkdir(parents=True)
     (mine / "0" / "note.txt").write_text("mine")
     # what a launcher that was killed has left
-    for name in ("run.json", "rank-0.tables", "rank-0.events"):
+    for name in ("run.json", "rank-0.log"):
         (mine / "0" / name).write_text("")
     folder.symlink_to(mine)
     for _ in range(2):
@@ -341,4 +350,4 @@ def test_a_launcher_that_is_killed_early_leaves_nothing_that_cannot_be_seen(
         process.communicate(timeout=60)
         folder = tmp_path / "p2p.playground.ranks"
         if folder.exists():
-            assert [*folder.rglob("*.tables")]
+            assert [*folder.rglob(LOGS)]
