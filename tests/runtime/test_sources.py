@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from playground.runtime.flight_recorder import sources
-from playground.runtime.flight_recorder.sources import NONE, PACKAGE, Line, Sources
+from playground.runtime.event_log import NONE
+from playground.runtime.flight_recorder.sources import PACKAGE, Line, Sources
 
 STDLIB = sysconfig.get_path("stdlib")
 TEXT = "def step(call):\n    first = call()\n    return first, call()\n"
