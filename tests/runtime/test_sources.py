@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from playground.runtime.flight_recorder import sources
 from playground.runtime.event_log import NONE
+from playground.runtime.flight_recorder import sources
 from playground.runtime.flight_recorder.sources import PACKAGE, Line, Sources
 
 STDLIB = sysconfig.get_path("stdlib")
