@@ -164,7 +164,8 @@ EXCEPTIONS = {
 
 
 MAKE_PROCESSES = {
-    *(f"playground.runtime.launcher.{name}" for name in ("server", "fork_server")),
+    "playground.runtime.launcher.server",
+    "playground.runtime.upstream",
     "playground.lessons.hello.lesson",  # as the tutorial does
 }
 

@@ -27,6 +27,7 @@ from playground.runtime.flight_recorder.box import process_status
 from playground.runtime.flight_recorder.sources import PACKAGE, PACKAGES
 from playground.runtime.rendezvous.connections import tcp_connections
 from playground.runtime.threads import OurThread
+from playground.runtime.upstream import is_foreign, takes_remote_calls
 
 BETWEEN_LOOKS = 0.1
 """Seconds between two looks that show whether something moves."""
@@ -168,9 +169,6 @@ def waits_for_ranks(path: str) -> bool:
 
 def find_actor(threads: list[str]) -> str:
     """A source of operations in this process besides its main thread, such as these threads."""
-    remote = getattr(
-        sys.modules.get("torch.distributed.rpc.api"), "_is_current_rpc_agent_set", bool
-    )
     if callbacks:
         return "whether a callback of a future is to run"
     if any(
@@ -178,13 +176,13 @@ def find_actor(threads: list[str]) -> str:
         for timer in (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
     ):
         return "what it does when its timer goes off"
-    if remote():
+    if takes_remote_calls():
         return "whether a remote call comes"
     main, frames = threading.main_thread(), sys._current_frames()
     # A thread of C++ that has run a callback stays known to Python, and runs nothing there.
     known = {
         each.ident: each for each in threading.enumerate()
-        if each.ident in frames or not isinstance(each, threading._DummyThread)
+        if each.ident in frames or not is_foreign(each)
     }  # fmt: skip
     harmless = OurThread, getattr(sys.modules.get("tqdm._monitor"), "TMonitor", OurThread)
     for ident in {*known, *frames} - {main.ident}:

@@ -18,7 +18,6 @@ brings a second process along, and learns of its launcher's death only when its 
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import ctypes
 import fcntl
@@ -32,19 +31,22 @@ import struct
 import sys
 import time
 import warnings
-from multiprocessing import spawn
 from multiprocessing.connection import wait
-from multiprocessing.process import BaseProcess
 from typing import NoReturn
 
 from playground.runtime.rank.process import (
     FROM_TERMINAL,
     begin,
-    detach_finalizers,
     end,
     kill_at_end_of_file,
 )
 from playground.runtime.surroundings import open_standard_streams
+from playground.runtime.upstream import (
+    detach_finalizers,
+    forget_parent,
+    run_exit_functions,
+    run_pickled,
+)
 
 MESSAGE = struct.Struct("q")
 REFUSED = -1
@@ -61,18 +63,6 @@ END_GRACE = 0.3
 ended."""
 PR_SET_CHILD_SUBREAPER = 36
 """Source: https://man7.org/linux/man-pages/man2/PR_SET_CHILD_SUBREAPER.2const.html"""
-inherited: list[int] = []
-"""In a rank: the descriptors it was given."""
-
-
-class InheritedFd:
-    """Stands for a descriptor in what a rank unpickles."""
-
-    def __init__(self, index: int) -> None:
-        self.index = index
-
-    def detach(self) -> int:
-        return inherited[self.index]
 
 
 def serve(lifeline: int, modules: list[str]) -> NoReturn:
@@ -93,7 +83,7 @@ def serve(lifeline: int, modules: list[str]) -> NoReturn:
     with requests:
         ForkServer(requests, lifeline, failure).run()
         fcntl.fcntl(lifeline, fcntl.F_SETFL, os.O_RDONLY)  # it need not be killed
-    atexit._run_exitfuncs()
+    run_exit_functions()
     os._exit(0)  # the rest of an orderly exit would only give memory back
 
 
@@ -207,14 +197,13 @@ class ForkServer:
             for status in self.statuses.values():
                 status.close()
             begin(self.lifeline)
-            BaseProcess._after_fork()  # type: ignore[attr-defined]
-            inherited[:] = fds
+            forget_parent()
             for number, descriptor in enumerate(fds[:streams], 1):
                 os.dup2(descriptor, number)
                 os.close(descriptor)
             if not arrives(work):
                 os._exit(1)
-            spawn._main(work, os.dup(work))
+            run_pickled(work, list(fds))
         except BaseException as error:
             end(error)
         end()
