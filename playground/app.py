@@ -20,6 +20,7 @@ from playground.console import session
 from playground.console.options import format_options
 from playground.console.steps import steps_command
 from playground.exercises import EXERCISES
+from playground.figures import SEE
 from playground.lessons import LESSONS, PATH
 from playground.runtime import signals, surroundings
 from playground.runtime.errors import PlaygroundError, UsageError
@@ -28,7 +29,6 @@ from playground.runtime.remote import remote
 from playground.runtime.rendezvous.environment import end_with_torchrun
 from playground.runtime.untrusted import printable
 from playground.site import READ, SITE
-from playground.trace import SEE
 
 TOOLS = {**tools.TOOLS, SEE.name: SEE}
 BESIDE = {**TOOLS, SITE.name: SITE, READ.name: READ}

@@ -167,11 +167,12 @@ def check_function(function: Callable[..., object]) -> Verdict:
     first = inspect.getsourcelines(function)[1]
     if Path(file).name == exercise.file:
         text = read_text(Path(file))
-    else:  # a notebook's: the reference's imports come in one line before it, where its lines keep their numbers
-        imports = [
-            line for line in exercise.solution.splitlines() if line.startswith(("import ", "from "))
-        ]
-        text = f"{'; '.join(imports)}{chr(10) * max(1, first - 1)}{textwrap.dedent(inspect.getsource(function))}"
+    else:  # a notebook's: the reference's imports come before it, in one line, so that its lines
+        # keep their numbers
+        lines = exercise.solution.splitlines()
+        imports = "; ".join(line for line in lines if line.startswith(("import ", "from ")))
+        source = textwrap.dedent(inspect.getsource(function))
+        text = f"{imports}{chr(10) * max(1, first - 1)}{source}"
     verdict = check_solution(
         Solution(exercise, text, file), Workbook(Path.cwd()).solutions_before(exercise)
     )

@@ -22,6 +22,7 @@ from pygments.lexers import get_lexer_by_name
 from playground.console.options import FILE
 from playground.console.session import Session, session_command
 from playground.exercises.exercise import CATALOGUE, FOLDER, Exercise
+from playground.figures.runs import FIGURE_OF, find_run
 from playground.lessons import PATH
 from playground.runtime.errors import PlaygroundError, UsageError
 from playground.runtime.files import write_file
@@ -31,7 +32,6 @@ from playground.site.chapters import CHAPTERS
 from playground.tools.failures.page import PROGRAMS, find, read_body
 from playground.trace.play import read_script, read_style, render_player
 from playground.trace.record import Recording
-from playground.trace.runs import PICTURES, RUN_OF, find_run
 
 HERE = Path(__file__).parent
 CODE = ROOT / "playground"
@@ -240,13 +240,14 @@ runs it, and its cure. All programs: <a href="break.html">break</a></p>
         `PlaygroundError` if no run draws it."""
         folder = file.parent.parent.name
         name, path = f"{folder}-{file.name}", f"{folder}/{file.stem}"
-        if not (run := RUN_OF.get(path)):
+        if not (figure := FIGURE_OF.get(path)):
             raise PlaygroundError(f"{page} shows {file.relative_to(ROOT)}, which no run draws")
         self.pictures[f"figures/{name}"] = file
         picture = f'<img src="figures/{name}" alt="{caption}">'
         about = f"<figcaption>{caption}</figcaption>"
-        recording, once = find_run(run), f"{run} on {page}"
-        if path in PICTURES or once in self.played or not (recording and any(recording.events())):
+        recording, once = find_run(figure.run.name), f"{figure.run.name} on {page}"
+        is_played = figure.is_played and once not in self.played
+        if not is_played or not (recording and any(recording.events())):
             return picture + about
         self.played.add(once)
         drawn = f'<details class="drawn" open><summary>As a picture</summary>{picture}</details>'

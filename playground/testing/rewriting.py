@@ -39,9 +39,8 @@ def install(rewritten: frozenset[str], verbosity: int) -> None:
         hook = RankHook(config)
         # Explain failing comparisons, as pytest does while a test runs. Kept, as its end would end
         # the explanations.
-        hook.protocol = assertion.pytest_runtest_protocol(
-            SimpleNamespace(config=config, ihook=HOOKS)
-        )  # type: ignore[arg-type]
+        item: Any = SimpleNamespace(config=config, ihook=HOOKS)
+        hook.protocol = assertion.pytest_runtest_protocol(item)
         next(hook.protocol)
         sys.meta_path.insert(0, hook)
     hook.add(rewritten)

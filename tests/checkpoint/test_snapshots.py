@@ -22,6 +22,8 @@ from typing import Any
 
 import pytest
 import torch
+from gpus import hold_the_gpu
+from torch import nn
 
 from playground import launch, report
 from playground.checkpoint import folder as folder_under_test, snapshots as under_test
@@ -38,11 +40,14 @@ from playground.checkpoint.snapshots import (
     Snapshot,
     SnapshotWriter,
     choose_snapshot,
+    deserialise,
     open_folder,
     read_snapshot,
     serialise,
 )
+from playground.lessons.data_parallel.machine import parallel_apply
 from playground.runtime import UsageError, device, files
+from playground.testing import World
 
 RUN: dict[str, object] = {"lr": 0.1, "limit": None, "data": "digits"}
 
@@ -539,3 +544,35 @@ def test_where_another_run_writes_all_are_told(tmp_path: Path, world: Any) -> No
     told = world(2).run(open_together, [tmp_path] * 2, "auto", [0, 0])
     os.close(descriptor)
     assert all("another run is writing its own there" in each for each in told)
+
+
+def use_what_is_under_way(rank: int, size: int) -> dict[str, list[float]]:
+    """What a snapshot's copy, and a replica in its thread, have of a tensor that the GPU has still
+    to compute."""
+    tensor = torch.empty(2, device=device())
+
+    def copy() -> list[float]:
+        values: list[float] = deserialise(serialise(tensor)).tolist()
+        return values
+
+    def compute() -> list[float]:
+        [output] = parallel_apply([nn.ReLU()], [(tensor,)], None, [device()])
+        values: list[float] = output.tolist()
+        return values
+
+    found = {}
+    for use in (copy, compute):
+        tensor.zero_()
+        tensor += 1
+        use()  # the kernels are loaded, the memory is there
+        hold_the_gpu()
+        tensor += 1
+        found[use.__name__] = use()
+    return found
+
+
+@pytest.mark.gpu
+def test_what_is_under_way_is_waited_for(nccl_size: int, nccl: World) -> None:
+    assert (
+        nccl.run(use_what_is_under_way) == [{"copy": [2.0, 2.0], "compute": [2.0, 2.0]}] * nccl_size
+    )

@@ -22,23 +22,22 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from fixtures import Fork, Worlds
 from joined_rank import cross
 from processes import ENOUGH, by_hand, free_port
-from programs import SCRIPT, ForkedProgram
+from programs import SCRIPT
 from torch.nn.parallel import DistributedDataParallel
 
 from playground import Deadlock, RankFailed
+from playground.runtime.event_log import USED
 from playground.runtime.flight_recorder import BACKWARD, NEW_GROUP, SEND, Doing, RankState
 from playground.runtime.flight_recorder.activity import Activity, compare, look
 from playground.runtime.flight_recorder.box import (
     CAPACITY,
-    LENGTH,
-    MAGIC,
+    FORMAT,
     MAIN,
     MOST_RAISED,
     NAME,
-    TEXT,
-    USED,
     Box,
     Known,
     View,
@@ -46,11 +45,8 @@ from playground.runtime.flight_recorder.box import (
     open_box,
 )
 from playground.runtime.flight_recorder.hooks import hooks
-from playground.testing import World
 from playground.tools.failures.page import list_family
 
-Worlds = Callable[..., World]
-Fork = Callable[..., ForkedProgram]
 FOREVER = 300.0
 STILL = 0.75
 """Seconds that a rank stands still: three looks of the launcher's."""
@@ -304,7 +300,7 @@ def test_an_operation_that_was_refused_is_none() -> None:
 
 def test_a_doubt_for_which_there_is_no_room_is_a_doubt() -> None:
     box, view, _ = begin_box()
-    box.words[USED] = TEXT
+    box.words[USED] = FORMAT.text
     box.doubt("what it has called elsewhere")
     assert view.read().unnamed
 
@@ -449,12 +445,12 @@ def test_a_box_cannot_write_to_a_terminal() -> None:
     box = Box(0, 2, "a \x1b[2Jworld")
     box.begin_program()
     view = View(os.getpid(), box.file)
-    assert view.world == ("a ?[2Jworld", 2)
+    assert view.world == (r"a \x1b[2Jworld", 2)
 
 
 def make_file(content: bytes) -> int:
     file = os.memfd_create(NAME)
-    os.ftruncate(file, LENGTH)
+    os.ftruncate(file, FORMAT.size)
     os.pwrite(file, content, 0)
     return file
 
@@ -463,7 +459,9 @@ def test_a_box_of_another_version_and_half_a_box_are_told_apart() -> None:
     with pytest.raises(ValueError, match="another version"):
         View(os.getpid(), make_file(b"PLAYBOX0"))
     # of five operations none is there
-    half = make_file(struct.pack("<9q", MAGIC, os.getpid(), 0, 2, 1, 0, 5, 4, 100))
+    sizes = FORMAT.capacity, FORMAT.words, FORMAT.text
+    log = struct.pack("<8s6q", FORMAT.title, *sizes, 5, 0, 100)
+    half = make_file(log + struct.pack("<6q", os.getpid(), 0, 2, 1, 0, 4))
     state = View(os.getpid(), half).read()
     assert (state.operations, state.counts) == ((), {})
 

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
+from fixtures import Worlds
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from playground.algorithms import load_all_reduce
-from playground.testing import World
 from playground.training.link import Link
 from playground.training.sync import OverlappedSync
 
-Worlds = Callable[..., World]
 GBIT, NBYTES = 0.001, 4000
 """A tensor of so many bytes takes 32 ms, times what an all-reduce sends of it."""
 

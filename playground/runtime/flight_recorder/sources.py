@@ -12,9 +12,9 @@ import sysconfig
 from collections.abc import Callable
 from types import CodeType, FrameType
 
+from playground.runtime.event_log import NONE
 from playground.runtime.remote import ROOT
 
-NONE = -1
 MOST_CODES = 10_000
 """Number of codes that are kept: a program may make ever more of them."""
 Line = tuple[str, int, str, str]

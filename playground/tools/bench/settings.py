@@ -1,16 +1,16 @@
 """The settings of a benchmark: one object from the command line to the ranks. Does not import
 torch.
 
-| collective     | size                           | count                   | busbw / algbw, N ranks |
-|----------------|--------------------------------|-------------------------|------------------------|
-| all_reduce     | of the tensor                  | its elements            | 2 (N - 1) / N          |
-| broadcast      | of the tensor                  | its elements            | 1                      |
-| reduce         | of the tensor                  | its elements            | 1                      |
-| all_gather     | of every rank's output         | of every rank's input   | (N - 1) / N            |
-| reduce_scatter | of every rank's input          | of every rank's output  | (N - 1) / N            |
-| all_to_all     | of every rank's input          | of one piece of it      | (N - 1) / N            |
-| gather         | of the root's output           | of every rank's input   | (N - 1) / N            |
-| scatter        | of the root's input            | of every rank's output  | (N - 1) / N            |
+| collective     | size                     | count                    | busbw / algbw, N ranks |
+|----------------|--------------------------|--------------------------|------------------------|
+| all_reduce     | of the tensor            | its elements             | 2 (N - 1) / N          |
+| broadcast      | of the tensor            | its elements             | 1                      |
+| reduce         | of the tensor            | its elements             | 1                      |
+| all_gather     | of every rank's output   | of every rank's input    | (N - 1) / N            |
+| reduce_scatter | of every rank's input    | of every rank's output   | (N - 1) / N            |
+| all_to_all     | of every rank's input    | of one piece of it       | (N - 1) / N            |
+| gather         | of the root's output     | of every rank's input    | (N - 1) / N            |
+| scatter        | of the root's input      | of every rank's output   | (N - 1) / N            |
 
 The size is rounded down to a multiple of an element; where each rank has a share, of N elements.
 Source: https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md
@@ -23,7 +23,7 @@ from dataclasses import asdict, dataclass
 from itertools import count, takewhile
 
 from playground.algorithms import BACKEND, OURS
-from playground.measurement import format_bytes
+from playground.console.units import format_bytes
 from playground.runtime.errors import UsageError
 from playground.runtime.flags import check_flags, flag
 

@@ -22,7 +22,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from playground.measurement import Fields, format_bytes
+from playground.console.units import format_bytes
 from playground.runtime.backends import BACKENDS
 from playground.runtime.errors import RankFailed, RankTimeout, UsageError
 from playground.runtime.files import temporary_folder
@@ -35,7 +35,7 @@ from playground.runtime.flight_recorder import (
     RankState,
 )
 from playground.runtime.flight_recorder.box import SWITCH, TIME_LIMIT, View, find_boxes
-from playground.runtime.flight_recorder.diagnosis import diagnose, find_mismatch
+from playground.runtime.flight_recorder.diagnosis import Diagnosis, diagnose, find_mismatch
 from playground.runtime.launcher.examine import line_of
 from playground.runtime.launcher.launch import launch
 from playground.runtime.rank.rank import Event, report
@@ -57,16 +57,32 @@ class Elapsed(Exception):
 
 
 @dataclass(frozen=True, kw_only=True)
+class ScriptRun:
+    """A run of a script."""
+
+    size: int
+    """Number of ranks."""
+    has_returned: bool
+    """Whether it has returned on all ranks; otherwise it has failed, or its time was up."""
+    failure: str
+    """The failure of a rank; empty for none."""
+    diagnosis: Diagnosis | None
+    """Of a deadlock, the only sign."""
+
+    @property
+    def has_failed(self) -> bool:
+        return bool(self.failure or self.diagnosis)
+
+
+@dataclass(frozen=True, kw_only=True)
 class ScriptFacts:
     """The facts of a script."""
 
     path: Path
     folder: str
     """Where the copies were in which it ran."""
-    runs: Sequence[Fields]
-    """For each number of ranks: the `size`; whether it `has_returned` on all of them (otherwise it
-    has failed, or its time was up); the `failure` of a rank, empty for none; the `diagnosis`, of a
-    deadlock the only sign."""
+    runs: Sequence[ScriptRun]
+    """One for each number of ranks."""
     operations: Sequence[Operation] = field(repr=False)
     """Those of all ranks in all runs."""
 
@@ -86,7 +102,7 @@ def examine(path: Path, words: Sequence[str], seconds: float, timeout: float) ->
         raise UsageError(
             f"{path} cannot be read as a script in Python ({failure}): name one for torchrun"
         ) from None
-    runs, operations = list[Fields](), list[Operation]()
+    runs, operations = list[ScriptRun](), list[Operation]()
     with temporary_folder("doctor") as folder:
         for size in SIZES:
             here = folder.resolve() / f"{size}-ranks"
@@ -95,10 +111,10 @@ def examine(path: Path, words: Sequence[str], seconds: float, timeout: float) ->
             )
             runs.append(run)
             operations += (one for state in states for one in state.operations)
-            if has_failed(run):
+            if run.has_failed:
                 break
     script = ScriptFacts(path=path, folder=str(folder), runs=runs, operations=operations)
-    if not has_failed(runs[-1]) and not operations:
+    if not runs[-1].has_failed and not operations:
         raise UsageError(
             f"{path} called no operation of torch.distributed within {seconds:g} s: name a script "
             "for torchrun, whose "
@@ -107,16 +123,12 @@ def examine(path: Path, words: Sequence[str], seconds: float, timeout: float) ->
     return script
 
 
-def has_failed(run: Fields) -> bool:
-    return bool(run["failure"] or run["diagnosis"])
-
-
 def summarize(script: ScriptFacts) -> str:
     """How the runs ended, in a few words."""
     text = ""
     for run in script.runs:
-        otherwise = "failed" if has_failed(run) else "stopped when their time was up"
-        text += f"{run['size']} ranks {'returned' if run['has_returned'] else otherwise}, "
+        otherwise = "failed" if run.has_failed else "stopped when their time was up"
+        text += f"{run.size} ranks {'returned' if run.has_returned else otherwise}, "
     return f"{text}in copies of its folder in {script.folder}, removed by now"
 
 
@@ -158,7 +170,7 @@ def copy_files(path: Path, target: Path) -> Path:
 
 def run_script(
     here: Path, argv: Sequence[str], size: int, seconds: float, timeout: float
-) -> tuple[Fields, Sequence[RankState]]:
+) -> tuple[ScriptRun, Sequence[RankState]]:
     """The script on `size` ranks, in the working folder `here`: how that ended, and the state of
     each rank."""
     boxes: dict[int, View] = {}
@@ -204,12 +216,8 @@ def run_script(
                 os.killpg(group, signal.SIGKILL)
     states = last or [boxes[rank].read() for rank in sorted(boxes)]
     why = why or find_mismatch(states)
-    return {
-        "size": size,
-        "has_returned": has_returned,
-        "failure": failure,
-        "diagnosis": why,
-    }, states
+    run = ScriptRun(size=size, has_returned=has_returned, failure=failure, diagnosis=why)
+    return run, states
 
 
 def run_on_rank(rank: int, size: int, here: Path, argv: Sequence[str], seconds: float) -> None:
@@ -235,19 +243,20 @@ def run_on_rank(rank: int, size: int, here: Path, argv: Sequence[str], seconds: 
 
 
 def check_agreement(script: ScriptFacts) -> Iterator[Finding]:
-    for run in (run for run in script.runs if run["diagnosis"]):
-        saw = f"on {run['size']} ranks: {' '.join(run['diagnosis'].sentence.split())}"
-        rule = "ranks call operations that match, equally often, in the same order"
-        yield error(saw, rule, run["diagnosis"].cure)
+    rule = "ranks call operations that match, equally often, in the same order"
+    for run in script.runs:
+        if run.diagnosis:
+            saw = f"on {run.size} ranks: {' '.join(run.diagnosis.sentence.split())}"
+            yield error(saw, rule, run.diagnosis.cure)
 
 
 def check_failure(script: ScriptFacts) -> Iterator[Finding]:
     first, run = script.runs[0], script.runs[-1]
-    if first["failure"]:
-        fix = f"torchrun --nproc-per-node {first['size']} {script.path} shows the traceback"
-        yield error(first["failure"], "a script returns on all ranks", fix)
-    elif run["failure"]:
-        saw = f"it works on {first['size']} ranks; {run['failure']}"
+    if first.failure:
+        fix = f"torchrun --nproc-per-node {first.size} {script.path} shows the traceback"
+        yield error(first.failure, "a script returns on all ranks", fix)
+    elif run.failure:
+        saw = f"it works on {first.size} ranks; {run.failure}"
         fix = "derive peers, groups and shards from get_world_size(), not from a constant"
         yield error(saw, "a script works on any number of ranks", fix)
 

@@ -104,19 +104,15 @@ class Waits:
         return sorted(self.all, key=lambda wait: (-wait.seconds, ref_of(wait.event)))
 
     def explain(self, event: Event) -> WaitState:
-        """The wait of this event, with the last peer to come among those it could have waited
-        for."""
-        known = [
-            awaited for awaited in self.timeline.awaited(event) if ref_of(awaited) in self.peers
-        ]
+        """The wait of this event, with the last of the peers that it could have waited for."""
+        known = [each for each in self.timeline.awaited(event) if ref_of(each) in self.peers]
         pairs = ((awaited, peer) for awaited in known for peer in self.peers[ref_of(awaited)])
         causes = [pair for pair in pairs if pair[1].start <= event.end]
         if not causes:
             return WaitState(event, known[0] if known else None, None, 0.0)
         awaited, peer = max(causes, key=lambda pair: (pair[1].start, pair[1].rank))
-        return WaitState(
-            event, awaited, peer, min(max(peer.start - event.start, 0.0), event.seconds)
-        )
+        seconds = min(max(peer.start - event.start, 0.0), event.seconds)
+        return WaitState(event, awaited, peer, seconds)
 
 
 def seconds_by_cause(waits: Sequence[WaitState]) -> dict[str, float]:
