@@ -1,7 +1,7 @@
 """`shm`, a backend of torch.distributed: gloo, whose collectives on one host are ours in memory
 that the ranks share.
 
-    dist.init_process_group("shm")        in any script: torch 2.15 finds it by the entry point of this package
+    dist.init_process_group("shm")        in any script: torch 2.15 finds it by this package's entry
     python -m playground ddp --backend shm
 
 all_reduce, reduce_scatter_tensor, all_gather_into_tensor and broadcast of CPU tensors are ours

@@ -1,7 +1,8 @@
 """The folder of a run's snapshots: files that are whole or absent, when they are taken, and the
 lock by which it belongs to one run.
 
-    step-00000120-9f86d081884c7d65.pt    the state of all ranks after 120 steps; the digits are those of its SHA-256
+    step-00000120-9f86d081884c7d65.pt    the state of all ranks after 120 steps, and the first
+                                         digits of its SHA-256
 
 Every call that changes the disk is one of `os`. Does not import torch.
 """

@@ -4,12 +4,12 @@
 a pipe that carries nothing and whose end means that the launcher is gone. The byte says how many of
 the others are the rank's stdout and stderr, and with it come file descriptors:
 
-| descriptor | use                                                                                            |
-|------------|------------------------------------------------------------------------------------------------|
-| status     | a socket, for messages: the rank's process id and a pidfd of it, then its exit code; or        |
-|            | `REFUSED` and the reason                                                                       |
-| work       | what the rank is to run, pickled                                                               |
-| the others | what the rank is to inherit: its line to the launcher, for example                             |
+| descriptor | use                                                                                 |
+|------------|-------------------------------------------------------------------------------------|
+| status     | a socket, for messages: the rank's process id and a pidfd of it, then its exit      |
+|            | code; or `REFUSED` and the reason                                                   |
+| work       | what the rank is to run, pickled                                                    |
+| the others | what the rank is to inherit: its line to the launcher, for example                  |
 
 The standard library has a fork server, too. It listens on a socket in the temporary directory
 (which can be full, missing, or have too long a name, and which a killed process leaves behind),

@@ -1,14 +1,16 @@
 """A rank as a process: it begins and ends as a script does that torchrun starts, although it is a
 fork.
 
-| at its end                 | as in any process of Python                                                            |
-|----------------------------|----------------------------------------------------------------------------------------|
-| exit code                  | 0 when its function returns and after `sys.exit()`; that of `sys.exit(code)`; 1 after  |
-|                            | an exception and `sys.exit("message")`                                                 |
-| threads, atexit, finalizers| threads that are no daemons are waited for; what is registered with `atexit` runs,     |
-|                            | and so do `weakref.finalize`, `logging` and `multiprocessing`, which end by it         |
-| what it has written        | flushed: files that are still open, Python's streams and C's stdio                     |
-| what it has started        | ends with a rank that fails or is ended: its process group gets SIGTERM, then SIGKILL  |
+| at its end                  | as in any process of Python                                        |
+|-----------------------------|--------------------------------------------------------------------|
+| exit code                   | 0 when its function returns and after `sys.exit()`; that of        |
+|                             | `sys.exit(code)`; 1 after an exception and `sys.exit("message")`   |
+| threads, atexit, finalizers | threads that are no daemons are waited for; what is registered     |
+|                             | with `atexit` runs, and so do `weakref.finalize`, `logging` and    |
+|                             | `multiprocessing`, which end by it                                 |
+| what it has written         | flushed: files that are still open, Python's streams and C's stdio |
+| what it has started         | ends with a rank that fails or is ended: its process group gets    |
+|                             | SIGTERM, then SIGKILL                                              |
 
 Only the interpreter itself is not taken down: that destroys what is left in memory, and with torch
 takes a tenth of a second. What forks of one process share is not undone either: the seed of its
