@@ -15,7 +15,6 @@ import signal
 import socket
 import struct
 import sys
-import sysconfig
 import threading
 import weakref
 from collections.abc import Callable, Iterator
@@ -24,16 +23,17 @@ from pathlib import Path
 from typing import Any
 
 from playground.runtime.flight_recorder.box import process_status
-from playground.runtime.flight_recorder.sources import PACKAGE, PACKAGES
+from playground.runtime.frames import in_package, is_standard
 from playground.runtime.rendezvous.connections import tcp_connections
 from playground.runtime.threads import OurThread
 from playground.runtime.upstream import is_foreign, takes_remote_calls
 
 BETWEEN_LOOKS = 0.1
 """Seconds between two looks that show whether something moves."""
-OURS = tuple(
-    os.path.join(PACKAGE, *path)
-    for path in (("runtime", ""), ("algorithms", ""), ("lessons", "all_reduce", "lesson.py"))
+OURS = (
+    in_package("runtime", ""),
+    in_package("algorithms", ""),
+    in_package("lessons", "all_reduce", "lesson.py"),
 )
 OF_TORCH = re.compile(
     r"distributed/\w+\.py|nn/parallel/distributed\.py|autograd/(__init__|graph)\.py"
@@ -149,14 +149,6 @@ def find_visitor() -> str:
     return (
         f"what {os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno} in "
         f"{frame.f_code.co_name} waits for"
-    )
-
-
-@functools.cache
-def is_standard(path: str) -> bool:
-    """Whether it is of Python's own library."""
-    return path.startswith(sysconfig.get_path("stdlib")) and not any(
-        name in path for name in PACKAGES
     )
 
 
