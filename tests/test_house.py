@@ -155,7 +155,8 @@ ALLOWED = {
 """Lower rooms first: nothing below imports what is above it, by whatever kind of import or by a
 name in a string."""
 MAKE_PROCESSES = {
-    *(f"playground.runtime.launcher.{name}" for name in ("server", "fork_server")),
+    "playground.runtime.launcher.server",
+    "playground.runtime.upstream",
     "playground.lessons.hello.lesson",  # as the tutorial does
 }
 
@@ -514,6 +515,22 @@ LAUNCHER = [
     "playground.training.results",
     *sorted(name for name in MODULES if name.endswith((".page", ".command", ".report"))),
 ]  # fmt: skip
+
+
+def test_the_package_imports_names_and_does_nothing_else() -> None:
+    """Importing it: a docstring, names for type checkers, and the function that imports each of
+    them when it is asked for."""
+    _, checking, names, exported, getter = tree_of("playground").body
+    assert ast.unparse(checking) == "TYPE_CHECKING = False"
+    assert isinstance(names, ast.If)
+    assert isinstance(exported, ast.Assign)
+    assert isinstance(getter, ast.FunctionDef)
+    assert ast.unparse(names.test) == "TYPE_CHECKING"
+    assert all(isinstance(each, ast.ImportFrom) for each in names.body)
+    typed = {alias.name for each in names.body for alias in getattr(each, "names", [])}
+    assert {*ast.literal_eval(exported.value)} == typed == {*playground.__all__}
+    assert getter.name == "__getattr__"
+    assert getter.decorator_list == []
 
 
 def test_torch_is_not_imported_before_it_is_needed(

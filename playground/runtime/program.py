@@ -24,9 +24,9 @@ from importlib.machinery import PathFinder, SourceFileLoader
 from pathlib import Path
 
 from playground.runtime.errors import UsageError
-from playground.runtime.launcher.server import find_modules_as_here
 from playground.runtime.remote import ROOT, syntax_errors_in_one_line
 from playground.runtime.rendezvous.environment import RUN_ID
+from playground.runtime.upstream import find_modules_as_here
 
 SHARED = {"torch", "torchvision", "torchaudio", "numpy"}
 """Packages that are imported once for all ranks: importing them reads neither a rank's environment

@@ -173,7 +173,8 @@ class Site:
             )
         elif page == "exercises":
             for lesson, its in groupby(CATALOGUE.values(), lambda each: each.lesson):
-                body += f"<h2>{lesson}</h2>{list_pages({f'exercise-{each.name}': each.title for each in its})}"
+                titles = {f"exercise-{each.name}": each.title for each in its}
+                body += f"<h2>{lesson}</h2>{list_pages(titles)}"
         for code in (code for code, chapter in BOARDS.items() if chapter == page):
             board = (
                 f"<h2>{code.name}</h2>{show_code(code.read_text(encoding='utf-8'), 'python', code)}"
@@ -223,12 +224,13 @@ class Site:
         changes = [*difflib.unified_diff(wrong, cured, lineterm="", n=len(wrong))][3:]
         why = re.search(rf"^\| `{name}` \| .* \| (.*) \|$", self.texts["break"], re.MULTILINE)
         symptom = f"{PROGRAMS[name].symptom} ({PROGRAMS[name].words})".removesuffix(" ()")
+        command = f"python -m playground break {name}"
         self.sections.append([f"{page}.html", f"break-{name}", function.summary])
         body = f"""<h1>{name}</h1>
 <p>{html.escape(function.summary)} Symptom: {symptom}.</p>
 {show_code(textwrap.dedent(chr(10).join(wrong)), "python", file, min(lines))}
 <p>Why, and what to do: {self.markdown.renderInline(why[1] if why else "")}. The program is in <a
-href="{self.link(file)}#{file.name}-{min(lines)}">{file.name}</a>, and <code>python -m playground break {name}</code>
+href="{self.link(file)}#{file.name}-{min(lines)}">{file.name}</a>, and <code>{command}</code>
 runs it, and its cure. All programs: <a href="break.html">break</a></p>
 <figure>{self.play(recording, page, {file: lines}) if recording else ""}</figure>
 <h2>The cure</h2>

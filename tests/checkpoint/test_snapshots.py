@@ -46,7 +46,7 @@ from playground.checkpoint.snapshots import (
     serialise,
 )
 from playground.lessons.data_parallel.machine import parallel_apply
-from playground.runtime import UsageError, device
+from playground.runtime import UsageError, device, files
 from playground.testing import World
 
 RUN: dict[str, object] = {"lr": 0.1, "limit": None, "data": "digits"}
@@ -158,7 +158,8 @@ def test_the_disk_has_the_new_snapshot_before_an_old_one_goes(
     """Only in this order does a process that is killed, or a power failure, leave the new one whole
     or absent."""
     mortal = MortalOS()
-    monkeypatch.setattr(folder_under_test, "os", mortal)
+    for module in (folder_under_test, files):
+        monkeypatch.setattr(module, "os", mortal)
     for step in range(1, KEPT + 2):
         write_snapshot(tmp_path, step, b"12")
     written = ["open", "write", "write", "fsync", "rename", "open", "fsync folder"]
@@ -177,7 +178,9 @@ def test_a_process_killed_at_any_call_leaves_the_old_snapshot_or_the_new(
     for lives in range(24):
         for more in (1, 0):  # the next one; and the newest again, as by a run that was sent back
             with monkeypatch.context() as patched, contextlib.suppress(Killed):
-                patched.setattr(folder_under_test, "os", MortalOS(lives))
+                mortal = MortalOS(lives)
+                for module in (folder_under_test, files):
+                    patched.setattr(module, "os", mortal)
                 write_snapshot(tmp_path, newest + more, contents[newest + more])
             found, said = choose()
             seen.add(found - newest)
@@ -226,8 +229,7 @@ def test_the_checksum_is_that_of_all_bytes() -> None:
 def test_nothing_is_written_through_a_link(tmp_path: Path) -> None:
     for name in (".unfinished", ".lock"):
         (tmp_path / name).symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(OSError, match="Too many levels of symbolic links"):
-        write_snapshot(tmp_path, 1, b"some bytes")
+    write_snapshot(tmp_path, 1, b"some bytes")
     with pytest.raises(
         UsageError, match=r"\.lock: Too many levels of symbolic links; choose another folder"
     ):
@@ -293,10 +295,10 @@ def test_what_is_not_a_regular_file_is_no_snapshot(
     assert choose() == (1, said[::-1])
 
 
-def test_a_fifo_in_the_place_of_the_unfinished_file_is_an_error(tmp_path: Path) -> None:
+def test_a_fifo_in_the_place_of_the_unfinished_file_is_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / ".unfinished")
-    with pytest.raises(OSError, match="No such device or address"):
-        write_snapshot(tmp_path, 1, b"some bytes")
+    write_snapshot(tmp_path, 1, b"some bytes")
+    assert steps_in(tmp_path) == [1]
 
 
 def test_no_link_is_written_through(tmp_path: Path) -> None:
@@ -309,8 +311,7 @@ def test_no_link_is_written_through(tmp_path: Path) -> None:
         UsageError, match=r"\.lock: Too many levels of symbolic links; choose another folder$"
     ):
         SnapshotWriter(tmp_path)
-    with pytest.raises(OSError, match="symbolic links"):
-        write_snapshot(tmp_path, 1, b"some bytes")
+    write_snapshot(tmp_path, 1, b"some bytes")
     assert theirs.read_text() == "dear diary"
 
 

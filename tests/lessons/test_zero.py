@@ -19,6 +19,7 @@ from torch import nn
 from torch.distributed.tensor.debug import CommDebugMode
 from torch.utils.checkpoint import checkpoint
 
+from playground.algorithms.cost_model import times_sent
 from playground.lessons.zero import snapshot
 from playground.lessons.zero.lesson import METHODS, Zero2, Zero3, train
 from playground.lessons.zero.measure import Trainer, compare, count
@@ -146,7 +147,7 @@ def test_the_board_is_one_training_and_holds_and_sends_what_it_should(
         for name, (figures, _) in found.items():
             *held, sent = figures
             assert sum(held) == pytest.approx(HELD[name][1](size), rel=0.01)
-            assert sent == pytest.approx(SENT[name] * (size - 1) / size, rel=0.01)
+            assert sent == pytest.approx(times_sent(size, *SENT[name]), rel=0.01)
 
 
 class Uneven(nn.Module):

@@ -217,7 +217,8 @@ from playground.runtime.flight_recorder.box import Box
 box = Box(0, 2, "a world")
 box.begin_program()
 for _ in range(3):
-    number = box.call(box.describe("send", ("send", "send", (0, 1), "float32", 1, 7, 0, ())), 1, False, (3,))
+    known = box.describe("send", ("send", "send", (0, 1), "float32", 1, 7, 0, ()))
+    number = box.call(known, 1, False, (3,))
 box.end(number - 1)
 print(flush=True)
 signal.pause()
@@ -234,11 +235,15 @@ def test_what_a_killed_process_has_written_can_be_read(tmp_path: Path) -> None:
         process.kill()
     state = view.read()
     assert view.world == ("a world", 2)
-    assert [(each.index, each.shape, each.peer, each.tag, each.done > 0) for each in state.operations] == [
-        (0, (3,), 1, 7, False), (1, (3,), 1, 7, True), (2, (3,), 1, 7, False),
-    ]  # fmt: skip
+    assert [
+        (each.index, each.shape, each.peer, each.tag, each.done > 0) for each in state.operations
+    ] == [
+        (0, (3,), 1, 7, False),
+        (1, (3,), 1, 7, True),
+        (2, (3,), 1, 7, False),
+    ]
     assert state.counts == {(SEND, (0, 1), 1, 7, 0): 3}
-    assert state.operations[0].line == "holder.py:7 in <module>"
+    assert state.operations[0].line == "holder.py:8 in <module>"
 
 
 def test_the_ring_keeps_the_latest_operations_and_all_counts() -> None:

@@ -13,7 +13,8 @@ import pytest
 
 from playground.runtime.event_log import NONE
 from playground.runtime.flight_recorder import sources
-from playground.runtime.flight_recorder.sources import PACKAGE, Line, Sources
+from playground.runtime.flight_recorder.sources import Line, Sources
+from playground.runtime.frames import PACKAGE
 
 STDLIB = sysconfig.get_path("stdlib")
 TEXT = "def step(call):\n    first = call()\n    return first, call()\n"

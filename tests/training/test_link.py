@@ -13,6 +13,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from playground.algorithms import load_all_reduce
+from playground.runtime.tap import observing
 from playground.training.link import Link
 from playground.training.sync import OverlappedSync
 
@@ -40,6 +41,23 @@ def test_messages_go_one_after_the_other(algorithm: str, size: int, world: World
         each = 2 * (size - 1) / size * NBYTES * 8e-9 / GBIT
         assert after_first >= each
         assert after_all >= 3 * each
+
+
+def all_reduce_and_message(rank: int, size: int) -> float:
+    """The least that two calls took which the link has observed."""
+    tensor = torch.ones(NBYTES // 4)
+    started = time.monotonic()
+    with observing(Link(GBIT)):
+        dist.all_reduce(tensor)
+        dist.send(tensor, 1) if rank == 0 else dist.recv(tensor, 0)
+    return time.monotonic() - started
+
+
+def test_calls_that_block_take_as_long_as_their_bytes(world: Worlds) -> None:
+    """An all-reduce of two ranks sends the tensor once, and so does a message, of its sender."""
+    sender, receiver = world(2).run(all_reduce_and_message)
+    assert sender >= 2 * NBYTES * 8e-9 / GBIT
+    assert receiver >= NBYTES * 8e-9 / GBIT
 
 
 def gradients(rank: int, size: int, link: Link | None) -> list[list[float]]:

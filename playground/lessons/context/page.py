@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from statistics import mean
 from typing import Any
 
+from playground.algorithms.cost_model import times_sent
 from playground.console.options import flags
 from playground.console.session import Session
 from playground.console.tables import Column, figures, tabulate
@@ -118,7 +119,7 @@ def closed_forms(way: str, settings: ContextSettings) -> dict[str, float]:
     # there, attention's output is copied
     others = LAYERS * (13 if way == "ulysses" else 12) + 2 + VOCABULARY / WIDTH
     return {
-        "sent": LAYERS * sent + 2 * (size - 1) / size * parameters,
+        "sent": LAYERS * sent + times_sent(size, "all_reduce") * parameters,
         "kept": LAYERS * ring["kept"] + others * hidden / size,
     }
 

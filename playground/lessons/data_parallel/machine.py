@@ -1,8 +1,9 @@
 """The machine that DataParallel drives: devices, real or virtual, what is copied between them, and
 their threads. On it run the functions of the board, for nested inputs and with torch's arguments.
 
-For torch all of `cpu:0 … cpu:3` is one CPU. Observers of `device_work` are told what moves and whose
-work a thread does, and are asked where a tensor lies; without one, all lie in the host's memory.
+For torch all of `cpu:0 … cpu:3` is one CPU. Observers of `device_work` are told what moves and
+whose work a thread does, and are asked where a tensor lies; without one, all lie in the host's
+memory.
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from playground.algorithms.cost_model import times_sent
 from playground.console.options import ALL, flags, select_names
 from playground.console.session import Session
 from playground.console.tables import RANK_COLUMN, Column, figures, tabulate
@@ -85,7 +86,7 @@ def sent_besides(settings: ExpertsSettings) -> float:
     int64."""
     size = settings.size
     shared = 4 * (WIDTH * (2 * VOCABULARY + LENGTH + 2 + LAYERS * (4 * WIDTH + 5 + EXPERTS)) + 1)
-    return 2 * (size - 1) / size * shared + LAYERS * 8 * EXPERTS * (size - 1)
+    return times_sent(size, "all_reduce") * shared + LAYERS * 8 * EXPERTS * (size - 1)
 
 
 def sent_if_balanced(settings: ExpertsSettings) -> float:

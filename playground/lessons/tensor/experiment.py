@@ -22,8 +22,8 @@ from playground.runtime import device
 from playground.runtime.rendezvous.agreement import require_same_on_all_ranks
 from playground.runtime.tap import observing
 from playground.training.gpt_run import Backward, backward_alone, batches, compare, train
+from playground.training.link import Link
 from playground.training.one_process import EXACT_STEPS
-from playground.training.traffic import SlowLink
 
 
 def run(rank: int, size: int, settings: TensorSettings) -> list[TensorTraining]:
@@ -61,7 +61,7 @@ def run_way(way: str, settings: TensorSettings) -> TensorTraining:
     )
     model, step = new_sharded(torch.float32)
     whole = batches(settings.batch_size, settings.steps, settings.seed)
-    with observing(SlowLink(settings.link)) if settings.link else contextlib.nullcontext():
+    with observing(Link(settings.link)) if settings.link else contextlib.nullcontext():
         found = train(way, model, step, whole)
     parameters = sum(param.nbytes for param in model.parameters())
     return TensorTraining(**vars(found), **vars(differences), parameters=parameters)

@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from playground.algorithms.cost_model import times_sent
 from playground.console.options import ALL, flags, select_names
 from playground.console.session import Session
 from playground.console.tables import Column, figures, tabulate
@@ -65,7 +66,7 @@ def closed_forms(way: str, settings: TensorSettings) -> dict[str, float]:
     """The counts of a rank in a step, bytes of float32. Activations: of matrices, attention, GELU,
     norms and loss."""
     size, layers, tokens = settings.size, LAYERS, settings.batch_size * LENGTH
-    hidden, ring = 4 * tokens * WIDTH, 2 * (size - 1) / size
+    hidden, ring = 4 * tokens * WIDTH, times_sent(size, "all_reduce")
     replicated = 4 * (LENGTH * WIDTH + (6 * layers + 2) * WIDTH)
     sharded = 4 * (2 * VOCABULARY * WIDTH + layers * (12 * WIDTH**2 + 4 * WIDTH))
     entered = (2 * layers + 1) * hidden

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from playground.algorithms.cost_model import times_sent
 from playground.console.tables import Column, Texts, figures, tabulate
 from playground.console.text import heading, prose
 from playground.console.units import format_bytes
@@ -17,8 +18,13 @@ HELD: dict[str, tuple[str, Callable[[int], float]]] = {
 }  # fmt: skip
 """Parameters, gradients and Adam's two numbers for each, in bytes of the parameters P, on each of N
 ranks."""
-SENT = {"ddp": 2, "zero-1": 2, "zero-2": 2, "zero-3": 3}
-"""Times (N - 1)/N · P."""
+SENT = {
+    "ddp": ("all_reduce",),
+    "zero-1": ("reduce_scatter", "all_gather"),
+    "zero-2": ("reduce_scatter", "all_gather"),
+    "zero-3": ("all_gather", "all_gather", "reduce_scatter"),
+}
+"""The collectives in which P are sent."""
 TORCH = {"torch-ddp": "ddp", "torch-zero-1": "zero-1", "torch-fsdp": "zero-3"}
 """torch's own, and the way whose closed forms hold for it."""
 KINDS = ("parameters", "gradients", "optimizer")
@@ -80,7 +86,7 @@ def closed_forms(way: str, model_bytes: float, size: int) -> dict[str, float]:
     _, times = HELD[way]
     return {
         "held": times(size) * model_bytes,
-        "sent": SENT[way] * (size - 1) / size * model_bytes,
+        "sent": times_sent(size, *SENT[way]) * model_bytes,
     }
 
 

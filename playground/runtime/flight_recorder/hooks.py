@@ -58,6 +58,12 @@ from playground.runtime.tap import (
     record,
     root_of,
 )
+from playground.runtime.upstream import (
+    count_collectives,
+    default_store,
+    is_registered,
+    read_timeout,
+)
 
 LIMITED = "barrier", "monitored_barrier"
 """Collectives that functions of torch.distributed give a timeout."""
@@ -215,10 +221,10 @@ class Hooks(Recorder):
                     self.box.known.clear()
 
         self.alive[key] = ref(group, forget)
-        if group not in distributed_c10d._world.pg_group_ranks:
+        if not is_registered(group):
             box.doubt("which ranks a group has that torch.distributed did not register")
             return
-        counted = count_of(group)
+        counted = count_collectives(group)
         if counted is not None:
             self.tallies[key] = Tally(ref(group), counted if is_new else 0)
 
@@ -247,7 +253,7 @@ class Hooks(Recorder):
         """How many more operations this group has counted than this rank has been seen to call."""
         tally, box = self.tallies.get(key), self.box
         group = tally.group() if tally else None
-        counted = None if group is None else count_of(group)
+        counted = None if group is None else count_collectives(group)
         if tally is None or box is None or counted is None:
             return 0
         return counted - tally.known - sum(box.words[place] for place in [*tally.places])
@@ -438,7 +444,7 @@ class Hooks(Recorder):
             world = ranks_of(dist.group.WORLD)
             members = world if ranks is None else tuple(sorted(map(int, ranks)))
             come = members if call.get("use_local_synchronization") else world
-            limits = call.get("timeout"), distributed_c10d._get_default_store().timeout
+            limits = call.get("timeout"), default_store().timeout
             with self.inside(
                 box, NEW_GROUP, come, members, limited=any(map(self.is_limit, limits))
             ):
@@ -458,7 +464,7 @@ class Hooks(Recorder):
                 return real(parent, ranks, *args, **kwargs)
             limits = (
                 *map(find_timeout, (*args, *kwargs.values())),
-                distributed_c10d._get_default_store().timeout,
+                default_store().timeout,
             )
             limited = any(map(self.is_limit, limits))
             with self.inside(box, SPLIT_GROUP, members, (), number_of(parent), limited):
@@ -590,25 +596,6 @@ def find_timeout(argument: Any) -> timedelta | None:
     """The timeout that an argument of a call is, or has; below 0 if it is left to the group."""
     timeout = getattr(argument, "timeout", argument)
     return timeout if isinstance(timeout, timedelta) else None
-
-
-def read_timeout(group: Any) -> timedelta | None:
-    """The shortest of its backends'; None if one cannot be read."""
-    try:
-        return min(group._get_backend(device).options._timeout for device in group._device_types)
-    except (RuntimeError, AttributeError, ValueError, NotImplementedError):
-        return None
-
-
-def count_of(group: Any) -> int | None:
-    """How many collectives a group has counted, those that C++ calls included; None if it does not
-    tell, as a backend in Python, which hands on some of them to another."""
-    try:
-        if any(hasattr(group._get_backend(device), "__dict__") for device in group._device_types):
-            return None
-        return int(group._get_sequence_number_for_group())
-    except (RuntimeError, AttributeError, NotImplementedError):
-        return None
 
 
 def find_group(make: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

@@ -34,6 +34,7 @@ from playground.runtime import signals
 from playground.runtime.errors import PeerDisconnected, PlaygroundError, RankFailed
 from playground.runtime.flight_recorder.activity import look
 from playground.runtime.forks import close_in_children
+from playground.runtime.frames import RUNNERS
 from playground.runtime.launcher.output import print_lines
 from playground.runtime.rank.preemption import (
     clear_preemption,
@@ -50,15 +51,6 @@ if TYPE_CHECKING:
     from multiprocessing.connection import Connection
 
 
-PACKAGE = os.path.dirname(os.path.dirname(os.path.dirname(__file__)))
-MACHINERY = (
-    "runtime",
-    "testing",
-    os.path.join("trace", "record"),
-)
-FROZEN = ("<frozen importlib", "<frozen runpy")
-NOT_THEIRS = (*(os.path.join(PACKAGE, folder, "") for folder in MACHINERY), *FROZEN)
-"""Where the frames lie that are not the user's."""
 LOST_PEER = re.compile(r"Connection (closed|reset) by peer|Broken pipe")
 Event = dict[str, Any]
 """A rank's report: names and values of its choice."""
@@ -223,6 +215,7 @@ def failure(error: BaseException, rank: int, size: int) -> PlaygroundError:
 def user_frames(stack: traceback.StackSummary) -> list[traceback.FrameSummary]:
     """`stack` from where the user's function begins, without our own part in it; all of it if it
     never got there."""
+    ours = (*RUNNERS, "<frozen importlib", "<frozen runpy")
     start = next((i for i, frame in enumerate(stack) if frame.filename == __file__), 0)
-    theirs = [frame for frame in stack[start:] if not frame.filename.startswith(NOT_THEIRS)]
+    theirs = [frame for frame in stack[start:] if not frame.filename.startswith(ours)]
     return theirs or list(stack)

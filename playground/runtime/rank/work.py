@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from playground.runtime.errors import UsageError
-from playground.runtime.launcher.server import find_modules_as_here
 from playground.runtime.rendezvous.environment import RESTART_COUNT
+from playground.runtime.upstream import find_modules_as_here
 
 Function = Callable[..., Any]
 RANK_AND_SIZE = {("rank", "size"), ("rank", "world_size")}

@@ -27,13 +27,11 @@ import contextlib
 import itertools
 import os
 import re
-import sys
 import threading
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial, wraps
-from types import FrameType
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary, ref
 
@@ -42,6 +40,7 @@ import torch.distributed as dist
 from torch.distributed import ProcessGroup, Work
 
 from playground.runtime.tap.replacement import Replacement, Wrap
+from playground.runtime.upstream import find_caller
 
 
 class Method(NamedTuple):
@@ -364,7 +363,7 @@ class Tap:
                 return recorded(group, given, args, kwargs)
             # as newer versions of torch tell
             waits = bool(given) and not getattr(given[-1], "asyncOp", True)
-            blocks, by_torch = (True, False) if waits else find_caller(method)
+            blocks, by_torch = (True, False) if waits else find_caller(method in MESSAGES)
             call = Call(next(self.numbers), method, group, given, blocks or by_torch)
             for each in self.observers:
                 each.begun(call)
@@ -472,25 +471,6 @@ class Tap:
             return work
 
         return end_coalescing
-
-
-FUNCTIONS = ("torch.distributed.distributed_c10d", "torch.distributed.c10d_logger")
-"""The modules of torch.distributed's functions, and of what is around each of them."""
-
-
-def find_caller(method: str) -> tuple[bool, bool]:
-    """Whether the function of torch.distributed that has called an operation waits for it; whether
-    the work of a collective goes to torch itself, which may wait for it in C++. (Older versions of
-    torch do not tell its groups.)"""
-    frame: FrameType | None = sys._getframe(2)
-    while frame is not None and (module := frame.f_globals.get("__name__", "")) in FUNCTIONS:
-        code = frame.f_code
-        if code.co_name in ("send", "recv", "monitored_barrier"):
-            return True, False
-        if "async_op" in code.co_varnames and not frame.f_locals["async_op"]:
-            return True, False
-        frame = frame.f_back
-    return False, frame is not None and method not in MESSAGES and module.startswith("torch.")
 
 
 _tap = Tap()

@@ -23,6 +23,7 @@ from dataclasses import asdict, dataclass
 from itertools import count, takewhile
 
 from playground.algorithms import BACKEND, OURS
+from playground.algorithms.cost_model import others, times_sent
 from playground.console.units import format_bytes
 from playground.runtime.errors import UsageError
 from playground.runtime.flags import check_flags, flag
@@ -52,11 +53,6 @@ class CollectiveSpec:
     """The rank at the root; -1 where all ranks do the same."""
 
 
-def others(size: int) -> float:
-    """The fraction of a tensor, cut into a piece per rank, that belongs to other ranks."""
-    return (size - 1) / size
-
-
 def at_root(pieces: Callable[[int, int], list[Piece]]) -> Callable[[int, int], list[Piece]]:
     """These pieces on rank 0, and none on the others."""
     return lambda rank, size: [] if rank else pieces(rank, size)
@@ -67,7 +63,7 @@ COLLECTIVES = {
     for each in (
         CollectiveSpec(
             "all_reduce",
-            lambda n: 2 * others(n),
+            lambda n: times_sent(n, "all_reduce"),
             lambda r, n: [(REDUCTION, 0)],
             in_place=True,
             reduces=True,

@@ -14,8 +14,6 @@ import click
 
 from playground.console.options import FILE, pack_options, refuse
 from playground.console.session import Session, session_command
-from playground.console.text import prose
-from playground.runtime import host
 from playground.runtime.errors import UsageError
 from playground.runtime.flags import flag
 from playground.runtime.launcher import server

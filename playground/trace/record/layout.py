@@ -19,6 +19,7 @@ from zipfile import ZIP_DEFLATED, ZIP_STORED, BadZipFile, ZipFile, ZipInfo
 
 from playground.runtime.errors import UsageError
 from playground.runtime.event_log import BEGUN, OWN, Format, LogReader
+from playground.runtime.files import replacing
 from playground.trace.record import BACKGROUND, MAIN
 
 RECORD = struct.Struct("<5q9i2B2x")
@@ -189,16 +190,13 @@ def read_member(packed: ZipFile, member: ZipInfo) -> bytes:
 
 def write_zip(path: Path, files: Files) -> None:
     """Write a zip file, atomically. Raises `OSError`."""
-    unfinished = path.with_name(f".{path.name}.unfinished")
-    try:
-        unfinished.unlink(missing_ok=True)
-        # not through a link
-        with ZipFile(unfinished, "x", ZIP_DEFLATED, compresslevel=FASTEST) as packed:
-            for name, content in files.items():
-                packed.writestr(name, content)
-        unfinished.replace(path)
-    finally:
-        unfinished.unlink(missing_ok=True)
+    with (
+        replacing(path, f".{path.name}.unfinished") as descriptor,
+        open(descriptor, "wb", closefd=False) as unfinished,
+        ZipFile(unfinished, "w", ZIP_DEFLATED, compresslevel=FASTEST) as packed,
+    ):
+        for name, content in files.items():
+            packed.writestr(name, content)
 
 
 def read_header(events: bytes) -> tuple[bytes, int, int, int]:
