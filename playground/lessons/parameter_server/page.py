@@ -11,6 +11,7 @@ from playground.console.session import Session
 from playground.console.tables import Column, Table, Texts, figures, tabulate
 from playground.console.text import good, prose
 from playground.console.training import DataOptions, announce_data, data_options
+from playground.console.units import plural
 from playground.lessons import LESSONS
 from playground.runtime.errors import PlaygroundError
 from playground.runtime.flags import flag, like
@@ -139,7 +140,7 @@ def command(session: Session, data: DataOptions, **chosen: Any) -> None:
     asked = ServerSettings(folder=data.folder, limit=data.limit, seed=session.run.seed, **chosen)
     asked.check_batch(workers)
     world.warm_up(RUN)
-    shared = f"shared by {workers} worker{'s' * (workers > 1)}"
+    shared = f"shared by {plural(workers, 'worker')}"
     work = f"training: {asked.steps} steps of {asked.batch_size} samples, {shared}"
     rows = {ALL_REDUCE: "no server: the workers average their gradients"} | {
         mode: MODES[mode] for mode in asked.modes

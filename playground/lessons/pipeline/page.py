@@ -12,6 +12,7 @@ from playground.console.session import Session
 from playground.console.tables import Column, Table, Texts, figures, numbers, tabulate
 from playground.console.text import good, heading, prose
 from playground.console.training import RUN_TRAINING, DataOptions, announce_data, data_options
+from playground.console.units import plural
 from playground.lessons import LESSONS
 from playground.runtime import host
 from playground.runtime.errors import PlaygroundError, UsageError
@@ -209,7 +210,7 @@ def check(name: str, found: ScheduleResult) -> None:
 def model_text(settings: PipelineSettings) -> str:
     return (
         f"model: {BLOCKS} equal blocks (linear {WIDTH} x {WIDTH}, ReLU), "
-        f"{BLOCKS // settings.size} in each of {settings.size} stage{'s' * (settings.size > 1)}; "
+        f"{BLOCKS // settings.size} in each of {plural(settings.size, 'stage')}; "
         f"batches of {settings.batch_size} samples, in {settings.microbatches} microbatches of "
         f"{settings.batch_size // settings.microbatches}"
     )
@@ -264,7 +265,7 @@ def command(session: Session, data: DataOptions, **chosen: Any) -> None:
     prepared, settings = announce_data(session, data, asked, model_text(asked))
     if world.local_size > (cores := host.cores()) and world.device == "cpu":
         session.say(
-            f"{world.local_size} ranks share {cores} core{'s' * (cores > 1)}: while one stage "
+            f"{world.local_size} ranks share {plural(cores, 'core')}: while one stage "
             "waits, another uses its core, so the bubble that is measured says little; gradients, "
             "activations and losses hold all the same"
         )
