@@ -2,7 +2,7 @@
 
     lessons/      the path, a folder for each chapter, from hello to mesh
     exercises/    exercises that check themselves, a folder each
-    tools/        commands beside the path: bench, scale, break, why, doctor
+    tools/        commands beside the path: run, bench, scale, break, why, doctor
     site/         the course as static pages
     trace/        a recorded run: record, analyse, render and play it; the tutorials' figures
     remote/       remote calls by send and recv

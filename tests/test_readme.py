@@ -25,6 +25,7 @@ from widths import too_wide
 from playground.app import TOOLS
 from playground.console.steps import Lesson
 from playground.lessons import PATH
+from playground.site import chapters
 from playground.site.build import EXCERPT
 
 pytest_plugins = ["pytester"]
@@ -344,9 +345,7 @@ def test_make_has_what_the_readmes_ask_it_for() -> None:
 
 @pytest.mark.parametrize("lesson", [*PATH, *TOOLS.values()], ids=lambda lesson: lesson.name)
 def test_every_chapter_shows_a_run_and_has_exercises(lesson: Any) -> None:
-    module = lesson.module() if isinstance(lesson, Lesson) else lesson.command.module
-    folder = ROOT.joinpath(*module.split(".")[:-1])
-    text = (folder / "README.md").read_text(encoding="utf-8")
+    text = chapters.CHAPTERS[lesson.name].read_text(encoding="utf-8")
     assert f"$ python -m playground {lesson.name}" in text
     exercises = text.split("## Try this")[1].split("\n## ")[0]
     assert len(re.findall(r"^\d+\. ", exercises, re.MULTILINE)) >= 2

@@ -29,6 +29,7 @@ import mmap
 import os
 import struct
 import threading
+import weakref
 from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -182,15 +183,13 @@ class LogReader:
         than `format`, and none before it has begun. Raises `ValueError` if it is another or no log,
         or shorter than it says."""
         self.file = file
+        weakref.finalize(self, os.close, file)
         title, capacity, words, text, *_ = self.read_header()
         if title.to_bytes(8, "little", signed=True) not in (format.title, bytes(8)):
             raise ValueError("it is no log, or one of another version")
         self.format = replace(format, capacity=capacity, words=words, text=text)
         if min(capacity, words, text) < 0 or (title and self.format.size > os.fstat(file).st_size):
             raise ValueError("it is shorter than it says")
-
-    def __del__(self) -> None:
-        os.close(self.file)
 
     def read_bytes(self, start: int, end: int) -> bytes:
         """What lies between two offsets, in bytes. What is missing is zeros."""

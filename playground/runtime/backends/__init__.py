@@ -41,8 +41,11 @@ def backend_for(device_type: str) -> Backend:
 
 def device() -> Any:
     """Where this rank's tensors live (a `torch.device`): decided by the backend of the world it is
-    in."""
-    return backend_of().device()
+    in; outside of one, as in a script that forms its own, on the CPU."""
+    import torch
+    import torch.distributed as dist
+
+    return backend_of().device() if dist.is_initialized() else torch.device("cpu")
 
 
 def on_device() -> contextlib.AbstractContextManager[Any]:

@@ -38,6 +38,7 @@ from playground.runtime.flight_recorder import (
     BUCKETS,
     BUFFERS,
     COLLECTIVE,
+    FORM_WORLD,
     MAKE_DDP,
     NEW_GROUP,
     RECEIVE,
@@ -156,11 +157,21 @@ class Hooks(Recorder):
             self.box.begin_world(dist.get_rank())
             self.forget_groups()
 
+    def forming_world(
+        self, size: int, timeout: timedelta | None
+    ) -> contextlib.AbstractContextManager[object]:
+        """A block in which this rank waits for all `size` to form a world, `timeout` at most."""
+        if not self.box:
+            return contextlib.nullcontext()
+        limited = self.is_limit(timeout)
+        return self.inside(self.box, FORM_WORLD, tuple(range(size)), (), limited=limited)
+
     def forget_groups(self) -> None:
-        """Begin with those of the world that has just been formed."""
+        """Begin with those of the world that has just been formed, if there is one."""
         for kept in (self.limited, self.tallies, self.alive, self.forwarded):
             kept.clear()
-        self.read_group(dist.group.WORLD, is_new=True)
+        if dist.is_initialized():
+            self.read_group(dist.group.WORLD, is_new=True)
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:

@@ -2,7 +2,8 @@
 
 `server` starts it and holds the other ends: of a socket, over which a byte asks for a rank, and of
 a pipe that carries nothing and whose end means that the launcher is gone. The byte says how many of
-the others are the rank's stdout and stderr, and with it come file descriptors:
+the others are the rank's stdout, stderr and, if it reads one, stdin, and with it come file
+descriptors:
 
 | descriptor | use                                                                                 |
 |------------|-------------------------------------------------------------------------------------|
@@ -39,6 +40,7 @@ from playground.runtime.rank.process import (
     begin,
     end,
     kill_at_end_of_file,
+    lead_session,
 )
 from playground.runtime.surroundings import open_standard_streams
 from playground.runtime.upstream import (
@@ -63,6 +65,8 @@ END_GRACE = 0.3
 ended."""
 PR_SET_CHILD_SUBREAPER = 36
 """Source: https://man7.org/linux/man-pages/man2/PR_SET_CHILD_SUBREAPER.2const.html"""
+STREAMS = (1, 2, 0)
+"""Numbers of the standard streams, in the order in which a rank is given its own."""
 
 
 def serve(lifeline: int, modules: list[str]) -> NoReturn:
@@ -187,7 +191,7 @@ class ForkServer:
 
     def become_rank(self, streams: int, work: int, *fds: int) -> NoReturn:
         """In the new process: drop what is the server's, and run what `work` says. The first `fds`
-        are its `streams`: stdout and stderr."""
+        are its `streams`: stdout, stderr and, perhaps, stdin."""
         try:
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -198,9 +202,11 @@ class ForkServer:
                 status.close()
             begin(self.lifeline)
             forget_parent()
-            for number, descriptor in enumerate(fds[:streams], 1):
+            for number, descriptor in zip(STREAMS, fds[:streams], strict=False):
                 os.dup2(descriptor, number)
                 os.close(descriptor)
+            if streams == len(STREAMS) and os.isatty(0):
+                lead_session()
             if not arrives(work):
                 os._exit(1)
             run_pickled(work, list(fds))

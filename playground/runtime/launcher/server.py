@@ -218,7 +218,10 @@ def warm_up() -> None:
 
 
 def start(
-    main: Callable[..., None], *args: Any, streams: Sequence[Connection] = ()
+    main: Callable[..., None],
+    *args: Any,
+    streams: Sequence[Connection] = (),
+    server: ForkServerClient | None = None,
 ) -> tuple[ForkedProcess, Connection]:
     """A new process that runs `main(line, *args)`, and our end of that line: see
     `ForkedProcess`."""
@@ -232,11 +235,13 @@ def start(
         )
     try:
         with theirs:
-            return ForkedProcess(main, (theirs, *args), streams), ours
+            return ForkedProcess(main, (theirs, *args), streams, server), ours
     except (
         BaseException
     ):  # Ctrl-C too: the process may come to be all the same, and ends when it finds the line dead
         ours.close()
+        if server:
+            server.end()
         raise
 
 
@@ -263,20 +268,26 @@ atexit.register(release)
 os.register_at_fork(after_in_child=_server.clear)
 
 
+def new_server() -> ForkServerClient:
+    """A fork server for one rank alone, which ends it by `end`."""
+    return ForkServerClient(find_modules_as_here(), PRELOADED)
+
+
 def running_server() -> ForkServerClient:
     """The fork server: a new one if there is none, or none any more."""
     with _lock:
         if not (_server and _server[0].is_running()):
             while _server:
                 _server.pop().end()
-            _server.append(ForkServerClient(find_modules_as_here(), PRELOADED))
+            _server.append(new_server())
         return _server[0]
 
 
 class ForkedProcess:
     """A new process that calls `main(*args)`, once the server has done its imports. What it prints
     goes into the pipes for stdout and stderr, if `streams` are given, from its import of the
-    program on. Raises `ForkServerFailed` if there can be no process.
+    program on; a third stream is its stdin. It comes from `server`, if one is given, which ends
+    with it. Raises `ForkServerFailed` if there can be no process.
 
     How it ended is heard from the server. Signals, and whether it has ended, need none: it may be
     stopped or dead.
@@ -287,11 +298,12 @@ class ForkedProcess:
         main: Callable[..., object],
         args: tuple[Any, ...] = (),
         streams: Sequence[Connection] = (),
+        server: ForkServerClient | None = None,
     ) -> None:
         self.fds = [stream.fileno() for stream in streams]
         self.returncode: int | None = None
         work = pickle_main(main, args, self.fds)
-        self.server = running_server()
+        self.server, self.own_server = server or running_server(), server
         self.pid, pidfd, self.sentinel, pipe = self.server.fork(self.fds, len(streams))
         self.pidfd, self.status = (
             Connection(pidfd, writable=False),
@@ -341,3 +353,5 @@ class ForkedProcess:
     def close(self) -> None:
         self.pidfd.close()
         self.status.close()
+        if self.own_server:
+            self.own_server.end()

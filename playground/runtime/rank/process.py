@@ -63,6 +63,13 @@ def begin(lifeline: int) -> None:
         random.seed()
 
 
+def lead_session() -> None:
+    """Lead a session, which has no terminal of its own: a background process of one that has is
+    stopped when it reads from that terminal."""
+    os.setpgid(0, os.getpgid(os.getppid()))  # who leads a group cannot lead a session
+    os.setsid()
+
+
 def kill_at_end_of_file(pipe: int, owner: int) -> None:
     """Have the kernel kill `owner`, a process or (negative) a group, when the other end of `pipe`
     is closed everywhere.

@@ -98,7 +98,9 @@ class Launcher:
         try:
             with self.lock:
                 self.line.send(message)
-        except ConnectionError:  # the launcher is gone
+        except ConnectionError:  # the launcher is gone, or has asked this process to end
+            if threading.get_ident() == self.main_thread:
+                finish()
             os._exit(1)
 
     def follow_orders(self) -> None:
@@ -106,7 +108,7 @@ class Launcher:
             try:
                 order = self.line.recv()
             except (EOFError, OSError):
-                if not self.has_failed:
+                if not (self.has_failed or handles_sigterm()):
                     os._exit(1)
                 self.dismissed.set()
                 return
@@ -116,6 +118,8 @@ class Launcher:
                 self.send("stack", stack, look())
             elif order == "end":
                 request_preemption()
+                if handles_sigterm():
+                    os.kill(os.getpid(), signal.SIGTERM)
             else:
                 # here, in the order of the line: it may be asked before it begins
                 clear_preemption()
@@ -141,6 +145,13 @@ class Launcher:
         finish()
         self.dismissed.wait()
         os._exit(1)
+
+
+def handles_sigterm() -> bool:
+    """Whether the program has a handler of its own for SIGTERM. The launcher sends it, as it closes
+    the line, and SIGKILL after it."""
+    handler = signal.getsignal(signal.SIGTERM)
+    return callable(handler) and handler is not signals.do_nothing
 
 
 def main(line: Connection, env: RankEnv, backend: str, listener: socket.socket | None) -> None:
@@ -174,7 +185,7 @@ def live(launcher: Launcher, env: RankEnv, backend: str, listener: socket.socket
                 launcher.send("box", member.box.file)
         else:
             member.drop_groups()
-        member.form_group(work.timeout)
+        (member.leave_group_to_program if work.bare else member.form_group)(work.timeout)
         fn, args = work.load()
         leave_to_launcher(work.preemptible)
         state.begin()
@@ -204,7 +215,7 @@ def failure(error: BaseException, rank: int, size: int) -> PlaygroundError:
 def user_frames(stack: traceback.StackSummary) -> list[traceback.FrameSummary]:
     """`stack` from where the user's function begins, without our own part in it; all of it if it
     never got there."""
-    ours = (*RUNNERS, "<frozen importlib")
+    ours = (*RUNNERS, "<frozen importlib", "<frozen runpy")
     start = next((i for i, frame in enumerate(stack) if frame.filename == __file__), 0)
     theirs = [frame for frame in stack[start:] if not frame.filename.startswith(ours)]
     return theirs or list(stack)

@@ -33,6 +33,8 @@ class Assignment:
     timeout: float
     """Seconds that an operation of the process group may take."""
     restart_count: int = 0
+    bare: bool = False
+    """Whether the function forms its process group itself, if it wants one."""
     preemptible: bool
     """Whether the launcher passes on the signals that ask the ranks to end soon."""
 

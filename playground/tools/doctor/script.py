@@ -14,7 +14,6 @@ import contextlib
 import logging
 import os
 import re
-import runpy
 import shutil
 import signal
 import sys
@@ -38,8 +37,8 @@ from playground.runtime.flight_recorder.box import SWITCH, TIME_LIMIT, View, fin
 from playground.runtime.flight_recorder.diagnosis import Diagnosis, diagnose, find_mismatch
 from playground.runtime.launcher.examine import line_of
 from playground.runtime.launcher.launch import launch
+from playground.runtime.program import Program, parse
 from playground.runtime.rank.rank import Event, report
-from playground.runtime.remote import syntax_errors_in_one_line
 from playground.runtime.threads import OurTimer
 from playground.tools.doctor import Finding, error, warning
 
@@ -95,13 +94,7 @@ def examine(path: Path, words: Sequence[str], seconds: float, timeout: float) ->
         raise UsageError(
             f"doctor {path} reads the ranks' flight recorders: it needs them, so not {SWITCH}=0"
         )
-    try:
-        with syntax_errors_in_one_line():
-            ast.parse(path.read_bytes(), str(path))
-    except (OSError, ValueError) as failure:
-        raise UsageError(
-            f"{path} cannot be read as a script in Python ({failure}): name one for torchrun"
-        ) from None
+    parse(path)
     runs, operations = list[ScriptRun](), list[Operation]()
     with temporary_folder("doctor") as folder:
         for size in SIZES:
@@ -197,7 +190,7 @@ def run_script(
             args=(here, argv, seconds),
             timeout=timeout,
             on_report=listen,
-            fresh=True,
+            bare=True,
         )
         has_returned = True
     except Elapsed:
@@ -222,7 +215,6 @@ def run_script(
 
 def run_on_rank(rank: int, size: int, here: Path, argv: Sequence[str], seconds: float) -> None:
     """Run the script as its own program, without its output."""
-    os.setpgid(0, 0)
     report(**{LEADER: os.getpid()})
     if rank == 0:
         clock = OurTimer(seconds, report, kwargs={TIME_LIMIT: seconds})
@@ -233,13 +225,7 @@ def run_on_rank(rank: int, size: int, here: Path, argv: Sequence[str], seconds: 
             os.dup2(nowhere.fileno(), stream)
     os.chdir(here)
     os.environ["PWD"] = str(here)
-    sys.argv[:] = argv
-    sys.path.insert(0, os.path.dirname(argv[0]))
-    try:
-        runpy.run_path(argv[0], run_name="__main__")
-    except SystemExit as end:
-        if end.code not in (None, 0):
-            raise
+    Program(name=argv[0], arguments=tuple(argv[1:]), path=tuple(sys.path)).run()
 
 
 def check_agreement(script: ScriptFacts) -> Iterator[Finding]:
@@ -380,4 +366,6 @@ def is_set(node: ast.expr, names: Mapping[str, bool]) -> bool:
     )
 
 
-CHECKS = (check_agreement, check_failure, check_any_source, check_device, check_set_order)
+TEXT_CHECKS = (check_device, check_set_order)
+"""Those that need no run."""
+CHECKS = (check_agreement, check_failure, check_any_source, *TEXT_CHECKS)
