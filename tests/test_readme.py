@@ -47,6 +47,9 @@ NOT_RUN = {
     "python -m playground ladder --model resnet18 --steps 20 --batch-size 32 --bucket-cap-mb 25": (
         "half a minute"
     ),
+    "python -m playground run -n 4 train.py --lr 0.1": "a script with this fault",
+    "python -m playground run -n 4 -m package.train --lr 0.1": "a package",
+    "python -m playground run -n 4 --see run.html --restarts 3 --grace 30 train.py": "a script",
     "python -m playground why 4711": "a run that stands still",
     "PLAYGROUND_HOSTS=2 python -m playground scale -n 4": "a quarter of a minute",
     "GLOO_SOCKET_IFNAME=eth1 python -m playground doctor": "a machine with these faults",

@@ -148,6 +148,9 @@ def command(
     session.restarts = settings.restarts
     world = session.world
     is_ours = world.rank_env is None
+    line = to_torchrun(world.size, settings.restarts, program)
+    if is_ours and not hasattr(os, "pidfd_open"):
+        raise UsageError(f"{TOOL.name} needs Linux 5.3 or newer; here, this does the same: {line}")
     file = program.locate()
     findings = []
     if file:
@@ -155,7 +158,6 @@ def command(
         facts = script.ScriptFacts(path=file, folder="", runs=(), operations=())
         findings = [*run_checks(script.TEXT_CHECKS, facts)]
     if settings.dry:
-        line = to_torchrun(world.size, settings.restarts, program)
         kind = "an interpreter of its own" if settings.spawn else "a fork of one that has torch"
         session.say(
             f"{TOOL.name}: {world.size} ranks, each {kind}, in {os.getcwd()}",
