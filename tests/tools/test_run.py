@@ -340,7 +340,6 @@ def test_what_follows_the_script_is_its_own(save: Save, run_it: Ran) -> None:
     assert ran == Outcome(0, "['train.py', '-n', '5', '--', '--dry']\n", "")
 
 
-
 FAILS_ONCE = (
     HEAD
     + """
