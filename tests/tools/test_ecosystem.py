@@ -76,7 +76,8 @@ dist.destroy_process_group()
 import torch.distributed.checkpoint as dcp
 state = {"model": model.state_dict(), "step": 3}
 dcp.save(state, checkpoint_id="checkpoint")
-dcp.async_save(state, checkpoint_id="asynchronous").result()
+beside = dist.new_group()  # for the thread that saves
+dcp.async_save(state, checkpoint_id="asynchronous", process_group=beside).result()
 dist.barrier()
 for name in ("checkpoint", "asynchronous"):
     loaded = {"model": {key: torch.zeros_like(each) for key, each in model.state_dict().items()}}
