@@ -147,8 +147,9 @@ ALLOWED = {
         "console",
         "runtime",
     },
-    "app": {"site", "trace", "exercises", "tools", "lessons", "console", "runtime"},
-    "": {"console", "runtime"},
+    "play": {"tools", "console", "runtime"},
+    "app": {"play", "site", "trace", "exercises", "tools", "lessons", "console", "runtime"},
+    "": {"play", "console", "runtime"},
     "__main__": {"app"},
 }
 """Lower rooms first: nothing below imports what is above it, by whatever kind of import or by a

@@ -112,6 +112,13 @@ class Nccl(Backend):
 
         torch.cuda.synchronize(device)
 
+    def abort_groups(self) -> None:
+        import torch
+
+        for group in [*torch.distributed.distributed_c10d._world.pg_map]:
+            with contextlib.suppress(RuntimeError):
+                group._get_backend(torch.device("cuda")).abort()
+
     def use_deterministic_kernels(self) -> None:
         """As in `Backend`: of cuDNN's convolutions the deterministic ones, and attention in plain
         operations, since in backward the fused kernels add in any order.

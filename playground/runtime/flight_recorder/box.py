@@ -117,6 +117,11 @@ class Box:
         self.begin_world(self.words[RANK])
         self.words[PROGRAMS] += 1
 
+    def continue_program(self) -> None:
+        """The program that has returned goes on: what it calls is counted with what it has called
+        before."""
+        self.words[PROGRAMS] += 1
+
     def begin_world(self, number: int) -> None:
         """A world begins, in which this rank has another number, maybe: nothing has been called
         there."""

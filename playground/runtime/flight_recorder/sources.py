@@ -27,6 +27,7 @@ MACHINERY = tuple(
     for parts in (
         ("trace", "record", ""),
         ("remote", ""),
+        ("play", ""),
         ("runtime", ""),
         ("testing", ""),
         *(("algorithms", name) for name in ("background.py", "collectives.py", "messages.py")),

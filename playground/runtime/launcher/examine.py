@@ -33,6 +33,8 @@ class Examiner:
 
     def __init__(self, ranks: Sequence[RankHandle]) -> None:
         self.ranks = ranks
+        self.began = 0.0
+        """Operations that were called before, on the monotonic clock, are only counted."""
         self.next_look = time.monotonic() + INTERVAL
         self.seen: list[object] = []
         """The progress of each rank at the last look."""
@@ -120,6 +122,8 @@ class Examiner:
         state = (
             rank.box.read(latest) if rank.box and rank.box.programs == rank.assigned else nothing
         )
+        operations = tuple(one for one in state.operations if one.issued >= self.began)
+        state = replace(state, operations=operations)
         if rank.failure:
             end = rank.failure.reason if isinstance(rank.failure, RankFailed) else ""
             return replace(state, doing=Doing.DEAD, end=end)

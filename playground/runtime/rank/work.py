@@ -14,6 +14,7 @@ from typing import Any
 from playground.runtime.errors import UsageError
 from playground.runtime.launcher.server import find_modules_as_here
 from playground.runtime.rendezvous.environment import RESTART_COUNT
+from playground.runtime.rendezvous.rendezvous import Rendezvous
 
 Function = Callable[..., Any]
 RANK_AND_SIZE = {("rank", "size"), ("rank", "world_size")}
@@ -33,6 +34,11 @@ class Assignment:
     timeout: float
     """Seconds that an operation of the process group may take."""
     restart_count: int = 0
+    stays: bool = False
+    """Whether it runs in the process group, and in what the process has become, of the assignment
+    before."""
+    rendezvous: Rendezvous | None = None
+    """Where the ranks meet anew before it, if they do."""
     preemptible: bool
     """Whether the launcher passes on the signals that ask the ranks to end soon."""
 
