@@ -20,11 +20,12 @@ def label(ranks: Iterable[int]) -> str:
     return f"[{format_ranks(ranks).replace(', ', ',')}]"
 
 
-def in_cells(text: str) -> str:
-    """Lines of cells as one says them: "cell 3, line 1"; a table keeps its columns."""
+def in_cells(text: str, keeps_columns: bool = False) -> str:
+    """Lines of cells as one says them: "cell 3, line 1"."""
 
     def say(found: re.Match[str]) -> str:
-        return f"cell {found[1]}, line {found[2]}".ljust(len(found[0]) if found[3] else 0)
+        width = len(found[0]) if keeps_columns and found[3] else 0
+        return f"cell {found[1]}, line {found[2]}".ljust(width)
 
     return re.sub(r"cell (\d+):(\d+)( in <module>)?", say, text)
 
@@ -74,7 +75,7 @@ def explain(found: Diagnosis, head: str) -> Iterator[str]:
     """A diagnosis as `break` prints it, with the cells' lines."""
     sentence = " ".join(found.sentence.split()).removeprefix("deadlock: ")
     yield head + in_cells(re.sub("(ha(s|ve) finished)", r"\1 the cell", sentence))
-    yield from (f"  {line}" for line in in_cells(found.table).splitlines())
+    yield from (f"  {line}" for line in in_cells(found.table, keeps_columns=True).splitlines())
     yield f"  cure: {found.cure}"
 
 

@@ -9,7 +9,7 @@ import pickle
 import threading
 import time
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from multiprocessing.connection import wait
 from typing import Any
 
@@ -256,7 +256,13 @@ class PlayWorld:
         self, run: Run, ranks: Sequence[RankHandle], examiner: Examiner
     ) -> None:
         """Read from the flight recorders what was called since the cell began."""
-        states = examiner.states(latest=CAPACITY)
+        states = [
+            replace(
+                state,
+                operations=tuple(one for one in state.operations if one.issued >= examiner.began),
+            )
+            for state in examiner.states(latest=CAPACITY)
+        ]
         run.operations = {rank.number: states[rank.number].operations for rank in ranks}
         if not run.hang and not run.freed:
             run.differing = find_mismatch(states)

@@ -34,7 +34,8 @@ class Examiner:
     def __init__(self, ranks: Sequence[RankHandle]) -> None:
         self.ranks = ranks
         self.began = 0.0
-        """Operations that were called before, on the monotonic clock, are only counted."""
+        """When the program began, on the monotonic clock: a rank that has finished without calling
+        anything since is not at the line of what it called before."""
         self.next_look = time.monotonic() + INTERVAL
         self.seen: list[object] = []
         """The progress of each rank at the last look."""
@@ -122,12 +123,13 @@ class Examiner:
         state = (
             rank.box.read(latest) if rank.box and rank.box.programs == rank.assigned else nothing
         )
-        operations = tuple(one for one in state.operations if one.issued >= self.began)
-        state = replace(state, operations=operations)
         if rank.failure:
             end = rank.failure.reason if isinstance(rank.failure, RankFailed) else ""
             return replace(state, doing=Doing.DEAD, end=end)
         if rank.result is not None:
+            *before, last = state.operations or (None,)
+            if last and last.issued < self.began:
+                state = replace(state, operations=(*before, replace(last, line="")))
             return replace(state, doing=Doing.FINISHED)
         return replace(state, doing=Doing.STOPPED) if rank.is_stopped() else state
 

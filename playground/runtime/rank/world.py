@@ -86,6 +86,7 @@ class Member:
         """Drop all groups and the store, and wait for the others at another one. Raises
         `RendezvousTimeout`."""
         self.drop_groups()
+        gc.collect()  # what an operation has raised holds its group, and its sockets, in a cycle
         self.env = replace(self.env, rendezvous=rendezvous)
         self.groups_formed = 0
         if self.box:
