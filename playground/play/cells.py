@@ -184,9 +184,7 @@ def find_status() -> Status:
         resident_bytes=pages * os.sysconf("SC_PAGE_SIZE"),
         device=str(vars(cells)["device"]),
         groups=len(dist.distributed_c10d._world.pg_map),
-        names=tuple(
-            name for name in vars(cells) if name not in given and not name.startswith("_")
-        ),
+        names=tuple(name for name in vars(cells) if name not in given and not name.startswith("_")),
     )
 
 

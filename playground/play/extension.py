@@ -131,12 +131,12 @@ class PlayMagics(Magics):
         number = len(self.shell.history_manager.input_hist_raw) - 1  # that of the prompt
         self.show(self.ask(lambda world: world.run_cell(source, number, on)))
 
-    @cell_magic  # type: ignore[untyped-decorator]
+    @cell_magic
     def cell_on_ranks(self, line: str, cell: str) -> None:
         """Run a cell on the ranks: as every cell that is none of this process's own."""
         self.run(cell, self.on_ranks)
 
-    @line_cell_magic  # type: ignore[untyped-decorator]
+    @line_cell_magic
     def on(self, line: str, cell: str | None = None) -> None:
         """The ranks of this cell or, without one, of the cells that follow: 0,2 or 0-2 or all."""
         ranks = self.ask(lambda world: world.check(parse_ranks(line, world.size)))
@@ -145,7 +145,7 @@ class PlayMagics(Magics):
         else:
             self.run(cell, ranks)
 
-    @cell_magic  # type: ignore[untyped-decorator]
+    @cell_magic
     def here(self, line: str, cell: str) -> None:
         """Run a cell in this process."""
         self.is_here = True
@@ -154,15 +154,15 @@ class PlayMagics(Magics):
         finally:
             self.is_here = False
 
-    @line_magic  # type: ignore[untyped-decorator]
+    @line_magic
     def retry(self, line: str) -> None:
         """Run the last cell again."""
         self.show(self.ask(lambda world: world.retry()))
 
-    @magic_arguments()  # type: ignore[untyped-decorator]
+    @magic_arguments()
     @argument("size", type=int, nargs="?", default=4, help="Number of ranks.")
     @argument("--backend", default="gloo", choices=[*BACKENDS])
-    @line_magic  # type: ignore[untyped-decorator]
+    @line_magic
     def ranks(self, line: str) -> None:
         """Start a world."""
         given = parse_argstring(self.ranks, line)
@@ -171,19 +171,15 @@ class PlayMagics(Magics):
         except PlaygroundError as error:
             raise ShellError(str(error)) from None
 
-    @line_magic  # type: ignore[untyped-decorator]
+    @line_magic
     def world_(self, line: str) -> None:
         """What each rank is; with a number, as %ranks."""
         if line.strip():
             self.ranks(line)
             return
         found = self.ask(lambda world: world.call(cells.find_status))
-        columns = (
-            *numbers("process", ("memory", "MB", ",.0f")),
-            "device",
-            *numbers("groups"),
-            Column("names", wraps=True),
-        )
+        columns = [*numbers("process", ("memory", "MB", ",.0f")), Column("device")]
+        columns += [*numbers("groups"), Column("names", wraps=True)]
         rows = [
             (rank, one.process, one.resident_bytes / 1e6, one.device, one.groups,
              ", ".join(one.names))
@@ -191,7 +187,7 @@ class PlayMagics(Magics):
         ]  # fmt: skip
         terminal.say(Table(RANK_COLUMN, *columns, rows=rows))
 
-    @line_magic  # type: ignore[untyped-decorator]
+    @line_magic
     def out(self, line: str) -> None:
         """All of a rank's value, or of every rank's."""
         on = self.ask(lambda world: world.check(parse_ranks(line or "all", world.size)))
@@ -199,7 +195,7 @@ class PlayMagics(Magics):
         texts = {rank: str(value) for rank, value in values.items() if value is not None}
         print(*by_rank(texts, len(self.label()) + 1), sep="\n")
 
-    @line_magic  # type: ignore[untyped-decorator]
+    @line_magic
     def calls(self, line: str) -> None:
         """What each rank called in the last cell."""
         if any(self.last.operations.values()):
@@ -207,19 +203,19 @@ class PlayMagics(Magics):
         else:
             print("no rank called an operation of a process group")
 
-    @line_magic  # type: ignore[untyped-decorator]
+    @line_magic
     def why(self, line: str) -> None:
         """What the ranks did when a cell was interrupted."""
         print(self.ask(lambda world: world.state))
 
-    @line_magic  # type: ignore[untyped-decorator]
+    @line_magic
     def about(self, line: str) -> None:
         """What an expression is on rank 0: `x?` and `x??`."""
         marks, _, expression = line.partition(" ")
         question = cells.explain, expression, marks == "2"
         print(self.ask(lambda world: world.call(*question, on=(0,)))[0])
 
-    @line_magic  # type: ignore[untyped-decorator]
+    @line_magic
     def help(self, line: str) -> None:
         """The magics."""
         print(HELP)

@@ -56,9 +56,7 @@ def command(session: Session, timeout: float) -> None:
     app.shell.confirm_exit = False
     magics = load(app.shell)
     try:
-        click.echo(
-            magics.start(session.world.size, backend=session.world.backend, timeout=timeout)
-        )
+        click.echo(magics.start(session.world.size, backend=session.world.backend, timeout=timeout))
         app.start()
     finally:
         magics.close()

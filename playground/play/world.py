@@ -80,9 +80,7 @@ class PlayWorld:
     later has ended the ranks.
     """
 
-    def __init__(
-        self, size: int, backend: str = "gloo", timeout: float = OPERATION_LIMIT
-    ) -> None:
+    def __init__(self, size: int, backend: str = "gloo", timeout: float = OPERATION_LIMIT) -> None:
         server.leave_if_imported()
         LaunchConfig(backend=backend, timeout=timeout).check(size)
         self.size, self.backend, self.timeout = size, backend, timeout
@@ -208,9 +206,7 @@ class PlayWorld:
                 self.close()
                 raise
 
-    def perform_alone(
-        self, work: Assignment, on: tuple[int, ...], run: Run, limit: float
-    ) -> Run:
+    def perform_alone(self, work: Assignment, on: tuple[int, ...], run: Run, limit: float) -> Run:
         receive(self.ranks, 0)
         self.mend(run)
         ranks = [self.ranks[rank] for rank in on]
@@ -252,9 +248,7 @@ class PlayWorld:
     def count_calls(self) -> list[object]:
         return [rank.box and rank.box.words[LAST] for rank in self.ranks]
 
-    def note_operations(
-        self, run: Run, ranks: Sequence[RankHandle], examiner: Examiner
-    ) -> None:
+    def note_operations(self, run: Run, ranks: Sequence[RankHandle], examiner: Examiner) -> None:
         """Read from the flight recorders what was called since the cell began."""
         states = [
             replace(
@@ -279,11 +273,10 @@ class PlayWorld:
                 stacks = ask_for_stacks(busy)
                 states = examiner.states()
                 self.state = tell(states)
-                for rank, stack in stacks.items():
-                    waits = states[rank].waits_for
-                    name = waits.name if waits else ""
-                    line = waits.line if waits else line_of(stack)
-                    run.places[rank] = f"{name} ({line})" if name and line else line or name
+                for number, stack in stacks.items():
+                    waits = states[number].waits_for
+                    place = f"{waits.name} ({waits.line})" if waits else line_of(stack)
+                    run.places[number] = place or "it does not say where"
             waiting = [rank for rank in busy if rank.box and rank.box.waits]
             if has_called or not is_interrupted:
                 self.is_stale = True
