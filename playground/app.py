@@ -20,6 +20,7 @@ from playground.console import session
 from playground.console.options import format_options
 from playground.console.steps import steps_command
 from playground.exercises import EXERCISES
+from playground.figures import SEE
 from playground.lessons import LESSONS, PATH
 from playground.play import PLAY
 from playground.runtime import signals, surroundings
@@ -29,7 +30,6 @@ from playground.runtime.remote import remote
 from playground.runtime.rendezvous.environment import end_with_torchrun
 from playground.runtime.untrusted import printable
 from playground.site import READ, SITE
-from playground.trace import SEE
 
 TOOLS = {**tools.TOOLS, SEE.name: SEE}
 BESIDE = {PLAY.name: PLAY, **TOOLS, SITE.name: SITE, READ.name: READ}

@@ -9,19 +9,24 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Callable, Generator, Iterator
+from datetime import date
 from pathlib import Path
 from typing import Any
 
 import hypothesis
 import pytest
+from fixtures import Worlds
+from gpus import COLD
 from hosts import Network, make_network
 from processes import ENOUGH
 from programs import SCRIPT, ForkedProgram, Outcome
 
 from playground.app import run as run_command_line
+from playground.runtime.backends.nccl import SHARES_A_GPU, nccl_version
 from playground.runtime.launcher.kept import end_worlds, keep_worlds
 from playground.runtime.launcher.server import preload
 from playground.runtime.signals import do_nothing
+from playground.testing import World
 from playground.training import prepare
 
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
@@ -34,6 +39,10 @@ in the rest.)"""
 hypothesis.settings.register_profile("the same each time", deadline=None, derandomize=True)
 hypothesis.settings.register_profile("explore", deadline=None, max_examples=1000, print_blob=True)
 hypothesis.settings.load_profile("the same each time")
+
+os.environ.setdefault("PLAYGROUND_TEST_DAY", str(date.today().timetuple().tm_yday))
+"""The day of the year, which is the same in all workers: each has another tenth of the exercises
+judged by the solutions of strangers."""
 
 FEW, FEWER = 600, 200
 """Samples to train on and to test on, in most tests."""
@@ -96,15 +105,9 @@ def _kept_worlds() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _own_world(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No test joins a world that the environment of the test run is_main of."""
-    for name in (
-        "RANK",
-        "WORLD_SIZE",
-        "LOCAL_RANK",
-        "LOCAL_WORLD_SIZE",
-        "MASTER_ADDR",
-        "MASTER_PORT",
-    ):
+    """No test joins a world to which the environment of the test run belongs."""
+    place = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+    for name in (*place, "MASTER_ADDR", "MASTER_PORT"):
         monkeypatch.delenv(name, raising=False)
 
 
@@ -147,6 +150,30 @@ for module in sys.argv[1:]:
             raise
         print(module)
 """
+
+
+@pytest.fixture(scope="session")
+def nccl_size() -> int:
+    """As many ranks as there are GPUs; two on one where NCCL can share it."""
+    import torch
+
+    gpus = torch.cuda.device_count()
+    return 2 if gpus == 1 and nccl_version() >= SHARES_A_GPU else gpus
+
+
+@pytest.fixture
+def pair(nccl_size: int) -> int:
+    """Two ranks with GPUs, or more: with one alone nothing travels."""
+    if nccl_size < 2:
+        pytest.skip(
+            "needs two ranks: there is one GPU, and an NCCL before 2.30, which cannot share it"
+        )
+    return nccl_size
+
+
+@pytest.fixture
+def nccl(world: Worlds, nccl_size: int) -> World:
+    return world(nccl_size, backend="nccl", timeout=COLD)
 
 
 @pytest.fixture

@@ -1,6 +1,6 @@
 """Every lesson and tool on nccl and the GPU tier of the tests, in one table: what may hang first.
 
-    make gpu                         # two ranks where one GPU can be shared, else a rank for each GPU
+    make gpu        # two ranks where one GPU can be shared, else a rank for each GPU
     make gpu N=8
 
 The table is Markdown: lesson, ranks, seconds, exit code, verdict (what the row shows, or its last

@@ -6,21 +6,18 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import click
 import pytest
 from click.shell_completion import ShellComplete
+from fixtures import Run
 
 from playground.app import TOOLS, cli
 from playground.console.steps import Lesson
 from playground.lessons import LESSONS, PATH
 from playground.runtime.host import threads_per_rank
 from playground.runtime.remote import ROOT
-
-Run = Callable[..., Any]
 
 
 def test_alone_it_shows_the_path(run_cli: Run) -> None:

@@ -123,7 +123,7 @@ def see(file: Path) -> None:
     """All that `see` does with a recording but PNGs, which take long."""
     from playground.console import rendering
     from playground.console.session import to_document
-    from playground.trace.command import document_of, read
+    from playground.figures.command import document_of, read
     from playground.trace.files import RENDERED, amount, render, render_steps
     from playground.trace.render.words import recording_texts
 

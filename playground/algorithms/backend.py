@@ -1,7 +1,7 @@
 """`shm`, a backend of torch.distributed: gloo, whose collectives on one host are ours in memory
 that the ranks share.
 
-    dist.init_process_group("shm")        in any script: torch 2.15 finds it by the entry point of this package
+    dist.init_process_group("shm")        in any script: torch 2.15 finds it by this package's entry
     python -m playground ddp --backend shm
 
 all_reduce, reduce_scatter_tensor, all_gather_into_tensor and broadcast of CPU tensors are ours
@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch._C import DisableTorchFunction, _AutoDispatchBelowADInplaceOrView as BelowAutograd
+from torch._C import DisableTorchFunction
 from torch._C._distributed_c10d import Backend, Work
 from torch.autograd.graph import increment_version
 
@@ -39,6 +39,7 @@ from playground.algorithms.operation import ADDS, Op, check, kind
 from playground.runtime.host import digest, host_id, ranks_by_host
 from playground.runtime.shared_memory import NotAllCome, Segment, open_segment, outside_modes
 from playground.runtime.tap.replacement import Replacement
+from playground.runtime.upstream import above_autograd, below_autograd, is_below_inplace
 
 INLINE = 256 * 1024
 """Bytes up to which an asynchronous collective is over before a thread would have begun it, if all
@@ -340,35 +341,21 @@ def as_here(write: Callable[[], object], in_wait: bool) -> Callable[[], None]:
     """`write` as it would do here, also in a thread, under the same modes of torch; or as it would
     do `in_wait`, where autograd hears of it."""
     inference, gradients = torch.is_inference_mode_enabled(), torch.is_grad_enabled()
-    below = not in_wait and torch._C._dispatch_tls_is_dispatch_key_excluded(
-        torch._C.DispatchKey.ADInplaceOrView
-    )
+    mode: Callable[[], Any] = contextlib.nullcontext
+    if in_wait:
+        mode = above_autograd
+    elif is_below_inplace():
+        mode = below_autograd
 
     def run() -> None:
         with contextlib.ExitStack() as modes:
             modes.enter_context(DisableTorchFunction())
             modes.enter_context(torch.inference_mode(inference))
             modes.enter_context(torch.set_grad_enabled(gradients))
-            modes.enter_context(
-                BelowAutograd()
-                if below
-                else above_autograd()
-                if in_wait
-                else contextlib.nullcontext()
-            )
+            modes.enter_context(mode())
             write()
 
     return run
-
-
-def above_autograd() -> Any:
-    """Have autograd hear of what is done, though a mode of the program's has called us from below
-    it."""
-    excluded = torch._C._dispatch_tls_local_exclude_set()
-    included = torch._C._dispatch_tls_local_include_set()
-    for key in (torch._C.DispatchKey.ADInplaceOrView, torch._C.DispatchKey.AutogradCPU):
-        excluded -= torch._C.DispatchKeySet(key)
-    return torch._C._ForceDispatchKeyGuard(included, excluded)
 
 
 def is_written(output: torch.Tensor, *inputs: torch.Tensor) -> bool:
@@ -392,9 +379,7 @@ def counted(
     """This call, after which the versions of what gloo writes by operators of torch are counted up.
     It writes them in `wait`, or in a thread: not if torch does not count where we are called from,
     below a mode of the program's."""
-    if not in_wait and torch._C._dispatch_tls_is_dispatch_key_excluded(
-        torch._C.DispatchKey.ADInplaceOrView
-    ):
+    if not in_wait and is_below_inplace():
         return call
 
     def call_and_count() -> None:

@@ -15,11 +15,12 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch._C import DisableTorchFunction, _AutoDispatchBelowADInplaceOrView as BelowAutograd
+from torch._C import DisableTorchFunction
 
 from playground.algorithms import background, messages
 from playground.algorithms.messages import Group
 from playground.algorithms.operation import Op, check, kind, name_of
+from playground.runtime.upstream import below_autograd
 
 
 class AllReduce:
@@ -62,7 +63,7 @@ def by_executor(algorithm: Callable[..., None], *arguments: Any) -> OnFlat:
 
 def on_flat(do: OnFlat, tensor: torch.Tensor) -> None:
     """Do it with any tensor."""
-    with BelowAutograd(), DisableTorchFunction():
+    with below_autograd(), DisableTorchFunction():
         real = as_real(tensor)
         flat = real if real.dim() == 1 and real.is_contiguous() else real.contiguous().view(-1)
         do(flat)
@@ -94,7 +95,7 @@ def reduce_scatter_by(
 ) -> None:
     """The same for a reduce-scatter, which leaves the share of this rank where it is in a flat
     tensor."""
-    with BelowAutograd(), DisableTorchFunction():
+    with below_autograd(), DisableTorchFunction():
         flat = as_real(input).clone(memory_format=torch.contiguous_format).view(-1)
         reduce(flat)
         share, real = flat.tensor_split(size)[rank], as_real(output)

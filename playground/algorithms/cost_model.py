@@ -33,6 +33,21 @@ from dataclasses import dataclass
 from functools import cache
 from math import ceil
 
+TIMES_SENT = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1, "all_to_all": 1}
+"""How often a rank sends all of a tensor but its own shard, by a ring or straight."""
+
+
+def others(size: int) -> float:
+    """The fraction of a tensor, cut into a shard per rank, that belongs to other ranks."""
+    return (size - 1) / size
+
+
+def times_sent(size: int, *collectives: str) -> float:
+    """What each of N ranks sends in these collectives, in whole tensors. Raises `KeyError` for one
+    that is not in `TIMES_SENT`."""
+    return sum(TIMES_SENT[name] for name in collectives) * (size - 1) / size
+
+
 ELEMENT = 4
 """Bytes: tensors of float32."""
 PIECE = 768 * 1024
@@ -190,7 +205,8 @@ def ring_cost(task: Task, pieces: int = 1) -> Cost:
     With two pieces or more, two are in flight: while one is added the next arrives, so that of all
     additions only that of one piece is on the path. A chunk without elements is not sent.
     """
-    hops, chunk = 2 * (task.size - 1), ceil(task.elements / task.size) * ELEMENT
+    hops = TIMES_SENT["all_reduce"] * (task.size - 1)
+    chunk = ceil(task.elements / task.size) * ELEMENT
     added = chunk * hops / 2 if pieces == 1 else chunk / pieces
     sent = min(task.size * pieces, task.elements)
     total = Counts(hops * sent, hops * task.nbytes, hops / 2 * task.nbytes)

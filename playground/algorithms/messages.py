@@ -19,6 +19,7 @@ import torch.distributed as dist
 
 from playground.algorithms import background
 from playground.algorithms.operation import ADDS
+from playground.runtime import upstream
 from playground.runtime.backends import BACKENDS, backend_of
 from playground.runtime.host import digest, host_id, ranks_by_host
 from playground.runtime.shared_memory import Segment, open_segment
@@ -240,4 +241,4 @@ def all_gather_numbers(
 
 def timeout_of(group: Group, device: torch.device) -> float:
     """Seconds that an operation of this group may take."""
-    return float(group._get_backend(device).options._timeout.total_seconds())
+    return upstream.timeout_of(group, device).total_seconds()

@@ -1,9 +1,9 @@
 """Collectives in the memory that the ranks of one host share: nothing is sent, so no ring is
 needed.
 
-    small tensors             copy in | add all slots                                          one meeting
-    others, two ranks         copy in | add the other's slot                                   one per piece
-    others, N ranks           copy in | add my share, copy it in | copy out the other shares   two per slot
+    small tensors       copy in | add all slots                                          one meeting
+    others, two ranks   copy in | add the other's slot                                 one per piece
+    others, N ranks     copy in | add my share, copy it in | copy out the other shares  two per slot
 
 `|` is a meeting of all ranks. They add in the order of the ranks, so that their sums have the same
 bits.

@@ -1,7 +1,8 @@
 """The folder of a run's snapshots: files that are whole or absent, when they are taken, and the
 lock by which it belongs to one run.
 
-    step-00000120-9f86d081884c7d65.pt    the state of all ranks after 120 steps; the digits are those of its SHA-256
+    step-00000120-9f86d081884c7d65.pt    the state of all ranks after 120 steps, and the first
+                                         digits of its SHA-256
 
 Every call that changes the disk is one of `os`. Does not import torch.
 """
@@ -21,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from playground.runtime.errors import UsageError
-from playground.runtime.files import NO_LINK, belongs_to_another
+from playground.runtime.files import NO_LINK, belongs_to_another, replacing
 from playground.runtime.flags import check_at_least_one
 
 AUTO, NO = "auto", "no"
@@ -80,31 +81,13 @@ def make_folder(folder: Path) -> None:
 
 def write_snapshot(folder: Path, step: int, content: bytes) -> None:
     """Write the snapshot, as `write` does on the board of elastic, then remove all but the `KEPT`
-    newest up to it. (A run that was sent back takes later ones again.) The content is on the disk
-    before the file gets its name, and the name before an older one is removed: after a kill or a
-    power failure the snapshot is whole or absent, and those before it are there. Raises `OSError`.
-    (Opened without blocking: a FIFO in the file's place is an error.)"""
-    unfinished = folder / ".unfinished"
-    descriptor = os.open(
-        unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NONBLOCK | NO_LINK, 0o666
-    )
-    try:
+    newest up to it. (A run that was sent back takes later ones again.) The name is on the disk
+    before an older one is removed: after a kill or a power failure the snapshot is whole or absent,
+    and those before it are there. Raises `OSError`."""
+    with replacing(folder / name_file(step, content), ".unfinished", durable=True) as descriptor:
         left = memoryview(content)
         while left:  # the system may take less at a time
             left = left[os.write(descriptor, left) :]
-        os.fsync(descriptor)
-    except OSError:
-        with contextlib.suppress(OSError):
-            os.unlink(unfinished)
-        raise
-    finally:
-        os.close(descriptor)
-    os.rename(unfinished, folder / name_file(step, content))
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)  # the names
-    finally:
-        os.close(descriptor)
     for _, file in [each for each in find_snapshots(folder) if each[0] <= step][KEPT:]:
         with contextlib.suppress(OSError):
             os.unlink(file)

@@ -4,8 +4,8 @@ every run.
 An option that has no effect is refused by name. What it needs stands with its flag, or beside the
 options of a command:
 
-    flag(…, needs={"sync": ("bucketed", "overlapped")})              # needs one of these --sync
-    flag(…, needs={"snapshots": ANY})                                # needs --snapshots, whatever its value
+    flag(…, needs={"sync": ("bucketed", "overlapped")})         # one of these --sync
+    flag(…, needs={"snapshots": ANY})                           # --snapshots, whatever its value
     refuse("wide", why=lambda given: "prints no table: leave it out" if given["as_json"] else "")
 """
 

@@ -13,7 +13,7 @@ from rich.padding import Padding
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from playground.console.tables import GAP, CellText, Table, lay_out
+from playground.console.tables import GAP, CellText, Table, fit
 from playground.console.text import Prose, Styled
 from playground.runtime.untrusted import printable
 
@@ -98,7 +98,7 @@ def render_table(table: Table, width: int, wide: bool) -> Iterator[RenderableTyp
     """The columns that are shown, and a line that names the others: below, or above where rows are
     yet to come."""
     natural = natural_widths(table)
-    shown = dict(enumerate(natural)) if wide else lay_out(table.columns, natural, width)
+    shown = [*range(len(natural))] if wide else fit(table.columns, natural, width)
     left_out = [column.name for i, column in enumerate(table.columns) if i not in shown]
     more = (
         wrap(Text(f"  more columns with --wide: {', '.join(left_out)}"), width) if left_out else ()
@@ -109,13 +109,15 @@ def render_table(table: Table, width: int, wide: bool) -> Iterator[RenderableTyp
     rich_table = RichTable(
         box=None, pad_edge=False, padding=(0, GAP, 0, 0), show_header=table.headed
     )
-    for i, column_width in shown.items():
+    may_wrap = [i for i in shown if table.columns[i].wraps] or shown[:1]
+    for i in shown:
         column = table.columns[i]
         rich_table.add_column(
             Text("\n".join(column.lines)),
             header_style="bold",
             style=column.style,
-            width=column_width,
+            width=None if i in may_wrap else natural[i],
+            min_width=column.width,
             justify="right" if column.right else "left",
             overflow="fold",
         )

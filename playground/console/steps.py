@@ -24,6 +24,8 @@ class Lesson:
 
     name: str
     """Its command."""
+    package: str
+    """The package in which its folder is."""
     teaches: str
     """One line for the path."""
     shown: str
@@ -41,7 +43,8 @@ class Lesson:
 
     @property
     def path(self) -> str:
-        return f"playground/lessons/{self.folder or self.name.replace('-', '_')}"
+        folder = self.folder or self.name.replace("-", "_")
+        return f"{self.package.replace('.', '/')}/{folder}"
 
     def module(self, part: str = "lesson") -> str:
         return f"{self.path.replace('/', '.')}.{part}"

@@ -1,7 +1,10 @@
 """Tables: columns with headings and units, rows of text. Does not import rich.
 
-    COLUMNS = {"way": Column("algorithm"), **figures(("sent", "sent", "bytes", ","), ("p95", "p95", "ms", ".2f", 1000))}
-    rows = [{"way": "ring", "sent": 48_000, "p95": 0.0003141}]    # in the document; in the table 48,000 and 0.31
+    COLUMNS = {
+        "way": Column("algorithm"),
+        **figures(("sent", "sent", "bytes", ","), ("p95", "p95", "ms", ".2f", 1000)),
+    }
+    rows = [{"way": "ring", "sent": 48_000, "p95": 0.0003141}]  # shown as 48,000 and 0.31
     session.say(tabulate(rows, COLUMNS))
 
 A table fits the terminal. Columns with `wide` are shown with --wide only; if the others do not fit,
@@ -184,9 +187,9 @@ def cell(value: object) -> str:
     return "-" if value is None else str(value)
 
 
-def lay_out(columns: Sequence[Column], natural: Sequence[int], available: int) -> dict[int, int]:
-    """The columns without `wide` that fit into `available` characters, by position, and how wide
-    each is. `natural` is what each column would like to have."""
+def fit(columns: Sequence[Column], natural: Sequence[int], available: int) -> list[int]:
+    """The positions of the columns without `wide` that fit into `available` characters: the
+    rightmost are left out. `natural` is how wide each would like to be."""
     least = [
         GAP + (min(width, NARROWEST) if column.wraps else width)
         for column, width in zip(columns, natural, strict=True)
@@ -194,19 +197,4 @@ def lay_out(columns: Sequence[Column], natural: Sequence[int], available: int) -
     shown = [i for i, column in enumerate(columns) if not column.wide]
     while len(shown) > 1 and sum(least[i] for i in shown) > available:
         shown.pop()
-    return dict(
-        zip(
-            shown,
-            narrow([columns[i] for i in shown], [natural[i] for i in shown], available),
-            strict=True,
-        )
-    )
-
-
-def narrow(columns: Sequence[Column], widths: list[int], available: int) -> list[int]:
-    """Narrow the widest of the columns that wrap until all fit; the first column, if none wraps."""
-    may = [i for i, column in enumerate(columns) if column.wraps] or [0]
-    for _ in range(sum(widths) + GAP * len(widths) - available):
-        widest = max(may, key=lambda i: widths[i])
-        widths[widest] = max(1, widths[widest] - 1)
-    return widths
+    return shown

@@ -16,7 +16,7 @@ from playground.checkpoint.folder import AUTO, NO, SnapshotSettings
 from playground.console.options import pack_options
 from playground.console.session import Session
 from playground.console.steps import Lesson
-from playground.console.tables import Column, Text
+from playground.console.tables import Column, Text, figures
 from playground.console.terminal import Bar
 from playground.console.text import good, prose
 from playground.runtime.errors import PlaygroundError, Preempted, UsageError
@@ -27,6 +27,7 @@ from playground.runtime.remote import Remote, remote
 from playground.runtime.untrusted import printable
 from playground.training import prepare
 from playground.training.grad_syncs import GRAD_SYNCS
+from playground.training.one_process import EXACT_STEPS
 from playground.training.prepare import PreparedData, Settings
 from playground.training.results import Epoch, TrainingResult, replicas_verdict
 from playground.training.settings import TrainingSettings
@@ -129,6 +130,17 @@ EPOCH_LEGEND = (
     "after the epoch, "
     "on all test images; speed, time: training only, without the test"
 )
+
+
+COMPARED = f"differences are those after {EXACT_STEPS} steps of AdamW in float64"
+TRAINED = figures(
+    ("step_seconds", "step", "ms", ".1f", 1000),
+    ("first", "first\nloss", "", ".3f"),
+    ("last", "last\nloss", "", ".3f"),
+    ("loss_difference", "loss, from\none process", "", ".1e"),
+    ("parameter_difference", "parameters, from\none process", "", ".1e"),
+)
+"""Columns of a `ComparedTraining`."""
 
 
 class EpochPrinter:

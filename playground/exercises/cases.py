@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from numbers import Integral, Real
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
 
 from playground.exercises.exercise import count
@@ -26,22 +25,34 @@ PLAIN: dict[type, Callable[[Any], object]] = {
 KINDS: dict[type, str] = {Integral: "int", Real: "float"}
 MAX_VALUES = 2**16
 """Number of values of a tensor that are looked at: the first ones of a larger tensor."""
-REDUCED: list[int] = []
-"""In a rank: the elements of each all_reduce that the solution has called in this case, in
-order."""
-WIDTHS: list[int] = []
-"""In a rank: the bytes of one element of each tensor that collectives have sent in this case."""
-WAITED: list[int] = []
-"""In a rank: the threads in which the solution has called something that waits, in this case, in
-order."""
-OWN_GROUP: list[Any] = []
-"""In a rank: the group of the judge itself. The solution's collectives may differ between ranks."""
 UNEVEN = {
     "3 samples each": (3,) * 5,
     "1 sample on rank 0, 3 on rank 1, …": (1, 3, 2, 5, 4),
     "none on rank 1": (2, 0, 3, 1, 2),
 }
 """Numbers of samples, by rank."""
+
+
+@dataclass
+class Actions:
+    """The actions of the solution on this rank in one case, noted as it acts."""
+
+    calls: int = 0
+    """Number of calls of torch.distributed."""
+    sent: list[tuple[int, int]] = field(default_factory=list)
+    """Receiver and number of elements of each message."""
+    received: list[int] = field(default_factory=list)
+    """Sender of each message."""
+    moved: float = 0.0
+    """Elements that have left the rank: see `Meter`."""
+    reduced: list[int] = field(default_factory=list)
+    """Elements of each all_reduce, in order."""
+    widths: list[int] = field(default_factory=list)
+    """Bytes of one element of each tensor that collectives have sent."""
+    waited: list[int] = field(default_factory=list)
+    """Thread of each call that waits, in order."""
+    problems: list[tuple[str, str, int]] = field(default_factory=list)
+    """Rules of torch.distributed that were broken: name, words and line."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +67,8 @@ class Case:
     """The expected return value."""
     held: object = ()
     """Further values to look at after the call: an argument, say, or a function that returns it."""
+    combine: Callable[[list[Any]], object] | None = None
+    """Makes one value of what all ranks hold, by rank: it takes the place of `held`."""
     expected: object = ()
     """The expected value of `held`."""
     is_coded: bool = True
@@ -73,6 +86,8 @@ class Case:
     """Whether `rank` and `size` are given."""
     delay: float = 0.0
     """Seconds that this rank comes late."""
+    actions: Actions = field(default_factory=Actions)
+    """Filled in while the solution runs."""
 
 
 Cases = Iterator[Case]
@@ -102,14 +117,6 @@ def inputs(*sizes: int) -> Iterator[tuple[str, Callable[[int], torch.Tensor]]]:
 
 def gradients(model: nn.Module) -> list[torch.Tensor | None]:
     return [param.grad for param in model.parameters()]
-
-
-def gather(value: Any) -> list[Any]:
-    """The values of all ranks, by rank, for what is looked at once the solution has returned on all
-    of them."""
-    everyones = [None] * dist.get_world_size()
-    dist.all_gather_object(everyones, value, group=OWN_GROUP[0])
-    return everyones
 
 
 def flatten(value: Any, where: str = "") -> Iterator[Leaf]:

@@ -1,11 +1,14 @@
 """An exercise: a judge, and a folder of three files, `exercises/<lesson>/<function>/`. Does not
 import torch.
 
-| file            | what is in it                                                                                  |
-|-----------------|------------------------------------------------------------------------------------------------|
-| `reference.py`  | the solution; what is between `# write this` and `# until here` is not in the stub; 80 columns |
-| `text.md`       | the task, the calls to use and those that are not allowed; hints: the idea, the place, the code |
-| `mistakes.diff` | wrong solutions, as changes of the reference: a name, a sentence on what goes wrong, the lines |
+| file            | content                                                                        |
+|-----------------|--------------------------------------------------------------------------------|
+| `reference.py`  | the solution, 80 columns wide; the stub lacks what is between `# write this`   |
+|                 | and `# until here`                                                             |
+| `text.md`       | the task, the calls to use and those that are not allowed; hints: the idea,    |
+|                 | the place, the code                                                            |
+| `mistakes.diff` | wrong solutions, as changes of the reference: a name, a sentence on what goes  |
+|                 | wrong, the lines                                                               |
 
 The exercise `token-ring` lies in the folder `token_ring`; the learner writes the function
 `token_ring` in `token_ring.py`. Its judge is `token_ring(rank, size, seed)` in the lesson's

@@ -36,7 +36,9 @@ SLIPS_OF_FLOATS: dict[str, Callable[[float, int], float]] = {
 no means."""
 SIGNS = {
     r"no rank -?\d+ in a world": "a neighbour beyond the first or the last rank",
-    r"[Ss]plit|same size|SIGABRT|size mismatch|must match|Check failed: \w*[Ss]hape": "sizes that meet differ",
+    r"[Ss]plit|same size|SIGABRT|size mismatch|must match|Check failed: \w*[Ss]hape": (
+        "sizes that meet differ"
+    ),
     "NoneType": "a rank that has no value is not provided for",
     "out of (range|bounds)": "an index beyond the end, where a share is smaller or empty",
 }
@@ -152,7 +154,7 @@ def guess_by_order(wrong: Wrong) -> str:
 
 def guess_by_shares(observed: Mapping[int, Observation], wrong: Wrong) -> str:
     first = [find_difference([mine], [due]) for rank, mine, due in wrong if observed[rank].is_coded]
-    said = [explain_digits(found["held"], found["expected"], len(observed)) for found in first]
+    said = [explain_digits(each.held, each.expected, len(observed)) for each in first if each]
     for sign, guess in SHARES.items():
         if said and all(re.search(sign, words) for words in said):
             return guess

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from playground.exercises.exercise import FAIL, count
 
@@ -57,11 +57,26 @@ class Observation:
     """Whether tensors of the list that it returned are the same memory."""
 
 
-Found = dict[str, object]
-"""Fields of a verdict; none if there is nothing to tell."""
+@dataclass(frozen=True, kw_only=True)
+class Failure:
+    """What is wrong in a world: the part of a `Verdict` that tells it."""
+
+    status: str = FAIL
+    words: str = ""
+    mistake: str = ""
+    says: str = ""
+    case: str = ""
+    rank: int | None = None
+    where: str = ""
+    index: int | None = None
+    held: object = None
+    expected: object = None
+    line: int = 0
+    ranks: tuple[str, ...] = ()
+    printed: str = ""
 
 
-def find_difference(held: Sequence[Leaf], expected: Sequence[Leaf]) -> Found:
+def find_difference(held: Sequence[Leaf], expected: Sequence[Leaf]) -> Failure | None:
     """The first difference that is more than rounding."""
     for mine, due in zip(held, expected, strict=False):
         if (mine.where, mine.kind, mine.shape) != (due.where, due.kind, due.shape):
@@ -71,30 +86,20 @@ def find_difference(held: Sequence[Leaf], expected: Sequence[Leaf]) -> Found:
                 if is_there
                 else f"there is no {due.where}"
             )
-            return {
-                "where": due.where,
-                "held": describe(mine),
-                "expected": describe(due),
-                "words": words,
-            }
+            return Failure(
+                where=due.where, held=describe(mine), expected=describe(due), words=words
+            )
         for index, (value, wanted) in enumerate(zip(mine.values, due.values, strict=True)):
             if not is_close(value, wanted):
                 words = f"holds {show(value)}, should be {show(wanted)}"
                 place = index if due.shape else None
-                return {
-                    "where": due.where,
-                    "index": place,
-                    "held": value,
-                    "expected": wanted,
-                    "words": words,
-                }
+                return Failure(
+                    where=due.where, index=place, held=value, expected=wanted, words=words
+                )
     if len(held) != len(expected):
-        return {
-            "held": len(held),
-            "expected": len(expected),
-            "words": f"{len(held)} values; {len(expected)} are due",
-        }
-    return {}
+        words = f"{len(held)} values; {len(expected)} are due"
+        return Failure(held=len(held), expected=len(expected), words=words)
+    return None
 
 
 def is_close(value: object, wanted: object) -> bool:
@@ -150,53 +155,45 @@ def name_ranks(ranks: Sequence[int]) -> str:
     return f"what ranks {', '.join(map(str, ranks[:-1]))} and {ranks[-1]} gave"
 
 
-def find_failure(observed: Mapping[int, Observation], size: int) -> Found:
-    """The first failure in a case, observed by rank; nothing as long as one of `size` ranks is
+def find_failure(observed: Mapping[int, Observation], size: int) -> Failure | None:
+    """The first failure in a case, observed by rank; None as long as one of `size` ranks is
     missing."""
-    for describe in (
-        (describe_problem, describe_difference, describe_messages) if len(observed) == size else ()
-    ):
+    if len(observed) < size:
+        return None
+    for describe in (describe_problem, describe_difference, describe_messages):
         for rank, seen in sorted(observed.items()):
             if found := describe(seen, rank, observed):
-                return {
-                    "status": FAIL,
-                    "case": seen.about,
-                    "rank": rank,
-                    "printed": seen.printed,
-                    **found,
-                }
-    return {}
+                return replace(found, case=seen.about, rank=rank, printed=seen.printed)
+    return None
 
 
-def describe_problem(seen: Observation, rank: int, observed: Mapping[int, Observation]) -> Found:
-    return (
-        dict(zip(("mistake", "words", "line"), seen.problems[0], strict=True))
-        if seen.problems
-        else {}
-    )
+def describe_problem(
+    seen: Observation, rank: int, observed: Mapping[int, Observation]
+) -> Failure | None:
+    for mistake, words, line in seen.problems[:1]:
+        return Failure(mistake=mistake, words=words, line=line)
+    return None
 
 
-def describe_difference(seen: Observation, rank: int, observed: Mapping[int, Observation]) -> Found:
+def describe_difference(
+    seen: Observation, rank: int, observed: Mapping[int, Observation]
+) -> Failure | None:
     found = find_difference(seen.held, seen.expected)
-    if not found:
-        return {}
-    is_own = found.get("where") == OWN
-    why = (
-        explain_digits(found["held"], found["expected"], len(observed))
-        if seen.is_coded and not is_own
-        else ""
-    )
-    mistake = (
-        "read before wait"
-        if found["held"] == POISON
-        else "changes its own tensor"
-        if is_own
-        else ""
-    )
-    return {**found, "words": f"{found['words']}{': ' * bool(why)}{why}", "mistake": mistake}
+    if found is None:
+        return None
+    if found.held == POISON:
+        found = replace(found, mistake="read before wait")
+    elif found.where == OWN:
+        found = replace(found, mistake="changes its own tensor")
+    if seen.is_coded and found.where != OWN:
+        why = explain_digits(found.held, found.expected, len(observed))
+        found = replace(found, words=f"{found.words}{': ' * bool(why)}{why}")
+    return found
 
 
-def describe_messages(seen: Observation, rank: int, observed: Mapping[int, Observation]) -> Found:
+def describe_messages(
+    seen: Observation, rank: int, observed: Mapping[int, Observation]
+) -> Failure | None:
     """The faults of the messages that this rank sent."""
     sent = count_elements(seen.sent)
     # a collective's part may be a fraction
@@ -205,25 +202,22 @@ def describe_messages(seen: Observation, rank: int, observed: Mapping[int, Obser
             f"{count(round(seen.moved), 'element')} have left it; {math.ceil(seen.most_moved)} "
             "are enough"
         )
-        return {"mistake": SENDS_TOO_MUCH, "words": words}
+        return Failure(mistake=SENDS_TOO_MUCH, words=words)
     if isinstance(seen.most, int) and (total := sum(sent.values())) > seen.most:
-        return {
-            "mistake": SENDS_TOO_MUCH,
-            "words": f"sent {count(total, 'element')}; {seen.most} are enough",
-        }
+        words = f"sent {count(total, 'element')}; {seen.most} are enough"
+        return Failure(mistake=SENDS_TOO_MUCH, words=words)
     for receiver, elements in sent.items():
         if isinstance(seen.most, Mapping) and elements > (most := seen.most.get(receiver, 0)):
             words = (
                 f"sent {count(elements, 'element')} to rank {receiver}; {most or 'none'} are "
                 "due there"
             )
-            return {"mistake": SENDS_TOO_MUCH, "words": words}
+            return Failure(mistake=SENDS_TOO_MUCH, words=words)
     for receiver, other in observed.items():
         if (has := sum(to == receiver for to, _ in seen.sent)) != (got := other.received[rank]):
-            return {
-                "words": f"sent {count(has, 'message')} to rank {receiver}, which received {got}"
-            }
-    return {}
+            words = f"sent {count(has, 'message')} to rank {receiver}, which received {got}"
+            return Failure(words=words)
+    return None
 
 
 def count_elements(messages: Sequence[tuple[int, int]]) -> dict[int, int]:

@@ -18,6 +18,7 @@ from playground.exercises.verdict import JUDGE, Verdict, tell_lines
 from playground.exercises.work import Workbook, check_file, list_solutions
 from playground.runtime.errors import UsageError
 from playground.runtime.launcher import server
+from playground.runtime.launcher.kept import keeping_worlds
 from playground.runtime.untrusted import printable
 
 POLL = 0.3
@@ -118,6 +119,7 @@ def find_file(file: Path) -> Path:
     return file if file.exists() or chosen is None else file.with_name(chosen.file)
 
 
+@keeping_worlds()  # in which mistakes of the catalogue run, to be compared with a failure
 def check_all(files: Iterable[Path], size: int | None, seed: int, say: bool) -> list[Verdict]:
     files, verdicts = list(files), []
     for file in files:

@@ -28,7 +28,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import _functional_collectives, distributed_c10d
 
-from playground.exercises.cases import ANYTHING, OWN_GROUP, REDUCED, WAITED, WIDTHS, Case, flatten
+from playground.exercises.cases import ANYTHING, Actions, Case, flatten
 from playground.exercises.exercise import COLLECTIVES, ERROR, FAIL, LOOP, MESSAGES, RETURNED
 from playground.exercises.guard import Guard, hidden
 from playground.exercises.observation import POISON, Observation
@@ -67,27 +67,37 @@ class Transcript:
     printed: int = field(default_factory=lambda: os.memfd_create("printed"))
     """Where descriptors 1 and 2 lead."""
 
+    group: Any = None
+    """The judge's own: the solution's collectives may differ between ranks."""
     counts: Callable[[torch.Tensor], int | torch.Tensor] = torch.Tensor.numel
     """The number of elements of a tensor that count as sent."""
 
     def __post_init__(self) -> None:
         self.thread, self.lock = threading.local(), threading.RLock()
-        self.begin()
-        for stream, number in ((sys.stdout, 1), (sys.stderr, 2)):
+        self.begin(Actions())
+
+    @contextlib.contextmanager
+    def catching_output(self) -> Iterator[None]:
+        """Have what is printed go to `printed`, which is closed in the end."""
+        streams = {1: sys.stdout, 2: sys.stderr}
+        found = {number: os.dup(number) for number in streams}
+        for number, stream in streams.items():
             stream.flush()
             os.dup2(self.printed, number)
+        try:
+            yield
+        finally:
+            for number, stream in streams.items():
+                stream.flush()
+                os.dup2(found[number], number)
+                os.close(found[number])
+            os.close(self.printed)
 
-    def begin(self) -> None:
-        self.calls, self.sent, self.received, self.moved = (
-            0,
-            list[tuple[int, int]](),
-            list[int](),
-            0.0,
-        )
-        self.problems, self.pending = list[tuple[str, str, int]](), list[Request]()
+    def begin(self, actions: Actions) -> None:
+        """Note actions here from now on."""
+        self.actions = actions
+        self.pending = list[Request]()
         os.ftruncate(self.printed, os.lseek(self.printed, 0, os.SEEK_SET))
-        for seen in (REDUCED, WIDTHS, WAITED):
-            seen.clear()
 
     def read_printed(self) -> str:
         sys.stdout.flush()
@@ -108,7 +118,7 @@ class Transcript:
 
     def forbid(self, name: str, line: int) -> None:
         if name in self.forbidden:
-            self.problems.append(
+            self.actions.problems.append(
                 (SHORT_CUT, f"dist.{name} is not to be used here, says the task", line)
             )
 
@@ -116,15 +126,17 @@ class Transcript:
         """A share of these elements leaves the rank. What is sent as bytes, an object for one,
         counts as as many numbers of 8 bytes."""
         for each in tensors:
-            self.moved += share * float(self.counts(each)) / (8 if each.dtype == torch.uint8 else 1)
+            self.actions.moved += (
+                share * float(self.counts(each)) / (8 if each.dtype == torch.uint8 else 1)
+            )
 
     @contextlib.contextmanager
     def within(self, name: str, peer: int | None = None, blocks: bool = True) -> Iterator[int]:
         """In an operation. If it never ends, the parent knows where this rank is. Returns the line
         of its call."""
         line = self.line()
-        self.calls += 1
-        if self.calls > MAX_CALLS:
+        self.actions.calls += 1
+        if self.actions.calls > MAX_CALLS:
             stop(f"{ENDLESS}: it makes more than {MAX_CALLS:,} calls of torch.distributed", line)
         self.forbid(name, line)
         report(at=(name, peer, line))
@@ -132,10 +144,22 @@ class Transcript:
             raise ValueError(f"there is no rank {peer} in a world of {self.size}")
         self.thread.depth = getattr(self.thread, "depth", 0) + 1
         try:
-            with waiting() if blocks else contextlib.nullcontext():
+            with self.waiting() if blocks else contextlib.nullcontext():
                 yield line
         finally:
             self.thread.depth -= 1
+
+    @contextlib.contextmanager
+    def waiting(self) -> Iterator[None]:
+        """For what waits, perhaps for other ranks: without the timer, so that a deadlock can be
+        proved."""
+        self.actions.waited.append(threading.get_ident())
+        is_main = threading.current_thread() is threading.main_thread()
+        try:
+            signal.setitimer(signal.ITIMER_REAL, 0) if is_main else None
+            yield
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, TICK, TICK) if is_main else None
 
 
 FUNCTIONAL = {
@@ -172,7 +196,7 @@ class Meter(Observer):
     def begun(self, call: Call) -> None:
         # which counts itself
         if self.record.running and not ("send" in call.name and self.record.is_within()):
-            WIDTHS.extend(each.element_size() for each in call.inputs)
+            self.record.actions.widths.extend(each.element_size() for each in call.inputs)
             self.add(call.name, call.inputs, len(call.ranks), call.peer == dist.get_rank())
             # a method of the group itself
             if self.record.is_theirs() and (line := self.record.line()):
@@ -198,7 +222,7 @@ class Meter(Observer):
                 texts = [
                     text for each in args for text in (each if isinstance(each, list) else [each])
                 ]
-                self.record.moved += (
+                self.record.actions.moved += (
                     sum(len(text) if isinstance(text, (str, bytes)) else 8 for text in texts) / 8
                 )
             return real(store, *args)
@@ -223,19 +247,6 @@ class Meter(Observer):
                 return real(tensor, *args, **kwargs)
 
         return function
-
-
-@contextlib.contextmanager
-def waiting() -> Iterator[None]:
-    """For what waits, perhaps for other ranks: without the timer, so that a deadlock can be
-    proved."""
-    WAITED.append(threading.get_ident())
-    is_main = threading.current_thread() is threading.main_thread()
-    try:
-        signal.setitimer(signal.ITIMER_REAL, 0) if is_main else None
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, TICK, TICK) if is_main else None
 
 
 @dataclass(eq=False)
@@ -289,11 +300,13 @@ class Request:
             record.pending.remove(self)
             if not torch.equal(bits(self.tensor), bits(self.held)):
                 words = f"the tensor of this {self.kind} changed before wait()"
-                record.problems.append(("written before wait", words, self.line))
+                record.actions.problems.append(("written before wait", words, self.line))
             if self.kind != "isend" and self.tensor.numel():
                 self.tensor.data.copy_(self.copy)
             if self.kind == "irecv":
-                record.received.append(self.work._source_rank() if self.peer is None else self.peer)
+                record.actions.received.append(
+                    self.work._source_rank() if self.peer is None else self.peer
+                )
 
 
 def bits(tensor: torch.Tensor) -> torch.Tensor:
@@ -329,7 +342,7 @@ def send(
         copy = fill(tensor.detach().clone() if is_async and tensor.is_contiguous() else tensor)
         held = tensor.detach().clone() if is_async else tensor
         work = real(copy, dst, group, tag, group_dst)
-    record.sent.append((peer or 0, tensor.numel()))
+    record.actions.sent.append((peer or 0, tensor.numel()))
     record.add_moved([tensor])
     return Request(record, work, "isend", peer, line, tensor, copy, held) if is_async else work
 
@@ -351,7 +364,7 @@ def receive(
     if is_async:
         held = tensor.data.copy_(torch.tensor(POISON)).clone()
         return Request(record, result, "irecv", peer, line, tensor, copy, held)
-    record.received.append(result if peer is None else peer)
+    record.actions.received.append(result if peer is None else peer)
     return result
 
 
@@ -363,7 +376,7 @@ def all_reduce(
     group: Any = None,
     async_op: bool = False,
 ) -> Any:
-    REDUCED.append(tensor.numel())
+    record.actions.reduced.append(tensor.numel())
     with record.within("all_reduce", blocks=not async_op) as line:
         if not async_op:
             return real(tensor, op, group)
@@ -396,14 +409,6 @@ OWN_WAYS |= {"all_reduce": all_reduce, "new_group": new_group}
 """How a function of torch.distributed is called for a solution, where not by `call`."""
 
 
-def wrap_wait(real: Callable[..., Any]) -> Callable[..., Any]:
-    def wait(future: Any) -> Any:
-        with waiting():
-            return real(future)
-
-    return wait
-
-
 @contextlib.contextmanager
 def judged(record: Transcript) -> Iterator[None]:
     """Record what the solution does, and keep it from ending the world."""
@@ -419,6 +424,13 @@ def judged(record: Transcript) -> Iterator[None]:
             real(group)
 
         return change
+
+    def wrap_wait(real: Callable[..., Any]) -> Callable[..., Any]:
+        def wait(future: Any) -> Any:
+            with record.waiting():
+                return real(future)
+
+        return wait
 
     @functools.cache  # the same function in both modules, as P2POp compares them
     def wrap_function(real: Any) -> Callable[..., Any]:
@@ -524,17 +536,32 @@ def import_solution(solution: Solution) -> ModuleType:
     return module
 
 
+@contextlib.contextmanager
+def importing_from(folder: str) -> Iterator[None]:
+    """Find the modules in this folder too, after all others, and write nothing beside them."""
+    path, writes_nothing = list(sys.path), sys.dont_write_bytecode
+    sys.path.append(folder)
+    sys.dont_write_bytecode = True
+    try:
+        yield
+    finally:
+        sys.path[:], sys.dont_write_bytecode = path, writes_nothing
+
+
 def judge(rank: int, size: int, solutions: tuple[Solution, ...], seed: int, password: str) -> int:
     """Run the last of `solutions` on the cases of its exercise, for as long as ranks and messages
     come out even. Those before it are what it may import. What comes of it is reported:
     `Observation`s, one a case, with the password. Returns the number of cases."""
     solution, exercise = solutions[-1], solutions[-1].exercise
     record = Transcript(solution.file, size, exercise.forbidden)
-    sys.path.append(os.path.dirname(os.path.abspath(solution.file)))
-    sys.dont_write_bytecode = True
     cases = getattr(importlib.import_module(exercise.module), exercise.function)
-    with judged(record), Guard(record, stop).watching() as guard:
-        OWN_GROUP[:] = [dist.new_group()]
+    with (
+        importing_from(os.path.dirname(os.path.abspath(solution.file))),
+        record.catching_output(),
+        judged(record),
+        Guard(record, stop).watching() as guard,
+    ):
+        record.group = dist.new_group()
         with solving(record):
             functions = [import_solution(each) for each in solutions][-1]
         function = getattr(functions, exercise.function)
@@ -552,7 +579,7 @@ def run_case(
     rank: int, seed: int, place: int, case: Case, function: Callable[..., Any], record: Transcript
 ) -> Observation:
     """Run one case, and say what was observed."""
-    record.begin()
+    record.begin(case.actions)
     record.counts = case.counts
     size, threads = record.size, threading.enumerate()
     given = tuple(
@@ -572,11 +599,15 @@ def run_case(
             thread.join(LAST_WORDS)
     report(at=RETURNED)
     if left := [each for each in left if each.is_alive()]:
-        record.problems.append((LEFT_RUNNING, f"{left[0].name} goes on after the end", 0))
-    record.problems += [
+        record.actions.problems.append((LEFT_RUNNING, f"{left[0].name} goes on after the end", 0))
+    record.actions.problems += [
         ("no wait", f"nobody waits for this {each.kind}", each.line) for each in record.pending
     ]
     held, expected = [case.held() if callable(case.held) else case.held], [case.expected]
+    if case.combine:
+        everyones: list[Any] = [None] * size
+        dist.all_gather_object(everyones, held[0], group=record.group)
+        held = [case.combine(everyones)]
     if case.returns is not ANYTHING:
         held, expected = [returned, *held], [case.returns, *expected]
     return Observation(
@@ -584,12 +615,12 @@ def run_case(
         held=tuple(leaf for each in held for leaf in flatten(each)),
         expected=tuple(leaf for each in expected for leaf in flatten(each)),
         is_coded=case.is_coded,
-        sent=tuple(record.sent),
-        received=tuple(record.received.count(sender) for sender in range(size)),
+        sent=tuple(record.actions.sent),
+        received=tuple(record.actions.received.count(sender) for sender in range(size)),
         most=case.most,
-        moved=record.moved,
+        moved=record.actions.moved,
         most_moved=limit_of(case.most) if case.most_moved is None else case.most_moved,
-        problems=tuple(dict.fromkeys(record.problems)),
+        problems=tuple(dict.fromkeys(record.actions.problems)),
         printed=record.read_printed(),
         given=given,
         is_shared=shares_memory(returned, case.args),
@@ -600,14 +631,14 @@ def check_balance(rank: int, observation: Observation, record: Transcript) -> No
     """Raises `RuntimeError` where nothing else can run after a case."""
     balance = torch.zeros(record.size, record.size, dtype=torch.int64)
     balance[rank] += torch.tensor(
-        [sum(to == receiver for to, _ in record.sent) for receiver in range(record.size)]
+        [sum(to == receiver for to, _ in record.actions.sent) for receiver in range(record.size)]
     )
     balance[:, rank] -= torch.tensor(observation.received)
-    dist.all_reduce(balance, group=OWN_GROUP[0])
+    dist.all_reduce(balance, group=record.group)
     if (
         balance.any()
         or record.pending
-        or any(name == LEFT_RUNNING for name, _, _ in record.problems)
+        or any(name == LEFT_RUNNING for name, _, _ in record.actions.problems)
     ):
         raise RuntimeError("messages or threads are left over: this world cannot run anything else")
 

@@ -2,8 +2,9 @@
 into words.
 
 A failure is compared with those of the exercise's catalogued mistakes: one is named if it does the
-same in all worlds, on all cases. Each world has processes of its own. Not a sandbox: a solution may
-do whatever its user may. Does not import torch.
+same in all worlds, on all cases. What a learner wrote has processes of its own in each world; what
+the catalogue holds may share a world that is kept. Not a sandbox: a solution may do whatever its
+user may. Does not import torch.
 """
 
 from __future__ import annotations
@@ -30,14 +31,14 @@ from playground.exercises.exercise import (
 )  # fmt: skip
 from playground.exercises.guess import guess_by_places, guess_by_values, guess_by_words
 from playground.exercises.observation import (
-    Found,
+    Failure,
     Observation,
     count_elements,
     find_difference,
     find_failure,
 )
 from playground.runtime.errors import PlaygroundError, RankFailed, RankTimeout
-from playground.runtime.launcher.launch import launch
+from playground.runtime.launcher.launch import LaunchConfig, launch
 from playground.runtime.rank.rank import Event
 from playground.runtime.remote import remote
 
@@ -66,6 +67,13 @@ class Solution:
     exercise: Exercise
     text: str
     file: str
+
+    @property
+    def is_catalogued(self) -> bool:
+        """Whether it is the reference or a mistake of the catalogue. These leave a world as they
+        have found it, if they return."""
+        mistakes = (each.text for each in self.exercise.mistakes)
+        return self.text in (self.exercise.solution, *mistakes)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,8 +112,8 @@ class Verdict:
 class Ended(Exception):
     """A rank has reported what ends the check."""
 
-    def __init__(self, found: Found) -> None:
-        self.found = found
+    def __init__(self, failure: Failure) -> None:
+        self.failure = failure
 
 
 class Attempt:
@@ -124,12 +132,7 @@ class Attempt:
         """The operation that each rank called last, its peer and its line."""
         self.groups: dict[int, list[tuple[int, ...]]] = {}
         """The groups that each rank has made."""
-        self.found: Found = {}
-        """The failure; empty if there is none."""
-
-    @property
-    def words(self) -> str:
-        return str(self.found.get("words"))
+        self.failure: Failure | None = None
 
     @property
     def places(self) -> dict[int, tuple[str, int | None]]:
@@ -157,29 +160,31 @@ class Attempt:
             self.at = event["standstill"]
             raise Ended(self.find_standstill())
         elif event.get("status") in (FAIL, ERROR, LOOP):
-            raise Ended({"rank": rank, **event})
+            line, printed = event["line"], event.get("printed", "")
+            words, status = event["words"], event["status"]
+            raise Ended(Failure(status=status, rank=rank, words=words, line=line, printed=printed))
 
-    def find_standstill(self) -> Found:
+    def find_standstill(self) -> Failure:
         # waits, or computes in C code
         if endless := [rank for rank, at in self.at.items() if at == COMPUTES]:
-            return {"status": LOOP, "rank": endless[0], "words": ENDLESS}
+            return Failure(status=LOOP, rank=endless[0], words=ENDLESS)
         ranks = [
             f"rank {rank}: {describe_place(*self.at.get(rank, RETURNED))}"
             for rank in range(self.size)
         ]
-        return {"status": DEADLOCK, "ranks": tuple(ranks)}
+        return Failure(status=DEADLOCK, ranks=tuple(ranks))
 
-    def find_missing(self, cases: Sequence[object]) -> Found:
+    def find_missing(self, cases: Sequence[object]) -> Failure | None:
         """A rank that has returned without having been observed in all cases. `cases`: how many
         there were, by rank; a rank that has ended its process has returned None."""
         for rank, number in enumerate(cases):
             if not isinstance(number, int) or any(
                 rank not in self.observed.get(case, {}) for case in range(number)
             ):
-                return {"status": ERROR, "rank": rank, "words": LEAVES}
-        return {}
+                return Failure(status=ERROR, rank=rank, words=LEAVES)
+        return None
 
-    def find_groups(self) -> Found:
+    def find_groups(self) -> Failure | None:
         """Groups that ranks made differently. What comes of it differs from run to run."""
         made = [self.groups.get(rank, []) for rank in range(self.size)]
         for place, group in enumerate(made[0] or made[1 % self.size]):
@@ -194,25 +199,19 @@ class Attempt:
                         "others did"
                     )
                     says = "new_group takes all ranks of the world, in one order"
-                    return {
-                        "status": FAIL,
-                        "mistake": mistake,
-                        "says": says,
-                        "words": words,
-                        "rank": rank,
-                    }
-        return {}
+                    return Failure(mistake=mistake, says=says, words=words, rank=rank)
+        return None
 
-    def end(self, found: Found) -> None:
-        """The world has ended, with `found` if it did not return. What was observed before is what
-        is told."""
+    def end(self, failure: Failure | None) -> None:
+        """The world has ended, with `failure` if it did not return. What was observed before is
+        what is told."""
         for case in sorted(self.observed):
-            if failure := find_failure(self.observed[case], self.size):
-                self.case, found = case, failure
+            if found := find_failure(self.observed[case], self.size):
+                self.case, failure = case, found
                 break
-        if found.get("status", FAIL) in (FAIL, DEADLOCK):
-            found = self.find_groups() or found
-        self.found = found
+        if failure is None or failure.status in (FAIL, DEADLOCK):
+            failure = self.find_groups() or failure
+        self.failure = failure
 
 
 def describe_place(name: str, peer: int | None, line: int) -> str:
@@ -224,25 +223,29 @@ def describe_place(name: str, peer: int | None, line: int) -> str:
 
 
 def attempt(solution: Solution, before: Sequence[Solution], size: int, seed: int) -> Attempt:
-    """Run a solution in a world of this size, in new processes."""
+    """Run a solution in a world of this size, in new processes unless it is a catalogued one."""
     made = Attempt(size, secrets.token_hex(8))
-    found: Found = {}
+    solutions = (*before, solution)
+    config = LaunchConfig(
+        timeout=HANGS,
+        fresh=not all(each.is_catalogued for each in solutions),
+        on_report=made.take,
+    )
     try:
-        arguments = ((*before, solution), seed, made.password)
-        cases = launch(JUDGE, size, args=arguments, timeout=HANGS, on_report=made.take, fresh=True)
-        found = made.find_missing(cases)
+        cases = launch(JUDGE, size, args=(solutions, seed, made.password), config=config)
+        failure = made.find_missing(cases)
     except Ended as end:
-        found = end.found
+        failure = end.failure
     except RankTimeout:  # a rank that computes without end has reported it
-        found = made.find_standstill()
+        failure = made.find_standstill()
     except RankFailed as error:
         ask = "; do tensors that meet in a message or a collective have the same size?"
         words = f"{error.reason}{ask * ('SIGABRT' in error.reason)}"
-        killed = {"status": ERROR, "rank": error.rank, "words": words}
-        found = {"status": BLOCKED, "words": error.headline} if error.traceback else killed
+        killed = Failure(status=ERROR, rank=error.rank, words=words)
+        failure = Failure(status=BLOCKED, words=error.headline) if error.traceback else killed
     except PlaygroundError as error:
-        found = {"status": BLOCKED, "words": error.headline}
-    made.end(found)
+        failure = Failure(status=BLOCKED, words=error.headline)
+    made.end(failure)
     return made
 
 
@@ -258,57 +261,77 @@ def check_solution(
     made = dict[int, Attempt]()
     for size in (world,) if world else exercise.worlds:
         made[size] = last = attempt(solution, before, size, seed)
-        if last.found:
-            name = name_mistake(solution, before, seed, made, size)
-            found = {"case": last.about, **last.found, **name}
-            return replace(verdict, world=size, **found)  # type: ignore[arg-type]
+        if last.failure:
+            found = name_mistake(solution, before, seed, made, last.failure, size)
+            return replace(
+                verdict,
+                status=found.status,
+                words=found.words,
+                mistake=found.mistake,
+                says=found.says,
+                world=size,
+                case=found.case or last.about,
+                rank=found.rank,
+                where=found.where,
+                index=found.index,
+                held=found.held,
+                expected=found.expected,
+                line=found.line,
+                ranks=found.ranks,
+                printed=found.printed,
+            )
         verdict = replace(verdict, passed=(*verdict.passed, size))
     return verdict
 
 
 def name_mistake(
-    solution: Solution, before: Sequence[Solution], seed: int, made: dict[int, Attempt], world: int
-) -> Found:
-    """The catalogued mistake that does the same in all worlds. If there is none, with "probably":
-    one that has the same results in the world that failed, else what the failure looks like, else
-    one that has the same result in the case that failed. `made`: the attempts so far, to which
-    further ones are added; that in `world` has failed."""
-    found, exercise = made[world].found, solution.exercise
-    if found.get("mistake") in NAMED or found.get("words") == NOT_WRITTEN:
-        return {}
+    solution: Solution,
+    before: Sequence[Solution],
+    seed: int,
+    made: dict[int, Attempt],
+    found: Failure,
+    world: int,
+) -> Failure:
+    """The failure `found` in `world`, with the name of the catalogued mistake that does the same in
+    all worlds. If there is none, with "probably": one that has the same results in the world that
+    failed, else what the failure looks like, else one that has the same result in the case that
+    failed. `made`: the attempts so far, to which further ones are added."""
+    exercise = solution.exercise
+    if found.mistake in NAMED or found.words == NOT_WRITTEN:
+        return found
     sizes = sorted(exercise.worlds, key=lambda size: (size != world, size not in made))
-    probable, possible = dict[str, object](), dict[str, object]()
+    probable: Failure | None = None
+    possible: Failure | None = None
     for mistake in exercise.mistakes:
-        if mistake.status == found["status"] and mistake.name not in NAMED:
+        if mistake.status == found.status and mistake.name not in NAMED:
             for size in sizes:
                 other = attempt(replace(solution, text=mistake.text), before, size, seed)
                 if size not in made:
                     made[size] = attempt(solution, before, size, seed)
                 if size == world:
-                    named: Found = {"mistake": f"{PROBABLY}{mistake.name}", "says": mistake.says}
-                    probable = probable or (named if is_alike(made[size], other, RESULTS) else {})
-                    possible = possible or (
-                        named if is_alike(made[size], other, FIRST_RESULT) else {}
-                    )
+                    named = replace(found, mistake=f"{PROBABLY}{mistake.name}", says=mistake.says)
+                    if not probable and is_alike(made[size], other, RESULTS):
+                        probable = named
+                    if not possible and is_alike(made[size], other, FIRST_RESULT):
+                        possible = named
                 if not is_alike(made[size], other):
                     break
             else:
-                return {"mistake": mistake.name, "says": mistake.says}
-    guess = guess_mistake(made[world])
-    looks: Found = {"mistake": f"{PROBABLY}{guess}"} if guess else {}
-    return {} if found.get("mistake") else probable or looks or possible
+                return replace(found, mistake=mistake.name, says=mistake.says)
+    if found.mistake:
+        return found
+    guess = guess_mistake(made[world], found)
+    looks = replace(found, mistake=f"{PROBABLY}{guess}") if guess else None
+    return probable or looks or possible or found
 
 
-def guess_mistake(made: Attempt) -> str:
+def guess_mistake(made: Attempt, failure: Failure) -> str:
     """What a failure looks like; empty if like nothing known."""
-    status = made.found["status"]
-    if status == DEADLOCK:
+    if failure.status == DEADLOCK:
         return guess_by_places(made.at, made.size)
-    return (
-        guess_by_values(made.observed.get(made.case, {}))
-        if status == FAIL
-        else guess_by_words(made.words)
-    )
+    if failure.status == FAIL:
+        return guess_by_values(made.observed.get(made.case, {}))
+    return guess_by_words(failure.words)
 
 
 ALL_THEY_DID, RESULTS, FIRST_RESULT = range(3)
@@ -317,14 +340,17 @@ ALL_THEY_DID, RESULTS, FIRST_RESULT = range(3)
 def is_alike(one: Attempt, other: Attempt, by: int = ALL_THEY_DID) -> bool:
     """Whether the ranks of two worlds did the same in the cases that failed; or only had the same
     results, or that of the first one."""
-    status = one.found.get("status")
-    if (status, one.case) != (other.found.get("status"), other.case):
+    if not (one.failure and other.failure):
+        return one.failure is other.failure
+    status = one.failure.status
+    if (status, one.case) != (other.failure.status, other.case):
         return False
     if status == DEADLOCK:
         return one.places == other.places
     # which rank is the first to send to one that is not there differs from run to run
     if status != FAIL:
-        return len({re.sub(r"no rank \d+", "", each.words) for each in (one, other)}) == 1
+        words = {re.sub(r"no rank \d+", "", each.words) for each in (one.failure, other.failure)}
+        return len(words) == 1
     for case in (
         one.observed.keys()
         & other.observed.keys()
@@ -392,10 +418,8 @@ def tell_lines(verdict: Verdict) -> list[str]:
     )
     lines = [f"{file}  {passed}{world}: {ends}{f' ({verdict.case})' if verdict.case else ''}"]
     if verdict.mistake:
-        lines.append(
-            "  "
-            f"{verdict.mistake[0].upper()}{verdict.mistake[1:]}{': ' * bool(verdict.says)}{verdict.says}"
-        )
+        mistake = f"{verdict.mistake[0].upper()}{verdict.mistake[1:]}"
+        lines.append(f"  {mistake}{': ' * bool(verdict.says)}{verdict.says}")
     if verdict.words:
         item = f"item {verdict.where}" if verdict.where.startswith("[") else verdict.where
         element = " of ".join(

@@ -21,6 +21,7 @@ import click
 from playground.exercises.exercise import BLOCKED, CATALOGUE, ERROR, PASS, Exercise, find_exercise
 from playground.exercises.verdict import Solution, Verdict, check_solution, tell_lines
 from playground.runtime.errors import UsageError
+from playground.runtime.files import replacing
 from playground.runtime.untrusted import expect_dict, parse_json, printable
 
 
@@ -45,12 +46,12 @@ class Workbook:
         file = progress_file()
         try:
             file.parent.mkdir(parents=True, exist_ok=True)
-            new = file.with_suffix(f".{os.getpid()}.new")
-            new.write_text(
-                f"{json.dumps(read_progress_file() | {self.name: self.passed}, indent=1)}\n",
-                encoding="utf-8",
-            )
-            new.replace(file)
+            known = read_progress_file() | {self.name: self.passed}
+            with (
+                replacing(file, f"{file.stem}.{os.getpid()}.new") as descriptor,
+                open(descriptor, "w", encoding="utf-8", closefd=False) as new,
+            ):
+                new.write(f"{json.dumps(known, indent=1)}\n")
         except OSError as error:
             raise UsageError(
                 f"{file} cannot be written ({error.strerror}): set XDG_STATE_HOME to a folder"
@@ -166,11 +167,12 @@ def check_function(function: Callable[..., object]) -> Verdict:
     first = inspect.getsourcelines(function)[1]
     if Path(file).name == exercise.file:
         text = read_text(Path(file))
-    else:  # a notebook's: the reference's imports come in one line before it, where its lines keep their numbers
-        imports = [
-            line for line in exercise.solution.splitlines() if line.startswith(("import ", "from "))
-        ]
-        text = f"{'; '.join(imports)}{chr(10) * max(1, first - 1)}{textwrap.dedent(inspect.getsource(function))}"
+    else:  # a notebook's: the reference's imports come before it, in one line, so that its lines
+        # keep their numbers
+        lines = exercise.solution.splitlines()
+        imports = "; ".join(line for line in lines if line.startswith(("import ", "from ")))
+        source = textwrap.dedent(inspect.getsource(function))
+        text = f"{imports}{chr(10) * max(1, first - 1)}{source}"
     verdict = check_solution(
         Solution(exercise, text, file), Workbook(Path.cwd()).solutions_before(exercise)
     )

@@ -7,21 +7,25 @@ imported.
 
 from __future__ import annotations
 
+from functools import partial
+
 from playground.console.steps import Lesson
 
 BARE = ("size", "backend", "timeout", "as_json", "see")
 """Options of steps that draw no random numbers and have few columns."""
 HAS_DATA = "Rank {rank} has data {after}"
 
+lesson = partial(Lesson, package=__name__)
+
 PATH = (
-    Lesson(
+    lesson(
         name="hello",
         teaches="N processes become one world: who am I?",
         shown="{ranks} met, and each knows its place",
         default_size=4,
         options=BARE,
     ),
-    Lesson(
+    lesson(
         name="p2p",
         teaches="point to point: send, recv, isend, irecv",
         shown="messages between ranks: blocking, immediate, from anyone, in a batch, round a ring",
@@ -36,7 +40,7 @@ PATH = (
             "ring": (HAS_DATA,),
         },
     ),
-    Lesson(
+    lesson(
         name="collectives",
         teaches="groups, and what each collective leaves on every rank",
         shown="what each collective leaves on every rank",
@@ -44,7 +48,7 @@ PATH = (
         options=(*BARE, "wide"),
         says={"groups": (HAS_DATA,)},
     ),
-    Lesson(
+    lesson(
         name="allreduce",
         folder="all_reduce",
         teaches="our own all-reduce algorithms, message by message",
@@ -52,7 +56,7 @@ PATH = (
         default_size=4,
         min_size=2,
     ),
-    Lesson(
+    lesson(
         name="data-parallel",
         teaches="DataParallel by its parts: one process, many devices, and where that ends",
         shown="the parts of DataParallel, what fills a device's memory, what helps, and why "
@@ -60,45 +64,45 @@ PATH = (
         default_size=1,
         options=("timeout", "seed", "wide", "as_json", "see"),
     ),
-    Lesson(
+    lesson(
         name="sgd",
         teaches="synchronous SGD by hand: partition the data, average the gradients",
         shown="{ranks} trained one model by averaging {averaged}",
         default_size=2,
     ),
-    Lesson(
+    lesson(
         name="ladder",
         teaches="from average_gradients to what DDP does, rung by rung, each measured",
         shown="what each rung gains",
         default_size=2,
     ),
-    Lesson(
+    lesson(
         name="ddp",
         teaches="the same training, with DistributedDataParallel doing the averaging",
         shown="{ranks} trained one model with DistributedDataParallel",
         default_size=2,
     ),
-    Lesson(
+    lesson(
         name="prove",
         teaches="do N ranks equal one process with the whole batch? A proof, and four ways to "
         "break it",
         shown="{ranks} equal one process with the whole batch",
         default_size=4,
     ),
-    Lesson(
+    lesson(
         name="bert",
         teaches="the workload of the tutorials: BERT with DataParallel, the loss in forward, and "
         "DDP",
         shown="what training BERT costs by each way",
         default_size=2,
     ),
-    Lesson(
+    lesson(
         name="elastic",
         teaches="ranks are killed, all restart from a snapshot, and finish bit-identical",
         shown="{ranks} trained on after failures, to the same bits",
         default_size=4,
     ),
-    Lesson(
+    lesson(
         name="rpc",
         teaches="remote calls, remote references, backward across ranks, by send and recv",
         shown="calls, objects and graphs that reach from rank to rank, over send and recv",
@@ -106,7 +110,7 @@ PATH = (
         min_size=2,
         options=BARE,
     ),
-    Lesson(
+    lesson(
         name="parameter-server",
         teaches="one rank owns the parameters: what staleness costs, and when a server beats "
         "all-reduce",
@@ -114,41 +118,41 @@ PATH = (
         default_size=5,
         min_size=2,
     ),
-    Lesson(
+    lesson(
         name="pipeline",
         teaches="a model in stages over ranks: naive, GPipe and 1F1B, and what each costs",
         shown="the gradients of a model in stages on {ranks} are those of one process",
         default_size=2,
     ),
-    Lesson(
+    lesson(
         name="zero",
         teaches="from DDP to FSDP: the optimizer's state, the gradients, the parameters in shards, "
         "and what it costs",
         shown="{ranks} with shards of the training's memory train as one process does",
         default_size=2,
     ),
-    Lesson(
+    lesson(
         name="tensor",
         teaches="every matrix sharded over ranks: column- and row-parallel layers, heads, "
         "vocabulary, sequence",
         shown="a transformer whose matrices {ranks} share is that of one process",
         default_size=2,
     ),
-    Lesson(
+    lesson(
         name="context",
         teaches="attention over a sequence sharded over ranks: ring attention, the zigzag order, "
         "Ulysses",
         shown="attention over a sequence that {ranks} share is that of one process",
         default_size=2,
     ),
-    Lesson(
+    lesson(
         name="experts",
         teaches="a mixture of experts over ranks: routing, uneven all-to-all, capacity and the "
         "balance loss",
         shown="tokens that go to their experts on {ranks} and back train as in one process",
         default_size=2,
     ),
-    Lesson(
+    lesson(
         name="mesh",
         teaches="data, pipeline, context and tensor parallelism at once, in our words and the "
         "library's",
@@ -157,4 +161,4 @@ PATH = (
     ),
 )
 
-LESSONS = {lesson.name: lesson for lesson in PATH}
+LESSONS = {each.name: each for each in PATH}

@@ -4,50 +4,63 @@ from __future__ import annotations
 
 import platform
 import re
-from collections.abc import Mapping
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from playground.measurement import Fields
 from playground.runtime.backends import backend_of, device
 from playground.runtime.host import cores
 
 
-def describe() -> Fields:
-    """The environment of this rank, inside a world: the processor, the cores that the rank may use,
-    bytes of main memory, and the GPUs, if the backend uses any; versions, None for what the backend
-    does not use."""
+@dataclass(frozen=True, kw_only=True)
+class Environment:
+    """Versions are None for what the backend does not use."""
+
+    hardware: str
+    """Name of the processor."""
+    cores: int
+    """Number of cores that a rank may use."""
+    memory: int
+    """Bytes of main memory."""
+    gpus: Sequence[str]
+    """Names of the GPUs, if the backend uses any."""
+    os: str
+    python: str
+    torch: str
+    cuda: str | None
+    nccl: str | None
+    driver: str | None
+
+    def __str__(self) -> str:
+        hardware = (*self.gpus, self.hardware, f"{self.cores} cores")
+        versions = {"python": self.python, "torch": self.torch, "cuda": self.cuda}
+        versions["nccl"] = self.nccl
+        named = (f"{name} {version}" for name, version in versions.items() if version)
+        return ", ".join([*hardware, f"{self.memory / 2**30:.0f} GiB", self.os, *named])
+
+
+def describe() -> Environment:
+    """The environment of this rank, inside a world."""
     import torch
 
     gpus = range(torch.cuda.device_count() if device().type == "cuda" else 0)
-    libraries = {"cuda": None, "nccl": None, "driver": None} | backend_of().libraries()
-    return {
-        "hardware": processor(),
-        "cores": cores(),
-        "memory": memory("MemTotal"),
-        "gpus": [torch.cuda.get_device_name(number) for number in gpus],
-        "os": platform.platform(),
-        "python": platform.python_version(),
-        "torch": str(torch.__version__),
-        **{name: None if version is None else str(version) for name, version in libraries.items()},
-    }
+    libraries = backend_of().libraries()
 
+    def version(name: str) -> str | None:
+        return None if libraries.get(name) is None else str(libraries[name])
 
-def describe_in_a_line(environment: Mapping[str, Any]) -> str:
-    """What `describe` has returned."""
-    memory = f"{environment['memory'] / 2**30:.0f} GiB"
-    hardware = [
-        *environment["gpus"],
-        environment["hardware"],
-        f"{environment['cores']} cores",
-        memory,
-    ]
-    versions = [
-        f"{name} {environment[name]}"
-        for name in ("python", "torch", "cuda", "nccl")
-        if environment[name]
-    ]
-    return ", ".join([*hardware, environment["os"], *versions])
+    return Environment(
+        hardware=processor(),
+        cores=cores(),
+        memory=memory("MemTotal"),
+        gpus=[torch.cuda.get_device_name(number) for number in gpus],
+        os=platform.platform(),
+        python=platform.python_version(),
+        torch=str(torch.__version__),
+        cuda=version("cuda"),
+        nccl=version("nccl"),
+        driver=version("driver"),
+    )
 
 
 def processor() -> str:

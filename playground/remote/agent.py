@@ -246,7 +246,8 @@ class Agent(board.Agent):
                 elif not left:
                     try:
                         self.start_thread(rank)
-                    except RuntimeError as error:  # the system has no more: what the function calls might not be heard
+                    except RuntimeError as error:
+                        # the system has no more: what the function calls might not be heard
                         obtain = partial(raise_again, error)
             reply = (
                 self.run_request(rank, number, obtain)

@@ -26,8 +26,6 @@ from playground.runtime.rendezvous.environment import restart_count
 
 __all__ = [
     "Deadlock", "ForkServerFailed", "PeerDisconnected", "PlaygroundError", "Preempted",
-    "RankFailed", "RankTimeout",
-    "RendezvousTimeout", "UsageError", "device", "launch", "on_device", "preempted", "report",
-    "restart_count",
-    "synchronize",
+    "RankFailed", "RankTimeout", "RendezvousTimeout", "UsageError", "device", "launch",
+    "on_device", "preempted", "report", "restart_count", "synchronize",
 ]  # fmt: skip

@@ -80,6 +80,32 @@ def create(file: Path) -> int:
     return os.open(file, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)  # not through a link
 
 
+@contextlib.contextmanager
+def replacing(file: Path, beside: str, durable: bool = False) -> Iterator[int]:
+    """A descriptor, of a file that is called `beside` until the end of the block and then takes the
+    place of `file`: that is whole or as it was, also if the block raises or the process is killed;
+    `durable`, after a power failure, too. Raises `OSError`."""
+    unfinished = file.with_name(beside)
+    descriptor = create(unfinished)
+    try:
+        yield descriptor
+        if durable:
+            os.fsync(descriptor)  # the content is on the disk before it gets its name
+        os.rename(unfinished, file)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(unfinished)
+        raise
+    finally:
+        os.close(descriptor)
+    if durable:
+        descriptor = os.open(file.parent, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(descriptor)  # the name
+        finally:
+            os.close(descriptor)
+
+
 def follow_own_links(file: Path) -> Path:
     """The file that is written when this one is. Raises `OSError` for another user's link, as Linux
     does by default in folders like /tmp.

@@ -1,10 +1,10 @@
 """Memory that the ranks of one host share: each sees what the others have written, and nothing is
 sent.
 
-    rank 0 makes it, without a name: memfd_create                nothing is left in /dev/shm, whatever happens
-    all open it as /proc/PID/fd/FD of rank 0, and look for a     containers, users and hosts that share no memory
-    number that rank 0 has written there                         are found out by trying
-    all say whether they have it                                 all use it, or none
+    rank 0 makes it, without a name: memfd_create   nothing is left in /dev/shm, whatever happens
+    all open it as /proc/PID/fd/FD of rank 0, and   containers, users and hosts that share no memory
+    look for a number that it has written there     are found out by trying
+    all say whether they have it                    all use it, or none
 
 Ranks meet in it by semaphores: `sem_post` and `sem_wait` order memory on every processor. A wait is
 bounded: it tries for some microseconds, then sleeps in slices, between which it looks whether a

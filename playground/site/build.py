@@ -22,6 +22,7 @@ from pygments.lexers import get_lexer_by_name
 from playground.console.options import FILE
 from playground.console.session import Session, session_command
 from playground.exercises.exercise import CATALOGUE, FOLDER, Exercise
+from playground.figures.runs import FIGURE_OF, find_run
 from playground.lessons import PATH
 from playground.runtime.errors import PlaygroundError, UsageError
 from playground.runtime.files import write_file
@@ -31,7 +32,6 @@ from playground.site.chapters import CHAPTERS
 from playground.tools.failures.page import PROGRAMS, find, read_body
 from playground.trace.play import read_script, read_style, render_player
 from playground.trace.record import Recording
-from playground.trace.runs import PICTURES, RUN_OF, find_run
 
 HERE = Path(__file__).parent
 CODE = ROOT / "playground"
@@ -173,7 +173,8 @@ class Site:
             )
         elif page == "exercises":
             for lesson, its in groupby(CATALOGUE.values(), lambda each: each.lesson):
-                body += f"<h2>{lesson}</h2>{list_pages({f'exercise-{each.name}': each.title for each in its})}"
+                titles = {f"exercise-{each.name}": each.title for each in its}
+                body += f"<h2>{lesson}</h2>{list_pages(titles)}"
         for code in (code for code, chapter in BOARDS.items() if chapter == page):
             board = (
                 f"<h2>{code.name}</h2>{show_code(code.read_text(encoding='utf-8'), 'python', code)}"
@@ -223,12 +224,13 @@ class Site:
         changes = [*difflib.unified_diff(wrong, cured, lineterm="", n=len(wrong))][3:]
         why = re.search(rf"^\| `{name}` \| .* \| (.*) \|$", self.texts["break"], re.MULTILINE)
         symptom = f"{PROGRAMS[name].symptom} ({PROGRAMS[name].words})".removesuffix(" ()")
+        command = f"python -m playground break {name}"
         self.sections.append([f"{page}.html", f"break-{name}", function.summary])
         body = f"""<h1>{name}</h1>
 <p>{html.escape(function.summary)} Symptom: {symptom}.</p>
 {show_code(textwrap.dedent(chr(10).join(wrong)), "python", file, min(lines))}
 <p>Why, and what to do: {self.markdown.renderInline(why[1] if why else "")}. The program is in <a
-href="{self.link(file)}#{file.name}-{min(lines)}">{file.name}</a>, and <code>python -m playground break {name}</code>
+href="{self.link(file)}#{file.name}-{min(lines)}">{file.name}</a>, and <code>{command}</code>
 runs it, and its cure. All programs: <a href="break.html">break</a></p>
 <figure>{self.play(recording, page, {file: lines}) if recording else ""}</figure>
 <h2>The cure</h2>
@@ -240,13 +242,14 @@ runs it, and its cure. All programs: <a href="break.html">break</a></p>
         `PlaygroundError` if no run draws it."""
         folder = file.parent.parent.name
         name, path = f"{folder}-{file.name}", f"{folder}/{file.stem}"
-        if not (run := RUN_OF.get(path)):
+        if not (figure := FIGURE_OF.get(path)):
             raise PlaygroundError(f"{page} shows {file.relative_to(ROOT)}, which no run draws")
         self.pictures[f"figures/{name}"] = file
         picture = f'<img src="figures/{name}" alt="{caption}">'
         about = f"<figcaption>{caption}</figcaption>"
-        recording, once = find_run(run), f"{run} on {page}"
-        if path in PICTURES or once in self.played or not (recording and any(recording.events())):
+        recording, once = find_run(figure.run.name), f"{figure.run.name} on {page}"
+        is_played = figure.is_played and once not in self.played
+        if not is_played or not (recording and any(recording.events())):
             return picture + about
         self.played.add(once)
         drawn = f'<details class="drawn" open><summary>As a picture</summary>{picture}</details>'

@@ -8,17 +8,18 @@ import click
 
 from playground.console import terminal
 from playground.console.rendering import render_markdown
+from playground.figures import SEE
 from playground.lessons import PATH
 from playground.runtime.remote import ROOT
 from playground.site import READ
 from playground.tools import TOOLS
-from playground.trace import SEE
 
-_TOOLS = [*TOOLS.values(), SEE]
 CHAPTERS = {lesson.name: ROOT / lesson.path / "README.md" for lesson in PATH}
 CHAPTERS |= {
-    tool.name: ROOT.joinpath(*tool.command.module.split(".")[:-1], "README.md") for tool in _TOOLS
+    tool.name: ROOT.joinpath(*tool.command.module.split(".")[:-1], "README.md")
+    for tool in TOOLS.values()
 }
+CHAPTERS[SEE.name] = ROOT / "playground/trace/README.md"
 CHAPTERS |= {
     page.stem: page for lesson in PATH for page in sorted((ROOT / lesson.path).glob("[!R]*.md"))
 }

@@ -26,6 +26,7 @@ TOOLS = {
         command=remote("playground.tools." + OTHERS.get(name, f"{name}.page:command")),
     )
     for name, purpose in (
+        ("run", "run your own script on ranks, as torchrun does: a hang or a failure is explained"),
         ("bench", "measure the bandwidth of collectives, the backend's and ours"),
         ("scale", "predict the time of all-reduce on up to 65,536 ranks"),
         (

@@ -37,7 +37,7 @@ from playground.trace.record import (
     Event,
     Recording,
 )
-from playground.trace.record.layout import RANK_FILE, RUN, TABLES, write_zip
+from playground.trace.record.layout import LOG_FILE, LOGS, RUN, write_zip
 from playground.trace.record.run import (
     RECORDED,
     Recorded,
@@ -59,7 +59,7 @@ RENDERERS: dict[str, Callable[[Recording], str]] = {
 RENDERED = tuple(RENDERERS)
 """Endings of the formats in which a recording can be rendered."""
 FLAG = "--see"
-IN_FOLDER = re.compile(rf"\d+(/({re.escape(RUN)}|{RANK_FILE.pattern}))?")
+IN_FOLDER = re.compile(rf"\d+(/({re.escape(RUN)}|{LOG_FILE.pattern}))?")
 """A path in the folder that ranks write to."""
 KEPT = ".playground"
 """The ending of a recording to be read again."""
@@ -148,8 +148,8 @@ class Recordings:
 
     def write(self, run: str) -> None:
         """Write the file. Called by rank 0, or by the process that started the ranks."""
-        for tables in sorted(self.folder.glob(f"*/*.{TABLES}"))[:1]:
-            folder = tables.parent
+        for log in sorted(self.folder.glob(f"*/{LOGS}"))[:1]:
+            folder = log.parent
             try:
                 if not (folder / RUN).exists():  # rank 0 had not written it
                     (folder / RUN).write_text(run)
@@ -209,7 +209,7 @@ SENT = 1e-6
 """Seconds that a slice `sent` is long, at most: an arrow begins in it."""
 NESTED = (PHASE, COMPUTE, WAIT, MOVE)
 """Kinds whose events in a main thread lie in each other or beside each other."""
-Entry = dict[str, Any]
+Entry = dict[str, object]
 """One event of the format. `ts` and `dur` are in microseconds."""
 
 

@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from statistics import median
-from typing import Any
 
 import torch
 
@@ -20,6 +19,7 @@ from playground.lessons.tensor.lesson import copying, copying_loss
 from playground.runtime import device, report, synchronize
 from playground.runtime.tap import observing
 from playground.training.activations import ActivationCounter
+from playground.training.one_process import Differences, Training
 from playground.training.traffic import Traffic
 
 LR, WARM_UP = 3e-3, 20
@@ -51,12 +51,8 @@ def backward_alone(model: nn.Module) -> Backward:
     return backward
 
 
-def train(
-    way: str, model: nn.Module, backward: Backward, batches: Sequence[Batch]
-) -> dict[str, Any]:
-    """A step of AdamW for each batch. Returns the `losses`, the `first` and the `last` of them, and
-    the median `step_seconds`; of the last step the most bytes `kept` for backward, and this rank's
-    `calls` by operation, how many `messages` that makes, and the bytes `sent`."""
+def train(way: str, model: nn.Module, backward: Backward, batches: Sequence[Batch]) -> Training:
+    """Take a step of AdamW for each batch."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=LR)
     losses = list[float]()
     seconds = list[float]()
@@ -75,17 +71,16 @@ def train(
             optimizer.step()
             synchronize()
             seconds.append(time.perf_counter() - start)
-    figures = {
-        "first": losses[0],
-        "last": losses[-1],
-        "step_seconds": median(seconds[1:] or seconds),
-    }
-    counts = {
-        "messages": sum(traffic.calls.values()),
-        "sent": traffic.sent,
-        "kept": activations.peak,
-    }
-    return {"losses": losses, **figures, **counts, "calls": dict(traffic.calls)}
+    return Training(
+        losses=losses,
+        first=losses[0],
+        last=losses[-1],
+        step_seconds=median(seconds[1:] or seconds),
+        messages=sum(traffic.calls.values()),
+        sent=traffic.sent,
+        kept=activations.peak,
+        calls=dict(traffic.calls),
+    )
 
 
 def set_lr(optimizer: torch.optim.Optimizer, step: int) -> None:
@@ -105,15 +100,17 @@ def compare(
     alone: tuple[nn.Module, Backward],
     batches: Sequence[Batch],
     part: Callable[[Tensor, Tensor], Tensor] = uncut,
-) -> dict[str, float]:
-    """Train by a way and as one process. Returns the largest difference of a loss, and that of a
-    parameter; `part` cuts from one process's what this rank should have."""
-    found, expected = (train(way, *each, batches)["losses"] for each in (ours, alone))
-    by_loss = max(abs(one - other) for one, other in zip(found, expected, strict=True))
-    return {
-        "loss_difference": by_loss,
-        "parameter_difference": parameter_difference(alone[0], ours[0], part),
-    }
+) -> Differences:
+    """Train by a way and as one process; `part` cuts from one process's parameter what this rank
+    should have of it."""
+    found, expected = (
+        torch.tensor(train(way, *each, batches).losses, dtype=torch.float64)
+        for each in (ours, alone)
+    )
+    return Differences(
+        loss_difference=(found - expected).abs().max().item(),
+        parameter_difference=parameter_difference(alone[0], ours[0], part),
+    )
 
 
 @torch.no_grad()
@@ -121,8 +118,7 @@ def parameter_difference(
     whole: nn.Module, model: nn.Module, part: Callable[[Tensor, Tensor], Tensor] = uncut
 ) -> float:
     """The largest difference between this rank's parameters and the parts of one process's of the
-    same names."""
+    same names; NaN if one of them is."""
     named = dict(whole.named_parameters())
-    return max(
-        (part(named[name], own) - own).abs().max().item() for name, own in model.named_parameters()
-    )
+    by_name = [(part(named[name], own) - own).abs().max() for name, own in model.named_parameters()]
+    return torch.stack(by_name).max().item()

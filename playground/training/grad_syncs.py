@@ -47,15 +47,15 @@ OF_GRADIENTS = (
 OF_PARAMETERS = (
     ("parameters", remote("playground.training.sync:LocalSGD"), (*ALL_REDUCE, "sync_every"),
      "local SGD: each rank steps by its own gradients, then parameters are averaged"),
-    ("flat-step", remote("playground.lessons.zero.flat_step:FlatStep"), ALL_REDUCE,
+    ("flat-step", remote("playground.training.flat_step:FlatStep"), ALL_REDUCE,
      "one all_reduce for all gradients, and the optimizer's step on one flat tensor"),
-    ("shared-step", remote("playground.lessons.zero.flat_step:new_shared_step"), ALL_REDUCE,
+    ("shared-step", remote("playground.training.flat_step:new_shared_step"), ALL_REDUCE,
      "zero-1 in memory that the ranks share: the parameters lie there once"),
-    ("zero-1", remote("playground.lessons.zero.sync:Zero1Sync"), (),
+    ("zero-1", remote("playground.training.zero_sync:Zero1Sync"), (),
      "reduce-scatter the gradients, step for a shard of the parameters, all-gather"),
-    ("zero-2", remote("playground.lessons.zero.sync:Zero2Sync"), (),
+    ("zero-2", remote("playground.training.zero_sync:Zero2Sync"), (),
      "each layer's gradients are reduced to their owners while backward goes on"),
-    ("zero-3", remote("playground.lessons.zero.sync:Zero3Sync"), (),
+    ("zero-3", remote("playground.training.zero_sync:Zero3Sync"), (),
      "and each layer's parameters are gathered when they are needed: FSDP"),
 )  # fmt: skip
 GRAD_SYNCS = {

@@ -6,17 +6,22 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
+from playground.algorithms.cost_model import times_sent
+from playground.runtime.tap import Call, Observer
+from playground.training.traffic import sent_by
 
-class Link:
+
+class Link(Observer):
     """The only link of this rank; messages go over it one after the other. `gbit`: its speed in
-    10^9 bits per second.
+    10^9 bits per second. It carries what `all_reduce` sends or, as an observer, whatever the rank
+    calls: no call that blocks ends earlier than the link would have carried its bytes.
 
     Only bytes are simulated. The latency, and the work of the processor, are those of the backend.
     """
@@ -24,34 +29,36 @@ class Link:
     def __init__(self, gbit: float) -> None:
         self.seconds_per_byte = 8e-9 / gbit
         self.free = 0.0
+        self.ends: dict[int, float] = {}
+        """When the link will have carried the bytes of a call, by its number."""
 
-    def slow_down(
-        self, collective: Callable[..., Any], hops: Callable[[int], float]
-    ) -> Callable[..., Any]:
-        """`collective(tensor, …, group=None, async_op=False)` over this link. `hops(N)`: how many
-        times the tensor a rank sends in a group of N."""
+    def carry(self, nbytes: float) -> float:
+        """The moment when the link will have carried so many bytes more."""
+        self.free = max(self.free, time.monotonic()) + nbytes * self.seconds_per_byte
+        return self.free
+
+    def begun(self, call: Call) -> None:
+        self.ends[call.number] = self.carry(sent_by(call))
+
+    def done(self, calls: Sequence[Call]) -> None:
+        wait_until(max(self.ends.pop(call.number) for call in calls))
+
+    def all_reduce(self, all_reduce: Callable[..., Any]) -> Callable[..., Any]:
+        """`all_reduce(tensor, …, group=None, async_op=False)` over this link, as by a ring."""
 
         def call(
             tensor: torch.Tensor, *args: Any, async_op: bool = False, **options: Any
         ) -> Transmission | None:
             size = dist.get_world_size(options.get("group"))
-            self.free = (
-                max(self.free, time.monotonic())
-                + hops(size) * tensor.nbytes * self.seconds_per_byte
-            )
-            transmission = Transmission(
-                collective(tensor, *args, async_op=True, **options), self.free
-            )
+            until = self.carry(times_sent(size, "all_reduce") * tensor.nbytes)
+            work = all_reduce(tensor, *args, async_op=True, **options)
+            transmission = Transmission(work, until)
             if async_op:
                 return transmission
             transmission.wait()
             return None
 
         return call
-
-    def all_reduce(self, all_reduce: Callable[..., Any]) -> Callable[..., Any]:
-        """An all-reduce over this link: a rank sends 2 (N - 1) / N of the tensor, as by a ring."""
-        return self.slow_down(all_reduce, lambda size: 2 * (size - 1) / size)
 
     def put_under(self, model: DistributedDataParallel) -> None:
         """Let DistributedDataParallel average its buckets over this link, by a communication
@@ -81,5 +88,8 @@ class Transmission:
     def wait(self) -> None:
         if self.work:
             self.work.wait()
-        if (left := self.until - time.monotonic()) > 0:
-            time.sleep(left)
+        wait_until(self.until)
+
+
+def wait_until(moment: float) -> None:
+    time.sleep(max(0.0, moment - time.monotonic()))

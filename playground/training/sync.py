@@ -1,8 +1,8 @@
 """Gradient synchronisation: what keeps replicas equal in a training step, from the tutorial's loop
 to overlapping.
 
-    sync = new_grad_sync("flat", model)         before the first backward
-    sync.after_backward()                       after each: leaves the mean over all ranks in every `param.grad`
+    sync = new_grad_sync("flat", model)  before the first backward
+    sync.after_backward()                after each: leaves in every `param.grad` the mean over all
 
 Functions that are called after backward stand on the ladder's board. What takes part at several
 moments of a step is a class, a `GradSync`. All ranks must call the same: every all_reduce in here

@@ -1,28 +1,22 @@
-"""Bytes that a rank sends: counted, and held back as by a slower link."""
+"""Bytes that a rank sends, counted."""
 
 from __future__ import annotations
 
-import time
+import re
 from collections import Counter
-from collections.abc import Sequence
 
 import torch.distributed as dist
 
+from playground.algorithms.cost_model import times_sent
 from playground.runtime.tap import MESSAGES, Call, Observer
 
-TIMES_SENT = {
-    "all_reduce": 2,
-    "all_gather_into_tensor": 1,
-    "reduce_scatter_tensor": 1,
-    "all_to_all_single": 1,
-}
-"""How often a rank of N sends (N - 1) / N of the whole tensor, if the collective is a ring's or
-goes straight."""
+OF_ONE_TENSOR = re.compile(r"(_into)?_tensor$|_single$")
+"""The end of a function's name, which does not change what is sent."""
 
 
 def sent_by(call: Call) -> float:
     """Bytes that this rank sends to others in a call. Raises `KeyError` for an operation not in
-    `TIMES_SENT`."""
+    `cost_model.TIMES_SENT`."""
     if call.method in MESSAGES:
         return sum(tensor.nbytes for tensor in call.inputs)
     # uneven: all rows but those that stay here
@@ -30,7 +24,7 @@ def sent_by(call: Call) -> float:
         [rows], own = call.inputs, call.ranks.index(dist.get_rank())
         return rows.nbytes * (1 - splits[own] / max(1, len(rows)))
     whole = max(sum(tensor.nbytes for tensor in tensors) for tensors in (call.inputs, call.outputs))
-    return TIMES_SENT[call.name] * whole * (len(call.ranks) - 1) / len(call.ranks)
+    return times_sent(len(call.ranks), OF_ONE_TENSOR.sub("", call.name)) * whole
 
 
 class Traffic(Observer):
@@ -43,17 +37,3 @@ class Traffic(Observer):
     def begun(self, call: Call) -> None:
         self.calls[call.name] += 1
         self.sent += sent_by(call)
-
-
-class SlowLink(Observer):
-    """Lets no call that blocks end earlier than it would over a link of `gbit` 10^9 bits per
-    second."""
-
-    def __init__(self, gbit: float) -> None:
-        self.seconds_per_byte, self.ends = 8e-9 / gbit, dict[int, float]()
-
-    def begun(self, call: Call) -> None:
-        self.ends[call.number] = time.monotonic() + sent_by(call) * self.seconds_per_byte
-
-    def done(self, calls: Sequence[Call]) -> None:
-        time.sleep(max(0.0, max(self.ends.pop(call.number) for call in calls) - time.monotonic()))

@@ -4,6 +4,7 @@ background."""
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from drawn_tensors import agree, any_tensor, bits_of, data_for, few
+from fixtures import Worlds
 from hypothesis import given, strategies as st
 from ranks import all_reduce_in_group, all_reduce_large, observed, several_at_once
 
@@ -18,10 +20,10 @@ from playground.algorithms import ALGORITHMS, load_algorithm, load_all_reduce, m
 from playground.algorithms.collectives import check_shares
 from playground.algorithms.cost_model import PIECE
 from playground.algorithms.operation import check
+from playground.runtime import device
 from playground.runtime.backends import BACKENDS
 from playground.testing import World
 
-Worlds = Callable[..., World]
 NAMES = sorted(ALGORITHMS)
 Case = tuple[str, list[int], str, tuple[str, str], int]
 cases = st.lists(st.tuples(st.sampled_from(NAMES), *any_tensor), min_size=60, max_size=60)
@@ -247,3 +249,46 @@ def test_the_table_and_the_costs_do_without_torch(
     torch_is_imported: Callable[..., list[str]],
 ) -> None:
     assert not torch_is_imported("playground.algorithms", "playground.algorithms.cost_model")
+
+
+@pytest.mark.gpu
+def test_our_all_reduce_on_gpus(pair: int, nccl: World) -> None:
+    names = sorted(ALGORITHMS)
+    for numel in (0, 5, 1_000_003):
+        assert nccl.run(all_reduce_large, numel, names) == [dict.fromkeys(names, True)] * pair
+
+
+@pytest.mark.gpu
+def test_our_all_reduce_in_a_subgroup_on_gpus(pair: int, nccl: World) -> None:
+    names = sorted(ALGORITHMS)
+    members = list(range(pair - pair % 2))
+    expected = float(sum(rank + 1 for rank in members))
+    for rank, after in enumerate(nccl.run(all_reduce_in_group, members, names)):
+        assert after == dict.fromkeys(names, expected if rank in members else rank + 1.0)
+
+
+@pytest.mark.gpu
+def test_asynchronous_all_reduces_take_turns_on_gpus(pair: int, nccl: World) -> None:
+    total = sum(range(pair + 1))
+    for result in nccl.run(several_at_once, "ring"):
+        assert result == [
+            *(float(total + pair * length) for length in (1, 5, 100_000, 3)),
+            float(total),
+        ]
+
+
+def ours_and_then_torch_s(rank: int, size: int) -> set[float]:
+    """Asynchronous sums of ours, and one of torch's behind them, which some ranks come to later
+    than others."""
+    all_reduce, tensors = load_all_reduce("ring"), list(torch.ones(20, 1000, device=device()))
+    works: list[Any] = [all_reduce(tensor, async_op=True) for tensor in tensors[1:]]
+    time.sleep(0.3 * rank)
+    dist.all_reduce(tensors[0])
+    assert all(work.wait() for work in works)
+    return {value for tensor in tensors for value in tensor.tolist()}
+
+
+@pytest.mark.gpu
+def test_asynchronous_all_reduces_are_issued_at_once(pair: int, nccl: World) -> None:
+    """What a communicator is given, it does in that order, which must be the same on all ranks."""
+    assert nccl.run(ours_and_then_torch_s) == [{float(pair)}] * pair

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from fixtures import Worlds
 from ranks import observed
 
 from playground import launch
@@ -17,9 +18,7 @@ from playground.algorithms import ALGORITHMS, all_reduce, load_algorithm, load_a
 from playground.algorithms.cost_model import IN_FLIGHT, PIECE
 from playground.algorithms.messages import Addressed, Group, Watcher, Works, executed_by
 from playground.runtime import RankFailed
-from playground.testing import World
 
-Worlds = Callable[..., World]
 NAMES = sorted(ALGORITHMS)
 
 

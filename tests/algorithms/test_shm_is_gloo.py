@@ -19,7 +19,7 @@ What may differ, and is not drawn or not compared:
   its result by operators that a dispatch mode sees, and that raise where the method has made the
   output part of a graph;
 - two calls of different kinds at once, which can hang on gloo. That shm keeps them apart,
-  test_shared_memory.py holds;
+  test_backend.py holds;
 - where a future's error was raised: torch adds the lines of Python, and that it was in a callback;
 - questions to works that torch has deprecated, and what they say after an error;
 - arguments that differ between ranks, for which gloo promises nothing: shm raises on all of them.

@@ -4,7 +4,7 @@ cheap as it says."""
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from drawn_tensors import agree, any_tensor, bits_of, data_for, few
+from fixtures import Worlds
 from hypothesis import given, strategies as st
 from ranks import all_reduce_in_group, observed
 
@@ -28,9 +29,7 @@ from playground.algorithms.cost_model import PIECE, Machine, Task, hierarchical_
 from playground.algorithms.messages import Addressed, Executor, hosts_of
 from playground.runtime import RankFailed, UsageError
 from playground.runtime.host import host_id, ranks_by_host
-from playground.testing import World
 
-Worlds = Callable[..., World]
 Layout = tuple[int, ...]
 """Every rank's host."""
 

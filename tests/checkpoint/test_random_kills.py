@@ -132,7 +132,7 @@ class Trial:
         ]
         assert others == []
         assert (
-            compare(0, 1, *(self.folder / name for name in ("undisturbed", "struck")))["differing"]
+            compare(0, 1, *(self.folder / name for name in ("undisturbed", "struck"))).differing
             == 0
         )
         shutil.rmtree(self.folder / "struck")
@@ -223,4 +223,4 @@ def test_a_command_that_is_ended_at_random_moments_ends_with_the_same_bits(
         128 + signal.SIGINT,
         os.EX_TEMPFAIL,
     }, codes
-    assert compare(0, 1, tmp_path / "undisturbed", tmp_path / "ended")["differing"] == 0
+    assert compare(0, 1, tmp_path / "undisturbed", tmp_path / "ended").differing == 0

@@ -5,17 +5,16 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 from subprocess import Popen
 
 import pytest
-from hosts import Host, Network
+from fixtures import Networks
+from hosts import Host
 
 from playground.checkpoint.folder import find_snapshots
 from playground.lessons.elastic.comparison import compare
 
-Networks = Callable[..., Network]
 TRAIN = (
     "sgd",
     "--dataset",
@@ -67,4 +66,4 @@ def test_a_host_that_is_killed_and_replaced_leaves_the_same_bits(
         network.hosts[1].kill()
         replacement = start(network.hosts[1], "killed")
     assert [survivor.wait(timeout=300), replacement.wait(timeout=60)] == [0, 0]
-    assert compare(0, 1, tmp_path / "undisturbed", tmp_path / "killed")["differing"] == 0
+    assert compare(0, 1, tmp_path / "undisturbed", tmp_path / "killed").differing == 0

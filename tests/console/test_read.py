@@ -9,18 +9,16 @@ import shutil
 import subprocess
 import sys
 import zipfile
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
+from fixtures import Run
 from terminal import open_terminal
 from widths import too_wide
 
 from playground.runtime.remote import ROOT
 from playground.site.chapters import CHAPTERS
 
-Run = Callable[..., Any]
 FENCE = re.compile(r"(^ *```.*?^ *```$)", re.DOTALL | re.MULTILINE)
 
 

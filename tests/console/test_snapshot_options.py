@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from fixtures import Run
 
 from playground.checkpoint.folder import find_snapshots, lock_folder
-
-Run = Callable[..., Any]
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 
 from playground.console.rendering import render
-from playground.console.tables import RANK_COLUMN, Column, Rows, Table, figures, lay_out, tabulate
+from playground.console.tables import RANK_COLUMN, Column, Rows, Table, figures, tabulate
 from playground.console.text import Prose, bad, good, heading, prose
 
 
@@ -116,7 +116,9 @@ def test_rows_name_what_they_leave_out_before_they_come() -> None:
     assert said == ["  more columns with --wide: b", "  a", "  1", "  3"]
 
 
-def test_columns_of_one_width_are_narrowed_alike() -> None:
+@pytest.mark.parametrize("widest", [29, 40])
+def test_the_widest_columns_are_narrowed_alike(widest: int) -> None:
     columns = [Column("one", wraps=True), Column("two", wraps=True), Column("three")]
-    assert lay_out(columns, [29, 29, 9], 55) == {0: 20, 1: 20, 2: 9}
-    assert lay_out(columns, [40, 29, 9], 55) == {0: 20, 1: 20, 2: 9}
+    table = Table(*columns, rows=[["a" * widest, "b" * 29, "c" * 9]])
+    _, first, *_ = rendered(table, width=55)
+    assert [first.count(letter) for letter in "abc"] == [20, 20, 9]

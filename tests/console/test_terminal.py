@@ -8,11 +8,11 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
+from fixtures import Run
 from terminal import Terminal, open_terminal
 
 from playground.console import terminal
@@ -20,7 +20,6 @@ from playground.console.tables import Column, Table
 from playground.console.terminal import Bar
 from playground.console.text import heading, prose, rank_number
 
-Run = Callable[..., Any]
 ESCAPE = re.compile(r"\033\[[0-9;?]*[a-zA-Z]")
 HEADING = prose(heading("ring"), ": sent by rank ", rank_number(3))
 

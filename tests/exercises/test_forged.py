@@ -23,7 +23,8 @@ from playground.exercises.verdict import (
 from playground.exercises.work import Workbook
 
 IMPORTS = """\
-import builtins, gc, importlib, inspect, multiprocessing, os, pickle, subprocess, sys, threading, unittest.mock
+import builtins, gc, importlib, inspect, multiprocessing, os, pickle
+import subprocess, sys, threading, unittest.mock
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
+from fixtures import Run, Worlds
+from widths import too_wide
 
 from playground.algorithms import ALGORITHMS
 from playground.lessons import LESSONS
@@ -23,11 +23,8 @@ from playground.lessons.all_reduce.page import (
     summary_of,
 )
 from playground.runtime import PlaygroundError
-from playground.testing import World
 from playground.training.results import replicas_verdict
 
-Run = Callable[..., Any]
-Worlds = Callable[..., World]
 LESSON = LESSONS["allreduce"]
 TRACE = LESSON.remote("run", "trace")
 
@@ -128,9 +125,9 @@ def test_the_root_of_reduce_broadcast_carries_everything(world: Worlds) -> None:
     star, ring = map(
         load_of, zip(*world(5).run(TRACE, ["reduce-broadcast", "ring"], 10), strict=True)
     )
-    assert star["busiest"] == 2 * 4 * 80
-    assert ring["busiest"] == 2 * (2 * 4 * 80 // 5)
-    assert star["in_all"] == ring["in_all"] == 2 * 4 * 80
+    assert star.busiest == 2 * 4 * 80
+    assert ring.busiest == 2 * (2 * 4 * 80 // 5)
+    assert star.in_all == ring.in_all == 2 * 4 * 80
 
 
 def test_the_story(run_cli: Run) -> None:
@@ -152,7 +149,7 @@ def test_the_story(run_cli: Run) -> None:
     assert phases == ["reduce-scatter:"] * 2 + ["all-gather:"] * 2
     table = shown.out.split("\ncost: ")[1]
     assert all(f"  {name} " in table for name, spec in ALGORITHMS.items() if spec.has_messages)
-    assert max(map(len, shown.out.splitlines())) <= 80
+    assert too_wide(shown.out) == []
 
 
 def test_one_algorithm_as_json(run_cli: Run) -> None:

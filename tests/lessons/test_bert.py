@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
 from dataclasses import asdict, fields, replace
 from random import Random
 from typing import Any
@@ -13,19 +12,26 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from fixtures import Run
 from processes import by_hand
 
 from playground.lessons.bert import grammar, lesson as board, measure
 from playground.lessons.bert.experiment import train
 from playground.lessons.bert.lesson import BertConfig, Model
-from playground.lessons.bert.page import EXACT, WAYS, BertSettings, averaging_texts, compare_losses
+from playground.lessons.bert.page import (
+    EXACT,
+    WAYS,
+    BertSettings,
+    BertTraining,
+    Losses,
+    averaging_texts,
+    compare_losses,
+)
 from playground.lessons.bert.prepare import PairsSource, prepare_pairs
 from playground.lessons.bert.sizes import CLASSES, BertSizes
-from playground.measurement import Fields
 from playground.runtime import PlaygroundError, UsageError
 from playground.training.grad_syncs import DDP
 
-Run = Callable[..., Any]
 SMALL: dict[str, Any] = {
     "width": 16,
     "layers": 2,
@@ -52,11 +58,12 @@ def settings(pairs: PairsSource) -> BertSettings:
     )  # fmt: skip
 
 
-def train_exactly(world: Run, settings: BertSettings) -> Fields:
+def train_exactly(world: Run, settings: BertSettings) -> BertTraining:
     """What rank 0 returned; all have returned the same losses."""
     results = world(settings.ranks).run(train, replace(settings, double=True))
-    assert all(result["losses"] == results[0]["losses"] for result in results)
-    return results[0]
+    rank_0: BertTraining = results[0]
+    assert all(result.losses == rank_0.losses for result in results)
+    return rank_0
 
 
 @pytest.mark.parametrize(
@@ -66,13 +73,13 @@ def test_all_ways_are_one_training(workers: int, settings: BertSettings, world: 
     """That of one process, with one model and torch's own order."""
     alone = train_exactly(world, settings.on("data-parallel", 1))
     [plain] = world(1).run(train_plainly, replace(settings, double=True))
-    assert alone["losses"] == pytest.approx(plain, abs=EXACT)
+    assert alone.losses == pytest.approx(plain, abs=EXACT)
     trainings = [train_exactly(world, settings.on(way, workers)) for way in WAYS]
     for compared, training in zip(compare_losses(alone, trainings), trainings, strict=True):
-        assert compared["difference"] <= EXACT
-        assert (training["test_accuracy"], training["tested"]) == (alone["test_accuracy"], 50)
-        assert training["replicas_max_difference"] == 0
-    assert len(set(alone["losses"])) == settings.steps
+        assert compared.difference <= EXACT
+        assert (training.test_accuracy, training.tested) == (alone.test_accuracy, 50)
+        assert training.replicas_max_difference == 0
+    assert len(set(alone.losses)) == settings.steps
 
 
 def train_plainly(rank: int, size: int, settings: BertSettings) -> list[float]:
@@ -146,13 +153,13 @@ def test_a_batch_of_the_board_is_padded_to_its_longest_pair() -> None:
     assert (mask.sum(1).tolist(), labels.tolist()) == ([11, 7], [0, 2])
 
 
-def training_of(*losses: float) -> Fields:
-    return {"way": "ddp", "workers": 2, "losses": [*losses]}
+def training_of(*losses: float) -> Losses:
+    return Losses(way="ddp", workers=2, losses=[*losses])
 
 
 def test_losses_that_differ_are_no_rounding() -> None:
     [same] = compare_losses(training_of(1.0, 0.5), [training_of(1.0, 0.5 + EXACT / 2)])
-    assert 0 < same["difference"] <= EXACT
+    assert 0 < same.difference <= EXACT
     with pytest.raises(
         PlaygroundError,
         match=r"ddp on 2 workers: its losses are up to 0\.25 from .* less than 1e-12",
@@ -173,7 +180,7 @@ def test_epochs_have_other_orders(settings: BertSettings, world: Run) -> None:
     """240 pairs in batches of 120 are two steps an epoch: with learning rate 0 only the batches
     differ."""
     training = train_exactly(world, replace(settings, batch_size=120, lr=0, steps=4))
-    first, second = training["losses"][:2], training["losses"][2:]
+    first, second = training.losses[:2], training.losses[2:]
     assert sum(first) == pytest.approx(sum(second))
     assert sorted(first) != pytest.approx(sorted(second))
 
@@ -208,30 +215,30 @@ def test_what_devices_hold(way: str, settings: BertSettings, world: Run) -> None
     assert len(held) == asked.workers
     of_the_model = 4 * settings.config.parameters
     for number, each in enumerate(held):
-        assert sum(each["held"].values()) == each["peak"]
+        assert sum(each.held.values()) == each.peak
         has_state = way == DDP or number == 0
-        assert each["held"].get("optimizer state", 0) == (2 * of_the_model if has_state else 0)
-        assert each["held"]["activations"] > 0
-    assert held[0]["held"]["parameters"] == of_the_model
+        assert each.held.get("optimizer state", 0) == (2 * of_the_model if has_state else 0)
+        assert each.held["activations"] > 0
+    assert held[0].held["parameters"] == of_the_model
 
 
 def test_rows_that_are_not_used_do_not_travel(settings: BertSettings, world: Run) -> None:
     large = replace(settings, config=replace(settings.config, vocabulary=5_000))
     sparse, ddp = world(2).run(measure.averaging, large)[0]
-    assert (sparse["way"], ddp["way"]) == ("sparse-embeddings", "ddp")
-    assert ddp["bytes"] == 4 * large.config.parameters
+    assert (sparse.way, ddp.way) == ("sparse-embeddings", "ddp")
+    assert ddp.bytes == 4 * large.config.parameters
     rows = 4 * large.config.width * 5_000
-    assert sparse["bytes"] < ddp["bytes"] - rows + rows // 10
-    assert sparse["difference_to_ddp"] < 1e-3
+    assert sparse.bytes < ddp.bytes - rows + rows // 10
+    assert sparse.difference_to_ddp < 1e-3
     assert "  ddp: hides nothing here." in averaging_texts(
-        [sparse, ddp | {"caveat": "hides nothing here"}], large
+        [sparse, replace(ddp, caveat="hides nothing here")], large
     )
 
 
 def test_a_rung_that_takes_the_step_takes_that_of_adam(settings: BertSettings, world: Run) -> None:
     rung, ddp = world(2).run(measure.averaging, replace(settings, sync="shared-step"))[0]
-    assert (rung["way"], rung["messages"], ddp["way"]) == ("shared-step", 0, "ddp")
-    assert rung["difference_to_ddp"] < 1e-3
+    assert (rung.way, rung.messages, ddp.way) == ("shared-step", 0, "ddp")
+    assert rung.difference_to_ddp < 1e-3
     assert averaging_texts([rung, ddp], settings)
 
 

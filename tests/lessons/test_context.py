@@ -9,17 +9,16 @@ import importlib
 import io
 import os
 import signal
-from collections.abc import Callable
 from functools import partial
 
 import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from fixtures import Worlds
 from torch import Tensor
 
 from playground import RankFailed, launch
-from playground.console.one_process import EXACT
 from playground.lessons.context import experiment
 from playground.lessons.context.lesson import (
     CountSent,
@@ -35,11 +34,10 @@ from playground.lessons.context.page import ORDERS, ContextSettings, check_all, 
 from playground.lessons.tensor.lesson import GPTConfig, copying, new_gpt, shard_gpt
 from playground.runtime.errors import UsageError
 from playground.runtime.tap import observing
-from playground.testing import World
 from playground.training.gpt_config import LAYERS, LENGTH, WIDTH
+from playground.training.one_process import EXACT
 from playground.training.traffic import Traffic
 
-Worlds = Callable[..., World]
 ATTENTION = {"ring": ring_attention, "ulysses": ulysses_attention}
 
 
@@ -55,8 +53,8 @@ def test_training_is_one_process_s_and_holds_and_sends_what_its_closed_forms_say
 
 @pytest.mark.stress
 def test_without_an_exchange_copying_is_not_learned(world: Worlds) -> None:
-    ways = world(2).run(experiment.run, ContextSettings(size=2, lengths=()))[0]["ways"]
-    assert max(ways["ring"]["last"], ways["ulysses"]["last"]) < 0.6 < 3.6 < ways["alone"]["last"]
+    ways = world(2).run(experiment.run, ContextSettings(size=2, lengths=()))[0].ways
+    assert max(ways["ring"].last, ways["ulysses"].last) < 0.6 < 3.6 < ways["alone"].last
 
 
 def new_heads(tensors: int, length: int) -> list[Tensor]:

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from fixtures import Run
 from hypothesis import given, settings, strategies as st
 from torch import nn
 from torch.utils._pytree import tree_flatten, tree_map
@@ -37,7 +38,6 @@ from playground.lessons.data_parallel.page import (
 )
 from playground.runtime import launch
 
-Run = Callable[..., Any]
 DEVICES = [torch.device("cpu", number) for number in range(8)]
 Pair = namedtuple("Pair", "left right")
 
@@ -412,17 +412,17 @@ def test_the_loss_inside_forward_gathers_a_thousandth_and_evens_the_peaks_out() 
         experiment.ways, 1, args=(on(*devices, ways=compared, batch_size=16, steps=1, seed=0),)
     )
     logits, inside, outputs, elsewhere = results
-    assert all(way["seconds"] > 0 for way in results)
-    assert max(inside["gathered"], outputs["gathered"]) <= logits["gathered"] / 1000
-    assert logits["gathered"] == elsewhere["gathered"] == 12 * 8 * 30_000 * 4
-    peaks = [[device["peak"] for device in way["devices"]] for way in results]
+    assert all(way.seconds > 0 for way in results)
+    assert max(inside.gathered, outputs.gathered) <= logits.gathered / 1000
+    assert logits.gathered == elsewhere.gathered == 12 * 8 * 30_000 * 4
+    peaks = [[device.peak for device in way.devices] for way in results]
     assert peaks[0][0] > 3 * max(peaks[0][1:])
     assert max(peaks[1]) < 2 * min(peaks[1])
     assert peaks[3].index(max(peaks[3])) == 1
-    assert [way["loss"] for way in results] == pytest.approx([logits["loss"]] * 4, rel=1e-6)
-    for device in (device for way in results for device in way["devices"]):
-        assert sum(device["at_peak"].values()) == device["peak"]
-        assert 0 < device["share"] < 1
+    assert [way.loss for way in results] == pytest.approx([logits.loss] * 4, rel=1e-6)
+    for device in (device for way in results for device in way.devices):
+        assert sum(device.at_peak.values()) == device.peak
+        assert 0 < device.share < 1
 
 
 COPY = 4 * (2 * 30_000 * 32 + 30_000 + 32 * 32 + 32)
@@ -432,7 +432,7 @@ COPY = 4 * (2 * 30_000 * 32 + 30_000 + 32 * 32 + 32)
 def test_the_lesson_s_step_adds_up() -> None:
     devices = experiment.one_step(0, 1, on("cpu:0", "cpu:1", batch_size=4))
     moved = [
-        {(move["part"], move["from"]): move["bytes"] for move in device["received"]}
+        {(move["part"], move["from"]): move["bytes"] for move in device.received}
         for device in devices
     ]
     copy = COPY
@@ -442,10 +442,10 @@ def test_the_lesson_s_step_adds_up() -> None:
         ("gradients of outputs", "cpu:0"): 2 * 8 * 30_000 * 4,
     }
     assert moved[0][("reduce", "cpu:1")] == copy
-    assert devices[1]["held"]["optimizer.step"] == 0
-    assert devices[0]["held"]["optimizer.step"] == 2 * copy
-    assert devices[0]["held"]["backward"] == 2 * copy + 4, "parameters, gradients, and the loss"
-    assert list(devices[0]["held"]) == ["(before)", *PARTS]
+    assert devices[1].held["optimizer.step"] == 0
+    assert devices[0].held["optimizer.step"] == 2 * copy
+    assert devices[0].held["backward"] == 2 * copy + 4, "parameters, gradients, and the loss"
+    assert list(devices[0].held) == ["(before)", *PARTS]
 
 
 def test_the_split_is_what_its_table_says() -> None:

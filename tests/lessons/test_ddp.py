@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from fixtures import Worlds
 from torch.utils.data.distributed import DistributedSampler
 
 from playground.lessons.ddp.lab import (
@@ -28,12 +29,10 @@ from playground.lessons.sgd.lesson import Net
 from playground.runtime import PlaygroundError
 from playground.runtime.backends import BACKENDS
 from playground.runtime.launcher.server import preload
-from playground.testing import World
 from playground.training.settings import TrainingSettings
 
 preload("playground.lessons.ddp.lab")
 
-Worlds = Callable[..., World]
 Lab = Callable[..., list[Any]]
 SIZES = {name: param.nbytes for name, param in Net().named_parameters()}
 """Bytes of each parameter of Net, in the order of its layers."""
@@ -65,47 +64,45 @@ def cut(order: list[str], cap: float) -> list[list[str]]:
 def test_buckets_are_what_ddp_is_known_to_build(size: int, lab: Lab) -> None:
     caps = [0.001, 0.02, 25.0]
     rows = [row for cap in caps for row in lab("buckets", size, cap)]
-    order = [name for row in rows[1:6] for name in row["parameters"]]
+    order = [name for row in rows[1:6] for name in row.parameters]
     assert sorted(order) == sorted(SIZES)
     assert order.index("fc2.weight") < order.index("fc1.weight") < order.index("conv1.weight"), (
         "last layer first"
     )
     for cap in caps:
-        first, *rebuilt = [row for row in rows if row["bucket_cap_mb"] == cap]
-        assert first["backward"] == "1"
-        assert (first["bytes"], first["ready"], sorted(first["parameters"])) == (
+        first, *rebuilt = [row for row in rows if row.bucket_cap_mb == cap]
+        assert first.backward == "1"
+        assert (first.bytes, first.ready, sorted(first.parameters)) == (
             87_360,
             8,
             sorted(SIZES),
         )
-        assert {row["backward"] for row in rebuilt} == {"2 …"}
-        assert [row["parameters"] for row in rebuilt] == cut(order, cap)
-        assert [row["bucket"] for row in rebuilt] == list(range(len(rebuilt)))
-        assert all(
-            row["bytes"] == sum(SIZES[name] for name in row["parameters"]) for row in rebuilt
-        )
-        ready = accumulate(len(row["parameters"]) for row in rebuilt)
-        assert [row["ready"] for row in rebuilt] == list(ready), "each leaves at once"
-    assert [row["bucket_cap_mb"] for row in rows] == [0.001] * 6 + [0.02] * 4 + [25.0] * 2
+        assert {row.backward for row in rebuilt} == {"2 …"}
+        assert [row.parameters for row in rebuilt] == cut(order, cap)
+        assert [row.bucket for row in rebuilt] == list(range(len(rebuilt)))
+        assert all(row.bytes == sum(SIZES[name] for name in row.parameters) for row in rebuilt)
+        ready = accumulate(len(row.parameters) for row in rebuilt)
+        assert [row.ready for row in rebuilt] == list(ready), "each leaves at once"
+    assert [row.bucket_cap_mb for row in rows] == [0.001] * 6 + [0.02] * 4 + [25.0] * 2
 
 
 def test_hooks_send_less_and_err_more(lab: Lab) -> None:
-    rows = {row.pop("hook"): row for row in lab("hooks", 3, 0.001)}
+    rows = {row.hook: row for row in lab("hooks", 3, 0.001)}
     assert list(rows) == ["none", "fp16", "bf16"]
-    sent = {name: (row["sends"], row["sent"]) for name, row in rows.items()}
+    sent = {name: (row.sends, row.sent) for name, row in rows.items()}
     assert sent == {
         "none": ("float32", 87_360), "fp16": ("float16", 43_680), "bf16": ("bfloat16", 43_680),
     }  # fmt: skip
-    assert [row["messages"] // rows["none"]["messages"] for row in rows.values()] == [1, 1, 1]
-    wrong = [row["gradient_rel"] for row in rows.values()]
+    assert [row.messages // rows["none"].messages for row in rows.values()] == [1, 1, 1]
+    wrong = [row.gradient_rel for row in rows.values()]
     assert wrong == sorted(wrong)
     assert wrong[0] == 0
     assert 2**-14 < wrong[1] < 2**-9, "fp16 rounds to 11 bits"
     assert 2**-11 < wrong[2] < 2**-7, "bf16 rounds to 8 bits"
-    apart = [row["parameters_rel"] for row in rows.values()]
+    apart = [row.parameters_rel for row in rows.values()]
     assert apart == sorted(apart)
     assert apart[0] == 0 < apart[1]
-    assert all(2 < row["loss"] < 3 for row in rows.values()), "ten classes, hardly trained"
+    assert all(2 < row.loss < 3 for row in rows.values()), "ten classes, hardly trained"
 
 
 def keep(bucket: Any) -> torch.futures.Future[Any]:
@@ -141,20 +138,20 @@ def test_verdicts() -> None:
 
 def test_no_sync_spares_messages_and_changes_nothing(lab: Lab) -> None:
     rows = lab("accumulation", 3, 0.002)
-    assert [row["batches"] for row in rows] == [1, 4, 4]
-    assert [row["messages"] for row in rows] == [5, 20, 5]
-    assert rows[0]["rel_error"] == 0
-    assert all(row["rel_error"] < 1e-14 for row in rows)
+    assert [row.batches for row in rows] == [1, 4, 4]
+    assert [row.messages for row in rows] == [5, 20, 5]
+    assert rows[0].rel_error == 0
+    assert all(row.rel_error < 1e-14 for row in rows)
 
 
 def test_join_lets_ranks_be_done_at_different_times(lab: Lab) -> None:
     size = 3
     ranks = lab("uneven_inputs", size)
-    assert [rank["batches"] for rank in ranks] == list(range(3, 3 + size))
-    assert [rank["messages"] for rank in ranks] == [2 + size] * size, (
+    assert [rank.batches for rank in ranks] == list(range(3, 3 + size))
+    assert [rank.messages for rank in ranks] == [2 + size] * size, (
         "one bucket a step, answered by all"
     )
-    assert [rank["difference"] for rank in ranks] == [0.0] * size
+    assert [rank.difference for rank in ranks] == [0.0] * size
 
 
 @pytest.mark.parametrize(
@@ -162,10 +159,10 @@ def test_join_lets_ranks_be_done_at_different_times(lab: Lab) -> None:
 )
 def test_training_goes_on_from_a_checkpoint(size: int, cap: float, lab: Lab) -> None:
     without_momentum, whole = lab("checkpoint", size, cap)
-    assert without_momentum["read"] == whole["read"] > 2 * sum(SIZES.values())
-    assert (whole["loaded"], whole["rel_error"]) == ("model, optimizer", 0)
-    assert without_momentum["loaded"] == "model"
-    assert without_momentum["rel_error"] > 1e-5
+    assert without_momentum.read == whole.read > 2 * sum(SIZES.values())
+    assert (whole.loaded, whole.rel_error) == ("model, optimizer", 0)
+    assert without_momentum.loaded == "model"
+    assert without_momentum.rel_error > 1e-5
 
 
 def watched_run(rank: int, size: int, folder: Path) -> list[str]:

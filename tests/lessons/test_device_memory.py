@@ -111,6 +111,7 @@ def test_the_buckets_of_ddp_are_seen(as_views: bool) -> None:
 
 STEP = """
 import sys
+from dataclasses import replace
 import torch
 import torch.nn.functional as F
 from playground.lessons.data_parallel.memory import track_memory
@@ -121,7 +122,8 @@ def read(key):
     return int(line.split()[1]) * 1024
 
 torch.set_num_threads(1)
-model = Model(BertConfig(vocabulary=1000, width=256, layers=4, intermediate=1024, dropout=float(sys.argv[2])))
+config = BertConfig(vocabulary=1000, width=256, layers=4, intermediate=1024)
+model = Model(replace(config, dropout=float(sys.argv[2])))
 optimizer = torch.optim.Adam(model.parameters())
 device = torch.device("cpu", 0)
 

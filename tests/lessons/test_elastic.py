@@ -11,26 +11,24 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
+from fixtures import Run
 from processes import ENOUGH, by_hand, free_port
 
 from playground import launch
 from playground.checkpoint.snapshots import Snapshot, SnapshotWriter
 from playground.lessons.elastic import experiment, hosts, lesson, page
 from playground.lessons.elastic.comparison import BOARD_FILE, compare, count_differing
-from playground.lessons.elastic.page import Witness, draw_kills
+from playground.lessons.elastic.page import Comparison, Witness, draw_kills
 from playground.lessons.sgd import lesson as sgd
 from playground.runtime import PlaygroundError, RankFailed
 from playground.training.data import Images
-
-Run = Callable[..., Any]
-
 
 SAMPLES, BATCH, STEPS = 100, 30, 4
 """Steps of an epoch, the last of them on 10 samples."""
@@ -183,7 +181,7 @@ def test_a_trace_in_the_last_snapshot_is_no_success(
     elastic: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The command ends with 1, and says how much differs."""
-    count = {"tensors": 9, "nbytes": 4000, "differing": 3}
+    count = Comparison(tensors=9, nbytes=4000, differing=3)
     monkeypatch.setattr(page, "conduct", lambda *args: ([], count))
     shown = elastic("--kills", 1)
     assert shown.code == 1
@@ -204,19 +202,17 @@ def test_every_tensor_of_every_rank_is_compared(tmp_path: Path) -> None:
         return tmp_path / name
 
     one = save("one", 1.0, 1.0)
-    same = {"tensors": 4, "nbytes": 48, "differing": 0}
+    same = Comparison(tensors=4, nbytes=48, differing=0)
     assert compare(0, 1, one, save("same", 1.0, 1.0)) == same
-    assert compare(0, 1, one, save("other", 1.0, -1.0)) == {**same, "differing": 1}  # a sign
+    assert compare(0, 1, one, save("other", 1.0, -1.0)) == replace(same, differing=1)  # a sign
     with pytest.raises(ValueError, match="shorter"):
         compare(0, 1, one, save("fewer ranks", 1.0))
     for folder, total in ((tmp_path / "board's", 1.0), (tmp_path / "board's other", -1.0)):
         folder.mkdir()
         own = [{"totals": torch.tensor([1.0, 2.0])}, {"totals": torch.tensor([total, 2.0])}]
         torch.save({"step": 7, "model": {"weight": torch.ones(4)}, "own": own}, folder / BOARD_FILE)
-    assert compare(0, 1, tmp_path / "board's", tmp_path / "board's other") == {
-        **same,
-        "differing": 1,
-    }
+    board = compare(0, 1, tmp_path / "board's", tmp_path / "board's other")
+    assert board == replace(same, differing=1)
     with pytest.raises(PlaygroundError, match="holds no snapshot"):
         compare(0, 1, one, tmp_path / "none")
 
@@ -258,7 +254,7 @@ def test_word_of_the_next_kill_may_come_first() -> None:
         if resumed_after:
             witness.hear(0, {"resumed": {"total": resumed_after}})
     witness.hear(0, {"stepped": 3})
-    assert [(each["killed_after"], each["resumed_after"]) for each in witness.recoveries] == [
+    assert [(each.killed_after, each.resumed_after) for each in witness.recoveries] == [
         (3, 0),
         (4, 2),
     ]
@@ -321,8 +317,8 @@ def test_a_host_leaves_and_another_joins(tmp_path: Path) -> None:
             "--rdzv-id=elastic",
             f"--rdzv-endpoint=127.0.0.1:{port}",
         ]
-        soon = "--rdzv-conf=last_call_timeout=1,keep_alive_interval=1,keep_alive_max_attempt=3,join_timeout=120"
-        soon += f",is_host={int(not agents)}"
+        soon = "--rdzv-conf=last_call_timeout=1,keep_alive_interval=1,keep_alive_max_attempt=3"
+        soon += f",join_timeout=120,is_host={int(not agents)}"
         words = ["--nnodes=1:2", "--local-addr=127.0.0.1", "--max-restarts=10", *rendezvous, soon]
         program = [
             sys.executable,

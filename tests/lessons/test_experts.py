@@ -6,7 +6,6 @@ import contextlib
 import io
 import math
 import re
-from collections.abc import Callable
 from functools import partial
 from itertools import product
 from typing import Any
@@ -14,10 +13,10 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from fixtures import Worlds
 from ranks import misbehave
 from torch import nn
 
-from playground.console.one_process import EXACT
 from playground.lessons.experts import experiment
 from playground.lessons.experts.lesson import (
     DenseExperts,
@@ -34,10 +33,9 @@ from playground.lessons.experts.lesson import (
 from playground.lessons.experts.page import WAYS, ExpertsSettings, K, check_rank
 from playground.lessons.tensor.lesson import GPTConfig, copying, new_gpt
 from playground.runtime.errors import PlaygroundError, UsageError
-from playground.testing import World
 from playground.training.gpt_config import LAYERS, LENGTH
+from playground.training.one_process import EXACT
 
-Worlds = Callable[..., World]
 WIDTH, EXPERTS = 6, 5
 TOKENS = {"as many": [7, 7, 7, 7], "uneven": [3, 0, 1, 5]}
 """Of each rank of a group, in the order of its ranks."""
@@ -133,14 +131,14 @@ def test_training_is_one_process_s_and_sends_its_rows(world: Worlds, size: int) 
     for found in ranks:
         for way, figures in zip(ways, found, strict=True):
             check_rank(way, figures, settings)
-            assert (figures["dropped"] > 0) == (capacity > 0)
+            assert (figures.dropped > 0) == (capacity > 0)
     for figures in zip(*ranks, strict=True):  # of a way
         total = {
-            name: sum(rank[name] for rank in figures)
+            name: sum(getattr(rank, name) for rank in figures)
             for name in ("computed", "dropped", "sent_tokens")
         }
         assert total["computed"] + total["dropped"] == K * settings.batch_size * LENGTH * LAYERS
-        assert total["sent_tokens"] == sum(rank["received_tokens"] for rank in figures)
+        assert total["sent_tokens"] == sum(rank.received_tokens for rank in figures)
 
 
 def gradients_of_routers(rank: int, size: int) -> list[torch.Tensor]:
@@ -166,7 +164,7 @@ def test_balance_is_part_of_the_balanced_way_s_loss(world: Worlds) -> None:
 @pytest.mark.parametrize("seed", [1, 2])
 def test_the_balance_loss_evens_out(world: Worlds, seed: int) -> None:
     [free, balanced], _ = world(2).run(experiment.run, ExpertsSettings(size=2, seed=seed, steps=40))
-    assert balanced["most_over_mean"] < 1.9 < 2.3 < free["most_over_mean"]
+    assert balanced.most_over_mean < 1.9 < 2.3 < free.most_over_mean
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from fixtures import Run, Worlds
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 
 from playground.lessons.ladder.measure import (
@@ -28,6 +29,7 @@ from playground.lessons.ladder.measure import (
 from playground.lessons.ladder.page import (
     PARTS,
     LadderSettings,
+    Rung,
     agreement,
     result_texts,
 )
@@ -40,8 +42,6 @@ from playground.training.data import Images, partition_dataset
 from playground.training.grad_syncs import DDP, GRAD_SYNCS
 from playground.training.sync import AllReduce
 
-Run = Callable[..., Any]
-Worlds = Callable[..., Any]
 NAMES = [*GRAD_SYNCS, DDP]
 NET = 87_360
 """Bytes of Net's gradients."""
@@ -49,6 +49,11 @@ CONV1 = 1040
 """Those of its first layer, which come last."""
 FIRST = 66_240
 """The bytes of its linear layers, which come first."""
+RUNG = Rung(
+    forward=1.0, backward=1.0, exposed=1.0, step=1.0, alone=1.0, hidden=0.0, messages=1, bytes=4,
+    early_bytes=0, difference_to_ddp=0.0, rung="flat", p50=4.0, loss=1.0,
+    replicas_max_difference=0.0, speed_to_first=1.0, speed_to_ddp=1.0, caveat="",
+)  # fmt: skip
 
 
 @pytest.fixture
@@ -117,16 +122,13 @@ def test_a_rung_that_does_not_average_is_found_out(world: Worlds, digits_folder:
     """And where the backend keeps DistributedDataParallel from hiding messages, a line says so."""
     settings = LadderSettings(folder=digits_folder, batch_size=16, steps=1)
     for result in world(2).run(with_a_forgetful_rung, settings):
-        wrong = {rung["rung"] for rung in result["rungs"] if rung["replicas_max_difference"] > 1e-6}
-        assert (
-            wrong
-            == {rung["rung"] for rung in result["rungs"] if rung["difference_to_ddp"] > 1e-6}
-            == {"flat"}
-        )
+        rungs = result.rungs
+        assert {rung.rung for rung in rungs if rung.replicas_max_difference > 1e-6} == {"flat"}
+        assert {rung.rung for rung in rungs if rung.difference_to_ddp > 1e-6} == {"flat"}
         with pytest.raises(PlaygroundError, match="the replicas differ"):
-            agreement(result["rungs"], "backend")
-        assert [rung["rung"] for rung in result["rungs"] if rung["caveat"]] == [DDP]
-        assert "  ddp: it hides nothing here." in result_texts(result["rungs"])
+            agreement(rungs, "backend")
+        assert [rung.rung for rung in rungs if rung.caveat] == [DDP]
+        assert "  ddp: it hides nothing here." in result_texts(rungs)
 
 
 @pytest.mark.parametrize(
@@ -142,7 +144,7 @@ def test_a_rung_that_does_not_average_is_found_out(world: Worlds, digits_folder:
 def test_replicas_must_agree(
     differences: tuple[float, float], all_reduce: str, verdict: str | None
 ) -> None:
-    rungs = [{"replicas_max_difference": difference} for difference in differences]
+    rungs = [replace(RUNG, replicas_max_difference=difference) for difference in differences]
     if verdict:
         assert verdict in agreement(rungs, all_reduce)
     else:

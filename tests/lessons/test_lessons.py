@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import difflib
+import json
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -14,6 +16,8 @@ import pytest
 import torch
 import torch.distributed as dist
 from boards import source_of
+from fixtures import Run, Worlds
+from gpus import shown
 from processes import free_port
 from ranks import needs_shm
 
@@ -29,12 +33,11 @@ from playground.lessons.parameter_server.page import ServerSettings
 from playground.lessons.sgd import lesson as sgd
 from playground.lessons.tensor.page import TensorSettings
 from playground.runtime import RankFailed, UsageError
+from playground.runtime.backends.nccl import format_version, nccl_version
 from playground.runtime.rank.steps import run_steps
 from playground.runtime.remote import Remote
-from playground.testing import World
 from playground.training.data import Images
 
-Worlds = Callable[..., World]
 TABLED = [
     (lesson, step)
     for lesson in ("p2p", "collectives", "rpc")
@@ -322,3 +325,42 @@ def test_between_sgd_and_ddp_are_two_lines() -> None:
         "-     broadcast_parameters", "+     model = DistributedDataParallel", "-             "
                                                                                "average_gradients",
     ]  # fmt: skip
+
+
+@pytest.mark.gpu
+def test_hello_names_what_runs(run_cli: Run, nccl_size: int) -> None:
+    document = shown(run_cli, "hello", "-n", nccl_size)
+    gpus = torch.cuda.device_count()
+    assert document["device"] == "cuda"
+    [ranks] = [step["ranks"] for step in document["steps"] if step["name"] == "what_is_here"]
+    for rank, told in enumerate(ranks):
+        assert told["device"] == f"cuda:{rank % gpus}"
+        assert told["implementation"].startswith("ProcessGroupNCCL")
+        assert told["nccl"] == format_version(nccl_version())
+        assert torch.cuda.get_device_name(rank % gpus) in told["hardware"]
+        assert told["ranks_there"] == len(range(rank % gpus, nccl_size, gpus))
+        assert re.fullmatch(r"\d+\.\d+(\.\d+)?", told["driver"])
+
+
+def ranks_by_step(document: Any) -> dict[str, Any]:
+    return {step["name"]: step["ranks"] for step in document["steps"]}
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("lesson", ["p2p", "collectives", "allreduce", "rpc"])
+def test_a_lesson_leaves_what_it_leaves_on_gloo(lesson: str, run_cli: Run, pair: int) -> None:
+    here = ranks_by_step(shown(run_cli, lesson, "-n", pair))
+    there = ranks_by_step(json.loads(run_cli(lesson, "-n", pair, "--json").out))
+    assert here.keys() == there.keys()
+    compared = [
+        name for name, ranks in here.items() if not any("refused" in str(rank) for rank in ranks)
+    ]
+    assert len(compared) >= len(here) - 3
+    for name in compared:
+        for ours, theirs in zip(here[name], there[name], strict=True):
+            assert ours.get("after") == theirs.get("after"), name
+    if lesson == "collectives":  # operations that gloo does not have
+        total, reduced = pair * (pair + 1) / 2, here["reduce_operations"][0]["after"]
+        assert "monitored" in here["monitored_barrier"][0]["refused"]
+        assert (reduced["AVG"], reduced["PREMUL_SUM"]) == (total / pair, 2 * total)
+        assert not any(str(outcome).startswith("wrong") for outcome in reduced.values())

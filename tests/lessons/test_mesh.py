@@ -6,34 +6,39 @@ from __future__ import annotations
 import os
 import signal
 import warnings
-from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from itertools import product
 from math import prod
+from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from fixtures import Worlds
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.distributed.tensor.debug import CommDebugMode
 
 from playground import RankFailed, launch
-from playground.console.one_process import EXACT
 from playground.lessons.mesh import costs, experiment, library
 from playground.lessons.mesh.lesson import AXES, GPTStage, Mesh, groups_along
-from playground.lessons.mesh.page import MeshSettings, check_mesh, shapes_for
+from playground.lessons.mesh.page import (
+    GroupTraffic,
+    MeshSettings,
+    MeshTraining,
+    check_mesh,
+    shapes_for,
+)
 from playground.lessons.pipeline.lesson import split
 from playground.lessons.tensor.experiment import shard_like
 from playground.lessons.tensor.lesson import copying, copying_loss
 from playground.runtime.errors import PlaygroundError, UsageError
 from playground.runtime.tap import ranks_of
-from playground.testing import World
 from playground.training import gpt_run
 from playground.training.gpt_config import LENGTH
-
-Worlds = Callable[..., World]
+from playground.training.one_process import EXACT
 
 
 @pytest.mark.parametrize(
@@ -88,7 +93,7 @@ def compare_with_another_oracle(rank: int, size: int) -> list[float]:
         found = experiment.train_on(
             settings.shapes[0], oracle, torch.tensor([off], dtype=torch.float64), settings
         )
-    return [found[f"{key}_difference"] for key in ("loss", "parameter")]
+    return [found.loss_difference, found.parameter_difference]
 
 
 def test_what_is_off_on_one_rank_is_told_by_all(world: Worlds) -> None:
@@ -135,8 +140,8 @@ def compare_with_the_library(rank: int, size: int, shape: costs.Shape) -> tuple[
         return loss.item()
 
     given, alone = experiment.batches_of(settings), experiment.new_model(settings)
-    losses = gpt_run.train("library", model, step, given)["losses"]
-    expected = gpt_run.train("one process", alone, gpt_run.backward_alone(alone), given)["losses"]
+    losses = gpt_run.train("library", model, step, given).losses
+    expected = gpt_run.train("one process", alone, gpt_run.backward_alone(alone), given).losses
     apart = max(map(abs, map(float.__sub__, losses, expected))) if stage.is_last else 0.0
     ours, replica = (torch.nn.Linear(3, 1, dtype=torch.float64) for _ in range(2))
     ours.load_state_dict(replica.state_dict())
@@ -263,24 +268,32 @@ def test_a_mesh_that_does_not_fit_is_refused(
 
 
 @pytest.mark.parametrize(
-    "changes", [{"loss_difference": 1e-9}, {"groups": {"tp": {"sent": 2.0, "form": 1.0}}}]
+    "changes",
+    [
+        {"loss_difference": 1e-9},
+        {"parameter_difference": float("nan")},
+        {"groups": {"tp": GroupTraffic([0, 1], {}, sent=2.0, form=1.0)}},
+    ],
 )
-def test_other_numbers_than_promised_are_an_error(changes: dict[str, object]) -> None:
+def test_other_numbers_than_promised_are_an_error(changes: dict[str, Any]) -> None:
+    counts: dict[str, Any] = {"messages": 0, "sent": 0.0, "kept": 0, "calls": {}}
+    exact: dict[str, Any] = {"loss_difference": 0.0, "parameter_difference": 0.0}
+    found = MeshTraining(
+        losses=[1.0], first=1.0, last=1.0, step_seconds=1.0, place={}, groups={}, **counts, **exact
+    )
+    check_mesh((2, 1, 1, 1), found)
     with pytest.raises(PlaygroundError, match="2x1x1x1: "):
-        check_mesh(
-            (2, 1, 1, 1),
-            {"loss_difference": 0.0, "parameter_difference": 0.0, "groups": {}} | changes,
-        )
+        check_mesh((2, 1, 1, 1), replace(found, **changes))
 
 
 def test_a_prediction_is_what_one_computes_by_hand() -> None:
     found = costs.predict((64, 1, 1, 8), "zero-1")
     hidden, own = 2 * 8192 * 8192, 12 * 80 * 8192**2 / 8
-    assert found["tensor"] == pytest.approx(80 * 8 * 4 * (14 * 3e-6 + 14 / 8 * hidden / 400e9))
-    assert found["held"] == pytest.approx(4 * own + 12 * own / 64 + 17 * hidden / 8 * 80)
-    assert (found["fits"], found["bubble"], found["context"]) == ("yes", 0.0, 0.0)
-    assert costs.predict((32, 2, 1, 8), "zero-1")["bubble"] == pytest.approx(
-        1 / 16 * (found["compute"] + found["tensor"])
+    assert found.tensor == pytest.approx(80 * 8 * 4 * (14 * 3e-6 + 14 / 8 * hidden / 400e9))
+    assert found.held == pytest.approx(4 * own + 12 * own / 64 + 17 * hidden / 8 * 80)
+    assert (found.fits, found.bubble, found.context) == ("yes", 0.0, 0.0)
+    assert costs.predict((32, 2, 1, 8), "zero-1").bubble == pytest.approx(
+        1 / 16 * (found.compute + found.tensor)
     )
 
 
@@ -295,24 +308,20 @@ def test_predictions_of_several_cuts_at_once_are_what_one_computes_by_hand() -> 
     compute = 6 * parameters * length / 400e12 + attention
 
     found, own = costs.predict((16, 2, 2, 8), "zero-1"), parameters / 16
-    assert found["compute"] == pytest.approx(compute)
-    assert found["held"] == pytest.approx(own * (4 + 12 / 32) + 17 * whole / 2 / 8 * layers / 2 * 2)
-    assert found["context"] == pytest.approx(layers / 2 * 32 * 8 * whole / 2 / 8 * beta - attention)
-    assert found["data"] == pytest.approx(
-        2 * 31 * (1e-5 + 2 * own / 32 * beta) - 2 / 3 * compute / 32
-    )
+    assert found.compute == pytest.approx(compute)
+    assert found.held == pytest.approx(own * (4 + 12 / 32) + 17 * whole / 2 / 8 * layers / 2 * 2)
+    assert found.context == pytest.approx(layers / 2 * 32 * 8 * whole / 2 / 8 * beta - attention)
+    assert found.data == pytest.approx(2 * 31 * (1e-5 + 2 * own / 32 * beta) - 2 / 3 * compute / 32)
 
     found = costs.predict((8, 8, 1, 8), "zero-1")
-    assert found["held"] == pytest.approx(
+    assert found.held == pytest.approx(
         parameters / 64 * (4 + 12 / 8) + 17 * whole / 8 * layers / 8 * 8
     )
-    assert (found["context"], found["bubble"]) == (
-        0.0,
-        pytest.approx(7 / 64 * (compute + found["tensor"])),
-    )
+    assert found.context == 0.0
+    assert found.bubble == pytest.approx(7 / 64 * (compute + found.tensor))
 
     found = costs.predict((64, 1, 8, 1), "zero-3")
     sums = costs.all_reduce_seconds(2 * parameters, 512, 8)
-    assert found["held"] == pytest.approx(16 * parameters / 512 + 17 * whole / 8 * layers)
-    assert found["context"] == pytest.approx(layers * 8 * 44 * whole / 8 / 400e9 - attention)
-    assert found["data"] == pytest.approx(8.5 * sums - compute)
+    assert found.held == pytest.approx(16 * parameters / 512 + 17 * whole / 8 * layers)
+    assert found.context == pytest.approx(layers * 8 * 44 * whole / 8 / 400e9 - attention)
+    assert found.data == pytest.approx(8.5 * sums - compute)

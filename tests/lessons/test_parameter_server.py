@@ -9,6 +9,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from itertools import chain, islice
 from pathlib import Path
@@ -18,22 +19,23 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from fixtures import Run, Worlds
 from hypothesis import given, settings as tried, strategies as st
 from processes import ENOUGH
 from torch.utils.data import TensorDataset
 
 from playground.lessons.parameter_server import experiment, lesson
 from playground.lessons.parameter_server.experiment import MeasuredServer, new_model, whole_batches
-from playground.lessons.parameter_server.page import MODES, ServerSettings, steps_verdict
+from playground.lessons.parameter_server.page import (
+    MODES,
+    ModeResult,
+    ServerSettings,
+    steps_verdict,
+)
 from playground.lessons.rpc.lesson import Agent
 from playground.lessons.sgd.lesson import average_gradients
-from playground.measurement import Fields
 from playground.runtime import PlaygroundError, RankFailed, launch
-from playground.testing import World
 from playground.training.replicas import flat
-
-Run = Callable[..., Any]
-Worlds = Callable[..., World]
 
 
 def small(folder: Path, **more: Any) -> ServerSettings:
@@ -178,7 +180,7 @@ def test_every_mode_ends_and_keeps_its_rule(
         assert max(server.taken) - min(server.taken) <= staleness + 1
 
 
-def run_until_killed(rank: int, size: int, settings: ServerSettings) -> list[Fields]:
+def run_until_killed(rank: int, size: int, settings: ServerSettings) -> list[ModeResult]:
     """The lesson. Worker 0 is killed at its sixth batch with a server."""
 
     def die() -> Iterator[Any]:
@@ -259,7 +261,11 @@ def test_less_than_a_batch_is_refused(parameter_server: Run) -> None:
 
 
 def test_a_server_that_goes_elsewhere_is_no_success() -> None:
-    assert "1.0e-08" in steps_verdict([{"mode": "sync", "difference_to_all_reduce": 1e-8}])
+    result = ModeResult(
+        mode="sync", seconds=1.0, samples=8, speed=8.0, last_loss=1.0, staleness={0: 2},
+        gradients_by_worker=[1, 1], bytes_per_step=8, difference_to_all_reduce=1e-8,
+    )  # fmt: skip
+    assert "1.0e-08" in steps_verdict([result])
     for difference in (0.01, float("nan")):
         with pytest.raises(PlaygroundError, match="away from all-reduce"):
-            steps_verdict([{"mode": "sync", "difference_to_all_reduce": difference}])
+            steps_verdict([replace(result, difference_to_all_reduce=difference)])

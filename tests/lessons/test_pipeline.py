@@ -5,13 +5,15 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
+from fixtures import Run, Worlds
+from gpus import shown
 from hypothesis import given, strategies as st
 from ranks import misbehave
 from torch import nn
@@ -22,18 +24,16 @@ from playground.lessons.pipeline.page import (
     EXACT,
     SCHEDULES,
     PipelineSettings,
+    Slot,
+    StageResult,
     bubble,
     check,
     summarize,
 )
-from playground.measurement import Fields
 from playground.runtime import PlaygroundError, RankFailed, device
-from playground.testing import World
 from playground.training.activations import ActivationCounter
 from playground.training.replicas import flat
 
-Run = Callable[..., Any]
-Worlds = Callable[..., World]
 BLOCKS, WIDTH = 12, 6
 FORWARD, BACKWARD = 1.0, 2.0
 """How long each takes, where schedules are simulated."""
@@ -250,24 +250,22 @@ class SimulatedStage:
         )
 
 
-def simulate(name: str, stages: int, microbatches: int) -> list[list[Fields]]:
+def simulate(name: str, stages: int, microbatches: int) -> list[list[Slot]]:
     """What each stage does, and when, if nothing but computing takes time."""
     paper = [SimulatedStage(stage, stages) for stage in range(stages)]
     for stage in paper:
         SCHEDULES[name].code(stage, microbatches)
     ends: dict[tuple[int, str, int], float] = {}
-    steps: list[list[Fields]] = [[] for _ in paper]
+    steps: list[list[Slot]] = [[] for _ in paper]
     while any(stage.order for stage in paper):
         before = len(ends)
         for s, (stage, done) in enumerate(zip(paper, steps, strict=True)):
             kind, m = stage.order[0] if stage.order else ("", 0)
             neighbour = (s - 1, "F", m) if kind == "F" else (s + 1, "B", m)
             if kind and (neighbour in ends or not 0 <= neighbour[0] < stages):
-                start = max(ends.get(neighbour, 0.0), done[-1]["end"] if done else 0.0)
+                start = max(ends.get(neighbour, 0.0), done[-1].end if done else 0.0)
                 ends[s, kind, m] = start + (FORWARD if kind == "F" else BACKWARD)
-                done.append(
-                    {"kind": kind, "microbatch": m, "start": start, "end": ends[s, kind, m]}
-                )
+                done.append(Slot(kind, m, start, ends[s, kind, m]))
                 stage.order.pop(0)
         assert len(ends) > before, "a deadlock"
     return steps
@@ -278,11 +276,11 @@ def test_the_formulas_are_those_of_the_schedules(name: str, stages: int, microba
     steps, spec = simulate(name, stages, microbatches), SCHEDULES[name]
     assert bubble(steps) == pytest.approx(spec.bubble(stages, microbatches))
     for stage, slots in enumerate(steps):
-        assert Counter((slot["kind"], slot["microbatch"]) for slot in slots) == Counter(
+        assert Counter((slot.kind, slot.microbatch) for slot in slots) == Counter(
             (kind, m) for kind in "FB" for m in range(microbatches)
         )
         held = [
-            sum(1 if slot["kind"] == "F" else -1 for slot in slots[: place + 1])
+            sum(1 if slot.kind == "F" else -1 for slot in slots[: place + 1])
             for place in range(len(slots))
         ]
         assert (max(held), held[-1]) == (spec.held(stage, stages, microbatches), 0)
@@ -322,18 +320,12 @@ def test_the_lesson_as_json(run_cli: Run, data_dir: Path) -> None:
     "changes", [{"gradient_difference": 1e-9}, {"gradient_difference": float("nan")}, {"held": 2}]
 )
 def test_what_is_not_as_promised_is_an_error(changes: dict[str, Any], tmp_path: Path) -> None:
-    slot = {"kind": "F", "microbatch": 0, "start": 0.0, "end": 1.0}
-    rank = {
-        "gradient_difference": 0.0,
-        "held": 1,
-        "held_bytes": 1,
-        "losses": [1.0],
-        "steps": [[slot]],
-    }
+    slot = Slot("F", 0, start=0.0, end=1.0)
+    rank = StageResult(0.0, held=1, held_bytes=1, losses=[1.0], steps=[[slot]])
     settings = PipelineSettings(size=1, folder=tmp_path, microbatches=1)
     check("gpipe", summarize("gpipe", [rank], settings))
     with pytest.raises(PlaygroundError, match="must not be"):
-        check("gpipe", summarize("gpipe", [{**rank, **changes}], settings))
+        check("gpipe", summarize("gpipe", [replace(rank, **changes)], settings))
 
 
 class DyingStage(Stage):
@@ -357,3 +349,25 @@ def die_in_a_stage(rank: int, size: int) -> None:
 def test_a_killed_stage_is_named(world: Worlds) -> None:
     with pytest.raises(RankFailed, match=r"^rank 1 of 3 was killed by SIGKILL"):
         world(3).run(die_in_a_stage)
+
+
+@pytest.mark.gpu
+def test_no_kernel_is_launched_first_beside_a_receive(
+    run_cli: Run, pair: int, data_dir: Path
+) -> None:
+    """A kernel is loaded when the device is idle: a stage that waits for its neighbour never is,
+    nor is that one."""
+    data = (
+        "--dataset",
+        "digits",
+        "--data-dir",
+        data_dir,
+        "--batch-size",
+        16,
+        "--microbatches",
+        4,
+        "--steps",
+        1,
+    )
+    document = shown(run_cli, "pipeline", "-n", 2, *data, "--schedule", "1f1b", "--timeout", 30)
+    assert document["schedules"]["1f1b"]["gradient_difference"] <= EXACT

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from fixtures import Run
 
 from playground.lessons.bert.lesson import BertConfig, Model
 from playground.lessons.bert.pairs import Pairs
@@ -19,7 +20,6 @@ from playground.lessons.bert.prepare import prepare_pairs
 from playground.lessons.bert.pretrained import MULTINLI, load_encoder, load_pretrained, read_pairs
 from playground.runtime.errors import UsageError
 
-Run = Callable[..., Any]
 WORDS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "it", "rain", "##s", "is", "dry", ".")
 
 

@@ -7,7 +7,6 @@ import copy
 import json
 import math
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,26 +14,23 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from fixtures import Run, Worlds
 from ranks import difference, worked
 from torch import nn
 
 from playground.lessons.prove import experiment, lesson as board
 from playground.lessons.prove.batch_norm import SyncBatchNorm, convert_sync_batchnorm
 from playground.lessons.prove.lesson import Training, max_abs_diff, new_net, parameters
-from playground.lessons.prove.page import Proof, ProveSettings, check, failure, is_broken
+from playground.lessons.prove.page import Break, Proof, ProveSettings, check, failure
 from playground.lessons.sgd.lesson import Net, average_gradients
-from playground.measurement import Fields
 from playground.measurement.interleave import slowest as max_over_ranks
 from playground.runtime import device
 from playground.runtime.errors import PlaygroundError
 from playground.runtime.remote import remote
-from playground.testing import World
 from playground.training.data import Images
 from playground.training.grad_syncs import GRAD_SYNCS, GradSyncSpec
 from playground.training.loop import run_training
 
-Run = Callable[..., Any]
-Worlds = Callable[..., World]
 OF_PARAMETERS = ["parameters", "flat-step", "shared-step", "zero-1", "zero-2", "zero-3"]
 SYNCS = ["per-parameter", "none-safe", "flat", "bucketed", "overlapped", *OF_PARAMETERS, "ddp"]
 BREAKS = ["summed", "unweighted_shares", "own_weights", "batch_norm"]
@@ -63,13 +59,13 @@ def test_n_ranks_are_one_process(
     assert list(proofs[0]) == ["float64", "float32"]
     assert [*GRAD_SYNCS, "ddp"] == SYNCS
     for comparison, bound in zip(proofs[0].values(), (1e-12, 1e-4), strict=True):
-        assert [step["step"] for step in comparison["steps"]] == list(range(1, steps + 1))
-        for step in comparison["steps"]:
-            assert list(step["differences"]) == SYNCS
-            largest = max(step["differences"].values())
+        assert [step.step for step in comparison.steps] == list(range(1, steps + 1))
+        for step in comparison.steps:
+            assert list(step.differences) == SYNCS
+            largest = max(step.differences.values())
             assert largest <= bound
             assert (largest == 0) == (size == 1), "bit-identical on one rank, rounding on more"
-            assert step["largest"] > 0.1
+            assert step.largest > 0.1
     check(proofs[0], {})
 
 
@@ -148,7 +144,7 @@ def test_what_is_added_to_the_table_is_tested_and_the_proof_can_fail(
 ) -> None:
     settings = settings_for(digits_folder, batch_size=16, steps=2)
     [proof, *_] = world(2).run(with_a_lazy_sync, settings)
-    first = proof["float64"]["steps"][0]["differences"]
+    first = proof["float64"].steps[0].differences
     assert list(first) == [*SYNCS[:-1], "lazy", "ddp"]
     assert first["lazy"] > 1e-5
     with pytest.raises(
@@ -157,15 +153,15 @@ def test_what_is_added_to_the_table_is_tested_and_the_proof_can_fail(
     ):
         check(proof, {})
     for comparison in proof.values():
-        for step in comparison["steps"]:
-            del step["differences"]["lazy"]
+        for step in comparison.steps:
+            del step.differences["lazy"]
     check(proof, {})
-    proof["float32"]["steps"][1]["differences"]["ddp"] = 1e-3
+    proof["float32"].steps[1].differences["ddp"] = 1e-3
     check(proof, {})
-    proof["float32"]["steps"][0]["differences"]["ddp"] = 1e-3
+    proof["float32"].steps[0].differences["ddp"] = 1e-3
     with pytest.raises(PlaygroundError, match=r"ddp: in float32 the parameters .* after step 1,"):
         check(proof, {})
-    proof["float64"]["steps"][1]["differences"]["flat"] = 2e-12
+    proof["float64"].steps[1].differences["flat"] = 2e-12
     with pytest.raises(
         PlaygroundError, match=r"flat: in float64 the parameters .* after step 2, more"
     ):
@@ -173,7 +169,7 @@ def test_what_is_added_to_the_table_is_tested_and_the_proof_can_fail(
     assert failure(proof).startswith("flat: ")
 
 
-def breaks(rank: int, size: int, settings: ProveSettings) -> dict[str, Fields]:
+def breaks(rank: int, size: int, settings: ProveSettings) -> dict[str, Break]:
     return experiment.break_it(rank, size, settings)
 
 
@@ -182,15 +178,15 @@ def test_each_break_breaks_and_is_what_it_is_said_to_be(world: Worlds, digits_fo
     assert all(result == results[0] for result in results)
     assert list(results[0]) == BREAKS
     for name, result in results[0].items():
-        assert min(result["breaks"].values()) > 1e-4, name
-        assert max(result["holds"].values()) <= 1e-13, name
-        assert is_broken(result)
+        assert min(result.breaks.values()) > 1e-4, name
+        assert max(result.holds.values()) <= 1e-13, name
+        assert result.is_broken
     own = results[0]["own_weights"]
     initial, final = (
-        own["breaks"][f"{when} parameters, compared with rank 0"] for when in ("initial", "final")
+        own.breaks[f"{when} parameters, compared with rank 0"] for when in ("initial", "final")
     )
     assert initial == pytest.approx(final, abs=1e-12)
-    assert own["holds"]["averaged gradients, compared with rank 0"] == 0
+    assert own.holds["averaged gradients, compared with rank 0"] == 0
     check({}, results[0])
 
 
@@ -198,14 +194,14 @@ def test_each_break_breaks_and_is_what_it_is_said_to_be(world: Worlds, digits_fo
     ("broken", "left"), [(0.01, 1e-7), (0.01, 1e-3), (0.01, float("nan")), (float("inf"),) * 2]
 )
 def test_an_explanation_that_does_not_hold_is_a_failure(broken: float, left: float) -> None:
-    wrong = {"breaks": {"one process": broken}, "holds": {"parameters": left}}
+    wrong = Break({"one process": broken}, holds={"parameters": left})
     with pytest.raises(
         PlaygroundError, match=r"summed: parameters: .* this break is not what it is said to be"
     ):
         check({}, {"summed": wrong})
-    check({}, {"summed": {"breaks": {"one process": 0.01}, "holds": {"parameters": 1e-9}}})
-    assert is_broken(wrong)
-    assert not is_broken({"breaks": {"one process": 1e-13}})
+    check({}, {"summed": Break({"one process": 0.01}, holds={"parameters": 1e-9})})
+    assert wrong.is_broken
+    assert not Break({"one process": 1e-13}, holds={}).is_broken
 
 
 def largest_of(rank: int, size: int) -> dict[str, list[float]]:

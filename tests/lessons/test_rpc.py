@@ -4,18 +4,16 @@ afterwards."""
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
+from fixtures import Worlds
 
 from playground.lessons.rpc.lesson import Agent, agents, apply_remotely
-from playground.testing import World
 
-Worlds = Callable[..., World]
 kept: list[torch.nn.Module] = []
 
 

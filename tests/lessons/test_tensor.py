@@ -5,13 +5,13 @@ from __future__ import annotations
 import copy
 import os
 import signal
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from fixtures import Worlds
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import Replicate, Shard
@@ -26,7 +26,6 @@ from torch.distributed.tensor.parallel import (
 )
 
 from playground import RankFailed, launch
-from playground.console.one_process import EXACT, check
 from playground.lessons.tensor import experiment
 from playground.lessons.tensor.lesson import (
     GPTConfig,
@@ -49,10 +48,8 @@ from playground.lessons.tensor.lesson import (
 )
 from playground.lessons.tensor.page import WAYS, TensorSettings, closed_forms
 from playground.runtime.errors import UsageError
-from playground.testing import World
 from playground.training.gpt_run import LR
-
-Worlds = Callable[..., World]
+from playground.training.one_process import EXACT, check
 
 
 @pytest.mark.parametrize(

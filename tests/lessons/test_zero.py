@@ -6,35 +6,33 @@ from __future__ import annotations
 import copy
 import json
 from collections import Counter
-from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from fixtures import Run, Worlds
 from ranks import misbehave
 from torch import nn
 from torch.distributed.tensor.debug import CommDebugMode
 from torch.utils.checkpoint import checkpoint
 
-from playground.console.one_process import EXACT
+from playground.algorithms.cost_model import times_sent
 from playground.lessons.zero import snapshot
 from playground.lessons.zero.lesson import METHODS, Zero2, Zero3, train
 from playground.lessons.zero.measure import Trainer, compare, count
 from playground.lessons.zero.page import ZeroSettings
-from playground.lessons.zero.results import HELD, SENT, TORCH, check_row, expected
-from playground.lessons.zero.sync import SYNCS, ReplicatedSync, clip_grad_norm
+from playground.lessons.zero.results import HELD, SENT, TORCH, Counts, check_way
 from playground.runtime import PlaygroundError
 from playground.runtime.tap import observing
-from playground.testing import World
 from playground.training.gpt_run import batches
+from playground.training.one_process import EXACT
 from playground.training.step import backward, training_step
 from playground.training.sync import new_grad_sync
 from playground.training.traffic import Traffic
-
-Run = Callable[..., Any]
-Worlds = Callable[..., World]
+from playground.training.zero_sync import SYNCS, ReplicatedSync, clip_grad_norm
 
 
 def small(size: int, **changes: Any) -> ZeroSettings:
@@ -57,12 +55,14 @@ def collectives(name: str, settings: ZeroSettings) -> dict[str, int]:
     )
 
 
-def by_every_way(rank: int, size: int, names: tuple[str, ...]) -> dict[str, dict[str, Any]]:
+def by_every_way(
+    rank: int, size: int, names: tuple[str, ...]
+) -> tuple[dict[str, dict[str, int]], dict[str, tuple[Counts, float]]]:
+    """The collectives of two ways that must call the same; the bytes of each way, and its
+    difference from one process."""
     settings = small(size)
     calls = {name: collectives(name, settings) for name in ("zero-3", "torch-fsdp")}
-    return {"calls": calls} | {
-        name: {**count(name, settings), "difference": compare(name, settings)} for name in names
-    }
+    return calls, {name: (count(name, settings), compare(name, settings)) for name in names}
 
 
 @pytest.mark.parametrize(
@@ -72,29 +72,28 @@ def test_every_way_is_one_training_and_holds_and_sends_what_it_should(
     size: int, world: Worlds
 ) -> None:
     names = (*HELD, "torch-fsdp") if size == 2 else (*HELD, *TORCH)
-    for found in world(size, timeout=300).run(by_every_way, names):
-        calls = found.pop("calls")
-        for name, row in found.items():
-            check_row({"way": name, **row, **expected({"way": name, **row}, size)})
+    for calls, found in world(size, timeout=300).run(by_every_way, names):
+        for name, (counts, difference) in found.items():
+            check_way(name, counts, difference, size)
         # which calls none on a single rank
         assert size == 1 or calls["zero-3"] == calls["torch-fsdp"]
         assert sum(calls["zero-3"].values()) == 8 + 4  # of four units
-        assert found["zero-3"]["peak"] <= 1.05 * found["torch-fsdp"]["peak"]
+        assert found["zero-3"][0].peak <= 1.05 * found["torch-fsdp"][0].peak
 
 
-@pytest.mark.parametrize("changes", [{"difference": 1e-9}, {"held": 106.0}, {"sent": 94.0}])
-def test_other_figures_than_promised_are_an_error(changes: dict[str, float]) -> None:
-    row = {
-        "way": "zero-2",
-        "difference": 0.0,
-        "held": 100.0,
-        "sent": 100.0,
-        "expected_held": 100,
-        "expected_sent": 100,
-    }
-    check_row(row)
+@pytest.mark.parametrize(
+    ("difference", "changes"), [(1e-9, {}), (0.0, {"held": 265.0}), (0.0, {"sent": 94.0})]
+)
+def test_other_counts_than_promised_are_an_error(
+    difference: float, changes: dict[str, float]
+) -> None:
+    counts = Counts(
+        parameters=100, gradients=50, optimizer=100, held=250, peak=300, sent=100, model_bytes=100,
+        unit_bytes=50,
+    )  # fmt: skip
+    check_way("zero-2", counts, 0.0, size=2)
     with pytest.raises(PlaygroundError, match="zero-2: "):
-        check_row(row | changes)
+        check_way("zero-2", replace(counts, **changes), difference, size=2)
 
 
 class OffAtTheEnd(ReplicatedSync):
@@ -148,7 +147,7 @@ def test_the_board_is_one_training_and_holds_and_sends_what_it_should(
         for name, (figures, _) in found.items():
             *held, sent = figures
             assert sum(held) == pytest.approx(HELD[name][1](size), rel=0.01)
-            assert sent == pytest.approx(SENT[name] * (size - 1) / size, rel=0.01)
+            assert sent == pytest.approx(times_sent(size, *SENT[name]), rel=0.01)
 
 
 class Uneven(nn.Module):

@@ -17,14 +17,13 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from fixtures import Worlds
 
 from playground.lessons.rpc import lesson
 from playground.lessons.rpc.lesson import apply_remotely
 from playground.remote.agent import Agent, current_agent
 from playground.runtime import RankFailed, UsageError
-from playground.testing import World
 
-Worlds = Callable[..., World]
 kept: list[torch.nn.Module] = []
 
 

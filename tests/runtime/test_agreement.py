@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
+from fixtures import Worlds
 
 from playground import UsageError
 from playground.runtime.rendezvous.agreement import refuse_together, require_same_on_all_ranks
-from playground.testing import World
-
-Worlds = Callable[..., World]
 
 
 def bring_settings(rank: int, size: int) -> None:

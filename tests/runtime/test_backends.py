@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import importlib.metadata
+import json
 import os
 import re
 import signal
@@ -15,15 +16,19 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from fixtures import Start, Worlds
+from gpus import COLD
+from processes import session_ends
+from ranks import go_wrong
 
 from playground import launch
-from playground.runtime import UsageError, host
+from playground.algorithms import ALGORITHMS, load_all_reduce
+from playground.runtime import RankFailed, RankTimeout, UsageError, host
 from playground.runtime.backends import BACKENDS, backend_for, get_backend, nccl, refusal
 from playground.runtime.launcher.entry import CommandWorld
 from playground.runtime.launcher.rank_handle import describe_exit
 from playground.testing import World
 
-Worlds = Callable[..., World]
 NCCL = BACKENDS["nccl"]
 
 
@@ -337,3 +342,48 @@ def test_a_host_that_refuses_scheduling_policies_runs_ranks_all_the_same(
     host.use_batch_scheduling()
     host.keep_to_one_core()
     assert len(asked) == 2
+
+
+@pytest.mark.gpu
+@pytest.mark.stress
+def test_a_run_leaves_cleanly_and_nothing_behind(start_cli: Start, nccl_size: int) -> None:
+    run = start_cli("collectives", "--backend", "nccl", "-n", nccl_size, "--json")
+    out, err = run.communicate(timeout=COLD)
+    assert (run.returncode, json.loads(out)["world_size"]) == (0, nccl_size), err
+    assert session_ends(run.pid)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("how", "reason"),
+    [
+        ("raise", "failed: ValueError: this rank has had enough"),
+        pytest.param("kill", "was killed by SIGKILL", marks=pytest.mark.stress),
+    ],
+)
+def test_the_rank_that_failed_is_named(how: str, reason: str, pair: int, nccl: World) -> None:
+    with pytest.raises(RankFailed) as caught:
+        nccl.run(go_wrong, how, pair - 1)
+    assert str(caught.value).startswith(f"rank {pair - 1} of {pair} {reason}")
+
+
+@pytest.mark.gpu
+@pytest.mark.stress
+def test_a_hang_is_reported_with_every_rank_s_place(pair: int, world: Worlds) -> None:
+    with pytest.raises(RankTimeout, match=r"time\.sleep\(1000\)"):
+        world(pair, backend="nccl", timeout=30).run(go_wrong, "hang", 1)
+
+
+def uses_cuda(rank: int, size: int) -> bool:
+    """Whether a rank on gloo, having worked, has touched a GPU."""
+    tensor = torch.ones(1000)
+    for name in ALGORITHMS:
+        load_all_reduce(name)(tensor)
+    dist.all_reduce(tensor)
+    return torch.cuda.is_initialized()
+
+
+@pytest.mark.gpu
+def test_gloo_leaves_the_gpus_alone(world: Worlds) -> None:
+    assert world(2).run(uses_cuda) == [False, False]
+    assert BACKENDS["gloo"].check(2) == ""

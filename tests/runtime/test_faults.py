@@ -8,11 +8,11 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from fixtures import Fork, Start
 from processes import (
     ENOUGH,
     is_first_epoch,
@@ -23,8 +23,6 @@ from processes import (
 )
 from programs import ForkedProgram
 
-Start = Callable[..., "subprocess.Popen[str]"]
-Fork = Callable[..., ForkedProgram]
 TRAINING = ("sgd", "-n", "3", "--epochs", "100000", "--dataset", "digits", "--data-dir")
 MEASURING = (
     "bench",

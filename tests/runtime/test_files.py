@@ -120,7 +120,7 @@ def shared() -> Iterator[Path]:
         folder.chmod(0o1777)
         (folder / "diary").write_text("dear diary")
         os.chown(folder / "diary", VICTIM, VICTIM)
-        for name in ("run.svg", "run.html.ranks/0/rank-0.tables", "run.html.ranks/0/rank-0.events"):
+        for name in ("run.svg", "run.html.ranks/0/rank-0.log"):
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             (folder / name).symlink_to(folder / "diary")
         for each in folder.rglob("run*"):

@@ -22,23 +22,22 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from fixtures import Fork, Worlds
 from joined_rank import cross
 from processes import ENOUGH, by_hand, free_port
-from programs import SCRIPT, ForkedProgram
+from programs import SCRIPT
 from torch.nn.parallel import DistributedDataParallel
 
 from playground import Deadlock, RankFailed
+from playground.runtime.event_log import USED
 from playground.runtime.flight_recorder import BACKWARD, NEW_GROUP, SEND, Doing, RankState
 from playground.runtime.flight_recorder.activity import Activity, compare, look
 from playground.runtime.flight_recorder.box import (
     CAPACITY,
-    LENGTH,
-    MAGIC,
+    FORMAT,
     MAIN,
     MOST_RAISED,
     NAME,
-    TEXT,
-    USED,
     Box,
     Known,
     View,
@@ -46,11 +45,8 @@ from playground.runtime.flight_recorder.box import (
     open_box,
 )
 from playground.runtime.flight_recorder.hooks import hooks
-from playground.testing import World
 from playground.tools.failures.page import list_family
 
-Worlds = Callable[..., World]
-Fork = Callable[..., ForkedProgram]
 FOREVER = 300.0
 STILL = 0.75
 """Seconds that a rank stands still: three looks of the launcher's."""
@@ -221,7 +217,8 @@ from playground.runtime.flight_recorder.box import Box
 box = Box(0, 2, "a world")
 box.begin_program()
 for _ in range(3):
-    number = box.call(box.describe("send", ("send", "send", (0, 1), "float32", 1, 7, 0, ())), 1, False, (3,))
+    known = box.describe("send", ("send", "send", (0, 1), "float32", 1, 7, 0, ()))
+    number = box.call(known, 1, False, (3,))
 box.end(number - 1)
 print(flush=True)
 signal.pause()
@@ -238,11 +235,15 @@ def test_what_a_killed_process_has_written_can_be_read(tmp_path: Path) -> None:
         process.kill()
     state = view.read()
     assert view.world == ("a world", 2)
-    assert [(each.index, each.shape, each.peer, each.tag, each.done > 0) for each in state.operations] == [
-        (0, (3,), 1, 7, False), (1, (3,), 1, 7, True), (2, (3,), 1, 7, False),
-    ]  # fmt: skip
+    assert [
+        (each.index, each.shape, each.peer, each.tag, each.done > 0) for each in state.operations
+    ] == [
+        (0, (3,), 1, 7, False),
+        (1, (3,), 1, 7, True),
+        (2, (3,), 1, 7, False),
+    ]
     assert state.counts == {(SEND, (0, 1), 1, 7, 0): 3}
-    assert state.operations[0].line == "holder.py:7 in <module>"
+    assert state.operations[0].line == "holder.py:8 in <module>"
 
 
 def test_the_ring_keeps_the_latest_operations_and_all_counts() -> None:
@@ -304,7 +305,7 @@ def test_an_operation_that_was_refused_is_none() -> None:
 
 def test_a_doubt_for_which_there_is_no_room_is_a_doubt() -> None:
     box, view, _ = begin_box()
-    box.words[USED] = TEXT
+    box.words[USED] = FORMAT.text
     box.doubt("what it has called elsewhere")
     assert view.read().unnamed
 
@@ -449,12 +450,12 @@ def test_a_box_cannot_write_to_a_terminal() -> None:
     box = Box(0, 2, "a \x1b[2Jworld")
     box.begin_program()
     view = View(os.getpid(), box.file)
-    assert view.world == ("a ?[2Jworld", 2)
+    assert view.world == (r"a \x1b[2Jworld", 2)
 
 
 def make_file(content: bytes) -> int:
     file = os.memfd_create(NAME)
-    os.ftruncate(file, LENGTH)
+    os.ftruncate(file, FORMAT.size)
     os.pwrite(file, content, 0)
     return file
 
@@ -463,7 +464,9 @@ def test_a_box_of_another_version_and_half_a_box_are_told_apart() -> None:
     with pytest.raises(ValueError, match="another version"):
         View(os.getpid(), make_file(b"PLAYBOX0"))
     # of five operations none is there
-    half = make_file(struct.pack("<9q", MAGIC, os.getpid(), 0, 2, 1, 0, 5, 4, 100))
+    sizes = FORMAT.capacity, FORMAT.words, FORMAT.text
+    log = struct.pack("<8s6q", FORMAT.title, *sizes, 5, 0, 100)
+    half = make_file(log + struct.pack("<6q", os.getpid(), 0, 2, 1, 0, 4))
     state = View(os.getpid(), half).read()
     assert (state.operations, state.counts) == ((), {})
 

@@ -22,6 +22,7 @@ from processes import ENOUGH, is_alive
 from playground.runtime.errors import ForkServerFailed
 from playground.runtime.launcher import server
 from playground.runtime.launcher.server import ForkServerClient
+from playground.runtime.upstream import find_modules_as_here
 
 Begin = Callable[..., ForkServerClient]
 
@@ -35,7 +36,7 @@ def begin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Begin]:
     def begin(**sources: str) -> ForkServerClient:
         for name, source in sources.items():
             (tmp_path / f"{name}.py").write_text(source)
-        client = ForkServerClient([str(tmp_path), *server.find_modules_as_here()], list(sources))
+        client = ForkServerClient([str(tmp_path), *find_modules_as_here()], list(sources))
         monkeypatch.setattr(server, "_server", [client])
         clients.append(client)
         return client

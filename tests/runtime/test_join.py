@@ -9,15 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fixtures import Fork, Worlds
 from processes import ENOUGH, by_hand, free_port, is_first_epoch
-from programs import ForkedProgram
 
 from playground.lessons import LESSONS
 from playground.runtime.rank.steps import run_steps
-from playground.testing import World
-
-Worlds = Callable[..., World]
-Fork = Callable[..., ForkedProgram]
 
 
 def test_torchrun_gives_what_our_own_launcher_gives(world: Worlds, fork_program: Fork) -> None:

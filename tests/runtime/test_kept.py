@@ -200,3 +200,14 @@ def test_only_so_many_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     assert launch(pid, 2) == two
     assert not any(map(is_alive, three)), "3 had waited longest"
     assert launch(pid, 1) == one
+
+
+def test_worlds_are_kept_in_a_context_and_end_with_the_outermost() -> None:
+    kept.end_worlds()
+    with kept.keeping_worlds():
+        first = launch(pid, 2)
+        with kept.keeping_worlds():
+            assert launch(pid, 2) == first
+        assert launch(pid, 2) == first
+    assert not kept.are_kept()
+    assert not any(map(is_alive, first))

@@ -32,7 +32,7 @@ from playground.runtime import PeerDisconnected, RankFailed, RankTimeout, UsageE
 from playground.runtime.errors import ForkServerFailed
 from playground.runtime.host import cores
 from playground.runtime.launcher import server, watch
-from playground.runtime.launcher.launch import start_rank
+from playground.runtime.launcher.launch import LaunchConfig, start_rank
 from playground.runtime.rank.preemption import PreemptionNotice
 from playground.runtime.rank.rank import failure
 from playground.runtime.rendezvous.environment import RankEnv
@@ -191,7 +191,7 @@ def test_a_rank_that_cannot_be_started_leaves_nothing_open(monkeypatch: pytest.M
     env = RankEnv(rank=0, size=1, local_rank=0, local_size=1, rendezvous=Rendezvous())
     before = open_files()
     with pytest.raises(ForkServerFailed) as caught:
-        start_rank(env, "gloo", None)
+        start_rank(env, LaunchConfig(), None, None)
     assert open_files() == before
     assert caught.value.headline.endswith("is away")
 

@@ -25,7 +25,8 @@ from torch.utils.data import DataLoader, Dataset
 
 import playground
 from playground import RankFailed, preempted, report
-from playground.runtime.launcher import server, watch
+from playground.runtime import upstream
+from playground.runtime.launcher import watch
 from playground.runtime.rank.process import is_written
 from playground.runtime.rendezvous import store
 
@@ -223,7 +224,7 @@ def test_to_launch_chooses_no_method_for_the_launcher() -> None:
     try:
         for method in (None, "spawn"):
             multiprocessing.set_start_method(method, force=True)
-            assert "start_method" not in server.describe_program()
+            assert "start_method" not in upstream.describe_program()
             assert multiprocessing.get_start_method(allow_none=True) == method
     finally:
         multiprocessing.set_start_method(chosen, force=True)

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from fixtures import Worlds
 from ranks import needs_shm
 from torch import nn
 from torch.distributed import _functional_collectives
@@ -23,9 +24,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from playground import Deadlock
 from playground.runtime.flight_recorder import Kind
-from playground.testing import World
 
-Worlds = Callable[..., World]
 FOREVER = 300.0
 LATE = 1.0
 """Seconds: three looks of the launcher's, and the time between two of a rank."""

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 
 import pytest
 import torch.distributed as dist
+from fixtures import Worlds
 
 from playground.runtime import RankFailed
 from playground.runtime.backends import BACKENDS
-from playground.testing import World
-
-Worlds = Callable[..., World]
 
 
 def leave_hand_in_hand(rank: int, size: int) -> int:

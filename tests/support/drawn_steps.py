@@ -934,6 +934,7 @@ GIVE_UP: list[Callable[[Any], object]] = [
 def a_timeout_that_is_handled(player: Player) -> None:
     """One rank waits for others, which never come, in a group that is not used any more."""
     group = dist.new_group()
+    dist.barrier()  # who gives up closes its sockets, to which another rank may still connect
     alone = player.draw.randrange(player.size)
     give_up = player.draw.choice(GIVE_UP)
     if player.rank == alone:

@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from fixtures import Run
+from widths import too_wide
 
 from playground.algorithms import load_algorithm
 from playground.runtime import UsageError, launch
@@ -21,7 +23,6 @@ from playground.tools.bench import benchmark, page
 from playground.tools.bench.benchmark import all_gather_single, reduce_scatter_single
 from playground.tools.bench.settings import COLLECTIVES, BenchSettings, available_algorithms
 
-Run = Callable[..., Any]
 QUICK = ("--iterations", 2, "--warmup", 0)
 SETTINGS = BenchSettings(
     algorithms=("backend", "ring"), sizes=(64,), iterations=1, warmup=0, seed=1
@@ -118,7 +119,7 @@ def test_factors_are_those_of_nccl_tests() -> None:
 def test_a_wrong_algorithm_is_found(collective: str) -> None:
     settings = replace(SETTINGS, collectives=(collective,))
     rows = reports(run_with_a_wrong_ring, settings)[-1]["measured"]
-    wrong = {row["algorithm"]: row["wrong"] for row in rows}
+    wrong = {row.algorithm: row.wrong for row in rows}
     assert wrong["backend"] == 0
     assert wrong["ring"] == 2 or (collective == "reduce_scatter" and 0 < wrong["ring"] <= 16)
 
@@ -126,11 +127,11 @@ def test_a_wrong_algorithm_is_found(collective: str) -> None:
 def test_ranks_report_where_they_measure_and_then_each_size() -> None:
     events = reports(benchmark.run, replace(SETTINGS, sizes=(64, 128), iterations=2, limit=True))
     [start] = [event["start"] for event in events if "start" in event]
-    assert start["hardware"]
-    assert start["cores"] >= 1
-    assert [
-        row["trials"] for event in events if "measured" in event for row in event["measured"]
-    ] == [2] * 6
+    assert start.hardware
+    assert start.cores >= 1
+    assert [row.trials for event in events if "measured" in event for row in event["measured"]] == [
+        2
+    ] * 6
     steps = [
         (event["phase"], event["step"], event["steps"]) for event in events if "phase" in event
     ]
@@ -194,7 +195,7 @@ def test_text_document_and_plot(run_cli: Run, tmp_path: Path) -> None:
     assert (shown.code, shown.err) == (0, "")
     assert (tmp_path / "plot.svg").read_text().rstrip().endswith("</svg>")
     lines = shown.out.splitlines()
-    assert max(map(len, lines)) <= 80
+    assert too_wide("\n".join(lines)) == []
     assert lines[0].startswith("bench: gloo on cpu, 2 ranks")
     assert "all_reduce: sum of float32" in lines
     [units] = [line for line in lines if line.startswith("  algorithm")]

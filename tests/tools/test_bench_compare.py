@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from fixtures import Run
+from widths import too_wide
 
 from playground.runtime import UsageError
 from playground.tools.bench import results
-
-Run = Callable[..., Any]
 
 
 def result(times: dict[str, list[float]], **settings: Any) -> dict[str, Any]:
@@ -57,7 +56,7 @@ def test_diff_tells_a_change_from_noise(run_cli: Run, tmp_path: Path) -> None:
     shown = run_cli(*words)
     assert shown.code == 0
     lines = shown.out.splitlines()
-    assert max(map(len, lines)) <= 80
+    assert too_wide("\n".join(lines)) == []
     rows = {line.split()[0]: line.split("  ")[-1] for line in lines if line.split()[1:2] == ["64"]}
     assert [rows[name] for name in ("ring", "auto", "backend")] == [
         "faster",
@@ -92,16 +91,14 @@ def test_results_of_different_benchmarks_are_not_compared(
 
 def test_one_interrupted_trial_does_not_hide_a_difference() -> None:
     key, slower = ("all_reduce", "ring", 64), [2 * time for time in STEADY * 4]
-    assert results.compare_rows(key, [*STEADY * 4, 150.0], slower)["verdict"] == "slower"
-    assert results.compare_rows(key, STEADY * 4, [*slower, 60.0])["verdict"] == "slower"
-    assert (
-        results.compare_rows(key, STEADY * 4, [99.0, *slower, 60.0])["verdict"] == "no difference"
-    )
+    assert results.compare_rows(key, [*STEADY * 4, 150.0], slower).verdict == "slower"
+    assert results.compare_rows(key, STEADY * 4, [*slower, 60.0]).verdict == "slower"
+    assert results.compare_rows(key, STEADY * 4, [99.0, *slower, 60.0]).verdict == "no difference"
 
 
 def test_a_run_that_meets_a_busy_moment_is_no_different() -> None:
     """A quarter of the trials, those of one pass, took three times as long."""
     busy = [time if number % 4 else 3 * time for number, time in enumerate(STEADY * 4)]
     key = ("all_reduce", "ring", 64)
-    assert results.compare_rows(key, STEADY * 4, busy)["verdict"] == "no difference"
-    assert results.compare_rows(key, busy, STEADY * 4)["verdict"] == "no difference"
+    assert results.compare_rows(key, STEADY * 4, busy).verdict == "no difference"
+    assert results.compare_rows(key, busy, STEADY * 4).verdict == "no difference"

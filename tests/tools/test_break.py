@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from fixtures import Run
 
 from playground.runtime.launcher.entry import CommandWorld
 from playground.runtime.remote import rank_functions
@@ -20,15 +20,13 @@ from playground.tools.failures.page import (
     PROGRAMS,
     SILENT,
     TIMEOUT,
+    Outcome,
     find,
     find_problem,
     read_body,
     run,
 )
 from playground.trace.record.run import read_recording
-
-Run = Callable[..., Any]
-
 
 TAKES_TIME = {
     name for name, expected in PROGRAMS.items() if expected.symptom in (DEADLOCK, TIMEOUT)
@@ -42,15 +40,15 @@ explained. (The kinds of diagnosis have tests of their own, tests/runtime/test_d
 def test_a_program_goes_wrong_as_expected_and_its_cure_is_right(name: str) -> None:
     outcome = run(CommandWorld(3), name)
     expected = PROGRAMS[name]
-    assert (outcome["problem"], outcome["symptom"]) == ("", expected.symptom)
-    assert outcome["cured"] == expected.right(3) != outcome["results"]
+    assert (outcome.problem, outcome.symptom) == ("", expected.symptom)
+    assert outcome.cured == expected.right(3) != outcome.results
 
 
 @pytest.mark.stress
 @pytest.mark.parametrize("size", [3, 7])
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_it_does_so_every_time_with_any_number_of_ranks(name: str, size: int) -> None:
-    assert [run(CommandWorld(size), name)["problem"] for _ in range(10)] == [""] * 10
+    assert [run(CommandWorld(size), name).problem for _ in range(10)] == [""] * 10
 
 
 @pytest.mark.parametrize("board", BOARDS)
@@ -69,17 +67,33 @@ def test_a_program_is_short_and_says_what_is_wrong() -> None:
             assert max(map(len, lines)) <= widest
 
 
-RIGHT: dict[str, dict[str, Any]] = {
-    DEADLOCK: {
-        "name": "other-order", "symptom": DEADLOCK, "told": "deadlock: …", "results": None,
-        "diagnosis": "different collectives", "culprits": [1], "cured": [6, 6, 6],
-    },
-    SILENT: {
-        "name": "same-seed", "symptom": SILENT, "told": "", "results": [1, 1, 1], "diagnosis": "",
-        "culprits": [],
-        "cured": [3, 3, 3],
-    },
-}  # fmt: skip
+RIGHT = {
+    each.symptom: each
+    for each in (
+        Outcome(
+            name="other-order",
+            symptom=DEADLOCK,
+            error="Deadlock",
+            told="deadlock: …",
+            diagnosis="different collectives",
+            culprits=[1],
+            line="",
+            results=None,
+            cured=[6, 6, 6],
+        ),
+        Outcome(
+            name="same-seed",
+            symptom=SILENT,
+            error="",
+            told="",
+            diagnosis="",
+            culprits=[],
+            line="",
+            results=[1, 1, 1],
+            cured=[3, 3, 3],
+        ),
+    )
+}
 
 
 @pytest.mark.parametrize(
@@ -105,8 +119,8 @@ def test_what_is_not_as_expected_is_told(
     symptom: str, change: dict[str, Any], expected: str
 ) -> None:
     outcome = RIGHT[symptom]
-    problem = find_problem(outcome | change)
-    assert problem == (f"{outcome['name']}: {expected}" if expected else "")
+    problem = find_problem(replace(outcome, **change))
+    assert problem == (f"{outcome.name}: {expected}" if expected else "")
 
 
 def test_the_list_names_every_program(run_cli: Run) -> None:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fixtures import Run
 from processes import ENOUGH, free_port
 from widths import too_wide
 
@@ -25,7 +26,6 @@ from playground.tools.doctor.hosts import HostsFacts, Listener
 from playground.tools.doctor.machine import MachineFacts
 from playground.tools.doctor.software import TorchFacts
 
-Run = Callable[..., Any]
 HEALTHY = MachineFacts(
     environ={}, several_hosts=True, hostname="a", resolved={"a": ["10.0.0.1"],
     "localhost": ["::1"]},

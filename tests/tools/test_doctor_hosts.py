@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
 
 import pytest
+from fixtures import Networks
 from hosts import Host, Network, ip
 from processes import ENOUGH
 
 pytestmark = pytest.mark.stress
-
-Hosts = Callable[..., Network]
 
 
 def examine(network: Network, absent: tuple[Host, ...] = ()) -> list[list[str]]:
@@ -28,11 +26,11 @@ def examine(network: Network, absent: tuple[Host, ...] = ()) -> list[list[str]]:
     return [[f"{each['check']}: {each['saw']}" for each in findings] for findings in found]
 
 
-def test_healthy_hosts_are_fit(hosts: Hosts) -> None:
+def test_healthy_hosts_are_fit(hosts: Networks) -> None:
     assert examine(hosts(4)) == [[]] * 4
 
 
-def test_a_missing_host_is_named_by_the_others(hosts: Hosts) -> None:
+def test_a_missing_host_is_named_by_the_others(hosts: Networks) -> None:
     network = hosts(3)
     missing = network.hosts[0]
     assert (
@@ -41,7 +39,7 @@ def test_a_missing_host_is_named_by_the_others(hosts: Hosts) -> None:
     )
 
 
-def test_two_hosts_without_a_route(hosts: Hosts) -> None:
+def test_two_hosts_without_a_route(hosts: Networks) -> None:
     network = hosts(3)
     ip(
         "-n",

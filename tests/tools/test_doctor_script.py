@@ -40,8 +40,8 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--epochs", type=int, required=True)
     dist.init_process_group()
-    use_cuda = torch.cuda.is_available()
-    device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if use_cuda else torch.device("cpu")
+    gpu = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+    device = gpu if torch.cuda.is_available() else torch.device("cpu")
     data = TensorDataset(torch.randn(20, 4), torch.randn(20, 1))
     sampler = DistributedSampler(data)
     loader = DataLoader(data, batch_size=5, sampler=sampler)
@@ -60,8 +60,9 @@ def main():
     dist.destroy_process_group()
 
 def exchange(one, rank, size):
-    ring = [dist.P2POp(dist.isend, one, (rank + 1) % size), dist.P2POp(dist.irecv, one.clone(), (rank - 1) % size)]
-    for work in dist.batch_isend_irecv(ring):
+    to_next = dist.P2POp(dist.isend, one, (rank + 1) % size)
+    from_last = dist.P2POp(dist.irecv, one.clone(), (rank - 1) % size)
+    for work in dist.batch_isend_irecv([to_next, from_last]):
         work.wait()
     objects = [None] * size
     dist.all_gather_object(objects, rank)
@@ -154,7 +155,7 @@ def test_a_fault_is_found_by_one_check(
     script, [finding] = find_in(tmp_path, HEAD + source)
     assert (finding.check, finding.severity) == (check, severity)
     assert saw in finding.saw
-    assert [run["size"] for run in script.runs] == ([2] if "has called" in saw else [2, 3])
+    assert [run.size for run in script.runs] == ([2] if "has called" in saw else [2, 3])
 
 
 HANGS = """

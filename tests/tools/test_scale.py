@@ -6,28 +6,25 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import astuple, replace
-from typing import Any
 
 import pytest
 import torch
+from fixtures import Run, Worlds
 from hosts import Network
 from hypothesis import given, settings, strategies as st
 from ranks import observed
 from simulation import Simulation, Sizes
+from widths import too_wide
 
 from playground.algorithms import ALGORITHMS, load_all_reduce
 from playground.algorithms.cost_model import PIECE, Cost, Counts, Machine, Task
 from playground.algorithms.messages import Addressed
 from playground.console.rendering import render
-from playground.measurement import Fields
 from playground.runtime import UsageError
 from playground.runtime.host import ranks_by_host
-from playground.testing import World
 from playground.tools.scale import page, plan
-from playground.tools.scale.plan import COSTS, EFFORT
+from playground.tools.scale.plan import COSTS, EFFORT, Effort, Plan, Sample
 
-Run = Callable[..., Any]
-Worlds = Callable[..., World]
 SIZES = (4, 20, 1000)
 IN_PIECES = ("pipelined-ring", 5 * 2**20)
 CLUSTER = Machine(5e-6, 4e-11, 1e-11)
@@ -146,15 +143,16 @@ def one_host(size: int) -> list[tuple[int, ...]]:
     return [tuple(range(size))]
 
 
-def samples_from(true: Machine, asked: Fields) -> list[Fields]:
+def samples_from(true: Machine, asked: Plan) -> list[Sample]:
     """What that machine would take for all that is planned."""
     timed = {
-        (name, len(each["ranks"]), nbytes, each["node"]): [1.0]
-        for each in asked["groups"] for nbytes in (*each["fitted"],
-        *each["held_out"]) for name in asked["names"]
-    }  # fmt: skip
+        (name, len(each.ranks), nbytes, each.node): [1.0]
+        for each in asked.groups
+        for nbytes in (*each.fitted, *each.held_out)
+        for name in asked.names
+    }
     samples = plan.samples_of([timed], asked)
-    return [sample | {"seconds": plan.error(true, sample, asked) + 1} for sample in samples]
+    return [replace(each, seconds=plan.error(true, each, asked) + 1) for each in samples]
 
 
 @pytest.mark.parametrize("cores", [2, 64])
@@ -162,9 +160,9 @@ def test_the_fit_finds_the_parameters_that_are_there(cores: int) -> None:
     true = Machine(8e-5, 2.5e-10, 3e-10, cores)
     on_one_host = plan.plan_for(one_host(8), EFFORT, cores, cores)
     samples = samples_from(true, on_one_host)
-    found = plan.fit([sample for sample in samples if sample["fitted"]], on_one_host)
+    found = plan.fit([sample for sample in samples if sample.fitted], on_one_host)
     assert astuple(found)[:3] == pytest.approx(astuple(true)[:3], rel=1e-6)
-    half = samples[-1] | {"seconds": samples[-1]["seconds"] / 2}
+    half = replace(samples[-1], seconds=samples[-1].seconds / 2)
     assert plan.error(found, half, on_one_host) == pytest.approx(1)
 
 
@@ -179,7 +177,7 @@ def test_a_sample_is_the_slowest_rank_in_a_good_round() -> None:
     key, other = ("ring", 2, 4, 1), ("ring", 3, 4, 1)
     rounds = [{key: [1.0, 9.0, 2.0, 5.0], other: [1.0]}, {key: [3.0, 1.0, 4.0, 1.0]}, {}]
     samples = plan.samples_of(rounds, plan.plan_for(one_host(8), EFFORT, 2, 2))
-    assert [(each["size"], each["seconds"], each["fitted"]) for each in samples] == [
+    assert [(each.size, each.seconds, each.fitted) for each in samples] == [
         (2, 4.0, True),
         (3, 1.0, False),
     ]
@@ -187,27 +185,25 @@ def test_a_sample_is_the_slowest_rank_in_a_good_round() -> None:
 
 def test_what_is_held_out_is_not_fitted() -> None:
     for size in range(plan.MIN_RANKS, plan.MAX_RANKS + 1):
-        groups = plan.plan_for(one_host(size), EFFORT, 2, 2)["groups"]
+        groups = plan.plan_for(one_host(size), EFFORT, 2, 2).groups
         fitted, held_out = (
-            {len(group["ranks"]) for group in groups if group[which]}
+            {len(group.ranks) for group in groups if getattr(group, which)}
             for which in ("fitted", "held_out")
         )
         assert fitted
         assert size in held_out
         assert not fitted & held_out
-    assert not {*EFFORT["fitted"]} & {*EFFORT["held_out"]}
+    assert not {*EFFORT.fitted} & {*EFFORT.held_out}
 
 
 def test_few_steps_win_for_small_tensors_and_few_bytes_for_large_ones() -> None:
-    rows = {(row["size"], row["world_size"]): row for row in plan.predict(CLUSTER, plan.CLUSTER)}
-    assert rows[4, 65536]["winner"] == rows[1024, 64]["winner"] == "recursive-doubling"
-    assert rows[2**20, 1024]["winner"] == "halving-doubling"
+    rows = {(row.size, row.world_size): row for row in plan.predict(CLUSTER, plan.CLUSTER)}
+    assert rows[4, 65536].winner == rows[1024, 64].winner == "recursive-doubling"
+    assert rows[2**20, 1024].winner == "halving-doubling"
     slow_adding = plan.predict(Machine(1e-6, 1e-10, 1e-10), [8])[-1]
-    assert slow_adding["winner"] == "pipelined-ring"
-    assert slow_adding["seconds"]["ring"] < slow_adding["seconds"]["halving-doubling"] * 1.01
-    assert all(
-        row["seconds"][row["winner"]] == min(row["seconds"].values()) for row in rows.values()
-    )
+    assert slow_adding.winner == "pipelined-ring"
+    assert slow_adding.seconds["ring"] < slow_adding.seconds["halving-doubling"] * 1.01
+    assert all(row.seconds[row.winner] == min(row.seconds.values()) for row in rows.values())
     assert {size for size, _ in rows} >= {4, 2**30}
 
 
@@ -215,7 +211,7 @@ def test_a_cluster_by_hand(run_cli: Run) -> None:
     shown = run_cli("scale", *BY_HAND, "--gamma", "1e-11")
     assert (shown.code, shown.err) == (0, "")
     lines = shown.out.splitlines()
-    assert max(map(len, lines)) <= 80
+    assert too_wide("\n".join(lines)) == []
     assert lines[:4] == [
         "scale: a cluster with these parameters",
         "  alpha: 5 us per message (latency)",
@@ -240,10 +236,13 @@ def test_a_cluster_by_hand(run_cli: Run) -> None:
     assert all(set(row["seconds"]) == set(COSTS) for row in rows)
 
 
-QUICK: Fields = {
-    "seconds": 0.0, "fitted": (4, 4096), "held_out": (1024,), "fitted_between": (4, 4096),
-    "held_out_between": (1024,)
-}  # fmt: skip
+QUICK = Effort(
+    seconds=0.0,
+    fitted=(4, 4096),
+    held_out=(1024,),
+    fitted_between=(4, 4096),
+    held_out_between=(1024,),
+)
 
 
 def test_measured(run_cli: Run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -264,20 +263,21 @@ def test_a_measured_host_as_text() -> None:
     """What the model is told by its own predictions, it predicts; all of it is shown."""
     measured = plan.plan_for(one_host(8), EFFORT, 2, 2)
     result = plan.evaluate(samples_from(Machine(8e-5, 2.5e-10, 3e-10, 2), measured), measured)
-    points = result["fit"]["points"]
-    assert result["fit"]["worst_error"] < 1e-6
-    assert {(point["size"], point["fitted"]) for point in points} == {
+    assert result.fit
+    points = result.fit.points
+    assert result.fit.worst_error < 1e-6
+    assert {(point.size, point.fitted) for point in points} == {
         (2, True),
         (4, True),
         (3, False),
         (8, False),
     }
     text = render(page.result_texts(result), 80)
-    assert max(map(len, text.splitlines())) <= 80
+    assert too_wide(text) == []
     for part in (
-        render(page.machine_lines(result["parameters"]), 80),
-        render([page.errors_table([point for point in points if not point["fitted"]])], 80),
-        render(page.winners_texts(result["predictions"])[1:], 80), "predictions are off by 0% "
+        render(page.machine_lines(result.parameters), 80),
+        render([page.errors_table([point for point in points if not point.fitted])], 80),
+        render(page.winners_texts(result.predictions)[1:], 80), "predictions are off by 0% "
                                                                    "(median)",
     ):  # fmt: skip
         assert part in text
@@ -322,7 +322,7 @@ def even(hosts: int, node: int) -> tuple[tuple[int, ...], ...]:
     return ranks_by_host([rank // node for rank in range(hosts * node)])
 
 
-def plan_of(hosts: int, node: int) -> Fields:
+def plan_of(hosts: int, node: int) -> Plan:
     return plan.plan_for(even(hosts, node), EFFORT, CORES, hosts * CORES)
 
 
@@ -336,15 +336,14 @@ def test_both_levels_are_found(
     true = Machine(alpha, beta, 1e-10, None, 4, inner_alpha, inner_beta)
     asked = plan_of(3, 4)
     result = plan.evaluate(samples_from(true, asked), asked)
-    found = result["parameters"]
+    assert result.fit
+    found = result.parameters
     assert (found.alpha, found.beta) == pytest.approx((alpha, beta), rel=0.01)
     assert (found.inner_alpha, found.inner_beta) == pytest.approx(
         (inner_alpha, inner_beta), rel=0.01
     )
-    assert result["fit"]["worst_error"] < 0.01
-    unseen = {
-        (point["size"], point["node"]) for point in result["fit"]["points"] if not point["fitted"]
-    }
+    assert result.fit.worst_error < 0.01
+    unseen = {(point.size, point.node) for point in result.fit.points if not point.fitted}
     assert unseen == {(2, 1), (3, 1), (2, 2), (4, 4), (12, 4)}
 
 
@@ -364,7 +363,7 @@ def test_which_figure_is_of_which_link() -> None:
 def test_one_rank_per_host_has_one_level() -> None:
     asked = plan_of(4, 1)
     result = plan.evaluate(samples_from(replace(TRUE, ranks_per_node=1), asked), asked)
-    found = result["parameters"]
+    found = result.parameters
     assert (found.alpha, found.beta) == pytest.approx((TRUE.alpha, TRUE.beta), rel=0.01)
     assert "within a node of" not in render(page.result_texts(result), 80)
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 from recordings import Call, Receive, Wait, on_gpus, play, recording_of, ring, training
+from widths import too_wide
 
 from playground.console.rendering import render
 from playground.trace.record import Recording
@@ -27,7 +28,7 @@ def text_of(recording: Recording) -> str:
 )  # fmt: skip
 def test_it_fits_a_terminal(recording: Recording) -> None:
     text = text_of(recording)
-    assert max(map(len, text.splitlines())) <= 80
+    assert too_wide(text) == []
     assert "left out" not in text
     assert text.startswith(f"playground all_reduce -n {recording.size}\n")
 

@@ -15,10 +15,10 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from playground.lessons.ladder.sparse_embeddings import SparseEmbeddings
-from playground.lessons.zero.sync import SYNCS, clip_grad_norm
 from playground.testing import World
 from playground.training.grad_syncs import GRAD_SYNCS, SPARSE
 from playground.training.sync import GradSync, new_grad_sync
+from playground.training.zero_sync import SYNCS, clip_grad_norm
 
 BLOCKS, WORDS = 4, 9
 EVERY_WAY = ["ddp", SPARSE, *(name for name in GRAD_SYNCS if name != "per-parameter")]

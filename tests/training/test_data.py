@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable
 from multiprocessing import active_children
 from pathlib import Path
 from typing import Any
@@ -13,19 +12,17 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from fixtures import Worlds
 from processes import ENOUGH
 from torchvision.datasets.mnist import read_image_file, read_label_file
 
 from playground import launch, report
 from playground.lessons import LESSONS
 from playground.runtime import RankFailed
-from playground.testing import World
 from playground.training.data import MEAN, STD, Images, batches, partition_dataset, training_images
 from playground.training.digits import draw
 from playground.training.loop import run_board
 from playground.training.settings import LOADERS, TrainingSettings
-
-Worlds = Callable[..., World]
 
 
 def test_one_loader_reads_what_torchvision_reads(digits_folder: Path) -> None:

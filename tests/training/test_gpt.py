@@ -86,14 +86,18 @@ def compare_with_what_is_off(rank: int, size: int) -> None:
         (torch.full((2, 3), step + 1.0).double(), torch.ones(2, 1).double()) for step in range(3)
     ]
     same = gpt_run.compare("same", new_task({}), new_task({}), given)
-    assert same == {"loss_difference": 0.0, "parameter_difference": 0.0}
-    assert gpt_run.compare("off", new_task({2: 0.5}), new_task({}), given)[
-        "loss_difference"
-    ] == pytest.approx(0.5)
+    assert (same.loss_difference, same.parameter_difference) == (0.0, 0.0)
+    off = gpt_run.compare("off", new_task({2: 0.5}), new_task({}), given)
+    assert off.loss_difference == pytest.approx(0.5)
+    lost = gpt_run.compare("lost", new_task({2: math.nan}), new_task({}), given)
+    assert math.isnan(lost.loss_difference)
     model, whole = new_task({})[0], new_task({})[0]
     with torch.no_grad():
         model.bias += 0.25
     assert gpt_run.parameter_difference(whole, model) == pytest.approx(0.25)
+    with torch.no_grad():
+        model.bias += math.nan
+    assert math.isnan(gpt_run.parameter_difference(whole, model))
 
 
 def test_a_comparison_finds_what_differs_in_one_step_or_one_parameter(

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
+from fixtures import Worlds
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from playground.algorithms import load_all_reduce
-from playground.testing import World
+from playground.runtime.tap import observing
 from playground.training.link import Link
 from playground.training.sync import OverlappedSync
 
-Worlds = Callable[..., World]
 GBIT, NBYTES = 0.001, 4000
 """A tensor of so many bytes takes 32 ms, times what an all-reduce sends of it."""
 
@@ -42,6 +41,23 @@ def test_messages_go_one_after_the_other(algorithm: str, size: int, world: World
         each = 2 * (size - 1) / size * NBYTES * 8e-9 / GBIT
         assert after_first >= each
         assert after_all >= 3 * each
+
+
+def all_reduce_and_message(rank: int, size: int) -> float:
+    """The least that two calls took which the link has observed."""
+    tensor = torch.ones(NBYTES // 4)
+    started = time.monotonic()
+    with observing(Link(GBIT)):
+        dist.all_reduce(tensor)
+        dist.send(tensor, 1) if rank == 0 else dist.recv(tensor, 0)
+    return time.monotonic() - started
+
+
+def test_calls_that_block_take_as_long_as_their_bytes(world: Worlds) -> None:
+    """An all-reduce of two ranks sends the tensor once, and so does a message, of its sender."""
+    sender, receiver = world(2).run(all_reduce_and_message)
+    assert sender >= 2 * NBYTES * 8e-9 / GBIT
+    assert receiver >= NBYTES * 8e-9 / GBIT
 
 
 def gradients(rank: int, size: int, link: Link | None) -> list[list[float]]:

@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fixtures import Run, Start
+from gpus import COLD
 from processes import ENOUGH, by_hand, free_port, session_ends, wait_for_a_snapshot
 from programs import ForkedProgram
 
@@ -25,8 +27,6 @@ from playground.training import resumable
 from playground.training.loop import prepare_and_train, sync_by_hand, sync_with_ddp
 from playground.training.results import TrainingResult
 from playground.training.settings import TrainingSettings
-
-Run = Callable[..., Any]
 
 
 @pytest.fixture
@@ -102,7 +102,7 @@ def test_the_end_has_the_same_bits(
         assert find_snapshots(folder_of(settings))[0][0] == at
     result = train(size, settings, way, at=10)
     assert [epoch.loss for epoch in result.epochs] == [epoch.loss for epoch in expected.epochs]
-    assert compare(0, 1, *map(folder_of, (undisturbed, settings)))["differing"] == 0
+    assert compare(0, 1, *map(folder_of, (undisturbed, settings))).differing == 0
 
 
 def test_an_end_without_a_snapshot_is_no_success(settings: TrainingSettings) -> None:
@@ -192,3 +192,56 @@ def test_ranks_that_somebody_else_has_started(
     assert [program.returncode for program in ranks] == [os.EX_TEMPFAIL] * 2
     how = "the same command with --resume auto resumes from there"
     assert errors == [f"playground: preempted by SIGTERM after step {step}; {how}\n", ""]
+
+
+@pytest.fixture
+def endless(data_dir: Path) -> tuple[Any, ...]:
+    """A training that somebody has to end."""
+    words = (
+        "sgd",
+        "--backend",
+        "nccl",
+        "--dataset",
+        "digits",
+        "--data-dir",
+        data_dir,
+        "--limit",
+        600,
+    )
+    return (*words, "--epochs", 100_000, "--snapshot-every", 20)
+
+
+@pytest.mark.gpu
+@pytest.mark.stress
+def test_training_that_is_asked_to_end_can_be_resumed(
+    endless: Any, start_cli: Start, nccl_size: int, tmp_path: Path
+) -> None:
+    run = start_cli(*endless, "-n", nccl_size, "--snapshots", tmp_path)
+    wait_for_a_snapshot(tmp_path, COLD)
+    run.send_signal(signal.SIGTERM)
+    _, err = run.communicate(timeout=COLD)
+    assert run.returncode == os.EX_TEMPFAIL, err
+    assert f"preempted by SIGTERM after step {find_snapshots(tmp_path)[0][0]}" in err
+    assert session_ends(run.pid)
+
+
+@pytest.mark.gpu
+@pytest.mark.stress
+def test_a_rank_that_is_lost_is_named_by_the_others(
+    endless: Any, start_cli: Start, pair: int, tmp_path: Path
+) -> None:
+    """They wait in the driver, for their GPU, and no connection that ends gets them out of
+    there."""
+    port = free_port()
+    runs = [
+        start_cli(
+            *endless, "--snapshots", tmp_path, **by_hand(rank, pair, port), LOCAL_RANK=str(rank)
+        )
+        for rank in range(pair)
+    ]
+    wait_for_a_snapshot(tmp_path, COLD)
+    runs[-1].kill()
+    for run in runs[:-1]:
+        _, err = run.communicate(timeout=COLD)
+        assert run.returncode == 1, err
+        assert f"of {pair} lost rank {pair - 1} (" in err

@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 import torch
+from fixtures import Run, Worlds
+from gpus import COLD, shown
 from mortals import by_hand, with_ddp
 
 from playground import launch
@@ -20,8 +22,9 @@ from playground.lessons.elastic.comparison import compare
 from playground.lessons.elastic.page import Kill
 from playground.runtime import UsageError
 from playground.runtime.backends import BACKENDS
+from playground.testing import World
 from playground.training import resumable
-from playground.training.loop import run_training
+from playground.training.loop import run_training, train_by_hand
 from playground.training.results import TrainingResult
 from playground.training.resumable import redistribute
 from playground.training.settings import TrainingSettings
@@ -57,7 +60,7 @@ def steps_of(settings: TrainingSettings) -> list[int]:
 
 def count_differing(one: TrainingSettings, other: TrainingSettings) -> int:
     """The bytes by which their last snapshots differ."""
-    return int(compare(0, 1, *(snapshots_of(each).folder for each in (one, other)))["differing"])
+    return int(compare(0, 1, *(snapshots_of(each).folder for each in (one, other))).differing)
 
 
 @pytest.mark.parametrize(
@@ -263,3 +266,83 @@ def test_new_ranks_draw_numbers_that_no_other_rank_and_no_other_step_draws() -> 
         {("cpu", "cuda")},
     )
     assert [each["random_numbers"] for each in resume(4)[2:]] == new[:2]
+
+
+@pytest.fixture
+def training_options(data_dir: Path) -> tuple[Any, ...]:
+    """Options of a training of ten steps an epoch."""
+    return (
+        "--dataset",
+        "digits",
+        "--data-dir",
+        data_dir,
+        "--limit",
+        600,
+        "--batch-size",
+        64,
+        "--snapshot-every",
+        3,
+    )
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    "words",
+    [
+        pytest.param(("sgd",), id="sgd"),
+        pytest.param(("sgd", "--sync", "overlapped"), id="overlapped", marks=pytest.mark.stress),
+        pytest.param(("ddp",), id="ddp", marks=pytest.mark.stress),
+    ],
+)
+def test_training_ends_with_the_same_bits(
+    words: tuple[Any, ...],
+    training_options: Any,
+    run_cli: Run,
+    nccl_size: int,
+    tmp_path: Path,
+    world: Worlds,
+) -> None:
+    """Once whole, and once in two parts, with all processes new in between: the last snapshots,
+    byte by byte."""
+    for name, epochs in (("whole", 2), ("parts", 1), ("parts", 2)):
+        shown(
+            run_cli,
+            *words,
+            "-n",
+            nccl_size,
+            *training_options,
+            "--epochs",
+            epochs,
+            "--snapshots",
+            tmp_path / name,
+        )
+    [found] = world(1, backend="nccl", timeout=COLD).run(
+        compare, tmp_path / "whole", tmp_path / "parts"
+    )
+    assert found["nbytes"] > 87_360
+    assert found.differing == 0
+
+
+def train_and_tell_seed(rank: int, size: int, settings: TrainingSettings) -> int:
+    train_by_hand(rank, size, settings)
+    return torch.cuda.initial_seed()
+
+
+@pytest.mark.gpu
+def test_new_ranks_draw_masks_of_their_own(
+    pair: int, nccl: World, world: Worlds, digits_folder: Path, tmp_path: Path
+) -> None:
+    """Training begun by one rank goes on with more: none of them has the random numbers of a run's
+    start."""
+    settings = TrainingSettings(
+        folder=digits_folder,
+        epochs=1,
+        batch_size=32,
+        limit=150,
+        snapshots=SnapshotSettings(folder=tmp_path, every=2),
+    )
+    first = settings.seed + 1
+    assert world(1, backend="nccl", timeout=COLD).run(train_and_tell_seed, settings) == [first]
+    seeds = nccl.run(train_and_tell_seed, replace(settings, epochs=2))
+    assert seeds[0] == first
+    assert len({*seeds[1:]} - {*range(first, first + pair)}) == pair - 1

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import copy
 import itertools
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from fixtures import Worlds
 from hypothesis import given, strategies as st
 from ranks import small_model
 from torch import nn
@@ -22,7 +22,6 @@ from playground.algorithms import load_all_reduce
 from playground.lessons.ladder.lesson import BUCKET_CAP, buckets, per_parameter
 from playground.lessons.sgd.lesson import Net
 from playground.runtime import RankFailed, UsageError
-from playground.testing import World
 from playground.training.data import Images, partition_dataset, partition_test_set
 from playground.training.grad_syncs import RUNGS
 from playground.training.loop import train
@@ -36,7 +35,6 @@ from playground.training.sync import (
     new_grad_sync,
 )
 
-Worlds = Callable[..., World]
 NONE_SAFE = list(RUNGS)[1:]
 
 
@@ -163,8 +161,8 @@ def memory_of_gradients(rank: int, size: int, cap: int) -> dict[str, Any]:
         sync.after_backward()
         places.append([param.grad.data_ptr() for param in model.parameters()])
         assert all(param.grad.stride() == param.stride() for param in model.parameters())
-    storages = {param.grad.untyped_storage().data_ptr(): param.grad.untyped_storage().nbytes() for param in
-                model.parameters()}  # fmt: skip
+    of_gradients = [param.grad.untyped_storage() for param in model.parameters()]
+    storages = {each.data_ptr(): each.nbytes() for each in of_gradients}
     return {
         "same places": all(each == places[0] for each in places),
         "bytes": sum(storages.values()),

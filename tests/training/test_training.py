@@ -2,29 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import time
 from dataclasses import replace
 from itertools import chain
 from math import ceil
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from fixtures import Run, Worlds
+from gpus import hold_the_gpu, shown
 from ranks import small_model
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from playground.lessons import LESSONS
-from playground.lessons.sgd.lesson import Net
-from playground.runtime import PlaygroundError, RankFailed, UsageError
+from playground.lessons.parameter_server.experiment import paced
+from playground.lessons.parameter_server.page import ServerSettings
+from playground.lessons.pipeline.experiment import now as now_in_pipeline
+from playground.lessons.sgd.lesson import Net, average_gradients
+from playground.measurement.interleave import timed
+from playground.runtime import PlaygroundError, RankFailed, UsageError, device
 from playground.runtime.backends import BACKENDS
 from playground.runtime.remote import Remote, remote
 from playground.testing import World
 from playground.training import prepare
 from playground.training.data import Images, partition_dataset, partition_test_set
 from playground.training.grad_syncs import RUNGS
-from playground.training.history import now, summary
+from playground.training.history import History, now, summary
 from playground.training.loop import identify, run_training, train
 from playground.training.replicas import broadcast_parameters, find_largest_difference
 from playground.training.results import Epoch, TrainingResult, replicas_verdict
@@ -32,7 +40,6 @@ from playground.training.settings import TrainingSettings
 from playground.training.step import training_step
 from playground.training.sync import GradSync, new_grad_sync
 
-Worlds = Callable[..., World]
 SYNCS = [*RUNGS, "ddp"]
 RUN_BOARD = remote("playground.training.loop:run_board")
 BY_HAND = remote("playground.training.loop:train_by_hand")
@@ -437,3 +444,86 @@ def test_settings_that_cannot_be_are_refused_wherever_they_are_made(
 ) -> None:
     with pytest.raises(UsageError, match=message):
         TrainingSettings(folder=Path(), **change)
+
+
+def train_without_dropout(rank: int, size: int) -> list[torch.Tensor]:
+    """Ten steps of the lesson's model and averages, with momentum, on shares of random images."""
+    torch.manual_seed(0)
+    model = Net().to(device())
+    model.eval()  # there are no masks, and no statistics of batches
+    images, labels = torch.randn(10, 12, 1, 28, 28), torch.randint(10, (10, 12))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.5)
+    for batch, wanted in zip(images, labels, strict=True):
+        optimizer.zero_grad()
+        F.nll_loss(
+            model(batch[rank::size].to(device())), wanted[rank::size].to(device())
+        ).backward()
+        average_gradients(model)
+        optimizer.step()
+    return [param.detach().cpu() for param in model.parameters()]
+
+
+@pytest.mark.gpu
+def test_training_ends_where_it_ends_on_gloo(pair: int, nccl: World, world: Worlds) -> None:
+    """Within rounding: a convolution may add in another order."""
+    for ours, theirs in zip(
+        nccl.run(train_without_dropout), world(pair).run(train_without_dropout), strict=True
+    ):
+        for one, other in zip(ours, theirs, strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    "words",
+    [
+        pytest.param(
+            ("sgd", "--sync", "overlapped", "--all-reduce", "auto", "--bucket-cap-mb", "0.02"),
+            marks=pytest.mark.stress,
+        ),
+        pytest.param(
+            ("sgd", "--sync", "overlapped", "--batch-size", "20", "--accumulate", "5"),
+            marks=pytest.mark.stress,
+        ),
+        ("ddp",),
+    ],
+)
+def test_training_on_gpus(
+    run_cli: Run, nccl_size: int, words: tuple[str, ...], data_dir: Path
+) -> None:
+    data = ("--dataset", "digits", "--data-dir", data_dir, "--epochs", 8, "--lr", 0.05)
+    document = shown(run_cli, *words, "-n", nccl_size, *data)
+    assert document["replicas_max_difference"] == 0.0
+    assert document["epochs"][-1]["loss"] < document["epochs"][0]["loss"] - 0.1
+
+
+def take_times(rank: int, size: int, settings: ServerSettings) -> dict[str, float]:
+    """How long an epoch, a stage's forward, a call and a slow worker's step take by their clocks,
+    if each holds the GPU twice: multiples of holding it once."""
+    found, unused = {}, cast(Any, ())
+    history: Any = History(Net().to(device()), unused, unused)
+    history.started = now(device())
+    alone = hold_the_gpu()
+    found["epoch"] = history.state()["seconds"] / alone
+    started = now_in_pipeline()
+    alone = hold_the_gpu()
+    found["forward"] = (now_in_pipeline() - started) / alone
+    called: list[float] = []
+    seconds = timed(lambda: called.append(hold_the_gpu()))()
+    found["call"] = seconds / called[0]
+    dist.barrier()
+    started = time.perf_counter()
+    with paced(settings, dist.group.WORLD):
+        alone = hold_the_gpu()
+    return found | {"slow step": (time.perf_counter() - started) / alone}
+
+
+@pytest.mark.gpu
+@pytest.mark.stress
+def test_times_are_taken_when_the_gpu_is_done(pair: int, nccl: World, digits_folder: Path) -> None:
+    """The slow worker, the last, takes three times as long. Ranks that share a GPU take turns on
+    it."""
+    found = nccl.run(take_times, ServerSettings(folder=digits_folder, slow_worker=3.0))
+    for name in ("epoch", "forward", "call"):
+        assert min(times[name] for times in found) > 1.5, name
+    assert found[-1]["slow step"] > 4

@@ -15,16 +15,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from playground.exercises.cases import (
-    REDUCED,
-    UNEVEN,
-    WAITED,
-    WIDTHS,
-    Case,
-    Cases,
-    gather,
-    gradients,
-)
+from playground.exercises.cases import UNEVEN, Actions, Case, Cases, gradients
 from playground.exercises.exercise import count
 
 
@@ -37,15 +28,16 @@ def accumulate(rank: int, size: int, seed: int) -> Cases:
         inputs, targets = (torch.randn(size, parts, 4, width).double() for width in (3, 1))
         model = DistributedDataParallel(copy.deepcopy(whole))
         synchronised = list[int]()
-        memory = [0]
+        memory, actions = [0], Actions()
         model.register_comm_hook(synchronised, average)
         model.module.register_forward_hook(partial(note_memory, memory))
         F.mse_loss(whole(inputs), targets).backward()
         yield Case(
             count(parts, "micro-batch", "es"),
             (model, inputs[rank], targets[rank]),
-            held=lambda model=model, synchronised=synchronised, memory=memory: {
-                "synchronisations": len(synchronised) + len(REDUCED),
+            actions=actions,
+            held=lambda model=model, synchronised=synchronised, memory=memory, actions=actions: {
+                "synchronisations": len(synchronised) + len(actions.reduced),
                 "samples in memory": describe(memory),
                 "grad": gradients(model),
             },
@@ -83,16 +75,17 @@ def hook(rank: int, size: int, seed: int) -> Cases:
     float16 can tell; a bias's is 1. The mean on 3 ranks is no number of float16."""
     for about, width in (("one bucket", 1), ("several buckets", 300)):
         model = DistributedDataParallel(nn.Linear(4, width), bucket_cap_mb=0.001)
-        hooks = list[str]()
-        model.register_comm_hook = functools.partial(register, model.register_comm_hook, hooks)
+        hooks, actions = list[str](), Actions()
+        model.register_comm_hook = partial(register, model.register_comm_hook, hooks, actions)
         shares = [10**other if other else 2 + 2**-7 for other in range(size)]
         means = {"weight": torch.full((width, 4), sum(shares) / size), "bias": torch.ones(width)}
         yield Case(
             about,
             (model, torch.full((1, 4), shares[rank] * (1 + 2**-12))),
-            held=lambda model=model, hooks=hooks: {
+            actions=actions,
+            held=lambda model=model, hooks=hooks, actions=actions: {
                 "hooks that waited": len(hooks),
-                "bytes of an element": max([2, *WIDTHS]),
+                "bytes of an element": max([2, *actions.widths]),
                 "grad": {name: param.grad for name, param in model.module.named_parameters()},
             },
             expected={"hooks that waited": 0, "bytes of an element": 2, "grad": means},
@@ -101,15 +94,19 @@ def hook(rank: int, size: int, seed: int) -> Cases:
 
 
 def register(
-    real: Callable[..., None], hooks: list[str], state: object, hook: Callable[..., Any]
+    real: Callable[..., None],
+    hooks: list[str],
+    actions: Actions,
+    state: object,
+    hook: Callable[..., Any],
 ) -> None:
     """Register a hook of the solution, and note whether it waits. Its own thread is what counts."""
 
     @functools.wraps(hook)
     def look(state: object, bucket: Any) -> Any:
-        before = len(WAITED)
+        before = len(actions.waited)
         future = hook(state, bucket)
-        if threading.get_ident() in WAITED[before:]:
+        if threading.get_ident() in actions.waited[before:]:
             hooks.append(hook.__name__)
         return future
 
@@ -121,11 +118,17 @@ def accuracy(rank: int, size: int, seed: int) -> Cases:
     for samples in (10, 7, 1, 100):
         seen = list[int]()
         due = sum(map(is_right, range(samples))) / samples
-        held = partial(count_samples, samples, seen)
+        combine = partial(count_samples, samples)
         expected = {"never computed": 0, "computed again": 0}
         given = (samples, partial(is_right, seen=seen))
         yield Case(
-            count(samples, "sample"), given, due, held=held, expected=expected, is_coded=False
+            count(samples, "sample"),
+            given,
+            due,
+            held=seen,
+            combine=combine,
+            expected=expected,
+            is_coded=False,
         )
 
 
@@ -137,8 +140,8 @@ def is_right(index: int, seen: list[int] | None = None) -> bool:
     return index % 7 < 3 or index < 5
 
 
-def count_samples(samples: int, seen: list[int]) -> dict[str, int]:
-    computed = [index for each in gather(seen) for index in each]
+def count_samples(samples: int, everyones: list[list[int]]) -> dict[str, int]:
+    computed = [index for each in everyones for index in each]
     return {
         "never computed": samples - len({*computed}),
         "computed again": len(computed) - len({*computed}),

@@ -13,7 +13,7 @@ from typing import Any
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
-from playground.exercises.cases import Case, Cases, gather
+from playground.exercises.cases import Case, Cases
 from playground.exercises.exercise import RETURNED
 from playground.runtime.rank.rank import report
 from playground.runtime.tap.replacement import replaced
@@ -105,13 +105,20 @@ def rendezvous(rank: int, size: int, seed: int) -> Cases:
     for attempt in range(2):
         address, returned = f"127.0.0.1:{4000 + 100 * attempt + rank}", list[object]()
         run = partial(meet, rank, size, attempt, address, returned)
-        held = partial(look, rank, size, address, returned)
         due = {
             "their addresses": "all",
             "this one's address": "in its place",
             "ranks": list(range(size)),
         }
-        yield Case(f"attempt {attempt}", (), run=run, held=held, expected=due, is_coded=False)
+        yield Case(
+            f"attempt {attempt}",
+            (),
+            run=run,
+            held=(returned, address),
+            combine=partial(look, rank),
+            expected=due,
+            is_coded=False,
+        )
 
 
 def meet(
@@ -133,17 +140,18 @@ def meet(
     store.note(True)
 
 
-def look(rank: int, size: int, address: str, returned: list[object]) -> object:
+def look(rank: int, results: list[tuple[list[Any], str]]) -> object:
     """The results of all processes, the same in every run."""
-    everyones, addresses = gather(returned[0]), gather(address)
+    everyones = [returned for [returned], _ in results]
+    addresses = [address for _, address in results]
     if not all(map(is_answer, everyones)):
-        return returned[0]
+        return everyones[rank]
     number, mine = everyones[rank]
     # Not which ranks lack some: that differs from run to run.
     found = "all" if all({*each} == {*addresses} for _, each in everyones) else "not all"
     if any(isinstance(each, bytes) for each in mine):
         found = "bytes"
-    is_own = number in range(len(mine)) and mine[number] == address
+    is_own = number in range(len(mine)) and mine[number] == addresses[rank]
     place = "" if found != "all" else "in its place" if is_own else "elsewhere"
     return {
         "their addresses": found,

@@ -10,7 +10,7 @@ from functools import partial
 import torch
 from torch import nn
 
-from playground.exercises.cases import REDUCED, WAITED, Case, Cases, gradients
+from playground.exercises.cases import Actions, Case, Cases, gradients
 from playground.exercises.exercise import count
 
 Shapes = Sequence[tuple[int, ...]]
@@ -34,8 +34,8 @@ def average_gradients(size: int, shapes: Shapes, unused: int | None = None) -> l
     return [sum(each[1:], each[0]) / size for each in zip(*everyones, strict=True)]
 
 
-def describe_reductions(elements: Sequence[int] = REDUCED) -> str:
-    """The calls of all_reduce: by default those of the solution so far."""
+def describe_reductions(elements: Sequence[int]) -> str:
+    """The calls of all_reduce."""
     return f"of {', '.join(map(str, elements))} elements" if elements else "not called"
 
 
@@ -53,12 +53,14 @@ def flat(rank: int, size: int, seed: int) -> Cases:
         gradients, means = give_gradients(rank, size, shapes), average_gradients(size, shapes)
         if "not contiguous" in about:
             gradients[1], means[1] = gradients[1].t(), means[1].t()
+        actions = Actions()
         yield Case(
             about,
             (gradients,),
-            held=lambda gradients=(*gradients,): {
+            actions=actions,
+            held=lambda gradients=(*gradients,), actions=actions: {
                 "gradients": gradients,
-                "all_reduce": describe_reductions(),
+                "all_reduce": describe_reductions(actions.reduced),
             },
             expected={
                 "gradients": means,
@@ -84,12 +86,14 @@ def buckets(rank: int, size: int, seed: int) -> Cases:
         model = nn.ParameterList([nn.Parameter(torch.zeros(shape)) for shape in shapes])
         for place, gradient in enumerate(give_gradients(rank, size, shapes, unused)):
             model[place].grad = None if place == unused and rank % 2 else gradient
+        actions = Actions()
         yield Case(
             about,
             (model, cap),
-            held=lambda model=model: {
+            actions=actions,
+            held=lambda model=model, actions=actions: {
                 "grad": gradients(model),
-                "all_reduce": describe_reductions(),
+                "all_reduce": describe_reductions(actions.reduced),
             },
             expected={
                 "grad": average_gradients(size, shapes, unused),
@@ -121,8 +125,6 @@ def overlap(rank: int, size: int, seed: int) -> Cases:
 
 def reduce_in_backward(rank: int, size: int, situations: Sequence[tuple[str, int | None]]) -> Cases:
     model = nn.ParameterList([nn.Parameter(torch.zeros(shape)) for shape in EQUAL])
-    seen: list[str] = []
-    model[0].register_hook(lambda gradient: seen.append(look()))
 
     def step() -> None:
         with torch.no_grad():
@@ -130,7 +132,8 @@ def reduce_in_backward(rank: int, size: int, situations: Sequence[tuple[str, int
                 param -= 0 if param.grad is None else param.grad
 
     for about, unused in situations:
-        seen.clear()
+        seen, actions = list[str](), Actions()
+        hook = model[0].register_hook(partial(look, seen, actions))
         loss = torch.zeros(())
         for place, gradient in enumerate(give_gradients(rank, size, EQUAL)):
             model[place].grad = None
@@ -148,32 +151,33 @@ def reduce_in_backward(rank: int, size: int, situations: Sequence[tuple[str, int
         yield Case(
             about,
             (model, loss, step),
-            held=lambda unused=unused: describe(
+            actions=actions,
+            held=lambda unused=unused, seen=seen, actions=actions: describe(
                 [-param for param in model],
                 gradients(model),
-                sum(REDUCED),
+                sum(actions.reduced),
                 seen if unused is None else [],
                 "left" if any(param._post_accumulate_grad_hooks for param in model) else "removed",
             ),
             expected=due,
         )
+        hook.remove()
 
 
-def look() -> str:
-    """The state of all-reduces when the last gradient of backward is ready: those before it are
-    due, but for one that may travel with it."""
+def look(seen: list[str], actions: Actions, gradient: object) -> None:
+    """Note the state of all-reduces when the last gradient of backward is ready: those before it
+    are due, but for one that may travel with it."""
     due, end = 4 * (len(EQUAL) - 2), time.monotonic() + BEGINS
-    while sum(REDUCED) < due and time.monotonic() < end:
+    while sum(actions.reduced) < due and time.monotonic() < end:
         time.sleep(0.01)
-    if threading.get_ident() in WAITED:
-        return WAITS
-    return (
-        IN_FLIGHT
-        if sum(REDUCED) >= due
-        else f"{SOME} {sum(REDUCED)} of {due} elements"
-        if REDUCED
-        else NONE
-    )
+    if threading.get_ident() in actions.waited:
+        seen.append(WAITS)
+    elif sum(actions.reduced) >= due:
+        seen.append(IN_FLIGHT)
+    elif actions.reduced:
+        seen.append(f"{SOME} {sum(actions.reduced)} of {due} elements")
+    else:
+        seen.append(NONE)
 
 
 def describe(

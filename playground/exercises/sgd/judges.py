@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.nn.functional import mse_loss
 
-from playground.exercises.cases import UNEVEN, Case, Cases, coded, gather, gradients
+from playground.exercises.cases import UNEVEN, Case, Cases, coded, gradients
 from playground.exercises.exercise import count
 
 
@@ -151,7 +151,8 @@ def partition(rank: int, size: int, seed: int) -> Cases:
             f"{count(samples, 'sample')}, partitions of {shares}",
             (samples, sizes, seed + 3),
             run=partial(keep, found, rank, size, samples, sizes, seed + 3),
-            held=partial(look_at_partitions, rank, samples, sizes, found),
+            held=found,
+            combine=partial(look_at_partitions, rank, samples, sizes),
             expected={
                 "in no partition": 0,
                 "in several": 0,
@@ -171,13 +172,14 @@ def keep(found: list[Any], rank: int, size: int, *given: Any) -> None:
 
 
 def look_at_partitions(
-    rank: int, samples: int, sizes: list[float], found: list[list[int]]
+    rank: int, samples: int, sizes: list[float], found: list[list[Any]]
 ) -> object:
-    mine, everyones = found[0], gather(found[0])
+    everyones = [first for first, _ in found]
+    mine, another = found[rank]
     if None in everyones:
         return mine
     held = Counter(index for each in everyones for index in each)
-    order, is_new = "shuffled", mine != found[1]
+    order, is_new = "shuffled", mine != another
     if samples >= 100 and mine == sorted(mine):
         order = "as before"
     elif samples >= 100 and len(sizes) > 1 and max(mine) - min(mine) < len(mine):

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TypedDict
 
 import click
 
@@ -14,7 +15,6 @@ from playground.console.session import Session
 from playground.console.tables import RANK_COLUMN, Column, Table, Texts, numbers
 from playground.console.text import heading, prose
 from playground.lessons import LESSONS
-from playground.measurement import Fields
 from playground.runtime.errors import UsageError
 
 LESSON = LESSONS["allreduce"]
@@ -31,9 +31,16 @@ Span = tuple[int, int] | None
 """[first, stop) of the tensor's elements that a message is; None for memory beside it."""
 
 
-Message = Fields
-"""A message that is sent: `to`, the receiving rank, `values` and `where`, a `Span`; one that is
-received: `from`, the sending rank, and `where`."""
+class Sent(TypedDict):
+    """A message to a rank."""
+
+    to: int
+    values: list[int]
+    where: Span
+
+
+Received = TypedDict("Received", {"from": int, "where": Span})
+"""A message from a rank."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,8 +51,8 @@ class Note:
     """Phase of the algorithm; empty where its phases have no names."""
     holds: list[int]
     """The tensor when the messages were started."""
-    sends: list[Message]
-    receives: list[Message]
+    sends: list[Sent]
+    receives: list[Received]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,22 +71,34 @@ class Trace:
     """Messages, start by start."""
 
 
-def load_of(traces: Sequence[Trace]) -> Fields:
-    """The cost of an algorithm, from the recordings of all ranks: its steps, the messages and bytes
-    sent by each rank, the bytes that the busiest rank sends and receives, and those that all ranks
-    send together."""
-    sent, messages = [trace.sent for trace in traces], [trace.messages for trace in traces]
+@dataclass(frozen=True, kw_only=True)
+class Load:
+    """The cost of an algorithm."""
+
+    steps: int
+    messages: list[int]
+    """Number of messages that each rank sends."""
+    sent: list[int]
+    """Bytes that each rank sends."""
+    busiest: int
+    """Bytes that the busiest rank sends and receives."""
+    in_all: int
+    """Bytes that all ranks send together."""
+
+
+def load_of(traces: Sequence[Trace]) -> Load:
+    """The cost of an algorithm, from the recordings of all ranks."""
+    sent = [trace.sent for trace in traces]
     passed = list(sent)
     for message in (message for trace in traces for note in trace.notes for message in note.sends):
         passed[message["to"]] += ELEMENT * len(message["values"])
-    steps = len(steps_of(traces))
-    return {
-        "steps": steps,
-        "messages": messages,
-        "sent": sent,
-        "busiest": max(passed),
-        "in_all": sum(sent),
-    }
+    return Load(
+        steps=len(steps_of(traces)),
+        messages=[trace.messages for trace in traces],
+        sent=sent,
+        busiest=max(passed),
+        in_all=sum(sent),
+    )
 
 
 def steps_of(traces: Sequence[Trace]) -> list[dict[int, int]]:
@@ -130,11 +149,10 @@ def story(name: str, traces: Sequence[Trace]) -> Texts:
             step_table(traces, step, holds),
         ]
     load = load_of(traces)
-    sent = ", ".join(map(str, load["sent"]))
+    sent = ", ".join(map(str, load.sent))
     return [
         *texts,
-        f"  bytes sent by each rank: {sent}; sent + received by one rank, at most: "
-        f"{load['busiest']}",
+        f"  bytes sent by each rank: {sent}; sent + received by one rank, at most: {load.busiest}",
     ]
 
 
@@ -155,8 +173,10 @@ def sends_text(note: Note) -> str:
     to 1"."""
     receivers: dict[str, list[str]] = defaultdict(list)
     for message in note.sends:
-        whole = message["where"] is None or len(message["values"]) == len(note.holds)
-        part = "all" if whole else "[{}:{}]".format(*message["where"])
+        span = message["where"]
+        part = "all"
+        if span and len(message["values"]) != len(note.holds):
+            part = f"[{span[0]}:{span[1]}]"
         receivers[f"{part} = {message['values']}"].append(str(message["to"]))
     return ", ".join(f"{what} to {', '.join(ranks)}" for what, ranks in receivers.items())
 
@@ -166,14 +186,8 @@ def cost_table(by_name: Mapping[str, Sequence[Trace]]) -> Table:
     of_bytes = ((name, "bytes") for name in ("sent", "sent +\nreceived", "sent by\nall ranks"))
     table = Table("algorithm", *numbers("steps", "messages", *of_bytes))
     for name, load in zip(by_name, map(load_of, by_name.values()), strict=True):
-        table.add(
-            name,
-            load["steps"],
-            max(load["messages"]),
-            max(load["sent"]),
-            load["busiest"],
-            load["in_all"],
-        )
+        sent, messages = max(load.sent), max(load.messages)
+        table.add(name, load.steps, messages, sent, load.busiest, load.in_all)
     return table
 
 

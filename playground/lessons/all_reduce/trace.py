@@ -18,7 +18,7 @@ from playground.algorithms.messages import (
     executed_by,
     number_in_whole,
 )
-from playground.lessons.all_reduce.page import Note, Span, Trace
+from playground.lessons.all_reduce.page import Note, Received, Sent, Span, Trace
 from playground.runtime import device, report
 
 
@@ -58,11 +58,11 @@ class Tracer(Watcher):
 
     def start(self, group: Group, send: Sequence[Addressed], receive: Sequence[Addressed]) -> Works:
         sends = [
-            {"to": to, "values": part.tolist(), "where": self.span(part)}
+            Sent(to=to, values=part.tolist(), where=self.span(part))
             for part, to in number_in_whole(group, send)
         ]
         receives = [
-            {"from": source, "where": self.span(part)}
+            Received({"from": source, "where": self.span(part)})
             for part, source in number_in_whole(group, receive)
         ]
         self.notes.append(

@@ -19,11 +19,10 @@ from torch import nn
 
 from playground.lessons.bert import lesson as board
 from playground.lessons.bert.lesson import METHODS, BertConfig, Model
-from playground.lessons.bert.page import BertSettings
+from playground.lessons.bert.page import BertSettings, BertTraining, Losses
 from playground.lessons.bert.pairs import PairBatch, Pairs
 from playground.lessons.bert.pretrained import SCRATCH, load_encoder
 from playground.lessons.data_parallel.machine import DataParallel
-from playground.measurement import Fields
 from playground.measurement.interleave import Heartbeat
 from playground.runtime import device, synchronize
 from playground.training.grad_syncs import DDP
@@ -32,22 +31,23 @@ from playground.training.replicas import find_largest_difference
 TEST_BATCH = 100
 
 
-def train(rank: int, size: int, settings: BertSettings) -> Fields:
+def train(rank: int, size: int, settings: BertSettings) -> BertTraining:
     """Train by each way, on the same batches, then test.
 
     Every rank returns the same figures.
     """
     model, losses, seconds = take_all_steps(rank, size, settings)
     right, tested = test(model.module, settings, rank, size)
-    speed = settings.steps * settings.batch_size / seconds
-    found = {
-        "losses": losses,
-        "seconds": seconds,
-        "samples_per_second": speed,
-        "test_accuracy": right / tested,
-    }
-    about = {"way": settings.way, "workers": settings.workers, "tested": tested}
-    return {**about, **found, "replicas_max_difference": find_largest_difference(model)[0]}
+    return BertTraining(
+        way=settings.way,
+        workers=settings.workers,
+        losses=losses,
+        tested=tested,
+        seconds=seconds,
+        samples_per_second=settings.steps * settings.batch_size / seconds,
+        test_accuracy=right / tested,
+        replicas_max_difference=find_largest_difference(model)[0],
+    )
 
 
 def take_all_steps(rank: int, size: int, settings: BertSettings) -> tuple[Any, list[float], float]:
@@ -73,11 +73,11 @@ def wrap_model(settings: BertSettings) -> tuple[Any, Any]:
     return wrap(build_model(settings)), loss_of
 
 
-def same_losses(rank: int, size: int, settings: BertSettings) -> Fields:
+def same_losses(rank: int, size: int, settings: BertSettings) -> Losses:
     """Are all ways one training? In float64 and without dropout, the losses of every step are those
     of one device: what differs is rounding."""
     _, losses, _ = take_all_steps(rank, size, settings.exact)
-    return {"way": settings.way, "workers": settings.workers, "losses": losses}
+    return Losses(way=settings.way, workers=settings.workers, losses=losses)
 
 
 def build_model(settings: BertSettings) -> nn.Module:

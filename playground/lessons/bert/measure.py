@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch.nn.parallel import DistributedDataParallel
 
 from playground.lessons.bert.experiment import batches, build_model, wrap_model
-from playground.lessons.bert.page import BertSettings
+from playground.lessons.bert.page import AveragingCost, BertSettings, DeviceMemory, Speed
 from playground.lessons.bert.pairs import PairBatch, Pairs
 from playground.lessons.data_parallel.experiment import track_step
 from playground.lessons.data_parallel.machine import HOST
@@ -25,7 +25,6 @@ from playground.lessons.ladder.measure import (
     summarize,
     time_in_turn,
 )
-from playground.measurement import Fields
 from playground.measurement.interleave import interleave, slowest, timed
 from playground.runtime import device
 from playground.training.grad_syncs import DDP
@@ -58,20 +57,9 @@ def devices_of(settings: BertSettings) -> list[torch.device]:
 
 WARM_UP, STEPS = 3, 10
 """Steps, or rounds of them, that are not counted, and those that are."""
-AVERAGING = (
-    "exposed",
-    "alone",
-    "hidden",
-    "messages",
-    "bytes",
-    "early_bytes",
-    "difference_to_ddp",
-    "caveat",
-)
-"""Those of the ladder's figures that are about averaging."""
 
 
-def averaging(rank: int, size: int, settings: BertSettings) -> list[Fields]:
+def averaging(rank: int, size: int, settings: BertSettings) -> list[AveragingCost]:
     """The cost of averaging the gradients in a step: with the rung `settings.sync` of the ladder,
     and with DDP. Both take the same steps with Adam, in turn."""
     torch.set_num_threads(settings.threads)
@@ -92,12 +80,23 @@ def averaging(rank: int, size: int, settings: BertSettings) -> list[Fields]:
         take_step(replicas[-1])
     seconds = time_in_turn(replicas, take_step, range(WARM_UP + STEPS), settings.seed, WARM_UP)
     return [
-        {"way": rung["rung"], "seconds": rung["p50"], **{name: rung[name] for name in AVERAGING}}
+        AveragingCost(
+            way=rung.rung,
+            seconds=rung.p50,
+            exposed=rung.exposed,
+            alone=rung.alone,
+            hidden=rung.hidden,
+            messages=rung.messages,
+            bytes=rung.bytes,
+            early_bytes=rung.early_bytes,
+            difference_to_ddp=rung.difference_to_ddp,
+            caveat=rung.caveat,
+        )
         for rung in summarize(replicas, messages, seconds)
     ]
 
 
-def speed(rank: int, size: int, settings: BertSettings) -> Fields:
+def speed(rank: int, size: int, settings: BertSettings) -> Speed:
     """Samples per second, where more workers share the same batches. One worker is one device,
     which waits for none.
 
@@ -108,16 +107,15 @@ def speed(rank: int, size: int, settings: BertSettings) -> Fields:
         [timed(BertRun(rank, size, settings))], range(WARM_UP + STEPS), Random(0)
     )
     per_step = median(slowest(seconds[WARM_UP:]))
-    rate = settings.batch_size / per_step
-    return {
-        "way": settings.way,
-        "workers": settings.workers,
-        "seconds": per_step,
-        "samples_per_second": rate,
-    }
+    return Speed(
+        way=settings.way,
+        workers=settings.workers,
+        seconds=per_step,
+        samples_per_second=settings.batch_size / per_step,
+    )
 
 
-def memory(rank: int, size: int, settings: BertSettings) -> list[Fields]:
+def memory(rank: int, size: int, settings: BertSettings) -> list[DeviceMemory]:
     """Each device's memory at its peak. DataParallel's first device alone has all of the gradients
     and Adam's state; with DDP every device has them, and none more than the others.
 
@@ -138,7 +136,7 @@ def memory(rank: int, size: int, settings: BertSettings) -> list[Fields]:
     loss = partial(step.loss, batch)
     account = track_step(step.model, step.optimizer, loss, devices, *batch, default=default)
     return [
-        {"device": str(each), "peak": account.peak[each], "held": account.at_peak[each]}
+        DeviceMemory(device=str(each), peak=account.peak[each], held=account.at_peak[each])
         for each in devices
     ]
 

@@ -18,11 +18,11 @@ from playground.console.session import Session
 from playground.console.tables import Column, Table, Texts, bars, figures, numbers, tabulate
 from playground.console.text import Prose, good, heading, prose
 from playground.console.training import DIVERGED, RUN_TRAINING, DataOptions
+from playground.console.units import format_bytes
 from playground.lessons import LESSONS
 from playground.lessons.bert.prepare import DATASETS, MAX_LENGTH, PairsSource, prepare_pairs
 from playground.lessons.bert.pretrained import BASE, SCRATCH, Tokenizer, load_pretrained
 from playground.lessons.bert.sizes import BertSizes
-from playground.measurement import Fields, format_bytes
 from playground.runtime import host
 from playground.runtime.backends import get_backend
 from playground.runtime.errors import PlaygroundError, UsageError
@@ -143,23 +143,112 @@ EXACT = 1e-12
 """How far losses in float64 may be apart: that much is rounding."""
 
 
-def compare_losses(alone: Fields, others: Sequence[Fields]) -> list[Fields]:
-    """How far each training is from `alone`: the largest difference of any loss, and the first and
-    the last. Raises `PlaygroundError` if it is by more than rounding, or if a loss is no finite
-    number, which nothing can be compared with."""
+@dataclass(frozen=True, kw_only=True)
+class Losses:
+    """A training by one way."""
+
+    way: str
+    workers: int
+    losses: list[float]
+    """Those of all ranks together, before each step."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BertTraining(Losses):
+    """A training, and its test."""
+
+    tested: int
+    """Pairs in the test set."""
+    seconds: float
+    samples_per_second: float
+    test_accuracy: float | None
+    """None where training diverged: it is then that of a guess."""
+    replicas_max_difference: float
+    """The largest difference of any parameter between a rank and rank 0."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ComparedLosses:
+    """A training beside that of one device."""
+
+    way: str
+    workers: int
+    steps: int
+    first: float
+    last: float
+    difference: float
+    """The largest of any loss."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Speed:
+    way: str
+    workers: int
+    seconds: float
+    """For a step: the median."""
+    samples_per_second: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceMemory:
+    """The memory of a device when it holds most."""
+
+    device: str
+    peak: int
+    """Bytes."""
+    held: dict[str, int]
+    """The same bytes by what they are for."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AveragingCost:
+    """The cost of averaging gradients in a step, one way: figures of the ladder's rung."""
+
+    way: str
+    seconds: float
+    """For a step: the median."""
+    exposed: float
+    """Seconds from the last gradient to the last average."""
+    alone: float
+    """Seconds of the same averaging without a backward."""
+    hidden: float
+    """Share of `alone` that is not exposed, from 0 to 1."""
+    messages: int
+    bytes: int
+    """Sent by a rank."""
+    early_bytes: int
+    """Those that leave before the last gradient is ready."""
+    difference_to_ddp: float
+    """The largest of any parameter, after all steps."""
+    caveat: str
+    """Why `hidden` is less than it could be; empty otherwise."""
+
+
+def compare_losses(alone: Losses, others: Sequence[Losses]) -> list[ComparedLosses]:
+    """How far each training is from `alone`. Raises `PlaygroundError` if it is by more than
+    rounding, or if a loss is no finite number, which nothing can be compared with."""
     result = []
     for other in others:
-        way, workers, losses = other["way"], other["workers"], other["losses"]
-        if not all(map(math.isfinite, (*alone["losses"], *losses))):
-            raise PlaygroundError(f"{way} on {workers} workers: {DIVERGED}")
-        difference = max(abs(one - two) for one, two in zip(alone["losses"], losses, strict=True))
+        name = f"{other.way} on {other.workers} workers"
+        if not all(map(math.isfinite, (*alone.losses, *other.losses))):
+            raise PlaygroundError(f"{name}: {DIVERGED}")
+        pairs = zip(alone.losses, other.losses, strict=True)
+        difference = max(abs(one - two) for one, two in pairs)
         if not difference <= EXACT:
-            far = f"its losses are up to {difference:.2g} from those of one device"
             raise PlaygroundError(
-                f"{way} on {workers} workers: {far}, where rounding makes less than {EXACT:g}"
+                f"{name}: its losses are up to {difference:.2g} from those of one device, "
+                f"where rounding makes less than {EXACT:g}"
             )
-        ends = {"first": losses[0], "last": losses[-1], "difference": difference}
-        result.append({"way": way, "workers": workers, "steps": len(losses), **ends})
+        result.append(
+            ComparedLosses(
+                way=other.way,
+                workers=other.workers,
+                steps=len(other.losses),
+                first=other.losses[0],
+                last=other.losses[-1],
+                difference=difference,
+            )
+        )
     return result
 
 
@@ -183,8 +272,8 @@ AVERAGING_COLUMNS = {"way": Column("gradients by")} | figures(
 )  # fmt: skip
 
 
-def speed_texts(speeds: Sequence[Fields], settings: BertSettings) -> Texts:
-    rates = {(speed["way"], speed["workers"]): speed["samples_per_second"] for speed in speeds}
+def speed_texts(speeds: Sequence[Speed], settings: BertSettings) -> Texts:
+    rates = {(speed.way, speed.workers): speed.samples_per_second for speed in speeds}
     counts = sorted({count for _, count in rates})
     rates_by = [(f"{count} worker{'s' * (count > 1)}", "samples/s", ",.0f") for count in counts]
     table = Table(
@@ -196,41 +285,38 @@ def speed_texts(speeds: Sequence[Fields], settings: BertSettings) -> Texts:
     return [table]
 
 
-def memory_texts(ways: Mapping[str, Sequence[Fields]], settings: BertSettings) -> Texts:
+def memory_texts(ways: Mapping[str, Sequence[DeviceMemory]], settings: BertSettings) -> Texts:
     """A bar per device and way."""
     rows = [
-        (f"{way}, {f'rank {number}' if way == DDP else each['device']}", each["held"])
+        (f"{way}, {f'rank {number}' if way == DDP else each.device}", each.held)
         for way, devices in ways.items()
         for number, each in enumerate(devices)
     ]
     labels = list(dict.fromkeys(label for _, held in rows for label in held))
     about = (
         f"  A batch of {settings.batch_size} pairs, padded to {settings.max_length} tokens. "
-        "Gradients are those of "
-        "parameters and, on the way back through the layers, of activations; optimizer state: "
-        "Adam's two moments."
+        "Gradients are those of parameters and, on the way back through the layers, of "
+        "activations; optimizer state: Adam's two moments."
     )
     return [about, *bars(rows, labels, width=30)]
 
 
-def averaging_texts(found: Sequence[Fields], settings: BertSettings) -> Texts:
+def averaging_texts(found: Sequence[AveragingCost], settings: BertSettings) -> Texts:
     """A row per way to average."""
     rows = (
         {
-            **each,
-            "early": each["early_bytes"] / max(1, each["bytes"]),
-            "difference": each["difference_to_ddp"] or "0",
+            **vars(each),
+            "early": each.early_bytes / max(1, each.bytes),
+            "difference": each.difference_to_ddp or "0",
         }
         for each in found
     )
     about = (
         f"  Per step and rank, in buckets of {format_bytes(settings.bucket_cap)}. early: the share "
-        "that leaves before "
-        "the last gradient is ready, as nothing else can be hidden; exposed: from the last "
-        "gradient to the last "
-        f"average; alone: the same averaging without a backward."
+        "that leaves before the last gradient is ready, as nothing else can be hidden; exposed: "
+        "from the last gradient to the last average; alone: the same averaging without a backward."
     )
-    caveats = [f"  {each['way']}: {each['caveat']}." for each in found if each["caveat"]]
+    caveats = [f"  {each.way}: {each.caveat}." for each in found if each.caveat]
     return [about, tabulate(rows, AVERAGING_COLUMNS), *caveats]
 
 
@@ -252,26 +338,30 @@ def run(session: Session, code: Remote, settings: BertSettings) -> Any:
     return world.run(RUN_TRAINING, code, settings, on_report=session.bar)
 
 
-def train(session: Session, settings: BertSettings, ways: Sequence[str]) -> list[Fields]:
+def train(session: Session, settings: BertSettings, ways: Sequence[str]) -> list[BertTraining]:
     """Train by each way. What has diverged has learnt nothing, so its accuracy, that of a guess, is
     left out."""
-    found = [run(session, TRAIN, settings.on(way))[0] for way in ways]
-    for each in found:
-        if not all(map(math.isfinite, each["losses"])):
-            click.echo(f"{each['way']}: {DIVERGED}", err=True)
-            each["test_accuracy"] = None
+    found = list[BertTraining]()
+    for way in ways:
+        training: BertTraining = run(session, TRAIN, settings.on(way))[0]
+        if not all(map(math.isfinite, training.losses)):
+            click.echo(f"{way}: {DIVERGED}", err=True)
+            training = replace(training, test_accuracy=None)
+        found.append(training)
     return found
 
 
-def training_texts(trainings: Sequence[Fields], settings: BertSettings) -> Texts:
-    ends = (
-        {"first": each["losses"][0], "last": fmean(each["losses"][-LOSSES_TO_COMPARE:])}
+def training_texts(trainings: Sequence[BertTraining], settings: BertSettings) -> Texts:
+    rows = (
+        {**vars(each), "first": each.losses[0], "last": fmean(each.losses[-LOSSES_TO_COMPARE:])}
         for each in trainings
     )
-    return [tabulate((each | end for each, end in zip(trainings, ends, strict=True)), TRAINING)]
+    return [tabulate(rows, TRAINING)]
 
 
-def same_losses(session: Session, settings: BertSettings, ways: Sequence[str]) -> list[Fields]:
+def same_losses(
+    session: Session, settings: BertSettings, ways: Sequence[str]
+) -> list[ComparedLosses]:
     """Compare the losses of each way with those of one device."""
     alone, *others = (settings.on("data-parallel", 1), *(settings.on(way) for way in ways))
     return compare_losses(
@@ -279,7 +369,7 @@ def same_losses(session: Session, settings: BertSettings, ways: Sequence[str]) -
     )
 
 
-def speeds(session: Session, settings: BertSettings, ways: Sequence[str]) -> list[Fields]:
+def speeds(session: Session, settings: BertSettings, ways: Sequence[str]) -> list[Speed]:
     """Measure each way on 1, 2 and 4 workers, or as many of these as there are GPUs."""
     counts = [count for count in WORKERS if settings.batch_size % count == 0]
     pairs = [
@@ -290,7 +380,7 @@ def speeds(session: Session, settings: BertSettings, ways: Sequence[str]) -> lis
 
 def memory(
     session: Session, settings: BertSettings, ways: Sequence[str]
-) -> dict[str, list[Fields]]:
+) -> dict[str, list[DeviceMemory]]:
     """By way, the memory of each device: of all devices of one process, or of that of each rank."""
     return {way: list(chain(*run(session, MEMORY, settings.on(way)))) for way in ways}
 
@@ -381,13 +471,13 @@ def command(session: Session, asked: BertOptions, **chosen: Any) -> None:
     settings = make_settings(asked, config, pairs, world, seed=session.run.seed, **chosen)
     settings.check_samples(pairs.train)
     session.say(*header(session, settings, pairs))
-    found: dict[str, Any] = {}
+    found = dict[str, list[Any] | dict[str, list[DeviceMemory]]]()
     for name in (name for name in PARTS if name in (asked.only or PARTS) and name != without):
         code, find, texts = PARTS[name]
         found[name] = find(session, settings, asked.ways)
         about = prose(heading(code.name.replace("_", " ")), f": {code.summary}")
         session.say("", about, *texts(found[name], settings))
-    session.say("", ending(session, found))
+    session.say("", ending(session, [*found.get("train", ())]))
     recipe = {
         "weights": settings.weights,
         "model": settings.config,
@@ -432,10 +522,8 @@ def header(session: Session, settings: BertSettings, pairs: PairsSource) -> list
     ]
 
 
-def ending(session: Session, found: dict[str, Any]) -> Prose:
+def ending(session: Session, trainings: Sequence[BertTraining]) -> Prose:
     """The last line. Raises `PlaygroundError` if the replicas of ddp are no longer one model."""
-    differences = [
-        each["replicas_max_difference"] for each in found.get("train", ()) if each["way"] == DDP
-    ]
+    differences = [each.replicas_max_difference for each in trainings if each.way == DDP]
     verdict = [part for each in differences for part in ("; ", good(replicas_verdict(each)))]
     return prose(f"Shown: {LESSON.conclude(session.world.size)}", *verdict, ".")

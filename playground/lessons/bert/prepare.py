@@ -1,12 +1,12 @@
 """Sentence pairs, tokenised once, as files that ranks map into memory: three flat arrays per split,
 and their sizes.
 
-| file               | holds                                                                                  |
-|--------------------|----------------------------------------------------------------------------------------|
-| SPLIT-tokens.i32   | the ids of all pairs in turn, each as [CLS] premise [SEP] hypothesis [SEP]             |
-| SPLIT-offsets.i64  | where each pair starts, and where the last one ends                                    |
-| SPLIT-labels.u8    | one per pair                                                                           |
-| sizes.json         | numbers of pairs, `train` and `test`, and of tokens, `vocabulary`; ids `pad` and `sep` |
+| file              | holds                                                                        |
+|-------------------|------------------------------------------------------------------------------|
+| SPLIT-tokens.i32  | the ids of all pairs in turn, each as [CLS] premise [SEP] hypothesis [SEP]   |
+| SPLIT-offsets.i64 | where each pair starts, and where the last one ends                          |
+| SPLIT-labels.u8   | one per pair                                                                 |
+| sizes.json        | numbers of pairs, `train`, `test`, of tokens, `vocabulary`; ids `pad`, `sep` |
 
 The arrays are in the byte order of the machine. Meant to be called before any rank starts, and safe
 if many processes call it at once. Pairs that were tokenised once are found again by the checksums

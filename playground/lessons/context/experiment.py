@@ -12,12 +12,18 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from playground.console.one_process import EXACT_STEPS
 from playground.lessons.context import lesson
 from playground.lessons.context.lesson import position_ids, shard_sequence, tiles
-from playground.lessons.context.page import ALONE, ORDERS, ROUNDS, WAYS, ContextSettings
+from playground.lessons.context.page import (
+    ALONE,
+    ORDERS,
+    ROUNDS,
+    WAYS,
+    AttentionCost,
+    ContextResult,
+    ContextSettings,
+)
 from playground.lessons.tensor.lesson import GPTConfig, new_gpt
-from playground.measurement import Fields
 from playground.measurement.interleave import interleave, slowest, timed
 from playground.runtime import device
 from playground.runtime.rendezvous.agreement import require_same_on_all_ranks
@@ -25,10 +31,11 @@ from playground.runtime.tap import observing
 from playground.training.activations import ActivationCounter
 from playground.training.gpt_config import HEADS, LENGTH, WIDTH
 from playground.training.gpt_run import Backward, backward_alone, batches, compare, train
+from playground.training.one_process import EXACT_STEPS, ComparedTraining, Training
 from playground.training.traffic import Traffic
 
 
-def run(rank: int, size: int, settings: ContextSettings) -> Fields:
+def run(rank: int, size: int, settings: ContextSettings) -> ContextResult:
     """On this rank: how many pairs it has computed, attention by length, and training by way."""
     require_same_on_all_ranks(vars(settings))
     pairs = {
@@ -36,36 +43,31 @@ def run(rank: int, size: int, settings: ContextSettings) -> Fields:
         for order, rows in computed_pairs(rank, size, LENGTH).items()
     }
     lengths = [measure(length, size) for length in settings.lengths]
-    return {
-        "pairs": pairs,
-        "lengths": lengths,
-        "ways": {way: run_way(way, settings) for way in WAYS},
-    }
+    return ContextResult(pairs, lengths, {way: run_way(way, settings) for way in WAYS})
 
 
-def run_way(way: str, settings: ContextSettings) -> Fields:
+def run_way(way: str, settings: ContextSettings) -> Training:
     model, step = new_training(way, settings)
-    found: Any = train(
-        way, model, step, batches(settings.batch_size, settings.steps, settings.seed)
-    )
-    if way != ALONE:
-        alone = new_gpt(GPTConfig(), settings.seed).to(device(), torch.float64)
-        exact = batches(settings.batch_size, EXACT_STEPS, settings.seed)
-        found |= compare(
-            way, new_training(way, settings, torch.float64), (alone, backward_alone(alone)), exact
-        )
-    return found
+    whole = batches(settings.batch_size, settings.steps, settings.seed)
+    found = train(way, model, step, whole)
+    if way == ALONE:
+        return found
+    alone = new_gpt(GPTConfig(), settings.seed).to(device(), torch.float64)
+    exact = batches(settings.batch_size, EXACT_STEPS, settings.seed)
+    ours = new_training(way, settings, torch.float64)
+    differences = compare(way, ours, (alone, backward_alone(alone)), exact)
+    return ComparedTraining(**vars(found), **vars(differences))
 
 
 def new_training(
     way: str, settings: ContextSettings, dtype: torch.dtype = torch.float32
 ) -> tuple[nn.Module, Backward]:
     """A model for this rank's tokens, and what trains it."""
-    model, zigzag = new_gpt(GPTConfig(), settings.seed).to(device(), dtype), way != "ulysses"
+    zigzag = way != "ulysses"
+    model = new_gpt(GPTConfig(), settings.seed).to(device(), dtype)
     shard_sequence(model, None, zigzag, ATTENTION[way])
-    return model, partial(
-        lesson.backward, model, position_ids(LENGTH, dist.get_world_size(), dist.get_rank(), zigzag)
-    )
+    mine = position_ids(LENGTH, dist.get_world_size(), dist.get_rank(), zigzag)
+    return model, partial(lesson.backward, model, mine)
 
 
 def attend_alone(query: Tensor, key: Tensor, value: Tensor, **_: object) -> Tensor:
@@ -81,10 +83,7 @@ ATTENTION = {
 """That of each way."""
 
 
-def measure(length: int, size: int) -> Fields:
-    """Attention alone, forward and backward: bytes that the ring sends and keeps, those that one
-    process keeps if it stores the square, and the seconds of the ring, in both orders, and of
-    Ulysses."""
+def measure(length: int, size: int) -> AttentionCost:
     whole, own = (
         torch.randn(3, 1, HEADS, tokens, WIDTH // HEADS, device=device(), requires_grad=True)
         for tokens in (length, length // size)
@@ -107,8 +106,10 @@ def measure(length: int, size: int) -> Fields:
     }
     calls["ulysses"] = partial(compute, lesson.ulysses_attention)
     turns = interleave([*map(timed, calls.values())], range(ROUNDS), Random(length))
-    counted = {"length": length, "square": square.peak, "kept": kept.peak, "sent": traffic.sent}
-    return counted | dict(zip(calls, map(min, map(slowest, turns)), strict=True))
+    seconds = dict(zip(calls, map(min, map(slowest, turns)), strict=True))
+    return AttentionCost(
+        length=length, square=square.peak, kept=kept.peak, sent=traffic.sent, **seconds
+    )
 
 
 def computed_pairs(rank: int, size: int, length: int) -> dict[str, list[tuple[int, int, int]]]:

@@ -8,16 +8,17 @@ from dataclasses import dataclass
 from statistics import mean
 from typing import Any
 
-from playground.console.one_process import COMPARED, TRAINED, check, check_counts
+from playground.algorithms.cost_model import times_sent
 from playground.console.options import flags
 from playground.console.session import Session
 from playground.console.tables import Column, figures, tabulate
 from playground.console.text import good, heading, prose
+from playground.console.training import COMPARED, TRAINED
 from playground.lessons import LESSONS
-from playground.measurement import Fields
 from playground.runtime.errors import UsageError
 from playground.runtime.flags import check_flags, flag
 from playground.training.gpt_config import HEADS, LAYERS, LENGTH, VOCABULARY, WIDTH
+from playground.training.one_process import ComparedTraining, Training, check, check_counts
 
 LESSON = LESSONS["context"]
 EXPERIMENT = LESSON.remote("run", "experiment")
@@ -49,7 +50,55 @@ class ContextSettings:
             )
 
 
-def ring_forms(hidden: float, size: int) -> Fields:
+@dataclass(frozen=True, kw_only=True)
+class AttentionCost:
+    """Attention alone, forward and backward, on one sequence: bytes, and seconds on the slowest
+    rank."""
+
+    length: int
+    """Tokens of the sequence."""
+    square: int
+    """Bytes that one process keeps if it stores the square."""
+    kept: int
+    """Bytes that a rank of the ring keeps."""
+    sent: float
+    """Bytes that a rank of the ring sends."""
+    contiguous: float
+    """Seconds of the ring in this order, and in the next."""
+    zigzag: float
+    ulysses: float
+    """Seconds of Ulysses."""
+
+
+@dataclass(frozen=True)
+class ContextResult:
+    """A rank's."""
+
+    pairs: dict[str, int]
+    """Pairs of a query and a key that it has computed, by order."""
+    lengths: list[AttentionCost]
+    """One for each length of the settings."""
+    ways: dict[str, Training]
+    """Training by each way: a `ComparedTraining`, unless tokens are `ALONE`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PairRow:
+    """Pairs per rank, in one order. The ring is as slow as the rank with most of them: all others
+    are idle meanwhile."""
+
+    order: str
+    least: int
+    most: int
+    ratio: float
+    """The most over the mean."""
+    form: float
+    """The closed form of `ratio`."""
+    idle: float
+    """Fraction of the ranks' time."""
+
+
+def ring_forms(hidden: float, size: int) -> dict[str, float]:
     """Bytes that attention by a ring sends and keeps; `hidden` are those of all ranks' hidden
     tensor."""
     return {
@@ -58,7 +107,7 @@ def ring_forms(hidden: float, size: int) -> Fields:
     }
 
 
-def closed_forms(way: str, settings: ContextSettings) -> Fields:
+def closed_forms(way: str, settings: ContextSettings) -> dict[str, float]:
     """Bytes that a rank sends in a step, gradients included, and keeps: of attention, norms, MLPs
     and the loss."""
     hidden, size = 4 * settings.batch_size * LENGTH * WIDTH, settings.size
@@ -70,7 +119,7 @@ def closed_forms(way: str, settings: ContextSettings) -> Fields:
     # there, attention's output is copied
     others = LAYERS * (13 if way == "ulysses" else 12) + 2 + VOCABULARY / WIDTH
     return {
-        "sent": LAYERS * sent + 2 * (size - 1) / size * parameters,
+        "sent": LAYERS * sent + times_sent(size, "all_reduce") * parameters,
         "kept": LAYERS * ring["kept"] + others * hidden / size,
     }
 
@@ -91,32 +140,43 @@ TRAINING = {"way": Column("way")} | figures(
 ) | TRAINED  # fmt: skip
 
 
-def pair_rows(ranks: Sequence[Fields], size: int) -> list[Fields]:
-    """The ranks' numbers of pairs. The ring is as slow as the rank with most of them: all others
-    are idle meanwhile."""
+def pair_rows(ranks: Sequence[ContextResult], size: int) -> list[PairRow]:
     rows = []
     for order, form in (("contiguous", 2 - 1 / size), ("zigzag", 1.0)):
-        counts = [rank["pairs"][order] for rank in ranks]
+        counts = [rank.pairs[order] for rank in ranks]
         ratio = max(counts) / mean(counts)
-        row = {"order": order, "least": min(counts), "most": max(counts), "ratio": ratio}
-        rows.append({**row, "form": form, "idle": 1 - 1 / ratio})
+        rows.append(
+            PairRow(
+                order=order,
+                least=min(counts),
+                most=max(counts),
+                ratio=ratio,
+                form=form,
+                idle=1 - 1 / ratio,
+            )
+        )
     return rows
 
 
-def check_all(ranks: Sequence[Fields], settings: ContextSettings, device: str = "cpu") -> None:
+def check_all(
+    ranks: Sequence[ContextResult], settings: ContextSettings, device: str = "cpu"
+) -> None:
     """Raise `PlaygroundError` if a way is not one process's training, or a count is not that of its
     closed form."""
     for row in pair_rows(ranks, settings.size):
-        check_counts(row["order"], row, {"ratio": row["form"]})
+        check_counts(row.order, {"ratio": row.ratio}, {"ratio": row.form})
     for rank in ranks:
-        for way, found in rank["ways"].items():
-            check(way, found, closed_forms(way, settings), device)
-        for row in rank["lengths"]:
-            hidden = 4 * row["length"] * WIDTH
-            forms = ring_forms(hidden, settings.size) | {
-                "square": (4 * HEADS + 1) * row["length"] ** 2 + 3 * hidden
-            }
-            check_counts(f"{row['length']} tokens", row, forms, device)
+        for way, found in rank.ways.items():
+            forms = closed_forms(way, settings)
+            if isinstance(found, ComparedTraining):
+                check(way, found, forms, device)
+            else:
+                check_counts(way, vars(found), forms, device)
+        for cost in rank.lengths:
+            hidden = 4 * cost.length * WIDTH
+            square = (4 * HEADS + 1) * cost.length**2 + 3 * hidden
+            forms = {**ring_forms(hidden, settings.size), "square": square}
+            check_counts(f"{cost.length} tokens", vars(cost), forms, device)
 
 
 @LESSON.run_by(flags(ContextSettings, "batch_size", "steps"))
@@ -131,20 +191,13 @@ def command(session: Session, **chosen: Any) -> None:
     session.say(f"{LESSON.name}: {world}, {model}")
     ranks = session.launch(EXPERIMENT, settings)
     pairs = pair_rows(ranks, world.size)
-    ways = [{"way": way, **found} for way, found in ranks[0]["ways"].items()]
-    lengths = [{**row, "ratio": row["zigzag"] / row["contiguous"]} for row in ranks[0]["lengths"]]
+    ways = ({"way": way, **vars(found)} for way, found in ranks[0].ways.items())
+    lengths = ({**vars(cost), "ratio": cost.zigzag / cost.contiguous} for cost in ranks[0].lengths)
     about = f": one sequence, {HEADS} heads of {WIDTH // HEADS}, forward and backward"
-    session.say(
-        "", prose(heading("causal pairs"), f" of {LENGTH} tokens, by their order over the ranks")
-    )
-    session.say(
-        tabulate(pairs, PAIRS),
-        "",
-        prose(heading("attention alone"), about),
-        tabulate(lengths, COSTS),
-        "",
-    )
-    session.say(prose(heading("training"), f": {COMPARED}"), tabulate(ways, TRAINING))
+    orders = f" of {LENGTH} tokens, by their order over the ranks"
+    session.say("", prose(heading("causal pairs"), orders), tabulate(pairs, PAIRS))
+    session.say("", prose(heading("attention alone"), about), tabulate(lengths, COSTS))
+    session.say("", prose(heading("training"), f": {COMPARED}"), tabulate(ways, TRAINING))
     session.print_document({}, ranks=ranks, pairs=pairs)
     check_all(ranks, settings, world.device)
     session.say("", prose("Shown: ", good(LESSON.conclude(world.size)), "."))

@@ -29,14 +29,20 @@ from playground.lessons.data_parallel.machine import (
     scatter,
 )
 from playground.lessons.data_parallel.memory import Account, track_memory
-from playground.lessons.data_parallel.page import DataParallelSettings
-from playground.measurement import Fields
+from playground.lessons.data_parallel.page import (
+    DataParallelSettings,
+    DeviceLoad,
+    DeviceStep,
+    Move,
+    ThreadTimes,
+    WayResult,
+)
 from playground.measurement.interleave import interleave, timed
 from playground.training.step import training_step
 from playground.training.sync import GradSync
 
 
-def split(rank: int, size: int, settings: DataParallelSettings) -> list[Fields]:
+def split(rank: int, size: int, settings: DataParallelSettings) -> list[dict[str, str | int]]:
     """How many of 30 inputs each replica sees on 1, 2 and 3 devices, as it reports itself; and how
     many of only 2.
 
@@ -54,7 +60,7 @@ def split(rank: int, size: int, settings: DataParallelSettings) -> list[Fields]:
             seen[int(numbers[0])] = len(numbers)
             return numbers
 
-    shares: list[Fields] = [{"device": device} for device in devices]
+    shares: list[dict[str, str | int]] = [{"device": device} for device in devices]
     for batch, many in [*((30, many) for many in range(1, len(devices) + 1)), (2, len(devices))]:
         seen.clear()
         DataParallel(Counting(), devices[:many])(torch.arange(batch))
@@ -64,7 +70,7 @@ def split(rank: int, size: int, settings: DataParallelSettings) -> list[Fields]:
     return shares
 
 
-def one_step(rank: int, size: int, settings: DataParallelSettings) -> list[Fields]:
+def one_step(rank: int, size: int, settings: DataParallelSettings) -> list[DeviceStep]:
     """One training step: what each part of it moves from where to where, and what every device
     holds after it."""
     devices = resolve_devices(settings.devices)
@@ -88,35 +94,31 @@ def one_step(rank: int, size: int, settings: DataParallelSettings) -> list[Field
 
     def after(part: str) -> None:
         for each, held in account.held.items():
-            steps[each]["held"][part] = held
+            steps[each].held[part] = held
 
     def moment(name: str) -> None:
         if name == "synced":
             after("backward")
 
-    steps: dict[torch.device, Fields] = {
-        each: {"device": str(each), "held": {}, "received": []} for each in devices
-    }
+    steps = {each: DeviceStep(device=str(each), held={}, received=[]) for each in devices}
     with track_memory(devices) as account:
         account.put_module(model, devices[0])
         after("(before)")
         training_step(optimizer, [forward], GradSync(model), moment=moment)
         after("optimizer.step")
     for (part, source, target), count in account.moved.items():
-        move = {"part": part, "from": "host" if source == HOST else str(source), "bytes": count}
-        steps[target]["received"].append(move)
+        source_name = "host" if source == HOST else str(source)
+        steps[target].received.append(Move({"part": part, "from": source_name, "bytes": count}))
     return list(steps.values())
 
 
-def ways(rank: int, size: int, settings: DataParallelSettings) -> list[Fields]:
+def ways(rank: int, size: int, settings: DataParallelSettings) -> list[WayResult]:
     """The memory of a device and its work, and three cures: gathering logits on one device, or on
     another; computing the loss inside forward; leaving outputs where they are, with the criterion
     in parallel.
 
-    For each of `settings.ways`, in order: the loss before a step, the bytes that gather copies from
-    other devices, of each device the most bytes that it holds at any moment, these by label, and
-    the share of the time in which it computes, 0 to 1 (on GPUs, in which it is given work); and the
-    median of a step's seconds. All take their first step from the same parameters.
+    One result for each of `settings.ways`, in order. All take their first step from the same
+    parameters.
     """
     devices = resolve_devices(settings.devices)
     model, tokens, targets = new_model_and_batch(settings.batch_size, settings.seed, devices[0])
@@ -126,41 +128,39 @@ def ways(rank: int, size: int, settings: DataParallelSettings) -> list[Fields]:
         loss = partial(LOSSES[way], model, (tokens, targets), devices, torch.device(output_device))
         optimizer = new_optimizer(model)
         model.load_state_dict(start)
-        steps.append(partial(training_step, optimizer, [loss], GradSync(model)))
-        first_loss = steps[-1]().item()  # from here on the optimizer has its state
+        step = partial(training_step, optimizer, [loss], GradSync(model))
+        first_loss = step().item()  # from here on the optimizer has its state
         account = track_step(model, optimizer, loss, devices)
         moved = sum(nbytes for (part, *_), nbytes in account.moved.items() if part == "gather")
         with track_memory(devices) as working:
             working.put_module(model, devices[0])
             started = time.perf_counter()
             for _ in range(settings.steps):
-                steps[-1]()
+                step()
             seconds = time.perf_counter() - started
         loads = [
-            {
-                "device": str(at),
-                "peak": sum(held.values()),
-                "at_peak": held,
-                "share": working.busy[at] / seconds,
-            }
+            DeviceLoad(
+                device=str(at),
+                peak=sum(held.values()),
+                at_peak=held,
+                share=working.busy[at] / seconds,
+            )
             for at, held in account.at_peak.items()
         ]
-        about = {
-            "gather": way,
-            "output_device": output_device,
-            "loss": first_loss,
-            "gathered": moved,
-        }
-        results.append({**about, "devices": loads})
-    turns = interleave(
-        [timed(step, devices=devices) for step in steps],
-        range(settings.steps),
-        Random(settings.seed),
-    )
-    return [
-        {**result, "seconds": median(seconds)}
-        for result, seconds in zip(results, turns, strict=True)
-    ]
+        steps.append(step)
+        results.append(
+            partial(
+                WayResult,
+                gather=way,
+                output_device=output_device,
+                loss=first_loss,
+                gathered=moved,
+                devices=loads,
+            )
+        )
+    calls = [timed(step, devices=devices) for step in steps]
+    turns = interleave(calls, range(settings.steps), Random(settings.seed))
+    return [result(seconds=median(turn)) for result, turn in zip(results, turns, strict=True)]
 
 
 def track_step(
@@ -181,14 +181,15 @@ def track_step(
     return account
 
 
-def threads(rank: int, size: int, settings: DataParallelSettings) -> Fields:
+def threads(rank: int, size: int, settings: DataParallelSettings) -> ThreadTimes:
     """Many small operations on one device, then as many on each at once: threads take turns at the
     GIL."""
     torch.set_num_threads(1)
     devices = resolve_devices(settings.devices)
     model = nn.Sequential(*[nn.Linear(8, 8)] * 1000).requires_grad_(False).to(devices[0])
     inputs = torch.zeros(4, 8)
-    replicas, chunks = replicate(model, devices), [(inputs.to(each),) for each in devices]
+    replicas = replicate(model, devices)
+    chunks = [(inputs.to(each),) for each in devices]
     calls = [
         partial(parallel_apply, replicas[:n], chunks[:n], None, devices[:n])
         for n in (1, len(devices))
@@ -198,4 +199,4 @@ def threads(rank: int, size: int, settings: DataParallelSettings) -> Fields:
     # five calls of each
     turns = interleave([timed(call, devices=devices) for call in calls], range(5), Random(0))
     alone, together = (median(seconds) for seconds in turns)
-    return {"alone": alone, "together": together}
+    return ThreadTimes(alone=alone, together=together)

@@ -1,9 +1,9 @@
 """The machine that DataParallel drives: devices, real or virtual, what is copied between them, and
 their threads. On it run the functions of the board, for nested inputs and with torch's arguments.
 
-For torch all of `cpu:0 … cpu:3` is one CPU. Who keeps account of which tensor lies on which of them
-is told here what moves and whose work a thread does, and is asked where a tensor lies; without one,
-all lie in the host's memory.
+For torch all of `cpu:0 … cpu:3` is one CPU. Observers of `device_work` are told what moves and
+whose work a thread does, and are asked where a tensor lies; without one, all lie in the host's
+memory.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflat
 
 import playground.lessons.data_parallel.lesson as board
 from playground.runtime.errors import UsageError
-from playground.training import device_work
+from playground.training.device_work import device_of, moving, working_for
 
 Device: TypeAlias = "torch.device | str | int"
 Devices: TypeAlias = "Sequence[Device] | None"
@@ -77,34 +77,11 @@ def devices_of(inputs: Sequence[Any]) -> list[torch.device]:
     ]
 
 
-observers: list[Any] = []
-"""Accounts of devices, as `Account` in memory.py. The last one is called."""
-
-
-def device_of(tensor: torch.Tensor) -> torch.device:
-    """Where a tensor lies; `HOST` for one in CPU memory that is not on a virtual device."""
-    return (
-        observers[-1].device_of(tensor)
-        if observers and tensor.device.type == "cpu"
-        else tensor.device
-    )
-
-
-@contextlib.contextmanager
-def moving(part: str, target: torch.device, *tensors: torch.Tensor) -> Iterator[None]:
-    """Tell that `part` of a training step copies `tensors` to `target`."""
-    moved = [(device, each) for each in tensors if (device := device_of(each)) != target]
-    observed = observers[-1].moving(part, moved, target) if observers else contextlib.nullcontext()
-    with observed, device_work.moving(part, moved, target):
-        yield
-
-
 @contextlib.contextmanager
 def use_device(device: torch.device) -> Iterator[None]:
     """Tensors that this thread creates without a device are created on `device`."""
     on_gpu = torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()
-    observed = observers[-1].working_for(device) if observers else contextlib.nullcontext()
-    with on_gpu, observed, device_work.working_for(device):
+    with on_gpu, working_for(device):
         yield
 
 

@@ -22,8 +22,9 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from playground.lessons.data_parallel.machine import HOST, device_of, observers, tensors_in
+from playground.lessons.data_parallel.machine import HOST, tensors_in
 from playground.lessons.data_parallel.page import LABELS
+from playground.training.device_work import DeviceObserver, Moved, device_of, observing
 
 NEXT_LABEL = {"forward": "gradients", "synced": "optimizer state", "step": "activations"}
 """Label of tensors made after each moment of a training step
@@ -38,7 +39,7 @@ step's phase."""
 _thread = threading.local()  # tracker: of this thread; move: (target, label) while it copies
 
 
-class Account:
+class Account(DeviceObserver):
     """The bytes `moved` by (part of the step, source, target), and per device those held now and at
     most, by label.
 
@@ -119,7 +120,7 @@ class Account:
         return device
 
     def moving(
-        self, part: str, moved: Sequence[tuple[torch.device, torch.Tensor]], target: torch.device
+        self, part: str, moved: Moved, target: torch.device
     ) -> contextlib.AbstractContextManager[None]:
         """Record the copies; what operations make meanwhile lies on `target`."""
         for source, each in moved:
@@ -217,12 +218,8 @@ def track_memory(
     anything in it. `default` is where what has no operands is made: in a rank, all of whose work is
     one device's, that device."""
     account = Account(devices)
-    observers.append(account)
-    try:
-        with account.working_for(default):
-            yield account
-    finally:
-        observers.remove(account)
+    with observing(account), account.working_for(default):
+        yield account
 
 
 def label_buckets(ddp: DistributedDataParallel, account: Account) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import product
-from typing import Any
+from typing import Any, TypedDict
 
 import click
 
@@ -14,7 +14,6 @@ from playground.console.session import Session
 from playground.console.tables import Column, Table, Text, Texts, bars, figures, numbers, tabulate
 from playground.console.text import heading, prose
 from playground.lessons import LESSONS
-from playground.measurement import Fields
 from playground.runtime.backends import backend_for
 from playground.runtime.errors import UsageError
 from playground.runtime.flags import check_flags, flag
@@ -89,18 +88,68 @@ COSTS = figures(
 )
 
 
-def step_texts(devices: Sequence[Fields]) -> Texts:
+Move = TypedDict("Move", {"part": str, "from": str, "bytes": int})
+"""Copies to a device, by the part of the step that makes them and the device they come from."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceStep:
+    """A training step as one device sees it."""
+
+    device: str
+    held: dict[str, int]
+    """Bytes that it holds after each part of the step, and "(before)"."""
+    received: list[Move]
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceLoad:
+    """The memory of a device and its work."""
+
+    device: str
+    peak: int
+    """The most bytes that it holds at any moment."""
+    at_peak: dict[str, int]
+    """These by label, one of `LABELS`."""
+    share: float
+    """Share of the time in which it computes, 0 to 1; on GPUs, in which it is given work."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class WayResult:
+    """A way to the loss."""
+
+    gather: str
+    """What is gathered: one of `WAYS`."""
+    output_device: str
+    loss: float
+    """Before the first step."""
+    gathered: int
+    """Bytes that gather copies from other devices."""
+    devices: list[DeviceLoad]
+    seconds: float
+    """Median of a step."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ThreadTimes:
+    """Median seconds of a piece of work, on one device alone and on all together."""
+
+    alone: float
+    together: float
+
+
+def step_texts(devices: Sequence[DeviceStep]) -> Texts:
     """The copies in each part of a step, and the bytes on each device after it."""
     moved = Table("part", "from", "to", *numbers(("moved", "bytes", ",")))
     for name in PARTS:
         for part, device in product(MOVES.get(name, (name,)), devices):
-            for move in device["received"]:
+            for move in device.received:
                 if move["part"] == part:
-                    moved.add(name, move["from"], device["device"], move["bytes"])
-    rows = [(name, *(device["held"][name] for device in devices)) for name in ("(before)", *PARTS)]
-    held = Table(
-        "after", *numbers(*((device["device"], "bytes", ",") for device in devices)), rows=rows
-    )
+                    moved.add(name, move["from"], device.device, move["bytes"])
+    columns = numbers(*((device.device, "bytes", ",") for device in devices))
+    rows = [(name, *(device.held[name] for device in devices)) for name in ("(before)", *PARTS)]
+    held = Table("after", *columns, rows=rows)
     return [
         "  What is copied between devices:",
         moved,
@@ -109,25 +158,27 @@ def step_texts(devices: Sequence[Fields]) -> Texts:
     ]
 
 
-def ways_texts(ways: Sequence[Fields], alone: Fields) -> Texts:
+def ways_texts(ways: Sequence[WayResult], alone: WayResult) -> Texts:
     """Memory, time and utilisation of each way to the loss; `alone` is the same step on the first
     device only."""
     gathered = {"gather": Column("gathered"), "output_device": Column("on")}
-    first = alone["devices"][0]
-    names = [device["device"] for device in ways[0]["devices"]]
+    first = alone.devices[0]
+    usual = ways[0]
+    names = [device.device for device in usual.devices]
 
     def by_device(figure: str, *about: Any) -> Table:
         rows = [
-            {**way, **{each["device"]: each[figure] for each in way["devices"]}} for way in ways
+            {**vars(way), **{each.device: getattr(each, figure) for each in way.devices}}
+            for way in ways
         ]
         return tabulate(rows, gathered | figures(*((name, name, *about) for name in names)))
 
     return [
-        f"  Peak memory of each device ({first['device']} alone, with the whole batch: "
-        f"{first['peak']:,} bytes):",
+        f"  Peak memory of each device ({first.device} alone, with the whole batch: "
+        f"{first.peak:,} bytes):",
         by_device("peak", "bytes", ","),
-        f"  What that is where {ways[0]['gather']} are gathered on {ways[0]['output_device']}:",
-        *bars([(device["device"], device["at_peak"]) for device in ways[0]["devices"]], LABELS),
+        f"  What that is where {usual.gather} are gathered on {usual.output_device}:",
+        *bars([(device.device, device.at_peak) for device in usual.devices], LABELS),
         "  What gather copies from other devices, and how long a step takes:",
         tabulate(ways, gathered | COSTS),
         "  Share of a step in which each device computes:",
@@ -135,13 +186,13 @@ def ways_texts(ways: Sequence[Fields], alone: Fields) -> Texts:
     ]
 
 
-def threads_text(alone: float, together: float, devices: int) -> str:
+def threads_text(times: ThreadTimes, devices: int) -> str:
     """How many times as much is done at once."""
+    speed_up = devices * times.alone / times.together
     return (
-        f"  {devices} thread{'s' * (devices > 1)} get {devices * alone / together:.2f} times as "
-        "much done as one: one "
-        f"piece of work takes {1000 * alone:.1f} ms, {devices} at the same time "
-        f"{1000 * together:.1f} ms"
+        f"  {devices} thread{'s' * (devices > 1)} get {speed_up:.2f} times as much done as one: "
+        f"one piece of work takes {1000 * times.alone:.1f} ms, {devices} at the same time "
+        f"{1000 * times.together:.1f} ms"
     )
 
 
@@ -218,26 +269,28 @@ def run_parts(session: Session, settings: DataParallelSettings) -> None:
     def show(part: Remote, *texts: Text) -> None:
         session.say("", prose(heading(part.name), f": {part.summary}"), *texts)
 
-    shares, first, count = run(SPLIT), settings.devices[0], len(settings.devices)
+    first = settings.devices[0]
+    shares = run(SPLIT)
     show(
         SPLIT,
         "  inputs per device; 30 on 2: 30 inputs on 2 devices",
         tabulate(shares, {"device": Column("device")}, Column("", right=True)),
     )
-    devices = run(ONE_STEP)
+    devices: list[DeviceStep] = run(ONE_STEP)
     show(ONE_STEP, *step_texts(devices))
     on_first = replace(
         settings, devices=(first,), output_device=None, ways=(("logits", first),), steps=1
     )
-    ways, [alone] = run(COMPARE), run(COMPARE, on_first)
+    ways: list[WayResult] = run(COMPARE)
+    [alone] = run(COMPARE, on_first)
     show(COMPARE, *ways_texts(ways, alone))
-    threads = run(THREADS)
-    show(THREADS, threads_text(**threads, devices=count))
+    threads: ThreadTimes = run(THREADS)
+    show(THREADS, threads_text(threads, len(settings.devices)))
     session.say("", ENDING, f"Shown: {LESSON.shown}.")
     session.print_document(
         {
             "split": shares, "one_step": devices,
-            **{f"gather {way['gather']} on {way['output_device']}": way["devices"] for way in ways},
+            **{f"gather {way.gather} on {way.output_device}": way.devices for way in ways},
         },
         devices=settings.devices, output_device=settings.output_device or first,
         batch_size=settings.batch_size,

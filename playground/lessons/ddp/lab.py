@@ -18,7 +18,7 @@ from collections import Counter
 from functools import partial
 from pathlib import Path
 from statistics import mean
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -31,9 +31,18 @@ from torch.distributed.algorithms.join import Join
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data.distributed import DistributedSampler
 
-from playground.lessons.ddp.page import ACCUMULATED, PARTS, STEPS, LabSettings
+from playground.lessons.ddp.page import (
+    ACCUMULATED,
+    PARTS,
+    STEPS,
+    Accumulated,
+    HookResult,
+    JoinedRank,
+    LabSettings,
+    Resumed,
+    SentBucket,
+)
 from playground.lessons.sgd.lesson import Net, share
-from playground.measurement import Fields
 from playground.runtime import PlaygroundError, device, report
 from playground.runtime.backends import backend_of
 from playground.runtime.files import temporary_folder
@@ -120,7 +129,7 @@ class DDPRun:
         backward(self.optimizer, [partial(self.numbered_loss, number)], self.sync)
 
     def train(self, steps: range) -> float:
-        """Take these steps; the last one's gradients stay. This rank's part of its loss."""
+        """Take these steps; the last one's gradients stay. Returns this rank's part of its loss."""
         for number in steps:
             loss = training_step(self.optimizer, [partial(self.numbered_loss, number)], self.sync)
         return float(loss)
@@ -147,7 +156,7 @@ def check(difference: float, text: str, most: float = 0) -> None:
         raise PlaygroundError(text.format(difference))
 
 
-def run_lab(rank: int, size: int, settings: LabSettings) -> list[list[Fields]]:
+def run_lab(rank: int, size: int, settings: LabSettings) -> list[list[object]]:
     """The rows of each part, in order."""
     tables = []
     for number, name in enumerate(settings.parts):
@@ -156,15 +165,25 @@ def run_lab(rank: int, size: int, settings: LabSettings) -> list[list[Fields]]:
     return tables
 
 
-def record_buckets(ddp: DistributedDataParallel) -> tuple[list[str], list[Fields]]:
+class Bucket(NamedTuple):
+    """A bucket as it leaves: fields of `SentBucket`."""
+
+    bucket: int
+    bytes: int
+    ready: int
+    parameters: list[str]
+
+
+def record_buckets(ddp: DistributedDataParallel) -> tuple[list[str], list[Bucket]]:
     """Two lists that grow in every backward: the names of parameters as their gradients get ready,
-    and the buckets as they leave, rows of the part buckets."""
+    and the buckets as they leave."""
     names = {param: name for name, param in ddp.module.named_parameters()}
-    ready, sent = list[str](), list[Fields]()
+    ready: list[str] = []
+    sent: list[Bucket] = []
 
     def send(bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
-        about = {"bucket": bucket.index(), "bytes": bucket.buffer().nbytes, "ready": len(ready)}
-        sent.append({**about, "parameters": [names[param] for param in bucket.parameters()]})
+        params = [names[param] for param in bucket.parameters()]
+        sent.append(Bucket(bucket.index(), bucket.buffer().nbytes, len(ready), params))
         return allreduce_hook(None, bucket)
 
     for param in names:
@@ -173,7 +192,7 @@ def record_buckets(ddp: DistributedDataParallel) -> tuple[list[str], list[Fields
     return ready, sent
 
 
-def buckets(rank: int, size: int, settings: LabSettings) -> list[Fields]:
+def buckets(rank: int, size: int, settings: LabSettings) -> list[SentBucket]:
     """Gradients travel in buckets. In the first backward all are in one: DDP does not know yet in
     which order they get ready. When it has seen that, it rebuilds: a bucket is full once it holds
     its cap, and leaves when its last gradient is ready, while backward goes on.
@@ -183,7 +202,8 @@ def buckets(rank: int, size: int, settings: LabSettings) -> list[Fields]:
     """
     rows = []
     for cap in settings.caps:
-        run, passes = DDPRun(settings, cap), []
+        run = DDPRun(settings, cap)
+        passes = []
         ready, sent = record_buckets(run.ddp)
         for number in range(PASSES):
             ready.clear()
@@ -192,7 +212,9 @@ def buckets(rank: int, size: int, settings: LabSettings) -> list[Fields]:
             passes.append([*sent])
         since = passes.index(passes[-1]) + 1
         for when, seen in (("1", passes[0]), (f"{since} …", passes[-1])):
-            rows += [{"bucket_cap_mb": cap, "backward": when, **bucket} for bucket in seen]
+            rows += [
+                SentBucket(bucket_cap_mb=cap, backward=when, **bucket._asdict()) for bucket in seen
+            ]
     if any(theirs != rows for theirs in all_gather_object(rows)):
         raise PlaygroundError(
             "the ranks' buckets differ, though all must send the same ones in the same order"
@@ -212,7 +234,7 @@ class HookMessages(Observer):
         ]
 
 
-def hooks(rank: int, size: int, settings: LabSettings) -> list[Fields]:
+def hooks(rank: int, size: int, settings: LabSettings) -> list[HookResult]:
     """A communication hook averages buckets in a way of its own, as fp16 or bf16. What is saved,
     and the errors of the first gradient and of the parameters after some steps, against those
     without a hook.
@@ -220,10 +242,11 @@ def hooks(rank: int, size: int, settings: LabSettings) -> list[Fields]:
     One row per hook, that without a hook first. Raises `PlaygroundError` if replicas differ with
     one of them.
     """
-    rows: list[Fields] = []
+    rows = []
     baseline: list[torch.Tensor] = []
     for name, hook in HOOKS.items():
-        run, messages = DDPRun(settings), HookMessages()
+        run = DDPRun(settings)
+        messages = HookMessages()
         run.ddp.register_comm_hook(None, hook)
         for _ in range(PASSES - 1):
             run.backward(0)
@@ -236,13 +259,16 @@ def hooks(rank: int, size: int, settings: LabSettings) -> list[Fields]:
         check(find_largest_difference(run.ddp.module)[0], f"with this hook {DIFFER}")
         gradient, parameters = map(relative_error, results, baseline)
         types, sizes = zip(*messages.sent, strict=True)
-        sent = {"sends": ", ".join(sorted({*types})), "messages": len(sizes), "sent": sum(sizes)}
-        changed = {
-            "gradient_rel": gradient,
-            "parameters_rel": parameters,
-            "loss": mean(all_gather_object(loss)),
-        }
-        rows.append({"hook": name, **sent, **changed})
+        row = HookResult(
+            hook=name,
+            sends=", ".join(sorted({*types})),
+            messages=len(sizes),
+            sent=sum(sizes),
+            gradient_rel=gradient,
+            parameters_rel=parameters,
+            loss=mean(all_gather_object(loss)),
+        )
+        rows.append(row)
     return rows
 
 
@@ -254,7 +280,7 @@ class SendEveryTime(GradSync):
         return contextlib.nullcontext()
 
 
-def accumulation(rank: int, size: int, settings: LabSettings) -> list[Fields]:
+def accumulation(rank: int, size: int, settings: LabSettings) -> list[Accumulated]:
     """Gradients of several batches, added up for one step. DDP sends in every backward, though only
     the sum is needed; under no_sync backward only adds, and the last one sends what has come
     together. (In float64, without dropout: what differs is rounding.)
@@ -270,7 +296,7 @@ def accumulation(rank: int, size: int, settings: LabSettings) -> list[Fields]:
         run.backward(0)
     small = [run.batch(number) for number in range(ACCUMULATED)]
     images, labels = (torch.cat(parts) for parts in zip(*small, strict=True))
-    rows: list[Fields] = []
+    rows = []
     whole: torch.Tensor | None = None
     for way, batches, sync in (
         ("one large batch", [(images, labels)], run.sync),
@@ -283,13 +309,11 @@ def accumulation(rank: int, size: int, settings: LabSettings) -> list[Fields]:
         whole = gradients if whole is None else whole
         error = relative_error(gradients, whole)
         check(error, f"{way}: gradients differ by {{}}, more than rounding does", ROUNDING)
-        rows.append(
-            {"way": way, "batches": len(batches), "messages": len(sent), "rel_error": error}
-        )
+        rows.append(Accumulated(way=way, batches=len(batches), messages=len(sent), rel_error=error))
     return rows
 
 
-def uneven_inputs(rank: int, size: int, settings: LabSettings) -> list[Fields]:
+def uneven_inputs(rank: int, size: int, settings: LabSettings) -> list[JoinedRank]:
     """Rank r has 3 + r batches. Without Join the others would wait forever for the rank that is
     done first; within it that rank answers with zeros until all are done, and then takes over the
     parameters of the last.
@@ -297,17 +321,18 @@ def uneven_inputs(rank: int, size: int, settings: LabSettings) -> list[Fields]:
     One row per rank. Raises `PlaygroundError` if replicas differ in the end.
     Source: https://docs.pytorch.org/docs/stable/distributed.algorithms.join.html
     """
-    run, batches = DDPRun(settings), BATCHES + rank
+    run = DDPRun(settings)
+    batches = BATCHES + rank
     _, sent = record_buckets(run.ddp)
     with Join([run.ddp]):
         run.train(range(batches))
     difference, _ = find_largest_difference(run.ddp.module)
     check(difference, f"after Join {DIFFER}")
-    row = {"rank": rank, "batches": batches, "messages": len(sent), "difference": difference}
+    row = JoinedRank(rank=rank, batches=batches, messages=len(sent), difference=difference)
     return all_gather_object(row)
 
 
-def checkpoint(rank: int, size: int, settings: LabSettings) -> list[Fields]:
+def checkpoint(rank: int, size: int, settings: LabSettings) -> list[Resumed]:
     """Rank 0 writes model and optimizer into one file, all ranks read it, and training goes on. A
     rank hears where the file is when it is whole; a rank that looked for it before would find
     nothing, or that of an earlier run.
@@ -331,15 +356,15 @@ def checkpoint(rank: int, size: int, settings: LabSettings) -> list[Fields]:
         # rank 0 removes the file when all have read it
         read = all_gather_object(Path(place[0]).stat().st_size)
     run.train(range(STEPS, 2 * STEPS))
-    rows: list[Fields] = []
+    rows = []
     for names in (("model",), ("model", "optimizer")):
         error = relative_error(resume(settings, state, names), run.parameters())
-        rows.append({"loaded": ", ".join(names), "read": read[rank], "rel_error": error})
+        rows.append(Resumed(loaded=", ".join(names), read=read[rank], rel_error=error))
     check(error, RESUMED)
     return rows
 
 
-def resume(settings: LabSettings, state: dict[str, Any], names: tuple[str, ...]) -> torch.Tensor:
+def resume(settings: LabSettings, state: Any, names: tuple[str, ...]) -> torch.Tensor:
     """A new run takes what `names` says from the checkpoint, then the same steps as the
     uninterrupted one. Returns its parameters."""
     run = DDPRun(settings)
@@ -352,7 +377,7 @@ def resume(settings: LabSettings, state: dict[str, Any], names: tuple[str, ...])
     return run.parameters()
 
 
-def sampler(rank: int, size: int, settings: LabSettings) -> list[Fields]:
+def sampler(rank: int, size: int, settings: LabSettings) -> list[dict[str, str | list[int]]]:
     """Who gets which sample. DistributedSampler gives all ranks equally many: some samples twice,
     or, with drop_last, some to none. Every epoch has the same order, unless set_epoch tells it
     which one this is. Our partition_dataset gives each sample to one rank.
@@ -371,7 +396,7 @@ def sampler(rank: int, size: int, settings: LabSettings) -> list[Fields]:
         ways[f"set_epoch({epoch})"] = [*padding]
     ways["drop_last"] = [*dropping]
     ways["partition_dataset"] = partition_dataset(samples, size, seed)[0].dataset.index.tolist()
-    rows = []
+    rows: list[dict[str, str | list[int]]] = []
     for way, mine in ways.items():  # the positions of this rank's samples, in order
         shares = all_gather_object(mine)
         counts = Counter(place for theirs in shares for place in theirs)

@@ -2,7 +2,7 @@
 Does not import torch.
 
 A new part is a function `part(rank, size, settings)` in lab.py that returns rows, a column in
-`COLUMNS` for each new key of theirs, and a row in `PARTS`: the choices of --lab and the order of
+`COLUMNS` for each new field of theirs, and a row in `PARTS`: the choices of --lab and the order of
 the lab derive from that one.
 """
 
@@ -28,7 +28,6 @@ from playground.console.training import (
     train_and_show,
 )
 from playground.lessons import LESSONS
-from playground.measurement import Fields
 from playground.runtime.remote import Remote, remote
 from playground.training.settings import TrainingSettings
 
@@ -94,9 +93,78 @@ COLUMNS = {
 name."""
 
 
-def part_texts(part: LabPart, rows: Sequence[Fields]) -> Texts:
+@dataclass(frozen=True, kw_only=True)
+class SentBucket:
+    """A bucket as DDP sends it, in one backward, for one cap."""
+
+    bucket_cap_mb: float
+    """MiB after which it is full."""
+    backward: str
+    """The backwards in which it is sent: "1", or from which on: "2 …"."""
+    bucket: int
+    """Its index."""
+    bytes: int
+    ready: int
+    """Number of gradients that are ready when it is sent."""
+    parameters: list[str]
+    """Names of the parameters whose gradients it holds."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class HookResult:
+    """A communication hook, compared with none."""
+
+    hook: str
+    sends: str
+    """The dtypes of its messages."""
+    messages: int
+    sent: int
+    """Bytes that a rank passes to all_reduce in a step."""
+    gradient_rel: float
+    """Relative error of the first gradient."""
+    parameters_rel: float
+    """Relative error of the parameters after `STEPS` steps."""
+    loss: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Accumulated:
+    """A way to add up the gradients of several batches."""
+
+    way: str
+    batches: int
+    messages: int
+    rel_error: float
+    """Of the gradients, compared with those of one large batch."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class JoinedRank:
+    """A rank that has finished at its own time."""
+
+    rank: int
+    batches: int
+    messages: int
+    difference: float
+    """The largest of any parameter from rank 0, at the end."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Resumed:
+    """A training that was resumed from a part of the checkpoint."""
+
+    loaded: str
+    """The part's names."""
+    read: int
+    """Bytes."""
+    rel_error: float
+    """Of the parameters, compared with those of a training that was never interrupted."""
+
+
+def part_texts(part: LabPart, rows: Sequence[object]) -> Texts:
     """A part: its name, its summary, and its table."""
-    shown = [{name: cell(value) for name, value in row.items()} for row in rows]
+    named = [row if isinstance(row, dict) else vars(row) for row in rows]
+    shown = [{name: cell(value) for name, value in row.items()} for row in named]
     about = prose(heading(part.name), f": {part.code.summary}")
     return ["", about, f"  {part.about}", tabulate(shown, COLUMNS, Column("", wraps=True))]
 

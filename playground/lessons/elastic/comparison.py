@@ -10,21 +10,21 @@ from torch.utils._pytree import tree_leaves
 
 from playground.checkpoint.folder import find_snapshots
 from playground.checkpoint.snapshots import read_snapshot
-from playground.measurement import Fields
+from playground.lessons.elastic.page import Comparison
 from playground.runtime import PlaygroundError
 
 BOARD_FILE = "snapshot.pt"
 """Name of the board's snapshot in a folder."""
 
 
-def compare(rank: int, size: int, one: Path, other: Path) -> Fields:
-    """How many `tensors` the last snapshots in two folders have, of how many bytes, and how many of
-    these differ: every tensor that a rank would resume from, parameters, momentum, totals, random
-    numbers. Raises `ValueError` if one has tensors that the other has not."""
+def compare(rank: int, size: int, one: Path, other: Path) -> Comparison:
+    """Compare the last snapshots in two folders: every tensor that a rank would resume from,
+    parameters, momentum, totals, random numbers. Raises `ValueError` if one has tensors that the
+    other has not."""
     pairs = list(zip(tensors_in(one), tensors_in(other), strict=True))
     nbytes = sum(first.nbytes for first, _ in pairs)
     differing = sum(count_differing(*pair) for pair in pairs)
-    return {"tensors": len(pairs), "nbytes": nbytes, "differing": differing}
+    return Comparison(tensors=len(pairs), nbytes=nbytes, differing=differing)
 
 
 def tensors_in(folder: Path) -> list[torch.Tensor]:

@@ -17,7 +17,6 @@ from playground.console.tables import Column, figures, tabulate
 from playground.console.text import good, prose
 from playground.console.training import RUN_TRAINING, DataOptions, data_options, prepare_data
 from playground.lessons import LESSONS
-from playground.measurement import Fields
 from playground.runtime.backends import get_backend
 from playground.runtime.errors import PlaygroundError, UsageError
 from playground.runtime.files import temporary_folder
@@ -56,20 +55,47 @@ def draw_kills(count: int, size: int, steps: int, seed: int) -> tuple[Kill, ...]
     )
 
 
+@dataclass(frozen=True, kw_only=True)
+class Recovery:
+    """The recovery from one failure."""
+
+    failure: str
+    """In words."""
+    killed_after: int
+    """Number of steps done when the rank was killed."""
+    resumed_after: int
+    """Number of steps in the snapshot that the training resumed from; 0 without one."""
+    seconds: float
+    """From the kill until the next step was done."""
+
+    @property
+    def redone(self) -> int:
+        """Number of steps that were taken twice."""
+        return self.killed_after - self.resumed_after
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """The comparison of two snapshots."""
+
+    tensors: int
+    nbytes: int
+    differing: int
+    """How many of the `nbytes` differ."""
+
+
 class Witness:
     """Receives the ranks' reports and failures, and takes the time. Reports of several ranks come
     in any order: the next kill may be reported before the step that precedes it."""
 
     def __init__(self) -> None:
-        self.recoveries: list[Fields] = []
-        """A `failure`, in words; the number of steps done when the rank was `killed_after` them,
-        and of those in the snapshot that the training `resumed_after`, 0 for none; `seconds` from
-        the kill until the next step was done."""
+        self.recoveries: list[Recovery] = []
         self.kills: list[tuple[float, int]] = []
         """Time of each kill, and the step after which it happened."""
         self.failure = ""
+        """The failure that training has not recovered from yet, in words."""
         self.resumed_after = 0
-        """The failure that training has not recovered from yet, and the step it resumed after."""
+        """The step after which it resumed."""
 
     def hear(self, rank: int, event: Event) -> None:
         if "killed" in event:
@@ -80,10 +106,13 @@ class Witness:
             if len(self.kills) == len(self.recoveries):
                 raise PlaygroundError(f"{self.failure}: that was none of the kills drawn here")
             killed_at, killed_after = self.kills[len(self.recoveries)]
-            steps = {"killed_after": killed_after, "resumed_after": self.resumed_after}
-            self.recoveries.append(
-                {"failure": self.failure, **steps, "seconds": time.monotonic() - killed_at}
+            recovery = Recovery(
+                failure=self.failure,
+                killed_after=killed_after,
+                resumed_after=self.resumed_after,
+                seconds=time.monotonic() - killed_at,
             )
+            self.recoveries.append(recovery)
             self.failure = ""
 
     def note_failure(self, failure: PlaygroundError, count: int) -> None:
@@ -119,7 +148,7 @@ def conduct(
     asked: ElasticOptions,
     kills: Sequence[Kill],
     folder: Path,
-) -> tuple[list[Fields], Fields]:
+) -> tuple[list[Recovery], Comparison]:
     """Train twice, undisturbed and with ranks that are killed: do both end with the same bits?
     Returns what each of the kills has cost, and how far the last snapshots differ (see
     comparison.py); `folder` has one for each training."""
@@ -141,7 +170,7 @@ def conduct(
 
 def train(
     session: Session, settings: TrainingSettings, way: str, kills: Sequence[Kill] = ()
-) -> list[Fields]:
+) -> list[Recovery]:
     """Train to the end, with a new world for each that is killed. Returns what each of the kills
     has cost."""
     witness, world = Witness(), new_world(session.world, session.world.size, len(kills))
@@ -184,11 +213,11 @@ def command(session: Session, data: DataOptions, asked: ElasticOptions) -> None:
     )
     with temporary_folder("elastic") as folder:
         recoveries, compared = conduct(session, settings, asked, kills, folder)
-    rows = [{**each, "redone": each["killed_after"] - each["resumed_after"]} for each in recoveries]
-    session.say("", tabulate(rows, RECOVERY), "", COMPARED.format(**compared))
-    if compared["differing"]:
+    rows = [{**vars(each), "redone": each.redone} for each in recoveries]
+    session.say("", tabulate(rows, RECOVERY), "", COMPARED.format(**vars(compared)))
+    if compared.differing:
         differ = (
-            f"{compared['differing']:,} of {compared['nbytes']:,} bytes differ from those of "
+            f"{compared.differing:,} of {compared.nbytes:,} bytes differ from those of "
             "the undisturbed one"
         )
         why = get_backend(world.backend).may_differ

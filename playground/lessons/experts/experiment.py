@@ -11,32 +11,49 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from playground.console.one_process import EXACT_STEPS
 from playground.lessons.experts.lesson import DenseExperts, Experts, backward, replace_mlps
-from playground.lessons.experts.page import EXPERTS, WAYS, ExpertsSettings, K
+from playground.lessons.experts.page import EXPERTS, WAYS, ExpertsSettings, ExpertsTraining, K
 from playground.lessons.tensor.lesson import GPTConfig, copying_loss, new_gpt
-from playground.measurement import Fields
 from playground.runtime import device
 from playground.runtime.rendezvous.agreement import require_same_on_all_ranks
 from playground.training.gpt_run import Backward, batches, compare, train
+from playground.training.one_process import EXACT_STEPS
 
 
-def run(rank: int, size: int, settings: ExpertsSettings) -> list[Fields]:
-    """On this rank, by way: what was counted, and how far the way is from one process."""
+def run(rank: int, size: int, settings: ExpertsSettings) -> list[ExpertsTraining]:
+    """This rank's training by each way."""
     require_same_on_all_ranks(vars(settings))
     return [run_way(way, settings) for way in settings.ways]
 
 
-def run_way(way: str, settings: ExpertsSettings) -> Fields:
+def run_way(way: str, settings: ExpertsSettings) -> ExpertsTraining:
     """Each rank trains as one process, too: to average their gradients, which are the same, changes
     nothing."""
     new = partial(new_training, way, settings)
     ours = new(Experts, settings.size, torch.float64)
     alone = new(partial(DenseExperts, parts=settings.size), 1)
-    found = compare(way, ours, alone, batches(settings.batch_size, EXACT_STEPS, settings.seed))
+    exact = batches(settings.batch_size, EXACT_STEPS, settings.seed)
+    differences = compare(way, ours, alone, exact)
     model, step = new(Experts, settings.size, torch.float32)
-    found |= train(way, model, step, batches(settings.batch_size, settings.steps, settings.seed))
-    return found | count_assignments([block.experts for block in model[1:-1]])
+    found = train(way, model, step, batches(settings.batch_size, settings.steps, settings.seed))
+
+    layers = [block.experts for block in model[1:-1]]
+    before = torch.stack([layer.before_capacity for layer in layers])  # [blocks, ranks, experts]
+    after = torch.stack([layer.after_capacity for layer in layers])
+    rank = dist.get_rank()
+    computed = after.tensor_split(settings.size, dim=2)[rank]
+    staying = int(computed[:, rank].sum())
+    per_expert = before.sum(1).double()
+    return ExpertsTraining(
+        **vars(found),
+        **vars(differences),
+        dropped=int((before - after)[:, rank].sum()),
+        sent_tokens=int(after[:, rank].sum()) - staying,
+        received_tokens=int(computed.sum()) - staying,
+        computed=int(computed.sum()),
+        most_over_mean=(per_expert.amax(1) / per_expert.mean(1)).mean().item(),
+        after_capacity=after.tolist(),
+    )
 
 
 def new_training(
@@ -58,23 +75,3 @@ def new_training(
         return total / dist.get_world_size()
 
     return model, step
-
-
-def count_assignments(layers: list[Any]) -> Fields:
-    """Token assignments of the last forward, in all layers; the fullest expert over the mean, the
-    mean over layers."""
-    rank, size = dist.get_rank(), dist.get_world_size()
-    before, after = (
-        torch.stack([getattr(layer, f"{when}_capacity") for layer in layers])
-        for when in ("before", "after")
-    )
-    here, of_expert = after.tensor_split(size, 2)[rank], before.sum(1).double()
-    staying, computed = int(here[:, rank].sum()), int(here.sum())
-    return {
-        "dropped": int((before - after)[:, rank].sum()),
-        "sent_tokens": int(after[:, rank].sum()) - staying,
-        "received_tokens": computed - staying,
-        "computed": computed,
-        "most_over_mean": (of_expert.amax(1) / of_expert.mean(1)).mean().item(),
-        "after_capacity": after.tolist(),
-    }

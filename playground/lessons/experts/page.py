@@ -8,16 +8,17 @@ from typing import Any
 
 import click
 
-from playground.console.one_process import COMPARED, TRAINED, check
+from playground.algorithms.cost_model import times_sent
 from playground.console.options import ALL, flags, select_names
 from playground.console.session import Session
 from playground.console.tables import RANK_COLUMN, Column, figures, tabulate
 from playground.console.text import good, heading, prose
+from playground.console.training import COMPARED, TRAINED
 from playground.lessons import LESSONS
-from playground.measurement import Fields
 from playground.runtime.errors import UsageError
 from playground.runtime.flags import check_choice, check_flags, flag
 from playground.training.gpt_config import LAYERS, LENGTH, VOCABULARY, WIDTH
+from playground.training.one_process import ComparedTraining, check
 
 LESSON = LESSONS["experts"]
 EXPERIMENT = LESSON.remote("run", "experiment")
@@ -59,24 +60,55 @@ class ExpertsSettings:
             )
 
 
-def closed_forms(found: Fields, settings: ExpertsSettings) -> Fields:
-    """The counts of a rank in a step, bytes of float32, from the tokens sent and received;
-    `if_balanced`: had each expert got as many."""
-    size, per_rank = settings.size, 4 * settings.batch_size * LENGTH * WIDTH / settings.size
+@dataclass(frozen=True, kw_only=True)
+class ExpertsTraining(ComparedTraining):
+    """A rank's training by one way. Token assignments are those of the last step, in all blocks."""
+
+    dropped: int
+    """Those of this rank's tokens beyond an expert's capacity."""
+    sent_tokens: int
+    """Those that this rank sent to other ranks."""
+    received_tokens: int
+    computed: int
+    """Those that this rank's experts computed."""
+    most_over_mean: float
+    """The fullest expert's number over the mean, before capacity; the mean over blocks."""
+    after_capacity: list[list[list[int]]]
+    """Tokens [blocks, ranks, experts]."""
+
+    def sent_by(self, settings: ExpertsSettings) -> float:
+        """The closed form of the bytes of float32 that this rank sends."""
+        return 2 * 4 * WIDTH * (self.sent_tokens + self.received_tokens) + sent_besides(settings)
+
+
+def sent_besides(settings: ExpertsSettings) -> float:
+    """Bytes that a rank sends in a step, beside tokens: gradients, the loss, and tables of
+    int64."""
+    size = settings.size
     shared = 4 * (WIDTH * (2 * VOCABULARY + LENGTH + 2 + LAYERS * (4 * WIDTH + 5 + EXPERTS)) + 1)
-    # gradients and loss; tables of int64
-    others = 2 * (size - 1) / size * shared + LAYERS * 8 * EXPERTS * (size - 1)
-    return {
-        "messages": 5 * LAYERS + 2,
-        "sent": 2 * 4 * WIDTH * (found["sent_tokens"] + found["received_tokens"]) + others,
-        "if_balanced": LAYERS * 4 * K * per_rank * (size - 1) / size + others,
-    }
+    return times_sent(size, "all_reduce") * shared + LAYERS * 8 * EXPERTS * (size - 1)
 
 
-def check_rank(way: str, found: Fields, settings: ExpertsSettings) -> None:
+def sent_if_balanced(settings: ExpertsSettings) -> float:
+    """Bytes that a rank sends in a step, had each expert got as many tokens."""
+    size, per_rank = settings.size, 4 * settings.batch_size * LENGTH * WIDTH / settings.size
+    return LAYERS * 4 * K * per_rank * (size - 1) / size + sent_besides(settings)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExpertsRow(ExpertsTraining):
+    """A rank's training by one way, and the closed forms of the bytes `sent`."""
+
+    way: str
+    rank: int
+    form: float
+    if_balanced: float
+    """Had each expert got as many tokens."""
+
+
+def check_rank(way: str, found: ExpertsTraining, settings: ExpertsSettings) -> None:
     """Raise `PlaygroundError` as `check` does."""
-    forms = closed_forms(found, settings)
-    check(way, found, {key: forms[key] for key in ("messages", "sent")})
+    check(way, found, {"messages": 5 * LAYERS + 2, "sent": found.sent_by(settings)})
 
 
 NUMBER = ("", ",.0f")
@@ -118,17 +150,21 @@ def command(session: Session, way: str, **chosen: Any) -> None:
         f"{LESSON.name}: {world}, {model}, {EXPERTS} experts for a block, {K} for a token{limit}"
     )
     found = dict(zip(ways, zip(*session.launch(EXPERIMENT, settings), strict=True), strict=True))
-    rows = []
-    for name, ranks in found.items():
-        for rank, counted in enumerate(ranks):
-            expected = closed_forms(counted, settings)
-            rows.append(
-                {"way": name, "rank": rank, **expected, **counted, "form": expected["sent"]}
-            )
+    rows = [
+        ExpertsRow(
+            **vars(counted),
+            way=name,
+            rank=rank,
+            form=counted.sent_by(settings),
+            if_balanced=sent_if_balanced(settings),
+        )
+        for name, ranks in found.items()
+        for rank, counted in enumerate(ranks)
+    ]
     own = f"{K * settings.batch_size * LENGTH * LAYERS // world.size:,}"
     about = f": in step {settings.steps}; each rank has {own}, {K} for each token and block"
     session.say("", prose(heading("token assignments"), about), tabulate(rows, ASSIGNMENTS))
-    costs = ({"way": name, **ranks[0]} for name, ranks in found.items())
+    costs = ({"way": name, **vars(ranks[0])} for name, ranks in found.items())
     session.say(
         "", prose(heading("training"), f": a copied sequence; {COMPARED}"), tabulate(costs, COSTS)
     )

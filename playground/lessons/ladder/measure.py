@@ -25,7 +25,7 @@ from functools import partial
 from inspect import signature
 from itertools import chain, count, pairwise
 from random import Random
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -36,9 +36,18 @@ from torch.nn.parallel import DistributedDataParallel
 
 from playground.algorithms import load_all_reduce
 from playground.lessons.ladder.lesson import trainable_parameters
-from playground.lessons.ladder.page import BERT, MODELS, PARTS, LadderSettings, candidates
+from playground.lessons.ladder.page import (
+    BERT,
+    MODELS,
+    PARTS,
+    LadderResult,
+    LadderSettings,
+    Rung,
+    StepParts,
+    candidates,
+)
 from playground.lessons.ladder.sparse_embeddings import SparseEmbeddings, ZipfSequences
-from playground.measurement import Fields, environment
+from playground.measurement import environment
 from playground.measurement.interleave import Heartbeat, interleave
 from playground.runtime import device, host
 from playground.runtime.backends import backend_of
@@ -95,7 +104,7 @@ def new_rung(name: str, model: nn.Module, all_reduce: AllReduce, bucket_cap: int
     return new_grad_sync(name, model, all_reduce=all_reduce, bucket_cap=bucket_cap)
 
 
-def run(rank: int, size: int, settings: LadderSettings) -> Fields:
+def run(rank: int, size: int, settings: LadderSettings) -> LadderResult:
     """Train the model on every rung, and in DistributedDataParallel, with a clock on each. All
     ranks return the same.
 
@@ -111,16 +120,18 @@ def run(rank: int, size: int, settings: LadderSettings) -> Fields:
     return measure(rungs, model, settings)
 
 
-def measure(new_syncs: Mapping[str, NewSync], start: nn.Module, settings: LadderSettings) -> Fields:
-    """Train copies of the model `start`, one on each rung, in turn. All ranks return the same:
-    `rungs`, a row for each, the last of them DistributedDataParallel; `parts`, those of a step by
-    rank and rung; and the `environment`."""
+def measure(
+    new_syncs: Mapping[str, NewSync], start: nn.Module, settings: LadderSettings
+) -> LadderResult:
+    """Train copies of the model `start`, one on each rung, in turn; the last rung is
+    DistributedDataParallel. All ranks return the same."""
     rounds = Rounds(settings)
-    coming = iter(rounds)
-    next(coming)
-    all_reduce, messages, replicas = load_all_reduce(settings.all_reduce), [], []
+    rounds.advance()
+    all_reduce = load_all_reduce(settings.all_reduce)
     link = Link(settings.link) if settings.link else None
     new_sgd = partial(torch.optim.SGD, lr=settings.lr, momentum=settings.momentum)
+    messages: list[list[Message]] = []
+    replicas: list[TimedReplica] = []
     for name, new_sync in new_syncs.items():
         rounds.heartbeat.beat()
         messages.append(count_messages(new_sync, start, rounds.inputs))
@@ -130,7 +141,7 @@ def measure(new_syncs: Mapping[str, NewSync], start: nn.Module, settings: Ladder
     for replica in replicas:
         # in the first round only this: DistributedDataParallel has no buckets before a backward
         rounds.step(replica)
-    seconds = time_in_turn(replicas, rounds.step, coming, settings.seed, WARM_UP - 1)
+    seconds = time_in_turn(replicas, rounds.step, rounds, settings.seed, WARM_UP - 1)
     rungs = summarize(replicas, messages, seconds)
     parts = [  # on each rank, of each replica
         {
@@ -139,40 +150,44 @@ def measure(new_syncs: Mapping[str, NewSync], start: nn.Module, settings: Ladder
         }
         for mine in seconds
     ]
-    return {"rungs": rungs, "parts": parts, "environment": environment.describe()}
+    return LadderResult(rungs=rungs, parts=parts, environment=environment.describe())
 
 
 class Rounds:
-    """In each, all replicas step on the same batch with the same dropout masks; after the last
-    sample comes the first. All batches are whole, so that all steps are alike."""
+    """In each round all replicas step on the same batch with the same dropout masks; after the last
+    sample comes the first. All batches are whole, so that all steps are alike. Iterating advances
+    through the rounds that are left."""
 
     def __init__(self, settings: LadderSettings) -> None:
-        self.settings, self.heartbeat = settings, Heartbeat()
-        samples = (
-            len(training_set(settings, settings.limit)) // settings.batch_size * settings.batch_size
-        )
-        self.train_set, _ = partition_dataset(
+        self.settings = settings
+        self.heartbeat = Heartbeat()
+        self.total = WARM_UP + settings.steps
+        self.number = -1
+        """Index of the current round."""
+        samples = len(training_set(settings, settings.limit))
+        samples -= samples % settings.batch_size
+        train_set, _ = partition_dataset(
             training_set(settings, samples), settings.batch_size, settings.seed
         )
+        self.batches = chain.from_iterable(batches(train_set, settings.batch_size) for _ in count())
 
     def __iter__(self) -> Iterator[None]:
-        total = WARM_UP + self.settings.steps
-        coming = chain.from_iterable(
-            batches(self.train_set, self.settings.batch_size) for _ in count()
-        )
-        for number, (inputs, labels, samples_per_rank) in zip(range(total), coming, strict=False):
-            self.number = number
-            self.inputs = (inputs,)
-            self.labels = labels
-            self.samples_per_rank = samples_per_rank
-            self.heartbeat.beat(phase="measuring all rungs side by side", step=number, steps=total)
+        while self.number + 1 < self.total:
+            self.advance()
             yield
 
+    def advance(self) -> None:
+        """Begin the next round, with the next batch."""
+        inputs, self.labels, self.samples_per_rank = next(self.batches)
+        self.inputs = (inputs,)
+        self.number += 1
+        phase = "measuring all rungs side by side"
+        self.heartbeat.beat(phase=phase, step=self.number, steps=self.total)
+
     def step(self, replica: TimedReplica) -> list[float]:
-        """Let the replica take this round's step. Seconds of each of its parts."""
-        torch.manual_seed(
-            self.settings.seed + 1 + self.number * dist.get_world_size() + dist.get_rank()
-        )
+        """Take this round's step with the replica. Returns the seconds of each of `PARTS`."""
+        of_rank = self.number * dist.get_world_size() + dist.get_rank()
+        torch.manual_seed(self.settings.seed + 1 + of_rank)
         return replica.step(self.inputs, self.labels, self.samples_per_rank)
 
 
@@ -232,7 +247,9 @@ class TimedReplica:
         new_optimizer: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer],
         loss_part: Callable[[torch.Tensor, torch.Tensor, float], torch.Tensor] = mean_loss_part,
     ) -> None:
-        self.name, self.clock, self.model = name, Clock(), copy.deepcopy(start)
+        self.name = name
+        self.clock = Clock()
+        self.model = copy.deepcopy(start)
         # before the rung's own: hooks are called in order
         for param in trainable_parameters(self.model):
             param.register_post_accumulate_grad_hook(self.take_gradient)
@@ -255,8 +272,8 @@ class TimedReplica:
     def step(
         self, inputs: tuple[torch.Tensor, ...], labels: torch.Tensor, samples_per_rank: float
     ) -> list[float]:
-        """Train on this rank's share of a batch: the model is called with `*inputs`. Seconds of
-        each of `PARTS`."""
+        """Train on this rank's shard of a batch: the model is called with `*inputs`. Returns the
+        seconds of each of `PARTS`."""
 
         def loss() -> torch.Tensor:
             return self.loss_part(self.sync.model(*inputs), labels, samples_per_rank)
@@ -270,9 +287,9 @@ class TimedReplica:
         return [forward, backward, averaging + averaging_parameters, step]
 
     def average_alone(self) -> list[float]:
-        """Seconds from gradients that are all ready at once to their averages, or to those of the
-        parameters. A step must come first: in the order of its gradients DistributedDataParallel
-        arranges its buckets, and where gradients are sparse, they are as sparse as that step's."""
+        """Average gradients that are all ready at once, or parameters. Returns the seconds, in a
+        list. A step must come first: DistributedDataParallel arranges its buckets in the order of
+        its gradients, and sparse gradients are as sparse as that step's."""
         params = trainable_parameters(self.model)
 
         def ready_gradients() -> torch.Tensor:
@@ -312,13 +329,20 @@ class ReadyGradients(torch.autograd.Function):
         return None, None, *gradients
 
 
+class Message(NamedTuple):
+    """A message that a rank sends in a step."""
+
+    nbytes: int
+    is_early: bool
+    """Whether it leaves before the last gradient is ready, so that it can be hidden."""
+
+
 def count_messages(
     new_sync: NewSync, start: nn.Module, inputs: tuple[torch.Tensor, ...]
-) -> list[tuple[int, bool]]:
-    """The messages of a rank in a step on its share of a batch, on a rung or by
-    DistributedDataParallel: the bytes of each, and whether it leaves before the last gradient is
-    ready, so that it can be hidden. Counted on a replica that is not timed: DistributedDataParallel
-    shows them in a communication hook only, which would be timed too."""
+) -> list[Message]:
+    """The messages of a rank in a step on its shard of a batch, on a rung or with
+    DistributedDataParallel. Counted on a replica that is not timed: DistributedDataParallel shows
+    them only to a communication hook, which would be timed too."""
     model = copy.deepcopy(start)
     params = trainable_parameters(model)
     messages = StepMessages()
@@ -337,21 +361,20 @@ def count_messages(
 
 
 class StepMessages(Observer):
-    """What is sent in a step. A collective on shares is a half of an all-reduce of the whole that
-    is cut or put together."""
+    """What is sent in a step. A collective on shards is half of an all-reduce of the whole."""
 
     def __init__(self) -> None:
-        self.sent: list[tuple[int, bool]] = []
-        """Bytes, and whether a gradient was missing, of each message."""
+        self.sent: list[Message] = []
         self.missing: set[torch.Tensor] = set()
         """Parameters whose gradients are not ready yet."""
 
     def begun(self, call: Call) -> None:
         whole = max(tensor.nbytes for tensor in (*call.inputs, *call.outputs))
-        if call.name in ("all_reduce", "reduce_scatter_tensor", "all_gather_into_tensor"):
-            self.sent.append(
-                (whole if call.name == "all_reduce" else whole // 2, bool(self.missing))
-            )
+        is_early = bool(self.missing)
+        if call.name == "all_reduce":
+            self.sent.append(Message(whole, is_early))
+        elif call.name in ("reduce_scatter_tensor", "all_gather_into_tensor"):
+            self.sent.append(Message(whole // 2, is_early))
 
 
 def over_link(link: Link, new_sync: NewSync, model: nn.Module, all_reduce: AllReduce) -> GradSync:
@@ -385,71 +408,64 @@ def time_in_turn(
     """Let every replica take a step and average alone, once in each of `rounds`, and time both.
     Returns [rank, replica, round, `PARTS` and then averaging alone], float64, the same on every
     rank, without the first `warm_up` rounds."""
-    calls = [
-        call for replica in replicas for call in (partial(step, replica), replica.average_alone)
-    ]
+    steps = [partial(step, replica) for replica in replicas]
+    averagings = [replica.average_alone for replica in replicas]
+    calls = [call for pair in zip(steps, averagings, strict=True) for call in pair]
     timed = interleave(calls, rounds, Random(seed))  # the same order on every rank
-    steps, alone = (
-        torch.tensor(each, dtype=torch.float64, device=device())
-        for each in (timed[::2], timed[1::2])
-    )
-    return all_gather_stacked(torch.cat([steps, alone], dim=-1)[:, warm_up:]).cpu()
+    of_steps = torch.tensor(timed[::2], dtype=torch.float64, device=device())
+    alone = torch.tensor(timed[1::2], dtype=torch.float64, device=device())
+    return all_gather_stacked(torch.cat([of_steps, alone], dim=-1)[:, warm_up:]).cpu()
 
 
 def summarize(
     replicas: Sequence[TimedReplica],
-    messages: Sequence[Sequence[tuple[int, bool]]],
+    messages: Sequence[Sequence[Message]],
     seconds: torch.Tensor,
-) -> list[Fields]:
-    """A row for each replica, in order, as `page` describes it; the last is the one in
-    DistributedDataParallel. `seconds` are those of `time_in_turn`, `messages` what `count_messages`
-    has found."""
-    steps = seconds[..., : len(PARTS)].sum(-1).amax(0)  # [replica, round], on the slowest rank
-    p50 = steps.quantile(0.5, dim=1).tolist()
-    rows = []
+) -> list[Rung]:
+    """The result of each replica, in order; the last is the one in DistributedDataParallel.
+    `seconds` are those of `time_in_turn`, `messages` those of `count_messages`. All ranks must call
+    this; all return the same."""
+    of_steps = seconds[..., : len(PARTS)].sum(-1).amax(0)  # [replica, round], on the slowest rank
+    p50 = of_steps.quantile(0.5, dim=1).tolist()
     for replica in replicas:
         replica.sync.after_step(last=True)  # a comparison follows
+    rungs = []
     for number, (replica, sent) in enumerate(zip(replicas, messages, strict=True)):
         of_parts = seconds[:, number, :, : len(PARTS)]  # [rank, round, part]
         # the rank that came last waited for the shortest time
         last = of_parts[..., PARTS.index("exposed")].argmin(0)
         parts = step_parts(of_parts[last, range(len(last))])
         alone = seconds[:, number, :, -1].amin(0).quantile(0.5).item()
-        mine = [
-            len(sent),
-            sum(nbytes for nbytes, _ in sent),
-            sum(nbytes for nbytes, is_early in sent if is_early),
-        ]
-        most = all_gather_stacked(torch.tensor(mine, device=device())).amax(0).tolist()
-        sent_by_rank = dict(zip(("messages", "bytes", "early_bytes"), most, strict=True))
+        early = [message.nbytes for message in sent if message.is_early]
+        mine = [len(sent), sum(message.nbytes for message in sent), sum(early)]
+        of_ranks = all_gather_stacked(torch.tensor(mine, device=device()))
+        message_count, nbytes, early_bytes = of_ranks.amax(0).tolist()
         loss, difference_to_ddp = compare_outcomes(replica, replicas[-1])
-        rows.append(
-            {
-                **parts,
-                "alone": alone,
-                "hidden": max(0.0, 1 - parts["exposed"] / alone)
-                if sent_by_rank["early_bytes"]
-                else 0.0,
-                **sent_by_rank,
-                "difference_to_ddp": difference_to_ddp,
-                "rung": replica.name,
-                "p50": p50[number],
-                "loss": loss,
-                "replicas_max_difference": find_largest_difference(
-                    replica.model, with_buffers=False
-                )[0],
-                "speed_to_first": p50[0] / p50[number],
-                "speed_to_ddp": p50[-1] / p50[number],
-                "caveat": backend_of().describe_overlap() if replica is replicas[-1] else "",
-            }
+        difference, _ = find_largest_difference(replica.model, with_buffers=False)
+        rung = Rung(
+            **vars(parts),
+            alone=alone,
+            hidden=max(0.0, 1 - parts.exposed / alone) if early_bytes else 0.0,
+            messages=message_count,
+            bytes=nbytes,
+            early_bytes=early_bytes,
+            difference_to_ddp=difference_to_ddp,
+            rung=replica.name,
+            p50=p50[number],
+            loss=loss,
+            replicas_max_difference=difference,
+            speed_to_first=p50[0] / p50[number],
+            speed_to_ddp=p50[-1] / p50[number],
+            caveat=backend_of().describe_overlap() if replica is replicas[-1] else "",
         )
-    return rows
+        rungs.append(rung)
+    return rungs
 
 
-def step_parts(seconds: torch.Tensor) -> dict[str, float]:
-    """The parts of a step, which the table above tells apart: medians over rounds of `seconds`
-    [round, `PARTS`]."""
-    return dict(zip(PARTS, seconds.quantile(0.5, dim=0).tolist(), strict=True))
+def step_parts(seconds: torch.Tensor) -> StepParts:
+    """The medians over rounds of `seconds` [round, `PARTS`]."""
+    medians = seconds.quantile(0.5, dim=0).tolist()
+    return StepParts(**dict(zip(PARTS, medians, strict=True)))
 
 
 def compare_outcomes(replica: TimedReplica, ddp: TimedReplica) -> tuple[float, float]:

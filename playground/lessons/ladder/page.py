@@ -4,7 +4,7 @@ import torch."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,6 @@ from playground.console.tables import Column, Table, Texts, figures, tabulate
 from playground.console.text import good, prose
 from playground.console.training import DataOptions, announce_data, check_link, data_options
 from playground.lessons import LESSONS
-from playground.measurement import Fields
 from playground.runtime.errors import UsageError
 from playground.runtime.flags import flag, like
 from playground.runtime.remote import remote
@@ -47,8 +46,70 @@ BY_MODEL = {
         OF_BERT, ("100, for bert 10", "128, for bert 16", "0.05, for bert 2"), strict=True
     )
 }
-PARTS = ("forward", "backward", "exposed", "step")
-"""Parts of a training step, in order."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepParts:
+    """The parts of a training step, in order: medians over the steps, in seconds."""
+
+    forward: float
+    backward: float
+    """Until the last gradient is ready."""
+    exposed: float
+    """From then until all gradients are averaged."""
+    step: float
+    """The optimizer's step."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rung(StepParts):
+    """One rung, or DistributedDataParallel, on all ranks together; its parts are those of the rank
+    that is the last to start averaging."""
+
+    alone: float
+    """Seconds that the same averaging takes without a backward to hide behind."""
+    hidden: float
+    """Share of `alone` that is not exposed, from 0 to 1."""
+    messages: int
+    """Number of messages per step, on the rank that sends most (where only the rows in use of an
+    embedding travel, in the first step)."""
+    bytes: int
+    """Bytes of these messages."""
+    early_bytes: int
+    """Bytes of those that leave before the last gradient is ready."""
+    difference_to_ddp: float
+    """The largest difference of any parameter from DistributedDataParallel's, on any rank."""
+    rung: str
+    """Its name."""
+    p50: float
+    """Median seconds of a step, on its slowest rank."""
+    loss: float
+    """Mean over the last global batch."""
+    replicas_max_difference: float
+    """The largest difference of any parameter between a rank and rank 0 (BatchNorm's statistics are
+    each rank's own)."""
+    speed_to_first: float
+    """How many times as fast as the first rung."""
+    speed_to_ddp: float
+    """How many times as fast as DistributedDataParallel."""
+    caveat: str
+    """Why `hidden` is less than it could be, where the backend keeps DistributedDataParallel from
+    hiding messages; empty otherwise."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LadderResult:
+    """The measurement of all rungs, the same on every rank."""
+
+    rungs: list[Rung]
+    """In order; the last is DistributedDataParallel."""
+    parts: list[dict[str, StepParts]]
+    """The parts of a step, by rank and by rung's name."""
+    environment: object
+    """The machine and its software, as `environment.describe` returns it, for the document."""
+
+
+PARTS = tuple(part.name for part in fields(StepParts))
 TIMES = ("p50", *PARTS, "alone")
 """Figures of a rung that are shown in milliseconds, in order."""
 LEGEND = (
@@ -99,29 +160,14 @@ class LadderSettings(TrainingSettings):
     DistributedDataParallel."""
 
 
-Rung = Fields
-"""One rung, or DistributedDataParallel, on all ranks together: the figures that `LEGEND` explains
-by their names, times in seconds, shares from 0 to 1. Besides:
-
-- `messages`, `bytes`: per step, on the rank that sends most (where only the rows in use of an
-  embedding travel, in the first step); `early_bytes`: of those that leave before the last gradient
-  is ready.
-- `loss`: the mean over the last global batch; `difference_to_ddp`: the largest difference of any
-  parameter to DistributedDataParallel's, on any rank; `replicas_max_difference`: between a rank and
-  rank 0, where BatchNorm's statistics are each rank's own.
-- `caveat`: why `hidden` is less than it could be, where the backend keeps DistributedDataParallel
-  from hiding messages.
-"""
-
-
 def agreement(rungs: Sequence[Rung], all_reduce: str) -> str:
     """The verdict on the replicas, after the same number of steps on every rung. Raises
     `PlaygroundError` if those of a rung that adds with `all_reduce`, or those of
     DistributedDataParallel, the last, differ though they must not."""
     methods = [*[all_reduce] * (len(rungs) - 1), None]
-    differences = [rung["replicas_max_difference"] for rung in rungs]
-    verdicts = dict(zip(differences, map(replicas_verdict, differences, methods), strict=True))
-    return verdicts[max(verdicts)]
+    differences = [rung.replicas_max_difference for rung in rungs]
+    verdicts = map(replicas_verdict, differences, methods)
+    return max(zip(differences, verdicts, strict=True))[1]
 
 
 def result_texts(rungs: Sequence[Rung]) -> Texts:
@@ -143,13 +189,13 @@ def result_texts(rungs: Sequence[Rung]) -> Texts:
         | outcome
     )
     shown = [
-        rung
-        | {name: milliseconds_text(rung[name]) for name in TIMES}
-        | {"early": 100 * rung["early_bytes"] / max(1, rung["bytes"])}
-        | {"distance": f"{rung['difference_to_ddp']:.1e}" if rung["difference_to_ddp"] else "0"}
+        vars(rung)
+        | {name: milliseconds_text(getattr(rung, name)) for name in TIMES}
+        | {"early": 100 * rung.early_bytes / max(1, rung.bytes)}
+        | {"distance": f"{rung.difference_to_ddp:.1e}" if rung.difference_to_ddp else "0"}
         for rung in rungs
     ]
-    caveats = (f"  {rung['rung']}: {rung['caveat']}." for rung in rungs if rung["caveat"])
+    caveats = (f"  {rung.rung}: {rung.caveat}." for rung in rungs if rung.caveat)
     return [*LEGEND, tabulate(shown, columns), *caveats]
 
 
@@ -160,10 +206,10 @@ def milliseconds_text(seconds: float) -> str:
 
 def fastest_text(rungs: Sequence[Rung]) -> str:
     """How the fastest rung compares with the first, and with DistributedDataParallel."""
-    fastest = min(rungs[:-1], key=lambda rung: float(rung["p50"]))
+    fastest = min(rungs[:-1], key=lambda rung: rung.p50)
     return (
-        f"the fastest rung, {fastest['rung']}, is {fastest['speed_to_first']:.2f} times as fast as "
-        f"{rungs[0]['rung']} and {fastest['speed_to_ddp']:.2f} times as fast as {rungs[-1]['rung']}"
+        f"the fastest rung, {fastest.rung}, is {fastest.speed_to_first:.2f} times as fast as "
+        f"{rungs[0].rung} and {fastest.speed_to_ddp:.2f} times as fast as {rungs[-1].rung}"
     )
 
 
@@ -174,8 +220,9 @@ def fastest_text(rungs: Sequence[Rung]) -> str:
 )
 def command(session: Session, data: DataOptions, model: str, **chosen: Any) -> None:
     world, is_bert = session.world, model == BERT
-    folder, tokens, chosen_for = (Path(), TOKENS, OF_BERT) if is_bert else (data.folder, None, {})
-    chosen = chosen_for | {name: value for name, value in chosen.items() if value is not None}
+    folder = Path() if is_bert else data.folder
+    given = {name: value for name, value in chosen.items() if value is not None}
+    chosen = OF_BERT | given if is_bert else given
     asked = LadderSettings(
         folder=folder, model=model, limit=data.limit, seed=session.run.seed, **chosen
     )
@@ -191,9 +238,10 @@ def command(session: Session, data: DataOptions, model: str, **chosen: Any) -> N
     about = Table(
         "rung", Column("what it does", wraps=True), rows=candidates(model, asked.link).items()
     )
-    prepared, settings = announce_data(session, data, asked, work, "", about, ready=tokens)
-    result: Fields = session.launch(RUN, settings)[0]
-    rungs = result["rungs"]
+    ready = TOKENS if is_bert else None
+    prepared, settings = announce_data(session, data, asked, work, "", about, ready=ready)
+    result: LadderResult = session.launch(RUN, settings)[0]
+    rungs = result.rungs
     verdict = agreement(rungs, settings.all_reduce)
     session.say("", *result_texts(rungs), "")
     session.say(
@@ -205,5 +253,5 @@ def command(session: Session, data: DataOptions, model: str, **chosen: Any) -> N
         name: getattr(settings, name)
         for name in ("batch_size", "bucket_cap", "all_reduce", "seed", "model")
     }
-    measured = {"timed_steps": settings.steps, "rungs": rungs, "environment": result["environment"]}
-    session.print_document({"run": result["parts"]}, dataset=prepared.summary, **recipe, **measured)
+    measured = {"timed_steps": settings.steps, "rungs": rungs, "environment": result.environment}
+    session.print_document({"run": result.parts}, dataset=prepared.summary, **recipe, **measured)

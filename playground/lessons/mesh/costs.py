@@ -10,8 +10,9 @@ no square. Messages between stages are hidden. Sources: Korthikanti et al., 2022
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from playground.algorithms.cost_model import Machine, Task, hierarchical_cost, ring_cost
-from playground.measurement import Fields
 from playground.training.gpt_config import HEADS, LAYERS, LENGTH, VOCABULARY, WIDTH
 
 Shape = tuple[int, int, int, int]
@@ -73,15 +74,33 @@ MESHES: dict[Shape, str] = {
 """Those that are predicted, and how each shards the optimizer's state."""
 
 
-def predict(shape: Shape, state: str) -> Fields:
-    """Bytes held, and seconds of a step: computing, and waiting, by cause. A microbatch is a
-    sequence."""
+@dataclass(frozen=True, kw_only=True)
+class Prediction:
+    """Bytes that a rank of a mesh holds, and the seconds of a step: computing, and waiting, by
+    cause."""
+
+    grid: str
+    state: str
+    """How the optimizer's state is sharded: zero-1 or zero-3."""
+    held: float
+    fits: str
+    """Whether a GPU has as many bytes: yes or no."""
+    compute: float
+    tensor: float
+    context: float
+    data: float
+    bubble: float
+    step: float
+    """The sum of the five."""
+
+
+def predict(shape: Shape, state: str) -> Prediction:
+    """A microbatch is a sequence."""
     dp, pp, cp, tp = shape
     microbatches, own, hidden = SEQUENCES / dp, PARAMETERS / (pp * tp), 2 * LONG / cp * WIDE
     sharded = 16 if state == "zero-3" else 12
-    held = own * (16 - sharded + sharded / (dp * cp)) + 17 * hidden / tp * DEEP / pp * min(
-        pp, microbatches
-    )
+    activations = 17 * hidden / tp * DEEP / pp * min(pp, microbatches)
+    held = own * (16 - sharded + sharded / (dp * cp)) + activations
     attention = 6 * DEEP * LONG**2 * WIDE * SEQUENCES / GPUS / FLOPS
     compute = 6 * PARAMETERS * LONG * SEQUENCES / GPUS / FLOPS + attention
     often = DEEP / pp * microbatches
@@ -95,19 +114,18 @@ def predict(shape: Shape, state: str) -> Fields:
     if state == "zero-3":
         data = max(0.0, (microbatches + 0.5) * sums - compute)
     bubble = (pp - 1) / microbatches * (compute + tensor + context)
-    waits = {
-        "compute": compute,
-        "tensor": tensor,
-        "context": context,
-        "data": data,
-        "bubble": bubble,
-    }
-    return {
-        "held": held,
-        "fits": "yes" if held <= MEMORY else "no",
-        **waits,
-        "step": sum(waits.values()),
-    }
+    return Prediction(
+        grid=name_of(shape),
+        state=state,
+        held=held,
+        fits="yes" if held <= MEMORY else "no",
+        compute=compute,
+        tensor=tensor,
+        context=context,
+        data=data,
+        bubble=bubble,
+        step=compute + tensor + context + data + bubble,
+    )
 
 
 def all_reduce_seconds(nbytes: float, size: int, in_host: int) -> float:

@@ -11,12 +11,11 @@ from torch import Tensor, nn
 
 from playground.lessons.mesh import costs
 from playground.lessons.mesh.lesson import GPTStage, Mesh
-from playground.lessons.mesh.page import MeshSettings
+from playground.lessons.mesh.page import GroupTraffic, MeshSettings, MeshTraining
 from playground.lessons.pipeline.experiment import warm_up
 from playground.lessons.pipeline.lesson import split
 from playground.lessons.tensor.experiment import shard_like
 from playground.lessons.tensor.lesson import GPTConfig, new_gpt
-from playground.measurement import Fields
 from playground.runtime import device
 from playground.runtime.rendezvous.agreement import require_same_on_all_ranks
 from playground.runtime.tap import Call, Observer, observing, ranks_of
@@ -26,14 +25,14 @@ from playground.training.replicas import broadcast_parameters
 from playground.training.traffic import Traffic
 
 
-def run(rank: int, size: int, settings: MeshSettings) -> list[Fields]:
-    """What this rank has found, by mesh."""
+def run(rank: int, size: int, settings: MeshSettings) -> list[MeshTraining]:
+    """This rank's training on each mesh."""
     require_same_on_all_ranks(vars(settings))
-    oracle, losses = new_model(settings), [0.0] * settings.steps
+    oracle = new_model(settings)
+    losses = [0.0] * settings.steps
     if rank == 0:
-        losses = train("one process", oracle, backward_alone(oracle), batches_of(settings))[
-            "losses"
-        ]
+        alone = train("one process", oracle, backward_alone(oracle), batches_of(settings))
+        losses = alone.losses
     expected = torch.tensor(losses, dtype=torch.float64, device=device())
     dist.broadcast(expected, 0)
     broadcast_parameters(oracle)
@@ -50,24 +49,17 @@ def batches_of(settings: MeshSettings) -> list[Batch]:
 
 def train_on(
     shape: costs.Shape, oracle: nn.Sequential, expected: Tensor, settings: MeshSettings
-) -> Fields:
-    """On a mesh: this rank's coordinates, and what it exchanges in a step; the largest differences
-    from one process."""
+) -> MeshTraining:
+    """Train on a mesh. The differences from one process are the largest of any rank."""
     mesh, whole = Mesh(shape), batches_of(settings)
     stage, traffic = GPTStage(new_model(settings), mesh), AxisTraffic(mesh)
     tokens, targets = (mesh.shard_batch(each).chunk(costs.MICROBATCHES) for each in whole[0])
     hidden = [expected.new_ones(*each.shape, WIDTH).requires_grad_() for each in tokens]
     warm_up(stage, tokens if stage.is_first else hidden, targets)
+    backward = partial(stage.step, microbatches=costs.MICROBATCHES)
     with observing(traffic):
-        found = train(
-            costs.name_of(shape),
-            stage.model,
-            partial(stage.step, microbatches=costs.MICROBATCHES),
-            whole,
-        )
-    by_loss = (
-        (expected - expected.new_tensor(found["losses"])).abs().max() if stage.is_last else 0.0
-    )
+        found = train(costs.name_of(shape), stage.model, backward, whole)
+    by_loss = (expected - expected.new_tensor(found.losses)).abs().max() if stage.is_last else 0.0
     by_parameter = parameter_difference(
         split(oracle, stage.index, len(stage.ranks)),
         stage.model,
@@ -75,9 +67,13 @@ def train_on(
     )
     largest = expected.new_tensor([by_loss, by_parameter])
     dist.all_reduce(largest, op=dist.ReduceOp.MAX)
-    groups = traffic.by_axis(settings.steps, costs.bytes_sent(shape, stage.index))
-    found |= dict(zip(("loss_difference", "parameter_difference"), largest.tolist(), strict=True))
-    return found | {"place": mesh.coordinates, "groups": groups}
+    return MeshTraining(
+        **vars(found),
+        loss_difference=largest[0].item(),
+        parameter_difference=largest[1].item(),
+        place=mesh.coordinates,
+        groups=traffic.by_axis(settings.steps, costs.bytes_sent(shape, stage.index)),
+    )
 
 
 class AxisTraffic(Observer):
@@ -94,13 +90,15 @@ class AxisTraffic(Observer):
         if call.name != "irecv":
             self.traffic[self.axes.get(call.group, "pp")].begun(call)
 
-    def by_axis(self, steps: int, forms: dict[str, float]) -> dict[str, Fields]:
-        """For each axis of several ranks: the group, what this rank calls and sends in a step, and
-        the closed form."""
-        found = {}
-        for axis, ranks in self.ranks.items():
-            if len(ranks) > 1:
-                calls = {name: count // steps for name, count in self.traffic[axis].calls.items()}
-                sent = self.traffic[axis].sent / steps
-                found[axis] = {"ranks": ranks, "calls": calls, "sent": sent, "form": forms[axis]}
-        return found
+    def by_axis(self, steps: int, forms: dict[str, float]) -> dict[str, GroupTraffic]:
+        """The traffic in this rank's group on each axis of several ranks."""
+        return {
+            axis: GroupTraffic(
+                ranks=ranks,
+                calls={name: count // steps for name, count in self.traffic[axis].calls.items()},
+                sent=self.traffic[axis].sent / steps,
+                form=forms[axis],
+            )
+            for axis, ranks in self.ranks.items()
+            if len(ranks) > 1
+        }

@@ -7,16 +7,16 @@ from itertools import product
 
 import click
 
-from playground.console.one_process import TRAINED, check, check_counts
 from playground.console.options import flags
 from playground.console.session import Session
 from playground.console.tables import Column, figures, tabulate
 from playground.console.text import good, heading, prose
+from playground.console.training import TRAINED
 from playground.lessons import LESSONS
 from playground.lessons.mesh.costs import CLUSTER, MESHES, MODEL, SHARDED, Shape, name_of, predict
-from playground.measurement import Fields
 from playground.runtime.errors import UsageError
 from playground.runtime.flags import check_flags, flag
+from playground.training.one_process import ComparedTraining, check, check_counts
 
 LESSON = LESSONS["mesh"]
 EXPERIMENT = LESSON.remote("run", "experiment")
@@ -56,6 +56,30 @@ def shapes_for(size: int, grid: Shape | None = None) -> tuple[Shape, ...]:
     return shapes
 
 
+@dataclass(frozen=True)
+class GroupTraffic:
+    """What a rank exchanges in a step with its group on an axis."""
+
+    ranks: list[int]
+    """Those of the group."""
+    calls: dict[str, int]
+    """Their number, by operation."""
+    sent: float
+    """Bytes that this rank sends."""
+    form: float
+    """The closed form of `sent`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeshTraining(ComparedTraining):
+    """A rank's training on a mesh. Its differences are the largest of any rank."""
+
+    place: dict[str, int]
+    """This rank's coordinates, by axis."""
+    groups: dict[str, GroupTraffic]
+    """By axis, if several ranks are on it."""
+
+
 GROUPS = {name: Column(name) for name in ("axis", "ranks", "calls")}
 GROUPS |= figures(("sent", "sent, bytes", "", ",.0f"), ("form", "closed form", "", ",.0f"))
 MESH = {"grid": Column("mesh")}
@@ -72,17 +96,12 @@ PREDICTED = (
 )
 
 
-def group_row(axis: str, ranks: list[int], calls: dict[str, int], **more: float) -> Fields:
-    counted = ", ".join(f"{count} {name}" for name, count in calls.items())
-    return {"axis": axis, "ranks": ", ".join(map(str, ranks)), "calls": counted, **more}
-
-
-def check_mesh(shape: Shape, found: Fields) -> None:
+def check_mesh(shape: Shape, found: MeshTraining) -> None:
     """Raise `PlaygroundError` if a rank's training is not one process's, or it sent other than the
     closed forms say."""
     check(name_of(shape), found, {})
-    for axis, group in found["groups"].items():
-        check_counts(f"{name_of(shape)}: {axis}", group, {"sent": group["form"]})
+    for axis, group in found.groups.items():
+        check_counts(f"{name_of(shape)}: {axis}", {"sent": group.sent}, {"sent": group.form})
 
 
 @LESSON.run_by(
@@ -101,22 +120,26 @@ def command(session: Session, grid: Shape | None, steps: int) -> None:
     world.warm_up(EXPERIMENT)
     session.say(f"{LESSON.name}: {world}, {MODEL}")
     *_, last = by_rank = session.launch(EXPERIMENT, settings)
-    trained = [{"grid": name_of(shape), **found} for shape, found in zip(shapes, last, strict=True)]
-    for found in trained:
-        place = ", ".join(f"{axis} {at}" for axis, at in found["place"].items())
-        rows = (group_row(axis, **group) for axis, group in found["groups"].items())
-        session.say(
-            "",
-            prose(heading(found["grid"]), f": rank {world.size - 1} is {place}"),
-            tabulate(rows, GROUPS),
+    trained = {name_of(shape): found for shape, found in zip(shapes, last, strict=True)}
+    for name, found in trained.items():
+        place = ", ".join(f"{axis} {at}" for axis, at in found.place.items())
+        rows = (
+            {
+                "axis": axis,
+                "ranks": ", ".join(map(str, group.ranks)),
+                "calls": ", ".join(f"{count} {call}" for call, count in group.calls.items()),
+                "sent": group.sent,
+                "form": group.form,
+            }
+            for axis, group in found.groups.items()
         )
+        about = f": rank {world.size - 1} is {place}"
+        session.say("", prose(heading(name), about), tabulate(rows, GROUPS))
     about = f": data x pipeline x context x tensor; AdamW in float64, steps: {steps}"
-    session.say("", prose(heading("training"), about), tabulate(trained, MESH | TRAINED))
+    rows = ({"grid": name, **vars(found)} for name, found in trained.items())
+    session.say("", prose(heading("training"), about), tabulate(rows, MESH | TRAINED))
     about = f", not measured: {CLUSTER}, by scale's cost model"
-    predicted = [
-        {"grid": name_of(shape), "state": state, **predict(shape, state)}
-        for shape, state in MESHES.items()
-    ]
+    predicted = [predict(shape, state) for shape, state in MESHES.items()]
     session.say("", prose(heading("predicted"), about), tabulate(predicted, PREDICTED))
     session.print_document({}, ranks=by_rank, predicted=predicted)
     for shape, found in (pair for rank in by_rank for pair in zip(shapes, rank, strict=True)):

@@ -29,9 +29,8 @@ from playground.lessons.parameter_server.lesson import (
     unflatten,
     work,
 )
-from playground.lessons.parameter_server.page import ALL_REDUCE, ServerSettings
+from playground.lessons.parameter_server.page import ALL_REDUCE, ModeResult, ServerSettings
 from playground.lessons.sgd.lesson import Net, share
-from playground.measurement import Fields
 from playground.measurement.interleave import Heartbeat
 from playground.remote.agent import Agent
 from playground.runtime import device, synchronize
@@ -39,38 +38,28 @@ from playground.runtime.rendezvous.agreement import require_same_on_all_ranks
 from playground.training.data import Images, batches, partition_dataset
 
 
-def run(rank: int, size: int, settings: ServerSettings) -> list[Fields]:
+def run(rank: int, size: int, settings: ServerSettings) -> list[ModeResult]:
     """Train by all-reduce, then by a server in every mode. The server's rank returns the result of
-    each."""
+    each, the others an empty list."""
     require_same_on_all_ranks(settings.on_all_ranks())
     workers = dist.new_group(list(range(1, size)))
     with Agent() as agent:
-        by_all_reduce: list[Any] = [
-            None if rank == SERVER else train_by_all_reduce(workers, settings)
-        ]
-        dist.broadcast_object_list(by_all_reduce, src=SERVER + 1)
-        result, parameters = by_all_reduce[0]
         if rank == SERVER:
-            return [
-                result,
-                *(
-                    serve_mode(agent, mode, size - 1, settings, parameters)
-                    for mode in settings.modes
-                ),
-            ]
-        for _ in settings.modes:
-            work(agent, dist.get_rank(workers), new_worker(settings, workers))
-    return []
-
-
-def serve_mode(
-    agent: Agent, mode: str, workers: int, settings: ServerSettings, early_parameters: torch.Tensor
-) -> Fields:
-    """Serve a training, and measure it. `early_parameters`: the parameters after the first few
-    steps without a server, to compare with."""
-    server = MeasuredServer(new_model(settings), mode, workers, settings)
-    serve(agent, server)
-    return server.result(early_parameters)
+            by_all_reduce: list[Any] = [None]
+        else:
+            by_all_reduce = [train_by_all_reduce(workers, settings)]
+        dist.broadcast_object_list(by_all_reduce, src=SERVER + 1)
+        result, early_parameters = by_all_reduce[0]
+        if rank != SERVER:
+            for _ in settings.modes:
+                work(agent, dist.get_rank(workers), new_worker(settings, workers))
+            return []
+        results = [result]
+        for mode in settings.modes:
+            server = MeasuredServer(new_model(settings), mode, size - 1, settings)
+            serve(agent, server)
+            results.append(server.result(early_parameters))
+        return results
 
 
 def new_worker(
@@ -127,9 +116,8 @@ def paced(settings: ServerSettings, workers: Any) -> Iterator[None]:
         time.sleep((settings.slow_worker - 1) * (time.perf_counter() - started))
 
 
-def train_by_all_reduce(workers: Any, settings: ServerSettings) -> tuple[Fields, torch.Tensor]:
-    """Train on every worker. Returns the result (its bytes are those of a ring), and the early
-    parameters."""
+def train_by_all_reduce(workers: Any, settings: ServerSettings) -> tuple[ModeResult, torch.Tensor]:
+    """Train on every worker. Returns the result, and the parameters after `early_steps`."""
     model, size = new_model(settings), dist.get_world_size(workers)
     params = list(model.parameters())
     optimizer = torch.optim.SGD(params, lr=settings.lr, momentum=settings.momentum)
@@ -167,16 +155,19 @@ def train_by_all_reduce(workers: Any, settings: ServerSettings) -> tuple[Fields,
 
 def summarize(
     mode: str, seconds: float, losses: Sequence[tuple[float, int]], **about: Any
-) -> Fields:
-    """The result of a mode. `losses`: of each gradient its samples' summed loss, and their number.
-    `last_loss` is the mean over the samples of the last tenth of the gradients, with dropout on."""
-    samples, last = sum(count for _, count in losses), losses[-ceil(len(losses) / 10) :]
-    last_loss = sum(loss for loss, _ in last) / sum(count for _, count in last)
-    return {
-        "mode": mode, "seconds": seconds, "samples": samples, "speed": samples / seconds,
-        "last_loss": last_loss,
+) -> ModeResult:
+    """The result of a mode. `losses`: of each gradient its samples' summed loss, and their number;
+    `about`: the other fields."""
+    samples = sum(count for _, count in losses)
+    last = losses[-ceil(len(losses) / 10) :]
+    return ModeResult(
+        mode=mode,
+        seconds=seconds,
+        samples=samples,
+        speed=samples / seconds,
+        last_loss=sum(loss for loss, _ in last) / sum(count for _, count in last),
         **about,
-    }  # fmt: skip
+    )
 
 
 class MeasuredServer(ParameterServer):
@@ -186,8 +177,13 @@ class MeasuredServer(ParameterServer):
         super().__init__(
             model, mode, workers, settings.steps, settings.lr, settings.momentum, settings.staleness
         )
-        self.settings, self.started, self.heartbeat = settings, time.perf_counter(), Heartbeat()
-        self.seconds, self.losses = 0.0, list[tuple[float, int]]()
+        self.settings = settings
+        self.heartbeat = Heartbeat()
+        self.started = time.perf_counter()
+        self.seconds = 0.0
+        """From the start to the last gradient."""
+        self.losses: list[tuple[float, int]] = []
+        """Of each gradient its samples' summed loss, and their number."""
         self.staleness_counts: Counter[int] = Counter()
         """Number of gradients, by how often the parameters had changed since the worker got
         them."""
@@ -218,13 +214,9 @@ class MeasuredServer(ParameterServer):
         self.sent[worker] = self.version
         return parameters, finished
 
-    def result(self, early_by_all_reduce: torch.Tensor) -> Fields:
+    def result(self, early_by_all_reduce: torch.Tensor) -> ModeResult:
         """The result of the mode. `early_by_all_reduce`: the parameters after as many gradients as
-        `early`, without a server; `difference_to_all_reduce` is the largest of any parameter.
-
-        `bytes_per_step` are those that the busiest rank sends and receives for a gradient of every
-        worker.
-        """
+        `early`, without a server."""
         return summarize(
             self.mode,
             self.seconds,

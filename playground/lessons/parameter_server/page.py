@@ -14,7 +14,6 @@ from playground.console.tables import Column, Table, Texts, figures, tabulate
 from playground.console.text import good, prose
 from playground.console.training import DataOptions, announce_data, data_options
 from playground.lessons import LESSONS
-from playground.measurement import Fields
 from playground.runtime.errors import PlaygroundError
 from playground.runtime.flags import check_choice, flag, like
 from playground.training.results import ROUNDING
@@ -70,30 +69,53 @@ class ServerSettings(TrainingSettings):
         return min(5, self.steps)
 
 
-def steps_verdict(modes: Sequence[Fields]) -> str:
+@dataclass(frozen=True, kw_only=True)
+class ModeResult:
+    """A training in one mode, or by all-reduce."""
+
+    mode: str
+    seconds: float
+    samples: int
+    speed: float
+    """Samples per second."""
+    last_loss: float
+    """Mean over the samples of the last tenth of the gradients, with dropout on."""
+    staleness: dict[int, int]
+    """Number of gradients, by how often the parameters had changed since the worker got them."""
+    gradients_by_worker: list[int]
+    bytes_per_step: int
+    """Bytes that the busiest rank sends and receives for a gradient of every worker; by all-reduce
+    in a ring."""
+    difference_to_all_reduce: float
+    """The largest difference of any parameter after the gradients of the first `early_steps`."""
+
+    @property
+    def mean_staleness(self) -> float:
+        total = sum(steps * count for steps, count in self.staleness.items())
+        return total / sum(self.staleness.values())
+
+
+def steps_verdict(results: Sequence[ModeResult]) -> str:
     """The verdict on the synchronous server's steps, or on the number of gradients, if it was not
     one of the modes. Raises `PlaygroundError` if its steps differ from those of all-reduce by more
     than rounding."""
-    for difference in (
-        each["difference_to_all_reduce"] for each in modes if each["mode"] == "sync"
-    ):
-        if difference < ROUNDING:
-            return (
-                f"sync took the first steps as all-reduce did (largest difference {difference:.1e})"
+    for result in results:
+        if result.mode == "sync":
+            difference = result.difference_to_all_reduce
+            if difference < ROUNDING:
+                return (
+                    "sync took the first steps as all-reduce did "
+                    f"(largest difference {difference:.1e})"
+                )
+            raise PlaygroundError(
+                f"sync went up to {difference:.2g} away from all-reduce: rounding does less"
             )
-        raise PlaygroundError(
-            f"sync went up to {difference:.2g} away from all-reduce: rounding does less"
-        )
     return "in every mode the server took as many gradients as all-reduce"
 
 
-def result_texts(modes: Sequence[Fields]) -> Texts:
+def result_texts(results: Sequence[ModeResult]) -> Texts:
     about = "Each worker computes on a copy of its own; the server adds and steps."
-    rows = []
-    for each in modes:
-        counts = each["staleness"]
-        mean = sum(steps * count for steps, count in counts.items()) / sum(counts.values())
-        rows.append({**each, "mean_staleness": mean})
+    rows = [{**vars(each), "mean_staleness": each.mean_staleness} for each in results]
     return [about, tabulate(rows, COLUMNS)]
 
 
@@ -129,7 +151,7 @@ def command(session: Session, data: DataOptions, modes: tuple[str, ...], **chose
     }
     modes_table = Table("mode", Column("what it does", wraps=True), rows=rows.items())
     prepared, settings = announce_data(session, data, asked, work, "", modes_table)
-    found, *_ = session.launch(RUN, settings)
+    found: list[ModeResult] = session.launch(RUN, settings)[0]
     verdict = steps_verdict(found)
     session.say("", *result_texts(found), "")
     session.say(prose(f"Shown: {LESSON.conclude(workers)}; ", good(verdict), "."))

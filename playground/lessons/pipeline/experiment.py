@@ -21,8 +21,15 @@ import torch.nn.functional as F
 from torch import nn
 
 from playground.lessons.pipeline.lesson import Stage, new_groups, split, step
-from playground.lessons.pipeline.page import BLOCKS, SCHEDULES, WARM_UP, WIDTH, PipelineSettings
-from playground.measurement import Fields
+from playground.lessons.pipeline.page import (
+    BLOCKS,
+    SCHEDULES,
+    WARM_UP,
+    WIDTH,
+    PipelineSettings,
+    Slot,
+    StageResult,
+)
 from playground.runtime import device, report, synchronize
 from playground.runtime.backends import backend_of
 from playground.training.activations import ActivationCounter
@@ -37,10 +44,11 @@ Groups = dict[tuple[int, int], dist.ProcessGroup]
 """What `new_groups` returns."""
 
 
-def run(rank: int, size: int, settings: PipelineSettings) -> list[Fields]:
+def run(rank: int, size: int, settings: PipelineSettings) -> list[StageResult]:
     """With each schedule, on this rank: one batch in float64, compared with one process; then
     training in float32."""
-    groups, model = new_groups(range(size)), new_model(BLOCKS, WIDTH, settings.seed).to(device())
+    groups = new_groups(range(size))
+    model = new_model(BLOCKS, WIDTH, settings.seed).to(device())
     differences = compare(copy.deepcopy(model).double(), groups, settings)
     own = split(model, rank, size)
     warm_up(Stage(own, range(size), groups), *blank_batch(settings, torch.float32))
@@ -79,7 +87,8 @@ def compare(model: nn.Sequential, groups: Groups, settings: PipelineSettings) ->
     stage = Stage(split(model, dist.get_rank(), settings.size), range(settings.size), groups)
     report(phase="one process")
     F.cross_entropy(model(images), labels).backward()
-    expected, found = flat(param.grad for param in stage.model.parameters()), {}
+    expected = flat(param.grad for param in stage.model.parameters())
+    found = dict[str, float]()
     warm_up(stage, *blank_batch(few, torch.float64))
     for name in settings.schedules:
         report(phase=f"{name}: comparing with one process")
@@ -87,9 +96,8 @@ def compare(model: nn.Sequential, groups: Groups, settings: PipelineSettings) ->
         stage.load(images, labels, settings.microbatches)
         SCHEDULES[name].code(stage, settings.microbatches)
         stage.finish()
-        found[name] = (
-            (flat(param.grad for param in stage.model.parameters()) - expected).abs().max().item()
-        )
+        gradients = flat(param.grad for param in stage.model.parameters())
+        found[name] = (gradients - expected).abs().max().item()
     return found
 
 
@@ -117,10 +125,12 @@ def warm_up(stage: Stage, inputs: Sequence[torch.Tensor], labels: Sequence[torch
     """
     if not backend_of().loads_kernels_late:
         return
-    stage.labels, stage.targets, message = labels, 1, torch.zeros(1, device=device())
+    stage.labels = labels
+    stage.targets = 1
     for output in [stage.compute(m, each) for m, each in enumerate(inputs)]:
         output.backward(torch.ones_like(output))
     stage.model.zero_grad()
+    message = torch.zeros(1, device=device())
     # in this order on every rank: both ends come
     for (source, target), group in stage.groups.items():
         if stage.index == source:
@@ -132,27 +142,31 @@ def warm_up(stage: Stage, inputs: Sequence[torch.Tensor], labels: Sequence[torch
 
 def train_and_measure(
     name: str, stage: MeasuredStage, settings: PipelineSettings, difference: float
-) -> Fields:
-    """Train this stage by one schedule, and measure: the microbatches whose activations it held at
-    once, at most, and the bytes that autograd saved for them, in float32, without parameters; on
-    the last stage the losses, by step; and the forwards and backwards of the steps that are timed,
-    in order, in seconds since 1970. Activations are counted in the first step, which is not
+) -> StageResult:
+    """Train this stage by one schedule. Activations are counted in the first step, which is not
     timed."""
-    counter, code = ActivationCounter(stage.model), SCHEDULES[name].code
+    counter = ActivationCounter(stage.model)
     optimizer = torch.optim.SGD(
         stage.model.parameters(), lr=settings.lr, momentum=settings.momentum
     )
-    losses, steps, every = list[float](), list[list[Fields]](), settings.steps + WARM_UP
-    for index, batch in enumerate(batches(settings, every)):
-        report(phase=f"{name}: training", step=index, steps=every)
+    losses = list[float]()
+    steps = list[list[Slot]]()
+    count = settings.steps + WARM_UP
+    for index, batch in enumerate(batches(settings, count)):
+        report(phase=f"{name}: training", step=index, steps=count)
         dist.barrier()
         stage.slots = []
         with contextlib.nullcontext() if index else counter:
+            code = SCHEDULES[name].code
             losses.append(step(stage, code, optimizer, *batch, settings.microbatches))
         steps.append(stage.slots)
-    held = {"held": stage.most_held, "held_bytes": counter.peak}
-    known = losses if stage.is_last else []
-    return {"gradient_difference": difference, **held, "losses": known, "steps": steps[WARM_UP:]}
+    return StageResult(
+        gradient_difference=difference,
+        held=stage.most_held,
+        held_bytes=counter.peak,
+        losses=losses if stage.is_last else [],
+        steps=steps[WARM_UP:],
+    )
 
 
 def batches(
@@ -171,7 +185,7 @@ class MeasuredStage(Stage):
 
     def __init__(self, model: nn.Module, ranks: Sequence[int], groups: Groups) -> None:
         super().__init__(model, ranks, groups)
-        self.slots = list[Fields]()
+        self.slots = list[Slot]()
 
     def compute(self, m: int, inputs: torch.Tensor) -> torch.Tensor:
         with self.slot("F", m):
@@ -186,7 +200,7 @@ class MeasuredStage(Stage):
     def slot(self, kind: str, microbatch: int) -> Iterator[None]:
         start = now()
         yield
-        self.slots.append({"kind": kind, "microbatch": microbatch, "start": start, "end": now()})
+        self.slots.append(Slot(kind, microbatch, start, now()))
 
 
 @dataclass

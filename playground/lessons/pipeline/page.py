@@ -15,7 +15,6 @@ from playground.console.tables import Column, Table, Texts, figures, numbers, ta
 from playground.console.text import good, heading, prose
 from playground.console.training import RUN_TRAINING, DataOptions, announce_data, data_options
 from playground.lessons import LESSONS
-from playground.measurement import Fields
 from playground.runtime import host
 from playground.runtime.errors import PlaygroundError, UsageError
 from playground.runtime.flags import check_at_least_one, check_choice, flag
@@ -103,75 +102,120 @@ EXACT = 1e-12
 in another order."""
 
 
-def span(step: Sequence[Sequence[Fields]]) -> float:
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """A forward or backward of one microbatch on one stage, without its messages."""
+
+    kind: str
+    """F for a forward, B for a backward."""
+    microbatch: int
+    start: float
+    """Time in seconds since 1970, as is `end`."""
+    end: float
+
+
+Step = Sequence[Sequence[Slot]]
+"""The slots of a training step, by rank, each rank's in order."""
+
+
+@dataclass(frozen=True)
+class StageResult:
+    """The training of one stage by one schedule."""
+
+    gradient_difference: float
+    """The largest difference of any gradient from one process's, in float64."""
+    held: int
+    """Microbatches whose activations it held at once, at most."""
+    held_bytes: int
+    """Bytes that autograd saved for them, in float32, without parameters."""
+    losses: list[float]
+    """Those of the whole batch, by step; empty but on the last stage."""
+    steps: list[list[Slot]]
+    """The slots of each step that was timed."""
+
+
+@dataclass(frozen=True)
+class ScheduleResult:
+    """The training of all stages by one schedule. Of what is held, a number for each stage."""
+
+    bubble: float
+    """Fraction of the ranks' time, in the step for which it is the median."""
+    expected_bubble: float
+    gradient_difference: float
+    losses: list[float]
+    step_seconds: float
+    """Seconds of the same step."""
+    held: list[int]
+    expected_held: list[int]
+    held_bytes: list[int]
+
+
+def span(step: Step) -> float:
     """Seconds from the first start to the last end, on any rank."""
     slots = [slot for rank in step for slot in rank]
-    return max(slot["end"] for slot in slots) - min(slot["start"] for slot in slots)
+    return max(slot.end for slot in slots) - min(slot.start for slot in slots)
 
 
-def bubble(step: Sequence[Sequence[Fields]]) -> float:
+def bubble(step: Step) -> float:
     """The share of the ranks' time in which they neither computed a forward nor a backward."""
-    busy = sum(slot["end"] - slot["start"] for rank in step for slot in rank)
+    busy = sum(slot.end - slot.start for rank in step for slot in rank)
     return 1 - busy / (len(step) * span(step))
 
 
-def typical_step(ranks: Sequence[Fields]) -> Sequence[Sequence[Fields]]:
-    """The slots of every rank in the step whose bubble is the median."""
-    steps = sorted(zip(*(rank["steps"] for rank in ranks), strict=True), key=bubble)
+def typical_step(ranks: Sequence[StageResult]) -> Step:
+    """The step whose bubble is the median."""
+    steps = sorted(zip(*(rank.steps for rank in ranks), strict=True), key=bubble)
     return steps[len(steps) // 2]
 
 
-def summarize(name: str, ranks: Sequence[Fields], settings: PipelineSettings) -> Fields:
-    """The figures of a schedule over all ranks, stage by stage. Of what is held, a number for each
-    stage; losses are those of the whole batch, by step."""
+def summarize(
+    name: str, ranks: Sequence[StageResult], settings: PipelineSettings
+) -> ScheduleResult:
+    """The figures of a schedule over all ranks."""
     spec = SCHEDULES[name]
     stages = settings.size
     microbatches = settings.microbatches
     step = typical_step(ranks)
-    return {
-        "bubble": bubble(step),
-        "expected_bubble": spec.bubble(stages, microbatches),
-        "gradient_difference": max(rank["gradient_difference"] for rank in ranks),
-        "losses": ranks[-1]["losses"],
-        "step_seconds": span(step),
-        "held": [rank["held"] for rank in ranks],
-        "expected_held": [spec.held(stage, stages, microbatches) for stage in range(stages)],
-        "held_bytes": [rank["held_bytes"] for rank in ranks],
-    }
+    return ScheduleResult(
+        bubble=bubble(step),
+        expected_bubble=spec.bubble(stages, microbatches),
+        gradient_difference=max(rank.gradient_difference for rank in ranks),
+        losses=ranks[-1].losses,
+        step_seconds=span(step),
+        held=[rank.held for rank in ranks],
+        expected_held=[spec.held(stage, stages, microbatches) for stage in range(stages)],
+        held_bytes=[rank.held_bytes for rank in ranks],
+    )
 
 
-def check(name: str, found: Fields) -> None:
+def check(name: str, found: ScheduleResult) -> None:
     """Raise `PlaygroundError` if gradients are not one process's, or more is held than the schedule
     promises."""
-    if not found["gradient_difference"] <= EXACT:
-        differ = f"gradients differ from one process's by {found['gradient_difference']:.1e}"
+    if not found.gradient_difference <= EXACT:
         raise PlaygroundError(
-            f"{name}: {differ}, more than rounding ({EXACT:.0e}): this must not be"
+            f"{name}: gradients differ from one process's by {found.gradient_difference:.1e}, "
+            f"more than rounding ({EXACT:.0e}): this must not be"
         )
-    for stage, (held, expected) in enumerate(
-        zip(found["held"], found["expected_held"], strict=True)
-    ):
+    for stage, (held, expected) in enumerate(zip(found.held, found.expected_held, strict=True)):
         if held != expected:
-            what = (
-                f"stage {stage} held {held} microbatches, and {SCHEDULES[name].held_rule} is "
-                f"{expected}"
+            raise PlaygroundError(
+                f"{name}: stage {stage} held {held} microbatches, and "
+                f"{SCHEDULES[name].held_rule} is {expected}: this must not be"
             )
-            raise PlaygroundError(f"{name}: {what}: this must not be")
 
 
 def model_text(settings: PipelineSettings) -> str:
     return (
-        f"model: {BLOCKS} equal blocks (linear {WIDTH} x {WIDTH}, ReLU), {BLOCKS // settings.size} "
-        "in each of "
-        f"{settings.size} stage{'s' * (settings.size > 1)}; batches of {settings.batch_size} "
-        "samples, in "
-        f"{settings.microbatches} microbatches of {settings.batch_size // settings.microbatches}"
+        f"model: {BLOCKS} equal blocks (linear {WIDTH} x {WIDTH}, ReLU), "
+        f"{BLOCKS // settings.size} in each of {settings.size} stage{'s' * (settings.size > 1)}; "
+        f"batches of {settings.batch_size} samples, in {settings.microbatches} microbatches of "
+        f"{settings.batch_size // settings.microbatches}"
     )
 
 
-def held_texts(found: Mapping[str, Fields]) -> Texts:
+def held_texts(found: Mapping[str, ScheduleResult]) -> Texts:
     table = Table(*numbers("stage", *(f"{name}\n{SCHEDULES[name].held_rule}" for name in found)))
-    held = [zip(each["held"], each["held_bytes"], strict=True) for each in found.values()]
+    held = [zip(each.held, each.held_bytes, strict=True) for each in found.values()]
     for stage, row in enumerate(zip(*held, strict=True)):
         table.add(
             str(stage),
@@ -193,17 +237,15 @@ COSTS = {"schedule": Column("schedule")} | figures(
 )
 
 
-def cost_texts(found: Mapping[str, Fields]) -> Texts:
-    ends = {
-        name: {"first": each["losses"][0], "last": each["losses"][-1]}
+def cost_texts(found: Mapping[str, ScheduleResult]) -> Texts:
+    rows = (
+        {"schedule": name, **vars(each), "first": each.losses[0], "last": each.losses[-1]}
         for name, each in found.items()
-    }
-    rows = ({"schedule": name, **each, **ends[name]} for name, each in found.items())
+    )
     rules = ", ".join(f"{name} {SCHEDULES[name].bubble_rule}" for name in found)
     about = (
-        "bubble is the share of the time in which ranks idle, in the step that is the median; the "
-        "formulas are "
-        f"{rules}. Difference is the largest of any gradient, in float64"
+        "bubble is the share of the time in which ranks idle, in the step that is the median; "
+        f"the formulas are {rules}. Difference is the largest of any gradient, in float64"
     )
     return [prose(heading("cost"), f": {about}"), tabulate(rows, COSTS)]
 
@@ -229,9 +271,8 @@ def command(session: Session, data: DataOptions, schedule: str, **chosen: Any) -
     if world.local_size > (cores := host.cores()) and world.device == "cpu":
         session.say(
             f"{world.local_size} ranks share {cores} core{'s' * (cores > 1)}: while one stage "
-            "waits, another uses its "
-            "core, so the bubble that is measured says little; gradients, activations and losses "
-            "hold all the same"
+            "waits, another uses its core, so the bubble that is measured says little; gradients, "
+            "activations and losses hold all the same"
         )
     by_rank = session.launch(RUN_TRAINING, EXPERIMENT, settings)
     ranks = dict(zip(settings.schedules, zip(*by_rank, strict=True), strict=True))
@@ -239,6 +280,6 @@ def command(session: Session, data: DataOptions, schedule: str, **chosen: Any) -
     session.say("", *held_texts(found), "", *cost_texts(found))
     about = {"stages": world.size, "microbatches": settings.microbatches, "schedules": found}
     session.print_document(ranks, dataset=prepared.summary, **about)
-    for name, figures_of_it in found.items():
-        check(name, figures_of_it)
+    for name, result in found.items():
+        check(name, result)
     session.say("", prose("Shown: ", good(LESSON.conclude(world.size)), "."))

@@ -22,8 +22,7 @@ from playground.lessons.prove.lesson import (
     parameters,
     part_of_loss,
 )
-from playground.lessons.prove.page import Proof, ProveSettings
-from playground.measurement import Fields
+from playground.lessons.prove.page import Break, ComparedStep, Comparison, Proof, ProveSettings
 from playground.measurement.interleave import slowest as max_over_ranks
 from playground.runtime import device, on_device, report
 from playground.training.data import Batch, Images
@@ -33,7 +32,7 @@ from playground.training.step import training_step
 from playground.training.sync import GradSync, build_grad_sync, new_grad_sync
 
 
-def experiment(rank: int, size: int, settings: ProveSettings) -> tuple[Proof, dict[str, Fields]]:
+def experiment(rank: int, size: int, settings: ProveSettings) -> tuple[Proof, dict[str, Break]]:
     """The proof and, where there is another rank to differ from, each way to break it. Every rank
     returns the same."""
     return run(rank, size, settings), break_it(rank, size, settings) if size > 1 else {}
@@ -48,20 +47,20 @@ def run(rank: int, size: int, settings: ProveSettings) -> Proof:
     }
 
 
-def compare(settings: ProveSettings, dtype: torch.dtype) -> Fields:
+def compare(settings: ProveSettings, dtype: torch.dtype) -> Comparison:
     """The board's comparison, with a replica for every gradient synchronisation."""
-    steps = []
+    steps = list[ComparedStep]()
     # cuDNN would round float32 to 10 bits (TF32) in some convolutions and not in others, as the
     # batch's size suggests.
     with on_device(), torch.backends.cudnn.flags(enabled=False):
         one_process = new_one_process(new_net(settings.seed, dtype), settings)
         replicas = new_replicas(settings, dtype)
         batches = global_batches(settings, dtype, f"comparing in {dtype}")
-        for step, found in enumerate(board.compare(batches, one_process, *replicas.values()), 1):
-            largest, *differences = found
+        compared = board.compare(batches, one_process, *replicas.values())
+        for step, (largest, *differences) in enumerate(compared, 1):
             by_sync = dict(zip(replicas, differences, strict=True))
-            steps.append({"step": step, "largest": largest, "differences": by_sync})
-    return {"epsilon": torch.finfo(dtype).eps, "steps": steps}
+            steps.append(ComparedStep(step, largest, by_sync))
+    return Comparison(torch.finfo(dtype).eps, steps)
 
 
 def new_replicas(settings: ProveSettings, dtype: torch.dtype) -> dict[str, Training]:
@@ -69,7 +68,8 @@ def new_replicas(settings: ProveSettings, dtype: torch.dtype) -> dict[str, Train
     Each rank draws weights of its own; those of rank 0, which all then get, are the ones that the
     one process starts from. (Gradients are added up by `settings.all_reduce`;
     DistributedDataParallel's by the backend's own.)"""
-    seed, replicas = settings.seed + dist.get_rank(), {}
+    seed = settings.seed + dist.get_rank()
+    replicas = dict[str, Training]()
     for name in GRAD_SYNCS:
         model = new_net(seed, dtype)
         broadcast_parameters(model)
@@ -119,26 +119,29 @@ def global_batches(
         report(phase=phase, step=step + 1, steps=settings.steps)
 
 
-def break_it(rank: int, size: int, settings: ProveSettings) -> dict[str, Fields]:
+def break_it(rank: int, size: int, settings: ProveSettings) -> dict[str, Break]:
     """All four ways to break it, in float64, by name. Every rank returns the same."""
     modes = (summed, unweighted_shares, own_weights, batch_norm)
     with on_device():
         return {failure_mode.__name__: failure_mode(size, settings) for failure_mode in modes}
 
 
-def summed(size: int, settings: ProveSettings) -> Fields:
+PARAMETERS = "parameters, compared with one process"
+
+
+def summed(size: int, settings: ProveSettings) -> Break:
     broken = board.summed(settings.seed)
     ranks = Replica(broken.model, settings, GradSync(broken.model, broken.average))
     one_process = new_one_process(new_net(settings.seed), settings)
     faster = new_one_process(new_net(settings.seed), settings, times=size)
     train_side_by_side(settings, ranks, one_process, faster)
     return break_result(
-        breaks={"parameters, compared with one process": differ(ranks, one_process)},
+        breaks={PARAMETERS: differ(ranks, one_process)},
         holds={"parameters, compared with one process at N times the --lr": differ(ranks, faster)},
     )
 
 
-def unweighted_shares(size: int, settings: ProveSettings) -> Fields:
+def unweighted_shares(size: int, settings: ProveSettings) -> Break:
     broken = board.unweighted_shares(settings.seed)
     weighted = partial(part_of_loss, shares_of=board.one_for_the_last)
     one_process = new_one_process(new_net(settings.seed), settings)
@@ -147,12 +150,12 @@ def unweighted_shares(size: int, settings: ProveSettings) -> Fields:
     train_side_by_side(settings, one_process, wrong, right)
     of_sums = "parameters with sums over the whole batch, compared with one process"
     return break_result(
-        breaks={"parameters, compared with one process": differ(wrong, one_process)},
+        breaks={PARAMETERS: differ(wrong, one_process)},
         holds={of_sums: differ(right, one_process)},
     )
 
 
-def own_weights(size: int, settings: ProveSettings) -> Fields:
+def own_weights(size: int, settings: ProveSettings) -> Break:
     model = board.own_weights(settings.seed).model
     ranks = Replica(model, settings)
     one_process = new_one_process(new_net(settings.seed), settings)
@@ -162,7 +165,7 @@ def own_weights(size: int, settings: ProveSettings) -> Fields:
     gradients = flat(param.grad for param in model.parameters())
     return break_result(
         breaks={
-            "parameters, compared with one process": differ(ranks, one_process),
+            PARAMETERS: differ(ranks, one_process),
             "initial parameters, compared with rank 0": max_abs_diff(at_first),
             "final parameters, compared with rank 0": max_abs_diff(at_last),
         },
@@ -173,13 +176,13 @@ def own_weights(size: int, settings: ProveSettings) -> Fields:
     )
 
 
-def batch_norm(size: int, settings: ProveSettings) -> Fields:
+def batch_norm(size: int, settings: ProveSettings) -> Break:
     one_process = new_one_process(board.new_batch_norm_net(settings.seed), settings)
     local = Replica(board.batch_norm(settings.seed).model, settings)
     synced = Replica(convert_sync_batchnorm(board.new_batch_norm_net(settings.seed)), settings)
     train_side_by_side(settings, one_process, local, synced)
     return break_result(
-        breaks={"parameters, compared with one process": differ(local, one_process)},
+        breaks={PARAMETERS: differ(local, one_process)},
         holds={
             "parameters with SyncBatchNorm, compared with one process": differ(synced, one_process)
         },
@@ -197,15 +200,13 @@ def differ(ranks: Training, one_process: Training) -> float:
     return max_abs_diff(parameters(ranks.model), parameters(one_process.model))
 
 
-def break_result(*, breaks: Mapping[str, float], holds: Mapping[str, float]) -> Fields:
-    """The differences, by description, that are wrong, and those that must be rounding if the
-    explanation of the failure mode is right: this rank's become the largest on any rank. All ranks
-    must call this."""
+def break_result(*, breaks: Mapping[str, float], holds: Mapping[str, float]) -> Break:
+    """This rank's differences become the largest on any rank. All ranks must call this."""
     largest = iter(max_over_ranks([*breaks.values(), *holds.values()]))
-    return {
-        "breaks": {name: next(largest) for name in breaks},
-        "holds": {name: next(largest) for name in holds},
-    }
+    return Break(
+        breaks={name: next(largest) for name in breaks},
+        holds={name: next(largest) for name in holds},
+    )
 
 
 def minus_rank_0(values: torch.Tensor) -> torch.Tensor:

@@ -14,7 +14,6 @@ from playground.console.tables import Column, Table, Texts, numbers
 from playground.console.text import good, heading, prose
 from playground.console.training import RUN_TRAINING, DataOptions, announce_data, data_options
 from playground.lessons import LESSONS
-from playground.measurement import Fields
 from playground.runtime.errors import PlaygroundError, UsageError
 from playground.runtime.flags import flag, like
 from playground.training.settings import TrainingSettings
@@ -57,34 +56,63 @@ class ProveSettings(TrainingSettings):
             raise UsageError("lr 0: no step would change anything, so it must be above 0")
 
 
-Proof = dict[str, Fields]
-"""By dtype, float64 and float32: its `epsilon`, the distance from 1 to the next number, and the
-`steps`. Of each, its number `step` from 1 on, the `largest` parameter of the one process, and the
-`differences` of N ranks from it, the largest of any parameter on any rank, by gradient
-synchronisation."""
+@dataclass(frozen=True)
+class ComparedStep:
+    """N ranks beside one process, after a training step."""
+
+    step: int
+    """Its number, from 1 on."""
+    largest: float
+    """The largest parameter of the one process."""
+    differences: dict[str, float]
+    """The largest difference of any parameter on any rank, by gradient synchronisation."""
 
 
-def in_epsilons(comparison: Fields) -> float:
-    """The largest difference of any parameter, after any step, in units of the dtype's epsilon."""
-    largest = max(
-        difference for step in comparison["steps"] for difference in step["differences"].values()
-    )
-    return largest / float(comparison["epsilon"])
+@dataclass(frozen=True)
+class Comparison:
+    """N ranks beside one process, in one dtype."""
+
+    epsilon: float
+    """Distance from 1 to the next number of the dtype."""
+    steps: list[ComparedStep]
+
+    @property
+    def in_epsilons(self) -> float:
+        """The largest difference after any step, in units of epsilon."""
+        largest = max(each for step in self.steps for each in step.differences.values())
+        return largest / self.epsilon
 
 
-def check(proof: Proof, breaks: Mapping[str, Fields]) -> None:
+Proof = dict[str, Comparison]
+"""By dtype: float64 and float32."""
+
+
+@dataclass(frozen=True)
+class Break:
+    """One way to break it: differences, each the largest on any rank, by what is compared."""
+
+    breaks: dict[str, float]
+    """Those that are wrong."""
+    holds: dict[str, float]
+    """Those that are rounding, if the way is explained correctly."""
+
+    @property
+    def is_broken(self) -> bool:
+        return max(self.breaks.values()) > EXACT
+
+
+def check(proof: Proof, breaks: Mapping[str, Break]) -> None:
     """Raise `PlaygroundError` if N ranks differ from one process by more than rounding, or if the
     explanation of a failure mode leaves more than rounding unexplained."""
     if wrong := failure(proof):
         raise PlaygroundError(wrong)
     for name, found in breaks.items():
-        bound = max(EXACT, UNEXPLAINED * max(found["breaks"].values()))
-        for quantity, difference in found["holds"].items():
+        bound = max(EXACT, UNEXPLAINED * max(found.breaks.values()))
+        for quantity, difference in found.holds.items():
             if not difference <= bound < math.inf:
                 raise PlaygroundError(
                     f"{name}: {quantity}: {difference:.1e} should be rounding (at most "
-                    f"{bound:.1e}), so this break is "
-                    f"not what it is said to be; {ADVICE}"
+                    f"{bound:.1e}), so this break is not what it is said to be; {ADVICE}"
                 )
 
 
@@ -92,20 +120,16 @@ def failure(proof: Proof) -> str:
     """The first difference that is more than rounding, in words; empty if N ranks equal one
     process."""
     for dtype, comparison in proof.items():
-        bound = EXACT * comparison["epsilon"] / sys.float_info.epsilon
-        for step in comparison["steps"] if dtype == "float64" else comparison["steps"][:1]:
-            for sync, difference in step["differences"].items():
+        bound = EXACT * comparison.epsilon / sys.float_info.epsilon
+        for step in comparison.steps if dtype == "float64" else comparison.steps[:1]:
+            for sync, difference in step.differences.items():
                 if not difference <= bound:
                     return (
                         f"{sync}: in {dtype} the parameters of N ranks and of one process differ "
-                        f"by {difference:.1e} "
-                        f"after step {step['step']}, more than rounding ({bound:.1e}); {ADVICE}"
+                        f"by {difference:.1e} after step {step.step}, more than rounding "
+                        f"({bound:.1e}); {ADVICE}"
                     )
     return ""
-
-
-def is_broken(result: Fields) -> bool:
-    return max(result["breaks"].values()) > EXACT
 
 
 def shares_text(batch_size: int, size: int) -> str:
@@ -123,37 +147,34 @@ def proof_texts(proof: Proof) -> Texts:
     """For each dtype a table; then why there are differences, if they are rounding."""
     texts: Texts = []
     for dtype, comparison in proof.items():
-        largest = max(step["largest"] for step in comparison["steps"])
+        largest = max(step.largest for step in comparison.steps)
         scale = (
             f"the largest of which is {number_text(largest)}; epsilon is "
-            f"{number_text(comparison['epsilon'])}"
+            f"{number_text(comparison.epsilon)}"
         )
         texts += [
             f"  largest difference of {dtype} parameters ({scale}):",
-            steps_table(comparison["steps"]),
+            steps_table(comparison.steps),
         ]
-    exact, single = map(in_epsilons, proof.values())
+    exact, single = (comparison.in_epsilons for comparison in proof.values())
     if exact and not failure(proof):
         texts += [
             "Why not 0: N ranks add the numbers that one process adds, but in another order, and "
-            "every addition "
-            f"rounds. The differences come to at most {exact:.2g} epsilon in float64 and "
-            f"{single:.2g} in float32."
+            f"every addition rounds. The differences come to at most {exact:.2g} epsilon in "
+            f"float64 and {single:.2g} in float32."
         ]
     return texts
 
 
-def steps_table(steps: Sequence[Fields]) -> Table:
+def steps_table(steps: Sequence[ComparedStep]) -> Table:
     """One row per gradient synchronisation, one column for each of the steps 1, 2, 5, 10, 20, 50 …
     and for the last."""
     shown = [
-        step
-        for step in steps
-        if str(step["step"]).rstrip("0") in ("1", "2", "5") or step is steps[-1]
+        each for each in steps if str(each.step).rstrip("0") in ("1", "2", "5") or each is steps[-1]
     ]
-    table = Table("after step", *numbers(*(str(step["step"]) for step in shown)))
-    for name in steps[0]["differences"]:
-        table.add(name, *(number_text(step["differences"][name]) for step in shown))
+    table = Table("after step", *numbers(*(str(each.step) for each in shown)))
+    for name in steps[0].differences:
+        table.add(name, *(number_text(each.differences[name]) for each in shown))
     return table
 
 
@@ -161,27 +182,25 @@ def number_text(value: float) -> str:
     return f"{value:.1e}" if value else "0"
 
 
-def break_table(result: Fields) -> Table:
-    found = {"is broken": result["breaks"], "rounding": result["holds"]}
-    rows = (
-        (number_text(each), what, expected)
-        for expected, of in found.items()
-        for what, each in of.items()
-    )
-    return Table(*numbers("difference"), Column("of", wraps=True), "expected", rows=rows)
+def break_table(found: Break) -> Table:
+    table = Table(*numbers("difference"), Column("of", wraps=True), "expected")
+    for expected, of in (("is broken", found.breaks), ("rounding", found.holds)):
+        for what, difference in of.items():
+            table.add(number_text(difference), what, expected)
+    return table
 
 
-def ending(proof: Proof, breaks: Mapping[str, Fields]) -> str:
+def ending(proof: Proof, breaks: Mapping[str, Break]) -> str:
     """How far parameters are from one process's after the last step, and how many of the failure
     modes matter."""
-    last = {
-        dtype: comparison["steps"][-1]["differences"].values()
+    ends = (
+        f"{number_text(max(comparison.steps[-1].differences.values()))} in {dtype}"
         for dtype, comparison in proof.items()
-    }
-    ends = (f"{number_text(max(found))} in {dtype}" for dtype, found in last.items())
+    )
     broken = "with one rank nothing can break it"
     if breaks:
-        broken = f"broken in {sum(map(is_broken, breaks.values()))} of {len(breaks)} ways"
+        count = sum(found.is_broken for found in breaks.values())
+        broken = f"broken in {count} of {len(breaks)} ways"
     return f" (largest difference of parameters after the last step: {', '.join(ends)}); {broken}."
 
 

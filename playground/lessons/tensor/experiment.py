@@ -4,12 +4,10 @@ activations counted."""
 from __future__ import annotations
 
 import contextlib
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from playground.console.one_process import EXACT_STEPS
 from playground.lessons.tensor.lesson import (
     GPTConfig,
     Group,
@@ -19,17 +17,17 @@ from playground.lessons.tensor.lesson import (
     sum_replicated_gradients,
     vocab_parallel_cross_entropy,
 )
-from playground.lessons.tensor.page import TensorSettings
-from playground.measurement import Fields
+from playground.lessons.tensor.page import TensorSettings, TensorTraining
 from playground.runtime import device
 from playground.runtime.rendezvous.agreement import require_same_on_all_ranks
 from playground.runtime.tap import observing
 from playground.training.gpt_run import Backward, backward_alone, batches, compare, train
-from playground.training.traffic import SlowLink
+from playground.training.link import Link
+from playground.training.one_process import EXACT_STEPS
 
 
-def run(rank: int, size: int, settings: TensorSettings) -> list[Fields]:
-    """On this rank, by way: what was counted, and how far the way is from one process."""
+def run(rank: int, size: int, settings: TensorSettings) -> list[TensorTraining]:
+    """This rank's training by each way."""
     require_same_on_all_ranks(vars(settings))
     return [run_way(way, settings) for way in settings.ways]
 
@@ -40,7 +38,7 @@ def shard_like(full: Tensor, local: Tensor, group: Group = None) -> Tensor:
     return shard(full, sharded[0], group) if sharded else full
 
 
-def run_way(way: str, settings: TensorSettings) -> Fields:
+def run_way(way: str, settings: TensorSettings) -> TensorTraining:
     sequence = way == "sequence"
 
     def new_sharded(dtype: torch.dtype) -> tuple[nn.Module, Backward]:
@@ -58,12 +56,12 @@ def run_way(way: str, settings: TensorSettings) -> Fields:
 
     alone = new_gpt(GPTConfig(), settings.seed).to(device(), torch.float64)
     exact = batches(settings.batch_size, EXACT_STEPS, settings.seed)
-    found: Any = compare(
+    differences = compare(
         way, new_sharded(torch.float64), (alone, backward_alone(alone)), exact, shard_like
     )
     model, step = new_sharded(torch.float32)
-    with observing(SlowLink(settings.link)) if settings.link else contextlib.nullcontext():
-        found |= train(
-            way, model, step, batches(settings.batch_size, settings.steps, settings.seed)
-        )
-    return {**found, "parameters": sum(param.nbytes for param in model.parameters())}
+    whole = batches(settings.batch_size, settings.steps, settings.seed)
+    with observing(Link(settings.link)) if settings.link else contextlib.nullcontext():
+        found = train(way, model, step, whole)
+    parameters = sum(param.nbytes for param in model.parameters())
+    return TensorTraining(**vars(found), **vars(differences), parameters=parameters)

@@ -8,16 +8,17 @@ from typing import Any
 
 import click
 
-from playground.console.one_process import COMPARED, TRAINED, check
+from playground.algorithms.cost_model import times_sent
 from playground.console.options import ALL, flags, select_names
 from playground.console.session import Session
 from playground.console.tables import Column, figures, tabulate
 from playground.console.text import good, heading, prose
+from playground.console.training import COMPARED, TRAINED
 from playground.lessons import LESSONS
-from playground.measurement import Fields
 from playground.runtime.errors import UsageError
 from playground.runtime.flags import check_choice, check_flags, flag, like
 from playground.training.gpt_config import HEADS, LAYERS, LENGTH, VOCABULARY, WIDTH
+from playground.training.one_process import ComparedTraining, check
 from playground.training.settings import TrainingSettings
 
 LESSON = LESSONS["tensor"]
@@ -53,11 +54,19 @@ class TensorSettings:
             )
 
 
-def closed_forms(way: str, settings: TensorSettings) -> Fields:
+@dataclass(frozen=True, kw_only=True)
+class TensorTraining(ComparedTraining):
+    """A rank's training by one way."""
+
+    parameters: int
+    """Bytes of this rank's."""
+
+
+def closed_forms(way: str, settings: TensorSettings) -> dict[str, float]:
     """The counts of a rank in a step, bytes of float32. Activations: of matrices, attention, GELU,
     norms and loss."""
     size, layers, tokens = settings.size, LAYERS, settings.batch_size * LENGTH
-    hidden, ring = 4 * tokens * WIDTH, 2 * (size - 1) / size
+    hidden, ring = 4 * tokens * WIDTH, times_sent(size, "all_reduce")
     replicated = 4 * (LENGTH * WIDTH + (6 * layers + 2) * WIDTH)
     sharded = 4 * (2 * VOCABULARY * WIDTH + layers * (12 * WIDTH**2 + 4 * WIDTH))
     entered = (2 * layers + 1) * hidden
@@ -102,21 +111,19 @@ def command(session: Session, way: str, **chosen: Any) -> None:
     model = f"a GPT of {LAYERS} blocks, width {WIDTH}, {HEADS} heads, sequences of {LENGTH}"
     session.say(f"{LESSON.name}: {world}, {model}, {settings.batch_size} in a batch{link}")
     found = dict(zip(ways, zip(*session.launch(EXPERIMENT, settings), strict=True), strict=True))
+    forms = {name: closed_forms(name, settings) for name in ways}
     for name, (first, *_) in found.items():
-        expected = closed_forms(name, settings)
         rows = (
-            {"what": QUANTITIES[key], "counted": float(first[key]), "form": expected[key]}
-            for key in expected
+            {"what": QUANTITIES[key], "counted": float(getattr(first, key)), "form": form}
+            for key, form in forms[name].items()
         )
         session.say("", prose(heading(name), f": {WAYS[name]}"), tabulate(rows, COUNTS))
-    rows = ({"way": name, **ranks[0]} for name, ranks in found.items())
+    rows = ({"way": name, **vars(ranks[0])} for name, ranks in found.items())
     session.say(
         "", prose(heading("training"), f": a copied sequence; {COMPARED}"), tabulate(rows, COSTS)
     )
-    session.print_document(
-        found, closed_forms={name: closed_forms(name, settings) for name in found}
-    )
+    session.print_document(found, closed_forms=forms)
     for name, ranks in found.items():
         for rank in ranks:
-            check(name, rank, closed_forms(name, settings), world.device)
+            check(name, rank, forms[name], world.device)
     session.say("", prose("Shown: ", good(LESSON.conclude(world.size)), "."))

@@ -1,9 +1,9 @@
-"""The measurement of each way: bytes held and sent, counted in a step; steps in turn with a clock;
-the same numbers?
+"""The measurement of each way: bytes held and sent in a step, seconds of steps taken in turn, and
+the difference from one process.
 
 Bytes are counted as torch's dispatcher sees operations and collectives: storages that are alive, at
-the size they have now (zero-3 resizes them), of floating-point numbers alone. What an operation
-needs only within itself does not count.
+the size they have now (zero-3 resizes them), of floating-point numbers alone. Memory that an
+operation frees before it returns does not count.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import re
 import resource
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import cache, partial
 from pathlib import Path
 from random import Random
@@ -28,38 +28,56 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.optim import ZeroRedundancyOptimizer
+from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_leaves
 
-from playground.console.one_process import EXACT_STEPS
 from playground.lessons.tensor.lesson import GPTConfig, copying_loss, new_gpt
 from playground.lessons.zero.lesson import BytesSent
 from playground.lessons.zero.page import CAPPED_STEPS, OUT_OF_MEMORY, WARM_UP, ZeroSettings
-from playground.lessons.zero.sync import SYNCS
-from playground.measurement import Fields
+from playground.lessons.zero.results import CountedStep, Counts, WayResult, closed_forms
 from playground.measurement.interleave import interleave, slowest
 from playground.runtime import PlaygroundError, device, report, synchronize
 from playground.training.gpt_run import LR, Batch, backward_alone, batches, set_lr, train
+from playground.training.one_process import EXACT_STEPS
 from playground.training.replicas import flat
 from playground.training.step import training_step
 from playground.training.sync import GradSync
+from playground.training.zero_sync import SYNCS
 
 M_MMAP_THRESHOLD, OWN_PAGES = -3, 64 * 2**10
 """malloc gives memory of this many bytes or more back to the kernel when it is freed. Source:
 mallopt(3)"""
 
 
-def run(rank: int, size: int, settings: ZeroSettings) -> list[Fields]:
-    """A row of figures for each way: the largest of any rank."""
-    rows = []
-    for way, timing in zip(settings.ways, train_in_turn(settings), strict=True):
+def run(rank: int, size: int, settings: ZeroSettings) -> list[WayResult]:
+    """The results of all ways, in order. Every rank returns the same."""
+    results = []
+    for way, (seconds, losses) in zip(settings.ways, train_in_turn(settings), strict=True):
         report(phase=f"{way}: counting bytes")
-        figures = {**count(way, settings), "difference": compare(way, settings)}
-        figures.pop("series")
-        rows.append(
-            {"way": way, **dict(zip(figures, slowest([*figures.values()]), strict=True)), **timing}
+        counts = largest_of_ranks(count(way, settings))
+        [difference] = slowest([compare(way, settings)])
+        forms = closed_forms(way, counts.model_bytes, size)
+        result = WayResult(
+            way=way,
+            **vars(counts),
+            difference=difference,
+            seconds=seconds,
+            losses=losses,
+            first_loss=losses[0],
+            last_loss=losses[-1],
+            expected_held=forms["held"],
+            expected_sent=forms["sent"],
         )
-    return rows
+        results.append(result)
+    return results
+
+
+def largest_of_ranks(counts: Counts) -> Counts:
+    """The maximum of each count. All ranks must call this."""
+    names = [field.name for field in fields(Counts)]
+    largest = slowest([getattr(counts, name) for name in names])
+    return Counts(**dict(zip(names, largest, strict=True)))
 
 
 class TorchZero1(GradSync):
@@ -83,7 +101,7 @@ def in_fsdp(model: nn.Module) -> GradSync:
     return GradSync(fully_shard(model, mesh=mesh))
 
 
-TORCH_S_OWN: dict[str, Callable[[nn.Module], GradSync]] = {
+TORCH_SYNCS: dict[str, Callable[[nn.Module], GradSync]] = {
     "torch-ddp": lambda model: GradSync(in_ddp(model)),
     "torch-zero-1": lambda model: TorchZero1(in_ddp(model)),
     "torch-fsdp": in_fsdp,
@@ -96,14 +114,17 @@ def new_model(settings: ZeroSettings, dtype: torch.dtype = torch.float32) -> nn.
 
 
 class Trainer:
-    """This rank's model and optimizer, by one way, the steps `taken`, and the `losses` of its parts
-    of batches."""
+    """This rank's model and optimizer, by one way."""
 
     def __init__(
         self, way: str, settings: ZeroSettings, dtype: torch.dtype = torch.float32
     ) -> None:
-        self.model, self.losses, self.taken = new_model(settings, dtype), list[Tensor](), 0
-        self.sync = (SYNCS | TORCH_S_OWN)[way](self.model)
+        self.model = new_model(settings, dtype)
+        self.taken = 0
+        """Number of steps."""
+        self.losses: list[Tensor] = []
+        """Those of this rank's shards of batches, by step."""
+        self.sync = (SYNCS | TORCH_SYNCS)[way](self.model)
         self.optimizer = self.sync.optimizer(partial(torch.optim.AdamW, lr=LR, fused=True))
 
     def step(
@@ -138,16 +159,18 @@ class Trainer:
 
 
 class ByteCounter(BytesSent):
-    """Counts, while it is entered: bytes held, now and at most, and sent. With `cap`, holding more
-    is an error."""
+    """Counts bytes held and sent while it is entered. With `cap`, holding more raises
+    `MemoryError`."""
 
     def __init__(self, cap: int | None = None) -> None:
         super().__init__()
         self.storages: WeakSet[Any] = WeakSet()
-        self.cap, self.series = cap, list[int]()
+        self.cap = cap
+        self.series: list[int] = []
+        """Bytes held after each operation since the last `take_series`."""
 
     def hold(self, *tensors: Tensor) -> None:
-        """Count these from now on; of a DTensor this rank's part."""
+        """Count these from now on; of a DTensor this rank's shard."""
         for tensor in tensors:
             if tensor.is_floating_point():
                 self.storages.add(getattr(tensor, "_local_tensor", tensor).untyped_storage())
@@ -159,6 +182,12 @@ class ByteCounter(BytesSent):
         memory = {getattr(each, "_local_tensor", each).untyped_storage() for each in tensors}
         return sum(storage.nbytes() for storage in memory)
 
+    def take_series(self) -> list[int]:
+        """Return `series`, and begin another."""
+        series = self.series
+        self.series = []
+        return series
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = super().__torch_dispatch__(func, types, args, kwargs)
         if not func.is_view:  # views make no memory, and may be of a backend's own
@@ -169,62 +198,63 @@ class ByteCounter(BytesSent):
         return result
 
 
-def count_ways(rank: int, size: int, settings: ZeroSettings) -> list[Fields]:
+def count_ways(rank: int, size: int, settings: ZeroSettings) -> list[CountedStep]:
     """The bytes of each way, on this rank."""
-    return [{"way": way, **count(way, settings)} for way in settings.ways]
+    return [count(way, settings) for way in settings.ways]
 
 
-def count(way: str, settings: ZeroSettings) -> Fields:
-    """Bytes in a step with one sequence for each rank, so that activations are few: `parameters`,
-    `gradients` and `optimizer` as held before the optimizer's step, `held` together, `peak` at most
-    in the step, `sent` in it; `series`, held after each operation of "forward", of backward until
-    "synced", and of the "step"; `model_bytes` and `unit_bytes`, those of the parameters of the
-    model and of its largest unit."""
+def count(way: str, settings: ZeroSettings) -> CountedStep:
+    """Count the bytes of this rank in a step, the second."""
     trainer = Trainer(way, settings)
     counter = ByteCounter()
-    figures = Fields()
-    series = dict[str, list[int]]()
+    series: dict[str, list[int]] = {}
+    held: dict[str, int] = {}
     first, second = batches(dist.get_world_size(), 2, settings.seed)
-    units = [sum(param.nbytes for param in unit.parameters()) for unit in new_model(settings)]
 
-    def moment(what: str) -> None:
-        series[what] = counter.series
-        counter.series = []
-        if what == "synced":
-            held, parameters, state = map(
-                counter.held, (None, trainer.parameters(), trainer.state())
-            )
-            figures.update(
-                parameters=parameters,
-                gradients=held - parameters - state,
-                optimizer=state,
-                held=held,
-            )
+    def moment(name: str) -> None:
+        series[name] = counter.take_series()
+        if name == "synced":
+            held["together"] = counter.held()
+            held["parameters"] = counter.held(trainer.parameters())
+            held["optimizer"] = counter.held(trainer.state())
 
     counter.hold(*trainer.parameters())
     with counter:
         trainer.step(first)
-        counter.series = []
+        counter.take_series()
         counter.sent = 0.0
         trainer.step(second, moment)
-        series["step"] += counter.series
-    figures |= {"peak": max(map(max, series.values())), "sent": round(counter.sent)}
-    return {**figures, "model_bytes": sum(units), "unit_bytes": max(units), "series": series}
+        series["step"] += counter.take_series()
+    units = [sum(param.nbytes for param in unit.parameters()) for unit in new_model(settings)]
+    return CountedStep(
+        way=way,
+        parameters=held["parameters"],
+        gradients=held["together"] - held["parameters"] - held["optimizer"],
+        optimizer=held["optimizer"],
+        held=held["together"],
+        peak=max(map(max, series.values())),
+        sent=round(counter.sent),
+        model_bytes=sum(units),
+        unit_bytes=max(units),
+        series=series,
+    )
 
 
 def compare(way: str, settings: ZeroSettings) -> float:
     """The largest difference of a loss or parameter from one process with the whole batch, after a
     few steps in float64."""
-    trainer, (expected, alone) = Trainer(way, settings, torch.float64), train_alone(settings)
+    trainer = Trainer(way, settings, torch.float64)
+    expected_losses, expected_params = train_alone(settings)
     for step, batch in enumerate(batches(settings.batch_size, EXACT_STEPS, settings.seed), start=1):
         trainer.step(batch, last=step == EXACT_STEPS)
     params = [
-        getattr(each, "full_tensor", lambda each=each: each)()
-        for each in trainer.model.parameters()
+        param.full_tensor() if isinstance(param, DTensor) else param
+        for param in trainer.model.parameters()
     ]
-    pairs = zip(trainer.mean_losses(), expected, strict=True)
+    pairs = zip(trainer.mean_losses(), expected_losses, strict=True)
     return max(
-        (flat(params) - alone).abs().max().item(), *(abs(one - other) for one, other in pairs)
+        (flat(params) - expected_params).abs().max().item(),
+        *(abs(loss - expected) for loss, expected in pairs),
     )
 
 
@@ -233,37 +263,34 @@ def train_alone(settings: ZeroSettings) -> tuple[list[float], Tensor]:
     """The losses of one process, by step, and its parameters at the end, flat."""
     model = new_model(settings, torch.float64)
     exact = batches(settings.batch_size, EXACT_STEPS, settings.seed)
-    return train("alone", model, backward_alone(model), exact)["losses"], flat(model.parameters())
+    return train("alone", model, backward_alone(model), exact).losses, flat(model.parameters())
 
 
-def train_in_turn(settings: ZeroSettings) -> list[Fields]:
-    """For each way the median `seconds` of a step on its slowest rank, and the `losses` of whole
+def train_in_turn(settings: ZeroSettings) -> list[tuple[float, list[float]]]:
+    """For each way the median seconds of a step, on its slowest rank, and the losses of whole
     batches, by step."""
     trainers = [Trainer(way, settings) for way in settings.ways]
-    coming = iter(batches(settings.batch_size, settings.steps, settings.seed))
-    now = list[Batch]()
+    coming = batches(settings.batch_size, settings.steps, settings.seed)
 
     def rounds() -> Iterator[None]:
-        for number, batch in enumerate(coming):
-            report(phase="training by each way in turn", step=number, steps=settings.steps)
-            now[:] = [batch]
+        for step in range(settings.steps):
+            report(phase="training by each way in turn", step=step, steps=settings.steps)
             yield
 
     def step(trainer: Trainer) -> float:
         dist.barrier()
         start = time.perf_counter()
-        trainer.step(now[0])
+        trainer.step(coming[trainer.taken])
         synchronize()
         return time.perf_counter() - start
 
     steps = [partial(step, trainer) for trainer in trainers]
+    turns = interleave(steps, rounds(), Random(settings.seed))
     found = []
-    for trainer, seconds in zip(
-        trainers, interleave(steps, rounds(), Random(settings.seed)), strict=True
-    ):
-        losses, by_step = trainer.mean_losses(), slowest(seconds)
-        ends = {"first_loss": losses[0], "last_loss": losses[-1]}
-        found.append({"seconds": median(by_step[WARM_UP:] or by_step), "losses": losses, **ends})
+    for trainer, seconds in zip(trainers, turns, strict=True):
+        losses = trainer.mean_losses()
+        by_step = slowest(seconds)
+        found.append((median(by_step[WARM_UP:] or by_step), losses))
     return found
 
 
@@ -272,12 +299,13 @@ def train_under_cap(rank: int, size: int, settings: ZeroSettings, way: str) -> N
     coming = batches(size, CAPPED_STEPS, settings.seed)
     # starts threads, whose stacks count, too
     Trainer("zero-3", replace(settings, width=12, layers=1)).step(coming[0])
-    counter = ByteCounter(None if settings.kernel else settings.cap)
+    nothing = contextlib.nullcontext()
+    counter = ByteCounter(settings.cap)
     try:
-        with kernel_limit(settings.cap or 0) if settings.kernel else contextlib.nullcontext():
+        with kernel_limit(settings.cap or 0) if settings.kernel else nothing:
             trainer = Trainer(way, settings)
             counter.hold(*trainer.parameters())
-            with contextlib.nullcontext() if settings.kernel else counter:
+            with nothing if settings.kernel else counter:
                 for batch in coming:
                     trainer.step(batch)
     except (MemoryError, RuntimeError) as error:

@@ -13,9 +13,9 @@ from playground.console.session import Session
 from playground.console.tables import Column, Table
 from playground.console.text import good, prose
 from playground.console.training import RUN_TRAINING
+from playground.console.units import format_bytes
 from playground.lessons import LESSONS
-from playground.lessons.zero.results import HELD, TORCH, check_row, expected, result_texts
-from playground.measurement import format_bytes
+from playground.lessons.zero.results import HELD, TORCH, WayResult, check_way, result_texts
 from playground.runtime.errors import PlaygroundError, UsageError
 from playground.runtime.flags import ANY, check_flags, flag
 
@@ -84,12 +84,11 @@ def command(session: Session, way: str, **chosen: Any) -> None:
     session.say(f"{LESSON.name}: {world}", model, "")
     if settings.cap:
         return show_capped(session, settings)
-    rows = session.launch(RUN_TRAINING, MEASURE, settings)[0]
-    rows = [{**row, **expected(row, world.size)} for row in rows]
-    session.say(*result_texts(rows), "")
-    session.print_document({}, ways=rows)
-    for row in rows:
-        check_row(row)
+    results: list[WayResult] = session.launch(RUN_TRAINING, MEASURE, settings)[0]
+    session.say(*result_texts(results), "")
+    session.print_document({}, ways=results)
+    for result in results:
+        check_way(result.way, result, result.difference, world.size)
     session.say(prose("Shown: ", good(LESSON.conclude(world.size)), "."))
 
 

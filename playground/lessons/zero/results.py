@@ -1,14 +1,16 @@
-"""The figures of the ways to train: the closed forms, the tables and the check. Does not import
+"""The results of the ways to train: the closed forms, the tables and the check. Does not import
 torch."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
-from playground.console.one_process import check, check_counts
+from playground.algorithms.cost_model import times_sent
 from playground.console.tables import Column, Texts, figures, tabulate
 from playground.console.text import heading, prose
-from playground.measurement import Fields, format_bytes
+from playground.console.units import format_bytes
+from playground.training.one_process import check_counts, check_exact
 
 HELD: dict[str, tuple[str, Callable[[int], float]]] = {
     "ddp": ("4P", lambda n: 4.0), "zero-1": ("2P + 2P/N", lambda n: 2 + 2 / n),
@@ -16,20 +18,76 @@ HELD: dict[str, tuple[str, Callable[[int], float]]] = {
 }  # fmt: skip
 """Parameters, gradients and Adam's two numbers for each, in bytes of the parameters P, on each of N
 ranks."""
-SENT = {"ddp": 2, "zero-1": 2, "zero-2": 2, "zero-3": 3}
-"""Times (N - 1)/N · P."""
+SENT = {
+    "ddp": ("all_reduce",),
+    "zero-1": ("reduce_scatter", "all_gather"),
+    "zero-2": ("reduce_scatter", "all_gather"),
+    "zero-3": ("all_gather", "all_gather", "reduce_scatter"),
+}
+"""The collectives in which P are sent."""
 TORCH = {"torch-ddp": "ddp", "torch-zero-1": "zero-1", "torch-fsdp": "zero-3"}
 """torch's own, and the way whose closed forms hold for it."""
 KINDS = ("parameters", "gradients", "optimizer")
 
 
-def expected(row: Fields, size: int) -> Fields:
-    """The closed forms of a row: what a rank holds before the optimizer's step, and sends in a
-    step, in bytes."""
-    way, whole = str(row["way"]), row["model_bytes"]
+@dataclass(frozen=True, kw_only=True)
+class Counts:
+    """Bytes in a step with one sequence for each rank, so that activations are few."""
+
+    parameters: float
+    """Held before the optimizer's step, as are the next three."""
+    gradients: float
+    optimizer: float
+    """Its state."""
+    held: float
+    """All three together."""
+    peak: float
+    """The most that is held at any moment of the step."""
+    sent: float
+    model_bytes: float
+    """Those of the model's parameters."""
+    unit_bytes: float
+    """Those of the parameters of its largest unit."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CountedStep(Counts):
+    """A step by one way, on one rank."""
+
+    way: str
+    series: dict[str, list[int]]
+    """Bytes held after each operation of "forward", of backward until "synced", and of the
+    "step"."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class WayResult(Counts):
+    """A way on all ranks together; counts are the largest of any rank."""
+
+    way: str
+    difference: float
+    """The largest difference of a loss or parameter from one process, in float64."""
+    seconds: float
+    """Median of a step, on its slowest rank."""
+    losses: list[float]
+    """Those of whole batches, by step."""
+    first_loss: float
+    last_loss: float
+    expected_held: float
+    """The closed form of `held`."""
+    expected_sent: float
+    """The closed form of `sent`."""
+
+
+def closed_forms(way: str, model_bytes: float, size: int) -> dict[str, float]:
+    """The bytes that a rank holds before the optimizer's step ("held") and sends in a step
+    ("sent")."""
     way = TORCH.get(way, way)
-    times = HELD[way][1](size)
-    return {"expected_held": times * whole, "expected_sent": SENT[way] * (size - 1) / size * whole}
+    _, times = HELD[way]
+    return {
+        "held": times(size) * model_bytes,
+        "sent": times_sent(size, *SENT[way]) * model_bytes,
+    }
 
 
 MIB = ("MiB", ".2f", 2**-20)
@@ -45,9 +103,10 @@ COSTS = {"way": Column("way")} | figures(
 )  # fmt: skip
 
 
-def result_texts(rows: Sequence[Fields]) -> Texts:
+def result_texts(ways: Sequence[WayResult]) -> Texts:
     """The bytes that each way holds, and its costs."""
-    whole, unit = (format_bytes(rows[0][name]) for name in ("model_bytes", "unit_bytes"))
+    whole = format_bytes(round(ways[0].model_bytes))
+    unit = format_bytes(round(ways[0].unit_bytes))
     rules = ", ".join(f"{name} {rule}" for name, (rule, _) in HELD.items())
     held = (
         f"by each rank before the optimizer's step. The parameters are P = {whole}, those of a "
@@ -56,14 +115,14 @@ def result_texts(rows: Sequence[Fields]) -> Texts:
     )
     sent = "by a rank in a step, 2 (N-1)/N P, and 3 (N-1)/N P by zero-3 (N is the number of ranks)"
     return [
-        prose(heading("held"), f": {held}"), tabulate(rows, HOLDINGS), "",
-        prose(heading("sent"), f": {sent}"), tabulate(rows, COSTS),
+        prose(heading("held"), f": {held}"), tabulate(ways, HOLDINGS), "",
+        prose(heading("sent"), f": {sent}"), tabulate(ways, COSTS),
     ]  # fmt: skip
 
 
-def check_row(row: Fields) -> None:
+def check_way(way: str, counts: Counts, difference: float, size: int) -> None:
     """Raise `PlaygroundError` if a way does not train as one process does, or one of ours holds or
     sends other than its closed form."""
-    check(row["way"], {"loss_difference": row["difference"]}, {})
-    if row["way"] in HELD:
-        check_counts(row["way"], row, {name: row[f"expected_{name}"] for name in ("held", "sent")})
+    check_exact(way, difference)
+    if way in HELD:
+        check_counts(way, vars(counts), closed_forms(way, counts.model_bytes, size))

@@ -12,7 +12,6 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard
 
 from playground.lessons.zero.lesson import Zero1
-from playground.measurement import Fields
 from playground.runtime import device
 
 
@@ -23,8 +22,7 @@ def save(folder: Path, sync: Zero1, optimizer: torch.optim.Optimizer) -> None:
 
 
 def load(folder: Path, sync: Zero1, optimizer: torch.optim.Optimizer) -> None:
-    """Be where the ranks were that saved this, of the same model, though there were more of them or
-    fewer."""
+    """Restore the state of the ranks that saved it, of the same model, whatever their number."""
     for shard in sync.shards():  # a step makes the state that is read
         shard.grad = torch.zeros_like(shard)
     optimizer.step()
@@ -33,10 +31,11 @@ def load(folder: Path, sync: Zero1, optimizer: torch.optim.Optimizer) -> None:
     sync.after_step(last=True)
 
 
-def shards(sync: Zero1, optimizer: torch.optim.Optimizer) -> Fields:
-    """The memory of all shards, as parts of tensors without the zeros that make shards equal;
-    single numbers as they are."""
-    mesh, state = init_device_mesh(device().type, (dist.get_world_size(),)), Fields()
+def shards(sync: Zero1, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
+    """The memory of all shards, as parts of tensors without the zeros that pad them; single numbers
+    as they are."""
+    mesh = init_device_mesh(device().type, (dist.get_world_size(),))
+    state: dict[str, torch.Tensor] = {}
     for index, flat in enumerate(sync.flat_params):
         own = max(0, min(len(flat.shard), flat.numel - dist.get_rank() * len(flat.shard)))
         for name, value in {"values": flat.shard.detach(), **optimizer.state[flat.shard]}.items():

@@ -10,13 +10,13 @@ does not import torch.
 from __future__ import annotations
 
 import contextlib
-import traceback
 from typing import Any
 
 from playground.runtime.backends.backend import Backend
 from playground.runtime.backends.gloo import Gloo, Shm
 from playground.runtime.backends.nccl import Nccl
 from playground.runtime.flags import check_choice
+from playground.runtime.frames import is_raised_by_torch
 
 BACKENDS: dict[str, Backend] = {backend.name: backend for backend in (Gloo(), Nccl(), Shm())}
 
@@ -41,8 +41,11 @@ def backend_for(device_type: str) -> Backend:
 
 def device() -> Any:
     """Where this rank's tensors live (a `torch.device`): decided by the backend of the world it is
-    in."""
-    return backend_of().device()
+    in; outside of one, as in a script that forms its own, on the CPU."""
+    import torch
+    import torch.distributed as dist
+
+    return backend_of().device() if dist.is_initialized() else torch.device("cpu")
 
 
 def on_device() -> contextlib.AbstractContextManager[Any]:
@@ -66,18 +69,7 @@ def refusal(error: Exception) -> str:
 
     An error that somebody else has raised is not the backend's, whatever it says.
     """
-    return backend_of().refusal(error) if raised_by_torch(error) else ""
-
-
-def raised_by_torch(error: Exception) -> bool:
-    """Whether `error` was raised in a module of torch, or in what is written in C++ and was called
-    from there. (The flight recorder and the tap stand between the two.)"""
-    modules = [
-        frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_tb(error.__traceback__)
-    ]
-    between = ("playground.runtime.flight_recorder.", "playground.runtime.tap.")
-    others = [module for module in modules if not f"{module}.".startswith(between)]
-    return bool(others) and others[-1].partition(".")[0] == "torch"
+    return backend_of().refusal(error) if is_raised_by_torch(error) else ""
 
 
 __all__ = [

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
+from playground.runtime import upstream
+
 if TYPE_CHECKING:
     import torch
 
@@ -121,7 +123,7 @@ class Backend:
         nccl does."""
         import torch.distributed as dist
 
-        return type(dist.group.WORLD._get_backend(self.device())).__name__
+        return type(upstream.backend_of(dist.group.WORLD, self.device())).__name__
 
     def libraries(self) -> dict[str, object]:
         """Versions of what it is built on, beside torch: plain data."""

@@ -12,16 +12,17 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 COLLECTIVE, SEND, RECEIVE = "collective", "send", "receive"
+FORM_WORLD = "init_process_group"
 NEW_GROUP, SPLIT_GROUP = "new_group", "split_group"
 MAKE_DDP = "DDP's __init__"
 BUFFERS = "DDP's forward"
 BUCKETS = "DDP's buckets"
 BACKWARD = "DDP's backward"
-BY_ITSELF = NEW_GROUP, SPLIT_GROUP, MAKE_DDP, BUFFERS, BUCKETS, BACKWARD
-"""Collectives that call no method of the process group: all ranks of the world meet in the first,
-the members in the second, and in the others DistributedDataParallel compares parameters, broadcasts
-buffers, agrees on buckets before its second forward, and averages gradients. Each is counted by
-itself."""
+BY_ITSELF = FORM_WORLD, NEW_GROUP, SPLIT_GROUP, MAKE_DDP, BUFFERS, BUCKETS, BACKWARD
+"""Collectives that call no method of the process group: all ranks of the world meet in the first
+two, the members in the third, and in the others DistributedDataParallel compares parameters,
+broadcasts buffers, agrees on buckets before its second forward, and averages gradients. Each is
+counted by itself."""
 ISSUED, AWAITED, DONE = "issued", "awaited", "done"
 """Where an operation is: it has been called; the main thread is in the call, or waits for its
 `Work`; it is over."""

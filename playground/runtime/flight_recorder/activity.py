@@ -15,7 +15,6 @@ import signal
 import socket
 import struct
 import sys
-import sysconfig
 import threading
 import weakref
 from collections.abc import Callable, Iterator
@@ -24,15 +23,17 @@ from pathlib import Path
 from typing import Any
 
 from playground.runtime.flight_recorder.box import process_status
-from playground.runtime.flight_recorder.sources import PACKAGE, PACKAGES
+from playground.runtime.frames import in_package, is_standard
 from playground.runtime.rendezvous.connections import tcp_connections
 from playground.runtime.threads import OurThread
+from playground.runtime.upstream import is_foreign, takes_remote_calls
 
 BETWEEN_LOOKS = 0.1
 """Seconds between two looks that show whether something moves."""
-OURS = tuple(
-    os.path.join(PACKAGE, *path)
-    for path in (("runtime", ""), ("algorithms", ""), ("lessons", "all_reduce", "lesson.py"))
+OURS = (
+    in_package("runtime", ""),
+    in_package("algorithms", ""),
+    in_package("lessons", "all_reduce", "lesson.py"),
 )
 OF_TORCH = re.compile(
     r"distributed/\w+\.py|nn/parallel/distributed\.py|autograd/(__init__|graph)\.py"
@@ -152,14 +153,6 @@ def find_visitor() -> str:
 
 
 @functools.cache
-def is_standard(path: str) -> bool:
-    """Whether it is of Python's own library."""
-    return path.startswith(sysconfig.get_path("stdlib")) and not any(
-        name in path for name in PACKAGES
-    )
-
-
-@functools.cache
 def waits_for_ranks(path: str) -> bool:
     folder = os.path.join(os.path.dirname(sys.modules["torch"].__file__ or ""), "")
     of_torch = path.startswith(folder) and OF_TORCH.fullmatch(path.removeprefix(folder))
@@ -168,9 +161,6 @@ def waits_for_ranks(path: str) -> bool:
 
 def find_actor(threads: list[str]) -> str:
     """A source of operations in this process besides its main thread, such as these threads."""
-    remote = getattr(
-        sys.modules.get("torch.distributed.rpc.api"), "_is_current_rpc_agent_set", bool
-    )
     if callbacks:
         return "whether a callback of a future is to run"
     if any(
@@ -178,13 +168,13 @@ def find_actor(threads: list[str]) -> str:
         for timer in (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
     ):
         return "what it does when its timer goes off"
-    if remote():
+    if takes_remote_calls():
         return "whether a remote call comes"
     main, frames = threading.main_thread(), sys._current_frames()
     # A thread of C++ that has run a callback stays known to Python, and runs nothing there.
     known = {
         each.ident: each for each in threading.enumerate()
-        if each.ident in frames or not isinstance(each, threading._DummyThread)
+        if each.ident in frames or not is_foreign(each)
     }  # fmt: skip
     harmless = OurThread, getattr(sys.modules.get("tqdm._monitor"), "TMonitor", OurThread)
     for ident in {*known, *frames} - {main.ident}:

@@ -1,9 +1,8 @@
-"""The memory of a flight recorder: a header, how many operations were called by channel, the latest
-ones in a ring, and a text with the things that they refer to by number. It takes as much of the
-machine's memory as has been written to.
+"""The memory of a flight recorder: a log that is a ring of the latest operations, with how many
+were called by channel. It takes as much of the machine's memory as has been written to.
 
-It has no name: others open it as /proc/PID/fd/FD and map it, and so have it for as long as they
-like, however the rank ends. Does not import torch.
+It has no name: others open it as /proc/PID/fd/FD, and so have it for as long as they like, however
+the rank ends. Does not import torch.
 
 Source: memfd_create(2)
 """
@@ -11,20 +10,31 @@ Source: memfd_create(2)
 from __future__ import annotations
 
 import contextlib
-import itertools
-import json
 import mmap
 import os
 import struct
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from math import prod
 from pathlib import Path
 from typing import Any
 
+from playground.runtime.event_log import (
+    BEGUN,
+    HEADER,
+    NONE,
+    OWN,
+    USED,
+    EventLog,
+    Format,
+    LogReader,
+    Table,
+    read_lines,
+)
 from playground.runtime.flight_recorder import (
     AWAITED,
     DONE,
@@ -34,10 +44,10 @@ from playground.runtime.flight_recorder import (
     RankState,
     channel_of,
 )
-from playground.runtime.flight_recorder.sources import NONE, Sources
+from playground.runtime.flight_recorder.sources import Sources
+from playground.runtime.untrusted import printable
 
 NAME = "flight-recorder-of-a-rank"
-MAGIC = int.from_bytes(b"PLAYBOX4", "little")
 SWITCH = "PLAYGROUND_FLIGHT_RECORDER"
 CAPACITY = 2048
 """Number of operations in the ring."""
@@ -47,29 +57,38 @@ MOST_CHANNELS = 8192
 """Number of channels that are told apart."""
 MOST_RAISED = 64
 """Number of classes of exceptions that are told apart."""
-TEXT = 2**22
-TITLE, PID, RANK, SIZE, PROGRAMS, ENDED, LAST, MAIN, USED = range(9)
+PID, RANK, SIZE, PROGRAMS, ENDED, MAIN = range(OWN, OWN + 6)
 """Places in the header, in units of 8 bytes. `PROGRAMS` counts those that have begun, `ENDED` those
-that have returned; `LAST` is the number of the latest operation, from 1 on, `MAIN` of that which
-the main thread is in, or -1; `USED` are the bytes used of the text. As long as `LAST` and `MAIN`
-stay as they are, the main thread has begun and ended no operation."""
-COUNTS = 16
-"""Where the counts by channel begin, in units of 8 bytes."""
-RING = 8 * (COUNTS + MOST_CHANNELS)
-"""Where the records begin, in bytes."""
+that have returned; `MAIN` is the number of the operation that the main thread is in, or -1. As long
+as `BEGUN` and `MAIN` stay as they are, the main thread has begun and ended no operation."""
 MOST_SIZES = 6
 """Number of a shape's sizes in a record: the last one is the product of those that have no
 place."""
-HEADS = [struct.Struct(f"<qqqiiiii4x{sizes}q") for sizes in range(MOST_SIZES + 1)]
-"""number, when called (ns), when done, index + 1, line, description, what had been raised, number
-of sizes, sizes"""
+HEADS = [
+    struct.Struct(f"<qqiiiii4x{sizes}q{8 * (MOST_SIZES - sizes)}xq")
+    for sizes in range(MOST_SIZES + 1)
+]
+"""when called (ns), when done, index + 1, line, description, what had been raised, number of sizes,
+sizes, mark"""
 RECORD = HEADS[-1]
-DONE_AT = 2
-"""Offset in a record, in units of 8 bytes."""
+FIRST, LENGTH = HEADER, RECORD.size // 8
+"""Where the first record begins, and how long each is, in units of 8 bytes."""
+DONE_AT, MARK_AT = 1, LENGTH - 1
+"""Offsets in a record, in units of 8 bytes."""
+MARK = struct.Struct(f"<{8 * MARK_AT}xq")
 MAY_GIVE_UP = -1
 """In the place of when it was done: it is not, and has a time limit of its own."""
-TEXTS = RING + RECORD.size * CAPACITY
-LENGTH = TEXTS + TEXT
+FORMAT = Format(
+    title=b"PLAYBOX5", record=RECORD, mark=MARK, capacity=CAPACITY, words=MOST_CHANNELS, ring=True
+)
+COUNTS = FORMAT.words_at // 8
+"""Where the counts by channel begin, in units of 8 bytes."""
+OVERFLOW = COUNTS + MOST_CHANNELS - 1
+"""The count of what is not told apart: see `FULL`."""
+WORLD, CHANNEL, OPERATION, LINE, RAISED, UNNAMED = (
+    "world", "channel", "operation", "line", "raised", "unnamed",
+)  # fmt: skip
+"""Subjects of lines of the text."""
 TIME_LIMIT = "time limit"
 """Key of the report that the time is up."""
 FULL = f"what it does on more than {MOST_CHANNELS} channels"
@@ -90,25 +109,18 @@ def open_box(rank: int, size: int, world: str) -> Box | None:
     return None
 
 
-class Box:
+class Box(EventLog):
     """A rank's own flight recorder, to write to."""
 
     def __init__(self, rank: int, size: int, world: str) -> None:
         """Raises `OSError`."""
         self.file = os.memfd_create(NAME)
-        os.ftruncate(self.file, LENGTH)
-        self.memory = mmap.mmap(self.file, LENGTH)
-        self.octets = memoryview(self.memory)
-        self.words = self.octets[:TEXTS].cast("q")
-        self.words[TITLE], self.words[PID], self.words[RANK], self.words[SIZE] = (
-            MAGIC,
-            os.getpid(),
-            rank,
-            size,
-        )
+        os.ftruncate(self.file, FORMAT.size)
+        super().__init__(FORMAT, mmap.mmap(self.file, FORMAT.size))
+        self.words[PID] = os.getpid()
+        self.words[RANK] = rank
+        self.words[SIZE] = size
         self.world = world
-        self.one_at_a_time = threading.RLock()
-        """Held by a thread that writes what is new."""
         self.main_thread = threading.main_thread().ident
 
     def begin_program(self) -> None:
@@ -128,77 +140,42 @@ class Box:
         words = self.words
         self.worlds += 1
         self.known: dict[Any, Known] = {}
-        """By whatever whoever calls operations looks them up by."""
-        self.described: dict[Description, Known] = {}
-        self.channels: dict[Any, int] = {}
-        self.raised: dict[type[BaseException], int] = {}
-        self.unnamed: set[str] = set()
-        self.lines: dict[str, int] = {}
-        self.lines_written = itertools.count()
-        self.sources = Sources(
-            lambda line: self.number_line(f"{Path(line[0]).name}:{line[1]} in {line[2]}")
-        )
+        """What the hooks look up, by keys of their own."""
+        self.descriptions, self.channels = Table(self, OPERATION), Table(self, CHANNEL)
+        self.raised, self.unnamed = Table(self, RAISED), Table(self, UNNAMED)
+        self.sources = Sources(Table(self, LINE).__getitem__)
         words[MAIN] = NONE
         words[USED] = 0
         self.around = NONE
         """The operation of the main thread in which it may call others."""
-        self.write("world", self.world, words[LAST] + 1, self.worlds, number != words[RANK])
-        for place in range(COUNTS, COUNTS + MOST_CHANNELS):
-            words[place] = 0
+        has_moved = number != words[RANK]
+        self.write(WORLD, (self.world, words[BEGUN], self.worlds, has_moved))
+        self.octets[FORMAT.words_at : FORMAT.text_at] = bytes(8 * MOST_CHANNELS)
         self.call = self.make_call()
 
     def end_program(self) -> None:
         """The program has returned."""
         self.words[ENDED] = self.words[PROGRAMS]
 
-    def write(self, *thing: Any) -> int:
-        """Write a line of the text. Returns its number; -1 if there is no room."""
-        line = json.dumps(thing).encode() + b"\n"
-        with self.one_at_a_time:
-            used = self.words[USED]
-            if used + len(line) > TEXT:
-                return NONE
-            self.octets[TEXTS + used : TEXTS + used + len(line)] = line
-            self.words[USED] = used + len(line)
-            return next(self.lines_written)
-
-    def number_line(self, line: str) -> int:
-        """The number of a line of the program, which is written to the text if it is new."""
-        if line not in self.lines:
-            self.lines[line] = self.write("line", line)
-        return self.lines[line]
-
     def doubt(self, what: str) -> None:
         """The program has called something that is not counted: `what` it is. From now on nothing
         is proved of it."""
-        with self.one_at_a_time:
-            if what not in self.unnamed:
-                self.unnamed.add(what)
-                if self.write("unnamed", what) == NONE:
-                    self.words[COUNTS + MOST_CHANNELS - 1] = 1  # see `FULL`
+        if self.unnamed[what] == NONE:
+            self.words[OVERFLOW] = 1
 
     def describe(self, key: Any, description: Description) -> Known:
         """From now on, operations like this are known by `key`."""
+        kind, name, group, _, peer, tag, number, _ = description
+        channel = channel_of(kind, name, group, peer, tag, number)
         with self.one_at_a_time:
-            kind, name, group, _, peer, tag, number, _ = description
-            channel = channel_of(kind, name, group, peer, tag, number)
             if len(self.known) >= 2 * MOST_CHANNELS:
                 self.known.clear()
-            if channel not in self.channels:
-                place = COUNTS + len(self.channels)
-                if (
-                    len(self.channels) >= MOST_CHANNELS - 1
-                    or self.write("channel", place, *channel) == NONE
-                ):
-                    self.words[COUNTS + MOST_CHANNELS - 1] = 1
-                    return NONE, COUNTS + MOST_CHANNELS - 1  # see `FULL`
-                self.channels[channel] = place
-            if description not in self.described:
-                self.described[description] = (
-                    self.write("operation", *map(plain, description)),
-                    self.channels[channel],
-                )
-            self.known[key] = self.described[description]
+            has_room = channel in self.channels or len(self.channels) < MOST_CHANNELS - 1
+            if not has_room or self.channels[channel] == NONE:
+                self.words[OVERFLOW] = 1
+                return NONE, OVERFLOW
+            described = self.descriptions[tuple(map(plain, description))]
+            self.known[key] = described, COUNTS + self.channels[channel]
             return self.known[key]
 
     def make_call(self) -> Callable[..., int]:
@@ -206,7 +183,7 @@ class Box:
         words = self.words
         memory = self.memory
         packs = [each.pack_into for each in HEADS]
-        length = RECORD.size
+        start, length = FORMAT.place_of(0), RECORD.size
         find, now, exc_info = self.sources.find, time.monotonic_ns, sys.exc_info
 
         def call(known: Known, depth: int, may_give_up: bool, shape: Sequence[int] = ()) -> int:
@@ -214,7 +191,8 @@ class Box:
             this one on. Returns its number."""
             description, place = known
             # no other thread comes between: nothing is called in these lines
-            words[LAST] = number = words[LAST] + 1
+            number = words[BEGUN]
+            words[BEGUN] = mark = number + 1
             words[place] = index = words[place] + 1
             error = exc_info()[1]
             raised = NONE if error is None else self.note_raised(error)
@@ -224,9 +202,9 @@ class Box:
                 shape = (*shape[: MOST_SIZES - 1], prod(shape[MOST_SIZES - 1 :]))
                 pack = packs[MOST_SIZES]
             pack(
-                memory, RING + length * (number % CAPACITY), number, now(), -may_give_up, index,
+                memory, start + length * (number % CAPACITY), now(), -may_give_up, index,
                 find(depth),
-                description, raised, len(shape), *shape,
+                description, raised, len(shape), *shape, mark,
             )  # fmt: skip
             return number
 
@@ -236,23 +214,18 @@ class Box:
         """The operation was refused before it began: it does not count, and meets none of the
         others'."""
         self.words[known[1]] -= 1
-        self.words[RING // 8 + RECORD.size // 8 * (number % CAPACITY)] = 0
+        self.words[FIRST + LENGTH * (number % CAPACITY) + MARK_AT] = 0
 
     def note_raised(self, error: BaseException) -> int:
-        """The number of an exception's class, which is written to the text if it is new."""
-        kind = (
-            type(error)
-            if type(error) in self.raised or len(self.raised) < MOST_RAISED
-            else BaseException
-        )
-        if kind not in self.raised:
-            self.raised[kind] = self.write("raised", kind.__name__)
-        return self.raised[kind]
+        """The number of an exception's class."""
+        name = type(error).__name__
+        has_room = name in self.raised or len(self.raised) < MOST_RAISED
+        return self.raised[name if has_room else BaseException.__name__]
 
     def end(self, number: int, how: int = 0) -> None:
         """The operation is over; with `MAY_GIVE_UP`, it has a time limit of its own from now on."""
-        place = RING // 8 + RECORD.size // 8 * (number % CAPACITY)
-        if self.words[place] == number:  # otherwise a later one has taken its place
+        place = FIRST + LENGTH * (number % CAPACITY)
+        if self.words[place + MARK_AT] == number + 1:  # otherwise a later one has taken its place
             self.words[place + DONE_AT] = how or time.monotonic_ns()
 
 
@@ -265,21 +238,16 @@ def plain(value: Any) -> Any:
     )
 
 
-class View:
+class View(LogReader):
     """A rank's flight recorder as others see it."""
 
     def __init__(self, pid: int, file: int) -> None:
         """The box that process `pid` has opened as `file`. Raises `OSError` if it cannot be opened,
         `ValueError` if it is no box, or one of another version."""
-        opened = os.open(f"/proc/{pid}/fd/{file}", os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            self.memory = mmap.mmap(opened, LENGTH, prot=mmap.PROT_READ)
-        finally:
-            os.close(opened)
+        super().__init__(os.open(f"/proc/{pid}/fd/{file}", os.O_RDONLY | os.O_CLOEXEC), FORMAT)
+        if self.format != FORMAT:
+            raise ValueError("it is no flight recorder, or one of another version")
         self.pid = pid
-        self.words = memoryview(self.memory)[: 8 * COUNTS].cast("q")
-        if self.words[TITLE] != MAGIC:
-            raise ValueError(f"the flight recorder of process {pid} is of another version")
 
     @property
     def progress(self) -> object:
@@ -287,66 +255,61 @@ class View:
         in none, and the program has not returned."""
         status = process_status(self.pid, "task", str(self.pid)) if self.waits else []
         used = status[11:13]  # ticks of the processor, as user and system
-        return self.words[LAST], self.words[MAIN], self.words[ENDED], used, status[:1] == [b"T"]
+        header = self.read_header()
+        return header[BEGUN], header[MAIN], header[ENDED], used, status[:1] == [b"T"]
 
     @property
     def programs(self) -> int:
         """The number of programs that have begun."""
-        return self.words[PROGRAMS]
+        return self.read_header()[PROGRAMS]
 
     @property
     def waits(self) -> bool:
         """Whether the main thread is in an operation."""
-        return self.words[MAIN] != NONE
-
-    @property
-    def has_ended(self) -> bool:
-        return self.words[ENDED] == self.words[PROGRAMS]
+        return self.read_header()[MAIN] != NONE
 
     def read(self, latest: int = CAPACITY) -> RankState:
         """The rank's state and its latest operations, without one that is half written."""
-        content, lines = self.memory[:TEXTS], self.read_lines()
-        words = memoryview(content)[:RING].cast("q")
-        first, worlds, moved = lines[0][2:] if lines else [words[LAST] + 1, 0, False]
-        main, now = words[MAIN], time.monotonic()
-        numbers = [*range(max(first, words[LAST] - latest + 1), words[LAST] + 1)]
-        numbers = numbers if main in numbers or main < first else [main, *numbers]
+        header = self.read_header()
+        begun, main = header[BEGUN], header[MAIN]
+        records = self.read_records(sorted({main, *range(max(0, begun - latest), begun)}))
+        now = time.monotonic()
+        counts = memoryview(self.read_words()).cast("q")
+        tables = self.read_tables()  # after the records, which refer to them
+        tables[LINE] = [
+            f"{Path(file).name}:{line} in {function}" for file, line, function, _ in tables[LINE]
+        ]
+        _, first, worlds, moved = tables[WORLD][0] if tables[WORLD] else ("", begun, 0, False)
         operations = {
             number: read
-            for number in numbers
-            if (read := read_operation(content, number, main, lines))
-        }
-        counts = {
-            (a, tuple(b), c, d, e): words[place] for _, place, a, b, c, d, e in of(lines, "channel")
+            for number, record in records.items()
+            if number >= first and (read := read_operation(record, number == main, tables))
         }
         inside = operations.get(main)
-        unnamed = next((what for _, what in of(lines, "unnamed")), "")
+        doing = Doing.IN_OPERATION if inside else Doing.IN_PROGRAM
         latest_times = [max(operation.issued, operation.done) for operation in operations.values()]
         return RankState(
-            rank=words[RANK],
-            doing=Doing.FINISHED
-            if self.has_ended
-            else Doing.IN_OPERATION
-            if inside
-            else Doing.IN_PROGRAM,
+            rank=header[RANK],
+            doing=Doing.FINISHED if header[ENDED] == header[PROGRAMS] else doing,
             operations=tuple(operations.values()),
             waits_for=inside,
-            counts=counts,
+            counts={
+                (name, tuple(group), *rest): count
+                for (name, group, *rest), count in zip(tables[CHANNEL], counts, strict=False)
+            },
             since=now - (inside.issued if inside else max(latest_times, default=now)),
-            unnamed=FULL if words[COUNTS + MOST_CHANNELS - 1] else unnamed,
+            unnamed=FULL if counts[-1] else "".join(tables[UNNAMED][:1]),
             worlds=worlds,
             is_renumbered=bool(moved),
         )
 
-    def read_lines(self) -> list[list[Any]]:
-        """The lines of the text, up to the first that is not whole."""
-        lines = []
-        for line in self.memory[TEXTS : TEXTS + min(max(self.words[USED], 0), TEXT)].splitlines():
-            try:
-                lines.append(clean(json.loads(line)))
-            except ValueError:
-                break
-        return lines
+    def read_tables(self) -> dict[str, list[Any]]:
+        """The things that the text holds, by subject, up to the first line that is not whole."""
+        tables = defaultdict[str, list[Any]](list)
+        with contextlib.suppress(ValueError, TypeError):
+            for subject, thing in read_lines(self.read_text()):
+                tables[subject].append(clean(thing))
+        return tables
 
     def read_since(self, progress: object, latest: int = CAPACITY) -> RankState:
         """The rank's state: if it is in an operation, but has gone on since its progress was this,
@@ -358,45 +321,46 @@ class View:
         return replace(state, doing=Doing.IN_PROGRAM) if moves else state
 
     @property
+    def has_ended(self) -> bool:
+        header = self.read_header()
+        return header[ENDED] == header[PROGRAMS]
+
+    @property
     def world(self) -> tuple[str, int] | None:
         """The name of its world, and how many ranks that has; None before the first program."""
-        lines = self.read_lines()
-        return (lines[0][1], self.words[SIZE]) if lines else None
+        worlds = self.read_tables()[WORLD]
+        return (worlds[0][0], self.read_header()[SIZE]) if worlds else None
 
 
 def clean(value: Any) -> Any:
     """Without characters that a terminal obeys: a box may be another user's."""
     if isinstance(value, str):
-        return "".join(each if each.isprintable() else "?" for each in value)
+        return printable(value)
     return [clean(each) for each in value] if isinstance(value, list) else value
 
 
-def of(lines: list[list[Any]], about: str) -> list[list[Any]]:
-    return [line for line in lines if line[0] == about]
-
-
 def read_operation(
-    content: bytes, number: int, main: int, lines: list[list[Any]]
+    record: bytes, is_main: bool, tables: Mapping[str, list[Any]]
 ) -> Operation | None:
-    """The operation with this number; None if it is not whole."""
-    record = RECORD.unpack_from(content, RING + RECORD.size * (number % CAPACITY))
-    written, called, done, index, line, description, raised, sizes, *shape = record
-    if (
-        written != number
-        or not 0 <= description < len(lines)
-        or lines[description][0] != "operation"
-    ):
+    """The operation of this record, which the main thread is in or not; None if its description is
+    missing."""
+    called, done, index, line, description, raised, sizes, *shape, _ = RECORD.unpack(record)
+    if not 0 <= description < len(tables[OPERATION]):
         return None
-    _, kind, name, group, dtype, peer, tag, group_number, members = lines[description]
+    kind, name, group, dtype, peer, tag, number, members = tables[OPERATION][description]
     return Operation(
         kind=kind, name=name, group=tuple(group), shape=tuple(shape[: max(sizes, 0)]), dtype=dtype,
-        peer=peer, tag=tag,
-        number=group_number, members=tuple(members), index=index - 1,
-        line=lines[line][1] if 0 <= line < len(lines) else "",
-        raised=lines[raised][1] if 0 <= raised < len(lines) else "",
-        state=DONE if done > 0 else AWAITED if number == main else ISSUED,
+        peer=peer, tag=tag, number=number, members=tuple(members), index=index - 1,
+        line=find_in(tables[LINE], line),
+        raised=find_in(tables[RAISED], raised),
+        state=DONE if done > 0 else AWAITED if is_main else ISSUED,
         issued=called / 1e9, done=max(done, 0) / 1e9, may_give_up=done == MAY_GIVE_UP,
     )  # fmt: skip
+
+
+def find_in(things: Sequence[str], number: int) -> str:
+    """The text of this number; empty if there is none."""
+    return things[number] if 0 <= number < len(things) else ""
 
 
 def process_status(pid: int, *thread: str) -> list[bytes]:
@@ -423,7 +387,7 @@ def find_boxes(pids: Iterable[int]) -> Iterator[View]:
                 file for file in os.listdir(f"/proc/{pid}/fd") if is_box(f"/proc/{pid}/fd/{file}")
             )
             views = (View(pid, int(file)) for file in files)
-            if own := next((view for view in views if view.words[PID] == pid), None):
+            if own := next((view for view in views if view.read_header()[PID] == pid), None):
                 yield own
 
 

@@ -1,8 +1,8 @@
 """In a rank: operations write to its flight recorder.
 
-Functions of its own are in the place of the methods that the tap is in the place of, as short as
-can be: a rank calls them all the time. DistributedDataParallel averages in C++, where no method of
-Python's is called: its backward pass counts as one collective.
+What the tap calls in the place of torch's methods is as short as can be: a rank calls it all the
+time. DistributedDataParallel averages in C++, where no method of Python's is called: its backward
+pass counts as one collective.
 
 A group's own count of collectives, where it has one, tells whether all of them came by here. What
 came otherwise, or cannot be read, makes the rank unknown: see `wait_graph`.
@@ -19,6 +19,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence, Sized
 from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import partial
 from sys import _getframe
 from threading import get_ident
 from typing import Any
@@ -27,7 +28,8 @@ from weakref import WeakKeyDictionary, ref
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed import ProcessGroup, Work, distributed_c10d
+from torch._C._distributed_c10d import Backend
+from torch.distributed import ProcessGroup, distributed_c10d
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parallel.distributed import _find_tensors
 
@@ -36,6 +38,7 @@ from playground.runtime.flight_recorder import (
     BUCKETS,
     BUFFERS,
     COLLECTIVE,
+    FORM_WORLD,
     MAKE_DDP,
     NEW_GROUP,
     RECEIVE,
@@ -48,21 +51,29 @@ from playground.runtime.tap import (
     MESSAGES,
     METHODS,
     ROOT_AT,
-    by_position,
+    Recorded,
+    Recorder,
     number_of,
     ranks_of,
+    record,
     root_of,
 )
-from playground.runtime.tap.replacement import Replacement
+from playground.runtime.upstream import (
+    count_collectives,
+    default_store,
+    is_registered,
+    read_timeout,
+)
 
 LIMITED = "barrier", "monitored_barrier"
 """Collectives that functions of torch.distributed give a timeout."""
 TWICE = "reduce_scatter", "monitored_barrier"
 """Methods that gloo counts as more than one collective."""
-SETTERS = "set_timeout", "_set_default_timeout"
-"""Methods of groups and backends that change a timeout, in this version of torch or another."""
 ZERO = timedelta(0)
 TORCH = vars(distributed_c10d)
+Reader = Callable[[Box, Any, Any], tuple[Known, bool, Sequence[int]]]
+"""Reads a call's group and arguments: what the box knows it by, whether it may give up before the
+world does, and the shape of its tensor. May raise what torch would raise for them."""
 
 
 @dataclass(slots=True)
@@ -78,10 +89,11 @@ class Tally:
     """The places of its counts in the box."""
 
 
-class Hooks:
+class Hooks(Recorder):
     """Operations of this process write to `box`, if there is one."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.box: Box | None = None
         self.timeout = ZERO
         """The world's, which ends before any longer one does."""
@@ -105,52 +117,34 @@ class Hooks:
         """Those that the backward pass under way has come to."""
         self.reducers: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
         """The groups of models, by the object of C++ that averages."""
-        wraps: dict[tuple[Any, str], Callable[[Any], Any]] = {
-            (ProcessGroup, method): functools.partial(
-                self.wrap_message if method in MESSAGES else self.wrap_collective, method
-            )
-            for method in METHODS
-        }
-        wraps |= {
-            (Work, "wait"): self.wrap_wait,
+        self.places = {
             (torch.Future, "then"): self.wrap_then,
             (torch.Future, "add_done_callback"): self.wrap_then,
-            (DistributedDataParallel, "__init__"): functools.partial(self.wrap_ddp, MAKE_DDP),
-            (DistributedDataParallel, "_sync_buffers"): functools.partial(self.wrap_ddp, BUFFERS),
+            (DistributedDataParallel, "__init__"): partial(self.wrap_ddp, MAKE_DDP),
+            (DistributedDataParallel, "_sync_buffers"): partial(self.wrap_ddp, BUFFERS),
             (DistributedDataParallel, "forward"): self.wrap_forward,
             (dist.Reducer, "_rebuild_buckets"): self.wrap_rebuild,
             (torch.autograd, "backward"): self.wrap_backward,
             (distributed_c10d, "_new_group_with_tag"): self.wrap_new_group,
         }
-        backend = torch._C._distributed_c10d.Backend
-        wraps |= {
-            (owner, setter): self.wrap_setter for owner in (ProcessGroup,
-            backend) for setter in SETTERS
-            if setter in vars(owner)
-        }  # fmt: skip
-        wraps |= {
-            (backend, method): functools.partial(self.wrap_unnamed, method) for method in MESSAGES
+        self.places |= {
+            (Backend, method): partial(self.wrap_unnamed, method) for method in MESSAGES
         }
-        wraps |= {
-            (owner, getter): self.wrap_getter
-            for owner, getter in (
-                (ProcessGroup, "_get_backend"), (ProcessGroup, "get_backend"), (distributed_c10d,
-                "get_backend_impl"),
-                (dist, "get_backend_impl"),
-            ) if getter in vars(owner)
-        }  # fmt: skip
-        if hasattr(ProcessGroup, "split_group"):
-            wraps[ProcessGroup, "split_group"] = self.wrap_split_group
+        others = {  # in this version of torch or another
+            (ProcessGroup, "split_group"): self.wrap_split_group,
+            (ProcessGroup, "_get_backend"): self.wrap_getter,
+            (ProcessGroup, "get_backend"): self.wrap_getter,
+            (distributed_c10d, "get_backend_impl"): self.wrap_getter,
+            (dist, "get_backend_impl"): self.wrap_getter,
+        }
+        for owner in (ProcessGroup, Backend):  # what changes a timeout
+            others[owner, "set_timeout"] = others[owner, "_set_default_timeout"] = self.wrap_setter
+        self.places |= {each: wrap for each, wrap in others.items() if hasattr(*each)}
         checks.append(self.check_groups)
-        self.replacements = [Replacement(*place, wrap) for place, wrap in wraps.items()]
-        self.installed = False
 
     def begin_program(self, box: Box, timeout: timedelta) -> None:
         """From now on, operations write to `box`. `timeout` is the world's."""
-        if not self.installed:
-            self.installed = True
-            for each in self.replacements:
-                each.install()
+        record(self)
         box.begin_program()
         self.timeout = timeout
         self.works.clear()
@@ -168,11 +162,21 @@ class Hooks:
             self.box.begin_world(dist.get_rank())
             self.forget_groups()
 
+    def forming_world(
+        self, size: int, timeout: timedelta | None
+    ) -> contextlib.AbstractContextManager[object]:
+        """A block in which this rank waits for all `size` to form a world, `timeout` at most."""
+        if not self.box:
+            return contextlib.nullcontext()
+        limited = self.is_limit(timeout)
+        return self.inside(self.box, FORM_WORLD, tuple(range(size)), (), limited=limited)
+
     def forget_groups(self) -> None:
-        """Begin with those of the world that has just been formed."""
+        """Begin with those of the world that has just been formed, if there is one."""
         for kept in (self.limited, self.tallies, self.alive, self.forwarded):
             kept.clear()
-        self.read_group(dist.group.WORLD, is_new=True)
+        if dist.is_initialized():
+            self.read_group(dist.group.WORLD, is_new=True)
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
@@ -195,10 +199,6 @@ class Hooks:
     def forget(self) -> None:
         """Operations write nowhere: this process has been forked from the rank."""
         self.box = None
-        if self.installed:
-            self.installed = False
-            for each in self.replacements:
-                each.remove()
 
     def is_limit(self, timeout: timedelta | None) -> bool:
         """Whether a timeout ends before the world's, so that the program may go on."""
@@ -226,10 +226,10 @@ class Hooks:
                     self.box.known.clear()
 
         self.alive[key] = ref(group, forget)
-        if group not in distributed_c10d._world.pg_group_ranks:
+        if not is_registered(group):
             box.doubt("which ranks a group has that torch.distributed did not register")
             return
-        counted = count_of(group)
+        counted = count_collectives(group)
         if counted is not None:
             self.tallies[key] = Tally(ref(group), counted if is_new else 0)
 
@@ -258,7 +258,7 @@ class Hooks:
         """How many more operations this group has counted than this rank has been seen to call."""
         tally, box = self.tallies.get(key), self.box
         group = tally.group() if tally else None
-        counted = None if group is None else count_of(group)
+        counted = None if group is None else count_collectives(group)
         if tally is None or box is None or counted is None:
             return 0
         return counted - tally.known - sum(box.words[place] for place in [*tally.places])
@@ -268,75 +268,88 @@ class Hooks:
         if tally := self.tallies.get(key):
             tally.known += self.find_unseen(key)
 
-    def wrap_collective(self, method: str, real: Callable[..., Any]) -> Callable[..., Any]:
-        name, given, got = METHODS[method]
-        # the one that all ranks have
-        at = (got if name in ("scatter", "reduce_scatter") else given) or 0
-        has_root, has_limit, is_twice = method in ROOT_AT, name in LIMITED, method in TWICE
+    def wrap_operation(self, method: str, real: Callable[..., Any]) -> Recorded:
+        is_message, is_twice = method in MESSAGES, method in TWICE
+        read = self.message_reader(method) if is_message else self.collective_reader(method)
 
-        @functools.wraps(real)
-        def collective(group: Any, *args: Any, **kwargs: Any) -> Any:
+        def operation(
+            group: Any,
+            given: Sequence[Any] | None,
+            args: tuple[object, ...],
+            kwargs: dict[str, object],
+        ) -> Any:
             box = self.box
             if box is None:
                 return real(group, *args, **kwargs)
-            passed = by_position(method, args, kwargs) if kwargs else args
-            if passed is None:
+            try:
+                known, limited, shape = read(box, group, given)
+            except (TypeError, ValueError, IndexError, AttributeError):
+                known = None
+            if known is None:
                 return self.call_unnamed(method, real, group, *args, **kwargs)
-            tensor = passed[at] if len(passed) > at else None
+            number = box.call(known, 4, limited, shape)
+            is_main, words = get_ident() == box.main_thread, box.words
+            if is_main:
+                words[MAIN] = number
+            try:
+                work = real(group, *args, **kwargs)
+            except BaseException:
+                box.take_back(number, known)
+                raise
+            finally:
+                if is_main:
+                    words[MAIN] = box.around
+                if is_message:
+                    self.here.counted = None
+            if work is None:
+                box.end(number)
+            else:
+                self.works[id(work)] = number
+            if is_twice:
+                self.count_as_known(id(group))
+            return work
+
+        return operation
+
+    def collective_reader(self, method: str) -> Reader:
+        name, given_at, got_at = METHODS[method]
+        # the one that all ranks have
+        at = (got_at if name in ("scatter", "reduce_scatter") else given_at) or 0
+        has_root, has_limit = method in ROOT_AT, name in LIMITED
+
+        def read(box: Box, group: Any, given: Any) -> tuple[Known, bool, Sequence[int]]:
+            tensor = given[at] if len(given) > at else None
             while type(tensor) is list or type(tensor) is tuple:  # of tensors, or of lists of them
                 tensor = tensor[0] if len(tensor) == 1 else None
             shape, dtype = (tensor.shape, tensor.dtype) if isinstance(tensor, Tensor) else ((), "")
-            root = root_of(method, passed) if has_root else None
+            root = root_of(method, given) if has_root else None
             key = id(group), name, dtype, root
             known = box.known.get(key)
             if known is None:
                 known = self.describe(box, key, group, COLLECTIVE, name, dtype, root, 0)
             limited = id(group) in self.limited
-            if has_limit or _getframe(1).f_globals is not TORCH:  # whose functions set no other's
-                limited = limited or any(map(self.is_limit, map(find_timeout, passed)))
-            work = self.follow(box, known, limited, shape, real, group, *args, **kwargs)
-            if is_twice:
-                self.count_as_known(id(group))
-            return work
+            if has_limit or _getframe(3).f_globals is not TORCH:  # whose functions set no other's
+                limited = limited or any(map(self.is_limit, map(find_timeout, given)))
+            return known, limited, shape
 
-        return collective
+        return read
 
-    def wrap_message(self, method: str, real: Callable[..., Any]) -> Callable[..., Any]:
+    def message_reader(self, method: str) -> Reader:
         kind = SEND if method == "send" else RECEIVE
 
-        @functools.wraps(real)
-        def message(group: Any, *args: Any, **kwargs: Any) -> Any:
-            box = self.box
-            if box is None:
-                return real(group, *args, **kwargs)
-            try:
-                passed = args if not kwargs else by_position(method, args, kwargs) or ()
-                tensor = passed[0][0]
-                key = id(group), kind, tensor.dtype, *passed[1:]
-                known = box.known.get(key)
-                if known is None:
-                    *peer, tag = map(operator.index, passed[1:])
-                    known = self.describe(
-                        box, key, group, kind, kind, tensor.dtype, peer[0] if peer else None, tag
-                    )
-            except (TypeError, ValueError, IndexError, AttributeError):
-                return self.call_unnamed(method, real, group, *args, **kwargs)
-            self.here.counted = tensor
-            try:
-                return self.follow(
-                    box,
-                    known,
-                    id(group) in self.limited,
-                    tensor.shape,
-                    real,
-                    group,
-                    *args,
-                    **kwargs,
+        def read(box: Box, group: Any, given: Any) -> tuple[Known, bool, Sequence[int]]:
+            tensor = given[0][0]
+            key = id(group), kind, tensor.dtype, *given[1:]
+            known = box.known.get(key)
+            if known is None:
+                *peer, tag = map(operator.index, given[1:])
+                known = self.describe(
+                    box, key, group, kind, kind, tensor.dtype, peer[0] if peer else None, tag
                 )
-            finally:
-                self.here.counted = None
+            self.here.counted = tensor
+            return known, id(group) in self.limited, tensor.shape
 
-        return message
+        return read
 
     def call_unnamed(self, method: str, real: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Make a call in a way that is not known here. Most likely torch refuses it."""
@@ -385,31 +398,6 @@ class Hooks:
                     self.box.known.clear()  # so that it is read again
 
         return set_timeout
-
-    def follow(
-        self, box: Box, known: Known, limited: bool, shape: Sequence[int], real: Callable[..., Any],
-        *args: Any,
-        **kwargs: Any,
-    ) -> Any:  # fmt: skip
-        """Make the call. What it returns is a work, or the operation is over; if it raises, there
-        was none."""
-        number = box.call(known, 4, limited, shape)
-        is_main, words = get_ident() == box.main_thread, box.words
-        if is_main:
-            words[MAIN] = number
-        try:
-            work = real(*args, **kwargs)
-        except BaseException:
-            box.take_back(number, known)
-            raise
-        finally:
-            if is_main:
-                words[MAIN] = box.around
-        if work is None:
-            box.end(number)
-        else:
-            self.works[id(work)] = number
-        return work
 
     def wrap_wait(self, real: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(real)
@@ -461,7 +449,7 @@ class Hooks:
             world = ranks_of(dist.group.WORLD)
             members = world if ranks is None else tuple(sorted(map(int, ranks)))
             come = members if call.get("use_local_synchronization") else world
-            limits = call.get("timeout"), distributed_c10d._get_default_store().timeout
+            limits = call.get("timeout"), default_store().timeout
             with self.inside(
                 box, NEW_GROUP, come, members, limited=any(map(self.is_limit, limits))
             ):
@@ -481,7 +469,7 @@ class Hooks:
                 return real(parent, ranks, *args, **kwargs)
             limits = (
                 *map(find_timeout, (*args, *kwargs.values())),
-                distributed_c10d._get_default_store().timeout,
+                default_store().timeout,
             )
             limited = any(map(self.is_limit, limits))
             with self.inside(box, SPLIT_GROUP, members, (), number_of(parent), limited):
@@ -613,25 +601,6 @@ def find_timeout(argument: Any) -> timedelta | None:
     """The timeout that an argument of a call is, or has; below 0 if it is left to the group."""
     timeout = getattr(argument, "timeout", argument)
     return timeout if isinstance(timeout, timedelta) else None
-
-
-def read_timeout(group: Any) -> timedelta | None:
-    """The shortest of its backends'; None if one cannot be read."""
-    try:
-        return min(group._get_backend(device).options._timeout for device in group._device_types)
-    except (RuntimeError, AttributeError, ValueError, NotImplementedError):
-        return None
-
-
-def count_of(group: Any) -> int | None:
-    """How many collectives a group has counted, those that C++ calls included; None if it does not
-    tell, as a backend in Python, which hands on some of them to another."""
-    try:
-        if any(hasattr(group._get_backend(device), "__dict__") for device in group._device_types):
-            return None
-        return int(group._get_sequence_number_for_group())
-    except (RuntimeError, AttributeError, NotImplementedError):
-        return None
 
 
 def find_group(make: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

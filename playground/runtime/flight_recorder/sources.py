@@ -8,40 +8,18 @@ from __future__ import annotations
 
 import os
 import sys
-import sysconfig
 from collections.abc import Callable
 from types import CodeType, FrameType
 
-from playground.runtime.remote import ROOT
+from playground.runtime.event_log import NONE
+from playground.runtime.frames import PACKAGE, is_program
 
-NONE = -1
 MOST_CODES = 10_000
 """Number of codes that are kept: a program may make ever more of them."""
 Line = tuple[str, int, str, str]
 """The unique name of a file, the line, its function, and the file's path."""
 OURS = os.path.join("playground", "")
 """Prefix of the names of the package's own files."""
-PACKAGE = os.path.join(os.path.abspath(ROOT), OURS)
-MACHINERY = tuple(
-    os.path.join(PACKAGE, *parts)
-    for parts in (
-        ("trace", "record", ""),
-        ("remote", ""),
-        ("play", ""),
-        ("runtime", ""),
-        ("testing", ""),
-        *(("algorithms", name) for name in ("background.py", "collectives.py", "messages.py")),
-        ("lessons", "all_reduce", "trace.py"),
-    )
-)
-"""Modules of ours that run or record a program or an algorithm, and are neither."""
-INSTALLED = tuple(
-    os.path.join(sysconfig.get_path(kind), "") for kind in ("stdlib", "purelib", "platlib")
-)
-"""Folders of Python's own modules, and of other packages."""
-PACKAGES = tuple(os.path.join(os.sep, name, "") for name in ("site-packages", "dist-packages"))
-"""Names of such folders: a virtual environment may also see packages elsewhere, torch among
-them."""
 
 
 class Sources:
@@ -84,12 +62,10 @@ class Sources:
     def name_of(self, code: CodeType) -> str:
         """The unique name of its file: relative to the package's folder or to the working folder,
         or its path. Empty if the code is not the program's."""
-        if code.co_filename.startswith("<"):  # of no file
+        if not is_program(code.co_filename):
             return ""
         path = os.path.abspath(code.co_filename)
         if path.startswith(PACKAGE):
-            return "" if path.startswith(MACHINERY) else OURS + path.removeprefix(PACKAGE)
-        if path.startswith(INSTALLED) or any(name in path for name in PACKAGES):
-            return ""
+            return OURS + path.removeprefix(PACKAGE)
         name = path.removeprefix(self.folder)
         return path if name.startswith(OURS) else name

@@ -14,20 +14,25 @@ the call and its place among those of its group, the group's ranks and number, t
 time, that the main thread stands in that call and in nothing that runs inside it, and every other
 thread, callback, timer, call and socket of the process. What is read by whom:
 
-| what could make progress                                    | who looks at it                                     |
-|-------------------------------------------------------------|-----------------------------------------------------|
-| the main thread of a rank that is in no operation           | `Examiner.find_deadlock`, `View.progress`           |
-| code inside an operation: a hook of backward, a handler     | `activity.find_visitor`                             |
-| other threads, Python's and others, callbacks, timers, calls| `activity.find_actor`; a rank that has returned, too|
-| an operation that gives up at a time limit of its own       | `hooks.Hooks.read_group`, `hooks.find_timeout`      |
-| data under way, also to and from ranks that have come       | `activity.compare`, and `diagnosis.find_firm`       |
-| a rank that is stopped, not seen, or gives no answer        | `RankState.moves`, `diagnosis.find_firm`            |
-| calls of other groups, members in another order             | `tap.number_of`, `hooks.Hooks.wrap_new_group`       |
-| calls that pass no method that is known, as those from C++  | `hooks.Hooks.check_groups`, `wrap_getter`           |
-| a group that torch.distributed has not registered           | `hooks.Hooks.read_group`                            |
-| which backward passes average gradients                     | `hooks.Hooks.wrap_forward`                          |
-| a world that the program forms itself, with other numbers   | `leave_out_renumbered`                              |
-| more calls than are counted                                 | `box.FULL`; these four by `RankState.unnamed`       |
+| what could make progress                             | who looks at it                           |
+|------------------------------------------------------|-------------------------------------------|
+| the main thread of a rank that is in no operation    | `Examiner.find_deadlock`, `View.progress` |
+| code inside an operation: a backward hook, a handler | `activity.find_visitor`                   |
+| other threads, callbacks, timers, calls              | `activity.find_actor`, also of a rank     |
+|                                                      | that has returned                         |
+| an operation that gives up at a limit of its own     | `hooks.Hooks.read_group`,                 |
+|                                                      | `hooks.find_timeout`                      |
+| data under way, also of ranks that have come         | `activity.compare`, `diagnosis.find_firm` |
+| a rank that is stopped, not seen, or gives no answer | `RankState.moves`, `diagnosis.find_firm`  |
+| calls of other groups, members in another order      | `tap.number_of`,                          |
+|                                                      | `hooks.Hooks.wrap_new_group`              |
+| calls that pass no method that is known, as from C++ | `hooks.Hooks.check_groups`,               |
+|                                                      | `wrap_getter`                             |
+| a group that torch.distributed has not registered    | `hooks.Hooks.read_group`                  |
+| which backward passes average gradients              | `hooks.Hooks.wrap_forward`                |
+| a world that the program forms, with other numbers   | `leave_out_renumbered`                    |
+| more calls than are counted                          | `box.FULL`; these four by                 |
+|                                                      | `RankState.unnamed`                       |
 
 Source: Hilbrich, de Supinski, Schulz, Müller: A Graph Based Approach for MPI Deadlock Detection
 (2009)
@@ -44,6 +49,7 @@ from playground.runtime.flight_recorder import (
     BACKWARD,
     COLLECTIVE,
     DONE,
+    FORM_WORLD,
     NEW_GROUP,
     RECEIVE,
     SEND,
@@ -62,6 +68,7 @@ NEED_ALL = (
     "reduce_scatter",
     "all_to_all",
     "barrier",
+    FORM_WORLD,
     NEW_GROUP,
     SPLIT_GROUP,
     BACKWARD,

@@ -14,7 +14,7 @@ from playground.runtime.errors import RankFailed
 from playground.runtime.flight_recorder import UNASKED, Doing, RankState
 from playground.runtime.flight_recorder.box import CAPACITY, LATEST
 from playground.runtime.flight_recorder.diagnosis import Diagnosis, diagnose, find_mismatch
-from playground.runtime.flight_recorder.sources import PACKAGES
+from playground.runtime.frames import is_program
 from playground.runtime.launcher.rank_handle import RankHandle
 
 INTERVAL = 0.25
@@ -155,5 +155,7 @@ class Examiner:
 
 def line_of(stack: str) -> str:
     """The innermost line of a stack that is the program's own: "train.py:12 in step"."""
-    lines = [line for line in FRAME.findall(stack) if not any(name in line[0] for name in PACKAGES)]
-    return f"{Path(lines[-1][0]).name}:{lines[-1][1]} in {lines[-1][2]}" if lines else ""
+    for path, line, function in reversed(FRAME.findall(stack)):
+        if is_program(path):
+            return f"{Path(path).name}:{line} in {function}"
+    return ""

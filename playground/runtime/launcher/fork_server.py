@@ -2,14 +2,15 @@
 
 `server` starts it and holds the other ends: of a socket, over which a byte asks for a rank, and of
 a pipe that carries nothing and whose end means that the launcher is gone. The byte says how many of
-the others are the rank's stdout and stderr, and with it come file descriptors:
+the others are the rank's stdout, stderr and, if it reads one, stdin, and with it come file
+descriptors:
 
-| descriptor | use                                                                                            |
-|------------|------------------------------------------------------------------------------------------------|
-| status     | a socket, for messages: the rank's process id and a pidfd of it, then its exit code; or        |
-|            | `REFUSED` and the reason                                                                       |
-| work       | what the rank is to run, pickled                                                               |
-| the others | what the rank is to inherit: its line to the launcher, for example                             |
+| descriptor | use                                                                                 |
+|------------|-------------------------------------------------------------------------------------|
+| status     | a socket, for messages: the rank's process id and a pidfd of it, then its exit      |
+|            | code; or `REFUSED` and the reason                                                   |
+| work       | what the rank is to run, pickled                                                    |
+| the others | what the rank is to inherit: its line to the launcher, for example                  |
 
 The standard library has a fork server, too. It listens on a socket in the temporary directory
 (which can be full, missing, or have too long a name, and which a killed process leaves behind),
@@ -18,7 +19,6 @@ brings a second process along, and learns of its launcher's death only when its 
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import ctypes
 import fcntl
@@ -32,19 +32,23 @@ import struct
 import sys
 import time
 import warnings
-from multiprocessing import spawn
 from multiprocessing.connection import wait
-from multiprocessing.process import BaseProcess
 from typing import NoReturn
 
 from playground.runtime.rank.process import (
     FROM_TERMINAL,
     begin,
-    detach_finalizers,
     end,
     kill_at_end_of_file,
+    lead_session,
 )
 from playground.runtime.surroundings import open_standard_streams
+from playground.runtime.upstream import (
+    detach_finalizers,
+    forget_parent,
+    run_exit_functions,
+    run_pickled,
+)
 
 MESSAGE = struct.Struct("q")
 REFUSED = -1
@@ -61,18 +65,8 @@ END_GRACE = 0.3
 ended."""
 PR_SET_CHILD_SUBREAPER = 36
 """Source: https://man7.org/linux/man-pages/man2/PR_SET_CHILD_SUBREAPER.2const.html"""
-inherited: list[int] = []
-"""In a rank: the descriptors it was given."""
-
-
-class InheritedFd:
-    """Stands for a descriptor in what a rank unpickles."""
-
-    def __init__(self, index: int) -> None:
-        self.index = index
-
-    def detach(self) -> int:
-        return inherited[self.index]
+STREAMS = (1, 2, 0)
+"""Numbers of the standard streams, in the order in which a rank is given its own."""
 
 
 def serve(lifeline: int, modules: list[str]) -> NoReturn:
@@ -93,7 +87,7 @@ def serve(lifeline: int, modules: list[str]) -> NoReturn:
     with requests:
         ForkServer(requests, lifeline, failure).run()
         fcntl.fcntl(lifeline, fcntl.F_SETFL, os.O_RDONLY)  # it need not be killed
-    atexit._run_exitfuncs()
+    run_exit_functions()
     os._exit(0)  # the rest of an orderly exit would only give memory back
 
 
@@ -197,7 +191,7 @@ class ForkServer:
 
     def become_rank(self, streams: int, work: int, *fds: int) -> NoReturn:
         """In the new process: drop what is the server's, and run what `work` says. The first `fds`
-        are its `streams`: stdout and stderr."""
+        are its `streams`: stdout, stderr and, perhaps, stdin."""
         try:
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -207,14 +201,15 @@ class ForkServer:
             for status in self.statuses.values():
                 status.close()
             begin(self.lifeline)
-            BaseProcess._after_fork()  # type: ignore[attr-defined]
-            inherited[:] = fds
-            for number, descriptor in enumerate(fds[:streams], 1):
+            forget_parent()
+            for number, descriptor in zip(STREAMS, fds[:streams], strict=False):
                 os.dup2(descriptor, number)
                 os.close(descriptor)
+            if streams == len(STREAMS) and os.isatty(0):
+                lead_session()
             if not arrives(work):
                 os._exit(1)
-            spawn._main(work, os.dup(work))
+            run_pickled(work, list(fds))
         except BaseException as error:
             end(error)
         end()

@@ -10,7 +10,9 @@ fresh=True)` is for that. What it registers with `atexit` runs when the world en
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
+from collections.abc import Iterator
 from multiprocessing.connection import wait
 
 from playground.runtime.launcher.rank_handle import RankHandle
@@ -39,6 +41,18 @@ def end_worlds() -> None:
     _wanted = False
     while _worlds:
         end(_worlds.popitem()[1])
+
+
+@contextlib.contextmanager
+def keeping_worlds() -> Iterator[None]:
+    """Keep worlds in this context. They end with it, unless they were kept before."""
+    wanted_before = _wanted
+    keep_worlds()
+    try:
+        yield
+    finally:
+        if not wanted_before:
+            end_worlds()
 
 
 atexit.register(end_worlds)

@@ -10,12 +10,14 @@ import pickle
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 from playground.runtime import backends
 from playground.runtime.errors import PlaygroundError, Preempted, UsageError
 from playground.runtime.launcher import kept, server
-from playground.runtime.launcher.output import end_lines, open_pipes
+from playground.runtime.launcher.output import EVERY_RANK, end_lines, open_pipes
 from playground.runtime.launcher.rank_handle import RankHandle
 from playground.runtime.launcher.watch import WorldWatch, ignore_report, release, stop
 from playground.runtime.rank import rank as rank_process
@@ -61,6 +63,15 @@ class LaunchConfig:
     are such signs. While others give one, an operation of the process group may take 5 s longer."""
     fresh: bool = False
     """Whether to start new processes even where worlds are kept (`keep_worlds`, as in pytest)."""
+    spawn: bool = False
+    """Whether each rank has an interpreter of its own, which imports torch by itself, instead of
+    being a fork of one that all share: then each has a hash seed of its own, too."""
+    bare: bool = False
+    """Whether ranks are left to the function as torchrun leaves them to a script: it forms its
+    process group itself, if it wants one, and reads from this process's stdin."""
+    output: str | Path = EVERY_RANK
+    """Whose output appears here: that of all ranks ("ranks"), of rank 0 ("first"), or, if it is a
+    folder, none: it goes to files there, a file for each stream of a rank."""
     restarts: int = 0
     """How often a world that fails is replaced by a new one: all its processes are ended, as many
     new ones started, and the function is called again with its first arguments. It must have stored
@@ -135,7 +146,11 @@ def launch(
         server.leave_if_imported()
         config.check(size)
         work = prepare_work(
-            fn, args, timeout=config.timeout + HEAD_START, preemptible=config.grace is not None
+            fn,
+            args,
+            timeout=config.timeout + HEAD_START,
+            preemptible=config.grace is not None,
+            bare=config.bare,
         )
         with await_preemption(config.grace) as notice:
             for count in itertools.count():
@@ -162,10 +177,14 @@ def run_world(
     ranks is left."""
     ranks: list[RankHandle] = []
     try:
-        reusable = not config.fresh and backends.get_backend(config.backend).may_be_kept
+        usual = LaunchConfig(backend=config.backend)
+        reusable = backends.get_backend(config.backend).may_be_kept and all(
+            getattr(config, name) == getattr(usual, name)
+            for name in ("fresh", "spawn", "bare", "output")
+        )
         ranks = kept.take(size, config.backend) if reusable else []
         if not ranks:
-            start(ranks, size, config.backend)
+            start(ranks, size, config)
         for rank in ranks:
             rank.assign(work)
         WorldWatch(ranks, config.timeout, config.on_report, notice).run()
@@ -183,22 +202,42 @@ def run_world(
             end_lines()
 
 
-def start(ranks: list[RankHandle], size: int, backend: str) -> None:
+def start(ranks: list[RankHandle], size: int, config: LaunchConfig) -> None:
     """Start the ranks of a new world, each added to `ranks` as soon as there is something to be
     stopped."""
-    with listen("127.0.0.1", 0) as listener:
-        rendezvous = Rendezvous(port=listener.getsockname()[1])
-        for number in range(size):
-            env = RankEnv(
-                rank=number, size=size, local_rank=number, local_size=size, rendezvous=rendezvous
-            )
-            ranks.append(start_rank(env, backend, listener if number == 0 else None))
-
-
-def start_rank(env: RankEnv, backend: str, listener: socket.socket | None) -> RankHandle:
-    outputs, ends = open_pipes(env.rank)
+    servers = [server.new_server() for _ in range(size * config.spawn)]
     try:
-        process, line = server.start(rank_process.main, env, backend, listener, streams=ends)
+        with listen("127.0.0.1", 0) as listener:
+            rendezvous = Rendezvous(port=listener.getsockname()[1])
+            for number in range(size):
+                env = RankEnv(
+                    rank=number,
+                    size=size,
+                    local_rank=number,
+                    local_size=size,
+                    rendezvous=rendezvous,
+                )
+                own_server = servers.pop() if servers else None
+                first = listener if number == 0 else None
+                ranks.append(start_rank(env, config, first, own_server))
+    finally:
+        for unused in servers:
+            unused.end()
+
+
+def start_rank(
+    env: RankEnv,
+    config: LaunchConfig,
+    listener: socket.socket | None,
+    own_server: server.ForkServerClient | None,
+) -> RankHandle:
+    outputs, ends = open_pipes(env.rank, config.output)
+    try:
+        if config.bare:
+            ends.append(Connection(os.dup(0), writable=False))
+        process, line = server.start(
+            rank_process.main, env, config.backend, listener, streams=ends, server=own_server
+        )
     except BaseException:
         for output in outputs:
             output.pipe.close()
@@ -206,4 +245,5 @@ def start_rank(env: RankEnv, backend: str, listener: socket.socket | None) -> Ra
     finally:
         for end in ends:
             end.close()
-    return RankHandle(env.rank, env.size, process, line, outputs, backends.get_backend(backend))
+    backend = backends.get_backend(config.backend)
+    return RankHandle(env.rank, env.size, process, line, outputs, backend)

@@ -15,9 +15,11 @@ import os
 import re
 import sys
 from multiprocessing.connection import Connection, Pipe, wait
+from pathlib import Path
 
 from playground.runtime.forks import close_in_children
 
+EVERY_RANK, FIRST_RANK = "ranks", "first"
 READ_AT_ONCE = 2**16
 LONGEST_LINE = 2**20
 """Bytes of a line that are kept until its end arrives."""
@@ -46,15 +48,19 @@ def open_lines(number: int, encoding: str) -> io.TextIOWrapper:
 class Output:
     """The launcher's end of one of these pipes."""
 
-    def __init__(self, rank: int, stream: str, pipe: Connection) -> None:
+    def __init__(
+        self, rank: int, stream: str, pipe: Connection, shown: str | Path = EVERY_RANK
+    ) -> None:
         """`stream`: the name in `sys` of the launcher's own stream to which it goes, "stdout" or
-        "stderr"."""
+        "stderr". `shown`: see `LaunchConfig.output`."""
         self.rank = rank
         self.label = f"[rank {rank}] "
         self.is_labelled = False
         """Whether its lines have the label also where no person reads them."""
         self.stream = stream
         self.pipe = pipe
+        self.is_shown = shown == EVERY_RANK or (shown == FIRST_RANK and rank == 0)
+        self.file = shown / file_name(rank, stream) if isinstance(shown, Path) else None
         self.unfinished = b""
         """The beginning of a line whose end has not arrived yet."""
         self.end = b"\n"
@@ -88,8 +94,11 @@ class Output:
     def write(self, data: bytes) -> None:
         """Write this after what it wrote last, or, if another rank has left a line there, below
         that. Where a person reads them, each line begins with the rank that it comes from."""
+        if self.file:
+            with self.file.open("ab") as file:
+                file.write(data)
         stream, before = getattr(sys, self.stream), _last.get(self.stream, self)
-        if stream is None:  # there is no console at all
+        if stream is None or not self.is_shown:  # there is no console at all
             return
         if before is not self and before.end not in b"\r\n":
             before.write(b"\n")
@@ -119,12 +128,18 @@ def end_lines() -> None:
             ours.write("\n")
 
 
-def open_pipes(rank: int) -> tuple[list[Output], list[Connection]]:
-    """For a rank about to be started: the launcher's ends of its two pipes, and the rank's ends."""
+def file_name(rank: int, stream: str) -> str:
+    """The file that a stream of a rank goes to, in a folder for the output of all."""
+    return f"rank{rank}.{stream}"
+
+
+def open_pipes(rank: int, shown: str | Path = EVERY_RANK) -> tuple[list[Output], list[Connection]]:
+    """For a rank about to be started: the launcher's ends of its two pipes, and the rank's ends.
+    `shown`: see `LaunchConfig.output`."""
     outputs, ends = [], []
     for stream in ("stdout", "stderr"):
         ours, theirs = Pipe(duplex=False)
-        outputs.append(Output(rank, stream, ours))
+        outputs.append(Output(rank, stream, ours, shown))
         close_in_children(ours)
         ends.append(theirs)
     return outputs, ends

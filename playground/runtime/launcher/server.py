@@ -6,7 +6,6 @@ from __future__ import annotations
 import atexit
 import contextlib
 import fcntl
-import io
 import math
 import multiprocessing as mp
 import os
@@ -14,16 +13,10 @@ import resource
 import signal
 import socket
 import struct
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from multiprocessing import process, reduction
 from multiprocessing.connection import Connection, wait
-from multiprocessing.context import set_spawning_popen
-from multiprocessing.spawn import get_executable, get_preparation_data
 from typing import Any
 
 from playground.runtime.errors import ForkServerFailed
@@ -33,9 +26,14 @@ from playground.runtime.launcher.fork_server import (
     MESSAGE,
     NO_ROOM,
     REFUSED,
-    InheritedFd,
 )
 from playground.runtime.signals import describe_signal
+from playground.runtime.upstream import (
+    find_modules_as_here,
+    is_importing_program,
+    pickle_main,
+    python_command,
+)
 
 MAX_ANSWER = 2**14
 """Bytes of an answer: the reason for a refusal can be long, the kernel does not cut it."""
@@ -73,9 +71,7 @@ class ForkServerClient:
                 f"from playground.runtime.launcher.fork_server import serve; serve({lifeline}, "
                 f"{modules!r})"
             )
-            flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
-            words = [os.fsdecode(get_executable()), *flags, "-c", code]
-            self.pid = spawn(words, stdin=theirs.fileno(), kept=lifeline)
+            self.pid = spawn(python_command(code), stdin=theirs.fileno(), kept=lifeline)
             self.pidfd = os.pidfd_open(self.pid)
             ours.pop_all()
         close_in_children(self)
@@ -222,7 +218,10 @@ def warm_up() -> None:
 
 
 def start(
-    main: Callable[..., None], *args: Any, streams: Sequence[Connection] = ()
+    main: Callable[..., None],
+    *args: Any,
+    streams: Sequence[Connection] = (),
+    server: ForkServerClient | None = None,
 ) -> tuple[ForkedProcess, Connection]:
     """A new process that runs `main(line, *args)`, and our end of that line: see
     `ForkedProcess`."""
@@ -236,11 +235,13 @@ def start(
         )
     try:
         with theirs:
-            return ForkedProcess(main, (theirs, *args), streams), ours
+            return ForkedProcess(main, (theirs, *args), streams, server), ours
     except (
         BaseException
     ):  # Ctrl-C too: the process may come to be all the same, and ends when it finds the line dead
         ours.close()
+        if server:
+            server.end()
         raise
 
 
@@ -250,7 +251,7 @@ def leave_if_imported() -> None:
 
     It would start ranks that start ranks. The launcher recognises the exit code and explains, once.
     """
-    if getattr(process.current_process(), "_inheriting", False):
+    if is_importing_program():
         os._exit(UNGUARDED)
 
 
@@ -267,36 +268,26 @@ atexit.register(release)
 os.register_at_fork(after_in_child=_server.clear)
 
 
+def new_server() -> ForkServerClient:
+    """A fork server for one rank alone, which ends it by `end`."""
+    return ForkServerClient(find_modules_as_here(), PRELOADED)
+
+
 def running_server() -> ForkServerClient:
     """The fork server: a new one if there is none, or none any more."""
     with _lock:
         if not (_server and _server[0].is_running()):
             while _server:
                 _server.pop().end()
-            _server.append(ForkServerClient(find_modules_as_here(), PRELOADED))
+            _server.append(new_server())
         return _server[0]
-
-
-@dataclass(frozen=True)
-class ForkedMain:
-    """What a new process is to call: the part of a process of multiprocessing's that
-    `multiprocessing.spawn` uses.
-
-    (A process of multiprocessing's is another's child, and hands on how it was started: its own
-    children, such as the workers of a DataLoader, would come from fork servers, too.)
-    """
-
-    main: Callable[..., object]
-    args: tuple[Any, ...]
-
-    def _bootstrap(self, parent_sentinel: int) -> None:
-        self.main(*self.args)
 
 
 class ForkedProcess:
     """A new process that calls `main(*args)`, once the server has done its imports. What it prints
     goes into the pipes for stdout and stderr, if `streams` are given, from its import of the
-    program on. Raises `ForkServerFailed` if there can be no process.
+    program on; a third stream is its stdin. It comes from `server`, if one is given, which ends
+    with it. Raises `ForkServerFailed` if there can be no process.
 
     How it ended is heard from the server. Signals, and whether it has ended, need none: it may be
     stopped or dead.
@@ -307,17 +298,12 @@ class ForkedProcess:
         main: Callable[..., object],
         args: tuple[Any, ...] = (),
         streams: Sequence[Connection] = (),
+        server: ForkServerClient | None = None,
     ) -> None:
         self.fds = [stream.fileno() for stream in streams]
         self.returncode: int | None = None
-        work = io.BytesIO()
-        set_spawning_popen(self)  # type: ignore[arg-type]
-        try:
-            reduction.dump(describe_program(), work)
-            reduction.dump(ForkedMain(main, args), work)
-        finally:
-            set_spawning_popen(None)
-        self.server = running_server()
+        work = pickle_main(main, args, self.fds)
+        self.server, self.own_server = server or running_server(), server
         self.pid, pidfd, self.sentinel, pipe = self.server.fork(self.fds, len(streams))
         self.pidfd, self.status = (
             Connection(pidfd, writable=False),
@@ -326,14 +312,7 @@ class ForkedProcess:
         close_in_children(self.pidfd, self.status)
         # It may have been killed already: its sentinel says so.
         with contextlib.suppress(BrokenPipeError), open(pipe, "wb") as to_rank:
-            to_rank.write(work.getbuffer())
-
-    def duplicate_for_child(self, fd: int) -> int:
-        self.fds.append(fd)
-        return len(self.fds) - 1
-
-    def DupFd(self, index: int) -> Any:  # noqa: N802 (its name in multiprocessing)
-        return InheritedFd(index)
+            to_rank.write(work)
 
     @property
     def exitcode(self) -> int | None:
@@ -374,28 +353,5 @@ class ForkedProcess:
     def close(self) -> None:
         self.pidfd.close()
         self.status.close()
-
-
-def find_modules_as_here() -> list[str]:
-    """This process's `sys.path`, as it means the same in another working folder. The first folder
-    Python looks into may be the working folder ("") of the time it started."""
-    start = process.ORIGINAL_DIR  # type: ignore[attr-defined]
-    return [folder or start for folder in sys.path if folder or start]
-
-
-def describe_program() -> dict[str, Any]:
-    """The data that `multiprocessing.spawn` needs in a new process to find this program's modules,
-    the script among them, if there is one: not in a notebook, at a prompt, on stdin.
-
-    Multiprocessing would fix the method by which it starts processes, here and there. That is for
-    each program to do.
-    """
-    chosen = mp.get_start_method(allow_none=True)
-    program = get_preparation_data("") | {"sys_path": find_modules_as_here()}
-    if chosen is None:
-        mp.set_start_method(None, force=True)
-    for choice in ("name", "start_method"):
-        del program[choice]
-    if not os.path.isfile(program.get("init_main_from_path", __file__)):
-        del program["init_main_from_path"]
-    return program
+        if self.own_server:
+            self.own_server.end()

@@ -242,6 +242,7 @@ def stop(ranks: list[RankHandle]) -> None:
             end = time.monotonic() + GRACE
             for rank in ranks:
                 rank.process.join(max(0.0, end - time.monotonic()))
+                rank.relay_output()  # its handler of SIGTERM may have said something
         finally:  # Ctrl-C may come once more
             for rank in ranks:
                 rank.process.kill()

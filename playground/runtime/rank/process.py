@@ -1,14 +1,16 @@
 """A rank as a process: it begins and ends as a script does that torchrun starts, although it is a
 fork.
 
-| at its end                 | as in any process of Python                                                            |
-|----------------------------|----------------------------------------------------------------------------------------|
-| exit code                  | 0 when its function returns and after `sys.exit()`; that of `sys.exit(code)`; 1 after  |
-|                            | an exception and `sys.exit("message")`                                                 |
-| threads, atexit, finalizers| threads that are no daemons are waited for; what is registered with `atexit` runs,     |
-|                            | and so do `weakref.finalize`, `logging` and `multiprocessing`, which end by it         |
-| what it has written        | flushed: files that are still open, Python's streams and C's stdio                     |
-| what it has started        | ends with a rank that fails or is ended: its process group gets SIGTERM, then SIGKILL  |
+| at its end                  | as in any process of Python                                        |
+|-----------------------------|--------------------------------------------------------------------|
+| exit code                   | 0 when its function returns and after `sys.exit()`; that of        |
+|                             | `sys.exit(code)`; 1 after an exception and `sys.exit("message")`   |
+| threads, atexit, finalizers | threads that are no daemons are waited for; what is registered     |
+|                             | with `atexit` runs, and so do `weakref.finalize`, `logging` and    |
+|                             | `multiprocessing`, which end by it                                 |
+| what it has written         | flushed: files that are still open, Python's streams and C's stdio |
+| what it has started         | ends with a rank that fails or is ended: its process group gets    |
+|                             | SIGTERM, then SIGKILL                                              |
 
 Only the interpreter itself is not taken down: that destroys what is left in memory, and with torch
 takes a tenth of a second. What forks of one process share is not undone either: the seed of its
@@ -17,7 +19,6 @@ hashes, which orders sets of strings.
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import ctypes
 import fcntl
@@ -26,11 +27,16 @@ import io
 import os
 import signal
 import sys
-import threading
-import weakref
 from collections.abc import Callable
 from multiprocessing.connection import wait
 from typing import Any, NoReturn
+
+from playground.runtime.upstream import (
+    detach_finalizers,
+    join_threads,
+    renew_main_thread,
+    run_exit_functions,
+)
 
 FROM_TERMINAL = {signal.SIGINT, signal.SIGHUP, signal.SIGQUIT}
 """A terminal sends them to every process of the group in its foreground. No rank is in that group:
@@ -51,10 +57,17 @@ def begin(lifeline: int) -> None:
     for number in FROM_TERMINAL:
         signal.signal(number, signal.signal(number, signal.SIG_IGN))
     signal.pthread_sigmask(signal.SIG_UNBLOCK, FROM_TERMINAL)
-    threading.main_thread()._set_native_id()  # type: ignore[attr-defined]
+    renew_main_thread()
     # Python's own generator is seeded afresh in each fork
     if random := sys.modules.get("numpy.random"):
         random.seed()
+
+
+def lead_session() -> None:
+    """Lead a session, which has no terminal of its own: a background process of one that has is
+    stopped when it reads from that terminal."""
+    os.setpgid(0, os.getpgid(os.getppid()))  # who leads a group cannot lead a session
+    os.setsid()
 
 
 def kill_at_end_of_file(pipe: int, owner: int) -> None:
@@ -106,18 +119,10 @@ def end(error: BaseException | None = None) -> NoReturn:
 def finish() -> None:
     """What an orderly end does while everything is still there. (A second call has nothing left to
     do.)"""
-    threading._shutdown()  # type: ignore[attr-defined]
+    join_threads()
     detach_finalizers()
-    atexit._run_exitfuncs()
+    run_exit_functions()
     flush()
-
-
-def detach_finalizers() -> None:
-    """Leave torch's table of operators as it is at the end: it would be taken down, piece by
-    piece."""
-    for each in [*weakref.finalize._registry]:  # type: ignore[attr-defined]
-        if (found := each.peek()) and found[1].__module__ == "torch.library":
-            each.detach()
 
 
 def flush() -> None:

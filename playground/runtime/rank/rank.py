@@ -37,6 +37,7 @@ from playground.runtime import signals
 from playground.runtime.errors import PeerDisconnected, PlaygroundError, RankFailed
 from playground.runtime.flight_recorder.activity import look
 from playground.runtime.forks import close_in_children
+from playground.runtime.frames import RUNNERS
 from playground.runtime.launcher.output import print_lines
 from playground.runtime.rank.preemption import (
     clear_preemption,
@@ -55,10 +56,6 @@ if TYPE_CHECKING:
     from multiprocessing.connection import Connection
 
 
-PACKAGE = os.path.dirname(os.path.dirname(os.path.dirname(__file__)))
-MACHINERY = ("runtime", "testing", "play", os.path.join("trace", "record"))
-NOT_THEIRS = (*(os.path.join(PACKAGE, folder, "") for folder in MACHINERY), "<frozen importlib")
-"""Where the frames lie that are not the user's."""
 LOST_PEER = re.compile(r"Connection (closed|reset) by peer|Broken pipe")
 Event = dict[str, Any]
 """A rank's report: names and values of its choice."""
@@ -108,7 +105,9 @@ class Launcher:
         try:
             with self.lock:
                 self.line.send(message)
-        except ConnectionError:  # the launcher is gone
+        except ConnectionError:  # the launcher is gone, or has asked this process to end
+            if threading.get_ident() == self.main_thread:
+                finish()
             os._exit(1)
 
     def follow_orders(self) -> None:
@@ -116,7 +115,7 @@ class Launcher:
             try:
                 order = self.line.recv()
             except (EOFError, OSError):
-                if not self.has_failed:
+                if not (self.has_failed or handles_sigterm()):
                     os._exit(1)
                 self.dismissed.set()
                 return
@@ -126,6 +125,8 @@ class Launcher:
                 self.send("stack", stack, look())
             elif order == "end":
                 request_preemption()
+                if handles_sigterm():
+                    os.kill(os.getpid(), signal.SIGTERM)
             elif order == "listen":
                 self.listener = listen("127.0.0.1", 0)
                 self.send("listening", self.listener.getsockname()[1])
@@ -158,6 +159,13 @@ class Launcher:
         finish()
         self.dismissed.wait()
         os._exit(1)
+
+
+def handles_sigterm() -> bool:
+    """Whether the program has a handler of its own for SIGTERM. The launcher sends it, as it closes
+    the line, and SIGKILL after it."""
+    handler = signal.getsignal(signal.SIGTERM)
+    return callable(handler) and handler is not signals.do_nothing
 
 
 def main(line: Connection, env: RankEnv, backend: str, listener: socket.socket | None) -> None:
@@ -197,7 +205,7 @@ def live(launcher: Launcher, env: RankEnv, backend: str, listener: socket.socket
         else:
             member.drop_groups()
         if work.rendezvous or not work.stays:
-            member.form_group(work.timeout)
+            (member.leave_group_to_program if work.bare else member.form_group)(work.timeout)
         fn, args = work.load()
         if not work.stays:
             leave_to_launcher(work.preemptible)
@@ -241,6 +249,7 @@ def failure(error: BaseException, rank: int, size: int) -> PlaygroundError:
 def user_frames(stack: traceback.StackSummary) -> list[traceback.FrameSummary]:
     """`stack` from where the user's function begins, without our own part in it; all of it if it
     never got there."""
+    ours = (*RUNNERS, "<frozen importlib", "<frozen runpy")
     start = next((i for i, frame in enumerate(stack) if frame.filename == __file__), 0)
-    theirs = [frame for frame in stack[start:] if not frame.filename.startswith(NOT_THEIRS)]
+    theirs = [frame for frame in stack[start:] if not frame.filename.startswith(ours)]
     return theirs or list(stack)

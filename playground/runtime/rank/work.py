@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from playground.runtime.errors import UsageError
-from playground.runtime.launcher.server import find_modules_as_here
 from playground.runtime.rendezvous.environment import RESTART_COUNT
 from playground.runtime.rendezvous.rendezvous import Rendezvous
+from playground.runtime.upstream import find_modules_as_here
 
 Function = Callable[..., Any]
 RANK_AND_SIZE = {("rank", "size"), ("rank", "world_size")}
@@ -39,6 +39,8 @@ class Assignment:
     before."""
     rendezvous: Rendezvous | None = None
     """Where the ranks meet anew before it, if they do."""
+    bare: bool = False
+    """Whether the function forms its process group itself, if it wants one."""
     preemptible: bool
     """Whether the launcher passes on the signals that ask the ranks to end soon."""
 

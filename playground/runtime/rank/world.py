@@ -33,7 +33,7 @@ from playground.runtime.rendezvous.connections import (
     shut_out_strangers,
 )
 from playground.runtime.rendezvous.environment import SERVED_BY_TORCHRUN, RankEnv
-from playground.runtime.rendezvous.rendezvous import Rendezvous
+from playground.runtime.rendezvous.rendezvous import DEFAULT_TIMEOUT, Rendezvous
 from playground.runtime.rendezvous.store import (
     await_everyone,
     choose_interface,
@@ -69,6 +69,7 @@ class Member:
         self.box = open_box(env.rank, env.size, env.rendezvous.place)
         self.groups_formed = 0
         self.group: dist.ProcessGroup | None = None
+        self.is_left_to_program = False
         self.forming, self.lock = 0, threading.Lock()
         """How many groups are being formed, each by a thread of its own."""
         warnings.filterwarnings("ignore", RENAMED, FutureWarning)
@@ -98,17 +99,7 @@ class Member:
     def form_group(self, timeout: float) -> None:
         """A process group of all ranks, each of whose operations may take `timeout` seconds."""
         env = self.env
-        choose_interface(env.rendezvous)
-        # For torch and others. Source:
-        # https://docs.pytorch.org/docs/stable/elastic/run.html#environment-variables
-        place = {"LOCAL_RANK": env.local_rank, "LOCAL_WORLD_SIZE": env.local_size}
-        place |= (
-            {}
-            if self.joined
-            else {"RANK": env.rank, "WORLD_SIZE": env.size, SERVED_BY_TORCHRUN: True}
-        )
-        os.environ.update({name: str(value) for name, value in place.items()} | self.address)
-        members[:] = [self]
+        self.say_where()
         self.store.set_timeout(timedelta(seconds=timeout))  # whatever the function before has set
         try:
             torch_init_process_group(
@@ -124,6 +115,31 @@ class Member:
         self.store.add(self.group_name, 1)
         if self.box:
             hooks.begin_program(self.box, timedelta(seconds=timeout))
+
+    def leave_group_to_program(self, timeout: float) -> None:
+        """Instead of `form_group`, for a program that forms its own. Whatever may take longer than
+        `timeout` seconds, or than ours do, counts as taking for ever."""
+        self.is_left_to_program = True
+        self.say_where()
+        os.environ[SERVED_BY_TORCHRUN] = "True"
+        if self.box:
+            limit = min(timeout, DEFAULT_TIMEOUT)
+            hooks.begin_program(self.box, timedelta(seconds=limit))
+
+    def say_where(self) -> None:
+        """Put into the environment where this rank is, and where the store."""
+        env = self.env
+        choose_interface(env.rendezvous)
+        # For torch and others. Source:
+        # https://docs.pytorch.org/docs/stable/elastic/run.html#environment-variables
+        place = {"LOCAL_RANK": env.local_rank, "LOCAL_WORLD_SIZE": env.local_size}
+        place |= (
+            {}
+            if self.joined
+            else {"RANK": env.rank, "WORLD_SIZE": env.size, SERVED_BY_TORCHRUN: True}
+        )
+        os.environ.update({name: str(value) for name, value in place.items()} | self.address)
+        members[:] = [self]
 
     @property
     def can_shut_out(self) -> bool:
@@ -331,10 +347,18 @@ def init_process_group(*args: Any, **kwargs: Any) -> None:
     """torch's own; a rank of a world that we have launched may call it although its process group
     stands already."""
     call = inspect.signature(torch_init_process_group).bind(*args, **kwargs).arguments
+    with contextlib.ExitStack() as waiting:
+        for member in members:
+            if member.joined and not member.is_left_to_program:
+                continue
+            asked, call = call, member.make_way(call)
+            if call is not asked and call["world_size"] == member.env.size:
+                forming = hooks.forming_world(member.env.size, call.get("timeout"))
+                waiting.enter_context(forming)
+        torch_init_process_group(**call)
     for member in members:
-        if not member.joined:
-            call = member.make_way(call)
-    torch_init_process_group(**call)
+        if member.is_left_to_program and member.groups_formed == 1:
+            member.close_store()
     hooks.begin_world()
 
 

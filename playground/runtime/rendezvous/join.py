@@ -32,6 +32,7 @@ from playground.runtime.rank.preemption import (
     raise_if_preempted,
     run_until_preempted,
 )
+from playground.runtime.rank.process import run_program
 from playground.runtime.rank.rank import failure, report_to
 from playground.runtime.rank.world import Member
 from playground.runtime.rendezvous.agreement import all_gather_object
@@ -69,16 +70,21 @@ def join(
         serves = env.rank == 0 and env.rendezvous.served and env.rendezvous.local
         listener = listen(env.rendezvous.host, env.rendezvous.port) if serves else None
         member = Member(env, backend.name, listener, timeout=timeout, joined=True)
-        member.form_group(timeout)
+        (member.leave_group_to_program if config.bare else member.form_group)(timeout)
         watch.start()
         with preempt_on_sigterm(config.grace):
-            result = run_until_preempted(fn, env.rank, env.size, *args)
+            result = run_until_preempted(run_program, fn, env.rank, env.size, *args)
         hooks.end_program()
-        with hooks.paused():  # these calls are not the program's
-            results = all_gather_object(result)
-            # all leave together, since nccl's communicators end only when their peers' do
-            dist.barrier()
+        if config.bare:
+            await_ends(member, watch)
             watch.close()
+            results = [result]
+        else:
+            with hooks.paused():  # these calls are not the program's
+                results = all_gather_object(result)
+                # all leave together, since nccl's communicators end only when their peers' do
+                dist.barrier()
+                watch.close()
         member.leave()
     except BaseException as error:
         if (failed := explain(error, watch)) is error:
@@ -86,6 +92,16 @@ def join(
         raise failed from error
     raise_if_preempted(results)
     return results
+
+
+def await_ends(member: Member, watch: PeerWatch) -> None:
+    """Wait until the programs of all ranks have ended: this process may serve the store. Raises
+    the loss of one."""
+    ended = member.store.add("ended", 1)
+    while ended < member.env.size:
+        if watch.known.wait(POLL_INTERVAL):
+            raise describe_loss(watch)
+        ended = member.store.add("ended", 0)
 
 
 def explain(error: BaseException, watch: PeerWatch) -> BaseException:

@@ -1,8 +1,8 @@
 """Where every call of torch.distributed passes: the methods of `ProcessGroup`, and those of `Work`.
 
 Functions of torch.distributed call these, and so do our algorithms and remote calls. As long as
-nobody observes, torch's own methods are in place. An `Observer` is told, in the thread where it
-happens:
+nobody observes or records, torch's own methods are in place. An `Observer` is told, in the thread
+where it happens:
 
 - `begun(call)`: the rank is about to call an operation. A `Call` says what is known of it: the
   operation, the group and its ranks, the tensors in and out, the peer or the root, the tag, and
@@ -17,23 +17,21 @@ happens:
 - `dropped(calls)`: the program has let go of the work without having waited for the end.
 
 The thread is the current one, and the program's line is found from there by
-`flight_recorder.sources`. What has to be faster than that puts functions of its own in the place of
-the same methods: see `replacement`. What DistributedDataParallel averages in C++ calls no method of
-Python's.
+`flight_recorder.sources`. The flight recorder has to be faster than that, and is told in another
+way: see `Recorder`. What DistributedDataParallel averages in C++ calls no method of Python's.
 """
 
 from __future__ import annotations
 
 import contextlib
 import itertools
+import os
 import re
-import sys
 import threading
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial, wraps
-from types import FrameType
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary, ref
 
@@ -42,6 +40,7 @@ import torch.distributed as dist
 from torch.distributed import ProcessGroup, Work
 
 from playground.runtime.tap.replacement import Replacement, Wrap
+from playground.runtime.upstream import find_caller
 
 
 class Method(NamedTuple):
@@ -229,6 +228,25 @@ class Observer:
     def dropped(self, calls: Sequence[Call]) -> None: ...
 
 
+class Recorder:
+    """Is told of each call nearest to torch's own method, and has to be fast: it is asked once what
+    to call in the method's place. This one records nothing."""
+
+    def __init__(self) -> None:
+        self.places: dict[tuple[Any, str], Wrap] = {}
+        """Further functions that it replaces, by owner and name."""
+
+    def wrap_operation(self, method: str, real: Callable[..., Any]) -> Recorded:
+        return lambda group, given, args, kwargs: real(group, *args, **kwargs)
+
+    def wrap_wait(self, real: Callable[..., Any]) -> Callable[..., Any]:
+        return real
+
+
+Recorded = Callable[[Any, "Sequence[Any] | None", tuple[object, ...], dict[str, object]], Any]
+"""Makes a call: of the group, the arguments as `by_position` has them, and those as given."""
+
+
 @contextlib.contextmanager
 def observing(observer: Observer) -> Iterator[None]:
     """Tell this observer in this block."""
@@ -237,6 +255,12 @@ def observing(observer: Observer) -> Iterator[None]:
         yield
     finally:
         _tap.discard(observer)
+
+
+def record(recorder: Recorder) -> None:
+    """From now on, tell this recorder."""
+    with _tap.one_at_a_time:
+        _tap.record(recorder)
 
 
 @dataclass(eq=False, slots=True)
@@ -256,9 +280,10 @@ def calls_of(work: Any) -> list[Call]:
 
 
 class Tap:
-    """Tells observers. It is in place as long as there is one."""
+    """Tells observers and the recorder. It is in place as long as there is one."""
 
     def __init__(self) -> None:
+        self.recorder: Recorder | None = None
         self.observers: tuple[Observer, ...] = ()
         self.one_at_a_time = threading.Lock()
         self.numbers = itertools.count()
@@ -271,22 +296,21 @@ class Tap:
         places: dict[str, Wrap] = {
             method: partial(self.wrap_operation, method) for method in METHODS
         }
-        places |= {
-            "_start_coalescing": self.wrap_start_batch,
-            "_end_coalescing": self.wrap_end_batch,
-        }
-        self.replacements = [
-            Replacement(ProcessGroup, method, wrap) for method, wrap in places.items()
+        self.calls = [Replacement(ProcessGroup, *place) for place in places.items()]
+        self.calls += [Replacement(Work, "wait", self.wrap_wait)]
+        self.ends = [
+            Replacement(ProcessGroup, "_start_coalescing", self.wrap_start_batch),
+            Replacement(ProcessGroup, "_end_coalescing", self.wrap_end_batch),
+            Replacement(Work, "get_future", self.wrap_get_future),
         ]
-        self.replacements += [Replacement(Work, "wait", self.wrap_wait)]
-        self.replacements += [Replacement(Work, "get_future", self.wrap_get_future)]
+        """Only observers have to be told of."""
+        self.recorded: list[Replacement] = []
+        self.in_place: list[Replacement] = []
 
     def add(self, observer: Observer) -> None:
         with self.one_at_a_time:
-            if not self.observers:
-                for each in self.replacements:
-                    each.install()
             self.observers = (*self.observers, observer)
+            self.put_in_place(self.wanted)
 
     def discard(self, observer: Observer) -> None:
         with self.one_at_a_time:
@@ -295,26 +319,56 @@ class Tap:
                 if entry.future is not None and entry.future.done():
                     self.finish(entry)
             self.observers = tuple(each for each in self.observers if each is not observer)
+            self.put_in_place(self.wanted)
             if not self.observers:
-                for each in self.replacements:
-                    each.remove()
                 self.works.clear()
                 self.open.clear()
 
+    def record(self, recorder: Recorder | None) -> None:
+        if recorder is self.recorder:
+            return
+        self.put_in_place([])  # what is in place has asked the one before
+        self.recorder = recorder
+        places = recorder.places if recorder else {}
+        self.recorded = [Replacement(*place, wrap) for place, wrap in places.items()]
+        self.put_in_place(self.wanted)
+
+    @property
+    def wanted(self) -> list[Replacement]:
+        """What is to be in place for those that are told now."""
+        calls = self.calls if self.recorder or self.observers else []
+        return [*calls, *self.recorded, *(self.ends if self.observers else [])]
+
+    def put_in_place(self, wanted: list[Replacement]) -> None:
+        for each in self.in_place:
+            if each not in wanted:
+                each.remove()
+        for each in wanted:
+            if each not in self.in_place:
+                each.install()
+        self.in_place = wanted
+
+    def leave(self) -> None:
+        """This process has been forked from the rank: it is recorded no more."""
+        self.one_at_a_time = threading.Lock()
+        self.record(None)
+
     def wrap_operation(self, method: str, real: Callable[..., Any]) -> Callable[..., Any]:
+        recorded = (self.recorder or Recorder()).wrap_operation(method, real)
+
         @wraps(real)
         def operation(group: Any, *args: Any, **kwargs: Any) -> Any:
-            given = by_position(method, args, kwargs)
-            if given is None:  # which torch is about to refuse
-                return real(group, *args, **kwargs)
+            given = by_position(method, args, kwargs) if kwargs else args
+            if not self.observers or given is None:
+                return recorded(group, given, args, kwargs)
             # as newer versions of torch tell
             waits = bool(given) and not getattr(given[-1], "asyncOp", True)
-            blocks, by_torch = (True, False) if waits else find_caller(method)
+            blocks, by_torch = (True, False) if waits else find_caller(method in MESSAGES)
             call = Call(next(self.numbers), method, group, given, blocks or by_torch)
             for each in self.observers:
                 each.begun(call)
             try:
-                work = real(group, *args, **kwargs)
+                work = recorded(group, given, args, kwargs)
             except BaseException as error:
                 for each in self.observers:
                     each.failed([call], error)
@@ -362,16 +416,18 @@ class Tap:
                 each.dropped(entry.calls)
 
     def wrap_wait(self, real: Callable[..., Any]) -> Callable[..., Any]:
+        recorded = (self.recorder or Recorder()).wrap_wait(real)
+
         @wraps(real)
         def wait(work: Any, *args: Any, **kwargs: Any) -> Any:
             entry = self.works.get(id(work))
             if entry is None or entry not in self.open:
-                return real(work, *args, **kwargs)
+                return recorded(work, *args, **kwargs)
             calls, observers = entry.calls, () if entry.calls[0].blocks else self.observers
             for each in observers:
                 each.waiting(calls)
             try:
-                result = real(work, *args, **kwargs)
+                result = recorded(work, *args, **kwargs)
             except BaseException as error:
                 for each in self.observers:
                     each.failed(calls, error)
@@ -417,23 +473,5 @@ class Tap:
         return end_coalescing
 
 
-FUNCTIONS = ("torch.distributed.distributed_c10d", "torch.distributed.c10d_logger")
-"""The modules of torch.distributed's functions, and of what is around each of them."""
-
-
-def find_caller(method: str) -> tuple[bool, bool]:
-    """Whether the function of torch.distributed that has called an operation waits for it; whether
-    the work of a collective goes to torch itself, which may wait for it in C++. (Older versions of
-    torch do not tell its groups.)"""
-    frame: FrameType | None = sys._getframe(2)
-    while frame is not None and (module := frame.f_globals.get("__name__", "")) in FUNCTIONS:
-        code = frame.f_code
-        if code.co_name in ("send", "recv", "monitored_barrier"):
-            return True, False
-        if "async_op" in code.co_varnames and not frame.f_locals["async_op"]:
-            return True, False
-        frame = frame.f_back
-    return False, frame is not None and method not in MESSAGES and module.startswith("torch.")
-
-
 _tap = Tap()
+os.register_at_fork(after_in_child=_tap.leave)

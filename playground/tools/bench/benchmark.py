@@ -17,7 +17,8 @@ import torch.distributed as dist
 
 from playground.algorithms import BACKEND, load_algorithm
 from playground.algorithms.operation import ADDS, Op
-from playground.measurement import Fields, environment, format_bytes
+from playground.console.units import format_bytes
+from playground.measurement import environment
 from playground.measurement.interleave import (
     Heartbeat,
     gather_by_rank,
@@ -29,6 +30,7 @@ from playground.measurement.interleave import (
 from playground.runtime import UsageError, device, report
 from playground.runtime.host import host_id
 from playground.runtime.rendezvous.agreement import all_gather_object, require_same_on_all_ranks
+from playground.tools.bench.results import Row
 from playground.tools.bench.settings import (
     COLLECTIVES,
     DTYPES,
@@ -234,13 +236,13 @@ class Measurement:
             by_rank = gather_by_rank([1e6 * each for each in seconds])
             self.times_us[algorithm] += zip(*by_rank, strict=True)
 
-    def rows(self) -> list[Fields]:
-        """The figures of all trials, one row per algorithm: see `results`."""
+    def rows(self) -> list[Row]:
+        """The figures of all trials, one row per algorithm."""
         memory = [max(times) for times in self.times_us.get(MEMORY, ())]
         limit_us = median(memory) if memory else None
         return [self.row(*each, limit_us) for each in zip(self.algorithms, self.calls, strict=True)]
 
-    def row(self, algorithm: str, calls: int, limit_us: float | None) -> Fields:
+    def row(self, algorithm: str, calls: int, limit_us: float | None) -> Row:
         trials = self.times_us[algorithm]
         times_us = [max(times) for times in trials]
         p50, p95, p99 = (percentile(times_us, percent) for percent in (50, 95, 99))
@@ -248,18 +250,29 @@ class Measurement:
             1
         )
         algbw = self.nbytes / p50 / 1000
-        return {
-            "size": self.nbytes, "time_us": p50, "algbw": algbw,
-            "busbw": algbw * self.spec.factor(self.size),
-            "p50_us": p50, "p95_us": p95, "p99_us": p99, "trials": len(trials), "calls": calls,
-            "times_us": times_us,
-            "collective": self.spec.name, "count": self.count, "type": self.settings.dtype,
-            "redop": self.settings.op if self.spec.reduces else "none", "root": self.spec.root,
-            "algorithm": algorithm, "wrong": self.wrong[algorithm],
-            "slowest_rank": slowest_rank, "slowest_percent": 100 * often / len(trials),
-            "rank_us": [median(times) for times in zip(*trials, strict=True)],
-            "limit_percent": limit_us and 100 * limit_us / p50,
-        }  # fmt: skip
+        return Row(
+            size=self.nbytes,
+            time_us=p50,
+            algbw=algbw,
+            busbw=algbw * self.spec.factor(self.size),
+            p50_us=p50,
+            p95_us=p95,
+            p99_us=p99,
+            trials=len(trials),
+            calls=calls,
+            times_us=times_us,
+            collective=self.spec.name,
+            count=self.count,
+            type=self.settings.dtype,
+            redop=self.settings.op if self.spec.reduces else "none",
+            root=self.spec.root,
+            algorithm=algorithm,
+            wrong=self.wrong[algorithm],
+            slowest_rank=slowest_rank,
+            slowest_percent=100 * often / len(trials),
+            rank_us=[median(times) for times in zip(*trials, strict=True)],
+            limit_percent=limit_us and 100 * limit_us / p50,
+        )
 
 
 def run(rank: int, size: int, settings: BenchSettings) -> None:

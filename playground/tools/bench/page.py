@@ -5,9 +5,9 @@ torch."""
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import groupby
-from operator import itemgetter
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +18,14 @@ from playground.console.options import COMMON, FILE, flags, names_option, refuse
 from playground.console.session import Session, session_command, to_document
 from playground.console.tables import Column, Texts, figures, tabulate
 from playground.console.text import bad, good, heading, prose
-from playground.measurement import Fields, environment, format_bytes, format_digits
-from playground.measurement.environment import describe_in_a_line
+from playground.console.units import format_bytes, format_digits
+from playground.measurement import environment
 from playground.runtime.errors import PlaygroundError, UsageError
+from playground.runtime.rank.rank import Event
 from playground.runtime.remote import remote
 from playground.tools import TOOLS
 from playground.tools.bench.plot import check, plot_bandwidth
-from playground.tools.bench.results import average_busbw, compare, load
+from playground.tools.bench.results import Change, Row, average_busbw, compare, load
 from playground.tools.bench.settings import (
     ALGORITHMS,
     COLLECTIVES,
@@ -87,11 +88,14 @@ def columns_of(settings: BenchSettings) -> dict[str, Column]:
     }
 
 
-def cells(row: Fields, columns: Iterable[str]) -> list[object]:
+def cells(row: Row, columns: Iterable[str]) -> list[object]:
     """The values of a row under these columns."""
-    shown = row | {name: format_digits(row[name]) for name in ("algbw", "busbw")}
-    shown["wrong"] = bad(str(row["wrong"])) if row["wrong"] else 0
-    shown["slowest"] = f"{row['slowest_rank']}: {row['slowest_percent']:.0f}%"
+    shown = vars(row) | {
+        "algbw": format_digits(row.algbw),
+        "busbw": format_digits(row.busbw),
+        "wrong": bad(str(row.wrong)) if row.wrong else 0,
+        "slowest": f"{row.slowest_rank}: {row.slowest_percent:.0f}%",
+    }
     return [shown[name] for name in columns]
 
 
@@ -101,10 +105,10 @@ class Report:
     def __init__(self, session: Session, settings: BenchSettings) -> None:
         self.session, self.settings, self.columns = session, settings, columns_of(settings)
         self.printed = session.rows(*self.columns.values())
-        self.environment: Fields | None = None
-        self.rows: list[Fields] = []
+        self.environment: environment.Environment | None = None
+        self.rows: list[Row] = []
 
-    def __call__(self, rank: int, event: Mapping[str, Any]) -> None:
+    def __call__(self, rank: int, event: Event) -> None:
         match event:
             case {"start": found}:
                 self.environment = found  # nothing has been measured yet
@@ -114,16 +118,16 @@ class Report:
                 )
                 self.session.say(
                     f"bench: {self.session.world}",
-                    describe_in_a_line(found),
+                    str(found),
                     f"{trials}, spread over the run",
                 )
             case {"measured": rows}:
                 self.show(rows)
 
-    def show(self, rows: list[Fields]) -> None:
+    def show(self, rows: list[Row]) -> None:
         """Print the rows of one size; before the first of a collective, its name."""
-        collective = rows[0]["collective"]
-        if not self.rows or self.rows[-1]["collective"] != collective:
+        collective = rows[0].collective
+        if not self.rows or self.rows[-1].collective != collective:
             op = f"{self.settings.op} of " * COLLECTIVES[collective].reduces
             self.session.say("", prose(heading(collective), f": {op}{self.settings.dtype}"))
         for row in rows:
@@ -135,7 +139,7 @@ class Report:
         results are wrong."""
         world = self.session.world
         averages = average_busbw(self.rows)
-        wrong = sum(row["wrong"] for row in self.rows)
+        wrong = sum(row.wrong for row in self.rows)
         if not world.is_main:
             return
         lines = [
@@ -145,17 +149,18 @@ class Report:
             )
             for collective, algorithms in averages.items()
         ]
-        names = dict.fromkeys(row["collective"] for row in self.rows)
-        sizes = [row["size"] for row in self.rows]
+        names = dict.fromkeys(row.collective for row in self.rows)
+        sizes = [row.size for row in self.rows]
         what = f"{', '.join(names)} from {format_bytes(min(sizes))} to {format_bytes(max(sizes))}"
         verdict = bad(f"{wrong:,} elements are wrong") if wrong else good("every element is right")
         self.session.say("", *lines, prose(f"Measured: {what}; of all results, ", verdict, "."))
-        found: Fields = {
-            "environment": self.environment,
-            "settings": self.settings.document,
-            "rows": self.rows,
-        }
-        self.session.print_document({}, **found, average_busbw=averages)
+        self.session.print_document(
+            {},
+            environment=self.environment,
+            settings=self.settings.document,
+            rows=self.rows,
+            average_busbw=averages,
+        )
         if plot:
             plot_bandwidth(
                 f"{world.backend} on {world.device}, {world.size} ranks", self.rows, plot
@@ -166,7 +171,7 @@ class Report:
             )
 
 
-def difference_texts(changes: Sequence[Fields]) -> Texts:
+def difference_texts(changes: Sequence[Change]) -> Texts:
     """Two results beside each other: what decides, a table per collective, and a summary."""
     texts: Texts = [
         "before, after: the median of the trials. A row is faster or slower if the ranges in which "
@@ -174,9 +179,9 @@ def difference_texts(changes: Sequence[Fields]) -> Texts:
         "its trials lie, before and after, do not overlap; if they do, the trials show no "
         "difference."
     ]
-    for collective, rows in groupby(changes, key=itemgetter("collective")):
+    for collective, rows in groupby(changes, key=attrgetter("collective")):
         texts += ["", prose(heading(collective)), tabulate(map(shown_change, rows), CHANGES)]
-    verdicts = [row["verdict"] for row in changes]
+    verdicts = [row.verdict for row in changes]
     counts = ", ".join(
         f"{verdicts.count(verdict)} {verdict}" for verdict in dict.fromkeys(verdicts)
     )
@@ -200,13 +205,14 @@ CHANGES = {
 }
 
 
-def shown_change(row: Fields) -> Fields:
-    ranges = {
-        name: "{:.1f} to {:.1f}".format(*row[name])
-        for name in ("before_range_us", "after_range_us")
+def shown_change(row: Change) -> dict[str, object]:
+    """The values of a row of the table."""
+    style = {"faster": good, "slower": bad}.get(row.verdict, str)
+    return vars(row) | {
+        "before_range_us": "{:.1f} to {:.1f}".format(*row.before_range_us),
+        "after_range_us": "{:.1f} to {:.1f}".format(*row.after_range_us),
+        "verdict": style(row.verdict),
     }
-    style = {"faster": good, "slower": bad}.get(row["verdict"], str)
-    return row | ranges | {"verdict": style(row["verdict"])}
 
 
 def read_size(ctx: click.Context, param: click.Parameter, text: str) -> int:

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from playground.console.options import check_writable
-from playground.measurement import Fields, format_bytes
+from playground.console.units import format_bytes
 from playground.runtime.errors import UsageError
+from playground.tools.bench.results import Row
 from playground.tools.bench.settings import MEMORY
 
 SUFFIXES = (".svg", ".png")
@@ -30,7 +31,7 @@ def check(file: Path, size: int) -> None:
         raise UsageError("--plot needs matplotlib: pip install 'playground[plot]'") from None
 
 
-def plot_bandwidth(title: str, rows: Sequence[Fields], file: Path) -> None:
+def plot_bandwidth(title: str, rows: Sequence[Row], file: Path) -> None:
     """A line for each collective and algorithm. (Not by pyplot, so it needs no display.)"""
     from matplotlib.figure import Figure
 
@@ -40,9 +41,7 @@ def plot_bandwidth(title: str, rows: Sequence[Fields], file: Path) -> None:
     axes.grid(alpha=0.3)
     lines: dict[str, list[tuple[int, float]]] = {}
     for row in rows:
-        lines.setdefault(f"{row['collective']}, {row['algorithm']}", []).append(
-            (row["size"], row["busbw"])
-        )
+        lines.setdefault(f"{row.collective}, {row.algorithm}", []).append((row.size, row.busbw))
     for label, points in lines.items():
         axes.plot(
             *zip(*points, strict=True),
@@ -53,7 +52,7 @@ def plot_bandwidth(title: str, rows: Sequence[Fields], file: Path) -> None:
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
     axes.yaxis.set_major_formatter("{x:g}")
-    sizes = sorted({row["size"] for row in rows})
+    sizes = sorted({row.size for row in rows})
     # every second, third, … of them where there are too many
     ticks = sizes[:: -(-len(sizes) // MAX_TICKS)]
     axes.set_xticks(ticks, labels=[format_bytes(tick) for tick in ticks], rotation=45)

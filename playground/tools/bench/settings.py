@@ -1,16 +1,16 @@
 """The settings of a benchmark: one object from the command line to the ranks. Does not import
 torch.
 
-| collective     | size                           | count                   | busbw / algbw, N ranks |
-|----------------|--------------------------------|-------------------------|------------------------|
-| all_reduce     | of the tensor                  | its elements            | 2 (N - 1) / N          |
-| broadcast      | of the tensor                  | its elements            | 1                      |
-| reduce         | of the tensor                  | its elements            | 1                      |
-| all_gather     | of every rank's output         | of every rank's input   | (N - 1) / N            |
-| reduce_scatter | of every rank's input          | of every rank's output  | (N - 1) / N            |
-| all_to_all     | of every rank's input          | of one piece of it      | (N - 1) / N            |
-| gather         | of the root's output           | of every rank's input   | (N - 1) / N            |
-| scatter        | of the root's input            | of every rank's output  | (N - 1) / N            |
+| collective     | size                     | count                    | busbw / algbw, N ranks |
+|----------------|--------------------------|--------------------------|------------------------|
+| all_reduce     | of the tensor            | its elements             | 2 (N - 1) / N          |
+| broadcast      | of the tensor            | its elements             | 1                      |
+| reduce         | of the tensor            | its elements             | 1                      |
+| all_gather     | of every rank's output   | of every rank's input    | (N - 1) / N            |
+| reduce_scatter | of every rank's input    | of every rank's output   | (N - 1) / N            |
+| all_to_all     | of every rank's input    | of one piece of it       | (N - 1) / N            |
+| gather         | of the root's output     | of every rank's input    | (N - 1) / N            |
+| scatter        | of the root's input      | of every rank's output   | (N - 1) / N            |
 
 The size is rounded down to a multiple of an element; where each rank has a share, of N elements.
 Source: https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md
@@ -23,7 +23,8 @@ from dataclasses import asdict, dataclass
 from itertools import count, takewhile
 
 from playground.algorithms import BACKEND, OURS
-from playground.measurement import format_bytes
+from playground.algorithms.cost_model import others, times_sent
+from playground.console.units import format_bytes
 from playground.runtime.errors import UsageError
 from playground.runtime.flags import check_flags, flag
 
@@ -52,11 +53,6 @@ class CollectiveSpec:
     """The rank at the root; -1 where all ranks do the same."""
 
 
-def others(size: int) -> float:
-    """The fraction of a tensor, cut into a piece per rank, that belongs to other ranks."""
-    return (size - 1) / size
-
-
 def at_root(pieces: Callable[[int, int], list[Piece]]) -> Callable[[int, int], list[Piece]]:
     """These pieces on rank 0, and none on the others."""
     return lambda rank, size: [] if rank else pieces(rank, size)
@@ -67,7 +63,7 @@ COLLECTIVES = {
     for each in (
         CollectiveSpec(
             "all_reduce",
-            lambda n: 2 * others(n),
+            lambda n: times_sent(n, "all_reduce"),
             lambda r, n: [(REDUCTION, 0)],
             in_place=True,
             reduces=True,

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fcntl import ioctl
 
-from playground.measurement import format_bytes
+from playground.console.units import format_bytes
 from playground.runtime.backends import BACKENDS
 from playground.runtime.rendezvous.rendezvous import LOOPBACK_INTERFACE, is_loopback
 from playground.tools.doctor import Finding, error, warning

@@ -14,7 +14,6 @@ import contextlib
 import logging
 import os
 import re
-import runpy
 import shutil
 import signal
 import sys
@@ -22,7 +21,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from playground.measurement import Fields, format_bytes
+from playground.console.units import format_bytes
 from playground.runtime.backends import BACKENDS
 from playground.runtime.errors import RankFailed, RankTimeout, UsageError
 from playground.runtime.files import temporary_folder
@@ -35,11 +34,11 @@ from playground.runtime.flight_recorder import (
     RankState,
 )
 from playground.runtime.flight_recorder.box import SWITCH, TIME_LIMIT, View, find_boxes
-from playground.runtime.flight_recorder.diagnosis import diagnose, find_mismatch
+from playground.runtime.flight_recorder.diagnosis import Diagnosis, diagnose, find_mismatch
 from playground.runtime.launcher.examine import line_of
 from playground.runtime.launcher.launch import launch
+from playground.runtime.program import Program, parse
 from playground.runtime.rank.rank import Event, report
-from playground.runtime.remote import syntax_errors_in_one_line
 from playground.runtime.threads import OurTimer
 from playground.tools.doctor import Finding, error, warning
 
@@ -57,16 +56,32 @@ class Elapsed(Exception):
 
 
 @dataclass(frozen=True, kw_only=True)
+class ScriptRun:
+    """A run of a script."""
+
+    size: int
+    """Number of ranks."""
+    has_returned: bool
+    """Whether it has returned on all ranks; otherwise it has failed, or its time was up."""
+    failure: str
+    """The failure of a rank; empty for none."""
+    diagnosis: Diagnosis | None
+    """Of a deadlock, the only sign."""
+
+    @property
+    def has_failed(self) -> bool:
+        return bool(self.failure or self.diagnosis)
+
+
+@dataclass(frozen=True, kw_only=True)
 class ScriptFacts:
     """The facts of a script."""
 
     path: Path
     folder: str
     """Where the copies were in which it ran."""
-    runs: Sequence[Fields]
-    """For each number of ranks: the `size`; whether it `has_returned` on all of them (otherwise it
-    has failed, or its time was up); the `failure` of a rank, empty for none; the `diagnosis`, of a
-    deadlock the only sign."""
+    runs: Sequence[ScriptRun]
+    """One for each number of ranks."""
     operations: Sequence[Operation] = field(repr=False)
     """Those of all ranks in all runs."""
 
@@ -79,14 +94,8 @@ def examine(path: Path, words: Sequence[str], seconds: float, timeout: float) ->
         raise UsageError(
             f"doctor {path} reads the ranks' flight recorders: it needs them, so not {SWITCH}=0"
         )
-    try:
-        with syntax_errors_in_one_line():
-            ast.parse(path.read_bytes(), str(path))
-    except (OSError, ValueError) as failure:
-        raise UsageError(
-            f"{path} cannot be read as a script in Python ({failure}): name one for torchrun"
-        ) from None
-    runs, operations = list[Fields](), list[Operation]()
+    parse(path)
+    runs, operations = list[ScriptRun](), list[Operation]()
     with temporary_folder("doctor") as folder:
         for size in SIZES:
             here = folder.resolve() / f"{size}-ranks"
@@ -95,10 +104,10 @@ def examine(path: Path, words: Sequence[str], seconds: float, timeout: float) ->
             )
             runs.append(run)
             operations += (one for state in states for one in state.operations)
-            if has_failed(run):
+            if run.has_failed:
                 break
     script = ScriptFacts(path=path, folder=str(folder), runs=runs, operations=operations)
-    if not has_failed(runs[-1]) and not operations:
+    if not runs[-1].has_failed and not operations:
         raise UsageError(
             f"{path} called no operation of torch.distributed within {seconds:g} s: name a script "
             "for torchrun, whose "
@@ -107,16 +116,12 @@ def examine(path: Path, words: Sequence[str], seconds: float, timeout: float) ->
     return script
 
 
-def has_failed(run: Fields) -> bool:
-    return bool(run["failure"] or run["diagnosis"])
-
-
 def summarize(script: ScriptFacts) -> str:
     """How the runs ended, in a few words."""
     text = ""
     for run in script.runs:
-        otherwise = "failed" if has_failed(run) else "stopped when their time was up"
-        text += f"{run['size']} ranks {'returned' if run['has_returned'] else otherwise}, "
+        otherwise = "failed" if run.has_failed else "stopped when their time was up"
+        text += f"{run.size} ranks {'returned' if run.has_returned else otherwise}, "
     return f"{text}in copies of its folder in {script.folder}, removed by now"
 
 
@@ -158,7 +163,7 @@ def copy_files(path: Path, target: Path) -> Path:
 
 def run_script(
     here: Path, argv: Sequence[str], size: int, seconds: float, timeout: float
-) -> tuple[Fields, Sequence[RankState]]:
+) -> tuple[ScriptRun, Sequence[RankState]]:
     """The script on `size` ranks, in the working folder `here`: how that ended, and the state of
     each rank."""
     boxes: dict[int, View] = {}
@@ -185,7 +190,7 @@ def run_script(
             args=(here, argv, seconds),
             timeout=timeout,
             on_report=listen,
-            fresh=True,
+            bare=True,
         )
         has_returned = True
     except Elapsed:
@@ -204,17 +209,12 @@ def run_script(
                 os.killpg(group, signal.SIGKILL)
     states = last or [boxes[rank].read() for rank in sorted(boxes)]
     why = why or find_mismatch(states)
-    return {
-        "size": size,
-        "has_returned": has_returned,
-        "failure": failure,
-        "diagnosis": why,
-    }, states
+    run = ScriptRun(size=size, has_returned=has_returned, failure=failure, diagnosis=why)
+    return run, states
 
 
 def run_on_rank(rank: int, size: int, here: Path, argv: Sequence[str], seconds: float) -> None:
     """Run the script as its own program, without its output."""
-    os.setpgid(0, 0)
     report(**{LEADER: os.getpid()})
     if rank == 0:
         clock = OurTimer(seconds, report, kwargs={TIME_LIMIT: seconds})
@@ -225,29 +225,24 @@ def run_on_rank(rank: int, size: int, here: Path, argv: Sequence[str], seconds: 
             os.dup2(nowhere.fileno(), stream)
     os.chdir(here)
     os.environ["PWD"] = str(here)
-    sys.argv[:] = argv
-    sys.path.insert(0, os.path.dirname(argv[0]))
-    try:
-        runpy.run_path(argv[0], run_name="__main__")
-    except SystemExit as end:
-        if end.code not in (None, 0):
-            raise
+    Program(name=argv[0], arguments=tuple(argv[1:]), path=tuple(sys.path)).run()
 
 
 def check_agreement(script: ScriptFacts) -> Iterator[Finding]:
-    for run in (run for run in script.runs if run["diagnosis"]):
-        saw = f"on {run['size']} ranks: {' '.join(run['diagnosis'].sentence.split())}"
-        rule = "ranks call operations that match, equally often, in the same order"
-        yield error(saw, rule, run["diagnosis"].cure)
+    rule = "ranks call operations that match, equally often, in the same order"
+    for run in script.runs:
+        if run.diagnosis:
+            saw = f"on {run.size} ranks: {' '.join(run.diagnosis.sentence.split())}"
+            yield error(saw, rule, run.diagnosis.cure)
 
 
 def check_failure(script: ScriptFacts) -> Iterator[Finding]:
     first, run = script.runs[0], script.runs[-1]
-    if first["failure"]:
-        fix = f"torchrun --nproc-per-node {first['size']} {script.path} shows the traceback"
-        yield error(first["failure"], "a script returns on all ranks", fix)
-    elif run["failure"]:
-        saw = f"it works on {first['size']} ranks; {run['failure']}"
+    if first.failure:
+        fix = f"torchrun --nproc-per-node {first.size} {script.path} shows the traceback"
+        yield error(first.failure, "a script returns on all ranks", fix)
+    elif run.failure:
+        saw = f"it works on {first.size} ranks; {run.failure}"
         fix = "derive peers, groups and shards from get_world_size(), not from a constant"
         yield error(saw, "a script works on any number of ranks", fix)
 
@@ -371,4 +366,6 @@ def is_set(node: ast.expr, names: Mapping[str, bool]) -> bool:
     )
 
 
-CHECKS = (check_agreement, check_failure, check_any_source, check_device, check_set_order)
+TEXT_CHECKS = (check_device, check_set_order)
+"""Those that need no run."""
+CHECKS = (check_agreement, check_failure, check_any_source, *TEXT_CHECKS)

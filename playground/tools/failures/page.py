@@ -21,7 +21,6 @@ from playground.console.options import ALL
 from playground.console.session import Session, session_command, to_document
 from playground.console.tables import RANK_COLUMN, Column, Table, Texts
 from playground.console.text import bad, good, heading, prose
-from playground.measurement import Fields
 from playground.runtime.errors import Deadlock, PlaygroundError, RankFailed, RankTimeout, UsageError
 from playground.runtime.files import temporary_folder
 from playground.runtime.flight_recorder import UNASKED, Kind, RankState, diagnosis
@@ -138,12 +137,29 @@ def read_body(function: Remote) -> dict[int, str]:
     return dict(enumerate(text.splitlines()[first - 1 : node.end_lineno], first))
 
 
-Outcome = Fields
-"""The results of a program (`name`) and its cure. The `symptom`; the class of the exception of
-`launch` (`error`, empty for none) and its message (`told`); the kind of the `diagnosis`, the ranks
-that it names (`culprits`) and the `line`: "calls.py:12 in other_order". The return value of each
-rank (`results`, None if `launch` raised), and of each rank of the cure (`cured`). The `problem`:
-what is not as expected; empty if the program went wrong as it must, and its cure is right."""
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """The results of a program and its cure."""
+
+    name: str
+    symptom: str
+    error: str
+    """Class of the exception of `launch`; empty for none."""
+    told: str
+    """Its message."""
+    diagnosis: str
+    """Kind of the diagnosis."""
+    culprits: Sequence[int]
+    """Ranks that it names."""
+    line: str
+    """Its line: "calls.py:12 in other_order"."""
+    results: Sequence[object] | None
+    """The return value of each rank; None if `launch` raised."""
+    cured: Sequence[object]
+    """The return value of each rank of the cure."""
+    problem: str = ""
+    """What is not as expected; empty if the program went wrong as it must, and its cure is
+    right."""
 
 
 def run(world: CommandWorld, name: str) -> Outcome:
@@ -168,48 +184,47 @@ def run(world: CommandWorld, name: str) -> Outcome:
     words, culprits = str(told or error or ""), told.culprits if told else ()
     if isinstance(error, RankFailed):
         words, culprits = error.headline, (error.rank,)
-    outcome = {
-        "name": name,
-        "symptom": next(
-            (symptom for symptom, kind in ERRORS.items() if isinstance(error, kind)), SILENT
-        ),
-        "error": type(error).__name__ if error else "",
-        "told": words,
-        "diagnosis": told.kind if told else "",
-        "culprits": culprits,
-        "line": told.line if told else "",
-        "results": results,
-        "cured": cured,
-    }
-    return outcome | {"problem": find_problem(outcome)}
+    symptom = next((name for name, kind in ERRORS.items() if isinstance(error, kind)), SILENT)
+    outcome = Outcome(
+        name=name,
+        symptom=symptom,
+        error=type(error).__name__ if error else "",
+        told=words,
+        diagnosis=told.kind if told else "",
+        culprits=culprits,
+        line=told.line if told else "",
+        results=results,
+        cured=cured,
+    )
+    return replace(outcome, problem=find_problem(outcome))
 
 
 def find_problem(found: Outcome) -> str:
     """The first thing that is not as expected, in words; empty if everything is."""
-    expected, size = PROGRAMS[found["name"]], len(found["cured"])
+    expected, size = PROGRAMS[found.name], len(found.cured)
     culprits = [*expected.culprits(size)]
     right = [*expected.right(size)]
-    named = [*found["culprits"]]
+    named = [*found.culprits]
     if expected.symptom == FAILURE:
         kind = f"the words {expected.words}"
-        is_of_kind = expected.words in found["told"]
-        told = found["told"]
+        is_of_kind = expected.words in found.told
+        told = found.told
         ranks, are_named = f"one of the ranks {culprits}", {*named} <= {*culprits}
     else:
-        kind, told = f"the diagnosis {expected.words or 'none'}", found["diagnosis"]
+        kind, told = f"the diagnosis {expected.words or 'none'}", found.diagnosis
         is_of_kind = told == expected.words
         ranks, are_named = f"the ranks {culprits}", named == culprits or not expected.words
     checks: list[tuple[str, bool, object]] = [
-        (expected.symptom, found["symptom"] == expected.symptom, found["told"] or found["results"]),
-        (f"the cure to return {right}", found["cured"] == right, found["cured"]),
-        ("wrong values", found["results"] != right, found["results"]),
+        (expected.symptom, found.symptom == expected.symptom, found.told or found.results),
+        (f"the cure to return {right}", found.cured == right, found.cured),
+        ("wrong values", found.results != right, found.results),
         (kind, is_of_kind, told),
         (ranks, are_named, named),
     ]
     problem = next(
         (f"{what}, found {instead or 'none'}" for what, holds, instead in checks if not holds), ""
     )
-    return problem and f"{found['name']}: expected {problem}"
+    return problem and f"{found.name}: expected {problem}"
 
 
 @session_command(
@@ -253,7 +268,7 @@ def command(session: Session, name: str | None) -> None:
         outcomes.append(run(session.world, each))
         session.say(*outcome_texts(outcomes[-1]))
     session.print_document({}, programs=outcomes)
-    if problem := next((each["problem"] for each in outcomes if each["problem"]), ""):
+    if problem := next((each.problem for each in outcomes if each.problem), ""):
         raise PlaygroundError(problem)
     session.say(
         "",
@@ -275,17 +290,15 @@ def board_texts(function: Remote) -> Texts:
 def outcome_texts(outcome: Outcome) -> Texts:
     """The diagnosis of the program, the difference to its cure, and the values."""
     changes = {"-": bad, "+": good}
-    wrong, cured = (
-        [*read_body(find(outcome["name"], suffix)).values()] for suffix in ("", "_cured")
-    )
+    wrong, cured = ([*read_body(find(outcome.name, suffix)).values()] for suffix in ("", "_cured"))
     lines = [*difflib.unified_diff(wrong, cured, lineterm="", n=1)][2:]
     cure = [prose(changes.get(line[0], str)(line)) for line in lines if line[0] != "@"]
-    values = {"wrong": outcome["results"], "cured": outcome["cured"]}
+    values = {"wrong": outcome.results, "cured": outcome.cured}
     shown = {name: by_rank for name, by_rank in values.items() if by_rank is not None}
     rows = ((rank, *row) for rank, row in enumerate(zip(*shown.values(), strict=True)))
     table = Table(RANK_COLUMN, *(Column(name, wraps=True) for name in shown), rows=rows)
-    head = prose(bad(f"{outcome['error'] or 'A warning'}:"))
-    said = [head, outcome["told"]] if outcome["told"] else ["No error is raised."]
+    head = prose(bad(f"{outcome.error or 'A warning'}:"))
+    said = [head, outcome.told] if outcome.told else ["No error is raised."]
     return [*said, "", "The cure:", *cure, "", table]
 
 

@@ -14,7 +14,7 @@ from playground.console.options import pack_options, refuse
 from playground.console.session import Session, session_command
 from playground.console.tables import Column, Table, Texts, figures, tabulate
 from playground.console.text import heading, prose
-from playground.measurement import Fields, format_bytes, format_digits, format_seconds
+from playground.console.units import format_bytes, format_digits, format_seconds
 from playground.runtime.rank.rank import Event
 from playground.runtime.remote import remote
 from playground.tools import TOOLS
@@ -22,6 +22,10 @@ from playground.tools.scale.plan import (
     COSTS,
     DEFAULT_RANKS,
     EFFORT,
+    Plan,
+    Point,
+    Prediction,
+    Result,
     ScaleSettings,
     evaluate,
     predict_cluster,
@@ -36,24 +40,24 @@ MAX_COLUMNS = 4
 """Numbers of ranks in a table; the others are shown with --wide."""
 
 
-def result_texts(result: Fields) -> Texts:
+def result_texts(result: Result) -> Texts:
     """The machine, how well the model describes it, which algorithm is the fastest on it, and what
     has been said."""
-    node = result["parameters"].ranks_per_node
-    texts: Texts = [*machine_lines(result["parameters"])]
-    if result["fit"]:
+    node = result.parameters.ranks_per_node
+    texts: Texts = [*machine_lines(result.parameters)]
+    if result.fit:
         about = (
             "The error of predictions, relative to measurements that the model was not fitted to:"
         )
         texts += [
             "",
             about,
-            errors_table([point for point in result["fit"]["points"] if not point["fitted"]]),
+            errors_table([point for point in result.fit.points if not point.fitted]),
         ]
     nodes = f"{node} ranks per node, " * (node > 1)
     about = f", {nodes}every rank with its own cores and its own link"
     texts += ["", prose(heading("A cluster with this latency and bandwidth"), about)]
-    return [*texts, *winners_texts(result["predictions"]), "", summary_text(result)]
+    return [*texts, *winners_texts(result.predictions), "", summary_text(result)]
 
 
 def machine_lines(machine: Machine) -> list[str]:
@@ -69,28 +73,29 @@ def machine_lines(machine: Machine) -> list[str]:
     return lines
 
 
-def plan_text(plan: Fields) -> str:
+def plan_text(plan: Plan) -> str:
     """The groups that are measured."""
     fitted, held_out = (
-        " and ".join(
-            dict.fromkeys(str(len(group["ranks"])) for group in plan["groups"] if group[which])
+        " and ".join(dict.fromkeys(str(len(ranks)) for ranks in groups))
+        for groups in (
+            [group.ranks for group in plan.groups if group.fitted],
+            [group.ranks for group in plan.groups if group.held_out],
         )
-        for which in ("fitted", "held_out")
     )
-    hosts = f"Hosts: {plan['hosts']} with {plan['ranks_per_host']} each. " * (plan["hosts"] > 1)
+    hosts = f"Hosts: {plan.hosts} with {plan.ranks_per_host} each. " * (plan.hosts > 1)
     return (
         f"{hosts}Fitted to groups of {fitted} ranks, checked on other sizes and groups of "
         f"{held_out}, measured for "
-        f"{plan['seconds']:g} s."
+        f"{plan.seconds:g} s."
     )
 
 
-def errors_table(points: Sequence[Fields]) -> Table:
+def errors_table(points: Sequence[Point]) -> Table:
     """Errors of predictions: one row per algorithm, and one for all together."""
     groups: dict[str, list[float]] = {}
     for point in points:
-        groups.setdefault(point["algorithm"], []).append(abs(point["error"]))
-    groups["all"] = [abs(point["error"]) for point in points]
+        groups.setdefault(point.algorithm, []).append(abs(point.error))
+    groups["all"] = [abs(point.error) for point in points]
     rows = (
         {"algorithm": name, "median": median(each), "worst": max(each)}
         for name, each in groups.items()
@@ -106,41 +111,40 @@ ERRORS = {
 }
 
 
-def winners_texts(predictions: Sequence[Fields]) -> Texts:
+def winners_texts(predictions: Sequence[Prediction]) -> Texts:
     """The meaning of a cell, the short names with the full ones, and the table of the fastest
     algorithms: one row per size, one column per number of ranks; without --wide, `MAX_COLUMNS` of
     them, the first and the last included."""
-    winners = {row["winner"] for row in predictions}
+    winners = {row.winner for row in predictions}
     pairs = [
         f"{short} = {name}" for name, short in SHORT.items() if name in winners and short != name
     ]
-    ranks = list(dict.fromkeys(row["world_size"] for row in predictions))
+    ranks = list(dict.fromkeys(row.world_size for row in predictions))
     shown = [
         ranks[ceil((len(ranks) - 1) * place / (MAX_COLUMNS - 1))] for place in range(MAX_COLUMNS)
     ]
-    columns = {size: Column(f"{size:,} ranks", "us", wide=size not in shown) for size in ranks}
-    rows: dict[int, dict[object, str]] = {}
+    columns = {str(size): Column(f"{size:,} ranks", "us", wide=size not in shown) for size in ranks}
+    rows: dict[int, dict[str, str]] = {}
     for row in predictions:
-        cells = rows.setdefault(row["size"], {"size": format_bytes(row["size"])})
-        cells[row["world_size"]] = (
-            f"{SHORT[row['winner']]} {format_digits(1e6 * row['seconds'][row['winner']])}"
+        cells = rows.setdefault(row.size, {"size": format_bytes(row.size)})
+        cells[str(row.world_size)] = (
+            f"{SHORT[row.winner]} {format_digits(1e6 * row.seconds[row.winner])}"
         )
     names = ", ".join(pairs) + "." * bool(pairs)
     about = f"Per cell: the fastest algorithm, and its time in us. {names}"
     return [about, tabulate(rows.values(), {"size": Column("size", right=True), **columns})]
 
 
-def summary_text(result: Fields) -> str:
+def summary_text(result: Result) -> str:
     """The last line: what was predicted, and how well."""
-    sizes, ranks = ([row[name] for row in result["predictions"]] for name in ("size", "world_size"))
+    sizes = [row.size for row in result.predictions]
+    ranks = [row.world_size for row in result.predictions]
     moved = f"{format_bytes(min(sizes))} to {format_bytes(max(sizes))}"
     what = f"Predicted: all-reduce of {moved} on {min(ranks):,} to {max(ranks):,} ranks"
-    if result["fit"] is None:
+    if result.fit is None or result.measured is None:
         return f"{what}, from parameters as given."
-    where = "these hosts" if result["measured"]["hosts"] > 1 else "this host"
-    return (
-        f"{what}; on {where} predictions are off by {result['fit']['median_error']:.0%} (median)."
-    )
+    where = "these hosts" if result.measured.hosts > 1 else "this host"
+    return f"{what}; on {where} predictions are off by {result.fit.median_error:.0%} (median)."
 
 
 def per_byte(seconds: float) -> str:
@@ -183,10 +187,10 @@ def command(session: Session, settings: ScaleSettings) -> None:
     else:
         result = measure(session)
     session.say(*result_texts(result))
-    session.print_document({}, **result)
+    session.print_document({}, **vars(result))
 
 
-def measure(session: Session) -> Fields:
+def measure(session: Session) -> Result:
     """Measure this world, fit the model to it, and check it."""
     session.say(f"scale: {session.world}")
     session.world.warm_up(MEASURE)

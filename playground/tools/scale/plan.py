@@ -7,7 +7,7 @@ what a message costs inside a host, and what it costs between hosts.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, product
 from operator import mul
@@ -16,7 +16,6 @@ from typing import Any
 
 from playground.algorithms import ALGORITHMS
 from playground.algorithms.cost_model import Cost, Machine, Task
-from playground.measurement import Fields
 from playground.runtime.errors import UsageError
 from playground.runtime.flags import flag
 
@@ -82,26 +81,123 @@ COSTS: dict[str, Callable[[Task], Cost]] = {
 """Every algorithm that has a cost, by name."""
 Key = tuple[str, int, int, int]
 """(algorithm, size of the group, bytes, how many of the group share a host)."""
-EFFORT: Fields = {
-    "seconds": 10.0,
-    "fitted": (4, 2 << 10, 32 << 10, 512 << 10, 8 << 20),
-    "held_out": (256, 8 << 10, 128 << 10, 2 << 20),
-    "fitted_between": (4, 2 << 10, 1 << 20, 4 << 20),
-    "held_out_between": (256, 32 << 10, 2 << 20),
-}
-"""How much is measured: for how many seconds rounds begin; sizes in bytes to fit to, and those
-between them only to predict. Both again, from host to host: few, as a link may be slow, and the
-large ones far above what its buffers hold.
-"""
 
 
-def plan_for(
-    hosts: Sequence[tuple[int, ...]], effort: Fields, cores: int, all_cores: int
-) -> Fields:
-    """The plan of a measurement on these hosts: `names` of algorithms; `groups`; for how many
-    `seconds` rounds begin; how many `hosts`, `ranks_per_host`, and `cores` of each host;
-    `all_cores` of all, fewer than theirs together where hosts are simulated, and share a machine.
-    Raises `UsageError` for a world that is too small, too large, or uneven."""
+@dataclass(frozen=True, kw_only=True)
+class Effort:
+    """How much is measured. Sizes are bytes of a tensor."""
+
+    seconds: float
+    """How long rounds begin."""
+    fitted: Sequence[int]
+    """Sizes to fit to."""
+    held_out: Sequence[int]
+    """Sizes between those, only to predict."""
+    fitted_between: Sequence[int]
+    held_out_between: Sequence[int]
+    """Both again, from host to host: few, as a link may be slow, and the large ones far above what
+    its buffers hold."""
+
+
+EFFORT = Effort(
+    seconds=10.0,
+    fitted=(4, 2 << 10, 32 << 10, 512 << 10, 8 << 20),
+    held_out=(256, 8 << 10, 128 << 10, 2 << 20),
+    fitted_between=(4, 2 << 10, 1 << 20, 4 << 20),
+    held_out_between=(256, 32 << 10, 2 << 20),
+)
+
+
+@dataclass(frozen=True)
+class Group:
+    """Ranks that are measured together, with tensors of these sizes in bytes."""
+
+    ranks: Sequence[int]
+    node: int = 1
+    """How many of them are on each host, where hosts are told apart."""
+    fitted: Sequence[int] = ()
+    held_out: Sequence[int] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """The plan of a measurement."""
+
+    names: Sequence[str]
+    """Algorithms."""
+    groups: Sequence[Group]
+    seconds: float
+    """How long rounds begin."""
+    hosts: int
+    ranks_per_host: int
+    cores: int
+    """Cores of each host."""
+    all_cores: int
+    """Cores of all hosts: fewer than theirs together where hosts are simulated, and share a
+    machine."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sample:
+    """A measured time."""
+
+    algorithm: str
+    size: int
+    """Number of ranks in the group."""
+    nbytes: int
+    seconds: float
+    """Time of a call: what the slowest rank took, in the lower quartile of rounds. (Not in the
+    middle one, because all else that a machine does can only add to it.)"""
+    node: int
+    """Number of these ranks on each host."""
+    fitted: bool
+    """Whether the model is fitted to it: others it has only to predict."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Point(Sample):
+    """A measured time, and its prediction."""
+
+    error: float
+    """Relative error of the prediction: positive if it is too long, negative if too short."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fit:
+    """How well the model describes the samples."""
+
+    points: Sequence[Point]
+    median_error: float
+    worst_error: float
+    """Both of the absolute errors of points that the model was not fitted to."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prediction:
+    size: int
+    """Bytes of the tensor."""
+    world_size: int
+    winner: str
+    """The fastest algorithm."""
+    seconds: dict[str, float]
+    """By algorithm."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """A machine, and what it is predicted to do."""
+
+    parameters: Machine
+    measured: Plan | None = None
+    """None if the machine was described; so is `fit`."""
+    fit: Fit | None = None
+    predictions: Sequence[Prediction]
+    """On a cluster of such machines, every rank with cores and a link of its own."""
+
+
+def plan_for(hosts: Sequence[tuple[int, ...]], effort: Effort, cores: int, all_cores: int) -> Plan:
+    """The plan of a measurement on these hosts, given as the ranks of each. Raises `UsageError` for
+    a world that is too small, too large, or uneven."""
     size = sum(map(len, hosts))
     if not MIN_RANKS <= size <= MAX_RANKS and not (len(hosts) > 1 and size <= MAX_RANKS):
         raise UsageError(
@@ -110,38 +206,33 @@ def plan_for(
             f"cluster give --alpha and --beta"
         )
     names = [name for name in COSTS if len(hosts) > 1 or not ALGORITHMS[name].needs_hosts]
-    groups = [
-        *(groups_of_hosts(hosts, effort) if len(hosts) > 1 else groups_of_one_host(size, effort))
-    ]
-    return {
-        "names": names, "groups": groups, "seconds": effort["seconds"], "hosts": len(hosts),
-        "ranks_per_host": min(map(len, hosts)), "cores": cores, "all_cores": all_cores,
-    }  # fmt: skip
+    groups = groups_of_hosts(hosts, effort) if len(hosts) > 1 else groups_of_one_host(size, effort)
+    return Plan(
+        names=names,
+        groups=[*groups],
+        seconds=effort.seconds,
+        hosts=len(hosts),
+        ranks_per_host=min(map(len, hosts)),
+        cores=cores,
+        all_cores=all_cores,
+    )
 
 
-def group(
-    ranks: Iterable[int], node: int = 1, fitted: Sequence[int] = (), held_out: Sequence[int] = ()
-) -> Fields:
-    """Ranks that are measured together, `node` of them on each host (where hosts are told apart),
-    with tensors of these sizes in bytes."""
-    return {"ranks": [*ranks], "node": node, "fitted": fitted, "held_out": held_out}
-
-
-def groups_of_one_host(size: int, effort: Fields) -> Iterator[Fields]:
+def groups_of_one_host(size: int, effort: Effort) -> Iterator[Group]:
     """Sizes of groups to fit on, and others only to predict."""
     fitted = sorted({2, size // 2})
     for members in fitted:
-        yield group(range(members), fitted=effort["fitted"])
+        yield Group([*range(members)], fitted=effort.fitted)
     for members in sorted({3, size} - {*fitted}):
-        yield group(range(members), held_out=effort["held_out"])
+        yield Group([*range(members)], held_out=effort.held_out)
 
 
-def groups_of_hosts(hosts: Sequence[tuple[int, ...]], effort: Fields) -> Iterator[Fields]:
+def groups_of_hosts(hosts: Sequence[tuple[int, ...]], effort: Effort) -> Iterator[Group]:
     """Two ranks of one host, and one rank on each of two: each pair has a level to itself, and the
     model is fitted to both. Larger groups, on one level or on both, it has to predict. Raises
     `UsageError` for hosts that are not alike.
     """
-    first, node, few = hosts[0], min(map(len, hosts)), effort["held_out_between"]
+    first, node, few = hosts[0], min(map(len, hosts)), effort.held_out_between
     size = node * len(hosts)
     if tuple(chain.from_iterable(hosts)) != tuple(range(size)) or {*map(len, hosts)} != {node}:
         counts = ", ".join(str(len(host)) for host in hosts)
@@ -150,22 +241,22 @@ def groups_of_hosts(hosts: Sequence[tuple[int, ...]], effort: Fields) -> Iterato
             "consecutive ones"
         )
     heads = [host[0] for host in hosts]
-    yield group(heads[:2], fitted=effort["fitted_between"], held_out=few)
+    yield Group(heads[:2], fitted=effort.fitted_between, held_out=few)
     if len(heads) > 2:
-        yield group(heads, held_out=few)
+        yield Group(heads, held_out=few)
     if node > 1:
-        yield group(first[:2], 2, effort["fitted"], effort["held_out"])
-        yield group(range(size), node, held_out=few)
+        yield Group(first[:2], 2, effort.fitted, effort.held_out)
+        yield Group([*range(size)], node, held_out=few)
     if node > 2:
-        yield group(first, node, held_out=effort["held_out"])
+        yield Group(first, node, held_out=effort.held_out)
 
 
-def cores_for(sample: Fields, plan: Fields) -> int | None:
+def cores_for(sample: Sample, plan: Plan) -> int | None:
     """Cores that the ranks of the sample's group share; None if each rank has a host to itself."""
-    if plan["ranks_per_host"] == 1:
+    if plan.ranks_per_host == 1:
         return None
-    hosts = -(-sample["size"] // sample["node"]) if plan["hosts"] > 1 else 1
-    return min(hosts * plan["cores"], plan["all_cores"])
+    hosts = -(-sample.size // sample.node) if plan.hosts > 1 else 1
+    return min(hosts * plan.cores, plan.all_cores)
 
 
 SIZES = [4 << 2 * step for step in range(15)]
@@ -180,25 +271,19 @@ def seconds(machine: Machine, size: int, nbytes: int) -> dict[str, float]:
     return {name: machine.seconds(cost(task)) for name, cost in COSTS.items()}
 
 
-def predict(machine: Machine, ranks: Sequence[int]) -> list[Fields]:
-    """For all `SIZES`, on all these numbers of ranks: the `size` in bytes, the `world_size`, the
-    `seconds` of each algorithm, and the fastest, the `winner`."""
+def predict(machine: Machine, ranks: Sequence[int]) -> list[Prediction]:
+    """For all `SIZES`, on all these numbers of ranks."""
     rows = []
     for nbytes, size in product(SIZES, ranks):
         times = seconds(machine, size, nbytes)
         winner = min(times, key=times.__getitem__)
-        rows.append({"size": nbytes, "world_size": size, "winner": winner, "seconds": times})
+        rows.append(Prediction(size=nbytes, world_size=size, winner=winner, seconds=times))
     return rows
 
 
-def predict_cluster(machine: Machine) -> Fields:
+def predict_cluster(machine: Machine) -> Result:
     """As `evaluate`, for a cluster that was not measured."""
-    return {
-        "parameters": machine,
-        "measured": None,
-        "fit": None,
-        "predictions": predict(machine, CLUSTER),
-    }
+    return Result(parameters=machine, predictions=predict(machine, CLUSTER))
 
 
 SWEEPS = 2000
@@ -210,29 +295,20 @@ Terms = tuple[float, float, float, float, float]
 time."""
 
 
-def evaluate(samples: Sequence[Fields], plan: Fields) -> Fields:
-    """The machine that the fitted samples describe (`parameters`), the plan (`measured`), how well
-    the model describes the samples (`fit`), and `predictions` on a cluster, with every rank on
-    cores and a link of its own. The `fit`: all `points`, which are samples and the relative `error`
-    of their prediction, positive if that is too long; of the absolute errors of points that the
-    model was not fitted to, `median_error` and `worst_error`."""
-    machine = fit([sample for sample in samples if sample["fitted"]], plan)
-    points = [sample | {"error": error(machine, sample, plan)} for sample in samples]
-    unseen = [abs(point["error"]) for point in points if not point["fitted"]]
-    quality = {"points": points, "median_error": median(unseen), "worst_error": max(unseen)}
+def evaluate(samples: Sequence[Sample], plan: Plan) -> Result:
+    """The machine that the fitted samples describe, how well, and its predictions."""
+    machine = fit([sample for sample in samples if sample.fitted], plan)
+    points = [Point(**vars(sample), error=error(machine, sample, plan)) for sample in samples]
+    unseen = [abs(point.error) for point in points if not point.fitted]
+    quality = Fit(points=points, median_error=median(unseen), worst_error=max(unseen))
     predictions = predict(replace(machine, cores=None), CLUSTER)
-    return {"parameters": machine, "measured": plan, "fit": quality, "predictions": predictions}
+    return Result(parameters=machine, measured=plan, fit=quality, predictions=predictions)
 
 
-def samples_of(by_rank: Sequence[Mapping[Key, Sequence[float]]], plan: Fields) -> list[Fields]:
-    """From every rank's seconds per call, round by round: for each key what the slowest rank took,
-    in the lower quartile of rounds. (Not in the middle one, because all else that a machine does
-    can only add to it.) And whether the model is to be `fitted` to it: others it has only to
-    predict."""
+def samples_of(by_rank: Sequence[Mapping[Key, Sequence[float]]], plan: Plan) -> list[Sample]:
+    """From every rank's seconds per call, round by round: a sample for each key."""
     fitted = {
-        (len(each["ranks"]), each["node"], nbytes)
-        for each in plan["groups"]
-        for nbytes in each["fitted"]
+        (len(group.ranks), group.node, nbytes) for group in plan.groups for nbytes in group.fitted
     }
     samples = []
     for key in by_rank[0]:
@@ -240,26 +316,29 @@ def samples_of(by_rank: Sequence[Mapping[Key, Sequence[float]]], plan: Fields) -
             map(max, zip(*(times[key] for times in by_rank if key in times), strict=True))
         )
         name, size, nbytes, node = key
-        sample = {
-            "algorithm": name,
-            "size": size,
-            "nbytes": nbytes,
-            "seconds": slowest[len(slowest) // 4],
-        }
-        samples.append(sample | {"node": node, "fitted": (size, node, nbytes) in fitted})
+        samples.append(
+            Sample(
+                algorithm=name,
+                size=size,
+                nbytes=nbytes,
+                seconds=slowest[len(slowest) // 4],
+                node=node,
+                fitted=(size, node, nbytes) in fitted,
+            )
+        )
     return samples
 
 
-def fit(samples: Sequence[Fields], plan: Fields) -> Machine:
+def fit(samples: Sequence[Sample], plan: Plan) -> Machine:
     """The machine whose predictions have the smallest squared relative errors. Whether its path or
     its share of the total decides over an all-reduce depends on what is to be found. So: take the
     shares first (of several hosts the paths: no share depends on the link between them), fit, look
     again which decides, fit again; of all machines on the way, the best."""
     terms = [terms_of(sample, plan) for sample in samples]
-    seconds = [sample["seconds"] for sample in samples]
-    several = plan["hosts"] > 1
+    seconds = [sample.seconds for sample in samples]
+    several = plan.hosts > 1
     decisive = [path if several else share for share, path in terms]
-    cores, node = (None, plan["ranks_per_host"]) if several else (plan["cores"], 1)
+    cores, node = (None, plan.ranks_per_host) if several else (plan.cores, 1)
     seen = []
     for _ in range(REFITS):
         parameters = least_squares(decisive, seconds)
@@ -269,7 +348,7 @@ def fit(samples: Sequence[Fields], plan: Fields) -> Machine:
     return min(seen, key=lambda each: sum(error(each, sample, plan) ** 2 for sample in samples))
 
 
-def terms_of(sample: Fields, plan: Fields) -> tuple[Terms, Terms]:
+def terms_of(sample: Sample, plan: Plan) -> tuple[Terms, Terms]:
     """Each core's share of the total, and the critical path: the longer one decides. (Without
     shared cores, the path.) On several hosts it is the level inside a host that tells what a
     message costs a core."""
@@ -286,19 +365,19 @@ def terms_of(sample: Fields, plan: Fields) -> tuple[Terms, Terms]:
     if cores is None:
         return path, path
     share = cost.total.times(1 / cores)
-    if plan["hosts"] > 1:
+    if plan.hosts > 1:
         return (0, 0, share.added, share.messages, share.bytes), path
     return (share.messages, share.bytes, share.added, 0, 0), path
 
 
-def cost_of(sample: Fields) -> Cost:
-    return COSTS[sample["algorithm"]](Task(sample["size"], sample["nbytes"], sample["node"]))
+def cost_of(sample: Sample) -> Cost:
+    return COSTS[sample.algorithm](Task(sample.size, sample.nbytes, sample.node))
 
 
-def error(machine: Machine, sample: Fields, plan: Fields) -> float:
+def error(machine: Machine, sample: Sample, plan: Plan) -> float:
     """Relative error of the prediction: positive if it is too long, negative if too short."""
     on_cores = replace(machine, cores=cores_for(sample, plan))
-    return on_cores.seconds(cost_of(sample)) / float(sample["seconds"]) - 1
+    return on_cores.seconds(cost_of(sample)) / sample.seconds - 1
 
 
 def least_squares(terms: Sequence[Terms], seconds: Sequence[float]) -> list[float]:

@@ -19,19 +19,18 @@ import torch.distributed as dist
 
 from playground.algorithms import load_all_reduce
 from playground.algorithms.cost_model import ELEMENT
-from playground.measurement import Fields
 from playground.measurement.interleave import interleave, slowest, timed
 from playground.runtime import report
 from playground.runtime.host import cores, host_id, ranks_by_host
 from playground.runtime.rendezvous.agreement import all_gather_object
-from playground.tools.scale.plan import Key, plan_for
+from playground.tools.scale.plan import Effort, Group, Key, Plan, plan_for
 
 BLOCK = 0.004
 """Seconds that the calls timed together are to take, so that starting them does not count."""
 MAX_CALLS = 50
 
 
-def measure(rank: int, size: int, effort: Fields) -> tuple[Fields, dict[Key, list[float]]]:
+def measure(rank: int, size: int, effort: Effort) -> tuple[Plan, dict[Key, list[float]]]:
     """The plan, and seconds per call on this rank, round by round, of every algorithm, in groups
     that suit the hosts of this world. Rank 0 reports the plan. Rounds begin until the effort's
     seconds have passed. The one before the first warms up, and finds how many calls fill a block.
@@ -41,13 +40,13 @@ def measure(rank: int, size: int, effort: Fields) -> tuple[Fields, dict[Key, lis
     if rank == 0:
         report(plan=plan)
     turns = []
-    for group in plan["groups"]:
-        process_group = dist.new_group(group["ranks"])
+    for group in plan.groups:
+        process_group = dist.new_group(group.ranks)
         turns += [
-            Turn(plan["names"], nbytes, group, process_group)
-            for nbytes in (*group["fitted"], *group["held_out"])
+            Turn(plan.names, nbytes, group, process_group)
+            for nbytes in (*group.fitted, *group.held_out)
         ]
-    outcomes = interleave(turns, rounds(plan["seconds"]), Random(0))
+    outcomes = interleave(turns, rounds(plan.seconds), Random(0))
     seconds = {
         (name, len(turn.ranks), turn.nbytes, turn.node): [seconds[name] for seconds in by_round[1:]]
         for turn, by_round in zip(turns, outcomes, strict=True)
@@ -80,12 +79,12 @@ def rounds(seconds: float) -> Iterator[int]:
 class Turn:
     """All algorithms, one after the other, on one group and one size of tensor."""
 
-    def __init__(self, names: Sequence[str], nbytes: int, members: Fields, group: Any) -> None:
+    def __init__(self, names: Sequence[str], nbytes: int, members: Group, group: Any) -> None:
         self.names = names
         self.nbytes = nbytes
         self.group = group
-        self.ranks = members["ranks"]
-        self.node = members["node"]
+        self.ranks = members.ranks
+        self.node = members.node
         self.calls = dict.fromkeys(names, 1)
         self.number = 0
         """Number of the round."""

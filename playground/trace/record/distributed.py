@@ -10,9 +10,10 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from playground.lessons.rpc.lesson import agents
+from playground.runtime.event_log import NONE
 from playground.runtime.tap import MESSAGES, Call, Observer
 from playground.trace.record import COLLECTIVE, MAIN, RECEIVE, SEND, VALUES
-from playground.trace.record.layout import LANE_CODES, MAX_VALUES, NONE
+from playground.trace.record.layout import LANE_CODES, MAX_VALUES
 from playground.trace.record.recorder import Recorder
 
 Ranks = tuple[int, ...]

@@ -1,28 +1,32 @@
-"""The format of a recording on the disk: a folder with three files per rank, or these in one zip
-file. Does not import torch.
+"""The format of a recording on the disk: a folder with a log per rank, or one zip file with three
+members per rank. Does not import torch.
 
-`rank-R.events` is mapped into the rank's memory: a header and, for each event, a record of fixed
-size. `rank-R.values` is mapped too: the contents of small tensors, as float64. `rank-R.tables` is
-written line by line, as JSON: the rank's description, and the things that records refer to by
-number. All of it is passed to the system as soon as it is written, and so outlives the rank,
-however that ends.
+`rank-R.log` is an `EventLog` whose records are events and whose words are the contents of small
+tensors, as float64. Its text is the rank's description, and the things that records refer to by
+number. In the zip file these are `rank-R.events`, after a header, `rank-R.values` and
+`rank-R.tables`.
 """
 
 from __future__ import annotations
 
+import os
 import re
 import struct
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 from zipfile import ZIP_DEFLATED, ZIP_STORED, BadZipFile, ZipFile, ZipInfo
 
 from playground.runtime.errors import UsageError
+from playground.runtime.event_log import BEGUN, OWN, Format, LogReader
+from playground.runtime.files import replacing
 from playground.trace.record import BACKGROUND, MAIN
 
 RECORD = struct.Struct("<5q9i2B2x")
-"""The binary format of an `EventRecord`. The kind is written last: a record without one is
+"""The binary format of an `EventRecord`. The kind is its mark: a record without one is
 incomplete."""
+KIND = struct.Struct("<77xB")
+"""The kind alone."""
 
 
 class EventRecord(NamedTuple):
@@ -55,20 +59,28 @@ MAX_VALUES = 64
 SPAN = 128
 """More than `MAX_VALUES`: see `EventRecord.values`."""
 
+CAPACITY, VALUE_CAPACITY = 2**18, 2**20
+"""Maximum numbers of events and of values of small tensors: 21 and 8 MB on the disk, until the run
+is over. The text takes 4 MB."""
+LOG = Format(title=b"PLAYREC2", record=RECORD, mark=KIND, capacity=CAPACITY, words=VALUE_CAPACITY)
+VALUES_USED = OWN
+"""Place of the number of values in the log's header, in units of 8 bytes."""
+
 HEADER = struct.Struct("<8s3q48x")
-"""MAGIC, capacity, dropped, number of values: as long as a record, and before them."""
+"""MAGIC, number of events, dropped ones, number of values: the beginning of `rank-R.events`."""
 MAGIC = b"PLAYREC1"
-NONE = -1
 
 LANES = (MAIN, BACKGROUND)
 LANE_CODES = {lane: code for code, lane in enumerate(LANES)}
 
 EVENTS, VALUES, TABLES = "events", "values", "tables"
-FILES = (TABLES, EVENTS, VALUES)
-"""The files of each rank."""
 RUN = "run.json"
 """A description of the run."""
-RANK_FILE = re.compile(rf"rank-(\d{{1,9}})\.({'|'.join(FILES)})")
+RANK_FILE = re.compile(rf"rank-(\d{{1,9}})\.({TABLES}|{EVENTS}|{VALUES})")
+"""The name of a rank's member of the zip file."""
+LOG_FILE = re.compile(r"rank-(\d{1,9})\.log")
+LOGS = "rank-*.log"
+"""The name of a rank's log in the folder, and a pattern for `glob`."""
 MAX_RANKS = 4096
 """Number of ranks in a recording."""
 NAME = "name"
@@ -81,7 +93,7 @@ ENDED = "end"
 
 
 def place_of(number: int) -> int:
-    """The offset of a record in its file, in bytes."""
+    """The offset of a record in `rank-R.events`, in bytes."""
     return HEADER.size + RECORD.size * number
 
 
@@ -114,43 +126,41 @@ def check_expansion(expanded: int, stored: int) -> None:
 
 def read_folder(folder: Path) -> Files:
     """Read a folder; of several recordings in it, the last one."""
-    tables = sorted(file for depth in range(3) for file in folder.glob(f"{'*/' * depth}*.{TABLES}"))
-    if not tables:
+    logs = sorted(file for depth in range(3) for file in folder.glob(f"{'*/' * depth}{LOGS}"))
+    if not logs:
         raise UsageError(
             f"{folder} is a folder without a recording: name a file that --see has written"
         )
-    folder = tables[-1].parent
-    names = (
-        file for file in folder.iterdir() if file.name == RUN or RANK_FILE.fullmatch(file.name)
-    )
-    files = {file.name: file.stat() for file in names if file.is_file()}
+    folder = logs[-1].parent
+    names = (file for file in folder.iterdir() if file.name == RUN or LOG_FILE.fullmatch(file.name))
+    files = {file: file.stat() for file in names if file.is_file()}
     check_expansion(
         sum(each.st_size for each in files.values()),
         sum(512 * each.st_blocks for each in files.values()),
     )
-    ranks = {int(name[1]) for name in map(RANK_FILE.fullmatch, files) if name}
-    run = {RUN: (folder / RUN).read_bytes()} if RUN in files else {}
-    return run | {
-        name: content
-        for rank in ranks
-        for name, content in read_rank_files(folder, rank, files).items()
-    }
+    content: dict[str, bytes] = {}
+    for file in sorted(files):
+        if log := LOG_FILE.fullmatch(file.name):
+            content |= read_log(file, int(log[1]))
+        else:
+            content[RUN] = file.read_bytes()
+    return content
 
 
-def read_rank_files(folder: Path, rank: int, there: Collection[str]) -> Files:
-    """The contents of a rank's files, as far as they are `there`, by name, without the unused room
-    at their ends."""
-    files = {
-        kind: (folder / name).read_bytes()
-        for kind in FILES
-        if (name := file_name(rank, kind)) in there
+def read_log(file: Path, rank: int) -> Files:
+    """What a rank has written, as members of the zip file."""
+    log = LogReader(os.open(file, os.O_RDONLY | os.O_CLOEXEC), LOG)
+    header, count = log.read_header(), log.count_records()
+    dropped, values_used = max(0, header[BEGUN] - count), header[VALUES_USED]
+    records = log.read_records(range(count))
+    incomplete = bytes(RECORD.size)
+    events = [records.get(number, incomplete) for number in range(count)]
+    members = {
+        EVENTS: b"".join((HEADER.pack(MAGIC, count, dropped, values_used), *events)),
+        VALUES: log.read_words(values_used),
+        TABLES: log.read_text(),
     }
-    events = files.get(EVENTS, b"").rstrip(b"\0")
-    _, capacity, _, values_used = read_header(events)
-    events = events[: place_of(max(0, capacity))]
-    files[EVENTS] = events + bytes(-len(events) % RECORD.size)
-    files[VALUES] = files.get(VALUES, b"")[: 8 * max(0, values_used)]
-    return {file_name(rank, kind): content for kind, content in files.items()}
+    return {file_name(rank, kind): content for kind, content in members.items()}
 
 
 def read_zip(path: Path) -> Files:
@@ -180,16 +190,13 @@ def read_member(packed: ZipFile, member: ZipInfo) -> bytes:
 
 def write_zip(path: Path, files: Files) -> None:
     """Write a zip file, atomically. Raises `OSError`."""
-    unfinished = path.with_name(f".{path.name}.unfinished")
-    try:
-        unfinished.unlink(missing_ok=True)
-        # not through a link
-        with ZipFile(unfinished, "x", ZIP_DEFLATED, compresslevel=FASTEST) as packed:
-            for name, content in files.items():
-                packed.writestr(name, content)
-        unfinished.replace(path)
-    finally:
-        unfinished.unlink(missing_ok=True)
+    with (
+        replacing(path, f".{path.name}.unfinished") as descriptor,
+        open(descriptor, "wb", closefd=False) as unfinished,
+        ZipFile(unfinished, "w", ZIP_DEFLATED, compresslevel=FASTEST) as packed,
+    ):
+        for name, content in files.items():
+            packed.writestr(name, content)
 
 
 def read_header(events: bytes) -> tuple[bytes, int, int, int]:

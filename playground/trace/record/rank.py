@@ -25,7 +25,8 @@ from playground.trace.record.algorithms import RecordingExecutor
 from playground.trace.record.distributed import CallRecorder
 from playground.trace.record.layout import RUN
 from playground.trace.record.recorder import Recorder
-from playground.trace.record.training import BucketHooks, TrainingHooks, recorded_devices
+from playground.trace.record.training import BucketHooks, DeviceRecorder, TrainingHooks
+from playground.training import device_work
 
 _recorders: list[Recorder] = []
 """The active recorder of this process, if any."""
@@ -65,7 +66,7 @@ def installed(recorder: Recorder) -> Iterator[None]:
         observing(calls),
         executed_by(RecordingExecutor(recorder, calls)),
         replaced(steps, "attempt", wrap_attempt),
-        recorded_devices(recorder),
+        device_work.observing(DeviceRecorder(recorder)),
         TrainingHooks(recorder, BucketHooks(recorder)).installed(),
     ):
         yield

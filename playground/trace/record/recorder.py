@@ -5,90 +5,40 @@ to by number: names, shapes, groups and lines of the program. Does not import to
 from __future__ import annotations
 
 import contextlib
-import itertools
-import json
 import mmap
-import os
 import struct
 import sys
 import threading
 import time
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from playground.runtime.files import create
+from playground.runtime.event_log import HEADER, NONE, EventLog, Table, map_file
 from playground.runtime.flight_recorder.sources import Sources
 from playground.trace.record import BACKGROUND, KINDS, MAIN, WAIT, layout
 from playground.trace.record.layout import (
-    HEADER,
+    CAPACITY,
     LANE_CODES,
+    LOG,
     MAX_VALUES,
-    NONE,
     RECORD,
     SPAN,
-    file_name,
-    place_of,
+    VALUE_CAPACITY,
+    VALUES_USED,
 )
 
-
-class Tables:
-    """A file of lines of JSON that are passed to the system at once, so that they outlive this
-    process. Those for which there is no room are lost."""
-
-    def __init__(self, descriptor: int) -> None:
-        self.file = os.fdopen(descriptor, "w", buffering=1)
-
-    def write(self, about: str, *values: object) -> None:
-        with contextlib.suppress(OSError, ValueError):  # ValueError: the file is closed
-            self.file.write(json.dumps([about, *values]) + "\n")
-
-    def close(self) -> None:
-        """Close the file. Later lines are lost."""
-        with contextlib.suppress(OSError):
-            self.file.close()
-
-
-class Numbering(dict[Hashable, int]):
-    """Numbers things from 0 on, and writes each to the tables when it is first asked for."""
-
-    def __init__(self, tables: Tables, about: str) -> None:
-        super().__init__()
-        self.tables = tables
-        self.about = about
-        self.one_at_a_time = threading.Lock()
-
-    def __missing__(self, thing: Hashable) -> int:
-        with self.one_at_a_time:
-            if thing not in self:
-                self.tables.write(self.about, thing)
-                self[thing] = len(self)
-        return self[thing]
-
-
-def map_file(path: Path, size: int) -> mmap.mmap:
-    """A new file of zeros, mapped into memory. The disk allocates all of its room: writing to a
-    part of a mapped file for which it has none ends the process by SIGBUS. Raises `OSError`."""
-    file = create(path)
-    try:
-        os.posix_fallocate(file, 0, size)
-        return mmap.mmap(file, size)
-    finally:
-        os.close(file)
-
-
-WORDS, HALVES = RECORD.size // 8, RECORD.size // 4
-"""The length of a record in units of 8 and of 4 bytes."""
-END, VALUES_AT = 1, 4
-PEER_AT, MESSAGE_AT, WAIT_AT = 11, 12, 14
-LANE_AT = 76
-"""Offsets in a record, in units of 8, 4 and 1 bytes."""
-DROPPED_AT, VALUES_USED_AT = 2, 3
-"""Offsets in the header, in units of 8 bytes."""
+pack_into = RECORD.pack_into
+LENGTH, WORDS, HALVES = RECORD.size, RECORD.size // 8, RECORD.size // 4
+"""The length of a record in units of 1, 8 and 4 bytes."""
+FIRST = 8 * HEADER
+"""The offset of the first record, in bytes."""
+START_AT, END_AT, VALUES_AT = HEADER, HEADER + 1, HEADER + 4
+PEER_AT, MESSAGE_AT, WAIT_AT = 2 * HEADER + 11, 2 * HEADER + 12, 2 * HEADER + 14
+LANE_AT = FIRST + 76
+"""Offsets of fields of the first record, in units of 8, 4 and 1 bytes."""
 KIND_CODES = {kind: code for code, kind in enumerate(KINDS, 1)}
-CAPACITY, VALUE_CAPACITY = 2**18, 2**20
-"""Maximum numbers of events and of values of small tensors: 21 and 8 MB on the disk, until the run
-is over."""
 FLOATS = [struct.Struct(f"{count}d") for count in range(MAX_VALUES + 1)]
 
 
@@ -111,7 +61,7 @@ class ThreadState(threading.local):
         """The phase of it, and the number of its event."""
 
 
-class Recorder:
+class Recorder(EventLog):
     """Records the events of one rank.
 
     `begin` returns a number, and `end` takes it; in between other events may begin and end, in any
@@ -130,61 +80,35 @@ class Recorder:
         **about: object,
     ) -> None:
         """`clock` returns nanoseconds; `about` describes the rank."""
-        self.folder = folder
         self.rank = rank
         self.clock = clock
-        self.next_number = itertools.count().__next__  # atomic, as it is one call into C
-        self.one_at_a_time = threading.Lock()
         self.thread = ThreadState()
         self.backwards: list[int] = []
         """Numbers of the running backward passes, in order. Autograd calls hooks in threads of its
         own, one per GPU."""
-        self.capacity = capacity
+        log = replace(LOG, capacity=capacity, words=value_capacity)
+        self.values_used = 0
         self.value_capacity = value_capacity
-        self.unread = capacity
-        """The number given to events for which there is no room."""
-        self.sizes = place_of(capacity + 1), 8 * value_capacity
-        files = [
-            folder / file_name(rank, kind) for kind in (layout.TABLES, layout.EVENTS, layout.VALUES)
-        ]
+        self.values_at = log.words_at
+        """The offset of the values, in bytes."""
+        file = folder / f"rank-{rank}.log"
         try:
-            self.tables = Tables(create(files[0]))
-            self.write_to(*map(map_file, files[1:], self.sizes))
+            super().__init__(log, map_file(file, log.size))
         except OSError as error:
-            for file in files:
-                with contextlib.suppress(OSError):
-                    file.unlink()
-            self.capacity = self.value_capacity = 0
-            self.tables = Tables(os.open(os.devnull, os.O_WRONLY))
-            self.write_nowhere()
+            with contextlib.suppress(OSError):
+                file.unlink()
+            super().__init__(log, mmap.mmap(-1, log.size))
+            self.let_go()
             notice = (
                 f"--see: nothing can be written to {folder} ({error.strerror}): rank {rank} "
                 "runs unrecorded"
             )
             with contextlib.suppress(OSError, ValueError):  # stderr is gone, too
                 print(notice, file=sys.stderr, flush=True)
-        self.names, self.shapes = (
-            Numbering(self.tables, layout.NAME),
-            Numbering(self.tables, layout.SHAPE),
-        )
-        self.groups = Numbering(self.tables, layout.GROUP)
-        self.sources = Sources(Numbering(self.tables, layout.SOURCE).__getitem__)
-        self.tables.write(layout.START, {"time": time.time(), "clock": clock(), **about})
-
-    def write_nowhere(self) -> None:
-        """Discard whatever is recorded from now on: it goes to memory of this process, which takes
-        none until then."""
-        self.write_to(*(mmap.mmap(-1, size) for size in self.sizes))
-
-    def write_to(self, events: mmap.mmap, values: mmap.mmap) -> None:
-        """Write events and values to this memory from now on."""
-        self.target = events
-        self.value_target = values
-        self.octets = memoryview(events)
-        """The memory of events, in units of 1, 8 and 4 bytes."""
-        self.words, self.halves = self.octets.cast("q"), self.octets.cast("i")
-        self.values_used = 0
-        HEADER.pack_into(events, 0, layout.MAGIC, self.unread, 0, 0)
+        self.names, self.shapes = Table(self, layout.NAME), Table(self, layout.SHAPE)
+        self.groups = Table(self, layout.GROUP)
+        self.sources = Sources(Table(self, layout.SOURCE).__getitem__)
+        self.write(layout.START, {"time": time.time(), "clock": clock(), **about})
 
     def begin(
         self,
@@ -213,45 +137,35 @@ class Recorder:
         group_number = self.groups[group]
         number = self.take_number()
         thread = self.thread
-        RECORD.pack_into(
-            self.target, RECORD.size * (number + 1), start, 0, nbytes, offset, NONE,
+        pack_into(
+            self.memory, FIRST + LENGTH * number, start, 0, nbytes, offset, NONE,
             thread.parent if parent is None else parent, peer, message, tag,
             NONE, source, shape_number, name_number, group_number, thread.lane, KIND_CODES[kind],
         )  # fmt: skip
         return number
 
-    def take_number(self) -> int:
-        """The number of the next record, or `unread` if there is no room for one."""
-        number = self.next_number()
-        if number >= self.capacity:
-            self.words[DROPPED_AT] = number + 1 - self.capacity
-            return self.unread
-        return number
-
     def end(self, number: int) -> None:
         """Record the end of an event, now."""
-        self.words[WORDS * (number + 1) + END] = self.clock()
+        self.words[WORDS * number + END_AT] = self.clock()
 
     def end_once(self, numbers: Iterable[int]) -> None:
         """Record the end of these events, unless they are over: of two threads that learn of it the
         first counts."""
         with self.one_at_a_time:
-            self.end_all(
-                [number for number in numbers if not self.words[WORDS * (number + 1) + END]]
-            )
+            self.end_all([number for number in numbers if not self.words[WORDS * number + END_AT]])
 
     def end_all(self, numbers: Iterable[int]) -> None:
         """Record the end of all these events, now."""
         now, words = self.clock(), self.words
         for number in numbers:
-            words[WORDS * (number + 1) + END] = now
+            words[WORDS * number + END_AT] = now
 
     def instant(
         self, kind: str, name: str, values: Sequence[float] | None = None, **what: Any
     ) -> None:
         """Record an event that takes no time."""
         number, words = self.begin(kind, name, **what), self.words
-        words[WORDS * (number + 1) + END] = words[WORDS * (number + 1)]
+        words[WORDS * number + END_AT] = words[WORDS * number + START_AT]
         self.put_values(number, values)
 
     def put_values(self, number: int, values: Sequence[float] | None) -> None:
@@ -263,23 +177,23 @@ class Recorder:
             position = self.values_used
             if position + count > self.value_capacity:
                 return
-            self.values_used = self.words[VALUES_USED_AT] = position + count
-        FLOATS[count].pack_into(self.value_target, 8 * position, *values)
-        self.words[WORDS * (number + 1) + VALUES_AT] = position * SPAN + count
+            self.values_used = self.words[VALUES_USED] = position + count
+        FLOATS[count].pack_into(self.memory, self.values_at + 8 * position, *values)
+        self.words[WORDS * number + VALUES_AT] = position * SPAN + count
 
     def set_lane(self, number: int, lane: int) -> None:
-        self.octets[RECORD.size * (number + 1) + LANE_AT] = lane
+        self.octets[LENGTH * number + LANE_AT] = lane
 
     def begin_wait(self, numbers: Iterable[int], source: int) -> int:
         """Record the start of a wait for these events. Returns its number."""
         wait, halves = self.begin(WAIT, "wait", source=source), self.halves
         for number in numbers:
-            halves[HALVES * (number + 1) + WAIT_AT] = wait
+            halves[HALVES * number + WAIT_AT] = wait
         return wait
 
     def note_sender(self, number: int, peer: int, message: int) -> None:
         """Record the sender of a message that was received from anyone."""
-        place = HALVES * (number + 1)
+        place = HALVES * number
         self.halves[place + PEER_AT] = peer
         self.halves[place + MESSAGE_AT] = message
 
@@ -325,19 +239,8 @@ class Recorder:
             self.close(number)
 
     def stop(self) -> None:
-        """Mark the end of the recording, and close its files."""
+        """Mark the end of the recording. Later events, of a late thread, are lost."""
         while self.thread.parent != NONE:
             self.close(self.thread.parent)
-        self.tables.write(layout.ENDED, self.clock())
+        self.write(layout.ENDED, self.clock())
         self.let_go()
-
-    def let_go(self) -> None:
-        """Close the files. Later events, of a late thread or in a process forked from this one, are
-        lost."""
-        views, files = (self.words, self.halves, self.octets), (self.target, self.value_target)
-        self.write_nowhere()
-        for each in views:
-            each.release()
-        for file in files:
-            file.close()
-        self.tables.close()

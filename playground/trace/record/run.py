@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from playground.runtime.errors import UsageError
+from playground.runtime.event_log import NONE, read_lines
 from playground.runtime.files import temporary_folder
 from playground.runtime.launcher.launch import launch
 from playground.runtime.rank.work import call
@@ -38,7 +39,7 @@ from playground.trace.record import (
     Standstill,
     layout,
 )
-from playground.trace.record.layout import HEADER, NONE, RECORD, EventRecord, Files, file_name
+from playground.trace.record.layout import HEADER, RECORD, EventRecord, Files, file_name
 
 SECOND = 1e9
 """Nanoseconds."""
@@ -87,10 +88,9 @@ def read_tables(content: bytes) -> Tables:
     """Read the complete lines. Raises `ValueError`, `KeyError` or `TypeError` for what no rank
     writes."""
     tables: Tables = {subject: [] for subject in READERS}
-    for line in content.split(b"\n")[:-1]:
-        subject, *values = expect_list(parse_json(line))
+    for subject, thing in read_lines(content):
         if subject in READERS:
-            tables[subject].append(READERS[subject](*values))
+            tables[subject].append(READERS[subject](thing))
     return tables
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 from weakref import WeakSet
 
@@ -25,7 +25,7 @@ from playground.trace.record import BUCKET, COMPUTE, GRADIENT, MAIN, MOVE, PHASE
 from playground.trace.record.distributed import bytes_of
 from playground.trace.record.layout import LANE_CODES
 from playground.trace.record.recorder import Recorder
-from playground.training import device_work
+from playground.training.device_work import DeviceObserver, Moved
 
 HOOK_ID = 20170
 """Identifies our hooks of a process group."""
@@ -111,23 +111,24 @@ class BucketHooks:
         self.issued = [each for each in self.issued if each not in over]
 
 
-FRAMES = 5
-"""Frames from `find` to the copying function: the hook, the report of the copy, and two of the
-context managers."""
+FRAMES = 6
+"""Frames from `find` to the copying function: the observer, the report of the copy, and three of
+the context managers."""
 
 
-@contextlib.contextmanager
-def recorded_devices(recorder: Recorder) -> Iterator[None]:
-    """Record the copies between devices, and the work of threads for them, in this block."""
+class DeviceRecorder(DeviceObserver):
+    """Records the copies between devices, and the work of threads for them."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self.recorder = recorder
 
     @contextlib.contextmanager
-    def moving(
-        part: str, tensors: Sequence[tuple[torch.device, torch.Tensor]], target: torch.device
-    ) -> Iterator[None]:
+    def moving(self, part: str, moved: Moved, target: torch.device) -> Iterator[None]:
         """Record each tensor's copy; they begin and end together."""
+        recorder = self.recorder
         source, now, around = recorder.sources.find(FRAMES), recorder.clock(), recorder.around()
         numbers = []
-        for device, tensor in tensors:
+        for device, tensor in moved:
             what = (
                 MOVE,
                 name_of_move(part, str(device), str(target)),
@@ -140,18 +141,11 @@ def recorded_devices(recorder: Recorder) -> Iterator[None]:
         finally:
             recorder.end_all(numbers)
 
-    def working_for(device: torch.device) -> contextlib.AbstractContextManager[Any]:
+    def working_for(self, device: torch.device) -> contextlib.AbstractContextManager[Any]:
         """Record it as a phase with the name of the device. The main thread works for all
         devices."""
-        is_main = recorder.thread.lane == LANE_CODES[MAIN]
-        return really_working_for(device) if is_main else recorder.span(PHASE, str(device))
-
-    really_working_for = device_work.working_for
-    with (
-        replaced(device_work, "moving", lambda _: moving),
-        replaced(device_work, "working_for", lambda _: working_for),
-    ):
-        yield
+        is_main = self.recorder.thread.lane == LANE_CODES[MAIN]
+        return contextlib.nullcontext() if is_main else self.recorder.span(PHASE, str(device))
 
 
 class TrainingHooks:

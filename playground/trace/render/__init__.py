@@ -19,9 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from playground.runtime.rank.rank import Event as Report
-from playground.trace.analyse import MatchedMessage, Ref, match_messages
-from playground.trace.record import Event, Recording
+from playground.trace.analyse import Ref
 
 Colour = tuple[str, str]
 """The colour of a style, in light and in dark surroundings: it fills boxes and bars, and draws
@@ -316,47 +314,3 @@ def add_key(scene: Scene, meanings: dict[str, str]) -> None:
         scene.add(BAR, x, y - CELL[1] / 2, 2 * CELL[0], CELL[1], style=style)
         scene.add(TEXT, x + 3 * CELL[0], y, text=meaning, align="start", style="muted")
         x += width
-
-
-@dataclass(frozen=True, kw_only=True)
-class Evidence:
-    """The outcome of a run that figures are drawn from."""
-
-    results: list[Any]
-    """Return values of its function, by rank: rows, as in `playground.trace.render.ranks`."""
-    recording: Recording | None = None
-    """None where only the results are drawn, and recording would take time."""
-    arguments: tuple[Any, ...] = ()
-    """Arguments of the function besides rank and size."""
-    reports: tuple[tuple[int, Report], ...] = ()
-    """Reports of the ranks, each with its rank, in order; empty if the run was recorded."""
-
-    @property
-    def recorded(self) -> Recording:
-        """The recording of a run that is recorded."""
-        assert self.recording
-        return self.recording
-
-    @property
-    def messages(self) -> Sequence[MatchedMessage]:
-        """The recorded messages, in the order in which they were sent."""
-        return match_messages(self.recorded)[0]
-
-    @property
-    def last_step(self) -> Recording:
-        """The recorded events after the last barrier, from time 0 on."""
-        ranks = []
-        for rank in self.recorded.ranks:
-            begin = ([0.0] + [event.end for event in rank.events if event.name == "barrier"])[-1]
-            ranks.append(
-                replace(rank, events=tuple(event for event in rank.events if event.start >= begin))
-            )
-        first = min((event.start for rank in ranks for event in rank.events), default=0.0)
-
-        def shift(event: Event) -> Event:
-            return replace(event, start=event.start - first, end=event.end - first)
-
-        return replace(
-            self.recorded,
-            ranks=tuple(replace(rank, events=tuple(map(shift, rank.events))) for rank in ranks),
-        )

@@ -67,7 +67,8 @@ def style_sheet(scene: Scene) -> str:
     rules = [
         f"text{{font:{TEXT_SIZE}px {FONT};fill:var(--ink);dominant-baseline:central}}"
         ".heading{font-weight:bold;dominant-baseline:auto}.middle{text-anchor:middle}.end{text-anchor:end}"
-        ".paper{fill:var(--paper)}.box,.bar,.lane{stroke:var(--line);stroke-width:1}.lane{stroke:none}"
+        ".paper{fill:var(--paper)}"
+        ".box,.bar,.lane{stroke:var(--line);stroke-width:1}.lane{stroke:none}"
         ".label{paint-order:stroke;stroke:var(--paper);stroke-width:4px}"
         ".arrow{fill:none;stroke-width:1.4}.meant{stroke-dasharray:4 "
         "3}text.muted{fill:var(--muted)}"
@@ -80,7 +81,8 @@ def style_sheet(scene: Scene) -> str:
         style: STYLES[style] for style in used
     }
     light, dark = css_variables(palette)
-    return f"svg{{{light}}}@media(prefers-color-scheme:dark){{svg{{{dark}}}}}{''.join(rules)}{moving_rules(scene)}"
+    colours = f"svg{{{light}}}@media(prefers-color-scheme:dark){{svg{{{dark}}}}}"
+    return f"{colours}{''.join(rules)}{moving_rules(scene)}"
 
 
 def css_variables(palette: Mapping[str, Colour]) -> list[str]:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from math import isfinite
 
 import playground.trace.record as record
-from playground.measurement import format_bytes
+from playground.console.units import format_bytes
 from playground.trace.analyse import Lane, MatchedMessage, Ref, match_messages, ref_of
 from playground.trace.record import BACKGROUND, MAIN, Event, Recording
 from playground.trace.render import (

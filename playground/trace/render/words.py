@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from playground.console.rendering import render
 from playground.console.tables import RANK_COLUMN, Column, Table
 from playground.console.text import Prose, bad, heading, prose
-from playground.measurement import format_seconds
+from playground.console.units import format_seconds
 from playground.trace.analyse import Lane, Timeline, match_messages
 from playground.trace.analyse.waits import (
     CAUSES,

@@ -14,13 +14,14 @@ from browser import MISSING, Browser, browser
 from recordings import Receive, Send, Wait, on_gpus, play, ring
 
 from playground.algorithms import load_all_reduce
+from playground.figures.collectives import moving
+from playground.figures.figure import Evidence
 from playground.testing import World
 from playground.trace.analyse import Timeline, holdings_of, match_messages, ref_of, to_logical_time
 from playground.trace.files import render
 from playground.trace.record import COLLECTIVE, Event, Recording
 from playground.trace.record.run import Recorded, read_recording
-from playground.trace.render import BOX, Evidence
-from playground.trace.render.collectives import moving
+from playground.trace.render import BOX
 from playground.trace.render.renderers import TITLE_HEIGHT, to_svg
 
 pytestmark = pytest.mark.skipif(bool(MISSING), reason=MISSING)
@@ -37,17 +38,20 @@ return [...document.querySelectorAll('tbody tr')].map((row) =>
   [...row.querySelectorAll('.values span')].map((cell) => Number(cell.dataset.value)));
 """
 WALK = """
-const shown = [], press = (key) => document.dispatchEvent(new KeyboardEvent('keydown', {key}));
+const shown = [], number = (arrow) => Number(arrow.dataset.arrow);
+const press = (key) => document.dispatchEvent(new KeyboardEvent('keydown', {key}));
 const look = () => shown.push({
   time: Number(document.querySelector('[name=position]').value),
   held: [...document.querySelectorAll('tbody tr')].map((row) =>
     [...row.querySelectorAll('.values span')].map((cell) => Number(cell.dataset.value))),
-  lit: [...document.querySelectorAll('[data-arrow]')].map((arrow) => Number(arrow.dataset.arrow)).sort((a, b) => a - b),
+  lit: [...document.querySelectorAll('[data-arrow]')].map(number).sort((a, b) => a - b),
 });
 press('Home');
 look();
 for (const key of ['ArrowRight', 'ArrowLeft']) {
-  for (let before = -1; before !== shown.at(-1).time;) { before = shown.at(-1).time; press(key); look(); }
+  for (let before = -1; before !== shown.at(-1).time;) {
+    before = shown.at(-1).time; press(key); look();
+  }
 }
 return shown;
 """

@@ -4,19 +4,17 @@ waited for the reply."""
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 
 import torch
+from fixtures import Worlds
 
 from playground.lessons.rpc.lesson import REPLY
 from playground.remote.agent import ENVELOPE, Agent, current_agent
-from playground.testing import World
 from playground.trace.analyse import Timeline, match_messages
 from playground.trace.record import RECEIVE, SEND, WAIT
 from playground.trace.record.run import Recorded, read_recording
 
-Worlds = Callable[..., World]
 CALLS = 5
 NUMEL = 1000
 

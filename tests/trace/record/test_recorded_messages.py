@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
+from fixtures import Run, Start, Worlds
+from gpus import COLD, shown
 
 from playground.algorithms import ALGORITHMS, load_all_reduce, messages
 from playground.algorithms.cost_model import ELEMENT, Task
@@ -19,7 +21,6 @@ from playground.trace.analyse import match_messages
 from playground.trace.record import COLLECTIVE, RECEIVE, SEND, WAIT, Event, Recording
 from playground.trace.record.run import Recorded, read_recording
 
-Worlds = Callable[..., World]
 NUMEL = 840
 """Divisible by every number of ranks here, and by every power of two among them."""
 
@@ -240,3 +241,44 @@ def in_force_before_during_and_after(rank: int, size: int, folder: Path) -> tupl
 
 def test_nothing_is_in_the_way_when_nothing_is_recorded(world: Worlds, tmp_path: Path) -> None:
     assert world(2).run(in_force_before_during_and_after, tmp_path) == [(False, True)] * 2
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("allreduce",),
+        pytest.param(
+            ("sgd", "--all-reduce", "ring", "--dataset", "digits", "--epochs", 1),
+            marks=pytest.mark.stress,
+        ),
+    ],
+)
+def test_a_recording_counts_each_message_once(
+    words: tuple[object, ...], run_cli: Run, pair: int, data_dir: Path, tmp_path: Path
+) -> None:
+    """Each send with its receive."""
+    file = tmp_path / "run.playground"
+    data = ("--data-dir", data_dir) if "sgd" in words else ()
+    shown(run_cli, *words, *data, "-n", pair, "--see", file)
+    matched, unmatched = match_messages(read_recording(file))
+    assert matched
+    assert unmatched == []
+
+
+@pytest.mark.gpu
+@pytest.mark.stress
+@pytest.mark.parametrize("newest", ["1", "0"])
+def test_every_message_of_a_recording_is_over(
+    newest: str, start_cli: Start, pair: int, tmp_path: Path
+) -> None:
+    """Those of batches, too, for which the older ProcessGroupNCCL gives no works of their own."""
+    file = tmp_path / "run.playground"
+    words = ("p2p", "--backend", "nccl", "-n", pair, "--see", file)
+    run = start_cli(*words, TORCH_DIST_USE_NCCL2=newest)
+    _, err = run.communicate(timeout=COLD)
+    assert run.returncode == 0, err
+    assert "Exception ignored" not in err
+    events = [*read_recording(file).events(SEND, RECEIVE)]
+    assert {event.name for event in events} >= {"send", "recv", "isend", "irecv"}
+    assert [event for event in events if event.end == float("inf")] == []

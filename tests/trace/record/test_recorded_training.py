@@ -4,7 +4,7 @@ carry them."""
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -12,12 +12,13 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from fixtures import Run, Worlds
+from gpus import shown
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
 from playground.algorithms import load_all_reduce
-from playground.testing import World
 from playground.trace.record import (
     BUCKET,
     COLLECTIVE,
@@ -30,7 +31,6 @@ from playground.trace.record import (
 from playground.trace.record.run import Recorded, read_recording
 from playground.training.sync import GradSync, new_grad_sync
 
-Worlds = Callable[..., World]
 STEPS = 2
 BUCKETS = {
     "ddp": int(hasattr(dist.ProcessGroup, "register_pre_hook")),
@@ -177,3 +177,44 @@ def test_where_no_optimizer_steps_a_training_step_ends_with_its_gradients(
             if event.kind == COMPUTE and event.parent == step.number
         ]
         assert inside == ["forward", "forward", "backward"] * 2
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("words", "name", "count"),
+    [
+        pytest.param(("sgd",), "all_reduce", 8, marks=pytest.mark.stress),
+        (("sgd", "--sync", "overlapped", "--bucket-cap-mb", "0.02"), "all_reduce", 2),
+        pytest.param(("ddp",), "bucket 0", 1, marks=pytest.mark.stress),
+    ],
+)
+def test_a_recording_has_what_ranks_issued(
+    words: tuple[Any, ...],
+    name: str,
+    count: int,
+    run_cli: Run,
+    nccl_size: int,
+    data_dir: Path,
+    tmp_path: Path,
+) -> None:
+    """Every part of every step, and every sum of gradients in it."""
+    file = tmp_path / "run.playground"
+    shown(
+        run_cli,
+        *words,
+        "-n",
+        nccl_size,
+        "--dataset",
+        "digits",
+        "--data-dir",
+        data_dir,
+        "--epochs",
+        2,
+        "--see",
+        file,
+    )
+    for rank in read_recording(file).ranks:
+        names = Counter(event.name for event in rank.events)
+        assert names["training step"] == names["forward"] == names["backward"] == names["step"] > 1
+        assert names[name] >= count * names["step"]
+        assert all(event.end < float("inf") for event in rank.events)

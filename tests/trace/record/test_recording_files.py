@@ -14,12 +14,12 @@ import time
 import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 from xml.etree import ElementTree
 from zipfile import ZIP_BZIP2, ZipFile
 
 import pytest
 import torch
+from fixtures import Run
 
 from playground import launch
 from playground.algorithms import load_all_reduce
@@ -27,10 +27,18 @@ from playground.runtime import RankFailed, UsageError
 from playground.runtime.launcher.entry import CommandWorld
 from playground.trace.files import RENDERED, Recordings, render, without_option
 from playground.trace.record import COLLECTIVE, SCHEMA, SEND
-from playground.trace.record.layout import RECORD, EventRecord, Files, place_of, read_zip, write_zip
+from playground.trace.record.layout import (
+    LOGS,
+    RECORD,
+    SOURCE,
+    EventRecord,
+    Files,
+    place_of,
+    read_zip,
+    write_zip,
+)
+from playground.trace.record.recorder import Recorder
 from playground.trace.record.run import Recorded, collect, describe_run, merge, read_recording
-
-RunCli = Callable[..., Any]
 
 
 def reduce_once(rank: int, size: int) -> int:
@@ -111,9 +119,8 @@ def test_what_is_crafted_is_refused_in_one_line(packed: Path, tmp_path: Path) ->
     with ZipFile(file, "w", ZIP_BZIP2) as other:
         other.writestr("run.json", b"{}")
     folder.mkdir()
-    for name in ("rank-0.tables", "rank-0.values"):
-        with (folder / name).open("wb") as sparse:
-            sparse.truncate(len(MUCH))
+    with (folder / "rank-0.log").open("wb") as sparse:
+        sparse.truncate(2 * len(MUCH))
     os.mkfifo(tmp_path / "fifo.playground")
     events = bytearray(files["rank-0.events"])
     for place in range(2, 6):
@@ -188,7 +195,7 @@ def test_whatever_is_flipped_or_missing_one_line_says_so(packed: Path, tmp_path:
 
 
 def test_nothing_but_text_reaches_terminals_and_pictures(
-    packed: Path, tmp_path: Path, run_cli: RunCli
+    packed: Path, tmp_path: Path, run_cli: Run
 ) -> None:
     """Names, hosts, sources and the command of a recording are whatever somebody has written
     there."""
@@ -222,7 +229,7 @@ def test_nothing_but_text_reaches_terminals_and_pictures(
 
 
 @pytest.mark.parametrize("name", ["ring.playground", "ring\udcff.html"])
-def test_see_keeps_the_recording(name: str, run_cli: RunCli, tmp_path: Path) -> None:
+def test_see_keeps_the_recording(name: str, run_cli: Run, tmp_path: Path) -> None:
     """Also in a file whose name is no UTF-8."""
     file = tmp_path / name
     outcome = run_cli("allreduce", "--algorithm", "ring", "-n", "2", "--see", file)
@@ -236,17 +243,17 @@ def test_see_keeps_the_recording(name: str, run_cli: RunCli, tmp_path: Path) -> 
         assert read_recording(file).command == ("allreduce", "--algorithm", "ring", "-n", "2")
 
 
-def test_files_that_a_folder_of_anybody_names_are_not_read(packed: Path, tmp_path: Path) -> None:
+def test_files_that_a_folder_of_anybody_names_are_not_read(tmp_path: Path) -> None:
     """Only where the ranks' own recording becomes a file are the lines of the program put into
     it."""
     (tmp_path / "diary.txt").write_text("dear diary")
-    folder = shutil.copytree(packed.parent / "ranks" / "0", tmp_path / "ranks")
-    with (folder / "rank-0.tables").open("a") as tables:
-        tables.write(
-            json.dumps(["source", ["diary.txt", 1, "f", str(tmp_path / "diary.txt")]]) + "\n"
-        )
+    folder = tmp_path / "ranks"
+    folder.mkdir()
+    recorder = Recorder(folder, 0, capacity=10, value_capacity=10, device="cpu")
+    recorder.write(SOURCE, ("diary.txt", 1, "f", str(tmp_path / "diary.txt")))
+    recorder.stop()
     recording = read_recording(folder)
-    assert "diary.txt" in {source.file for source in recording.sources}
+    assert [source.file for source in recording.sources] == ["diary.txt"]
     assert recording.texts == {}
     assert "text/diary.txt" in collect(folder)
 
@@ -259,7 +266,7 @@ def test_files_that_a_folder_of_anybody_names_are_not_read(packed: Path, tmp_pat
         (f"{'r' * 246}.html", "File name too long"),
     ],
 )
-def test_see_refuses_before_the_run(name: str, words: str, run_cli: RunCli, tmp_path: Path) -> None:
+def test_see_refuses_before_the_run(name: str, words: str, run_cli: Run, tmp_path: Path) -> None:
     outcome = run_cli("allreduce", "-n", "2", "--see", tmp_path / name)
     assert (outcome.code, outcome.out) == (2, "")
     assert words in outcome.err
@@ -287,7 +294,7 @@ def test_the_first_world_of_a_command_is_recorded(tmp_path: Path) -> None:
 
 
 def test_a_recording_that_cannot_be_written_is_no_failure_of_the_run(
-    tmp_path: Path, run_cli: RunCli
+    tmp_path: Path, run_cli: Run
 ) -> None:
     file = tmp_path / "ring.playground"
     (tmp_path / f".{file.name}.unfinished").mkdir()
@@ -300,12 +307,12 @@ def test_a_recording_that_cannot_be_written_is_no_failure_of_the_run(
     assert run_cli("see", folder).code == 0
 
 
-def test_a_folder_of_the_users_is_left_alone(tmp_path: Path, run_cli: RunCli) -> None:
+def test_a_folder_of_the_users_is_left_alone(tmp_path: Path, run_cli: Run) -> None:
     folder, mine = tmp_path / "ring.playground.ranks", tmp_path / "mine"
     (mine / "0").mkdir(parents=True)
     (mine / "0" / "note.txt").write_text("mine")
     # what a launcher that was killed has left
-    for name in ("run.json", "rank-0.tables", "rank-0.events"):
+    for name in ("run.json", "rank-0.log"):
         (mine / "0" / name).write_text("")
     folder.symlink_to(mine)
     for _ in range(2):
@@ -326,7 +333,7 @@ def test_a_command_is_shown_without_what_records_it(option: tuple[str, ...]) -> 
     assert without_option(["allreduce", *option, "-n", "1"]) == ["allreduce", "-n", "1"]
 
 
-def test_names_need_not_be_utf_8(tmp_path: Path, run_cli: RunCli) -> None:
+def test_names_need_not_be_utf_8(tmp_path: Path, run_cli: Run) -> None:
     file = tmp_path / "ring\udcff.playground"
     assert run_cli("allreduce", "-n", 2, "--see", file).code == 0
     assert [each.name for each in tmp_path.iterdir()] == [file.name]
@@ -343,4 +350,4 @@ def test_a_launcher_that_is_killed_early_leaves_nothing_that_cannot_be_seen(
         process.communicate(timeout=60)
         folder = tmp_path / "p2p.playground.ranks"
         if folder.exists():
-            assert [*folder.rglob("*.tables")]
+            assert [*folder.rglob(LOGS)]

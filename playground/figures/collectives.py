@@ -1,0 +1,557 @@
+"""Figures of messages and collectives: what every rank holds before and after, and the messages
+between.
+
+Messages of send and receive and of our own algorithms are recorded, and drawn solid. The messages
+inside a backend's collectives cannot be seen: they are drawn dashed, as they are meant. One figure
+moves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
+from math import cos, pi, sin
+from typing import TYPE_CHECKING, Any
+
+import playground.trace.render as render
+from playground.console.units import format_bytes
+from playground.figures.figure import Evidence, FigureRun, figure
+from playground.lessons.mesh.page import MeshSettings, MeshTraining
+from playground.runtime.remote import remote
+from playground.trace.analyse import (
+    HeldValues,
+    MatchedMessage,
+    Vector,
+    holdings_of,
+    match_messages,
+    ref_of,
+    to_logical_time,
+)
+from playground.trace.record import COMPUTE, PHASE
+from playground.trace.render import (
+    CELL,
+    Band,
+    Mark,
+    Panel,
+    Scene,
+    arrow,
+    bands_scene,
+    box,
+    meant_arrows,
+    panels_scene,
+)
+from playground.trace.render.timeline import format_values, lay_out, message_title
+
+if TYPE_CHECKING:
+    from playground.figures.ranks import Held, SgdStep
+
+SIX_COLLECTIVES = FigureRun(
+    "collectives", remote("playground.figures.ranks:six_collectives"), 4, recorded=True
+)
+SEND = FigureRun("send", remote("playground.figures.ranks:send_to_last"), 4, recorded=True)
+REDUCE_BROADCAST, ALL_TO_ALL, RING = (
+    FigureRun(name, remote("playground.figures.ranks:all_reduce"), 4, (name,), recorded=True)
+    for name in ("reduce-broadcast", "all-to-all", "ring")
+)
+SGD = FigureRun("sgd", remote("playground.figures.ranks:sgd_step"), 4)
+HELLO = FigureRun("hello", remote("playground.lessons.hello.lesson:who_am_i"), 3)
+REDUCE_SCATTER = FigureRun(
+    "reduce-scatter", remote("playground.lessons.collectives.lesson:reduce_scatter"), 4
+)
+RPC = FigureRun("rpc", remote("playground.lessons.rpc.lesson:remote_call"), 2)
+TENSOR = FigureRun("tensor", remote("playground.figures.ranks:sharded_mlp"), 2)
+CONTEXT = FigureRun(
+    "context", remote("playground.lessons.context.experiment:computed_pairs"), 4, (16,)
+)
+MESH = FigureRun(
+    "mesh",
+    remote("playground.lessons.mesh.experiment:run"),
+    16,
+    (MeshSettings(shapes=((2, 2, 2, 2),), steps=1),),
+)
+DASHED = "Dashed: what is meant to move; inside a collective of the backend it cannot be seen."
+
+
+def numbers(values: Vector | None) -> str:
+    """A rank's numbers; equal ones are written once."""
+    if not values:
+        return "-"
+    return f"{values[0]:g}" if len({*values}) == 1 else " ".join(f"{value:g}" for value in values)
+
+
+def boxes(held: Iterable[Vector], style: str = "plain", **styles: Iterable[int]) -> list[Mark]:
+    """A box for each rank, with its numbers; `styles` are those of single ranks."""
+    own = {rank: name for name, ranks in styles.items() for rank in ranks}
+    return [
+        box(f"rank {rank}\n{numbers(each)}", own.get(rank, style)) for rank, each in enumerate(held)
+    ]
+
+
+def boxes_before(rows: Sequence[Held], idle: Iterable[int] = ()) -> list[Mark]:
+    return boxes((row.before for row in rows), idle=idle)
+
+
+def boxes_after(rows: Sequence[Held], idle: Iterable[int] = ()) -> list[Mark]:
+    return boxes((row.after for row in rows), "value", idle=idle)
+
+
+def arrows_of(messages: Iterable[MatchedMessage], text: str = "") -> list[Mark]:
+    """The arrows of recorded messages."""
+    titles = ((each, message_title(each)) for each in messages)
+    ends = ((send.rank, receive.rank, title, ref_of(send)) for (send, receive), title in titles)
+    return [
+        arrow(source, target, text, title=title, event=event)
+        for source, target, title, event in ends
+    ]
+
+
+@figure(
+    "F6",
+    "all_reduce/allreduce",
+    SIX_COLLECTIVES,
+    "all-reduce: the same sum on every rank",
+    is_played=False,
+)
+def all_reduce_sum(run: Evidence) -> Scene:
+    own: Sequence[Held] = [each["all_reduce"] for each in run.results]
+    ranks = range(len(own))
+    terms = " + ".join(f"t{rank}" for rank in ranks)
+    before = [box(f"rank {rank}\nt{rank} = {numbers(row.before)}") for rank, row in enumerate(own)]
+    after = [box(f"rank {rank}\nT = {numbers(row.after)}", "value") for rank, row in enumerate(own)]
+    total = Band(
+        [box(f"T = {terms} = {numbers(own[0].after)}", meant=True)], meant_arrows(ranks, [0])
+    )
+    bands = [Band(before, label="before"), total, Band(after, meant_arrows([0], ranks), "after")]
+    about = f"dist.all_reduce on {len(own)} ranks: values before and after are those of the run."
+    return bands_scene("All-reduce: the same sum on every rank", bands, about, DASHED)
+
+
+@figure("F21", "collectives/communication", SIX_COLLECTIVES, "six collectives: before and after")
+def six_collectives(run: Evidence) -> Scene:
+    ranks: Sequence[dict[str, Held]] = run.results
+    return render.panels_scene(
+        "Six collectives: what each rank holds before and after",
+        [collective_panel(name, [each[name] for each in ranks]) for name in ranks[0]],
+        f"dist.* on {len(ranks)} ranks: values before and after are those of the run.",
+        DASHED,
+    )
+
+
+def collective_panel(name: str, rows: Sequence[Held]) -> Panel:
+    """One of them: the ranks that give above, the ranks that receive below."""
+    ranks = range(len(rows))
+    sources = [0] if name in ("scatter", "broadcast") else ranks
+    targets = [0] if name in ("gather", "reduce") else ranks
+    below = [row.after if rank in targets else () for rank, row in enumerate(rows)]
+    received = boxes(below, "value", idle={*ranks} - {*targets})
+    return name, [Band(boxes_before(rows)), Band(received, meant_arrows(sources, targets))]
+
+
+@figure("F7", "all_reduce/allreduce_1", REDUCE_BROADCAST, "all-reduce as reduce, then broadcast")
+def reduce_broadcast(run: Evidence) -> Scene:
+    messages = run.messages
+    root = messages[0].receive.rank
+    to_root = [message for message in messages if message.receive.rank == root]
+    from_root = [message for message in messages if message.send.rank == root]
+    total = from_root[0].send.values or ()
+    reduced = [total if rank == root else row.before for rank, row in enumerate(run.results)]
+    bands = [
+        Band(boxes_before(run.results), label="before"),
+        Band(boxes(reduced, value=[root]), arrows_of(to_root), "reduced"),
+        Band(boxes_after(run.results), arrows_of(from_root), "after"),
+    ]
+    sent, received = (
+        format_bytes(sum(each.send.nbytes for each in every)) for every in (from_root, to_root)
+    )
+    about = (
+        f"{len(messages)} messages, recorded. Rank {root} receives {received} and sends "
+        f"{sent}: all of it."
+    )
+    limit = (
+        f"Every other rank sends {format_bytes(to_root[0].send.nbytes)}: the root's link is "
+        "the limit."
+    )
+    return bands_scene("All-reduce as reduce, then broadcast", bands, about, limit)
+
+
+@figure("F8", "all_reduce/allreduce_2", ALL_TO_ALL, "all-reduce as all to all")
+def all_to_all(run: Evidence) -> Scene:
+    messages, size = run.messages, len(run.results)
+    sizes = [message.send.nbytes for message in messages]
+    after = Band(boxes_after(run.results), arrows_of(messages), "after")
+    total, each = (format_bytes(nbytes) for nbytes in (sum(sizes), sizes[0]))
+    about = (
+        f"{len(messages)} messages, recorded: N(N - 1) = {size} x {size - 1} = {size * (size - 1)}."
+    )
+    bands = [Band(boxes_before(run.results), label="before"), after]
+    return bands_scene(
+        "All-reduce as all to all", bands, about, f"{total} in all, of tensors of {each}."
+    )
+
+
+RING_MIDDLE = 160.0
+"""Pixels from the top."""
+RING_RADII = (200.0, 120.0)
+"""Half the width and height of the rectangle whose corners are four ranks."""
+RING_BOX = (112.0, 64.0)
+
+
+@figure("F9", "all_reduce/ring", RING, "ring all-reduce: the way of one chunk")
+def ring_chunk(run: Evidence) -> Scene:
+    size = len(run.results)
+    first = next(message.send for message in run.messages if message.send.rank == 0)
+    hops = [message for message in run.messages if message.send.offset == first.offset]
+    scene = Scene(f"Ring all-reduce: the way of one chunk, in {len(hops)} hops")
+    for number, hop in enumerate(hops, 1):
+        add_hop(scene, number, hop, size)
+    for rank, row in enumerate(run.results):
+        corner = place(rank, size) - complex(*RING_BOX) / 2
+        text = f"rank {rank}\n{numbers(row.before)} > {numbers(row.after)}"
+        scene.add(render.BOX, corner.real, corner.imag, *RING_BOX, style="value", text=text)
+    for text, style, y in (
+        ("collected, outside", "chunk", -CELL[1] / 2),
+        ("passed on, inside", "message", CELL[1] / 2),
+    ):
+        scene.add(render.TEXT, render.WIDTH / 2, RING_MIDDLE + y, text=text, style=style)
+    return scene.with_caption(
+        f"Recorded messages: {len(hops)} = 2(N - 1) hops of {format_bytes(hops[0].send.nbytes)}; "
+        "the number after each "
+        "hop is what travels.",
+        f"The other {size - 1} chunks do the same at the same time, one rank further on each.",
+    )
+
+
+def place(rank: int, size: int) -> complex:
+    """The middle of a rank's box, x + yi. Ranks go round clockwise; rank 0 of four is in the upper
+    left corner."""
+    angle, corner = 2 * pi * (rank - 0.5) / size, sin(pi / 4)
+    x, y = RING_RADII[0] * sin(angle) / corner, RING_RADII[1] * cos(angle) / corner
+    return complex(render.WIDTH / 2 + x, RING_MIDDLE - y)
+
+
+def add_hop(scene: Scene, number: int, hop: MatchedMessage, size: int) -> None:
+    """Add the arrow of a hop, outside the ring or inside, with its number and the values it
+    carries."""
+    is_collected = number < size
+    begin, end = place(hop.send.rank, size), place(hop.receive.rank, size)
+    unit = (end - begin) / abs(end - begin)
+    cut = (RING_BOX[0] * abs(unit.real) + RING_BOX[1] * abs(unit.imag)) / 2 + 4
+    way = end - begin - 2 * cut * unit
+    begin += unit * complex(cut, -CELL[1] if is_collected else CELL[1])
+    style, label_at = ("chunk", 0.35) if is_collected else ("message", 0.65)
+    words = {
+        "text": f"{number}: {numbers(hop.send.values)}",
+        "title": f"hop {number}: {message_title(hop)}",
+    }
+    look = {"style": style, "label_at": label_at, "event": ref_of(hop.send)}
+    scene.add(render.ARROW, begin.real, begin.imag, way.real, way.imag, **words, **look)
+
+
+@figure("F10", "prove/ring_end", SGD, "the end of an all-reduce: the same step everywhere")
+def step_everywhere(run: Evidence) -> Scene:
+    steps: Sequence[SgdStep] = run.results
+    ranks, first = range(len(steps)), steps[0]
+    weights = [
+        box(f"w {step.weight:+.5f}\n-> {step.new_weight:+.5f}", "optimizer") for step in steps
+    ]
+    mean = box(f"g {first.average:+.5f}", "communication", meant=True)
+    own = [
+        box(f"rank {rank}\ng {step.gradient:+.5f}", "backward") for rank, step in enumerate(steps)
+    ]
+    bands = [Band(own, label="own"), Band([mean], meant_arrows(ranks, [0]), "mean")]
+    return bands_scene(
+        f"The end of the ring: w = w - {render.ALPHA} g, the same everywhere",
+        [*bands, Band(weights, meant_arrows([0], ranks), "step")],
+        f"One weight of {first.parameters:,}, {render.ALPHA} = {first.lr:g}, "
+        f"{sum(step.samples for step in steps)} samples on {len(steps)} ranks.",
+        "After the step the replicas' parameters differ by "
+        f"{max(step.difference for step in steps):g} at most.",
+        DASHED,
+    )
+
+
+@figure("F20", "p2p/p2p", SEND, "point to point: one rank sends, another receives")
+def point_to_point(run: Evidence) -> Scene:
+    messages = run.messages
+    idle = {*range(len(run.results))} - {event.rank for message in messages for event in message}
+    send = messages[0].send
+    after = Band(
+        boxes_after(run.results, idle),
+        arrows_of(messages, format_values(send.values or ())),
+        "after",
+    )
+    return bands_scene(
+        "Point to point: one rank sends, another receives",
+        [Band(boxes_before(run.results, idle), label="before"), after],
+        f"{len(messages)} message of {format_bytes(send.nbytes)}, recorded: rank {send.rank} to "
+        f"rank {send.peer}. "
+        f"Ranks {' and '.join(map(str, sorted(idle)))} have no part in it.",
+    )
+
+
+@figure("hello", "hello/one_world", HELLO, "processes meet at the master, and are one world")
+def one_world(run: Evidence) -> Scene:
+    ranks = run.results
+    everyone = range(len(ranks))
+    met = [
+        box(f"rank {each['rank']}\nheard from\n{numbers(tuple(each['heard_from']))}", "value")
+        for each in ranks
+    ]
+    bands = [
+        Band([box(f"pid {each['pid']}") for each in ranks], label="processes"),
+        Band([box("rank 0's store", meant=True)], meant_arrows(everyone, [0]), "the master"),
+        Band(met, meant_arrows([0], everyone), "one world"),
+    ]
+    return bands_scene(
+        "N processes become one world",
+        bands,
+        f"{len(ranks)} processes on {ranks[0]['backend']}: who each is, and whom it has heard "
+        "from, as it says itself.",
+        "Dashed: each writes down where it can be reached, and reads the same of the others; that "
+        "is not recorded.",
+    )
+
+
+@figure(
+    "reduce-scatter",
+    "collectives/reduce_scatter",
+    REDUCE_SCATTER,
+    "each rank gets its share of the sum",
+)
+def reduce_scatter(run: Evidence) -> Scene:
+    ranks = range(len(run.results))
+    before = boxes(tuple(row["before"]) for row in run.results)
+    after = boxes(((row["after"],) for row in run.results), "value")
+    return bands_scene(
+        "reduce_scatter: rank r gets the sum of all elements r",
+        [Band(before, label="before"), Band(after, meant_arrows(ranks, ranks), "after")],
+        f"dist.reduce_scatter on {len(ranks)} ranks: values before and after are those of the run.",
+        DASHED,
+    )
+
+
+@figure("rpc", "rpc/call", RPC, "a call, and its reply")
+def remote_call(run: Evidence) -> Scene:
+    before, after = run.results[0]["before"], run.results[0]["after"]
+    idle = box("rank 1\nits program\nis busy", "idle")
+    request = arrow(0, 2, f"request: f, {before:g}", meant=True)
+    reply = arrow(2, 0, f"reply: {after:g}", meant=True)
+    bands = [
+        Band([box(f"rank 0\ncall(1, f, {before:g})"), idle, box("rank 1\na thread\nlistens")]),
+        Band([box("waits", "wait"), idle, box(f"f({before:g}) = {after:g}", "compute")], [request]),
+        Band([box(f"{after:g}", "value"), idle, box("listens")], [reply]),
+    ]
+    about = (
+        f"The first call of the lesson on {len(run.results)} ranks. Dashed: requests and "
+        "replies, as they are meant."
+    )
+    return bands_scene("A function runs on another rank", bands, about)
+
+
+@figure(
+    "tensor",
+    "tensor/sharded_mlp",
+    TENSOR,
+    "one token through an MLP that is sharded over the ranks, and the gradient back",
+)
+def sharded_mlp(run: Evidence) -> Scene:
+    ranks: Sequence[Mapping[str, tuple[float, ...]]] = run.results
+    everyone = range(len(ranks))
+
+    def row(name: str, style: str, text: str, label: str, arrows: Sequence[Mark]) -> Band:
+        return Band([box(f"{text}\n{numbers(each[name])}", style) for each in ranks], arrows, label)
+
+    same = [arrow(rank, rank) for rank in everyone]
+    exchanged = [arrow(a, b) for a in everyone for b in everyone]
+    forward = [
+        row("token", "value", "token", "", ()),
+        row("hidden", "compute", "own columns", "f", same),
+        row("summand", "compute", "own rows", "", same),
+        row("output", "value", "output", "g", exchanged),
+    ]
+    backward = [
+        Band([box("d output\n1", "backward") for _ in ranks]),
+        row("own", "backward", "own part", "g", same),
+        row("gradient", "value", "d token", "f", exchanged),
+    ]
+    return panels_scene(
+        "An MLP sharded over two ranks",
+        [("forward: g adds up", forward), ("backward: f adds up", backward)],
+        "Each rank has half of the first matrix's outputs, and of the second's inputs. f is "
+        "copy_to_region, g is "
+        "reduce_from_region; crossed arrows: an all_reduce. d: the gradient of what follows. The "
+        "numbers are those "
+        "that the ranks returned.",
+    )
+
+
+@figure(
+    "context",
+    "context/causal_square",
+    CONTEXT,
+    "which rank computes which pair of a query and a key, in both orders",
+)
+def causal_square(run: Evidence) -> Scene:
+    scene, length = Scene("Who computes which pairs of causal attention"), run.arguments[0]
+    cell, top = (render.WIDTH / 2 - 4 * render.MARGIN) / length, 1.5 * CELL[1]
+    for column, order in enumerate(run.results[0]):
+        x = 2 * render.MARGIN + column * render.WIDTH / 2
+        ranks = [each[order] for each in run.results]
+        counts = [sum(count for *_, count in rows) for rows in ranks]
+        about = f"{order}: {min(counts)} to {max(counts)} pairs on a rank"
+        scene.add(render.TEXT, x, CELL[1] / 2, text=about, align="start")
+        for rank, query, key, count in [
+            (rank, *row) for rank, rows in enumerate(ranks) for row in rows
+        ]:
+            look = {
+                "style": f"bucket {rank}",
+                "title": f"rank {rank}: query {query}, keys {key} to {key + count - 1}",
+            }
+            scene.add(render.LANE, x + key * cell, top + query * cell, count * cell, cell, **look)
+    render.add_key(scene, {f"bucket {rank}": f"rank {rank}" for rank in range(len(run.results))})
+    return scene.with_caption(
+        f"A row for each of {length} queries, a column for each key. The colour is the rank that "
+        "has the query and, as "
+        "blocks of keys come by, computes the pair."
+    )
+
+
+RANK_BOX, RANK_PITCH, APART = (128.0, 48.0), (136.0, 56.0), 32.0
+"""A mesh's sizes: a rank's box, its distance to the next one, and the gap between two values of dp,
+or of pp."""
+
+
+@figure(
+    "mesh",
+    "mesh/cube",
+    MESH,
+    "ranks on a device mesh of four axes, the groups of one of them, and what it sends in each",
+)
+def cube(run: Evidence) -> Scene:
+    results: Sequence[MeshTraining] = [each[0] for each in run.results]
+    shown, groups = len(results) - 1, results[-1].groups
+    styles = {axis: f"bucket {number}" for number, axis in enumerate(groups)}
+    scene = Scene(f"{len(results)} ranks, and the groups of rank {shown}")
+    for rank, (dp, pp, cp, tp) in enumerate(each.place.values() for each in results):
+        x = 2 * CELL[0] + (2 * dp + tp) * RANK_PITCH[0] + dp * APART
+        y = CELL[1] + (2 * pp + cp) * RANK_PITCH[1] + pp * APART
+        shared = [axis for axis, group in groups.items() if rank in group.ranks]
+        style = "value" if rank == shown else styles[shared[0]] if shared else "plain"
+        words = (
+            f"rank {rank}: {dp} {pp} {cp} "
+            f"{tp}\n{', '.join(shared) if rank != shown else 'in all of these'}"
+        )
+        scene.add(render.BOX, x, y, *RANK_BOX, style=style, text=words.rstrip())
+    for axis, group in groups.items():
+        others = ", ".join(str(rank) for rank in group.ranks if rank != shown)
+        calls = ", ".join(f"{count} {name}" for name, count in group.calls.items())
+        sent = format_bytes(round(group.sent))
+        render.add_key(scene, {styles[axis]: f"{axis}, with {others}: {calls}, {sent} sent"})
+    return scene.with_caption(
+        f"One step of a GPT, as rank {shown} called its collectives. In a box: places on dp, pp, "
+        "cp and tp; "
+        "ranks whose places differ on one axis alone share its group. With ranks without colour it "
+        "exchanges nothing."
+    )
+
+
+@figure("see", "trace/ring", RING, "a recorded ring all-reduce: ranks, waits and messages")
+def ring(run: Evidence) -> Scene:
+    recording = to_logical_time(run.last_step)
+    return lay_out(
+        recording, "A ring all-reduce, as it was recorded, in logical steps", unit="step"
+    )
+
+
+SECONDS_PER_STEP = 1.1
+"""Seconds that a logical step takes in the moving picture."""
+PAUSE = 3.0
+"""Seconds before it begins again."""
+CHUNK = (40.0, 32.0)
+"""Width and height of the box of one number."""
+
+
+@figure(
+    "moving",
+    "trace/moving",
+    RING,
+    "a ring all-reduce that moves: messages on their way, and their sums",
+    is_played=False,
+)
+def moving(run: Evidence) -> Scene:
+    recording = to_logical_time(run.last_step)
+    held = [[*holdings_of(rank)] for rank in recording.ranks]
+    corners = [
+        corner_of(rank, recording.size, len(held[0][0].values)) for rank in range(recording.size)
+    ]
+    scene = Scene(f"A ring all-reduce on {recording.size} ranks, message by message")
+    for rank, (x, y), holdings in zip(recording.ranks, corners, held, strict=True):
+        scene.add(render.TEXT, x, y - CELL[1], text=f"rank {rank.rank}", align="start")
+        add_numbers(scene, x, y, holdings)
+        for event in rank.events:
+            if event.kind == COMPUTE and event.offset is not None:
+                look = {"style": "optimizer", "title": event.name, "event": ref_of(event)}
+                add_number(
+                    scene, x + event.offset * CHUNK[0], y, "+", event.start, event.end, **look
+                )
+    messages, _ = match_messages(recording)
+    for message in messages:
+        send, receive = message
+        (x, y), (to_x, to_y) = corners[send.rank], corners[receive.rank]
+        look = {"style": "communication", "title": message_title(message), "event": ref_of(send)}
+        left = x + (send.offset or 0) * CHUNK[0]
+        values = " ".join(f"{value:g}" for value in send.values or ())
+        add_number(
+            scene, left, y, values, send.start, receive.end, travels=(to_x - x, to_y - y), **look
+        )
+    phases = [
+        (event.name, event.start, event.end)
+        for event in recording.ranks[0].events
+        if event.kind == PHASE
+    ]
+    y = scene.bottom + 1.5 * CELL[1]
+    for name, start, end in (
+        *phases,
+        ("done: every rank has the same sums", recording.end, render.FOREVER),
+    ):
+        scene.add(render.TEXT, render.WIDTH / 2, y, text=name, style="message", **shown(start, end))
+    scene.period = round(recording.end * SECONDS_PER_STEP, 3) + PAUSE
+    return scene.with_caption(
+        f"Recorded: {len(messages)} messages. Each rank adds what arrives, until it has one whole "
+        "sum "
+        "(reduce-scatter). Then the sums go round (all-gather)."
+    )
+
+
+def corner_of(rank: int, size: int, count: int) -> tuple[float, float]:
+    """The upper left corner of a rank's `count` numbers. The first half of the ranks is in the
+    upper row, to the right, the others are in the lower one, to the left, so that the ring goes
+    clockwise."""
+    upper = (size + 1) // 2
+    column, row = (rank, 0) if rank < upper else (size - 1 - rank, 1)
+    return render.WIDTH * (column + 0.5) / upper - count * CHUNK[0] / 2, 3 * CELL[
+        1
+    ] + row * 5 * CHUNK[1]
+
+
+def add_number(
+    scene: Scene, x: float, y: float, text: str, start: float, end: float, **look: Any
+) -> None:
+    """Add the box of a number, which is there between two logical steps."""
+    scene.add(render.BOX, x, y, CHUNK[0], CHUNK[1], text=text, **look, **shown(start, end))
+
+
+def shown(start: float, end: float) -> dict[str, float]:
+    """The seconds in which a mark is there, given in logical steps."""
+    return {"start": round(start * SECONDS_PER_STEP, 3), "end": round(end * SECONDS_PER_STEP, 3)}
+
+
+def add_numbers(scene: Scene, x: float, y: float, holdings: Sequence[HeldValues]) -> None:
+    """Add a box for each number that a rank holds, from one change of it to the next."""
+    began, last = holdings[0].time, holdings[-1].values
+    for number, at_end in enumerate(last):
+        values = [(held.time, held.values[number]) for held in holdings]
+        new = [values[0], *(after for before, after in pairwise(values) if after[1] != before[1])]
+        for (start, value), (end, _) in pairwise([*new, (render.FOREVER, at_end)]):
+            style = "value" if value == at_end else "plain" if start == began else "compute"
+            add_number(scene, x + number * CHUNK[0], y, f"{value:g}", start, end, style=style)

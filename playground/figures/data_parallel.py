@@ -1,0 +1,357 @@
+"""Figures of DataParallel: one process, several devices, what a step moves between them, and what
+they hold.
+
+Every copy from one device to another is recorded, and so is what each device's thread and the
+optimizer compute.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from playground.console.units import format_bytes
+from playground.figures.figure import Evidence, FigureRun, figure
+from playground.lessons.data_parallel.page import DataParallelSettings, WayResult
+from playground.runtime.remote import remote
+from playground.trace.analyse import ref_of
+from playground.trace.record import BACKGROUND, COMPUTE, MOVE, PHASE, Event, read_move
+from playground.trace.render import (
+    Band,
+    Mark,
+    Panel,
+    Scene,
+    add_bars,
+    add_key,
+    arrow,
+    box,
+    panels_scene,
+    piece,
+)
+from playground.trace.render.timeline import shape_text, title_of
+
+if TYPE_CHECKING:
+    from playground.figures.ranks import DataParallelStep
+
+DEVICES = tuple(f"cpu:{number}" for number in range(4))
+SETTINGS = DataParallelSettings(
+    devices=DEVICES,
+    batch_size=32,
+    steps=2,
+    ways=tuple((gather, DEVICES[0]) for gather in ("logits", "loss")),
+)
+STEPS = FigureRun(
+    "data-parallel",
+    remote("playground.figures.ranks:data_parallel_steps"),
+    1,
+    (SETTINGS,),
+    recorded=True,
+)
+MEMORY = FigureRun(
+    "data-parallel, memory",
+    remote("playground.lessons.data_parallel.experiment:ways"),
+    1,
+    (SETTINGS,),
+)
+HOST = "cpu"
+"""The device of the batches."""
+LOGITS, LOSS, OUTPUTS = "logits", "loss", "outputs"
+"""Ways to the loss, named after what is gathered, or is not."""
+GRADIENTS = "gradients of outputs"
+"""The part of a step that moves them."""
+RECORDED = "Copies as they were recorded; the bytes at an arrow are those of each in its panel."
+
+
+def device_number(device: str) -> int:
+    """The number of a device: 2 for cpu:2."""
+    return int(device.partition(":")[2] or 0)
+
+
+class Devices:
+    """Panels of a step: devices in a row, the same devices below, and what was moved between."""
+
+    def __init__(self, run: Evidence, way: str) -> None:
+        """The step by this way, on the only rank."""
+        steps: Sequence[DataParallelStep] = run.results[0]
+        number = next(number for number, step in enumerate(steps) if step.gather == way)
+        self.step, self.count = steps[number], len(steps[number].chunks)
+        recorded: list[list[Event]] = [[]]  # each step ends with the optimizer's
+        for event in run.recorded.ranks[0].events:
+            recorded[-1].append(event)
+            if event.kind == COMPUTE and event.name == "step":
+                recorded.append([])
+        self.events = recorded[number]
+        self.chunks, self.outputs = (
+            [*map(shape_text, shapes)] for shapes in (self.step.chunks, self.step.outputs)
+        )
+
+    def row(
+        self, texts: str | Sequence[str], style: str = "plain", arrows: Sequence[Mark] = ()
+    ) -> Band:
+        """A box for each device, with the same text or with its own; those without a text are
+        idle."""
+        texts = (
+            [texts] * self.count
+            if isinstance(texts, str)
+            else [*texts, *[""] * (self.count - len(texts))]
+        )
+        boxes = [
+            box(f"dev {number}\n{text or '-'}", style if text else "idle")
+            for number, text in enumerate(texts)
+        ]
+        return Band(boxes, arrows)
+
+    def copies(self, part: str) -> list[Event]:
+        """The copies that a part of the step made, in order."""
+        return [
+            event
+            for event in self.events
+            if event.kind == MOVE and read_move(event.name)[0] == part
+        ]
+
+    def moved(
+        self, part: str, chosen: slice = slice(None), *, from_host: bool = False
+    ) -> list[Mark]:
+        """An arrow for all of a part's copies between the same two devices; the last one says how
+        many bytes."""
+        found: dict[tuple[str, str], list[Event]] = {}
+        for event in self.copies(part)[chosen]:
+            found.setdefault(read_move(event.name)[1:], []).append(event)
+        arrows = []
+        for place, ((source, target), events) in enumerate(found.items(), 1):
+            nbytes = format_bytes(sum(event.nbytes for event in events))
+            text = nbytes if place == len(found) else ""
+            title = f"{part}: {'host' if source == HOST else source} → {target}, {nbytes}"
+            first = 0 if from_host else device_number(source)
+            arrows.append(
+                arrow(first, device_number(target), text, title=title, event=ref_of(events[0]))
+            )
+        return arrows
+
+    def computed(self, events: Sequence[Event]) -> list[Mark]:
+        """An arrow from each device to itself, for a recorded event."""
+        of_devices = enumerate(events)
+        return [
+            arrow(at, at, "", "muted", title=title_of(event), event=ref_of(event))
+            for at, event in of_devices
+        ]
+
+    def forwards(self, turn: int = 0) -> list[Mark]:
+        """The forward of each device's thread: its first in the step, or a later one."""
+        device_of = {
+            each.number: each.name
+            for each in self.events
+            if each.kind == PHASE and each.lane == BACKGROUND
+        }
+        by_device: list[list[Event]] = [[] for _ in range(self.count)]
+        for event in self.events:
+            if event.kind == COMPUTE and event.parent in device_of:
+                by_device[device_number(device_of[event.parent])].append(event)
+        return self.computed([events[turn] for events in by_device])
+
+    def compute(self, name: str) -> Event:
+        """The event of what the process did for all devices: backward, or the optimizer's step."""
+        return next(event for event in self.events if event.kind == COMPUTE and event.name == name)
+
+    def traffic(self, *parts: str) -> str:
+        """The bytes that these parts move in all, in words."""
+        totals = {part: sum(event.nbytes for event in self.copies(part)) for part in parts}
+        return "; ".join(f"{part} {format_bytes(total)}" for part, total in totals.items())
+
+    def scatter(self, title: str, chosen: slice = slice(None)) -> Panel:
+        host = Band([box(f"host {shape_text(self.step.batch)}")])
+        return title, [
+            host,
+            self.row(self.chunks, "value", self.moved("scatter", chosen, from_host=True)),
+        ]
+
+    def replicate(self) -> Panel:
+        return "broadcast the model", [
+            self.row(["model"]),
+            self.row("model", "forward", self.moved("replicate")),
+        ]
+
+    def forward(self, title: str) -> Panel:
+        return title, [self.row(self.chunks), self.row(self.outputs, "forward", self.forwards())]
+
+    def reduce(self) -> Panel:
+        summed = self.row(["sum"], "communication", self.moved("reduce"))
+        return "reduce the gradients on device 0", [self.row("grads", "backward"), summed]
+
+    def gather_losses(self, title: str) -> Panel:
+        """A number on each device, and their mean."""
+        return title, [self.row("loss"), self.row(["mean"], "value", self.moved("gather"))]
+
+
+def numbered_scene(title: str, panels: Sequence[Panel], *caption: str) -> Scene:
+    """The scene of panels that are numbered from 1 on."""
+    numbered = [(f"{number} {name}", bands) for number, (name, bands) in enumerate(panels, 1)]
+    return panels_scene(title, numbered, *caption)
+
+
+@figure("F1", "data_parallel/dp_forward", STEPS, "DataParallel: forward, in five panels")
+def forward(run: Evidence) -> Scene:
+    devices = Devices(run, LOGITS)
+    outputs = devices.step.outputs
+    whole = shape_text((sum(shape[0] for shape in outputs), *outputs[0][1:]))
+    loss = devices.row(["loss"], "value", devices.moved("targets", from_host=True))
+    panels = [
+        devices.scatter("scatter"),
+        devices.replicate(),
+        devices.forward("forward"),
+        (
+            "gather the logits",
+            [
+                devices.row(devices.outputs),
+                devices.row(["logits"], "value", devices.moved("gather")),
+            ],
+        ),
+        ("loss, reduced on device 0", [Band([box("host: targets")]), loss]),
+    ]
+    total = f"In all: {devices.traffic('scatter', 'replicate', 'gather')}."
+    return numbered_scene(
+        "DataParallel: a forward pass", panels, f"{RECORDED} Logits on device 0: {whole}.", total
+    )
+
+
+@figure("F2", "data_parallel/dp_backward", STEPS, "DataParallel: backward and step")
+def backward(run: Evidence) -> Scene:
+    devices = Devices(run, LOGITS)
+    gradients = devices.row("grad", "value", devices.moved(GRADIENTS))
+    backwards = devices.row(
+        "grads", "backward", devices.computed([devices.compute("backward")] * devices.count)
+    )
+    step = devices.row(["step"], "optimizer", devices.computed([devices.compute("step")]))
+    panels = [
+        ("scatter the loss's gradient", [devices.row(["loss"]), gradients]),
+        ("backward", [devices.row("grad"), backwards]),
+        devices.reduce(),
+        ("step on device 0 alone", [devices.row(["grads"]), step]),
+    ]
+    total = f"In all: {devices.traffic(GRADIENTS, 'reduce')}."
+    return numbered_scene("DataParallel: backward and step", panels, RECORDED, total)
+
+
+@figure(
+    "F5",
+    "data_parallel/dp_forward_2",
+    STEPS,
+    "DataParallel with the loss inside forward: reduced twice",
+)
+def loss_in_forward(run: Evidence) -> Scene:
+    devices = Devices(run, LOSS)
+    mean = [devices.row(devices.outputs), devices.row("loss", "value", devices.forwards())]
+    panels = [
+        devices.scatter("scatter inputs and targets"),
+        devices.forward("forward"),
+        ("reduction 1: mean on each device", mean),
+        devices.gather_losses("reduction 2: mean over devices"),
+    ]
+    total = (
+        f"Gathered: {devices.traffic('gather')}, a number from each other device; with logits "
+        "gathered: "
+    )
+    total += f"{Devices(run, LOGITS).traffic('gather')}."
+    return numbered_scene("DataParallel with the loss inside forward", panels, total)
+
+
+@figure(
+    "F17",
+    "data_parallel/dp_criterion",
+    STEPS,
+    "DataParallelModel and DataParallelCriterion, in eight panels",
+    in_chapter=False,
+)
+def parallel_criterion(run: Evidence) -> Scene:
+    devices = Devices(run, OUTPUTS)
+    inputs, after = slice(devices.count), slice(devices.count, None)
+    targets = devices.row("targets", "value", devices.moved("scatter", after, from_host=True))
+    criterion = [
+        devices.row(devices.outputs),
+        devices.row("loss", "value", devices.forwards(turn=1)),
+    ]
+    back = [devices.row(["loss"]), devices.row("grad", "backward", devices.moved(GRADIENTS))]
+    panels = [
+        devices.scatter("scatter the inputs", inputs),
+        devices.replicate(),
+        devices.forward("forward: outputs stay"),
+        ("scatter the targets", [Band([box("host: targets")]), targets]),
+        ("criterion on each device", criterion),
+        devices.gather_losses("gather the losses"),
+        ("backward from each loss", back),
+        devices.reduce(),
+    ]
+    total = f"In all: {devices.traffic('scatter', 'replicate', 'gather', 'reduce')}."
+    return numbered_scene("DataParallelModel and DataParallelCriterion", panels, RECORDED, total)
+
+
+STYLES = {
+    "parameters": "forward",
+    "gradients": "backward",
+    "optimizer state": "optimizer",
+    "activations": "compute",
+    "gathered outputs": "communication",
+    "inputs": "value",
+}
+
+
+def memory_scene(
+    run: Evidence, gather: str, title: str, *, with_shares: bool = False
+) -> tuple[Scene, WayResult]:
+    """Bars of what each device holds at its peak and, with `with_shares`, of the share of a step in
+    which it computes; and the measurements on the only rank, by this way to the loss."""
+    ways: Sequence[WayResult] = run.results[0]
+    way = next(way for way in ways if way.gather == gather)
+    scene, memory, shares = Scene(title), [], []
+    for number, load in enumerate(way.devices):
+        label, held = f"device {number}", load.at_peak.items()
+        pieces = [
+            piece(size, STYLES[what], f"{label}: {what}, {format_bytes(size)}")
+            for what, size in held
+        ]
+        memory.append((label, pieces, format_bytes(load.peak)))
+        busy = piece(load.share, "compute", f"{label} busy")
+        shares.append((label, [busy], f"{load.share * 100:.0f} % busy"))
+    add_bars(scene, memory)
+    if with_shares:
+        add_bars(scene, shares, most=1.0)
+    used = {label for load in way.devices for label in load.at_peak}
+    add_key(scene, {style: label for label, style in STYLES.items() if label in used})
+    return scene, way
+
+
+@figure(
+    "F4",
+    "data_parallel/dp_training",
+    MEMORY,
+    "DataParallel: memory and utilisation of each device",
+    in_chapter=False,
+)
+def memory_and_utilisation(run: Evidence) -> Scene:
+    scene, way = memory_scene(
+        run, LOSS, "DataParallel: memory and utilisation of each device", with_shares=True
+    )
+    peaks = [load.peak for load in way.devices]
+    return scene.with_caption(
+        f"Loss inside forward: the fullest device holds {max(peaks) / min(peaks):.2f} times as "
+        "much as the emptiest.",
+        f"Busy: the share of a step of {way.seconds * 1e3:.3g} ms in which a device computes.",
+    )
+
+
+@figure(
+    "F18",
+    "data_parallel/dp_memory",
+    MEMORY,
+    "DataParallel: memory per device where logits are gathered",
+)
+def imbalance(run: Evidence) -> Scene:
+    scene, way = memory_scene(
+        run, LOGITS, "DataParallel: memory per device where logits are gathered"
+    )
+    peaks = [load.peak for load in way.devices]
+    return scene.with_caption(
+        f"Device {peaks.index(max(peaks))} holds {max(peaks) / min(peaks):.2f} times as much as "
+        "the emptiest: "
+        f"{' / '.join(map(format_bytes, peaks))}."
+    )

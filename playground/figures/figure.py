@@ -1,0 +1,145 @@
+"""A figure, the run that it is drawn from, and what is known of that run. Does not import torch.
+
+RING = FigureRun("ring", ALL_REDUCE, 4, ("ring",), recorded=True)
+
+@figure("F9", "all_reduce/ring", RING, "ring all-reduce: the way of one chunk")
+def ring_chunk(run: Evidence) -> Scene:
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from playground.runtime.launcher.launch import launch
+from playground.runtime.rank.rank import Event as Report
+from playground.runtime.remote import Remote
+from playground.trace.analyse import MatchedMessage, match_messages
+from playground.trace.record import Event, Recording
+from playground.trace.record.run import record_run
+from playground.trace.render import Scene
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evidence:
+    """The outcome of a run that figures are drawn from."""
+
+    results: list[Any]
+    """Return values of its function, by rank."""
+    recording: Recording | None = None
+    """None where only the results are drawn, and recording would take time."""
+    arguments: tuple[Any, ...] = ()
+    """Arguments of the function besides rank and size."""
+    reports: tuple[tuple[int, Report], ...] = ()
+    """Reports of the ranks, each with its rank, in order; empty if the run was recorded."""
+
+    @property
+    def recorded(self) -> Recording:
+        """The recording of a run that is recorded."""
+        assert self.recording
+        return self.recording
+
+    @property
+    def messages(self) -> Sequence[MatchedMessage]:
+        """The recorded messages, in the order in which they were sent."""
+        return match_messages(self.recorded)[0]
+
+    @property
+    def last_step(self) -> Recording:
+        """The recorded events after the last barrier, from time 0 on."""
+        ranks = []
+        for rank in self.recorded.ranks:
+            begin = ([0.0] + [event.end for event in rank.events if event.name == "barrier"])[-1]
+            ranks.append(
+                replace(rank, events=tuple(event for event in rank.events if event.start >= begin))
+            )
+        first = min((event.start for rank in ranks for event in rank.events), default=0.0)
+
+        def shift(event: Event) -> Event:
+            return replace(event, start=event.start - first, end=event.end - first)
+
+        return replace(
+            self.recorded,
+            ranks=tuple(replace(rank, events=tuple(map(shift, rank.events))) for rank in ranks),
+        )
+
+
+@dataclass(frozen=True)
+class FigureRun:
+    """A function that ranks run."""
+
+    name: str
+    work: Remote
+    size: int
+    arguments: tuple[object, ...] | Callable[[Path], tuple[object, ...]] = ()
+    """Its arguments besides rank and size, or what makes them in a folder for its files."""
+    recorded: bool = False
+    restarts: int = 0
+    """How often new ranks may replace a world that failed."""
+
+    def arguments_in(self, folder: Path) -> tuple[object, ...]:
+        """The arguments, of a run whose files lie in this folder."""
+        return self.arguments(folder) if callable(self.arguments) else self.arguments
+
+    def make(self, folder: Path) -> Evidence:
+        """Run it. Raises what `launch` raises."""
+        arguments = self.arguments_in(folder)
+        if self.recorded:
+            command = (self.name, "-n", str(self.size))
+            results, recording = record_run(self.work, self.size, *arguments, command=command)
+            return Evidence(results=results, recording=recording, arguments=arguments)
+        reports: list[tuple[int, Report]] = []
+        results = launch(
+            self.work,
+            self.size,
+            args=arguments,
+            restarts=self.restarts,
+            on_restart=lambda failure, count: None,
+            on_report=lambda rank, event: reports.append((rank, event)),
+        )
+        return Evidence(results=results, arguments=arguments, reports=tuple(reports))
+
+
+@dataclass(frozen=True)
+class ChangingRun(FigureRun):
+    """A function that worlds of different sizes run, one after the other."""
+
+    ends: tuple[tuple[int, int], ...] = ()
+    """The size of each world, and the step at which it ends."""
+
+    def make(self, folder: Path) -> Evidence:
+        """As above; the results are those of rank 0 of each world."""
+        file = folder / f"{self.name}.pt"
+        results = [launch(self.work, size, args=(file, end))[0] for size, end in self.ends]
+        return Evidence(results=results, arguments=self.ends)
+
+
+@dataclass(frozen=True)
+class Figure:
+    """What `figure` makes of the function that draws it."""
+
+    name: str
+    """F1 to F21 of the tutorials; any other is that of a chapter."""
+    path: str
+    """The chapter that it is about, a lesson or `trace`, and the name of its file, without the
+    ending."""
+    run: FigureRun
+    shows: str
+    """A description in one line."""
+    draw: Callable[[Evidence], Scene]
+    in_chapter: bool = True
+    is_played: bool = True
+    """Whether the pages of `site` play its run beside it: not if it is one moment of a longer run,
+    or moves by itself."""
+
+    def __call__(self, run: Evidence) -> Scene:
+        return self.draw(run)
+
+
+def figure(
+    name: str, path: str, run: FigureRun, shows: str, **more: bool
+) -> Callable[[Callable[[Evidence], Scene]], Figure]:
+    """A decorator that makes a figure of the function that draws it."""
+    return lambda draw: Figure(name, path, run, shows, draw, **more)

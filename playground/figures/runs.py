@@ -1,0 +1,134 @@
+"""The recorded runs that the pages of `site` play: they travel with the project. Does not import
+torch.
+
+python -m playground.figures.runs              # records what is missing or stale
+python -m playground.figures.runs ring sgd     # records these
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+from playground.figures.catalogue import FIGURES, RUNS
+from playground.figures.figure import ChangingRun, FigureRun
+from playground.runtime.errors import PlaygroundError, RankFailed, RankTimeout
+from playground.runtime.files import temporary_folder
+from playground.runtime.launcher.launch import launch
+from playground.runtime.remote import ROOT
+from playground.tools.failures.page import PROGRAMS, SIZE, find
+from playground.trace.record import Recording
+from playground.trace.record.layout import EVENTS, VALUES, write_zip
+from playground.trace.record.run import (
+    TEXT,
+    Recorded,
+    collect,
+    describe_run,
+    merge,
+    note_failure,
+    read_recording,
+)
+
+FOLDER = Path(__file__).parent / "recordings"
+LARGEST = 30_000
+"""Bytes of a recording: of a larger one, and of that of a single process, the lines are kept and
+not the events."""
+PROGRAM_TIMEOUT, TIMEOUT = 8, 120
+"""Seconds of silence after which a program of `break`, or a figure's run, is ended."""
+FAILURES = {
+    each.name: each for each in (FigureRun(f"break {name}", find(name), SIZE) for name in PROGRAMS)
+}
+RECORDABLE = FAILURES | {
+    name: run for name, run in RUNS.items() if not (isinstance(run, ChangingRun) or run.restarts)
+}  # fmt: skip
+FIGURE_OF = {figure.path: figure for figure in FIGURES.values()}
+
+
+def file_of_run(name: str) -> Path:
+    return FOLDER / f"{name.replace(', ', ' ').replace(' ', '-')}.playground"
+
+
+def record(name: str) -> Path:
+    """Record a run into its file. Raises what `launch` raises, but for programs of `break`."""
+    run, file = RECORDABLE[name], file_of_run(name)
+    with (
+        temporary_folder("recording") as folder,
+        temporary_folder("data") as data,
+        contextlib.chdir(data),
+    ):
+        about = describe_run(name.split(), "gloo", run.size)
+        recorded = Recorded(run.work, folder, about)
+        try:
+            launch(
+                recorded,
+                run.size,
+                args=run.arguments_in(data),
+                timeout=PROGRAM_TIMEOUT if name in FAILURES else TIMEOUT,
+            )
+        except (RankFailed, RankTimeout) as failure:
+            if name not in FAILURES:
+                raise
+            note_failure(folder / "0", failure, about)
+        files = {
+            each: part.replace(f"{ROOT}/".encode(), b"")
+            for each, part in collect(folder / "0").items()
+        }
+    sources = merge(files).sources
+    # of it only lines that are shown, and their equals
+    for program in {source.file for source in sources}:
+        lines = files[f"{TEXT}{program}"].splitlines()
+        kept = {lines[source.line - 1] for source in sources if source.file == program}
+        files[f"{TEXT}{program}"] = b"\n".join(line if line in kept else b"" for line in lines)
+    write_zip(file, files)
+    if file.stat().st_size > LARGEST or run.size == 1:
+        write_zip(
+            file,
+            {
+                name: content
+                for name, content in files.items()
+                if not name.endswith((EVENTS, VALUES))
+            },
+        )
+    return file
+
+
+def find_run(name: str) -> Recording | None:
+    """The recording of a run with the lines of today's program, where equal lines keep their order;
+    None if there is none. Raises `PlaygroundError` if the program has changed there."""
+    if not (file := file_of_run(name)).is_file():
+        return None
+    recording, sources = read_recording(file), []
+    files = {each: ROOT / each for each in recording.texts}
+    today = {
+        each: file.read_text(encoding="utf-8") if file.is_file() else ""
+        for each, file in files.items()
+    }
+    for source in recording.sources:
+        then, now = (texts[source.file].splitlines() for texts in (recording.texts, today))
+        line = then[source.line - 1]
+        before, after = (
+            [number for number, each in enumerate(lines, 1) if each == line]
+            for lines in (then, now)
+        )
+        if len(before) != len(after):
+            raise PlaygroundError(
+                f"the run {name!r} was recorded with another {source.file}, line {source.line} "
+                f"({line.strip()}): "
+                f'record it again with python -m playground.figures.runs "{name}"'
+            )
+        sources.append(replace(source, line=after[before.index(source.line)]))
+    return replace(recording, sources=tuple(sources), texts=today)
+
+
+def is_current(name: str) -> bool:
+    """Whether a run is recorded, and with today's program."""
+    with contextlib.suppress(PlaygroundError):
+        return find_run(name) is not None
+    return False
+
+
+if __name__ == "__main__":
+    for each in sys.argv[1:] or [name for name in RECORDABLE if not is_current(name)]:
+        print(record(each))

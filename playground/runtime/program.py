@@ -1,0 +1,183 @@
+"""A script or a module with its arguments: where it lies, what it imports, and, in a rank, running
+it as `python` runs it under torchrun. Does not import torch.
+
+Differences to a rank of torchrun's: it is a fork of a process that has imported torch, unless
+`--spawn` is given; the store is at 127.0.0.1, and gloo and nccl are told to stay on loopback
+(GLOO_SOCKET_IFNAME, NCCL_SOCKET_IFNAME); TORCH_CPP_LOG_LEVEL is FATAL, as what torch logs there is
+raised as well; there is no TORCHELASTIC_ERROR_FILE, as the launcher hears of a failure from the
+rank itself.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import importlib.util
+import os
+import runpy
+import sys
+import types
+import zipfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from importlib.machinery import PathFinder, SourceFileLoader
+from pathlib import Path
+
+from playground.runtime.errors import UsageError
+from playground.runtime.remote import ROOT, syntax_errors_in_one_line
+from playground.runtime.rendezvous.environment import RUN_ID
+from playground.runtime.upstream import find_modules_as_here
+
+SHARED = {"torch", "torchvision", "torchaudio", "numpy"}
+"""Packages that are imported once for all ranks: importing them reads neither a rank's environment
+nor its files."""
+COMPILER = ["torch._dynamo", "torch._inductor.compile_fx"]
+"""What torch.compile imports when it is first used; a DistributedDataParallel, the first of it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Program:
+    """A script, or a module, with its arguments."""
+
+    name: str
+    """The path of a file, of a folder or of an archive with a `__main__.py`; or the module."""
+    is_module: bool = False
+    arguments: tuple[str, ...] = ()
+    path: tuple[str, ...] = ()
+    """`sys.path`, without the script's own folder, which comes first."""
+
+    @property
+    def words(self) -> list[str]:
+        """Its command line, behind `python` or `torchrun` with its options."""
+        return [*["-m"] * self.is_module, self.name, *self.arguments]
+
+    @property
+    def first_folder(self) -> str:
+        """What `python` puts first on `sys.path`."""
+        if self.is_module:
+            return os.getcwd()
+        real = os.path.realpath(self.name)
+        return os.path.abspath(self.name) if is_container(self.name) else os.path.dirname(real)
+
+    def locate(self) -> Path | None:
+        """Its file; None for one that only a rank will find. Imports nothing. Raises `UsageError`
+        if there is no such program."""
+        if not self.is_module:
+            if not os.path.exists(self.name):
+                raise UsageError(f"run {self.name}: there is no such file, in {os.getcwd()}")
+            return None if zipfile.is_zipfile(self.name) else find_main(Path(self.name))
+        package, *inner = self.name.split(".")
+        before, sys.path[:] = sys.path[:], [self.first_folder, *self.path]
+        try:
+            found = importlib.util.find_spec(package)
+            if found is None:
+                raise UsageError(f"run -m {self.name}: there is no module {package} on sys.path")
+            for end, _ in enumerate(inner, 1):
+                places = [*(found.submodule_search_locations or [])] if found else []
+                found = PathFinder.find_spec(".".join([package, *inner[:end]]), places)
+        except (ImportError, KeyError, ValueError):
+            return None
+        finally:
+            sys.path[:] = before
+        if found and found.submodule_search_locations:
+            return find_main(Path(next(iter(found.submodule_search_locations))))
+        return Path(found.origin) if found and found.origin else None
+
+    def run(self) -> None:
+        """Be, in this process, what `python` is when it runs the program."""
+        main = types.ModuleType("__main__")
+        sys.modules["__main__"] = main
+        sys.modules.pop("__mp_main__", None)  # the launcher's, for processes of multiprocessing's
+        sys.path[:] = [self.first_folder, *self.path]
+        sys.orig_argv[:] = [sys.executable, "-u", *self.words]
+        sys.argv[:] = [self.name, *self.arguments]
+        if self.is_module:
+            sys.argv[0] = "-m"  # until the module is found
+            runpy._run_module_as_main(self.name)  # type: ignore[attr-defined]
+        elif is_container(self.name):
+            runpy._run_module_as_main("__main__", alter_argv=False)  # type: ignore[attr-defined]
+        else:
+            file = os.path.abspath(self.name)
+            loader = SourceFileLoader("__main__", file)
+            vars(main).update(
+                __file__=file, __loader__=loader, __cached__=None, __builtins__=builtins
+            )
+            vars(main)["__annotations__"] = {}
+            exec(loader.source_to_code(loader.get_data(file), file), vars(main))
+
+
+def is_container(name: str) -> bool:
+    """Whether it is a folder or an archive, which Python runs by the `__main__.py` in it."""
+    return os.path.isdir(name) or zipfile.is_zipfile(name)
+
+
+def find_main(place: Path) -> Path | None:
+    file = place / "__main__.py" if place.is_dir() else place
+    return file if file.is_file() else None
+
+
+def path_of_new_interpreter() -> tuple[str, ...]:
+    """`sys.path` without the folder of this command: that of the script `playground`, or the
+    working folder, which `python -m playground` looks into. It is kept if the playground lies
+    there."""
+    path = find_modules_as_here()
+    runs_as_module = getattr(sys.modules["__main__"], "__spec__", None)
+    own = os.getcwd() if runs_as_module else os.path.dirname(os.path.realpath(sys.argv[0]))
+    if own in path and os.path.realpath(own) != str(ROOT):
+        del path[len(path) - 1 - path[::-1].index(own)]
+    return tuple(path)
+
+
+def parse(file: Path) -> ast.Module:
+    """The syntax tree of a program. Raises `UsageError` for what is no script in Python."""
+    try:
+        with syntax_errors_in_one_line():
+            return ast.parse(file.read_bytes(), str(file))
+    except (OSError, ValueError) as failure:
+        raise UsageError(
+            f"{file} cannot be read as a script in Python ({failure}): name one for torchrun"
+        ) from None
+
+
+def find_shared_imports(tree: ast.Module) -> Iterator[str]:
+    """The modules that ranks import anyway, and that can be imported once for all of them."""
+    for node in ast.walk(tree):
+        names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+        if isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            names = [node.module]
+        yield from (name for name in names if name.partition(".")[0] in SHARED)
+        if isinstance(node, ast.Attribute) and ast.unparse(node) == "torch.compile":
+            yield from COMPILER
+        if isinstance(node, ast.alias) and node.name == "DistributedDataParallel":
+            yield COMPILER[0]
+
+
+def describe_place(rank: int, size: int, run: str, restarts: int) -> Mapping[str, str]:
+    """What torchrun says of a rank in the environment, besides what every rank of ours is told.
+
+    Source: `_start_workers` in torch/distributed/elastic/agent/server/local_elastic_agent.py
+    """
+    return {
+        "GROUP_RANK": "0",
+        "GROUP_WORLD_SIZE": "1",
+        "ROLE_NAME": "default",
+        "ROLE_RANK": str(rank),
+        "ROLE_WORLD_SIZE": str(size),
+        RUN_ID: run,
+        "TORCHELASTIC_MAX_RESTARTS": str(restarts),
+        "TORCHELASTIC_SIGNALS_TO_HANDLE": "SIGTERM,SIGINT,SIGHUP,SIGQUIT",
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING": os.environ.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
+    }
+
+
+def run_program(rank: int, size: int, program: Program, run: str, restarts: int) -> None:
+    """In a rank: run the program. `run` is the id of a run whose ranks we have started; empty in a
+    world that somebody else has."""
+    import torch
+
+    if run:
+        os.environ.update(describe_place(rank, size, run, restarts))
+        threads = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0]
+        if threads.isdecimal():
+            torch.set_num_threads(int(threads))
+    program.run()

@@ -1,0 +1,332 @@
+"""What we use of Python and torch although nobody promises that it stays: private attributes, and
+modules of multiprocessing that are not documented. All of it stands here, each with the version
+whose source it was read from, and `tests/runtime/test_upstream.py` names what an upgrade breaks.
+
+Methods of torch's that are replaced stand in the tables of `tap` and of `flight_recorder.hooks`.
+Importing this does not import torch.
+"""
+
+from __future__ import annotations
+
+import atexit
+import io
+import multiprocessing
+import os
+import subprocess
+import sys
+import threading
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from multiprocessing import process, reduction, spawn
+from multiprocessing.context import set_spawning_popen
+from types import FrameType
+from typing import Any
+
+
+def python_command(code: str) -> list[str]:
+    """The command of a Python like this one, with its flags, that runs `code`.
+
+    Source: subprocess._args_from_interpreter_flags (Python 3.11)
+    """
+    flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
+    return [os.fsdecode(spawn.get_executable()), *flags, "-c", code]
+
+
+def is_importing_program() -> bool:
+    """Whether this process, made by `run_program_of`, is importing the program's script.
+
+    Source: `_inheriting` in multiprocessing.spawn._main (Python 3.11)
+    """
+    return bool(getattr(process.current_process(), "_inheriting", False))
+
+
+def find_modules_as_here() -> list[str]:
+    """This process's `sys.path`, as it means the same in another working folder. The first folder
+    Python looks into may be the working folder ("") of the time it started.
+
+    Source: multiprocessing.process.ORIGINAL_DIR (Python 3.11)
+    """
+    start = process.ORIGINAL_DIR  # type: ignore[attr-defined]
+    return [folder or start for folder in sys.path if folder or start]
+
+
+def describe_program() -> dict[str, Any]:
+    """The data that `multiprocessing.spawn` needs in a new process to find this program's modules,
+    the script among them, if there is one: not in a notebook, at a prompt, on stdin.
+
+    Multiprocessing would fix the method by which it starts processes, here and there. That is for
+    each program to do. Source: multiprocessing.spawn.get_preparation_data (Python 3.11)
+    """
+    chosen = multiprocessing.get_start_method(allow_none=True)
+    program = spawn.get_preparation_data("") | {"sys_path": find_modules_as_here()}
+    if chosen is None:
+        multiprocessing.set_start_method(None, force=True)
+    for choice in ("name", "start_method"):
+        del program[choice]
+    if not os.path.isfile(program.get("init_main_from_path", __file__)):
+        del program["init_main_from_path"]
+    return program
+
+
+@dataclass(frozen=True)
+class ForkedMain:
+    """What a new process is to call: the part of a process of multiprocessing's that
+    `multiprocessing.spawn` uses.
+
+    (A process of multiprocessing's is another's child, and hands on how it was started: its own
+    children, such as the workers of a DataLoader, would come from fork servers, too.)
+    """
+
+    main: Callable[..., object]
+    args: tuple[Any, ...]
+
+    def _bootstrap(self, parent_sentinel: int) -> None:
+        self.main(*self.args)
+
+
+@dataclass(frozen=True)
+class InheritedFds:
+    """Stands for multiprocessing's Popen while work is pickled: descriptors in it are added to
+    `fds`, which the new process inherits."""
+
+    fds: list[int]
+
+    def duplicate_for_child(self, fd: int) -> int:
+        self.fds.append(fd)
+        return len(self.fds) - 1
+
+    def DupFd(self, index: int) -> InheritedFd:  # noqa: N802 (its name in multiprocessing)
+        return InheritedFd(index)
+
+
+inherited: list[int] = []
+"""In a process that `run_pickled` runs: the descriptors it was given."""
+
+
+@dataclass(frozen=True)
+class InheritedFd:
+    """Stands for a descriptor in what a new process unpickles."""
+
+    index: int
+
+    def detach(self) -> int:
+        return inherited[self.index]
+
+
+def pickle_main(main: Callable[..., object], args: tuple[Any, ...], fds: list[int]) -> memoryview:
+    """What `run_pickled` runs in a new process, as `multiprocessing.spawn` reads it: this program,
+    then `main(*args)`. Descriptors in it are added to `fds`.
+
+    Source: multiprocessing.popen_spawn_posix.Popen._launch (Python 3.11)
+    """
+    work = io.BytesIO()
+    set_spawning_popen(InheritedFds(fds))  # type: ignore[arg-type]
+    try:
+        reduction.dump(describe_program(), work)
+        reduction.dump(ForkedMain(main, args), work)
+    finally:
+        set_spawning_popen(None)
+    return work.getbuffer()
+
+
+def run_pickled(work: int, fds: list[int]) -> None:
+    """In a new process that has inherited `fds`: run what `pickle_main` has left in the pipe
+    `work`.
+
+    Source: multiprocessing.spawn._main (Python 3.11)
+    """
+    inherited[:] = fds
+    spawn._main(work, os.dup(work))
+
+
+def forget_parent() -> None:
+    """In a fork: drop multiprocessing's finalizers, which are its parent's.
+
+    Source: multiprocessing.process.BaseProcess._after_fork (Python 3.11)
+    """
+    process.BaseProcess._after_fork()  # type: ignore[attr-defined]
+
+
+def renew_main_thread() -> None:
+    """In a fork: let the main thread have its own native id.
+
+    Source: threading.Thread._set_native_id (Python 3.11)
+    """
+    threading.main_thread()._set_native_id()  # type: ignore[attr-defined]
+
+
+def join_threads() -> None:
+    """Wait for the threads that are no daemons, as an orderly exit does.
+
+    Source: threading._shutdown (Python 3.11)
+    """
+    threading._shutdown()  # type: ignore[attr-defined]
+
+
+def run_exit_functions() -> None:
+    """Run what is registered with `atexit`, and forget it.
+
+    Source: atexit._run_exitfuncs (Python 3.11)
+    """
+    atexit._run_exitfuncs()
+
+
+def detach_finalizers() -> None:
+    """Leave torch's table of operators as it is at the end: it would be taken down, piece by piece.
+
+    Source: weakref.finalize._registry (Python 3.11)
+    """
+    for each in [*weakref.finalize._registry]:  # type: ignore[attr-defined]
+        if (found := each.peek()) and found[1].__module__ == "torch.library":
+            each.detach()
+
+
+def is_foreign(thread: threading.Thread) -> bool:
+    """Whether Python did not start it: a thread of C++, known here since it ran a callback.
+
+    Source: threading._DummyThread (Python 3.11)
+    """
+    return isinstance(thread, threading._DummyThread)
+
+
+def takes_remote_calls() -> bool:
+    """Whether torch's RPC is initialised in this process.
+
+    Source: torch.distributed.rpc.api._is_current_rpc_agent_set (torch 2.15)
+    """
+    api = sys.modules.get("torch.distributed.rpc.api")
+    return bool(api and api._is_current_rpc_agent_set())
+
+
+FUNCTIONS = ("torch.distributed.distributed_c10d", "torch.distributed.c10d_logger")
+"""The modules of torch.distributed's functions, and of what is around each of them."""
+
+
+def find_caller(is_message: bool) -> tuple[bool, bool]:
+    """Whether the function of torch.distributed that has called an operation waits for it; whether
+    the work of a collective goes to torch itself, which may wait for it in C++. (Older versions of
+    torch do not tell its groups.) To be called by what stands in the operation's place.
+
+    Source: the local variable `async_op` in torch.distributed.distributed_c10d (torch 2.15)
+    """
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None and (module := frame.f_globals.get("__name__", "")) in FUNCTIONS:
+        code = frame.f_code
+        if code.co_name in ("send", "recv", "monitored_barrier"):
+            return True, False
+        if "async_op" in code.co_varnames and not frame.f_locals["async_op"]:
+            return True, False
+        frame = frame.f_back
+    return False, frame is not None and not is_message and module.startswith("torch.")
+
+
+def backend_of(group: Any, device: Any) -> Any:
+    """The backend, an object of C++ or Python, that carries a group's tensors on this device.
+
+    Source: ProcessGroup._get_backend (torch 2.15)
+    """
+    return group._get_backend(device)
+
+
+def timeout_of(group: Any, device: Any) -> timedelta:
+    """The time that an operation of the group may take on this device.
+
+    Source: Backend.Options._timeout (torch 2.15)
+    """
+    found: timedelta = backend_of(group, device).options._timeout
+    return found
+
+
+def read_timeout(group: Any) -> timedelta | None:
+    """The shortest of its backends'; None if one cannot be read.
+
+    Source: ProcessGroup._device_types (torch 2.15)
+    """
+    try:
+        return min(timeout_of(group, device) for device in group._device_types)
+    except (RuntimeError, AttributeError, ValueError, NotImplementedError):
+        return None
+
+
+def count_collectives(group: Any) -> int | None:
+    """How many collectives a group has counted, those that C++ calls included; None if it does not
+    tell, as a backend in Python, which hands on some of them to another.
+
+    Source: ProcessGroup._get_sequence_number_for_group (torch 2.15)
+    """
+    try:
+        if any(hasattr(backend_of(group, each), "__dict__") for each in group._device_types):
+            return None
+        return int(group._get_sequence_number_for_group())
+    except (RuntimeError, AttributeError, NotImplementedError):
+        return None
+
+
+def is_registered(group: Any) -> bool:
+    """Whether torch.distributed knows the group's ranks.
+
+    Source: torch.distributed.distributed_c10d._world (torch 2.15)
+    """
+    from torch.distributed import distributed_c10d
+
+    return group in distributed_c10d._world.pg_group_ranks
+
+
+def list_groups() -> list[Any]:
+    """All process groups of this process.
+
+    Source: torch.distributed.distributed_c10d._world (torch 2.15)
+    """
+    from torch.distributed import distributed_c10d
+
+    return [*distributed_c10d._world.pg_map]
+
+
+def default_store() -> Any:
+    """The store of the default process group.
+
+    Source: torch.distributed.distributed_c10d._get_default_store (torch 2.15)
+    """
+    from torch.distributed import distributed_c10d
+
+    return distributed_c10d._get_default_store()
+
+
+def is_below_inplace() -> bool:
+    """Whether torch's dispatcher is below the key that counts the versions of tensors.
+
+    Source: torch._C._dispatch_tls_is_dispatch_key_excluded (torch 2.15)
+    """
+    import torch
+
+    found: bool = torch._C._dispatch_tls_is_dispatch_key_excluded(
+        torch._C.DispatchKey.ADInplaceOrView
+    )
+    return found
+
+
+def above_autograd() -> Any:
+    """A context manager: autograd hears of what is done, though a mode of the program's has called
+    us from below it.
+
+    Source: torch._C._ForceDispatchKeyGuard (torch 2.15)
+    """
+    from torch import _C
+
+    excluded = _C._dispatch_tls_local_exclude_set()
+    included = _C._dispatch_tls_local_include_set()
+    for key in (_C.DispatchKey.ADInplaceOrView, _C.DispatchKey.AutogradCPU):
+        excluded -= _C.DispatchKeySet(key)
+    return _C._ForceDispatchKeyGuard(included, excluded)
+
+
+def below_autograd() -> Any:
+    """A context manager: neither autograd nor the versions of tensors hear of what is done.
+
+    Source: torch._C._AutoDispatchBelowADInplaceOrView (torch 2.15)
+    """
+    import torch
+
+    return torch._C._AutoDispatchBelowADInplaceOrView()

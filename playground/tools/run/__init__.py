@@ -1,0 +1,1 @@
+"""The command `run`: a script for torchrun, or a module, on ranks of this machine, unchanged."""

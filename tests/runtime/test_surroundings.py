@@ -1,0 +1,183 @@
+"""The command line in odd surroundings: closed, full and unread streams, small limits, folders that
+are not there. These tests themselves, where signals are ignored, and where something never
+comes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+SIGPIPE_CODE = 128 + signal.SIGPIPE
+COMMAND = f"{sys.executable} -m playground"
+FULL = pytest.mark.skipif(not os.path.exists("/dev/full"), reason="this system has no full device")
+
+
+def shell(line: str, **options: Any) -> subprocess.CompletedProcess[str]:
+    """Run a line of bash; the code of its first command that fails."""
+    return subprocess.run(
+        ["bash", "-o", "pipefail", "-c", line],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        **options,
+    )
+
+
+@pytest.mark.parametrize("words", ["--help", "hello -n 2"])
+def test_output_that_nobody_reads_is_no_error(words: str) -> None:
+    unread = shell(f"{COMMAND} {words} | true")
+    assert unread.returncode in (0, SIGPIPE_CODE)
+    assert unread.stderr == ""
+
+
+@FULL
+def test_output_that_does_not_fit_is_one_line() -> None:
+    full = shell(f"{COMMAND} hello -n 2 > /dev/full")
+    assert full.returncode == 1
+    assert full.stderr == "playground: cannot write to standard output (No space left on device)\n"
+
+
+@FULL
+def test_an_error_keeps_its_exit_code_where_nobody_can_be_told() -> None:
+    for stderr in ("/dev/full", "&-"):
+        assert shell(f"{COMMAND} nosuch 2> {stderr}").returncode == 2
+
+
+@pytest.mark.stress
+def test_neither_a_temporary_folder_nor_many_open_files_are_needed(tmp_path: Path) -> None:
+    """Nor standard input and standard error."""
+    environ = {**os.environ, "TMPDIR": str(tmp_path / "missing")}
+    done = shell(f"ulimit -n 40; {COMMAND} hello -n 2 <&- 2>&-", env=environ)
+    assert done.returncode == 0
+    assert "heard_from, on every rank: [0, 1]" in done.stdout
+
+
+@pytest.mark.stress
+def test_all_standard_streams_may_be_closed() -> None:
+    closed = shell(f"{COMMAND} hello -n 2 <&- >&- 2>&-")
+    assert (closed.returncode, closed.stdout, closed.stderr) == (0, "", "")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="others do not hold to that limit")
+def test_too_little_memory_for_torch_is_one_line() -> None:
+    limited = shell(f"ulimit -v 600000; {COMMAND} hello -n 2")
+    assert limited.returncode == 1
+    assert limited.stderr.startswith("playground: the fork server, which ranks come from, ")
+    assert limited.stderr.count("\n") == 1
+    assert "ulimit -v" in limited.stderr
+
+
+SCRIPT = """
+from playground import launch
+def mine(rank, size):
+    return rank
+if __name__ == "__main__":
+    print(launch({fn}, 2))
+"""
+
+
+def test_a_script_on_standard_input_cannot_send_its_own_functions() -> None:
+    script = SCRIPT.format(fn="mine")
+    refused = subprocess.run(
+        [sys.executable, "-"], input=script, capture_output=True, text=True, timeout=120
+    )
+    assert refused.returncode == 1
+    last = refused.stderr.splitlines()[-1]
+    assert (
+        "UsageError: mine was defined in a notebook, at a prompt or in a script on standard input"
+        in last
+    )
+
+
+@pytest.mark.stress
+def test_a_script_on_standard_input_can_send_what_it_imports(tmp_path: Path) -> None:
+    """And the temporary folder may have a long name."""
+    deep = tmp_path / ("x" * 120)  # a socket in there could have no name: 108 bytes are the most
+    deep.mkdir()
+    environ, script = {**os.environ, "TMPDIR": str(deep)}, SCRIPT.format(fn="max")
+    done = subprocess.run(
+        [sys.executable, "-"],
+        input=script,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env=environ,
+    )
+    assert (done.stdout, done.stderr) == ("[2, 2]\n", "")
+    assert os.listdir(deep) == []
+
+
+@pytest.mark.stress
+def test_a_file_called_playground_in_the_working_folder_is_none_of_ours(tmp_path: Path) -> None:
+    work, scripts = tmp_path / "work", tmp_path / "scripts"
+    work.mkdir()
+    scripts.mkdir()
+    for name in ("playground.py", "queue.py"):
+        (work / name).write_text("raise SystemExit('not this one')")
+    (scripts / "mine.py").write_text(SCRIPT.format(fn="mine"))
+    done = subprocess.run(
+        [sys.executable, scripts / "mine.py"], cwd=work, capture_output=True, text=True, timeout=120
+    )
+    assert (done.stdout, done.stderr) == ("[0, 1]\n", "")
+
+
+def pytest_session(*words: object, **environ: str) -> subprocess.CompletedProcess[str]:
+    """A session of its own, with the configuration of these tests, that ignores SIGINT, SIGHUP and
+    SIGQUIT."""
+    tests = Path(__file__).parents[1]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *map(str, words)]
+    return subprocess.run(
+        ["sh", "-c", 'trap "" INT HUP QUIT; exec "$@"', "sh", *command],
+        capture_output=True, text=True, timeout=120, cwd=tests.parent, env={**os.environ,
+        **environ},
+    )  # fmt: skip
+
+
+@pytest.mark.stress
+def test_signals_that_the_session_ignores_are_not_ignored_by_what_tests_start() -> None:
+    done = pytest_session(
+        "tests/runtime/test_faults.py::test_ctrl_c_at_any_moment[0.3]", PLAYGROUND_TEST_LIMIT="60"
+    )
+    assert (done.returncode, done.stdout.splitlines()[-1][:9]) == (0, "1 passed "), done.stdout
+
+
+IN_A_SESSION = '''
+import subprocess, sys, threading
+import conftest
+
+SIGNALS = """
+from signal import *
+print(*(getsignal(number) == SIG_IGN for number in (SIGINT, SIGHUP, SIGQUIT)))
+"""
+
+def test_signals():
+    words = [sys.executable, "-c", SIGNALS]
+    assert subprocess.check_output(words, text=True) == "False False False\\n"
+    conftest.LIMIT = 0.2  # of the next test
+
+def test_waiting():
+    threading.Event().wait()
+'''
+
+
+@pytest.mark.stress
+def test_what_is_ignored_is_not_inherited_and_a_test_that_waits_for_what_never_comes_fails(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "test_in_a_session.py").write_text(IN_A_SESSION)
+    done = pytest_session("-p", "conftest", tmp_path, PYTHONPATH="tests:tests/support")
+    assert "Failed: no end within 0.2 s" in done.stdout
+    assert done.stdout.splitlines()[-1].startswith("1 failed, 1 passed "), done.stdout
+    assert done.returncode == 1
+
+
+def test_a_descriptor_beyond_the_limit_is_no_obstacle() -> None:
+    """It was opened before the limit was lowered."""
+    done = shell(f"exec 200</dev/null; ulimit -n 100; {COMMAND} hello -n 2")
+    assert (done.returncode, done.stderr) == (0, "")

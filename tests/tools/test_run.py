@@ -1,0 +1,426 @@
+"""A script under `run`: what it finds is what torchrun gives it, every end of it has one outcome,
+and nothing is left of it."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fixtures import Fork, Start
+from processes import ENOUGH, session_ends, session_members
+from programs import Outcome
+
+from playground.runtime.remote import file_of
+from playground.tools.failures.page import DEADLOCK, FAILURE, PROGRAMS, TIMEOUT, find
+
+HEAD = """
+import os, signal, sys, time
+import torch
+import torch.distributed as dist
+rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+"""
+GONE = 2.0
+"""Seconds after which no process is left of a run whose launcher was ended."""
+Ran = Callable[..., Outcome]
+Save = Callable[..., str]
+
+
+@pytest.fixture
+def save(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Save:
+    """`save(text, name)`: a script of this text in the working folder, which is a new one."""
+    monkeypatch.chdir(tmp_path)
+
+    def write(text: str, name: str = "train.py") -> str:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(textwrap.dedent(text))
+        return name
+
+    return write
+
+
+@pytest.fixture
+def run_it(fork_program: Fork) -> Ran:
+    """`run_it(words…)`: how `playground run words…` ends. Two ranks, unless -n says otherwise."""
+
+    def run(*words: Any, **environ: str) -> Outcome:
+        size = () if "-n" in words else ("-n", 2)
+        program = fork_program("playground", "run", *size, *words, **environ)
+        out, err = program.communicate(timeout=ENOUGH)
+        assert session_ends(program.pid)
+        return Outcome(program.returncode, out, err)
+
+    return run
+
+
+# --- what it finds ---
+
+DUMP = """
+import json, os, signal, sys, multiprocessing
+there = dict(
+    argv=sys.argv, path=sys.path, words=sys.orig_argv, name=__name__, file=__file__, doc=__doc__,
+    spec=str(__spec__), package=__package__, folder=os.getcwd(), names=sorted(globals()),
+    method=multiprocessing.get_start_method(allow_none=True), flags=str(sys.flags),
+    main=sys.modules["__main__"].__file__, warnings=sys.warnoptions,
+    hook=sys.excepthook is sys.__excepthook__,
+    signals={each.name: str(signal.getsignal(each)) for each in (signal.SIGTERM, signal.SIGCHLD)},
+    environ=dict(os.environ),
+)
+with open(os.path.join(sys.argv[1], os.environ["RANK"]), "w") as file:
+    json.dump(there, file)
+"""
+DIFFERENT = {
+    "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID",  # another run
+    "TORCHELASTIC_ERROR_FILE",  # the launcher hears of a failure from the rank itself
+    "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME",  # ranks of one host meet on loopback
+    "TORCH_CPP_LOG_LEVEL",  # what torch logs there is raised as well
+}  # fmt: skip
+"""Variables that are others than torchrun's, or that one of both sets alone."""
+
+
+@pytest.mark.parametrize("how", [(), pytest.param(("--spawn",), marks=pytest.mark.stress)])
+def test_a_script_finds_what_it_finds_under_torchrun(
+    save: Save, start_cli: Start, tmp_path: Path, how: tuple[str, ...]
+) -> None:
+    words = ["-n", "2", "sub/dump.py"], ["--nproc-per-node", "2", "sub/dump.py"]
+    save(DUMP, "sub/dump.py")
+    for name in ("ours", "torchruns"):
+        (tmp_path / name).mkdir()
+    environ = os.environ | {"OMP_NUM_THREADS": "1"}
+    torchrun = [sys.executable, "-m", "torch.distributed.run", *words[1], "torchruns"]
+    other = subprocess.Popen(torchrun, env=environ, stderr=subprocess.DEVNULL)
+    ours = start_cli("run", *how, *words[0], "ours", OMP_NUM_THREADS="1")
+    assert (ours.communicate(timeout=ENOUGH), ours.returncode) == (("", ""), 0)
+    assert other.wait(ENOUGH) == 0
+    for rank in ("0", "1"):
+        found, given = (
+            json.loads((tmp_path / name / rank).read_text()) for name in ("ours", "torchruns")
+        )
+        environs = [found.pop("environ"), given.pop("environ")]
+        different = {
+            name
+            for name in environs[0].keys() | environs[1].keys()
+            if environs[0].get(name) != environs[1].get(name)
+        }
+        assert different <= DIFFERENT
+        for each in (found, given):
+            each["argv"].remove("ours" if each is found else "torchruns")
+            each["words"].remove("ours" if each is found else "torchruns")
+        assert found == given
+
+
+def test_a_module_a_folder_and_an_archive_are_run_as_python_runs_them(
+    save: Save, run_it: Ran, tmp_path: Path
+) -> None:
+    told = "import sys\nprint(sys.argv, __name__, __package__, sys.path[0])\n"
+    save(f"from . import beside\n{told}", "package/__main__.py")
+    save("", "package/beside.py")
+    save(told, "folder/__main__.py")
+    save(told, "alone.py")
+    with zipfile.ZipFile("archive.zip", "w") as archive:
+        archive.writestr("__main__.py", told)
+    for words in (("-m", "package"), ("-m", "alone"), ("folder",), ("archive.zip",)):
+        python = subprocess.run(
+            [sys.executable, *words, "--lr", "3"], capture_output=True, text=True, check=True
+        )
+        ours = run_it("-n", 1, *words, "--lr", "3")
+        assert (ours.code, ours.out, ours.err) == (0, python.stdout, "")
+
+
+def test_it_reads_what_this_command_reads(save: Save, start_cli: Start, tmp_path: Path) -> None:
+    save(HEAD + "print(sorted(sys.stdin) if rank == 0 else '')")
+    (tmp_path / "input").write_text("one\ntwo\n")
+    with open("input") as file:
+        command = [sys.executable, "-m", "playground", "run", "-n", "2", "train.py"]
+        done = subprocess.run(command, stdin=file, capture_output=True, text=True, check=True)
+    assert sorted(done.stdout.split("\n")) == ["", "", r"['one\n', 'two\n']"]
+
+
+def test_what_it_starts_itself_works(save: Save, run_it: Ran) -> None:
+    save("""
+        import os, subprocess, sys
+        import torch.multiprocessing as mp
+        from torch.utils.data import DataLoader, Dataset
+        from torch.distributed.elastic.multiprocessing.errors import record
+
+        class Numbers(Dataset):
+            unpicklable = lambda: None
+            def __len__(self):
+                return 4
+            def __getitem__(self, index):
+                return index
+
+        def child(number):
+            open(f"child-{os.environ['RANK']}-{number}", "w").close()
+
+        @record
+        def main():
+            mp.spawn(child, nprocs=2)
+            print([batch.tolist() for batch in DataLoader(Numbers(), batch_size=2, num_workers=2)])
+            subprocess.run([sys.executable, "-c", "print('a child')"], check=True)
+
+        if __name__ == "__main__":
+            main()
+    """)
+    ran = run_it("train.py")
+    assert (ran.code, ran.err) == (0, "")
+    assert sorted(ran.out.splitlines()) == ["[[0, 1], [2, 3]]"] * 2 + ["a child"] * 2
+    assert len([*Path().glob("child-*")]) == 4
+
+
+def test_each_rank_has_its_own_hash_seed_if_it_is_spawned(save: Save, run_it: Ran) -> None:
+    save("""
+        letters = set("abcdefghijklmnopqrstuvwxyz")
+        print(" ".join(letters))
+    """)
+    forks, spawned = (run_it("-n", 3, *how, "train.py") for how in ((), ("--spawn",)))
+    assert len({*forks.out.splitlines()}) == 1
+    assert "a set is walked in its own order (train.py:3), which forks share" in forks.err
+    assert len({*spawned.out.splitlines()}) > 1
+    assert (forks.code, spawned.code, spawned.err) == (0, 0, "")
+
+
+# --- how it ends ---
+
+ENDS = {
+    "an import fails": ("import no_such_module", 1, r"rank \d of 3 failed: ModuleNotFoundError"),
+    "a syntax error": ("x = 1\ndef f(:", 2, r"train\.py, line 2: invalid syntax"),
+    "it exits 3 on a rank": (
+        "sys.exit(3 if rank == 1 else 0)", 1, r"rank 1 of 3 failed: SystemExit: 3"
+    ),
+    "a rank leaves early": (
+        "dist.init_process_group('gloo')\nif rank == 2:\n    sys.exit(0)\ndist.barrier()", 1,
+        r"deadlock: rank 2 has finished where ranks 0-1 are in barrier\s+\(train\.py:9\)",
+    ),
+    "a rank never comes": (
+        "if rank != 2:\n    dist.init_process_group('gloo')", 1,
+        r"deadlock: rank 2 has finished where ranks 0-1 are in\s+init_process_group",
+    ),
+    "a rank is killed": (
+        "dist.init_process_group('gloo')\nif rank == 2:\n    os.kill(os.getpid(), signal.SIGKILL)\n"
+        "dist.barrier()", 1, r"rank 2 of 3 was killed by SIGKILL",
+    ),
+    "a rank raises": (
+        "dist.init_process_group('gloo')\nif rank == 1:\n    raise ValueError('too late')\n"
+        "dist.barrier()", 1,
+        r'rank 1 of 3 failed: ValueError: too late\nTraceback .*\n  File ".*train\.py", line 8, in '
+        r"<module>",
+    ),
+}  # fmt: skip
+"""Text of a script, the exit code, and what is said."""
+
+
+@pytest.mark.parametrize("name", ENDS)
+def test_an_end_that_is_none_is_named_once(save: Save, run_it: Ran, name: str) -> None:
+    text, code, said = ENDS[name]
+    ran = run_it("-n", 3, save(text if code == 2 else HEAD + text))
+    assert (ran.code, ran.out) == (code, "")
+    assert re.match(f"playground: {said}", ran.err), ran.err
+    assert ran.err.count("playground: ") == 1
+
+
+def test_there_is_no_such_program(save: Save, run_it: Ran, tmp_path: Path) -> None:
+    for words, said in (
+        (("away.py",), f"run away.py: there is no such file, in {tmp_path}"),
+        (("-m", "no.such.module"), "run -m no.such.module: there is no module no on sys.path"),
+    ):
+        assert run_it(*words) == Outcome(2, "", f"playground: {said}\n")
+
+
+def test_its_handler_of_sigterm_is_called(save: Save, fork_program: Fork) -> None:
+    text = """
+        def leave(*_):
+            os.write(1, b"caught\\n")  # print may be interrupted in print
+            sys.exit(0)
+        signal.signal(signal.SIGTERM, leave)
+        print("ready", flush=True)
+        time.sleep(100)
+    """
+    save(HEAD + textwrap.dedent(text))
+    for grace, code in (((), 143), (("--grace", "30"), 0)):
+        program = fork_program("playground", "run", "-n", "2", *grace, "train.py")
+        assert [program.stdout.readline() for _ in range(2)] == ["ready\n"] * 2
+        program.send_signal(signal.SIGTERM)
+        assert program.communicate(ENOUGH) == ("caught\n" * 2, "")
+        assert program.returncode == code
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_nothing_is_left_when_the_launcher_is_ended(
+    save: Save, fork_program: Fork, number: signal.Signals
+) -> None:
+    save(HEAD + 'os.fork()\nprint("ready", flush=True)\ntime.sleep(100)\n')
+    program = fork_program("playground", "run", "-n", "2", "train.py")
+    assert [program.stdout.readline() for _ in range(4)] == ["ready\n"] * 4
+    program.send_signal(number)
+    program.wait(ENOUGH)
+    end = time.monotonic() + GONE
+    while session_members(program.pid) and time.monotonic() < end:
+        time.sleep(0.02)
+    assert session_members(program.pid) == []
+    assert program.returncode == (-number if number == signal.SIGKILL else 128 + number)
+
+
+@pytest.mark.stress
+def test_a_hundred_megabytes_arrive_whole(save: Save, start_cli: Start) -> None:
+    save('for _ in range(100):\n    print(("x" * 1023 + "\\n") * 1024, end="")\n')
+    ran = start_cli("run", "-n", 2, "train.py")
+    assert ran.stdout
+    assert {*ran.stdout} == {"x" * 1023 + "\n"}
+    assert ran.wait(ENOUGH) == 0
+
+
+def plain_script(name: str) -> str:
+    """A program of `break` as a script for torchrun."""
+    function = find(name)
+    tree = ast.parse(file_of(function.module).read_text())
+    ours = {f"{each.replace('-', '_')}{end}" for each in PROGRAMS for end in ("", "_cured")}
+    parts = [
+        ast.unparse(node)
+        for node in tree.body
+        if isinstance(node, (ast.Import, ast.ImportFrom, ast.ClassDef))
+        or (isinstance(node, ast.FunctionDef) and node.name not in ours - {function.name})
+    ]
+    call = f"{function.name}(dist.get_rank(), dist.get_world_size())"
+    return "\n".join([*parts, "dist.init_process_group('gloo')", f"print({call})"])
+
+
+SOME = ("absent-rank", "other-order", "killed")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [name if name in SOME else pytest.param(name, marks=pytest.mark.stress) for name in PROGRAMS],
+)
+def test_a_program_of_break_is_named_as_break_names_it(
+    save: Save, run_it: Ran, run_cli: Ran, name: str
+) -> None:
+    expected = PROGRAMS[name]
+    known = json.loads(run_cli("break", name, "--json").out)["programs"][0]
+    limit = ("--timeout", 1.5) if expected.symptom == TIMEOUT else ()
+    ran = run_it("-n", 3, *limit, save(plain_script(name)))
+    said = " ".join(ran.err.split())
+    if expected.symptom == DEADLOCK:
+        assert said.startswith("playground: deadlock: ")
+    if expected.symptom == FAILURE:
+        assert expected.words in said
+    if expected.symptom not in (FAILURE, DEADLOCK, TIMEOUT):
+        assert ran.code == 0
+        assert sorted(ran.out.split()) == sorted(map(str, known["results"]))
+    else:
+        assert ran.code == 1
+    for rank in known["culprits"] if expected.symptom in (DEADLOCK, TIMEOUT) else ():
+        named = re.sub(r"(\d+)-(\d+)", lambda span: spell_out(*map(int, span.groups())), said)
+        assert re.search(rf"ranks? (\d+, )*{rank}\b", named), said
+    cure = known["told"].strip().splitlines()[-1] if known["diagnosis"] else ""
+    assert cure in ran.err
+
+
+def spell_out(first: int, last: int) -> str:
+    return ", ".join(map(str, range(first, last + 1)))
+
+
+# --- its options ---
+
+
+def test_what_follows_the_script_is_its_own(save: Save, run_it: Ran) -> None:
+    save("import sys\nprint(sys.argv)")
+    ran = run_it("-n", 1, "train.py", "-n", 5, "--", "--dry")
+    assert ran == Outcome(0, "['train.py', '-n', '5', '--', '--dry']\n", "")
+
+
+
+FAILS_ONCE = (
+    HEAD
+    + """
+dist.init_process_group("gloo")
+dist.all_reduce(torch.ones(1))
+count, most = (os.environ[f"TORCHELASTIC_{name}"] for name in ("RESTART_COUNT", "MAX_RESTARTS"))
+print(f"{rank} {count} {most}\\n", end="")
+print("to stderr", file=sys.stderr)
+if rank == 1 and count == "0":
+    raise ValueError("once")
+dist.barrier()
+dist.destroy_process_group()
+"""
+)
+
+
+def test_it_is_restarted_recorded_and_its_output_goes_to_files(save: Save, run_it: Ran) -> None:
+    save(FAILS_ONCE)
+    words = ("--restarts", 1, "--see", "run.txt", "--output", "files", "logs", "train.py")
+    ran = run_it(*words)
+    assert (ran.code, ran.out) == (0, "")
+    told = "rank 1 of 2 failed: ValueError: once; restart 1\n--see: run.txt shows "
+    assert ran.err.startswith(told)
+    written = {file.name: file.read_text() for file in Path("logs").iterdir()}
+    assert written == {
+        "rank0.stdout": "0 0 1\n0 1 1\n",
+        "rank1.stdout": "1 0 1\n1 1 1\n",
+        "rank0.stderr": "to stderr\n" * 2,
+        "rank1.stderr": "to stderr\n" * 2,
+    }
+    assert "all_reduce at train.py:8" in Path("run.txt").read_text()
+
+
+def test_the_output_of_rank_0_alone(save: Save, run_it: Ran) -> None:
+    save(HEAD + "print('of', rank)\nprint('error of', rank, file=sys.stderr)")
+    assert run_it("--output", "first", "train.py") == Outcome(0, "of 0\n", "error of 0\n")
+    refused = run_it("--output", "none", "train.py")
+    assert (refused.code, refused.out) == (2, "")
+    assert "'none' is none of ranks, first, files DIR" in refused.err
+
+
+def test_a_run_in_silence_ends_at_its_timeout(save: Save, run_it: Ran) -> None:
+    save(HEAD + "time.sleep(100)")
+    ran = run_it("--timeout", 1, "train.py")
+    assert (ran.code, ran.out) == (1, "")
+    assert ran.err.startswith("playground: no sign of life for 1 s from ranks 0, 1 of 2")
+    assert 'train.py", line 6, in <module>' in ran.err
+
+
+def test_dry_says_what_would_be_run_and_what_would_fail(save: Save, run_it: Ran) -> None:
+    save("import torch.distributed as dist\ndist.init_process_group('gloo')\nprint('ran')")
+    ran = run_it("--dry", "-n", 3, "--restarts", 2, "train.py", "--lr", "a b")
+    line = "torchrun --nproc-per-node 3 --max-restarts 2 train.py --lr 'a b'"
+    assert (ran.code, ran.err) == (0, "")
+    assert f"as does: {line}\n" in ran.out
+    assert "device: backend gloo is given (train.py:2)" in ran.out
+    document = json.loads(run_it("--dry", "--json", "train.py").out)
+    assert [each["check"] for each in document["findings"]] == ["device"]
+    assert document["torchrun"] == "torchrun --nproc-per-node 2 train.py"
+    refused = run_it("--json", "train.py")
+    assert (refused.code, refused.out) == (2, "")
+
+
+def test_where_there_can_be_no_ranks_it_names_the_line_that_does_the_same(save: Save) -> None:
+    save("print('ran')")
+    without = "import os, sys; del os.pidfd_open; from playground.app import main; main()"
+    words = ["run", "-n", "4", "train.py", "--lr", "3"]
+    ran = subprocess.run(
+        [sys.executable, "-c", without, *words], capture_output=True, text=True, check=False
+    )
+    line = "torchrun --nproc-per-node 4 train.py --lr 3"
+    said = f"playground: run needs Linux 5.3 or newer; here, this does the same: {line}\n"
+    assert (ran.returncode, ran.stdout, ran.stderr) == (2, "", said)
+
+
+def test_under_torchrun_it_joins_the_world_that_is_there(save: Save) -> None:
+    save(FAILS_ONCE)
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
+    command = [*torchrun, "--max-restarts", "1", "-m", "playground", "run", "train.py"]
+    ran = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr
+    assert sorted(ran.stdout.splitlines()) == ["0 0 1", "0 1 1", "1 0 1", "1 1 1"]
+    assert "rank 1 of 2 failed: ValueError: once" in ran.stderr
