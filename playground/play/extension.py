@@ -79,7 +79,7 @@ class PlayMagics(Magics):
         several = f"{size} ranks" if size > 1 else "1 rank"
         notice = f" ({world.notice})" * bool(world.notice)
         return (
-            f"{several} on {world.backend}{notice}, each with rank, size, torch, dist, device. "
+            f"{several} on {world.config.backend}{notice}, each with rank, size, torch, dist, device. "
             "%help lists the rest."
         )
 

@@ -18,7 +18,7 @@ from playground.play.cells import Outcome
 from playground.runtime import backends
 from playground.runtime.errors import Deadlock, PlaygroundError, RankFailed, UsageError
 from playground.runtime.flight_recorder import MAKE_DDP, NEW_GROUP, SPLIT_GROUP, Operation
-from playground.runtime.flight_recorder.box import CAPACITY, LAST
+from playground.runtime.flight_recorder.box import CAPACITY
 from playground.runtime.flight_recorder.diagnosis import Diagnosis, find_mismatch, tell
 from playground.runtime.launcher import server
 from playground.runtime.launcher.examine import Examiner, line_of
@@ -82,8 +82,9 @@ class PlayWorld:
 
     def __init__(self, size: int, backend: str = "gloo", timeout: float = OPERATION_LIMIT) -> None:
         server.leave_if_imported()
-        LaunchConfig(backend=backend, timeout=timeout).check(size)
-        self.size, self.backend, self.timeout = size, backend, timeout
+        self.config = LaunchConfig(backend=backend, timeout=timeout)
+        self.config.check(size)
+        self.size = size
         used = backends.get_backend(backend)
         self.notice = used.check(size)
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", used.log_level)  # before torch is imported
@@ -96,7 +97,7 @@ class PlayWorld:
         """What the ranks did when a cell was interrupted."""
         self.one_at_a_time = threading.Lock()
         try:
-            start(self.ranks, size, backend)
+            start(self.ranks, size, self.config)
             for rank in self.ranks:
                 self.begin(rank)
             self.await_all()
@@ -113,7 +114,7 @@ class PlayWorld:
 
     def prepare(self, fn: Callable[..., Any], *args: object, **more: Any) -> Assignment:
         return prepare_work(
-            fn, args, timeout=self.timeout, preemptible=False, **{"stays": True, **more}
+            fn, args, timeout=self.config.timeout, preemptible=False, **{"stays": True, **more}
         )
 
     def watch(self, limit: float) -> WorldWatch:
@@ -246,7 +247,7 @@ class PlayWorld:
         return run
 
     def count_calls(self) -> list[object]:
-        return [rank.box and rank.box.words[LAST] for rank in self.ranks]
+        return [rank.box and rank.box.begun for rank in self.ranks]
 
     def note_operations(self, run: Run, ranks: Sequence[RankHandle], examiner: Examiner) -> None:
         """Read from the flight recorders what was called since the cell began."""
@@ -338,7 +339,7 @@ class PlayWorld:
                 rendezvous=rendezvous,
             )  # fmt: skip
             mine = listener if number == 0 else None
-            self.ranks[number] = start_rank(env, self.backend, mine)
+            self.ranks[number] = start_rank(env, self.config, mine, None)
             self.begin(self.ranks[number])
         if listener:
             listener.close()

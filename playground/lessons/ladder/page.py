@@ -14,6 +14,7 @@ from playground.console.tables import Column, Table, Texts, figures, tabulate
 from playground.console.text import good, prose
 from playground.console.training import DataOptions, announce_data, check_link, data_options
 from playground.lessons import LESSONS
+from playground.measurement.environment import Environment
 from playground.runtime.errors import UsageError
 from playground.runtime.flags import flag, like
 from playground.runtime.remote import remote
@@ -105,8 +106,7 @@ class LadderResult:
     """In order; the last is DistributedDataParallel."""
     parts: list[dict[str, StepParts]]
     """The parts of a step, by rank and by rung's name."""
-    environment: object
-    """The machine and its software, as `environment.describe` returns it, for the document."""
+    environment: Environment
 
 
 PARTS = tuple(part.name for part in fields(StepParts))

@@ -259,6 +259,11 @@ class View(LogReader):
         return header[BEGUN], header[MAIN], header[ENDED], used, status[:1] == [b"T"]
 
     @property
+    def begun(self) -> int:
+        """The number of operations that have begun."""
+        return self.read_header()[BEGUN]
+
+    @property
     def programs(self) -> int:
         """The number of programs that have begun."""
         return self.read_header()[PROGRAMS]
