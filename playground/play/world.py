@@ -10,7 +10,6 @@ import threading
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
-from multiprocessing.connection import wait
 from typing import Any
 
 from playground.play import cells
@@ -353,10 +352,6 @@ class PlayWorld:
         if receive_while(lambda: not rank.port, [rank], MEETING_LIMIT):
             raise PlaygroundError(f"rank {rank.number} gives no answer")
         return rank.port
-
-    def are_up(self) -> bool:
-        """Whether no rank has ended since the last cell."""
-        return bool(self.ranks) and not wait([rank.process.sentinel for rank in self.ranks], 0)
 
 
 def describe(failure: PlaygroundError) -> str:
