@@ -79,8 +79,8 @@ class PlayMagics(Magics):
         several = f"{size} ranks" if size > 1 else "1 rank"
         notice = f" ({world.notice})" * bool(world.notice)
         return (
-            f"{several} on {world.config.backend}{notice}, each with rank, size, torch, dist, "
-            "device. %help lists the rest."
+            f"{several} on {world.config.backend}{notice}, each with rank, size, torch, dist. "
+            "%help lists the rest."
         )
 
     def close(self) -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
+import textwrap
 from collections.abc import Iterable, Iterator, Mapping
 from math import prod
 
 from playground.console.tables import RANK_COLUMN, Table, numbers
 from playground.play.world import Run
 from playground.runtime.flight_recorder import MAKE_DDP, Operation
-from playground.runtime.flight_recorder.diagnosis import Diagnosis, format_ranks
+from playground.runtime.flight_recorder.diagnosis import WIDTH, Diagnosis, format_ranks
 
 MOST_LINES, MOST_CHARACTERS = 24, 2000
 """Of a rank's value: `%out` shows the rest."""
@@ -52,7 +53,8 @@ def describe(run: Run, size: int) -> Iterator[str]:
         yield f"rank {rank} {reason}"
     if run.why_lost:
         yield from explain(run.why_lost, "before, ")
-    yield from (f"  {line}" for line in say_what_is_left(run))
+    for sentence in say_what_is_left(run):
+        yield from fill(sentence)
 
 
 def by_rank(texts: Mapping[int, str], width: int) -> Iterator[str]:
@@ -74,9 +76,15 @@ def cut(text: str, rank: int) -> str:
 def explain(found: Diagnosis, head: str) -> Iterator[str]:
     """A diagnosis as `break` prints it, with the cells' lines."""
     sentence = " ".join(found.sentence.split()).removeprefix("deadlock: ")
-    yield head + in_cells(re.sub("(ha(s|ve) finished)", r"\1 the cell", sentence))
+    sentence = in_cells(re.sub("(ha(s|ve) finished)", r"\1 the cell", sentence))
+    yield from textwrap.wrap(head + sentence, WIDTH, subsequent_indent="  ")
     yield from (f"  {line}" for line in in_cells(found.table, keeps_columns=True).splitlines())
-    yield f"  cure: {found.cure}"
+    yield from fill(f"cure: {found.cure}")
+
+
+def fill(text: str) -> list[str]:
+    """A paragraph below a sentence."""
+    return textwrap.wrap(text, WIDTH, initial_indent="  ", subsequent_indent="  ")
 
 
 def say_what_is_left(run: Run) -> Iterator[str]:
