@@ -7,6 +7,7 @@ nothing of theirs: for it, that folder comes last. (A script that calls `launch`
 Python puts its folder first for the sake of what the script imports.)
 """
 
+import importlib.util
 import os
 import sys
 
@@ -31,6 +32,13 @@ def put_working_folder_last() -> None:
 
 
 if __name__ == "__main__":
+    if importlib.util.find_spec("fcntl") is None:  # what is imported below needs it
+        print(
+            "playground: ranks need Linux 5.3 or newer, on Windows WSL 2; here, a script is run by "
+            "torchrun --nproc-per-node N SCRIPT.py",
+            file=sys.stderr,
+        )
+        sys.exit(2)
     put_working_folder_last()  # before anything else is imported
 
     from playground.app import main

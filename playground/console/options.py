@@ -1,6 +1,9 @@
 """Options: made of the flags of a dataclass and packed into one object; names of a table; those of
 every run.
 
+A setting is declared once, as a flag of the dataclass that holds it. `click.option` is for what is
+none: which part of a command runs, where something is written, words that the command reads.
+
 An option that has no effect is refused by name. What it needs stands with its flag, or beside the
 options of a command:
 
@@ -87,7 +90,9 @@ def flags(
             "metavar": about.metavar,
             "type": type_of(about, value_type),
         }
-        if value_type is bool:
+        if about.one_or_all:
+            arguments |= one_or_all(about.choices or ())
+        elif value_type is bool:
             arguments["is_flag"] = True
         elif defaults[name] not in (None, ()):
             default = round(defaults[name] / MEGABYTE, 4) if about.in_megabytes else defaults[name]
@@ -118,6 +123,16 @@ def type_of(flag: Flag, value_type: type) -> Any:
             low, high, min_open=flag.above is not None, max_open=flag.below is not None
         )
     return FILE if value_type is Path else None
+
+
+def one_or_all(known: Collection[str]) -> Mapping[str, object]:
+    """Arguments of `click.option`: it takes a name or `ALL`, and its value is a tuple of names."""
+    return {
+        "type": click.Choice([*known, ALL]),
+        "default": ALL,
+        "show_default": True,
+        "callback": lambda ctx, param, name: select_names(known, (name,)),
+    }
 
 
 def pack_options(

@@ -13,6 +13,7 @@ from playground.console.options import COMMON
 from playground.console.session import Session, session_command
 from playground.console.tables import RANK_COLUMN, Column, Table, Texts, cell
 from playground.console.text import heading, prose, rank_number
+from playground.console.units import plural
 from playground.runtime.remote import Remote, docstrings, module_exists, rank_functions, remote
 
 FURTHER = "further"
@@ -59,7 +60,7 @@ class Lesson:
 
     def conclude(self, size: int, **values: str) -> str:
         """The conclusion, for a world of this size; `values`: further fields of `shown`."""
-        return self.shown.format(ranks=f"{size} rank{'s' * (size > 1)}", **values)
+        return self.shown.format(ranks=plural(size, "rank"), **values)
 
     def remote(self, function: str, part: str = "") -> Remote:
         """That function, of the board unless it is a step beside it."""

@@ -1,4 +1,4 @@
-"""Amounts as text with few digits. Does not import torch."""
+"""Amounts as text: with few digits, with their nouns. Does not import torch."""
 
 from __future__ import annotations
 
@@ -18,6 +18,11 @@ def format_bytes(nbytes: int) -> str:
     """Four digits and the largest binary unit of which there is at least one: 1536 is "1.5 KiB"."""
     scale, unit = next(((scale, unit) for scale, unit in BYTES if nbytes >= scale), BYTES[-1])
     return f"{nbytes / scale:.4g} {unit}"
+
+
+def plural(number: int, noun: str) -> str:
+    """The number and the noun: "1 rank", "2 ranks"."""
+    return f"{number:,} {noun}{'s' * (number != 1)}"
 
 
 def format_digits(value: float) -> str:

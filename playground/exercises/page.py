@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from playground.console import terminal
-from playground.console.options import FILE
+from playground.console.options import FILE, RunOptions, flags
 from playground.console.session import to_document
 from playground.console.tables import Column, Table
 from playground.exercises import EXERCISES
@@ -67,16 +67,13 @@ def show_markdown(text: str) -> None:
 @click.command("check", short_help=EXERCISES["check"].purpose)
 @click.argument("files", metavar="[FILE]...", type=FILE, nargs=-1)
 @click.option("--watch", is_flag=True, help="Check again whenever a file is saved, until Ctrl-C.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of text.")
-@click.option(
-    "-n", "--world-size", "size", type=click.IntRange(1), help="Check on this number of ranks only."
-)
-@click.option(
-    "--seed",
-    type=click.IntRange(0, 2**32),
-    default=0,
-    show_default=True,
-    help="Seed of random inputs.",
+@flags(
+    RunOptions,
+    *("as_json", "size", "seed"),
+    changes={
+        "size": {"type": click.IntRange(1), "help": "Check on this number of ranks only."},
+        "seed": {"default": 0, "help": "Seed of random inputs."},
+    },
 )
 def check(files: tuple[Path, ...], watch: bool, as_json: bool, size: int | None, seed: int) -> None:
     """Run solutions, by default all of this folder, on real ranks, and say what is wrong with them.

@@ -12,6 +12,7 @@ import click
 from playground.console.options import FILE, check_writable
 from playground.console.session import Session, session_command
 from playground.console.tables import Column, Table
+from playground.console.units import plural
 from playground.figures import SEE
 from playground.figures.catalogue import FIGURES
 from playground.runtime.errors import UsageError
@@ -23,7 +24,7 @@ from playground.trace.files import RENDERED, amount, render, render_steps
 from playground.trace.record import Recording
 from playground.trace.record.run import RECORDED, read_recording
 from playground.trace.render.renderers import check_ending, render_scene
-from playground.trace.render.words import plural, recording_texts
+from playground.trace.render.words import recording_texts
 
 PICTURE = ".svg"
 

@@ -4,6 +4,7 @@ torch nor click."""
 
 from __future__ import annotations
 
+import operator
 import sys
 from collections.abc import Collection, Mapping
 from dataclasses import MISSING, dataclass, field, fields, replace
@@ -26,6 +27,9 @@ class Flag:
     group: str = ""
     """Options that only some commands take, always together."""
     choices: Collection[str] | None = None
+    """The values; of a field that is a tuple, those of its elements."""
+    one_or_all: bool = False
+    """Whether the option takes one of `choices`, or "all". The field is a tuple."""
     least: float | None = None
     most: float | None = None
     above: float | None = None
@@ -42,15 +46,24 @@ class Flag:
 
     def check(self, name: str, value: float) -> None:
         """Raise `UsageError` unless the value of the field `name` is finite and not out of
-        bounds."""
-        if self.least is None or self.least <= value <= (
-            sys.float_info.max if self.most is None else self.most
-        ):
+        bounds. Without any, it may be any number."""
+        compared = (
+            ("at least", self.least, operator.ge), ("above", self.above, operator.gt),
+            ("at most", self.most, operator.le), ("below", self.below, operator.lt),
+        )  # fmt: skip
+        bounds = {
+            f"{words} {bound}": fits(value, bound)
+            for words, bound, fits in compared
+            if bound is not None
+        }
+        if not bounds or (all(bounds.values()) and value <= sys.float_info.max):
             return
-        bounds = f"at least {self.least}" if self.least else "a finite number, 0 or above"
-        if self.most is not None:
-            bounds = f"between {self.least} and {self.most}"
-        raise UsageError(f"{name} {value}: it must be {bounds}")
+        must_be = " and ".join(bounds)
+        if self.least is not None and self.most is not None:
+            must_be = f"between {self.least} and {self.most}"
+        elif self.least == 0 and self.below is None:
+            must_be = "a finite number, 0 or above"
+        raise UsageError(f"{name} {value}: it must be {must_be}")
 
 
 def flag(default: Any, help: str, **about: Any) -> Any:
@@ -74,7 +87,10 @@ def check_flags(settings: Any) -> None:
     None."""
     for name, flag in flags_of(settings).items():
         value = getattr(settings, name)
-        if flag.choices is not None and value is not None:
+        if flag.choices is not None and isinstance(value, tuple):
+            for each in value:
+                check_choice((flag.name or name).removeprefix("--"), each, flag.choices)
+        elif flag.choices is not None and value is not None:
             check_choice(name, value, flag.choices)
         elif isinstance(value, int | float):
             flag.check(name, value)

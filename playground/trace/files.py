@@ -20,6 +20,7 @@ from typing import Any
 import click
 
 from playground.console.options import check_writable
+from playground.console.units import plural
 from playground.runtime.errors import RankFailed, RankTimeout, UsageError
 from playground.runtime.files import belongs_to_another
 from playground.runtime.launcher.entry import CommandWorld
@@ -48,7 +49,7 @@ from playground.trace.record.run import (
 )
 from playground.trace.render.renderers import check_ending, render_scene, to_svg, write
 from playground.trace.render.timeline import lay_out
-from playground.trace.render.words import plural, to_words
+from playground.trace.render.words import to_words
 
 RENDERERS: dict[str, Callable[[Recording], str]] = {
     ".html": render_page,

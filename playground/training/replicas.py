@@ -62,8 +62,8 @@ def difference_to_rank_0(mine: torch.Tensor) -> torch.Tensor:
     return largest if same_bits.all() else largest.clamp(min=SMALLEST)
 
 
-def flat(tensors: Iterable[torch.Tensor]) -> torch.Tensor:
-    """All their elements in a row."""
+def flatten(tensors: Iterable[torch.Tensor]) -> torch.Tensor:
+    """All their elements in one vector, [elements]."""
     return torch.cat([tensor.detach().flatten() for tensor in tensors])
 
 

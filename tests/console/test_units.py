@@ -6,7 +6,7 @@ from math import inf, nan
 
 from hypothesis import given, strategies as st
 
-from playground.console.units import format_bytes, format_digits, format_seconds
+from playground.console.units import format_bytes, format_digits, format_seconds, plural
 
 BYTES = {
     0: "0 B",
@@ -39,3 +39,9 @@ def test_digits_are_read_as_nearly_the_same_number(value: float) -> None:
     text = format_digits(value)
     assert "e" not in text
     assert abs(float(text) / value - 1) <= 0.005
+
+
+def test_a_noun_follows_its_number() -> None:
+    assert [plural(number, "rank") for number in (0, 1, 2, 1000)] == [
+        "0 ranks", "1 rank", "2 ranks", "1,000 ranks",
+    ]  # fmt: skip

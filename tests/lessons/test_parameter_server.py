@@ -35,7 +35,7 @@ from playground.lessons.parameter_server.page import (
 from playground.lessons.rpc.lesson import Agent
 from playground.lessons.sgd.lesson import average_gradients
 from playground.runtime import PlaygroundError, RankFailed, launch
-from playground.training.replicas import flat
+from playground.training.replicas import flatten
 
 
 def small(folder: Path, **more: Any) -> ServerSettings:
@@ -45,7 +45,7 @@ def small(folder: Path, **more: Any) -> ServerSettings:
 def parameters_of_server(rank: int, size: int, settings: ServerSettings) -> list[float]:
     """The server's parameters, after the last mode."""
     experiment.run(rank, size, settings)
-    return flat(lesson.servers[0].params).tolist() if rank == 0 else []
+    return flatten(lesson.servers[0].params).tolist() if rank == 0 else []
 
 
 def parameters_by_sgd(rank: int, size: int, settings: ServerSettings) -> list[float]:
@@ -58,7 +58,7 @@ def parameters_by_sgd(rank: int, size: int, settings: ServerSettings) -> list[fl
         (F.nll_loss(model(images), labels, reduction="sum") / samples_per_rank).backward()
         average_gradients(model)
         optimizer.step()
-    return flat(model.parameters()).tolist()
+    return flatten(model.parameters()).tolist()
 
 
 def in_float64(
@@ -120,7 +120,7 @@ def train_alone() -> list[float]:
         optimizer.zero_grad()
         F.mse_loss(model(inputs), targets).backward()
         optimizer.step()
-    return flat(model.parameters()).tolist()
+    return flatten(model.parameters()).tolist()
 
 
 @pytest.mark.parametrize(("size", "mode"), [(2, "async"), (2, "sync"), (3, "sync"), (4, "sync")])
@@ -155,7 +155,7 @@ def test_every_mode_ends_and_keeps_its_rule(
 ) -> None:
     settings = ServerSettings(folder=Path(), steps=steps, staleness=staleness, lr=1.0, momentum=0.0)
     model, ahead = torch.nn.Linear(1, 1), list[int]()
-    start = flat(model.parameters()).clone()
+    start = flatten(model.parameters()).clone()
     server = MeasuredServer(model, mode, workers, settings)
     threads = [
         threading.Thread(target=push_at_random, args=(server, worker, seed, ahead), daemon=True)
@@ -168,7 +168,7 @@ def test_every_mode_ends_and_keeps_its_rule(
     assert not server.active
     assert sum(server.taken) == sum(server.staleness_counts.values()) == steps * workers
     # every gradient counted 1 / workers
-    torch.testing.assert_close(flat(model.parameters()), start - steps)
+    torch.testing.assert_close(flatten(model.parameters()), start - steps)
     if mode == "sync":
         assert (server.version, server.taken, set(server.staleness_counts)) == (
             steps,

@@ -32,7 +32,7 @@ from playground.lessons.pipeline.page import (
 )
 from playground.runtime import PlaygroundError, RankFailed, device
 from playground.training.activations import ActivationCounter
-from playground.training.replicas import flat
+from playground.training.replicas import flatten
 
 BLOCKS, WIDTH = 12, 6
 FORWARD, BACKWARD = 1.0, 2.0
@@ -50,7 +50,7 @@ def small_batch(samples: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def gradients(model: nn.Module) -> torch.Tensor:
-    return flat(param.grad for param in model.parameters())
+    return flatten(param.grad for param in model.parameters())
 
 
 def expected_gradients(samples: int, stage: int, stages: int) -> torch.Tensor:

@@ -23,7 +23,7 @@ from playground.lessons.ladder.sparse_embeddings import (
 )
 from playground.testing import World
 from playground.training.grad_syncs import SPARSE
-from playground.training.replicas import flat
+from playground.training.replicas import flatten
 from playground.training.step import training_step
 from playground.training.sync import GradSync
 
@@ -76,9 +76,9 @@ def compare(rank: int, size: int) -> tuple[float, list[float]]:
             training_step(optimizer, [partial(sync.model, part) for part in parts], sync)
             found += [
                 *(param.grad.clone() for param in sync.model.parameters()),
-                flat(sync.model.parameters()),
+                flatten(sync.model.parameters()),
             ]
-    ours, theirs = map(flat, seen)
+    ours, theirs = map(flatten, seen)
     return (ours - theirs).abs().max().item(), ours.tolist()
 
 

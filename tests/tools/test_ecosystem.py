@@ -76,7 +76,8 @@ dist.destroy_process_group()
 import torch.distributed.checkpoint as dcp
 state = {"model": model.state_dict(), "step": 3}
 dcp.save(state, checkpoint_id="checkpoint")
-dcp.async_save(state, checkpoint_id="asynchronous").result()
+beside = dist.new_group()  # for the thread that saves
+dcp.async_save(state, checkpoint_id="asynchronous", process_group=beside).result()
 dist.barrier()
 for name in ("checkpoint", "asynchronous"):
     loaded = {"model": {key: torch.zeros_like(each) for key, each in model.state_dict().items()}}
@@ -134,9 +135,6 @@ gathered = [None] * size
 dist.all_gather_object(gathered, {"rank": rank})
 half = dist.new_group([0])
 model = nn.SyncBatchNorm(4) if torch.cuda.is_available() else nn.BatchNorm1d(4)
-for _ in range(3):
-    dist.destroy_process_group()
-    dist.init_process_group("gloo")
 one = torch.ones(1)
 dist.all_reduce(one)
 say(one, len(gathered))
@@ -256,18 +254,26 @@ TORCHRUN = ("-m", "torch.distributed.run", "--nproc-per-node", "2")
 RUN = ("-m", "playground", "run", "-n", "2")
 
 
-def outcome(name: str, folder: Path, words: tuple[str, ...]) -> tuple[int, list[str], list[str]]:
-    """The exit code of a program that these words start, its lines on stdout, and the files it has
-    written."""
-    folder.mkdir()
-    (folder / "train.py").write_text(PROGRAMS[name])
-    ran = subprocess.run(
-        [sys.executable, *words, "train.py"], cwd=folder, capture_output=True, text=True,
-        timeout=5 * ENOUGH, env=os.environ | {"OMP_NUM_THREADS": "1"}, check=False,
-    )  # fmt: skip
+ABORTED = "terminate called without an active exception"
+"""What gloo's threads say where torchrun's process is taken down before they have ended. It happens
+to a right program now and then, on a busy machine: it is started again."""
+
+
+def outcome(name: str, folder: Path, words: tuple[str, ...]) -> tuple[list[str], list[str]]:
+    """The lines on stdout of a program that these words start, and the files it has written."""
+    for attempt in range(5):
+        here = folder / str(attempt)
+        here.mkdir(parents=True)
+        (here / "train.py").write_text(PROGRAMS[name])
+        ran = subprocess.run(
+            [sys.executable, *words, "train.py"], cwd=here, capture_output=True, text=True,
+            timeout=5 * ENOUGH, env=os.environ | {"OMP_NUM_THREADS": "1"}, check=False,
+        )  # fmt: skip
+        if words == RUN or ABORTED not in ran.stderr:
+            break
     assert ran.returncode == 0, ran.stderr
-    files = sorted(str(file.relative_to(folder)) for file in folder.rglob("*"))
-    return ran.returncode, sorted(ran.stdout.splitlines()), files
+    files = sorted(str(file.relative_to(here)) for file in here.rglob("*"))
+    return sorted(ran.stdout.splitlines()), files
 
 
 @pytest.mark.stress
@@ -277,4 +283,4 @@ def test_a_program_ends_as_under_torchrun(name: str, tmp_path: Path) -> None:
         pytest.skip(f"{name} is not installed: pip install -e .[ecosystem]")
     ours = outcome(name, tmp_path / "ours", RUN)
     assert ours == outcome(name, tmp_path / "torchruns", TORCHRUN)
-    assert ours[1]
+    assert ours[0]

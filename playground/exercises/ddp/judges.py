@@ -71,17 +71,21 @@ def average(synchronised: list[int], bucket):  # type: ignore[no-untyped-def]  #
 
 def hook(rank: int, size: int, seed: int) -> Cases:
     """A communication hook. What did not travel as float16 has digits that float16 lacks: a
-    weight's gradient is 10**rank, on rank 0 what bfloat16 cannot hold, and a little more, less than
-    float16 can tell; a bias's is 1. The mean on 3 ranks is no number of float16."""
+    weight's gradient is size times a share, on rank 0 what bfloat16 cannot hold, and a little more,
+    less than float16 can tell; a bias's is size. float16 also holds these divided by size, and
+    their sums to 1e-4, so that a hook may divide before the sum."""
     for about, width in (("one bucket", 1), ("several buckets", 300)):
         model = DistributedDataParallel(nn.Linear(4, width), bucket_cap_mb=0.001)
         hooks, actions = list[str](), Actions()
         model.register_comm_hook = partial(register, model.register_comm_hook, hooks, actions)
-        shares = [10**other if other else 2 + 2**-7 for other in range(size)]
-        means = {"weight": torch.full((width, 4), sum(shares) / size), "bias": torch.ones(width)}
+        shares = [2 + 2**-7, 10, 100, 16, 32][:size]
+        means = {
+            "weight": torch.full((width, 4), float(sum(shares))),
+            "bias": torch.full((width,), float(size)),
+        }
         yield Case(
             about,
-            (model, torch.full((1, 4), shares[rank] * (1 + 2**-12))),
+            (model, torch.full((size, 4), shares[rank] * (1 + 2**-12))),
             actions=actions,
             held=lambda model=model, hooks=hooks, actions=actions: {
                 "hooks that waited": len(hooks),

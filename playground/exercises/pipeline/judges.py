@@ -138,13 +138,14 @@ def one_forward_one_backward(rank: int, size: int, seed: int) -> Cases:
 
 def clip(rank: int, size: int, seed: int) -> Cases:
     """The norm of gradients of which each rank has a part."""
-    for about, max_norm, without in (
-        ("a norm that is too large", 1.0, None),
-        ("a norm within the limit", 1e6, None),
-        ("no gradients on the last rank", 2.0, size - 1),
+    for about, max_norm, without, scale in (
+        ("a norm that is too large", 1.0, None, 1),
+        ("a norm within the limit", 1e6, None, 1),
+        ("no gradients on the last rank", 2.0, size - 1, 1),
+        ("gradients of zeros", 1.0, None, 0),
     ):
         weight, bias = torch.arange(600).view(20, 30) % 6 + 1.0, torch.full((20,), 3.0)
-        everyones = [[weight + other, bias] for other in range(size)]
+        everyones = [[scale * (weight + other), scale * bias] for other in range(size)]
         squares = [
             each.square().sum()
             for r, grads in enumerate(everyones)

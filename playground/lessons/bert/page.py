@@ -18,7 +18,7 @@ from playground.console.session import Session
 from playground.console.tables import Column, Table, Texts, bars, figures, numbers, tabulate
 from playground.console.text import Prose, good, heading, prose
 from playground.console.training import DIVERGED, RUN_TRAINING, DataOptions
-from playground.console.units import format_bytes
+from playground.console.units import format_bytes, plural
 from playground.lessons import LESSONS
 from playground.lessons.bert.prepare import DATASETS, MAX_LENGTH, PairsSource, prepare_pairs
 from playground.lessons.bert.pretrained import BASE, SCRATCH, Tokenizer, load_pretrained
@@ -275,7 +275,7 @@ AVERAGING_COLUMNS = {"way": Column("gradients by")} | figures(
 def speed_texts(speeds: Sequence[Speed], settings: BertSettings) -> Texts:
     rates = {(speed.way, speed.workers): speed.samples_per_second for speed in speeds}
     counts = sorted({count for _, count in rates})
-    rates_by = [(f"{count} worker{'s' * (count > 1)}", "samples/s", ",.0f") for count in counts]
+    rates_by = [(plural(count, "worker"), "samples/s", ",.0f") for count in counts]
     table = Table(
         "way", *numbers(*rates_by, *((f"{count} to 1", "", ".2f") for count in counts[1:]))
     )
@@ -512,9 +512,8 @@ def header(session: Session, settings: BertSettings, pairs: PairsSource) -> list
     origin = "from scratch" if settings.weights == SCRATCH else f"pretrained: {settings.weights}"
     size = f"{config.parameters:,} parameters ({format_bytes(4 * config.parameters)})"
     return [
-        f"{LESSON.name}: {session.world.backend} on {session.world.device}, {count} "
-        f"worker{'s' * (count > 1)}: devices "
-        f"of one process, or ranks with a device each",
+        f"{LESSON.name}: {session.world.backend} on {session.world.device}, "
+        f"{plural(count, 'worker')}: devices of one process, or ranks with a device each",
         f"model: {config.layers} layers of width {config.width}, {size}, {origin}",
         f"data: {pairs}",
         f"training: {settings.steps} steps of {settings.batch_size} pairs, Adam, learning rate "

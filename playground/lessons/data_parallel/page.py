@@ -13,6 +13,7 @@ from playground.console.options import flags
 from playground.console.session import Session
 from playground.console.tables import Column, Table, Text, Texts, bars, figures, numbers, tabulate
 from playground.console.text import heading, prose
+from playground.console.units import plural
 from playground.lessons import LESSONS
 from playground.runtime.backends import backend_for
 from playground.runtime.errors import UsageError
@@ -190,7 +191,7 @@ def threads_text(times: ThreadTimes, devices: int) -> str:
     """How many times as much is done at once."""
     speed_up = devices * times.alone / times.together
     return (
-        f"  {devices} thread{'s' * (devices > 1)} get {speed_up:.2f} times as much done as one: "
+        f"  {plural(devices, 'thread')} get {speed_up:.2f} times as much done as one: "
         f"one piece of work takes {1000 * times.alone:.1f} ms, {devices} at the same time "
         f"{1000 * times.together:.1f} ms"
     )
@@ -241,10 +242,7 @@ def command(
             f"{LESSON.name} starts its processes itself: run it without torchrun, RANK and "
             "WORLD_SIZE"
         )
-    session.say(
-        f"{LESSON.name}: one process, {len(names)} device{'s' * (len(names) > 1)}: "
-        f"{', '.join(names)}"
-    )
+    session.say(f"{LESSON.name}: one process, {plural(len(names), 'device')}: {', '.join(names)}")
     run_parts(session, settings)
 
 

@@ -49,7 +49,7 @@ from playground.runtime.files import temporary_folder
 from playground.runtime.rendezvous.agreement import all_gather_object
 from playground.runtime.tap import Call, Observer, observing
 from playground.training.data import Batch, Images, partition_dataset
-from playground.training.replicas import find_largest_difference, flat
+from playground.training.replicas import find_largest_difference, flatten
 from playground.training.step import backward, mean_loss_part, training_step
 from playground.training.sync import GradSync
 
@@ -136,11 +136,11 @@ class DDPRun:
 
     def gradients(self) -> torch.Tensor:
         """All of them, flat."""
-        return flat(param.grad for param in self.ddp.parameters())
+        return flatten(param.grad for param in self.ddp.parameters())
 
     def parameters(self) -> torch.Tensor:
         """All of them, flat."""
-        return flat(self.ddp.parameters())
+        return flatten(self.ddp.parameters())
 
 
 def relative_error(values: torch.Tensor, reference: torch.Tensor) -> float:

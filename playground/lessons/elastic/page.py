@@ -16,6 +16,7 @@ from playground.console.session import Session
 from playground.console.tables import Column, figures, tabulate
 from playground.console.text import good, prose
 from playground.console.training import RUN_TRAINING, DataOptions, data_options, prepare_data
+from playground.console.units import plural
 from playground.lessons import LESSONS
 from playground.runtime.backends import get_backend
 from playground.runtime.errors import PlaygroundError, UsageError
@@ -226,7 +227,7 @@ def command(session: Session, data: DataOptions, asked: ElasticOptions) -> None:
                 filter(None, [f"the training that was killed ended elsewhere: {differ}", why])
             )
         )
-    verdict = good(f"{len(kills)} kill{'s' * (len(kills) > 1)} left no trace")
+    verdict = good(f"{plural(len(kills), 'kill')} left no trace")
     session.say(prose(f"Shown: {LESSON.conclude(world.size)}; ", verdict, "."))
     session.print_document(
         {}, way=asked.way, dataset=prepared.summary, recoveries=recoveries, comparison=compared

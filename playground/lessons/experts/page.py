@@ -6,17 +6,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import click
-
 from playground.algorithms.cost_model import times_sent
-from playground.console.options import ALL, flags, select_names
+from playground.console.options import flags
 from playground.console.session import Session
 from playground.console.tables import RANK_COLUMN, Column, figures, tabulate
 from playground.console.text import good, heading, prose
 from playground.console.training import COMPARED, TRAINED
 from playground.lessons import LESSONS
 from playground.runtime.errors import UsageError
-from playground.runtime.flags import check_choice, check_flags, flag
+from playground.runtime.flags import check_flags, flag
 from playground.training.gpt_config import LAYERS, LENGTH, VOCABULARY, WIDTH
 from playground.training.one_process import ComparedTraining, check
 
@@ -34,7 +32,9 @@ class ExpertsSettings:
 
     size: int
     """Number of ranks."""
-    ways: tuple[str, ...] = tuple(WAYS)
+    ways: tuple[str, ...] = flag(
+        tuple(WAYS), "Free: without balance loss.", name="--way", choices=WAYS, one_or_all=True
+    )
     seed: int = 1234
     batch_size: int = flag(24, "Sequences in a batch, of which each rank has as many.", least=1)
     steps: int = flag(70, "Number of training steps, for each way.", least=1)
@@ -46,8 +46,6 @@ class ExpertsSettings:
 
     def __post_init__(self) -> None:
         check_flags(self)
-        for way in self.ways:
-            check_choice("way", way, WAYS)
         if self.size > EXPERTS:
             raise UsageError(
                 f"{self.size} ranks for {EXPERTS} experts: each needs one, so choose at most "
@@ -123,19 +121,10 @@ ASSIGNMENTS = {"way": Column("way"), "rank": RANK_COLUMN} | figures(
 COSTS = {"way": Column("way")} | TRAINED | figures(("most_over_mean", "fullest\n/ mean", "", ".2f"))
 
 
-@LESSON.run_by(
-    click.option(
-        "--way",
-        type=click.Choice([*WAYS, ALL]),
-        default=ALL,
-        show_default=True,
-        help="Free: without balance loss.",
-    ),
-    flags(ExpertsSettings, "batch_size", "steps", "capacity"),
-)
-def command(session: Session, way: str, **chosen: Any) -> None:
-    world, ways = session.world, select_names(WAYS, (way,))
-    settings = ExpertsSettings(size=world.size, ways=ways, seed=session.run.seed, **chosen)
+@LESSON.run_by(flags(ExpertsSettings))
+def command(session: Session, **chosen: Any) -> None:
+    world = session.world
+    settings = ExpertsSettings(size=world.size, seed=session.run.seed, **chosen)
     world.warm_up(EXPERIMENT)
     limit = (
         f", at most {settings.capacity:g} times the mean to one of them"
@@ -149,7 +138,9 @@ def command(session: Session, way: str, **chosen: Any) -> None:
     session.say(
         f"{LESSON.name}: {world}, {model}, {EXPERTS} experts for a block, {K} for a token{limit}"
     )
-    found = dict(zip(ways, zip(*session.launch(EXPERIMENT, settings), strict=True), strict=True))
+    found = dict(
+        zip(settings.ways, zip(*session.launch(EXPERIMENT, settings), strict=True), strict=True)
+    )
     rows = [
         ExpertsRow(
             **vars(counted),

@@ -60,7 +60,7 @@ from playground.training.replicas import (
     all_gather_stacked,
     broadcast_parameters,
     find_largest_difference,
-    flat,
+    flatten,
 )
 from playground.training.step import backward, mean_loss_part, training_step
 from playground.training.sync import AllReduce, GradSync, new_grad_sync
@@ -474,7 +474,7 @@ def compare_outcomes(replica: TimedReplica, ddp: TimedReplica) -> tuple[float, f
     differently. Over many steps rounding now and then decides which of two numbers a ReLU or
     max_pool lets through: 1e-4. (In float64 all agree to 1e-16.)"""
     difference = (
-        (flat(replica.model.parameters()) - flat(ddp.model.parameters())).abs().max().double()
+        (flatten(replica.model.parameters()) - flatten(ddp.model.parameters())).abs().max().double()
     )
     of_ranks = all_gather_stacked(
         torch.stack([torch.full_like(difference, replica.loss), difference])

@@ -6,16 +6,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import click
-
-from playground.console.options import flags
+from playground.console.options import flags, select_names
 from playground.console.session import Session
 from playground.console.tables import Column, Table, Texts, figures, tabulate
 from playground.console.text import good, prose
 from playground.console.training import DataOptions, announce_data, data_options
+from playground.console.units import plural
 from playground.lessons import LESSONS
 from playground.runtime.errors import PlaygroundError
-from playground.runtime.flags import check_choice, flag, like
+from playground.runtime.flags import flag, like
 from playground.training.results import ROUNDING
 from playground.training.settings import TrainingSettings
 
@@ -41,7 +40,13 @@ class ServerSettings(TrainingSettings):
     batch_size: int = flag(
         128, "Global batch size: samples for a gradient of every worker.", least=1
     )
-    modes: tuple[str, ...] = tuple(MODES)
+    modes: tuple[str, ...] = flag(
+        tuple(MODES),
+        "When the server takes a step; may be repeated.",
+        name="--mode",
+        choices=MODES,
+        click={"multiple": True, "show_default": "all of them"},
+    )
     staleness: int = flag(
         3,
         "Stale-synchronous: number of gradients that a worker may be ahead of the slowest.",
@@ -56,11 +61,6 @@ class ServerSettings(TrainingSettings):
         metavar="FACTOR",
     )
     steps: int = flag(100, "Number of gradients of each worker, on average.", least=1)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for mode in self.modes:
-            check_choice("mode", mode, MODES)
 
     @property
     def early_steps(self) -> int:
@@ -128,23 +128,19 @@ COLUMNS = {"mode": Column("mode")} | figures(
 )
 
 
-MODE, ABOUT_MODES = click.Choice(tuple(MODES)), "When the server takes a step; may be repeated."
-
-
 @LESSON.run_by(
-    click.option(
-        "--mode", "modes", type=MODE, multiple=True, show_default="all of them", help=ABOUT_MODES
+    flags(
+        ServerSettings, "modes", "staleness", "slow_worker", "steps", "batch_size", "lr", "momentum"
     ),
-    flags(ServerSettings, "staleness", "slow_worker", "steps", "batch_size", "lr", "momentum"),
     data_options,
 )
-def command(session: Session, data: DataOptions, modes: tuple[str, ...], **chosen: Any) -> None:
+def command(session: Session, data: DataOptions, **chosen: Any) -> None:
     world, workers = session.world, session.world.size - 1
-    chosen["modes"] = tuple(mode for mode in MODES if mode in (modes or MODES))
+    chosen["modes"] = select_names(MODES, chosen["modes"])
     asked = ServerSettings(folder=data.folder, limit=data.limit, seed=session.run.seed, **chosen)
     asked.check_batch(workers)
     world.warm_up(RUN)
-    shared = f"shared by {workers} worker{'s' * (workers > 1)}"
+    shared = f"shared by {plural(workers, 'worker')}"
     work = f"training: {asked.steps} steps of {asked.batch_size} samples, {shared}"
     rows = {ALL_REDUCE: "no server: the workers average their gradients"} | {
         mode: MODES[mode] for mode in asked.modes

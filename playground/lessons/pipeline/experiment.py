@@ -34,7 +34,7 @@ from playground.runtime import device, report, synchronize
 from playground.runtime.backends import backend_of
 from playground.training.activations import ActivationCounter
 from playground.training.data import Batch, Images
-from playground.training.replicas import flat
+from playground.training.replicas import flatten
 
 FEW = 4
 """Samples of a microbatch, where schedules are compared with one process."""
@@ -87,7 +87,7 @@ def compare(model: nn.Sequential, groups: Groups, settings: PipelineSettings) ->
     stage = Stage(split(model, dist.get_rank(), settings.size), range(settings.size), groups)
     report(phase="one process")
     F.cross_entropy(model(images), labels).backward()
-    expected = flat(param.grad for param in stage.model.parameters())
+    expected = flatten(param.grad for param in stage.model.parameters())
     found = dict[str, float]()
     warm_up(stage, *blank_batch(few, torch.float64))
     for name in settings.schedules:
@@ -96,7 +96,7 @@ def compare(model: nn.Sequential, groups: Groups, settings: PipelineSettings) ->
         stage.load(images, labels, settings.microbatches)
         SCHEDULES[name].code(stage, settings.microbatches)
         stage.finish()
-        gradients = flat(param.grad for param in stage.model.parameters())
+        gradients = flatten(param.grad for param in stage.model.parameters())
         found[name] = (gradients - expected).abs().max().item()
     return found
 

@@ -7,17 +7,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import click
-
-from playground.console.options import ALL, flags, select_names
+from playground.console.options import flags
 from playground.console.session import Session
 from playground.console.tables import Column, Table, Texts, figures, numbers, tabulate
 from playground.console.text import good, heading, prose
 from playground.console.training import RUN_TRAINING, DataOptions, announce_data, data_options
+from playground.console.units import plural
 from playground.lessons import LESSONS
 from playground.runtime import host
 from playground.runtime.errors import PlaygroundError, UsageError
-from playground.runtime.flags import check_at_least_one, check_choice, flag
+from playground.runtime.flags import check_at_least_one, flag
 from playground.runtime.remote import Remote
 from playground.training.settings import TrainingSettings
 
@@ -68,7 +67,13 @@ class PipelineSettings(TrainingSettings):
 
     size: int
     """Number of ranks, each with a stage."""
-    schedules: tuple[str, ...] = tuple(SCHEDULES)
+    schedules: tuple[str, ...] = flag(
+        tuple(SCHEDULES),
+        "The order in which stages work.",
+        name="--schedule",
+        choices=SCHEDULES,
+        one_or_all=True,
+    )
     """Names of `SCHEDULES`, in the order of running."""
     microbatches: int = flag(
         8, "Number of microbatches that a batch is cut into.", least=1, metavar="M"
@@ -81,8 +86,6 @@ class PipelineSettings(TrainingSettings):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_at_least_one(self, "size")
-        for name in self.schedules:
-            check_choice("schedule", name, SCHEDULES)
         if BLOCKS % self.size:
             equal = (
                 f"the model's {BLOCKS} blocks are cut into equal stages, so choose a divisor "
@@ -207,7 +210,7 @@ def check(name: str, found: ScheduleResult) -> None:
 def model_text(settings: PipelineSettings) -> str:
     return (
         f"model: {BLOCKS} equal blocks (linear {WIDTH} x {WIDTH}, ReLU), "
-        f"{BLOCKS // settings.size} in each of {settings.size} stage{'s' * (settings.size > 1)}; "
+        f"{BLOCKS // settings.size} in each of {plural(settings.size, 'stage')}; "
         f"batches of {settings.batch_size} samples, in {settings.microbatches} microbatches of "
         f"{settings.batch_size // settings.microbatches}"
     )
@@ -250,27 +253,19 @@ def cost_texts(found: Mapping[str, ScheduleResult]) -> Texts:
     return [prose(heading("cost"), f": {about}"), tabulate(rows, COSTS)]
 
 
-ORDERS, ABOUT_ORDERS = click.Choice([*SCHEDULES, ALL]), "The order in which stages work."
-
-
 @LESSON.run_by(
-    click.option("--schedule", type=ORDERS, default=ALL, show_default=True, help=ABOUT_ORDERS),
-    flags(PipelineSettings, "microbatches", "batch_size", "steps"),
+    flags(PipelineSettings, "schedules", "microbatches", "batch_size", "steps"),
     data_options,
 )
-def command(session: Session, data: DataOptions, schedule: str, **chosen: Any) -> None:
+def command(session: Session, data: DataOptions, **chosen: Any) -> None:
     world = session.world
-    chosen |= {
-        "limit": data.limit,
-        "seed": session.run.seed,
-        "schedules": select_names(SCHEDULES, (schedule,)),
-    }
+    chosen |= {"limit": data.limit, "seed": session.run.seed}
     asked = PipelineSettings(size=world.size, folder=data.folder, **chosen)
     world.warm_up(RUN_TRAINING, EXPERIMENT)
     prepared, settings = announce_data(session, data, asked, model_text(asked))
     if world.local_size > (cores := host.cores()) and world.device == "cpu":
         session.say(
-            f"{world.local_size} ranks share {cores} core{'s' * (cores > 1)}: while one stage "
+            f"{world.local_size} ranks share {plural(cores, 'core')}: while one stage "
             "waits, another uses its core, so the bubble that is measured says little; gradients, "
             "activations and losses hold all the same"
         )

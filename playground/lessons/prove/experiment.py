@@ -27,7 +27,7 @@ from playground.measurement.interleave import slowest as max_over_ranks
 from playground.runtime import device, on_device, report
 from playground.training.data import Batch, Images
 from playground.training.grad_syncs import GRAD_SYNCS
-from playground.training.replicas import broadcast_parameters, flat
+from playground.training.replicas import broadcast_parameters, flatten
 from playground.training.step import training_step
 from playground.training.sync import GradSync, build_grad_sync, new_grad_sync
 
@@ -162,7 +162,7 @@ def own_weights(size: int, settings: ProveSettings) -> Break:
     at_first = minus_rank_0(parameters(model))
     train_side_by_side(settings, ranks, one_process)
     at_last = minus_rank_0(parameters(model))
-    gradients = flat(param.grad for param in model.parameters())
+    gradients = flatten(param.grad for param in model.parameters())
     return break_result(
         breaks={
             PARAMETERS: differ(ranks, one_process),

@@ -6,17 +6,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import click
-
 from playground.algorithms.cost_model import times_sent
-from playground.console.options import ALL, flags, select_names
+from playground.console.options import flags
 from playground.console.session import Session
 from playground.console.tables import Column, figures, tabulate
 from playground.console.text import good, heading, prose
 from playground.console.training import COMPARED, TRAINED
 from playground.lessons import LESSONS
 from playground.runtime.errors import UsageError
-from playground.runtime.flags import check_choice, check_flags, flag, like
+from playground.runtime.flags import check_flags, flag, like
 from playground.training.gpt_config import HEADS, LAYERS, LENGTH, VOCABULARY, WIDTH
 from playground.training.one_process import ComparedTraining, check
 from playground.training.settings import TrainingSettings
@@ -37,7 +35,9 @@ class TensorSettings:
 
     size: int
     """Number of ranks."""
-    ways: tuple[str, ...] = tuple(WAYS)
+    ways: tuple[str, ...] = flag(
+        tuple(WAYS), "What is sharded.", name="--way", choices=WAYS, one_or_all=True
+    )
     seed: int = 1234
     batch_size: int = flag(24, "Sequences in a batch, which all ranks work on.", least=1)
     steps: int = flag(70, "Number of training steps, for each way.", least=1)
@@ -45,8 +45,6 @@ class TensorSettings:
 
     def __post_init__(self) -> None:
         check_flags(self)
-        for way in self.ways:
-            check_choice("way", way, WAYS)
         if HEADS % self.size:
             raise UsageError(
                 f"{self.size} ranks for {HEADS} heads: each gets as many, so choose 1, 2, 3, 4, 6 "
@@ -93,25 +91,18 @@ COUNTS = {"what": Column("on each rank")} | figures(
 COSTS = {"way": Column("way")} | TRAINED
 
 
-@LESSON.run_by(
-    click.option(
-        "--way",
-        type=click.Choice([*WAYS, ALL]),
-        default=ALL,
-        show_default=True,
-        help="What is sharded.",
-    ),
-    flags(TensorSettings, "batch_size", "steps", "link"),
-)
-def command(session: Session, way: str, **chosen: Any) -> None:
-    world, ways = session.world, select_names(WAYS, (way,))
-    settings = TensorSettings(size=world.size, ways=ways, seed=session.run.seed, **chosen)
+@LESSON.run_by(flags(TensorSettings, "ways", "batch_size", "steps", "link"))
+def command(session: Session, **chosen: Any) -> None:
+    world = session.world
+    settings = TensorSettings(size=world.size, seed=session.run.seed, **chosen)
     world.warm_up(EXPERIMENT)
     link = f", over simulated links of {settings.link:g} Gbit/s" if settings.link else ""
     model = f"a GPT of {LAYERS} blocks, width {WIDTH}, {HEADS} heads, sequences of {LENGTH}"
     session.say(f"{LESSON.name}: {world}, {model}, {settings.batch_size} in a batch{link}")
-    found = dict(zip(ways, zip(*session.launch(EXPERIMENT, settings), strict=True), strict=True))
-    forms = {name: closed_forms(name, settings) for name in ways}
+    found = dict(
+        zip(settings.ways, zip(*session.launch(EXPERIMENT, settings), strict=True), strict=True)
+    )
+    forms = {name: closed_forms(name, settings) for name in settings.ways}
     for name, (first, *_) in found.items():
         rows = (
             {"what": QUANTITIES[key], "counted": float(getattr(first, key)), "form": form}

@@ -40,7 +40,7 @@ from playground.measurement.interleave import interleave, slowest
 from playground.runtime import PlaygroundError, device, report, synchronize
 from playground.training.gpt_run import LR, Batch, backward_alone, batches, set_lr, train
 from playground.training.one_process import EXACT_STEPS
-from playground.training.replicas import flat
+from playground.training.replicas import flatten
 from playground.training.step import training_step
 from playground.training.sync import GradSync
 from playground.training.zero_sync import SYNCS
@@ -253,7 +253,7 @@ def compare(way: str, settings: ZeroSettings) -> float:
     ]
     pairs = zip(trainer.mean_losses(), expected_losses, strict=True)
     return max(
-        (flat(params) - expected_params).abs().max().item(),
+        (flatten(params) - expected_params).abs().max().item(),
         *(abs(loss - expected) for loss, expected in pairs),
     )
 
@@ -263,7 +263,7 @@ def train_alone(settings: ZeroSettings) -> tuple[list[float], Tensor]:
     """The losses of one process, by step, and its parameters at the end, flat."""
     model = new_model(settings, torch.float64)
     exact = batches(settings.batch_size, EXACT_STEPS, settings.seed)
-    return train("alone", model, backward_alone(model), exact).losses, flat(model.parameters())
+    return train("alone", model, backward_alone(model), exact).losses, flatten(model.parameters())
 
 
 def train_in_turn(settings: ZeroSettings) -> list[tuple[float, list[float]]]:

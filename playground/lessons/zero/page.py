@@ -6,9 +6,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-import click
-
-from playground.console.options import ALL, flags, select_names
+from playground.console.options import flags
 from playground.console.session import Session
 from playground.console.tables import Column, Table
 from playground.console.text import good, prose
@@ -30,7 +28,9 @@ class ZeroSettings:
     """Raises `UsageError` for what cannot be cut or trained."""
 
     size: int
-    ways: tuple[str, ...] = NAMES
+    ways: tuple[str, ...] = flag(
+        NAMES, "Train by this way alone.", name="--way", choices=NAMES, one_or_all=True
+    )
     layers: int = flag(2, "Number of the GPT's blocks.", least=1)
     width: int = flag(96, "Width of the GPT, a multiple of its 12 heads.", least=12)
     batch_size: int = flag(24, "Global batch size: sequences per step, over all ranks.", least=1)
@@ -62,19 +62,10 @@ class ZeroSettings:
         return asdict(self)
 
 
-@LESSON.run_by(
-    click.option(
-        "--way",
-        type=click.Choice([*HELD, *TORCH, ALL]),
-        default=ALL,
-        show_default=True,
-        help="Train by this way alone.",
-    ),
-    flags(ZeroSettings, "layers", "width", "batch_size", "steps", "cap", "kernel"),
-)
-def command(session: Session, way: str, **chosen: Any) -> None:
-    world, ways = session.world, select_names(NAMES, (way,))
-    settings = ZeroSettings(size=world.size, ways=ways, seed=session.run.seed, **chosen)
+@LESSON.run_by(flags(ZeroSettings))
+def command(session: Session, **chosen: Any) -> None:
+    world = session.world
+    settings = ZeroSettings(size=world.size, seed=session.run.seed, **chosen)
     world.warm_up(RUN_TRAINING, MEASURE)
     about = f"batches of {settings.batch_size} sequences to copy"
     if settings.cap:

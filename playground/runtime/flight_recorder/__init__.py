@@ -81,6 +81,7 @@ class Kind(StrEnum):
         "a group not made by all",
         "call new_group on all ranks of the world, in the same order",
     )
+    UNFORMED = "a world not formed by all", "call init_process_group on all ranks"
     SENDS = (
         "send against send",
         "let one of two ranks receive first, or use isend or batch_isend_irecv",

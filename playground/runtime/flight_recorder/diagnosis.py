@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 
 from playground.runtime.flight_recorder import (
     COLLECTIVE,
+    FORM_WORLD,
     NEW_GROUP,
     RECEIVE,
     SEND,
@@ -241,7 +242,7 @@ def classify(graph: WaitGraph, rank: int, other: int, culprits: set[int]) -> Kin
     if NEW_GROUP in (mine.name, theirs and theirs.name):
         return Kind.PARTIAL_GROUP
     if theirs is None:
-        return Kind.ENDED
+        return Kind.UNFORMED if mine.name == FORM_WORLD else Kind.ENDED
     if mine.kind == theirs.kind == COLLECTIVE:
         if (mine.group, mine.number) == (theirs.group, theirs.number) or NEW_GROUP in (
             mine.name,

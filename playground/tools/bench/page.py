@@ -18,7 +18,7 @@ from playground.console.options import COMMON, FILE, flags, names_option, refuse
 from playground.console.session import Session, session_command, to_document
 from playground.console.tables import Column, Texts, figures, tabulate
 from playground.console.text import bad, good, heading, prose
-from playground.console.units import format_bytes, format_digits
+from playground.console.units import format_bytes, format_digits, plural
 from playground.measurement import environment
 from playground.runtime.errors import PlaygroundError, UsageError
 from playground.runtime.rank.rank import Event
@@ -185,7 +185,7 @@ def difference_texts(changes: Sequence[Change]) -> Texts:
     counts = ", ".join(
         f"{verdicts.count(verdict)} {verdict}" for verdict in dict.fromkeys(verdicts)
     )
-    return [*texts, "", f"Compared: {len(verdicts)} row{'s' * (len(verdicts) > 1)}: {counts}."]
+    return [*texts, "", f"Compared: {plural(len(verdicts), 'row')}: {counts}."]
 
 
 CHANGES = {

@@ -13,6 +13,7 @@ import click
 from playground.console.options import RunOptions, flags, pack_options
 from playground.console.session import Session, session_command
 from playground.console.text import Prose, bad, good, prose
+from playground.console.units import plural
 from playground.runtime.errors import PlaygroundError, UsageError
 from playground.runtime.flags import flag
 from playground.runtime.rendezvous.rendezvous import is_loopback
@@ -69,8 +70,8 @@ def count(findings: Sequence[Finding], number: int) -> str:
     """How many checks there were, and how many findings of each severity."""
     errors = sum(each.severity == ERROR for each in findings)
     found = {"error": errors, "warning": len(findings) - errors}
-    amounts = [f"{amount} {what}{'s' * (amount > 1)}" for what, amount in found.items() if amount]
-    return f"{number} check{'s' * (number > 1)}, {', '.join(amounts) or 'nothing found'}"
+    amounts = [plural(amount, what) for what, amount in found.items() if amount]
+    return f"{plural(number, 'check')}, {', '.join(amounts) or 'nothing found'}"
 
 
 def finding_text(finding: Finding) -> Prose:

@@ -18,6 +18,7 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
+from playground.console.units import plural
 from playground.runtime.backends import get_backend
 from playground.runtime.backends.nccl import driver_supports
 from playground.runtime.errors import PlaygroundError
@@ -121,7 +122,7 @@ def try_torch() -> None:
     sums = {}
     for backend in map(get_backend, TRIED):
         if ranks := 2 if backend.device_type == "cpu" else min(2, visible):
-            tell(stage=f"adding up on {ranks} rank{'s' * (ranks > 1)} with {backend.name}")
+            tell(stage=f"adding up on {plural(ranks, 'rank')} with {backend.name}")
             sums[backend.name] = add_on_ranks(backend.name, ranks)
     tell(sums=sums, stage=f"calling an operator of torchvision {version_of('torchvision')}")
     if version_of("torchvision"):

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from math import isfinite
 
 import playground.trace.record as record
-from playground.console.units import format_bytes
+from playground.console.units import format_bytes, plural
 from playground.trace.analyse import Lane, MatchedMessage, Ref, match_messages, ref_of
 from playground.trace.record import BACKGROUND, MAIN, Event, Recording
 from playground.trace.render import (
@@ -192,7 +192,7 @@ def format_values(values: Sequence[float], most: int = 4) -> str:
 
 def caption_of(recording: Recording, notes: Sequence[str]) -> list[str]:
     """Lines on what was run, and on what is not shown."""
-    ranks = f"{recording.size} rank{'s' * (recording.size > 1)}"
+    ranks = plural(recording.size, "rank")
     lines = [f"{' '.join(recording.command)}: {ranks} on {recording.backend}, recorded.", *notes]
     if dropped := sum(rank.dropped for rank in recording.ranks):
         lines.append(f"{dropped} events were dropped: there was no room for them.")

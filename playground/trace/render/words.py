@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from playground.console.rendering import render
 from playground.console.tables import RANK_COLUMN, Column, Table
 from playground.console.text import Prose, bad, heading, prose
-from playground.console.units import format_seconds
+from playground.console.units import format_seconds, plural
 from playground.trace.analyse import Lane, Timeline, match_messages
 from playground.trace.analyse.waits import (
     CAUSES,
@@ -131,10 +131,6 @@ def line_text(waits: Waits, event: Event) -> str:
 
 def milliseconds(seconds: float) -> str:
     return f"{1e3 * seconds:,.2f}"
-
-
-def plural(count: int, noun: str) -> str:
-    return f"{count:,} {noun}{'s' * (count != 1)}"
 
 
 def to_words(recording: Recording) -> str:

@@ -23,6 +23,7 @@ def clip(
     dist.all_reduce(squares)
     norm = squares.sqrt().item()
     for grad in grads:
-        grad *= min(1, max_norm / norm)
+        if norm > max_norm:
+            grad *= max_norm / norm
     return norm
     # until here
