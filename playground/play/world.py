@@ -3,6 +3,7 @@ and a rank that dies is replaced. Does not import torch."""
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import pickle
@@ -321,27 +322,24 @@ class PlayWorld:
             reason = "exited with code 0" if rank.failure is None else describe(rank.failure)
             run.lost[rank.number] = reason
         stop(lost)
-        listener = None
-        if self.ranks[0] in lost:
-            listener = listen("127.0.0.1", 0)
-            port = listener.getsockname()[1]
-        else:
-            port = self.ask_for_port(self.ranks[0])
-        rendezvous = Rendezvous(port=port)
-        for rank in self.ranks:
-            if rank not in lost:
-                rank.assign(self.prepare(cells.call, cells.stay, rendezvous=rendezvous))
-        for rank in lost:
-            number = rank.number
-            env = RankEnv(
-                rank=number, size=self.size, local_rank=number, local_size=self.size,
-                rendezvous=rendezvous,
-            )  # fmt: skip
-            mine = listener if number == 0 else None
-            self.ranks[number] = start_rank(env, self.config, mine, None)
-            self.begin(self.ranks[number])
-        if listener:
-            listener.close()
+        with contextlib.ExitStack() as opened:
+            listener = None
+            if self.ranks[0] in lost:
+                listener = opened.enter_context(listen("127.0.0.1", 0))
+                rendezvous = Rendezvous(port=listener.getsockname()[1])
+            else:
+                rendezvous = Rendezvous(port=self.ask_for_port(self.ranks[0]))
+            for rank in self.ranks:
+                if rank not in lost:
+                    rank.assign(self.prepare(cells.call, cells.stay, rendezvous=rendezvous))
+            for number in (rank.number for rank in lost):
+                env = RankEnv(
+                    rank=number, size=self.size, local_rank=number, local_size=self.size,
+                    rendezvous=rendezvous,
+                )  # fmt: skip
+                mine = listener if number == 0 else None
+                self.ranks[number] = start_rank(env, self.config, mine, None)
+                self.begin(self.ranks[number])
         self.await_all()
         self.is_stale = False
 
