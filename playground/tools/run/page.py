@@ -136,7 +136,7 @@ def command(
     \b
         python -m playground run -n 4 train.py --lr 0.1
         python -m playground run -n 4 -m package.train --lr 0.1
-        python -m playground run -n 4 --see run.html --restarts 3 --grace 30 train.py
+        python -m playground run --see run.html --restarts 3 train.py
     """
     name, *arguments = words
     program = Program(
