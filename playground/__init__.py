@@ -12,6 +12,7 @@
     measurement/  timing side by side, and the machine it was done on
     runtime/      N processes become one world: launch(), rendezvous, backends, failures
     console/      what every command shares: options, tables, progress, JSON
+    play/         a prompt and a notebook whose cells run on ranks that stay
     testing/      the pytest plugin: real ranks for your own tests
     app.py        the command line put together
 
@@ -70,3 +71,10 @@ def __getattr__(name: str) -> object:
     from playground import runtime
 
     return getattr(runtime, name)
+
+
+def load_ipython_extension(shell: object) -> None:
+    """%load_ext playground: cells of a notebook run on ranks, from `%ranks` on."""
+    from playground.play.extension import load
+
+    load(shell)

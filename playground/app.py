@@ -22,6 +22,7 @@ from playground.console.steps import steps_command
 from playground.exercises import EXERCISES
 from playground.figures import SEE
 from playground.lessons import LESSONS, PATH
+from playground.play import PLAY
 from playground.runtime import signals, surroundings
 from playground.runtime.errors import PlaygroundError, UsageError
 from playground.runtime.launcher import server
@@ -31,11 +32,11 @@ from playground.runtime.untrusted import printable
 from playground.site import READ, SITE
 
 TOOLS = {**tools.TOOLS, SEE.name: SEE}
-BESIDE = {**TOOLS, SITE.name: SITE, READ.name: READ}
+BESIDE = {PLAY.name: PLAY, **TOOLS, SITE.name: SITE, READ.name: READ}
 """The commands beside the path."""
 LESSONS_BY_FOLDER = {Path(lesson.path).name: lesson for lesson in PATH}
 """By the names of their folders."""
-COMMANDS = [*LESSONS, *EXERCISES, *TOOLS, SITE.name]
+COMMANDS = [*LESSONS, *EXERCISES, PLAY.name, *TOOLS, SITE.name]
 """Those that do more than show a text."""
 COMMAND_LISTS = {
     "The path, in order": {lesson.name: lesson.teaches for lesson in PATH},

@@ -148,8 +148,19 @@ ALLOWED = {
         "console",
         "runtime",
     },
-    "app": {"site", "figures", "trace", "exercises", "tools", "lessons", "console", "runtime"},
-    "": {"console", "runtime"},
+    "play": {"tools", "console", "runtime"},
+    "app": {
+        "play",
+        "site",
+        "figures",
+        "trace",
+        "exercises",
+        "tools",
+        "lessons",
+        "console",
+        "runtime",
+    },
+    "": {"play", "console", "runtime"},
     "__main__": {"app"},
 }
 """Lower rooms first: nothing below imports what is above it, by whatever kind of import or by a
@@ -518,9 +529,9 @@ LAUNCHER = [
 
 
 def test_the_package_imports_names_and_does_nothing_else() -> None:
-    """Importing it: a docstring, names for type checkers, and the function that imports each of
-    them when it is asked for."""
-    _, checking, names, exported, getter = tree_of("playground").body
+    """Importing it: a docstring, names for type checkers, and the functions that import each of
+    them, and IPython's extension, when they are asked for."""
+    _, checking, names, exported, getter, extension = tree_of("playground").body
     assert ast.unparse(checking) == "TYPE_CHECKING = False"
     assert isinstance(names, ast.If)
     assert isinstance(exported, ast.Assign)
@@ -531,6 +542,9 @@ def test_the_package_imports_names_and_does_nothing_else() -> None:
     assert {*ast.literal_eval(exported.value)} == typed == {*playground.__all__}
     assert getter.name == "__getattr__"
     assert getter.decorator_list == []
+    assert isinstance(extension, ast.FunctionDef)  # of IPython, which looks for this name
+    assert extension.name == "load_ipython_extension"
+    assert extension.decorator_list == []
 
 
 def test_torch_is_not_imported_before_it_is_needed(

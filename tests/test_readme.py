@@ -51,6 +51,7 @@ NOT_RUN = {
     "python -m playground run -n 4 -m package.train --lr 0.1": "a package",
     "python -m playground run -n 4 --see run.html --restarts 3 --grace 30 train.py": "a script",
     "python -m playground why 4711": "a run that stands still",
+    "python -m playground play -n 4": "somebody who types",
     "PLAYGROUND_HOSTS=2 python -m playground scale -n 4": "a quarter of a minute",
     "GLOO_SOCKET_IFNAME=eth1 python -m playground doctor": "a machine with these faults",
     "python -m playground doctor --hosts a,b,c": "three machines",

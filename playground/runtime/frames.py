@@ -17,7 +17,12 @@ def in_package(*parts: str) -> str:
     return os.path.join(PACKAGE, *parts)
 
 
-RUNNERS = (in_package("runtime", ""), in_package("testing", ""), in_package("trace", "record", ""))
+RUNNERS = (
+    in_package("runtime", ""),
+    in_package("testing", ""),
+    in_package("play", ""),
+    in_package("trace", "record", ""),
+)
 """Modules of ours that run a program or record it: no traceback shows them."""
 CARRIERS = (
     in_package("remote", ""),

@@ -274,6 +274,16 @@ def is_registered(group: Any) -> bool:
     return group in distributed_c10d._world.pg_group_ranks
 
 
+def list_groups() -> list[Any]:
+    """All process groups of this process.
+
+    Source: torch.distributed.distributed_c10d._world (torch 2.15)
+    """
+    from torch.distributed import distributed_c10d
+
+    return [*distributed_c10d._world.pg_map]
+
+
 def default_store() -> Any:
     """The store of the default process group.
 

@@ -163,6 +163,7 @@ def test_what_is_read_of_a_group(group: dist.ProcessGroup) -> None:
     assert upstream.timeout_of(group, cpu) == timedelta(seconds=20)
     assert upstream.read_timeout(group) == timedelta(seconds=20)
     assert upstream.is_registered(group)
+    assert upstream.list_groups() == [group]
     assert not upstream.is_registered(object())
     assert isinstance(upstream.default_store(), dist.Store)
     before = upstream.count_collectives(group)

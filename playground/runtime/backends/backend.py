@@ -95,6 +95,10 @@ class Backend:
         """Wait until a device, by default this rank's, has done what it was given. A clock that is
         read before, or a process group that is destroyed before, does not wait for that."""
 
+    def abort_groups(self) -> None:
+        """Have the operations of all process groups of this process raise, from another thread,
+        where to end their connections does not."""
+
     def use_deterministic_kernels(self) -> None:
         """From now on, compute in this process only with kernels that give the same bits whenever
         they are run."""

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from playground.runtime.backends.backend import Backend
 from playground.runtime.errors import UsageError
+from playground.runtime.upstream import backend_of, list_groups
 
 if TYPE_CHECKING:
     import torch
@@ -111,6 +112,13 @@ class Nccl(Backend):
         import torch
 
         torch.cuda.synchronize(device)
+
+    def abort_groups(self) -> None:
+        import torch
+
+        for group in list_groups():
+            with contextlib.suppress(RuntimeError):
+                backend_of(group, torch.device("cuda")).abort()
 
     def use_deterministic_kernels(self) -> None:
         """As in `Backend`: of cuDNN's convolutions the deterministic ones, and attention in plain

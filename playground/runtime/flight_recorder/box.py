@@ -129,6 +129,11 @@ class Box(EventLog):
         self.begin_world(self.words[RANK])
         self.words[PROGRAMS] += 1
 
+    def continue_program(self) -> None:
+        """The program that has returned goes on: what it calls is counted with what it has called
+        before."""
+        self.words[PROGRAMS] += 1
+
     def begin_world(self, number: int) -> None:
         """A world begins, in which this rank has another number, maybe: nothing has been called
         there."""
@@ -252,6 +257,11 @@ class View(LogReader):
         used = status[11:13]  # ticks of the processor, as user and system
         header = self.read_header()
         return header[BEGUN], header[MAIN], header[ENDED], used, status[:1] == [b"T"]
+
+    @property
+    def begun(self) -> int:
+        """The number of operations that have begun."""
+        return self.read_header()[BEGUN]
 
     @property
     def programs(self) -> int:

@@ -151,6 +151,11 @@ class Hooks(Recorder):
         self.box = box
         self.forget_groups()
 
+    def continue_program(self) -> None:
+        """The program that has returned goes on, in the same process group."""
+        if self.box:
+            self.box.continue_program()
+
     def begin_world(self) -> None:
         """The program has formed a world of its own."""
         if self.box:

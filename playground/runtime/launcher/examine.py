@@ -33,6 +33,9 @@ class Examiner:
 
     def __init__(self, ranks: Sequence[RankHandle]) -> None:
         self.ranks = ranks
+        self.began = 0.0
+        """When the program began, on the monotonic clock: a rank that has finished without calling
+        anything since is not at the line of what it called before."""
         self.next_look = time.monotonic() + INTERVAL
         self.seen: list[object] = []
         """The progress of each rank at the last look."""
@@ -124,6 +127,9 @@ class Examiner:
             end = rank.failure.reason if isinstance(rank.failure, RankFailed) else ""
             return replace(state, doing=Doing.DEAD, end=end)
         if rank.result is not None:
+            *before, last = state.operations or (None,)
+            if last and last.issued < self.began:
+                state = replace(state, operations=(*before, replace(last, line="")))
             return replace(state, doing=Doing.FINISHED)
         return replace(state, doing=Doing.STOPPED) if rank.is_stopped() else state
 

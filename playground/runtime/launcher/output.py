@@ -54,6 +54,9 @@ class Output:
         """`stream`: the name in `sys` of the launcher's own stream to which it goes, "stdout" or
         "stderr". `shown`: see `LaunchConfig.output`."""
         self.rank = rank
+        self.label = f"[rank {rank}] "
+        self.is_labelled = False
+        """Whether its lines have the label also where no person reads them."""
         self.stream = stream
         self.pipe = pipe
         self.is_shown = shown == EVERY_RANK or (shown == FIRST_RANK and rank == 0)
@@ -100,10 +103,11 @@ class Output:
         if before is not self and before.end not in b"\r\n":
             before.write(b"\n")
         shown, _last[self.stream] = data, self
-        if stream.isatty():
+        is_terminal = stream.isatty()
+        if self.is_labelled or is_terminal:
             # dimmed unless the terminal or the user does not want that: no-color.org
-            label = f"[rank {self.rank}] "
-            if not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb":
+            label = self.label
+            if is_terminal and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb":
                 label = f"\033[2m{label}\033[0m"
             shown = BEGINNING.sub(label.encode(), self.end + data)[1:]
         self.end = data[-1:]

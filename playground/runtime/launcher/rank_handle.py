@@ -54,6 +54,8 @@ class RankHandle:
         self.failed_at = 0.0
         self.vanished = False
         self.assigned = 0
+        self.port = 0
+        """Where it listens, to serve another store, once it has been ordered to."""
         self.box: View | None = None
 
     def assign(self, work: Assignment) -> None:
@@ -114,6 +116,8 @@ class RankHandle:
                 self.box = View(self.process.pid, *content)
         elif kind == "stack":
             self.stack, self.activity = content
+        elif kind == "listening":
+            self.port = content[0]
         elif kind == "failed":
             self.fail(content[0])
         return None

@@ -7,7 +7,10 @@ orders.
 | `("report", event)`          | `"where"`: answer with `("stack", text, activity)`   |
 | `("result", pickled, clean)` | a number: every rank has its result, so many leave   |
 | `("failed", error)`          | `"end"`: you are asked to, soon (`preempted()`)      |
-| `("box", file)`              | end of file: the launcher is gone, go at once        |
+| `("box", file)`              | `"listen"`: be ready to serve another store          |
+| `("listening", port)`        | `"release"`: end what waits for other ranks          |
+|                              | `"interrupt"`: raise KeyboardInterrupt, if it is up  |
+|                              | end of file: the launcher is gone, go at once        |
 
 A rank that failed does not leave by itself: it keeps its sockets open until the launcher stops it,
 so that no peer fails only because it is gone, and the first failure to be reported is the first
@@ -44,7 +47,9 @@ from playground.runtime.rank.preemption import (
 )
 from playground.runtime.rank.process import finish, flush, run_program
 from playground.runtime.rank.work import Assignment, call
+from playground.runtime.rendezvous.connections import break_off_connecting, shut_down_groups
 from playground.runtime.rendezvous.environment import RankEnv
+from playground.runtime.rendezvous.rendezvous import listen
 from playground.runtime.threads import OurThread
 
 if TYPE_CHECKING:
@@ -86,6 +91,8 @@ class Launcher:
         self.has_failed = False
         self.dismissed = threading.Event()
         """Set when the launcher has heard of the failure, and needs this process no longer."""
+        self.listener: socket.socket | None = None
+        """Where this rank serves the store at which all meet anew."""
         self.lock = threading.Lock()
         self.main_thread = threading.get_ident()
         close_in_children(line)
@@ -120,6 +127,13 @@ class Launcher:
                 request_preemption()
                 if handles_sigterm():
                     os.kill(os.getpid(), signal.SIGTERM)
+            elif order == "listen":
+                self.listener = listen("127.0.0.1", 0)
+                self.send("listening", self.listener.getsockname()[1])
+            elif order == "release":
+                release()
+            elif order == "interrupt":
+                signal.pthread_kill(self.main_thread, signal.SIGINT)
             else:
                 # here, in the order of the line: it may be asked before it begins
                 clear_preemption()
@@ -175,7 +189,8 @@ def live(launcher: Launcher, env: RankEnv, backend: str, listener: socket.socket
 
     member = state = None
     while isinstance(work := launcher.assignments.get(), Assignment):
-        work.move_in()
+        if not work.stays:
+            work.move_in()
         if member is None or state is None:
             member = Member(env, backend, listener, timeout=work.timeout)
             state = ProcessState()
@@ -183,18 +198,37 @@ def live(launcher: Launcher, env: RankEnv, backend: str, listener: socket.socket
             # operation
             if member.box:
                 launcher.send("box", member.box.file)
+        elif work.rendezvous:
+            member.meet_again(work.rendezvous, launcher.listener, work.timeout)
+        elif work.stays:
+            hooks.continue_program()
         else:
             member.drop_groups()
-        (member.leave_group_to_program if work.bare else member.form_group)(work.timeout)
+        if work.rendezvous or not work.stays:
+            (member.leave_group_to_program if work.bare else member.form_group)(work.timeout)
         fn, args = work.load()
-        leave_to_launcher(work.preemptible)
-        state.begin()
+        if not work.stays:
+            leave_to_launcher(work.preemptible)
+            state.begin()
         result = run_until_preempted(run_program, call, fn, env.rank, env.size, *args)
         hooks.end_program()
-        launcher.submit(result, state.is_unchanged())
+        launcher.submit(result, not work.stays and state.is_unchanged())
     finish()  # while the process group stands: what is registered with atexit may destroy it
     if member:
         member.leave(work)
+
+
+def release() -> None:
+    """In this process, have every operation of a process group raise, and the forming of groups: no
+    group is of use after that."""
+    from playground.runtime.rank.world import members
+    from playground.runtime.shared_memory import give_up_all
+
+    give_up_all()
+    for member in members:
+        shut_down_groups(member.env.rendezvous.port)
+        break_off_connecting(member.env.size)
+        member.backend.abort_groups()
 
 
 def failure(error: BaseException, rank: int, size: int) -> PlaygroundError:

@@ -13,6 +13,7 @@ from typing import Any
 
 from playground.runtime.errors import UsageError
 from playground.runtime.rendezvous.environment import RESTART_COUNT
+from playground.runtime.rendezvous.rendezvous import Rendezvous
 from playground.runtime.upstream import find_modules_as_here
 
 Function = Callable[..., Any]
@@ -33,6 +34,11 @@ class Assignment:
     timeout: float
     """Seconds that an operation of the process group may take."""
     restart_count: int = 0
+    stays: bool = False
+    """Whether it runs in the process group, and in what the process has become, of the assignment
+    before."""
+    rendezvous: Rendezvous | None = None
+    """Where the ranks meet anew before it, if they do."""
     bare: bool = False
     """Whether the function forms its process group itself, if it wants one."""
     preemptible: bool

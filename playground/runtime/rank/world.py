@@ -14,6 +14,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -32,7 +33,7 @@ from playground.runtime.rendezvous.connections import (
     shut_out_strangers,
 )
 from playground.runtime.rendezvous.environment import SERVED_BY_TORCHRUN, RankEnv
-from playground.runtime.rendezvous.rendezvous import DEFAULT_TIMEOUT
+from playground.runtime.rendezvous.rendezvous import DEFAULT_TIMEOUT, Rendezvous
 from playground.runtime.rendezvous.store import (
     await_everyone,
     choose_interface,
@@ -79,6 +80,21 @@ class Member:
         limit = timedelta(seconds=timeout)
         self.store = connect(env, listener, limit)
         await_everyone(self.store, env, limit)
+
+    def meet_again(
+        self, rendezvous: Rendezvous, listener: socket.socket | None, timeout: float
+    ) -> None:
+        """Drop all groups and the store, and wait for the others at another one. Raises
+        `RendezvousTimeout`."""
+        self.drop_groups()
+        gc.collect()  # what an operation has raised holds its group, and its sockets, in a cycle
+        self.env = replace(self.env, rendezvous=rendezvous)
+        self.groups_formed = 0
+        if self.box:
+            self.box.world = rendezvous.place
+        limit = timedelta(seconds=timeout)
+        self.store = connect(self.env, listener, limit)
+        await_everyone(self.store, self.env, limit)
 
     def form_group(self, timeout: float) -> None:
         """A process group of all ranks, each of whose operations may take `timeout` seconds."""
@@ -155,9 +171,11 @@ class Member:
             port = self.env.rendezvous.port
             self.shut_out_strangers(port)
             if self.env.rank == 0:
+                is_closed = lambda: self.env.rendezvous.port != port  # noqa: E731
                 OurThread(
-                    target=admit_to_store, args=(port,), name="admit to the store", daemon=True
-                ).start()
+                    target=admit_to_store, args=(port, is_closed), name="admit to the store",
+                    daemon=True,
+                ).start()  # fmt: skip
 
     def shut_out_strangers(self, store_port: int = 0) -> None:
         try:

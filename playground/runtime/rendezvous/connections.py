@@ -22,7 +22,7 @@ import socket
 import stat
 import struct
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 ACCEPT_LIMIT = 5.0
@@ -52,6 +52,8 @@ until it is taken off: then the other end sends what was dropped again."""
 NETLINK_SOCK_DIAG, SOCK_DIAG_BY_FAMILY, NLM_F_REQUEST = 4, 20, 1
 OWNER = struct.Struct("80xII")
 """User and inode in the kernel's answer. Source: struct inet_diag_msg, sock_diag(7)"""
+CONNECT_LIMIT = 0.2
+"""Seconds in which a socket of this process takes a connection, if it does at all."""
 LOOK_AGAIN, LOOK_ANYWAY = 0.1, 1.0
 """Seconds after which a connection that has arrived is looked for again, as it has no descriptor
 until it is accepted; and after which all are looked at, in case that took long."""
@@ -96,6 +98,44 @@ def shut_down_connections(spare_port: int) -> None:
         with contextlib.suppress(OSError):
             if spare_port not in (connection.getpeername()[1], connection.getsockname()[1]):
                 connection.shutdown(socket.SHUT_RDWR)
+
+
+def shut_down_groups(store_port: int) -> None:
+    """End the connections of gloo and of the store at this port: whoever waits in a process group,
+    or for one to be formed, gets an error. What listens is left alone, or gloo ends the process."""
+    at_store = (each for each in tcp_connections() if store_port in ports_of(each))
+    for each in itertools.chain(gloo_sockets(), at_store):
+        with contextlib.suppress(OSError):  # it is none that is connected
+            if not is_listening(each):
+                each.shutdown(socket.SHUT_RDWR)
+
+
+def break_off_connecting(size: int) -> None:
+    """Where gloo is forming a group of this many ranks at most, end the wait for those that do not
+    connect: connect in their place, and hang up.
+
+    Whoever connects sends the number of a pair, and the pairs of a group are counted from 0 on.
+    Source: gloo/transport/tcp/listener.cc
+    """
+    doors = [each.getsockname() for each in gloo_sockets() if waits_for_ranks(each)]
+    for door, number in itertools.product(doors, range(size)):
+        with (
+            contextlib.suppress(OSError),  # nobody is waited for any more
+            socket.create_connection(door[:2], CONNECT_LIMIT) as connection,
+        ):
+            connection.sendall(struct.pack("=q", number))
+
+
+def waits_for_ranks(each: socket.socket) -> bool:
+    """Whether it takes connections now."""
+    return is_listening(each) and not has_filter(each)
+
+
+def ports_of(connection: socket.socket) -> tuple[int, int]:
+    """The ports of its two ends; 0 where it has been closed."""
+    with contextlib.suppress(OSError):
+        return connection.getsockname()[1], connection.getpeername()[1]
+    return 0, 0
 
 
 class StrangerConnected(Exception):
@@ -164,9 +204,10 @@ def shut_out_strangers(store_port: int = 0) -> None:
                     )
 
 
-def admit_to_store(port: int) -> None:
+def admit_to_store(port: int, is_closed: Callable[[], bool]) -> None:
     """The body of a thread: of what has connected to the store since strangers were shut out, let
-    what this user's processes send come through, and hang up on others."""
+    what this user's processes send come through, and hang up on others. Until the store is
+    closed."""
     with contextlib.suppress(OSError), contextlib.ExitStack() as opened:  # as above
         [door] = [
             opened.enter_context(duplicate(each.fileno()))
@@ -177,7 +218,7 @@ def admit_to_store(port: int) -> None:
         # tells of each, though another thread accepts it
         arrivals.register(door, select.EPOLLIN | select.EPOLLET)
         arrived = True
-        while True:
+        while not is_closed():
             for each in store_sockets(port):
                 if has_filter(each) and not is_listening(each):
                     admit(each, kernel)

@@ -1,0 +1,191 @@
+"""In a rank that stays: run cells in one namespace, and say how each ended.
+
+Source: https://docs.python.org/3/library/linecache.html, which tracebacks and inspect read. Does
+not import torch before it is in a rank.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import contextlib
+import inspect
+import linecache
+import os
+import pickle
+import rlcompleter
+import signal
+import sys
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import CodeType, ModuleType
+from typing import Any
+
+from playground.runtime.rank.rank import LOST_PEER, user_frames
+from playground.runtime.upstream import list_groups
+
+MOST_COMPLETIONS = 500
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a cell ended on one rank."""
+
+    value: object = None
+    """The text of the last expression's value, or what a function of ours returned; None: none."""
+    error: str = ""
+    """The traceback of what it raised, from the cell's own line on."""
+    is_lost_peer: bool = False
+    """Whether that says that another rank has hung up."""
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """What a rank is, and what it holds."""
+
+    process: int
+    resident_bytes: int
+    device: str
+    groups: int
+    """How many process groups there are, the world included."""
+    names: tuple[str, ...]
+    """Those that cells have defined."""
+
+
+cells = ModuleType("__main__")
+"""Its names are the cells': what they define is pickled as `__main__`'s on each rank, and found."""
+given: set[str] = set()
+"""The names that were there from the start."""
+
+
+def begin(rank: int, size: int) -> None:
+    """Make the namespace."""
+    import torch
+    import torch.distributed as dist
+
+    from playground.runtime.rank.world import members
+
+    sys.modules["__main__"] = cells
+    cells.__dict__.clear()
+    cells.__dict__.update(
+        __name__="__main__", __builtins__=builtins, rank=rank, size=size, torch=torch, dist=dist,
+        device=members[0].backend.device(),
+    )  # fmt: skip
+    given.update(vars(cells))
+
+
+def run_cell(rank: int, size: int, number: int, source: str) -> Outcome:
+    """Run a cell; the outcome has the text of its last expression's value."""
+    return guarded(lambda: execute(f"cell {number}", source))
+
+
+def call(rank: int, size: int, fn: Callable[..., object], *args: object) -> Outcome:
+    """Call a function of ours as a cell is run: what it returns is the outcome's value."""
+    return guarded(lambda: fn(*args))
+
+
+def guarded(run: Callable[[], object]) -> Outcome:
+    """What `run()` returns, or what it raises, whatever it is; meanwhile, an interrupt raises
+    `KeyboardInterrupt`."""
+    rank = os.getpid()
+    try:
+        # twice: what waited in C has raised, and then the interrupt does, wherever Python stands
+        try:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            return Outcome(run())
+        finally:
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+    except BaseException as error:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        if os.getpid() != rank:  # forked in the cell: it ends as a process of its own
+            raise
+        return describe(error)
+
+
+def execute(name: str, source: str) -> str | None:
+    """Run the source; the text of its last expression's value."""
+    lines = source.splitlines(keepends=True)
+    # no time of change: it is no file, and kept for good
+    linecache.cache[name] = len(source), None, lines, name
+    tree = ast.parse(source, name)
+    last = None
+    if tree.body and isinstance(tree.body[-1], ast.Expr) and not source.rstrip().endswith(";"):
+        last = ast.Expression(tree.body.pop().value)  # type: ignore[attr-defined]
+    names = vars(cells)
+    exec(build(tree, name, "exec"), names)
+    if last is None or (value := eval(build(last, name, "eval"), names)) is None:
+        return None
+    names["_"] = value
+    return repr(value)
+
+
+def build(tree: Any, name: str, mode: str) -> CodeType:
+    return compile(tree, name, mode, dont_inherit=True)
+
+
+def describe(error: BaseException) -> Outcome:
+    """`error` as its reader sees it: without our own part in it, from the cell's line on."""
+    try:
+        whole = traceback.TracebackException.from_exception(error)
+        parts = [whole]
+        for part in parts:
+            part.stack = traceback.StackSummary.from_list(theirs(part.stack))
+            parts += [each for each in (part.__cause__, part.__context__) if each]
+        text = "".join(whole.format()).rstrip()
+    except Exception:  # its own __str__ raises
+        text = type(error).__name__
+    lost = isinstance(error, RuntimeError) and LOST_PEER.search(str(error))
+    return Outcome(error=text, is_lost_peer=bool(lost))
+
+
+def theirs(stack: traceback.StackSummary) -> list[traceback.FrameSummary]:
+    """The frames of the cells and of what they call; none of a syntax error, which says where it
+    is."""
+    found = user_frames(stack)
+    return [frame for frame in found if frame.filename not in (__file__, ast.__file__)]
+
+
+def define(pickled: bytes) -> None:
+    """Set names, from a pickled dictionary."""
+    vars(cells).update(pickle.loads(pickled))
+
+
+def pickle_name(expression: str) -> bytes:
+    """The value of an expression, pickled."""
+    return pickle.dumps(eval(expression, vars(cells)))
+
+
+def complete(text: str) -> list[str]:
+    """Names, or attributes, that begin like this."""
+    completer = rlcompleter.Completer(vars(cells))
+    found = completer.attr_matches(text) if "." in text else completer.global_matches(text)
+    return [each.rstrip("( ") for each in found[:MOST_COMPLETIONS]]
+
+
+def explain(expression: str, with_source: bool) -> str:
+    """What a value is: its type, its text, its signature, its docstring or its source."""
+    value = eval(expression, vars(cells))
+    told = [f"{type(value).__name__}: {repr(value)[:500]}"]
+    with contextlib.suppress(TypeError, ValueError):
+        told.append(f"{expression}{inspect.signature(value)}")
+    if with_source:
+        with contextlib.suppress(TypeError, OSError):
+            return "\n".join([*told, inspect.getsource(value).rstrip()])
+    return "\n".join([*told, inspect.getdoc(value) or ""]).rstrip()
+
+
+def find_status() -> Status:
+    with open("/proc/self/statm", encoding="ascii") as file:
+        pages = int(file.read().split()[1])
+    return Status(
+        process=os.getpid(),
+        resident_bytes=pages * os.sysconf("SC_PAGE_SIZE"),
+        device=str(vars(cells)["device"]),
+        groups=len(list_groups()),
+        names=tuple(name for name in vars(cells) if name not in given and not name.startswith("_")),
+    )
+
+
+def stay() -> None:
+    """Nothing: a new process group is what it is for."""

@@ -1,0 +1,62 @@
+"""The command `play`: IPython in a terminal, with ranks that stay. Does not import torch."""
+
+from __future__ import annotations
+
+import signal
+
+import click
+
+from playground.console.session import Session, session_command
+from playground.play import PLAY
+from playground.play.world import OPERATION_LIMIT
+from playground.runtime.errors import UsageError
+from playground.runtime.launcher import server
+from playground.runtime.signals import TERMINATING
+
+
+@session_command(
+    PLAY.name,
+    click.option(
+        "--timeout",
+        type=click.FloatRange(0, 1e6, min_open=True, max_open=True),
+        default=OPERATION_LIMIT,
+        show_default=True,
+        help="Seconds that an operation waits for other ranks, if it cannot be proved before that "
+        "they do not come.",
+    ),
+    only=("size", "backend"),
+    size=4,
+    short_help=PLAY.purpose,
+)
+def command(session: Session, timeout: float) -> None:
+    """A prompt whose every cell runs on all ranks of a world that stays. A deadlock is explained,
+    the ranks are let go, and their variables are as they were.
+
+    \b
+        python -m playground play -n 4
+        [0-3] In [1]: x = torch.tensor([10.0 ** rank]); dist.all_reduce(x); x
+        [0-3] tensor([1111.])
+    """
+    if session.world.rank_env:
+        raise UsageError(
+            f"{PLAY.name} starts a world of its own: run it without torchrun, RANK and WORLD_SIZE"
+        )
+    server.warm_up()
+    # imported while the ranks' server imports torch
+    from IPython.terminal.ipapp import TerminalIPythonApp
+
+    from playground.play.extension import load
+
+    # IPython's prompt handles Ctrl-C; what else ends this process ends its ranks, too
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    for number in TERMINATING:
+        signal.signal(number, signal.SIG_DFL)
+    app = TerminalIPythonApp.instance(display_banner=False, exec_PYTHONSTARTUP=False)
+    app.initialize([])
+    app.shell.confirm_exit = False
+    magics = load(app.shell)
+    try:
+        click.echo(magics.start(session.world.size, backend=session.world.backend, timeout=timeout))
+        app.start()
+    finally:
+        magics.close()

@@ -1,0 +1,134 @@
+"""How a cell ended, in words: equal values once, with their ranks. Does not import torch."""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from collections.abc import Iterable, Iterator, Mapping
+from math import prod
+
+from playground.console.tables import RANK_COLUMN, Table, numbers
+from playground.play.world import Run
+from playground.runtime.flight_recorder import MAKE_DDP, Operation
+from playground.runtime.flight_recorder.diagnosis import WIDTH, Diagnosis, format_ranks
+
+MOST_LINES, MOST_CHARACTERS = 24, 2000
+"""Of a rank's value: `%out` shows the rest."""
+
+
+def label(ranks: Iterable[int]) -> str:
+    """[0-2,5]"""
+    return f"[{format_ranks(ranks).replace(', ', ',')}]"
+
+
+def in_cells(text: str, keeps_columns: bool = False) -> str:
+    """Lines of cells as one says them: "cell 3, line 1"."""
+
+    def say(found: re.Match[str]) -> str:
+        width = len(found[0]) if keeps_columns and found[3] else 0
+        return f"cell {found[1]}, line {found[2]}".ljust(width)
+
+    return re.sub(r"cell (\d+):(\d+)( in <module>)?", say, text)
+
+
+def describe(run: Run, size: int) -> Iterator[str]:
+    """Lines on what each rank returned or raised, and on why it was ended."""
+    width = len(label(range(size))) + 1
+    values = {rank: one.value for rank, one in run.outcomes.items() if one.value is not None}
+    yield from by_rank({rank: cut(str(value), rank) for rank, value in values.items()}, width)
+    errors = {
+        rank: in_cells(one.error)
+        for rank, one in run.outcomes.items()
+        if one.error and rank not in run.freed and not (run.lost and one.is_lost_peer)
+    }
+    yield from by_rank(errors, width)
+    if run.hang:
+        yield from explain(run.hang, f"deadlock after {run.seconds:.1f} s: ")
+    if run.differing:
+        yield from explain(run.differing, "all have returned, but ")
+    if run.places:
+        yield f"interrupted after {run.seconds:.1f} s:"
+        yield from by_rank({rank: in_cells(at) for rank, at in run.places.items()}, width)
+    for rank, reason in sorted(run.lost.items()):
+        yield f"rank {rank} {reason}"
+    if run.why_lost:
+        yield from explain(run.why_lost, "before, ")
+    for sentence in say_what_is_left(run):
+        yield from fill(sentence)
+
+
+def by_rank(texts: Mapping[int, str], width: int) -> Iterator[str]:
+    """Each text once, behind the ranks that it is from."""
+    alike: dict[str, list[int]] = {}
+    for rank, text in sorted(texts.items()):
+        alike.setdefault(text, []).append(rank)
+    for text, ranks in alike.items():
+        first, *rest = text.split("\n")
+        yield label(ranks).ljust(width - 1) + f" {first}"
+        yield from (f"{'':{width}}{line}" for line in rest)
+
+
+def cut(text: str, rank: int) -> str:
+    short = "\n".join(text[:MOST_CHARACTERS].split("\n")[:MOST_LINES])
+    return short if short == text else f"{short} … (%out {rank} shows all)"
+
+
+def explain(found: Diagnosis, head: str) -> Iterator[str]:
+    """A diagnosis as `break` prints it, with the cells' lines."""
+    sentence = " ".join(found.sentence.split()).removeprefix("deadlock: ")
+    sentence = in_cells(re.sub("(ha(s|ve) finished)", r"\1 the cell", sentence))
+    yield from textwrap.wrap(head + sentence, WIDTH, subsequent_indent="  ")
+    yield from (f"  {line}" for line in in_cells(found.table, keeps_columns=True).splitlines())
+    yield from fill(f"cure: {found.cure}")
+
+
+def fill(text: str) -> list[str]:
+    """A paragraph below a sentence."""
+    return textwrap.wrap(text, WIDTH, initial_indent="  ", subsequent_indent="  ")
+
+
+def say_what_is_left(run: Run) -> Iterator[str]:
+    """What is as it was, and what is not."""
+    if run.lost:
+        several = len(run.lost) > 1
+        names = f"rank{'s' * several} {format_ranks(run.lost)}"
+        yield (
+            f"New processes are in the places of {names}: their variables are gone."
+            if several
+            else f"A new process is in the place of {names}: its variables are gone."
+        )
+    if run.hang or run.lost or run.places:
+        others = "the others'" if run.lost else "their"
+        yield (
+            f"The ranks are free again; {others} variables are as they were, but for tensors that"
+            " a collective was writing."
+            if run.operations
+            else f"The ranks are free again; {others} variables are as they were."
+        )
+    if {*run.gone} - {MAKE_DDP}:
+        yield "Groups made with new_group are gone: make them again."
+    if MAKE_DDP in run.gone:
+        yield "DistributedDataParallel models hold the group that is gone: wrap them again."
+
+
+def bytes_of(operation: Operation) -> int:
+    """The bytes of its tensor on this rank."""
+    bits = re.search(r"\d+", operation.dtype)
+    return prod(operation.shape) * (int(bits[0]) // 8 if bits else 1) * bool(operation.dtype)
+
+
+def table_of_calls(run: Run) -> Table:
+    """What each rank called in the cell, in order."""
+    rows = [
+        (
+            rank,
+            operation.name,
+            in_cells(operation.line),
+            bytes_of(operation),
+            (operation.done - operation.issued) * 1000 if operation.done else None,
+        )
+        for rank, operations in sorted(run.operations.items())
+        for operation in operations
+    ]
+    columns = numbers(("bytes", "", ","), ("ms", "", ".2f"))
+    return Table(RANK_COLUMN, "call", "where", *columns, rows=rows)

@@ -1,0 +1,356 @@
+"""The notebook's side of ranks that stay: cells are handed to them, a hang is explained and ended,
+and a rank that dies is replaced. Does not import torch."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import pickle
+import threading
+import time
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from playground.play import cells
+from playground.play.cells import Outcome
+from playground.runtime import backends
+from playground.runtime.errors import Deadlock, PlaygroundError, RankFailed, UsageError
+from playground.runtime.flight_recorder import MAKE_DDP, NEW_GROUP, SPLIT_GROUP, Operation
+from playground.runtime.flight_recorder.box import CAPACITY
+from playground.runtime.flight_recorder.diagnosis import Diagnosis, find_mismatch, tell
+from playground.runtime.launcher import server
+from playground.runtime.launcher.examine import Examiner, line_of
+from playground.runtime.launcher.launch import LaunchConfig, start, start_rank
+from playground.runtime.launcher.rank_handle import RankHandle
+from playground.runtime.launcher.watch import (
+    WorldWatch,
+    ask_for_stacks,
+    ignore_report,
+    receive,
+    receive_while,
+    stop,
+)
+from playground.runtime.rank.preemption import PreemptionNotice
+from playground.runtime.rank.work import Assignment, prepare_work
+from playground.runtime.rendezvous.environment import RankEnv
+from playground.runtime.rendezvous.rendezvous import Rendezvous, listen
+
+OPERATION_LIMIT = 1800.0
+"""Seconds that an operation waits for other ranks by default: whom it waits for in vain is known
+long before, and whoever computes may take its time."""
+MEETING_LIMIT = 60.0
+"""Seconds without a sign of life in which ranks meet."""
+AGAIN, PATIENCE = 0.3, 3.0
+"""Seconds that a rank has to come out of a cell before it is told again, by all means; and before
+it is killed."""
+
+
+@dataclass(kw_only=True)
+class Run:
+    """How a cell ended."""
+
+    number: int
+    outcomes: dict[int, Outcome] = field(default_factory=dict)
+    """By rank; of those that have lived to its end."""
+    seconds: float = 0.0
+    hang: Diagnosis | None = None
+    """The deadlock that was proved."""
+    places: dict[int, str] = field(default_factory=dict)
+    """By rank, where it was when the cell was interrupted."""
+    freed: Collection[int] = ()
+    """Ranks that were still in the cell when it was ended."""
+    lost: dict[int, str] = field(default_factory=dict)
+    """By rank that has been replaced, how it ended."""
+    why_lost: Diagnosis | None = None
+    gone: Collection[str] = ()
+    """Kinds of groups that were there, and are not any more."""
+    differing: Diagnosis | None = None
+    """An operation in which the ranks did not agree although all have returned from it."""
+    operations: dict[int, tuple[Operation, ...]] = field(default_factory=dict)
+    """By rank, what it has called."""
+
+
+class PlayWorld:
+    """Ranks that stay. `size` and `backend` as for `launch`; `timeout`: seconds that an operation
+    waits for other ranks.
+
+    Raises what `launch` raises before a function runs. A method that raises a `PlaygroundError`
+    later has ended the ranks.
+    """
+
+    def __init__(self, size: int, backend: str = "gloo", timeout: float = OPERATION_LIMIT) -> None:
+        server.leave_if_imported()
+        self.config = LaunchConfig(backend=backend, timeout=timeout)
+        self.config.check(size)
+        self.size = size
+        used = backends.get_backend(backend)
+        self.notice = used.check(size)
+        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", used.log_level)  # before torch is imported
+        self.ranks: list[RankHandle] = []
+        self.is_stale = False
+        """Whether the process group is of no use any more."""
+        self.last = 0, "", tuple(range(size))
+        """The cell that ran last: its number, its source, its ranks."""
+        self.state = "no cell was interrupted"
+        """What the ranks did when a cell was interrupted."""
+        self.one_at_a_time = threading.Lock()
+        try:
+            start(self.ranks, size, self.config)
+            for rank in self.ranks:
+                self.begin(rank)
+            self.await_all()
+        except BaseException:
+            self.close()
+            raise
+
+    def begin(self, rank: RankHandle) -> None:
+        """Give a new rank its namespace, and its output a label."""
+        for output in rank.outputs:
+            output.label = f"[{rank.number}] "
+            output.is_labelled = True
+        rank.assign(self.prepare(cells.begin, stays=False))
+
+    def prepare(self, fn: Callable[..., Any], *args: object, **more: Any) -> Assignment:
+        return prepare_work(
+            fn, args, timeout=self.config.timeout, preemptible=False, **{"stays": True, **more}
+        )
+
+    def watch(self, limit: float) -> WorldWatch:
+        return WorldWatch(self.ranks, limit, ignore_report, PreemptionNotice(0.0))
+
+    def await_all(self) -> None:
+        """Wait for new ranks, and for a new group."""
+        watch = self.watch(MEETING_LIMIT)
+        while not all(rank.done for rank in self.ranks):
+            watch.look()
+        for rank in self.ranks:
+            rank.relay_output()
+
+    def close(self) -> None:
+        """End the ranks."""
+        ranks, self.ranks = self.ranks, []
+        stop(ranks)
+
+    def run_cell(self, source: str, number: int = 1, on: Sequence[int] | None = None) -> Run:
+        """Run a cell on all ranks, or on some. It ends when they have returned, when a deadlock is
+        proved, a rank has died, or at Ctrl-C; in any case all of them are there again."""
+        on = self.check(on)
+        self.last = number, source, on
+        return self.perform(self.prepare(cells.run_cell, number, source), on, number)
+
+    def retry(self) -> Run:
+        """Run the last cell again."""
+        number, source, on = self.last
+        if not number:
+            raise UsageError("no cell has run yet")
+        return self.run_cell(source, number, on)
+
+    def call(
+        self,
+        fn: Callable[..., object],
+        *args: object,
+        on: Sequence[int] | None = None,
+        limit: float = math.inf,
+    ) -> list[Any]:
+        """What `fn(*args)`, a function of `cells`, returns on each of these ranks. Raises
+        `UsageError` with the first traceback where it raises, or takes longer than `limit`
+        seconds."""
+        run = self.perform(self.prepare(cells.call, fn, *args), self.check(on), 0, limit)
+        for rank, reason in run.lost.items():
+            raise UsageError(f"rank {rank} {reason}")
+        for outcome in run.outcomes.values():
+            if outcome.error:
+                raise UsageError(outcome.error)
+        return [outcome.value for outcome in run.outcomes.values()]
+
+    def push(self, on: Sequence[int] | None = None, **values: object) -> None:
+        """Set these names on all ranks, or on some."""
+        self.call(cells.define, pickle.dumps(values), on=on)
+
+    def pull(self, expression: str, on: Sequence[int] | None = None) -> list[Any]:
+        """The value of an expression on each rank."""
+        pickled = self.call(cells.pickle_name, expression, on=on)
+        try:
+            return [pickle.loads(each) for each in pickled]
+        except Exception as error:  # a class that a cell has defined
+            raise UsageError(f"{expression} cannot be made here ({error})") from None
+
+    def complete(self, text: str) -> list[str]:
+        """The names and attributes of rank 0 that begin like this; none while a cell runs."""
+        if self.one_at_a_time.locked():
+            return []
+        try:
+            return list(self.call(cells.complete, text, on=(0,), limit=1.0)[0])
+        except UsageError:
+            return []
+
+    def check(self, on: Sequence[int] | None) -> tuple[int, ...]:
+        """The ranks that are meant. Raises `UsageError` for one that is none."""
+        if on is None:
+            return tuple(range(self.size))
+        if not on or not {*on} <= {*range(self.size)}:
+            wrong = ", ".join(str(rank) for rank in on if not 0 <= rank < self.size) or "no rank"
+            raise UsageError(f"{wrong} in a world of {self.size}: its ranks are 0-{self.size - 1}")
+        return tuple(sorted({*on}))
+
+    def perform(
+        self, work: Assignment, on: tuple[int, ...], number: int, limit: float = math.inf
+    ) -> Run:
+        if not self.ranks:
+            raise UsageError("the ranks have ended: start others with %ranks")
+        with self.one_at_a_time:
+            try:
+                return self.perform_alone(work, on, Run(number=number), limit)
+            except BaseException:
+                self.close()
+                raise
+
+    def perform_alone(self, work: Assignment, on: tuple[int, ...], run: Run, limit: float) -> Run:
+        receive(self.ranks, 0)
+        self.mend(run)
+        ranks = [self.ranks[rank] for rank in on]
+        began, called = time.monotonic(), self.count_calls()
+        for rank in ranks:
+            rank.assign(work)
+        watch = self.watch(math.inf)
+        watch.examiner.began = began
+        is_interrupted = False
+        try:
+            while not all(rank.done for rank in ranks) and not self.list_lost():
+                watch.look()
+                if time.monotonic() - began > limit:
+                    raise KeyboardInterrupt
+        except KeyboardInterrupt:
+            is_interrupted = True
+        except Deadlock as hang:
+            run.hang = hang.diagnosis
+        except RankFailed as failure:
+            run.why_lost = failure.diagnosis
+        run.seconds = time.monotonic() - began
+        busy = [rank for rank in ranks if not rank.done and not self.is_lost(rank)]
+        run.freed = tuple(rank.number for rank in busy)
+        has_called = self.count_calls() != called
+        if has_called:
+            self.note_operations(run, ranks, watch.examiner)
+        if is_interrupted or run.hang or busy:
+            self.let_go(run, busy, is_interrupted, has_called)
+        self.is_stale |= bool(self.list_lost())
+        if self.is_stale:
+            run.gone = self.find_groups(watch.examiner)
+        for rank in ranks:
+            rank.relay_output()
+            if rank.done and not self.is_lost(rank):
+                run.outcomes[rank.number] = pickle.loads(rank.result or b"")
+        self.mend(run)
+        return run
+
+    def count_calls(self) -> list[object]:
+        return [rank.box and rank.box.begun for rank in self.ranks]
+
+    def note_operations(self, run: Run, ranks: Sequence[RankHandle], examiner: Examiner) -> None:
+        """Read from the flight recorders what was called since the cell began."""
+        states = [
+            replace(
+                state,
+                operations=tuple(one for one in state.operations if one.issued >= examiner.began),
+            )
+            for state in examiner.states(latest=CAPACITY)
+        ]
+        run.operations = {rank.number: states[rank.number].operations for rank in ranks}
+        if not run.hang and not run.freed:
+            run.differing = find_mismatch(states)
+
+    def let_go(
+        self, run: Run, busy: list[RankHandle], is_interrupted: bool, has_called: bool
+    ) -> None:
+        """Get these ranks out of the cell: by an error in what waits for other ranks, by
+        `KeyboardInterrupt` in what does not, and in the end by killing them."""
+        inside = lambda: any(not rank.done and not self.is_lost(rank) for rank in busy)  # noqa: E731
+        examiner = Examiner(self.ranks)
+        try:
+            if is_interrupted:
+                stacks = ask_for_stacks(busy)
+                states = examiner.states()
+                self.state = tell(states)
+                for number, stack in stacks.items():
+                    waits = states[number].waits_for
+                    place = f"{waits.name} ({waits.line})" if waits else line_of(stack)
+                    run.places[number] = place or "it does not say where"
+            waiting = [rank for rank in busy if rank.box and rank.box.waits]
+            if has_called or not is_interrupted:
+                self.is_stale = True
+                self.order(self.ranks, "release")
+            if is_interrupted:
+                self.order([rank for rank in busy if rank not in waiting], "interrupt")
+            end = time.monotonic() + PATIENCE
+            while receive_while(inside, self.ranks, AGAIN) and time.monotonic() < end:
+                # gloo tries again to connect; a loop of the program's calls again
+                self.is_stale = True
+                self.order(self.ranks, "release")
+                self.order(busy, "interrupt")
+        except KeyboardInterrupt:  # who presses it twice does not want to wait
+            self.is_stale = True
+        for rank in busy:
+            if not rank.done and not self.is_lost(rank):
+                rank.fail(RankFailed(rank.number, self.size, "did not come out of the cell"))
+
+    def order(self, ranks: Sequence[RankHandle], what: str) -> None:
+        for rank in ranks:
+            if not self.is_lost(rank):
+                rank.order(what)
+
+    def is_lost(self, rank: RankHandle) -> bool:
+        return rank.vanished or rank.failure is not None
+
+    def list_lost(self) -> list[RankHandle]:
+        return [rank for rank in self.ranks if self.is_lost(rank)]
+
+    def find_groups(self, examiner: Examiner) -> list[str]:
+        """The kinds of groups, besides the world's, that ranks have made in this world."""
+        made = {channel[0] for state in examiner.states() for channel in state.counts}
+        return [kind for kind in (NEW_GROUP, SPLIT_GROUP, MAKE_DDP) if kind in made]
+
+    def mend(self, run: Run) -> None:
+        """Put new processes in the places of ranks that are lost, and form the group anew, if there
+        is need. Raises `PlaygroundError` if that fails."""
+        lost = self.list_lost()
+        if not lost and not self.is_stale:
+            return
+        for rank in lost:
+            reason = "exited with code 0" if rank.failure is None else describe(rank.failure)
+            run.lost[rank.number] = reason
+        stop(lost)
+        with contextlib.ExitStack() as opened:
+            listener = None
+            if self.ranks[0] in lost:
+                listener = opened.enter_context(listen("127.0.0.1", 0))
+                rendezvous = Rendezvous(port=listener.getsockname()[1])
+            else:
+                rendezvous = Rendezvous(port=self.ask_for_port(self.ranks[0]))
+            for rank in self.ranks:
+                if rank not in lost:
+                    rank.assign(self.prepare(cells.call, cells.stay, rendezvous=rendezvous))
+            for number in (rank.number for rank in lost):
+                env = RankEnv(
+                    rank=number, size=self.size, local_rank=number, local_size=self.size,
+                    rendezvous=rendezvous,
+                )  # fmt: skip
+                mine = listener if number == 0 else None
+                self.ranks[number] = start_rank(env, self.config, mine, None)
+                self.begin(self.ranks[number])
+        self.await_all()
+        self.is_stale = False
+
+    def ask_for_port(self, rank: RankHandle) -> int:
+        """Where a rank is ready to serve a store."""
+        rank.port = 0
+        rank.order("listen")
+        if receive_while(lambda: not rank.port, [rank], MEETING_LIMIT):
+            raise PlaygroundError(f"rank {rank.number} gives no answer")
+        return rank.port
+
+
+def describe(failure: PlaygroundError) -> str:
+    return failure.reason if isinstance(failure, RankFailed) else failure.headline

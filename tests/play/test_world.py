@@ -1,0 +1,346 @@
+"""Ranks that stay: what cells return and raise, hangs that are named and ended, ranks that are
+replaced; and variables, which outlive all that."""
+
+from __future__ import annotations
+
+import ast
+import os
+import random
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from processes import is_alive
+
+from playground.play import cells
+from playground.play.words import describe
+from playground.play.world import PlayWorld, Run
+from playground.runtime.errors import UsageError
+from playground.runtime.flight_recorder import Kind
+from playground.runtime.remote import file_of
+from playground.tools.failures.page import DEADLOCK, PROGRAMS, find
+
+SIZE = 3
+
+
+@pytest.fixture(scope="module")
+def world() -> Iterator[PlayWorld]:
+    world = PlayWorld(SIZE)
+    yield world
+    processes = [rank.process.pid for rank in world.ranks]
+    world.close()
+    assert not any(map(is_alive, processes))
+
+
+def told(run: Run, size: int = SIZE) -> list[str]:
+    return [*describe(run, size)]
+
+
+def unwrapped(run: Run) -> str:
+    """What is told, in one line."""
+    return " ".join(" ".join(told(run)).split())
+
+
+def values(run: Run) -> list[object]:
+    return [run.outcomes[rank].value for rank in sorted(run.outcomes)]
+
+
+def interrupt(seconds: float) -> threading.Timer:
+    """Press Ctrl-C, later."""
+    timer = threading.Timer(seconds, os.kill, (os.getpid(), signal.SIGINT))
+    timer.start()
+    return timer
+
+
+def test_equal_values_are_told_once_and_different_ones_by_rank(world: PlayWorld) -> None:
+    run = world.run_cell("x = torch.tensor([10.0 ** rank]); dist.all_reduce(x); x")
+    assert told(run) == ["[0-2] tensor([111.])"]
+    run = world.run_cell("torch.full((2, 1), float(rank)) if rank else 'none'")
+    assert told(run)[:3] == ["[0]   'none'", "[1]   tensor([[1.],", "              [1.]])"]
+    assert told(run)[3:] == ["[2]   tensor([[2.],", "              [2.]])"]
+    assert told(world.run_cell("size;")) == []
+    assert told(world.run_cell("y = 3")) == []
+    assert told(world.run_cell("")) == []
+    long = told(world.run_cell("print('one line')\nlist(range(rank, 5000))"))
+    assert sum(map(len, long)) < 3 * 2100
+    assert "%out 2" in long[-1]
+
+
+def test_what_a_cell_defines_is_there_in_the_next(world: PlayWorld) -> None:
+    world.run_cell(
+        "class Point:\n    def __init__(self, x): self.x = x\n\ndef double(n):\n    return 2 * n",
+        number=2,
+    )
+    source = "import inspect; inspect.getsource(double)"
+    assert values(world.run_cell(source)) == [repr("def double(n):\n    return 2 * n")] * SIZE
+    gathered = world.run_cell(
+        "points = [None] * size\ndist.all_gather_object(points, Point(double(rank)))\n"
+        "[point.x for point in points]"
+    )
+    assert told(gathered) == ["[0-2] [0, 2, 4]"]
+
+
+def test_an_exception_is_told_once_with_its_line_and_the_others_keep_their_values(
+    world: PlayWorld,
+) -> None:
+    lines = told(world.run_cell("a = 1\na / rank if rank != 2 else 5 / 0", number=7))
+    assert lines[0] == "[1]   1.0"
+    assert lines.count("[0]   Traceback (most recent call last):") == 1
+    assert '        File "cell 7", line 2, in <module>' in lines
+    assert not any("playground" in line for line in lines)
+    lines = told(world.run_cell("None.nothing"))
+    assert [line for line in lines if "Traceback" in line] == [
+        "[0-2] Traceback (most recent call last):"
+    ]
+    assert "SyntaxError" in told(world.run_cell("1 +"))[-1]
+    assert "SystemExit" in told(world.run_cell("import sys; sys.exit(3)"))[-1]
+
+
+def test_some_ranks_run_a_cell(world: PlayWorld) -> None:
+    assert told(world.run_cell("rank", on=(0, 2))) == ["[0]   0", "[2]   2"]
+    with pytest.raises(UsageError, match="3 in a world of 3"):
+        world.run_cell("rank", on=(0, 3))
+
+
+def test_a_hang_is_named_and_ended_and_variables_are_as_they_were(world: PlayWorld) -> None:
+    world.run_cell("x = torch.tensor([111.0]); processes = [0] * size")
+    before = world.pull("os.getpid()" if values(world.run_cell("import os")) else "")
+    for number in (3, 4):
+        run = world.run_cell("if rank != 2: dist.barrier()", number)
+        assert told(run)[0].startswith("deadlock after")
+        place = f"(cell {number}, line 1)"
+        assert f"rank 2 has finished the cell where ranks 0-1 are in barrier {place}" in (
+            words := unwrapped(run)
+        )
+        assert f"cure: {Kind.ENDED.cure}" in words
+        assert run.seconds < 5
+        assert told(world.run_cell("dist.all_reduce(y := x.clone()); x, y")) == [
+            "[0-2] (tensor([111.]), tensor([333.]))"
+        ]
+    assert world.pull("os.getpid()") == before
+
+
+def test_it_is_said_which_groups_are_gone(world: PlayWorld) -> None:
+    world.run_cell("group = dist.new_group([0, 1])")
+    run = world.run_cell("if rank == 0: dist.all_reduce(torch.ones(1), group=group)")
+    assert "Groups made with new_group are gone: make them again." in unwrapped(run)
+    assert not any("new_group" in line for line in told(world.run_cell("1 / 0")))
+    world.run_cell("group = dist.new_group([0, 1])")
+    run = world.run_cell(
+        "z = torch.ones(1)\nif rank < 2: dist.all_reduce(z, group=group)\nz.item()"
+    )
+    assert told(run) == ["[0-1] 2.0", "[2]   1.0"]
+
+
+def test_a_rank_that_raises_is_told_before_those_that_wait_for_it(world: PlayWorld) -> None:
+    run = world.run_cell("if rank == 1: raise ValueError('damaged')\ndist.barrier()")
+    lines = told(run)
+    assert lines[0] == "[1]   Traceback (most recent call last):"
+    assert sum("Traceback" in line for line in lines) == 1
+    assert "rank 1 has finished the cell where ranks 0, 2 are in barrier" in unwrapped(run)
+
+
+def test_messages_pass_from_one_cell_to_the_next(world: PlayWorld) -> None:
+    world.run_cell("t = torch.ones(1) * rank\nif rank == 0: work = dist.isend(t + 7, 1)")
+    run = world.run_cell("if rank == 1: dist.recv(t, 0)\nif rank == 0: work.wait()\nt.item()")
+    assert told(run) == ["[0]   0.0", "[1]   7.0", "[2]   2.0"]
+
+
+def test_a_call_that_one_rank_has_more_is_named_in_a_later_cell(world: PlayWorld) -> None:
+    world.run_cell("ahead = dist.barrier(async_op=True) if rank == 0 else None")
+    run = world.run_cell("dist.all_reduce(torch.ones(1))")
+    assert run.hang
+    assert run.hang.kind == Kind.COLLECTIVES
+
+
+def test_ctrl_c_ends_a_cell_that_computes_and_leaves_groups(world: PlayWorld) -> None:
+    world.run_cell("group = dist.new_group([0, 1]); kept = 5")
+    timer = interrupt(1.0)
+    lines = told(world.run_cell("import time\ntime.sleep(60)", number=9))
+    timer.join()
+    assert lines[0].startswith("interrupted after")
+    assert lines[1] == "[0-2] cell 9, line 2"
+    run = world.run_cell("t = torch.ones(1)\nif rank < 2: dist.all_reduce(t, group=group)\nkept")
+    assert told(run) == ["[0-2] 5"]
+
+
+def test_ctrl_c_ends_a_cell_that_waits_for_a_rank_that_sleeps(world: PlayWorld) -> None:
+    timer = interrupt(2.0)
+    run = world.run_cell("kept = 6\ndist.barrier() if rank else time.sleep(60)", number=9)
+    timer.join()
+    assert told(run)[1:3] == ["[0]   cell 9, line 2", "[1-2] barrier (cell 9, line 2)"]
+    assert "straggler" in world.state or "in the program" in world.state
+    assert told(world.run_cell("dist.barrier(); kept")) == ["[0-2] 6"]
+
+
+def test_a_rank_that_takes_no_notice_of_ctrl_c_is_replaced(world: PlayWorld) -> None:
+    world.run_cell("kept = 7")
+    timer = interrupt(1.0)
+    run = world.run_cell(
+        "while rank == 1:\n    try: time.sleep(60)\n    except KeyboardInterrupt: pass"
+    )
+    timer.join()
+    assert run.lost == {1: "did not come out of the cell"}
+    assert told(world.run_cell("globals().get('kept')")) == ["[0,2] 7"]
+
+
+@pytest.mark.parametrize("rank", [1, 0])
+def test_a_rank_that_dies_is_replaced(world: PlayWorld, rank: int) -> None:
+    world.run_cell("kept = 8; import os, signal")
+    kill = f"if rank == {rank} and 'kept' in globals(): os.kill(os.getpid(), signal.SIGKILL)"
+    lines = told(run := world.run_cell(f"{kill}\ndist.barrier()\nrank", number=5))
+    assert lines[0] == f"rank {rank} was killed by SIGKILL"
+    assert f"A new process is in the place of rank {rank}: its variables are gone." in (
+        unwrapped(run)
+    )
+    assert run.lost.keys() == {rank}
+    assert values(world.retry()) == ["0", "1", "2"]
+    kept = [rank_ for rank_ in range(SIZE) if rank_ != rank]
+    run = world.run_cell("globals().get('kept')")
+    assert [each for each in run.outcomes if run.outcomes[each].value == "8"] == kept
+
+
+def test_a_rank_that_dies_between_cells_is_replaced(world: PlayWorld) -> None:
+    os.kill(world.ranks[2].process.pid, signal.SIGKILL)
+    world.ranks[2].process.join(10)
+    run = world.run_cell("dist.barrier(); rank")
+    assert run.lost == {2: "was killed by SIGKILL"}
+    assert values(run) == ["0", "1", "2"]
+    run = world.run_cell("import os\nif rank == 1: os._exit(0)\ndist.barrier()")
+    assert run.lost == {1: "exited with code 0"}
+
+
+def test_values_are_moved_to_ranks_and_back(world: PlayWorld) -> None:
+    world.push(b=[1, 2])
+    world.push(on=(1,), b=[3])
+    assert world.pull("b") == [[1, 2], [3], [1, 2]]
+    assert [each.tolist() for each in world.pull("torch.ones(2) * rank")][1:] == [[1, 1], [2, 2]]
+    with pytest.raises(UsageError, match="NameError"):
+        world.pull("nothing_of_the_kind")
+
+
+def test_names_are_completed_and_explained(world: PlayWorld) -> None:
+    world.run_cell("a_name_of_mine = torch.ones(1)")
+    assert world.complete("a_name_of") == ["a_name_of_mine"]
+    assert "a_name_of_mine.all" in world.complete("a_name_of_mine.al")
+    assert world.complete("nothing_of_the_kind.x") == []
+    assert world.call(cells.explain, "dist.barrier", False, on=(0,))[0].startswith("function: ")
+    status = world.call(cells.find_status)
+    assert "a_name_of_mine" in status[0].names
+    assert [each.process for each in status] == [rank.process.pid for rank in world.ranks]
+
+
+def test_what_ranks_call_differently_is_told_although_it_works(world: PlayWorld) -> None:
+    run = world.run_cell(
+        "t = torch.ones(2, dtype=torch.int32 if rank == 1 else torch.float32)\ndist.all_reduce(t)"
+    )
+    assert run.differing
+    assert run.differing.kind == Kind.DTYPES
+    assert [[one.name for one in run.operations[rank]] for rank in range(SIZE)] == [
+        ["all_reduce"]
+    ] * SIZE
+    assert world.run_cell("t = torch.ones(1); dist.all_reduce(t)").differing is None
+
+
+def test_hangs_leave_nothing(world: PlayWorld) -> None:
+    count = "import threading; len(os.listdir('/proc/self/fd')), threading.active_count()"
+    hang = "import os\nif rank != 1: dist.all_reduce(torch.ones(1))"
+    for _ in range(3):
+        world.run_cell(hang)
+    time.sleep(2.5)  # the store's old thread looks once a second
+    before = world.run_cell(count)
+    for _ in range(6):
+        assert world.run_cell(hang).hang
+    time.sleep(2.5)
+    for rank, outcome in world.run_cell(count).outcomes.items():
+        now = ast.literal_eval(str(outcome.value))
+        was = ast.literal_eval(str(before.outcomes[rank].value))
+        assert now[0] <= was[0] + 2
+        assert now[1] <= was[1] + 1
+
+
+def test_shared_memory_is_let_go_too() -> None:
+    world = PlayWorld(2, "shm")
+    try:
+        for number in (1, 2):
+            world.run_cell("x = torch.ones(1000)")
+            run = world.run_cell("if rank == 0: dist.all_reduce(x.clone())", number)
+            assert run.hang
+            assert not run.lost
+            assert told(world.run_cell("dist.all_reduce(x); x.sum().item()"), 2) == ["[0-1] 2000.0"]
+    finally:
+        world.close()
+    with pytest.raises(UsageError, match="the ranks have ended"):
+        world.run_cell("1")
+
+
+def as_cell(name: str) -> str:
+    """A program of `break`, to be typed."""
+    function = find(name)
+    text = file_of(function.module).read_text(encoding="utf-8")
+    body = ast.parse(text).body
+    imports = [each for each in body if isinstance(each, (ast.Import, ast.ImportFrom))]
+    [node] = [each for each in body if getattr(each, "name", "") == function.name]
+    parts = [ast.get_source_segment(text, each) for each in (*imports[1:], node)]
+    return "\n".join([*map(str, parts), f"{function.name}(rank, size)"])
+
+
+HANGS = [name for name, expected in PROGRAMS.items() if expected.symptom == DEADLOCK]
+
+
+def check_program(world: PlayWorld, name: str) -> None:
+    world.run_cell("before = torch.arange(5)")
+    run, expected = world.run_cell(as_cell(name), number=3), PROGRAMS[name]
+    assert run.hang, (name, told(run))
+    assert (run.hang.kind, [*run.hang.culprits]) == (expected.words, [*expected.culprits(SIZE)])
+    assert not run.lost, name
+    assert told(world.run_cell("dist.barrier(); before")) == ["[0-2] tensor([0, 1, 2, 3, 4])"]
+
+
+@pytest.mark.parametrize("name", ["wrong-tag", "partial-group", "collective-in-finally"])
+def test_a_program_that_hangs_is_named_and_ended(world: PlayWorld, name: str) -> None:
+    check_program(world, name)
+
+
+@pytest.mark.stress
+@pytest.mark.parametrize("session", range(5))
+def test_all_programs_that_hang_are_named_and_ended_in_one_session(session: int) -> None:
+    world = PlayWorld(SIZE)
+    try:
+        for name in HANGS:
+            check_program(world, name)
+        run = world.run_cell(as_cell("message-size"))
+        assert run.lost.keys() == {1}
+        assert run.why_lost
+        assert world.run_cell(as_cell("other-dtype")).differing
+    finally:
+        world.close()
+
+
+@pytest.mark.stress
+def test_random_cells() -> None:
+    """Of 200, 40 hang, 20 raise, and 10 kill a rank."""
+    draw = random.Random(0)
+    kinds = ["hang"] * 40 + ["raise"] * 20 + ["kill"] * 10 + ["right"] * 130
+    draw.shuffle(kinds)
+    world = PlayWorld(SIZE)
+    shared = {*Path("/dev/shm").iterdir()}
+    try:
+        for number, kind in enumerate(kinds, 1):
+            rank = draw.randrange(SIZE)
+            source = {
+                "hang": f"if rank != {rank}: dist.all_reduce(torch.ones(3))",
+                "raise": f"if rank == {rank}: 1 / 0",
+                "kill": f"import os\nif rank == {rank}: os._exit(1)\ndist.barrier()",
+                "right": "t = torch.ones(1); dist.all_reduce(t); t.item()",
+            }[kind]
+            run = world.run_cell(source, number)
+            assert bool(run.hang) == (kind == "hang"), (number, kind, told(run))
+            assert bool(run.lost) == (kind == "kill"), (number, kind, told(run))
+            assert kind != "right" or values(run) == ["3.0"] * SIZE
+    finally:
+        world.close()
+    assert {*Path("/dev/shm").iterdir()} <= shared
