@@ -513,12 +513,15 @@ def test_what_a_table_names_is_there(spec: object) -> None:
 
 
 def test_options_and_results_are_typed() -> None:
-    """Dictionaries of anything are few: where an event of a rank travels, where a command hands
-    options on."""
-    count = sum(
-        file.read_text(encoding="utf-8").count("dict[str, Any]") for file in MODULES.values()
-    )
-    assert count <= 10
+    """No result is a dictionary of anything, by whatever name: those that are left hold states of
+    a program that is not ours, arguments that are handed on, and what a rank reports."""
+    found = {
+        name: re.findall(r"\b(?:dict|Mapping)\[str, Any\]", file.read_text(encoding="utf-8"))
+        for name, file in MODULES.items()
+    }
+    rooms = {room(name) for name, each in found.items() if each}
+    assert rooms <= {"checkpoint", "console", "runtime", "testing", "trace.record", "training"}
+    assert sum(map(len, found.values())) <= 20
 
 
 LAUNCHER = [
