@@ -191,6 +191,16 @@ def out_of_bounds(module: str) -> set[str]:
     return wrong
 
 
+def add_module(source: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The name of a module of the runtime that consists of this: another one in each folder, as
+    what is known of a module is kept."""
+    file = folder / "guarded.py"
+    file.write_text(source)
+    module = f"playground.runtime.{folder.name}"
+    monkeypatch.setitem(MODULES, module, file)
+    return module
+
+
 def test_imports_stay_within_bounds() -> None:
     assert {module: wrong for module in MODULES if (wrong := out_of_bounds(module))} == {}
 
@@ -242,12 +252,7 @@ def test_the_page_of_the_rooms_is_true() -> None:
 def test_the_guard_sees_imports_of_every_kind(
     source: str, found: set[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    file = tmp_path / "guarded.py"
-    file.write_text(source)
-    # another name each time: what is known of a module is kept
-    module = f"playground.runtime.{tmp_path.name}"
-    monkeypatch.setitem(MODULES, module, file)
-    assert out_of_bounds(module) == found
+    assert out_of_bounds(add_module(source, tmp_path, monkeypatch)) == found
 
 
 FOLDERS = sorted(
@@ -292,6 +297,15 @@ def test_of_what_looks_at_runs_only_the_command_and_the_option_speak_to_the_term
         if name.startswith(("playground.trace", "playground.figures")) and "click" in imports(name)
     }
     assert speaking == {"playground.figures.command", "playground.trace.files"}
+
+
+def test_of_what_looks_at_recordings_only_the_option_speaks_to_the_terminal() -> None:
+    speaking = {
+        name
+        for name in MODULES
+        if name.startswith(("playground.trace", "playground.figures")) and "click" in imports(name)
+    }
+    assert speaking == {"playground.trace.files", "playground.figures.command"}
 
 
 def test_no_files_import_each_other() -> None:
@@ -405,11 +419,7 @@ def assigns_to_torch(module: str) -> Iterator[str]:
 def test_the_guard_sees_what_is_put_in_the_place_of_torchs(
     source: str, found: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    file = tmp_path / "guarded.py"
-    file.write_text(source)
-    module = f"playground.runtime.{tmp_path.name}"
-    monkeypatch.setitem(MODULES, module, file)
-    assert [*assigns_to_torch(module)] == found
+    assert [*assigns_to_torch(add_module(source, tmp_path, monkeypatch))] == found
 
 
 REPLACING = {

@@ -13,7 +13,7 @@ from playground.runtime.flight_recorder import MAKE_DDP, Operation
 from playground.runtime.flight_recorder.diagnosis import WIDTH, Diagnosis, format_ranks
 
 MOST_LINES, MOST_CHARACTERS = 24, 2000
-"""Of a rank's value: `%out` shows the rest."""
+"""Limits of what is shown of a rank's value: `%out` shows the rest."""
 
 
 def label(ranks: Iterable[int]) -> str:

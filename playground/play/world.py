@@ -267,7 +267,10 @@ class PlayWorld:
     ) -> None:
         """Get these ranks out of the cell: by an error in what waits for other ranks, by
         `KeyboardInterrupt` in what does not, and in the end by killing them."""
-        inside = lambda: any(not rank.done and not self.is_lost(rank) for rank in busy)  # noqa: E731
+
+        def list_inside() -> list[RankHandle]:
+            return [rank for rank in busy if not rank.done and not self.is_lost(rank)]
+
         examiner = Examiner(self.ranks)
         try:
             if is_interrupted:
@@ -285,16 +288,18 @@ class PlayWorld:
             if is_interrupted:
                 self.order([rank for rank in busy if rank not in waiting], "interrupt")
             end = time.monotonic() + PATIENCE
-            while receive_while(inside, self.ranks, AGAIN) and time.monotonic() < end:
+            while (
+                receive_while(lambda: bool(list_inside()), self.ranks, AGAIN)
+                and time.monotonic() < end
+            ):
                 # gloo tries again to connect; a loop of the program's calls again
                 self.is_stale = True
                 self.order(self.ranks, "release")
                 self.order(busy, "interrupt")
         except KeyboardInterrupt:  # who presses it twice does not want to wait
             self.is_stale = True
-        for rank in busy:
-            if not rank.done and not self.is_lost(rank):
-                rank.fail(RankFailed(rank.number, self.size, "did not come out of the cell"))
+        for rank in list_inside():
+            rank.fail(RankFailed(rank.number, self.size, "did not come out of the cell"))
 
     def order(self, ranks: Sequence[RankHandle], what: str) -> None:
         for rank in ranks:

@@ -24,7 +24,7 @@ from programs import ForkedProgram
 
 from playground import checkpoint, launch
 from playground.checkpoint.folder import SnapshotSettings
-from playground.lessons.elastic.comparison import compare
+from playground.lessons.elastic.experiment import compare
 from playground.runtime import restart_count
 from playground.runtime.remote import Remote, remote
 from playground.training import loop

@@ -13,7 +13,7 @@ from fixtures import Networks
 from hosts import Host
 
 from playground.checkpoint.folder import find_snapshots
-from playground.lessons.elastic.comparison import compare
+from playground.lessons.elastic.experiment import compare
 
 TRAIN = (
     "sgd",

@@ -24,7 +24,7 @@ from processes import ENOUGH, by_hand, free_port
 from playground import launch
 from playground.checkpoint.snapshots import Snapshot, SnapshotWriter
 from playground.lessons.elastic import experiment, hosts, lesson, page
-from playground.lessons.elastic.comparison import BOARD_FILE, compare, count_differing
+from playground.lessons.elastic.experiment import BOARD_FILE, compare, count_differing
 from playground.lessons.elastic.page import Comparison, Witness, draw_kills
 from playground.lessons.sgd import lesson as sgd
 from playground.runtime import PlaygroundError, RankFailed

@@ -22,7 +22,7 @@ from programs import ForkedProgram
 
 from playground import PlaygroundError, Preempted, launch, preempted, report
 from playground.checkpoint.folder import SnapshotSettings, find_snapshots
-from playground.lessons.elastic.comparison import compare
+from playground.lessons.elastic.experiment import compare
 from playground.training import resumable
 from playground.training.loop import prepare_and_train, sync_by_hand, sync_with_ddp
 from playground.training.results import TrainingResult

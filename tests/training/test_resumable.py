@@ -18,7 +18,7 @@ from mortals import by_hand, with_ddp
 from playground import launch
 from playground.checkpoint.folder import SnapshotSettings, find_snapshots
 from playground.checkpoint.snapshots import Snapshot, read_snapshot
-from playground.lessons.elastic.comparison import compare
+from playground.lessons.elastic.experiment import compare
 from playground.lessons.elastic.page import Kill
 from playground.runtime import UsageError
 from playground.runtime.backends import BACKENDS

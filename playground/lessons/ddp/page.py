@@ -135,7 +135,7 @@ class Accumulated:
     batches: int
     messages: int
     rel_error: float
-    """Of the gradients, compared with those of one large batch."""
+    """Relative error of the gradients, compared with those of one large batch."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,7 +158,8 @@ class Resumed:
     read: int
     """Bytes."""
     rel_error: float
-    """Of the parameters, compared with those of a training that was never interrupted."""
+    """Relative error of the parameters, compared with those of a training that was never
+    interrupted."""
 
 
 def part_texts(part: LabPart, rows: Sequence[object]) -> Texts:

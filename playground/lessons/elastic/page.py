@@ -28,7 +28,7 @@ from playground.training.settings import TrainingSettings
 
 LESSON = LESSONS["elastic"]
 RUN = LESSON.remote("run", "experiment")
-COMPARE = LESSON.remote("compare", "comparison")
+COMPARE = LESSON.remote("compare", "experiment")
 COMPARED = (
     "{tensors} tensors of {nbytes:,} bytes compared: parameters, optimizer state, totals and every "
     "rank's random "
@@ -152,7 +152,7 @@ def conduct(
 ) -> tuple[list[Recovery], Comparison]:
     """Train twice, undisturbed and with ranks that are killed: do both end with the same bits?
     Returns what each of the kills has cost, and how far the last snapshots differ (see
-    comparison.py); `folder` has one for each training."""
+    experiment.py); `folder` has one for each training."""
     attempts = {
         name: replace(
             settings, snapshots=SnapshotSettings(folder=folder / name, every=asked.snapshot_every)

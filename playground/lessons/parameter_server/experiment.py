@@ -183,7 +183,7 @@ class MeasuredServer(ParameterServer):
         self.seconds = 0.0
         """From the start to the last gradient."""
         self.losses: list[tuple[float, int]] = []
-        """Of each gradient its samples' summed loss, and their number."""
+        """The summed loss of each gradient's samples, and their number."""
         self.staleness_counts: Counter[int] = Counter()
         """Number of gradients, by how often the parameters had changed since the worker got
         them."""

@@ -171,7 +171,10 @@ class Member:
             port = self.env.rendezvous.port
             self.shut_out_strangers(port)
             if self.env.rank == 0:
-                is_closed = lambda: self.env.rendezvous.port != port  # noqa: E731
+
+                def is_closed() -> bool:
+                    return self.env.rendezvous.port != port
+
                 OurThread(
                     target=admit_to_store, args=(port, is_closed), name="admit to the store",
                     daemon=True,

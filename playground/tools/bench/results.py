@@ -92,7 +92,7 @@ class Change:
     after_range_us: tuple[float, float]
     """Ranges of the middle 95 % of the trials."""
     ratio: float
-    """Of after to before."""
+    """Time after, over time before."""
     verdict: str
     """Whether they differ by more than noise does: whether the ranges lie apart."""
 

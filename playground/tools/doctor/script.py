@@ -66,7 +66,7 @@ class ScriptRun:
     failure: str
     """The failure of a rank; empty for none."""
     diagnosis: Diagnosis | None
-    """Of a deadlock, the only sign."""
+    """The proved deadlock, if there is one: it is no rank's failure."""
 
     @property
     def has_failed(self) -> bool:
