@@ -19,6 +19,7 @@ from IPython.terminal.prompts import Prompts, Token
 
 from playground.console import terminal
 from playground.console.tables import RANK_COLUMN, Column, Table, numbers
+from playground.console.units import plural
 from playground.play import cells
 from playground.play.words import by_rank, describe, label, table_of_calls
 from playground.play.world import PlayWorld, Run
@@ -76,11 +77,10 @@ class PlayMagics(Magics):
         self.close()
         self.world = world = PlayWorld(size, **how)
         self.on_ranks = tuple(range(size))
-        several = f"{size} ranks" if size > 1 else "1 rank"
         notice = f" ({world.notice})" * bool(world.notice)
         return (
-            f"{several} on {world.config.backend}{notice}, each with rank, size, torch, dist. "
-            "%help lists the rest."
+            f"{plural(size, 'rank')} on {world.config.backend}{notice}, each with rank, size, "
+            "torch, dist. %help lists the rest."
         )
 
     def close(self) -> None:

@@ -332,9 +332,8 @@ def write_site(folder: Path, show: Callable[[str, int, int], object]) -> list[st
     `PlaygroundError` for a link that leads nowhere and for a figure or code that is stale, and
     `OSError` if the folder cannot be written to."""
     site = Site(show)
-    for file, page in sorted(
-        TEXTS.items(), key=lambda each: each[1] == "glossary"
-    ):  # last: it leads back to all others
+    # last: it leads back to all others
+    for file, page in sorted(TEXTS.items(), key=lambda each: each[1] == "glossary"):
         site.add_text(file, page)
     for exercise in CATALOGUE.values():
         site.add_exercise(exercise)

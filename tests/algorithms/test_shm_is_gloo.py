@@ -142,10 +142,8 @@ class Program:
                 stack.enter_context(mode)
                 self.name = ""
                 self.call()
-            if self.name not in (
-                "objects",
-                "reduce_scatter_tensor",
-            ):  # torch's functions look up the device by the backend's name
+            # torch's functions look up the device by the backend's name
+            if self.name not in ("objects", "reduce_scatter_tensor"):
                 self.tell(getattr(mode, "called", ""))
         return self.told
 

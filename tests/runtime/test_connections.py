@@ -73,10 +73,8 @@ def can_connect(port: int) -> bool:
     try:
         with socket.create_connection(("127.0.0.1", port), timeout=0.1):
             return True
-    except (
-        TimeoutError,
-        ConnectionRefusedError,
-    ):  # a thread closes the sockets of a group that was destroyed
+    except (TimeoutError, ConnectionRefusedError):
+        # a thread closes the sockets of a group that was destroyed
         return False
 
 

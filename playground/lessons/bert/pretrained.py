@@ -51,9 +51,8 @@ def use_library(name: str, asked: str) -> Iterator[Any]:
     logging.disable_progress_bar()
     try:
         yield library
-    except (
-        Exception
-    ) as error:  # which ones it raises depends on its version, and on that of its HTTP library
+    except Exception as error:
+        # which ones it raises depends on its version, and on that of its HTTP library
         why = (str(error).strip() or type(error).__name__).splitlines()[0]
         todo = (
             "check the name and the network; a folder, or what is in the hub's cache, needs no "

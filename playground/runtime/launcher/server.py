@@ -236,9 +236,8 @@ def start(
     try:
         with theirs:
             return ForkedProcess(main, (theirs, *args), streams, server), ours
-    except (
-        BaseException
-    ):  # Ctrl-C too: the process may come to be all the same, and ends when it finds the line dead
+    except BaseException:
+        # Ctrl-C too: the process may come to be all the same, and ends when it finds the line dead
         ours.close()
         if server:
             server.end()

@@ -176,9 +176,8 @@ def main(line: Connection, env: RankEnv, backend: str, listener: socket.socket |
     report_to(partial(launcher.send, "report"))
     try:
         live(launcher, env, backend, listener)
-    except (
-        BaseException
-    ) as error:  # whatever it is, SystemExit included: the launcher must receive it
+    except BaseException as error:
+        # whatever it is, SystemExit included: the launcher must receive it
         launcher.fail(error)
 
 
