@@ -319,7 +319,7 @@ def test_training_ends_with_the_same_bits(
     [found] = world(1, backend="nccl", timeout=COLD).run(
         compare, tmp_path / "whole", tmp_path / "parts"
     )
-    assert found["nbytes"] > 87_360
+    assert found.nbytes > 87_360
     assert found.differing == 0
 
 
