@@ -38,6 +38,8 @@ class Outcome:
     """The traceback of what it raised, from the cell's own line on."""
     is_lost_peer: bool = False
     """Whether that says that another rank has hung up."""
+    html: str = ""
+    """The value and the figures as a notebook shows them; empty where text is as good."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,13 +106,17 @@ def guarded(run: Callable[[], object]) -> Outcome:
 
 
 def execute(name: str, source: str) -> str | None:
-    """Run the source; the text of its last expression's value."""
+    """Run the source of a cell; the text of its last expression's value, unless ";" ends it."""
     lines = source.splitlines(keepends=True)
     # no time of change: it is no file, and kept for good
     linecache.cache[name] = len(source), None, lines, name
-    tree = ast.parse(source, name)
+    return evaluate(ast.parse(source, name), name, not source.rstrip().endswith(";"))
+
+
+def evaluate(tree: ast.Module, name: str, shows_last: bool = True) -> str | None:
+    """Run a program; the text of its last expression's value, if that is wanted."""
     last = None
-    if tree.body and isinstance(tree.body[-1], ast.Expr) and not source.rstrip().endswith(";"):
+    if shows_last and tree.body and isinstance(tree.body[-1], ast.Expr):
         last = ast.Expression(tree.body.pop().value)  # type: ignore[attr-defined]
     names = vars(cells)
     exec(build(tree, name, "exec"), names)
