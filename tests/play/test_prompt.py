@@ -143,7 +143,7 @@ def test_a_notebook(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         for cell in notebook.cells
     ]
     assert "2 ranks on gloo" in shown[0]
-    assert shown[1] == "[0-1] tensor([1., 1.])\n"
+    assert shown[1] == "[0-1] tensor([1., 1.])"
     hang = " ".join(shown[2].split())
     assert "rank 0 has finished the cell where rank 1 is in barrier (cell 3, line 1)" in hang
     assert shown[3] == "[tensor([6., 6.]), tensor([6., 6.])]"
