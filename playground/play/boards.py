@@ -8,7 +8,7 @@ import ast
 import sys
 from collections.abc import Sequence
 
-from playground.play.cells import Outcome, evaluate, guarded
+from playground.play.cells import Outcome, cells, evaluate, given, guarded
 
 FORM_OR_LEAVE = "dist.init_process_group", "dist.destroy_process_group"
 KEEP_VARIABLES = "globals().update(locals())"
@@ -22,6 +22,8 @@ def run_board(
     def run() -> str | None:
         from playground.runtime.backends import on_device
 
+        names = vars(cells)
+        kept = {name: names[name] for name in given}
         sys.argv = [file, *arguments]
         try:
             with on_device():
@@ -30,6 +32,8 @@ def run_board(
             if isinstance(end.code, str):
                 print(end.code, file=sys.stderr)  # as the interpreter does
             return None
+        finally:
+            names.update(kept)
 
     return guarded(run)
 
