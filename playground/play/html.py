@@ -55,12 +55,12 @@ def to_text(number: Any) -> str:
 
 def draw_figures() -> list[str]:
     """The figures that are open, as pictures; none is open after that."""
-    pyplot = sys.modules.get("matplotlib.pyplot")
+    pyplot: Any = sys.modules.get("matplotlib.pyplot")
     pictures = []
     for number in pyplot.get_fignums() if pyplot else ():
         drawn = io.BytesIO()
         pyplot.figure(number).savefig(drawn, format="png", bbox_inches="tight")
+        pyplot.close(number)
         data = base64.b64encode(drawn.getvalue()).decode()
         pictures.append(f'<img src="data:image/png;base64,{data}">')
-        pyplot.close(number)
     return pictures

@@ -15,7 +15,7 @@ from math import inf
 from pathlib import Path
 
 from playground.play.cells import Outcome
-from playground.play.words import bytes_of, in_cells
+from playground.play.words import bytes_of
 from playground.play.world import PlayWorld, Run
 from playground.runtime import backends
 from playground.runtime.files import temporary_folder
@@ -56,7 +56,7 @@ class Player:
             return f"{printable(self.file.name)} shows {amount(recording)}"
         page = escape(render_page(recording))
         self.html = f'<iframe srcdoc="{page}" width="100%" height="{HEIGHT}"></iframe>'
-        return in_cells(to_words(recording))
+        return to_words(recording)
 
 
 def record_cell(

@@ -24,7 +24,8 @@ NOTEBOOK = ROOT / "playground" / "lessons" / "first.ipynb"
 def cells(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """The outputs of each cell with code by the beginning of its first line, as they are once they
     have run in an empty folder, in which nothing is left."""
-    notebook = nbformat.read(NOTEBOOK, as_version=4)
+    read: Any = nbformat.read
+    notebook = read(NOTEBOOK, as_version=4)
     assert not any(cell.get("outputs") or cell.get("execution_count") for cell in notebook.cells)
     folder = tmp_path_factory.mktemp("notebook")
     with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
