@@ -96,6 +96,8 @@ class PlayMagics(Magics):
         self.close()
         self.world = world = PlayWorld(size, **how)
         self.on_ranks = tuple(range(size))
+        self.last = Run(number=0)
+        self.recording = None
         notice = f" ({world.notice})" * bool(world.notice)
         return (
             f"{plural(size, 'rank')} on {world.config.backend}{notice}, each with rank, size, "

@@ -46,7 +46,7 @@ def to_html(value: Any) -> str:
     caption = f"{kind} {[*value.shape]}"
     lines = ("".join(f"<td>{to_text(each)}</td>" for each in row) for row in rows)
     body = "".join(f"<tr>{line}</tr>" for line in lines)
-    return f"<table><caption>{caption}</caption>{body}</table>"
+    return f'<table style="white-space:nowrap"><caption>{caption}</caption>{body}</table>'
 
 
 def to_text(number: Any) -> str:
