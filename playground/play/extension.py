@@ -25,15 +25,7 @@ from playground.console.units import plural
 from playground.play import cells
 from playground.play.boards import run_board
 from playground.play.cells import Outcome
-from playground.play.html import with_html
-from playground.play.notebook import side_by_side
-from playground.play.words import (
-    by_rank,
-    describe_end,
-    describe_values,
-    label,
-    table_of_calls,
-)
+from playground.play.words import by_rank, describe_end, describe_values, label, table_of_calls
 from playground.play.world import PlayWorld, Run
 from playground.runtime.backends import BACKENDS
 from playground.runtime.errors import PlaygroundError
@@ -141,6 +133,8 @@ class PlayMagics(Magics):
         size = self.world.size if self.world else 1
         values = "\n".join(describe_values(run, size))
         if any(one.html for one in run.outcomes.values()):
+            from playground.play.notebook import side_by_side
+
             self.display(side_by_side(run.outcomes), values)
         elif values:
             print(values)
@@ -166,7 +160,11 @@ class PlayMagics(Magics):
 
     def how(self, run: Callable[..., Outcome] = cells.run_cell) -> Callable[..., Outcome]:
         """What a rank calls to run a cell as `run` does, so that it can be shown here."""
-        return partial(with_html, run) if self.is_notebook else run
+        if not self.is_notebook:
+            return run
+        from playground.play.html import with_html
+
+        return partial(with_html, run)
 
     def run(
         self, source: str, on: Sequence[int], run: Callable[..., Outcome] = cells.run_cell

@@ -74,13 +74,17 @@ def record_cell(
         about = describe(world, run).encode()
         recording = merge({**collect(folder / "0"), **texts, RUN: about})
     left = to_wall_clock(run.began + run.seconds) - recording.began
-    ranks = (
-        replace(rank, events=tuple(without_end(event, left) for event in rank.events))
-        if rank.rank in run.freed
-        else rank
-        for rank in recording.ranks
-    )
-    return run, replace(recording, ranks=tuple(ranks), standstill=standstill_of(run))
+    device = device_of(world)
+
+    def correct(rank: RankRecording) -> RankRecording:
+        if rank.rank not in on:
+            return RankRecording(rank=rank.rank, device=device, events=())
+        was_freed = rank.rank in run.freed
+        events = (without_end(event, left) if was_freed else event for event in rank.events)
+        return replace(rank, device=rank.device or device, events=tuple(events))
+
+    ranks = tuple(map(correct, recording.ranks))
+    return run, replace(recording, ranks=ranks, standstill=standstill_of(run))
 
 
 def without_end(event: Event, left: float) -> Event:
@@ -90,6 +94,10 @@ def without_end(event: Event, left: float) -> Event:
 
 def describe(world: PlayWorld, run: Run) -> str:
     return describe_run(("play:", f"cell {run.number}"), world.config.backend, world.size)
+
+
+def device_of(world: PlayWorld) -> str:
+    return backends.get_backend(world.config.backend).device_type
 
 
 def to_wall_clock(moment: float) -> float:
@@ -107,7 +115,7 @@ def standstill_of(run: Run) -> Standstill | None:
 def read_flight_recorders(world: PlayWorld, run: Run) -> Recording:
     """What the flight recorders held of a cell when it ended."""
     about = json.loads(describe(world, run))
-    device = backends.get_backend(world.config.backend).device_type
+    device = device_of(world)
     sources: dict[SourceLine, int] = {}
 
     def to_event(rank: int, number: int, operation: Operation) -> Event:

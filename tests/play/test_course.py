@@ -116,6 +116,15 @@ def test_a_killed_rank_is_cut_off(world: PlayWorld) -> None:
     assert [[event.name for event in rank.events] for rank in recording.ranks] == [["barrier"]] * 3
 
 
+def test_a_rank_that_has_no_part_in_a_cell_has_no_events(world: PlayWorld) -> None:
+    run, recording = record_cell(
+        world, "torch.nn.Linear(1, 1)(torch.ones(1))", 7, (0, 2), cells.run_cell
+    )
+    assert [bool(rank.events) for rank in recording.ranks] == [True, False, True]
+    assert "cut off" not in (words := Player("").play(world, run, recording))
+    assert "3 ranks on gloo, cpu\n" in words
+
+
 def test_a_recording_is_written_to_a_file(
     world: PlayWorld, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
