@@ -14,7 +14,8 @@ What may differ, and is not drawn or not compared:
   elements;
 - what gloo refuses when half is done: AVG of integers by `reduce_scatter`, types that it lacks
   there, shapes ();
-- what gloo's threads do to autograd, by chance, where an all-gather's output requires a gradient;
+- what gloo's threads do to autograd, by chance, where an all-gather's output requires a gradient,
+  or a functional all_reduce's of complex numbers, of which gloo adds up a view as real ones;
 - `reduce_scatter_tensor` has a future on shm and is completed before `wait`, in which gloo copies
   its result by operators that a dispatch mode sees, and that raise where the method has made the
   output part of a graph;
@@ -194,7 +195,9 @@ class Program:
         if dtype == "bool":  # of which gloo makes bytes of 2 and more
             op = op_of(draw.choice(["MIN", "MAX", "BAND", "BOR", "BXOR"]))
         # in whose threads gloo races with autograd
-        if name == "all_gather_into_tensor" and layout in HISTORIES:
+        if layout in HISTORIES and (
+            name == "all_gather_into_tensor" or (name == "functional" and "complex" in dtype)
+        ):
             layout = "contiguous"
         # whose error gloo's next barrier may raise once more
         if name == "all_gather" and layout == "inference":
