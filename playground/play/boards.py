@@ -23,7 +23,7 @@ def run_board(
         from playground.runtime.backends import on_device
 
         names = vars(cells)
-        kept = {name: names[name] for name in given}
+        kept, words = {name: names[name] for name in given}, sys.argv
         sys.argv = [file, *arguments]
         try:
             with on_device():
@@ -34,6 +34,7 @@ def run_board(
             return None
         finally:
             names.update(kept)
+            sys.argv = words
 
     return guarded(run)
 

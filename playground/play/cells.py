@@ -34,12 +34,12 @@ class Outcome:
 
     value: object = None
     """The text of the last expression's value, or what a function of ours returned; None: none."""
+    html: str = ""
+    """The value and the figures as a notebook shows them; empty where text is as good."""
     error: str = ""
     """The traceback of what it raised, from the cell's own line on."""
     is_lost_peer: bool = False
     """Whether that says that another rank has hung up."""
-    html: str = ""
-    """The value and the figures as a notebook shows them; empty where text is as good."""
 
 
 @dataclass(frozen=True, slots=True)

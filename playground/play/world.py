@@ -45,8 +45,6 @@ MEETING_LIMIT = 60.0
 AGAIN, PATIENCE = 0.3, 3.0
 """Seconds that a rank has to come out of a cell before it is told again, by all means; and before
 it is killed."""
-Cell = tuple[int, str, tuple[int, ...], Callable[..., Outcome]]
-"""Its number, its source, its ranks, and what runs it there."""
 
 
 @dataclass(kw_only=True)
@@ -74,6 +72,10 @@ class Run:
     """An operation in which the ranks did not agree although all have returned from it."""
     operations: dict[int, tuple[Operation, ...]] = field(default_factory=dict)
     """By rank, what it has called."""
+
+
+Cell = tuple[int, str, tuple[int, ...], Callable[..., Outcome]]
+"""Its number, its source, its ranks, and what runs it there."""
 
 
 class PlayWorld:
