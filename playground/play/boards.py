@@ -23,7 +23,7 @@ def run_board(
         from playground.runtime.backends import on_device
 
         names = vars(cells)
-        kept, words = {name: names[name] for name in given}, sys.argv
+        kept, words = {name: names[name] for name in given & {*names}}, sys.argv
         sys.argv = [file, *arguments]
         try:
             with on_device():

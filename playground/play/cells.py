@@ -23,6 +23,7 @@ from types import CodeType, ModuleType
 from typing import Any
 
 from playground.runtime.rank.rank import LOST_PEER, user_frames
+from playground.runtime.remote import Remote
 from playground.runtime.upstream import list_groups
 
 MOST_COMPLETIONS = 500
@@ -191,6 +192,11 @@ def find_status() -> Status:
         groups=len(list_groups()),
         names=tuple(name for name in vars(cells) if name not in given and not name.startswith("_")),
     )
+
+
+def load(function: Remote) -> None:
+    """Import what takes time before it is called."""
+    function.load()
 
 
 def stay() -> None:

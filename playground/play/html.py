@@ -13,7 +13,7 @@ from dataclasses import replace
 from html import escape
 from typing import Any
 
-from playground.play.cells import Outcome, cells
+from playground.play.cells import Outcome, cells, guarded
 
 MOST_ROWS, MOST_COLUMNS = 12, 16
 """Of a tensor that is shown as a table."""
@@ -26,8 +26,14 @@ def with_html(
     os.environ["MPLBACKEND"] = "agg"  # the notebook's own draws in the notebook's process
     warnings.filterwarnings("ignore", "FigureCanvasAgg is non-interactive", UserWarning)
     outcome = run(rank, size, number, source)
-    parts = [] if outcome.value is None else [to_html(vars(cells).get("_"))]
-    return replace(outcome, html="".join([*parts, *draw_figures()]))
+    shown = guarded(lambda: show(outcome.value is not None))
+    return replace(outcome, html=str(shown.value or ""), error=outcome.error or shown.error)
+
+
+def show(has_value: bool) -> str:
+    """The value of the cell that has ended, if there is one, and the figures."""
+    value = to_html(vars(cells).get("_")) if has_value else ""
+    return "".join([value, *draw_figures()])
 
 
 def to_html(value: Any) -> str:

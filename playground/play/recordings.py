@@ -14,6 +14,7 @@ from html import escape
 from math import inf
 from pathlib import Path
 
+from playground.play import cells
 from playground.play.cells import Outcome
 from playground.play.words import bytes_of
 from playground.play.world import PlayWorld, Run
@@ -24,8 +25,17 @@ from playground.runtime.untrusted import printable
 from playground.trace.files import RENDERED, amount, render
 from playground.trace.play import render_page
 from playground.trace.record import Event, RankRecording, Recording, SourceLine, Standstill
-from playground.trace.record.layout import RUN
-from playground.trace.record.run import TEXT, Recorded, collect, describe_run, merge
+from playground.trace.record.layout import RUN, START, TABLES, Files
+from playground.trace.record.run import (
+    RECORDED,
+    SECOND,
+    TEXT,
+    Recorded,
+    collect,
+    describe_run,
+    merge,
+    read_tables,
+)
 from playground.trace.render.renderers import check_ending
 from playground.trace.render.words import to_words
 
@@ -68,12 +78,14 @@ def record_cell(
 ) -> tuple[Run, Recording]:
     """Run a cell, as `how` does in a rank, and record it in full. Raises `UsageError` if no rank
     has begun it."""
+    world.call(cells.load, RECORDED)  # or ranks would be late by that
     with temporary_folder("play") as folder:
         run = world.run_cell(source, number, on, Recorded(how, folder))
-        texts = {f"{TEXT}{name}": text.encode() for name, text in world.texts.items()}
-        about = describe(world, run).encode()
-        recording = merge({**collect(folder / "0"), **texts, RUN: about})
-    left = to_wall_clock(run.began + run.seconds) - recording.began
+        files = collect(folder / "0")
+    world.last = number, source, tuple(on), how  # which %retry does not record
+    texts = {f"{TEXT}{name}": text.encode() for name, text in world.texts.items()}
+    recording = merge({**files, **texts, RUN: describe(world, run).encode()})
+    left = run.began + run.seconds - find_beginning(files)
     device = device_of(world)
 
     def correct(rank: RankRecording) -> RankRecording:
@@ -85,6 +97,12 @@ def record_cell(
 
     ranks = tuple(map(correct, recording.ranks))
     return run, replace(recording, ranks=ranks, standstill=standstill_of(run))
+
+
+def find_beginning(files: Files) -> float:
+    """When a recording begins, on the monotonic clock, in seconds."""
+    tables = (read_tables(files[name]) for name in files if name.endswith(TABLES))
+    return min(start["clock"] for each in tables for start in each[START]) / SECOND
 
 
 def without_end(event: Event, left: float) -> Event:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ast
 import math
+import tempfile
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -116,6 +117,15 @@ def test_a_killed_rank_is_cut_off(world: PlayWorld) -> None:
     assert [[event.name for event in rank.events] for rank in recording.ranks] == [["barrier"]] * 3
 
 
+def test_a_cell_that_is_run_again_is_not_recorded(
+    world: PlayWorld, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    record(world, "x = globals().get('x', 0) + 1; x")
+    assert told(world.retry()) == ["[0-2] 2"]
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_rank_that_has_no_part_in_a_cell_has_no_events(world: PlayWorld) -> None:
     run, recording = record_cell(
         world, "torch.nn.Linear(1, 1)(torch.ones(1))", 7, (0, 2), cells.run_cell
@@ -160,9 +170,6 @@ def test_a_lesson_runs_in_the_world_that_stands(
     lines = told(run_lesson(world, "p2p", "ring"))
     assert lines == ["[0,2] {'before': 0.0, 'after': 3.0}", "[1]   {'before': 0.0, 'after': 2.0}"]
     assert told(world.run_cell("token.item()")) == ["[0,2] 3.0", "[1]   2.0"]
-    lines = told(run_lesson(world, "zero"))
-    world.run_cell("sharded = Zero1(copy.deepcopy(start))")
-    assert told(world.run_cell("sharded.flat_params[0].shard.numel() * size")) == ["[0-2] 16641"]
     run = world.run_cell(
         "t = torch.ones(1)\nif rank < 2: dist.all_reduce(t, group=group)\nt.item()"
     )
@@ -221,19 +228,20 @@ def test_a_wrong_name_lists_the_right_ones() -> None:
 
 
 def test_an_exercise_is_handed_out_and_judged() -> None:
-    task, cell = begin_exercise("swap", is_notebook=True)
-    assert task.startswith("# Swap")
-    assert "dist.send returns when" in begin_exercise("swap", is_notebook=False)[0]
+    task, cell = begin_exercise("column", is_notebook=True)
+    assert task.startswith("# Column")
+    assert "Use: " in begin_exercise("column", is_notebook=False)[0]
     first, _, stub = cell.partition("\n")
-    assert first == "%%exercise swap"
-    assert stub == CATALOGUE["swap"].stub
-    assert judge("swap", stub) == "swap  not written yet"
-    assert judge("swap", CATALOGUE["swap"].solution) == "swap  passed on 2, 3, 1, 5, 4 ranks"
-    mistake = next(each for each in CATALOGUE["swap"].mistakes if "send first" in each.name)
-    lines = judge("swap", mistake.text).splitlines()
-    assert lines[:2] == ["swap  2 ranks: deadlock (6 elements, int64)", "  Both send first"]
-    call = next(at for at, line in enumerate(mistake.text.splitlines(), 2) if "dist.send(" in line)
-    assert f"line {call}" in lines[2]  # in the cell, below its first line
+    assert first == "%%exercise column"
+    assert stub == CATALOGUE["column"].stub
+    assert judge("column", stub) == "column  not written yet"
+    assert judge("column", CATALOGUE["column"].solution) == "column  passed on 2, 3 ranks"
+    wrong = stub.replace("raise NotImplementedError", "1 / 0")
+    line = next(at for at, each in enumerate(wrong.splitlines(), 2) if "1 / 0" in each)
+    lines = judge("column", wrong).splitlines()
+    assert lines[0].startswith("column  2 ranks: fail")
+    # as the cell counts them, whose first line is the magic
+    assert f"line {line}: ZeroDivisionError" in lines[1]
 
 
 def html_of(world: PlayWorld, source: str) -> tuple[Run, str]:
@@ -269,6 +277,14 @@ def test_a_value_that_has_html_of_its_own_shows_it(world: PlayWorld) -> None:
     _, html = html_of(world, source)
     assert "[0-1]</figcaption><i>0</i>" in html
     assert "[2]</figcaption><i>1</i>" in html
+
+
+def test_a_value_that_cannot_be_shown_is_an_error_of_the_cell(world: PlayWorld) -> None:
+    source = "class Own:\n    def _repr_html_(self): return 1 / rank\n\nOwn() if rank == 0 else 5"
+    run, _ = html_of(world, source)
+    assert not run.lost
+    assert "ZeroDivisionError" in run.outcomes[0].error
+    assert run.outcomes[2].value == "5"
 
 
 def test_figures_are_side_by_side(world: PlayWorld) -> None:
