@@ -11,7 +11,7 @@ import re
 import shlex
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from IPython.core.display_functions import publish_display_data
 from IPython.core.error import UsageError as ShellError
@@ -30,6 +30,9 @@ from playground.play.world import PlayWorld, Run
 from playground.runtime.backends import BACKENDS
 from playground.runtime.errors import PlaygroundError
 
+if TYPE_CHECKING:
+    from playground.trace.record import Recording
+
 HELP = """\
 Every cell runs on all ranks, with rank, size, torch, dist, device; what begins with % does not:
   %ranks 4 [--backend shm]   start a world, in the place of the one there is
@@ -43,9 +46,9 @@ Every cell runs on all ranks, with rank, size, torch, dist, device; what begins 
                              recorded in full: what tensors held, and what was computed
   %why                       what the ranks did when a cell was interrupted, who waits for whom
   %retry                     run the last cell again
-  x?   x??                   what x is on rank 0, and its source;  %%time  measures a cell
   %lesson zero               run a lesson's program, or a step of it: %lesson p2p ring
-  %exercise ring             the task, and its stub in the next cell, which judges itself
+  %exercise ring             a task, and its stub in the next cell, which is judged when it is run
+  x?   x??                   what x is on rank 0, and its source;  %%time  measures a cell
 Ctrl-C ends a cell on every rank, and leaves the variables; Ctrl-D ends the ranks."""
 LOCAL = re.compile(r"[%!?]|(exit|quit)(\(\))?\s*$")
 """Beginnings of cells that are this process's own."""
@@ -74,7 +77,7 @@ class PlayMagics(Magics):
         self.is_here = False
         """Whether cells are this process's own at the moment."""
         self.last = Run(number=0)
-        self.recording: object = None
+        self.recording: Recording | None = None
         """Of the last cell, if it was recorded in full."""
         self.is_notebook = not hasattr(shell, "prompts")
         shell.user_ns |= {"push": self.push, "pull": self.pull}
@@ -127,7 +130,7 @@ class PlayMagics(Magics):
                 self.world = None
             raise ShellError(str(error)) from None
 
-    def show(self, run: Run, recording: object = None) -> None:
+    def show(self, run: Run, recording: Recording | None = None) -> None:
         self.last = run
         self.recording = recording
         size = self.world.size if self.world else 1
