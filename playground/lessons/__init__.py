@@ -103,6 +103,14 @@ PATH = (
         default_size=4,
     ),
     lesson(
+        name="checkpoint",
+        teaches="shards that any number of ranks reads, random states, a sampler that resumes; and "
+        "torch.distributed.checkpoint",
+        shown="half as many as {ranks} resume with the same bits, and with each sample once",
+        default_size=4,
+        options=(*BARE, "wide"),
+    ),
+    lesson(
         name="rpc",
         teaches="remote calls, remote references, backward across ranks, by send and recv",
         shown="calls, objects and graphs that reach from rank to rank, over send and recv",
