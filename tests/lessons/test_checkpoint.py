@@ -268,7 +268,7 @@ def kill_at_each_byte(rank: int, size: int, folder: Path, stride: int) -> tuple[
     return len(points), whole
 
 
-@pytest.mark.parametrize("stride", [13, pytest.param(1, marks=pytest.mark.stress)])
+@pytest.mark.parametrize("stride", [37, pytest.param(1, marks=pytest.mark.stress)])
 def test_a_checkpoint_is_whole_or_absent_wherever_its_writer_is_killed(
     stride: int, world: Worlds, tmp_path: Path
 ) -> None:
@@ -380,7 +380,7 @@ def test_of_the_ranks_that_hold_a_block_the_one_with_least_to_write_writes_it() 
     for (name, _), rank in writers.items():
         elements[rank] += sizes[int(name[1:])]
     assert len(writers) == len(sizes)
-    assert elements == {0: 6, 1: 7, 2: 4}
+    assert elements == {0: 5, 1: 8, 2: 4}
     own = {**held, "w0": ((5,), (5,), (10,))}
     assert lesson.choose_writers([held, own])["w0", own["w0"]] == 1
 
@@ -414,7 +414,7 @@ def test_each_layout_is_read_into_each(size: int, world: Worlds) -> None:
     for values in by_rank:
         assert values["pairs"] == values["equal_bits"] == 16
     for layout in lesson.LAYOUTS:  # together they write one copy of 12,448 numbers, thrice
-        kib = sum(values["kib_written"][layout] for values in by_rank)
+        kib = sum(values[layout] for values in by_rank)
         assert 3 * 12_448 * 4 / 1024 < kib < 3 * 12_448 * 4 / 1024 + 6 * size
 
 
@@ -459,7 +459,8 @@ def test_samples_count_once_however_often_a_run_is_killed(trial: int) -> None:
 
 def test_torch_s_checkpoints_beside_ours(world: Worlds) -> None:
     for values in world(2).run(further.beside_torch):
-        assert values["equal_bits"]
+        assert values["equal_bits"] == dict.fromkeys(values["mib"], True)
         assert values["files"] == {"by_hand": 3, "dcp": 3, "async_dcp": 3}
         assert values["mib"] == pytest.approx(dict.fromkeys(values["mib"], 32), abs=0.1)
-        assert all(values[way] > 0 for way in values["mib"])
+        assert values["seconds"].keys() == values["mib"].keys()
+        assert all(second > 0 for second in values["seconds"].values())

@@ -22,7 +22,7 @@ LONGEST = {
     "prove": 195,
     "bert": 270,
     "elastic": 160,
-    "checkpoint": 325,
+    "checkpoint": 335,
     "rpc": 302,
     "parameter_server": 205,
     "pipeline": 215,

@@ -100,7 +100,7 @@ def sync_names(folder: Path) -> None:
     os.close(descriptor)
 
 
-def load(folder: Path, shards: Mapping[str, Shard]) -> dict[str, Any]:
+def load(folder: Path, shards: Mapping[str, Shard]) -> Any:
     """Fill the shards, and return the index. A rank needs no other for this. Raises `ValueError`
     for a tensor that is not in the checkpoint, or not in this shape."""
     index = read(folder / INDEX)
@@ -242,15 +242,14 @@ def train(model: nn.Module, optimizer: torch.optim.Optimizer, batches: torch.Ten
 
 def reshard(rank: int, size: int) -> dict[str, object]:
     """All ranks save a training's state in each layout, and half as many read it into each layout:
-    how many of these pairs are equal bit for bit.
-
-    `kib_written` is what this rank writes: of ranks that hold the same block, one does.
+    how many of these pairs are equal bit for bit. By layout, the KiB that this rank writes.
     """
     model, optimizer = new_training()
     train(model, optimizer, torch.randn(2, 8, 64))
     whole = state_of(model, optimizer)
     readers = max(1, size // 2)
-    kib, equal = {}, []
+    kib: dict[str, object] = {}
+    equal = []
     with shared_folder() as folder:
         for saved in LAYOUTS:
             save(folder / saved, cut_for(saved, whole, rank, size))
@@ -262,7 +261,7 @@ def reshard(rank: int, size: int) -> dict[str, object]:
                 expected = cut_for(layout, whole, rank % readers, readers)
                 pairs = [(found[name].block, each.block) for name, each in expected.items()]
                 equal.append(all(torch.equal(*pair) for pair in pairs))
-    return {"kib_written": kib, "pairs": len(equal), "equal_bits": sum(equal)}
+    return {**kib, "pairs": len(equal), "equal_bits": sum(equal)}
 
 
 def random_states(rank: int, size: int) -> dict[str, object]:
@@ -285,7 +284,8 @@ def random_states(rank: int, size: int) -> dict[str, object]:
             if way == "restored":
                 random.set_rng_state(index["own"][rank])
             losses[way] = train(model, optimizer, batches[3:])
-    return {**losses, "equal_bits": losses["restored"] == losses["undisturbed"]}
+    rounded = {way: round(loss, 4) for way, loss in losses.items()}
+    return {**rounded, "equal_bits": losses["restored"] == losses["undisturbed"]}
 
 
 def samples(rank: int, size: int) -> dict[str, object]:
@@ -325,7 +325,7 @@ def count(batches: list[list[int]]) -> dict[str, int]:
 if __name__ == "__main__":
     dist.init_process_group("gloo")
     for step in (reshard, random_states, samples):
-        returned = step(dist.get_rank(), dist.get_world_size())
-        if dist.get_rank() == 0:
-            print(f"{step.__name__}: {returned}")
+        for name, value in step(dist.get_rank(), dist.get_world_size()).items():
+            if dist.get_rank() == 0:
+                print(f"{step.__name__}, {name}: {value}")
     dist.destroy_process_group()
