@@ -22,6 +22,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from playground.lessons import LESSONS
 from playground.runtime.errors import UsageError
 
 PASS = "pass"
@@ -228,7 +229,9 @@ CATALOGUE = {
         Exercise("mesh/two_by_two", (4, 6, 2)),
     )
 }
-"""All exercises by name, in order."""
+PLACES = [*LESSONS]
+CATALOGUE = dict(sorted(CATALOGUE.items(), key=lambda item: PLACES.index(item[1].lesson)))
+"""All exercises by name, in the order of the lessons."""
 
 
 def find_exercise(file: str) -> Exercise:
