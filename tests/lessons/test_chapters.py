@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 import textwrap
+from pathlib import Path
 
 import pytest
 from test_readme import fenced_blocks
 
-from playground.lessons import PATH
+from playground.lessons import PARTS, PATH
 from playground.runtime.remote import ROOT
 from playground.site.build import EXCERPT, stands_in
 from playground.site.chapters import CHAPTERS
@@ -96,12 +97,17 @@ def test_the_last_line_leads_on(name: str) -> None:
     if name not in LESSONS:
         assert re.match(r"(Back to|Previous:|Next:) \[", last)
         return
-    names = list(LESSONS)
-    before, after = names[: names.index(name)][-1:], names[names.index(name) + 1 :][:1]
+    path, *beside = PARTS.values()
+    part = next(part for part in (path, *beside) if name in (each.name for each in part))
+    place = [each.name for each in part].index(name)
+    leads = {"Previous": part[:place][-1:], "Next": part[place + 1 :][:1]}
+    if part[place] is path[-1]:
+        leads["Beside the path"] = [first for first, *_ in beside]
     links = [
-        f"{where}: [{other}](../{LESSONS[other].parent.name}/README.md)"
-        for where, others in (("Previous", before), ("Next", after))
-        for other in others
+        f"{where}: "
+        + ", ".join(f"[{each.name}](../{Path(each.path).name}/README.md)" for each in lessons)
+        for where, lessons in leads.items()
+        if lessons
     ]
     assert last == " · ".join(links)
 

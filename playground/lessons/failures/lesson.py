@@ -84,22 +84,22 @@ PROGRAMS: dict[str, Callable[..., Any]] = {
 }
 
 
-def recorded_calls() -> list[dict[str, Any]]:
-    """The latest calls of this rank, as torch's flight recorder has them. No public function
-    returns them."""
+def recorded_calls() -> list[str]:
+    """The latest calls of this rank, as torch's flight recorder has them: operation, number in the
+    group, group, and line. No public function returns them."""
     dump = torch._C._distributed_c10d._dump_fr_trace  # type: ignore[attr-defined]
-    return list(pickle.loads(dump(True, True, False)).get("entries", []))
+    calls = []
+    for entry in pickle.loads(dump(True, True, False)).get("entries", []):
+        name = entry["profiling_name"].removeprefix("gloo:")
+        lines = [frame["line"] for frame in entry["frames"] if frame["name"] in PROGRAMS]
+        where = f"group {entry['process_group'][0]}, line {lines[0] if lines else '?'}"
+        calls.append(f"{name} #{entry['collective_seq_id']} of {where}")
+    return calls
 
 
-def describe(calls: list[dict[str, Any]]) -> str:
-    """How many calls there were, and the last one: its number in its group, and its line."""
-    if not calls:
-        return "no call"
-    last = calls[-1]
-    line = next(frame["line"] for frame in last["frames"] if frame["name"] in PROGRAMS)
-    call = f"{last['profiling_name']} #{last['collective_seq_id']} of group"
+def describe(calls: list[str]) -> str:
     number = f"{len(calls)} call{'s' * (len(calls) > 1)}"
-    return f"{number}, the last {call} {last['process_group'][0]}, line {line}"
+    return f"{number}, the last {calls[-1]}" if calls else "no call"
 
 
 def shorten(error: RuntimeError) -> str:
