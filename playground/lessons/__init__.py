@@ -71,7 +71,7 @@ PATH = (
         shown="what torch, its flight recorder and ours say of each program",
         default_size=4,
         min_size=3,
-        options=("size", "timeout", "wide", "as_json", "see"),
+        options=("size", "timeout", "as_json", "see"),
     ),
     lesson(
         name="ladder",

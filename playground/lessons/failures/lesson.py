@@ -108,9 +108,8 @@ def shorten(error: RuntimeError) -> str:
     return re.sub(r"\[/\S+\] ", "", text).splitlines()[0]
 
 
-def run_alone(rank: int, size: int, name: str, store: dist.Store) -> tuple[str, str]:
-    """Run a program in a group of its own. Returns what torch says, and what its recorder has."""
-    earlier = len(recorded_calls())
+def run_alone(rank: int, size: int, name: str, store: dist.Store) -> str:
+    """Run a program in a group of its own. Returns what it has returned, or torch has raised."""
     dist.init_process_group(
         "gloo", store=dist.PrefixStore(name, store), rank=rank, world_size=size, timeout=LIMIT
     )
@@ -121,11 +120,12 @@ def run_alone(rank: int, size: int, name: str, store: dist.Store) -> tuple[str, 
     store.set(f"{name} on {rank}", "has ended")
     store.wait([f"{name} on {other}" for other in range(size)])
     dist.destroy_process_group()
-    return said, describe(recorded_calls()[earlier:])
+    return said
 
 
 if __name__ == "__main__":
     store, rank, size = next(dist.rendezvous("env://"))
     for name in sys.argv[1:] or PROGRAMS:
-        said, calls = run_alone(rank, size, name, store)
+        earlier, said = len(recorded_calls()), run_alone(rank, size, name, store)
+        calls = describe(recorded_calls()[earlier:])
         print(f"Rank {rank}, {name}: {said}\nRank {rank}, {name}, recorder: {calls}", flush=True)

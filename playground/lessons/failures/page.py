@@ -9,10 +9,11 @@ import re
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import click
 
-from playground.console.session import Session, run_to_its_end
+from playground.console.session import Ending, Session, run_to_its_end
 from playground.console.tables import Texts
 from playground.console.text import good, heading, prose
 from playground.console.units import plural
@@ -23,9 +24,11 @@ from playground.runtime.flight_recorder import Kind
 from playground.runtime.flight_recorder.box import SWITCH
 from playground.runtime.flight_recorder.diagnosis import format_ranks
 from playground.runtime.launcher.entry import CommandWorld, run_as_it_is
+from playground.runtime.remote import Remote
 
 LESSON = LESSONS["failures"]
 LISTEN = LESSON.remote("listen", "experiment")
+LISTEN_IN_DETAIL = LESSON.remote("listen_in_detail", "experiment")
 LIMIT = 2.0
 """Seconds that a call waits for other ranks, as on the board."""
 
@@ -49,15 +52,6 @@ PROGRAMS = {
     "average": Expected(None, [0]),
     "save": Expected(Kind.STRAGGLER, [0], "RankTimeout"),
 }
-
-
-@dataclass(frozen=True)
-class Said:
-    """By torch alone, to each rank."""
-
-    said: Sequence[str]
-    calls: Sequence[str]
-    """What its flight recorder has of the rank's calls."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,28 +114,39 @@ def flight_recorder_off() -> Iterator[None]:
             os.environ[SWITCH] = before
 
 
-def listen(world: CommandWorld, name: str, *, in_detail: bool) -> Said:
-    """What torch alone says of a program: see the experiment. The ranks form their group
-    themselves, as under torchrun; what torch logs beside that goes to files."""
+def listen(world: CommandWorld, function: Remote, names: Sequence[str]) -> list[tuple[Any, ...]]:
+    """What torch alone says of each program, rank by rank: see the experiment. The ranks form their
+    groups themselves, as under torchrun; what torch logs beside that goes to files."""
     with flight_recorder_off(), temporary_folder(LESSON.name) as folder:
-        by_rank = world.run(LISTEN, name, in_detail, bare=True, fresh=True, output=folder)
-    said, calls = zip(*by_rank, strict=True)
-    return Said(said, calls)
+        by_rank = world.run(function, [*names], bare=True, fresh=True, output=folder)
+    return [*zip(*by_rank, strict=True)]
 
 
-def run(world: CommandWorld, name: str) -> Outcome:
-    """Run a program three times: watched, and recorded if that is wanted; by torch alone; by torch
-    alone in detail."""
+def watch(world: CommandWorld, name: str) -> Ending:
+    """Run a program with the flight recorder that every launch has."""
     patience = (None,) if name == "gossip" else ()  # of its groups: the launcher has its own
-    ending = run_to_its_end(world, LESSON.remote(name), *patience, timeout=LIMIT)
+    return run_to_its_end(world, LESSON.remote(name), *patience, timeout=LIMIT)
+
+
+def run(world: CommandWorld, names: Sequence[str]) -> list[Outcome]:
+    """Run programs three times: watched, and recorded if that is wanted; by torch alone; by torch
+    alone in detail."""
+    endings = [watch(world, name) for name in names]
     world.around = run_as_it_is
-    plain, detail = (listen(world, name, in_detail=each) for each in (False, True))
+    plain, detail = (listen(world, each, names) for each in (LISTEN, LISTEN_IN_DETAIL))
+    return [*map(describe, names, endings, plain, detail)]
+
+
+def describe(
+    name: str, ending: Ending, plain: Sequence[tuple[str, str]], detail: Sequence[str]
+) -> Outcome:
+    torch, recorder = zip(*plain, strict=True)
     error, found, results = ending.error, ending.diagnosis, ending.results
     return Outcome(
         name=name,
-        torch=plain.said,
-        detail=detail.said,
-        recorder=plain.calls,
+        torch=torch,
+        detail=detail,
+        recorder=recorder,
         error=type(error).__name__ if error else "",
         told=str(found or error or ""),
         diagnosis=found.kind if found else "",
@@ -193,10 +198,9 @@ def command(session: Session, only: tuple[str, ...]) -> None:
         )
     world.warm_up(LISTEN)
     session.say(f"{LESSON.name}: {world}")
-    outcomes = []
-    for name in names:
-        outcomes.append(run(world, name))
-        session.say("", *outcome_texts(outcomes[-1]))
+    outcomes = run(world, names)
+    for outcome in outcomes:
+        session.say("", *outcome_texts(outcome))
     session.print_document({}, programs=outcomes)
     if problem := next(filter(None, map(find_problem, outcomes)), ""):
         raise PlaygroundError(problem)
