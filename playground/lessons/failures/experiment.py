@@ -9,8 +9,7 @@ from playground.runtime import report
 
 
 def listen(rank: int, size: int, names: list[str]) -> list[tuple[str, str]]:
-    """Of each program, what torch says to this rank, and what torch's flight recorder has of it.
-    (The first look into that takes a second: torch reads its own symbols.)"""
+    """Of each program, what torch says to this rank, and what torch's flight recorder has of it."""
     dist.set_debug_level(dist.DebugLevel.OFF)
     store, *_ = next(dist.rendezvous("env://"))
     found = []

@@ -108,8 +108,15 @@ def shorten(error: RuntimeError) -> str:
     return re.sub(r"\[/\S+\] ", "", text).splitlines()[0]
 
 
+def meet(store: dist.Store, rank: int, size: int, where: str) -> None:
+    """Wait for all ranks, however long they take: without a process group, which would give up."""
+    store.set(f"{where}: {rank}", "is here")
+    store.wait([f"{where}: {other}" for other in range(size)])
+
+
 def run_alone(rank: int, size: int, name: str, store: dist.Store) -> str:
     """Run a program in a group of its own. Returns what it has returned, or torch has raised."""
+    meet(store, rank, size, f"before {name}")
     dist.init_process_group(
         "gloo", store=dist.PrefixStore(name, store), rank=rank, world_size=size, timeout=LIMIT
     )
@@ -117,8 +124,7 @@ def run_alone(rank: int, size: int, name: str, store: dist.Store) -> str:
         said = f"returned {PROGRAMS[name](rank, size)}"
     except RuntimeError as error:
         said = shorten(error)
-    store.set(f"{name} on {rank}", "has ended")
-    store.wait([f"{name} on {other}" for other in range(size)])
+    meet(store, rank, size, f"after {name}")
     dist.destroy_process_group()
     return said
 

@@ -29,6 +29,8 @@ from playground.runtime.remote import Remote
 LESSON = LESSONS["failures"]
 LISTEN = LESSON.remote("listen", "experiment")
 LISTEN_IN_DETAIL = LESSON.remote("listen_in_detail", "experiment")
+SYMBOLS = "torch._inductor"
+"""torch's flight recorder imports it when it first tells lines, for a second in each process."""
 LIMIT = 2.0
 """Seconds that a call waits for other ranks, as on the board."""
 
@@ -196,7 +198,7 @@ def command(session: Session, only: tuple[str, ...]) -> None:
         raise UsageError(
             f"{LESSON.name} starts worlds of its own: run it without torchrun, RANK and WORLD_SIZE"
         )
-    world.warm_up(LISTEN)
+    world.warm_up(LISTEN, SYMBOLS)
     session.say(f"{LESSON.name}: {world}")
     outcomes = run(world, names)
     for outcome in outcomes:
