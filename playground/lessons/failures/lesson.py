@@ -87,7 +87,7 @@ PROGRAMS: dict[str, Callable[..., Any]] = {
 def recorded_calls() -> list[str]:
     """The latest calls of this rank, as torch's flight recorder has them: operation, number in the
     group, group, and line. No public function returns them."""
-    dump = torch._C._distributed_c10d._dump_fr_trace  # type: ignore[attr-defined]
+    dump = torch._C._distributed_c10d._dump_fr_trace
     calls = []
     for entry in pickle.loads(dump(True, True, False)).get("entries", []):
         name = entry["profiling_name"].removeprefix("gloo:")
