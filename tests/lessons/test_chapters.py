@@ -112,6 +112,20 @@ def test_the_last_line_leads_on(name: str) -> None:
     assert last == " · ".join(links)
 
 
+@pytest.mark.parametrize("name", LESSONS)
+def test_a_chapter_needs_those_before_it(name: str) -> None:
+    """On the path, and may name the next; a chapter beside it may need all of the path, and those
+    before it in its part."""
+    needed = re.search(
+        r"\*\*You need\*\*(.*?)\n\n", CHAPTERS[name].read_text(encoding="utf-8"), re.S
+    )
+    path, *beside = ([each.name for each in part] for part in PARTS.values())
+    read = path if name in path else path + next(part for part in beside if name in part)
+    folders = [LESSONS[each].parent.name for each in read[: read.index(name) + 2]]
+    assert needed
+    assert {*re.findall(r"\]\(\.\./(\w+)/README", needed[1])} <= {*folders}
+
+
 UNSAID = re.compile(
     r"^( *)```.*?^\1```$|^(?:#|!\[|>|    \S).*?$|`[^`]*`|\[[^\]]*\]\((?!\S*glossary)[^)]*\)",
     re.DOTALL | re.MULTILINE,
