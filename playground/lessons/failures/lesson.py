@@ -1,7 +1,7 @@
 """Five programs. Some stand still, some return wrong values, and no rank says why.
 
-    torchrun --nproc-per-node 4 lesson.py                   # one after the other, in 10 s
-    torchrun --nproc-per-node 4 lesson.py average           # one of them
+    torchrun --nproc-per-node 4 lesson.py            # one after the other
+    torchrun --nproc-per-node 4 lesson.py average    # one of them
     TORCH_DISTRIBUTED_DEBUG=DETAIL torchrun --nproc-per-node 4 lesson.py fit
 
 Each rank prints what torch says of it, and what torch's flight recorder has of its calls. Beside
