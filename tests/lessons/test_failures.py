@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from boards import source_of
 from fixtures import Run
 from programs import SCRIPT, ForkedProgram
 from test_readme import consoles, fenced_blocks
@@ -140,6 +141,15 @@ def test_the_command_takes_other_worlds(size: int, run_cli: Run) -> None:
     document = json.loads(shown.out)
     assert [each["name"] for each in document["programs"]] == [*PROGRAMS]
     assert all(len(each["torch"]) == size for each in document["programs"])
+
+
+def test_the_lines_of_the_outcomes_are_those_of_the_programs() -> None:
+    lines = source_of("failures").splitlines()
+    expected = {"count": "as its file has it", "average": "sorted(", "save": "while rank == 0"}
+    named = re.findall(r"`(\w+)`: line (\d+)", CHAPTER)
+    assert [name for name, _ in named] == [*expected]
+    for name, number in named:
+        assert expected[name] in lines[int(number) - 1]
 
 
 WRONG = Outcome(
