@@ -90,10 +90,10 @@ def recorded_calls() -> list[str]:
     dump = torch._C._distributed_c10d._dump_fr_trace
     calls = []
     for entry in pickle.loads(dump(True, True, False)).get("entries", []):
-        name = entry["profiling_name"].removeprefix("gloo:")
+        operation = entry["profiling_name"].removeprefix("gloo:")
         lines = [frame["line"] for frame in entry["frames"] if frame["name"] in PROGRAMS]
         where = f"group {entry['process_group'][0]}, line {lines[0] if lines else '?'}"
-        calls.append(f"{name} #{entry['collective_seq_id']} of {where}")
+        calls.append(f"{operation} #{entry['collective_seq_id']} of {where}")
     return calls
 
 
