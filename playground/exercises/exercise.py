@@ -9,6 +9,20 @@ import torch.
 |                 | the place, the code                                                            |
 | `mistakes.diff` | wrong solutions, as changes of the reference: a name, a sentence on what goes  |
 |                 | wrong, the lines                                                               |
+| `faults.diff`   | of a program to be repaired: the changes that break it, as many as there are   |
+|                 | programs                                                                       |
+
+An exercise is of one of four kinds, which differ in what the learner writes and the judge compares:
+
+| kind    | the learner writes                          | the judge compares                       |
+|---------|---------------------------------------------|------------------------------------------|
+| write   | a function of the ranks                     | what the ranks hold and send             |
+| predict | a function that returns counts of a run,    | the counts with those of that run, on    |
+|         | from the run's parameters                   | real ranks                               |
+| find    | a repair of a program that fails, and the   | the repaired program with what is due;   |
+|         | rank at fault                               | the rank                                 |
+| choose  | a function that returns a layout of a model | its memory and time with the best that   |
+|         | on a cluster                                | fits                                     |
 
 The exercise `token-ring` lies in the folder `token_ring`; the learner writes the function
 `token_ring` in `token_ring.py`. Its judge is `token_ring(rank, size, seed)` in the lesson's
@@ -17,13 +31,16 @@ The exercise `token-ring` lies in the folder `token_ring`; the learner writes th
 
 from __future__ import annotations
 
+import difflib
 import hashlib
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from playground.runtime.errors import UsageError
 
+WRITE, PREDICT, FIND, CHOOSE = "write", "predict", "find", "choose"
+"""The kinds of exercises."""
 PASS = "pass"
 FAIL = "fail"
 DEADLOCK = "deadlock"
@@ -45,6 +62,12 @@ COLLECTIVES = (
 GAP = re.compile(r"^( *)# write this\n(.*?)^ *# until here\n", re.MULTILINE | re.DOTALL)
 MISTAKE = re.compile(r"^# (.+?)(?: \((\w+)\))?\n(?:# (.+)\n)?((?:[-+ @].*\n)+)", re.MULTILINE)
 """Its name, how a check ends (fail, where nothing is said), what goes wrong, and the lines."""
+SEED = re.compile(r"^SEED = (\d+)$", re.MULTILINE)
+CULPRIT = re.compile(r"^RANK = (.*)$", re.MULTILINE)
+"""In a program to be repaired: the number that its fault and its data are drawn from, and the
+learner's answer, the rank at fault."""
+MOST_CHANGED = 6
+"""Lines of such a program that a repair may take away and add."""
 FOLDER = Path(__file__).parent
 
 
@@ -69,10 +92,13 @@ class Exercise:
     """The lesson's folder and the function's name: p2p/token_ring."""
     worlds: tuple[int, ...] = (2, 3, 1, 5, 4)
     """Numbers of ranks, those first whose failures are easiest to read."""
+    kind: str = WRITE
     builds_on: tuple[str, ...] = ()
     """Exercises whose functions this one may import."""
     preload: tuple[str, ...] = ()
     """Modules that take long to import: the fork server does, once for all ranks."""
+    seed: int = 0
+    """What the fault and the data of a program to be repaired are drawn from."""
 
     @property
     def lesson(self) -> str:
@@ -101,11 +127,18 @@ class Exercise:
 
     @property
     def solution(self) -> str:
-        return GAP.sub(lambda gap: gap[2], self.read("reference.py"))
+        """The reference; its rank at fault is right with the seed 0 alone."""
+        text = GAP.sub(lambda gap: gap[2], self.read("reference.py"))
+        return SEED.sub(f"SEED = {self.seed}", text)
 
     @property
     def stub(self) -> str:
-        """The learner's first version."""
+        """The learner's first version: the reference without its gap, or the program with a
+        fault."""
+        if self.kind == FIND:
+            faults = MISTAKE.findall(self.read("faults.diff"))
+            broken = patch(self.solution, faults[self.seed % len(faults)][3])
+            return CULPRIT.sub("RANK = None", broken)
         return GAP.sub(
             lambda gap: f"{gap[1]}raise NotImplementedError  # write this\n",
             self.read("reference.py"),
@@ -124,6 +157,8 @@ class Exercise:
     @property
     def forbidden(self) -> tuple[str, ...]:
         """Functions of torch.distributed that would be the answer; all others may be used."""
+        if self.kind in (PREDICT, CHOOSE):
+            return (*MESSAGES, *COLLECTIVES)
         return tuple(re.findall(r"`dist\.(\w+)`", self.task.partition("Not here: ")[2]))
 
     @property
@@ -140,6 +175,24 @@ class Exercise:
             Mistake(name, end or FAIL, says, patch(self.solution, lines))
             for name, end, says, lines in found
         )
+
+    def with_seed_of(self, text: str) -> Exercise:
+        """The exercise whose program this text is a repair of."""
+        found = SEED.search(text) if self.kind == FIND else None
+        return replace(self, seed=int(found[1][:9])) if found else self
+
+    def find_changes(self, text: str) -> list[str]:
+        """Lines that a repair takes away (-) and adds (+), but for the answer, comments and empty
+        lines."""
+        before, after = (
+            [line.rstrip() for line in CULPRIT.sub("", each).splitlines()]
+            for each in (self.stub, text)
+        )
+        return [
+            line
+            for line in difflib.ndiff(before, after)
+            if line[0] in "-+" and line[1:].strip() and not line[1:].strip().startswith("#")
+        ]
 
     def digest(self, source: str) -> str:
         """Identity of a solution, however its lines end, and of the judge: another one may not let
@@ -187,6 +240,7 @@ CATALOGUE = {
         Exercise("allreduce/all_gather"),
         Exercise("allreduce/ring", builds_on=("reduce-scatter",)),
         Exercise("allreduce/doubling", (2, 4, 3, 6, 1)),
+        Exercise("allreduce/ring_traffic", (3, 2, 4), PREDICT),
         Exercise("data_parallel/scatter_gather", (3, 2, 1, 5, 4)),
         Exercise("data_parallel/mean"),
         Exercise("sgd/partition"),
@@ -199,6 +253,7 @@ CATALOGUE = {
         Exercise("ladder/early"),
         Exercise("ladder/overlap"),
         Exercise("ladder/local_sgd"),
+        Exercise("ladder/rung_traffic", (2, 3, 4), PREDICT),
         Exercise("ddp/accumulate", preload=(COMPILER,)),
         Exercise("ddp/hook", (2, 3, 1, 4), preload=(COMPILER,)),
         Exercise("ddp/error_feedback"),
@@ -214,18 +269,24 @@ CATALOGUE = {
         Exercise("pipeline/gpipe", preload=(SYMBOLIC,)),
         Exercise("pipeline/one_forward_one_backward", preload=(SYMBOLIC,)),
         Exercise("pipeline/clip"),
+        Exercise("pipeline/activations_held", (3, 2, 4), PREDICT, preload=(SYMBOLIC,)),
         Exercise("zero/own_share"),
         Exercise("zero/reduce_hook"),
         Exercise("zero/gather_free"),
+        Exercise("zero/bytes_held", (2, 3, 4), PREDICT, preload=(COMPILER,)),
         Exercise("tensor/mirrored", (2, 3, 1, 4)),
         Exercise("tensor/heads", (2, 3, 1, 4)),
         Exercise("tensor/vocabulary_loss", (2, 3, 1, 4)),
+        Exercise("tensor/mlp_traffic", (2, 3, 4), PREDICT),
         Exercise("context/merge", (2, 3, 1, 4)),
         Exercise("context/zigzag", (2, 3, 1, 4)),
+        Exercise("context/attention_traffic", (2, 3, 4), PREDICT),
         Exercise("experts/dispatch", (2, 3, 1, 4)),
         Exercise("experts/combine", (2, 3, 1, 4)),
+        Exercise("experts/token_traffic", (2, 3, 4), PREDICT),
         Exercise("mesh/axis_sums", (4, 6, 2)),
         Exercise("mesh/two_by_two", (4, 6, 2)),
+        Exercise("mesh/gradient_factor", (4, 2, 6), PREDICT),
     )
 }
 """All exercises by name, in order."""

@@ -45,13 +45,13 @@ def exercise(name: str | None, reset: bool) -> None:
 
 
 def show_map(work: Workbook) -> None:
-    table = Table("lesson", "exercise", Column("", wraps=True), "state")
+    table = Table("lesson", "exercise", "kind", Column("", wraps=True), "state")
     following, lesson = None, ""
     for each in CATALOGUE.values():
         state = work.state(each)
         following = following or (None if state == "passed" else each)
         shown, lesson = each.lesson * (each.lesson != lesson), each.lesson
-        table.add(shown, each.name, each.title.partition(": ")[2], state)
+        table.add(shown, each.name, each.kind, each.title.partition(": ")[2], state)
     end = (
         f"Next: python -m playground exercise {following.name}" if following else "All have passed."
     )
@@ -143,7 +143,8 @@ def read_all(files: Iterable[Path]) -> dict[Path, bytes]:
 @click.argument("number", metavar="[1|2|3]", type=click.IntRange(1, 3), default=1)
 def hint(name: str, number: int) -> None:
     """Show a hint for an exercise: 1, the idea; 2, the place; 3, nearly the code."""
-    show_markdown(f"{number} of 3: {CATALOGUE[name].hints[number - 1]}")
+    about = f"{number} of 3{', nearly the answer' * (number == 3)}"
+    show_markdown(f"{about}: {CATALOGUE[name].hints[number - 1]}")
 
 
 @click.command("solution", short_help=EXERCISES["solution"].purpose)

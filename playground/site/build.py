@@ -198,8 +198,9 @@ class Site:
         for number, hint in reversed([*enumerate(exercise.hints, 1)]):
             shown = self.render(page, file, hint)
             hints = (
-                f"<details><summary>Hint {number} of "
-                f"{len(exercise.hints)}</summary>{shown}{hints}</details>\n"
+                f"<details><summary>Hint {number} of {len(exercise.hints)}"
+                f"{', nearly the answer' * (number == len(exercise.hints))}</summary>"
+                f"{shown}{hints}</details>\n"
             )
         stub = (
             f"<h2>{exercise.file}</h2>\n<div "

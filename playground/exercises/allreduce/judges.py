@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from playground.exercises.cases import Case, Cases, inputs
+import torch
+
+from playground.exercises.cases import Case, Cases, count_by_rank, digits, inputs, predict
 from playground.exercises.observation import OWN
+from playground.lessons.all_reduce.lesson import reduce_broadcast, ring as ring_by_hand, run_counted
 
 
 def chain(rank: int, size: int, seed: int) -> Cases:
@@ -71,3 +74,18 @@ def doubling(rank: int, size: int, seed: int) -> Cases:
             expected=total,
             most=dict.fromkeys(receivers, len(tensor)),
         )
+
+
+def ring_traffic(rank: int, size: int, seed: int) -> Cases:
+    """The messages of the board's ring, and of reduce-broadcast, counted on all ranks."""
+    for elements in (4 * size, 4 * size + 3, 1000):
+        in_ring, with_root = (
+            run_counted(way, digits(rank, elements, torch.float32), rank, size)
+            for way in (ring_by_hand, reduce_broadcast)
+        )
+        counted = {
+            "messages": len(in_ring),
+            "all_bytes": 4 * sum(count_by_rank(sum(in_ring))),
+            "root_bytes": 4 * count_by_rank(sum(with_root))[0],
+        }
+        yield predict(f"{elements} elements", (size, elements), counted)

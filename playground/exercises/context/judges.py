@@ -5,8 +5,9 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from playground.exercises.cases import Case, Cases
+from playground.exercises.cases import Case, Cases, counting, predict
 from playground.exercises.exercise import count
+from playground.lessons.context.lesson import ring_attention, ulysses_attention
 
 WIDTH = 3
 
@@ -35,3 +36,26 @@ def zigzag(rank: int, size: int, seed: int) -> Cases:
             about = f"{count(2 * chunk * size, 'token')}, after {count(hop, 'hop')}"
             mine = torch.tensor(positions[rank])
             yield Case(about, (2 * chunk * size, hop), (mine, torch.tensor(sees)), is_coded=False)
+
+
+def attention_traffic(rank: int, size: int, seed: int) -> Cases:
+    """What the board's two attentions send, forward and backward, in float32."""
+    for heads, length, head_width in ((12, 24, 2), (24, 48, 3)):
+        parts = []
+        for attention in (ring_attention, ulysses_attention):
+            shape = (1, heads, length // size, head_width)
+            qkv = [torch.ones(shape, requires_grad=True) for _ in range(3)]
+            with counting() as forward:
+                output = attention(*qkv)
+            with counting() as backward:
+                output.sum().backward()
+            parts.append((round(forward.sent), round(backward.sent)))
+        (ring_forward, ring_backward), (ulysses_forward, ulysses_backward) = parts
+        counted = {
+            "ring_forward": ring_forward,
+            "ring_backward": ring_backward,
+            "ulysses_forward": ulysses_forward,
+            "ulysses_backward": ulysses_backward,
+        }
+        about = f"{heads} heads of width {head_width}, {length} tokens"
+        yield predict(about, (size, heads, length, head_width), counted)

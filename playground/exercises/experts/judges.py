@@ -8,7 +8,8 @@ from typing import NamedTuple
 
 import torch
 
-from playground.exercises.cases import UNEVEN, Case, Cases
+from playground.exercises.cases import UNEVEN, Case, Cases, count_by_rank, counting, predict
+from playground.lessons.experts import lesson
 
 WIDTH, K = 2, 2
 TO_ONE = "all rows to rank 0"
@@ -65,3 +66,31 @@ def combine(rank: int, size: int, seed: int) -> Cases:
             weights,
         )
         yield Case(about, given, output, is_coded=False, most_moved=given[0].numel() + 16 * size)
+
+
+def token_traffic(rank: int, size: int, seed: int) -> Cases:
+    """The board's dispatch and combine, with a table of how many rows go to which expert."""
+    each = 2
+    for about, factor in (("every expert gets as many", 0), ("some experts get more", 3)):
+        counts = torch.tensor(
+            [
+                [2 + factor * ((owner + expert) % 3) for expert in range(each * size)]
+                for owner in range(size)
+            ]
+        )
+        counts[:, 0] += 5 * (factor > 0)
+        rows = int(counts[rank].sum())
+        tokens, order = torch.ones(rows, WIDTH, requires_grad=True), torch.arange(rows)
+        with counting() as out:
+            arrived = lesson.dispatch(tokens, order, 1, counts, None)
+        with counting() as back:
+            returned = lesson.combine(arrived, order, torch.ones(rows, 1), counts, None)
+        with counting() as backward:
+            returned.sum().backward()
+        counted = {
+            "rows": count_by_rank(len(arrived)),
+            "dispatch": count_by_rank(round(out.sent)),
+            "combine": count_by_rank(round(back.sent)),
+            "backward": count_by_rank(round(backward.sent)),
+        }
+        yield predict(about, (counts.tolist(), WIDTH), counted)

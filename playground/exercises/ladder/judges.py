@@ -10,8 +10,9 @@ from functools import partial
 import torch
 from torch import nn
 
-from playground.exercises.cases import Actions, Case, Cases, gradients
+from playground.exercises.cases import Actions, Case, Cases, counting, gradients, predict
 from playground.exercises.exercise import count
+from playground.lessons.ladder import lesson
 
 Shapes = Sequence[tuple[int, ...]]
 
@@ -224,3 +225,28 @@ def change(rank: int, model: nn.Module, number: int) -> None:
     """Step `number` of a rank."""
     for param in model.parameters():
         param.mul_(1 / (rank + 2)).add_(number * 10**rank)
+
+
+def rung_traffic(rank: int, size: int, seed: int) -> Cases:
+    """Three rungs of the board, each on the same gradients, with a counter."""
+    for each, cap in (((6, 2, 2, 1), 16), ((3, 3, 3, 3, 3), 100), ((50, 1, 1, 1, 60), 40)):
+        sizes = [size * elements for elements in each]
+        model = nn.ParameterList([nn.Parameter(torch.zeros(elements)) for elements in sizes])
+        rungs = (
+            lesson.per_parameter,
+            lesson.flat,
+            partial(lesson.bucketed, bucket_cap=size * cap),
+        )
+        traffic = []
+        for rung in rungs:
+            for param in model:
+                param.grad = torch.ones_like(param)
+            with counting() as counter:
+                rung(model)
+            traffic.append(counter)
+        counted = {
+            "calls": [counter.calls["all_reduce"] for counter in traffic],
+            "bytes": [round(counter.sent) for counter in traffic],
+        }
+        about = f"parameters of {', '.join(map(str, sizes))}, cap {size * cap} bytes"
+        yield predict(about, (size, sizes, size * cap), counted)

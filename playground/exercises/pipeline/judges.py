@@ -10,8 +10,9 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 
-from playground.exercises.cases import Case, Cases, gradients
+from playground.exercises.cases import Case, Cases, count_by_rank, counting, gradients, predict
 from playground.exercises.exercise import count
+from playground.lessons.pipeline import lesson
 
 WIDTH = 3
 
@@ -169,3 +170,24 @@ def clip(rank: int, size: int, seed: int) -> Cases:
             is_coded=False,
             most_moved=most,
         )
+
+
+def activations_held(rank: int, size: int, seed: int) -> Cases:
+    """The most microbatches that each of the board's stages holds, and the messages it sends."""
+    groups = lesson.new_groups(range(size))
+    for microbatches in (3, 1, 6):
+        stage = lesson.Stage(nn.Linear(WIDTH, WIDTH), range(size), groups)
+        images = torch.ones(microbatches, WIDTH)
+        held = []
+        for schedule in (lesson.gpipe, lesson.one_forward_one_backward):
+            stage.load(images, torch.zeros(microbatches, dtype=torch.long), microbatches)
+            with counting() as counter:
+                schedule(stage, microbatches)
+                stage.finish()
+            held.append(stage.most_held)
+        counted = {
+            "gpipe": count_by_rank(held[0]),
+            "one_forward_one_backward": count_by_rank(held[1]),
+            "messages": count_by_rank(counter.calls["isend"] + counter.calls["send"]),
+        }
+        yield predict(count(microbatches, "microbatch", "es"), (size, microbatches), counted)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import nn
 
-from playground.exercises.cases import Case, Cases, coded, gradients
+from playground.exercises.cases import Case, Cases, coded, gradients, predict
 from playground.exercises.ladder.judges import Shapes, average_gradients, give_gradients
+from playground.lessons.zero.lesson import METHODS, train
 
 EQUAL: Shapes = ((4,),) * 4
 OUT, EACH = 2, 3
@@ -122,3 +124,16 @@ def gather_free(rank: int, size: int, seed: int) -> Cases:
             },
             run=use,
         )
+
+
+def bytes_held(rank: int, size: int, seed: int) -> Cases:
+    """What the board's four ways hold after backward and a step of Adam, in float32."""
+    for layers, width in ((2, 12), (3, 24)):
+        model = nn.Sequential(*(nn.Linear(width, width, bias=False) for _ in range(layers)))
+        batches = torch.ones(1, 2, width)
+        counted = {}
+        for name, method in METHODS.items():
+            *held, _ = train(method(copy.deepcopy(model)), batches)
+            counted[name.replace("-", "_")] = round(sum(held))
+        parameters = layers * width**2
+        yield predict(f"{parameters:,} parameters", (size, parameters), counted)
