@@ -297,7 +297,7 @@ def check_solution(
                 held=found.held,
                 expected=found.expected,
                 line=found.line,
-                ranks=found.ranks or (tell_ranks(last) if exercise.kind == FIND else ()),
+                ranks=found.ranks or tell_ranks(last, found, exercise),
                 printed=found.printed,
                 notes=last.notes,
             )
@@ -326,16 +326,23 @@ def tell_prediction(failure: Failure) -> str:
     return failure.words.replace("holds", "predicted").replace("should be", "counted")
 
 
-def tell_ranks(made: Attempt) -> tuple[str, ...]:
-    """What each rank holds in the case that failed, where that differs from what is due."""
-    observed = sorted(made.observed.get(made.case, {}).items())
+def tell_ranks(made: Attempt, failure: Failure, exercise: Exercise) -> tuple[str, ...]:
+    """What each rank holds, where the program to be repaired leaves something else than is due."""
+    if exercise.kind != FIND or failure.expected is None:
+        return ()
+    observed = sorted(made.observed[made.case].items())
     found = {rank: find_difference(seen.held, seen.expected) for rank, seen in observed}
     return tuple(
-        f"rank {rank}: {f'{each.where} ' * bool(each.where)}{each.words}"
-        if each
-        else f"rank {rank}: right"
+        f"rank {rank}: {describe_where(each)}{each.words}" if each else f"rank {rank}: right"
         for rank, each in found.items()
     )
+
+
+def describe_where(failure: Failure | Verdict) -> str:
+    """The place of what differs, and a blank; empty if it is all there is."""
+    item = f"item {failure.where}" if failure.where.startswith("[") else failure.where
+    element = f"element {failure.index}" * (failure.index is not None)
+    return f"{' of '.join(filter(None, [element, item]))} ".lstrip()
 
 
 def name_mistake(
@@ -482,11 +489,8 @@ def tell_lines(verdict: Verdict) -> list[str]:
     if verdict.mistake:
         mistake = f"{verdict.mistake[0].upper()}{verdict.mistake[1:]}"
         lines.append(f"  {mistake}{': ' * bool(verdict.says)}{verdict.says}")
-    if verdict.words:
-        item = f"item {verdict.where}" if verdict.where.startswith("[") else verdict.where
-        element = " of ".join(
-            filter(None, [f"element {verdict.index}" * (verdict.index is not None), item])
-        )
+    if verdict.words and not verdict.ranks:
+        element = describe_where(verdict).rstrip()
         rank = f"rank {verdict.rank}" * (verdict.rank is not None)
         where = ", ".join(
             filter(None, [rank, element, f"line {verdict.line}" * (verdict.line > 0)])

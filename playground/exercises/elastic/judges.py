@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from playground.exercises.cases import Case, Cases
+from playground.exercises.cases import Case, Cases, digits
 from playground.runtime.files import temporary_folder
 from playground.runtime.tap.replacement import replaced
 
@@ -173,3 +173,20 @@ def agree(rank: int, size: int, seed: int) -> Cases:
         common = [step for step in everyones[0] if all(step in each for each in everyones)]
         newest = sorted(common)[-1] if common else None
         yield Case(about, (list(everyones[rank]),), returns=newest, is_coded=False)
+
+
+def resumed(rank: int, size: int, seed: int) -> Cases:
+    """One rank lacks the newest snapshots; rank 0 is not it."""
+    for each in (seed, seed + 1):
+        draw = random.Random(each)
+        culprit, newest = draw.randrange(1, size), draw.randrange(4, 9)
+        last = [newest - 2 * (other == culprit) for other in range(size)]
+        shares = [
+            {step: digits(other, 2) * step for step in range(1, last[other] + 1)}
+            for other in range(size)
+        ]
+        step = min(last)
+        state = sum(share[step] for share in shares)
+        yield Case(
+            f"steps up to {newest}", (shares[rank],), (step, state), is_coded=False, culprit=culprit
+        )

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import random
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -10,6 +12,7 @@ import torch
 from torch import nn
 
 from playground.exercises.cases import Case, Cases, coded, gradients, predict
+from playground.exercises.exercise import count
 from playground.exercises.ladder.judges import Shapes, average_gradients, give_gradients
 from playground.lessons.zero.lesson import METHODS, train
 
@@ -137,3 +140,42 @@ def bytes_held(rank: int, size: int, seed: int) -> Cases:
             counted[name.replace("-", "_")] = round(sum(held))
         parameters = layers * width**2
         yield predict(f"{parameters:,} parameters", (size, parameters), counted)
+
+
+ALIVE = 2
+"""Activations that may be alive when a batch begins: those of the batch before."""
+
+
+def leak(rank: int, size: int, seed: int) -> Cases:
+    """Losses of which one rank has several above the limit. Activations are followed by weak
+    references."""
+    for each in (seed, seed + 1):
+        draw = random.Random(each)
+        culprit, limit = draw.randrange(size), 10.0
+        spikes = [draw.randrange(4, 7) * (other == culprit) for other in range(size)]
+        inputs = [torch.tensor([1.0 + 4 * (step < spikes[rank])]) for step in range(8)]
+        weight, activations, most = torch.ones(1, requires_grad=True), list[Any](), [0]
+
+        def forward(
+            batch: torch.Tensor,
+            weight: torch.Tensor = weight,
+            activations: list[Any] = activations,
+            most: list[int] = most,
+        ) -> torch.Tensor:
+            alive = sum(activation() is not None for activation in activations)
+            most[0] = max(most[0], alive)
+            activation = weight * batch
+            activations.append(weakref.ref(activation.untyped_storage()))
+            return activation.square().sum()
+
+        yield Case(
+            count(len(inputs), "batch", "es"),
+            (inputs, forward, limit),
+            (sum(spikes), 15.0 * sum(spikes)),
+            held=lambda most=most: {
+                "activations alive": f"{most[0]}" if most[0] > ALIVE else f"at most {ALIVE}"
+            },
+            expected={"activations alive": f"at most {ALIVE}"},
+            is_coded=False,
+            culprit=culprit,
+        )
