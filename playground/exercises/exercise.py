@@ -277,11 +277,13 @@ CATALOGUE = {
         Exercise("pipeline/one_forward_one_backward", preload=(SYMBOLIC,)),
         Exercise("pipeline/clip"),
         Exercise("pipeline/activations_held", (3, 2, 4), PREDICT, preload=(SYMBOLIC,)),
+        Exercise("pipeline/fit_the_stages", (1,), CHOOSE),
         Exercise("zero/own_share"),
         Exercise("zero/reduce_hook"),
         Exercise("zero/gather_free"),
         Exercise("zero/bytes_held", (2, 3, 4), PREDICT, preload=(COMPILER,)),
         Exercise("zero/leak", (4,), FIND),
+        Exercise("zero/fit_in_memory", (1,), CHOOSE),
         Exercise("tensor/mirrored", (2, 3, 1, 4)),
         Exercise("tensor/heads", (2, 3, 1, 4)),
         Exercise("tensor/vocabulary_loss", (2, 3, 1, 4)),
@@ -295,6 +297,7 @@ CATALOGUE = {
         Exercise("mesh/axis_sums", (4, 6, 2)),
         Exercise("mesh/two_by_two", (4, 6, 2)),
         Exercise("mesh/gradient_factor", (4, 2, 6), PREDICT),
+        Exercise("mesh/fit_the_mesh", (1,), CHOOSE),
     )
 }
 """All exercises by name, in order."""

@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 
 from playground.exercises.exercise import (
     BLOCKED,
+    CHOOSE,
     COMPUTES,
     CULPRIT,
     DEADLOCK,
@@ -286,12 +287,12 @@ def check_solution(
             return replace(
                 verdict,
                 status=found.status,
-                words=found.words if exercise.kind != PREDICT else tell_prediction(found),
+                words=tell_difference(found, exercise.kind),
                 mistake=found.mistake,
                 says=found.says,
                 world=size,
                 case=found.case or last.about,
-                rank=found.rank if exercise.kind != PREDICT else None,
+                rank=None if exercise.kind in (PREDICT, CHOOSE) else found.rank,
                 where=found.where,
                 index=found.index,
                 held=found.held,
@@ -322,8 +323,11 @@ def find_fault_in_rank(text: str, made: Attempt) -> str:
     return f"the program is right now: write the rank at fault among {made.size} into RANK = …"
 
 
-def tell_prediction(failure: Failure) -> str:
-    return failure.words.replace("holds", "predicted").replace("should be", "counted")
+def tell_difference(failure: Failure, kind: str) -> str:
+    """What is wrong, in the words of this kind of exercise."""
+    if kind == PREDICT:
+        return failure.words.replace("holds", "predicted").replace("should be", "counted")
+    return str(failure.held) if kind == CHOOSE and failure.held else failure.words
 
 
 def tell_ranks(made: Attempt, failure: Failure, exercise: Exercise) -> tuple[str, ...]:
