@@ -23,6 +23,7 @@ from playground.exercises.exercise import (
     BLOCKED,
     CATALOGUE,
     COLLECTIVES,
+    CULPRIT,
     DEADLOCK,
     ERROR,
     FAIL,
@@ -33,6 +34,7 @@ from playground.exercises.exercise import (
     Exercise,
     patch,
 )
+from playground.exercises.layouts import Layout, Training, cost_of
 from playground.exercises.observation import explain_digits
 from playground.exercises.verdict import (
     NAMED,
@@ -42,6 +44,7 @@ from playground.exercises.verdict import (
     tell_lines,
 )
 from playground.exercises.work import Workbook, progress_file
+from playground.lessons.mesh import costs
 from playground.runtime.launcher import kept
 from playground.site.chapters import CHAPTERS
 
@@ -75,6 +78,11 @@ judges all."""
 def judge(exercise: Exercise, text: str, world: int | None = None) -> Verdict:
     before = Workbook(Path("nowhere")).solutions_before(exercise)
     return check_solution(Solution(exercise, text, exercise.file), before, world)
+
+
+def complete(exercise: Exercise, text: str) -> str:
+    """The solution as a file: a repaired program is one already."""
+    return text if exercise.kind == FIND else IMPORTS + text
 
 
 def of_the_day(solutions: Iterable[tuple[Exercise, str, str]]) -> list[Any]:
@@ -132,14 +140,14 @@ def _strangers_share_worlds(
 @pytest.mark.usefixtures("_strangers_share_worlds")
 @pytest.mark.parametrize(("exercise", "way", "text"), of_the_day(OTHERS))
 def test_another_way_is_right_too(exercise: Exercise, way: str, text: str) -> None:
-    verdict = judge(exercise, IMPORTS + text)
+    verdict = judge(exercise, complete(exercise, text))
     assert (verdict.status, verdict.passed) == (PASS, exercise.worlds), tell_lines(verdict)
 
 
 @pytest.mark.usefixtures("_strangers_share_worlds")
 @pytest.mark.parametrize(("exercise", "what", "text"), of_the_day(WRONG))
 def test_a_stranger_s_mistake_is_refused_and_told(exercise: Exercise, what: str, text: str) -> None:
-    verdict = judge(exercise, IMPORTS + text)
+    verdict = judge(exercise, complete(exercise, text))
     assert verdict.status != PASS
     assert what.partition("(")[2].rstrip(")").lower() in "\n".join(tell_lines(verdict)).lower(), (
         tell_lines(verdict)
@@ -187,6 +195,89 @@ def test_chapters_name_their_exercises(lesson: str) -> None:
         found = [CATALOGUE[name] for name in re.findall(r"`([\w-]+)`", named)]
         assert found
         assert {exercise.lesson for exercise in found} == {lesson}
+
+
+TO_REPAIR = [exercise for exercise in ALL if exercise.kind == FIND]
+
+
+@pytest.mark.usefixtures("_strangers_share_worlds")
+@pytest.mark.parametrize("exercise", TO_REPAIR, ids=lambda each: each.name)
+def test_a_program_to_be_repaired_fails_in_another_way_with_another_seed(
+    exercise: Exercise,
+) -> None:
+    """What its check shows is a report, without a name; and with the repair of one seed, the rank
+    at fault is another's."""
+    other = replace(exercise, seed=5)
+    assert other.stub != exercise.stub.replace("SEED = 0", "SEED = 5")
+    report = judge(exercise, other.stub)
+    assert (report.status, report.mistake, report.seed) != (PASS, "", 5)
+    assert len(tell_lines(report)) <= 12
+    assert "written" not in report.words
+    repaired = judge(exercise, CULPRIT.sub("RANK = None", other.solution))
+    assert "write the rank at fault among 4" in tell_lines(repaired)[0]
+
+
+@pytest.mark.stress
+@pytest.mark.parametrize("exercise", TO_REPAIR, ids=lambda each: each.name)
+def test_one_rank_is_at_fault(exercise: Exercise) -> None:
+    for seed in (1, 2, 7):
+        solution = replace(exercise, seed=seed).solution
+        ends = [
+            judge(exercise, CULPRIT.sub(f"RANK = {rank}", solution)).status for rank in range(4)
+        ]
+        assert sorted(ends) == [FAIL, FAIL, FAIL, PASS]
+
+
+def test_a_program_to_be_repaired_stays_what_it_is(folder: Path, run_cli: Run) -> None:
+    stuck = CATALOGUE["stuck"]
+    assert "stuck.py fails, and its check says how" in run_cli("exercise", "stuck").out
+    text = (folder / "stuck.py").read_text()
+    seed = int(text.partition("SEED = ")[2].partition("\n")[0])
+    assert text == replace(stuck, seed=seed).stub
+    lines = "".join(f"extra = {number}\n" for number in range(7))
+    for changed, words in (
+        (
+            text + lines,
+            "7 lines are changed, and the fault takes 6 at most: exercise stuck --reset",
+        ),
+        (text.replace("SEED = ", "seed = "), "there is no line SEED = … in it: exercise stuck"),
+    ):
+        verdict = judge(stuck, changed)
+        assert (verdict.status, verdict.passed) == (ERROR, ())
+        assert words in verdict.words
+
+
+def test_a_prediction_stands_beside_what_was_counted(folder: Path, run_cli: Run) -> None:
+    factor = CATALOGUE["ring-traffic"]
+    (folder / factor.file).write_text(factor.mistakes[0].text)
+    shown = run_cli("check", "-n", 2)
+    assert shown.out.splitlines()[:4] == [
+        "ring_traffic.py  2 ranks: fail (8 elements)",
+        "  One phase only: each rank has one sum, and an all-gather has to follow",
+        "  all_bytes: predicted 32, counted 64",
+        "  8 elements         predicted           counted",
+    ]
+    assert "  messages                    1                 2" in shown.out
+
+
+def test_what_a_layout_costs_is_what_the_lesson_mesh_says() -> None:
+    task = Training(
+        layers=costs.DEEP,
+        width=costs.WIDE,
+        length=costs.LONG,
+        sequences=costs.SEQUENCES,
+        gpus=costs.GPUS,
+        host=costs.HOST,
+        memory=costs.MEMORY,
+        flops=costs.FLOPS,
+        machine=costs.MACHINE,
+    )
+    for (dp, pp, cp, tp), state in costs.MESHES.items():
+        if cp == 1:
+            ours = cost_of(Layout(dp=dp, pp=pp, tp=tp, zero=int(state[-1])), task)
+            theirs = costs.predict((dp, pp, cp, tp), state)
+            for name in ("held", "compute", "tensor", "data", "bubble", "step"):
+                assert getattr(ours, name) == pytest.approx(getattr(theirs, name)), name
 
 
 SWAP, COLUMN = CATALOGUE["swap"], CATALOGUE["column"]
