@@ -257,7 +257,7 @@ def test_a_prediction_stands_beside_what_was_counted(folder: Path, run_cli: Run)
         "  all_bytes: predicted 32, counted 64",
         "  8 elements         predicted           counted",
     ]
-    assert "  messages                    1                 2" in shown.out
+    assert "  messages                   1                 2" in shown.out
 
 
 def test_what_a_layout_costs_is_what_the_lesson_mesh_says() -> None:

@@ -278,8 +278,6 @@ SENDS_ALL = {
     "rank]",
     "shift": "(rank, size, tensor):\n    tensor.copy_(gather(tensor)[rank - 1])",
     "token-ring": "(rank, size, tensor):\n    return sum(gather(tensor)[: (rank or size - 1) + 1])",
-    "anyone": "(rank, size, parcel, letter):\n    found = [gather(parcel), gather(letter)]\n"
-    "    return None if rank else found",
     "column": "(rank, size, matrix, index):\n    everyones = gather(matrix)\n"
     "    if rank == 1: matrix[:, index] = everyones[0][:, index]",
     "chain": "(rank, size, tensor):\n    tensor.copy_(sum(gather(tensor)))",
@@ -291,17 +289,6 @@ SENDS_ALL = {
     "all-to-all": "(rank, size, chunks):\n    return [each[rank] for each in "
     "gather(torch.stack(chunks))]",
     "groups": "(rank, size, tensor):\n    tensor.copy_(gather(tensor)[rank % 2])",
-    "scatter-gather": "(rank, size, module, batch, samples):\n"
-    "    whole = torch.empty(samples, module.in_features) if rank else batch.clone()\n"
-    "    dist.broadcast(whole, 0)\n"
-    "    found = gather(module(whole).detach())\n"
-    "    own = torch.arange(samples).tensor_split(size)\n"
-    "    return None if rank else torch.cat([each[part] for each, part in zip(found, own)])",
-    "mean": "(rank, size, losses):\n    return "
-    "torch.cat(gather_objects(losses)).double().mean().item()",
-    "weighted": "(rank, size, model, inputs, targets):\n"
-    "    x, y = (torch.cat(gather_objects(each)) for each in (inputs, targets))\n"
-    "    F.mse_loss(model(x), y).backward()",
     "token-loss": "(rank, size, model, inputs, labels):\n"
     "    x, y = (torch.cat(gather(each)) for each in (inputs, labels))\n"
     "    F.cross_entropy(model(x).flatten(0, 1), y.flatten()).backward()",

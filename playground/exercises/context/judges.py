@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Callable
+from functools import partial
+from itertools import pairwise
+
 import torch
 import torch.nn.functional as F
 
@@ -27,15 +32,50 @@ def merge(rank: int, size: int, seed: int) -> Cases:
 
 
 def zigzag(rank: int, size: int, seed: int) -> Cases:
-    """Positions, and what each of them sees of the block that is here after some hops."""
-    for chunk in (1, 2, 3):
-        chunks = [[*range(start, start + chunk)] for start in range(0, 2 * size * chunk, chunk)]
-        positions = [chunks[each] + chunks[-1 - each] for each in range(size)]
-        for hop in range(size):
-            sees = [[key <= query for key in positions[rank - hop]] for query in positions[rank]]
-            about = f"{count(2 * chunk * size, 'token')}, after {count(hop, 'hop')}"
-            mine = torch.tensor(positions[rank])
-            yield Case(about, (2 * chunk * size, hop), (mine, torch.tensor(sees)), is_coded=False)
+    """Any positions will do that share the work equally: pairs of a query and a key that it sees
+    are counted, over all ranks."""
+    for chunk in (1, 2, 5):
+        length, found = 2 * size * chunk, list[list[int]]()
+
+        def run(
+            function: Callable[..., torch.Tensor],
+            length: int = length,
+            found: list[list[int]] = found,
+        ) -> None:
+            found[:] = [torch.as_tensor(function(rank, size, length)).tolist()]
+
+        yield Case(
+            count(length, "token"),
+            (),
+            held=found,
+            combine=partial(look_at_positions, length),
+            expected={
+                "on no rank": [],
+                "on several ranks": [],
+                "runs of positions": "at most 2 on each rank",
+                "pairs": [length * (length + 1) // 2 // size] * size,
+            },
+            is_coded=False,
+            run=run,
+            most_moved=0,
+        )
+
+
+def look_at_positions(length: int, everyones: list[list[list[int]]]) -> dict[str, object]:
+    """Which positions are missing or twice there, and the work of each rank: its queries' keys."""
+    found = [each for [each] in everyones]
+    all_of_them = [position for each in found for position in each]
+    runs = max(
+        sum(after != before + 1 for before, after in pairwise([-2, *each])) for each in found
+    )
+    return {
+        "on no rank": sorted({*range(length)} - {*all_of_them}),
+        "on several ranks": sorted(
+            position for position, times in Counter(all_of_them).items() if times > 1
+        ),
+        "runs of positions": "at most 2 on each rank" if runs <= 2 else f"{runs}",
+        "pairs": [sum(position + 1 for position in each) for each in found],
+    }
 
 
 def attention_traffic(rank: int, size: int, seed: int) -> Cases:

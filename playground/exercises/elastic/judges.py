@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import operator
 import os
 import random
 import sys
@@ -158,21 +159,29 @@ def write_half(
 
 
 def agree(rank: int, size: int, seed: int) -> Cases:
-    """All ranks choose one snapshot, which all of them have."""
+    """All ranks choose one snapshot, which all of them have whole."""
     draw = random.Random(seed)  # the same on all ranks
     last = size - 1
-    situations: dict[str, list[list[int]]] = {
-        "the last rank lacks the newest": [[20, 10, 30]] * last + [[10, 20]],
-        "the last rank lacks one in the middle": [[10, 20]] * last + [[30, 10]],
-        "many, with gaps": [[*draw.sample(range(2, 40), 30), 1] for _ in range(size)],
-        "the first step alone": [[0]] * size,
-        "the last rank has none": [[10]] * last + [[]],
-        "none in common": [[10 + 5 * (other % 2), 1000 + other] for other in range(size)],
+    many = [[*draw.sample(range(2, 40), 30), 1] for _ in range(size)]
+    situations: dict[str, tuple[list[list[int]], dict[int, int]]] = {
+        "the last rank lacks the newest": ([[20, 10, 30]] * last + [[10, 20]], {}),
+        "the newest is damaged on the last rank": ([[20, 10, 30]] * size, {last: 30}),
+        "the last rank lacks one in the middle": ([[10, 20]] * last + [[30, 10]], {}),
+        "many, with gaps": (many, {0: max(many[0])}),
+        "the first step alone": ([[0]] * size, {}),
+        "the last rank has none": ([[10]] * last + [[]], {}),
+        "the only one is damaged on rank 0": ([[10]] * size, {0: 10}),
+        "none in common": ([[10 + 5 * (other % 2), 1000 + other] for other in range(size)], {}),
     }
-    for about, everyones in situations.items():
-        common = [step for step in everyones[0] if all(step in each for each in everyones)]
+    for about, (everyones, damaged) in situations.items():
+        whole = [
+            [step for step in steps if damaged.get(other) != step]
+            for other, steps in enumerate(everyones)
+        ]
+        common = [step for step in whole[0] if all(step in each for each in whole)]
         newest = sorted(common)[-1] if common else None
-        yield Case(about, (list(everyones[rank]),), returns=newest, is_coded=False)
+        given = list(everyones[rank]), partial(operator.ne, damaged.get(rank))
+        yield Case(about, given, returns=newest, is_coded=False)
 
 
 def resumed(rank: int, size: int, seed: int) -> Cases:
