@@ -12,7 +12,12 @@ import torch.nn.functional as F
 
 from playground.exercises.cases import Case, Cases, counting, predict
 from playground.exercises.exercise import count
-from playground.lessons.context.lesson import ring_attention, ulysses_attention
+from playground.lessons.context.lesson import (
+    attend,
+    attend_backward,
+    ring_attention,
+    ulysses_attention,
+)
 
 WIDTH = 3
 
@@ -99,3 +104,34 @@ def attention_traffic(rank: int, size: int, seed: int) -> Cases:
         }
         about = f"{heads} heads of width {head_width}, {length} tokens"
         yield predict(about, (size, heads, length, head_width), counted)
+
+
+def ring_backward(rank: int, size: int, seed: int) -> Cases:
+    """Gradients of attention to the keys of all ranks. One process is the oracle."""
+    for tokens in (1, 3):
+        torch.manual_seed(seed)
+        whole = [torch.randn(tokens * size, WIDTH).double().requires_grad_() for _ in range(3)]
+        dout = torch.randn(tokens * size, WIDTH).double()
+        out, lse = attend(*(each.detach() for each in whole), None)
+        F.scaled_dot_product_attention(*(each[None] for each in whole))[0].backward(dout)
+        due = tuple(each.grad.chunk(size)[rank] for each in whole)
+        query, key, value, own_out, own_lse, own_dout = (
+            each.detach().chunk(size)[rank].clone() for each in (*whole, out, lse, dout)
+        )
+        delta = (own_dout * own_out).sum(-1, keepdim=True)
+
+        def backward(
+            key: torch.Tensor,
+            value: torch.Tensor,
+            query: torch.Tensor = query,
+            rest: tuple[torch.Tensor, ...] = (own_dout, own_lse, delta),
+        ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+            return attend_backward(query, key, value, None, *rest)
+
+        yield Case(
+            f"{count(tokens, 'token')} on each rank",
+            (key, value, backward),
+            due,
+            is_coded=False,
+            most_moved=4 * size * key.numel(),
+        )

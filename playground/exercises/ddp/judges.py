@@ -278,3 +278,25 @@ def drift(rank: int, size: int, seed: int) -> Cases:
             is_coded=False,
             culprit=culprit,
         )
+
+
+def sync_batch_norm(rank: int, size: int, seed: int) -> Cases:
+    """Normalised samples and running statistics. BatchNorm1d on the whole batch is the oracle."""
+    features = 3
+    for place, (about, samples) in enumerate(UNEVEN.items()):
+        torch.manual_seed(seed + place)
+        everyones = [20 * torch.randn(9 * number, features) for number in samples[:size]]
+        for other, each in enumerate(everyones):
+            each += 5.0 * other + 1000.0 * (place == 0)
+        whole = nn.BatchNorm1d(features, affine=False, momentum=0.3).double()
+        due = whole(torch.cat(everyones).double()).float().split([len(each) for each in everyones])
+        running = torch.zeros(features), torch.ones(features)
+        yield Case(
+            f"9 times {about}",
+            (everyones[rank], *running, 0.3),
+            returns=due[rank],
+            held={"running": running},
+            expected={"running": (whole.running_mean.float(), whole.running_var.float())},
+            is_coded=False,
+            most_moved=4 * (2 * features + 1),
+        )

@@ -8,7 +8,7 @@ import operator
 import os
 import random
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from types import ModuleType
@@ -198,4 +198,34 @@ def resumed(rank: int, size: int, seed: int) -> Cases:
         state = sum(share[step] for share in shares)
         yield Case(
             f"steps up to {newest}", (shares[rank],), (step, state), is_coded=False, culprit=culprit
+        )
+
+
+def reshard(rank: int, size: int, seed: int) -> Cases:
+    """Parts of a tensor whose elements are numbered. What is read is counted."""
+    for lengths in ([6, 6], [5, 5, 4], [7], [3, 0, 4, 4], [1, 1]):
+        whole = torch.arange(sum(lengths)) + 1.0
+        shards, due = whole.split(lengths), whole.tensor_split(size)[rank]
+        elements = [0]
+
+        def read(
+            shard: int,
+            start: int,
+            stop: int,
+            shards: Sequence[torch.Tensor] = shards,
+            elements: list[int] = elements,
+        ) -> torch.Tensor:
+            if not 0 <= start <= stop <= len(shards[shard]):
+                raise ValueError("there are no such elements in this shard")
+            elements[0] += stop - start
+            return shards[shard][start:stop].clone()
+
+        yield Case(
+            f"shards of {', '.join(map(str, lengths))} elements",
+            (lengths, read),
+            returns=due,
+            held=lambda elements=elements: {"elements read": elements[0]},
+            expected={"elements read": len(due)},
+            is_coded=False,
+            most_moved=0,
         )
