@@ -41,17 +41,19 @@ def exercise(name: str | None, reset: bool) -> None:
     chosen = CATALOGUE[name]
     told = Workbook(Path.cwd()).begin(chosen, reset)
     show_markdown(chosen.task)
-    terminal.say("", told)
+    terminal.say("", f"{chosen.kind}, {chosen.grade}, about {chosen.minutes} minutes", told)
 
 
 def show_map(work: Workbook) -> None:
-    table = Table("lesson", "exercise", "kind", Column("", wraps=True), "state")
+    table = Table(
+        "lesson", "exercise", "kind", Column("min", right=True), Column("", wraps=True), "state"
+    )
     following, lesson = None, ""
     for each in CATALOGUE.values():
         state = work.state(each)
         following = following or (None if state == "passed" else each)
         shown, lesson = each.lesson * (each.lesson != lesson), each.lesson
-        table.add(shown, each.name, each.kind, each.title.partition(": ")[2], state)
+        table.add(shown, each.name, each.kind, each.minutes, each.title.partition(": ")[2], state)
     end = (
         f"Next: python -m playground exercise {following.name}" if following else "All have passed."
     )

@@ -195,6 +195,7 @@ class Site:
         """The task, the stub, and the hints, each inside the one before."""
         page, file, hints = f"exercise-{exercise.name}", FOLDER / exercise.folder / "text.md", ""
         task = self.render(page, file, exercise.task)
+        task += f"<p>{exercise.kind}, {exercise.grade}, about {exercise.minutes} minutes</p>\n"
         for number, hint in reversed([*enumerate(exercise.hints, 1)]):
             shown = self.render(page, file, hint)
             hints = (

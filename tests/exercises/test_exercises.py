@@ -195,6 +195,8 @@ def test_chapters_name_their_exercises(lesson: str) -> None:
         found = [CATALOGUE[name] for name in re.findall(r"`([\w-]+)`", named)]
         assert found
         assert {exercise.lesson for exercise in found} == {lesson}
+    for name, grade, minutes in re.findall(r"`([\w-]+)`\s\(([●○]{3}),\s(\d+)\sminutes", chapter):
+        assert (grade, int(minutes)) == (CATALOGUE[name].grade, CATALOGUE[name].minutes), name
 
 
 TO_REPAIR = [exercise for exercise in ALL if exercise.kind == FIND]
