@@ -302,6 +302,7 @@ CATALOGUE = {
         Exercise("context/attention_traffic", (2, 3, 4), PREDICT, minutes=20),
         Exercise("experts/dispatch", (2, 3, 1, 4), minutes=20),
         Exercise("experts/combine", (2, 3, 1, 4), minutes=20),
+        Exercise("experts/expert_gradients", (2, 3, 1, 4), minutes=10),
         Exercise("experts/token_traffic", (2, 3, 4), PREDICT, minutes=15),
         Exercise("mesh/axis_sums", (4, 6, 2), minutes=20),
         Exercise("mesh/two_by_two", (4, 6, 2), minutes=30),

@@ -3,6 +3,7 @@ verdict."""
 
 from __future__ import annotations
 
+import importlib
 import json
 import math
 import os
@@ -22,12 +23,14 @@ from playground.exercises import check
 from playground.exercises.exercise import (
     BLOCKED,
     CATALOGUE,
+    CHOOSE,
     COLLECTIVES,
     CULPRIT,
     DEADLOCK,
     ERROR,
     FAIL,
     FIND,
+    FOLDER,
     LOOP,
     MESSAGES,
     PASS,
@@ -280,6 +283,36 @@ def test_what_a_layout_costs_is_what_the_lesson_mesh_says() -> None:
             theirs = costs.predict((dp, pp, cp, tp), state)
             for name in ("held", "compute", "tensor", "data", "bubble", "step"):
                 assert getattr(ours, name) == pytest.approx(getattr(theirs, name)), name
+
+
+@pytest.mark.parametrize(
+    "exercise", [each for each in ALL if each.kind == CHOOSE], ids=lambda each: each.name
+)
+def test_a_choice_s_task_has_the_numbers_that_are_costed(
+    exercise: Exercise, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    judges = importlib.import_module(exercise.module)
+    monkeypatch.setattr(judges, "choose", lambda about, task, choices: (about, task))
+    about, task = next(getattr(judges, exercise.function)(0, 1, 0))
+    machine, billions = task.machine, f"{task.parameters / 1e9:.1f} billion parameters"
+    assert f"{billions} on {task.gpus} GPUs of {task.memory / 1e9:.0f} GB" == about
+    rows = (
+        f"| model | GPT of {task.layers} layers, width {task.width:,}: {billions} |",
+        f"| batch | {task.sequences} sequences of {task.length:,} tokens |",
+        f"| cluster | {task.gpus} GPUs of {task.memory / 1e9:.0f} GB, {task.host} on each host; "
+        f"{task.flops / 1e12:.0f} TFLOPS each |",
+        f"| links | {1e-9 / machine.inner_beta:.0f} GB/s inside a host, "
+        f"{1e-9 / machine.beta:.0f} GB/s between hosts |",
+    )
+    assert "\n".join(rows) in exercise.task
+
+
+@pytest.mark.usefixtures("_strangers_share_worlds")
+def test_the_page_of_the_exercises_shows_what_a_check_shows() -> None:
+    page = (FOLDER / "README.md").read_text(encoding="utf-8")
+    stuck, traffic = CATALOGUE["stuck"], CATALOGUE["ring-traffic"]
+    for verdict in (judge(stuck, stuck.stub), judge(traffic, traffic.mistakes[0].text, 2)):
+        assert "\n".join(tell_lines(verdict)) in page
 
 
 SWAP, COLUMN = CATALOGUE["swap"], CATALOGUE["column"]

@@ -11,9 +11,9 @@ from functools import partial
 import torch
 from torch import nn
 
+import playground.lessons.ladder.lesson as lesson
 from playground.exercises.cases import Actions, Case, Cases, counting, gradients, predict
 from playground.exercises.exercise import count
-from playground.lessons.ladder import lesson
 
 Shapes = Sequence[tuple[int, ...]]
 

@@ -11,11 +11,11 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 
+import playground.lessons.pipeline.lesson as lesson
 from playground.algorithms.cost_model import Machine
 from playground.exercises.cases import Case, Cases, count_by_rank, counting, gradients, predict
 from playground.exercises.exercise import count
 from playground.exercises.layouts import POWERS, Training, choose
-from playground.lessons.pipeline import lesson
 
 WIDTH = 3
 

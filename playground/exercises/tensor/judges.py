@@ -10,9 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+import playground.lessons.tensor.lesson as lesson
 from playground.exercises.cases import Case, Cases, counting, predict
 from playground.exercises.exercise import count
-from playground.lessons.tensor import lesson
 
 HEAD_WIDTH = 2
 
