@@ -162,8 +162,9 @@ def as_number(value: Any, counted: object) -> Any:
         return [as_number(each, counted[0]) for each in value]
     if not isinstance(value, Real) or isinstance(value, bool):
         return value
-    is_whole = isinstance(counted, int) and abs(value - round(value)) < 1e-6
-    return round(value) if is_whole else float(value)
+    number = float(value)
+    is_whole = isinstance(counted, int) and abs(number - round(number)) < 1e-6
+    return round(number) if is_whole else number
 
 
 def show_count(value: object) -> str:

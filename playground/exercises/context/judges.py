@@ -112,7 +112,8 @@ def ring_backward(rank: int, size: int, seed: int) -> Cases:
         torch.manual_seed(seed)
         whole = [torch.randn(tokens * size, WIDTH).double().requires_grad_() for _ in range(3)]
         dout = torch.randn(tokens * size, WIDTH).double()
-        out, lse = attend(*(each.detach() for each in whole), None)
+        all_queries, all_keys, all_values = (each.detach() for each in whole)
+        out, lse = attend(all_queries, all_keys, all_values, None)
         F.scaled_dot_product_attention(*(each[None] for each in whole))[0].backward(dout)
         due = tuple(each.grad.chunk(size)[rank] for each in whole)
         query, key, value, own_out, own_lse, own_dout = (
