@@ -9,8 +9,8 @@ import torch.
 |                 | the place, the code                                                            |
 | `mistakes.diff` | wrong solutions, as changes of the reference: a name, a sentence on what goes  |
 |                 | wrong, the lines                                                               |
-| `faults.diff`   | of a program to be repaired: the changes that break it, as many as there are   |
-|                 | programs                                                                       |
+| `faults.diff`   | of a program to be repaired: the changes that break it, of which a seed takes  |
+|                 | one; and names that change with the seed                                       |
 
 An exercise is of one of four kinds, which differ in what the learner writes and the judge compares:
 
@@ -34,6 +34,7 @@ from __future__ import annotations
 import difflib
 import hashlib
 import re
+import secrets
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -66,6 +67,9 @@ SEED = re.compile(r"^SEED = (\d+)$", re.MULTILINE)
 CULPRIT = re.compile(r"^RANK = (.*)$", re.MULTILINE)
 """In a program to be repaired: the number that its fault and its data are drawn from, and the
 learner's answer, the rank at fault."""
+NAMES = re.compile(r"^# names: (.+)$", re.MULTILINE)
+"""Names in such a program, and those that may take their place: total/amount/result."""
+SEEDS = 10_000
 MOST_CHANGED = 6
 """Lines of such a program that a repair may take away and add."""
 FOLDER = Path(__file__).parent
@@ -133,10 +137,15 @@ class Exercise:
         return (FOLDER / self.folder / file).read_text(encoding="utf-8")
 
     @property
+    def written(self) -> str:
+        """The reference without the marks of its gaps."""
+        return GAP.sub(lambda gap: gap[2], self.read("reference.py"))
+
+    @property
     def solution(self) -> str:
-        """The reference; its rank at fault is right with the seed 0 alone."""
-        text = GAP.sub(lambda gap: gap[2], self.read("reference.py"))
-        return SEED.sub(f"SEED = {self.seed}", text)
+        """The reference; of a program to be repaired, the rank at fault is right with the seed 0
+        alone."""
+        return self.draw_names(self.written)
 
     @property
     def stub(self) -> str:
@@ -144,12 +153,28 @@ class Exercise:
         fault."""
         if self.kind == FIND:
             faults = MISTAKE.findall(self.read("faults.diff"))
-            broken = patch(self.solution, faults[self.seed % len(faults)][3])
-            return CULPRIT.sub("RANK = None", broken)
+            broken = patch(self.written, faults[self.seed % len(faults)][3])
+            return self.draw_names(CULPRIT.sub("RANK = None", broken))
         return GAP.sub(
             lambda gap: f"{gap[1]}raise NotImplementedError  # write this\n",
             self.read("reference.py"),
         )
+
+    def new_stub(self) -> str:
+        """The stub that is handed out: a program to be repaired has a seed of its own."""
+        seed = secrets.randbelow(SEEDS) if self.kind == FIND else 0
+        return replace(self, seed=seed).stub
+
+    def draw_names(self, text: str) -> str:
+        """A program to be repaired, with its seed, and the names that go with the seed: a repair of
+        another program has other lines."""
+        if self.kind != FIND:
+            return text
+        head, quotes, body = text.rpartition('"""')
+        for group in " ".join(NAMES.findall(self.read("faults.diff"))).split():
+            names = group.split("/")
+            body = re.sub(rf"\b{names[0]}\b", names[self.seed // 2 % len(names)], body)
+        return SEED.sub(f"SEED = {self.seed}", f"{head}{quotes}{body}")
 
     @property
     def title(self) -> str:
@@ -179,7 +204,7 @@ class Exercise:
     def mistakes(self) -> tuple[Mistake, ...]:
         found = MISTAKE.findall(self.read("mistakes.diff"))
         return tuple(
-            Mistake(name, end or FAIL, says, patch(self.solution, lines))
+            Mistake(name, end or FAIL, says, self.draw_names(patch(self.written, lines)))
             for name, end, says, lines in found
         )
 

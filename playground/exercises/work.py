@@ -11,7 +11,6 @@ import inspect
 import itertools
 import json
 import os
-import secrets
 import textwrap
 from collections.abc import Callable
 from dataclasses import replace
@@ -32,9 +31,6 @@ from playground.exercises.verdict import Solution, Verdict, check_solution, tell
 from playground.runtime.errors import UsageError
 from playground.runtime.files import replacing
 from playground.runtime.untrusted import expect_dict, parse_json, printable
-
-SEEDS = 10_000
-"""Programs to be repaired that may be handed out: each learner's has a seed of its own."""
 
 
 def progress_file() -> Path:
@@ -98,8 +94,7 @@ class Workbook:
                 kept = file.rename(next(each for each in names if not each.exists()))
                 words = f"What was in it is in {kept.name} now. "
             with file.open("x", encoding="utf-8") as stub:
-                seed = secrets.randbelow(SEEDS) if exercise.kind == FIND else 0
-                stub.write(replace(exercise, seed=seed).stub)
+                stub.write(exercise.new_stub())
         except OSError as error:
             raise UsageError(
                 f"{file} cannot be written ({error.strerror}): work in a folder of your own"

@@ -233,6 +233,15 @@ def test_one_rank_is_at_fault(exercise: Exercise) -> None:
         assert sorted(ends) == [FAIL, FAIL, FAIL, PASS]
 
 
+@pytest.mark.parametrize("exercise", TO_REPAIR, ids=lambda each: each.name)
+def test_a_repair_of_another_program_is_none(exercise: Exercise) -> None:
+    """Copied, and the seed changed: its names are others."""
+    for seed in (2, 5, 11):
+        copied = exercise.solution.replace("SEED = 0", f"SEED = {seed}")
+        assert "lines are changed" in judge(exercise, copied).words
+        assert not replace(exercise, seed=seed).find_changes(replace(exercise, seed=seed).stub)
+
+
 def test_a_program_to_be_repaired_stays_what_it_is(folder: Path, run_cli: Run) -> None:
     stuck = CATALOGUE["stuck"]
     assert "stuck.py fails, and its check says how" in run_cli("exercise", "stuck").out
