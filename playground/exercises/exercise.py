@@ -162,7 +162,7 @@ class Exercise:
 
     def new_stub(self) -> str:
         """The stub that is handed out: a program to be repaired has a seed of its own."""
-        seed = secrets.randbelow(SEEDS) if self.kind == FIND else 0
+        seed = 1 + secrets.randbelow(SEEDS) if self.kind == FIND else 0
         return replace(self, seed=seed).stub
 
     def draw_names(self, text: str) -> str:
@@ -212,6 +212,12 @@ class Exercise:
         """The exercise whose program this text is a repair of."""
         found = SEED.search(text) if self.kind == FIND else None
         return replace(self, seed=int(found[1][:9])) if found else self
+
+    def solution_for(self, text: str) -> str:
+        """The solution beside the learner's file: the repair of that program, whose rank at fault
+        only its check knows."""
+        own, named = self.with_seed_of(text), CULPRIT.search(text)
+        return CULPRIT.sub(named[0], own.solution) if own.seed and named else own.solution
 
     def find_changes(self, text: str) -> list[str]:
         """Lines that a repair takes away (-) and adds (+), but for the answer, comments and empty

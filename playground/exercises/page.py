@@ -15,7 +15,7 @@ from playground.console.tables import Column, Table
 from playground.exercises import EXERCISES
 from playground.exercises.exercise import CATALOGUE, PASS
 from playground.exercises.verdict import JUDGE, Verdict, tell_lines
-from playground.exercises.work import Workbook, check_file, list_solutions
+from playground.exercises.work import Workbook, check_file, list_solutions, read_text
 from playground.runtime.errors import UsageError
 from playground.runtime.launcher import server
 from playground.runtime.launcher.kept import keeping_worlds
@@ -159,4 +159,5 @@ def solution(name: str, give_up: bool) -> None:
         raise UsageError(
             f"{chosen.name} has not passed here: check {chosen.file} first, or add --give-up"
         )
-    click.echo(chosen.solution, nl=False)
+    file = Path(chosen.file)
+    click.echo(chosen.solution_for(read_text(file) if file.is_file() else ""), nl=False)

@@ -248,6 +248,8 @@ def test_a_program_to_be_repaired_stays_what_it_is(folder: Path, run_cli: Run) -
     text = (folder / "stuck.py").read_text()
     seed = int(text.partition("SEED = ")[2].partition("\n")[0])
     assert text == replace(stuck, seed=seed).stub
+    shown = run_cli("solution", "stuck", "--give-up").out
+    assert shown == CULPRIT.sub("RANK = None", replace(stuck, seed=seed).solution)
     lines = "".join(f"extra = {number}\n" for number in range(7))
     for changed, words in (
         (
