@@ -10,10 +10,9 @@ def token_traffic(
     # write this
     ranks = range(len(counts))
     each = len(counts[0]) // len(counts)
-    rows = [
-        [sum(counts[a][b * each : (b + 1) * each]) for b in ranks]
-        for a in ranks
-    ]
+    rows = []
+    for own in counts:
+        rows.append([sum(own[b * each : (b + 1) * each]) for b in ranks])
     out = [4 * width * (sum(rows[r]) - rows[r][r]) for r in ranks]
     arrived = [sum(row[r] for row in rows) for r in ranks]
     back = [4 * width * (arrived[r] - rows[r][r]) for r in ranks]
