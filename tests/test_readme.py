@@ -316,18 +316,16 @@ def test_the_path_says_of_each_chapter_how_many_minutes_that_says() -> None:
 
 
 def test_the_readme_counts_what_there_is() -> None:
-    """Lessons, exercises, and the hours on the path: the sums of the chapters' own minutes."""
+    """Lessons, exercises, and the hours on the path: the sums of the minutes of each."""
     text = " ".join(ROOT_README.read_text(encoding="utf-8").split())
     assert f"**{len(PATH)} lessons**" in text
     assert f"**{len(CATALOGUE)} exercises**" in text
-    path = [
-        chapters.CHAPTERS[each.name].read_text(encoding="utf-8")
-        for each in next(iter(PARTS.values()))
-    ]
-    reading = re.findall(r"(\d+) minutes\s+(?:> +)?to read", "".join(path))
-    exercises = re.findall(r"`\s+\([●○]+,\s+(\d+)\s+minutes", "".join(path))
-    assert f"they add up to {sum(map(int, reading)) / 60:.1f} hours" in text
-    assert f"The exercises of the path take {sum(map(int, exercises)) / 60:.0f} hours" in text
+    path = [each.name for each in next(iter(PARTS.values()))]
+    read = "".join(chapters.CHAPTERS[name].read_text(encoding="utf-8") for name in path)
+    reading = [int(each) for each in re.findall(r"(\d+) minutes\s+(?:> +)?to read", read)]
+    exercises = [each.minutes for each in CATALOGUE.values() if each.lesson in path]
+    assert f"they add up to {sum(reading) / 60:.1f} hours" in text
+    assert f"The exercises of the path take {sum(exercises) / 60:.0f} hours" in text
 
 
 def anchors(text: str) -> set[str]:
