@@ -23,6 +23,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 import torch.utils.checkpoint
 from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
 
 from playground.lessons.ladder.lesson import flat
 
@@ -229,8 +230,9 @@ def train(method: str, tokens: torch.Tensor, steps: int = 150) -> tuple[float, f
     masters = stepped if method == "masters" else []
     grads = [param.grad for param in params if param.grad is not None]
     held = nbytes([*params, *grads, *masters, *adam_state(optimizer)])
-    dist.all_reduce(loss.detach())
-    return loss.item() / dist.get_world_size(), held / len(before), moved.item()
+    mean = loss.detach() / dist.get_world_size()
+    dist.all_reduce(mean)
+    return mean.item(), held / len(before), moved.item()
 
 
 def step_masters(optimizer: Any, masters: Sequence[Any], params: Sequence[Any]) -> None:
@@ -267,16 +269,17 @@ def two_digits(number: torch.Tensor) -> float:
 def checkpointing(rank: int, size: int) -> dict[str, object]:
     """Keep all activations, or each block's input alone, by hand and by torch: the KiB kept.
 
-    Gradients are equal bit for bit, although dropout draws random numbers. Time for them: a forward
-    more. At its peak backward holds the activations of one block besides the inputs.
+    Gradients are equal bit for bit, although dropout draws random numbers. `work` is that of the
+    matrix products: backward has twice that of forward, and now a forward more. At its peak it
+    holds the activations of one block besides the inputs.
     """
     by_torch = partial(torch.utils.checkpoint.checkpoint, use_reentrant=False)
     ways = {"all": run_block, "by_hand": Checkpoint.apply, "by_torch": by_torch}
-    kept, peak, gradients = {}, {}, []
+    kept, peak, work, gradients = {}, {}, {}, []
     for way, run in ways.items():
         model = new_model(dropout=0.1)
         model.run = run
-        with Activations(model) as activations:
+        with Activations(model) as activations, FlopCounterMode(display=False) as counter:
             torch.manual_seed(rank)
             loss = model(tokens_of(rank))
             kept[way] = activations.held // 1024
@@ -284,9 +287,11 @@ def checkpointing(rank: int, size: int) -> dict[str, object]:
             if way != "by_torch":  # whose second forward cannot be counted so
                 peak[way] = activations.peak // 1024
         flat(model)
+        work[way] = counter.get_total_flops()
         gradients.append([param.grad for param in model.parameters()])
+    work = {way: round(flops / work["all"], 2) for way, flops in work.items()}
     equal = all(map(torch.equal, gradients[0] * 2, gradients[1] + gradients[2]))
-    return {"kept_after_forward": kept, "at_most": peak, "equal_bits": equal}
+    return {"kept_after_forward": kept, "at_most": peak, "work": work, "equal_bits": equal}
 
 
 def accumulation(rank: int, size: int) -> dict[str, object]:
