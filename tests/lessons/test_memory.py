@@ -35,7 +35,7 @@ def test_bfloat16_alone_stalls_and_float32_masters_train_as_float32_does(world: 
         assert loss["autocast"] == pytest.approx(loss["float32"], rel=0.02)
         assert loss["bfloat16"] > 1.5 * loss["float32"]
         assert values["parts_moved"]["bfloat16"] < 0.8 < values["parts_moved"]["masters"]
-        assert values["bytes_per_parameter"] == {
+        assert values["per_parameter"] == {
             "float32": 16, "bfloat16": 8, "masters": 16, "autocast": 16
         }  # fmt: skip
 

@@ -25,7 +25,7 @@ LONGEST = {
     "rpc": 302,
     "parameter_server": 205,
     "pipeline": 215,
-    "memory": 320,
+    "memory": 335,
     "zero": 300,
     "tensor": 360,
     "context": 285,

@@ -199,7 +199,7 @@ def mixed_precision(rank: int, size: int) -> dict[str, object]:
     for method in ("float32", "bfloat16", "masters", "autocast"):
         loss, per_parameter, moved = train(method, tokens_of(rank, batch=2))
         results.setdefault("loss", {})[method] = round(loss, 3)
-        results.setdefault("bytes_per_parameter", {})[method] = per_parameter
+        results.setdefault("per_parameter", {})[method] = per_parameter
         results.setdefault("parts_moved", {})[method] = round(moved, 2)
     return dict(results)
 
@@ -254,7 +254,7 @@ def summed(rank: int, size: int) -> dict[str, object]:
     gradient = torch.randn(10_000).bfloat16()
     exact = gradient.double()
     dist.all_reduce(exact)
-    errors = {}
+    errors: dict[str, object] = {}
     for dtype in (torch.bfloat16, torch.float32):
         total = gradient.to(dtype, copy=True)
         dist.all_reduce(total)
@@ -316,11 +316,17 @@ def accumulation(rank: int, size: int) -> dict[str, object]:
 STEPS = (account, mixed_precision, summed, checkpointing, accumulation)
 
 
+def print_steps(rank: int, size: int) -> None:
+    """Run every step, and print what it returns on rank 0."""
+    for step in STEPS:
+        returned = step(rank, size)
+        for name, value in returned.items() if rank == 0 else ():
+            parts = value.items() if isinstance(value, dict) else [("", value)]
+            said = ", ".join(f"{part} {each}".strip() for part, each in parts)
+            print(f"{step.__name__}, {name}: {said}")
+
+
 if __name__ == "__main__":
     dist.init_process_group("gloo")
-    rank, size = dist.get_rank(), dist.get_world_size()
-    for step in STEPS:
-        for name, value in step(rank, size).items():
-            if rank == 0:
-                print(f"{step.__name__}: {name} {value}")
+    print_steps(dist.get_rank(), dist.get_world_size())
     dist.destroy_process_group()
