@@ -316,10 +316,10 @@ def accumulation(rank: int, size: int) -> dict[str, object]:
 STEPS = (account, mixed_precision, summed, checkpointing, accumulation)
 
 
-def print_steps(rank: int, size: int) -> None:
+def print_steps(rank: int, world_size: int) -> None:
     """Run every step, and print what it returns on rank 0."""
     for step in STEPS:
-        returned = step(rank, size)
+        returned = step(rank, world_size)
         for name, value in returned.items() if rank == 0 else ():
             parts = value.items() if isinstance(value, dict) else [("", value)]
             said = ", ".join(f"{part} {each}".strip() for part, each in parts)
