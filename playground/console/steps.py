@@ -157,7 +157,7 @@ def rank_texts(ranks: Sequence[Mapping[str, object]]) -> Texts:
     table = Table(RANK_COLUMN, *(Column(name, wraps=True) for name in columns))
     for rank, values in enumerate(ranks):
         table.add(rank, *(values.get(name) for name in columns))
-    return [table, *below]
+    return [table, *below] if columns else below
 
 
 RUN_STEPS = remote("playground.runtime.rank.steps:run_steps")

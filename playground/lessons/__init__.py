@@ -93,6 +93,13 @@ PATH = (
         default_size=4,
     ),
     lesson(
+        name="memory",
+        teaches="where the bytes are; mixed precision and activation checkpointing, by hand",
+        shown="what a training step holds, and what it need not",
+        default_size=2,
+        options=BARE,
+    ),
+    lesson(
         name="zero",
         teaches="from DDP to FSDP: the optimizer's state, the gradients, the parameters in shards, "
         "and what it costs",
