@@ -166,6 +166,15 @@ PATH = (
         shown="on each mesh {ranks} train as one process does",
         default_size=8,
     ),
+    lesson(
+        name="bytes",
+        teaches="training over a slow link: DiLoCo, compressed gradients, and what error feedback "
+        "restores",
+        shown="what fewer messages and fewer bytes cost, and what they do not",
+        default_size=2,
+        min_size=2,
+        options=BARE,
+    ),
 )
 
 LESSONS = {each.name: each for each in PATH}
