@@ -39,7 +39,7 @@ def test_ranks_that_average_rarely_train_together_and_ranks_alone_do_not(world: 
 
 def test_error_feedback_restores_what_compression_loses(world: Worlds) -> None:
     for values in world(2, timeout=120).run(lesson.compressed):
-        plain, fed, error = (values[name] for name in ("loss", "loss_with_feedback", "error"))
+        plain, fed, error = (values[name] for name in ("loss", "with_feedback", "error"))
         assert fed["float32"] == plain["float32"]
         assert error["float32"] == 0 < error["int8"] < 0.01 < error["rank 2"] < error["rank 1"] < 1
         for method in ("sign", "top 2 %", "rank 1", "rank 2"):

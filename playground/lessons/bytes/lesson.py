@@ -225,12 +225,12 @@ def compressed(rank: int, size: int) -> dict[str, dict[str, float]]:
     What was not sent is lost without feedback: a small number in the same direction for ever. With
     it, it adds up until it is sent. `error` is that of the first mean gradient.
     """
-    names = ("loss", "loss_with_feedback", "error", "bytes_per_step")
+    names = ("loss", "with_feedback", "error", "bytes_per_step")
     results: dict[str, dict[str, float]] = {name: {} for name in names}
     for method in METHODS:
         loss, error, sent = train(method, False, rank, size)
         results["loss"][method] = loss
-        results["loss_with_feedback"][method] = train(method, True, rank, size)[0]
+        results["with_feedback"][method] = train(method, True, rank, size)[0]
         results["error"][method] = round(error, 3)
         results["bytes_per_step"][method] = sent
     return results
