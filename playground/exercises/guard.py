@@ -10,6 +10,7 @@ from __future__ import annotations
 import _posixsubprocess  # by which multiprocessing starts a process: that is no audit event
 import builtins
 import contextlib
+import functools
 import os
 import sys
 import threading
@@ -69,9 +70,10 @@ class Guard:
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[Guard]:
-        """While judges are at work. Python keeps the hook for as long as the process lives."""
+        """While judges are at work."""
+        hear_events()
         self.is_on = True
-        sys.addaudithook(self.look)
+        _watching.append(self)
         try:
             with (
                 replaced(_posixsubprocess, "fork_exec", self.wrap),
@@ -81,6 +83,7 @@ class Guard:
                 yield self
         finally:
             self.is_on = False
+            _watching.remove(self)
 
     def look(self, event: str, args: tuple[Any, ...]) -> None:
         """An audit event."""
@@ -128,6 +131,21 @@ class Guard:
                 if not is_of_torch(space.get(name)):
                     return f"{owner.__name__}.{name} {REPLACES}"
         return ""
+
+
+_watching: list[Guard] = []
+
+
+@functools.cache
+def hear_events() -> None:
+    """Add the hook that passes audit events on to the guard that watches. Once: Python keeps a hook
+    for as long as the process lives, and a world that is kept has had many guards."""
+
+    def pass_on(event: str, args: tuple[Any, ...]) -> None:
+        for guard in _watching:
+            guard.look(event, args)
+
+    sys.addaudithook(pass_on)
 
 
 @contextlib.contextmanager
