@@ -86,7 +86,6 @@ ALLOWED = {
     "checkpoint": {"runtime"},
     "training": {"boards", "checkpoint", "algorithms", "runtime"},
     "measurement": {"runtime"},
-    "remote": {"boards", "runtime"},
     "testing": {"runtime"},
     "console": {"training", "checkpoint", "algorithms", "runtime"},
     "lessons": {
@@ -96,7 +95,6 @@ ALLOWED = {
         "checkpoint",
         "algorithms",
         "measurement",
-        "remote",
         "runtime",
     },
     "tools": {
@@ -109,7 +107,7 @@ ALLOWED = {
         "runtime",
     },
     "exercises": {"boards", "tools", "console", "training", "checkpoint", "algorithms", "runtime"},
-    "trace.record": {"boards", "training", "algorithms", "remote", "runtime"},
+    "trace.record": {"boards", "training", "algorithms", "runtime"},
     "trace.analyse": {"trace.record", "algorithms"},
     "trace.render": {"trace.analyse", "trace.record", "console", "runtime"},
     "trace.play": {"trace.render", "trace.analyse", "trace.record", "runtime"},
@@ -132,7 +130,6 @@ ALLOWED = {
         "console",
         "training",
         "checkpoint",
-        "remote",
         "measurement",
         "algorithms",
         "runtime",
