@@ -267,7 +267,8 @@ def test_commands_print_what_is_shown(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PLAYGROUND_DATA_DIR", str(data_dir))
     # at the lengths that the chapter shows, attention takes seconds
-    monkeypatch.setitem(ContextSettings.__init__.__kwdefaults__, "lengths", (48, 96, 192))
+    defaults = ContextSettings.__init__.__kwdefaults__ or {}
+    monkeypatch.setitem(defaults, "lengths", (48, 96, 192))
     for shown in group:
         assert shown.words[:3] == OURS.split()
         words = [word.replace("/home/me/", f"{tmp_path}/") for word in shown.words[3:]]
