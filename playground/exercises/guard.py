@@ -197,8 +197,8 @@ def theirs(file: str, skipped: Callable[[FrameType], bool]) -> FrameType | None:
     """The frame of the solution in `file` that has made the call that is under way, itself or
     through what is skipped; None if another has. What is compiled from a text counts as the
     solution's."""
-    frame: FrameType | None = sys._getframe(3)
-    while frame is not None and skipped(frame):
+    frame: FrameType | None = sys._getframe()
+    while frame is not None and (frame.f_code.co_filename == __file__ or skipped(frame)):
         frame = frame.f_back
     if frame is None:
         return None
@@ -219,16 +219,12 @@ def is_helper(frame: FrameType) -> bool:
 
 
 def is_standard(frame: FrameType) -> bool:
-    """Whether it is the standard library's, or this module's, other than for showing lines."""
+    """Whether it is the standard library's, other than for showing lines."""
     file = frame.f_code.co_filename
     if file.endswith("linecache.py"):
         return False
     of_standard = file.startswith((STANDARD, "<frozen")) and "site-packages" not in file
-    return (
-        of_standard
-        or file == __file__
-        or file.startswith(os.path.join(TORCH, "multiprocessing", ""))
-    )
+    return of_standard or file.startswith(os.path.join(TORCH, "multiprocessing", ""))
 
 
 def is_ours(path: object) -> bool:
