@@ -145,7 +145,17 @@ ALLOWED = {
         "console",
         "runtime",
     },
-    "play": {"tools", "console", "runtime"},
+    "play": {
+        "trace",
+        "trace.play",
+        "trace.render",
+        "trace.record",
+        "exercises",
+        "tools",
+        "lessons",
+        "console",
+        "runtime",
+    },
     "app": {
         "play",
         "site",
