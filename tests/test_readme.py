@@ -26,6 +26,7 @@ from playground.app import TOOLS
 from playground.console.steps import Lesson
 from playground.exercises.exercise import CATALOGUE
 from playground.lessons import PARTS, PATH
+from playground.lessons.context.page import ContextSettings
 from playground.site import chapters
 from playground.site.build import EXCERPT
 
@@ -267,6 +268,9 @@ def test_commands_print_what_is_shown(
     monkeypatch.delenv("COLUMNS", raising=False)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PLAYGROUND_DATA_DIR", str(data_dir))
+    # at the lengths that the chapter shows, attention takes seconds
+    defaults = ContextSettings.__init__.__kwdefaults__ or {}
+    monkeypatch.setitem(defaults, "lengths", (48, 96, 192))
     for shown in group:
         assert shown.words[:3] == OURS.split()
         words = [word.replace("/home/me/", f"{tmp_path}/") for word in shown.words[3:]]
@@ -389,7 +393,7 @@ def test_the_two_line_difference_is_the_real_one() -> None:
             assert all(line[1:] in lines for lines in source.values())
 
 
-LONG = ("bert", "ladder", "parameter_server", "pipeline", "prove")
+LONG = ("bert", "experts", "ladder", "parameter_server", "pipeline", "prove")
 """Lessons whose cells take as long as their own tests."""
 
 

@@ -85,7 +85,9 @@ def by_board(rank: int, size: int) -> dict[str, list[float]]:
     }
 
 
-@pytest.mark.parametrize("size", [1, 2, 3, 4])
+@pytest.mark.parametrize(
+    "size", [1, 3, *(pytest.param(size, marks=pytest.mark.stress) for size in (2, 4))]
+)
 def test_the_board_s_ranks_are_one_process_until_they_are_broken(size: int, world: Worlds) -> None:
     results = world(size).run(by_board)
     assert all(result == results[0] for result in results)

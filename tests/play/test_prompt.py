@@ -121,8 +121,16 @@ def terminate_in_a_cell(prompt: Prompt) -> None:
     os.kill(prompt.terminal.pid, signal.SIGTERM)
 
 
-@pytest.mark.parametrize("end", [end_by_ctrl_d, close_the_terminal, kill, terminate_in_a_cell])
+@pytest.mark.parametrize(
+    "end",
+    [
+        close_the_terminal,
+        terminate_in_a_cell,
+        *(pytest.param(end, marks=pytest.mark.stress) for end in (end_by_ctrl_d, kill)),
+    ],
+)
 def test_no_rank_is_left(tmp_path: Path, end: Callable[[Prompt], None]) -> None:
+    """`test_a_session` ends by Ctrl-D, too."""
     prompt = Prompt(tmp_path, "-n", "2")
     assert "[0]   0" in prompt.type("rank")
     assert len(session_members(prompt.terminal.pid)) >= 4

@@ -177,9 +177,10 @@ def test_pages_are_accessible(
 @in_browser
 @pytest.mark.parametrize("every", [False, pytest.param(True, marks=pytest.mark.stress)])
 def test_pages_load_from_the_disk(every: bool, site: Path, show: Callable[..., Browser]) -> None:
-    """Those with players and boards; in `make stress` all."""
+    """The chapters; in `make stress` all. (`test_pages_are_accessible` loads one of each other
+    kind.)"""
     for file in sorted(site.glob("*.html")):
-        if every or not file.stem.startswith(("code-", "exercise-")):
+        if every or not file.stem.startswith(("code-", "exercise-", "break-")):
             show(file.stem)
 
 
