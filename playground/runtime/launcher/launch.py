@@ -18,8 +18,14 @@ from playground.runtime import backends
 from playground.runtime.errors import PlaygroundError, Preempted, UsageError
 from playground.runtime.launcher import kept, server
 from playground.runtime.launcher.output import EVERY_RANK, end_lines, open_pipes
-from playground.runtime.launcher.rank_handle import RankHandle
-from playground.runtime.launcher.watch import WorldWatch, ignore_report, release, stop
+from playground.runtime.launcher.rank_handle import GRACE, RankHandle
+from playground.runtime.launcher.watch import (
+    WorldWatch,
+    ignore_report,
+    interrupt,
+    release,
+    stop,
+)
 from playground.runtime.rank import rank as rank_process
 from playground.runtime.rank.preemption import (
     PreemptionNotice,
@@ -195,6 +201,10 @@ def run_world(
             release(ranks)
         raise_if_preempted(results)
         return results
+    except KeyboardInterrupt:
+        if config.bare:
+            interrupt(ranks, config.grace or GRACE)
+        raise
     finally:
         try:
             stop(ranks)
