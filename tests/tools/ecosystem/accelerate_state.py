@@ -32,5 +32,7 @@ before = sum(each.double().sum() for each in model.parameters())
 with accelerator.main_process_first():
     words = broadcast_object_list([accelerator.process_index])
 counted = sum(map(len, seen))
-print(f"{accelerator.process_index} {total:.6f} {before:.6f} {counted} {words}\n", end="", flush=True)
+print(
+    f"{accelerator.process_index} {total:.6f} {before:.6f} {counted} {words}\n", end="", flush=True
+)
 accelerator.end_training()

@@ -6,7 +6,10 @@ import torch.distributed as dist
 
 rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 dist.init_process_group(
-    "gloo", init_method=f"file://{os.getcwd()}/store", rank=rank, world_size=size,
+    "gloo",
+    init_method=f"file://{os.getcwd()}/store",
+    rank=rank,
+    world_size=size,
     timeout=timedelta(seconds=60),
 )
 one = torch.ones(1)

@@ -2,7 +2,6 @@ import logging
 import warnings
 
 import lightning
-import torch
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 from lightning.pytorch.demos.boring_classes import BoringDataModule, BoringModel
 

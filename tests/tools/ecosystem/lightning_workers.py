@@ -31,8 +31,14 @@ class Model(lightning.LightningModule):
 if __name__ == "__main__":
     torch.manual_seed(0)
     trainer = lightning.Trainer(
-        accelerator="cpu", devices=2, strategy="ddp", max_epochs=2, logger=False,
-        enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
+        accelerator="cpu",
+        devices=2,
+        strategy="ddp",
+        max_epochs=2,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
     )
     model = Model()
     trainer.fit(model, torch.utils.data.DataLoader(Numbers(), batch_size=8, num_workers=2))

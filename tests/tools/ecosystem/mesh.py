@@ -1,5 +1,5 @@
 import torch
-from common import dist, new_model, say, sgd, train
+from common import dist, new_model, say, sgd
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.parallel import (

@@ -5,7 +5,9 @@ dist.monitored_barrier()
 gathered, received = [None] * size, [None]
 dist.all_gather_object(gathered, {"rank": rank})
 dist.gather_object({"a": rank}, parts := [None] * size if rank == 0 else None)
-dist.scatter_object_list(received, [{"number": each} for each in range(size)] if rank == 0 else None)
+dist.scatter_object_list(
+    received, [{"number": each} for each in range(size)] if rank == 0 else None
+)
 dist.broadcast_object_list(shared := ["all", rank] if rank == 0 else [None, None])
 if rank == 1:
     dist.send_object_list(["from", 1], dst=0)

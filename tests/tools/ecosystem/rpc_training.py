@@ -43,7 +43,9 @@ if rank == 0:
             dist_autograd.backward(context, [loss])
             optimizer.step(context)
     later = rpc.rpc_sync("worker1", add_later, args=("worker0", torch.ones(1), 2))
-    print(f"{loss.item():.6f} {server.rpc_sync().add_up():.6f} {later.item()}\n", end="", flush=True)
+    print(
+        f"{loss.item():.6f} {server.rpc_sync().add_up():.6f} {later.item()}\n", end="", flush=True
+    )
 dist.barrier()
 rpc.shutdown()
 dist.destroy_process_group()

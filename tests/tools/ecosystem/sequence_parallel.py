@@ -13,7 +13,12 @@ from torch.distributed.tensor.parallel import (
 )
 
 model = nn.ModuleDict(
-    {"norm": nn.LayerNorm(8), "up": nn.Linear(8, 16), "down": nn.Linear(16, 8), "head": nn.Linear(8, 4)}
+    {
+        "norm": nn.LayerNorm(8),
+        "up": nn.Linear(8, 16),
+        "down": nn.Linear(16, 8),
+        "head": nn.Linear(8, 4),
+    }
 )
 mesh = init_device_mesh("cpu", (size,))
 gather = PrepareModuleInput(input_layouts=Shard(1), desired_input_layouts=Replicate())

@@ -4,7 +4,9 @@ from torchmetrics import MeanMetric, MetricCollection
 from torchmetrics.classification import BinaryAUROC, MulticlassAccuracy
 
 torch.manual_seed(rank)
-metrics = MetricCollection([MulticlassAccuracy(3), MulticlassAccuracy(3, average="none", top_k=2)][:1])
+metrics = MetricCollection(
+    [MulticlassAccuracy(3), MulticlassAccuracy(3, average="none", top_k=2)][:1]
+)
 auroc, mean = BinaryAUROC(), MeanMetric()
 for _ in range(3 + rank):
     metrics.update(torch.randn(8, 3), torch.randint(0, 3, (8,)))

@@ -19,8 +19,8 @@ class Pairs(torch.utils.data.Dataset):
 
 def new_trainer(epochs):
     torch.manual_seed(0)
-    sizes = dict(vocab_size=50, hidden_size=16, num_hidden_layers=1, num_attention_heads=2)
-    model = BertForSequenceClassification(BertConfig(**sizes, intermediate_size=16))
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    model = BertForSequenceClassification(BertConfig(**sizes, vocab_size=50, intermediate_size=16))
     arguments = TrainingArguments(
         output_dir="out", per_device_train_batch_size=4, num_train_epochs=epochs, report_to=[],
         gradient_accumulation_steps=2, save_strategy="epoch", save_total_limit=1, use_cpu=True,

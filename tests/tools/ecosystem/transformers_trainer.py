@@ -19,8 +19,8 @@ class Text(torch.utils.data.Dataset):
 
 if __name__ == "__main__":
     torch.manual_seed(0)
-    sizes = dict(vocab_size=100, n_positions=16, n_embd=16, n_layer=1, n_head=2)
-    model = GPT2LMHeadModel(GPT2Config(**sizes))
+    sizes = {"n_positions": 16, "n_embd": 16, "n_layer": 1, "n_head": 2}
+    model = GPT2LMHeadModel(GPT2Config(**sizes, vocab_size=100))
     arguments = TrainingArguments(
         output_dir="out", per_device_train_batch_size=8, num_train_epochs=2, report_to=[],
         dataloader_num_workers=2, save_strategy="no", use_cpu=True, disable_tqdm=True,

@@ -1,8 +1,7 @@
 import multiprocessing
-import os
 
 import torch
-from common import dist, new_ddp, rank, say, sgd, size, total
+from common import dist, new_ddp, rank, say, sgd, total
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
 
