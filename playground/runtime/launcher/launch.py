@@ -74,7 +74,8 @@ class LaunchConfig:
     being a fork of one that all share: then each has a hash seed of its own, too."""
     bare: bool = False
     """Whether ranks are left to the function as torchrun leaves them to a script: it forms its
-    process group itself, if it wants one, and reads from this process's stdin."""
+    process group itself, if it wants one, reads from this process's stdin, and Ctrl-C raises
+    `KeyboardInterrupt` in it: it has `grace` to end, or a second."""
     output: str | Path = EVERY_RANK
     """Whose output appears here: that of all ranks ("ranks"), of rank 0 ("first"), or, if it is a
     folder, none: it goes to files there, a file for each stream of a rank."""
