@@ -30,7 +30,8 @@ total = sum(each.double().sum() for each in model.parameters())
 accelerator.load_state("state")
 before = sum(each.double().sum() for each in model.parameters())
 with accelerator.main_process_first():
-    words = broadcast_object_list([accelerator.process_index])
+    torch.save(total, f"total{accelerator.process_index}.pt")
+words = broadcast_object_list([accelerator.process_index])
 counted = sum(map(len, seen))
 print(
     f"{accelerator.process_index} {total:.6f} {before:.6f} {counted} {words}\n", end="", flush=True

@@ -15,8 +15,3 @@ else:
 say(one, dist.get_group_rank(mine, rank), dist.get_process_group_ranks(mine)[0])
 dist.destroy_process_group(again)
 dist.destroy_process_group()
-for _ in range(2):
-    dist.init_process_group("gloo")
-    dist.all_reduce(one)
-    say(one)
-    dist.destroy_process_group()

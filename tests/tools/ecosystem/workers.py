@@ -1,7 +1,6 @@
 import multiprocessing
 
 import torch
-from common import dist, new_ddp, rank, say, sgd, total
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
 
@@ -20,6 +19,8 @@ def square(number):
 
 
 if __name__ == "__main__":
+    from common import dist, new_ddp, rank, say, sgd, total  # not in the spawned process
+
     model, data = new_ddp(), Numbers()
     sampler = DistributedSampler(data, shuffle=True, seed=3)
     optimizer = sgd(model)
