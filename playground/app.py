@@ -27,7 +27,7 @@ from playground.runtime import signals, surroundings
 from playground.runtime.errors import PlaygroundError, UsageError
 from playground.runtime.launcher import server
 from playground.runtime.remote import remote
-from playground.runtime.rendezvous.environment import end_with_torchrun
+from playground.runtime.rendezvous.environment import end_with_torchrun, take_slurm_place
 from playground.runtime.untrusted import printable
 from playground.site import READ, SITE
 
@@ -126,6 +126,7 @@ def main() -> NoReturn:
     """Run the command line as a program of its own, and end it."""
     surroundings.open_standard_streams()
     surroundings.replace_unencodable()
+    take_slurm_place()
     if STARTED_AS_RANK & os.environ.keys():
         signals.exit_after(GRACE)
         end_with_torchrun()

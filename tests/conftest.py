@@ -106,7 +106,7 @@ def _kept_worlds() -> Iterator[None]:
 def _own_world(monkeypatch: pytest.MonkeyPatch) -> None:
     """No test joins a world to which the environment of the test run belongs."""
     place = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
-    for name in (*place, "MASTER_ADDR", "MASTER_PORT"):
+    for name in (*place, "MASTER_ADDR", "MASTER_PORT", "SLURM_STEP_NUM_TASKS"):
         monkeypatch.delenv(name, raising=False)
 
 

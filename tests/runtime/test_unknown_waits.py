@@ -314,6 +314,20 @@ def test_unequal_batches_are_proved(
     assert operation in str(found)
 
 
+def hang_beside_pyarrow(rank: int, size: int) -> None:
+    import pyarrow  # as do pandas, datasets and accelerate
+
+    assert pyarrow.array([rank]).to_pylist() == [rank]
+    if rank == 0:
+        dist.barrier()
+
+
+def test_the_threads_of_pyarrow_call_nothing(world: Worlds) -> None:
+    with pytest.raises(Deadlock) as caught:
+        world(2).run(hang_beside_pyarrow)
+    assert caught.value.diagnosis.kind == Kind.ENDED
+
+
 def call_by_keyword(rank: int, size: int) -> None:
     """Results and errors are torch's own, whichever way a method is called."""
     group: Any = dist.group.WORLD

@@ -257,6 +257,46 @@ def test_its_handler_of_sigterm_is_called(save: Save, fork_program: Fork) -> Non
         assert program.returncode == code
 
 
+INTERRUPTED = """
+import atexit, subprocess, time
+def say(words):
+    os.write(1, f"{words}\\n".encode())  # print may be interrupted in print
+dist.init_process_group("gloo")
+atexit.register(say, f"atexit of {rank}")
+child = subprocess.Popen(["sleep", "1000"])
+say("ready")
+try:
+    if rank == 0:
+        time.sleep(1000)
+    else:
+        dist.all_reduce(torch.ones(1))  # raises, and so does Ctrl-C, when rank 0 has ended
+except KeyboardInterrupt:
+    if rank == 0:
+        time.sleep(SECONDS)
+        say("caught")
+finally:
+    if rank == 0:
+        say(f"finally, {-child.wait()}")
+"""
+
+
+@pytest.mark.parametrize(
+    ("seconds", "grace"), [("0.1", ()), ("1.5", ("--grace", "30")), ("1000", ())]
+)
+def test_ctrl_c_is_a_keyboard_interrupt_in_every_rank(
+    save: Save, fork_program: Fork, seconds: str, grace: tuple[str, ...]
+) -> None:
+    save(HEAD + INTERRUPTED.replace("SECONDS", seconds))
+    program = fork_program("playground", "run", "-n", "2", *grace, "train.py")
+    assert [program.stdout.readline() for _ in range(2)] == ["ready\n"] * 2
+    program.send_signal(signal.SIGINT)
+    out, err = program.communicate(ENOUGH)
+    said = ["atexit of 0", "atexit of 1", "caught", "finally, 2"]
+    assert sorted(out.splitlines()) == (said if seconds != "1000" else [])
+    assert (program.returncode, err.splitlines()[-1]) == (130, "playground: interrupted")
+    assert session_ends(program.pid)
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_nothing_is_left_when_the_launcher_is_ended(
     save: Save, fork_program: Fork, number: signal.Signals
@@ -461,3 +501,27 @@ def test_under_torchrun_it_joins_the_world_that_is_there(save: Save) -> None:
     assert ran.returncode == 0, ran.stderr
     assert sorted(ran.stdout.splitlines()) == ["0 0 1", "0 1 1", "1 0 1", "1 1 1"]
     assert "rank 1 of 2 failed: ValueError: once" in ran.stderr
+
+
+def test_under_slurm_it_joins_the_world_of_the_other_tasks(save: Save, fork_program: Fork) -> None:
+    save(
+        HEAD
+        + """
+dist.init_process_group("gloo")
+dist.all_reduce(one := torch.full((1,), rank + 1.0))
+print(one.item(), rank, os.environ["LOCAL_RANK"], os.environ["LOCAL_WORLD_SIZE"])
+dist.destroy_process_group()
+"""
+    )
+    step = {
+        "SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "2",
+        "SLURM_STEP_TASKS_PER_NODE": "2", "SLURM_STEP_NODELIST": "here", "SLURM_NODEID": "0",
+        "MASTER_PORT": free_port(),
+    }  # fmt: skip
+    tasks = [
+        fork_program("playground", "run", "train.py", **step, SLURM_PROCID=task, SLURM_LOCALID=task)
+        for task in ("0", "1")
+    ]
+    said = [("3.0 0 0 2\n", ""), ("3.0 1 1 2\n", "")]
+    assert [task.communicate(ENOUGH) for task in tasks] == said
+    assert [task.returncode for task in tasks] == [0, 0]

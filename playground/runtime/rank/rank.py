@@ -10,6 +10,8 @@ orders.
 | `("box", file)`              | `"listen"`: be ready to serve another store          |
 | `("listening", port)`        | `"release"`: end what waits for other ranks          |
 |                              | `"interrupt"`: raise KeyboardInterrupt, if it is up  |
+|                              | `"interrupt all"`: so do your processes, as by a     |
+|                              | terminal; then a number lets one go that has failed  |
 |                              | end of file: the launcher is gone, go at once        |
 
 A rank that failed does not leave by itself: it keeps its sockets open until the launcher stops it,
@@ -134,6 +136,10 @@ class Launcher:
                 release()
             elif order == "interrupt":
                 signal.pthread_kill(self.main_thread, signal.SIGINT)
+            elif order == "interrupt all":
+                os.killpg(0, signal.SIGINT)
+            elif self.has_failed:
+                self.dismissed.set()
             else:
                 # here, in the order of the line: it may be asked before it begins
                 clear_preemption()
