@@ -45,6 +45,8 @@ MEETING_LIMIT = 60.0
 AGAIN, PATIENCE = 0.3, 3.0
 """Seconds that a rank has to come out of a cell before it is told again, by all means; and before
 it is killed."""
+TURN = 0.2
+"""Seconds in which a rank that has been answered asks again, before it is another's turn."""
 
 
 @dataclass(kw_only=True)
@@ -220,6 +222,7 @@ class PlayWorld:
         try:
             while not all(rank.done for rank in ranks) and not self.list_lost():
                 watch.look()
+                self.answer(ranks)
                 if time.monotonic() - began > limit:
                     raise KeyboardInterrupt
         except KeyboardInterrupt:
@@ -245,6 +248,23 @@ class PlayWorld:
                 run.outcomes[rank.number] = pickle.loads(rank.result or b"")
         self.mend(run)
         return run
+
+    def answer(self, ranks: Sequence[RankHandle]) -> None:
+        """Have a person answer the ranks that ask, one after the other; each as long as it asks."""
+        for rank in ranks:
+            while rank.question is not None:
+                rank.relay_output()
+                try:
+                    rank.answer(input(f"[{rank.number}] {rank.question}"))
+                except Exception as error:  # the input has ended, or there is none in this notebook
+                    rank.answer(None, str(error))
+                finally:
+                    receive(self.ranks, 0)  # what others have sent meanwhile
+                for output in rank.outputs:
+                    output.end = b"\n"
+                receive_while(
+                    lambda rank=rank: rank.question is None and not rank.done, self.ranks, TURN
+                )
 
     def count_calls(self) -> list[object]:
         return [rank.box and rank.box.begun for rank in self.ranks]
@@ -292,6 +312,11 @@ class PlayWorld:
                 receive_while(lambda: bool(list_inside()), self.ranks, AGAIN)
                 and time.monotonic() < end
             ):
+                asking = [rank for rank in list_inside() if rank.question is not None]
+                for rank in asking:  # such as a debugger, whose prompt outlives Ctrl-C
+                    rank.answer(None)
+                if asking:
+                    continue
                 # gloo tries again to connect; a loop of the program's calls again
                 self.is_stale = True
                 self.order(self.ranks, "release")

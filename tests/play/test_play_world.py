@@ -69,18 +69,69 @@ def test_equal_values_are_told_once_and_different_ones_by_rank(world: PlayWorld)
     assert "%out 2" in long[-1]
 
 
+CLASSES = """\
+import dataclasses
+
+def double(n):
+    return 2 * n
+
+class Point:
+    def __init__(self, x):
+        if x < 0: raise ValueError(x)
+        self.x = x
+    class Origin: ...
+
+@dataclasses.dataclass
+class Pair:
+    a: int
+"""
+
+
 def test_what_a_cell_defines_is_there_in_the_next(world: PlayWorld) -> None:
-    world.run_cell(
-        "class Point:\n    def __init__(self, x): self.x = x\n\ndef double(n):\n    return 2 * n",
-        number=2,
-    )
-    source = "import inspect; inspect.getsource(double)"
-    assert values(world.run_cell(source)) == [repr("def double(n):\n    return 2 * n")] * SIZE
+    world.run_cell("class Pair: ...", number=1)
+    world.run_cell(CLASSES, number=2)
+    for name, text in (
+        ("double", "def double(n):\n    return 2 * n\n"),
+        ("Point", CLASSES[CLASSES.index("class Point") : CLASSES.index("\n@data")]),
+        ("Point.Origin", "    class Origin: ...\n"),
+        ("Pair", CLASSES[CLASSES.index("@dataclasses") :]),
+    ):
+        run = world.run_cell(f"import inspect; inspect.getsource({name}).rstrip()")
+        assert values(run) == [repr(text.rstrip())] * SIZE
+    lines = told(world.run_cell("Point(-1)", number=3))
+    assert [line.strip() for line in lines if "cell" in line] == [
+        'File "cell 3", line 1, in <module>',
+        'File "cell 2", line 8, in __init__',
+    ]
+
+
+def test_what_a_cell_defines_is_sent(world: PlayWorld) -> None:
+    world.run_cell(CLASSES, number=2)
     gathered = world.run_cell(
         "points = [None] * size\ndist.all_gather_object(points, Point(double(rank)))\n"
         "[point.x for point in points]"
     )
     assert told(gathered) == ["[0-2] [0, 2, 4]"]
+    sent = world.run_cell(
+        "box = [Pair(rank), Point.Origin]\n"
+        "if rank == 0: dist.send_object_list(box, 1)\n"
+        "if rank == 1: dist.recv_object_list(box, 0)\n"
+        "box[0], isinstance(box[1](), Point.Origin)"
+    )
+    assert told(sent) == [
+        "[0-1] (Pair(a=0), True)",
+        "[2]   (Pair(a=2), True)",
+    ]
+    loaded = world.run_cell(
+        "class Squares(torch.utils.data.Dataset):\n"
+        "    def __len__(self): return 4\n"
+        "    def __getitem__(self, i): return Pair(i * i)\n\n"
+        "def collate(pairs): return Point(sum(pair.a for pair in pairs))\n\n"
+        "loader = torch.utils.data.DataLoader(\n"
+        "    Squares(), 2, collate_fn=collate, num_workers=1, multiprocessing_context='fork')\n"
+        "[point.x for point in loader]"
+    )
+    assert told(loaded) == ["[0-2] [1, 13]"]
 
 
 def test_an_exception_is_told_once_with_its_line_and_the_others_keep_their_values(
@@ -220,6 +271,78 @@ def test_values_are_moved_to_ranks_and_back(world: PlayWorld) -> None:
     assert [each.tolist() for each in world.pull("torch.ones(2) * rank")][1:] == [[1, 1], [2, 2]]
     with pytest.raises(UsageError, match="NameError"):
         world.pull("nothing_of_the_kind")
+
+
+class Person:
+    """Types, rank by rank, what it has been told to; then it presses Ctrl-D."""
+
+    def __init__(self, **answers: list[str]) -> None:
+        self.answers = {int(name.removeprefix("rank")): lines for name, lines in answers.items()}
+        self.prompts: list[str] = []
+
+    def __call__(self, prompt: str) -> str:
+        self.prompts.append(prompt)
+        lines = self.answers.get(int(prompt[1]), [])
+        if not lines:
+            raise EOFError
+        if lines[0] == "Ctrl-C":
+            raise KeyboardInterrupt
+        return lines.pop(0)
+
+
+def test_ranks_ask_one_after_the_other(world: PlayWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+    person = Person(rank0=["a", "b"], rank2=["c", "d"])
+    monkeypatch.setattr("builtins.input", person)
+    run = world.run_cell(
+        "names = [input(f'name {i}? ') for i in range(2)] if rank != 1 else []\n"
+        "dist.barrier(); names"
+    )
+    assert told(run) == ["[0]   ['a', 'b']", "[1]   []", "[2]   ['c', 'd']"]
+    assert sorted(person.prompts) == [f"[{rank}] name {i}? " for rank in (0, 2) for i in range(2)]
+    run = world.run_cell("input()", number=4, on=(1,))
+    assert told(run)[-1] == "      EOFError: EOF when reading a line"
+    assert sum("File" in line for line in told(run)) == 1
+    forked = "import os\nif not os.fork():\n    try: input()\n    except EOFError: os._exit(7)\n"
+    run = world.run_cell(forked + "os.waitstatus_to_exitcode(os.wait()[1])")
+    assert told(run) == ["[0-2] 7"]
+
+
+@pytest.mark.parametrize("question", ["input()", "breakpoint()", "dist.breakpoint(1)"])
+def test_ctrl_c_in_a_question_ends_the_cell(
+    world: PlayWorld, monkeypatch: pytest.MonkeyPatch, question: str
+) -> None:
+    monkeypatch.setattr("builtins.input", Person(rank1=["Ctrl-C"]))
+    run = world.run_cell(f"kept = 9\nif rank == 1: {question}\ndist.barrier()", number=6)
+    lines = told(run)
+    assert lines[0].startswith("interrupted after")
+    assert "[1]   cell 6, line 2" in lines
+    assert not run.lost
+    assert told(world.run_cell("dist.barrier(); kept")) == ["[0-2] 9"]
+
+
+def test_a_rank_is_debugged(
+    world: PlayWorld, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    person = Person(rank0=["n", "p (rank, n)", "c"], rank2=["p (rank, n)", "u", "q"])
+    monkeypatch.setattr("builtins.input", person)
+    run = world.run_cell(
+        "def double(n):\n    breakpoint()\n    n *= 2\n    return n\n\n"
+        "m = double(rank) if rank != 1 else 0\nm",
+        number=8,
+    )
+    shown = capfd.readouterr().out
+    assert "[0] > cell 8(3)double()\n[0] -> n *= 2\n[0] > cell 8(4)double()" in shown
+    assert "[0] (0, 0)\n" in shown
+    assert "[2] (2, 2)\n" in shown
+    assert "[2] > cell 8(6)<module>()\n[2] -> m = double(rank) if rank != 1 else 0\n" in shown
+    assert set(person.prompts) == {"[0] (Pdb) ", "[2] (Pdb) "}
+    assert {rank: one.value for rank, one in run.outcomes.items()} == {0: "0", 1: "0", 2: None}
+    assert told(run)[-1] == "      bdb.BdbQuit"
+    # who steps out of a cell is not asked in the next one
+    monkeypatch.setattr("builtins.input", Person(rank0=["n"] * 3))
+    world.run_cell("if rank == 0: breakpoint()\nm = 1")
+    monkeypatch.setattr("builtins.input", Person())
+    assert told(world.run_cell("n = 4\n(m, n)")) == ["[0-2] (1, 4)"]
 
 
 def test_names_are_completed_and_explained(world: PlayWorld) -> None:
