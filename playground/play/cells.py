@@ -42,6 +42,8 @@ class Outcome:
     """The traceback of what it raised, from the cell's own line on."""
     is_lost_peer: bool = False
     """Whether that says that another rank has hung up."""
+    has_left: bool = False
+    """Whether the cell has destroyed the process group."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +139,7 @@ def guarded(run: Callable[[], object]) -> Outcome:
         # twice: what waited in C has raised, and then the interrupt does, wherever Python stands
         try:
             signal.signal(signal.SIGINT, signal.default_int_handler)
-            return Outcome(run())
+            return Outcome(run(), has_left=has_left())
         finally:
             signal.signal(signal.SIGINT, signal.SIG_IGN)
             if isinstance(getattr(sys.gettrace(), "__self__", None), bdb.Bdb):
@@ -183,7 +185,11 @@ def describe(error: BaseException) -> Outcome:
     except Exception:  # its own __str__ raises
         text = type(error).__name__
     lost = isinstance(error, RuntimeError) and LOST_PEER.search(str(error))
-    return Outcome(error=text, is_lost_peer=bool(lost))
+    return Outcome(error=text, is_lost_peer=bool(lost), has_left=has_left())
+
+
+def has_left() -> bool:
+    return not sys.modules["torch.distributed"].is_initialized()
 
 
 def theirs(stack: traceback.StackSummary) -> list[traceback.FrameSummary]:

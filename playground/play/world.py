@@ -66,6 +66,8 @@ class Run:
     lost: dict[int, str] = field(default_factory=dict)
     """By rank that has been replaced, how it ended."""
     why_lost: Diagnosis | None = None
+    has_left: bool = False
+    """Whether it has destroyed the process group."""
     gone: Collection[str] = ()
     """Kinds of groups that were there, and are not any more."""
     differing: Diagnosis | None = None
@@ -239,13 +241,14 @@ class PlayWorld:
             self.note_operations(run, ranks, watch.examiner)
         if is_interrupted or run.hang or busy:
             self.let_go(run, busy, is_interrupted, has_called)
-        self.is_stale |= bool(self.list_lost())
-        if self.is_stale:
-            run.gone = self.find_groups(watch.examiner)
         for rank in ranks:
             rank.relay_output()
             if rank.done and not self.is_lost(rank):
                 run.outcomes[rank.number] = pickle.loads(rank.result or b"")
+        run.has_left = any(outcome.has_left for outcome in run.outcomes.values())
+        self.is_stale |= bool(self.list_lost()) or run.has_left
+        if self.is_stale:
+            run.gone = self.find_groups(watch.examiner)
         self.mend(run)
         return run
 
