@@ -112,6 +112,7 @@ def begin(rank: int, size: int) -> None:
     builtins.__build_class__ = build_class
     inspect.getfile = find_file
     pdb.set_trace = stop_here  # breakpoint() calls it
+    sys.argv[:] = [""]  # the launcher's words are none of the cells'
     sys.modules["__main__"] = cells
     cells.__dict__.clear()
     cells.__dict__.update(
@@ -189,7 +190,11 @@ def describe(error: BaseException) -> Outcome:
 
 
 def has_left() -> bool:
-    return not sys.modules["torch.distributed"].is_initialized()
+    """Whether the process group has been destroyed. One that a cell has formed is ours from now on:
+    another cell may form one, too."""
+    from playground.runtime.rank.world import members
+
+    return not members[0].adopt_group()
 
 
 def theirs(stack: traceback.StackSummary) -> list[traceback.FrameSummary]:

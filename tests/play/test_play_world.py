@@ -194,6 +194,23 @@ def test_a_rank_that_raises_is_told_before_those_that_wait_for_it(world: PlayWor
     assert "rank 1 has finished the cell where ranks 0, 2 are in barrier" in unwrapped(run)
 
 
+def test_a_cell_may_form_the_process_group_and_destroy_it(world: PlayWorld) -> None:
+    """As a program for torchrun does that is pasted into a cell; and again after it has failed."""
+    form = "dist.init_process_group('gloo'); group = dist.new_group([0, 1])"
+    work = "t = torch.ones(1); dist.all_reduce(t); t.item()"
+    for source in (f"{form}; 1 / 0", f"{form}; {work}"):
+        run = world.run_cell(source)
+        assert not run.has_left
+    assert told(run) == ["[0-2] 3.0"]
+    run = world.run_cell(f"{work}\ndist.destroy_process_group()")
+    assert run.has_left
+    assert "destroyed the process group: the ranks have formed another one." in unwrapped(run)
+    assert "Groups made with new_group are gone" in unwrapped(run)
+    run = world.run_cell(f"dist.destroy_process_group()\n{form}\nif rank: dist.barrier()")
+    assert run.hang
+    assert told(world.run_cell(work)) == ["[0-2] 3.0"]
+
+
 def test_messages_pass_from_one_cell_to_the_next(world: PlayWorld) -> None:
     world.run_cell("t = torch.ones(1) * rank\nif rank == 0: work = dist.isend(t + 7, 1)")
     run = world.run_cell("if rank == 1: dist.recv(t, 0)\nif rank == 0: work.wait()\nt.item()")

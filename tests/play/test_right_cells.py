@@ -47,7 +47,7 @@ def check_board(world: PlayWorld, lesson: str) -> None:
     """A whole `lesson.py`, which forms its process group and destroys it."""
     run = check(world, source_of(lesson))
     assert run.has_left == (lesson != "data_parallel")
-    assert check(world, "dist.barrier(); kept").outcomes[0].value == "8"
+    assert check(world, "dist.barrier(); a_name").outcomes[0].value == "8"
 
 
 def check_exercise(world: PlayWorld, exercise: Exercise) -> None:
@@ -75,7 +75,7 @@ number
 
 @pytest.mark.parametrize("lesson", QUICK_BOARDS)
 def test_a_board_is_a_cell(world: PlayWorld, lesson: str) -> None:
-    check(world, "kept = 8")
+    check(world, "a_name = 8")
     check_board(world, lesson)
 
 
@@ -87,7 +87,7 @@ def test_a_reference_is_a_cell(world: PlayWorld, name: str) -> None:
 @pytest.mark.stress
 @pytest.mark.parametrize("lesson", [each for each in BOARDS if each not in QUICK_BOARDS])
 def test_every_board_is_a_cell(world: PlayWorld, lesson: str) -> None:
-    check(world, "kept = 8")
+    check(world, "a_name = 8")
     check_board(world, lesson)
 
 

@@ -222,6 +222,17 @@ class Member:
             | {"init_method": None, "store": store}
         )
 
+    def adopt_group(self) -> bool:
+        """Take the group that the program has formed for ours: the next one that it forms is in its
+        place. Returns whether there is one."""
+        if not dist.is_initialized():
+            return False
+        if dist.group.WORLD is not self.group:
+            self.group = dist.group.WORLD
+            with contextlib.suppress(RuntimeError):  # the store has been let go, and all groups
+                self.store.add(self.group_name, 1)
+        return True
+
     def open_store(self) -> dist.Store:
         """A part of the store that no process group has used yet."""
         self.groups_formed += 1
