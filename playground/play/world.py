@@ -7,6 +7,7 @@ import contextlib
 import math
 import os
 import pickle
+import signal
 import threading
 import time
 from collections.abc import Callable, Collection, Sequence
@@ -304,6 +305,9 @@ class PlayWorld:
                     waits = states[number].waits_for
                     place = f"{waits.name} ({waits.line})" if waits else line_of(stack)
                     run.places[number] = place or "it does not say where"
+            for rank in busy:
+                if rank.is_stopped():
+                    rank.process.send_signal(signal.SIGCONT)
             waiting = [rank for rank in busy if rank.box and rank.box.waits]
             if has_called or not is_interrupted:
                 self.is_stale = True

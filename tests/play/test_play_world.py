@@ -21,7 +21,7 @@ from playground.play.world import PlayWorld, Run
 from playground.runtime.errors import UsageError
 from playground.runtime.flight_recorder import Kind
 from playground.runtime.remote import file_of
-from playground.tools.failures.page import DEADLOCK, PROGRAMS, find
+from playground.tools.failures.page import DEADLOCK, FAILURE, PROGRAMS, TIMEOUT, find
 
 SIZE = 3
 
@@ -421,41 +421,76 @@ def as_cell(name: str) -> str:
     """A program of `break`, to be typed."""
     function = find(name)
     text = file_of(function.module).read_text(encoding="utf-8")
-    body = ast.parse(text).body
-    imports = [each for each in body if isinstance(each, (ast.Import, ast.ImportFrom))]
-    [node] = [each for each in body if getattr(each, "name", "") == function.name]
-    parts = [ast.get_source_segment(text, each) for each in (*imports[1:], node)]
-    return "\n".join([*map(str, parts), f"{function.name}(rank, size)"])
+    return f"{text}\n{function.name}(rank, size)"
 
 
-HANGS = [name for name, expected in PROGRAMS.items() if expected.symptom == DEADLOCK]
+def run_program(world: PlayWorld, name: str) -> Run:
+    """Run a program, and press Ctrl-C when the others wait, if it cannot be proved that they wait
+    in vain."""
+
+    def interrupt_when_all_wait() -> None:
+        while sum(bool(rank.box and rank.box.waits) for rank in world.ranks) < SIZE - 1:
+            time.sleep(0.05)
+        time.sleep(0.5)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt_when_all_wait, daemon=True)
+    if PROGRAMS[name].symptom == TIMEOUT:
+        thread.start()
+    run = world.run_cell(as_cell(name), number=3)
+    if PROGRAMS[name].symptom == TIMEOUT:
+        thread.join()
+    return run
 
 
 def check_program(world: PlayWorld, name: str) -> None:
+    """A program of `break` is named as `break` names it, and the ranks are as they were."""
     world.run_cell("before = torch.arange(5)")
-    run, expected = world.run_cell(as_cell(name), number=3), PROGRAMS[name]
-    assert run.hang, (name, told(run))
-    assert (run.hang.kind, [*run.hang.culprits]) == (expected.words, [*expected.culprits(SIZE)])
-    assert not run.lost, name
-    assert told(world.run_cell("dist.barrier(); before")) == ["[0-2] tensor([0, 1, 2, 3, 4])"]
+    processes = [rank.process.pid for rank in world.ranks]
+    run, expected = run_program(world, name), PROGRAMS[name]
+    words = (name, told(run), world.state)
+    assert bool(run.hang) == (expected.symptom == DEADLOCK), words
+    assert run.lost.keys() == LOSES.get(name, set()), words
+    if run.hang:
+        assert (run.hang.kind, [*run.hang.culprits]) == (
+            expected.words,
+            [*expected.culprits(SIZE)],
+        )
+    elif expected.symptom == TIMEOUT:
+        assert [*run.places] == [*range(SIZE)], words
+        assert Kind(expected.words).cure in " ".join(world.state.split()), words
+    elif expected.symptom == FAILURE:
+        assert expected.words in "\n".join(told(run)), words
+    else:
+        assert bool(run.differing) == bool(expected.words), words
+        assert not any(outcome.error for outcome in run.outcomes.values()), words
+    for rank, value in enumerate(values(world.run_cell("dist.barrier(); globals().get('before')"))):
+        assert value == (None if rank in run.lost else "tensor([0, 1, 2, 3, 4])")
+    kept = [rank.process.pid for rank in world.ranks if rank.number not in run.lost]
+    assert {*kept} <= {*processes}
 
 
-@pytest.mark.parametrize("name", ["wrong-tag", "partial-group", "collective-in-finally"])
+LOSES = {"message-size": {1}, "killed": {1}}
+"""Programs that end a process."""
+
+
+@pytest.mark.parametrize("name", ["wrong-tag", "partial-group", "collective-in-finally", "stopped"])
 def test_a_program_that_hangs_is_named_and_ended(world: PlayWorld, name: str) -> None:
     check_program(world, name)
 
 
 @pytest.mark.stress
-@pytest.mark.parametrize("session", range(5))
-def test_all_programs_that_hang_are_named_and_ended_in_one_session(session: int) -> None:
+@pytest.mark.parametrize("session", range(20))
+def test_all_programs_are_named_and_ended_in_one_session(
+    session: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    names = [*PROGRAMS]
+    random.Random(session).shuffle(names)
     world = PlayWorld(SIZE)
     try:
-        for name in HANGS:
+        for name in names:
             check_program(world, name)
-        run = world.run_cell(as_cell("message-size"))
-        assert run.lost.keys() == {1}
-        assert run.why_lost
-        assert world.run_cell(as_cell("other-dtype")).differing
     finally:
         world.close()
 
