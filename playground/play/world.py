@@ -46,6 +46,8 @@ MEETING_LIMIT = 60.0
 AGAIN, PATIENCE = 0.3, 3.0
 """Seconds that a rank has to come out of a cell before it is told again, by all means; and before
 it is killed."""
+REST = 0.1
+"""Seconds without progress in which a rank counts as waiting for others that do not come."""
 TURN = 0.2
 """Seconds in which a rank that has been answered asks again, before it is another's turn."""
 
@@ -305,16 +307,13 @@ class PlayWorld:
                     waits = states[number].waits_for
                     place = f"{waits.name} ({waits.line})" if waits else line_of(stack)
                     run.places[number] = place or "it does not say where"
-            for rank in busy:
-                if rank.is_stopped():
-                    rank.process.send_signal(signal.SIGCONT)
-            waiting = [rank for rank in busy if rank.box and rank.box.waits]
+                self.order(busy, "interrupt")
+            end = time.monotonic() + PATIENCE
+            if not run.hang:
+                self.await_rest(list_inside, examiner, end)
             if has_called or not is_interrupted:
                 self.is_stale = True
                 self.order(self.ranks, "release")
-            if is_interrupted:
-                self.order([rank for rank in busy if rank not in waiting], "interrupt")
-            end = time.monotonic() + PATIENCE
             while (
                 receive_while(lambda: bool(list_inside()), self.ranks, AGAIN)
                 and time.monotonic() < end
@@ -328,10 +327,22 @@ class PlayWorld:
                 self.is_stale = True
                 self.order(self.ranks, "release")
                 self.order(busy, "interrupt")
+                for rank in list_inside():
+                    if rank.is_stopped():
+                        rank.process.send_signal(signal.SIGCONT)
         except KeyboardInterrupt:  # who presses it twice does not want to wait
             self.is_stale = True
         for rank in list_inside():
             rank.fail(RankFailed(rank.number, self.size, "did not come out of the cell"))
+
+    def await_rest(
+        self, list_inside: Callable[[], list[RankHandle]], examiner: Examiner, end: float
+    ) -> None:
+        """Wait until ranks have come out of the cell or make no progress: gloo never wakes up an
+        operation that was about to send when its connection is shut down."""
+        before: list[object] = []
+        while list_inside() and time.monotonic() < end and before != (before := examiner.progress):
+            receive_while(lambda: bool(list_inside()), self.ranks, REST)
 
     def order(self, ranks: Sequence[RankHandle], what: str) -> None:
         for rank in ranks:

@@ -163,6 +163,7 @@ class RankHandle:
         self.process.join()
         self.process.close()
         self.line.close()
+        self.box = None
         for output in self.outputs:
             output.pipe.close()
 
