@@ -380,11 +380,12 @@ def test_a_rank_is_debugged(
         "m = double(rank) if rank != 1 else 0\nm",
         number=8,
     )
-    shown = capfd.readouterr().out
-    assert "[0] > cell 8(3)double()\n[0] -> n *= 2\n[0] > cell 8(4)double()" in shown
-    assert "[0] (0, 0)\n" in shown
-    assert "[2] (2, 2)\n" in shown
-    assert "[2] > cell 8(6)<module>()\n[2] -> m = double(rank) if rank != 1 else 0\n" in shown
+    lines = capfd.readouterr().out.splitlines()
+    double, where = ["> cell 8(3)double()", "-> n *= 2"], "> cell 8(6)<module>()"
+    after = ["> cell 8(4)double()", "-> return n", "(0, 0)"]
+    assert [line[4:] for line in lines if line.startswith("[0] ")] == [*double, *after]
+    up = ["(2, 2)", where, "-> m = double(rank) if rank != 1 else 0"]
+    assert [line[4:] for line in lines if line.startswith("[2] ")] == [*double, *up]
     assert set(person.prompts) == {"[0] (Pdb) ", "[2] (Pdb) "}
     assert {rank: one.value for rank, one in run.outcomes.items()} == {0: "0", 1: "0", 2: None}
     assert told(run)[-1] == "      bdb.BdbQuit"
