@@ -111,9 +111,9 @@ def begin(rank: int, size: int) -> None:
 
     from playground.runtime.rank.world import members
 
-    builtins.input = ask  # type: ignore[assignment]
+    builtins.input = ask
     builtins.__build_class__ = build_class
-    inspect.getfile = find_file
+    inspect.getfile = find_file  # type: ignore[assignment]
     pdb.set_trace = stop_here  # breakpoint() calls it
     sys.argv[:] = [""]  # the launcher's words are none of the cells'
     sys.modules["__main__"] = cells

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from playground.play import cells
@@ -285,9 +286,11 @@ class PlayWorld:
                     receive(self.ranks, 0)  # what others have sent meanwhile
                 for output in rank.outputs:
                     output.end = b"\n"
-                receive_while(
-                    lambda rank=rank: rank.question is None and not rank.done, self.ranks, TURN
-                )
+                receive_while(partial(self.is_quiet, rank), self.ranks, TURN)
+
+    def is_quiet(self, rank: RankHandle) -> bool:
+        """Whether a rank runs, and asks nothing."""
+        return rank.question is None and not rank.done
 
     def count_calls(self) -> list[object]:
         return [rank.box and rank.box.begun for rank in self.ranks]
