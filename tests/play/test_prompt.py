@@ -88,6 +88,14 @@ def test_a_session(prompt: Prompt) -> None:
     assert "[0]   0\n[2]   2\n" in prompt.type("rank")
     assert "[1-2] 3" in prompt.type("%on 1-2") + prompt.type("size")
     prompt.type("%on all")
+    prompt.terminal.send("input('name? ') if rank == 1 else None\r")
+    prompt.terminal.expect_exact("[1] name? ")
+    prompt.terminal.send("a\r")
+    assert "[1]   'a'" in prompt.await_prompt()
+    prompt.terminal.send("breakpoint() if rank == 1 else None\r")
+    prompt.terminal.expect_exact("[1] (Pdb) ")
+    prompt.terminal.sendintr()
+    assert f"[1]   cell {prompt.number}, line 1" in prompt.await_prompt()
     shown = prompt.type("%time size")
     assert "[0-2] 3" in shown
     assert "Wall time" in shown
