@@ -4,6 +4,7 @@ to write works."""
 from __future__ import annotations
 
 import ast
+import contextlib
 import importlib.util
 import inspect
 import os
@@ -36,7 +37,7 @@ from playground.algorithms.messages import Addressed
 from playground.lessons.data_parallel.machine import DataParallel, replicate
 from playground.lessons.sgd.lesson import DataPartitioner, average_gradients, share
 from playground.runtime.remote import ROOT
-from playground.training.device_work import device_of
+from playground.training.device_work import DeviceObserver, observing
 
 PAGE = ROOT / "playground" / "lessons" / "tutorials.md"
 
@@ -425,11 +426,18 @@ def data_parallel_without_gpus(monkeypatch: pytest.MonkeyPatch) -> str:
 
 @tries("`DataParallel(model, device_ids=[0, 1], output_device=1)`")
 def outputs_are_gathered_elsewhere() -> str:
-    model = nn.Linear(1, 1)
-    output = DataParallel(model, device_ids=[0, 1], output_device=1)(torch.ones(2, 1))
-    output.sum().backward()
-    assert model.weight.grad is not None
-    return str(device_of(output))
+    targets = []
+
+    class Gathers(DeviceObserver):
+        def moving(
+            self, part: str, moved: Any, target: torch.device
+        ) -> contextlib.AbstractContextManager[None]:
+            targets.extend([target] * (part == "gather"))
+            return contextlib.nullcontext()
+
+    with observing(Gathers()):
+        DataParallel(nn.Linear(1, 1), device_ids=[0, 1], output_device=1)(torch.ones(2, 1))
+    return str(*targets)
 
 
 @tries("a forward that returns one loss per device, then `loss.backward()`")
