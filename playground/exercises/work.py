@@ -173,11 +173,15 @@ def check_function(function: Callable[..., object]) -> Verdict:
         imports = "; ".join(line for line in lines if line.startswith(("import ", "from ")))
         source = textwrap.dedent(inspect.getsource(function))
         text = f"{imports}{chr(10) * max(1, first - 1)}{source}"
-    verdict = check_solution(
-        Solution(exercise, text, file), Workbook(Path.cwd()).solutions_before(exercise)
-    )
+    verdict = check_text(exercise, text, file)
     click.echo("\n".join(printable(line) for line in tell_lines(verdict)))
     return verdict
+
+
+def check_text(exercise: Exercise, text: str, file: str) -> Verdict:
+    """Judge a solution that lies in no file of this folder."""
+    before = Workbook(Path.cwd()).solutions_before(exercise)
+    return check_solution(Solution(exercise, text, file), before)
 
 
 def list_solutions(folder: Path) -> list[Path]:

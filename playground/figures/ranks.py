@@ -35,9 +35,9 @@ from playground.lessons.parameter_server.experiment import (
 )
 from playground.lessons.parameter_server.lesson import SERVER, serve, work
 from playground.lessons.parameter_server.page import ServerSettings
+from playground.lessons.rpc.agent import Agent
 from playground.lessons.sgd.lesson import Net, average_gradients
 from playground.lessons.tensor.lesson import ColumnParallelLinear, RowParallelLinear, copy_to_region
-from playground.remote.agent import Agent
 from playground.runtime import device
 from playground.training.replicas import broadcast_parameters, find_largest_difference
 from playground.training.step import mean_loss_part, training_step

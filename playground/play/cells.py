@@ -23,6 +23,7 @@ from types import CodeType, ModuleType
 from typing import Any
 
 from playground.runtime.rank.rank import LOST_PEER, user_frames
+from playground.runtime.remote import Remote
 from playground.runtime.upstream import list_groups
 
 MOST_COMPLETIONS = 500
@@ -34,6 +35,8 @@ class Outcome:
 
     value: object = None
     """The text of the last expression's value, or what a function of ours returned; None: none."""
+    html: str = ""
+    """The value and the figures as a notebook shows them; empty where text is as good."""
     error: str = ""
     """The traceback of what it raised, from the cell's own line on."""
     is_lost_peer: bool = False
@@ -104,13 +107,17 @@ def guarded(run: Callable[[], object]) -> Outcome:
 
 
 def execute(name: str, source: str) -> str | None:
-    """Run the source; the text of its last expression's value."""
+    """Run the source of a cell; the text of its last expression's value, unless ";" ends it."""
     lines = source.splitlines(keepends=True)
     # no time of change: it is no file, and kept for good
     linecache.cache[name] = len(source), None, lines, name
-    tree = ast.parse(source, name)
+    return evaluate(ast.parse(source, name), name, not source.rstrip().endswith(";"))
+
+
+def evaluate(tree: ast.Module, name: str, shows_last: bool = True) -> str | None:
+    """Run a program; the text of its last expression's value, if that is wanted."""
     last = None
-    if tree.body and isinstance(tree.body[-1], ast.Expr) and not source.rstrip().endswith(";"):
+    if shows_last and tree.body and isinstance(tree.body[-1], ast.Expr):
         last = ast.Expression(tree.body.pop().value)  # type: ignore[attr-defined]
     names = vars(cells)
     exec(build(tree, name, "exec"), names)
@@ -185,6 +192,11 @@ def find_status() -> Status:
         groups=len(list_groups()),
         names=tuple(name for name in vars(cells) if name not in given and not name.startswith("_")),
     )
+
+
+def load(function: Remote) -> None:
+    """Import what takes time before it is called."""
+    function.load()
 
 
 def stay() -> None:

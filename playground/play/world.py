@@ -52,6 +52,8 @@ class Run:
     """How a cell ended."""
 
     number: int
+    began: float = 0.0
+    """On the monotonic clock, in seconds."""
     outcomes: dict[int, Outcome] = field(default_factory=dict)
     """By rank; of those that have lived to its end."""
     seconds: float = 0.0
@@ -70,6 +72,10 @@ class Run:
     """An operation in which the ranks did not agree although all have returned from it."""
     operations: dict[int, tuple[Operation, ...]] = field(default_factory=dict)
     """By rank, what it has called."""
+
+
+Cell = tuple[int, str, tuple[int, ...], Callable[..., Outcome]]
+"""Its number, its source, its ranks, and what runs it there."""
 
 
 class PlayWorld:
@@ -91,8 +97,10 @@ class PlayWorld:
         self.ranks: list[RankHandle] = []
         self.is_stale = False
         """Whether the process group is of no use any more."""
-        self.last = 0, "", tuple(range(size))
-        """The cell that ran last: its number, its source, its ranks."""
+        self.last: Cell = 0, "", tuple(range(size)), cells.run_cell
+        """The cell that ran last."""
+        self.texts: dict[str, str] = {}
+        """The cells so far, by the name that their lines have: "cell 3"."""
         self.state = "no cell was interrupted"
         """What the ranks did when a cell was interrupted."""
         self.one_at_a_time = threading.Lock()
@@ -133,19 +141,27 @@ class PlayWorld:
         ranks, self.ranks = self.ranks, []
         stop(ranks)
 
-    def run_cell(self, source: str, number: int = 1, on: Sequence[int] | None = None) -> Run:
-        """Run a cell on all ranks, or on some. It ends when they have returned, when a deadlock is
-        proved, a rank has died, or at Ctrl-C; in any case all of them are there again."""
+    def run_cell(
+        self,
+        source: str,
+        number: int = 1,
+        on: Sequence[int] | None = None,
+        run: Callable[..., Outcome] = cells.run_cell,
+    ) -> Run:
+        """Run a cell on all ranks, or on some, as `run` does there. It ends when they have
+        returned, when a deadlock is proved, a rank has died, or at Ctrl-C; in any case all of them
+        are there again."""
         on = self.check(on)
-        self.last = number, source, on
-        return self.perform(self.prepare(cells.run_cell, number, source), on, number)
+        self.last = number, source, on, run
+        self.texts[f"cell {number}"] = source
+        return self.perform(self.prepare(run, number, source), on, number)
 
     def retry(self) -> Run:
         """Run the last cell again."""
-        number, source, on = self.last
-        if not number:
+        if not self.last[0]:
             raise UsageError("no cell has run yet")
-        return self.run_cell(source, number, on)
+        number, source, on, run = self.last
+        return self.run_cell(source, number, on, run)
 
     def call(
         self,
@@ -211,7 +227,8 @@ class PlayWorld:
         receive(self.ranks, 0)
         self.mend(run)
         ranks = [self.ranks[rank] for rank in on]
-        began, called = time.monotonic(), self.count_calls()
+        run.began = began = time.monotonic()
+        called = self.count_calls()
         for rank in ranks:
             rank.assign(work)
         watch = self.watch(math.inf)

@@ -25,7 +25,7 @@ RUNNERS = (
 )
 """Modules of ours that run a program or record it: no traceback shows them."""
 CARRIERS = (
-    in_package("remote", ""),
+    in_package("lessons", "rpc", "agent.py"),
     in_package("algorithms", "background.py"),
     in_package("algorithms", "collectives.py"),
     in_package("algorithms", "messages.py"),

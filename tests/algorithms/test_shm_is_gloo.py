@@ -14,7 +14,8 @@ What may differ, and is not drawn or not compared:
   elements;
 - what gloo refuses when half is done: AVG of integers by `reduce_scatter`, types that it lacks
   there, shapes ();
-- what gloo's threads do to autograd, by chance, where an all-gather's output requires a gradient;
+- what gloo's threads do to autograd, by chance, where an all-gather's output requires a gradient,
+  or a functional all_reduce's of complex numbers, of which gloo adds up a view as real ones;
 - `reduce_scatter_tensor` has a future on shm and is completed before `wait`, in which gloo copies
   its result by operators that a dispatch mode sees, and that raise where the method has made the
   output part of a graph;
@@ -75,7 +76,7 @@ COLLECTIVES = (
 )  # fmt: skip
 OPS = (*["SUM"] * 4, "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR", "PREMUL")
 SHAPES = ((), (0,), (1,), (3,), (2, 3), (4, 6), (0, 4), (12, 5), (2, 2, 2, 3), (6, 1))
-LONG, SHORT = timedelta(seconds=30), timedelta(seconds=0.2)
+LONG, SHORT = timedelta(minutes=5), timedelta(seconds=0.2)
 
 
 class Tagged(torch.Tensor):
@@ -194,7 +195,9 @@ class Program:
         if dtype == "bool":  # of which gloo makes bytes of 2 and more
             op = op_of(draw.choice(["MIN", "MAX", "BAND", "BOR", "BXOR"]))
         # in whose threads gloo races with autograd
-        if name == "all_gather_into_tensor" and layout in HISTORIES:
+        if layout in HISTORIES and (
+            name == "all_gather_into_tensor" or (name == "functional" and "complex" in dtype)
+        ):
             layout = "contiguous"
         # whose error gloo's next barrier may raise once more
         if name == "all_gather" and layout == "inference":
@@ -556,7 +559,7 @@ def compare(rank: int, size: int, seeds: Sequence[int]) -> list[tuple[Any, ...]]
 def test_a_program_does_on_shm_what_it_does_on_gloo(
     size: int, count: int, start: int, world: Callable[..., World]
 ) -> None:
-    for different in world(size, timeout=120).run(compare, range(start, start + count)):
+    for different in world(size, timeout=600).run(compare, range(start, start + count)):
         assert different == []
 
 

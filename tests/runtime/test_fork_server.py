@@ -104,6 +104,31 @@ def test_a_server_that_is_stopped_while_it_is_asked_is_named(
         client.fork([])
 
 
+STOPS_ANOTHER = """
+import os, signal, subprocess
+sleep = subprocess.Popen(["sleep", "1000"])
+sleep.send_signal(signal.SIGSTOP)
+sleep.wait()
+"""
+
+
+def test_a_stopped_process_that_an_import_waits_for_is_named_and_ends_with_the_server(
+    begin: Begin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "STOPPED_LOOKS", 1)
+    client = begin(waits=STOPS_ANOTHER)
+    with pytest.raises(ForkServerFailed, match="waits for a process that is stopped") as failure:
+        client.fork([])
+    (pid,) = client.list_imported()
+    assert f"kill -CONT {pid} lets it go on" in str(failure.value)
+    assert state_of(pid) == "T"
+    client.end()
+    deadline = time.monotonic() + ENOUGH
+    while is_alive(pid) and state_of(pid) != "Z":
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
 def test_a_stopped_process_ends_with_a_server_that_is_killed(begin: Begin) -> None:
     client = begin()
     process = server.ForkedProcess(signal.raise_signal, (signal.SIGSTOP,))

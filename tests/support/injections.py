@@ -208,7 +208,11 @@ class Run:
                 injection.number
             )
             why = why or injection.number.name
-            if not re.search(rf"\b{self.rank} of ", said[-1]) or not re.search(why, said[-1]):
+            # The first child of a fork server may be a program that the import of torch runs.
+            of_import = injection.newborn and "waits for a process that is stopped" in said[-1]
+            if not of_import and not (
+                re.search(rf"\b{self.rank} of ", said[-1]) and re.search(why, said[-1])
+            ):
                 yield f"{said[-1]}; rank {self.rank}, {why}"
 
     def members(self) -> list[int]:

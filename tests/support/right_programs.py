@@ -573,7 +573,7 @@ def remote_calls(rank: int, size: int = 3) -> None:
 
 
 def our_remote_calls(rank: int, size: int = 3) -> None:
-    from playground.remote.agent import Agent
+    from playground.lessons.rpc.agent import Agent
 
     with Agent() as agent:
         if rank == 0:

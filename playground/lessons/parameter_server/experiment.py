@@ -30,9 +30,9 @@ from playground.lessons.parameter_server.lesson import (
     work,
 )
 from playground.lessons.parameter_server.page import ALL_REDUCE, ModeResult, ServerSettings
+from playground.lessons.rpc.agent import Agent
 from playground.lessons.sgd.lesson import Net, share
 from playground.measurement.interleave import Heartbeat
-from playground.remote.agent import Agent
 from playground.runtime import device, synchronize
 from playground.runtime.rendezvous.agreement import require_same_on_all_ranks
 from playground.training.data import Images, batches, partition_dataset

@@ -17,9 +17,11 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection, wait
+from pathlib import Path
 from typing import Any
 
 from playground.runtime.errors import ForkServerFailed
+from playground.runtime.flight_recorder.box import is_stopped
 from playground.runtime.forks import close_in_children
 from playground.runtime.launcher.fork_server import (
     LAUNCHER_ONLY,
@@ -104,9 +106,13 @@ class ForkServerClient:
         """The process id that the server answers with, and the pidfd."""
         end, stopped = time.monotonic() + START_LIMIT, 0
         while not wait([status], 1.0):
-            stopped = stopped + 1 if self.is_stopped() else 0
+            stopped_pid = self.find_stopped()
+            stopped = stopped + 1 if stopped_pid else 0
             if stopped == STOPPED_LOOKS:
-                raise ForkServerFailed(f"is stopped (SIGSTOP): kill -CONT {self.pid} lets it go on")
+                waits = "is" if stopped_pid == self.pid else "waits for a process that is"
+                raise ForkServerFailed(
+                    f"{waits} stopped (SIGSTOP): kill -CONT {stopped_pid} lets it go on"
+                )
             if time.monotonic() >= end:
                 raise ForkServerFailed(
                     f"has not answered for {START_LIMIT:g} s: is the disk that torch lies on well?"
@@ -125,6 +131,21 @@ class ForkServerClient:
         with contextlib.suppress(ChildProcessError):  # somebody else has waited for it
             return bool(os.waitid(os.P_PIDFD, self.pidfd, os.WSTOPPED | os.WNOHANG | os.WNOWAIT))
         return False
+
+    def find_stopped(self) -> int | None:
+        """The process that holds up its answer, if somebody has stopped one: itself or, during its
+        imports, a program that one of these runs (torch's runs `ldconfig`)."""
+        if self.is_stopped():
+            return self.pid
+        return next(filter(is_stopped, self.list_imported()), None)
+
+    def list_imported(self) -> list[int]:
+        """The process ids of the programs that its imports run. (Later its children are ranks.)"""
+        if not self.ready:
+            with contextlib.suppress(OSError):
+                children = Path(f"/proc/{self.pid}/task/{self.pid}/children")
+                return [int(pid) for pid in children.read_text().split()]
+        return []
 
     def is_running(self) -> bool:
         """Whether it has not hung up. (It does so before the kernel has put its memory away, which
@@ -147,6 +168,9 @@ class ForkServerClient:
         it."""
         with self.requests:
             if not (self.ready and self.is_running() and self.ends_by_itself()):
+                for pid in self.list_imported():  # one that is stopped would stay so
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(pid, signal.SIGKILL)
                 with contextlib.suppress(ProcessLookupError):  # somebody else has waited for it
                     signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
         with contextlib.suppress(ChildProcessError):

@@ -9,8 +9,8 @@ from pathlib import Path
 import torch
 from fixtures import Worlds
 
+from playground.lessons.rpc.agent import ENVELOPE, Agent, current_agent
 from playground.lessons.rpc.lesson import REPLY
-from playground.remote.agent import ENVELOPE, Agent, current_agent
 from playground.trace.analyse import Timeline, match_messages
 from playground.trace.record import RECEIVE, SEND, WAIT
 from playground.trace.record.run import Recorded, read_recording

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from playground.remote.agent import ENVELOPE, Agent
+from playground.lessons.rpc.agent import ENVELOPE, Agent
 from playground.testing import World
 
 DTYPES = (

@@ -20,8 +20,8 @@ import torch.distributed as dist
 from fixtures import Worlds
 
 from playground.lessons.rpc import lesson
+from playground.lessons.rpc.agent import Agent, current_agent
 from playground.lessons.rpc.lesson import apply_remotely
-from playground.remote.agent import Agent, current_agent
 from playground.runtime import RankFailed, UsageError
 
 kept: list[torch.nn.Module] = []
