@@ -332,9 +332,12 @@ def chapter_rows(first: str) -> list[list[str]]:
     return [line.strip("| ").split(" | ") for line in table.splitlines()[2:]]
 
 
+PROVE_AS_SHOWN = ("prove", "-n", 3, "--steps", 5, "--dataset", "digits")
+
+
 @pytest.mark.stress
 def test_the_chapter_has_the_distances_of_a_run(run_cli: Run, data_dir: Path) -> None:
-    shown = run_cli("prove", "-n", 3, "--steps", 5, "--dataset", "digits", "--json")
+    shown = run_cli(*PROVE_AS_SHOWN, "--json")
     breaks = json.loads(shown.out)["breaks"]
     rows = chapter_rows("mistake")
     assert [name.strip("`") for name, *_ in rows] == BREAKS
@@ -342,6 +345,10 @@ def test_the_chapter_has_the_distances_of_a_run(run_cli: Run, data_dir: Path) ->
         found = breaks[name.strip("`")]
         assert f"{next(iter(found['breaks'].values())):.1e}" == distance
         assert max(found["holds"].values()) < 10 * float(rounding) < 1e-14
+    few = run_cli(*PROVE_AS_SHOWN, "--batch-size", 6, "--json")
+    [distance] = json.loads(few.out)["breaks"]["batch_norm"]["breaks"].values()
+    chapter = " ".join((ROOT / LESSONS["prove"].path / "README.md").read_text().split())
+    assert f"two samples per rank, it is {distance:.1e}." in chapter
 
 
 @pytest.mark.stress
