@@ -436,7 +436,6 @@ REPLACING = {
     "playground.algorithms.backend",  # a backend in Python, where torch expects one in C++
     "playground.exercises.rank",  # the judge refuses calls, and sends and receives copies
     "playground.exercises.hello.judges",  # the surroundings of a solution, in one case
-    "playground.exercises.p2p.judges",
     "playground.exercises.elastic.judges",
     # Not torch.distributed:
     "playground.exercises.guard",  # how a process starts and leaves
