@@ -21,7 +21,7 @@ from playground.console.options import format_options
 from playground.console.steps import steps_command
 from playground.exercises import EXERCISES
 from playground.figures import SEE
-from playground.lessons import LESSONS, PATH
+from playground.lessons import LESSONS, PARTS, PATH
 from playground.play import PLAY
 from playground.runtime import signals, surroundings
 from playground.runtime.errors import PlaygroundError, UsageError
@@ -39,9 +39,9 @@ LESSONS_BY_FOLDER = {Path(lesson.path).name: lesson for lesson in PATH}
 COMMANDS = [*LESSONS, *EXERCISES, PLAY.name, *TOOLS, SITE.name]
 """Those that do more than show a text."""
 COMMAND_LISTS = {
-    "The path, in order": {lesson.name: lesson.teaches for lesson in PATH},
+    **{title: {each.name: each.teaches for each in part} for title, part in PARTS.items()},
     "Exercises that check themselves": {tool.name: tool.purpose for tool in EXERCISES.values()},
-    "Beside the path": {tool.name: tool.purpose for tool in BESIDE.values()},
+    "Tools": {tool.name: tool.purpose for tool in BESIDE.values()},
 }
 """The purpose of each command, under the titles of --help."""
 INTERRUPTED = 128 + signal.SIGINT

@@ -17,6 +17,7 @@ from playground.console.units import plural
 from playground.runtime.remote import Remote, docstrings, module_exists, rank_functions, remote
 
 FURTHER = "further"
+ON_THE_PATH = "The path, in order"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +42,8 @@ class Lesson:
     """Those of every run that it has: fields of `RunOptions`."""
     folder: str = ""
     """Where it lies, if its command has another name."""
+    part: str = ON_THE_PATH
+    """Title of the part of the course that it belongs to."""
 
     @property
     def path(self) -> str:
@@ -154,7 +157,7 @@ def rank_texts(ranks: Sequence[Mapping[str, object]]) -> Texts:
     table = Table(RANK_COLUMN, *(Column(name, wraps=True) for name in columns))
     for rank, values in enumerate(ranks):
         table.add(rank, *(values.get(name) for name in columns))
-    return [table, *below]
+    return [table, *below] if columns else below
 
 
 RUN_STEPS = remote("playground.runtime.rank.steps:run_steps")

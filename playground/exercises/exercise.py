@@ -38,6 +38,7 @@ import secrets
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from playground.lessons import LESSONS
 from playground.runtime.errors import UsageError
 
 WRITE, PREDICT, FIND, CHOOSE = "write", "predict", "find", "choose"
@@ -341,7 +342,9 @@ CATALOGUE = {
         Exercise("mesh/fit_the_mesh", (1,), CHOOSE, minutes=20),
     )
 }
-"""All exercises by name, in order."""
+PLACES = [*LESSONS]
+CATALOGUE = dict(sorted(CATALOGUE.items(), key=lambda item: PLACES.index(item[1].lesson)))
+"""All exercises by name, in the order of the lessons."""
 
 
 def find_exercise(file: str) -> Exercise:

@@ -23,7 +23,7 @@ from playground.console.options import FILE
 from playground.console.session import Session, session_command
 from playground.exercises.exercise import CATALOGUE, FOLDER, Exercise
 from playground.figures.runs import FIGURE_OF, find_run
-from playground.lessons import PATH
+from playground.lessons import PARTS, PATH
 from playground.runtime.errors import PlaygroundError, UsageError
 from playground.runtime.files import write_file
 from playground.runtime.remote import ROOT, file_of
@@ -132,11 +132,15 @@ class Site:
             page: text.partition("\n")[0][2:].replace("`", "") for page, text in self.texts.items()
         }
         others = {page: title for page, title in titles.items() if page not in BOARDS.values()}
-        self.contents = (
-            "<div><b>The "
-            f"path</b>{list_pages({lesson.name: titles[lesson.name] for lesson in PATH})}</div>"
+        lists = {
+            title: {lesson.name: titles[lesson.name] for lesson in part}
+            for title, part in PARTS.items()
+        }
+        path, *beside = (
+            f"<b>{title}</b>{list_pages(pages)}"
+            for title, pages in (lists | {"Tools and pages": others}).items()
         )
-        self.contents += f"<div><b>Beside the path</b>{list_pages(others)}</div>"
+        self.contents = f"<div>{path}</div><div>{''.join(beside)}</div>"
         self.show, self.pages, self.pictures, self.played = (
             show,
             dict[str, str](),

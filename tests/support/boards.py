@@ -25,6 +25,7 @@ LONGEST = {
     "rpc": 302,
     "parameter_server": 205,
     "pipeline": 215,
+    "memory": 335,
     "zero": 300,
     "tensor": 360,
     "context": 285,
