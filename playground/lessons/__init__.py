@@ -16,6 +16,7 @@ BARE = ("size", "backend", "timeout", "as_json", "see")
 """Options of steps that draw no random numbers and have few columns."""
 HAS_DATA = "Rank {rank} has data {after}"
 ORIGINS, SHAPES = "Where it came from", "Other shapes"
+FURTHER = "Long runs, slow links"
 """Parts beside the path."""
 
 lesson = partial(Lesson, package=__name__)
@@ -180,6 +181,16 @@ PATH = (
         shown="a parameter server in every mode, beside all-reduce",
         default_size=5,
         min_size=2,
+    ),
+    lesson(
+        name="bytes",
+        part=FURTHER,
+        teaches="training over a slow link: DiLoCo, compressed gradients, and what error feedback "
+        "restores",
+        shown="what fewer messages and fewer bytes cost, and what they do not",
+        default_size=2,
+        min_size=2,
+        options=BARE,
     ),
 )
 """All lessons: first those of the path, then those beside it, part by part."""
