@@ -32,6 +32,12 @@ BOX = re.compile(
 )
 LONGEST_RUN = 25
 """Lines of a run that is shown."""
+MOST_WORDS = 1100
+"""Words of prose in a chapter: what is read once, in one sitting."""
+NO_PROSE = re.compile(
+    r"^( *)```.*?^\1```$|^ *(?:\||#|!\[).*?$|(?<=\])\([^)]*\)|<[^>]*>", re.DOTALL | re.MULTILINE
+)
+"""Code, outputs, tables, headings, figures, and where links lead."""
 
 
 def test_an_excerpt_is_verbatim() -> None:
@@ -74,6 +80,22 @@ def test_a_run_is_short(name: str) -> None:
     runs = fenced_blocks(CHAPTERS[name].read_text(encoding="utf-8"), "console")
     assert runs
     assert [len(run.splitlines()) for run in runs if len(run.splitlines()) > LONGEST_RUN] == []
+
+
+def test_words_of_prose_are_counted() -> None:
+    text = "# One\n\nTwo [three](four) `five`.\n\n```\nsix\n```\n| seven |\n![eight](nine)\n"
+    assert count_words(text) == 3
+
+
+def count_words(text: str) -> int:
+    """Words of a chapter's prose, up to its sources."""
+    prose = NO_PROSE.sub("", text.partition("\n## Sources\n")[0])
+    return sum(any(map(str.isalnum, word)) for word in prose.split())
+
+
+@pytest.mark.parametrize("name", [name for name in LESSONS if name != "elastic"])
+def test_a_chapter_is_not_too_long(name: str) -> None:
+    assert count_words(CHAPTERS[name].read_text(encoding="utf-8")) <= MOST_WORDS
 
 
 @pytest.mark.parametrize("name", PAGES)
