@@ -37,7 +37,7 @@ def begin_exercise(name: str, is_notebook: bool) -> tuple[str, str]:
     task = exercise.task
     if not is_notebook:
         task = render_markdown(task, terminal.width())
-    return task, f"%%exercise {exercise.name}\n{exercise.stub}"
+    return task, f"%%exercise {exercise.name}\n{exercise.new_stub()}"
 
 
 @keeping_worlds()  # in which mistakes of the catalogue run, to be compared with a failure

@@ -121,6 +121,8 @@ def say_what_is_left(run: Run) -> Iterator[str]:
             if run.operations
             else f"The ranks are free again; {others} variables are as they were."
         )
+    if run.has_left:
+        yield "The cell has destroyed the process group: the ranks have formed another one."
     if {*run.gone} - {MAKE_DDP}:
         yield "Groups made with new_group are gone: make them again."
     if MAKE_DDP in run.gone:

@@ -88,6 +88,14 @@ def test_a_session(prompt: Prompt) -> None:
     assert "[0]   0\n[2]   2\n" in prompt.type("rank")
     assert "[1-2] 3" in prompt.type("%on 1-2") + prompt.type("size")
     prompt.type("%on all")
+    prompt.terminal.send("input('name? ') if rank == 1 else None\r")
+    prompt.terminal.expect_exact("[1] name? ")
+    prompt.terminal.send("a\r")
+    assert "[1]   'a'" in prompt.await_prompt()
+    prompt.terminal.send("breakpoint() if rank == 1 else None\r")
+    prompt.terminal.expect_exact("[1] (Pdb) ")
+    prompt.terminal.sendintr()
+    assert f"[1]   cell {prompt.number}, line 1" in prompt.await_prompt()
     shown = prompt.type("%time size")
     assert "[0-2] 3" in shown
     assert "Wall time" in shown
@@ -121,8 +129,16 @@ def terminate_in_a_cell(prompt: Prompt) -> None:
     os.kill(prompt.terminal.pid, signal.SIGTERM)
 
 
-@pytest.mark.parametrize("end", [end_by_ctrl_d, close_the_terminal, kill, terminate_in_a_cell])
+@pytest.mark.parametrize(
+    "end",
+    [
+        close_the_terminal,
+        terminate_in_a_cell,
+        *(pytest.param(end, marks=pytest.mark.stress) for end in (end_by_ctrl_d, kill)),
+    ],
+)
 def test_no_rank_is_left(tmp_path: Path, end: Callable[[Prompt], None]) -> None:
+    """`test_a_session` ends by Ctrl-D, too."""
     prompt = Prompt(tmp_path, "-n", "2")
     assert "[0]   0" in prompt.type("rank")
     assert len(session_members(prompt.terminal.pid)) >= 4

@@ -26,11 +26,13 @@ LONGEST = {
     "rpc": 302,
     "parameter_server": 205,
     "pipeline": 215,
+    "memory": 335,
     "zero": 300,
     "tensor": 360,
     "context": 285,
     "experts": 285,
     "mesh": 170,
+    "bytes": 255,
 }
 """Lines that a board may have, if more than 150; rows of tables are not counted."""
 

@@ -1,0 +1,1 @@
+"""Where the bytes of a training step are; mixed precision, and activations computed again."""
