@@ -23,6 +23,7 @@ from torch.distributed.tensor import Shard as ShardOf, distribute_tensor
 from playground import RankFailed, launch
 from playground.lessons.checkpoint import further, lesson
 from playground.lessons.checkpoint.lesson import GlobalBatches, Shard, cut, load, newest, save
+from playground.lessons.elastic.lesson import write
 from playground.lessons.mesh.lesson import GPTStage, Mesh
 from playground.lessons.tensor.lesson import (
     GPTConfig,
@@ -362,9 +363,9 @@ def test_blocks_drawn_at_random_are_read_into_others(trial: int, tmp_path: Path)
     whole = torch.arange(prod(shape)).view(shape) + 1
     saved = [shard_at(whole, block) for block in draw_blocks(generator, shape)]
     for writer, shard in enumerate(saved):
-        lesson.write(tmp_path / f"{writer}.pt", {"w": shard.block.clone()})
+        write(tmp_path / f"{writer}.pt", {"w": shard.block.clone()})
     writers = {("w", shard.place): writer for writer, shard in enumerate(saved)}
-    lesson.write(tmp_path / lesson.INDEX, {"writers": writers})
+    write(tmp_path / lesson.INDEX, {"writers": writers})
     for block in draw_blocks(generator, shape):
         found = torch.zeros_like(whole)
         load(tmp_path, {"w": shard_at(found, block)})
@@ -449,8 +450,8 @@ def test_samples_count_once_however_often_a_run_is_killed(trial: int) -> None:
             counted[state["epoch"]].update(each for batches in ahead for each in batches[step])
             for sampler in samplers:
                 sampler.advance()
-            [state] = {tuple(sampler.state_dict().items()) for sampler in samplers}
-            state = dict(state)
+            state = samplers[0].state_dict()
+            assert all(sampler.state_dict() == state for sampler in samplers)
     for times in counted.values():
         assert times == Counter(range(samples))
     orders = [[*GlobalBatches(samples, samples, 0, 1, epoch)] for epoch in (0, 1)]

@@ -7,8 +7,8 @@ A shard is a block of a whole tensor, whichever parallelism has cut it. Each ran
 into a file, then rank 0 writes the index, which says what is where. A checkpoint without an index
 does not exist. A rank that resumes copies what overlaps with its own blocks:
 
-    40/0.pt  40/1.pt  40/2.pt  40/3.pt    the blocks that a rank writes, by tensor
-    40/index.pt                           who writes which block; what is not in shards
+    40/0.pt  40/1.pt  40/2.pt  40/3.pt  the blocks that each rank writes
+    40/index.pt                         which rank has written which block
 
 On several hosts, TMPDIR must be a folder that all share.
 Source: https://docs.pytorch.org/docs/stable/distributed.checkpoint.html
