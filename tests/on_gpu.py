@@ -200,6 +200,9 @@ ROWS = (
     Row("ladder {on} {data} --json", verdict=ladder_verdict, environ=OLD),
     Row("ddp {on} {few}"),
     Row("ddp {on} {data} --lab"),
+    # A CPU has no backward of a norm in bfloat16 with statistics in float32, as a GPU has.
+    Row("memory {on}", needs=FOR.real),
+    Row("bytes --backend nccl -n 2", needs=FOR.pair),
     Row("zero {on} --layers 2 --steps 5"),
     Row("prove {on} {data}"),
     Row("rpc {on}", needs=FOR.pair),

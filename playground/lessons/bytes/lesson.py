@@ -177,7 +177,8 @@ def power_sgd(grad: torch.Tensor, wire: Wire, *, columns: int) -> Compressed:
     with the same random numbers. Vectors are sent whole."""
     if grad.dim() < 2:
         return everything(grad, wire)
-    right = torch.randn(grad.shape[1], columns, generator=torch.Generator().manual_seed(0))
+    generator = torch.Generator(device="cpu").manual_seed(0)
+    right = torch.randn(grad.shape[1], columns, generator=generator, device="cpu")
     left = torch.linalg.qr(wire.mean(grad @ right.to(grad.device))).Q
     own = grad.T @ left
     return left @ wire.mean(own).T, left @ own.T
