@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 from boards import BOARDS, LESSONS, LONGEST, source_of
 
-TIMED = {"ladder"}
+TIMED = {"ladder", "scaling"}
 """Boards that print times."""
 LIBRARIES = {"torch", "torchvision", *sys.stdlib_module_names}
 
