@@ -1,6 +1,6 @@
 """A playground of distributed primitives, in the order in which tutorials teach them.
 
-    lessons/      the path, a folder for each chapter, from hello to mesh
+    lessons/      the path, a folder for each chapter, from hello to elastic, and its side parts
     exercises/    exercises that check themselves, a folder each
     tools/        commands beside the path: run, bench, scale, break, why, doctor
     site/         the course as static pages

@@ -21,13 +21,13 @@ from playground.console.options import format_options
 from playground.console.steps import steps_command
 from playground.exercises import EXERCISES
 from playground.figures import SEE
-from playground.lessons import LESSONS, PATH
+from playground.lessons import LESSONS, PARTS, PATH
 from playground.play import PLAY
 from playground.runtime import signals, surroundings
 from playground.runtime.errors import PlaygroundError, UsageError
 from playground.runtime.launcher import server
 from playground.runtime.remote import remote
-from playground.runtime.rendezvous.environment import end_with_torchrun
+from playground.runtime.rendezvous.environment import end_with_torchrun, take_slurm_place
 from playground.runtime.untrusted import printable
 from playground.site import READ, SITE
 
@@ -39,9 +39,9 @@ LESSONS_BY_FOLDER = {Path(lesson.path).name: lesson for lesson in PATH}
 COMMANDS = [*LESSONS, *EXERCISES, PLAY.name, *TOOLS, SITE.name]
 """Those that do more than show a text."""
 COMMAND_LISTS = {
-    "The path, in order": {lesson.name: lesson.teaches for lesson in PATH},
+    **{title: {each.name: each.teaches for each in part} for title, part in PARTS.items()},
     "Exercises that check themselves": {tool.name: tool.purpose for tool in EXERCISES.values()},
-    "Beside the path": {tool.name: tool.purpose for tool in BESIDE.values()},
+    "Tools": {tool.name: tool.purpose for tool in BESIDE.values()},
 }
 """The purpose of each command, under the titles of --help."""
 INTERRUPTED = 128 + signal.SIGINT
@@ -126,6 +126,7 @@ def main() -> NoReturn:
     """Run the command line as a program of its own, and end it."""
     surroundings.open_standard_streams()
     surroundings.replace_unencodable()
+    take_slurm_place()
     if STARTED_AS_RANK & os.environ.keys():
         signals.exit_after(GRACE)
         end_with_torchrun()

@@ -88,11 +88,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def pytest_collection_finish() -> None:
     """Let the fork server import, once, what the test modules import, and every rank that runs a
-    function of theirs."""
-    preload(
-        "pytest",
-        *(name for name in sys.modules if name.split(".")[0] in ("playground", "hypothesis")),
-    )
+    function of theirs. (Not those modules themselves: ranks rewrite their asserts.)"""
+    shared = {"playground", "hypothesis", "torch", "torchvision"}
+    shared |= {file.stem for file in (Path(__file__).parent / "support").glob("*.py")}
+    preload("pytest", *(name for name in sys.modules if name.split(".")[0] in shared))
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -107,7 +106,7 @@ def _kept_worlds() -> Iterator[None]:
 def _own_world(monkeypatch: pytest.MonkeyPatch) -> None:
     """No test joins a world to which the environment of the test run belongs."""
     place = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
-    for name in (*place, "MASTER_ADDR", "MASTER_PORT"):
+    for name in (*place, "MASTER_ADDR", "MASTER_PORT", "SLURM_STEP_NUM_TASKS"):
         monkeypatch.delenv(name, raising=False)
 
 

@@ -15,6 +15,7 @@ from fixtures import Run
 
 from playground.app import TOOLS, cli
 from playground.console.steps import Lesson
+from playground.exercises.exercise import CATALOGUE
 from playground.lessons import LESSONS, PATH
 from playground.runtime.host import threads_per_rank
 from playground.runtime.remote import ROOT
@@ -26,6 +27,11 @@ def test_alone_it_shows_the_path(run_cli: Run) -> None:
     positions = [shown.out.index(f"{lesson.name} ") for lesson in PATH]
     assert positions == sorted(positions)
     assert "Start with: python -m playground hello" in shown.out
+
+
+def test_exercises_come_in_the_order_of_their_lessons() -> None:
+    places = [[*LESSONS].index(exercise.lesson) for exercise in CATALOGUE.values()]
+    assert places == sorted(places)
 
 
 def test_the_readme_says_which_commands_take_the_common_options() -> None:

@@ -106,7 +106,16 @@ ALLOWED = {
         "measurement",
         "runtime",
     },
-    "exercises": {"boards", "tools", "console", "training", "checkpoint", "algorithms", "runtime"},
+    "exercises": {
+        "boards",
+        "tools",
+        "lessons",
+        "console",
+        "training",
+        "checkpoint",
+        "algorithms",
+        "runtime",
+    },
     "trace.record": {"boards", "training", "algorithms", "runtime"},
     "trace.analyse": {"trace.record", "algorithms"},
     "trace.render": {"trace.analyse", "trace.record", "console", "runtime"},
@@ -145,7 +154,17 @@ ALLOWED = {
         "console",
         "runtime",
     },
-    "play": {"tools", "console", "runtime"},
+    "play": {
+        "trace",
+        "trace.play",
+        "trace.render",
+        "trace.record",
+        "exercises",
+        "tools",
+        "lessons",
+        "console",
+        "runtime",
+    },
     "app": {
         "play",
         "site",
@@ -426,7 +445,6 @@ REPLACING = {
     "playground.algorithms.backend",  # a backend in Python, where torch expects one in C++
     "playground.exercises.rank",  # the judge refuses calls, and sends and receives copies
     "playground.exercises.hello.judges",  # the surroundings of a solution, in one case
-    "playground.exercises.p2p.judges",
     "playground.exercises.elastic.judges",
     # Not torch.distributed:
     "playground.exercises.guard",  # how a process starts and leaves

@@ -24,7 +24,9 @@ from widths import too_wide
 
 from playground.app import TOOLS
 from playground.console.steps import Lesson
-from playground.lessons import PATH
+from playground.exercises.exercise import CATALOGUE
+from playground.lessons import PARTS, PATH
+from playground.lessons.context.page import ContextSettings
 from playground.site import chapters
 from playground.site.build import EXCERPT
 
@@ -79,6 +81,7 @@ HEAVIER = (
     "elastic --dataset digits", "ddp --lab accumulation --dataset digits", "ladder --steps 30 "
                                                                            "--dataset digits",
     "ladder --link 0.25 --steps 30 --dataset digits",
+    "failures", "failures --only fit", "failures --only gossip",
     "see --figure F9 ring.svg", "rpc", "bert --only memory", "break send-send --see hang.html",
     "parameter-server --slow-worker 5 --dataset digits",
     "parameter-server", "parameter-server -n 9 --mode async",
@@ -265,6 +268,9 @@ def test_commands_print_what_is_shown(
     monkeypatch.delenv("COLUMNS", raising=False)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PLAYGROUND_DATA_DIR", str(data_dir))
+    # at the lengths that the chapter shows, attention takes seconds
+    defaults = ContextSettings.__init__.__kwdefaults__ or {}
+    monkeypatch.setitem(defaults, "lengths", (48, 96, 192))
     for shown in group:
         assert shown.words[:3] == OURS.split()
         words = [word.replace("/home/me/", f"{tmp_path}/") for word in shown.words[3:]]
@@ -311,6 +317,19 @@ def test_the_path_says_of_each_chapter_how_many_minutes_that_says() -> None:
     for lesson in PATH:
         chapter = (ROOT / lesson.path / "README.md").read_text(encoding="utf-8")
         assert re.findall(r"(\d+) minutes\s+(?:> +)?to read", chapter) == [minutes[lesson.name]]
+
+
+def test_the_readme_counts_what_there_is() -> None:
+    """Lessons, exercises, and the hours on the path: the sums of the minutes of each."""
+    text = " ".join(ROOT_README.read_text(encoding="utf-8").split())
+    assert f"**{len(PATH)} lessons**" in text
+    assert f"**{len(CATALOGUE)} exercises**" in text
+    path = [each.name for each in next(iter(PARTS.values()))]
+    read = "".join(chapters.CHAPTERS[name].read_text(encoding="utf-8") for name in path)
+    reading = [int(each) for each in re.findall(r"(\d+) minutes\s+(?:> +)?to read", read)]
+    exercises = [each.minutes for each in CATALOGUE.values() if each.lesson in path]
+    assert f"they add up to {sum(reading) / 60:.1f} hours" in text
+    assert f"The exercises of the path take {sum(exercises) / 60:.0f} hours" in text
 
 
 def anchors(text: str) -> set[str]:
@@ -374,7 +393,7 @@ def test_the_two_line_difference_is_the_real_one() -> None:
             assert all(line[1:] in lines for lines in source.values())
 
 
-LONG = ("bert", "ladder", "parameter_server", "pipeline", "prove")
+LONG = ("bert", "experts", "ladder", "parameter_server", "pipeline", "prove")
 """Lessons whose cells take as long as their own tests."""
 
 

@@ -50,6 +50,7 @@ def new_console(width: int | None, colour: bool | None) -> Console:
     return Console(
         width=width,
         force_terminal=colour or None,
+        force_jupyter=False,  # it is text there, too
         color_system=None if plain else "auto",
         markup=False,
         highlight=False,

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import functools
 import json
+import logging
 import math
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass
+from logging.handlers import BufferingHandler
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +21,8 @@ from playground.console.options import COMMON, RunOptions, options, pack_options
 from playground.console.tables import Column, Rows, Text
 from playground.console.terminal import Bar
 from playground.runtime import signals
+from playground.runtime.errors import RankFailed, RankTimeout
+from playground.runtime.flight_recorder.diagnosis import Diagnosis
 from playground.runtime.launcher.entry import Around, CommandWorld
 from playground.runtime.rank.rank import Event, Progress
 
@@ -50,6 +55,33 @@ def record_with(recorder: Callable[[Path], Around]) -> None:
     """Install what `--see FILE` does: `recorder(file)` returns what every run of a world happens
     in."""
     _recorders[:] = [recorder]
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How a run has ended that may fail."""
+
+    results: Sequence[Any] | None
+    """The return value of each rank; None if `launch` raised."""
+    error: RankFailed | RankTimeout | None
+    diagnosis: Diagnosis | None
+    """That of the error, or that of a warning."""
+
+
+def run_to_its_end(world: CommandWorld, fn: Callable[..., Any], *args: Any, **how: Any) -> Ending:
+    """Run a function whose ranks may fail or stand still, and keep what is said about them.
+    Arguments: see `CommandWorld.run`."""
+    logger, warnings = logging.getLogger("playground"), BufferingHandler(sys.maxsize)
+    results, error = None, None
+    logger.addHandler(warnings)
+    try:
+        results = world.run(fn, *args, **how)
+    except (RankFailed, RankTimeout) as failed:
+        error = failed
+    finally:
+        logger.removeHandler(warnings)
+    said = (record.msg for record in warnings.buffer if isinstance(record.msg, Diagnosis))
+    return Ending(results, error, error.diagnosis if error else next(said, None))
 
 
 class Session:

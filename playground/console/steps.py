@@ -17,6 +17,7 @@ from playground.console.units import plural
 from playground.runtime.remote import Remote, docstrings, module_exists, rank_functions, remote
 
 FURTHER = "further"
+ON_THE_PATH = "The path, in order"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +42,8 @@ class Lesson:
     """Those of every run that it has: fields of `RunOptions`."""
     folder: str = ""
     """Where it lies, if its command has another name."""
+    part: str = ON_THE_PATH
+    """Title of the part of the course that it belongs to."""
 
     @property
     def path(self) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -9,10 +10,13 @@ from numbers import Integral, Real
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from playground.exercises.exercise import count
 from playground.exercises.observation import Leaf
+from playground.runtime.tap import observing
+from playground.training.traffic import Traffic
 
 ANYTHING = object()
 PLAIN: dict[type, Callable[[Any], object]] = {
@@ -86,6 +90,10 @@ class Case:
     """Whether `rank` and `size` are given."""
     delay: float = 0.0
     """Seconds that this rank comes late."""
+    culprit: int | None = None
+    """The rank at fault in the program that the solution repairs."""
+    notes: list[str] = field(default_factory=list)
+    """Lines that are shown with the verdict, noted by `run`."""
     actions: Actions = field(default_factory=Actions)
     """Filled in while the solution runs."""
 
@@ -113,6 +121,73 @@ def inputs(*sizes: int) -> Iterator[tuple[str, Callable[[int], torch.Tensor]]]:
         dtype = types[place % len(types)]
         about = f"{count(elements, 'element')}, {str(dtype).removeprefix('torch.')}"
         yield about, partial(coded if place else digits, elements=elements, dtype=dtype)
+
+
+def predict(
+    about: str, parameters: tuple[Any, ...], counted: Mapping[str, int | float | list[int]]
+) -> Case:
+    """A prediction, from the parameters of a run, of what has been counted in it."""
+    notes: list[str] = []
+
+    def run(function: Callable[..., Any]) -> object:
+        predicted = function(*parameters)
+        if isinstance(predicted, dict):
+            predicted = {
+                name: as_number(each, counted.get(name)) for name, each in predicted.items()
+            }
+            rows = [(name, predicted.get(name, ""), each) for name, each in counted.items()]
+            width = max(map(len, (about, *counted)))
+            notes[:] = [f"{about:<{width}}  {'predicted':>16}  {'counted':>16}"]
+            notes.extend(
+                f"{name:<{width}}  {show_count(mine):>16}  {show_count(due):>16}"
+                for name, mine, due in rows
+            )
+        return predicted
+
+    return Case(
+        about,
+        (),
+        dict(counted),
+        is_coded=False,
+        most_moved=0,
+        run=run,
+        gives_rank=False,
+        notes=notes,
+    )
+
+
+def as_number(value: Any, counted: object) -> Any:
+    """The prediction of a number as one of its kind: 2 / 3 * 12 predicts 8."""
+    if isinstance(counted, list) and isinstance(value, (list, tuple)):
+        return [as_number(each, counted[0]) for each in value]
+    if not isinstance(value, Real) or isinstance(value, bool):
+        return value
+    number = float(value)
+    is_whole = isinstance(counted, int) and abs(number - round(number)) < 1e-6
+    return round(number) if is_whole else number
+
+
+def show_count(value: object) -> str:
+    if isinstance(value, (list, tuple)):
+        return ", ".join(map(show_count, value))
+    if isinstance(value, float):
+        return f"{value:,.4g}"
+    return f"{value:,}" if isinstance(value, int) else str(value)[:16]
+
+
+@contextlib.contextmanager
+def counting() -> Iterator[Traffic]:
+    """Count what this rank calls and sends."""
+    counter = Traffic()
+    with observing(counter):
+        yield counter
+
+
+def count_by_rank(own: int, group: dist.ProcessGroup | None = None) -> list[int]:
+    """What all ranks have counted, in their order."""
+    everyones: list[Any] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(everyones, own, group=group)
+    return everyones
 
 
 def gradients(model: nn.Module) -> list[torch.Tensor | None]:

@@ -9,6 +9,20 @@ import torch.
 |                 | the place, the code                                                            |
 | `mistakes.diff` | wrong solutions, as changes of the reference: a name, a sentence on what goes  |
 |                 | wrong, the lines                                                               |
+| `faults.diff`   | of a program to be repaired: the changes that break it, of which a seed takes  |
+|                 | one; and names that change with the seed                                       |
+
+An exercise is of one of four kinds, which differ in what the learner writes and the judge compares:
+
+| kind    | the learner writes                          | the judge compares                       |
+|---------|---------------------------------------------|------------------------------------------|
+| write   | a function of the ranks                     | what the ranks hold and send             |
+| predict | a function that returns counts of a run,    | the counts with those of that run, on    |
+|         | from the run's parameters                   | real ranks                               |
+| find    | a repair of a program that fails, and the   | the repaired program with what is due;   |
+|         | rank at fault                               | the rank                                 |
+| choose  | a function that returns a layout of a model | its memory and time with the best that   |
+|         | on a cluster                                | fits                                     |
 
 The exercise `token-ring` lies in the folder `token_ring`; the learner writes the function
 `token_ring` in `token_ring.py`. Its judge is `token_ring(rank, size, seed)` in the lesson's
@@ -17,13 +31,18 @@ The exercise `token-ring` lies in the folder `token_ring`; the learner writes th
 
 from __future__ import annotations
 
+import difflib
 import hashlib
 import re
-from dataclasses import dataclass
+import secrets
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from playground.lessons import LESSONS
 from playground.runtime.errors import UsageError
 
+WRITE, PREDICT, FIND, CHOOSE = "write", "predict", "find", "choose"
+"""The kinds of exercises."""
 PASS = "pass"
 FAIL = "fail"
 DEADLOCK = "deadlock"
@@ -45,6 +64,15 @@ COLLECTIVES = (
 GAP = re.compile(r"^( *)# write this\n(.*?)^ *# until here\n", re.MULTILINE | re.DOTALL)
 MISTAKE = re.compile(r"^# (.+?)(?: \((\w+)\))?\n(?:# (.+)\n)?((?:[-+ @].*\n)+)", re.MULTILINE)
 """Its name, how a check ends (fail, where nothing is said), what goes wrong, and the lines."""
+SEED = re.compile(r"^SEED = (\d+)$", re.MULTILINE)
+CULPRIT = re.compile(r"^RANK = (.*)$", re.MULTILINE)
+"""In a program to be repaired: the number that its fault and its data are drawn from, and the
+learner's answer, the rank at fault."""
+NAMES = re.compile(r"^# names: (.+)$", re.MULTILINE)
+"""Names in such a program, and those that may take their place: total/amount/result."""
+SEEDS = 10_000
+MOST_CHANGED = 6
+"""Lines of such a program that a repair may take away and add."""
 FOLDER = Path(__file__).parent
 
 
@@ -69,10 +97,20 @@ class Exercise:
     """The lesson's folder and the function's name: p2p/token_ring."""
     worlds: tuple[int, ...] = (2, 3, 1, 5, 4)
     """Numbers of ranks, those first whose failures are easiest to read."""
+    kind: str = WRITE
     builds_on: tuple[str, ...] = ()
     """Exercises whose functions this one may import."""
     preload: tuple[str, ...] = ()
     """Modules that take long to import: the fork server does, once for all ranks."""
+    minutes: int = 15
+    """What a stranger who has read the chapter needs, all in all."""
+    seed: int = 0
+    """What the fault and the data of a program to be repaired are drawn from."""
+
+    @property
+    def grade(self) -> str:
+        """Easy, medium or hard, by its minutes."""
+        return "●○○" if self.minutes <= 10 else "●●○" if self.minutes <= 20 else "●●●"
 
     @property
     def lesson(self) -> str:
@@ -100,16 +138,44 @@ class Exercise:
         return (FOLDER / self.folder / file).read_text(encoding="utf-8")
 
     @property
-    def solution(self) -> str:
+    def written(self) -> str:
+        """The reference without the marks of its gaps."""
         return GAP.sub(lambda gap: gap[2], self.read("reference.py"))
 
     @property
+    def solution(self) -> str:
+        """The reference; of a program to be repaired, the rank at fault is right with the seed 0
+        alone."""
+        return self.draw_names(self.written)
+
+    @property
     def stub(self) -> str:
-        """The learner's first version."""
+        """The learner's first version: the reference without its gap, or the program with a
+        fault."""
+        if self.kind == FIND:
+            faults = MISTAKE.findall(self.read("faults.diff"))
+            broken = patch(self.written, faults[self.seed % len(faults)][3])
+            return self.draw_names(CULPRIT.sub("RANK = None", broken))
         return GAP.sub(
             lambda gap: f"{gap[1]}raise NotImplementedError  # write this\n",
             self.read("reference.py"),
         )
+
+    def new_stub(self) -> str:
+        """The stub that is handed out: a program to be repaired has a seed of its own."""
+        seed = 1 + secrets.randbelow(SEEDS) if self.kind == FIND else 0
+        return replace(self, seed=seed).stub
+
+    def draw_names(self, text: str) -> str:
+        """A program to be repaired, with its seed, and the names that go with the seed: a repair of
+        another program has other lines."""
+        if self.kind != FIND:
+            return text
+        head, quotes, body = text.rpartition('"""')
+        for group in " ".join(NAMES.findall(self.read("faults.diff"))).split():
+            names = group.split("/")
+            body = re.sub(rf"\b{names[0]}\b", names[self.seed // 2 % len(names)], body)
+        return SEED.sub(f"SEED = {self.seed}", f"{head}{quotes}{body}")
 
     @property
     def title(self) -> str:
@@ -124,6 +190,8 @@ class Exercise:
     @property
     def forbidden(self) -> tuple[str, ...]:
         """Functions of torch.distributed that would be the answer; all others may be used."""
+        if self.kind in (PREDICT, CHOOSE):
+            return (*MESSAGES, *COLLECTIVES)
         return tuple(re.findall(r"`dist\.(\w+)`", self.task.partition("Not here: ")[2]))
 
     @property
@@ -137,9 +205,33 @@ class Exercise:
     def mistakes(self) -> tuple[Mistake, ...]:
         found = MISTAKE.findall(self.read("mistakes.diff"))
         return tuple(
-            Mistake(name, end or FAIL, says, patch(self.solution, lines))
+            Mistake(name, end or FAIL, says, self.draw_names(patch(self.written, lines)))
             for name, end, says, lines in found
         )
+
+    def with_seed_of(self, text: str) -> Exercise:
+        """The exercise whose program this text is a repair of."""
+        found = SEED.search(text) if self.kind == FIND else None
+        return replace(self, seed=int(found[1][:9])) if found else self
+
+    def solution_for(self, text: str) -> str:
+        """The solution beside the learner's file: the repair of that program, whose rank at fault
+        only its check knows."""
+        own, named = self.with_seed_of(text), CULPRIT.search(text)
+        return CULPRIT.sub(named[0], own.solution) if own.seed and named else own.solution
+
+    def find_changes(self, text: str) -> list[str]:
+        """Lines that a repair takes away (-) and adds (+), but for the answer, comments and empty
+        lines."""
+        before, after = (
+            [line.rstrip() for line in CULPRIT.sub("", each).splitlines()]
+            for each in (self.stub, text)
+        )
+        return [
+            line
+            for line in difflib.ndiff(before, after)
+            if line[0] in "-+" and line[1:].strip() and not line[1:].strip().startswith("#")
+        ]
 
     def digest(self, source: str) -> str:
         """Identity of a solution, however its lines end, and of the judge: another one may not let
@@ -169,66 +261,90 @@ COMPILER, SYMBOLIC = "torch._dynamo", "torch.fx.experimental.symbolic_shapes"
 CATALOGUE = {
     each.name: each
     for each in (
-        Exercise("hello/whoami"),
-        Exercise("hello/rendezvous"),
-        Exercise("hello/share"),
-        Exercise("p2p/handover", (2, 3, 5)),
-        Exercise("p2p/swap"),
-        Exercise("p2p/shift", (2, 3, 5, 4)),
-        Exercise("p2p/token_ring", (2, 3, 5, 4)),
-        Exercise("p2p/anyone", (2, 3, 5, 4)),
-        Exercise("p2p/column", (2, 3)),
-        Exercise("collectives/broadcast"),
-        Exercise("collectives/gather_uneven"),
-        Exercise("collectives/all_to_all"),
-        Exercise("collectives/groups", (4, 5)),
-        Exercise("allreduce/chain"),
-        Exercise("allreduce/reduce_scatter"),
-        Exercise("allreduce/all_gather"),
-        Exercise("allreduce/ring", builds_on=("reduce-scatter",)),
-        Exercise("allreduce/doubling", (2, 4, 3, 6, 1)),
-        Exercise("data_parallel/scatter_gather", (3, 2, 1, 5, 4)),
-        Exercise("data_parallel/mean"),
-        Exercise("sgd/partition"),
-        Exercise("sgd/epochs"),
-        Exercise("sgd/same_start"),
-        Exercise("sgd/average"),
-        Exercise("sgd/weighted", builds_on=("average",)),
-        Exercise("ladder/flat"),
-        Exercise("ladder/buckets", builds_on=("flat",)),
-        Exercise("ladder/early"),
-        Exercise("ladder/overlap"),
-        Exercise("ladder/local_sgd"),
-        Exercise("ddp/accumulate", preload=(COMPILER,)),
-        Exercise("ddp/hook", (2, 3, 1, 4), preload=(COMPILER,)),
-        Exercise("ddp/error_feedback"),
-        Exercise("ddp/uneven", builds_on=("average",)),
-        Exercise("ddp/accuracy"),
-        Exercise("prove/judge", (2, 3, 4), preload=(COMPILER,)),
-        Exercise("bert/token_loss", builds_on=("average",)),
-        Exercise("elastic/snapshot", (2, 3, 1), preload=(COMPILER,)),
-        Exercise("elastic/agree"),
-        Exercise("rpc/call", (2, 3, 5)),
-        Exercise("parameter_server/sync", (2, 3, 5)),
-        Exercise("parameter_server/stale", (3, 2, 5)),
-        Exercise("pipeline/gpipe", preload=(SYMBOLIC,)),
-        Exercise("pipeline/one_forward_one_backward", preload=(SYMBOLIC,)),
-        Exercise("pipeline/clip"),
-        Exercise("zero/own_share"),
-        Exercise("zero/reduce_hook"),
-        Exercise("zero/gather_free"),
-        Exercise("tensor/mirrored", (2, 3, 1, 4)),
-        Exercise("tensor/heads", (2, 3, 1, 4)),
-        Exercise("tensor/vocabulary_loss", (2, 3, 1, 4)),
-        Exercise("context/merge", (2, 3, 1, 4)),
-        Exercise("context/zigzag", (2, 3, 1, 4)),
-        Exercise("experts/dispatch", (2, 3, 1, 4)),
-        Exercise("experts/combine", (2, 3, 1, 4)),
-        Exercise("mesh/axis_sums", (4, 6, 2)),
-        Exercise("mesh/two_by_two", (4, 6, 2)),
+        Exercise("hello/whoami", minutes=5),
+        Exercise("hello/rendezvous", minutes=10),
+        Exercise("hello/share", minutes=10),
+        Exercise("p2p/handover", (2, 3, 5), minutes=5),
+        Exercise("p2p/swap", minutes=10),
+        Exercise("p2p/shift", (2, 3, 5, 4), minutes=10),
+        Exercise("p2p/token_ring", (2, 3, 5, 4), minutes=15),
+        Exercise("p2p/column", (2, 3), minutes=10),
+        Exercise("p2p/lost_token", (4,), FIND, minutes=10),
+        Exercise("collectives/broadcast", minutes=10),
+        Exercise("collectives/gather_uneven", minutes=15),
+        Exercise("collectives/all_to_all", minutes=15),
+        Exercise("collectives/groups", (4, 5), minutes=10),
+        Exercise("collectives/stuck", (4,), FIND, minutes=10),
+        Exercise("collectives/wrong_offset", (4,), FIND, minutes=10),
+        Exercise("allreduce/chain", minutes=15),
+        Exercise("allreduce/reduce_scatter", minutes=20),
+        Exercise("allreduce/all_gather", minutes=15),
+        Exercise("allreduce/ring", builds_on=("reduce-scatter",), minutes=15),
+        Exercise("allreduce/doubling", (2, 4, 3, 6, 1), minutes=25),
+        Exercise("allreduce/hierarchical", (4, 6), minutes=15),
+        Exercise("allreduce/ring_traffic", (3, 2, 4), PREDICT, minutes=10),
+        Exercise("data_parallel/replicas", (1,), minutes=15),
+        Exercise("sgd/epochs", minutes=15),
+        Exercise("sgd/same_start", minutes=10),
+        Exercise("sgd/average", minutes=5),
+        Exercise("sgd/not_a_number", (4,), FIND, minutes=10),
+        Exercise("ladder/flat", minutes=15),
+        Exercise("ladder/buckets", builds_on=("flat",), minutes=20),
+        Exercise("ladder/early", minutes=20),
+        Exercise("ladder/overlap", minutes=30),
+        Exercise("ladder/local_sgd", minutes=10),
+        Exercise("ladder/rung_traffic", (2, 3, 4), PREDICT, minutes=15),
+        Exercise("ladder/slow_rank", (4,), FIND, minutes=10),
+        Exercise("ddp/accumulate", preload=(COMPILER,), minutes=15),
+        Exercise("ddp/hook", (2, 3, 1, 4), preload=(COMPILER,), minutes=15),
+        Exercise("ddp/error_feedback", minutes=20),
+        Exercise("ddp/uneven", builds_on=("average",), minutes=20),
+        Exercise("ddp/accuracy", minutes=10),
+        Exercise("ddp/sync_batch_norm", minutes=20),
+        Exercise("ddp/drift", (4,), FIND, minutes=15),
+        Exercise("prove/judge", (2, 3, 4), preload=(COMPILER,), minutes=30),
+        Exercise("bert/token_loss", builds_on=("average",), minutes=20),
+        Exercise("elastic/snapshot", (2, 3, 1), preload=(COMPILER,), minutes=30),
+        Exercise("elastic/agree", minutes=10),
+        Exercise("elastic/reshard", minutes=20),
+        Exercise("elastic/resumed", (4,), FIND, minutes=10),
+        Exercise("rpc/call", (2, 3, 5), minutes=25),
+        Exercise("parameter_server/sync", (2, 3, 5), minutes=20),
+        Exercise("parameter_server/stale", (3, 2, 5), minutes=30),
+        Exercise("pipeline/gpipe", preload=(SYMBOLIC,), minutes=25),
+        Exercise("pipeline/one_forward_one_backward", preload=(SYMBOLIC,), minutes=30),
+        Exercise("pipeline/clip", minutes=15),
+        Exercise("pipeline/recompute", (1,), preload=(SYMBOLIC,), minutes=25),
+        Exercise("pipeline/activations_held", (3, 2, 4), PREDICT, preload=(SYMBOLIC,), minutes=15),
+        Exercise("pipeline/fit_the_stages", (1,), CHOOSE, minutes=20),
+        Exercise("zero/own_share", minutes=20),
+        Exercise("zero/reduce_hook", minutes=20),
+        Exercise("zero/gather_free", minutes=30),
+        Exercise("zero/master_weights", (2, 3, 1, 4), minutes=10),
+        Exercise("zero/bytes_held", (2, 3, 4), PREDICT, preload=(COMPILER,), minutes=15),
+        Exercise("zero/leak", (4,), FIND, minutes=15),
+        Exercise("zero/fit_in_memory", (1,), CHOOSE, minutes=15),
+        Exercise("tensor/mirrored", (2, 3, 1, 4), minutes=15),
+        Exercise("tensor/heads", (2, 3, 1, 4), minutes=20),
+        Exercise("tensor/vocabulary_loss", (2, 3, 1, 4), minutes=20),
+        Exercise("tensor/mlp_traffic", (2, 3, 4), PREDICT, minutes=15),
+        Exercise("context/merge", (2, 3, 1, 4), minutes=15),
+        Exercise("context/zigzag", (2, 3, 1, 4), minutes=10),
+        Exercise("context/ring_backward", (2, 3, 1, 4), preload=(SYMBOLIC,), minutes=25),
+        Exercise("context/attention_traffic", (2, 3, 4), PREDICT, minutes=20),
+        Exercise("experts/dispatch", (2, 3, 1, 4), minutes=20),
+        Exercise("experts/combine", (2, 3, 1, 4), minutes=20),
+        Exercise("experts/expert_gradients", (2, 3, 1, 4), minutes=10),
+        Exercise("experts/token_traffic", (2, 3, 4), PREDICT, minutes=15),
+        Exercise("mesh/axis_sums", (4, 6, 2), minutes=20),
+        Exercise("mesh/two_by_two", (4, 6, 2), minutes=30),
+        Exercise("mesh/gradient_factor", (4, 2, 6), PREDICT, minutes=15),
+        Exercise("mesh/fit_the_mesh", (1,), CHOOSE, minutes=20),
     )
 }
-"""All exercises by name, in order."""
+PLACES = [*LESSONS]
+CATALOGUE = dict(sorted(CATALOGUE.items(), key=lambda item: PLACES.index(item[1].lesson)))
+"""All exercises by name, in the order of the lessons."""
 
 
 def find_exercise(file: str) -> Exercise:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import _posixsubprocess  # by which multiprocessing starts a process: that is no audit event
 import builtins
 import contextlib
+import functools
 import os
 import sys
 import threading
@@ -69,9 +70,10 @@ class Guard:
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[Guard]:
-        """While judges are at work. Python keeps the hook for as long as the process lives."""
+        """While judges are at work."""
+        hear_events()
         self.is_on = True
-        sys.addaudithook(self.look)
+        _watching.append(self)
         try:
             with (
                 replaced(_posixsubprocess, "fork_exec", self.wrap),
@@ -81,6 +83,7 @@ class Guard:
                 yield self
         finally:
             self.is_on = False
+            _watching.remove(self)
 
     def look(self, event: str, args: tuple[Any, ...]) -> None:
         """An audit event."""
@@ -128,6 +131,21 @@ class Guard:
                 if not is_of_torch(space.get(name)):
                     return f"{owner.__name__}.{name} {REPLACES}"
         return ""
+
+
+_watching: list[Guard] = []
+
+
+@functools.cache
+def hear_events() -> None:
+    """Add the hook that passes audit events on to the guard that watches. Once: Python keeps a hook
+    for as long as the process lives, and a world that is kept has had many guards."""
+
+    def pass_on(event: str, args: tuple[Any, ...]) -> None:
+        for guard in _watching:
+            guard.look(event, args)
+
+    sys.addaudithook(pass_on)
 
 
 @contextlib.contextmanager
@@ -179,8 +197,8 @@ def theirs(file: str, skipped: Callable[[FrameType], bool]) -> FrameType | None:
     """The frame of the solution in `file` that has made the call that is under way, itself or
     through what is skipped; None if another has. What is compiled from a text counts as the
     solution's."""
-    frame: FrameType | None = sys._getframe(3)
-    while frame is not None and skipped(frame):
+    frame: FrameType | None = sys._getframe()
+    while frame is not None and (frame.f_code.co_filename == __file__ or skipped(frame)):
         frame = frame.f_back
     if frame is None:
         return None
@@ -201,16 +219,12 @@ def is_helper(frame: FrameType) -> bool:
 
 
 def is_standard(frame: FrameType) -> bool:
-    """Whether it is the standard library's, or this module's, other than for showing lines."""
+    """Whether it is the standard library's, other than for showing lines."""
     file = frame.f_code.co_filename
     if file.endswith("linecache.py"):
         return False
     of_standard = file.startswith((STANDARD, "<frozen")) and "site-packages" not in file
-    return (
-        of_standard
-        or file == __file__
-        or file.startswith(os.path.join(TORCH, "multiprocessing", ""))
-    )
+    return of_standard or file.startswith(os.path.join(TORCH, "multiprocessing", ""))
 
 
 def is_ours(path: object) -> bool:

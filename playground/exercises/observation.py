@@ -55,6 +55,10 @@ class Observation:
     """The tensors among its arguments, before the call."""
     is_shared: bool = False
     """Whether tensors of the list that it returned are the same memory."""
+    culprit: int | None = None
+    """The rank at fault in the program that the solution repairs."""
+    notes: tuple[str, ...] = ()
+    """Lines that are shown with the verdict."""
 
 
 @dataclass(frozen=True, kw_only=True)

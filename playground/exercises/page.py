@@ -15,7 +15,7 @@ from playground.console.tables import Column, Table
 from playground.exercises import EXERCISES
 from playground.exercises.exercise import CATALOGUE, PASS
 from playground.exercises.verdict import JUDGE, Verdict, tell_lines
-from playground.exercises.work import Workbook, check_file, list_solutions
+from playground.exercises.work import Workbook, check_file, list_solutions, read_text
 from playground.runtime.errors import UsageError
 from playground.runtime.launcher import server
 from playground.runtime.launcher.kept import keeping_worlds
@@ -41,17 +41,19 @@ def exercise(name: str | None, reset: bool) -> None:
     chosen = CATALOGUE[name]
     told = Workbook(Path.cwd()).begin(chosen, reset)
     show_markdown(chosen.task)
-    terminal.say("", told)
+    terminal.say("", f"{chosen.kind}, {chosen.grade}, about {chosen.minutes} minutes", told)
 
 
 def show_map(work: Workbook) -> None:
-    table = Table("lesson", "exercise", Column("", wraps=True), "state")
+    table = Table(
+        "lesson", "exercise", "kind", Column("min", right=True), Column("", wraps=True), "state"
+    )
     following, lesson = None, ""
     for each in CATALOGUE.values():
         state = work.state(each)
         following = following or (None if state == "passed" else each)
         shown, lesson = each.lesson * (each.lesson != lesson), each.lesson
-        table.add(shown, each.name, each.title.partition(": ")[2], state)
+        table.add(shown, each.name, each.kind, each.minutes, each.title.partition(": ")[2], state)
     end = (
         f"Next: python -m playground exercise {following.name}" if following else "All have passed."
     )
@@ -143,7 +145,8 @@ def read_all(files: Iterable[Path]) -> dict[Path, bytes]:
 @click.argument("number", metavar="[1|2|3]", type=click.IntRange(1, 3), default=1)
 def hint(name: str, number: int) -> None:
     """Show a hint for an exercise: 1, the idea; 2, the place; 3, nearly the code."""
-    show_markdown(f"{number} of 3: {CATALOGUE[name].hints[number - 1]}")
+    about = f"{number} of 3{', nearly the answer' * (number == 3)}"
+    show_markdown(f"{about}: {CATALOGUE[name].hints[number - 1]}")
 
 
 @click.command("solution", short_help=EXERCISES["solution"].purpose)
@@ -156,4 +159,5 @@ def solution(name: str, give_up: bool) -> None:
         raise UsageError(
             f"{chosen.name} has not passed here: check {chosen.file} first, or add --give-up"
         )
-    click.echo(chosen.solution, nl=False)
+    file = Path(chosen.file)
+    click.echo(chosen.solution_for(read_text(file) if file.is_file() else ""), nl=False)

@@ -624,6 +624,8 @@ def run_case(
         printed=record.read_printed(),
         given=given,
         is_shared=shares_memory(returned, case.args),
+        culprit=case.culprit,
+        notes=tuple(case.notes),
     )
 
 

@@ -18,12 +18,17 @@ from dataclasses import dataclass, replace
 
 from playground.exercises.exercise import (
     BLOCKED,
+    CHOOSE,
     COMPUTES,
+    CULPRIT,
     DEADLOCK,
     ERROR,
     FAIL,
+    FIND,
     LOOP,
+    MOST_CHANGED,
     PASS,
+    PREDICT,
     RETURNED,
     Exercise,
     count,
@@ -58,6 +63,7 @@ OURS: tuple[list[str], ...] = [], ["runtime"], ["runtime", "launcher"]
 """Packages of the playground that a solution may import: its own program starts ranks with them."""
 NAMED = SHORT_CUT, ONLY_MEMBERS, ANOTHER_ORDER = "short cut", "only members create", "another order"
 """Mistakes that are recognised in any exercise."""
+ANOTHER_RANK = "the rank at fault is another"
 
 
 @dataclass(frozen=True)
@@ -103,6 +109,9 @@ class Verdict:
     """Where each rank stands, if they wait for each other."""
     printed: str = ""
     """The solution's output in this case, on the rank that is named."""
+    notes: tuple[str, ...] = ()
+    """What the judge notes beside: a prediction and what was counted, or what would have been
+    better."""
 
     @property
     def exit_code(self) -> int:
@@ -133,6 +142,12 @@ class Attempt:
         self.groups: dict[int, list[tuple[int, ...]]] = {}
         """The groups that each rank has made."""
         self.failure: Failure | None = None
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Those of the case that failed, or of the last one."""
+        observed = self.observed.get(self.case, {})
+        return observed[0].notes if 0 in observed else ()
 
     @property
     def places(self) -> dict[int, tuple[str, int | None]]:
@@ -254,34 +269,84 @@ def check_solution(
 ) -> Verdict:
     """Run a solution on the worlds of its exercise, or on the one given, until one fails. `before`:
     the solutions that it may import."""
-    exercise, solution = solution.exercise, replace(solution, text=normalise(solution.text))
+    text = normalise(solution.text)
+    exercise = solution.exercise.with_seed_of(text)
+    solution = replace(solution, exercise=exercise, text=text)
+    seed = exercise.seed if exercise.kind == FIND else seed
     verdict = Verdict(exercise=exercise.name, file=solution.file, seed=seed)
-    if words := find_fault(exercise, solution.text):
+    if words := find_fault(exercise, text):
         return replace(verdict, status=FAIL if words == NOT_WRITTEN else ERROR, words=words)
+    is_report = exercise.kind == FIND and not exercise.find_changes(text)
     made = dict[int, Attempt]()
     for size in (world,) if world else exercise.worlds:
         made[size] = last = attempt(solution, before, size, seed)
         if last.failure:
-            found = name_mistake(solution, before, seed, made, last.failure, size)
+            found = last.failure
+            if not is_report:
+                found = name_mistake(solution, before, seed, made, found, size)
             return replace(
                 verdict,
                 status=found.status,
-                words=found.words,
+                words=tell_difference(found, exercise.kind),
                 mistake=found.mistake,
                 says=found.says,
                 world=size,
                 case=found.case or last.about,
-                rank=found.rank,
+                rank=None if exercise.kind in (PREDICT, CHOOSE) else found.rank,
                 where=found.where,
                 index=found.index,
                 held=found.held,
                 expected=found.expected,
                 line=found.line,
-                ranks=found.ranks,
+                ranks=found.ranks or tell_ranks(last, found, exercise),
                 printed=found.printed,
+                notes=last.notes,
             )
-        verdict = replace(verdict, passed=(*verdict.passed, size))
+        verdict = replace(verdict, passed=(*verdict.passed, size), notes=last.notes)
+    if exercise.kind == FIND and (words := find_fault_in_rank(text, made[exercise.worlds[0]])):
+        return replace(verdict, status=FAIL, mistake=ANOTHER_RANK, words=words)
     return verdict
+
+
+def find_fault_in_rank(text: str, made: Attempt) -> str:
+    """The fault of the answer to which rank is at fault; empty if it is right."""
+    [culprit, *_] = [seen[0].culprit for seen in made.observed.values()]
+    named = CULPRIT.search(text)
+    answer = named[1].partition("#")[0].strip() if named else ""
+    if answer == str(culprit):
+        return ""
+    if answer.isdecimal():
+        return (
+            f"the program is right now, but RANK = {answer} is not the rank at fault among "
+            f"{made.size}: look at the report of the program as it was"
+        )
+    return f"the program is right now: write the rank at fault among {made.size} into RANK = …"
+
+
+def tell_difference(failure: Failure, kind: str) -> str:
+    """What is wrong, in the words of this kind of exercise."""
+    if kind == PREDICT:
+        return failure.words.replace("holds", "predicted").replace("should be", "counted")
+    return str(failure.held) if kind == CHOOSE and failure.held else failure.words
+
+
+def tell_ranks(made: Attempt, failure: Failure, exercise: Exercise) -> tuple[str, ...]:
+    """What each rank holds, where the program to be repaired leaves something else than is due."""
+    if exercise.kind != FIND or failure.expected is None:
+        return ()
+    observed = sorted(made.observed[made.case].items())
+    found = {rank: find_difference(seen.held, seen.expected) for rank, seen in observed}
+    return tuple(
+        f"rank {rank}: {describe_where(each)}{each.words}" if each else f"rank {rank}: right"
+        for rank, each in found.items()
+    )
+
+
+def describe_where(failure: Failure | Verdict) -> str:
+    """The place of what differs, and a blank; empty if it is all there is."""
+    item = f"item {failure.where}" if failure.where.startswith("[") else failure.where
+    element = f"element {failure.index}" * (failure.index is not None)
+    return f"{' of '.join(filter(None, [element, item]))} ".lstrip()
 
 
 def name_mistake(
@@ -370,7 +435,17 @@ def is_alike(one: Attempt, other: Attempt, by: int = ALL_THEY_DID) -> bool:
 
 def find_fault(exercise: Exercise, text: str) -> str:
     """The fault of a file before it is run, in one line; empty if there is none."""
-    if text == exercise.stub:
+    again = f"exercise {exercise.name} --reset writes"
+    if exercise.kind == FIND:
+        if exercise.with_seed_of(text) is exercise:
+            return f"there is no line SEED = … in it: {again} the program again"
+        changed = len(exercise.find_changes(text))
+        if changed > MOST_CHANGED:
+            return (
+                f"{changed} lines are changed, and the fault takes {MOST_CHANGED} at most: {again} "
+                "the program again"
+            )
+    elif text == exercise.stub:
         return NOT_WRITTEN
     try:
         tree = ast.parse(text)
@@ -386,10 +461,7 @@ def find_fault(exercise: Exercise, text: str) -> str:
         name.get_name() == exercise.function and (name.is_assigned() or name.is_imported())
         for name in names
     ):
-        return (
-            f"there is no function {exercise.function} in it: exercise {exercise.name} --reset "
-            "writes the stub again"
-        )
+        return f"there is no function {exercise.function} in it: {again} the stub again"
     for node in tree.body:
         called = (
             ast.unparse(node.value.func)
@@ -407,8 +479,9 @@ def tell_lines(verdict: Verdict) -> list[str]:
     """The verdict as lines of text."""
     file = verdict.file
     sizes = ", ".join(map(str, verdict.passed))
+    notes = [f"  {line}" for line in verdict.notes]
     if verdict.status == PASS:
-        return [f"{file}  passed on {sizes} rank{'s' * (verdict.passed != (1,))}"]
+        return [f"{file}  passed on {sizes} rank{'s' * (verdict.passed != (1,))}", *notes]
     if verdict.world is None or verdict.words == NOT_WRITTEN:
         return [f"{file}  {verdict.words}"]
     passed = f"{sizes} rank{'s' * (verdict.passed != (1,))} ok, " if sizes else ""
@@ -420,11 +493,8 @@ def tell_lines(verdict: Verdict) -> list[str]:
     if verdict.mistake:
         mistake = f"{verdict.mistake[0].upper()}{verdict.mistake[1:]}"
         lines.append(f"  {mistake}{': ' * bool(verdict.says)}{verdict.says}")
-    if verdict.words:
-        item = f"item {verdict.where}" if verdict.where.startswith("[") else verdict.where
-        element = " of ".join(
-            filter(None, [f"element {verdict.index}" * (verdict.index is not None), item])
-        )
+    if verdict.words and not verdict.ranks:
+        element = describe_where(verdict).rstrip()
         rank = f"rank {verdict.rank}" * (verdict.rank is not None)
         where = ", ".join(
             filter(None, [rank, element, f"line {verdict.line}" * (verdict.line > 0)])
@@ -432,4 +502,4 @@ def tell_lines(verdict: Verdict) -> list[str]:
         lines.append(f"  {where}{': ' * bool(where)}{verdict.words}")
     lines += [f"  {line}" for line in verdict.ranks]
     lines += [f"  printed: {line}" for line in verdict.printed.splitlines()[:3]]
-    return lines
+    return lines + notes

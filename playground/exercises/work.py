@@ -18,7 +18,15 @@ from pathlib import Path
 
 import click
 
-from playground.exercises.exercise import BLOCKED, CATALOGUE, ERROR, PASS, Exercise, find_exercise
+from playground.exercises.exercise import (
+    BLOCKED,
+    CATALOGUE,
+    ERROR,
+    FIND,
+    PASS,
+    Exercise,
+    find_exercise,
+)
 from playground.exercises.verdict import Solution, Verdict, check_solution, tell_lines
 from playground.runtime.errors import UsageError
 from playground.runtime.files import replacing
@@ -86,12 +94,15 @@ class Workbook:
                 kept = file.rename(next(each for each in names if not each.exists()))
                 words = f"What was in it is in {kept.name} now. "
             with file.open("x", encoding="utf-8") as stub:
-                stub.write(exercise.stub)
+                stub.write(exercise.new_stub())
         except OSError as error:
             raise UsageError(
                 f"{file} cannot be written ({error.strerror}): work in a folder of your own"
             ) from None
-        return f"{words}Complete {file.name}, then: python -m playground check {file.name}"
+        if exercise.kind == FIND:
+            words += f"{file.name} fails, and its check says how: the report. "
+        verb = "Repair" if exercise.kind == FIND else "Complete"
+        return f"{words}{verb} {file.name}, then: python -m playground check {file.name}"
 
     def solutions_before(self, exercise: Exercise) -> list[Solution]:
         """The functions that the exercise builds on: the learner's own file if it has passed, else
@@ -173,11 +184,15 @@ def check_function(function: Callable[..., object]) -> Verdict:
         imports = "; ".join(line for line in lines if line.startswith(("import ", "from ")))
         source = textwrap.dedent(inspect.getsource(function))
         text = f"{imports}{chr(10) * max(1, first - 1)}{source}"
-    verdict = check_solution(
-        Solution(exercise, text, file), Workbook(Path.cwd()).solutions_before(exercise)
-    )
+    verdict = check_text(exercise, text, file)
     click.echo("\n".join(printable(line) for line in tell_lines(verdict)))
     return verdict
+
+
+def check_text(exercise: Exercise, text: str, file: str) -> Verdict:
+    """Judge a solution that lies in no file of this folder."""
+    before = Workbook(Path.cwd()).solutions_before(exercise)
+    return check_solution(Solution(exercise, text, file), before)
 
 
 def list_solutions(folder: Path) -> list[Path]:

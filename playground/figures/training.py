@@ -364,7 +364,7 @@ def add_process(scene: Scene, rank: RankRecording, x: float, width: float) -> No
         scene.add(render.BOX, x, y, width, height, **look)
         scene.add(render.TEXT, x + CELL[0], y + CELL[1], text=label, align="start")
         for place, event in enumerate(gradients):
-            text = render.shorten(event.name, inner)
+            text = render.shorten(f"{event.name}.grad", inner)
             scene.add(
                 render.BOX,
                 x + 2 * CELL[0],

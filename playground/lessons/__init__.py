@@ -1,19 +1,23 @@
-"""The path: a folder for each lesson, in reading order.
+"""The lessons: a folder for each, the path in reading order, then the parts beside it.
 
 `lesson.py` of each is the blackboard; its steps are functions `step(rank, size)` that every rank
 calls and that return plain data. This table is all the command line needs to know before torch is
-imported.
+imported. Every list of lessons follows it: the help, the site, the exercises, the README.
 """
 
 from __future__ import annotations
 
 from functools import partial
+from itertools import groupby
 
 from playground.console.steps import Lesson
 
 BARE = ("size", "backend", "timeout", "as_json", "see")
 """Options of steps that draw no random numbers and have few columns."""
 HAS_DATA = "Rank {rank} has data {after}"
+ORIGINS, SHAPES = "Where it came from", "Other shapes"
+FURTHER = "Long runs, slow links"
+"""Parts beside the path."""
 
 lesson = partial(Lesson, package=__name__)
 
@@ -49,6 +53,12 @@ PATH = (
         says={"groups": (HAS_DATA,)},
     ),
     lesson(
+        name="sgd",
+        teaches="synchronous SGD by hand: partition the data, average the gradients",
+        shown="{ranks} trained one model by averaging {averaged}",
+        default_size=2,
+    ),
+    lesson(
         name="allreduce",
         folder="all_reduce",
         teaches="our own all-reduce algorithms, message by message",
@@ -57,18 +67,12 @@ PATH = (
         min_size=2,
     ),
     lesson(
-        name="data-parallel",
-        teaches="DataParallel by its parts: one process, many devices, and where that ends",
-        shown="the parts of DataParallel, what fills a device's memory, what helps, and why "
-        "processes come next",
-        default_size=1,
-        options=("timeout", "seed", "wide", "as_json", "see"),
-    ),
-    lesson(
-        name="sgd",
-        teaches="synchronous SGD by hand: partition the data, average the gradients",
-        shown="{ranks} trained one model by averaging {averaged}",
-        default_size=2,
+        name="failures",
+        teaches="five programs that stand still or are wrong: from the symptom to the line",
+        shown="what torch, its flight recorder and ours say of each program",
+        default_size=4,
+        min_size=3,
+        options=("size", "timeout", "as_json", "see"),
     ),
     lesson(
         name="ladder",
@@ -99,41 +103,6 @@ PATH = (
         default_size=4,
     ),
     lesson(
-        name="bert",
-        teaches="the workload of the tutorials: BERT with DataParallel, the loss in forward, and "
-        "DDP",
-        shown="what training BERT costs by each way",
-        default_size=2,
-    ),
-    lesson(
-        name="elastic",
-        teaches="ranks are killed, all restart from a snapshot, and finish bit-identical",
-        shown="{ranks} trained on after failures, to the same bits",
-        default_size=4,
-    ),
-    lesson(
-        name="rpc",
-        teaches="remote calls, remote references, backward across ranks, by send and recv",
-        shown="calls, objects and graphs that reach from rank to rank, over send and recv",
-        default_size=3,
-        min_size=2,
-        options=BARE,
-    ),
-    lesson(
-        name="parameter-server",
-        teaches="one rank owns the parameters: what staleness costs, and when a server beats "
-        "all-reduce",
-        shown="a parameter server in every mode, beside all-reduce",
-        default_size=5,
-        min_size=2,
-    ),
-    lesson(
-        name="pipeline",
-        teaches="a model in stages over ranks: naive, GPipe and 1F1B, and what each costs",
-        shown="the gradients of a model in stages on {ranks} are those of one process",
-        default_size=2,
-    ),
-    lesson(
         name="memory",
         teaches="where the bytes are; mixed precision and activation checkpointing, by hand",
         shown="what a training step holds, and what it need not",
@@ -145,6 +114,12 @@ PATH = (
         teaches="from DDP to FSDP: the optimizer's state, the gradients, the parameters in shards, "
         "and what it costs",
         shown="{ranks} with shards of the training's memory train as one process does",
+        default_size=2,
+    ),
+    lesson(
+        name="pipeline",
+        teaches="a model in stages over ranks: naive, GPipe and 1F1B, and what each costs",
+        shown="the gradients of a model in stages on {ranks} are those of one process",
         default_size=2,
     ),
     lesson(
@@ -175,6 +150,59 @@ PATH = (
         shown="on each mesh {ranks} train as one process does",
         default_size=8,
     ),
+    lesson(
+        name="elastic",
+        teaches="ranks are killed, all restart from a snapshot, and finish bit-identical",
+        shown="{ranks} trained on after failures, to the same bits",
+        default_size=4,
+    ),
+    lesson(
+        name="data-parallel",
+        part=ORIGINS,
+        teaches="DataParallel by its parts: one process, many devices, and where that ends",
+        shown="the parts of DataParallel, what fills a device's memory, what helps, and why "
+        "processes come next",
+        default_size=1,
+        options=("timeout", "seed", "wide", "as_json", "see"),
+    ),
+    lesson(
+        name="bert",
+        part=ORIGINS,
+        teaches="the workload of the tutorials: BERT with DataParallel, the loss in forward, and "
+        "DDP",
+        shown="what training BERT costs by each way",
+        default_size=2,
+    ),
+    lesson(
+        name="rpc",
+        part=SHAPES,
+        teaches="remote calls, remote references, backward across ranks, by send and recv",
+        shown="calls, objects and graphs that reach from rank to rank, over send and recv",
+        default_size=3,
+        min_size=2,
+        options=BARE,
+    ),
+    lesson(
+        name="parameter-server",
+        part=SHAPES,
+        teaches="one rank owns the parameters: what staleness costs, and when a server beats "
+        "all-reduce",
+        shown="a parameter server in every mode, beside all-reduce",
+        default_size=5,
+        min_size=2,
+    ),
+    lesson(
+        name="bytes",
+        part=FURTHER,
+        teaches="training over a slow link: DiLoCo, compressed gradients, and what error feedback "
+        "restores",
+        shown="what fewer messages and fewer bytes cost, and what they do not",
+        default_size=2,
+        min_size=2,
+        options=BARE,
+    ),
 )
-
+"""All lessons: first those of the path, then those beside it, part by part."""
 LESSONS = {each.name: each for each in PATH}
+PARTS = {title: [*lessons] for title, lessons in groupby(PATH, lambda each: each.part)}
+"""The lessons of the path, and of each part beside it, by title."""

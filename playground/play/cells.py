@@ -1,28 +1,33 @@
 """In a rank that stays: run cells in one namespace, and say how each ended.
 
-Source: https://docs.python.org/3/library/linecache.html, which tracebacks and inspect read. Does
-not import torch before it is in a rank.
+Sources: https://docs.python.org/3/library/linecache.html, which tracebacks and inspect read, and
+https://docs.python.org/3/library/bdb.html. Does not import torch before it is in a rank.
 """
 
 from __future__ import annotations
 
 import ast
+import bdb
 import builtins
 import contextlib
 import inspect
 import linecache
 import os
+import pdb
 import pickle
 import rlcompleter
 import signal
 import sys
 import traceback
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import CodeType, ModuleType
 from typing import Any
 
-from playground.runtime.rank.rank import LOST_PEER, user_frames
+from playground.runtime.frames import RUNNERS
+from playground.runtime.rank.rank import LOST_PEER, ask
+from playground.runtime.remote import Remote
 from playground.runtime.upstream import list_groups
 
 MOST_COMPLETIONS = 500
@@ -34,10 +39,14 @@ class Outcome:
 
     value: object = None
     """The text of the last expression's value, or what a function of ours returned; None: none."""
+    html: str = ""
+    """The value and the figures as a notebook shows them; empty where text is as good."""
     error: str = ""
     """The traceback of what it raised, from the cell's own line on."""
     is_lost_peer: bool = False
     """Whether that says that another rank has hung up."""
+    has_left: bool = False
+    """Whether the cell has destroyed the process group."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +68,42 @@ given: set[str] = set()
 """The names that were there from the start."""
 
 
+class Debugger(pdb.Pdb):
+    """The debugger of `breakpoint()`: it finds the lines of cells, and steps over our own."""
+
+    def __init__(self) -> None:
+        super().__init__(nosigint=True, skip=["playground.play.*", "playground.runtime.*"])
+
+    def canonic(self, filename: str) -> str:
+        return filename if filename in linecache.cache else super().canonic(filename)
+
+
+def stop_here(**options: object) -> None:
+    """In the place of `pdb.set_trace`, which `breakpoint()` calls."""
+    Debugger().set_trace(sys._getframe(1))
+
+
+build_python_class = builtins.__build_class__
+files_of_classes: weakref.WeakKeyDictionary[type, str] = weakref.WeakKeyDictionary()
+
+
+def build_class(body: Any, name: str, /, *bases: Any, **more: Any) -> Any:
+    """In the place of Python's own: note in which cell a class is defined."""
+    built = build_python_class(body, name, *bases, **more)
+    if isinstance(built, type) and body.__globals__ is vars(cells):
+        files_of_classes[built] = body.__code__.co_filename
+    return built
+
+
+def find_file(value: Any) -> str:
+    """In the place of `inspect.getfile`, which knows of no classes without a module's file."""
+    known = files_of_classes.get(value) if isinstance(value, type) else None
+    return known or find_python_file(value)
+
+
+find_python_file = inspect.getfile
+
+
 def begin(rank: int, size: int) -> None:
     """Make the namespace."""
     import torch
@@ -66,6 +111,11 @@ def begin(rank: int, size: int) -> None:
 
     from playground.runtime.rank.world import members
 
+    builtins.input = ask
+    builtins.__build_class__ = build_class
+    inspect.getfile = find_file  # type: ignore[assignment]
+    pdb.set_trace = stop_here  # breakpoint() calls it
+    sys.argv[:] = [""]  # the launcher's words are none of the cells'
     sys.modules["__main__"] = cells
     cells.__dict__.clear()
     cells.__dict__.update(
@@ -93,9 +143,12 @@ def guarded(run: Callable[[], object]) -> Outcome:
         # twice: what waited in C has raised, and then the interrupt does, wherever Python stands
         try:
             signal.signal(signal.SIGINT, signal.default_int_handler)
-            return Outcome(run())
+            return Outcome(run(), has_left=has_left())
         finally:
             signal.signal(signal.SIGINT, signal.SIG_IGN)
+            if isinstance(getattr(sys.gettrace(), "__self__", None), bdb.Bdb):
+                sys.settrace(None)  # or the next cell would be stepped through
+                vars(cells).pop("__return__", None)  # which the debugger has put there
     except BaseException as error:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         if os.getpid() != rank:  # forked in the cell: it ends as a process of its own
@@ -104,13 +157,17 @@ def guarded(run: Callable[[], object]) -> Outcome:
 
 
 def execute(name: str, source: str) -> str | None:
-    """Run the source; the text of its last expression's value."""
+    """Run the source of a cell; the text of its last expression's value, unless ";" ends it."""
     lines = source.splitlines(keepends=True)
     # no time of change: it is no file, and kept for good
     linecache.cache[name] = len(source), None, lines, name
-    tree = ast.parse(source, name)
+    return evaluate(ast.parse(source, name), name, not source.rstrip().endswith(";"))
+
+
+def evaluate(tree: ast.Module, name: str, shows_last: bool = True) -> str | None:
+    """Run a program; the text of its last expression's value, if that is wanted."""
     last = None
-    if tree.body and isinstance(tree.body[-1], ast.Expr) and not source.rstrip().endswith(";"):
+    if shows_last and tree.body and isinstance(tree.body[-1], ast.Expr):
         last = ast.Expression(tree.body.pop().value)  # type: ignore[attr-defined]
     names = vars(cells)
     exec(build(tree, name, "exec"), names)
@@ -136,14 +193,22 @@ def describe(error: BaseException) -> Outcome:
     except Exception:  # its own __str__ raises
         text = type(error).__name__
     lost = isinstance(error, RuntimeError) and LOST_PEER.search(str(error))
-    return Outcome(error=text, is_lost_peer=bool(lost))
+    return Outcome(error=text, is_lost_peer=bool(lost), has_left=has_left())
+
+
+def has_left() -> bool:
+    """Whether the process group has been destroyed. One that a cell has formed is ours from now on:
+    another cell may form one, too."""
+    from playground.runtime.rank.world import members
+
+    return not members[0].adopt_group()
 
 
 def theirs(stack: traceback.StackSummary) -> list[traceback.FrameSummary]:
     """The frames of the cells and of what they call; none of a syntax error, which says where it
     is."""
-    found = user_frames(stack)
-    return [frame for frame in found if frame.filename not in (__file__, ast.__file__)]
+    ours = (*RUNNERS, ast.__file__, bdb.__file__, "<frozen importlib")
+    return [frame for frame in stack if not frame.filename.startswith(ours)]
 
 
 def define(pickled: bytes) -> None:
@@ -185,6 +250,11 @@ def find_status() -> Status:
         groups=len(list_groups()),
         names=tuple(name for name in vars(cells) if name not in given and not name.startswith("_")),
     )
+
+
+def load(function: Remote) -> None:
+    """Import what takes time before it is called."""
+    function.load()
 
 
 def stay() -> None:

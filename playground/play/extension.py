@@ -10,8 +10,10 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Callable, Sequence
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
+from IPython.core.display_functions import publish_display_data
 from IPython.core.error import UsageError as ShellError
 from IPython.core.magic import Magics, cell_magic, line_cell_magic, line_magic, magics_class
 from IPython.core.magic_arguments import argument, magic_arguments, parse_argstring
@@ -21,10 +23,15 @@ from playground.console import terminal
 from playground.console.tables import RANK_COLUMN, Column, Table, numbers
 from playground.console.units import plural
 from playground.play import cells
-from playground.play.words import by_rank, describe, label, table_of_calls
+from playground.play.boards import run_board
+from playground.play.cells import Outcome
+from playground.play.words import by_rank, describe_end, describe_values, label, table_of_calls
 from playground.play.world import PlayWorld, Run
 from playground.runtime.backends import BACKENDS
 from playground.runtime.errors import PlaygroundError
+
+if TYPE_CHECKING:
+    from playground.trace.record import Recording
 
 HELP = """\
 Every cell runs on all ranks, with rank, size, torch, dist, device; what begins with % does not:
@@ -35,8 +42,12 @@ Every cell runs on all ranks, with rank, size, torch, dist, device; what begins 
                              pull("x") is the list of each rank's x
   %out 2                     all of a rank's value, of which a long one is cut
   %calls                     what each rank called in the last cell, with bytes and milliseconds
+  %see   %see run.html       play the last cell, in place or in a file; a cell under %%see is
+                             recorded in full: what tensors held, and what was computed
   %why                       what the ranks did when a cell was interrupted, who waits for whom
   %retry                     run the last cell again
+  %lesson zero               run a lesson's program, or a step of it: %lesson p2p ring
+  %exercise ring             a task, and its stub in the next cell, which is judged when it is run
   x?   x??                   what x is on rank 0, and its source;  %%time  measures a cell
 Ctrl-C ends a cell on every rank, and leaves the variables; Ctrl-D ends the ranks."""
 LOCAL = re.compile(r"[%!?]|(exit|quit)(\(\))?\s*$")
@@ -66,6 +77,9 @@ class PlayMagics(Magics):
         self.is_here = False
         """Whether cells are this process's own at the moment."""
         self.last = Run(number=0)
+        self.recording: Recording | None = None
+        """Of the last cell, if it was recorded in full."""
+        self.is_notebook = not hasattr(shell, "prompts")
         shell.user_ns |= {"push": self.push, "pull": self.pull}
         shell.input_transformers_cleanup.append(self.transform)
         # or a cell would be complete only with an empty line below it
@@ -77,6 +91,8 @@ class PlayMagics(Magics):
         self.close()
         self.world = world = PlayWorld(size, **how)
         self.on_ranks = tuple(range(size))
+        self.last = Run(number=0)
+        self.recording = None
         notice = f" ({world.notice})" * bool(world.notice)
         return (
             f"{plural(size, 'rank')} on {world.config.backend}{notice}, each with rank, size, "
@@ -114,10 +130,23 @@ class PlayMagics(Magics):
                 self.world = None
             raise ShellError(str(error)) from None
 
-    def show(self, run: Run) -> None:
+    def show(self, run: Run, recording: Recording | None = None) -> None:
         self.last = run
-        for line in describe(run, self.world.size if self.world else 1):
+        self.recording = recording
+        size = self.world.size if self.world else 1
+        values = "\n".join(describe_values(run, size))
+        if any(one.html for one in run.outcomes.values()):
+            from playground.play.notebook import side_by_side
+
+            self.display(side_by_side(run.outcomes), values)
+        elif values:
+            print(values)
+        for line in describe_end(run, size):
             print(line)
+
+    def display(self, html: str, text: str) -> None:
+        """Show a notebook's output. `text` is for what has no HTML."""
+        publish_display_data({"text/html": html, "text/plain": text})
 
     def push(self, **values: object) -> None:
         """Set these names on the ranks."""
@@ -127,9 +156,23 @@ class PlayMagics(Magics):
         """The value of an expression, a name for example, on each rank."""
         return self.ask(lambda world: world.pull(expression, self.on_ranks))
 
-    def run(self, source: str, on: Sequence[int]) -> None:
-        number = len(self.shell.history_manager.input_hist_raw) - 1  # that of the prompt
-        self.show(self.ask(lambda world: world.run_cell(source, number, on)))
+    @property
+    def number(self) -> int:
+        """That of the prompt."""
+        return len(self.shell.history_manager.input_hist_raw) - 1
+
+    def how(self, run: Callable[..., Outcome] = cells.run_cell) -> Callable[..., Outcome]:
+        """What a rank calls to run a cell as `run` does, so that it can be shown here."""
+        if not self.is_notebook:
+            return run
+        from playground.play.html import with_html
+
+        return partial(with_html, run)
+
+    def run(
+        self, source: str, on: Sequence[int], run: Callable[..., Outcome] = cells.run_cell
+    ) -> None:
+        self.show(self.ask(lambda world: world.run_cell(source, self.number, on, self.how(run))))
 
     @cell_magic
     def cell_on_ranks(self, line: str, cell: str) -> None:
@@ -202,6 +245,43 @@ class PlayMagics(Magics):
             terminal.say(table_of_calls(self.last))
         else:
             print("no rank called an operation of a process group")
+
+    @line_cell_magic
+    def see(self, line: str, cell: str | None = None) -> None:
+        """Play the last cell, or run and record this one: here, or in a file."""
+        from playground.play.recordings import Player, record_cell  # which take a tenth of a second
+
+        player = self.ask(lambda world: Player(line.strip()))
+        if cell is not None:
+            on, how = self.on_ranks, self.how()
+            self.show(*self.ask(lambda world: record_cell(world, cell, self.number, on, how)))
+        words = self.ask(lambda world: player.play(world, self.last, self.recording))
+        if player.html and self.is_notebook:
+            self.display(player.html, words)
+        else:
+            print(words)
+
+    @line_magic
+    def lesson(self, line: str) -> None:
+        """Run a lesson's program, or a step of it. Its objects are in the namespace then."""
+        from playground.play.course import find_program
+
+        file, step, arguments = self.ask(lambda world: find_program(shlex.split(line)))
+        text = file.read_text(encoding="utf-8")
+        self.ask(lambda world: world.texts.update({file.name: text}))
+        self.run(text, self.on_ranks, partial(run_board, str(file), step, arguments))
+
+    @line_cell_magic
+    def exercise(self, line: str, cell: str | None = None) -> None:
+        """Show a task, and put its stub into the next cell; or judge what was written there."""
+        from playground.play.course import begin_exercise, judge
+
+        if cell is not None:
+            print(self.ask(lambda world: judge(line.strip(), cell)))
+            return
+        task, stub = self.ask(lambda world: begin_exercise(line.strip(), self.is_notebook))
+        publish_display_data({"text/markdown": task, "text/plain": task})
+        self.shell.set_next_input(stub)
 
     @line_magic
     def why(self, line: str) -> None:

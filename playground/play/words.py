@@ -33,9 +33,19 @@ def in_cells(text: str, keeps_columns: bool = False) -> str:
 
 def describe(run: Run, size: int) -> Iterator[str]:
     """Lines on what each rank returned or raised, and on why it was ended."""
-    width = len(label(range(size))) + 1
+    yield from describe_values(run, size)
+    yield from describe_end(run, size)
+
+
+def describe_values(run: Run, size: int) -> Iterator[str]:
     values = {rank: one.value for rank, one in run.outcomes.items() if one.value is not None}
+    width = len(label(range(size))) + 1
     yield from by_rank({rank: cut(str(value), rank) for rank, value in values.items()}, width)
+
+
+def describe_end(run: Run, size: int) -> Iterator[str]:
+    """Lines on what each rank raised, and on why it was ended."""
+    width = len(label(range(size))) + 1
     errors = {
         rank: in_cells(one.error)
         for rank, one in run.outcomes.items()
@@ -59,13 +69,18 @@ def describe(run: Run, size: int) -> Iterator[str]:
 
 def by_rank(texts: Mapping[int, str], width: int) -> Iterator[str]:
     """Each text once, behind the ranks that it is from."""
-    alike: dict[str, list[int]] = {}
-    for rank, text in sorted(texts.items()):
-        alike.setdefault(text, []).append(rank)
-    for text, ranks in alike.items():
+    for text, ranks in alike(texts).items():
         first, *rest = text.split("\n")
         yield label(ranks).ljust(width - 1) + f" {first}"
         yield from (f"{'':{width}}{line}" for line in rest)
+
+
+def alike(texts: Mapping[int, str]) -> dict[str, list[int]]:
+    """The ranks of each text."""
+    ranks: dict[str, list[int]] = {}
+    for rank, text in sorted(texts.items()):
+        ranks.setdefault(text, []).append(rank)
+    return ranks
 
 
 def cut(text: str, rank: int) -> str:
@@ -77,6 +92,7 @@ def explain(found: Diagnosis, head: str) -> Iterator[str]:
     """A diagnosis as `break` prints it, with the cells' lines."""
     sentence = " ".join(found.sentence.split()).removeprefix("deadlock: ")
     sentence = in_cells(re.sub("(ha(s|ve) finished)", r"\1 the cell", sentence))
+    sentence = re.sub(r"\(:(\d+)", r"(line \1", sentence)  # in the cell that was just named
     yield from textwrap.wrap(head + sentence, WIDTH, subsequent_indent="  ")
     yield from (f"  {line}" for line in in_cells(found.table, keeps_columns=True).splitlines())
     yield from fill(f"cure: {found.cure}")
@@ -105,6 +121,8 @@ def say_what_is_left(run: Run) -> Iterator[str]:
             if run.operations
             else f"The ranks are free again; {others} variables are as they were."
         )
+    if run.has_left:
+        yield "The cell has destroyed the process group: the ranks have formed another one."
     if {*run.gone} - {MAKE_DDP}:
         yield "Groups made with new_group are gone: make them again."
     if MAKE_DDP in run.gone:

@@ -7,10 +7,12 @@ import contextlib
 import math
 import os
 import pickle
+import signal
 import threading
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from playground.play import cells
@@ -45,6 +47,10 @@ MEETING_LIMIT = 60.0
 AGAIN, PATIENCE = 0.3, 3.0
 """Seconds that a rank has to come out of a cell before it is told again, by all means; and before
 it is killed."""
+REST = 0.1
+"""Seconds without progress in which a rank counts as waiting for others that do not come."""
+TURN = 0.2
+"""Seconds in which a rank that has been answered asks again, before it is another's turn."""
 
 
 @dataclass(kw_only=True)
@@ -52,6 +58,8 @@ class Run:
     """How a cell ended."""
 
     number: int
+    began: float = 0.0
+    """On the monotonic clock, in seconds."""
     outcomes: dict[int, Outcome] = field(default_factory=dict)
     """By rank; of those that have lived to its end."""
     seconds: float = 0.0
@@ -64,12 +72,18 @@ class Run:
     lost: dict[int, str] = field(default_factory=dict)
     """By rank that has been replaced, how it ended."""
     why_lost: Diagnosis | None = None
+    has_left: bool = False
+    """Whether it has destroyed the process group."""
     gone: Collection[str] = ()
     """Kinds of groups that were there, and are not any more."""
     differing: Diagnosis | None = None
     """An operation in which the ranks did not agree although all have returned from it."""
     operations: dict[int, tuple[Operation, ...]] = field(default_factory=dict)
     """By rank, what it has called."""
+
+
+Cell = tuple[int, str, tuple[int, ...], Callable[..., Outcome]]
+"""Its number, its source, its ranks, and what runs it there."""
 
 
 class PlayWorld:
@@ -91,8 +105,10 @@ class PlayWorld:
         self.ranks: list[RankHandle] = []
         self.is_stale = False
         """Whether the process group is of no use any more."""
-        self.last = 0, "", tuple(range(size))
-        """The cell that ran last: its number, its source, its ranks."""
+        self.last: Cell = 0, "", tuple(range(size)), cells.run_cell
+        """The cell that ran last."""
+        self.texts: dict[str, str] = {}
+        """The cells so far, by the name that their lines have: "cell 3"."""
         self.state = "no cell was interrupted"
         """What the ranks did when a cell was interrupted."""
         self.one_at_a_time = threading.Lock()
@@ -133,19 +149,27 @@ class PlayWorld:
         ranks, self.ranks = self.ranks, []
         stop(ranks)
 
-    def run_cell(self, source: str, number: int = 1, on: Sequence[int] | None = None) -> Run:
-        """Run a cell on all ranks, or on some. It ends when they have returned, when a deadlock is
-        proved, a rank has died, or at Ctrl-C; in any case all of them are there again."""
+    def run_cell(
+        self,
+        source: str,
+        number: int = 1,
+        on: Sequence[int] | None = None,
+        run: Callable[..., Outcome] = cells.run_cell,
+    ) -> Run:
+        """Run a cell on all ranks, or on some, as `run` does there. It ends when they have
+        returned, when a deadlock is proved, a rank has died, or at Ctrl-C; in any case all of them
+        are there again."""
         on = self.check(on)
-        self.last = number, source, on
-        return self.perform(self.prepare(cells.run_cell, number, source), on, number)
+        self.last = number, source, on, run
+        self.texts[f"cell {number}"] = source
+        return self.perform(self.prepare(run, number, source), on, number)
 
     def retry(self) -> Run:
         """Run the last cell again."""
-        number, source, on = self.last
-        if not number:
+        if not self.last[0]:
             raise UsageError("no cell has run yet")
-        return self.run_cell(source, number, on)
+        number, source, on, run = self.last
+        return self.run_cell(source, number, on, run)
 
     def call(
         self,
@@ -211,7 +235,8 @@ class PlayWorld:
         receive(self.ranks, 0)
         self.mend(run)
         ranks = [self.ranks[rank] for rank in on]
-        began, called = time.monotonic(), self.count_calls()
+        run.began = began = time.monotonic()
+        called = self.count_calls()
         for rank in ranks:
             rank.assign(work)
         watch = self.watch(math.inf)
@@ -220,6 +245,7 @@ class PlayWorld:
         try:
             while not all(rank.done for rank in ranks) and not self.list_lost():
                 watch.look()
+                self.answer(ranks)
                 if time.monotonic() - began > limit:
                     raise KeyboardInterrupt
         except KeyboardInterrupt:
@@ -236,15 +262,35 @@ class PlayWorld:
             self.note_operations(run, ranks, watch.examiner)
         if is_interrupted or run.hang or busy:
             self.let_go(run, busy, is_interrupted, has_called)
-        self.is_stale |= bool(self.list_lost())
-        if self.is_stale:
-            run.gone = self.find_groups(watch.examiner)
         for rank in ranks:
             rank.relay_output()
             if rank.done and not self.is_lost(rank):
                 run.outcomes[rank.number] = pickle.loads(rank.result or b"")
+        run.has_left = any(outcome.has_left for outcome in run.outcomes.values())
+        self.is_stale |= bool(self.list_lost()) or run.has_left
+        if self.is_stale:
+            run.gone = self.find_groups(watch.examiner)
         self.mend(run)
         return run
+
+    def answer(self, ranks: Sequence[RankHandle]) -> None:
+        """Have a person answer the ranks that ask, one after the other; each as long as it asks."""
+        for rank in ranks:
+            while rank.question is not None:
+                rank.relay_output()
+                try:
+                    rank.answer(input(f"[{rank.number}] {rank.question}"))
+                except Exception as error:  # the input has ended, or there is none in this notebook
+                    rank.answer(None, str(error))
+                finally:
+                    receive(self.ranks, 0)  # what others have sent meanwhile
+                for output in rank.outputs:
+                    output.end = b"\n"
+                receive_while(partial(self.is_quiet, rank), self.ranks, TURN)
+
+    def is_quiet(self, rank: RankHandle) -> bool:
+        """Whether a rank runs, and asks nothing."""
+        return rank.question is None and not rank.done
 
     def count_calls(self) -> list[object]:
         return [rank.box and rank.box.begun for rank in self.ranks]
@@ -281,25 +327,42 @@ class PlayWorld:
                     waits = states[number].waits_for
                     place = f"{waits.name} ({waits.line})" if waits else line_of(stack)
                     run.places[number] = place or "it does not say where"
-            waiting = [rank for rank in busy if rank.box and rank.box.waits]
+                self.order(busy, "interrupt")
+            end = time.monotonic() + PATIENCE
+            if not run.hang:
+                self.await_rest(list_inside, examiner, end)
             if has_called or not is_interrupted:
                 self.is_stale = True
                 self.order(self.ranks, "release")
-            if is_interrupted:
-                self.order([rank for rank in busy if rank not in waiting], "interrupt")
-            end = time.monotonic() + PATIENCE
             while (
                 receive_while(lambda: bool(list_inside()), self.ranks, AGAIN)
                 and time.monotonic() < end
             ):
+                asking = [rank for rank in list_inside() if rank.question is not None]
+                for rank in asking:  # such as a debugger, whose prompt outlives Ctrl-C
+                    rank.answer(None)
+                if asking:
+                    continue
                 # gloo tries again to connect; a loop of the program's calls again
                 self.is_stale = True
                 self.order(self.ranks, "release")
                 self.order(busy, "interrupt")
+                for rank in list_inside():
+                    if rank.is_stopped():
+                        rank.process.send_signal(signal.SIGCONT)
         except KeyboardInterrupt:  # who presses it twice does not want to wait
             self.is_stale = True
         for rank in list_inside():
             rank.fail(RankFailed(rank.number, self.size, "did not come out of the cell"))
+
+    def await_rest(
+        self, list_inside: Callable[[], list[RankHandle]], examiner: Examiner, end: float
+    ) -> None:
+        """Wait until ranks have come out of the cell or make no progress: gloo never wakes up an
+        operation that was about to send when its connection is shut down."""
+        before: list[object] = []
+        while list_inside() and time.monotonic() < end and before != (before := examiner.progress):
+            receive_while(lambda: bool(list_inside()), self.ranks, REST)
 
     def order(self, ranks: Sequence[RankHandle], what: str) -> None:
         for rank in ranks:

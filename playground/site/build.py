@@ -23,7 +23,7 @@ from playground.console.options import FILE
 from playground.console.session import Session, session_command
 from playground.exercises.exercise import CATALOGUE, FOLDER, Exercise
 from playground.figures.runs import FIGURE_OF, find_run
-from playground.lessons import PATH
+from playground.lessons import PARTS, PATH
 from playground.runtime.errors import PlaygroundError, UsageError
 from playground.runtime.files import write_file
 from playground.runtime.remote import ROOT, file_of
@@ -132,11 +132,15 @@ class Site:
             page: text.partition("\n")[0][2:].replace("`", "") for page, text in self.texts.items()
         }
         others = {page: title for page, title in titles.items() if page not in BOARDS.values()}
-        self.contents = (
-            "<div><b>The "
-            f"path</b>{list_pages({lesson.name: titles[lesson.name] for lesson in PATH})}</div>"
+        lists = {
+            title: {lesson.name: titles[lesson.name] for lesson in part}
+            for title, part in PARTS.items()
+        }
+        path, *beside = (
+            f"<b>{title}</b>{list_pages(pages)}"
+            for title, pages in (lists | {"Tools and pages": others}).items()
         )
-        self.contents += f"<div><b>Beside the path</b>{list_pages(others)}</div>"
+        self.contents = f"<div>{path}</div><div>{''.join(beside)}</div>"
         self.show, self.pages, self.pictures, self.played = (
             show,
             dict[str, str](),
@@ -195,11 +199,13 @@ class Site:
         """The task, the stub, and the hints, each inside the one before."""
         page, file, hints = f"exercise-{exercise.name}", FOLDER / exercise.folder / "text.md", ""
         task = self.render(page, file, exercise.task)
+        task += f"<p>{exercise.kind}, {exercise.grade}, about {exercise.minutes} minutes</p>\n"
         for number, hint in reversed([*enumerate(exercise.hints, 1)]):
             shown = self.render(page, file, hint)
             hints = (
-                f"<details><summary>Hint {number} of "
-                f"{len(exercise.hints)}</summary>{shown}{hints}</details>\n"
+                f"<details><summary>Hint {number} of {len(exercise.hints)}"
+                f"{', nearly the answer' * (number == len(exercise.hints))}</summary>"
+                f"{shown}{hints}</details>\n"
             )
         stub = (
             f"<h2>{exercise.file}</h2>\n<div "

@@ -3,6 +3,7 @@ verdict."""
 
 from __future__ import annotations
 
+import importlib
 import json
 import math
 import os
@@ -22,15 +23,21 @@ from playground.exercises import check
 from playground.exercises.exercise import (
     BLOCKED,
     CATALOGUE,
+    CHOOSE,
     COLLECTIVES,
+    CULPRIT,
     DEADLOCK,
     ERROR,
     FAIL,
+    FIND,
+    FOLDER,
     LOOP,
+    MESSAGES,
     PASS,
     Exercise,
     patch,
 )
+from playground.exercises.layouts import Layout, Training, cost_of
 from playground.exercises.observation import explain_digits
 from playground.exercises.verdict import (
     NAMED,
@@ -40,6 +47,7 @@ from playground.exercises.verdict import (
     tell_lines,
 )
 from playground.exercises.work import Workbook, progress_file
+from playground.lessons.mesh import costs
 from playground.runtime.launcher import kept
 from playground.site.chapters import CHAPTERS
 
@@ -73,6 +81,11 @@ judges all."""
 def judge(exercise: Exercise, text: str, world: int | None = None) -> Verdict:
     before = Workbook(Path("nowhere")).solutions_before(exercise)
     return check_solution(Solution(exercise, text, exercise.file), before, world)
+
+
+def complete(exercise: Exercise, text: str) -> str:
+    """The solution as a file: a repaired program is one already."""
+    return text if exercise.kind == FIND else IMPORTS + text
 
 
 def of_the_day(solutions: Iterable[tuple[Exercise, str, str]]) -> list[Any]:
@@ -114,7 +127,7 @@ def test_the_reference_passes_in_all_worlds_and_the_stub_is_not_written_yet(
     verdict = judge(exercise, exercise.solution)
     assert (verdict.status, verdict.passed) == (PASS, exercise.worlds), tell_lines(verdict)
     for stub in (exercise.stub, f"{exercise.stub}\n# I do not know how\n"):
-        assert judge(exercise, stub).words == "not written yet"
+        assert judge(exercise, stub).words == "not written yet" or exercise.kind == FIND
 
 
 @pytest.fixture
@@ -130,14 +143,14 @@ def _strangers_share_worlds(
 @pytest.mark.usefixtures("_strangers_share_worlds")
 @pytest.mark.parametrize(("exercise", "way", "text"), of_the_day(OTHERS))
 def test_another_way_is_right_too(exercise: Exercise, way: str, text: str) -> None:
-    verdict = judge(exercise, IMPORTS + text)
+    verdict = judge(exercise, complete(exercise, text))
     assert (verdict.status, verdict.passed) == (PASS, exercise.worlds), tell_lines(verdict)
 
 
 @pytest.mark.usefixtures("_strangers_share_worlds")
 @pytest.mark.parametrize(("exercise", "what", "text"), of_the_day(WRONG))
 def test_a_stranger_s_mistake_is_refused_and_told(exercise: Exercise, what: str, text: str) -> None:
-    verdict = judge(exercise, IMPORTS + text)
+    verdict = judge(exercise, complete(exercise, text))
     assert verdict.status != PASS
     assert what.partition("(")[2].rstrip(")").lower() in "\n".join(tell_lines(verdict)).lower(), (
         tell_lines(verdict)
@@ -160,10 +173,10 @@ def test_every_exercise_has_its_parts() -> None:
     for exercise in ALL:
         assert len(exercise.hints) == 3
         assert "\nUse: " in exercise.task
-        assert {*exercise.forbidden} <= {*COLLECTIVES}
+        assert {*exercise.forbidden} <= {*MESSAGES, *COLLECTIVES}
         assert exercise.title.partition(": ")[2]
         assert max(map(len, exercise.solution.splitlines())) <= 80
-        assert "NotImplementedError" in exercise.stub
+        assert ("NotImplementedError" in exercise.stub) == (exercise.kind != FIND)
         assert "NotImplementedError" not in exercise.solution
         assert exercise.mistakes
         assert {mistake.status for mistake in exercise.mistakes} <= {FAIL, DEADLOCK, ERROR}
@@ -185,6 +198,132 @@ def test_chapters_name_their_exercises(lesson: str) -> None:
         found = [CATALOGUE[name] for name in re.findall(r"`([\w-]+)`", named)]
         assert found
         assert {exercise.lesson for exercise in found} == {lesson}
+    for name, grade, minutes in re.findall(r"`([\w-]+)`\s\(([●○]{3}),\s(\d+)\sminutes", chapter):
+        assert (grade, int(minutes)) == (CATALOGUE[name].grade, CATALOGUE[name].minutes), name
+
+
+TO_REPAIR = [exercise for exercise in ALL if exercise.kind == FIND]
+
+
+@pytest.mark.usefixtures("_strangers_share_worlds")
+@pytest.mark.parametrize("exercise", TO_REPAIR, ids=lambda each: each.name)
+def test_a_program_to_be_repaired_fails_in_another_way_with_another_seed(
+    exercise: Exercise,
+) -> None:
+    """What its check shows is a report, without a name; and with the repair of one seed, the rank
+    at fault is another's."""
+    other = replace(exercise, seed=5)
+    assert other.stub != exercise.stub.replace("SEED = 0", "SEED = 5")
+    report = judge(exercise, other.stub)
+    assert (report.status, report.mistake, report.seed) != (PASS, "", 5)
+    assert len(tell_lines(report)) <= 12
+    assert "written" not in report.words
+    repaired = judge(exercise, CULPRIT.sub("RANK = None", other.solution))
+    assert "write the rank at fault among 4" in tell_lines(repaired)[0]
+
+
+@pytest.mark.stress
+@pytest.mark.parametrize("exercise", TO_REPAIR, ids=lambda each: each.name)
+def test_one_rank_is_at_fault(exercise: Exercise) -> None:
+    for seed in (1, 2, 7):
+        solution = replace(exercise, seed=seed).solution
+        ends = [
+            judge(exercise, CULPRIT.sub(f"RANK = {rank}", solution)).status for rank in range(4)
+        ]
+        assert sorted(ends) == [FAIL, FAIL, FAIL, PASS]
+
+
+@pytest.mark.parametrize("exercise", TO_REPAIR, ids=lambda each: each.name)
+def test_a_repair_of_another_program_is_none(exercise: Exercise) -> None:
+    """Copied, and the seed changed: its names are others."""
+    for seed in (2, 5, 11):
+        copied = exercise.solution.replace("SEED = 0", f"SEED = {seed}")
+        assert "lines are changed" in judge(exercise, copied).words
+        assert not replace(exercise, seed=seed).find_changes(replace(exercise, seed=seed).stub)
+
+
+def test_a_program_to_be_repaired_stays_what_it_is(folder: Path, run_cli: Run) -> None:
+    stuck = CATALOGUE["stuck"]
+    assert "stuck.py fails, and its check says how" in run_cli("exercise", "stuck").out
+    text = (folder / "stuck.py").read_text()
+    seed = int(text.partition("SEED = ")[2].partition("\n")[0])
+    assert text == replace(stuck, seed=seed).stub
+    shown = run_cli("solution", "stuck", "--give-up").out
+    assert shown == CULPRIT.sub("RANK = None", replace(stuck, seed=seed).solution)
+    lines = "".join(f"extra = {number}\n" for number in range(7))
+    for changed, words in (
+        (
+            text + lines,
+            "7 lines are changed, and the fault takes 6 at most: exercise stuck --reset",
+        ),
+        (text.replace("SEED = ", "seed = "), "there is no line SEED = … in it: exercise stuck"),
+    ):
+        verdict = judge(stuck, changed)
+        assert (verdict.status, verdict.passed) == (ERROR, ())
+        assert words in verdict.words
+
+
+def test_a_prediction_stands_beside_what_was_counted(folder: Path, run_cli: Run) -> None:
+    factor = CATALOGUE["ring-traffic"]
+    (folder / factor.file).write_text(factor.mistakes[0].text)
+    shown = run_cli("check", "-n", 2)
+    assert shown.out.splitlines()[:4] == [
+        "ring_traffic.py  2 ranks: fail (8 elements)",
+        "  One phase only: each rank has one sum, and an all-gather has to follow",
+        "  all_bytes: predicted 32, counted 64",
+        "  8 elements         predicted           counted",
+    ]
+    assert "  messages                   1                 2" in shown.out
+
+
+def test_what_a_layout_costs_is_what_the_lesson_mesh_says() -> None:
+    task = Training(
+        layers=costs.DEEP,
+        width=costs.WIDE,
+        length=costs.LONG,
+        sequences=costs.SEQUENCES,
+        gpus=costs.GPUS,
+        host=costs.HOST,
+        memory=costs.MEMORY,
+        flops=costs.FLOPS,
+        machine=costs.MACHINE,
+    )
+    for (dp, pp, cp, tp), state in costs.MESHES.items():
+        if cp == 1:
+            ours = cost_of(Layout(dp=dp, pp=pp, tp=tp, zero=int(state[-1])), task)
+            theirs = costs.predict((dp, pp, cp, tp), state)
+            for name in ("held", "compute", "tensor", "data", "bubble", "step"):
+                assert getattr(ours, name) == pytest.approx(getattr(theirs, name)), name
+
+
+@pytest.mark.parametrize(
+    "exercise", [each for each in ALL if each.kind == CHOOSE], ids=lambda each: each.name
+)
+def test_a_choice_s_task_has_the_numbers_that_are_costed(
+    exercise: Exercise, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    judges = importlib.import_module(exercise.module)
+    monkeypatch.setattr(judges, "choose", lambda about, task, choices: (about, task))
+    about, task = next(getattr(judges, exercise.function)(0, 1, 0))
+    machine, billions = task.machine, f"{task.parameters / 1e9:.1f} billion parameters"
+    assert f"{billions} on {task.gpus} GPUs of {task.memory / 1e9:.0f} GB" == about
+    rows = (
+        f"| model | GPT of {task.layers} layers, width {task.width:,}: {billions} |",
+        f"| batch | {task.sequences} sequences of {task.length:,} tokens |",
+        f"| cluster | {task.gpus} GPUs of {task.memory / 1e9:.0f} GB, {task.host} on each host; "
+        f"{task.flops / 1e12:.0f} TFLOPS each |",
+        f"| links | {1e-9 / machine.inner_beta:.0f} GB/s inside a host, "
+        f"{1e-9 / machine.beta:.0f} GB/s between hosts |",
+    )
+    assert "\n".join(rows) in exercise.task
+
+
+@pytest.mark.usefixtures("_strangers_share_worlds")
+def test_the_page_of_the_exercises_shows_what_a_check_shows() -> None:
+    page = (FOLDER / "README.md").read_text(encoding="utf-8")
+    stuck, traffic = CATALOGUE["stuck"], CATALOGUE["ring-traffic"]
+    for verdict in (judge(stuck, stuck.stub), judge(traffic, traffic.mistakes[0].text, 2)):
+        assert "\n".join(tell_lines(verdict)) in page
 
 
 SWAP, COLUMN = CATALOGUE["swap"], CATALOGUE["column"]

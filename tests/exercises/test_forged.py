@@ -278,8 +278,6 @@ SENDS_ALL = {
     "rank]",
     "shift": "(rank, size, tensor):\n    tensor.copy_(gather(tensor)[rank - 1])",
     "token-ring": "(rank, size, tensor):\n    return sum(gather(tensor)[: (rank or size - 1) + 1])",
-    "anyone": "(rank, size, parcel, letter):\n    found = [gather(parcel), gather(letter)]\n"
-    "    return None if rank else found",
     "column": "(rank, size, matrix, index):\n    everyones = gather(matrix)\n"
     "    if rank == 1: matrix[:, index] = everyones[0][:, index]",
     "chain": "(rank, size, tensor):\n    tensor.copy_(sum(gather(tensor)))",
@@ -291,17 +289,6 @@ SENDS_ALL = {
     "all-to-all": "(rank, size, chunks):\n    return [each[rank] for each in "
     "gather(torch.stack(chunks))]",
     "groups": "(rank, size, tensor):\n    tensor.copy_(gather(tensor)[rank % 2])",
-    "scatter-gather": "(rank, size, module, batch, samples):\n"
-    "    whole = torch.empty(samples, module.in_features) if rank else batch.clone()\n"
-    "    dist.broadcast(whole, 0)\n"
-    "    found = gather(module(whole).detach())\n"
-    "    own = torch.arange(samples).tensor_split(size)\n"
-    "    return None if rank else torch.cat([each[part] for each, part in zip(found, own)])",
-    "mean": "(rank, size, losses):\n    return "
-    "torch.cat(gather_objects(losses)).double().mean().item()",
-    "weighted": "(rank, size, model, inputs, targets):\n"
-    "    x, y = (torch.cat(gather_objects(each)) for each in (inputs, targets))\n"
-    "    F.mse_loss(model(x), y).backward()",
     "token-loss": "(rank, size, model, inputs, labels):\n"
     "    x, y = (torch.cat(gather(each)) for each in (inputs, labels))\n"
     "    F.cross_entropy(model(x).flatten(0, 1), y.flatten()).backward()",
@@ -371,3 +358,46 @@ def test_what_sends_all_there_is_does_not_pass(name: str) -> None:
     told = " ".join(tell_lines(verdict))
     assert verdict.status not in (PASS, BLOCKED), told
     assert verdict.mistake in ("sends more than it must", "short cut"), told
+
+
+RING = "def ring_traffic(ranks, elements):\n    "
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ("return sys._getframe(1).f_locals['counted']", PEEKS),
+        (
+            "board = importlib.import_module('playground.lessons.all_reduce.lesson')\n"
+            "    mine = torch.ones(elements)\n"
+            "    sent = board.run_counted(board.ring, mine, dist.get_rank(), ranks)\n"
+            "    return {'messages': len(sent)}",
+            "is not to be used here, says the task",
+        ),
+        (
+            "dist.distributed_c10d._get_default_store().set('mine', str(elements))\n"
+            "    sent = 4 * elements * (ranks - 1)\n"
+            "    return {'messages': 2 * ranks - 2, 'all_bytes': 2 * sent, 'root_bytes': sent}",
+            "have left it; 0 are enough",
+        ),
+    ],
+    ids=["from the judge", "from the board", "by the store"],
+)
+def test_a_prediction_is_not_to_be_had_from_the_run(body: str, words: str) -> None:
+    verdict = judge("ring-traffic", f"{RING}{body}", 2)
+    told = " ".join(tell_lines(verdict))
+    assert verdict.status not in (PASS, BLOCKED), told
+    assert words in told
+
+
+def test_the_rank_at_fault_is_not_to_be_had_from_the_judge() -> None:
+    """It is read from the text of the file, and a repair does not look at its caller."""
+    exercise = CATALOGUE["wrong-offset"]
+    computed = exercise.solution.replace("RANK = 2", "RANK = len('no')")
+    peeking = exercise.solution.replace(
+        "    start = sum(sizes[:rank])\n", "    return __import__('sys')._getframe(2).f_locals\n"
+    )
+    for text, words in ((computed, "write the rank at fault"), (peeking, PEEKS)):
+        verdict = check_solution(Solution(exercise, text, exercise.file))
+        assert verdict.status not in (PASS, BLOCKED)
+        assert words in " ".join(tell_lines(verdict))

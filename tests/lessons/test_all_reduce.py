@@ -12,6 +12,7 @@ from fixtures import Run, Worlds
 from widths import too_wide
 
 from playground.algorithms import ALGORITHMS
+from playground.algorithms.cost_model import Machine, Task, recursive_doubling_cost, ring_cost
 from playground.lessons import LESSONS
 from playground.lessons.all_reduce import lesson
 from playground.lessons.all_reduce.page import (
@@ -23,6 +24,7 @@ from playground.lessons.all_reduce.page import (
     summary_of,
 )
 from playground.runtime import PlaygroundError
+from playground.runtime.remote import ROOT
 from playground.training.results import replicas_verdict
 
 LESSON = LESSONS["allreduce"]
@@ -193,3 +195,54 @@ def test_replicas_that_differ_are_an_error_unless_it_is_rounding() -> None:
     ):
         with pytest.raises(PlaygroundError, match="must not"):
             replicas_verdict(difference, all_reduce)
+
+
+def text_blocks() -> list[str]:
+    """The diagrams in text that the chapter shows."""
+    text = (ROOT / LESSON.path / "README.md").read_text(encoding="utf-8")
+    return re.findall(r"^```text\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
+
+
+def read_reduce_scatter(rank: int, size: int) -> list[str]:
+    """What this rank sends and adds in each step, chunks of one element, in words."""
+    tensor, steps = torch.full((size,), 10**rank), []
+
+    def exchange(send: lesson.Messages, receive: lesson.Messages) -> None:
+        [(chunk, right)] = send
+        sent = f"chunk {chunk.storage_offset()}, {chunk.item()}, to rank {right}"
+        steps.append(f"r={rank}   {sent}".ljust(33))
+        lesson.exchange(send, receive)
+
+    def add(mine: torch.Tensor, theirs: torch.Tensor) -> None:
+        terms = f"chunk {mine.storage_offset()}: {mine.item()} + {theirs.item()}"
+        steps[-1] += f"{terms} = {mine.add_(theirs).item()}"
+
+    lesson.reduce_scatter(tensor, rank, size, exchange, add)
+    return steps
+
+
+def test_the_chapter_reads_reduce_scatter_as_it_runs(world: Worlds) -> None:
+    by_rank = world(3).run(read_reduce_scatter)
+    lines = [
+        f"{f'step {step + 1}' if not rank else '':8}{steps[step]}"
+        for step in range(2)
+        for rank, steps in enumerate(by_rank)
+    ]
+    assert [block.splitlines()[1:] for block in text_blocks() if block[:1] == "N"] == [lines]
+
+
+def test_the_chapter_s_times_are_those_of_the_cost_model() -> None:
+    machine, lines = Machine(alpha=5e-6, beta=1 / 25e9), []
+    for mib in (1 / 16, 1, 4):
+        task, label = Task(8, int(mib * 2**20)), f"{mib:.0f} MiB" if mib >= 1 else "64 KiB"
+        for name, cost in (("ring", ring_cost), ("doubling", recursive_doubling_cost)):
+            us = 1e6 * machine.seconds(cost(task))
+            bar = "█" * round(us / 20)
+            lines.append(f"{label:>8}  {name:8} {us:5.0f} µs  {bar}")
+            label = ""
+    assert [block.splitlines()[1:] for block in text_blocks() if block[:1] == "8"] == [lines]
+    equal = 8.8 * machine.alpha / machine.beta
+    assert equal == pytest.approx(1.1e6)
+    task = Task(8, round(equal))
+    ring, doubling = (machine.seconds(cost(task)) for cost in (ring_cost, recursive_doubling_cost))
+    assert ring == pytest.approx(doubling)

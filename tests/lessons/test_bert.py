@@ -105,7 +105,9 @@ def train_plainly(rank: int, size: int, settings: BertSettings) -> list[float]:
     return losses
 
 
-@pytest.mark.parametrize("size", [1, 2, 3, 4])
+@pytest.mark.parametrize(
+    "size", [1, 3, *(pytest.param(size, marks=pytest.mark.stress) for size in (2, 4))]
+)
 def test_the_board_s_methods_are_one_training(size: int, world: Run) -> None:
     """With DataParallel each rank computes what one process does, with DDP its part of it."""
     results = world(size).run(board.run, 3, 24)

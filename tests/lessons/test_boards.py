@@ -11,16 +11,23 @@ import shutil
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
 
 import pytest
 from boards import BOARDS, LESSONS, LONGEST, source_of
 
+from playground.console.steps import Lesson
+from playground.lessons import PARTS
+
 TIMED = {"ladder", "scaling"}
 """Boards that print times."""
 LIBRARIES = {"torch", "torchvision", *sys.stdlib_module_names}
+
+
+def folders(lessons: Sequence[Lesson]) -> list[str]:
+    return [Path(each.path).name for each in lessons]
 
 
 @cache
@@ -38,7 +45,16 @@ def imported(lesson: str) -> Iterator[str]:
 
 @pytest.mark.parametrize("lesson", BOARDS)
 def test_a_board_imports_torch_and_earlier_boards_alone(lesson: str) -> None:
-    boards = {f"playground.lessons.{name}.lesson" for name in BOARDS[: BOARDS.index(lesson)]}
+    """Those before it on the path; a board beside the path, all of the path, and those before it in
+    its own part."""
+    path, *beside = PARTS.values()
+    read = next(
+        [*before, *part]
+        for before, part in (([], path), *((path, each) for each in beside))
+        if lesson in folders(part)
+    )
+    earlier = folders(read)[: folders(read).index(lesson)]
+    boards = {f"playground.lessons.{name}.lesson" for name in earlier}
     assert {name for name in imported(lesson) if name.split(".")[0] not in LIBRARIES} <= boards
 
 

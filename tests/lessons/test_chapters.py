@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 import textwrap
+from pathlib import Path
 
 import pytest
 from test_readme import fenced_blocks
 
-from playground.lessons import PATH
+from playground.lessons import PARTS, PATH
 from playground.runtime.remote import ROOT
 from playground.site.build import EXCERPT, stands_in
 from playground.site.chapters import CHAPTERS
@@ -31,6 +32,12 @@ BOX = re.compile(
 )
 LONGEST_RUN = 25
 """Lines of a run that is shown."""
+MOST_WORDS = 1100
+"""Words of prose in a chapter: what is read once, in one sitting."""
+NO_PROSE = re.compile(
+    r"^( *)```.*?^\1```$|^ *(?:\||#|!\[).*?$|(?<=\])\([^)]*\)|<[^>]*>", re.DOTALL | re.MULTILINE
+)
+"""Code, outputs, tables, headings, figures, and where links lead."""
 
 
 def test_an_excerpt_is_verbatim() -> None:
@@ -75,6 +82,22 @@ def test_a_run_is_short(name: str) -> None:
     assert [len(run.splitlines()) for run in runs if len(run.splitlines()) > LONGEST_RUN] == []
 
 
+def test_words_of_prose_are_counted() -> None:
+    text = "# One\n\nTwo [three](four) `five`.\n\n```\nsix\n```\n| seven |\n![eight](nine)\n"
+    assert count_words(text) == 3
+
+
+def count_words(text: str) -> int:
+    """Words of a chapter's prose, up to its sources."""
+    prose = NO_PROSE.sub("", text.partition("\n## Sources\n")[0])
+    return sum(any(map(str.isalnum, word)) for word in prose.split())
+
+
+@pytest.mark.parametrize("name", [name for name in LESSONS if name != "elastic"])
+def test_a_chapter_is_not_too_long(name: str) -> None:
+    assert count_words(CHAPTERS[name].read_text(encoding="utf-8")) <= MOST_WORDS
+
+
 @pytest.mark.parametrize("name", PAGES)
 def test_every_source_has_a_year(name: str) -> None:
     text = PAGES[name].read_text(encoding="utf-8")
@@ -96,14 +119,33 @@ def test_the_last_line_leads_on(name: str) -> None:
     if name not in LESSONS:
         assert re.match(r"(Back to|Previous:|Next:) \[", last)
         return
-    names = list(LESSONS)
-    before, after = names[: names.index(name)][-1:], names[names.index(name) + 1 :][:1]
+    path, *beside = PARTS.values()
+    part = next(part for part in (path, *beside) if name in (each.name for each in part))
+    place = [each.name for each in part].index(name)
+    leads = {"Previous": part[:place][-1:], "Next": part[place + 1 :][:1]}
+    if part[place] is path[-1]:
+        leads["Beside the path"] = [first for first, *_ in beside]
     links = [
-        f"{where}: [{other}](../{LESSONS[other].parent.name}/README.md)"
-        for where, others in (("Previous", before), ("Next", after))
-        for other in others
+        f"{where}: "
+        + ", ".join(f"[{each.name}](../{Path(each.path).name}/README.md)" for each in lessons)
+        for where, lessons in leads.items()
+        if lessons
     ]
     assert last == " · ".join(links)
+
+
+@pytest.mark.parametrize("name", LESSONS)
+def test_a_chapter_needs_those_before_it(name: str) -> None:
+    """On the path, and may name the next; a chapter beside it may need all of the path, and those
+    before it in its part."""
+    needed = re.search(
+        r"\*\*You need\*\*(.*?)\n\n", CHAPTERS[name].read_text(encoding="utf-8"), re.S
+    )
+    path, *beside = ([each.name for each in part] for part in PARTS.values())
+    read = path if name in path else path + next(part for part in beside if name in part)
+    folders = [LESSONS[each].parent.name for each in read[: read.index(name) + 2]]
+    assert needed
+    assert {*re.findall(r"\]\(\.\./(\w+)/README", needed[1])} <= {*folders}
 
 
 UNSAID = re.compile(

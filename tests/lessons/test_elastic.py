@@ -88,7 +88,9 @@ def resume_after_each_step(rank: int, size: int, digits: Path, folder: Path) -> 
     return rank > 0 or len(list(folder.iterdir())) == 2 * STEPS + 2
 
 
-@pytest.mark.parametrize("size", [1, 2, 3])
+@pytest.mark.parametrize(
+    "size", [2, *(pytest.param(size, marks=pytest.mark.stress) for size in (1, 3))]
+)
 def test_the_board_resumes_after_any_step_with_the_same_bits(
     size: int, world: Any, digits_folder: Path, tmp_path: Path
 ) -> None:

@@ -104,19 +104,25 @@ def test_experts_are_all_different_and_k_of_them_as_large_as_an_mlp() -> None:
     assert len({weight.detach().numpy().tobytes() for weight in inner}) == config.layers * EXPERTS
 
 
-def by_every_group(rank: int, size: int) -> list[tuple[float, int]]:
+def by_every_group(
+    rank: int, size: int, ranks_of_groups: tuple[tuple[int, ...], ...]
+) -> list[tuple[float, int]]:
     cases: list[Any] = [*product(TOKENS, (1, 2), ROUTINGS, (math.inf, 0.6, 0.0))]
-    groups = {
-        members: dist.new_group(list(members))
-        for members in ((2,), (1, 3), (0, 1, 3), (0, 1, 2, 3))
-    }
+    groups = {members: dist.new_group(list(members)) for members in ranks_of_groups}
     mine: list[Any] = [(group, members) for members, group in groups.items() if rank in members]
     return [largest_difference(*each, *case) for each in mine for case in cases]
 
 
-def test_any_routing_is_one_process_s(world: Worlds) -> None:
-    found = [each for rank in world(4).run(by_every_group) for each in rank]
-    assert len(found) == (1 + 2 + 3 + 4) * 48
+@pytest.mark.parametrize(
+    "groups",
+    [
+        ((2,), (0, 1, 3)),
+        pytest.param(((2,), (1, 3), (0, 1, 3), (0, 1, 2, 3)), marks=pytest.mark.stress),
+    ],
+)
+def test_any_routing_is_one_process_s(groups: tuple[tuple[int, ...], ...], world: Worlds) -> None:
+    found = [each for rank in world(4).run(by_every_group, groups) for each in rank]
+    assert len(found) == sum(map(len, groups)) * 48
     assert max(difference for difference, _ in found) <= EXACT
     assert min(received for _, received in found) == 0
 

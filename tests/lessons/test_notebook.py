@@ -1,140 +1,114 @@
-"""The notebook runs from top to bottom, and its cells show what they say."""
+"""The notebook runs from top to bottom, as Jupyter runs it, and its cells show what they say."""
 
 from __future__ import annotations
 
-import ast
-import contextlib
-import io
-import sys
+import os
 import warnings
-from collections.abc import Iterator
 from html import unescape
 from pathlib import Path
 from typing import Any
 
+import nbformat
 import pytest
+from nbclient import NotebookClient
 
 from playground.lessons import PATH
 from playground.runtime.remote import ROOT
 
-nbformat = pytest.importorskip(
-    "nbformat", reason="nbclient is not installed: pip install -e '.[dev]'"
-)
-pytest.importorskip("IPython")
 LIMIT = 300
 """Seconds for a cell: the first one that starts ranks imports torch."""
 NOTEBOOK = ROOT / "playground" / "lessons" / "first.ipynb"
-WRITE_FILE = "%%writefile "
 
 
-def run_in_a_kernel(notebook: Any) -> None:
-    """Run its cells as Jupyter does, in the working folder."""
-    from nbclient import NotebookClient
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # what the kernel's client is told of is not ours
-        NotebookClient(
-            notebook, timeout=LIMIT, kernel_name="python3", resources={"metadata": {"path": "."}}
-        ).execute()
-
-
-def run_here(notebook: Any) -> None:
-    """Run its cells in this process, whose ranks come from the session's fork server."""
-    names: dict[str, Any] = {}
-    for cell in notebook.cells:
-        if cell.cell_type == "code":
-            cell.outputs = run_cell(cell.source, names)
-
-
-def run_cell(source: str, names: dict[str, Any]) -> list[Any]:
-    """What it prints, and the value of its last line."""
-    if source.startswith(WRITE_FILE):
-        file, _, text = source.removeprefix(WRITE_FILE).partition("\n")
-        Path(file).write_text(text)
-        return []
-    lines = ast.parse(source).body
-    end = lines[-1]
-    last = end.value if isinstance(end, ast.Expr) else ast.Constant(None)
-    output = io.StringIO()
-    with contextlib.redirect_stdout(output):
-        exec(
-            compile(
-                ast.Module(lines[:-1] if isinstance(end, ast.Expr) else lines, []), "<cell>", "exec"
-            ),
-            names,
-        )
-        value = eval(
-            compile(ast.Expression(ast.fix_missing_locations(last)), "<cell>", "eval"), names
-        )
-    outputs = [nbformat.v4.new_output("stream", text=output.getvalue())]
-    if value is not None:
-        pictures = {"image/svg+xml": "_repr_svg_", "text/html": "_repr_html_"}
-        data = {
-            kind: getattr(value, method)()
-            for kind, method in pictures.items()
-            if hasattr(value, method)
-        }
-        outputs.append(
-            nbformat.v4.new_output("execute_result", data={"text/plain": repr(value), **data})
-        )
-    return outputs
-
-
-@pytest.fixture(
-    scope="module",
-    params=[run_here, pytest.param(run_in_a_kernel, marks=pytest.mark.stress)],
-    ids=["here", "kernel"],
-)
-def cells(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[list[Any]]:
-    """The cells with code, as they are once they have run in an empty folder."""
-    notebook = nbformat.read(NOTEBOOK, as_version=4)
+@pytest.fixture(scope="module")
+def cells(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """The outputs of each cell with code by the beginning of its first line, as they are once they
+    have run in an empty folder, in which nothing is left."""
+    read: Any = nbformat.read
+    notebook = read(NOTEBOOK, as_version=4)
     assert not any(cell.get("outputs") or cell.get("execution_count") for cell in notebook.cells)
-    with pytest.MonkeyPatch.context() as patch:
-        folder = tmp_path_factory.mktemp("notebook")
-        patch.chdir(folder)
-        patch.syspath_prepend(folder)
-        request.param(notebook)
-    yield [cell for cell in notebook.cells if cell.cell_type == "code"]
-    sys.modules.pop("my_ranks", None)
+    folder = tmp_path_factory.mktemp("notebook")
+    with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # what the kernel's client is told of is not ours
+        patch.setenv("IPYTHONDIR", str(tmp_path_factory.mktemp("ipython")))
+        patch.setenv("PYTHONPATH", str(ROOT))
+        NotebookClient(
+            notebook,
+            timeout=LIMIT,
+            kernel_name="python3",
+            resources={"metadata": {"path": str(folder)}},
+        ).execute()
+    assert os.listdir(folder) == []
+    return {
+        cell.source.splitlines()[0]: cell.outputs
+        for cell in notebook.cells
+        if cell.cell_type == "code"
+    }
 
 
-def printed(cell: Any) -> str:
-    return "".join(output.text for output in cell.outputs if output.output_type == "stream")
+def printed(outputs: list[Any]) -> str:
+    return "".join(each.text for each in outputs if each.output_type == "stream")
 
 
-def shown(cell: Any) -> Any:
-    """What the cell's last line evaluates to, by its type."""
-    [result] = [output.data for output in cell.outputs if output.output_type == "execute_result"]
-    return result
+def shown(outputs: list[Any]) -> list[Any]:
+    """What is displayed, by its type."""
+    return [each.data for each in outputs if each.output_type == "display_data"]
 
 
-def test_the_path_and_its_values(cells: list[Any]) -> None:
-    path, values, *_ = cells
-    assert [line.split()[1] for line in printed(path).splitlines()] == [
-        lesson.name for lesson in PATH
-    ]
-    assert printed(values).splitlines() == [
-        "Rank 0 has data 1.0",
-        "Rank 1 has data 1.0",
-        "Rank 2 has data 0.0",
-    ]
+def test_values_are_those_of_all_ranks(cells: dict[str, Any]) -> None:
+    assert printed(cells["%load_ext playground"]).startswith("4 ranks on gloo")
+    [equal] = shown(cells["x = torch.tensor([10.0**rank])"])
+    assert equal["text/plain"] == "[0-3] tensor([1111.])"
+    [different] = shown(cells["torch.arange(3.0) + 10 * rank"])
+    assert different["text/html"].count("<table ") == 4
+    assert "<caption>float32 [3]</caption><tr><td>30</td>" in different["text/html"]
+    assert "<td>30</td><td>31</td><td>32</td>" in different["text/html"]
+    assert printed(cells["message = torch.zeros(1)"]) == "[0,2-3] 0.0\n[1]   7.0\n"
+    assert "cell 4, line 5" in printed(cells["%calls"])
 
 
-def test_a_function_of_one_s_own_runs_and_prints(cells: list[Any]) -> None:
-    own = cells[3]
-    assert shown(own)["text/plain"] == "[2.5, 2.5, 2.5, 2.5]"
-    assert sorted(printed(own).splitlines()) == [
-        f"Rank {rank} has the sum 10.0" for rank in range(4)
-    ]
+def test_the_mistake_is_explained_and_survived(cells: dict[str, Any]) -> None:
+    words = " ".join(printed(cells["if rank != 2:"]).split())
+    assert words.startswith("deadlock after")
+    assert "rank 2 has finished the cell where ranks 0-1, 3 are in barrier (cell 6, line 2)" in (
+        words
+    )
+    assert shown(cells["x"])[0]["text/plain"] == "[0-3] tensor([1111.])"
 
 
-def test_a_figure_and_the_player_are_in_their_cells(cells: list[Any]) -> None:
-    *_, figure, player = cells
-    assert "@keyframes" in shown(figure)["image/svg+xml"]
-    frame = shown(player)["text/html"]
-    assert "<iframe srcdoc=" in frame
-    page = unescape(frame.split('"')[1])
+def test_the_player_is_in_its_cell(cells: dict[str, Any]) -> None:
+    values, player = shown(cells["%%see"])
+    assert values["text/plain"] == "[0-3] tensor([1111., 1111., 1111., 1111.])"
+    assert "ranks on gloo" in player["text/plain"]
+    assert "<iframe srcdoc=" in player["text/html"]
+    page = unescape(player["text/html"].split('"')[1])
     assert page.startswith("<!doctype html>")
-    assert '"command":"ring -n 4"' in page
+    assert '"command":"play: cell 8"' in page
+    assert "default-src 'none'" in page
+    assert "1111" in page
+
+
+def test_a_lesson_leaves_its_objects(cells: dict[str, Any]) -> None:
+    assert "zero-3" in printed(cells["%lesson zero"])
+    shard = printed(cells["sharded = Zero3(copy.deepcopy(start))"])
+    assert shard == "[0-3] torch.Size([1040])\n"
+    assert "each of the four ranks holds 1,040 of the 4,160" in NOTEBOOK.read_text(encoding="utf-8")
+
+
+def test_the_exercise_and_the_path_are_shown(cells: dict[str, Any]) -> None:
+    [task] = shown(cells["%exercise swap"])
+    assert task["text/markdown"].startswith("# Swap")
+    path = printed(cells["%%here"]).splitlines()
+    assert [line.split()[1] for line in path] == [lesson.name for lesson in PATH]
+
+
+def test_it_says_how_to_install_as_the_readme_does() -> None:
+    """Word by word."""
+    notebook = NOTEBOOK.read_text(encoding="utf-8")
+    readme = Path(ROOT / "README.md").read_text(encoding="utf-8")
+    for command in (
+        "pip install torch torchvision --index-url https://download.pytorch.org/whl/cpu",
+        "pip install -e .",
+    ):
+        assert command in notebook
+        assert command in readme

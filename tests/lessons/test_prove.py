@@ -18,6 +18,7 @@ from fixtures import Run, Worlds
 from ranks import difference, worked
 from torch import nn
 
+from playground.lessons import LESSONS
 from playground.lessons.prove import experiment, lesson as board
 from playground.lessons.prove.batch_norm import SyncBatchNorm, convert_sync_batchnorm
 from playground.lessons.prove.lesson import Training, max_abs_diff, new_net, parameters
@@ -26,7 +27,7 @@ from playground.lessons.sgd.lesson import Net, average_gradients
 from playground.measurement.interleave import slowest as max_over_ranks
 from playground.runtime import device
 from playground.runtime.errors import PlaygroundError
-from playground.runtime.remote import remote
+from playground.runtime.remote import ROOT, remote
 from playground.training.data import Images
 from playground.training.grad_syncs import GRAD_SYNCS, GradSyncSpec
 from playground.training.loop import run_training
@@ -85,7 +86,9 @@ def by_board(rank: int, size: int) -> dict[str, list[float]]:
     }
 
 
-@pytest.mark.parametrize("size", [1, 2, 3, 4])
+@pytest.mark.parametrize(
+    "size", [1, 3, *(pytest.param(size, marks=pytest.mark.stress) for size in (2, 4))]
+)
 def test_the_board_s_ranks_are_one_process_until_they_are_broken(size: int, world: Worlds) -> None:
     results = world(size).run(by_board)
     assert all(result == results[0] for result in results)
@@ -322,3 +325,43 @@ def test_a_run_that_diverges_fails_and_says_what_helps(run_cli: Run, data_dir: P
     assert "Why not 0" not in shown.out
     assert "faster with a larger --lr: try a smaller one" in shown.err
     assert "Shown" not in shown.out
+
+
+def chapter_rows(first: str) -> list[list[str]]:
+    """The cells of each row of the chapter's table whose head begins with `first`."""
+    text = (ROOT / LESSONS["prove"].path / "README.md").read_text(encoding="utf-8")
+    table = text.partition(f"| {first} |")[2].partition("\n\n")[0]
+    return [line.strip("| ").split(" | ") for line in table.splitlines()[2:]]
+
+
+PROVE_AS_SHOWN = ("prove", "-n", 3, "--steps", 5, "--dataset", "digits")
+
+
+@pytest.mark.stress
+def test_the_chapter_has_the_distances_of_a_run(run_cli: Run, data_dir: Path) -> None:
+    shown = run_cli(*PROVE_AS_SHOWN, "--json")
+    breaks = json.loads(shown.out)["breaks"]
+    rows = chapter_rows("mistake")
+    assert [name.strip("`") for name, *_ in rows] == BREAKS
+    for name, distance, rounding, _ in rows:
+        found = breaks[name.strip("`")]
+        assert f"{next(iter(found['breaks'].values())):.1e}" == distance
+        assert max(found["holds"].values()) < 10 * float(rounding) < 1e-14
+    few = run_cli(*PROVE_AS_SHOWN, "--batch-size", 6, "--json")
+    [distance] = json.loads(few.out)["breaks"]["batch_norm"]["breaks"].values()
+    chapter = " ".join((ROOT / LESSONS["prove"].path / "README.md").read_text().split())
+    assert f"two samples per rank, it is {distance:.1e}." in chapter
+
+
+@pytest.mark.stress
+@pytest.mark.parametrize("row", chapter_rows("`--batch-size`"), ids=lambda row: " ".join(row[:2]))
+def test_the_chapter_s_losses_by_batch_and_learning_rate(
+    row: list[str], run_cli: Run, data_dir: Path
+) -> None:
+    batch_size, lr, steps, loss, accuracy = row
+    options = ("--epochs", 2, "--limit", 6000, "--batch-size", batch_size, "--lr", lr)
+    shown = run_cli("sgd", *options, "--dataset", "digits", "--json")
+    last = json.loads(shown.out)["epochs"][-1]
+    assert 2 * math.ceil(6000 / int(batch_size)) == int(steps)
+    assert last["loss"] == pytest.approx(float(loss), abs=1e-3)
+    assert 100 * last["test_accuracy"] == pytest.approx(float(accuracy.removesuffix(" %")), abs=0.1)

@@ -4,8 +4,10 @@ to write works."""
 from __future__ import annotations
 
 import ast
+import contextlib
 import importlib.util
 import inspect
+import os
 import re
 import socket
 import subprocess
@@ -20,6 +22,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+import torch.distributed.run
 import torch.nn.functional as F
 from fixtures import Worlds
 from processes import ENOUGH, free_port
@@ -34,6 +37,7 @@ from playground.algorithms.messages import Addressed
 from playground.lessons.data_parallel.machine import DataParallel, replicate
 from playground.lessons.sgd.lesson import DataPartitioner, average_gradients, share
 from playground.runtime.remote import ROOT
+from playground.training.device_work import DeviceObserver, observing
 
 PAGE = ROOT / "playground" / "lessons" / "tutorials.md"
 
@@ -140,6 +144,19 @@ TRIES |= {
         "torchelastic.distributed.launch"
     ),
     "`dist.all_reduce_multigpu([tensor])`": lambda: dist.all_reduce_multigpu([torch.ones(1)]),
+    "`for p in processes: p.join()`, and no more": lambda: dist.init_process_group(
+        "gloo",
+        init_method=f"tcp://127.0.0.1:{free_port()}",
+        rank=0,
+        world_size=2,
+        timeout=timedelta(seconds=1),
+    ),
+    "`dist.send(tensor, dist, …)` in a published list of calls": in_a_world(
+        lambda: dist.send(torch.ones(1), dist)
+    ),
+    '"`DistributedSampler` cuts the data and sends it to the processes."': lambda: list(
+        DistributedSampler(range(6), num_replicas=2, rank=0, shuffle=False)
+    ),
     "`Variable(data)`": lambda: type(torch.autograd.Variable(torch.ones(1))).__name__,
     "`Variable(data, volatile=True)`": lambda: torch.autograd.Variable(
         torch.ones(1), volatile=True
@@ -227,6 +244,17 @@ def local_rank_is_spelt_differently(launched: Callable[..., str]) -> str:
     )
     assert "LOCAL_RANK 0" in said
     return said
+
+
+@tries(
+    "`OMP_NUM_THREADS`, in a warning of the launcher: "
+    "`Setting OMP_NUM_THREADS environment variable for each process to be 1`"
+)
+def torchrun_takes_one_core_each(monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    args = torch.distributed.run.parse_args(["--standalone", "--nproc-per-node", "2", "train.py"])
+    torch.distributed.run.config_from_args(args)
+    return os.environ.pop("OMP_NUM_THREADS")
 
 
 @tries("`CUDA_VISIBLE_DEVISES=0,1` in a published listing")
@@ -394,6 +422,22 @@ def data_parallel_without_gpus(monkeypatch: pytest.MonkeyPatch) -> str:
     assert parallel.module is model
     assert DataParallel(model, ["cpu:0", "cpu:1"])(torch.ones(2, 1)).shape == (2, 1)
     return str(parallel.device_ids)
+
+
+@tries("`DataParallel(model, device_ids=[0, 1], output_device=1)`")
+def outputs_are_gathered_elsewhere() -> str:
+    targets = []
+
+    class Gathers(DeviceObserver):
+        def moving(
+            self, part: str, moved: Any, target: torch.device
+        ) -> contextlib.AbstractContextManager[None]:
+            targets.extend([target] * (part == "gather"))
+            return contextlib.nullcontext()
+
+    with observing(Gathers()):
+        DataParallel(nn.Linear(1, 1), device_ids=[0, 1], output_device=1)(torch.ones(2, 1))
+    return str(*targets)
 
 
 @tries("a forward that returns one loss per device, then `loss.backward()`")
@@ -643,6 +687,24 @@ def parameters_are_sent_once(world: Worlds) -> list[float]:
     constructed, after = zip(*world(2).run(changed), strict=True)
     assert len({*constructed}) == 1
     return list(after)
+
+
+RPC_ALONE = """
+import torch.distributed as dist
+from torch.distributed import rpc
+rpc.init_rpc("worker", rank=0, world_size=1)
+print(rpc.rpc_sync("worker", dist.is_initialized))
+rpc.shutdown()
+"""
+
+
+@tries(
+    '"DDP and RPC are both built on c10d: DDP on its collectives, RPC on its point-to-point '
+    'messages."'
+)
+def rpc_needs_no_process_group(run_script: Callable[..., Any]) -> str:
+    address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    return str(run_script(RPC_ALONE, **address).out)
 
 
 @tries('"All-reduce overlapped with backward is always faster."')

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
@@ -18,7 +19,13 @@ from nbclient import NotebookClient
 from processes import ENOUGH, session_ends, session_members
 from programs import Outcome
 
+from playground.runtime.remote import ROOT
+
 SEQUENCE = re.compile(r"\x1b(\[[0-9;?]*[a-zA-Z]|[=>])")
+README = ROOT / "playground" / "play" / "README.md"
+SESSION = re.compile(r"```console\n\$ python -m playground play -n 4\n(.*?)```", re.DOTALL)
+IN = re.compile(r"^\[0-3\] In \[\d+\]: ", re.MULTILINE)
+NUMBER = re.compile(r"\d+\.\d+|\b\d+$|(?<=  )\d+(?= ms)", re.MULTILINE)
 SOON = 2.0
 """Seconds in which all ranks have ended."""
 
@@ -81,6 +88,14 @@ def test_a_session(prompt: Prompt) -> None:
     assert "[0]   0\n[2]   2\n" in prompt.type("rank")
     assert "[1-2] 3" in prompt.type("%on 1-2") + prompt.type("size")
     prompt.type("%on all")
+    prompt.terminal.send("input('name? ') if rank == 1 else None\r")
+    prompt.terminal.expect_exact("[1] name? ")
+    prompt.terminal.send("a\r")
+    assert "[1]   'a'" in prompt.await_prompt()
+    prompt.terminal.send("breakpoint() if rank == 1 else None\r")
+    prompt.terminal.expect_exact("[1] (Pdb) ")
+    prompt.terminal.sendintr()
+    assert f"[1]   cell {prompt.number}, line 1" in prompt.await_prompt()
     shown = prompt.type("%time size")
     assert "[0-2] 3" in shown
     assert "Wall time" in shown
@@ -114,8 +129,16 @@ def terminate_in_a_cell(prompt: Prompt) -> None:
     os.kill(prompt.terminal.pid, signal.SIGTERM)
 
 
-@pytest.mark.parametrize("end", [end_by_ctrl_d, close_the_terminal, kill, terminate_in_a_cell])
+@pytest.mark.parametrize(
+    "end",
+    [
+        close_the_terminal,
+        terminate_in_a_cell,
+        *(pytest.param(end, marks=pytest.mark.stress) for end in (end_by_ctrl_d, kill)),
+    ],
+)
 def test_no_rank_is_left(tmp_path: Path, end: Callable[[Prompt], None]) -> None:
+    """`test_a_session` ends by Ctrl-D, too."""
     prompt = Prompt(tmp_path, "-n", "2")
     assert "[0]   0" in prompt.type("rank")
     assert len(session_members(prompt.terminal.pid)) >= 4
@@ -143,11 +166,34 @@ def test_a_notebook(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         for cell in notebook.cells
     ]
     assert "2 ranks on gloo" in shown[0]
-    assert shown[1] == "[0-1] tensor([1., 1.])\n"
+    assert shown[1] == "[0-1] tensor([1., 1.])"
     hang = " ".join(shown[2].split())
     assert "rank 0 has finished the cell where rank 1 is in barrier (cell 3, line 1)" in hang
     assert shown[3] == "[tensor([6., 6.]), tensor([6., 6.])]"
     assert shown[4] == "[0-1] 5\n"
+
+
+def without_times(text: str) -> str:
+    """In one line, with the same number in the place of each that differs from run to run."""
+    return " ".join(NUMBER.sub("N", text.replace(" s,", " ms,")).split())
+
+
+def test_the_session_of_the_readme_is_what_happens(tmp_path: Path) -> None:
+    head, *cells = IN.split(SESSION.findall(README.read_text())[0])
+    prompt = Prompt(tmp_path, "-n", "4")
+    with contextlib.closing(prompt.terminal):
+        assert head.strip() in prompt.head
+        for each in cells:
+            cell, _, output = each.partition("\n")
+            shown = without_times(prompt.type(cell))
+            for part in output.split("…"):
+                assert without_times(part) in shown
+    assert session_ends(prompt.terminal.pid)
+    short = SESSION.findall((ROOT / "README.md").read_text())[0]
+    whole = without_times(README.read_text().replace("cell 3", "cell 2"))
+    parts = [part for each in IN.split(short) for part in each.partition("\n")[2].split("…")]
+    assert all(without_times(part) in whole for part in parts)
+    assert len(parts) >= 5
 
 
 def test_a_world_that_cannot_be(

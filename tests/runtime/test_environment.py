@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from playground.runtime import UsageError
-from playground.runtime.rendezvous.environment import rank_env_from
+from playground.runtime.rendezvous.environment import rank_env_from, take_slurm_place
 from playground.runtime.rendezvous.rendezvous import Rendezvous
 
 TORCHRUN = {
@@ -57,3 +57,50 @@ def test_contradictions_are_named(change: dict[str, str | None], message: str) -
     environ = {name: value for name, value in {**TORCHRUN, **change}.items() if value is not None}
     with pytest.raises(UsageError, match=message):
         rank_env_from(environ)
+
+
+SLURM = {
+    "SLURM_JOB_ID": "123456", "SLURM_STEP_ID": "1", "SLURM_STEP_NUM_TASKS": "7",
+    "SLURM_STEP_TASKS_PER_NODE": "2(x3),1", "SLURM_STEP_NODELIST": "gpu[08-10],login",
+    "SLURM_PROCID": "5", "SLURM_LOCALID": "1", "SLURM_NODEID": "2",
+}  # fmt: skip
+ON_ONE_HOST = {
+    "SLURM_STEP_NUM_TASKS": "4", "SLURM_STEP_TASKS_PER_NODE": "4", "SLURM_STEP_NODELIST": "gpu8",
+    "SLURM_PROCID": "1", "SLURM_NODEID": "0",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("change", "place", "address"),
+    [
+        ({}, (5, 7, 1, 2), ("gpu08", 24453)),
+        ({"SLURM_PROCID": "6", "SLURM_LOCALID": "0", "SLURM_NODEID": "3"}, (6, 7, 0, 1), None),
+        ({"SLURM_STEP_NODELIST": "a-b,gpu[1-3]"}, (5, 7, 1, 2), ("a-b", 24453)),
+        ({"MASTER_ADDR": "10.0.0.7", "MASTER_PORT": "1"}, (5, 7, 1, 2), ("10.0.0.7", 1)),
+        (ON_ONE_HOST, (1, 4, 1, 4), ("127.0.0.1", 24453)),
+    ],
+)
+def test_a_task_of_srun_has_its_place(
+    change: dict[str, str], place: tuple[int, ...], address: tuple[str, int] | None
+) -> None:
+    environ = SLURM | change
+    take_slurm_place(environ)
+    env = rank_env_from(environ)
+    assert env is not None
+    assert (env.rank, env.size, env.local_rank, env.local_size) == place
+    assert address in (None, (env.rendezvous.host, env.rendezvous.port))
+
+
+@pytest.mark.parametrize(
+    "environ",
+    [
+        {},
+        {"SLURM_PROCID": "0", "SLURM_NTASKS": "4"},  # a batch script
+        {**SLURM, "SLURM_STEP_NUM_TASKS": "1"},  # a shell: srun --pty bash
+        {**SLURM, **TORCHRUN},
+    ],
+)
+def test_what_no_task_of_several_is_stays_as_it_is(environ: dict[str, str]) -> None:
+    before = dict(environ)
+    take_slurm_place(environ)
+    assert environ == before

@@ -3,7 +3,9 @@ same host."""
 
 from __future__ import annotations
 
+import errno
 import os
+from typing import Any
 
 import pytest
 
@@ -92,3 +94,21 @@ def test_a_digest_is_a_signed_number_that_is_the_same_everywhere() -> None:
     found = [host.digest(str(number)) for number in range(100)]
     assert all(-(2**63) <= number < 2**63 for number in found)
     assert min(found) < 0 < max(found)
+
+
+def test_a_host_that_refuses_scheduling_policies_runs_ranks_all_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked = []
+
+    def refuse(*words: Any) -> None:
+        asked.append(words)
+        raise OSError(errno.EINVAL, "Invalid argument")  # what gVisor says
+
+    monkeypatch.setattr(os, "sched_setscheduler", refuse)
+    monkeypatch.setattr(os, "sched_setaffinity", refuse)
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", str(2 * len(os.sched_getaffinity(0))))
+    host.use_batch_scheduling()
+    host.keep_to_one_core()
+    assert len(asked) == 2

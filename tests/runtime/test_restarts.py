@@ -17,14 +17,13 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from processes import ENOUGH, by_hand, free_port, is_alive
+from processes import ENOUGH, is_alive
 from ranks import misbehave
 
 import playground
 from playground import PlaygroundError, RankFailed, UsageError, report
 from playground.runtime import restart_count
 from playground.runtime.launcher import server
-from playground.runtime.launcher.entry import CommandWorld
 
 launch = partial(playground.launch, fresh=True)
 KILLED = "was killed by SIGKILL"
@@ -180,16 +179,6 @@ def test_the_impossible_is_not_tried_again() -> None:
         launch(refuse, 2, restarts=3, on_restart=seen.on_restart, on_report=seen.on_report)
     assert (seen.counts, len(set(seen.pids))) == ([], len(seen.pids))
     assert not any(map(is_alive, seen.pids))
-
-
-def test_whoever_started_a_world_restarts_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in by_hand(0, 2, free_port()).items():
-        monkeypatch.setenv(name, value)
-    CommandWorld(None)
-    with pytest.raises(UsageError, match="with torchrun: --max-restarts 3"):
-        CommandWorld(None, restarts=3)
-    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "2")
-    assert restart_count() == 2
 
 
 def pid_and_count(rank: int, size: int) -> tuple[int, int]:

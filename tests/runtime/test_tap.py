@@ -352,32 +352,6 @@ def test_without_an_observer_torchs_own_methods_are_in_place(
     assert launch(own_methods, 2, fresh=True) == [[True, False, True]] * 2
 
 
-def test_replacements_may_go_in_any_order() -> None:
-    place = SimpleNamespace(add=lambda number: number)
-    first = replaced(place, "add", lambda real: lambda number: real(number) * 10 + 1)
-    second = replaced(place, "add", lambda real: lambda number: real(number) * 10 + 2)
-    first.__enter__()
-    second.__enter__()
-    assert place.add(0) == 12
-    first.__exit__(None, None, None)
-    assert place.add(0) == 2
-    second.__exit__(None, None, None)
-    assert place.add(0) == 0
-
-
-def test_a_replacement_leaves_what_was_there_when_it_came() -> None:
-    place = SimpleNamespace(number=1)
-    for number in (1, 2):
-        place.number = number
-        with (
-            contextlib.suppress(ZeroDivisionError),
-            replaced(place, "number", lambda real: real * 10),
-        ):
-            assert place.number == number * 10
-            raise ZeroDivisionError
-        assert place.number == number
-
-
 def test_the_number_of_a_group_is_the_same_in_every_process() -> None:
     """Unlike what Python's `hash` makes of its name."""
     assert [number_of(SimpleNamespace(group_name=name)) for name in ("7", "tp")] == [7, 1519378225]

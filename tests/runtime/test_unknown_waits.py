@@ -28,7 +28,7 @@ from playground.runtime.flight_recorder import Kind
 FOREVER = 300.0
 LATE = 1.0
 """Seconds: three looks of the launcher's, and the time between two of a rank."""
-SHORT = timedelta(seconds=1.5)
+SHORT = timedelta(seconds=LATE)
 CPU = torch.device("cpu")
 
 
@@ -227,7 +227,7 @@ def make_group(name: str, rank: int, size: int) -> Any:
     store = dist.PrefixStore(name, dist.distributed_c10d._get_default_store())
     gloo = dist.ProcessGroup.BackendType.GLOO
     group = dist.ProcessGroup(store, rank, size)
-    group._register_backend(CPU, gloo, dist.ProcessGroupGloo(store, rank, size, SHORT))
+    group._register_backend(CPU, gloo, dist.ProcessGroupGloo(store, rank, size))
     group._set_default_backend(gloo)
     group._set_group_name("of its own")
     return group
@@ -312,6 +312,20 @@ def test_unequal_batches_are_proved(
         ((first + 1, (first,)),),
     )
     assert operation in str(found)
+
+
+def hang_beside_pyarrow(rank: int, size: int) -> None:
+    import pyarrow  # as do pandas, datasets and accelerate
+
+    assert pyarrow.array([rank]).to_pylist() == [rank]
+    if rank == 0:
+        dist.barrier()
+
+
+def test_the_threads_of_pyarrow_call_nothing(world: Worlds) -> None:
+    with pytest.raises(Deadlock) as caught:
+        world(2).run(hang_beside_pyarrow)
+    assert caught.value.diagnosis.kind == Kind.ENDED
 
 
 def call_by_keyword(rank: int, size: int) -> None:

@@ -19,6 +19,7 @@ import pytest
 from browser import MISSING, Browser, browser
 
 from playground.figures import runs
+from playground.lessons import PARTS, PATH
 from playground.runtime.errors import PlaygroundError
 from playground.site import build
 from playground.site.build import TEXTS, write_site
@@ -86,6 +87,16 @@ def test_links_and_anchors_lead_somewhere(site: Path) -> None:
             assert not target or (site / target).is_file(), f"{name}: {address}"
             assert not part or part in places[target or name], f"{name}: {address}"
     assert {f"{name}.html" for name in TEXTS.values()} < {*pages}
+
+
+def test_the_contents_have_the_path_in_order_and_then_its_parts(site: Path) -> None:
+    contents = (
+        (site / "hello.html").read_text().partition('class="lists">')[2].partition("</nav>")[0]
+    )
+    titles = re.findall("<b>(.*?)</b>", contents)
+    assert titles == [*PARTS, "Tools and pages"]
+    pages = re.findall('<a href="(.*?).html">', contents.partition("Tools and pages")[0])
+    assert pages == [lesson.name for lesson in PATH]
 
 
 def test_it_is_small(site: Path) -> None:
@@ -166,9 +177,10 @@ def test_pages_are_accessible(
 @in_browser
 @pytest.mark.parametrize("every", [False, pytest.param(True, marks=pytest.mark.stress)])
 def test_pages_load_from_the_disk(every: bool, site: Path, show: Callable[..., Browser]) -> None:
-    """Those with players and boards; in `make stress` all."""
+    """The chapters; in `make stress` all. (`test_pages_are_accessible` loads one of each other
+    kind.)"""
     for file in sorted(site.glob("*.html")):
-        if every or not file.stem.startswith(("code-", "exercise-")):
+        if every or not file.stem.startswith(("code-", "exercise-", "break-")):
             show(file.stem)
 
 

@@ -69,6 +69,12 @@ def is_alive(pid: int) -> bool:
     return Path(f"/proc/{pid}").exists()
 
 
+def all_gone(pids: dict[int, int], expected: int) -> bool:
+    """Whether so many ranks have told their process ids, and no such process is left."""
+    assert len(pids) == expected
+    return not any(map(is_alive, pids.values()))
+
+
 def wait_until_begun(launcher: subprocess.Popen[str]) -> None:
     """Return when it has installed its handlers (before, Ctrl-C is Python's to explain), or has
     ended."""

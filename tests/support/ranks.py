@@ -33,6 +33,12 @@ needs_shm = pytest.mark.skipif(
 )
 
 
+def add_up(rank: int, size: int) -> float:
+    tensor = torch.tensor([float(rank)])
+    dist.all_reduce(tensor)
+    return tensor.item()
+
+
 def go_wrong(rank: int, size: int, how: str, culprit: int) -> None:
     """Every rank says who it is and waits for the others; the culprit does something else."""
     report(pid=os.getpid())
@@ -60,6 +66,21 @@ def misbehave(how: str) -> None:
     if how == "hang":
         time.sleep(1000)
     raise AssertionError(how)
+
+
+def fork_a_talker(rank: int, size: int) -> int:
+    """A child of the rank reports, and comes back as if it were the rank: by a result or by an
+    exception. It ends as a script does."""
+    for comes_back in (True, False):
+        child = os.fork()
+        if child == 0:
+            report(told_by="child")
+            if comes_back:
+                return -1
+            raise ValueError("this is not the rank")
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == (not comes_back)
+    report(told_by="rank")
+    return rank
 
 
 class Listener(Watcher):

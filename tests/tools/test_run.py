@@ -19,8 +19,8 @@ from typing import Any
 
 import pytest
 from fixtures import Fork, Start
-from processes import ENOUGH, session_ends, session_members
-from programs import Outcome
+from processes import ENOUGH, by_hand, free_port, session_ends, session_members
+from programs import ForkedProgram, Outcome
 
 from playground.runtime.remote import file_of
 from playground.tools.failures.page import DEADLOCK, FAILURE, PROGRAMS, TIMEOUT, find
@@ -166,17 +166,17 @@ def test_what_it_starts_itself_works(save: Save, run_it: Ran) -> None:
 
         @record
         def main():
-            mp.spawn(child, nprocs=2)
+            mp.spawn(child, nprocs=1)
             print([batch.tolist() for batch in DataLoader(Numbers(), batch_size=2, num_workers=2)])
             subprocess.run([sys.executable, "-c", "print('a child')"], check=True)
 
         if __name__ == "__main__":
             main()
     """)
-    ran = run_it("train.py")
+    ran = run_it("-n", 1, "train.py")  # each process that is spawned imports torch
     assert (ran.code, ran.err) == (0, "")
-    assert sorted(ran.out.splitlines()) == ["[[0, 1], [2, 3]]"] * 2 + ["a child"] * 2
-    assert len([*Path().glob("child-*")]) == 4
+    assert sorted(ran.out.splitlines()) == ["[[0, 1], [2, 3]]", "a child"]
+    assert [file.name for file in Path().glob("child-*")] == ["child-0-0"]
 
 
 def test_each_rank_has_its_own_hash_seed_if_it_is_spawned(save: Save, run_it: Ran) -> None:
@@ -184,7 +184,7 @@ def test_each_rank_has_its_own_hash_seed_if_it_is_spawned(save: Save, run_it: Ra
         letters = set("abcdefghijklmnopqrstuvwxyz")
         print(" ".join(letters))
     """)
-    forks, spawned = (run_it("-n", 3, *how, "train.py") for how in ((), ("--spawn",)))
+    forks, spawned = (run_it(*how, "train.py") for how in ((), ("--spawn",)))
     assert len({*forks.out.splitlines()}) == 1
     assert "a set is walked in its own order (train.py:3), which forks share" in forks.err
     assert len({*spawned.out.splitlines()}) > 1
@@ -255,6 +255,46 @@ def test_its_handler_of_sigterm_is_called(save: Save, fork_program: Fork) -> Non
         program.send_signal(signal.SIGTERM)
         assert program.communicate(ENOUGH) == ("caught\n" * 2, "")
         assert program.returncode == code
+
+
+INTERRUPTED = """
+import atexit, subprocess, time
+def say(words):
+    os.write(1, f"{words}\\n".encode())  # print may be interrupted in print
+dist.init_process_group("gloo")
+atexit.register(say, f"atexit of {rank}")
+child = subprocess.Popen(["sleep", "1000"])
+say("ready")
+try:
+    if rank == 0:
+        time.sleep(1000)
+    else:
+        dist.all_reduce(torch.ones(1))  # raises, and so does Ctrl-C, when rank 0 has ended
+except KeyboardInterrupt:
+    if rank == 0:
+        time.sleep(SECONDS)
+        say("caught")
+finally:
+    if rank == 0:
+        say(f"finally, {-child.wait()}")
+"""
+
+
+@pytest.mark.parametrize(
+    ("seconds", "grace"), [("0.1", ()), ("1.5", ("--grace", "30")), ("1000", ())]
+)
+def test_ctrl_c_is_a_keyboard_interrupt_in_every_rank(
+    save: Save, fork_program: Fork, seconds: str, grace: tuple[str, ...]
+) -> None:
+    save(HEAD + INTERRUPTED.replace("SECONDS", seconds))
+    program = fork_program("playground", "run", "-n", "2", *grace, "train.py")
+    assert [program.stdout.readline() for _ in range(2)] == ["ready\n"] * 2
+    program.send_signal(signal.SIGINT)
+    out, err = program.communicate(ENOUGH)
+    said = ["atexit of 0", "atexit of 1", "caught", "finally, 2"]
+    assert sorted(out.splitlines()) == (said if seconds != "1000" else [])
+    assert (program.returncode, err.splitlines()[-1]) == (130, "playground: interrupted")
+    assert session_ends(program.pid)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
@@ -360,10 +400,10 @@ dist.destroy_process_group()
 
 def test_it_is_restarted_recorded_and_its_output_goes_to_files(save: Save, run_it: Ran) -> None:
     save(FAILS_ONCE)
-    words = ("--restarts", 1, "--see", "run.txt", "--output", "files", "logs", "train.py")
+    words = ("--restarts", 1, "--see", "run.json", "--output", "files", "logs", "train.py")
     ran = run_it(*words)
     assert (ran.code, ran.out) == (0, "")
-    told = "rank 1 of 2 failed: ValueError: once; restart 1\n--see: run.txt shows "
+    told = "rank 1 of 2 failed: ValueError: once; restart 1\n--see: run.json shows "
     assert ran.err.startswith(told)
     written = {file.name: file.read_text() for file in Path("logs").iterdir()}
     assert written == {
@@ -372,7 +412,9 @@ def test_it_is_restarted_recorded_and_its_output_goes_to_files(save: Save, run_i
         "rank0.stderr": "to stderr\n" * 2,
         "rank1.stderr": "to stderr\n" * 2,
     }
-    assert "all_reduce at train.py:8" in Path("run.txt").read_text()
+    events = json.loads(Path("run.json").read_text())["traceEvents"]
+    sources = [each["args"]["source"] for each in events if "source" in each.get("args", {})]
+    assert "train.py:8 in <module>" in sources
 
 
 def test_the_output_of_rank_0_alone(save: Save, run_it: Ran) -> None:
@@ -428,6 +470,29 @@ def test_without_the_modules_of_unix_it_says_so_before_it_imports_them(tmp_path:
     assert len(ran.stderr.splitlines()) == 1
 
 
+def test_in_a_world_that_is_there_it_is_a_rank(save: Save, fork_program: Fork) -> None:
+    """Started as torchrun starts it, and restarts it."""
+    save(FAILS_ONCE)
+
+    def start(count: int) -> list[ForkedProgram]:
+        port = free_port()
+        restarts = {"TORCHELASTIC_RESTART_COUNT": str(count), "TORCHELASTIC_MAX_RESTARTS": "1"}
+        return [
+            fork_program("playground", "run", "train.py", **by_hand(rank, 2, port), **restarts)
+            for rank in range(2)
+        ]
+
+    _, failed = start(0)
+    out, err = failed.communicate(ENOUGH)
+    assert (failed.returncode, out) == (1, "1 0 1\n")
+    assert "rank 1 of 2 failed: ValueError: once" in err
+    again = start(1)
+    for rank, program in enumerate(again):
+        assert program.communicate(ENOUGH) == (f"{rank} 1 1\n", "to stderr\n")
+        assert program.returncode == 0
+
+
+@pytest.mark.stress
 def test_under_torchrun_it_joins_the_world_that_is_there(save: Save) -> None:
     save(FAILS_ONCE)
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
@@ -436,3 +501,27 @@ def test_under_torchrun_it_joins_the_world_that_is_there(save: Save) -> None:
     assert ran.returncode == 0, ran.stderr
     assert sorted(ran.stdout.splitlines()) == ["0 0 1", "0 1 1", "1 0 1", "1 1 1"]
     assert "rank 1 of 2 failed: ValueError: once" in ran.stderr
+
+
+def test_under_slurm_it_joins_the_world_of_the_other_tasks(save: Save, fork_program: Fork) -> None:
+    save(
+        HEAD
+        + """
+dist.init_process_group("gloo")
+dist.all_reduce(one := torch.full((1,), rank + 1.0))
+print(one.item(), rank, os.environ["LOCAL_RANK"], os.environ["LOCAL_WORLD_SIZE"])
+dist.destroy_process_group()
+"""
+    )
+    step = {
+        "SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "2",
+        "SLURM_STEP_TASKS_PER_NODE": "2", "SLURM_STEP_NODELIST": "here", "SLURM_NODEID": "0",
+        "MASTER_PORT": free_port(),
+    }  # fmt: skip
+    tasks = [
+        fork_program("playground", "run", "train.py", **step, SLURM_PROCID=task, SLURM_LOCALID=task)
+        for task in ("0", "1")
+    ]
+    said = [("3.0 0 0 2\n", ""), ("3.0 1 1 2\n", "")]
+    assert [task.communicate(ENOUGH) for task in tasks] == said
+    assert [task.returncode for task in tasks] == [0, 0]

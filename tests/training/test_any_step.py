@@ -219,7 +219,7 @@ def train_by_chance(rank: int, size: int, seeds: range) -> dict[tuple[str, int],
     }
 
 
-@pytest.mark.parametrize("seeds", [range(5), pytest.param(range(5, 50), marks=pytest.mark.stress)])
+@pytest.mark.parametrize("seeds", [range(2), pytest.param(range(2, 50), marks=pytest.mark.stress)])
 def test_any_steps_are_those_of_one_process(seeds: range, world: Callable[..., World]) -> None:
     """Skipped steps, errors in forward and backward, several backwards, branches, checkpointing,
     tests between two parts of a step, clipping, states of the optimizer that are loaded."""

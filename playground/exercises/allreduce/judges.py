@@ -2,8 +2,17 @@
 
 from __future__ import annotations
 
-from playground.exercises.cases import Case, Cases, inputs
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from playground.exercises.cases import Case, Cases, count_by_rank, digits, inputs, predict
 from playground.exercises.observation import OWN
+from playground.lessons.all_reduce.lesson import reduce_broadcast, ring as ring_by_hand, run_counted
+from playground.runtime.tap import MESSAGES, Call, Observer, observing
+from playground.training.traffic import sent_by
 
 
 def chain(rank: int, size: int, seed: int) -> Cases:
@@ -71,3 +80,66 @@ def doubling(rank: int, size: int, seed: int) -> Cases:
             expected=total,
             most=dict.fromkeys(receivers, len(tensor)),
         )
+
+
+def ring_traffic(rank: int, size: int, seed: int) -> Cases:
+    """The messages of the board's ring, and of reduce-broadcast, counted on all ranks."""
+    for elements in (4 * size, 4 * size + 3, 1000):
+        in_ring, with_root = (
+            run_counted(way, digits(rank, elements, torch.float32), rank, size)
+            for way in (ring_by_hand, reduce_broadcast)
+        )
+        counted = {
+            "messages": len(in_ring),
+            "all_bytes": 4 * sum(count_by_rank(sum(in_ring))),
+            "root_bytes": 4 * count_by_rank(sum(with_root))[0],
+        }
+        yield predict(f"{elements} elements", (size, elements), counted)
+
+
+class BetweenHosts(Observer):
+    """Counts the bytes that this rank sends to other hosts, of `each` ranks: a call that takes
+    ranks of several hosts sends all it sends there."""
+
+    def __init__(self, each: int) -> None:
+        self.each = each
+        self.sent = 0.0
+
+    def begun(self, call: Call) -> None:
+        is_message = call.method in MESSAGES and call.peer is not None
+        ranks = (dist.get_rank(), call.peer) if is_message else call.ranks
+        if len({rank // self.each for rank in ranks if rank is not None}) > 1:
+            self.sent += sent_by(call)
+
+
+def hierarchical(rank: int, size: int, seed: int) -> Cases:
+    """All-reduce by way of hosts. An observer counts what leaves the host."""
+    for each in (each for each in (2, 3) if size % each == 0 and each < size):
+        hosts = size // each
+        inner = [dist.new_group([*range(host * each, host * each + each)]) for host in range(hosts)]
+        across = [dist.new_group([*range(place, size, each)]) for place in range(each)]
+        for about, give in inputs(12, 12, 24):
+            tensor, total = give(rank), sum(give(other) for other in range(size))
+            counter = BetweenHosts(each)
+            limit = 2 * (hosts - 1) / hosts * tensor.nbytes / each
+
+            def run(
+                function: Callable[..., Any],
+                counter: BetweenHosts = counter,
+                given: tuple[Any, ...] = (tensor, inner[rank // each], across[rank % each]),
+            ) -> None:
+                with observing(counter):
+                    function(rank, size, *given)
+
+            yield Case(
+                f"{hosts} hosts of {each} ranks, {about}",
+                (),
+                run=run,
+                held=lambda tensor=tensor, counter=counter, limit=limit: {
+                    "tensor": tensor,
+                    "to other hosts": f"at most {limit:.0f} bytes"
+                    if counter.sent <= limit + 0.5
+                    else f"{counter.sent:.0f} bytes",
+                },
+                expected={"tensor": total, "to other hosts": f"at most {limit:.0f} bytes"},
+            )

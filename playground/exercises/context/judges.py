@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Callable
+from functools import partial
+from itertools import pairwise
+
 import torch
 import torch.nn.functional as F
 
-from playground.exercises.cases import Case, Cases
+from playground.exercises.cases import Case, Cases, counting, predict
 from playground.exercises.exercise import count
+from playground.lessons.context.lesson import (
+    attend,
+    attend_backward,
+    ring_attention,
+    ulysses_attention,
+)
 
 WIDTH = 3
 
@@ -26,12 +37,102 @@ def merge(rank: int, size: int, seed: int) -> Cases:
 
 
 def zigzag(rank: int, size: int, seed: int) -> Cases:
-    """Positions, and what each of them sees of the block that is here after some hops."""
-    for chunk in (1, 2, 3):
-        chunks = [[*range(start, start + chunk)] for start in range(0, 2 * size * chunk, chunk)]
-        positions = [chunks[each] + chunks[-1 - each] for each in range(size)]
-        for hop in range(size):
-            sees = [[key <= query for key in positions[rank - hop]] for query in positions[rank]]
-            about = f"{count(2 * chunk * size, 'token')}, after {count(hop, 'hop')}"
-            mine = torch.tensor(positions[rank])
-            yield Case(about, (2 * chunk * size, hop), (mine, torch.tensor(sees)), is_coded=False)
+    """Any positions will do that share the work equally: pairs of a query and a key that it sees
+    are counted, over all ranks."""
+    for chunk in (1, 2, 5):
+        length, found = 2 * size * chunk, list[list[int]]()
+
+        def run(
+            function: Callable[..., torch.Tensor],
+            length: int = length,
+            found: list[list[int]] = found,
+        ) -> None:
+            found[:] = [torch.as_tensor(function(rank, size, length)).tolist()]
+
+        yield Case(
+            count(length, "token"),
+            (),
+            held=found,
+            combine=partial(look_at_positions, length),
+            expected={
+                "on no rank": [],
+                "on several ranks": [],
+                "runs of positions": "at most 2 on each rank",
+                "pairs": [length * (length + 1) // 2 // size] * size,
+            },
+            is_coded=False,
+            run=run,
+            most_moved=0,
+        )
+
+
+def look_at_positions(length: int, everyones: list[list[list[int]]]) -> dict[str, object]:
+    """Which positions are missing or twice there, and the work of each rank: its queries' keys."""
+    found = [each for [each] in everyones]
+    all_of_them = [position for each in found for position in each]
+    runs = max(
+        sum(after != before + 1 for before, after in pairwise([-2, *each])) for each in found
+    )
+    return {
+        "on no rank": sorted({*range(length)} - {*all_of_them}),
+        "on several ranks": sorted(
+            position for position, times in Counter(all_of_them).items() if times > 1
+        ),
+        "runs of positions": "at most 2 on each rank" if runs <= 2 else f"{runs}",
+        "pairs": [sum(position + 1 for position in each) for each in found],
+    }
+
+
+def attention_traffic(rank: int, size: int, seed: int) -> Cases:
+    """What the board's two attentions send, forward and backward, in float32."""
+    for heads, length, head_width in ((12, 24, 2), (24, 48, 3)):
+        parts = []
+        for attention in (ring_attention, ulysses_attention):
+            shape = (1, heads, length // size, head_width)
+            qkv = [torch.ones(shape, requires_grad=True) for _ in range(3)]
+            with counting() as forward:
+                output = attention(*qkv)
+            with counting() as backward:
+                output.sum().backward()
+            parts.append((round(forward.sent), round(backward.sent)))
+        (ring_forward, ring_backward), (ulysses_forward, ulysses_backward) = parts
+        counted = {
+            "ring_forward": ring_forward,
+            "ring_backward": ring_backward,
+            "ulysses_forward": ulysses_forward,
+            "ulysses_backward": ulysses_backward,
+        }
+        about = f"{heads} heads of width {head_width}, {length} tokens"
+        yield predict(about, (size, heads, length, head_width), counted)
+
+
+def ring_backward(rank: int, size: int, seed: int) -> Cases:
+    """Gradients of attention to the keys of all ranks. One process is the oracle."""
+    for tokens in (1, 3):
+        torch.manual_seed(seed)
+        whole = [torch.randn(tokens * size, WIDTH).double().requires_grad_() for _ in range(3)]
+        dout = torch.randn(tokens * size, WIDTH).double()
+        all_queries, all_keys, all_values = (each.detach() for each in whole)
+        out, lse = attend(all_queries, all_keys, all_values, None)
+        F.scaled_dot_product_attention(*(each[None] for each in whole))[0].backward(dout)
+        due = tuple(each.grad.chunk(size)[rank] for each in whole)
+        query, key, value, own_out, own_lse, own_dout = (
+            each.detach().chunk(size)[rank].clone() for each in (*whole, out, lse, dout)
+        )
+        delta = (own_dout * own_out).sum(-1, keepdim=True)
+
+        def backward(
+            key: torch.Tensor,
+            value: torch.Tensor,
+            query: torch.Tensor = query,
+            rest: tuple[torch.Tensor, ...] = (own_dout, own_lse, delta),
+        ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+            return attend_backward(query, key, value, None, *rest)
+
+        yield Case(
+            f"{count(tokens, 'token')} on each rank",
+            (key, value, backward),
+            due,
+            is_coded=False,
+            most_moved=4 * size * key.numel(),
+        )

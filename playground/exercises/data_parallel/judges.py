@@ -2,45 +2,64 @@
 
 from __future__ import annotations
 
-import time
+import copy
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import nn
 
-from playground.exercises.cases import UNEVEN, Case, Cases
+from playground.exercises.cases import Case, Cases, gradients
 from playground.exercises.exercise import count
 
 FEATURES, OUTPUTS = 3, 2
-TURN = 0.05
-"""Seconds between two ranks' outputs: they come in the same order in every run."""
 
 
-def scatter_gather(rank: int, size: int, seed: int) -> Cases:
-    """DataParallel's way with a batch, between processes: cut it, compute, and put the outputs
-    together."""
-    for place, samples in enumerate((6, 7, 1, 60, 0)):
+def replicas(rank: int, size: int, seed: int) -> Cases:
+    """DataParallel's step in one process. The module on the whole batch is the oracle; a hook sees
+    each forward's samples, and the memory of its weight."""
+    for samples, devices in ((6, 2), (7, 3), (4, 1), (2, 4)):
+        torch.manual_seed(seed)
         module = nn.Linear(FEATURES, OUTPUTS)
-        for param in module.parameters():
-            nn.init.constant_(param, 10**rank)
-        delay = TURN * (size + 4 if place == 0 and rank == 1 else rank)
-        module.register_forward_hook(lambda *_, delay=delay: time.sleep(delay))
-        batch = (torch.arange(samples).view(-1, 1) % 3 + torch.tensor([1.0, 0, 0])).contiguous()
-        owners, sums = torch.arange(samples).tensor_split(size), batch.sum(1, keepdim=True) + 1
-        total = torch.cat([sums[own] * 10**r for r, own in enumerate(owners)]).expand(-1, OUTPUTS)
-        to_others = {other: FEATURES * len(own) for other, own in enumerate(owners) if other}
-        about = f"{count(samples, 'sample')}{', rank 1 is slow' * (place == 0)}"
-        given = (module, None if rank else batch, samples)
-        most = {0: float("inf")} if rank else to_others
-        yield Case(about, given, returns=None if rank else total, most=most)
+        whole, batch = copy.deepcopy(module), torch.randn(samples, FEATURES)
+        due = whole(batch)
+        due.square().mean().backward()
+        seen: list[tuple[int, Any]] = []
 
+        def look(
+            replica: nn.Linear, inputs: Any, _: object, seen: list[tuple[int, Any]] = seen
+        ) -> None:
+            seen.append((len(inputs[0]), replica.weight.detach()))
 
-def mean(rank: int, size: int, seed: int) -> Cases:
-    """The mean over samples, where ranks have different numbers of them."""
-    for about, samples in (UNEVEN | {"100,000 samples on rank 0": (100_000, 1, 0, 2, 3)}).items():
-        everyones = [
-            torch.arange(number) % 5 + 10.0**other for other, number in enumerate(samples[:size])
-        ]
-        due = torch.cat(everyones).double().mean().item()
+        module.register_forward_hook(look)
+
+        def run(
+            function: Callable[..., torch.Tensor],
+            module: nn.Module = module,
+            batch: torch.Tensor = batch,
+            devices: int = devices,
+            seen: list[tuple[int, Any]] = seen,
+        ) -> object:
+            outputs = function(module, batch, devices)
+            outputs.square().mean().backward()
+            return {
+                "outputs": outputs,
+                "grad": gradients(module),
+                "samples": [length for length, _ in seen],
+                "replicas": len({weight.data_ptr() for _, weight in seen}),
+            }
+
+        lengths = [len(each) for each in batch.chunk(devices)]
         yield Case(
-            about, (everyones[rank],), returns=due, is_coded=False, most_moved=100 * (size - 1)
+            f"{count(samples, 'sample')}, {count(devices, 'device')}",
+            (),
+            {
+                "outputs": due.detach(),
+                "grad": gradients(whole),
+                "samples": lengths,
+                "replicas": len(lengths),
+            },
+            is_coded=False,
+            run=run,
+            gives_rank=False,
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import random
 import threading
 from collections.abc import Callable
 from functools import partial
@@ -247,3 +248,55 @@ def take_steps(
         held["gradient"].append(gradient)
         held["residual"].append(residual.clone())
     return held
+
+
+def drift(rank: int, size: int, seed: int) -> Cases:
+    """Batches of ones, and in the last step large ones on one rank: its own norm and its own loss
+    are unlike the others'."""
+    for each in (seed, seed + 1):
+        draw = random.Random(each)
+        culprit, steps, limit = draw.randrange(size), draw.randrange(2, 4), 2.0
+        model, whole = (nn.Linear(3, 2) for _ in range(2))
+        for param in (*model.parameters(), *whole.parameters()):
+            nn.init.constant_(param, 0.25)
+        batches = torch.ones(size, steps, 2, 3)
+        batches[:, :, :, 1] = draw.randrange(2, 5) / 4
+        batches[culprit, -1] *= 9
+        for step in range(steps):
+            whole.zero_grad()
+            whole(batches[:, step].flatten(0, 1)).square().mean().backward()
+            params = list(whole.parameters())
+            norm = nn.utils.get_total_norm([param.grad for param in params])
+            with torch.no_grad():
+                for param in params:
+                    param -= 0.1 * param.grad * min(1.0, limit / norm.item())
+        yield Case(
+            count(steps, "step"),
+            (model, list(batches[rank]), limit),
+            held=lambda model=model: {"parameter": [*model.parameters()]},
+            expected={"parameter": [*whole.parameters()]},
+            is_coded=False,
+            culprit=culprit,
+        )
+
+
+def sync_batch_norm(rank: int, size: int, seed: int) -> Cases:
+    """Normalised samples and running statistics. BatchNorm1d on the whole batch is the oracle."""
+    features = 3
+    for place, (about, samples) in enumerate(UNEVEN.items()):
+        torch.manual_seed(seed + place)
+        everyones = [20 * torch.randn(9 * number, features) for number in samples[:size]]
+        for other, each in enumerate(everyones):
+            each += 5.0 * other + 1000.0 * (place == 0)
+        whole = nn.BatchNorm1d(features, affine=False, momentum=0.3).double()
+        due = whole(torch.cat(everyones).double()).float().split([len(each) for each in everyones])
+        running = torch.zeros(features), torch.ones(features)
+        yield Case(
+            f"9 times {about}",
+            (everyones[rank], *running, 0.3),
+            returns=due[rank],
+            held={"running": running},
+            expected={"running": (whole.running_mean.float(), whole.running_var.float())},
+            is_coded=False,
+            most_moved=4 * (2 * features + 1),
+        )

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import io
+import operator
 import os
 import random
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from types import ModuleType
@@ -17,7 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from playground.exercises.cases import Case, Cases
+from playground.exercises.cases import Case, Cases, digits
 from playground.runtime.files import temporary_folder
 from playground.runtime.tap.replacement import replaced
 
@@ -158,18 +159,73 @@ def write_half(
 
 
 def agree(rank: int, size: int, seed: int) -> Cases:
-    """All ranks choose one snapshot, which all of them have."""
+    """All ranks choose one snapshot, which all of them have whole."""
     draw = random.Random(seed)  # the same on all ranks
     last = size - 1
-    situations: dict[str, list[list[int]]] = {
-        "the last rank lacks the newest": [[20, 10, 30]] * last + [[10, 20]],
-        "the last rank lacks one in the middle": [[10, 20]] * last + [[30, 10]],
-        "many, with gaps": [[*draw.sample(range(2, 40), 30), 1] for _ in range(size)],
-        "the first step alone": [[0]] * size,
-        "the last rank has none": [[10]] * last + [[]],
-        "none in common": [[10 + 5 * (other % 2), 1000 + other] for other in range(size)],
+    many = [[*draw.sample(range(2, 40), 30), 1] for _ in range(size)]
+    situations: dict[str, tuple[list[list[int]], dict[int, int]]] = {
+        "the last rank lacks the newest": ([[20, 10, 30]] * last + [[10, 20]], {}),
+        "the newest is damaged on the last rank": ([[20, 10, 30]] * size, {last: 30}),
+        "the last rank lacks one in the middle": ([[10, 20]] * last + [[30, 10]], {}),
+        "many, with gaps": (many, {0: max(many[0])}),
+        "the first step alone": ([[0]] * size, {}),
+        "the last rank has none": ([[10]] * last + [[]], {}),
+        "the only one is damaged on rank 0": ([[10]] * size, {0: 10}),
+        "none in common": ([[10 + 5 * (other % 2), 1000 + other] for other in range(size)], {}),
     }
-    for about, everyones in situations.items():
-        common = [step for step in everyones[0] if all(step in each for each in everyones)]
+    for about, (everyones, damaged) in situations.items():
+        whole = [
+            [step for step in steps if damaged.get(other) != step]
+            for other, steps in enumerate(everyones)
+        ]
+        common = [step for step in whole[0] if all(step in each for each in whole)]
         newest = sorted(common)[-1] if common else None
-        yield Case(about, (list(everyones[rank]),), returns=newest, is_coded=False)
+        given = list(everyones[rank]), partial(operator.ne, damaged.get(rank))
+        yield Case(about, given, returns=newest, is_coded=False)
+
+
+def resumed(rank: int, size: int, seed: int) -> Cases:
+    """One rank lacks the newest snapshots; rank 0 is not it."""
+    for each in (seed, seed + 1):
+        draw = random.Random(each)
+        culprit, newest = draw.randrange(1, size), draw.randrange(4, 9)
+        last = [newest - 2 * (other == culprit) for other in range(size)]
+        shares = [
+            {step: digits(other, 2) * step for step in range(1, last[other] + 1)}
+            for other in range(size)
+        ]
+        step = min(last)
+        state = sum(share[step] for share in shares)
+        yield Case(
+            f"steps up to {newest}", (shares[rank],), (step, state), is_coded=False, culprit=culprit
+        )
+
+
+def reshard(rank: int, size: int, seed: int) -> Cases:
+    """Parts of a tensor whose elements are numbered. What is read is counted."""
+    for lengths in ([6, 6], [5, 5, 4], [7], [3, 0, 4, 4], [1, 1]):
+        whole = torch.arange(sum(lengths)) + 1.0
+        shards, due = whole.split(lengths), whole.tensor_split(size)[rank]
+        elements = [0]
+
+        def read(
+            shard: int,
+            start: int,
+            stop: int,
+            shards: Sequence[torch.Tensor] = shards,
+            elements: list[int] = elements,
+        ) -> torch.Tensor:
+            if not 0 <= start <= stop <= len(shards[shard]):
+                raise ValueError("there are no such elements in this shard")
+            elements[0] += stop - start
+            return shards[shard][start:stop].clone()
+
+        yield Case(
+            f"shards of {', '.join(map(str, lengths))} elements",
+            (lengths, read),
+            returns=due,
+            held=lambda elements=elements: {"elements read": elements[0]},
+            expected={"elements read": len(due)},
+            is_coded=False,
+            most_moved=0,
+        )

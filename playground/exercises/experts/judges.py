@@ -7,8 +7,10 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
+from torch import nn
 
-from playground.exercises.cases import UNEVEN, Case, Cases
+import playground.lessons.experts.lesson as lesson
+from playground.exercises.cases import UNEVEN, Case, Cases, count_by_rank, counting, predict
 
 WIDTH, K = 2, 2
 TO_ONE = "all rows to rank 0"
@@ -65,3 +67,61 @@ def combine(rank: int, size: int, seed: int) -> Cases:
             weights,
         )
         yield Case(about, given, output, is_coded=False, most_moved=given[0].numel() + 16 * size)
+
+
+def token_traffic(rank: int, size: int, seed: int) -> Cases:
+    """The board's dispatch and combine, with a table of how many rows go to which expert."""
+    each = 2
+    for about, factor in (("every expert gets as many", 0), ("some experts get more", 3)):
+        counts = torch.tensor(
+            [
+                [2 + factor * ((owner + expert) % 3) for expert in range(each * size)]
+                for owner in range(size)
+            ]
+        )
+        counts[:, 0] += 5 * (factor > 0)
+        rows = int(counts[rank].sum())
+        tokens, order = torch.ones(rows, WIDTH, requires_grad=True), torch.arange(rows)
+        with counting() as out:
+            arrived = lesson.dispatch(tokens, order, 1, counts, None)
+        with counting() as back:
+            returned = lesson.combine(arrived, order, torch.ones(rows, 1), counts, None)
+        with counting() as backward:
+            returned.sum().backward()
+        counted = {
+            "rows": count_by_rank(len(arrived)),
+            "dispatch": count_by_rank(round(out.sent)),
+            "combine": count_by_rank(round(back.sent)),
+            "backward": count_by_rank(round(backward.sent)),
+        }
+        yield predict(about, (counts.tolist(), WIDTH), counted)
+
+
+def expert_gradients(rank: int, size: int, seed: int) -> Cases:
+    """Gradients as backward leaves them: replicated ones have a digit for each rank, and those of
+    experts are complete."""
+    for about, experts, without in (("1 expert each", 1, None), ("2 experts each", 2, 1)):
+        replicated = [nn.Parameter(torch.zeros(3)), nn.Parameter(torch.zeros(1))]
+        own = [nn.Parameter(torch.zeros(2)) for _ in range(experts)]
+        for param in replicated:
+            param.grad = torch.full_like(param, size * 10.0**rank)
+        for place, param in enumerate(own):
+            param.grad = torch.full_like(param, size * (7.0 + rank + place))
+        if without is not None and rank % 2:
+            own[without].grad = None
+        total = sum(10.0**other for other in range(size))
+        due = [None if param.grad is None else param.grad / size for param in own]
+        yield Case(
+            f"{about}{', one without tokens on odd ranks' * (without is not None)}",
+            (replicated, own),
+            held=lambda replicated=replicated, own=own: {
+                "replicated": [param.grad for param in replicated],
+                "expert": [param.grad for param in own],
+            },
+            expected={
+                "replicated": [torch.full((3,), total), torch.full((1,), total)],
+                "expert": due,
+            },
+            is_coded=False,
+            most_moved=8 * (size - 1),
+        )

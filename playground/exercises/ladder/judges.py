@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import threading
 import time
 from collections.abc import Sequence
@@ -10,7 +11,8 @@ from functools import partial
 import torch
 from torch import nn
 
-from playground.exercises.cases import Actions, Case, Cases, gradients
+import playground.lessons.ladder.lesson as lesson
+from playground.exercises.cases import Actions, Case, Cases, counting, gradients, predict
 from playground.exercises.exercise import count
 
 Shapes = Sequence[tuple[int, ...]]
@@ -224,3 +226,54 @@ def change(rank: int, model: nn.Module, number: int) -> None:
     """Step `number` of a rank."""
     for param in model.parameters():
         param.mul_(1 / (rank + 2)).add_(number * 10**rank)
+
+
+def rung_traffic(rank: int, size: int, seed: int) -> Cases:
+    """Three rungs of the board, each on the same gradients, with a counter."""
+    for each, cap in (((6, 2, 2, 1), 16), ((3, 3, 3, 3, 3), 100), ((50, 1, 1, 1, 60), 40)):
+        sizes = [size * elements for elements in each]
+        model = nn.ParameterList([nn.Parameter(torch.zeros(elements)) for elements in sizes])
+        rungs = (
+            lesson.per_parameter,
+            lesson.flat,
+            partial(lesson.bucketed, bucket_cap=size * cap),
+        )
+        traffic = []
+        for rung in rungs:
+            for param in model:
+                param.grad = torch.ones_like(param)
+            with counting() as counter:
+                rung(model)
+            traffic.append(counter)
+        counted = {
+            "calls": [counter.calls["all_reduce"] for counter in traffic],
+            "bytes": [round(counter.sent) for counter in traffic],
+        }
+        about = f"parameters of {', '.join(map(str, sizes))}, cap {size * cap} bytes"
+        yield predict(about, (size, sizes, size * cap), counted)
+
+
+def slow_rank(rank: int, size: int, seed: int) -> Cases:
+    """Documents of few tokens, and a long one on one rank. Work is counted, not timed."""
+    for each in (seed, seed + 1):
+        draw = random.Random(each)
+        culprit = draw.randrange(size)
+        shares = [[draw.randrange(2, 9) for _ in range(6)] for _ in range(size)]
+        shares[culprit][draw.randrange(6)] = 100
+        computed: list[int] = []
+
+        def compute(number: int, length: int, computed: list[int] = computed) -> float:
+            computed.append(number * length)
+            return float(number * length)
+
+        padded = [
+            sum(2 * length for length in sorted(share, reverse=True)[::2]) for share in shares
+        ]
+        yield Case(
+            f"{len(shares[rank])} documents each",
+            (shares[rank], compute),
+            held=lambda computed=computed: {"tokens computed": sum(computed)},
+            expected={"tokens computed": padded[rank]},
+            is_coded=False,
+            culprit=culprit,
+        )

@@ -10,7 +10,10 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 
-from playground.exercises.cases import Case, Cases, digits
+from playground.algorithms.cost_model import Machine
+from playground.exercises.cases import Case, Cases, digits, predict
+from playground.exercises.layouts import POWERS, Training, choose
+from playground.lessons.mesh.lesson import groups_along
 
 SHAPES = ((2, 2), (3, 2), (2, 3), (2, 1, 2), (2, 2, 2), (4, 2), (1, 2), (2,))
 
@@ -71,3 +74,64 @@ def two_by_two(rank: int, size: int, seed: int) -> Cases:
 
 def gradients_of(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
     return [each.grad for each in tensors]
+
+
+AXES = ((2, 1, 1), (1, 2, 1), (1, 1, 2), (2, 2, 1), (1, 2, 2), (2, 1, 2), (3, 1, 2), (2, 3, 1))
+TOKENS = 3
+"""Of each rank of dp and cp."""
+
+
+def gradient_factor(rank: int, size: int, seed: int) -> Cases:
+    """The gradient of one weight by four recipes, divided by that of one process."""
+    for dp, cp, tp in (axes for axes in AXES if prod(axes) == size):
+        groups = groups_along(("dp", "cp"), (dp, 1, cp, tp))
+        group = [dist.new_group(ranks) for ranks in groups][rank % tp]
+        shards = torch.arange(1.0, dp * cp * TOKENS + 1).view(dp * cp, TOKENS)
+        own = shards[rank // tp]
+
+        def gradient(
+            divisor: float,
+            group: dist.ProcessGroup | None,
+            ranks: float = 1.0,
+            own: torch.Tensor = own,
+        ) -> torch.Tensor:
+            weight = torch.ones((), requires_grad=True)
+            (weight * own).sum().div(divisor).backward()
+            dist.all_reduce(weight.grad, group=group)
+            return weight.grad / ranks
+
+        found = {
+            "own_mean_summed": gradient(TOKENS, group),
+            "all_tokens_summed": gradient(shards.numel(), group),
+            "all_tokens_averaged": gradient(shards.numel(), group, dp * cp),
+            "all_tokens_summed_over_world": gradient(shards.numel(), None),
+            "own_mean_averaged_over_world": gradient(TOKENS, None, size),
+        }
+        counted = {name: float(each / shards.mean()) for name, each in found.items()}
+        yield predict(f"dp {dp}, cp {cp}, tp {tp}", (dp, cp, tp), counted)
+
+
+def fit_the_mesh(rank: int, size: int, seed: int) -> Cases:
+    """A mesh and a stage of ZeRO, with fewer sequences than GPUs."""
+    task = Training(
+        layers=48,
+        width=8192,
+        length=4096,
+        sequences=128,
+        gpus=256,
+        host=8,
+        memory=40000000000.0,
+        flops=300000000000000.0,
+        machine=Machine(
+            alpha=1e-5,
+            beta=1 / 25000000000.0,
+            ranks_per_node=8,
+            inner_alpha=3e-6,
+            inner_beta=1 / 300000000000.0,
+        ),
+    )
+    yield choose(
+        "38.7 billion parameters on 256 GPUs of 40 GB",
+        task,
+        {"dp": POWERS, "pp": POWERS, "tp": POWERS, "zero": (1, 3)},
+    )

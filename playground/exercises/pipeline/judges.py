@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from functools import partial
 
 import torch
@@ -10,8 +11,11 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 
-from playground.exercises.cases import Case, Cases, gradients
+import playground.lessons.pipeline.lesson as lesson
+from playground.algorithms.cost_model import Machine
+from playground.exercises.cases import Case, Cases, count_by_rank, counting, gradients, predict
 from playground.exercises.exercise import count
+from playground.exercises.layouts import POWERS, Training, choose
 
 WIDTH = 3
 
@@ -168,4 +172,95 @@ def clip(rank: int, size: int, seed: int) -> Cases:
             expected=expected,
             is_coded=False,
             most_moved=most,
+        )
+
+
+def activations_held(rank: int, size: int, seed: int) -> Cases:
+    """The most microbatches that each of the board's stages holds, and the messages it sends."""
+    groups = lesson.new_groups(range(size))
+    for microbatches in (3, 1, 6):
+        stage = lesson.Stage(nn.Linear(WIDTH, WIDTH), range(size), groups)
+        images = torch.ones(microbatches, WIDTH)
+        held = []
+        for schedule in (lesson.gpipe, lesson.one_forward_one_backward):
+            stage.load(images, torch.zeros(microbatches, dtype=torch.long), microbatches)
+            with counting() as counter:
+                schedule(stage, microbatches)
+                stage.finish()
+            held.append(stage.most_held)
+        counted = {
+            "gpipe": count_by_rank(held[0]),
+            "one_forward_one_backward": count_by_rank(held[1]),
+            "messages": count_by_rank(counter.calls["isend"] + counter.calls["send"]),
+        }
+        yield predict(count(microbatches, "microbatch", "es"), (size, microbatches), counted)
+
+
+def fit_the_stages(rank: int, size: int, seed: int) -> Cases:
+    """Replicas, stages and tensor parallelism, with little memory."""
+    task = Training(
+        layers=40,
+        width=5120,
+        length=2048,
+        sequences=256,
+        gpus=64,
+        host=8,
+        memory=16000000000.0,
+        flops=150000000000000.0,
+        machine=Machine(
+            alpha=1e-5,
+            beta=1 / 5000000000.0,
+            ranks_per_node=8,
+            inner_alpha=3e-6,
+            inner_beta=1 / 200000000000.0,
+        ),
+    )
+    yield choose(
+        "12.6 billion parameters on 64 GPUs of 16 GB",
+        task,
+        {"dp": POWERS, "pp": POWERS, "tp": POWERS},
+    )
+
+
+def recompute(rank: int, size: int, seed: int) -> Cases:
+    """Gradients, what is kept for backward, and the next random number. The layers as they are, are
+    the oracle."""
+    for samples in (4, 9):
+        torch.manual_seed(seed)
+        layers = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Dropout(0.5), nn.Tanh())
+        inputs = torch.randn(samples, WIDTH)
+
+        def run(
+            function: Callable[..., torch.Tensor],
+            layers: nn.Module = layers,
+            inputs: torch.Tensor = inputs,
+        ) -> dict[str, object]:
+            layers.zero_grad()
+            torch.manual_seed(7)
+            own, kept = inputs.clone().requires_grad_(), [0]
+
+            def pack(tensor: torch.Tensor) -> torch.Tensor:
+                kept[0] += tensor.numel()
+                return tensor
+
+            with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+                outputs = function(layers, own)
+            torch.rand(())  # another layer's, say
+            outputs.backward(torch.arange(1.0, outputs.numel() + 1).view_as(outputs))
+            return {
+                "outputs": outputs.detach().clone(),
+                "gradient of the inputs": own.grad,
+                "gradients of the layers": [param.grad.clone() for param in layers.parameters()],
+                "kept": "the inputs" if kept[0] <= inputs.numel() else f"{kept[0]} numbers",
+                "next random number": torch.rand(()),
+            }
+
+        due = run(lambda layers, inputs: layers(inputs))
+        yield Case(
+            count(samples, "sample"),
+            (),
+            {**due, "kept": "the inputs"},
+            is_coded=False,
+            run=run,
+            gives_rank=False,
         )

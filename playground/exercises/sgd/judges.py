@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import copy
-from collections import Counter
+import random
 from functools import partial
-from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.functional import mse_loss
 
-from playground.exercises.cases import UNEVEN, Case, Cases, coded, gradients
+from playground.exercises.cases import Case, Cases, coded, gradients
 from playground.exercises.exercise import count
 
 
@@ -112,84 +109,26 @@ def average(rank: int, size: int, seed: int) -> Cases:
         )
 
 
-FEATURES, OUTPUTS = 3, 2
-
-
-def weighted(rank: int, size: int, seed: int) -> Cases:
-    """The gradient of the whole batch, held against one process that has all samples."""
-    for about, samples in (UNEVEN | {"none on rank 0": (0, 4, 0, 3, 1)}).items():
-        if not any(samples[:size]):
-            continue
-        generator = torch.Generator().manual_seed(seed)
-
-        def draw(*shape: int, generator: torch.Generator = generator) -> torch.Tensor:
-            return torch.randint(-3, 4, shape, generator=generator).float()
-
-        everyones = [(draw(number, FEATURES), draw(number, OUTPUTS)) for number in samples[:size]]
-        model = nn.Linear(FEATURES, OUTPUTS)
-        model.weight.data.copy_(draw(OUTPUTS, FEATURES))
-        model.bias.data.fill_(1)
-        alone = copy.deepcopy(model).double()
-        all_inputs, all_targets = (
-            torch.cat(tensors).double() for tensors in zip(*everyones, strict=True)
-        )
-        mse_loss(alone(all_inputs), all_targets).backward()
-        due = gradients(alone.float())
-        given, held = (model, *everyones[rank]), partial(gradients, model)
-        most = 18 * (size - 1)  # the gradients and some numbers, not 4 samples
-        yield Case(about, given, held=held, expected=due, is_coded=False, most_moved=most)
-
-
-def partition(rank: int, size: int, seed: int) -> Cases:
-    """Any order will do, if it is the same on all ranks: what counts is which samples are in which
-    partition."""
-    for samples, first in ((103, 1 / size), (101, 0.5), (60_000, 1 / size), (2, 1 / size)):
-        sizes = [1.0] if size == 1 else [first] + [(1 - first) / (size - 1)] * (size - 1)
-        shares = ", ".join(f"{each:.3g}" for each in sizes)
-        found = list[list[int]]()
+def not_a_number(rank: int, size: int, seed: int) -> Cases:
+    """One rank has no target, another has an infinite loss where it has none."""
+    for each in (seed, seed + 1):
+        draw = random.Random(each)
+        empty, infinite = draw.sample(range(size), 2)
+        losses = [torch.tensor([draw.randrange(1, 9) / 2 for _ in range(6)]) for _ in range(size)]
+        masks = [torch.arange(6) < draw.randrange(1, 6) for _ in range(size)]
+        masks[empty][:] = False
+        losses[infinite][-1] = torch.inf
+        chosen = torch.cat([loss[mask] for loss, mask in zip(losses, masks, strict=True)])
+        notes = [
+            f"given to rank {other}: {int(masks[other].sum())} targets of 6, the largest loss "
+            f"{losses[other].max():g}"
+            for other in range(size)
+        ]
         yield Case(
-            f"{count(samples, 'sample')}, partitions of {shares}",
-            (samples, sizes, seed + 3),
-            run=partial(keep, found, rank, size, samples, sizes, seed + 3),
-            held=found,
-            combine=partial(look_at_partitions, rank, samples, sizes),
-            expected={
-                "in no partition": 0,
-                "in several": 0,
-                "order": "shuffled",
-                "another seed": "another partition",
-                "size": "as asked",
-            },
+            "6 tokens each",
+            (losses[rank], masks[rank]),
+            chosen.mean().item(),
             is_coded=False,
+            culprit=(empty, infinite)[seed % 2],
+            notes=notes,
         )
-
-
-def keep(found: list[Any], rank: int, size: int, *given: Any) -> None:
-    *arguments, function = given
-    for seed in (arguments[-1], arguments[-1] + 1):
-        returned = function(rank, size, *arguments[:-1], seed)
-        found.append(None if returned is None else [int(index) for index in returned])
-
-
-def look_at_partitions(
-    rank: int, samples: int, sizes: list[float], found: list[list[Any]]
-) -> object:
-    everyones = [first for first, _ in found]
-    mine, another = found[rank]
-    if None in everyones:
-        return mine
-    held = Counter(index for each in everyones for index in each)
-    order, is_new = "shuffled", mine != another
-    if samples >= 100 and mine == sorted(mine):
-        order = "as before"
-    elif samples >= 100 and len(sizes) > 1 and max(mine) - min(mine) < len(mine):
-        order = "shuffled within a block of neighbours"
-    return {
-        "in no partition": len({*range(samples)} - {*held}),
-        "in several": sum(times > 1 for times in held.values()),
-        "order": order,
-        "another seed": "another partition" if is_new or samples < 100 else "the same partition",
-        "size": "as asked"
-        if abs(len(mine) - sizes[rank] * samples) < 1 + 1e-6
-        else f"{len(mine)} samples",
-    }

@@ -8,8 +8,10 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch import nn
 
-from playground.exercises.cases import Case, Cases
+import playground.lessons.tensor.lesson as lesson
+from playground.exercises.cases import Case, Cases, counting, predict
 from playground.exercises.exercise import count
 
 HEAD_WIDTH = 2
@@ -99,3 +101,37 @@ def vocabulary_loss(rank: int, size: int, seed: int) -> Cases:
         part = logits.chunk(size, 1)[rank].clone()
         due = F.cross_entropy(logits, targets)
         yield Case(about, (part, targets), due, is_coded=False, most_moved=2 * 4 * tokens)
+
+
+def mlp_traffic(rank: int, size: int, seed: int) -> Cases:
+    """A stack of MLPs, sharded with the board's layers, forward and backward, with a counter."""
+    for layers, length, width in ((1, 12, 12), (3, 24, 12)):
+        counters = []
+        for enter, leave in (
+            (lesson.copy_to_region, lesson.reduce_from_region),
+            (lesson.gather_from_sequence_region, lesson.reduce_scatter_to_sequence_region),
+        ):
+            mlps = [
+                (
+                    lesson.ColumnParallelLinear(nn.Linear(width, 4 * width), None),
+                    lesson.RowParallelLinear(nn.Linear(4 * width, width), None, leave),
+                )
+                for _ in range(layers)
+            ]
+            is_sequence = enter is lesson.gather_from_sequence_region
+            own = length // size if is_sequence else length
+            hidden = torch.ones(1, own, width, requires_grad=True)
+            with counting() as counter:
+                for up, down in mlps:
+                    hidden = hidden + down(F.gelu(up(enter(hidden))))
+                hidden.sum().backward()
+            counters.append(counter)
+        parameters = sum(p.numel() for mlp in mlps for part in mlp for p in part.parameters())
+        counted = {
+            "parameters": parameters,
+            "all_reduces": counters[0].calls["all_reduce"],
+            "bytes": round(counters[0].sent),
+            "sequence_bytes": round(counters[1].sent),
+        }
+        about = f"{count(layers, 'layer')}, {length} tokens, width {width}"
+        yield predict(about, (size, layers, length, width), counted)

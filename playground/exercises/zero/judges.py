@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import copy
+import random
+import weakref
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import nn
 
-from playground.exercises.cases import Case, Cases, coded, gradients
+from playground.algorithms.cost_model import Machine
+from playground.exercises.cases import Case, Cases, coded, gradients, predict
+from playground.exercises.exercise import count
 from playground.exercises.ladder.judges import Shapes, average_gradients, give_gradients
+from playground.exercises.layouts import Training, choose
+from playground.lessons.zero.lesson import METHODS, train
 
 EQUAL: Shapes = ((4,),) * 4
 OUT, EACH = 2, 3
@@ -121,4 +128,116 @@ def gather_free(rank: int, size: int, seed: int) -> Cases:
                 "bytes before, between, after": [0, 0, 0],
             },
             run=use,
+        )
+
+
+def bytes_held(rank: int, size: int, seed: int) -> Cases:
+    """What the board's four ways hold after backward and a step of Adam, in float32."""
+    for layers, width in ((2, 12), (3, 24)):
+        model = nn.Sequential(*(nn.Linear(width, width, bias=False) for _ in range(layers)))
+        batches = torch.ones(1, 2, width)
+        counted = {}
+        for name, method in METHODS.items():
+            *held, _ = train(method(copy.deepcopy(model)), batches)
+            counted[name.replace("-", "_")] = round(sum(held))
+        parameters = layers * width**2
+        yield predict(f"{parameters:,} parameters", (size, parameters), counted)
+
+
+ALIVE = 2
+"""Activations that may be alive when a batch begins: those of the batch before."""
+
+
+def leak(rank: int, size: int, seed: int) -> Cases:
+    """Losses of which one rank has several above the limit. Activations are followed by weak
+    references."""
+    for each in (seed, seed + 1):
+        draw = random.Random(each)
+        culprit, limit = draw.randrange(size), 10.0
+        spikes = [draw.randrange(4, 7) * (other == culprit) for other in range(size)]
+        inputs = [torch.tensor([1.0 + 4 * (step < spikes[rank])]) for step in range(8)]
+        weight, activations, most = torch.ones(1, requires_grad=True), list[Any](), [0]
+
+        def forward(
+            batch: torch.Tensor,
+            weight: torch.Tensor = weight,
+            activations: list[Any] = activations,
+            most: list[int] = most,
+        ) -> torch.Tensor:
+            alive = sum(activation() is not None for activation in activations)
+            most[0] = max(most[0], alive)
+            activation = weight * batch
+            activations.append(weakref.ref(activation.untyped_storage()))
+            return activation.square().sum()
+
+        yield Case(
+            count(len(inputs), "batch", "es"),
+            (inputs, forward, limit),
+            (sum(spikes), 15.0 * sum(spikes)),
+            held=lambda most=most: {
+                "activations alive": f"{most[0]}" if most[0] > ALIVE else f"at most {ALIVE}"
+            },
+            expected={"activations alive": f"at most {ALIVE}"},
+            is_coded=False,
+            culprit=culprit,
+        )
+
+
+def fit_in_memory(rank: int, size: int, seed: int) -> Cases:
+    """ZeRO's stage against the size of a microbatch, on a slow network."""
+    task = Training(
+        layers=32,
+        width=4096,
+        length=4096,
+        sequences=128,
+        gpus=64,
+        host=8,
+        memory=40000000000.0,
+        flops=150000000000000.0,
+        machine=Machine(
+            alpha=1e-5,
+            beta=1 / 1000000000.0,
+            ranks_per_node=8,
+            inner_alpha=3e-6,
+            inner_beta=1 / 200000000000.0,
+        ),
+    )
+    yield choose(
+        "6.4 billion parameters on 64 GPUs of 40 GB",
+        task,
+        {"zero": (0, 1, 2, 3), "microbatch": (1, 2, 4)},
+    )
+
+
+def master_weights(rank: int, size: int, seed: int) -> Cases:
+    """Many small steps, from gradients of which one rank's is large. What master weights have moved
+    by is looked at: beside it a lost step is seen."""
+    steps = 20
+    for about, large in (("equal gradients", 1.0), ("a large gradient on rank 0", 256.0)):
+        rate, start = 0.25, 512.0
+        own = [large if other == 0 else 1.0 for other in range(size)]
+        master = torch.full((3,), start)
+        param = master.bfloat16()
+        gradient = torch.full_like(param, own[rank])
+        moved = torch.full((3,), steps * rate * sum(own) / size / (1 if large == 1 else 128))
+
+        def run(
+            function: Callable[..., None],
+            given: tuple[torch.Tensor, ...] = (param, master),
+            gradient: torch.Tensor = gradient,
+            rate: float = rate if large == 1 else rate / 128,
+        ) -> None:
+            for _ in range(steps):
+                function(rank, size, *given, gradient.clone(), rate)
+
+        yield Case(
+            f"{steps} steps, {about}",
+            (),
+            run=run,
+            held=lambda param=param, master=master, start=start: {
+                "master moved": start - master,
+                "parameter": param,
+            },
+            expected={"master moved": moved, "parameter": (start - moved).bfloat16()},
+            is_coded=False,
         )

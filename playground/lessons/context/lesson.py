@@ -119,7 +119,7 @@ def wait(works: list[dist.Work]) -> None:
 
 
 class RingAttention(torch.autograd.Function):
-    """Blocks go round in forward and again in backward, as a rank keeps its own alone."""
+    """Blocks travel round the ring in forward and again in backward: a rank keeps only its own."""
 
     @staticmethod
     def forward(
@@ -147,7 +147,7 @@ class RingAttention(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
         """The weights are computed again: the square of queries and keys is never stored. The
-        gradients of a block travel behind it and, after one hop more, are home."""
+        gradients of a block travel one hop behind it, and reach its owner after N hops."""
         q, k, v, out, lse = ctx.saved_tensors
         positions, group, zigzag, causal = ctx.arguments
         rank, size = dist.get_rank(group), dist.get_world_size(group)

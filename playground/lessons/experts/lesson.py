@@ -12,8 +12,8 @@ one token and one expert that it is sent to. Each rank has its own tokens, as in
     compute     sort what has arrived by expert, apply each, restore the order
     combine     all_to_all_single back, add up a token's k results by weight
 
-The router decides in every step how many tokens go where: splits are uneven, and may be 0. In
-backward, gradients take the same ways, with the splits swapped.
+The router decides in every step how many tokens go where: splits are uneven, and may be 0.
+Backward reverses both exchanges, with the splits swapped.
 Sources: Shazeer et al., 2017, arXiv 1701.06538; Lepikhin et al., GShard, 2020, arXiv 2006.16668
 (ranks, capacity); Fedus et al., Switch Transformers, 2021, arXiv 2101.03961 (the balance loss)
 """

@@ -76,7 +76,7 @@ class ParameterServer:
 
     def take(self, worker: int, gradient: torch.Tensor, loss: float) -> None:
         """Take a step, if it is time. A gradient counts 1 / workers in every mode, so that the same
-        number of samples moves the parameters equally far."""
+        number of samples causes the same total update."""
         self.taken[worker] += 1
         if self.mode != "sync":
             self.step(gradient / self.workers)

@@ -40,9 +40,11 @@ OF_TORCH = re.compile(
 )
 """Code that, in an operation, waits for its other ranks and for nothing else: ours by folder, but
 for the board whose functions are algorithms, and torch's by file."""
-NAMED, LOOPS = re.compile(r"pt_|gloo_"), re.compile(r"pt_tcpstore|gloo_tcp_loop")
-"""Names of torch's threads, which act only if something is called or comes in; of those that also
-wake up for other reasons: their work is seen in the sockets."""
+NAMED = re.compile(r"pt_|gloo_|jemalloc_bg_thd")
+"""Names of torch's threads, which act only if something is called or comes in, and of the one that
+gives memory back, which pyarrow starts."""
+LOOPS = re.compile(r"pt_tcpstore|gloo_tcp_loop|jemalloc_bg_thd")
+"""Names of those that also wake up for other reasons: their work is seen in the sockets."""
 POOLS = re.compile(r"lib(gomp|iomp|omp|\w*openblas|mkl|torch|c10|gloo)\w*[-.]")
 """Libraries whose threads compute for those that call them."""
 C_LIBRARY = re.compile(

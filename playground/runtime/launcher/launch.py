@@ -18,8 +18,14 @@ from playground.runtime import backends
 from playground.runtime.errors import PlaygroundError, Preempted, UsageError
 from playground.runtime.launcher import kept, server
 from playground.runtime.launcher.output import EVERY_RANK, end_lines, open_pipes
-from playground.runtime.launcher.rank_handle import RankHandle
-from playground.runtime.launcher.watch import WorldWatch, ignore_report, release, stop
+from playground.runtime.launcher.rank_handle import GRACE, RankHandle
+from playground.runtime.launcher.watch import (
+    WorldWatch,
+    ignore_report,
+    interrupt,
+    release,
+    stop,
+)
 from playground.runtime.rank import rank as rank_process
 from playground.runtime.rank.preemption import (
     PreemptionNotice,
@@ -68,7 +74,8 @@ class LaunchConfig:
     being a fork of one that all share: then each has a hash seed of its own, too."""
     bare: bool = False
     """Whether ranks are left to the function as torchrun leaves them to a script: it forms its
-    process group itself, if it wants one, and reads from this process's stdin."""
+    process group itself, if it wants one, reads from this process's stdin, and Ctrl-C raises
+    `KeyboardInterrupt` in it: it has `grace` to end, or a second."""
     output: str | Path = EVERY_RANK
     """Whose output appears here: that of all ranks ("ranks"), of rank 0 ("first"), or, if it is a
     folder, none: it goes to files there, a file for each stream of a rank."""
@@ -195,6 +202,10 @@ def run_world(
             release(ranks)
         raise_if_preempted(results)
         return results
+    except KeyboardInterrupt:
+        if config.bare:
+            interrupt(ranks, config.grace or GRACE)
+        raise
     finally:
         try:
             stop(ranks)

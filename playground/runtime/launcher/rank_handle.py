@@ -15,7 +15,7 @@ from playground.runtime.flight_recorder.box import View, is_stopped
 from playground.runtime.launcher.output import Output
 from playground.runtime.launcher.server import LOST_BY_THE_SERVER, UNGUARDED
 from playground.runtime.rank.rank import Event
-from playground.runtime.rank.work import Assignment
+from playground.runtime.rank.work import Answer, Assignment
 from playground.runtime.signals import describe_signal
 
 GRACE = 1.0
@@ -57,12 +57,14 @@ class RankHandle:
         self.port = 0
         """Where it listens, to serve another store, once it has been ordered to."""
         self.box: View | None = None
+        self.question: str | None = None
+        """The prompt of the question that it waits for an answer to."""
 
     def assign(self, work: Assignment) -> None:
         """Give it something to do."""
         self.result = None
         self.stack = UNHEARD
-        self.activity = None
+        self.activity = self.question = None
         self.assigned += 1
         self.order(work)
 
@@ -118,6 +120,8 @@ class RankHandle:
             self.stack, self.activity = content
         elif kind == "listening":
             self.port = content[0]
+        elif kind == "ask":
+            self.question = content[0]
         elif kind == "failed":
             self.fail(content[0])
         return None
@@ -140,7 +144,12 @@ class RankHandle:
         else:
             self.fail(RankFailed(self.number, self.size, describe_exit(code, self.backend)))
 
-    def order(self, order: Assignment | str | int) -> None:
+    def answer(self, text: str | None, reason: str = "") -> None:
+        """Answer its question: with a line, or with the end of the input."""
+        self.question = None
+        self.order(Answer(text, reason))
+
+    def order(self, order: Assignment | Answer | str | int) -> None:
         with contextlib.suppress(OSError):  # it is gone: its sentinel says so
             self.line.send(order)
 
@@ -154,6 +163,7 @@ class RankHandle:
         self.process.join()
         self.process.close()
         self.line.close()
+        self.box = None
         for output in self.outputs:
             output.pipe.close()
 

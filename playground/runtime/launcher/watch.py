@@ -196,7 +196,11 @@ def ask_for_stacks(
         rank.stack = UNHEARD
         rank.activity = None
         rank.order("where")
-    receive_while(lambda: any(rank.stack == UNHEARD for rank in ranks), ranks, GRACE, on_report)
+
+    def may_answer() -> bool:
+        return any(rank.stack == UNHEARD and not rank.is_stopped() for rank in ranks)
+
+    receive_while(may_answer, ranks, GRACE, on_report)
     return {rank.number: rank.stack for rank in ranks}
 
 
@@ -228,6 +232,26 @@ def unclean_exit(rank: RankHandle, how: str) -> RankFailed:
     )
 
 
+def interrupt(ranks: Sequence[RankHandle], seconds: float) -> None:
+    """Pass Ctrl-C on to the ranks and to what they have started, as torchrun does, and kill those
+    that have not ended after `seconds`. One that ends does not wait for the others: what they wait
+    for from it raises an error there."""
+    present = [rank for rank in ranks if rank.up]
+    leaving: set[RankHandle] = set()
+    for rank in present:
+        rank.order("interrupt all")
+    end = time.monotonic() + seconds
+    while present and (left := end - time.monotonic()) > 0:
+        receive(present, left)
+        present = [rank for rank in present if not rank.vanished]
+        for rank in present:
+            if (rank.done or rank.failure) and rank not in leaving:
+                leaving.add(rank)
+                rank.order(1)
+    for rank in present:
+        rank.process.kill()
+
+
 def stop(ranks: list[RankHandle]) -> None:
     """End what is left of the ranks: the closed line asks them, then SIGTERM, then SIGKILL."""
     try:
@@ -237,8 +261,9 @@ def stop(ranks: list[RankHandle]) -> None:
         try:
             for rank in ranks:
                 rank.line.close()
-                # the start of one is not to be waited for
-                (rank.process.terminate if rank.up else rank.process.kill)()
+                # the start of one is not to be waited for, and one that is stopped hears nothing
+                hears = rank.up and not rank.is_stopped()
+                (rank.process.terminate if hears else rank.process.kill)()
             end = time.monotonic() + GRACE
             for rank in ranks:
                 rank.process.join(max(0.0, end - time.monotonic()))

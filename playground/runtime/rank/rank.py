@@ -9,7 +9,10 @@ orders.
 | `("failed", error)`          | `"end"`: you are asked to, soon (`preempted()`)      |
 | `("box", file)`              | `"listen"`: be ready to serve another store          |
 | `("listening", port)`        | `"release"`: end what waits for other ranks          |
+| `("ask", prompt)`            | `Answer`: to its question                            |
 |                              | `"interrupt"`: raise KeyboardInterrupt, if it is up  |
+|                              | `"interrupt all"`: so do your processes, as by a     |
+|                              | terminal; then a number lets one go that has failed  |
 |                              | end of file: the launcher is gone, go at once        |
 
 A rank that failed does not leave by itself: it keeps its sockets open until the launcher stops it,
@@ -46,7 +49,7 @@ from playground.runtime.rank.preemption import (
     run_until_preempted,
 )
 from playground.runtime.rank.process import finish, flush, run_program
-from playground.runtime.rank.work import Assignment, call
+from playground.runtime.rank.work import Answer, Assignment, call
 from playground.runtime.rendezvous.connections import break_off_connecting, shut_down_groups
 from playground.runtime.rendezvous.environment import RankEnv
 from playground.runtime.rendezvous.rendezvous import listen
@@ -76,7 +79,19 @@ def report_to(listener: Callable[[Event], None]) -> None:
     _listeners[:] = [listener]
 
 
-os.register_at_fork(after_in_child=_listeners.clear)  # a child of a rank is not the rank
+_launchers: list[Launcher] = []
+
+
+def ask(prompt: object = "", /) -> str:
+    """In the place of `input`: what a person types at the launcher, who is asked by one rank at a
+    time. Raises `EOFError` if there is nobody, and in a process that a rank has started."""
+    for launcher in _launchers:
+        return launcher.ask(str(prompt))
+    raise EOFError("only a rank itself can ask")
+
+
+for _list in (_listeners, _launchers):
+    os.register_at_fork(after_in_child=_list.clear)  # a child of a rank is not the rank
 
 
 class Launcher:
@@ -93,9 +108,11 @@ class Launcher:
         """Set when the launcher has heard of the failure, and needs this process no longer."""
         self.listener: socket.socket | None = None
         """Where this rank serves the store at which all meet anew."""
-        self.lock = threading.Lock()
+        self.lock, self.asking = threading.Lock(), threading.Lock()
+        self.answers: SimpleQueue[Answer] = SimpleQueue()
         self.main_thread = threading.get_ident()
         close_in_children(line)
+        _launchers[:] = [self]
         OurThread(target=self.follow_orders, name="launcher", daemon=True).start()
 
     def send(self, *message: Any) -> None:
@@ -109,6 +126,17 @@ class Launcher:
             if threading.get_ident() == self.main_thread:
                 finish()
             os._exit(1)
+
+    def ask(self, prompt: str) -> str:
+        """The line that a person types. Raises `EOFError` if there is none."""
+        sys.stdout.flush()
+        with self.asking:
+            self.answers = SimpleQueue()  # an interrupted question may have been answered
+            self.send("ask", prompt)
+            answer = self.answers.get()
+        if answer.text is None:
+            raise EOFError(answer.reason or "EOF when reading a line")
+        return answer.text
 
     def follow_orders(self) -> None:
         while True:
@@ -134,6 +162,12 @@ class Launcher:
                 release()
             elif order == "interrupt":
                 signal.pthread_kill(self.main_thread, signal.SIGINT)
+            elif isinstance(order, Answer):
+                self.answers.put(order)
+            elif order == "interrupt all":
+                os.killpg(0, signal.SIGINT)
+            elif self.has_failed:
+                self.dismissed.set()
             else:
                 # here, in the order of the line: it may be asked before it begins
                 clear_preemption()

@@ -58,6 +58,15 @@ class Assignment:
         return pickle.loads(self.pickled)
 
 
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """The line that a person has typed for a rank that asked; None if there is none."""
+
+    text: str | None
+    reason: str = ""
+    """Why there is none."""
+
+
 def prepare_work(fn: Function, args: tuple[Any, ...], **more: Any) -> Assignment:
     """The assignment of `fn` with `args`, and `more` of its fields. Raises `UsageError` if a new
     process could not find the function."""

@@ -101,6 +101,7 @@ class Member:
         env = self.env
         self.say_where()
         self.store.set_timeout(timedelta(seconds=timeout))  # whatever the function before has set
+        hook = sys.excepthook
         try:
             torch_init_process_group(
                 self.backend.name, store=self.open_store(), rank=env.rank, world_size=env.size,
@@ -111,6 +112,8 @@ class Member:
         except RuntimeError as error:  # dist.DistError is one; ProcessGroupNCCL2 raises no other
             words = self.backend.explain_init_failure(error)
             raise RankFailed(env.rank, env.size, f"could not enter the world: {words}") from error
+        if hook.__module__ == dist.distributed_c10d.__name__:
+            sys.excepthook = hook  # torch has put the rank before each line once more
         self.group = dist.group.WORLD
         self.store.add(self.group_name, 1)
         if self.box:
@@ -218,6 +221,17 @@ class Member:
             | call
             | {"init_method": None, "store": store}
         )
+
+    def adopt_group(self) -> bool:
+        """Take the group that the program has formed for ours: the next one that it forms is in its
+        place. Returns whether there is one."""
+        if not dist.is_initialized():
+            return False
+        if dist.group.WORLD is not self.group:
+            self.group = dist.group.WORLD
+            with contextlib.suppress(RuntimeError):  # the store has been let go, and all groups
+                self.store.add(self.group_name, 1)
+        return True
 
     def open_store(self) -> dist.Store:
         """A part of the store that no process group has used yet."""

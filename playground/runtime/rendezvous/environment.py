@@ -7,10 +7,11 @@ import contextlib
 import ctypes
 import json
 import os
+import re
 import signal
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
 
 from playground.runtime.errors import PeerDisconnected, PlaygroundError, UsageError
@@ -49,7 +50,7 @@ class RankEnv:
 def rank_env_from(environ: Mapping[str, str] = os.environ) -> RankEnv | None:
     """The world this process was started into, or None if it is to start its own.
 
-    Reads what torchrun sets and what Slurm users and people set by hand: RANK, WORLD_SIZE,
+    Reads what torchrun, `take_slurm_place` and people set: RANK, WORLD_SIZE,
     LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT. Raises `UsageError` if they contradict
     each other.
     """
@@ -81,6 +82,31 @@ def rank_env_from(environ: Mapping[str, str] = os.environ) -> RankEnv | None:
     return RankEnv(
         rank=rank, size=size, local_rank=local_rank, local_size=local_size, rendezvous=rendezvous
     )
+
+
+def take_slurm_place(environ: MutableMapping[str, str] = os.environ) -> None:
+    """In one of several tasks that srun has started, set what torchrun would, from what Slurm says
+    of the task; `MASTER_ADDR` and `MASTER_PORT` only if they are not set. The port follows from the
+    numbers of job and step, which all tasks know.
+
+    Source: https://slurm.schedmd.com/srun.html#SECTION_OUTPUT-ENVIRONMENT-VARIABLES
+    """
+    if {"RANK", "WORLD_SIZE"} & environ.keys() or environ.get("SLURM_STEP_NUM_TASKS", "1") == "1":
+        return
+    # "2(x3),1": two tasks on each of three hosts, and one on the last
+    runs = re.findall(r"(\d+)(?:\(x(\d+)\))?", environ["SLURM_STEP_TASKS_PER_NODE"])
+    tasks = [count for count, times in runs for _ in range(int(times or 1))]
+    # "gpu[01-03,07],login"
+    first_host = re.sub(r"\[(\d+)[^]]*\]", r"\1", environ["SLURM_STEP_NODELIST"]).partition(",")[0]
+    number = int(environ["SLURM_JOB_ID"]) + 997 * int(environ["SLURM_STEP_ID"])
+    environ.update(
+        RANK=environ["SLURM_PROCID"],
+        WORLD_SIZE=environ["SLURM_STEP_NUM_TASKS"],
+        LOCAL_RANK=environ["SLURM_LOCALID"],
+        LOCAL_WORLD_SIZE=tasks[int(environ["SLURM_NODEID"])],
+    )
+    environ.setdefault("MASTER_ADDR", first_host if len(tasks) > 1 else "127.0.0.1")
+    environ.setdefault("MASTER_PORT", str(20_000 + number % 10_000))
 
 
 def restart_count(environ: Mapping[str, str] = os.environ) -> int:

@@ -6,19 +6,16 @@ from __future__ import annotations
 import ast
 import contextlib
 import difflib
-import logging
 import os
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from logging.handlers import BufferingHandler
 from pathlib import Path
 
 import click
 
 from playground.console.options import ALL
-from playground.console.session import Session, session_command, to_document
+from playground.console.session import Session, run_to_its_end, session_command, to_document
 from playground.console.tables import RANK_COLUMN, Column, Table, Texts
 from playground.console.text import bad, good, heading, prose
 from playground.runtime.errors import Deadlock, PlaygroundError, RankFailed, RankTimeout, UsageError
@@ -164,23 +161,13 @@ class Outcome:
 
 def run(world: CommandWorld, name: str) -> Outcome:
     """Run a program, recorded if that is wanted, and then its cure, in a folder of their own."""
-    expected, error, results = PROGRAMS[name], None, None
-    logger, warnings = logging.getLogger("playground"), BufferingHandler(sys.maxsize)
+    expected = PROGRAMS[name]
     with temporary_folder(TOOL.name) as folder, contextlib.chdir(folder):
         timeout = STALL if expected.symptom == TIMEOUT else DEFAULT_TIMEOUT
-        logger.addHandler(warnings)
-        try:
-            results = world.run(find(name), timeout=timeout)
-        except (RankFailed, RankTimeout) as failed:
-            error = failed
-        finally:
-            logger.removeHandler(warnings)
+        ending = run_to_its_end(world, find(name), timeout=timeout)
         world.around = run_as_it_is
         cured = world.run(find(name, "_cured"), timeout=DEFAULT_TIMEOUT, restarts=expected.restarts)
-    warned = (
-        record.msg for record in warnings.buffer if isinstance(record.msg, diagnosis.Diagnosis)
-    )
-    told = error.diagnosis if error else next(warned, None)
+    error, told = ending.error, ending.diagnosis
     words, culprits = str(told or error or ""), told.culprits if told else ()
     if isinstance(error, RankFailed):
         words, culprits = error.headline, (error.rank,)
@@ -193,7 +180,7 @@ def run(world: CommandWorld, name: str) -> Outcome:
         diagnosis=told.kind if told else "",
         culprits=culprits,
         line=told.line if told else "",
-        results=results,
+        results=ending.results,
         cured=cured,
     )
     return replace(outcome, problem=find_problem(outcome))

@@ -83,7 +83,8 @@ class RunSettings:
     )
     grace: float | None = flag(
         None,
-        "Seconds that SIGTERM, which is passed on to the ranks, leaves them to end.",
+        "Seconds that SIGTERM and Ctrl-C, which are passed on to the ranks, leave them to end; "
+        "without it, a second.",
         above=0,
         below=NO_LIMIT,
     )

@@ -1,0 +1,1 @@
+"""Training over a slow link: fewer messages, and fewer bytes in each."""

@@ -1,0 +1,1 @@
+"""Five programs that stand still or are silently wrong."""

@@ -1,0 +1,73 @@
+"""In a rank that stays: run the program of a lesson, or a step of it, as a cell. Its functions and
+classes are left in the namespace, and so are the variables of those functions that it calls. Does
+not import torch before it is in a rank."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Sequence
+
+from playground.play.cells import Outcome, cells, evaluate, given, guarded
+
+FORM_OR_LEAVE = "dist.init_process_group", "dist.destroy_process_group"
+KEEP_VARIABLES = "globals().update(locals())"
+
+
+def run_board(
+    file: str, step: str, arguments: Sequence[str], rank: int, size: int, number: int, source: str
+) -> Outcome:
+    """Run `source`, the program in `file`, with these `arguments`; or `step(rank, size)` of it."""
+
+    def run() -> str | None:
+        from playground.runtime.backends import on_device
+
+        names = vars(cells)
+        kept, words = {name: names[name] for name in given & {*names}}, sys.argv
+        sys.argv = [file, *arguments]
+        try:
+            with on_device():
+                return evaluate(to_cell(ast.parse(source, file), step), file)
+        except SystemExit as end:
+            if isinstance(end.code, str):
+                print(end.code, file=sys.stderr)  # as the interpreter does
+            return None
+        finally:
+            names.update(kept)
+            sys.argv = words
+
+    return guarded(run)
+
+
+def to_cell(tree: ast.Module, step: str) -> ast.Module:
+    """The program as it runs in a world that stands."""
+    programs = [node for node in tree.body if isinstance(node, ast.If) and is_of_main(node)]
+    definitions = [node for node in tree.body if node not in programs]
+    program = (
+        ast.parse(f"{step}(rank, size)").body
+        if step
+        else [statement for node in programs for statement in node.body]
+    )
+    called = {node.id for part in program for node in ast.walk(part) if isinstance(node, ast.Name)}
+    for node in definitions:
+        if isinstance(node, ast.FunctionDef) and node.name in called:
+            keep = [ast.copy_location(each, node) for each in ast.parse(KEEP_VARIABLES).body]
+            first = int(ast.get_docstring(node) is not None)
+            body = node.body[first:]
+            node.body[first:] = [ast.Try(body=body, handlers=[], orelse=[], finalbody=keep)]
+    whole = InStandingWorld().visit(ast.Module([*definitions, *program], []))
+    return ast.fix_missing_locations(whole)
+
+
+def is_of_main(node: ast.If) -> bool:
+    return ast.unparse(node.test) == "__name__ == '__main__'"
+
+
+class InStandingWorld(ast.NodeTransformer):
+    """Leaves out what forms the process group, and destroys it: it stays."""
+
+    def visit_Expr(self, node: ast.Expr) -> ast.AST:
+        is_left_out = isinstance(node.value, ast.Call) and (
+            ast.unparse(node.value.func) in FORM_OR_LEAVE
+        )
+        return ast.copy_location(ast.Pass(), node) if is_left_out else node

@@ -1,0 +1,49 @@
+"""Lessons and exercises at the prompt. Does not import torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from playground.console import terminal
+from playground.console.rendering import render_markdown
+from playground.exercises.exercise import find_exercise
+from playground.exercises.verdict import tell_lines
+from playground.exercises.work import check_text
+from playground.lessons import LESSONS
+from playground.runtime.errors import UsageError
+from playground.runtime.launcher.kept import keeping_worlds
+from playground.runtime.remote import file_of
+from playground.runtime.untrusted import printable
+
+
+def find_program(words: Sequence[str]) -> tuple[Path, str, list[str]]:
+    """The file that the name of a lesson stands for, the step of it that is named next, if one is,
+    and the arguments of the program. Raises `UsageError` for another name."""
+    name, *arguments = words or [""]
+    if name not in LESSONS:
+        raise UsageError(f"there is no lesson {name!r}: choose one of {', '.join(LESSONS)}")
+    lesson = LESSONS[name]
+    if arguments and arguments[0] in lesson.steps:
+        step, *arguments = arguments
+        return file_of(lesson.remote(step).module), step, arguments
+    return file_of(lesson.module()), "", arguments
+
+
+def begin_exercise(name: str, is_notebook: bool) -> tuple[str, str]:
+    """The task, and the cell in which it is to be solved. Raises `UsageError` if there is no such
+    exercise."""
+    exercise = find_exercise(name)
+    task = exercise.task
+    if not is_notebook:
+        task = render_markdown(task, terminal.width())
+    return task, f"%%exercise {exercise.name}\n{exercise.new_stub()}"
+
+
+@keeping_worlds()  # in which mistakes of the catalogue run, to be compared with a failure
+def judge(name: str, cell: str) -> str:
+    """The verdict on what was written below the first line of a cell, in lines. Raises `UsageError`
+    if there is no such exercise."""
+    exercise = find_exercise(name)
+    verdict = check_text(exercise, f"\n{cell}", exercise.name)
+    return "\n".join(map(printable, tell_lines(verdict)))

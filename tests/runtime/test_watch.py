@@ -1,0 +1,115 @@
+"""The watch over a world: hangs are reported with every rank's place, and last words are heard."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import threading
+import time
+from functools import partial
+from multiprocessing.connection import wait
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+from processes import all_gone
+from ranks import add_up, go_wrong
+
+import playground
+from playground.runtime import RankFailed, RankTimeout, report
+from playground.runtime.launcher import watch
+from playground.runtime.rank.preemption import PreemptionNotice
+
+launch = partial(playground.launch, fresh=True)
+"""Every test here is about the life of new processes."""
+
+
+def report_and_vanish(rank: int, size: int) -> None:
+    report(last="words")
+    os._exit(7)
+
+
+def test_the_last_words_of_a_rank_are_heard(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also if, while the launcher looks for what is ready, they come after it has looked at the
+    line, and the end of the process before it looks at that: here it never looks at the line."""
+    monkeypatch.setattr(
+        watch,
+        "wait",
+        lambda objects, seconds: wait([s for s in objects if type(s) is int], seconds),
+    )
+    heard: list[dict[str, Any]] = []
+    with pytest.raises(RankFailed, match="rank 0 of 1 exited with code 7"):
+        launch(report_and_vanish, 1, on_report=lambda rank, event: heard.append(event))
+    assert heard == [{"last": "words"}]
+
+
+def test_a_hang_is_reported_with_every_rank_s_place() -> None:
+    pids: dict[int, int] = {}
+    playground.launch(add_up, 2)  # so that ranks are there which need no time to meet
+    with pytest.raises(RankTimeout) as caught:
+        playground.launch(
+            go_wrong, 2, args=("stop", 1), timeout=1,
+            on_report=lambda rank, event: pids.update({rank: event["pid"]}),
+        )  # fmt: skip
+    assert "no sign of life for 1 s from rank 1 of 2: no answer: stopped, or" in str(caught.value)
+    assert "dist.barrier()" in caught.value.stacks[0]
+    assert "no answer" in caught.value.stacks[1]
+    assert "from ranks 0, 1 of 2: a hang, or" in str(RankTimeout(2, 1.0, {0: "here", 1: "there"}))
+    assert all_gone(pids, expected=2)
+
+
+def wait_in_vain(rank: int, size: int) -> None:
+    """Rank 0 waits, with a timeout of its own, for a rank that does not come."""
+    dist.barrier()  # both are here: on a busy machine one begins seconds before the other
+    if rank == 1:
+        time.sleep(1000)
+    group = dist.new_group(list(range(size)), timeout=datetime.timedelta(seconds=1))
+    dist.barrier(group=group)
+
+
+def test_who_waits_in_vain_is_shown_with_who_kept_it_waiting() -> None:
+    with pytest.raises(RankFailed) as caught:
+        launch(wait_in_vain, 2, timeout=20)
+    assert caught.value.rank == 0
+    assert "rank 1 stands at" in str(caught.value)
+    assert "time.sleep(1000)" in str(caught.value)
+
+
+def test_a_rank_that_reports_is_not_hung(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long it takes. Here no time passes: the silences are those that the launcher was
+    ready to wait."""
+    messages: list[bool] = []
+    monkeypatch.setattr(watch, "receive", lambda *_: messages.pop())
+    world = watch.WorldWatch([], 1.0, watch.ignore_report, PreemptionNotice(0.0))
+
+    def look(*received: bool) -> None:
+        messages[:] = received
+        while messages:
+            world.look()
+
+    look(*[False, False, True] * 20)
+    with pytest.raises(RankTimeout, match="no sign of life for 1 s"):
+        look(*[False] * 20)
+
+
+def test_what_a_listener_raises_is_not_taken_for_a_rank_s_failure() -> None:
+    def stdout_is_gone(rank: int, event: dict[str, Any]) -> None:
+        raise BrokenPipeError("nobody reads any more")
+
+    with pytest.raises(BrokenPipeError, match="nobody reads any more"):
+        launch(go_wrong, 2, args=("hang", 1), on_report=stdout_is_gone)
+
+
+def stay(rank: int, size: int) -> None:
+    if rank == 1:
+        dist.destroy_process_group = threading.Event().wait
+
+
+def test_a_rank_that_does_not_leave_is_told_where_it_stands(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(watch, "LEAVE_LIMIT", 0.2)
+    monkeypatch.setattr(watch, "LOOK_INTERVAL", 0.1)
+    with pytest.raises(RankFailed, match="did not leave cleanly: still there") as caught:
+        launch(stay, 2)
+    assert "threading.py" in caught.value.others[1]

@@ -1,0 +1,70 @@
+"""why: a run that stands still is asked, and a process that is none of ours refused."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fixtures import Fork
+from processes import ENOUGH
+from programs import SCRIPT
+
+from playground.runtime.flight_recorder import Doing
+from playground.runtime.flight_recorder.box import (
+    find_boxes,
+)
+from playground.tools.failures.page import list_family
+
+STANDS_STILL = """
+import os, time, torch, torch.distributed as dist
+from playground import launch
+
+def run(rank, size):
+    dist.barrier()
+    if rank == 0:
+        time.sleep(300)
+    dist.all_reduce(torch.ones(1))
+
+if __name__ == "__main__":
+    launch(run, 3, timeout=300)
+"""
+
+
+def wait_for_ranks_in(operation: str, pid: int, count: int) -> None:
+    deadline = time.monotonic() + ENOUGH
+    while time.monotonic() < deadline:
+        states = [box.read() for box in find_boxes(list_family(pid)) if box.world]
+        waits = (
+            state.waits_for
+            for state in states
+            if state.doing == Doing.IN_OPERATION and state.since > 0.3
+        )
+        if sum(wait is not None and wait.name == operation for wait in waits) == count:
+            return
+        time.sleep(0.1)
+    raise AssertionError("the ranks never came to the operation")
+
+
+def test_a_run_is_asked_why_it_stands_still(
+    run_cli: Callable[..., Any], fork_program: Fork, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / f"{SCRIPT}.py").write_text(STANDS_STILL)
+    monkeypatch.syspath_prepend(tmp_path)
+    program = fork_program(SCRIPT)
+    wait_for_ranks_in("all_reduce", program.pid, 2)
+    told = run_cli("why", program.pid).out
+    assert told.startswith(
+        f"rank 0 is in the program while ranks 1-2 are in all_reduce ({SCRIPT}.py:9)\n"
+    )
+
+
+def test_a_process_that_is_none_of_ours_is_refused_in_a_line(run_cli: Callable[..., Any]) -> None:
+    with subprocess.Popen(["sleep", "60"]) as process:
+        result = run_cli("why", process.pid)
+        process.kill()
+    assert (result.code, result.out, result.err.count("\n")) == (2, "", 1)
+    assert "has started no ranks" in result.err
