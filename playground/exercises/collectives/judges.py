@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import random
-
-import torch
-
-from playground.exercises.cases import Case, Cases, coded, inputs
+from playground.exercises.cases import Case, Cases, inputs
 from playground.exercises.observation import OWN
 
 
@@ -58,32 +54,3 @@ def all_to_all(rank: int, size: int, seed: int) -> Cases:
             is_coded=False,
             most=most,
         )
-
-
-def stuck(rank: int, size: int, seed: int) -> Cases:
-    """Batches of different numbers, one of them empty. At fault is the rank that has fewest, or the
-    one that has the empty batch."""
-    for each in (seed, seed + 1):
-        draw = random.Random(each)
-        lengths = draw.sample(range(3, 3 + 2 * size), size)
-        shares = [[[draw.randrange(1, 9)] for _ in range(length)] for length in lengths]
-        unlucky = draw.randrange(size)
-        shares[unlucky][1] = []
-        sums = [
-            sum(sum(share[step]) for share in shares if step < len(share))
-            for step in range(max(lengths))
-        ]
-        culprit = (lengths.index(min(lengths)), unlucky)[seed % 2]
-        about = f"{', '.join(map(str, lengths))} batches"
-        yield Case(about, (shares[rank],), sums, is_coded=False, culprit=culprit)
-
-
-def wrong_offset(rank: int, size: int, seed: int) -> Cases:
-    """One share is longer than the others, neither the first nor the last."""
-    for each in (seed, seed + 1):
-        draw = random.Random(each)
-        culprit, length = draw.randrange(1, size - 1), draw.randrange(3, 6)
-        sizes = [length + 2 * (other == culprit) for other in range(size)]
-        whole = torch.cat([coded(other, own) for other, own in enumerate(sizes)])
-        about = f"{', '.join(map(str, sizes))} elements"
-        yield Case(about, (sizes, coded(rank, sizes[rank])), whole, culprit=culprit)

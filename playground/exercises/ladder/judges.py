@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import threading
 import time
 from collections.abc import Sequence
@@ -251,29 +250,3 @@ def rung_traffic(rank: int, size: int, seed: int) -> Cases:
         }
         about = f"parameters of {', '.join(map(str, sizes))}, cap {size * cap} bytes"
         yield predict(about, (size, sizes, size * cap), counted)
-
-
-def slow_rank(rank: int, size: int, seed: int) -> Cases:
-    """Documents of few tokens, and a long one on one rank. Work is counted, not timed."""
-    for each in (seed, seed + 1):
-        draw = random.Random(each)
-        culprit = draw.randrange(size)
-        shares = [[draw.randrange(2, 9) for _ in range(6)] for _ in range(size)]
-        shares[culprit][draw.randrange(6)] = 100
-        computed: list[int] = []
-
-        def compute(number: int, length: int, computed: list[int] = computed) -> float:
-            computed.append(number * length)
-            return float(number * length)
-
-        padded = [
-            sum(2 * length for length in sorted(share, reverse=True)[::2]) for share in shares
-        ]
-        yield Case(
-            f"{len(shares[rank])} documents each",
-            (shares[rank], compute),
-            held=lambda computed=computed: {"tokens computed": sum(computed)},
-            expected={"tokens computed": padded[rank]},
-            is_coded=False,
-            culprit=culprit,
-        )

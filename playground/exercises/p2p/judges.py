@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable
 from functools import partial
 
@@ -81,15 +80,3 @@ def column(rank: int, size: int, seed: int) -> Cases:
             expected[:, index] = give(0).view(side, side)[:, index]
         most = side if rank == 0 else 0
         yield Case(about, (matrix, index), held=matrix, expected=expected, most=most)
-
-
-def lost_token(rank: int, size: int, seed: int) -> Cases:
-    """A route of all ranks, and their numbers, of which one is zero: not that of an end."""
-    for each in (seed, seed + 1):
-        draw = random.Random(each)
-        route = draw.sample(range(size), size)
-        numbers = [10**other for other in range(size)]
-        culprit = route[draw.randrange(1, size - 1)]
-        numbers[culprit] = 0
-        about = f"the route {', '.join(map(str, route))}"
-        yield Case(about, (route, numbers[rank]), sum(numbers), is_coded=False, culprit=culprit)

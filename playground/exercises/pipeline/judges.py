@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
 from functools import partial
 
 import torch
@@ -220,47 +219,3 @@ def fit_the_stages(rank: int, size: int, seed: int) -> Cases:
         task,
         {"dp": POWERS, "pp": POWERS, "tp": POWERS},
     )
-
-
-def recompute(rank: int, size: int, seed: int) -> Cases:
-    """Gradients, what is kept for backward, and the next random number. The layers as they are, are
-    the oracle."""
-    for samples in (4, 9):
-        torch.manual_seed(seed)
-        layers = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Dropout(0.5), nn.Tanh())
-        inputs = torch.randn(samples, WIDTH)
-
-        def run(
-            function: Callable[..., torch.Tensor],
-            layers: nn.Module = layers,
-            inputs: torch.Tensor = inputs,
-        ) -> dict[str, object]:
-            layers.zero_grad()
-            torch.manual_seed(7)
-            own, kept = inputs.clone().requires_grad_(), [0]
-
-            def pack(tensor: torch.Tensor) -> torch.Tensor:
-                kept[0] += tensor.numel()
-                return tensor
-
-            with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-                outputs = function(layers, own)
-            torch.rand(())  # another layer's, say
-            outputs.backward(torch.arange(1.0, outputs.numel() + 1).view_as(outputs))
-            return {
-                "outputs": outputs.detach().clone(),
-                "gradient of the inputs": own.grad,
-                "gradients of the layers": [param.grad.clone() for param in layers.parameters()],
-                "kept": "the inputs" if kept[0] <= inputs.numel() else f"{kept[0]} numbers",
-                "next random number": torch.rand(()),
-            }
-
-        due = run(lambda layers, inputs: layers(inputs))
-        yield Case(
-            count(samples, "sample"),
-            (),
-            {**due, "kept": "the inputs"},
-            is_coded=False,
-            run=run,
-            gives_rank=False,
-        )

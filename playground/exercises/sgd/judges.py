@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from functools import partial
 
 import torch
@@ -106,29 +105,4 @@ def average(rank: int, size: int, seed: int) -> Cases:
                 "parameter": before,
             },
             is_coded=False,
-        )
-
-
-def not_a_number(rank: int, size: int, seed: int) -> Cases:
-    """One rank has no target, another has an infinite loss where it has none."""
-    for each in (seed, seed + 1):
-        draw = random.Random(each)
-        empty, infinite = draw.sample(range(size), 2)
-        losses = [torch.tensor([draw.randrange(1, 9) / 2 for _ in range(6)]) for _ in range(size)]
-        masks = [torch.arange(6) < draw.randrange(1, 6) for _ in range(size)]
-        masks[empty][:] = False
-        losses[infinite][-1] = torch.inf
-        chosen = torch.cat([loss[mask] for loss, mask in zip(losses, masks, strict=True)])
-        notes = [
-            f"given to rank {other}: {int(masks[other].sum())} targets of 6, the largest loss "
-            f"{losses[other].max():g}"
-            for other in range(size)
-        ]
-        yield Case(
-            "6 tokens each",
-            (losses[rank], masks[rank]),
-            chosen.mean().item(),
-            is_coded=False,
-            culprit=(empty, infinite)[seed % 2],
-            notes=notes,
         )

@@ -207,37 +207,3 @@ def fit_in_memory(rank: int, size: int, seed: int) -> Cases:
         task,
         {"zero": (0, 1, 2, 3), "microbatch": (1, 2, 4)},
     )
-
-
-def master_weights(rank: int, size: int, seed: int) -> Cases:
-    """Many small steps, from gradients of which one rank's is large. What master weights have moved
-    by is looked at: beside it a lost step is seen."""
-    steps = 20
-    for about, large in (("equal gradients", 1.0), ("a large gradient on rank 0", 256.0)):
-        rate, start = 0.25, 512.0
-        own = [large if other == 0 else 1.0 for other in range(size)]
-        master = torch.full((3,), start)
-        param = master.bfloat16()
-        gradient = torch.full_like(param, own[rank])
-        moved = torch.full((3,), steps * rate * sum(own) / size / (1 if large == 1 else 128))
-
-        def run(
-            function: Callable[..., None],
-            given: tuple[torch.Tensor, ...] = (param, master),
-            gradient: torch.Tensor = gradient,
-            rate: float = rate if large == 1 else rate / 128,
-        ) -> None:
-            for _ in range(steps):
-                function(rank, size, *given, gradient.clone(), rate)
-
-        yield Case(
-            f"{steps} steps, {about}",
-            (),
-            run=run,
-            held=lambda param=param, master=master, start=start: {
-                "master moved": start - master,
-                "parameter": param,
-            },
-            expected={"master moved": moved, "parameter": (start - moved).bfloat16()},
-            is_coded=False,
-        )

@@ -208,7 +208,8 @@ def train(method: str, feedback: bool, rank: int, size: int) -> tuple[float, flo
         exact = [Wire().mean(param.grad) for param in params] if step == 0 else []
         for param, rest in zip(params, missing, strict=True):
             wanted = param.grad + rest
-            param.grad, own = compress(wanted, wire)
+            mean, own = compress(wanted, wire)
+            param.grad = mean
             if feedback:
                 rest.copy_(wanted - own)
         if exact:
@@ -237,12 +238,12 @@ def compressed(rank: int, size: int) -> dict[str, dict[str, float]]:
 
 
 def print_steps(rank: int, world_size: int) -> None:
-    """Run both steps, and print what they return on rank 0."""
+    """Run both steps, and print what they return on rank 0: a row for each way."""
     for step in (diloco, compressed):
-        for name, values in step(rank, world_size).items():
-            said = ", ".join(f"{way} {value}" for way, value in values.items())
-            if rank == 0:
-                print(f"{name}: {said}")
+        results = step(rank, world_size)
+        for way in results["loss"] if rank == 0 else ():
+            values = [f"{name} {values[way]}" for name, values in results.items()]
+            print(f"{way}: {', '.join(values)}")
 
 
 if __name__ == "__main__":

@@ -1,0 +1,101 @@
+"""Judges of the exercises on failures: programs to be repaired."""
+
+from __future__ import annotations
+
+import random
+
+import torch
+
+from playground.exercises.cases import Case, Cases, coded
+
+
+def lost_token(rank: int, size: int, seed: int) -> Cases:
+    """A route of all ranks, and their numbers, of which one is zero: not that of an end."""
+    for each in (seed, seed + 1):
+        draw = random.Random(each)
+        route = draw.sample(range(size), size)
+        numbers = [10**other for other in range(size)]
+        culprit = route[draw.randrange(1, size - 1)]
+        numbers[culprit] = 0
+        about = f"the route {', '.join(map(str, route))}"
+        yield Case(about, (route, numbers[rank]), sum(numbers), is_coded=False, culprit=culprit)
+
+
+def stuck(rank: int, size: int, seed: int) -> Cases:
+    """Batches of different numbers, one of them empty. At fault is the rank that has fewest, or the
+    one that has the empty batch."""
+    for each in (seed, seed + 1):
+        draw = random.Random(each)
+        lengths = draw.sample(range(3, 3 + 2 * size), size)
+        shares = [[[draw.randrange(1, 9)] for _ in range(length)] for length in lengths]
+        unlucky = draw.randrange(size)
+        shares[unlucky][1] = []
+        sums = [
+            sum(sum(share[step]) for share in shares if step < len(share))
+            for step in range(max(lengths))
+        ]
+        culprit = (lengths.index(min(lengths)), unlucky)[seed % 2]
+        about = f"{', '.join(map(str, lengths))} batches"
+        yield Case(about, (shares[rank],), sums, is_coded=False, culprit=culprit)
+
+
+def wrong_offset(rank: int, size: int, seed: int) -> Cases:
+    """One share is longer than the others, neither the first nor the last."""
+    for each in (seed, seed + 1):
+        draw = random.Random(each)
+        culprit, length = draw.randrange(1, size - 1), draw.randrange(3, 6)
+        sizes = [length + 2 * (other == culprit) for other in range(size)]
+        whole = torch.cat([coded(other, own) for other, own in enumerate(sizes)])
+        about = f"{', '.join(map(str, sizes))} elements"
+        yield Case(about, (sizes, coded(rank, sizes[rank])), whole, culprit=culprit)
+
+
+def not_a_number(rank: int, size: int, seed: int) -> Cases:
+    """One rank has no target, another has an infinite loss where it has none."""
+    for each in (seed, seed + 1):
+        draw = random.Random(each)
+        empty, infinite = draw.sample(range(size), 2)
+        losses = [torch.tensor([draw.randrange(1, 9) / 2 for _ in range(6)]) for _ in range(size)]
+        masks = [torch.arange(6) < draw.randrange(1, 6) for _ in range(size)]
+        masks[empty][:] = False
+        losses[infinite][-1] = torch.inf
+        chosen = torch.cat([loss[mask] for loss, mask in zip(losses, masks, strict=True)])
+        notes = [
+            f"given to rank {other}: {int(masks[other].sum())} targets of 6, the largest loss "
+            f"{losses[other].max():g}"
+            for other in range(size)
+        ]
+        yield Case(
+            "6 tokens each",
+            (losses[rank], masks[rank]),
+            chosen.mean().item(),
+            is_coded=False,
+            culprit=(empty, infinite)[seed % 2],
+            notes=notes,
+        )
+
+
+def slow_rank(rank: int, size: int, seed: int) -> Cases:
+    """Documents of few tokens, and a long one on one rank. Work is counted, not timed."""
+    for each in (seed, seed + 1):
+        draw = random.Random(each)
+        culprit = draw.randrange(size)
+        shares = [[draw.randrange(2, 9) for _ in range(6)] for _ in range(size)]
+        shares[culprit][draw.randrange(6)] = 100
+        computed: list[int] = []
+
+        def compute(number: int, length: int, computed: list[int] = computed) -> float:
+            computed.append(number * length)
+            return float(number * length)
+
+        padded = [
+            sum(2 * length for length in sorted(share, reverse=True)[::2]) for share in shares
+        ]
+        yield Case(
+            f"{len(shares[rank])} documents each",
+            (shares[rank], compute),
+            held=lambda computed=computed: {"tokens computed": sum(computed)},
+            expected={"tokens computed": padded[rank]},
+            is_coded=False,
+            culprit=culprit,
+        )

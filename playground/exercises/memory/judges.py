@@ -1,0 +1,91 @@
+"""Judges of the exercises on memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import nn
+
+from playground.exercises.cases import Case, Cases
+from playground.exercises.exercise import count
+
+WIDTH = 3
+
+
+def master_weights(rank: int, size: int, seed: int) -> Cases:
+    """Many small steps, from gradients of which one rank's is large. What master weights have moved
+    by is looked at: beside it a lost step is seen."""
+    steps = 20
+    for about, large in (("equal gradients", 1.0), ("a large gradient on rank 0", 256.0)):
+        rate, start = 0.25, 512.0
+        own = [large if other == 0 else 1.0 for other in range(size)]
+        master = torch.full((3,), start)
+        param = master.bfloat16()
+        gradient = torch.full_like(param, own[rank])
+        moved = torch.full((3,), steps * rate * sum(own) / size / (1 if large == 1 else 128))
+
+        def run(
+            function: Callable[..., None],
+            given: tuple[torch.Tensor, ...] = (param, master),
+            gradient: torch.Tensor = gradient,
+            rate: float = rate if large == 1 else rate / 128,
+        ) -> None:
+            for _ in range(steps):
+                function(rank, size, *given, gradient.clone(), rate)
+
+        yield Case(
+            f"{steps} steps, {about}",
+            (),
+            run=run,
+            held=lambda param=param, master=master, start=start: {
+                "master moved": start - master,
+                "parameter": param,
+            },
+            expected={"master moved": moved, "parameter": (start - moved).bfloat16()},
+            is_coded=False,
+        )
+
+
+def recompute(rank: int, size: int, seed: int) -> Cases:
+    """Gradients, what is kept for backward, and the next random number. The layers as they are, are
+    the oracle."""
+    for samples in (4, 9):
+        torch.manual_seed(seed)
+        layers = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Dropout(0.5), nn.Tanh())
+        inputs = torch.randn(samples, WIDTH)
+
+        def run(
+            function: Callable[..., torch.Tensor],
+            layers: nn.Module = layers,
+            inputs: torch.Tensor = inputs,
+        ) -> dict[str, object]:
+            layers.zero_grad()
+            torch.manual_seed(7)
+            own, kept = inputs.clone().requires_grad_(), [0]
+
+            def pack(tensor: torch.Tensor) -> torch.Tensor:
+                kept[0] += tensor.numel()
+                return tensor
+
+            with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+                outputs = function(layers, own)
+            torch.rand(())  # another layer's, say
+            outputs.backward(torch.arange(1.0, outputs.numel() + 1).view_as(outputs))
+            return {
+                "outputs": outputs.detach().clone(),
+                "gradient of the inputs": own.grad,
+                "gradients of the layers": [param.grad.clone() for param in layers.parameters()],
+                "kept": "the inputs" if kept[0] <= inputs.numel() else f"{kept[0]} numbers",
+                "next random number": torch.rand(()),
+            }
+
+        due = run(lambda layers, inputs: layers(inputs))
+        yield Case(
+            count(samples, "sample"),
+            (),
+            {**due, "kept": "the inputs"},
+            is_coded=False,
+            run=run,
+            gives_rank=False,
+        )
