@@ -27,7 +27,8 @@ def test_speedups_end_where_the_laws_say() -> None:
     first, hidden = lesson.FEATURES * lesson.HIDDEN, lesson.HIDDEN * lesson.CLASSES
     evaluated = 128 * 2 * (first + hidden)
     serial = evaluated / (evaluated + 1024 * (4 * first + 6 * hidden))
-    strong, weak = lesson.strong(0, 2), lesson.weak(0, 2)
+    strong: Any = lesson.strong(0, 2)
+    weak: Any = lesson.weak(0, 2)
     assert strong["serial"] == weak["serial"] == pytest.approx(serial, abs=5e-4)
     for n in lesson.WORLDS:
         assert strong["speedup"][n] == pytest.approx(1 / (serial + (1 - serial) / n), abs=5e-3)
@@ -49,8 +50,8 @@ def test_a_rank_sends_less_than_two_gradients_whatever_it_computes(
 
 
 @pytest.fixture(scope="module")
-def losses() -> dict[str, dict[int, float]]:
-    return lesson.batches(0, 2)  # type: ignore[return-value]
+def losses() -> Any:
+    return lesson.batches(0, 2)
 
 
 def test_a_rate_scaled_with_the_batch_trains_as_well_until_the_noise_scale(

@@ -87,7 +87,8 @@ def rounded(values: dict[int, float]) -> dict[int, float]:
 def messages(rank: int, size: int, batch: int = 1024) -> dict[str, object]:
     """The bytes that a rank sends to average the gradients, by ring, and its work for each byte.
 
-    The bytes hardly depend on the number of ranks. Strong scaling shares the work, not the bytes.
+    However many ranks there are, the bytes are fewer than twice those of the gradients. Strong
+    scaling divides the work, not the bytes.
     """
     model = network(FEATURES, HIDDEN, CLASSES)
     gradients = torch.zeros(sum(param.numel() for param in model.parameters()))
@@ -222,8 +223,11 @@ def utilization(rank: int, size: int, batch: int = 256, width: int = 512) -> dic
 
 
 def clocked(part: Callable[[], object]) -> float:
+    """Seconds until it is done, on a GPU, too."""
     start = time.perf_counter()
     part()
+    if torch.get_default_device().type == "cuda":
+        torch.cuda.synchronize()
     return time.perf_counter() - start
 
 
