@@ -3,6 +3,8 @@ optimizer and scheduler, the noise scale against the gradients of single samples
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -67,6 +69,19 @@ def test_a_rate_scaled_with_the_batch_trains_as_well_until_the_noise_scale(
     assert losses["warm_up"][1024] < 0.75 * losses["linear"][1024]
     for way in losses.values():
         assert way[2048] > 3 * base
+
+
+@pytest.mark.parametrize("way", ["unscaled", "linear", "warm_up"])
+def test_losses_are_those_that_the_chapter_shows(
+    way: str, losses: dict[str, dict[int, float]]
+) -> None:
+    """Up to a batch of 512: at larger rates roundings grow, which differ between processors."""
+    chapter = Path(lesson.__file__).with_name("README.md").read_text(encoding="utf-8")
+    [line] = re.findall(rf"^batches, {way}: (.*)$", chapter, re.MULTILINE)
+    shown = {int(batch): float(loss) for batch, loss in map(str.split, line.split(", "))}
+    assert shown.keys() == losses[way].keys()
+    for batch in (64, 128, 256, 512):
+        assert losses[way][batch] == pytest.approx(shown[batch], abs=0.02)
 
 
 def test_training_is_that_of_torch_s_optimizer_and_scheduler() -> None:
