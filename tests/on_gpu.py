@@ -152,6 +152,7 @@ ROWS = (
     # The same bits: these train undisturbed twice first, and say if that differs. NVLS takes
     # several GPUs.
     Row("elastic {on} {data}"),
+    Row("checkpoint {on}"),
     Row("elastic {on} {data} --way ddp"),
     Row("elastic {on} {data}", needs=FOR.several_gpus, environ={"NCCL_NVLS_ENABLE": "0"}),
     Row("doctor --check torch"),

@@ -192,6 +192,15 @@ PATH = (
         min_size=2,
     ),
     lesson(
+        name="checkpoint",
+        part=FURTHER,
+        teaches="shards that any number of ranks reads, random states, a sampler that resumes; and "
+        "torch.distributed.checkpoint",
+        shown="half as many as {ranks} resume with the same bits, and with each sample once",
+        default_size=4,
+        options=(*BARE, "wide"),
+    ),
+    lesson(
         name="bytes",
         part=FURTHER,
         teaches="training over a slow link: DiLoCo, compressed gradients, and what error feedback "
