@@ -81,6 +81,15 @@ PATH = (
         default_size=2,
     ),
     lesson(
+        name="scaling",
+        teaches="what more ranks gain: speedup, large batches and the learning rate, the share of "
+        "the peak",
+        shown="what {ranks} gain, and where that ends",
+        default_size=2,
+        min_size=2,
+        options=BARE,
+    ),
+    lesson(
         name="ddp",
         teaches="the same training, with DistributedDataParallel doing the averaging",
         shown="{ranks} trained one model with DistributedDataParallel",

@@ -21,7 +21,7 @@ from boards import BOARDS, LESSONS, LONGEST, source_of
 from playground.console.steps import Lesson
 from playground.lessons import PARTS
 
-TIMED = {"ladder"}
+TIMED = {"ladder", "scaling"}
 """Boards that print times."""
 LIBRARIES = {"torch", "torchvision", *sys.stdlib_module_names}
 

@@ -19,6 +19,7 @@ LONGEST = {
     "data_parallel": 170,
     "sgd": 215,
     "ladder": 235,
+    "scaling": 250,
     "prove": 195,
     "bert": 270,
     "elastic": 160,
