@@ -21,6 +21,7 @@ from playground.runtime.remote import ROOT
 PLACEHOLDER = re.compile(r"[A-Z][A-Z|,_]*|.*…")
 """A word for which the reader puts a value."""
 OF_OTHERS = {
+    "--ntasks-per-node",
     "--fixtures", "--local-rank", "--signal",
 }  # fmt: skip
 """Options of pytest, of the old launcher, of sbatch."""

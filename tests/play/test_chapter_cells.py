@@ -26,10 +26,20 @@ SESSIONS = [
 
 
 @pytest.fixture(scope="module")
-def world() -> Iterator[PlayWorld]:
+def shared() -> Iterator[PlayWorld]:
     world = PlayWorld(SIZE)
     yield world
     world.close()
+
+
+@pytest.fixture
+def world(shared: PlayWorld, session: str) -> Iterator[PlayWorld]:
+    """One for all, but for a session that ends ranks: what it says depends on the groups that there
+    are."""
+    world = PlayWorld(SIZE) if "SIGKILL" in session else shared
+    yield world
+    if world is not shared:
+        world.close()
 
 
 @pytest.mark.parametrize("session", SESSIONS)
