@@ -203,6 +203,7 @@ ROWS = (
     # A CPU has no backward of a norm in bfloat16 with statistics in float32, as a GPU has.
     Row("memory {on}", needs=FOR.real),
     Row("bytes --backend nccl -n 2", needs=FOR.pair),
+    Row("scaling {on}", needs=FOR.pair),
     Row("zero {on} --layers 2 --steps 5"),
     Row("prove {on} {data}"),
     Row("rpc {on}", needs=FOR.pair),

@@ -319,11 +319,14 @@ STEPS = (account, mixed_precision, summed, checkpointing, accumulation)
 def print_steps(rank: int, world_size: int) -> None:
     """Run every step, and print what it returns on rank 0."""
     for step in STEPS:
-        returned = step(rank, world_size)
-        for name, value in returned.items() if rank == 0 else ():
+        lines = [step.__name__]
+        for name, value in step(rank, world_size).items():
             parts = value.items() if isinstance(value, dict) else [("", value)]
-            said = ", ".join(f"{part} {each}".strip() for part, each in parts)
-            print(f"{step.__name__}, {name}: {said}")
+            lines.append(
+                f"  {name}: " + ", ".join(f"{part} {each}".strip() for part, each in parts)
+            )
+        if rank == 0:
+            print("\n".join(lines))
 
 
 if __name__ == "__main__":
