@@ -99,7 +99,7 @@ def test_the_table_of_the_four_voices_is_true(outcomes: dict[str, Outcome]) -> N
         assert find_problem(found) == ""
         timeout, detail, recorder, _ = rows[name]
         waited = [said for said in found.torch if "Timed out waiting 2000ms for" in said]
-        assert bool(waited) == (timeout == "names nobody")
+        assert bool(waited) == (timeout == "names no rank")
         assert not any(re.search(r"[Rr]anks? \d", said) for said in found.torch)
         absent = "received errors while waiting for send/recv from rank 0"
         if detail == "names rank 0":
