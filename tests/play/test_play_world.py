@@ -6,6 +6,7 @@ from __future__ import annotations
 import ast
 import os
 import random
+import re
 import signal
 import threading
 import time
@@ -164,10 +165,10 @@ def test_a_hang_is_named_and_ended_and_variables_are_as_they_were(world: PlayWor
     for number in (3, 4):
         run = world.run_cell("if rank != 2: dist.barrier()", number)
         assert told(run)[0].startswith("deadlock after")
-        place = f"(cell {number}, line 1)"
-        assert f"rank 2 has finished the cell where ranks 0-1 are in barrier {place}" in (
-            words := unwrapped(run)
-        )
+        # one of them is enough, and the other may come later on a busy machine
+        waiting = rf"(ranks 0-1 are|rank [01] is) in barrier \(cell {number}, line 1\)"
+        words = unwrapped(run)
+        assert re.search(f"rank 2 has finished the cell where {waiting}", words)
         assert f"cure: {Kind.ENDED.cure}" in words
         assert run.seconds < 5
         assert told(world.run_cell("dist.all_reduce(y := x.clone()); x, y")) == [

@@ -264,8 +264,8 @@ def say(words):
 dist.init_process_group("gloo")
 atexit.register(say, f"atexit of {rank}")
 child = subprocess.Popen(["sleep", "1000"])
-say("ready")
 try:
+    say("ready")
     if rank == 0:
         time.sleep(1000)
     else:
