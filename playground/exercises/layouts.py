@@ -1,11 +1,4 @@
-"""Layouts of a GPT on a cluster: what a GPU holds, and what a step takes.
-
-In mixed precision a parameter and its gradient take two bytes each, and the optimizer's state
-twelve. Activations are those of sequence parallelism, with attention that stores no square. Times
-of all-reduces are those of the cost model that `scale` uses; messages between stages are hidden.
-These are the formulas of the lesson mesh, without context parallelism, and with microbatches of any
-size.
-"""
+"""Layouts of a GPT on a cluster, costed by the lesson mesh, and what makes one a good choice."""
 
 from __future__ import annotations
 
@@ -14,39 +7,14 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
-from playground.algorithms.cost_model import Machine, Task, hierarchical_cost, ring_cost
 from playground.exercises.cases import Case
+from playground.lessons.mesh import costs
+from playground.lessons.mesh.costs import SHARDED_BYTES, Cost, Training
 
-SHARDED = {0: 0, 1: 12, 2: 14, 3: 16}
-"""Bytes of a parameter's sixteen that each stage of ZeRO shards over the replicas."""
 POWERS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 """Ranks along an axis."""
 ENOUGH = 1.05
 """How many times as long as the fastest layout that fits an accepted one may take."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Training:
-    """A GPT, its batch, and the cluster that is to train it."""
-
-    layers: int
-    width: int
-    length: int
-    """Tokens of a sequence."""
-    sequences: int
-    """Those of a batch."""
-    gpus: int
-    host: int
-    """GPUs of a host."""
-    memory: float
-    """Bytes of a GPU."""
-    flops: float
-    """Operations that a GPU sustains in a second."""
-    machine: Machine
-
-    @property
-    def parameters(self) -> int:
-        return 12 * self.layers * self.width**2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,53 +28,9 @@ class Layout:
     microbatch: int = 1
 
 
-@dataclass(frozen=True, kw_only=True)
-class Cost:
-    """Bytes that a GPU holds, and the seconds of a step: computing, and waiting, by cause."""
-
-    held: float
-    compute: float
-    tensor: float
-    data: float
-    bubble: float
-
-    @property
-    def step(self) -> float:
-        return self.compute + self.tensor + self.data + self.bubble
-
-
 def cost_of(layout: Layout, task: Training) -> Cost:
-    dp, pp, tp, size = layout.dp, layout.pp, layout.tp, layout.microbatch
-    microbatches, own = task.sequences / dp / size, task.parameters / (pp * tp)
-    hidden, sharded = 2 * size * task.length * task.width, SHARDED[layout.zero]
-    activations = 17 * hidden / tp * task.layers / pp * min(pp, microbatches)
-    tokens = task.length * task.sequences / task.gpus
-    attention = 6 * task.layers * task.length * task.width * tokens / task.flops
-    compute = 6 * task.parameters * tokens / task.flops + attention
-    often = task.layers / pp * microbatches
-    tensor = 4 * often * all_reduce_seconds(hidden, tp, min(tp, task.host), task.machine)
-    in_host = min(dp, max(1, task.host // (tp * pp)))
-    sums = all_reduce_seconds(2 * own, dp, in_host, task.machine)
-    # behind backward of the last microbatch; from zero-2 on each microbatch reduces its gradients,
-    # and with zero-3 gathers parameters twice: each is half an all-reduce
-    data = max(0.0, sums - 2 / 3 * compute / microbatches)
-    if layout.zero == 2:  # what the step has changed is gathered after it
-        data = max(0.0, microbatches / 2 * sums - 2 / 3 * compute) + sums / 2
-    if layout.zero == 3:
-        data = max(0.0, (microbatches + 0.5) * sums - compute)
-    return Cost(
-        held=own * (16 - sharded + sharded / dp) + activations,
-        compute=compute,
-        tensor=tensor,
-        data=data,
-        bubble=(pp - 1) / microbatches * (compute + tensor),
-    )
-
-
-def all_reduce_seconds(nbytes: float, size: int, in_host: int, machine: Machine) -> float:
-    """By the faster algorithm, in a group of which `in_host` ranks share a host."""
-    task = Task(size, int(nbytes), in_host)
-    return min(machine.seconds(cost(task)) for cost in (ring_cost, hierarchical_cost))
+    shape = layout.dp, layout.pp, 1, layout.tp
+    return costs.cost_of(shape, layout.zero, task, layout.microbatch)
 
 
 def find_fault(layout: Layout, task: Training) -> str:
@@ -118,7 +42,7 @@ def find_fault(layout: Layout, task: Training) -> str:
         return f"{task.layers} layers in {pp} stages"
     if task.sequences % (dp * layout.microbatch):
         return f"{task.sequences} sequences in microbatches of {layout.microbatch} on {dp} replicas"
-    return "" if layout.zero in SHARDED else f"ZeRO has no stage {layout.zero}"
+    return "" if layout.zero in SHARDED_BYTES else f"ZeRO has no stage {layout.zero}"
 
 
 def layouts(task: Training, choices: Mapping[str, tuple[int, ...]]) -> Iterator[Layout]:
@@ -137,8 +61,8 @@ def new_layout(answer: Mapping[str, int], task: Training) -> Layout:
 def choose(about: str, task: Training, choices: Mapping[str, tuple[int, ...]]) -> Case:
     """A choice of a layout. The notes show what it holds and takes beside the fastest that fits."""
     notes: list[str] = []
-    costs = {layout: cost_of(layout, task) for layout in layouts(task, choices)}
-    fitting = {layout: cost for layout, cost in costs.items() if cost.held <= task.memory}
+    costed = {layout: cost_of(layout, task) for layout in layouts(task, choices)}
+    fitting = {layout: cost for layout, cost in costed.items() if cost.held <= task.memory}
     best = min(fitting, key=lambda layout: fitting[layout].step)
     right = {"memory": "fits", "ranks": "fits", "step": "within 5 % of the fastest"}
 

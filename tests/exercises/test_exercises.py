@@ -37,7 +37,7 @@ from playground.exercises.exercise import (
     Exercise,
     patch,
 )
-from playground.exercises.layouts import Layout, Training, cost_of
+from playground.exercises.layouts import Layout, cost_of
 from playground.exercises.observation import explain_digits
 from playground.exercises.verdict import (
     NAMED,
@@ -277,20 +277,9 @@ def test_a_prediction_stands_beside_what_was_counted(folder: Path, run_cli: Run)
 
 
 def test_what_a_layout_costs_is_what_the_lesson_mesh_says() -> None:
-    task = Training(
-        layers=costs.DEEP,
-        width=costs.WIDE,
-        length=costs.LONG,
-        sequences=costs.SEQUENCES,
-        gpus=costs.GPUS,
-        host=costs.HOST,
-        memory=costs.MEMORY,
-        flops=costs.FLOPS,
-        machine=costs.MACHINE,
-    )
     for (dp, pp, cp, tp), state in costs.MESHES.items():
         if cp == 1:
-            ours = cost_of(Layout(dp=dp, pp=pp, tp=tp, zero=int(state[-1])), task)
+            ours = cost_of(Layout(dp=dp, pp=pp, tp=tp, zero=int(state[-1])), costs.TASK)
             theirs = costs.predict((dp, pp, cp, tp), state)
             for name in ("held", "compute", "tensor", "data", "bubble", "step"):
                 assert getattr(ours, name) == pytest.approx(getattr(theirs, name)), name

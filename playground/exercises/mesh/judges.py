@@ -10,9 +10,9 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 
-from playground.algorithms.cost_model import Machine
 from playground.exercises.cases import Case, Cases, digits, predict
-from playground.exercises.layouts import POWERS, Training, choose
+from playground.exercises.layouts import POWERS, choose
+from playground.lessons.mesh.costs import Training, hosts_of_eight
 from playground.lessons.mesh.lesson import groups_along
 
 SHAPES = ((2, 2), (3, 2), (2, 3), (2, 1, 2), (2, 2, 2), (4, 2), (1, 2), (2,))
@@ -114,24 +114,8 @@ def gradient_factor(rank: int, size: int, seed: int) -> Cases:
 def fit_the_mesh(rank: int, size: int, seed: int) -> Cases:
     """A mesh and a stage of ZeRO, with fewer sequences than GPUs."""
     task = Training(
-        layers=48,
-        width=8192,
-        length=4096,
-        sequences=128,
-        gpus=256,
-        host=8,
-        memory=40000000000.0,
-        flops=300000000000000.0,
-        machine=Machine(
-            alpha=1e-5,
-            beta=1 / 25000000000.0,
-            ranks_per_node=8,
-            inner_alpha=3e-6,
-            inner_beta=1 / 300000000000.0,
-        ),
-    )
-    yield choose(
-        "38.7 billion parameters on 256 GPUs of 40 GB",
-        task,
-        {"dp": POWERS, "pp": POWERS, "tp": POWERS, "zero": (1, 3)},
-    )
+        layers=48, width=8192, length=4096, sequences=128,
+        gpus=256, memory=40e9, flops=300e12, machine=hosts_of_eight(25e9, 300e9),
+    )  # fmt: skip
+    about = "38.7 billion parameters on 256 GPUs of 40 GB"
+    yield choose(about, task, {"dp": POWERS, "pp": POWERS, "tp": POWERS, "zero": (1, 3)})

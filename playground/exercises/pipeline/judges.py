@@ -11,10 +11,10 @@ import torch.nn.functional as F
 from torch import nn
 
 import playground.lessons.pipeline.lesson as lesson
-from playground.algorithms.cost_model import Machine
 from playground.exercises.cases import Case, Cases, count_by_rank, counting, gradients, predict
 from playground.exercises.exercise import count
-from playground.exercises.layouts import POWERS, Training, choose
+from playground.exercises.layouts import POWERS, choose
+from playground.lessons.mesh.costs import Training, hosts_of_eight
 
 WIDTH = 3
 
@@ -198,24 +198,8 @@ def activations_held(rank: int, size: int, seed: int) -> Cases:
 def fit_the_stages(rank: int, size: int, seed: int) -> Cases:
     """Replicas, stages and tensor parallelism, with little memory."""
     task = Training(
-        layers=40,
-        width=5120,
-        length=2048,
-        sequences=256,
-        gpus=64,
-        host=8,
-        memory=16000000000.0,
-        flops=150000000000000.0,
-        machine=Machine(
-            alpha=1e-5,
-            beta=1 / 5000000000.0,
-            ranks_per_node=8,
-            inner_alpha=3e-6,
-            inner_beta=1 / 200000000000.0,
-        ),
-    )
-    yield choose(
-        "12.6 billion parameters on 64 GPUs of 16 GB",
-        task,
-        {"dp": POWERS, "pp": POWERS, "tp": POWERS},
-    )
+        layers=40, width=5120, length=2048, sequences=256,
+        gpus=64, memory=16e9, flops=150e12, machine=hosts_of_eight(5e9, 200e9),
+    )  # fmt: skip
+    about = "12.6 billion parameters on 64 GPUs of 16 GB"
+    yield choose(about, task, {"dp": POWERS, "pp": POWERS, "tp": POWERS})

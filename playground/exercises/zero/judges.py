@@ -11,11 +11,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from playground.algorithms.cost_model import Machine
 from playground.exercises.cases import Case, Cases, coded, gradients, predict
 from playground.exercises.exercise import count
 from playground.exercises.ladder.judges import Shapes, average_gradients, give_gradients
-from playground.exercises.layouts import Training, choose
+from playground.exercises.layouts import choose
+from playground.lessons.mesh.costs import Training, hosts_of_eight
 from playground.lessons.zero.lesson import METHODS, train
 
 EQUAL: Shapes = ((4,),) * 4
@@ -186,24 +186,8 @@ def leak(rank: int, size: int, seed: int) -> Cases:
 def fit_in_memory(rank: int, size: int, seed: int) -> Cases:
     """ZeRO's stage against the size of a microbatch, on a slow network."""
     task = Training(
-        layers=32,
-        width=4096,
-        length=4096,
-        sequences=128,
-        gpus=64,
-        host=8,
-        memory=40000000000.0,
-        flops=150000000000000.0,
-        machine=Machine(
-            alpha=1e-5,
-            beta=1 / 1000000000.0,
-            ranks_per_node=8,
-            inner_alpha=3e-6,
-            inner_beta=1 / 200000000000.0,
-        ),
-    )
-    yield choose(
-        "6.4 billion parameters on 64 GPUs of 40 GB",
-        task,
-        {"zero": (0, 1, 2, 3), "microbatch": (1, 2, 4)},
-    )
+        layers=32, width=4096, length=4096, sequences=128,
+        gpus=64, memory=40e9, flops=150e12, machine=hosts_of_eight(1e9, 200e9),
+    )  # fmt: skip
+    about = "6.4 billion parameters on 64 GPUs of 40 GB"
+    yield choose(about, task, {"zero": (0, 1, 2, 3), "microbatch": (1, 2, 4)})

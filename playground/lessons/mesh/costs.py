@@ -50,34 +50,127 @@ def bytes_sent(shape: Shape, stage: int) -> dict[str, float]:
     }
 
 
-GPUS = 512
-HOST = 8
-MEMORY = 80e9
-FLOPS = 400e12
-"""GPUs of the cluster, those of a host, the bytes of each, and the operations that it sustains in a
-second."""
-MACHINE = Machine(
-    alpha=1e-5, beta=1 / 50e9, ranks_per_node=HOST, inner_alpha=3e-6, inner_beta=1 / 400e9
+SHARDED_BYTES = {0: 0, 1: 12, 2: 14, 3: 16}
+"""Bytes of a parameter's sixteen that each stage of ZeRO shards over dp and cp."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Training:
+    """A GPT, its batch, and the cluster that is to train it."""
+
+    layers: int
+    width: int
+    length: int
+    """Tokens of a sequence."""
+    sequences: int
+    """Those of a batch."""
+    gpus: int
+    memory: float
+    """Bytes of a GPU."""
+    flops: float
+    """Operations that a GPU sustains in a second."""
+    machine: Machine
+
+    @property
+    def host(self) -> int:
+        """GPUs of a host."""
+        return self.machine.ranks_per_node
+
+    @property
+    def parameters(self) -> int:
+        return 12 * self.layers * self.width**2
+
+
+def hosts_of_eight(between: float, inside: float) -> Machine:
+    """Hosts of eight GPUs, by the bytes a second between two hosts, and inside one."""
+    return Machine(
+        alpha=1e-5, beta=1 / between, ranks_per_node=8, inner_alpha=3e-6, inner_beta=1 / inside
+    )
+
+
+TASK = Training(
+    layers=80, width=8192, length=8192, sequences=512,
+    gpus=512, memory=80e9, flops=400e12, machine=hosts_of_eight(50e9, 400e9),
+)  # fmt: skip
+"""What is predicted."""
+CLUSTER = (
+    f"{TASK.parameters / 1e9:.0f} billion parameters on {TASK.gpus} GPUs of "
+    f"{TASK.memory / 1e9:.0f} GB"
 )
-DEEP = 80
-WIDE = 8192
-LONG = 8192
-SEQUENCES = 512
-"""Layers and width of its GPT, tokens of a sequence, and sequences of a batch."""
-PARAMETERS = 12 * DEEP * WIDE**2
-CLUSTER = f"{PARAMETERS / 1e9:.0f} billion parameters on {GPUS} GPUs of {MEMORY / 1e9:.0f} GB"
 MESHES: dict[Shape, str] = {
-    (512, 1, 1, 1): "zero-3", (64, 1, 8, 1): "zero-3", (64, 1, 1, 8): "zero-1", (32, 1, 1,
-    16): "zero-1",
-    (32, 2, 1, 8): "zero-1", (8, 8, 1, 8): "zero-1", (16, 2, 2, 8): "zero-1",
-}  # fmt: skip
+    (512, 1, 1, 1): "zero-3",
+    (64, 1, 8, 1): "zero-3",
+    (64, 1, 1, 8): "zero-1",
+    (32, 1, 1, 16): "zero-1",
+    (32, 2, 1, 8): "zero-1",
+    (8, 8, 1, 8): "zero-1",
+    (16, 2, 2, 8): "zero-1",
+}
 """Those that are predicted, and how each shards the optimizer's state."""
 
 
 @dataclass(frozen=True, kw_only=True)
+class Cost:
+    """Bytes that a GPU holds, and the seconds of a step: computing, and waiting, by cause."""
+
+    held: float
+    compute: float
+    tensor: float
+    context: float
+    data: float
+    bubble: float
+
+    @property
+    def step(self) -> float:
+        return self.compute + self.tensor + self.context + self.data + self.bubble
+
+
+def cost_of(shape: Shape, stage: int, task: Training, microbatch: int = 1) -> Cost:
+    """Train on a mesh, with this stage of ZeRO and so many sequences in a microbatch."""
+    dp, pp, cp, tp = shape
+    machine, host, flops = task.machine, task.host, task.flops
+    microbatches, own = task.sequences / dp / microbatch, task.parameters / (pp * tp)
+    hidden, sharded = 2 * microbatch * task.length / cp * task.width, SHARDED_BYTES[stage]
+    activations = 17 * hidden / tp * task.layers / pp * min(pp, microbatches)
+    held = own * (16 - sharded + sharded / (dp * cp)) + activations
+    squares = task.length**2 * task.width * task.sequences
+    attention = 6 * task.layers * squares / task.gpus / flops
+    tokens = task.length * task.sequences
+    compute = 6 * task.parameters * tokens / task.gpus / flops + attention
+    often = task.layers / pp * microbatches
+    tensor = 4 * often * all_reduce_seconds(hidden, tp, min(tp, host), machine)
+    beta = machine.inner_beta if cp * tp <= host else machine.beta
+    context = max(0.0, (cp > 1) * often * (6 * cp - 4) * hidden / tp * beta - attention)
+    in_host = min(cp, max(1, host // tp)) * min(dp, max(1, host // (tp * cp * pp)))
+    sums = all_reduce_seconds(2 * own, dp * cp, in_host, machine)
+    # Behind the last microbatch's backward. From zero-2 on each microbatch reduces its gradients,
+    # and with zero-3 gathers parameters twice: each is half an all-reduce.
+    data = max(0.0, sums - 2 / 3 * compute / microbatches)
+    if stage == 2:  # what the step has changed is gathered after it
+        data = max(0.0, microbatches / 2 * sums - 2 / 3 * compute) + sums / 2
+    if stage == 3:
+        data = max(0.0, (microbatches + 0.5) * sums - compute)
+    return Cost(
+        held=held,
+        compute=compute,
+        tensor=tensor,
+        context=context,
+        data=data,
+        bubble=(pp - 1) / microbatches * (compute + tensor + context),
+    )
+
+
+def all_reduce_seconds(
+    nbytes: float, size: int, in_host: int, machine: Machine = TASK.machine
+) -> float:
+    """By the faster algorithm, in a group of which `in_host` ranks share a host."""
+    task = Task(size, int(nbytes), in_host)
+    return min(machine.seconds(cost(task)) for cost in (ring_cost, hierarchical_cost))
+
+
+@dataclass(frozen=True, kw_only=True)
 class Prediction:
-    """Bytes that a rank of a mesh holds, and the seconds of a step: computing, and waiting, by
-    cause."""
+    """What a rank of a mesh holds, and the seconds of a step."""
 
     grid: str
     state: str
@@ -96,39 +189,11 @@ class Prediction:
 
 def predict(shape: Shape, state: str) -> Prediction:
     """A microbatch is a sequence."""
-    dp, pp, cp, tp = shape
-    microbatches, own, hidden = SEQUENCES / dp, PARAMETERS / (pp * tp), 2 * LONG / cp * WIDE
-    sharded = 16 if state == "zero-3" else 12
-    activations = 17 * hidden / tp * DEEP / pp * min(pp, microbatches)
-    held = own * (16 - sharded + sharded / (dp * cp)) + activations
-    attention = 6 * DEEP * LONG**2 * WIDE * SEQUENCES / GPUS / FLOPS
-    compute = 6 * PARAMETERS * LONG * SEQUENCES / GPUS / FLOPS + attention
-    often = DEEP / pp * microbatches
-    tensor = 4 * often * all_reduce_seconds(hidden, tp, min(tp, HOST))
-    beta = MACHINE.inner_beta if cp * tp <= HOST else MACHINE.beta
-    context = max(0.0, (cp > 1) * often * (6 * cp - 4) * hidden / tp * beta - attention)
-    in_host = min(cp, max(1, HOST // tp)) * min(dp, max(1, HOST // (tp * cp * pp)))
-    sums = all_reduce_seconds(2 * own, dp * cp, in_host)
-    data = max(0.0, sums - 2 / 3 * compute / microbatches)  # behind the last microbatch's backward
-    # two all-gathers for each microbatch, and a reduce-scatter: each is half an all-reduce
-    if state == "zero-3":
-        data = max(0.0, (microbatches + 0.5) * sums - compute)
-    bubble = (pp - 1) / microbatches * (compute + tensor + context)
+    cost = cost_of(shape, int(state.removeprefix("zero-")), TASK)
     return Prediction(
         grid=name_of(shape),
         state=state,
-        held=held,
-        fits="yes" if held <= MEMORY else "no",
-        compute=compute,
-        tensor=tensor,
-        context=context,
-        data=data,
-        bubble=bubble,
-        step=compute + tensor + context + data + bubble,
+        fits="yes" if cost.held <= TASK.memory else "no",
+        step=cost.step,
+        **vars(cost),
     )
-
-
-def all_reduce_seconds(nbytes: float, size: int, in_host: int) -> float:
-    """By the faster algorithm, in a group of which `in_host` ranks share a host."""
-    task = Task(size, int(nbytes), in_host)
-    return min(MACHINE.seconds(cost(task)) for cost in (ring_cost, hierarchical_cost))
