@@ -10,7 +10,6 @@ from numbers import Integral, Real
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
 
 from playground.exercises.exercise import count
@@ -181,13 +180,6 @@ def counting() -> Iterator[Traffic]:
     counter = Traffic()
     with observing(counter):
         yield counter
-
-
-def count_by_rank(own: int, group: dist.ProcessGroup | None = None) -> list[int]:
-    """What all ranks have counted, in their order."""
-    everyones: list[Any] = [None] * dist.get_world_size(group)
-    dist.all_gather_object(everyones, own, group=group)
-    return everyones
 
 
 def gradients(model: nn.Module) -> list[torch.Tensor | None]:

@@ -25,7 +25,15 @@ from playground.console.units import plural
 from playground.play import cells
 from playground.play.boards import run_board
 from playground.play.cells import Outcome
-from playground.play.words import by_rank, describe_end, describe_values, label, table_of_calls
+from playground.play.html import with_html
+from playground.play.words import (
+    by_rank,
+    describe_end,
+    describe_values,
+    label,
+    table_of_calls,
+    values_in_html,
+)
 from playground.play.world import PlayWorld, Run
 from playground.runtime.backends import BACKENDS
 from playground.runtime.errors import PlaygroundError
@@ -78,7 +86,7 @@ class PlayMagics(Magics):
         """Whether cells are this process's own at the moment."""
         self.last = Run(number=0)
         self.recording: Recording | None = None
-        """Of the last cell, if it was recorded in full."""
+        """That of the last cell, if it was recorded in full."""
         self.is_notebook = not hasattr(shell, "prompts")
         shell.user_ns |= {"push": self.push, "pull": self.pull}
         shell.input_transformers_cleanup.append(self.transform)
@@ -135,10 +143,8 @@ class PlayMagics(Magics):
         self.recording = recording
         size = self.world.size if self.world else 1
         values = "\n".join(describe_values(run, size))
-        if any(one.html for one in run.outcomes.values()):
-            from playground.play.notebook import side_by_side
-
-            self.display(side_by_side(run.outcomes), values)
+        if html := values_in_html(run):
+            self.display(html, values)
         elif values:
             print(values)
         for line in describe_end(run, size):
@@ -165,8 +171,6 @@ class PlayMagics(Magics):
         """What a rank calls to run a cell as `run` does, so that it can be shown here."""
         if not self.is_notebook:
             return run
-        from playground.play.html import with_html
-
         return partial(with_html, run)
 
     def run(

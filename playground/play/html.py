@@ -16,7 +16,7 @@ from typing import Any
 from playground.play.cells import Outcome, cells, guarded
 
 MOST_ROWS, MOST_COLUMNS = 12, 16
-"""Of a tensor that is shown as a table."""
+"""Size of the largest tensor that is shown as a table."""
 
 
 def with_html(

@@ -41,7 +41,7 @@ from playground.trace.render.words import to_words
 
 LINE = re.compile(r"(.+):(\d+) in (\S+)")
 HEIGHT = 640
-"""Of a player, in pixels."""
+"""Height of a player in pixels."""
 NOTHING = "no rank called an operation of a process group"
 
 

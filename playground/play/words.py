@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping
+from html import escape
 from math import prod
 
 from playground.console.tables import RANK_COLUMN, Table, numbers
@@ -41,6 +42,22 @@ def describe_values(run: Run, size: int) -> Iterator[str]:
     values = {rank: one.value for rank, one in run.outcomes.items() if one.value is not None}
     width = len(label(range(size))) + 1
     yield from by_rank({rank: cut(str(value), rank) for rank, value in values.items()}, width)
+
+
+def values_in_html(run: Run) -> str:
+    """The values of all ranks side by side, for a notebook; empty if text is as good."""
+    if not any(one.html for one in run.outcomes.values()):
+        return ""
+    shown = {
+        rank: one.html or f"<pre>{escape(cut(str(one.value), rank))}</pre>"
+        for rank, one in run.outcomes.items()
+        if one.html or one.value is not None
+    }
+    parts = (
+        f'<figure style="margin:0"><figcaption>{label(ranks)}</figcaption>{html}</figure>'
+        for html, ranks in alike(shown).items()
+    )
+    return f'<div style="display:flex;flex-wrap:wrap;gap:1.5em">{"".join(parts)}</div>'
 
 
 def describe_end(run: Run, size: int) -> Iterator[str]:

@@ -19,9 +19,8 @@ from playground.play import cells
 from playground.play.boards import run_board, to_cell
 from playground.play.course import begin_exercise, find_program, judge
 from playground.play.html import with_html
-from playground.play.notebook import side_by_side
 from playground.play.recordings import NOTHING, Player, read_flight_recorders, record_cell
-from playground.play.words import describe
+from playground.play.words import describe, values_in_html
 from playground.play.world import PlayWorld, Run
 from playground.runtime.errors import UsageError
 from playground.trace.analyse import match_messages
@@ -246,7 +245,7 @@ def test_an_exercise_is_handed_out_and_judged() -> None:
 
 def html_of(world: PlayWorld, source: str) -> tuple[Run, str]:
     run = world.run_cell(source, run=partial(with_html, cells.run_cell))
-    return run, side_by_side(run.outcomes)
+    return run, values_in_html(run)
 
 
 def test_small_tensors_are_tables_and_equal_ones_once(world: PlayWorld) -> None:

@@ -8,9 +8,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from playground.exercises.cases import Case, Cases, count_by_rank, digits, inputs, predict
+from playground.exercises.cases import Case, Cases, digits, inputs, predict
 from playground.exercises.observation import OWN
 from playground.lessons.all_reduce.lesson import reduce_broadcast, ring as ring_by_hand, run_counted
+from playground.runtime.rendezvous.agreement import all_gather_object
 from playground.runtime.tap import MESSAGES, Call, Observer, observing
 from playground.training.traffic import sent_by
 
@@ -91,8 +92,8 @@ def ring_traffic(rank: int, size: int, seed: int) -> Cases:
         )
         counted = {
             "messages": len(in_ring),
-            "all_bytes": 4 * sum(count_by_rank(sum(in_ring))),
-            "root_bytes": 4 * count_by_rank(sum(with_root))[0],
+            "all_bytes": 4 * sum(all_gather_object(sum(in_ring))),
+            "root_bytes": 4 * all_gather_object(sum(with_root))[0],
         }
         yield predict(f"{elements} elements", (size, elements), counted)
 

@@ -10,7 +10,8 @@ import torch
 from torch import nn
 
 import playground.lessons.experts.lesson as lesson
-from playground.exercises.cases import UNEVEN, Case, Cases, count_by_rank, counting, predict
+from playground.exercises.cases import UNEVEN, Case, Cases, counting, predict
+from playground.runtime.rendezvous.agreement import all_gather_object
 
 WIDTH, K = 2, 2
 TO_ONE = "all rows to rank 0"
@@ -89,10 +90,10 @@ def token_traffic(rank: int, size: int, seed: int) -> Cases:
         with counting() as backward:
             returned.sum().backward()
         counted = {
-            "rows": count_by_rank(len(arrived)),
-            "dispatch": count_by_rank(round(out.sent)),
-            "combine": count_by_rank(round(back.sent)),
-            "backward": count_by_rank(round(backward.sent)),
+            "rows": all_gather_object(len(arrived)),
+            "dispatch": all_gather_object(round(out.sent)),
+            "combine": all_gather_object(round(back.sent)),
+            "backward": all_gather_object(round(backward.sent)),
         }
         yield predict(about, (counts.tolist(), WIDTH), counted)
 

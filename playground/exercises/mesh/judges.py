@@ -78,7 +78,7 @@ def gradients_of(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
 
 AXES = ((2, 1, 1), (1, 2, 1), (1, 1, 2), (2, 2, 1), (1, 2, 2), (2, 1, 2), (3, 1, 2), (2, 3, 1))
 TOKENS = 3
-"""Of each rank of dp and cp."""
+"""Number of tokens of each rank of dp and cp."""
 
 
 def gradient_factor(rank: int, size: int, seed: int) -> Cases:

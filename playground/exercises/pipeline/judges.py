@@ -11,10 +11,11 @@ import torch.nn.functional as F
 from torch import nn
 
 import playground.lessons.pipeline.lesson as lesson
-from playground.exercises.cases import Case, Cases, count_by_rank, counting, gradients, predict
+from playground.exercises.cases import Case, Cases, counting, gradients, predict
 from playground.exercises.exercise import count
 from playground.exercises.layouts import POWERS, choose
 from playground.lessons.mesh.costs import Training, hosts_of_eight
+from playground.runtime.rendezvous.agreement import all_gather_object
 
 WIDTH = 3
 
@@ -188,9 +189,9 @@ def activations_held(rank: int, size: int, seed: int) -> Cases:
                 stage.finish()
             held.append(stage.most_held)
         counted = {
-            "gpipe": count_by_rank(held[0]),
-            "one_forward_one_backward": count_by_rank(held[1]),
-            "messages": count_by_rank(counter.calls["isend"] + counter.calls["send"]),
+            "gpipe": all_gather_object(held[0]),
+            "one_forward_one_backward": all_gather_object(held[1]),
+            "messages": all_gather_object(counter.calls["isend"] + counter.calls["send"]),
         }
         yield predict(count(microbatches, "microbatch", "es"), (size, microbatches), counted)
 

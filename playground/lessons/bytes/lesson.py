@@ -59,7 +59,7 @@ class Wire:
         self.bytes = 0
 
     def mean(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Of all ranks, by an all-reduce."""
+        """The mean over all ranks, by an all-reduce."""
         self.bytes += tensor.nbytes
         total = tensor / dist.get_world_size()
         dist.all_reduce(total)

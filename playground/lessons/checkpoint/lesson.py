@@ -134,7 +134,7 @@ def overlap(place: tuple[Sizes, Sizes, Sizes], other: Any) -> tuple[slice, ...]:
 
 
 def newest(folder: Path) -> Any:
-    """Of the checkpoints in `folder`, named by their steps, the newest that is whole; or None."""
+    """The newest whole checkpoint in `folder`, where their names are their steps; or None."""
     whole = [index.parent for index in folder.glob(f"*/{INDEX}")]
     return max(whole, key=lambda each: int(each.name), default=None)
 
@@ -315,7 +315,7 @@ def samples(rank: int, size: int) -> dict[str, object]:
 
 
 def count(batches: list[list[int]]) -> dict[str, int]:
-    """Of all samples, those that are more than once in the batches of all ranks, and never."""
+    """How many samples are more than once in the batches of all ranks, and how many never."""
     positions = torch.tensor([each for batch in batches for each in batch], dtype=torch.int64)
     times = torch.bincount(positions, minlength=SAMPLES)
     dist.all_reduce(times)

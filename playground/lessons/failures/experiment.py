@@ -9,7 +9,7 @@ from playground.runtime import report
 
 
 def listen(rank: int, size: int, names: list[str]) -> list[tuple[str, str]]:
-    """Of each program, what torch says to this rank, and what torch's flight recorder has of it."""
+    """What torch says of each program to this rank, and what torch's flight recorder has of it."""
     dist.set_debug_level(dist.DebugLevel.OFF)
     store, *_ = next(dist.rendezvous("env://"))
     found = []
@@ -21,7 +21,7 @@ def listen(rank: int, size: int, names: list[str]) -> list[tuple[str, str]]:
 
 
 def listen_in_detail(rank: int, size: int, names: list[str]) -> list[str]:
-    """Of each program, what torch says with TORCH_DISTRIBUTED_DEBUG=DETAIL."""
+    """What torch says of each program with TORCH_DISTRIBUTED_DEBUG=DETAIL."""
     dist.set_debug_level(dist.DebugLevel.DETAIL)
     store, *_ = next(dist.rendezvous("env://"))
     said = []

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from itertools import pairwise
 
 import torch
@@ -72,12 +72,8 @@ def weak(rank: int, size: int, batch: int = 1024, evaluated: int = 128) -> dict[
     own = count_flops(batch, evaluated)
     serial = 1 - count_flops(batch) / own
     counted = {n: count_flops(batch * n, evaluated) / own for n in WORLDS}
-    gustafson = {n: serial + (1 - serial) * n for n in WORLDS}
-    return {
-        "serial": round(serial, 3),
-        "speedup": rounded(counted),
-        "gustafson": rounded(gustafson),
-    }
+    law = {n: serial + (1 - serial) * n for n in WORLDS}
+    return {"serial": round(serial, 3), "speedup": rounded(counted), "gustafson": rounded(law)}
 
 
 def rounded(values: dict[int, float]) -> dict[int, float]:
@@ -99,6 +95,7 @@ def messages(rank: int, size: int, batch: int = 1024) -> dict[str, object]:
     return {"sent": sent, "by_formula": by_formula, "flops_per_byte": per_byte}
 
 
+@cache
 def samples() -> tuple[torch.Tensor, torch.Tensor]:
     """[SAMPLES + 2048, FEATURES], and the class that a random network gives each."""
     torch.manual_seed(0)
