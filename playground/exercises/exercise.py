@@ -113,6 +113,10 @@ class Exercise:
         return "●○○" if self.minutes <= 10 else "●●○" if self.minutes <= 20 else "●●●"
 
     @property
+    def effort(self) -> str:
+        return f"{self.kind}, {self.grade}, about {self.minutes} minutes"
+
+    @property
     def lesson(self) -> str:
         return self.folder.partition("/")[0].replace("_", "-")
 
@@ -186,6 +190,11 @@ class Exercise:
         """The text before the hints. Its last paragraph names the calls to use, and those that
         would be the answer."""
         return self.read("text.md").partition("\n## Hints\n")[0]
+
+    def describe_hint(self, number: int) -> str:
+        """Which one it is, and whether it gives the answer away."""
+        last = len(self.hints)
+        return f"{number} of {last}{', nearly the answer' * (number == last)}"
 
     @property
     def forbidden(self) -> tuple[str, ...]:

@@ -41,7 +41,7 @@ def exercise(name: str | None, reset: bool) -> None:
     chosen = CATALOGUE[name]
     told = Workbook(Path.cwd()).begin(chosen, reset)
     show_markdown(chosen.task)
-    terminal.say("", f"{chosen.kind}, {chosen.grade}, about {chosen.minutes} minutes", told)
+    terminal.say("", chosen.effort, told)
 
 
 def show_map(work: Workbook) -> None:
@@ -145,8 +145,8 @@ def read_all(files: Iterable[Path]) -> dict[Path, bytes]:
 @click.argument("number", metavar="[1|2|3]", type=click.IntRange(1, 3), default=1)
 def hint(name: str, number: int) -> None:
     """Show a hint for an exercise: 1, the idea; 2, the place; 3, nearly the code."""
-    about = f"{number} of 3{', nearly the answer' * (number == 3)}"
-    show_markdown(f"{about}: {CATALOGUE[name].hints[number - 1]}")
+    chosen = CATALOGUE[name]
+    show_markdown(f"{chosen.describe_hint(number)}: {chosen.hints[number - 1]}")
 
 
 @click.command("solution", short_help=EXERCISES["solution"].purpose)

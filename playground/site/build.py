@@ -199,12 +199,11 @@ class Site:
         """The task, the stub, and the hints, each inside the one before."""
         page, file, hints = f"exercise-{exercise.name}", FOLDER / exercise.folder / "text.md", ""
         task = self.render(page, file, exercise.task)
-        task += f"<p>{exercise.kind}, {exercise.grade}, about {exercise.minutes} minutes</p>\n"
+        task += f"<p>{exercise.effort}</p>\n"
         for number, hint in reversed([*enumerate(exercise.hints, 1)]):
             shown = self.render(page, file, hint)
             hints = (
-                f"<details><summary>Hint {number} of {len(exercise.hints)}"
-                f"{', nearly the answer' * (number == len(exercise.hints))}</summary>"
+                f"<details><summary>Hint {exercise.describe_hint(number)}</summary>"
                 f"{shown}{hints}</details>\n"
             )
         stub = (
