@@ -291,8 +291,11 @@ def test_ctrl_c_is_a_keyboard_interrupt_in_every_rank(
     assert [program.stdout.readline() for _ in range(2)] == ["ready\n"] * 2
     program.send_signal(signal.SIGINT)
     out, err = program.communicate(ENOUGH)
-    said = ["atexit of 0", "atexit of 1", "caught", "finally, 2"]
-    assert sorted(out.splitlines()) == (said if seconds != "1000" else [])
+    said = {"atexit of 0", "atexit of 1", "caught", "finally, 2"}
+    if seconds == "1000":  # rank 1 ends by itself where it had not entered the all-reduce yet
+        assert {*out.splitlines()} <= {"atexit of 1"}
+    else:
+        assert sorted(out.splitlines()) == sorted(said)
     assert (program.returncode, err.splitlines()[-1]) == (130, "playground: interrupted")
     assert session_ends(program.pid)
 
