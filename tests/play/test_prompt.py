@@ -35,6 +35,7 @@ class Prompt:
 
     def __init__(self, folder: Path, *words: str) -> None:
         environ = {**os.environ, "TERM": "xterm", "IPYTHONDIR": str(folder), "NO_COLOR": "1"}
+        environ["PROMPT_TOOLKIT_NO_CPR"] = "1"  # nobody answers where the cursor is
         self.terminal = pexpect.spawn(
             sys.executable, ["-m", "playground", "play", *words], env=environ, encoding="utf-8",
             timeout=ENOUGH, dimensions=(40, 160),
@@ -48,15 +49,17 @@ class Prompt:
         self.terminal.expect(rf"In \[(\x1b\S*?m)*{self.number}(\x1b\S*?m)*\]: ")
         return SEQUENCE.sub("", self.terminal.before).replace("\r", "")
 
-    def type(self, cell: str, interrupt_after: float = 0.0) -> str:
-        """Type a cell, and Ctrl-C if that is wanted. What has been shown when the next prompt
-        comes."""
+    def type(self, cell: str, interrupt: bool = False) -> str:
+        """Type a cell. With `interrupt` all ranks print "here" in it, and Ctrl-C comes when all
+        have done so. What has been shown when the next prompt comes."""
         self.terminal.send(cell)
         self.terminal.expect_exact(cell[-1])
         time.sleep(0.2)
         self.terminal.send("\r")
-        if interrupt_after:
-            time.sleep(interrupt_after)
+        if interrupt:
+            for _ in range(3):
+                self.terminal.expect(r"\] here")
+            time.sleep(0.5)
             self.terminal.sendintr()
         return self.await_prompt()
 
@@ -78,8 +81,11 @@ def test_a_session(prompt: Prompt) -> None:
     assert "rank 2 has finished the cell where ranks 0-1 are in barrier (cell 2, line 1)" in shown
     assert "The ranks are free again; their variables are as they were" in shown
     assert "[0-2] tensor([111.])" in prompt.type("x")
-    assert "[0-2] cell 4, line 1" in prompt.type("import time; time.sleep(60)", 2.0)
-    shown = prompt.type("time.sleep(60) if rank == 0 else dist.barrier()", 2.0)
+    assert "[0-2] cell 4, line 1" in prompt.type(
+        "import time; print('here'); time.sleep(60)", interrupt=True
+    )
+    cell = "print('here'); time.sleep(60) if rank == 0 else dist.barrier()"
+    shown = prompt.type(cell, interrupt=True)
     assert "[1-2] barrier (cell 5, line 1)" in shown
     assert "barrier  cell 5, line 1" in prompt.type("%calls")
     prompt.type("dist.all_reduce(x)")
@@ -160,7 +166,9 @@ def test_a_notebook(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     )
     make: Any = nbformat.v4
     notebook = make.new_notebook(cells=[make.new_code_cell(each) for each in sources])
-    NotebookClient(notebook, timeout=ENOUGH, kernel_name="python3").execute()
+    NotebookClient(
+        notebook, timeout=ENOUGH, kernel_name="python3", shutdown_kernel="immediate"
+    ).execute()
     shown = [
         "".join(output.get("text") or output["data"]["text/plain"] for output in cell.outputs)
         for cell in notebook.cells
