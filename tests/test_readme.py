@@ -94,6 +94,7 @@ HEAVIER = (
     "zero", "zero -n 4 --layers 6 --steps 20", "zero -n 2 --layers 6 --steps 20",
     "zero -n 4 --layers 6 --cap-mb 7",
     "zero -n 4 --layers 5 --width 516 --cap-mb 170 --kernel",
+    "bytes -n 4", "memory", "scaling -n 4 --only noise",
 )  # fmt: skip
 """Commands that wait for `make stress`: a smaller run of the same lesson, or the lesson's own test,
 is in the suite."""

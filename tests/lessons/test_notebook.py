@@ -36,6 +36,7 @@ def cells(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
             notebook,
             timeout=LIMIT,
             kernel_name="python3",
+            shutdown_kernel="immediate",  # how ranks end with a kernel: tests/play/test_kernel.py
             resources={"metadata": {"path": str(folder)}},
         ).execute()
     assert os.listdir(folder) == []
