@@ -38,7 +38,11 @@ class ForkServerFailed(PlaygroundError):
     a rank."""
 
     def __init__(self, reason: str) -> None:
-        super().__init__(f"the fork server, which ranks come from, {reason}")
+        super().__init__(reason)
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return f"the fork server, which ranks come from, {self.reason}"
 
 
 class RendezvousTimeout(PlaygroundError):

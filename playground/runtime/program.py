@@ -131,8 +131,11 @@ def path_of_new_interpreter() -> tuple[str, ...]:
 def parse(file: Path) -> ast.Module:
     """The syntax tree of a program. Raises `UsageError` for what is no script in Python."""
     try:
+        source = file.read_bytes()
+        if b"\0" in source:  # of which Python says neither the file nor the line
+            raise ValueError("it contains null bytes")
         with syntax_errors_in_one_line():
-            return ast.parse(file.read_bytes(), str(file))
+            return ast.parse(source, str(file))
     except (OSError, ValueError) as failure:
         raise UsageError(
             f"{file} cannot be read as a script in Python ({failure}): name one for torchrun"
