@@ -182,6 +182,20 @@ def stand_still(gloo: AbstractGloo, rng: random.Random) -> Iterator[None]:
             movable.remove(rank)
 
 
+def run(*programs: Sequence[Operation]) -> list[RankState]:
+    """What ranks do where they stand still after these calls, the first of which is in line 1."""
+    steps = []
+    for calls in programs:
+        lines = [f"train.py:{number} in step" for number, _ in enumerate(calls, 1)]
+        steps.append(
+            [Step(replace(call, line=line), line) for call, line in zip(calls, lines, strict=True)]
+        )
+    gloo = AbstractGloo(steps)
+    for _ in stand_still(gloo, random.Random(0)):
+        pass
+    return gloo.states()
+
+
 def list_groups(size: int) -> list[tuple[int, ...]]:
     world = tuple(range(size))
     return [world, world[:-1], world[1:]] if size > 2 else [world]
