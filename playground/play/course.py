@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -16,10 +17,13 @@ from playground.runtime.launcher.kept import keeping_worlds
 from playground.runtime.remote import file_of
 from playground.runtime.untrusted import printable
 
+OWN_GROUPS = re.compile(r"init_process_group\([^)]*\bstore=")
+
 
 def find_program(words: Sequence[str]) -> tuple[Path, str, list[str]]:
     """The file that the name of a lesson stands for, the step of it that is named next, if one is,
-    and the arguments of the program. Raises `UsageError` for another name."""
+    and the arguments of the program. Raises `UsageError` for another name, and for a program that
+    forms one process group after the other: at the prompt there is one, which stays."""
     name, *arguments = words or [""]
     if name not in LESSONS:
         raise UsageError(f"there is no lesson {name!r}: choose one of {', '.join(LESSONS)}")
@@ -27,7 +31,13 @@ def find_program(words: Sequence[str]) -> tuple[Path, str, list[str]]:
     if arguments and arguments[0] in lesson.steps:
         step, *arguments = arguments
         return file_of(lesson.remote(step).module), step, arguments
-    return file_of(lesson.module()), "", arguments
+    file = file_of(lesson.module())
+    if OWN_GROUPS.search(file.read_text(encoding="utf-8")):
+        raise UsageError(
+            f"%lesson {name} needs a process group for each step: name one, as in %lesson {name} "
+            f"{lesson.steps[0]} ({', '.join(lesson.steps)})"
+        )
+    return file, "", arguments
 
 
 def begin_exercise(name: str, is_notebook: bool) -> tuple[str, str]:
