@@ -109,7 +109,7 @@ def find_mismatch(mine: Leaf, due: Leaf, places: Sequence[str]) -> Failure:
     if mine.where != where:
         if mine.where in ("", RESULT):
             is_item = where.startswith(f"{RESULT}[")
-            where, wanted = RESULT, "a list" if is_item else f"a dict with {where!r}"
+            where, wanted = RESULT, "a list or a tuple" if is_item else f"a dict with {where!r}"
         elif any(place.startswith(f"{where}[") for place in places):
             found = "a list"
         else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import time
 from collections.abc import Iterable, Mapping
@@ -28,6 +29,8 @@ from playground.runtime.untrusted import printable
 POLL = 0.3
 """Seconds between two looks at the files that are watched."""
 
+LOCAL_LINK = re.compile(r"\[([^]]+)\]\(\.\.[^)]*\)")
+"""A link to a file beside, of which a terminal shows the text alone."""
 MARKS = {"begun": "…", "changed": "~", "passed": "✓"}
 """The states of an exercise, in the list."""
 
@@ -113,6 +116,7 @@ def hint_step(chosen: Exercise, work: Workbook) -> dict[str, str]:
 def show_markdown(text: str) -> None:
     from playground.console.rendering import render_markdown
 
+    text = LOCAL_LINK.sub(r"\1", text)
     click.echo(render_markdown(text, terminal.width()), nl=False)
 
 

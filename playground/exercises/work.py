@@ -33,15 +33,11 @@ from playground.runtime.files import replacing
 from playground.runtime.untrusted import expect_dict, parse_json, printable
 
 
-def progress_file() -> Path:
-    """Where progress is kept, for all folders of this user."""
+def progress_file(name: str = "exercises") -> Path:
+    """Where progress is kept, for all folders of this user: the exercises that have passed, or the
+    hints that have been shown."""
     state = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
-    return Path(state) / "playground" / "exercises.json"
-
-
-def hints_file() -> Path:
-    """Where the number of hints that have been shown is kept."""
-    return progress_file().with_name("hints.json")
+    return Path(state) / "playground" / f"{name}.json"
 
 
 class Workbook:
@@ -49,32 +45,33 @@ class Workbook:
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.name = folder, str(folder.resolve())
-        self.passed = self.read(progress_file())
+        self.passed = self.read("exercises")
         """By exercise, the digest of the solution that has passed."""
-        self.hints = self.read(hints_file())
+        self.hints = self.read("hints")
         """By exercise, the number of the hint that was shown last."""
 
-    def read(self, file: Path) -> dict[str, object]:
+    def read(self, name: str) -> dict[str, object]:
         """The part of a file that is about this folder."""
-        found = read_by_folder(file).get(self.name)
+        found = read_progress_file(name).get(self.name)
         return found if isinstance(found, dict) else {}
 
     def note(self, exercise: Exercise, digest: str) -> None:
         """Note that this solution has passed."""
         self.passed[exercise.name] = digest
-        self.write(progress_file(), self.passed)
+        self.write("exercises", self.passed)
 
     def note_hint(self, exercise: Exercise, number: int) -> None:
         """Note which hint was shown last."""
         self.hints[exercise.name] = number
-        self.write(hints_file(), self.hints)
+        self.write("hints", self.hints)
 
-    def write(self, file: Path, values: dict[str, object]) -> None:
+    def write(self, name: str, values: dict[str, object]) -> None:
         """Write the part of a file that is about this folder. Where that cannot be, say so: a
         verdict or a hint is shown all the same."""
+        file = progress_file(name)
         try:
             file.parent.mkdir(parents=True, exist_ok=True)
-            known = read_by_folder(file) | {self.name: values}
+            known = read_progress_file(name) | {self.name: values}
             with (
                 replacing(file, f"{file.stem}.{os.getpid()}.new") as descriptor,
                 open(descriptor, "w", encoding="utf-8", closefd=False) as new,
@@ -171,10 +168,10 @@ class Workbook:
         return verdict
 
 
-def read_by_folder(file: Path) -> dict[str, object]:
-    """What is kept in a file, by folder; empty if there is no such file, or it is damaged."""
+def read_progress_file(name: str = "exercises") -> dict[str, object]:
+    """The learner's progress, by folder; empty if there is no such file, or it is damaged."""
     try:
-        return expect_dict(parse_json(file.read_bytes()))
+        return expect_dict(parse_json(progress_file(name).read_bytes()))
     except (OSError, ValueError):
         return {}
 

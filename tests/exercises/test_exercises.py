@@ -205,12 +205,16 @@ def test_chapters_name_their_exercises(lesson: str) -> None:
         assert (grade, int(minutes)) == (CATALOGUE[name].grade, CATALOGUE[name].minutes), name
 
 
-ALREADY_SHOWN = {"handover": "the first message of all: it asks for a world of any size"}
+ALREADY_SHOWN = {
+    "handover": "asks for the tutorial's message in a world of any size",
+    "average": "asks for the tutorial's mean where a rank lacks a gradient",
+}
+"""Exercises that ask for more than the program with which their chapter begins."""
 
 
 @pytest.mark.parametrize("lesson", sorted({exercise.lesson for exercise in ALL}))
 def test_a_chapter_names_an_exercise_before_it_shows_the_answer(lesson: str) -> None:
-    """The answer: half of all runs of four words of what is to be written."""
+    """The answer: a third of all runs of four words of what is to be written."""
     chapter = CHAPTERS[lesson].read_text(encoding="utf-8")
     for exercise in (each for each in ALL if each.lesson == lesson and each.kind == WRITE):
         named = re.search(rf"`{exercise.name}`", chapter)
@@ -220,7 +224,7 @@ def test_a_chapter_names_an_exercise_before_it_shows_the_answer(lesson: str) -> 
         )
         before = re.findall(r"```python\n(.*?)```", chapter[: named.start()], re.DOTALL)
         shown = max((len(answer & runs_of_four(block)) for block in before), default=0)
-        assert shown < len(answer) / 2 or exercise.name in ALREADY_SHOWN, exercise.name
+        assert shown < len(answer) / 3 or exercise.name in ALREADY_SHOWN, exercise.name
 
 
 def runs_of_four(text: str) -> set[tuple[str, ...]]:
@@ -520,6 +524,7 @@ def test_the_list_fits_a_narrow_terminal(
     assert (counted["p2p"], counted["hello"]) == ("2 of 5", "0 of 3")
     assert f"2 of {len(ALL)} passed in" in shown
     assert [each in shown for each in ("… begun", "~ changed", "✓ passed")] == [True] * 3
+    assert "the formulas of mesh, and" in " ".join(run_cli("exercise", "fit-in-memory").out.split())
     one = run_cli("exercise", "p2p", "--wide").out
     assert [name for name in CATALOGUE if f" {name} " in one] == [
         each.name for each in ALL if each.lesson == "p2p"
