@@ -116,7 +116,9 @@ class Commands(click.Group):
 def cli(ctx: click.Context) -> None:
     """Learn, test and measure distributed data parallelism, one primitive at a time.
 
-    Start with: python -m playground hello, then read its chapter: python -m playground read hello
+    \b
+    Start with: python -m playground hello
+    Then read:  python -m playground read hello
     """
     if ctx.invoked_subcommand is None:
         click.echo(ctx.get_help())

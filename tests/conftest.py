@@ -18,6 +18,7 @@ import pytest
 from fixtures import Worlds
 from gpus import COLD
 from hosts import Network, make_network
+from next_steps import printed_commands
 from processes import ENOUGH
 from programs import SCRIPT, ForkedProgram, Outcome
 
@@ -192,13 +193,15 @@ def run_cli(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> Callable[..., Outcome]:
     """The command line, run in this process (so that its ranks come from the session's fork
-    server)."""
+    server). The commands that it prints, there are."""
 
     def run(*words: Any) -> Outcome:
         monkeypatch.setattr(sys, "argv", ["playground", *map(str, words)])
         with pytest.raises(SystemExit) as exit_:
             run_command_line()
         out, err = capfd.readouterr()
+        if words[:1] != ("read",):  # tests/lessons/test_commands_named.py reads the chapters
+            printed_commands(f"{out}\n{err}")
         return Outcome(int(exit_.value.code or 0), out, err)
 
     return run

@@ -17,7 +17,8 @@ from playground.console.tables import GAP, CellText, Table, fit
 from playground.console.text import Prose, Styled
 from playground.runtime.untrusted import printable
 
-WORD = re.compile(r"\S+\s*")
+WORD = re.compile(r"python -m playground .*|\S+\s*")
+"""What stays in one line: a word, and a command at the end of a line, which is to be pasted."""
 WIDEST = 80
 """Columns: longer lines are hard to read."""
 

@@ -35,6 +35,7 @@ import difflib
 import hashlib
 import re
 import secrets
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -351,16 +352,20 @@ CATALOGUE = {
         Exercise("mesh/fit_the_mesh", (1,), CHOOSE, minutes=20),
     )
 }
+LIST = "python -m playground exercise"
 PLACES = [*LESSONS]
 CATALOGUE = dict(sorted(CATALOGUE.items(), key=lambda item: PLACES.index(item[1].lesson)))
 """All exercises by name, in the order of the lessons."""
 
 
-def find_exercise(file: str) -> Exercise:
-    """The exercise whose file, or function, has this name. Raises `UsageError` if there is none."""
-    name = file.removesuffix(".py").replace("_", "-")
+def find_exercise(name: str, others: Iterable[str] = ()) -> Exercise:
+    """The exercise of this name, which may be that of its file or function. Raises `UsageError`,
+    with the name that is meant probably, of an exercise or of `others`, if there is none."""
+    name = name.removesuffix(".py").replace("_", "-")
     if name not in CATALOGUE:
-        raise UsageError(f"there is no exercise {name!r}: choose one of {', '.join(CATALOGUE)}")
+        near = difflib.get_close_matches(name, [*CATALOGUE, *others], 1)
+        advice = f"did you mean {near[0]}?" if near else f"list all of them: {LIST}"
+        raise UsageError(f"there is no exercise {name!r}: {advice}")
     return CATALOGUE[name]
 
 

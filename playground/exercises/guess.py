@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from playground.exercises.exercise import RETURNED
 from playground.exercises.observation import (
+    RESULT,
     Leaf,
     Observation,
     explain_digits,
@@ -89,7 +90,8 @@ def guess_by_values(observed: Mapping[int, Observation]) -> str:
     if not wrong:
         return ""
     if all(mine.kind == "NoneType" for _, mine, _ in wrong):
-        return "nothing is returned there"
+        is_said = all(mine.where in ("", RESULT) for _, mine, _ in wrong)
+        return "" if is_said else "nothing is left there"
     if any(mine.where != due.where for _, mine, due in wrong):
         return ""
     if kinds := {

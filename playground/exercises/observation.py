@@ -13,6 +13,9 @@ POISON = -7777
 SENDS_TOO_MUCH = "sends more than it must"
 OWN = "its own tensor"
 """The place of a tensor that stays as it is, where the task says so."""
+RESULT = "result"
+"""The place of what a function returned, unless that is a dictionary; its second item is
+result[1]."""
 
 
 @dataclass(frozen=True)
@@ -20,7 +23,7 @@ class Leaf:
     """A tensor, a number or a text in what a function returned or left."""
 
     where: str
-    """Its place there: "" if it is all there is, else [0] or .weight."""
+    """Its place there: result, result[0] or weight; "" for the one tensor that a task changes."""
     kind: str
     """The tensor's dtype, or the name of a Python type."""
     shape: tuple[int, ...]
@@ -84,26 +87,40 @@ def find_difference(held: Sequence[Leaf], expected: Sequence[Leaf]) -> Failure |
     """The first difference that is more than rounding."""
     for mine, due in zip(held, expected, strict=False):
         if (mine.where, mine.kind, mine.shape) != (due.where, due.kind, due.shape):
-            is_there = not mine.where or any(leaf.where.startswith(due.where) for leaf in held)
-            words = (
-                f"{describe(mine)}; should be {describe(due)}"
-                if is_there
-                else f"there is no {due.where}"
-            )
-            return Failure(
-                where=due.where, held=describe(mine), expected=describe(due), words=words
-            )
+            return find_mismatch(mine, due, [leaf.where for leaf in held])
         for index, (value, wanted) in enumerate(zip(mine.values, due.values, strict=True)):
             if not is_close(value, wanted):
                 words = f"holds {show(value)}, should be {show(wanted)}"
+                if due.kind == "str" and not due.where.startswith(RESULT):  # what a judge says
+                    words = f"{value}; expected: {wanted}"
                 place = index if due.shape else None
                 return Failure(
                     where=due.where, index=place, held=value, expected=wanted, words=words
                 )
     if len(held) != len(expected):
-        words = f"{len(held)} values; {len(expected)} are due"
+        words = f"{count(len(held), 'value')}; expected {len(expected)}"
         return Failure(held=len(held), expected=len(expected), words=words)
     return None
+
+
+def find_mismatch(mine: Leaf, due: Leaf, places: Sequence[str]) -> Failure:
+    """Values of different types or shapes, or in different places, of which `places` are held."""
+    where, found, wanted = due.where, describe(mine), describe(due)
+    if mine.where != where:
+        if mine.where in ("", RESULT):
+            is_item = where.startswith(f"{RESULT}[")
+            where, wanted = RESULT, "a list or a tuple" if is_item else f"a dict with {where!r}"
+        elif any(place.startswith(f"{where}[") for place in places):
+            found = "a list"
+        else:
+            part = where.partition("[")[0]
+            if not any(place.startswith(part) for place in places):
+                where = part
+            return Failure(where=where, words="is missing", expected=wanted)
+    verb = "returned" if where == RESULT else "is"
+    return Failure(
+        where=where, held=found, expected=wanted, words=f"{verb} {found}; expected {wanted}"
+    )
 
 
 def is_close(value: object, wanted: object) -> bool:
@@ -115,10 +132,12 @@ def is_close(value: object, wanted: object) -> bool:
 
 
 def describe(leaf: Leaf) -> str:
+    """Its type, and the shape of a tensor."""
     if leaf.kind == "NoneType":
-        return "nothing (None)"
-    shape = f" of shape {leaf.shape}" * bool(leaf.shape)
-    return f"{leaf.kind}{shape}{f' at {leaf.where}' * bool(leaf.where)}"
+        return "None"
+    article = "an" if leaf.kind[0] in "aeio" else "a"
+    is_tensor = leaf.shape or leaf.kind[-1].isdigit()
+    return f"{article} {leaf.kind}{f' tensor of shape {leaf.shape}' * bool(is_tensor)}"
 
 
 def show(value: object) -> str:

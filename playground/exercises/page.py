@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from itertools import groupby
 from pathlib import Path
 
 import click
@@ -12,10 +15,12 @@ from playground.console import terminal
 from playground.console.options import FILE, RunOptions, flags
 from playground.console.session import to_document
 from playground.console.tables import Column, Table
+from playground.console.text import heading
 from playground.exercises import EXERCISES
-from playground.exercises.exercise import CATALOGUE, PASS
-from playground.exercises.verdict import JUDGE, Verdict, tell_lines
+from playground.exercises.exercise import BLOCKED, CATALOGUE, PASS, Exercise, find_exercise
+from playground.exercises.verdict import JUDGE, NOT_WRITTEN, Verdict, tell_lines
 from playground.exercises.work import Workbook, check_file, list_solutions, read_text
+from playground.lessons import LESSONS
 from playground.runtime.errors import UsageError
 from playground.runtime.launcher import server
 from playground.runtime.launcher.kept import keeping_worlds
@@ -24,45 +29,94 @@ from playground.runtime.untrusted import printable
 POLL = 0.3
 """Seconds between two looks at the files that are watched."""
 
-NAME = click.Choice(tuple(CATALOGUE))
+LOCAL_LINK = re.compile(r"\[([^]]+)\]\(\.\.[^)]*\)")
+"""A link to a file beside, of which a terminal shows the text alone."""
+MARKS = {"begun": "…", "changed": "~", "passed": "✓"}
+"""The states of an exercise, in the list."""
+
+
+class Name(click.Choice[str]):
+    """The name of an exercise, or of something else that has one."""
+
+    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        return value if value in self.choices else find_exercise(value, self.choices).name
 
 
 @click.command("exercise", short_help=EXERCISES["exercise"].purpose)
-@click.argument("name", metavar="[NAME]", type=NAME, required=False)
+@click.argument("name", metavar="[NAME]", type=Name((*CATALOGUE, *LESSONS)), required=False)
 @click.option("--reset", is_flag=True, help="Begin again; a file that is there gets another name.")
-def exercise(name: str | None, reset: bool) -> None:
-    """List the exercises and how far you are; with NAME, write the file to be completed into this
-    folder and show the task."""
-    if name is None:
+@flags(RunOptions, "wide")
+def exercise(name: str | None, reset: bool, wide: bool) -> None:
+    """List the exercises, those of a lesson where NAME is one, and how far you are; with the NAME
+    of an exercise, write the file to be completed into this folder and show the task."""
+    work = Workbook(Path.cwd())
+    if name is None or name in LESSONS:
         if reset:
             raise UsageError("--reset begins one exercise again: name it")
-        show_map(Workbook(Path.cwd()))
+        show_list(work, name, wide)
         return
     chosen = CATALOGUE[name]
-    told = Workbook(Path.cwd()).begin(chosen, reset)
+    is_there = (work.folder / chosen.file).exists()
+    told = work.begin(chosen, reset)
     show_markdown(chosen.task)
-    terminal.say("", chosen.effort, told)
+    steps = {"Check": f"check {chosen.file}", **hint_step(chosen, work)}
+    if is_there and not reset:
+        steps["Begin again"] = f"exercise {name} --reset"
+    steps["Chapter"] = f"read {chosen.lesson}"
+    terminal.say("", chosen.effort, told, *tell_steps(steps))
 
 
-def show_map(work: Workbook) -> None:
-    table = Table(
-        "lesson", "exercise", "kind", Column("min", right=True), Column("", wraps=True), "state"
+def show_list(work: Workbook, lesson: str | None, wide: bool) -> None:
+    """All exercises or a lesson's, each with a mark, and the next one."""
+    headings = "exercise", "", Column("min", right=True), "kind", Column("task", wraps=True)
+    table, seen = Table(*headings), set[str]()
+    chosen = [each for each in CATALOGUE.values() if lesson in (None, each.lesson)]
+    if not chosen:
+        raise UsageError(f"{lesson} has no exercises; all of them: python -m playground exercise")
+    for name, group in groupby(chosen, lambda each: each.lesson):
+        its = [*group]
+        table.add(heading(f"{name}  {work.count_passed(its)}"), *[""] * 4)
+        for each in its:
+            state = work.state(each).partition(",")[0]
+            seen.add(state)
+            task = each.title.partition(": ")[2]
+            shown = f"{MARKS.get(state, ' ')} {each.name}"
+            table.add(shown, each.grade, each.minutes, each.kind, task)
+    legend = "   ".join(f"{mark} {state}" for state, mark in MARKS.items() if state in seen)
+    terminal.say(table, wide=wide)
+    terminal.say(
+        *filter(None, [legend and f"  {legend}"]), "", *tell_progress(work, chosen[0], work.name)
     )
-    following, lesson = None, ""
-    for each in CATALOGUE.values():
-        state = work.state(each)
-        following = following or (None if state == "passed" else each)
-        shown, lesson = each.lesson * (each.lesson != lesson), each.lesson
-        table.add(shown, each.name, each.kind, each.minutes, each.title.partition(": ")[2], state)
-    end = (
-        f"Next: python -m playground exercise {following.name}" if following else "All have passed."
-    )
-    terminal.say(table, "", end)
+
+
+def tell_progress(work: Workbook, first: Exercise, folder: str) -> list[str]:
+    """How many exercises have passed, and the next one, from `first` on."""
+    following = work.find_next(first)
+    return [
+        f"{work.count_passed(CATALOGUE.values())} passed in {folder}",
+        *tell_steps({"Next": f"exercise {following.name}"} if following else {}),
+    ]
+
+
+def tell_steps(steps: Mapping[str, str]) -> list[str]:
+    """Commands that can be pasted, behind what each is for."""
+    width = max(map(len, steps), default=0) + 1
+    return [
+        f"{f'{label}:':<{width}} python -m playground {words}" for label, words in steps.items()
+    ]
+
+
+def hint_step(chosen: Exercise, work: Workbook) -> dict[str, str]:
+    """The next hint; after the last, the solution."""
+    if number := work.next_hint(chosen):
+        return {f"Hint {number} of {len(chosen.hints)}": f"hint {chosen.name}"}
+    return {"Solution": f"solution {chosen.name} --give-up"}
 
 
 def show_markdown(text: str) -> None:
     from playground.console.rendering import render_markdown
 
+    text = LOCAL_LINK.sub(r"\1", text)
     click.echo(render_markdown(text, terminal.width()), nl=False)
 
 
@@ -89,8 +143,7 @@ def check(files: tuple[Path, ...], watch: bool, as_json: bool, size: int | None,
     files = tuple(map(find_file, files)) or tuple(list_solutions(Path()))
     if not files:
         raise UsageError(
-            "there is no solution in this folder: python -m playground exercise lists what there "
-            "is to do"
+            "there is no solution in this folder; list them: python -m playground exercise"
         )
     server.preload(JUDGE.module)
     for each in filter(None, (CATALOGUE.get(file.stem.replace("_", "-")) for file in files)):
@@ -121,18 +174,39 @@ def find_file(file: Path) -> Path:
 @keeping_worlds()  # in which mistakes of the catalogue run, to be compared with a failure
 def check_all(files: Iterable[Path], size: int | None, seed: int, say: bool) -> list[Verdict]:
     files, verdicts = list(files), []
-    for file in files:
-        verdict = check_file(file, size, seed)
-        verdicts.append(verdict)
-        lines = tell_lines(verdict)
-        if sum(other.name == file.name for other in files) > 1:
-            lines = [f"{lines[0]}{': ' * bool(verdict.mistake)}{verdict.mistake}"]
-        elif verdict.world and verdict.status != PASS:
-            again = f"check {file} -n {verdict.world}{f' --seed {seed}' if seed else ''}"
-            lines.append(f"Next: hint {verdict.exercise}   Again: {again}")
-        if say:
-            terminal.say(*map(printable, lines))
+    is_class = len({file.name for file in files}) < len(files)
+    with terminal.Bar(shown=say) as bar:
+        for place, file in enumerate(files):
+            bar.show(f"checking {file.name}", place, len(files) if len(files) > 1 else None)
+            verdict = check_file(file, size, seed)
+            verdicts.append(verdict)
+            lines = tell_lines(verdict)
+            if is_class:
+                lines = [f"{lines[0]}{': ' * bool(verdict.mistake)}{verdict.mistake}"]
+            else:
+                lines += tell_steps(steps_after(verdict, size, seed))
+            if say:
+                terminal.say(*map(printable, lines))
+    folders = {file.resolve().parent for file in files}
+    passed = [verdict for verdict in verdicts if verdict.status == PASS]
+    if say and passed and not is_class and not size and len(folders) == 1:
+        work = Workbook(folders.pop())
+        terminal.say(*tell_progress(work, find_exercise(passed[-1].exercise), "this folder"))
     return verdicts
+
+
+def steps_after(verdict: Verdict, size: int | None, seed: int) -> dict[str, str]:
+    """What a learner may do next about this solution, as commands."""
+    file, with_seed = shlex.quote(verdict.file), f" --seed {seed}" * bool(seed)
+    if verdict.words == NOT_WRITTEN:
+        return {"Task": f"exercise {verdict.exercise}"}
+    if verdict.status == PASS:
+        return {"On all sizes": f"check {file}"} if size else {}
+    if verdict.status == BLOCKED:
+        return {}
+    on_size = f" -n {verdict.world}" * bool(verdict.world)
+    hint = hint_step(find_exercise(verdict.exercise), Workbook(Path.cwd()))
+    return {**hint, "Again": f"check {file}{on_size}{with_seed}"}
 
 
 def read_all(files: Iterable[Path]) -> dict[Path, bytes]:
@@ -141,23 +215,26 @@ def read_all(files: Iterable[Path]) -> dict[Path, bytes]:
 
 
 @click.command("hint", short_help=EXERCISES["hint"].purpose)
-@click.argument("name", metavar="NAME", type=NAME)
-@click.argument("number", metavar="[1|2|3]", type=click.IntRange(1, 3), default=1)
-def hint(name: str, number: int) -> None:
-    """Show a hint for an exercise: 1, the idea; 2, the place; 3, nearly the code."""
-    chosen = CATALOGUE[name]
-    show_markdown(f"{chosen.describe_hint(number)}: {chosen.hints[number - 1]}")
+@click.argument("name", metavar="NAME", type=Name(CATALOGUE))
+@click.argument("number", metavar="[1|2|3]", type=click.IntRange(1, 3), required=False)
+def hint(name: str, number: int | None) -> None:
+    """Show the next hint for an exercise, or this one: 1, the idea; 2, the place; 3, nearly the
+    code."""
+    chosen, work = CATALOGUE[name], Workbook(Path.cwd())
+    number = number or work.next_hint(chosen) or len(chosen.hints)
+    show_markdown(f"Hint {chosen.describe_hint(number)}: {chosen.hints[number - 1]}")
+    work.note_hint(chosen, number)
+    terminal.say("", *tell_steps(hint_step(chosen, work)))
 
 
 @click.command("solution", short_help=EXERCISES["solution"].purpose)
-@click.argument("name", metavar="NAME", type=NAME)
+@click.argument("name", metavar="NAME", type=Name(CATALOGUE))
 @click.option("--give-up", is_flag=True, help="Show it although yours has not passed.")
 def solution(name: str, give_up: bool) -> None:
     """Show the reference solution of an exercise, after yours has passed."""
     chosen = CATALOGUE[name]
     if not give_up and name not in Workbook(Path.cwd()).passed:
-        raise UsageError(
-            f"{chosen.name} has not passed here: check {chosen.file} first, or add --give-up"
-        )
+        see = f"see it all the same: python -m playground solution {name} --give-up"
+        raise UsageError(f"{name} has not passed in this folder; {see}")
     file = Path(chosen.file)
     click.echo(chosen.solution_for(read_text(file) if file.is_file() else ""), nl=False)

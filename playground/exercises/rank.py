@@ -31,7 +31,7 @@ from torch.distributed import _functional_collectives, distributed_c10d
 from playground.exercises.cases import ANYTHING, Actions, Case, flatten
 from playground.exercises.exercise import COLLECTIVES, ERROR, FAIL, LOOP, MESSAGES, RETURNED
 from playground.exercises.guard import Guard, hidden
-from playground.exercises.observation import POISON, Observation
+from playground.exercises.observation import POISON, RESULT, Observation
 from playground.exercises.verdict import DEADLINE, ENDLESS, NOT_WRITTEN, SHORT_CUT, Solution
 from playground.runtime.rank.rank import LOST_PEER, report
 from playground.runtime.tap import Call, Observer, observing
@@ -603,17 +603,20 @@ def run_case(
     record.actions.problems += [
         ("no wait", f"nobody waits for this {each.kind}", each.line) for each in record.pending
     ]
-    held, expected = [case.held() if callable(case.held) else case.held], [case.expected]
+    left_behind = case.held() if callable(case.held) else case.held
     if case.combine:
         everyones: list[Any] = [None] * size
-        dist.all_gather_object(everyones, held[0], group=record.group)
-        held = [case.combine(everyones)]
+        dist.all_gather_object(everyones, left_behind, group=record.group)
+        left_behind = case.combine(everyones)
+    held, expected = [*flatten(left_behind)], [*flatten(case.expected)]
     if case.returns is not ANYTHING:
-        held, expected = [returned, *held], [case.returns, *expected]
+        root = "" if isinstance(case.returns, dict) else RESULT
+        held = [*flatten(returned, root), *held]
+        expected = [*flatten(case.returns, root), *expected]
     return Observation(
         about=case.about,
-        held=tuple(leaf for each in held for leaf in flatten(each)),
-        expected=tuple(leaf for each in expected for leaf in flatten(each)),
+        held=tuple(held),
+        expected=tuple(expected),
         is_coded=case.is_coded,
         sent=tuple(record.actions.sent),
         received=tuple(record.actions.received.count(sender) for sender in range(size)),

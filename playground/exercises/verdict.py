@@ -37,6 +37,7 @@ from playground.exercises.exercise import (
 )  # fmt: skip
 from playground.exercises.guess import guess_by_places, guess_by_values, guess_by_words
 from playground.exercises.observation import (
+    RESULT,
     Failure,
     Observation,
     count_elements,
@@ -338,16 +339,24 @@ def tell_ranks(made: Attempt, failure: Failure, exercise: Exercise) -> tuple[str
     observed = sorted(made.observed[made.case].items())
     found = {rank: find_difference(seen.held, seen.expected) for rank, seen in observed}
     return tuple(
-        f"rank {rank}: {describe_where(each)}{each.words}" if each else f"rank {rank}: right"
+        f"{tell_words(each, rank)}" if each else f"rank {rank}: right"
         for rank, each in found.items()
     )
 
 
-def describe_where(failure: Failure | Verdict) -> str:
-    """The place of what differs, and a blank; empty if it is all there is."""
-    item = f"item {failure.where}" if failure.where.startswith("[") else failure.where
+def tell_words(failure: Failure | Verdict, rank: int | None, line: int = 0) -> str:
+    """What is wrong, after the rank, the place of what differs and the line, as far as they are
+    known."""
     element = f"element {failure.index}" * (failure.index is not None)
-    return f"{' of '.join(filter(None, [element, item]))} ".lstrip()
+    where = "" if failure.where == RESULT else failure.where
+    parts = (
+        f"rank {rank}" * (rank is not None),
+        " of ".join(filter(None, [element, where])),
+        f"line {line}" * (line > 0),
+    )
+    place = ", ".join(filter(None, parts))
+    colon = "" if failure.words.startswith(("is ", "returned ")) else ":"
+    return f"{place}{colon} {failure.words}" if place else failure.words
 
 
 def name_mistake(
@@ -436,15 +445,14 @@ def is_alike(one: Attempt, other: Attempt, by: int = ALL_THEY_DID) -> bool:
 
 def find_fault(exercise: Exercise, text: str) -> str:
     """The fault of a file before it is run, in one line; empty if there is none."""
-    again = f"exercise {exercise.name} --reset writes"
+    again = f"begin again: python -m playground exercise {exercise.name} --reset"
     if exercise.kind == FIND:
         if not SEED.search(text):
-            return f"there is no line SEED = … in it: {again} the program again"
+            return f"there is no line SEED = … in it; {again}"
         changed = len(exercise.find_changes(text))
         if changed > MOST_CHANGED:
             return (
-                f"{changed} lines are changed, and the fault takes {MOST_CHANGED} at most: {again} "
-                "the program again"
+                f"{changed} lines are changed, and the fault takes {MOST_CHANGED} at most; {again}"
             )
     elif text == exercise.stub:
         return NOT_WRITTEN
@@ -462,7 +470,7 @@ def find_fault(exercise: Exercise, text: str) -> str:
         name.get_name() == exercise.function and (name.is_assigned() or name.is_imported())
         for name in names
     ):
-        return f"there is no function {exercise.function} in it: {again} the stub again"
+        return f"there is no function {exercise.function} in it; {again}"
     for node in tree.body:
         called = (
             ast.unparse(node.value.func)
@@ -495,12 +503,7 @@ def tell_lines(verdict: Verdict) -> list[str]:
         mistake = f"{verdict.mistake[0].upper()}{verdict.mistake[1:]}"
         lines.append(f"  {mistake}{': ' * bool(verdict.says)}{verdict.says}")
     if verdict.words and not verdict.ranks:
-        element = describe_where(verdict).rstrip()
-        rank = f"rank {verdict.rank}" * (verdict.rank is not None)
-        where = ", ".join(
-            filter(None, [rank, element, f"line {verdict.line}" * (verdict.line > 0)])
-        )
-        lines.append(f"  {where}{': ' * bool(where)}{verdict.words}")
+        lines.append(f"  {tell_words(verdict, verdict.rank, verdict.line)}")
     lines += [f"  {line}" for line in verdict.ranks]
     lines += [f"  printed: {line}" for line in verdict.printed.splitlines()[:3]]
     return lines + notes

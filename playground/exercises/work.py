@@ -12,7 +12,7 @@ import itertools
 import json
 import os
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 
@@ -33,10 +33,11 @@ from playground.runtime.files import replacing
 from playground.runtime.untrusted import expect_dict, parse_json, printable
 
 
-def progress_file() -> Path:
-    """Where progress is kept, for all folders of this user."""
+def progress_file(name: str = "exercises") -> Path:
+    """Where progress is kept, for all folders of this user: the exercises that have passed, or the
+    hints that have been shown."""
     state = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
-    return Path(state) / "playground" / "exercises.json"
+    return Path(state) / "playground" / f"{name}.json"
 
 
 class Workbook:
@@ -44,26 +45,61 @@ class Workbook:
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.name = folder, str(folder.resolve())
-        found = read_progress_file().get(self.name)
-        self.passed = found if isinstance(found, dict) else {}
+        self.passed = self.read("exercises")
         """By exercise, the digest of the solution that has passed."""
+        self.hints = self.read("hints")
+        """By exercise, the number of the hint that was shown last."""
+
+    def read(self, name: str) -> dict[str, object]:
+        """The part of a file that is about this folder."""
+        found = read_progress_file(name).get(self.name)
+        return found if isinstance(found, dict) else {}
 
     def note(self, exercise: Exercise, digest: str) -> None:
-        """Note that this solution has passed. Raises `UsageError` where that cannot be written."""
+        """Note that this solution has passed."""
         self.passed[exercise.name] = digest
-        file = progress_file()
+        self.write("exercises", self.passed)
+
+    def note_hint(self, exercise: Exercise, number: int) -> None:
+        """Note which hint was shown last."""
+        self.hints[exercise.name] = number
+        self.write("hints", self.hints)
+
+    def write(self, name: str, values: dict[str, object]) -> None:
+        """Write the part of a file that is about this folder. Where that cannot be, say so: a
+        verdict or a hint is shown all the same."""
+        file = progress_file(name)
         try:
             file.parent.mkdir(parents=True, exist_ok=True)
-            known = read_progress_file() | {self.name: self.passed}
+            known = read_progress_file(name) | {self.name: values}
             with (
                 replacing(file, f"{file.stem}.{os.getpid()}.new") as descriptor,
                 open(descriptor, "w", encoding="utf-8", closefd=False) as new,
             ):
                 new.write(f"{json.dumps(known, indent=1)}\n")
         except OSError as error:
-            raise UsageError(
-                f"{file} cannot be written ({error.strerror}): set XDG_STATE_HOME to a folder"
-            ) from None
+            what_to_do = "set XDG_STATE_HOME to a folder"
+            click.echo(
+                f"playground: {file} cannot be written ({error.strerror}): {what_to_do}", err=True
+            )
+
+    def next_hint(self, exercise: Exercise) -> int:
+        """The number of the first hint that has not been shown; 0 after the last."""
+        shown = self.hints.get(exercise.name)
+        number = shown + 1 if isinstance(shown, int) else 1
+        return number if number <= len(exercise.hints) else 0
+
+    def count_passed(self, exercises: Iterable[Exercise]) -> str:
+        """How many of these have passed, as "3 of 5"."""
+        names = [each.name for each in exercises]
+        return f"{sum(name in self.passed for name in names)} of {len(names)}"
+
+    def find_next(self, first: Exercise) -> Exercise | None:
+        """The first exercise that has not passed, from this one on, else of all."""
+        every = [*CATALOGUE.values()]
+        place = every.index(first)
+        following = every[place:] + every[:place]
+        return next((each for each in following if each.name not in self.passed), None)
 
     def state(self, exercise: Exercise) -> str:
         """How far the learner is with it, in a few words."""
@@ -84,10 +120,9 @@ class Workbook:
         what was done."""
         file, words = self.folder / exercise.file, ""
         if file.exists() and not reset:
-            return (
-                f"{file.name} is here already and stays as it is: check it, or begin again with "
-                "--reset."
-            )
+            return f"{file.name} is here already and stays as it is."
+        if not self.passed and not list_solutions(self.folder):
+            words = f"Progress is counted per folder; this one is {self.name}\n"
         try:
             if file.exists():
                 names = (file.with_suffix(f".{number}.py") for number in itertools.count(1))
@@ -102,7 +137,7 @@ class Workbook:
         if exercise.kind == FIND:
             words += f"{file.name} fails, and its check says how: the report. "
         verb = "Repair" if exercise.kind == FIND else "Complete"
-        return f"{words}{verb} {file.name}, then: python -m playground check {file.name}"
+        return f"{words}{verb} {file.name} in this folder."
 
     def solutions_before(self, exercise: Exercise) -> list[Solution]:
         """The functions that the exercise builds on: the learner's own file if it has passed, else
@@ -129,17 +164,14 @@ class Workbook:
             and world is None
             and self.passed.get(exercise.name) != exercise.digest(text)
         ):
-            try:
-                self.note(exercise, exercise.digest(text))
-            except UsageError as error:  # that it has passed is true all the same
-                click.echo(f"playground: {error}", err=True)
+            self.note(exercise, exercise.digest(text))
         return verdict
 
 
-def read_progress_file() -> dict[str, object]:
+def read_progress_file(name: str = "exercises") -> dict[str, object]:
     """The learner's progress, by folder; empty if there is no such file, or it is damaged."""
     try:
-        return expect_dict(parse_json(progress_file().read_bytes()))
+        return expect_dict(parse_json(progress_file(name).read_bytes()))
     except (OSError, ValueError):
         return {}
 
@@ -159,11 +191,12 @@ def read_text(file: Path) -> str:
 def check_file(file: Path, world: int | None, seed: int) -> Verdict:
     """Judge a file by the exercise that it is named after. What is no solution at all gets a
     verdict, too."""
-    name = file.stem
-    verdict = Verdict(exercise=name, file=str(file), status=BLOCKED, seed=seed)
-    if file.suffix == ".py" and name.replace("_", "-") not in CATALOGUE:
-        return replace(verdict, words=f"no exercise is called {name}: `exercise` lists them")
+    verdict = Verdict(exercise=file.stem, file=str(file), status=BLOCKED, seed=seed)
     try:
+        exercise = find_exercise(file.name)
+        if not file.exists():
+            begin = f"begin it: python -m playground exercise {exercise.name}"
+            raise UsageError(f"there is no such file; {begin}")
         return Workbook(file.parent).check(file, read_text(file), world, seed)
     except UsageError as error:
         return replace(

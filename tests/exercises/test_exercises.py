@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 from fixtures import Run, Worlds
 
+from playground.console import terminal
 from playground.exercises import check
 from playground.exercises.exercise import (
     BLOCKED,
@@ -31,9 +32,11 @@ from playground.exercises.exercise import (
     FAIL,
     FIND,
     FOLDER,
+    GAP,
     LOOP,
     MESSAGES,
     PASS,
+    WRITE,
     Exercise,
     patch,
 )
@@ -202,6 +205,33 @@ def test_chapters_name_their_exercises(lesson: str) -> None:
         assert (grade, int(minutes)) == (CATALOGUE[name].grade, CATALOGUE[name].minutes), name
 
 
+ALREADY_SHOWN = {
+    "handover": "asks for the tutorial's message in a world of any size",
+    "average": "asks for the tutorial's mean where a rank lacks a gradient",
+}
+"""Exercises that ask for more than the program with which their chapter begins."""
+
+
+@pytest.mark.parametrize("lesson", sorted({exercise.lesson for exercise in ALL}))
+def test_a_chapter_names_an_exercise_before_it_shows_the_answer(lesson: str) -> None:
+    """The answer: a third of all runs of four words of what is to be written."""
+    chapter = CHAPTERS[lesson].read_text(encoding="utf-8")
+    for exercise in (each for each in ALL if each.lesson == lesson and each.kind == WRITE):
+        named = re.search(rf"`{exercise.name}`", chapter)
+        assert named, exercise.name
+        answer = runs_of_four(
+            "".join(gap[2] for gap in GAP.finditer(exercise.read("reference.py")))
+        )
+        before = re.findall(r"```python\n(.*?)```", chapter[: named.start()], re.DOTALL)
+        shown = max((len(answer & runs_of_four(block)) for block in before), default=0)
+        assert shown < len(answer) / 3 or exercise.name in ALREADY_SHOWN, exercise.name
+
+
+def runs_of_four(text: str) -> set[tuple[str, ...]]:
+    words = re.findall(r"\w+|[^\w\s]", text)
+    return {tuple(words[place : place + 4]) for place in range(len(words) - 3)}
+
+
 TO_REPAIR = [exercise for exercise in ALL if exercise.kind == FIND]
 
 
@@ -254,9 +284,10 @@ def test_a_program_to_be_repaired_stays_what_it_is(folder: Path, run_cli: Run) -
     for changed, words in (
         (
             text + lines,
-            "7 lines are changed, and the fault takes 6 at most: exercise stuck --reset",
+            "7 lines are changed, and the fault takes 6 at most; begin again: python -m playground "
+            "exercise stuck --reset",
         ),
-        (text.replace("SEED = ", "seed = "), "there is no line SEED = … in it: exercise stuck"),
+        (text.replace("SEED = ", "seed = "), "there is no line SEED = … in it; begin again: "),
     ):
         verdict = judge(stuck, changed)
         assert (verdict.status, verdict.passed) == (ERROR, ())
@@ -328,7 +359,8 @@ HEAD = (
         ("def swap(:\n", "line 1: invalid syntax"),
         (
             "def handover(rank, size, tensor): ...",
-            "there is no function swap in it: exercise swap --reset writes the",
+            "there is no function swap in it; begin again: python -m playground exercise swap "
+            "--reset",
         ),
         (
             "from playground.algorithms import ALGORITHMS\n",
@@ -364,7 +396,8 @@ def test_what_cannot_be_run_gets_one_line(text: str, words: str) -> None:
         ("return 1 / 0", ERROR, "line 7: ZeroDivisionError: division by zero"),
         ("dist.destroy_process_group()", ERROR, "line 7: destroy_process_group(): the ranks have "
                                                 "their world"),
-        ("return None", FAIL, "nothing (None); should be int64 of shape (6,)"),
+        ("return None", FAIL, "rank 0 returned None; expected an int64 tensor of shape (6,)"),
+        ("return [tensor]", FAIL, "rank 0 returned a list; expected an int64 tensor"),
         ("dist.all_reduce(tensor, async_op=True); return tensor", FAIL, "nobody waits for this "
                                                                         "all_reduce"),
         (
@@ -433,19 +466,29 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_the_way_of_a_learner(folder: Path, run_cli: Run) -> None:
     assert "Next: python -m playground exercise" in run_cli("exercise").out
-    assert "Column: send a part of a matrix" in run_cli("exercise", "column").out
+    begun = run_cli("exercise", "column").out
+    assert "Column: send a part of a matrix" in begun
+    assert str(folder) in "".join(begun.split())
     file = folder / "column.py"
     assert file.read_text() == COLUMN.stub
-    assert run_cli("check", "column.py").out == "column.py  not written yet\n"
-    assert "has not passed here" in run_cli("solution", "column").err
-    assert "2 of 3: " in run_cli("hint", "column", 2).out
+    assert run_cli("check", "column.py").out == (
+        "column.py  not written yet\nTask: python -m playground exercise column\n"
+    )
+    assert "has not passed in this folder" in run_cli("solution", "column").err
+    hints = [run_cli("hint", "column", *number).out for number in ((), (), (1,), (), (), ())]
+    assert [hint[:11] for hint in hints] == [f"Hint {number} of 3" for number in (1, 2, 1, 2, 3, 3)]
+    assert "Hint 2 of 3: python -m playground hint column" in hints[0]
+    assert "Solution: python -m playground solution column --give-up" in hints[-1]
     file.write_text(COLUMN.mistakes[0].text)
     failed = run_cli("check")
     assert failed.code == 1
-    assert "Next: hint column   Again: check column.py -n 2" in failed.out
+    assert "Again:    python -m playground check column.py -n 2" in failed.out
     # as some editors do
     file.write_bytes(f"\ufeff{COLUMN.solution}".replace("\n", "\r\n").encode())
-    assert run_cli("check").out == "column.py  passed on 2, 3 ranks\n"
+    assert run_cli("check").out == (
+        "column.py  passed on 2, 3 ranks\n1 of 79 passed in this folder\n"
+        "Next: python -m playground exercise broadcast\n"
+    )
     assert Workbook(folder).state(COLUMN) == "passed"
     assert run_cli("solution", "column").out == COLUMN.solution
     assert "stays as it is" in run_cli("exercise", "column").out
@@ -455,6 +498,49 @@ def test_the_way_of_a_learner(folder: Path, run_cli: Run) -> None:
     # what it has lost, a check finds out again
     progress_file().write_text(progress_file().read_text()[:-9])
     assert Workbook(folder).state(COLUMN) == "begun"
+
+
+def test_the_list_fits_a_narrow_terminal(
+    folder: Path, run_cli: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    work = Workbook(folder)
+    for name in ("swap", "column"):
+        (folder / CATALOGUE[name].file).write_text(CATALOGUE[name].solution)
+        work.note(CATALOGUE[name], CATALOGUE[name].digest(CATALOGUE[name].solution))
+    (folder / COLUMN.file).write_text(COLUMN.stub)
+    (folder / "shift.py").write_text("")
+    shown = run_cli("exercise").out
+    table = shown.partition("\n\n")[0].splitlines()
+    assert max(map(len, table)) <= 40
+    rows = [re.fullmatch(r"  (.) ([\w-]+) +([●○]{3}) +(\d+)", line) for line in table]
+    listed = {row[2]: (row[1], row[3], int(row[4])) for row in rows if row}
+    marks = {"swap": "✓", "column": "~", "shift": "…"}
+    assert listed == {
+        each.name: (marks.get(each.name, " "), each.grade, each.minutes) for each in ALL
+    }
+    counted = dict(re.findall(r"^  ([\w-]+)  (\d+ of \d+)$", "\n".join(table), re.MULTILINE))
+    assert [*counted] == [*dict.fromkeys(each.lesson for each in ALL)]
+    assert (counted["p2p"], counted["hello"]) == ("2 of 5", "0 of 3")
+    assert f"2 of {len(ALL)} passed in" in shown
+    assert [each in shown for each in ("… begun", "~ changed", "✓ passed")] == [True] * 3
+    assert "the formulas of mesh, and" in " ".join(run_cli("exercise", "fit-in-memory").out.split())
+    one = run_cli("exercise", "p2p", "--wide").out
+    assert [name for name in CATALOGUE if f" {name} " in one] == [
+        each.name for each in ALL if each.lesson == "p2p"
+    ]
+    assert "two ranks exchange tensors" in one
+
+
+def test_a_check_of_several_files_says_which_it_is_at(
+    folder: Path, run_cli: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown = list[tuple[str, float, float | None]]()
+    monkeypatch.setattr(terminal.Bar, "show", lambda bar, *at: shown.append(at))
+    for each in (COLUMN, SWAP):
+        (folder / each.file).write_text(each.stub)
+    run_cli("check")
+    assert shown == [("checking swap.py", 0, 2), ("checking column.py", 1, 2)]
 
 
 def test_an_exercise_stands_on_what_has_passed(folder: Path) -> None:
@@ -471,9 +557,19 @@ def test_an_exercise_stands_on_what_has_passed(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "words", "code"),
     [
-        ("juggle.py", b"", "no exercise is called juggle: `exercise` lists them", 2),
+        (
+            "juggle.py",
+            b"",
+            "there is no exercise 'juggle': did you mean judge?",
+            2,
+        ),
         ("swap.py", b"\xff\xfe", "swap.py is not UTF-8 text (byte 0): save it as such", 1),
-        ("swap.py", None, "swap.py cannot be read: No such file or directory", 2),
+        (
+            "swap.py",
+            None,
+            "there is no such file; begin it: python -m playground exercise swap",
+            2,
+        ),
     ],
 )
 def test_what_is_no_solution_gets_one_line(
@@ -482,13 +578,17 @@ def test_what_is_no_solution_gets_one_line(
     if content is not None:
         (folder / name).write_bytes(content)
     shown = run_cli("check", name)
-    assert (" ".join(shown.out.split()), shown.code) == (f"{name} {words}", code)
+    told = shown.out.partition("\nHint")[0]
+    assert (" ".join(told.split()), shown.code) == (f"{name} {words}", code)
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("exercise", "juggle"), "'juggle' is not one of 'whoami'"),
+        (("exercise", "swp"), "there is no exercise 'swp': did you mean swap?"),
+        (("exercise", "p2"), "there is no exercise 'p2': did you mean p2p?"),
+        (("hint", "xyzzy"), "no exercise 'xyzzy': list all of them: python -m playground exercise"),
+        (("exercise", "scaling"), "scaling has no exercises"),
         (("check",), "there is no solution in this folder"),
         (
             ("check", "swap.py", "-n", "9"),
@@ -591,6 +691,7 @@ def test_a_saved_file_is_checked_again(
     watching = start_cli("check", "--watch", "-n", 2)
     assert watching.stdout
     assert watching.stdout.readline() == "swap.py  not written yet\n"
+    assert watching.stdout.readline().startswith("Task: ")
     file.write_text(textwrap.dedent(SWAP.solution))
     assert watching.stdout.readline() == "swap.py  passed on 2 ranks\n"
 

@@ -125,12 +125,12 @@ FORGED = {
         "    os._exit(0)",
         "",
     ),
-    "equals everything": (f"{SHARE}return unittest.mock.ANY, unittest.mock.ANY", "should be int"),
+    "equals everything": (f"{SHARE}return unittest.mock.ANY, unittest.mock.ANY", "expected an int"),
     "a text that equals everything": (
         "class Any(str):\n    __eq__ = lambda self, other: True\n    __str__ = __repr__ = lambda "
         "self: self\n"
         f"{SHARE}return Any('0'), Any('0')",
-        "should be int",
+        "expected an int",
     ),
     "replaces what compares": (
         f"def same(*args): return True\n{SHARE}sys.modules['math'].isclose = same; builtins.zip = "

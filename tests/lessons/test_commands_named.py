@@ -12,14 +12,13 @@ from pathlib import Path
 
 import click
 import pytest
+from next_steps import PLACEHOLDER, check_command, commands
 from test_readme import OURS, READMES, fenced_blocks
 from torch.distributed.run import get_args_parser
 
 from playground.app import cli
 from playground.runtime.remote import ROOT
 
-PLACEHOLDER = re.compile(r"[A-Z][A-Z|,_]*|.*…")
-"""A word for which the reader puts a value."""
 OF_OTHERS = {
     "--ntasks-per-node",
     "--fixtures", "--local-rank", "--signal",
@@ -39,13 +38,6 @@ def code_in(text: str) -> tuple[list[str], list[str]]:
     return lines, [" ".join(code.split()) for code in re.findall(r"(?<!`)`([^`]+)`(?!`)", prose)]
 
 
-@cache
-def commands() -> dict[str, click.Command]:
-    with click.Context(cli) as ctx:
-        found = {name: cli.get_command(ctx, name) for name in cli.list_commands(ctx)}
-    return {name: command for name, command in found.items() if command}
-
-
 def calls(text: str) -> Iterator[list[str]]:
     """The words of every command that it shows or names, without `python -m playground`."""
     lines, inline = code_in(text)
@@ -58,24 +50,6 @@ def calls(text: str) -> Iterator[list[str]]:
             yield shlex.split(code)
 
 
-def check(words: list[str]) -> None:
-    """Raises click's `UsageError` where an option, or a value of a choice, is not there."""
-    name, *args = words
-    command = commands()[name]
-    last = {opt: param for param in command.params for opt in param.opts}.get(
-        args[-1] if args else ""
-    )
-    if isinstance(last, click.Option) and not last.is_flag:  # named without a value
-        args.pop()
-    with click.Context(command, info_name=name, **command.context_settings) as ctx:
-        values, _, order = command.make_parser(ctx).parse_args(args)
-        for param in order:
-            value = values[param.name] if isinstance(param, click.Option) else None
-            texts = value if isinstance(value, (list, tuple)) else [value]
-            if value is not None and not any(PLACEHOLDER.fullmatch(str(text)) for text in texts):
-                param.type_cast_value(ctx, value)
-
-
 def id_of(page: Path) -> str:
     return page.relative_to(ROOT).as_posix()
 
@@ -84,7 +58,7 @@ def id_of(page: Path) -> str:
 def test_the_commands_that_a_page_names_have_these_options(page: Path) -> None:
     for words in calls(page.read_text(encoding="utf-8")):
         if words and not PLACEHOLDER.fullmatch(words[0]) and not words[0].startswith("-"):
-            check(words)
+            check_command(words)
 
 
 def test_what_is_not_there_is_found() -> None:
@@ -94,9 +68,9 @@ def test_what_is_not_there_is_found() -> None:
         ("ladder --steps many", "many"),
     ):
         with pytest.raises(click.UsageError, match=wrong):
-            check(next(calls(f"`{OURS}{call}`")))
+            check_command(next(calls(f"`{OURS}{call}`")))
     with pytest.raises(KeyError):
-        check(next(calls(f"`{OURS}helo`")))
+        check_command(next(calls(f"`{OURS}helo`")))
 
 
 @cache

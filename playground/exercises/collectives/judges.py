@@ -23,7 +23,7 @@ def gather_uneven(rank: int, size: int, seed: int) -> Cases:
         # what padding is made of, in a place where there is none
         for tensor in everyones[: size * (place > 0)]:
             tensor[-1:] = (0, float("nan"), 0, -1)[place]
-        about = f"{', '.join(map(str, lengths))} elements, {about.split()[-1]}"
+        about = f"elements of each rank: {', '.join(map(str, lengths))}; {about.split()[-1]}"
         yield Case(about, (everyones[rank],), returns=everyones)
 
 

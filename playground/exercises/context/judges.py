@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from itertools import pairwise
 
@@ -55,8 +55,8 @@ def zigzag(rank: int, size: int, seed: int) -> Cases:
             held=found,
             combine=partial(look_at_positions, length),
             expected={
-                "on no rank": [],
-                "on several ranks": [],
+                "positions on no rank": "none",
+                "positions on several ranks": "none",
                 "runs of positions": "at most 2 on each rank",
                 "pairs": [length * (length + 1) // 2 // size] * size,
             },
@@ -74,13 +74,17 @@ def look_at_positions(length: int, everyones: list[list[list[int]]]) -> dict[str
         sum(after != before + 1 for before, after in pairwise([-2, *each])) for each in found
     )
     return {
-        "on no rank": sorted({*range(length)} - {*all_of_them}),
-        "on several ranks": sorted(
+        "positions on no rank": name_all({*range(length)} - {*all_of_them}),
+        "positions on several ranks": name_all(
             position for position, times in Counter(all_of_them).items() if times > 1
         ),
         "runs of positions": "at most 2 on each rank" if runs <= 2 else f"{runs}",
         "pairs": [sum(position + 1 for position in each) for each in found],
     }
+
+
+def name_all(positions: Iterable[int]) -> str:
+    return ", ".join(map(str, sorted(positions))) or "none"
 
 
 def attention_traffic(rank: int, size: int, seed: int) -> Cases:

@@ -35,7 +35,7 @@ def stuck(rank: int, size: int, seed: int) -> Cases:
             for step in range(max(lengths))
         ]
         culprit = (lengths.index(min(lengths)), unlucky)[seed % 2]
-        about = f"{', '.join(map(str, lengths))} batches"
+        about = f"batches of each rank: {', '.join(map(str, lengths))}"
         yield Case(about, (shares[rank],), sums, is_coded=False, culprit=culprit)
 
 
@@ -46,7 +46,7 @@ def wrong_offset(rank: int, size: int, seed: int) -> Cases:
         culprit, length = draw.randrange(1, size - 1), draw.randrange(3, 6)
         sizes = [length + 2 * (other == culprit) for other in range(size)]
         whole = torch.cat([coded(other, own) for other, own in enumerate(sizes)])
-        about = f"{', '.join(map(str, sizes))} elements"
+        about = f"elements of each rank: {', '.join(map(str, sizes))}"
         yield Case(about, (sizes, coded(rank, sizes[rank])), whole, culprit=culprit)
 
 

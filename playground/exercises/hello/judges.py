@@ -13,7 +13,7 @@ from typing import Any
 import torch.distributed as dist
 
 from playground.exercises.cases import Case, Cases
-from playground.exercises.exercise import RETURNED
+from playground.exercises.exercise import RETURNED, count
 from playground.runtime.rank.rank import report
 from playground.runtime.tap.replacement import replaced
 from playground.runtime.upstream import default_store
@@ -26,7 +26,13 @@ def whoami(rank: int, size: int, seed: int) -> Cases:
         for ranks in (1, 2):
             os.environ.update(LOCAL_RANK=str(rank % ranks), LOCAL_WORLD_SIZE=str(ranks))
             returns = {"rank": rank, "size": size, "node": rank // ranks}
-            yield Case(f"nodes of {ranks}", (), returns=returns, is_coded=False, gives_rank=False)
+            yield Case(
+                f"{count(ranks, 'rank')} per node",
+                (),
+                returns=returns,
+                is_coded=False,
+                gives_rank=False,
+            )
     finally:
         os.environ.update(kept)
 

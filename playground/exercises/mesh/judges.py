@@ -56,7 +56,7 @@ def two_by_two(rank: int, size: int, seed: int) -> Cases:
         given = [each.requires_grad_() for each in (columns, rows)]
         due = [up.grad.chunk(2, 1)[rank % 2], down.grad.chunk(2)[rank % 2]]
         held = partial(gradients_of, given)
-        about = f"{', '.join(map(str, parts))} samples"
+        about = f"samples of each replica: {', '.join(map(str, parts))}"
         # A rank's outputs, forward and backward, and in the group of data the gradients and some
         # numbers.
         most = 2 * 3 * parts[rank // 2] + 2 * max(1, len(parts) - 1) * (up.numel() + 2) + 8
@@ -66,14 +66,14 @@ def two_by_two(rank: int, size: int, seed: int) -> Cases:
             all_given,
             loss.detach(),
             held=held,
-            expected=due,
+            expected={"grad": due},
             is_coded=False,
             most_moved=most,
         )
 
 
-def gradients_of(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
-    return [each.grad for each in tensors]
+def gradients_of(tensors: Sequence[torch.Tensor]) -> dict[str, list[torch.Tensor | None]]:
+    return {"grad": [each.grad for each in tensors]}
 
 
 AXES = ((2, 1, 1), (1, 2, 1), (1, 1, 2), (2, 2, 1), (1, 2, 2), (2, 1, 2), (3, 1, 2), (2, 3, 1))

@@ -8,7 +8,7 @@ from functools import partial
 import torch
 
 from playground.exercises.cases import Case, Cases, inputs
-from playground.exercises.observation import OWN
+from playground.exercises.observation import OWN, RESULT
 
 
 def handover(rank: int, size: int, seed: int) -> Cases:
@@ -28,7 +28,7 @@ def swap(rank: int, size: int, seed: int) -> Cases:
     for about, give in inputs():
         tensor = give(rank)
         run = partial(swap_apart, rank, size, tensor)
-        returns = {"returned": give(partner), OWN: give(rank)}
+        returns = {RESULT: give(partner), OWN: give(rank)}
         yield Case(
             about,
             (tensor,),
@@ -45,7 +45,7 @@ def swap_apart(
     returned = function(rank, size, tensor)
     own = tensor.clone()
     tensor.zero_()
-    return {"returned": returned, OWN: own}
+    return {RESULT: returned, OWN: own}
 
 
 def shift(rank: int, size: int, seed: int) -> Cases:

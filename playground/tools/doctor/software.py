@@ -190,7 +190,7 @@ def check_gpu_driver(torch: TorchFacts) -> Iterator[Finding]:
 def check_all_reduce(torch: TorchFacts) -> Iterator[Finding]:
     for backend, problem in torch.sums.items():
         if problem:
-            fix = f"python -m playground hello --backend {backend} tells more"
+            fix = f"to see more: python -m playground hello --backend {backend}"
             yield error(
                 f"ranks on loopback with {backend}: {problem}",
                 "an all-reduce has the right sum",
