@@ -152,6 +152,7 @@ ALLOWED = {
         "tools",
         "lessons",
         "console",
+        "algorithms",
         "runtime",
     },
     "play": {

@@ -28,6 +28,7 @@ from playground.runtime.errors import PlaygroundError, UsageError
 from playground.runtime.files import write_file
 from playground.runtime.remote import ROOT, file_of
 from playground.site import SITE
+from playground.site.calculators import FILES, place_calculators
 from playground.site.chapters import CHAPTERS
 from playground.tools.failures.page import PROGRAMS, find, read_body
 from playground.trace.play import read_script, read_style, render_player
@@ -183,7 +184,7 @@ class Site:
             board = (
                 f"<h2>{code.name}</h2>{show_code(code.read_text(encoding='utf-8'), 'python', code)}"
             )
-        self.add(page, self.titles[page], body, board)
+        self.add(page, self.titles[page], place_calculators(body), board)
 
     def lead_back(self, row: re.Match[str]) -> str:
         """The word of a row of the glossary, with a link to where it is first used."""
@@ -365,7 +366,7 @@ def write_site(folder: Path, show: Callable[[str, int, int], object]) -> list[st
     for name, text in texts.items():
         write_file(folder / name, text.encode())
     for name, file in (
-        site.pictures | {each: HERE / each for each in ("site.js", "icon.svg")}
+        site.pictures | FILES | {each: HERE / each for each in ("site.js", "icon.svg")}
     ).items():
         write_file(folder / name, file.read_bytes())
     return [*site.pages]

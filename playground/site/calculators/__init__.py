@@ -1,0 +1,303 @@
+"""Calculators in chapters: controls, and a table of results. Does not import torch.
+
+A chapter has one at its line `<!-- calculator: NAME -->`. The page has the table for the values
+that the controls begin with; a script, calculator-NAME.js, computes it for others, by the same
+formulas.
+"""
+
+from __future__ import annotations
+
+import html
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from decimal import ROUND_HALF_UP, Context
+from math import inf
+from pathlib import Path
+
+from playground.algorithms.cost_model import (
+    Cost,
+    Machine,
+    Task,
+    binary_tree_cost,
+    halving_doubling_cost,
+    power_of_two,
+    recursive_doubling_cost,
+    reduce_broadcast_cost,
+    ring_cost,
+    times_sent,
+)
+from playground.console.units import BYTES, SECONDS
+from playground.lessons.pipeline.page import SCHEDULES
+from playground.lessons.zero.results import SENT
+
+STYLE, SCRIPT = "calculators.css", "calculators.js"
+PLACE = re.compile(r"<!-- calculator: (\w+) -->\n")
+Value = float | str
+Chosen = Mapping[str, Value]
+"""Values of a calculator's controls, by name."""
+Cell = tuple[float, str]
+"""A result, and the same with its unit."""
+
+
+def digits(value: float) -> str:
+    """Three significant digits, rounded as JavaScript does."""
+    return f"{float(Context(prec=3, rounding=ROUND_HALF_UP).create_decimal_from_float(value)):g}"
+
+
+def scaled(value: float, units: tuple[tuple[float, str], ...]) -> str:
+    """With the largest unit of which there is at least one, or the smallest."""
+    scale, unit = next((each for each in units if value >= each[0]), units[-1])
+    return f"{digits(value / scale)} {unit}"
+
+
+DECIMAL = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"))
+
+
+def in_gigabytes(nbytes: float) -> Cell:
+    return nbytes, scaled(nbytes, DECIMAL)
+
+
+def in_binary(nbytes: float) -> Cell:
+    return nbytes, scaled(nbytes, BYTES)
+
+
+def in_seconds(seconds: float) -> Cell:
+    return seconds, scaled(seconds, SECONDS).replace("us", "µs")
+
+
+@dataclass(frozen=True)
+class Control:
+    """A slider, or a choice among names."""
+
+    name: str
+    label: str
+    values: tuple[Value, ...]
+    first: Value
+    """The value it begins with."""
+    show: Callable[[float], str] = "{:g}".format
+
+    def text(self, value: Value) -> str:
+        return value if isinstance(value, str) else self.show(value)
+
+    def render(self) -> str:
+        if isinstance(self.first, str):
+            options = (
+                f"<option{' selected' * (value == self.first)}>{value}</option>"
+                for value in self.values
+            )
+            return f'<label>{self.label}<select name="{self.name}">{"".join(options)}</select>'
+        values = " ".join(map(repr, self.values))
+        texts = "|".join(map(self.text, self.values))
+        at, text = self.values.index(self.first), self.text(self.first)
+        return (
+            f'<label>{self.label} <output>{text}</output><input type="range" name="{self.name}" '
+            f'min="0" max="{len(self.values) - 1}" value="{at}" aria-valuetext="{text}" '
+            f'data-values="{values}" data-texts="{texts}">'
+        )
+
+
+@dataclass(frozen=True)
+class Calculator:
+    title: str
+    controls: tuple[Control, ...]
+    columns: tuple[str, ...]
+    """Headings: of the rows' names, and of the results."""
+    compute: Callable[[Chosen], dict[str, list[Cell]]]
+    """The results of each row."""
+    marked: str
+    """The control whose value is the name of a row."""
+    note: str
+
+    @property
+    def first(self) -> Chosen:
+        return {control.name: control.first for control in self.controls}
+
+    def render(self, name: str) -> str:
+        chosen = self.first
+        rows = ""
+        for row, cells in self.compute(chosen).items():
+            mark = ' aria-current="true"' * (row == chosen[self.marked])
+            results = (f'<td><data value="{value!r}">{text}</data></td>' for value, text in cells)
+            rows += f'<tr{mark}><th scope="row">{row}</th>{"".join(results)}</tr>\n'
+        head = "".join(f'<th scope="col">{column}</th>' for column in self.columns)
+        controls = "".join(f"{control.render()}</label>\n" for control in self.controls)
+        settings = ", ".join(
+            f"{control.label.lower()} {control.text(control.first)}" for control in self.controls
+        )
+        return f"""<section class="calculator" data-name="{name}" aria-labelledby="about-{name}">
+<p id="about-{name}"><b>{html.escape(self.title)}</b></p>
+<fieldset hidden><legend>Calculator</legend>
+{controls}</fieldset>
+<p class="result" role="status"></p>
+<div class="drawing" tabindex="0" role="group" aria-label="Drawing" hidden></div>
+<div class="scroll" tabindex="0"><table><caption>{settings}</caption>
+<thead><tr>{head}</tr></thead>
+<tbody>
+{rows}</tbody></table></div>
+<p class="note">{self.note}</p>
+</section>
+"""
+
+
+ALPHA = "\N{GREEK SMALL LETTER ALPHA}"
+STATES = {"Adam": 8, "SGD with momentum": 4, "SGD": 0}
+"""Bytes of a parameter's state, in float32."""
+PRECISIONS = {"float32": (4, 0), "mixed precision": (2, 4), "bfloat16": (2, 0)}
+"""Bytes of a parameter, and of its gradient; and of its master, which the optimizer holds."""
+FIRST_SHARDED = (3, 2, 1)
+"""ZeRO's first stage that shards parameters, gradients, and the optimizer's state."""
+
+
+def zero(chosen: Chosen) -> dict[str, list[Cell]]:
+    """What a rank holds, and sends in a step, by each way."""
+    parameters, ranks = (int(chosen[name]) for name in ("parameters", "ranks"))
+    own, master = PRECISIONS[str(chosen["precision"])]
+    sizes = (own, own, master + STATES[str(chosen["optimizer"])])
+    rows = {}
+    for stage, (way, collectives) in enumerate(SENT.items()):
+        held = [
+            parameters * nbytes / (ranks if stage >= first else 1)
+            for nbytes, first in zip(sizes, FIRST_SHARDED, strict=True)
+        ]
+        sent = times_sent(ranks, *collectives) * own * parameters
+        rows[way] = [in_gigabytes(each) for each in (*held, sum(held), sent)]
+    return rows
+
+
+def pipeline(chosen: Chosen) -> dict[str, list[Cell]]:
+    """The slots of a step, the share in which a stage idles, and the microbatches whose activations
+    the first stage and the last hold."""
+    stages, microbatches = (int(chosen[name]) for name in ("stages", "microbatches"))
+    rows = {}
+    for name, spec in SCHEDULES.items():
+        bubble = spec.bubble(stages, microbatches)
+        slots = round(2 * microbatches / (1 - bubble))
+        held = [spec.held(stage, stages, microbatches) for stage in (0, stages - 1)]
+        rows[name] = [
+            (slots, f"{slots}"),
+            (bubble, f"{digits(100 * bubble)} %"),
+            *((each, f"{each}") for each in held),
+        ]
+    return rows
+
+
+COSTS: dict[str, Callable[[Task], Cost]] = {
+    "ring": ring_cost,
+    "recursive doubling": recursive_doubling_cost,
+    "halving-doubling": halving_doubling_cost,
+    "binary tree": binary_tree_cost,
+    "reduce + broadcast": reduce_broadcast_cost,
+}
+
+
+def all_reduce(chosen: Chosen) -> dict[str, list[Cell]]:
+    """Messages one after another, their bytes, the time, and the bytes up to which it is faster
+    than the ring."""
+    ranks, nbytes = (int(chosen[name]) for name in ("ranks", "bytes"))
+    machine = Machine(float(chosen["alpha"]) * 1e-6, 1 / (float(chosen["bandwidth"]) * 1e9))
+    rows = {}
+    for name, cost_of in COSTS.items():
+        cost = cost_of(Task(ranks, nbytes))
+        messages, crossover = cost.between.messages, find_crossover(cost_of, ranks, machine)
+        rows[name] = [
+            (messages, f"{messages:g}"),
+            in_binary(cost.between.bytes),
+            in_seconds(machine.seconds(cost)),
+            (crossover, {0: "never", inf: "always"}.get(crossover) or in_binary(crossover)[1]),
+        ]
+    return rows
+
+
+def find_crossover(cost_of: Callable[[Task], Cost], ranks: int, machine: Machine) -> float:
+    """The bytes of a tensor below which this all-reduce is faster than the ring: 0 if it never is,
+    and infinity if it always is."""
+    nbytes = 4 * ranks * power_of_two(ranks)  # equal chunks
+    own, ring = (each(Task(ranks, nbytes)).between for each in (cost_of, ring_cost))
+    fewer, more = ring.messages - own.messages, (own.bytes - ring.bytes) / nbytes
+    if fewer <= 0:
+        return 0
+    return fewer * machine.alpha / (more * machine.beta) if more > 0 else inf
+
+
+def in_billions(parameters: float) -> str:
+    return f"{parameters / 1e9:g} billion"
+
+
+CALCULATORS = {
+    "zero": Calculator(
+        "The memory of ZeRO's stages",
+        (
+            Control(
+                "parameters",
+                "Parameters",
+                tuple(each * 1e9 for each in (0.1, 0.3, 1, 3, 7, 13, 30, 70, 175, 405, 1000)),
+                7e9,
+                in_billions,
+            ),
+            Control("ranks", "Ranks", tuple(2**each for each in range(13)), 64),
+            Control("stage", "Stage", tuple(SENT), "zero-1"),
+            Control("optimizer", "Optimizer", tuple(STATES), "Adam"),
+            Control("precision", "Precision", tuple(PRECISIONS), "mixed precision"),
+        ),
+        ("way", "parameters", "gradients", "optimizer", "held by a rank", "sent in a step"),
+        zero,
+        "stage",
+        "Activations, the layers that zero-3 has gathered, and buffers come on top.",
+    ),
+    "pipeline": Calculator(
+        "The bubble of a pipeline",
+        (
+            Control("stages", "Stages", tuple(range(1, 13)), 4),
+            Control("microbatches", "Microbatches", tuple(range(1, 33)), 8),
+            Control("schedule", "Schedule", tuple(SCHEDULES), "1f1b"),
+        ),
+        ("schedule", "slots", "bubble", "held by the first stage", "held by the last"),
+        pipeline,
+        "schedule",
+        "A forward and a backward take one slot each, and messages none. Held: microbatches whose "
+        "activations a stage has to keep.",
+    ),
+    "allreduce": Calculator(
+        "The time of an all-reduce",
+        (
+            Control("ranks", "Ranks", (*range(2, 17), *(2**each for each in range(5, 13))), 8),
+            Control(
+                "bytes",
+                "Tensor",
+                tuple(4 << each for each in range(29)),
+                2**20,
+                lambda nbytes: in_binary(nbytes)[1],
+            ),
+            Control("alpha", f"Latency {ALPHA}", (1, 2, 5, 10, 20, 50, 100), 5, "{:g} µs".format),
+            Control(
+                "bandwidth", "Bandwidth 1/β", (1, 2, 5, 10, 25, 50, 100, 400), 25,
+                "{:g} GB/s".format,
+            ),
+            Control("algorithm", "Algorithm", tuple(COSTS)[1:], "recursive doubling"),
+        ),
+        ("algorithm", "messages", "bytes", "time", "faster than ring below"),
+        all_reduce,
+        "algorithm",
+        "Messages and bytes are those that follow one another. Adding takes no time here; "
+        '<a href="scale.html">scale</a> counts it, too.',
+    ),
+}  # fmt: skip
+"""By name: that of the page."""
+FILES = {
+    name: Path(__file__).parent / name
+    for name in (STYLE, SCRIPT, *(f"calculator-{name}.js" for name in CALCULATORS))
+}
+"""What their pages load, by its name on the site."""
+
+
+def place_calculators(body: str) -> str:
+    """The body of a page with the calculators that it names, their style and their scripts. Raises
+    `KeyError` for an unknown one."""
+    names = PLACE.findall(body)
+    if not names:
+        return body
+    scripts = (SCRIPT, *(f"calculator-{name}.js" for name in names))
+    loaded = "".join(f'<script src="{script}" defer></script>\n' for script in scripts)
+    placed = PLACE.sub(lambda found: CALCULATORS[found[1]].render(found[1]), body)
+    return f'<link rel="stylesheet" href="{STYLE}">\n{placed}{loaded}'

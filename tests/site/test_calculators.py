@@ -1,0 +1,204 @@
+"""The calculators of chapters: what a page shows is what Python computes, over a grid of settings,
+and what the lessons say."""
+
+from __future__ import annotations
+
+import html
+import json
+import re
+from importlib.resources import files
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pytest
+from browser import MISSING, browser
+
+from playground.lessons.mesh.costs import SHARDED_BYTES
+from playground.lessons.pipeline import lesson
+from playground.lessons.zero.results import closed_forms
+from playground.site.build import HERE
+from playground.site.calculators import CALCULATORS, FILES, place_calculators
+from playground.site.chapters import CHAPTERS
+from playground.trace.play import read_style
+
+GRIDS: dict[str, dict[str, tuple[Any, ...]]] = {
+    "zero": {
+        "parameters": (1e8, 7e9, 1e12),
+        "ranks": (1, 2, 64, 4096),
+        "stage": ("ddp", "zero-1", "zero-2", "zero-3"),
+        "optimizer": ("Adam", "SGD with momentum", "SGD"),
+        "precision": ("float32", "mixed precision", "bfloat16"),
+    },
+    "pipeline": {
+        "stages": (1, 2, 3, 7, 12),
+        "microbatches": (1, 2, 5, 8, 32),
+        "schedule": ("naive", "gpipe", "1f1b"),
+    },
+    "allreduce": {
+        "ranks": (2, 3, 5, 7, 8, 13, 16, 64, 4096),
+        "bytes": (4, 256, 2**20, 2**30),
+        "alpha": (1, 20),
+        "bandwidth": (5, 400),
+        "algorithm": ("recursive doubling", "reduce + broadcast"),
+    },
+}
+SHOW = """
+const [name, settings] = arguments, section = document.querySelector(`[data-name=${name}]`);
+return settings.map((chosen) => {
+  for (const control of section.querySelectorAll("input,select")) {
+    const { values } = control.dataset, value = chosen[control.name];
+    control.value = values ? values.split(" ").map(Number).indexOf(value) : value;
+  }
+  section.querySelector("select").dispatchEvent(new Event("input", { bubbles: true }));
+  return {
+    rows: Object.fromEntries([...section.querySelectorAll("tbody tr")].map((row) => [
+      row.firstChild.textContent,
+      [...row.querySelectorAll("data")].map((each) => [Number(each.value), each.textContent]),
+    ])),
+    marked: section.querySelector("[aria-current]").firstChild.textContent,
+    result: section.querySelector(".result").textContent,
+    slots: [...section.querySelectorAll("[data-slots]")].map((row) => row.dataset.slots),
+  };
+}).map((each) => JSON.stringify(each, (_, value) => value === Infinity ? "inf" : value));
+"""
+SERIOUS = """axe.run({preload: false, resultTypes: ["violations"]}).then(found => done(
+    found.violations.filter(each => ["serious", "critical"].includes(each.impact))
+        .map(each => `${each.id}: ${each.nodes[0].html}`)));"""
+
+
+def all_settings(name: str) -> list[dict[str, Any]]:
+    grid = GRIDS[name]
+    return [dict(zip(grid, values, strict=True)) for values in product(*grid.values())]
+
+
+class OrderedStage:
+    """Notes in which order a schedule calls it."""
+
+    def __init__(self, index: int, stages: int) -> None:
+        self.index, self.ranks = index, range(stages)
+        self.order: list[str] = []
+
+    def forward(self, m: int) -> None:
+        self.order.append(f"F{m}")
+
+    def backward(self, m: int) -> None:
+        self.order.append(f"B{m}")
+
+
+SCHEDULES: dict[str, Any] = {
+    "naive": lesson.naive,
+    "gpipe": lesson.gpipe,
+    "1f1b": lesson.one_forward_one_backward,
+}
+
+
+def fill_slots(schedule: str, stages: int, microbatches: int) -> list[str]:
+    """What each stage does in each slot, by the lesson's schedules."""
+    all_stages = [OrderedStage(index, stages) for index in range(stages)]
+    for stage in all_stages:
+        SCHEDULES[schedule](stage, microbatches)
+    rows: list[list[str]] = [[] for _ in all_stages]
+    done: set[tuple[int, str]] = set()
+    while any(stage.order for stage in all_stages):
+        now = set()
+        for stage, row in zip(all_stages, rows, strict=True):
+            following = next(iter(stage.order), "")
+            before = stage.index + (-1 if following.startswith("F") else 1)
+            is_ready = not 0 <= before < stages or (before, following) in done
+            row.append(stage.order.pop(0) if following and is_ready else ".")
+            now.add((stage.index, row[-1]))
+        done |= now
+    return [" ".join(row) for row in rows]
+
+
+def test_the_chapter_shows_the_slots_that_the_schedules_fill() -> None:
+    chapter = CHAPTERS["pipeline"].read_text(encoding="utf-8")
+    for schedule, name in (("gpipe", "gpipe"), ("1f1b", "one_forward_one_backward")):
+        rows = fill_slots(schedule, 3, 4)
+        shown = (
+            f"stage {stage}  {' '.join(f'{each:2}' for each in row.split())}".rstrip()
+            for stage, row in enumerate(rows)
+        )
+        assert "\n".join((name, *shown)) in chapter
+
+
+def test_zero_s_memory_is_what_the_lessons_say() -> None:
+    compute = CALCULATORS["zero"].compute
+    for ranks in (1, 4, 64):
+        chosen = {"parameters": 1e9, "ranks": ranks, "optimizer": "Adam"}
+        found = compute({**chosen, "precision": "float32"})
+        for way, (*_, held, sent) in found.items():
+            forms = closed_forms(way, 4e9, ranks)
+            assert (held[0], sent[0]) == (
+                pytest.approx(forms["held"]),
+                pytest.approx(forms["sent"]),
+            )
+        found = compute({**chosen, "precision": "mixed precision"})
+        for way, sharded in zip(found, SHARDED_BYTES.values(), strict=True):
+            assert found[way][3][0] == pytest.approx(1e9 * (16 - sharded + sharded / ranks))
+
+
+@pytest.mark.parametrize("name", CALCULATORS)
+def test_a_calculator_is_small_and_in_its_chapter(name: str) -> None:
+    assert f"\n\n<!-- calculator: {name} -->\n\n" in CHAPTERS[name].read_text(encoding="utf-8")
+    others = {f"calculator-{each}.js" for each in CALCULATORS if each != name}
+    loaded = [file.read_bytes() for each, file in FILES.items() if each not in others]
+    assert sum(map(len, loaded)) + len(CALCULATORS[name].render(name).encode()) <= 12 * 1024
+
+
+def test_an_unknown_calculator_is_refused() -> None:
+    with pytest.raises(KeyError, match="abacus"):
+        place_calculators("<!-- calculator: abacus -->\n")
+
+
+@pytest.mark.skipif(bool(MISSING), reason=MISSING)
+def test_a_page_computes_what_python_does(tmp_path: Path) -> None:
+    """The table of every setting, before and after a script has filled it; the slots; by keyboard,
+    too; light on a desk, and dark on a phone."""
+    places = place_calculators("".join(f"<!-- calculator: {name} -->\n" for name in CALCULATORS))
+    template = (HERE / "template.html").read_text(encoding="utf-8").replace("$body", places)
+    (tmp_path / "page.html").write_text(template.replace("$", ""), encoding="utf-8")
+    for name, file in FILES.items():
+        (tmp_path / name).write_bytes(file.read_bytes())
+    (tmp_path / "site.css").write_text(read_style() + (HERE / "site.css").read_text("utf-8"))
+    for each in ("site.js", "icon.svg"):
+        (tmp_path / each).write_bytes((HERE / each).read_bytes())
+    (tmp_path / "player.js").write_text("")
+    axe = (files("axe_core_python") / "axe.min.js").read_text()
+    with browser() as window:
+        window.open(tmp_path / "page.html", width=1400, color_scheme="light")
+        window.until("return [...document.querySelectorAll('.result')].every(e => e.textContent)")
+        assert [each for each in window.requests() if not each.startswith("file:")] == []
+        texts = window.ask(
+            "return [...document.querySelectorAll('.calculator table')].map(e => e.textContent)"
+        )
+        tables = re.findall("<table>(.*?)</table>", places, re.DOTALL)
+        assert texts == [html.unescape(re.sub("<.*?>", "", table)) for table in tables]
+        for name, calculator in CALCULATORS.items():
+            settings = all_settings(name)
+            for chosen, text in zip(settings, window.ask(SHOW, name, settings), strict=True):
+                shown = json.loads(text)
+                assert shown["marked"] == chosen[calculator.marked]
+                assert chosen[calculator.marked] in shown["result"]
+                rows = calculator.compute(chosen)
+                assert [*shown["rows"]] == [*rows], chosen
+                for row, cells in rows.items():
+                    for cell, (value, words) in zip(cells, shown["rows"][row], strict=True):
+                        assert float(value) == pytest.approx(cell[0], rel=1e-12), (chosen, row)
+                        assert words == cell[1], (chosen, row)
+                if name == "pipeline":
+                    pipeline = chosen["schedule"], chosen["stages"], chosen["microbatches"]
+                    assert shown["slots"] == fill_slots(*pipeline), chosen
+        window.ask("document.querySelector('[name=ranks]').focus()")
+        window.press("\ue011", *["\ue014"] * 3)  # home, and three times to the right
+        assert window.text("[data-name=zero] caption").startswith(
+            "parameters 1000 billion, ranks 8"
+        )
+        for scheme, width in (("light", 1400), ("dark", 400)):
+            window.open(tmp_path / "page.html", width=width, color_scheme=scheme)
+            window.until("return [...document.querySelectorAll('svg')].length === 3")
+            assert window.ask("return document.documentElement.scrollWidth <= innerWidth")
+            window.ask(axe)
+            assert window.ask_later(SERIOUS) == []
+            assert window.complaints() == []
