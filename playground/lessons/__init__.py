@@ -12,8 +12,8 @@ from itertools import groupby
 
 from playground.console.steps import Lesson
 
-BARE = ("size", "backend", "timeout", "as_json", "see")
-"""Options of steps that draw no random numbers and have few columns."""
+BARE = ("size", "backend", "timeout", "wide", "as_json", "see")
+"""Options of steps that draw no random numbers."""
 HAS_DATA = "Rank {rank} has data {after}"
 ORIGINS, SHAPES = "Where it came from", "Other shapes"
 FURTHER = "Long runs, slow links"
@@ -25,14 +25,15 @@ PATH = (
     lesson(
         name="hello",
         teaches="N processes become one world: who am I?",
-        shown="{ranks} met, and each knows its place",
+        shown="{ranks} met: rank 0 has heard from all of {who_am_i[0][heard_from]}",
         default_size=4,
         options=BARE,
     ),
     lesson(
         name="p2p",
         teaches="point to point: send, recv, isend, irecv",
-        shown="messages between ranks: blocking, immediate, from anyone, in a batch, round a ring",
+        shown="rank 1 has received {blocking[1][after]}, and a token to which each of {ranks} adds "
+        "one has come home as {ring[0][after]}",
         default_size=2,
         min_size=2,
         options=BARE,
@@ -47,9 +48,12 @@ PATH = (
     lesson(
         name="collectives",
         teaches="groups, and what each collective leaves on every rank",
-        shown="what each collective leaves on every rank",
+        shown="of {ranks}, rank 0 has {all_reduce[0][after]} after all_reduce, "
+        "{all_gather[0][after]} after all_gather, and {reduce_scatter[0][after]} after "
+        "reduce_scatter",
         default_size=4,
-        options=(*BARE, "wide"),
+        options=BARE,
+        brief=("groups", "scatter", "all_reduce", "all_gather"),
         says={"groups": (HAS_DATA,)},
     ),
     lesson(
@@ -62,7 +66,7 @@ PATH = (
         name="allreduce",
         folder="all_reduce",
         teaches="our own all-reduce algorithms, message by message",
-        shown="the same sum on every rank, and what each algorithm costs",
+        shown="{ranks} end with {sums}; a rank sends at most {least:,} bytes by {cheapest}",
         default_size=4,
         min_size=2,
     ),
@@ -84,7 +88,10 @@ PATH = (
         name="scaling",
         teaches="what more ranks gain: speedup, large batches and the learning rate, the share of "
         "the peak",
-        shown="what {ranks} gain, and where that ends",
+        shown="64 ranks would be {strong[0][speedup][64]} times as fast with one batch, and "
+        "{weak[0][speedup][64]} times with a batch for each; a batch of 2,048 ends at a loss of "
+        "{batches[0][unscaled][2048]}, one of 64 at {batches[0][unscaled][64]}; "
+        "{ranks} reach {utilization[0][mfu]:.0%} of a core's peak",
         default_size=2,
         min_size=2,
         options=BARE,
@@ -105,7 +112,12 @@ PATH = (
     lesson(
         name="memory",
         teaches="where the bytes are; mixed precision and activation checkpointing, by hand",
-        shown="what a training step holds, and what it need not",
+        shown="Adam takes {account[0][per_parameter]} bytes for each parameter; the loss is "
+        "{mixed_precision[0][loss][bfloat16]} in bfloat16 alone and "
+        "{mixed_precision[0][loss][masters]} with float32 masters; checkpointing keeps "
+        "{checkpointing[0][kept_after_forward][by_hand]} of "
+        "{checkpointing[0][kept_after_forward][all]} KiB, for {checkpointing[0][work][by_hand]} "
+        "times the work",
         default_size=2,
         options=BARE,
     ),
@@ -177,7 +189,8 @@ PATH = (
         name="rpc",
         part=SHAPES,
         teaches="remote calls, remote references, backward across ranks, by send and recv",
-        shown="calls, objects and graphs that reach from rank to rank, over send and recv",
+        shown="rank 0 has {remote_call[0][after]} from its neighbour, and its backward has left a "
+        "gradient of {distributed_autograd[0][gradient_there]} there",
         default_size=3,
         min_size=2,
         options=BARE,
@@ -196,16 +209,21 @@ PATH = (
         part=FURTHER,
         teaches="shards that any number of ranks reads, random states, a sampler that resumes; and "
         "torch.distributed.checkpoint",
-        shown="half as many as {ranks} resume with the same bits, and with each sample once",
+        shown="half as many as {ranks} resume with the same bits in {reshard[0][equal_bits]} of "
+        "{reshard[0][pairs]} pairs of layouts; {samples[0][with_state][twice]} samples count twice "
+        "with the sampler's state, and {samples[0][skipping][twice]} without it",
         default_size=4,
-        options=(*BARE, "wide"),
+        options=BARE,
     ),
     lesson(
         name="bytes",
         part=FURTHER,
         teaches="training over a slow link: DiLoCo, compressed gradients, and what error feedback "
         "restores",
-        shown="what fewer messages and fewer bytes cost, and what they do not",
+        shown="averaging after 32 steps sends {diloco[0][kilobytes][H = 32]} kB in place of "
+        "{diloco[0][kilobytes][every step]}, for a loss of {diloco[0][loss][H = 32]} in place of "
+        "{diloco[0][loss][every step]}; with feedback the largest 2 % of the gradient train to "
+        "{compressed[0][with_feedback][top 2 %]}, without to {compressed[0][loss][top 2 %]}",
         default_size=2,
         min_size=2,
         options=BARE,

@@ -181,7 +181,9 @@ def outcome_texts(outcome: Outcome) -> Texts:
             who = f"rank{'s' * (len(ranks) > 1)} {format_ranks(ranks)}"
             texts.append(prose(f"    {who}: {by_rank[ranks[0]]}"))
     if outcome.told:
-        texts += [prose(f"  the playground: {outcome.error or 'a warning'}"), outcome.told]
+        name = outcome.error or "a warning"
+        named = f": {name}" * (outcome.told.partition(":")[0] != name.lower())
+        texts += [prose(f"  the playground{named}"), outcome.told]
     return texts
 
 
