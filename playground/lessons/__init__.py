@@ -59,7 +59,8 @@ PATH = (
     lesson(
         name="sgd",
         teaches="synchronous SGD by hand: partition the data, average the gradients",
-        shown="{ranks} trained one model by averaging {averaged}",
+        shown="{ranks} trained one model to a test accuracy of {accuracy:.2%} by averaging "
+        "{averaged}",
         default_size=2,
     ),
     lesson(
@@ -73,7 +74,8 @@ PATH = (
     lesson(
         name="failures",
         teaches="five programs that stand still or are wrong: from the symptom to the line",
-        shown="what torch, its flight recorder and ours say of each program",
+        shown="torch alone ends {ended} of {programs} with an error; our flight recorder names "
+        "ranks in {named}",
         default_size=4,
         min_size=3,
         options=("size", "timeout", "as_json", "see"),
@@ -81,7 +83,7 @@ PATH = (
     lesson(
         name="ladder",
         teaches="from average_gradients to what DDP does, rung by rung, each measured",
-        shown="what each rung gains",
+        shown="{fastest}; {hidden}",
         default_size=2,
     ),
     lesson(
@@ -99,7 +101,8 @@ PATH = (
     lesson(
         name="ddp",
         teaches="the same training, with DistributedDataParallel doing the averaging",
-        shown="{ranks} trained one model with DistributedDataParallel",
+        shown="{ranks} trained one model to a test accuracy of {accuracy:.2%} with "
+        "DistributedDataParallel",
         default_size=2,
     ),
     lesson(
@@ -125,55 +128,61 @@ PATH = (
         name="zero",
         teaches="from DDP to FSDP: the optimizer's state, the gradients, the parameters in shards, "
         "and what it costs",
-        shown="{ranks} with shards of the training's memory train as one process does",
+        shown="{way} on {ranks} holds {held:.2f} times the bytes of ddp, sends {sent:.2f} times as "
+        "many, and trains to the same numbers (largest difference {largest:.1e})",
         default_size=2,
     ),
     lesson(
         name="pipeline",
         teaches="a model in stages over ranks: naive, GPipe and 1F1B, and what each costs",
-        shown="the gradients of a model in stages on {ranks} are those of one process",
+        shown="{ranks} idle for {idle} of the time, and have the gradients of one process (largest "
+        "difference {largest:.1e})",
         default_size=2,
     ),
     lesson(
         name="tensor",
         teaches="every matrix sharded over ranks: column- and row-parallel layers, heads, "
         "vocabulary, sequence",
-        shown="a transformer whose matrices {ranks} share is that of one process",
+        shown="on {ranks} each holds {share:.1%} of the parameters, sends {sent} bytes in a step, "
+        "and trains to the numbers of one process (largest difference {largest:.1e})",
         default_size=2,
     ),
     lesson(
         name="context",
         teaches="attention over a sequence sharded over ranks: ring attention, the zigzag order, "
         "Ulysses",
-        shown="attention over a sequence that {ranks} share is that of one process",
+        shown="{ranks} idle for {idle} of the time; for {length:,} tokens a rank of the ring keeps "
+        "{kept:.2f} MB in place of the square's {square:.2f} MB, and trains to the numbers of one "
+        "process (largest difference {largest:.1e})",
         default_size=2,
     ),
     lesson(
         name="experts",
         teaches="a mixture of experts over ranks: routing, uneven all-to-all, capacity and the "
         "balance loss",
-        shown="tokens that go to their experts on {ranks} and back train as in one process",
+        shown="the fullest expert gets {fullest} times the mean; tokens that go to experts on "
+        "{ranks} and back train as in one process (largest difference {largest:.1e})",
         default_size=2,
     ),
     lesson(
         name="mesh",
         teaches="data, pipeline, context and tensor parallelism at once, in our words and the "
         "library's",
-        shown="on each mesh {ranks} train as one process does",
+        shown="on each mesh {ranks} train to the numbers of one process (largest difference "
+        "{largest:.1e})",
         default_size=8,
     ),
     lesson(
         name="elastic",
         teaches="ranks are killed, all restart from a snapshot, and finish bit-identical",
-        shown="{ranks} trained on after failures, to the same bits",
+        shown="{ranks} redid {redone} of {steps} steps and finished with the same bits",
         default_size=4,
     ),
     lesson(
         name="data-parallel",
         part=ORIGINS,
         teaches="DataParallel by its parts: one process, many devices, and where that ends",
-        shown="the parts of DataParallel, what fills a device's memory, what helps, and why "
-        "processes come next",
+        shown="the fullest device holds {held}; {speed_up}",
         default_size=1,
         options=("timeout", "seed", "wide", "as_json", "see"),
     ),
@@ -182,7 +191,7 @@ PATH = (
         part=ORIGINS,
         teaches="the workload of the tutorials: BERT with DataParallel, the loss in forward, and "
         "DDP",
-        shown="what training BERT costs by each way",
+        shown="{found}",
         default_size=2,
     ),
     lesson(
@@ -200,7 +209,8 @@ PATH = (
         part=SHAPES,
         teaches="one rank owns the parameters: what staleness costs, and when a server beats "
         "all-reduce",
-        shown="a parameter server in every mode, beside all-reduce",
+        shown="the fastest server, {mode}, takes {ratio:.2f} times the samples per second of "
+        "all-reduce, with gradients {staleness:.2f} steps old on average",
         default_size=5,
         min_size=2,
     ),

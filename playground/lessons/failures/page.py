@@ -212,5 +212,13 @@ def command(session: Session, only: tuple[str, ...]) -> None:
     session.print_document({}, programs=outcomes)
     if problem := next(filter(None, map(find_problem, outcomes)), ""):
         raise PlaygroundError(problem)
+    shown = LESSON.conclude(
+        world.size,
+        ended=sum(
+            not all(words.startswith("returned ") for words in each.torch) for each in outcomes
+        ),
+        programs=plural(len(names), "program"),
+        named=sum(bool(each.diagnosis) for each in outcomes),
+    )
     verdict = f"{plural(len(names), 'program')} went wrong as expected"
-    session.say("", prose(f"Shown: {LESSON.shown}; ", good(verdict), "."))
+    session.say("", prose(f"Shown: {shown}; ", good(verdict), "."))

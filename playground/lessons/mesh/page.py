@@ -147,4 +147,5 @@ def command(session: Session, grid: Shape | None, steps: int) -> None:
     session.print_document({}, ranks=by_rank, predicted=predicted)
     for shape, found in (pair for rank in by_rank for pair in zip(shapes, rank, strict=True)):
         check_mesh(shape, found)
-    session.say("", prose("Shown: ", good(LESSON.conclude(world.size)), "."))
+    largest = max(found.largest for found in last)
+    session.say("", prose("Shown: ", good(LESSON.conclude(world.size, largest=largest)), "."))
