@@ -6,9 +6,10 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Iterator
+from typing import ClassVar
 
 from rich.cells import cell_len
-from rich.console import Console, RenderableType
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.padding import Padding
 from rich.table import Table as RichTable
 from rich.text import Text
@@ -139,10 +140,21 @@ def natural_widths(table: Table) -> list[int]:
 
 
 def render_markdown(text: str, width: int) -> str:
-    """Markdown as lines of at most `width` columns, and of `WIDEST`."""
-    from rich.markdown import Markdown
+    """Markdown as lines of at most `width` columns, and of `WIDEST`. In tables, words that are
+    wider than their column go on in the next line."""
+    from rich.markdown import Markdown, TableElement
+
+    class FoldedTable(TableElement):
+        def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+            for table in super().__rich_console__(console, options):
+                for column in table.columns if isinstance(table, RichTable) else ():
+                    column.overflow = "fold"
+                yield table
+
+    class FoldedMarkdown(Markdown):
+        elements: ClassVar = {**Markdown.elements, "table_open": FoldedTable}
 
     console = new_console(min(WIDEST, width), None)
     with console.capture() as captured:
-        console.print(Markdown(text, code_theme="ansi_dark", hyperlinks=False))
+        console.print(FoldedMarkdown(text, code_theme="ansi_dark", hyperlinks=False))
     return "".join(f"{line.rstrip()}\n" for line in captured.get().splitlines())
