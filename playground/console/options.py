@@ -255,7 +255,8 @@ class RunOptions:
     )
     seed: int = flag(1234, "Seed of the random number generators.", least=0, most=2**32)
     wide: bool = flag(
-        False, "Show all columns of every table, even if lines get wider than the terminal."
+        False,
+        "Show all steps and all columns of every table, even if lines get wider than the terminal.",
     )
     as_json: bool = flag(False, "Print one JSON document instead of text.", name="--json")
     see: Path | None = flag(

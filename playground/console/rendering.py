@@ -5,10 +5,11 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from typing import ClassVar
 
 from rich.cells import cell_len
-from rich.console import Console, RenderableType
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.padding import Padding
 from rich.table import Table as RichTable
 from rich.text import Text
@@ -97,17 +98,26 @@ def line_starts(line: str, width: int, indent: int) -> list[int]:
 
 
 def render_table(table: Table, width: int, wide: bool) -> Iterator[RenderableType]:
-    """The columns that are shown, and a line that names the others: below, or above where rows are
-    yet to come."""
+    """The columns, as many beside each other as fit, and a line that names those left out: below,
+    or above where rows are yet to come."""
     natural = natural_widths(table)
-    shown = [*range(len(natural))] if wide else fit(table.columns, natural, width)
-    left_out = [column.name for i, column in enumerate(table.columns) if i not in shown]
+    streamed = all(column.width for column in table.columns)
+    every = [*range(len(natural))]
+    blocks = [every] if wide else fit(table.columns, natural, width)[: 1 if streamed else None]
+    left_out = [table.columns[i].name for i in every if not any(i in shown for shown in blocks)]
     more = (
         wrap(Text(f"  more columns with --wide: {', '.join(left_out)}"), width) if left_out else ()
     )
-    streamed = all(column.width for column in table.columns)
     if streamed and table.headed:
         yield from more
+    for shown in blocks:
+        yield Padding(render_columns(table, shown, natural), (0, 0, 0, GAP), expand=False)
+    if not streamed:
+        yield from more
+
+
+def render_columns(table: Table, shown: Sequence[int], natural: Sequence[int]) -> RichTable:
+    """These columns of the table."""
     rich_table = RichTable(
         box=None, pad_edge=False, padding=(0, GAP, 0, 0), show_header=table.headed
     )
@@ -125,9 +135,7 @@ def render_table(table: Table, width: int, wide: bool) -> Iterator[RenderableTyp
         )
     for row in table.rows:
         rich_table.add_row(*(to_cell(row[i]) for i in shown))
-    yield Padding(rich_table, (0, 0, 0, GAP), expand=False)
-    if not streamed:
-        yield from more
+    return rich_table
 
 
 def natural_widths(table: Table) -> list[int]:
@@ -140,10 +148,21 @@ def natural_widths(table: Table) -> list[int]:
 
 
 def render_markdown(text: str, width: int) -> str:
-    """Markdown as lines of at most `width` columns, and of `WIDEST`."""
-    from rich.markdown import Markdown
+    """Markdown as lines of at most `width` columns, and of `WIDEST`. In tables, words that are
+    wider than their column go on in the next line."""
+    from rich.markdown import Markdown, TableElement
+
+    class FoldedTable(TableElement):
+        def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+            for table in super().__rich_console__(console, options):
+                for column in table.columns if isinstance(table, RichTable) else ():
+                    column.overflow = "fold"
+                yield table
+
+    class FoldedMarkdown(Markdown):
+        elements: ClassVar = {**Markdown.elements, "table_open": FoldedTable}
 
     console = new_console(min(WIDEST, width), None)
     with console.capture() as captured:
-        console.print(Markdown(text, code_theme="ansi_dark", hyperlinks=False))
+        console.print(FoldedMarkdown(text, code_theme="ansi_dark", hyperlinks=False))
     return "".join(f"{line.rstrip()}\n" for line in captured.get().splitlines())

@@ -31,11 +31,14 @@ class Lesson:
     teaches: str
     """One line for the path."""
     shown: str
-    """Conclusion in the last line of its output: `conclude` fills it in."""
+    """Conclusion in the last line of its output, with values of the run: `conclude` fills them in.
+    Those of a row of steps are by step and rank: {scatter[0][after]}."""
     default_size: int
     """World size unless the user asks for another."""
     min_size: int = 1
     """Smallest world in which it makes sense."""
+    brief: Sequence[str] = ()
+    """Steps that are shown; the others with --wide or --only. All, if it is empty."""
     says: Mapping[str, Sequence[str]] = field(default_factory=dict)
     """Lines each rank has to say after a step, by the step's name, as tutorials print them."""
     options: Sequence[str] = COMMON
@@ -61,7 +64,7 @@ class Lesson:
         )
         return self.remote("command", part) if part else None
 
-    def conclude(self, size: int, **values: str) -> str:
+    def conclude(self, size: int, **values: object) -> str:
         """The conclusion, for a world of this size; `values`: further fields of `shown`."""
         return self.shown.format(ranks=plural(size, "rank"), **values)
 
@@ -178,16 +181,21 @@ def steps_command(lesson: Lesson) -> click.Command:
         session.say(f"{lesson.name}: {session.world}")
         by_rank = session.launch(RUN_STEPS, steps, session.run.seed)
         by_step = dict(zip((step.name for step in steps), zip(*by_rank, strict=True), strict=True))
-        for step in steps:
+        brief = by_step if only or session.run.wide else lesson.brief or by_step
+        for step in (step for step in steps if step.name in brief):
             session.say(
                 "",
                 *step_texts(
                     step.name, step.summary, by_step[step.name], lesson.says.get(step.name, ())
                 ),
             )
-        shown = (
-            ", ".join(step.name for step in steps) if only else lesson.conclude(session.world.size)
-        )
+        if rest := [name for name in by_step if name not in brief]:
+            more = plural(len(rest), "more step")
+            session.say("", f"{more} with --wide, or one with --only: {', '.join(rest)}.")
+        shown = ", ".join(by_step)
+        # without all steps, or where a reader has changed one or a backend refuses it
+        with contextlib.suppress(LookupError, TypeError):
+            shown = lesson.conclude(session.world.size, **by_step)
         session.say("", f"Shown: {shown}.")
         session.print_document(by_step)
 

@@ -7,9 +7,10 @@
     rows = [{"way": "ring", "sent": 48_000, "p95": 0.0003141}]  # shown as 48,000 and 0.31
     session.say(tabulate(rows, COLUMNS))
 
-A table fits the terminal. Columns with `wide` are shown with --wide only; if the others do not fit,
-those with `wraps` become narrower and then columns are left out, the rightmost first. A line below
-names them. Rows that are printed one by one, as they become known, are those of `session.rows`.
+A table fits the terminal. Columns with `wide` are shown with --wide only; a line names them. If the
+others do not fit, those with `wraps` become narrower, and the rightmost follow below, beside the
+first column again. Rows that are printed one by one, as they become known, are those of `session.rows`:
+their rightmost columns are left out and named, too.
 """
 
 from __future__ import annotations
@@ -187,14 +188,19 @@ def cell(value: object) -> str:
     return "-" if value is None else str(value)
 
 
-def fit(columns: Sequence[Column], natural: Sequence[int], available: int) -> list[int]:
-    """The positions of the columns without `wide` that fit into `available` characters: the
-    rightmost are left out. `natural` is how wide each would like to be."""
+def fit(columns: Sequence[Column], natural: Sequence[int], available: int) -> list[list[int]]:
+    """The positions of the columns without `wide` in rows that fit into `available` characters.
+    Each begins with the first column, and with that of ranks, if it is next. `natural` is how wide
+    each would like to be."""
     least = [
         GAP + (min(width, NARROWEST) if column.wraps else width)
         for column, width in zip(columns, natural, strict=True)
     ]
-    shown = [i for i, column in enumerate(columns) if not column.wide]
-    while len(shown) > 1 and sum(least[i] for i in shown) > available:
-        shown.pop()
-    return shown
+    first, *others = (i for i, column in enumerate(columns) if not column.wide)
+    keys = [first, *(i for i in others[:1] if columns[i] is RANK_COLUMN)]
+    rows = [[first]]
+    for i in others:
+        if len(rows[-1]) > len(keys) and sum(least[j] for j in (*rows[-1], i)) > available:
+            rows.append([*keys])
+        rows[-1].append(i)
+    return rows

@@ -276,10 +276,10 @@ def show_result(
         result.replicas_max_difference, settings.all_reduce, result.replicas_differ_in
     )
     averaged = "parameters" if "sync_every" in GRAD_SYNCS[settings.sync].needs else "gradients"
+    values = {"averaged": averaged, "accuracy": best.test_accuracy}
     session.say(
         prose(
-            "Shown: "
-            f"{lesson.conclude(session.world.size, averaged=averaged)}{settings.over_links}; ",
+            f"Shown: {lesson.conclude(session.world.size, **values)}{settings.over_links}; ",
             good(verdict),
             ".",
         )

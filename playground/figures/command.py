@@ -80,9 +80,10 @@ def command(
     choices = {"FILE": file, "--figure": figures, "--chapters": chapters}
     asked = [name for name, value in choices.items() if value]
     if len(asked) != 1:
-        given = " and ".join(asked) if asked else "nothing"
         raise UsageError(
-            f"{given} to be seen: name one of a FILE, --figure NAME OUT and --chapters"
+            f"{' and '.join(asked)}: give one of them"
+            if asked
+            else "nothing to show: give a FILE.playground, --figure NAME OUT or --chapters"
         )
     for option, value in (("-o", output), ("--steps", steps)):
         if value and not file:

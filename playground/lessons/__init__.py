@@ -12,8 +12,8 @@ from itertools import groupby
 
 from playground.console.steps import Lesson
 
-BARE = ("size", "backend", "timeout", "as_json", "see")
-"""Options of steps that draw no random numbers and have few columns."""
+BARE = ("size", "backend", "timeout", "wide", "as_json", "see")
+"""Options of steps that draw no random numbers."""
 HAS_DATA = "Rank {rank} has data {after}"
 ORIGINS, SHAPES = "Where it came from", "Other shapes"
 FURTHER = "Long runs, slow links"
@@ -25,14 +25,15 @@ PATH = (
     lesson(
         name="hello",
         teaches="N processes become one world: who am I?",
-        shown="{ranks} met, and each knows its place",
+        shown="{ranks} met: rank 0 has heard from all of {who_am_i[0][heard_from]}",
         default_size=4,
         options=BARE,
     ),
     lesson(
         name="p2p",
         teaches="point to point: send, recv, isend, irecv",
-        shown="messages between ranks: blocking, immediate, from anyone, in a batch, round a ring",
+        shown="rank 1 has received {blocking[1][after]}, and a token to which each of {ranks} adds "
+        "one has come home as {ring[0][after]}",
         default_size=2,
         min_size=2,
         options=BARE,
@@ -47,29 +48,34 @@ PATH = (
     lesson(
         name="collectives",
         teaches="groups, and what each collective leaves on every rank",
-        shown="what each collective leaves on every rank",
+        shown="of {ranks}, rank 0 has {all_reduce[0][after]} after all_reduce, "
+        "{all_gather[0][after]} after all_gather, and {reduce_scatter[0][after]} after "
+        "reduce_scatter",
         default_size=4,
-        options=(*BARE, "wide"),
+        options=BARE,
+        brief=("groups", "scatter", "all_reduce", "all_gather"),
         says={"groups": (HAS_DATA,)},
     ),
     lesson(
         name="sgd",
         teaches="synchronous SGD by hand: partition the data, average the gradients",
-        shown="{ranks} trained one model by averaging {averaged}",
+        shown="{ranks} trained one model to a test accuracy of {accuracy:.2%} by averaging "
+        "{averaged}",
         default_size=2,
     ),
     lesson(
         name="allreduce",
         folder="all_reduce",
         teaches="our own all-reduce algorithms, message by message",
-        shown="the same sum on every rank, and what each algorithm costs",
+        shown="{ranks} end with {sums}; a rank sends at most {least:,} bytes by {cheapest}",
         default_size=4,
         min_size=2,
     ),
     lesson(
         name="failures",
         teaches="five programs that stand still or are wrong: from the symptom to the line",
-        shown="what torch, its flight recorder and ours say of each program",
+        shown="torch alone ends {ended} of {programs} with an error; our flight recorder names "
+        "ranks in {named}",
         default_size=4,
         min_size=3,
         options=("size", "timeout", "as_json", "see"),
@@ -77,14 +83,17 @@ PATH = (
     lesson(
         name="ladder",
         teaches="from average_gradients to what DDP does, rung by rung, each measured",
-        shown="what each rung gains",
+        shown="{fastest}; {hidden}",
         default_size=2,
     ),
     lesson(
         name="scaling",
         teaches="what more ranks gain: speedup, large batches and the learning rate, the share of "
         "the peak",
-        shown="what {ranks} gain, and where that ends",
+        shown="64 ranks would be {strong[0][speedup][64]} times as fast with one batch, and "
+        "{weak[0][speedup][64]} times with a batch for each; a batch of 2,048 ends at a loss of "
+        "{batches[0][unscaled][2048]}, one of 64 at {batches[0][unscaled][64]}; "
+        "{ranks} reach {utilization[0][mfu]:.0%} of a core's peak",
         default_size=2,
         min_size=2,
         options=BARE,
@@ -92,7 +101,8 @@ PATH = (
     lesson(
         name="ddp",
         teaches="the same training, with DistributedDataParallel doing the averaging",
-        shown="{ranks} trained one model with DistributedDataParallel",
+        shown="{ranks} trained one model to a test accuracy of {accuracy:.2%} with "
+        "DistributedDataParallel",
         default_size=2,
     ),
     lesson(
@@ -105,7 +115,12 @@ PATH = (
     lesson(
         name="memory",
         teaches="where the bytes are; mixed precision and activation checkpointing, by hand",
-        shown="what a training step holds, and what it need not",
+        shown="Adam takes {account[0][per_parameter]} bytes for each parameter; the loss is "
+        "{mixed_precision[0][loss][bfloat16]} in bfloat16 alone and "
+        "{mixed_precision[0][loss][masters]} with float32 masters; checkpointing keeps "
+        "{checkpointing[0][kept_after_forward][by_hand]} of "
+        "{checkpointing[0][kept_after_forward][all]} KiB, for {checkpointing[0][work][by_hand]} "
+        "times the work",
         default_size=2,
         options=BARE,
     ),
@@ -113,55 +128,61 @@ PATH = (
         name="zero",
         teaches="from DDP to FSDP: the optimizer's state, the gradients, the parameters in shards, "
         "and what it costs",
-        shown="{ranks} with shards of the training's memory train as one process does",
+        shown="{way} on {ranks} holds {held:.2f} times the bytes of ddp, sends {sent:.2f} times as "
+        "many, and trains to the same numbers (largest difference {largest:.1e})",
         default_size=2,
     ),
     lesson(
         name="pipeline",
         teaches="a model in stages over ranks: naive, GPipe and 1F1B, and what each costs",
-        shown="the gradients of a model in stages on {ranks} are those of one process",
+        shown="{ranks} idle for {idle} of the time, and have the gradients of one process (largest "
+        "difference {largest:.1e})",
         default_size=2,
     ),
     lesson(
         name="tensor",
         teaches="every matrix sharded over ranks: column- and row-parallel layers, heads, "
         "vocabulary, sequence",
-        shown="a transformer whose matrices {ranks} share is that of one process",
+        shown="on {ranks} each holds {share:.1%} of the parameters, sends {sent} bytes in a step, "
+        "and trains to the numbers of one process (largest difference {largest:.1e})",
         default_size=2,
     ),
     lesson(
         name="context",
         teaches="attention over a sequence sharded over ranks: ring attention, the zigzag order, "
         "Ulysses",
-        shown="attention over a sequence that {ranks} share is that of one process",
+        shown="{ranks} idle for {idle} of the time; for {length:,} tokens a rank of the ring keeps "
+        "{kept:.2f} MB in place of the square's {square:.2f} MB, and trains to the numbers of one "
+        "process (largest difference {largest:.1e})",
         default_size=2,
     ),
     lesson(
         name="experts",
         teaches="a mixture of experts over ranks: routing, uneven all-to-all, capacity and the "
         "balance loss",
-        shown="tokens that go to their experts on {ranks} and back train as in one process",
+        shown="the fullest expert gets {fullest} times the mean; tokens that go to experts on "
+        "{ranks} and back train as in one process (largest difference {largest:.1e})",
         default_size=2,
     ),
     lesson(
         name="mesh",
         teaches="data, pipeline, context and tensor parallelism at once, in our words and the "
         "library's",
-        shown="on each mesh {ranks} train as one process does",
+        shown="on each mesh {ranks} train to the numbers of one process (largest difference "
+        "{largest:.1e})",
         default_size=8,
     ),
     lesson(
         name="elastic",
         teaches="ranks are killed, all restart from a snapshot, and finish bit-identical",
-        shown="{ranks} trained on after failures, to the same bits",
+        shown="{ranks} redid {redone} of {steps} steps and finished with the same bits",
         default_size=4,
     ),
     lesson(
         name="data-parallel",
         part=ORIGINS,
         teaches="DataParallel by its parts: one process, many devices, and where that ends",
-        shown="the parts of DataParallel, what fills a device's memory, what helps, and why "
-        "processes come next",
+        shown="the fullest device holds {held}; {speed_up}",
         default_size=1,
         options=("timeout", "seed", "wide", "as_json", "see"),
     ),
@@ -170,14 +191,15 @@ PATH = (
         part=ORIGINS,
         teaches="the workload of the tutorials: BERT with DataParallel, the loss in forward, and "
         "DDP",
-        shown="what training BERT costs by each way",
+        shown="{found}",
         default_size=2,
     ),
     lesson(
         name="rpc",
         part=SHAPES,
         teaches="remote calls, remote references, backward across ranks, by send and recv",
-        shown="calls, objects and graphs that reach from rank to rank, over send and recv",
+        shown="rank 0 has {remote_call[0][after]} from its neighbour, and its backward has left a "
+        "gradient of {distributed_autograd[0][gradient_there]} there",
         default_size=3,
         min_size=2,
         options=BARE,
@@ -187,7 +209,8 @@ PATH = (
         part=SHAPES,
         teaches="one rank owns the parameters: what staleness costs, and when a server beats "
         "all-reduce",
-        shown="a parameter server in every mode, beside all-reduce",
+        shown="the fastest server, {mode}, takes {ratio:.2f} times the samples per second of "
+        "all-reduce, with gradients {staleness:.2f} steps old on average",
         default_size=5,
         min_size=2,
     ),
@@ -196,16 +219,21 @@ PATH = (
         part=FURTHER,
         teaches="shards that any number of ranks reads, random states, a sampler that resumes; and "
         "torch.distributed.checkpoint",
-        shown="half as many as {ranks} resume with the same bits, and with each sample once",
+        shown="half as many as {ranks} resume with the same bits in {reshard[0][equal_bits]} of "
+        "{reshard[0][pairs]} pairs of layouts; {samples[0][with_state][twice]} samples count twice "
+        "with the sampler's state, and {samples[0][skipping][twice]} without it",
         default_size=4,
-        options=(*BARE, "wide"),
+        options=BARE,
     ),
     lesson(
         name="bytes",
         part=FURTHER,
         teaches="training over a slow link: DiLoCo, compressed gradients, and what error feedback "
         "restores",
-        shown="what fewer messages and fewer bytes cost, and what they do not",
+        shown="averaging after 32 steps sends {diloco[0][kilobytes][H = 32]} kB in place of "
+        "{diloco[0][kilobytes][every step]}, for a loss of {diloco[0][loss][H = 32]} in place of "
+        "{diloco[0][loss][every step]}; with feedback the largest 2 % of the gradient train to "
+        "{compressed[0][with_feedback][top 2 %]}, without to {compressed[0][loss][top 2 %]}",
         default_size=2,
         min_size=2,
         options=BARE,

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import sys
+from functools import partial
+from pathlib import Path
 
 import click
 
@@ -30,6 +33,39 @@ CHAPTERS |= {
 """By the names that `read` takes."""
 
 
+NAMES = {file.resolve(): name for name, file in CHAPTERS.items()}
+CODE = re.compile(r"(^ *```.*?^ *```$)", re.DOTALL | re.MULTILINE)
+LINK = re.compile(r"(?<!!)\[([^]]+)\]\((?!https?:)([^)#]*)(?:#[^)]*)?\)")
+"""A link that leads to a file here; its text, and the file."""
+OUTCOME = re.compile(
+    r"^( *)<details><summary>Outcome</summary>$(.*?)^ *</details>$", re.DOTALL | re.MULTILINE
+)
+
+
+def chapter_text(chapter: str, answers: bool = False) -> str:
+    """A chapter as Markdown for a terminal: links say what to type, and the outcomes of what to try
+    are left out unless `answers`."""
+    text = OUTCOME.sub(
+        r"\1*Outcome*\2" if answers else f"\\1(Outcome: `read {chapter} --answers`)",
+        CHAPTERS[chapter].read_text(encoding="utf-8"),
+    )
+    parts = CODE.split(text)
+    parts[::2] = (LINK.sub(partial(link_text, CHAPTERS[chapter]), part) for part in parts[::2])
+    return "".join(parts)
+
+
+def link_text(chapter: Path, link: re.Match[str]) -> str:
+    """The text of a link, and the page that it leads to or, for other files, their path; unless the
+    text names them, or it explains a word."""
+    text, target = link.groups()
+    file = (chapter.parent / target).resolve()
+    name = NAMES.get(file / "README.md" if file.is_dir() else file, "")
+    if name == "glossary" or file in (chapter, chapter.parent) or text.strip("`") in (name, target):
+        return text
+    where = f"`read {name}`" if name else f"`{file.relative_to(ROOT)}`"
+    return f"{text} ({where})"
+
+
 @click.command(
     READ.name,
     short_help=READ.purpose,
@@ -37,8 +73,9 @@ CHAPTERS |= {
     f"{', '.join(CHAPTERS)}.",
 )
 @click.argument("chapter", metavar="NAME", type=click.Choice([*CHAPTERS]))
-def command(chapter: str) -> None:
-    text = render_markdown(CHAPTERS[chapter].read_text(encoding="utf-8"), terminal.width())
+@click.option("--answers", is_flag=True, help="With the outcomes of what there is to try.")
+def command(chapter: str, answers: bool) -> None:
+    text = render_markdown(chapter_text(chapter, answers), terminal.width())
     if sys.stdout.isatty():
         click.echo_via_pager(text)
     else:

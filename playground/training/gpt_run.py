@@ -59,7 +59,7 @@ def train(way: str, model: nn.Module, backward: Backward, batches: Sequence[Batc
     traffic = Traffic()
     activations = ActivationCounter(model)
     for step, batch in enumerate(batches):
-        report(phase=f"{way}: training", step=step, steps=len(batches))
+        report(phase=f"{way}: training", way=way, step=step, steps=len(batches))
         with ExitStack() as counting:
             if step + 1 == len(batches):
                 counting.enter_context(observing(traffic))

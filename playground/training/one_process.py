@@ -42,6 +42,10 @@ class Differences:
     loss_difference: float
     parameter_difference: float
 
+    @property
+    def largest(self) -> float:
+        return max(self.loss_difference, self.parameter_difference)
+
 
 @dataclass(frozen=True, kw_only=True)
 class ComparedTraining(Training, Differences):

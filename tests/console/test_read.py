@@ -17,7 +17,7 @@ from terminal import open_terminal
 from widths import too_wide
 
 from playground.runtime.remote import ROOT
-from playground.site.chapters import CHAPTERS
+from playground.site.chapters import CHAPTERS, chapter_text
 
 FENCE = re.compile(r"(^ *```.*?^ *```$)", re.DOTALL | re.MULTILINE)
 
@@ -35,6 +35,28 @@ def test_a_chapter_is_shown_whole(run_cli: Run, monkeypatch: pytest.MonkeyPatch)
         letters = "".join(shown.out.split())
         code = [line for block in FENCE.findall(text) for line in block.splitlines()[1:-1]]
         assert [line for line in code if "".join(line.split()) not in letters] == []
+        assert shown.out.count("…") == text.count("…")  # of a cell nothing is cut off
+
+
+def test_outcomes_are_shown_if_they_are_asked_for(run_cli: Run) -> None:
+    shown, answered = (
+        " ".join(run_cli("read", "collectives", *more).out.split()) for more in ([], ["--answers"])
+    )
+    outcome = "Ranks 0, 1 and 3 wait, all at the line with dist.all_reduce"
+    assert outcome not in shown
+    assert shown.count("(Outcome: read collectives --answers)") == 2
+    assert outcome in answered
+
+
+def test_a_link_says_what_to_type(run_cli: Run) -> None:
+    shown = " ".join(run_cli("read", "allreduce").out.split())
+    assert "You need p2p and collectives." in shown
+    assert "every rank has a gradient" in shown.split("In data parallelism ")[1][:30]
+    assert "From lesson.py:" in shown
+    assert "all_reduce.py (playground/algorithms/all_reduce.py)" in shown
+    assert "hosts and memory (read hosts_and_memory)" in shown
+    every = "".join(chapter_text(name) for name in CHAPTERS)
+    assert re.findall(r"(?<!!)\[[^]]*\]\((?!https?:).*?\)", re.sub(FENCE, "", every)) == []
 
 
 def test_there_is_a_pager_on_a_terminal_and_torch_is_not_imported(tmp_path: Path) -> None:

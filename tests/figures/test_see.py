@@ -43,8 +43,8 @@ def test_a_recording_in_words_and_in_logical_steps(
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
-        ((), "nothing to be seen: name one of a FILE"),
-        (("FILE", "--chapters"), "FILE and --chapters to be seen: name one"),
+        ((), "nothing to show: give a FILE.playground"),
+        (("FILE", "--chapters"), "FILE and --chapters: give one of them"),
         (("--chapters", "-o", "x.svg"), "-o is for a recording, not for --chapters"),
         (("FILE", "-o", "x.gif"), "-o x.gif: choose an ending from .html, .svg, .txt, .json"),
         (

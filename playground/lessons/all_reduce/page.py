@@ -24,7 +24,9 @@ MAX_ELEMENTS = 64
 TRACEABLE = tuple(name for name, spec in ALGORITHMS.items() if spec.has_messages)
 """Algorithms that can be traced: all are, by default."""
 STORY = tuple(name for name in TRACEABLE if ALGORITHMS[name].in_story)
-"""Shown step by step by default; the table at the end has all."""
+"""Shown step by step with --wide; the table at the end has all."""
+BRIEF = ("ring",)
+"""Shown step by step by default."""
 ELEMENT = 8
 """Bytes of an element of the lesson's tensors."""
 Span = tuple[int, int] | None
@@ -134,38 +136,28 @@ def steps_of(traces: Sequence[Trace]) -> list[dict[int, int]]:
 
 def story(name: str, traces: Sequence[Trace]) -> Texts:
     """An algorithm step by step: what each rank sends to whom, and what it then holds."""
+    columns = [Column(each, wraps=True) for each in ("sends", "then holds")]
+    table = Table("step", RANK_COLUMN, *columns)
     holds = [trace.before for trace in traces]
-    start = Table(RANK_COLUMN, Column("holds", wraps=True), rows=enumerate(map(str, holds)))
-    texts: Texts = [
-        prose(heading(name), f": {summary_of(name)}"),
-        prose("  ", heading("at the start"), ":"),
-        start,
-    ]
+    for rank, values in enumerate(holds):
+        table.add("" if rank else "start", rank, "", values)
     for number, step in enumerate(steps_of(traces), 1):
         phases = {traces[rank].notes[position].phase for rank, position in step.items()} - {""}
-        named = "".join(f", {phase}" for phase in sorted(phases))
-        texts += [
-            prose("  ", heading(f"step {number}"), f"{named}:"),
-            step_table(traces, step, holds),
-        ]
+        named = ", ".join([str(number), *sorted(phases)])
+        for rank, trace in enumerate(traces):
+            sends = ""
+            if rank in step:
+                note, *later = trace.notes[step[rank] :]
+                sends = sends_text(note)
+                holds[rank] = later[0].holds if later else trace.after
+            table.add("" if rank else named, rank, sends, holds[rank])
     load = load_of(traces)
     sent = ", ".join(map(str, load.sent))
     return [
-        *texts,
+        prose(heading(name), f": {summary_of(name)}"),
+        table,
         f"  bytes sent by each rank: {sent}; sent + received by one rank, at most: {load.busiest}",
     ]
-
-
-def step_table(traces: Sequence[Trace], step: Mapping[int, int], holds: list[list[int]]) -> Table:
-    """One step: which ranks send what. `holds`, what each rank holds before it, becomes what it
-    holds after it."""
-    table = Table(RANK_COLUMN, Column("sends", wraps=True), Column("then holds", wraps=True))
-    for rank, trace in enumerate(traces):
-        if rank in step:
-            _, *later = trace.notes[step[rank] :]
-            holds[rank] = later[0].holds if later else trace.after
-        table.add(rank, sends_text(trace.notes[step[rank]]) if rank in step else "", holds[rank])
-    return table
 
 
 def sends_text(note: Note) -> str:
@@ -181,11 +173,11 @@ def sends_text(note: Note) -> str:
     return ", ".join(f"{what} to {', '.join(ranks)}" for what, ranks in receivers.items())
 
 
-def cost_table(by_name: Mapping[str, Sequence[Trace]]) -> Table:
+def cost_table(cost: Mapping[str, Load]) -> Table:
     """All algorithms side by side."""
     of_bytes = ((name, "bytes") for name in ("sent", "sent +\nreceived", "sent by\nall ranks"))
     table = Table("algorithm", *numbers("steps", "messages", *of_bytes))
-    for name, load in zip(by_name, map(load_of, by_name.values()), strict=True):
+    for name, load in cost.items():
         sent, messages = max(load.sent), max(load.messages)
         table.add(name, load.steps, messages, sent, load.busiest, load.in_all)
     return table
@@ -219,18 +211,21 @@ def command(session: Session, algorithms: tuple[str, ...], elements: int | None)
     by_rank: list[list[Trace]] = session.launch(RUN, names, elements)
     by_name = dict(zip(names, zip(*by_rank, strict=True), strict=True))
     for name, traces in by_name.items():
-        if name in (algorithms or STORY):
+        if name in (algorithms or (STORY if session.run.wide else BRIEF)):
             session.say("", *story(name, traces))
-    about = (
-        ": what each algorithm costs; messages, sent, sent + received: of the rank that has "
-        "the most"
-    )
-    session.say(
-        "", prose(heading("cost"), about), cost_table(by_name), "", f"Shown: {LESSON.shown}."
-    )
-    session.print_document(
-        by_name, cost={name: load_of(traces) for name, traces in by_name.items()}
-    )
+    head = ": messages, sent, sent + received are those of the rank that has the most"
+    if not (algorithms or session.run.wide):
+        head += "; step by step with --algorithm NAME, or the board's with --wide"
+    cost = {name: load_of(traces) for name, traces in by_name.items()}
+    session.say("", prose(heading("cost"), head), cost_table(cost), "")
+    most = {name: max(load.sent) for name, load in cost.items()}
+    cheapest, dearest = min(most, key=most.__getitem__), max(most, key=most.__getitem__)
+    sums = {value for traces in by_name.values() for trace in traces for value in trace.after}
+    about = {"sums": ", ".join(map(str, sorted(sums))), "least": most[cheapest]}
+    shown = LESSON.conclude(session.world.size, cheapest=cheapest, **about)
+    more = f", and {most[dearest]:,} by {dearest}" * (most[dearest] > most[cheapest])
+    session.say(f"Shown: {shown}{more}.")
+    session.print_document(by_name, cost=cost)
 
 
 def summary_of(name: str) -> str:

@@ -4,7 +4,7 @@ and its text. Does not import torch."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import chain
 from pathlib import Path
@@ -477,7 +477,7 @@ def command(session: Session, asked: BertOptions, **chosen: Any) -> None:
         found[name] = find(session, settings, asked.ways)
         about = prose(heading(code.name.replace("_", " ")), f": {code.summary}")
         session.say("", about, *texts(found[name], settings))
-    session.say("", ending(session, [*found.get("train", ())]))
+    session.say("", ending(session, [*found.get("train", ())], found))
     recipe = {
         "weights": settings.weights,
         "model": settings.config,
@@ -521,8 +521,13 @@ def header(session: Session, settings: BertSettings, pairs: PairsSource) -> list
     ]
 
 
-def ending(session: Session, trainings: Sequence[BertTraining]) -> Prose:
-    """The last line. Raises `PlaygroundError` if the replicas of ddp are no longer one model."""
+def ending(session: Session, trainings: Sequence[BertTraining], parts: Iterable[str]) -> Prose:
+    """The last line: the speeds, if any way has trained, and else the names of the parts. Raises
+    `PlaygroundError` if the replicas of ddp are no longer one model."""
+    speeds = ", ".join(f"{each.way} {each.samples_per_second:,.0f}" for each in trainings)
     differences = [each.replicas_max_difference for each in trainings if each.way == DDP]
     verdict = [part for each in differences for part in ("; ", good(replicas_verdict(each)))]
-    return prose(f"Shown: {LESSON.conclude(session.world.size)}", *verdict, ".")
+    shown = LESSON.conclude(
+        session.world.size, found=f"pairs per second: {speeds}" if speeds else ", ".join(parts)
+    )
+    return prose(f"Shown: {shown}", *verdict, ".")

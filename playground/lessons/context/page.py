@@ -200,4 +200,14 @@ def command(session: Session, **chosen: Any) -> None:
     session.say("", prose(heading("training"), f": {COMPARED}"), tabulate(ways, TRAINING))
     session.print_document({}, ranks=ranks, pairs=pairs)
     check_all(ranks, settings, world.device)
-    session.say("", prose("Shown: ", good(LESSON.conclude(world.size)), "."))
+    longest = ranks[0].lengths[-1]
+    shown = LESSON.conclude(
+        world.size,
+        idle=", ".join(f"{row.idle:.0%} ({row.order})" for row in pairs),
+        length=longest.length, kept=longest.kept / 1e6, square=longest.square / 1e6,
+        largest=max(
+            found.largest for rank in ranks for found in rank.ways.values()
+            if isinstance(found, ComparedTraining)
+        ),
+    )  # fmt: skip
+    session.say("", prose("Shown: ", good(shown), "."))

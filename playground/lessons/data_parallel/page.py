@@ -187,13 +187,16 @@ def ways_texts(ways: Sequence[WayResult], alone: WayResult) -> Texts:
     ]
 
 
-def threads_text(times: ThreadTimes, devices: int) -> str:
+def speed_up_text(times: ThreadTimes, devices: int) -> str:
     """How many times as much is done at once."""
     speed_up = devices * times.alone / times.together
+    return f"{plural(devices, 'thread')} get {speed_up:.2f} times as much done as one"
+
+
+def threads_text(times: ThreadTimes, devices: int) -> str:
     return (
-        f"  {plural(devices, 'thread')} get {speed_up:.2f} times as much done as one: "
-        f"one piece of work takes {1000 * times.alone:.1f} ms, {devices} at the same time "
-        f"{1000 * times.together:.1f} ms"
+        f"  {speed_up_text(times, devices)}: one piece of work takes {1000 * times.alone:.1f} ms, "
+        f"{devices} at the same time {1000 * times.together:.1f} ms"
     )
 
 
@@ -284,7 +287,16 @@ def run_parts(session: Session, settings: DataParallelSettings) -> None:
     show(COMPARE, *ways_texts(ways, alone))
     threads: ThreadTimes = run(THREADS)
     show(THREADS, threads_text(threads, len(settings.devices)))
-    session.say("", ENDING, f"Shown: {LESSON.shown}.")
+    peaks = {
+        f"{way.gather} on {way.output_device}": max(each.peak for each in way.devices)
+        for way in ways
+    }
+    usual, least = next(iter(peaks)), min(peaks, key=peaks.__getitem__)
+    held = f"{peaks[usual]:,} bytes to gather {usual}"
+    held += f", and {peaks[least]:,} to gather {least}" * (peaks[least] < peaks[usual])
+    speed_up = speed_up_text(threads, len(settings.devices))
+    shown = LESSON.conclude(1, held=held, speed_up=speed_up)
+    session.say("", ENDING, f"Shown: {shown}.")
     session.print_document(
         {
             "split": shares, "one_step": devices,

@@ -228,7 +228,9 @@ def command(session: Session, data: DataOptions, asked: ElasticOptions) -> None:
             )
         )
     verdict = good(f"{plural(len(kills), 'kill')} left no trace")
-    session.say(prose(f"Shown: {LESSON.conclude(world.size)}; ", verdict, "."))
+    redone = sum(each.redone for each in recoveries)
+    shown = LESSON.conclude(world.size, redone=redone, steps=steps)
+    session.say(prose(f"Shown: {shown}; ", verdict, "."))
     session.print_document(
         {}, way=asked.way, dataset=prepared.summary, recoveries=recoveries, comparison=compared
     )

@@ -163,4 +163,8 @@ def command(session: Session, **chosen: Any) -> None:
     for name, ranks in found.items():
         for rank in ranks:
             check_rank(name, rank, settings)
-    session.say("", prose("Shown: ", good(LESSON.conclude(world.size)), "."))
+    first = {name: ranks[0] for name, ranks in found.items()}
+    fullest = (f"{each.most_over_mean:.2f} ({name})" for name, each in first.items())
+    largest = max(each.largest for each in first.values())
+    shown = LESSON.conclude(world.size, fullest=" or ".join(fullest), largest=largest)
+    session.say("", prose("Shown: ", good(shown), "."))

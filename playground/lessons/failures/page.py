@@ -181,7 +181,9 @@ def outcome_texts(outcome: Outcome) -> Texts:
             who = f"rank{'s' * (len(ranks) > 1)} {format_ranks(ranks)}"
             texts.append(prose(f"    {who}: {by_rank[ranks[0]]}"))
     if outcome.told:
-        texts += [prose(f"  the playground: {outcome.error or 'a warning'}"), outcome.told]
+        name = outcome.error or "a warning"
+        named = f": {name}" * (outcome.told.partition(":")[0] != name.lower())
+        texts += [prose(f"  the playground{named}"), outcome.told]
     return texts
 
 
@@ -210,5 +212,13 @@ def command(session: Session, only: tuple[str, ...]) -> None:
     session.print_document({}, programs=outcomes)
     if problem := next(filter(None, map(find_problem, outcomes)), ""):
         raise PlaygroundError(problem)
+    shown = LESSON.conclude(
+        world.size,
+        ended=sum(
+            not all(words.startswith("returned ") for words in each.torch) for each in outcomes
+        ),
+        programs=plural(len(names), "program"),
+        named=sum(bool(each.diagnosis) for each in outcomes),
+    )
     verdict = f"{plural(len(names), 'program')} went wrong as expected"
-    session.say("", prose(f"Shown: {LESSON.shown}; ", good(verdict), "."))
+    session.say("", prose(f"Shown: {shown}; ", good(verdict), "."))

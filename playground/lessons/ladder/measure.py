@@ -49,7 +49,7 @@ from playground.lessons.ladder.page import (
 from playground.lessons.ladder.sparse_embeddings import SparseEmbeddings, ZipfSequences
 from playground.measurement import environment
 from playground.measurement.interleave import Heartbeat, interleave
-from playground.runtime import device, host
+from playground.runtime import device, host, report
 from playground.runtime.backends import backend_of
 from playground.runtime.rendezvous.agreement import require_same_on_all_ranks
 from playground.runtime.tap import Call, Observer, observing
@@ -188,6 +188,7 @@ class Rounds:
         """Take this round's step with the replica. Returns the seconds of each of `PARTS`."""
         of_rank = self.number * dist.get_world_size() + dist.get_rank()
         torch.manual_seed(self.settings.seed + 1 + of_rank)
+        report(way=replica.name)
         return replica.step(self.inputs, self.labels, self.samples_per_rank)
 
 

@@ -213,6 +213,12 @@ def fastest_text(rungs: Sequence[Rung]) -> str:
     )
 
 
+def hidden_text(rungs: Sequence[Rung]) -> str:
+    """How much of their averaging those that send during backward have hidden behind it."""
+    early = [f"{rung.rung} {rung.hidden:.0%}" for rung in rungs if rung.early_bytes]
+    return f"of the averaging, backward hid here: {', '.join(early) or 'nothing'}"
+
+
 @LESSON.run_by(
     flags(LadderSettings, "model", *BY_MODEL, "all_reduce", "link", changes=BY_MODEL),
     data_options,
@@ -244,11 +250,10 @@ def command(session: Session, data: DataOptions, model: str, **chosen: Any) -> N
     rungs = result.rungs
     verdict = agreement(rungs, settings.all_reduce)
     session.say("", *result_texts(rungs), "")
-    session.say(
-        prose(
-            f"Shown: {LESSON.shown}; {fastest_text(rungs)}{asked.over_links}; ", good(verdict), "."
-        )
+    shown = LESSON.conclude(
+        world.size, fastest=f"{fastest_text(rungs)}{asked.over_links}", hidden=hidden_text(rungs)
     )
+    session.say(prose(f"Shown: {shown}; ", good(verdict), "."))
     recipe = {
         name: getattr(settings, name)
         for name in ("batch_size", "bucket_cap", "all_reduce", "seed", "model")

@@ -20,6 +20,8 @@ from playground.training.one_process import ComparedTraining, check, check_count
 
 LESSON = LESSONS["mesh"]
 EXPERIMENT = LESSON.remote("run", "experiment")
+AXES = ("data", "pipeline", "context", "tensor")
+"""The axes of a mesh, in the order of a `Shape`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,7 +123,7 @@ def command(session: Session, grid: Shape | None, steps: int) -> None:
     session.say(f"{LESSON.name}: {world}, {MODEL}")
     *_, last = by_rank = session.launch(EXPERIMENT, settings)
     trained = {name_of(shape): found for shape, found in zip(shapes, last, strict=True)}
-    for name, found in trained.items():
+    for shape, (name, found) in zip(shapes, trained.items(), strict=True):
         place = ", ".join(f"{axis} {at}" for axis, at in found.place.items())
         rows = (
             {
@@ -133,9 +135,10 @@ def command(session: Session, grid: Shape | None, steps: int) -> None:
             }
             for axis, group in found.groups.items()
         )
-        about = f": rank {world.size - 1} is {place}"
+        axes = " x ".join(f"{axis} {ranks}" for axis, ranks in zip(AXES, shape, strict=True))
+        about = f": {axes}; rank {world.size - 1} is {place}"
         session.say("", prose(heading(name), about), tabulate(rows, GROUPS))
-    about = f": data x pipeline x context x tensor; AdamW in float64, steps: {steps}"
+    about = f": {' x '.join(AXES)}; AdamW in float64, steps: {steps}"
     rows = ({"grid": name, **vars(found)} for name, found in trained.items())
     session.say("", prose(heading("training"), about), tabulate(rows, MESH | TRAINED))
     about = f", not measured: {CLUSTER}, by scale's cost model"
@@ -144,4 +147,5 @@ def command(session: Session, grid: Shape | None, steps: int) -> None:
     session.print_document({}, ranks=by_rank, predicted=predicted)
     for shape, found in (pair for rank in by_rank for pair in zip(shapes, rank, strict=True)):
         check_mesh(shape, found)
-    session.say("", prose("Shown: ", good(LESSON.conclude(world.size)), "."))
+    largest = max(found.largest for found in last)
+    session.say("", prose("Shown: ", good(LESSON.conclude(world.size, largest=largest)), "."))

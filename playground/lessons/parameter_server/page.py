@@ -150,6 +150,12 @@ def command(session: Session, data: DataOptions, **chosen: Any) -> None:
     found: list[ModeResult] = session.launch(RUN, settings)[0]
     verdict = steps_verdict(found)
     session.say("", *result_texts(found), "")
-    session.say(prose(f"Shown: {LESSON.conclude(workers)}; ", good(verdict), "."))
+    plain, *servers = found
+    fastest = max(servers, key=lambda each: each.speed)
+    shown = LESSON.conclude(
+        world.size, mode=fastest.mode, ratio=fastest.speed / plain.speed,
+        staleness=fastest.mean_staleness,
+    )  # fmt: skip
+    session.say(prose(f"Shown: {shown}; ", good(verdict), "."))
     recipe = {name: getattr(asked, name) for name in ("staleness", "slow_worker", "batch_size")}
     session.print_document({}, dataset=prepared.summary, **recipe, modes=found)

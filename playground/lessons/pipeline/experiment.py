@@ -153,7 +153,7 @@ def train_and_measure(
     steps = list[list[Slot]]()
     count = settings.steps + WARM_UP
     for index, batch in enumerate(batches(settings, count)):
-        report(phase=f"{name}: training", step=index, steps=count)
+        report(phase=f"{name}: training", way=name, step=index, steps=count)
         dist.barrier()
         stage.slots = []
         with contextlib.nullcontext() if index else counter:

@@ -277,4 +277,7 @@ def command(session: Session, data: DataOptions, **chosen: Any) -> None:
     session.print_document(ranks, dataset=prepared.summary, **about)
     for name, result in found.items():
         check(name, result)
-    session.say("", prose("Shown: ", good(LESSON.conclude(world.size)), "."))
+    idle = ", ".join(f"{each.bubble:.0%} ({name})" for name, each in found.items())
+    largest = max(each.gradient_difference for each in found.values())
+    shown = LESSON.conclude(world.size, idle=idle, largest=largest)
+    session.say("", prose("Shown: ", good(shown), "."))

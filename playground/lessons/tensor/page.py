@@ -3,7 +3,7 @@ not import torch."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from playground.algorithms.cost_model import times_sent
@@ -109,6 +109,13 @@ def command(session: Session, **chosen: Any) -> None:
             for key, form in forms[name].items()
         )
         session.say("", prose(heading(name), f": {WAYS[name]}"), tabulate(rows, COUNTS))
+    if world.device == "cpu":  # elsewhere the kernel of attention decides
+        more = max(ranks[0].kept / forms[name]["kept"] - 1 for name, ranks in found.items())
+        session.say(
+            "",
+            f"Kept beyond the closed form, {more:.1%} at most: a few numbers for each token, as "
+            "the means of LayerNorm, the log-sum-exp of attention, indices.",
+        )
     rows = ({"way": name, **vars(ranks[0])} for name, ranks in found.items())
     session.say(
         "", prose(heading("training"), f": a copied sequence; {COMPARED}"), tabulate(rows, COSTS)
@@ -117,4 +124,12 @@ def command(session: Session, **chosen: Any) -> None:
     for name, ranks in found.items():
         for rank in ranks:
             check(name, rank, forms[name], world.device)
-    session.say("", prose("Shown: ", good(LESSON.conclude(world.size)), "."))
+    first = {name: ranks[0] for name, ranks in found.items()}
+    whole = closed_forms("tensor", replace(settings, size=1))["parameters"]
+    shown = LESSON.conclude(
+        world.size,
+        share=max(each.parameters for each in first.values()) / whole,
+        sent=" or ".join(f"{each.sent:,.0f} ({name})" for name, each in first.items()),
+        largest=max(each.largest for each in first.values()),
+    )
+    session.say("", prose("Shown: ", good(shown), "."))

@@ -277,14 +277,15 @@ def train_in_turn(settings: ZeroSettings) -> list[tuple[float, list[float]]]:
             report(phase="training by each way in turn", step=step, steps=settings.steps)
             yield
 
-    def step(trainer: Trainer) -> float:
+    def step(way: str, trainer: Trainer) -> float:
+        report(way=way)
         dist.barrier()
         start = time.perf_counter()
         trainer.step(coming[trainer.taken])
         synchronize()
         return time.perf_counter() - start
 
-    steps = [partial(step, trainer) for trainer in trainers]
+    steps = [partial(step, *each) for each in zip(settings.ways, trainers, strict=True)]
     turns = interleave(steps, rounds(), Random(settings.seed))
     found = []
     for trainer, seconds in zip(trainers, turns, strict=True):

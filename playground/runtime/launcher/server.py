@@ -214,7 +214,7 @@ def spawn(words: list[str], stdin: int, kept: int) -> int:
         )
     except OSError as error:
         raise ForkServerFailed(
-            f"cannot be started ({error.strerror}): is there a limit (ulimit -u, -v)?"
+            f"cannot be started ({error.strerror}): is there a limit (ulimit -n, -u, -v)?"
         ) from error
     finally:
         for descriptor in beyond:

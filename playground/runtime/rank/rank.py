@@ -23,6 +23,7 @@ work.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
 import re
@@ -31,7 +32,7 @@ import socket
 import sys
 import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -77,6 +78,16 @@ def report(**event: Any) -> None:
 def report_to(listener: Callable[[Event], None]) -> None:
     """From now on, hand this rank's reports to `listener`."""
     _listeners[:] = [listener]
+
+
+@contextlib.contextmanager
+def hearing(listener: Callable[[Event], None]) -> Iterator[None]:
+    """In this block, hand this rank's reports to `listener`, too."""
+    _listeners.append(listener)
+    try:
+        yield
+    finally:
+        _listeners.remove(listener)
 
 
 _launchers: list[Launcher] = []

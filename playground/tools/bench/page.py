@@ -152,8 +152,8 @@ class Report:
         names = dict.fromkeys(row.collective for row in self.rows)
         sizes = [row.size for row in self.rows]
         what = f"{', '.join(names)} from {format_bytes(min(sizes))} to {format_bytes(max(sizes))}"
-        verdict = bad(f"{wrong:,} elements are wrong") if wrong else good("every element is right")
-        self.session.say("", *lines, prose(f"Measured: {what}; of all results, ", verdict, "."))
+        verdict = bad(f"{wrong:,} elements are wrong") if wrong else good("every result is correct")
+        self.session.say("", *lines, prose(f"Measured: {what}; ", verdict, "."))
         self.session.print_document(
             {},
             environment=self.environment,

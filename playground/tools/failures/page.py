@@ -284,8 +284,12 @@ def outcome_texts(outcome: Outcome) -> Texts:
     shown = {name: by_rank for name, by_rank in values.items() if by_rank is not None}
     rows = ((rank, *row) for rank, row in enumerate(zip(*shown.values(), strict=True)))
     table = Table(RANK_COLUMN, *(Column(name, wraps=True) for name in shown), rows=rows)
-    head = prose(bad(f"{outcome.error or 'A warning'}:"))
-    said = [head, outcome.told] if outcome.told else ["No error is raised."]
+    name, (first, _, rest) = outcome.error or "A warning", outcome.told.partition(":")
+    said: Texts = ["No error is raised."]
+    if first == name.lower():  # what is said begins with it
+        said = [prose(bad(f"{first}:"), rest)]
+    elif outcome.told:
+        said = [prose(bad(f"{name}:")), outcome.told]
     return [*said, "", "The cure:", *cure, "", table]
 
 

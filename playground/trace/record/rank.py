@@ -17,6 +17,7 @@ from playground.algorithms.messages import executed_by
 from playground.runtime import device
 from playground.runtime.files import create
 from playground.runtime.rank import steps
+from playground.runtime.rank.rank import hearing
 from playground.runtime.remote import Remote
 from playground.runtime.tap import observing
 from playground.runtime.tap.replacement import replaced
@@ -61,13 +62,14 @@ def installed(recorder: Recorder) -> Iterator[None]:
 
         return attempt_phase
 
-    calls = CallRecorder(recorder)
+    calls, training = CallRecorder(recorder), TrainingHooks(recorder, BucketHooks(recorder))
     with (
         observing(calls),
         executed_by(RecordingExecutor(recorder, calls)),
         replaced(steps, "attempt", wrap_attempt),
         device_work.observing(DeviceRecorder(recorder)),
-        TrainingHooks(recorder, BucketHooks(recorder)).installed(),
+        training.installed(),
+        hearing(training.hear),
     ):
         yield
 

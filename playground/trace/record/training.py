@@ -27,6 +27,7 @@ from playground.trace.record.layout import LANE_CODES
 from playground.trace.record.recorder import Recorder
 from playground.training.device_work import DeviceObserver, Moved
 
+TRAINING_STEP = "training step"
 HOOK_ID = 20170
 """Identifies our hooks of a process group."""
 
@@ -156,12 +157,19 @@ class TrainingHooks:
     def __init__(self, recorder: Recorder, buckets: BucketHooks) -> None:
         self.recorder = recorder
         self.buckets = buckets
+        self.name = TRAINING_STEP
+        """Of a training step."""
         self.here = threading.local()
         """`forward`: whether this thread is in the forward pass of a module; `step`: the number of
         its training step; `gradients`: whether there has been a backward pass in that."""
         self.models: WeakSet[nn.Module] = WeakSet()
         """Modules whose gradients are recorded."""
         self.handles: list[Any] = []
+
+    def hear(self, event: dict[str, object]) -> None:
+        """Name training steps after the way to train, if that is reported."""
+        if "way" in event:
+            self.name = f"{event['way']}: {TRAINING_STEP}"
 
     @contextlib.contextmanager
     def installed(self) -> Iterator[None]:
@@ -228,7 +236,7 @@ class TrainingHooks:
         ):
             recorder.close(step)
         if step is None or not recorder.is_open(step):
-            number = recorder.begin(PHASE, "training step", source=recorder.sources.find())
+            number = recorder.begin(PHASE, self.name, source=recorder.sources.find())
             here.step = recorder.open(number)
             here.gradients = False
 

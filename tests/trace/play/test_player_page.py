@@ -11,7 +11,19 @@ from typing import Any
 import pytest
 import torch
 from browser import MISSING, Browser, browser
-from recordings import Receive, Send, Wait, on_gpus, play, ring
+from recordings import (
+    Action,
+    Begin,
+    Call,
+    Compute,
+    End,
+    Receive,
+    Send,
+    Wait,
+    on_gpus,
+    play,
+    ring,
+)
 
 from playground.algorithms import load_all_reduce
 from playground.figures.collectives import moving
@@ -19,7 +31,7 @@ from playground.figures.figure import Evidence
 from playground.testing import World
 from playground.trace.analyse import Timeline, holdings_of, match_messages, ref_of, to_logical_time
 from playground.trace.files import render
-from playground.trace.record import COLLECTIVE, Event, Recording
+from playground.trace.record import COLLECTIVE, PHASE, Event, Recording
 from playground.trace.record.run import Recorded, read_recording
 from playground.trace.render import BOX
 from playground.trace.render.renderers import TITLE_HEIGHT, to_svg
@@ -131,6 +143,16 @@ def test_every_step_shows_what_was_recorded(
     assert [*dict.fromkeys(times[there:])] == times[:there][::-1]
     ends = [[*event.values] for event in recording.events(COLLECTIVE) if event.values is not None]
     assert shown[there - 1]["held"] == ends
+
+
+def test_a_training_opens_on_its_first_step(show: Callable[..., Browser]) -> None:
+    """That of the first way with a name, after the steps of a comparison; of all steps few are in
+    sight."""
+    steps: list[Action] = [Call("barrier", 0)] * 100
+    for name in ("training step", "naive: training step", "naive: training step"):
+        steps += [Begin(PHASE, name), Compute(1e-3, "forward"), Compute(1e-3, "step"), End()]
+    window = show(play([steps] * 2))
+    assert window.text(".status").startswith("Step 103 of 107. rank 0: forward; rank 1: forward")
 
 
 def test_a_wait_leads_to_the_rank_and_the_line_that_caused_it(show: Callable[..., Browser]) -> None:

@@ -19,6 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
 from playground.algorithms import load_all_reduce
+from playground.runtime import report
 from playground.trace.record import (
     BUCKET,
     COLLECTIVE,
@@ -153,8 +154,10 @@ def test_works_that_torch_keeps_to_itself(world: Worlds, tmp_path: Path) -> None
 def learn_without_steps(rank: int, size: int) -> None:
     """As a worker of a parameter server does: three times a gradient over two batches."""
     model, loss = nn.Linear(4, 4), nn.MSELoss()
-    for _ in range(3):
+    for turn in range(3):
         model.zero_grad()
+        if turn == 2:
+            report(way="by hand")
         for _ in range(2):
             loss(model(torch.ones(1, 4)), torch.zeros(1, 4)).backward()
     thread = threading.Thread(target=model, args=(torch.ones(1, 4),))
@@ -168,7 +171,8 @@ def test_where_no_optimizer_steps_a_training_step_ends_with_its_gradients(
     world(1).run(Recorded(learn_without_steps, tmp_path))
     [rank] = read_recording(tmp_path / "0").ranks
     steps = [event for event in rank.events if event.kind == PHASE]
-    assert [(step.name, step.lane) for step in steps] == [("training step", "main")] * 3
+    names = ["training step", "training step", "by hand: training step"]
+    assert [(step.name, step.lane) for step in steps] == [(name, "main") for name in names]
     assert None not in [step.source for step in steps]
     for step in steps:
         inside = [

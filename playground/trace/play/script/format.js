@@ -32,10 +32,16 @@ function awaitedRank(run, wait) {
   return wait[1] === null ? null : run.rankOf[wait[1]];
 }
 
+/** What the causes of waits say of the rank that is waited for. */
+const CAUSES = {
+  "late sender": ", which has not sent yet", "late receiver": ", which does not receive yet",
+  "last to come": ", which comes last", transfer: ": message on its way", unknown: "",
+};
+
 /** Why a rank waits, in a few words. */
 function formatWait(run, wait) {
   const rank = awaitedRank(run, wait);
-  return rank === null ? "waits" : `waits for rank ${rank} (${run.causes[wait[2]]})`;
+  return rank === null ? "waits" : `waits for rank ${rank}${CAUSES[run.causes[wait[2]]]}`;
 }
 
 /** What a rank is doing, in a few words. */

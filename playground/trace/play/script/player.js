@@ -1,4 +1,4 @@
-const REAL_SECONDS = 20, MOST_SAID = 6, IS_STILL = matchMedia("(prefers-reduced-motion: reduce)");
+const STEPS_AT_FIRST = 3, REAL_SECONDS = 20, MOST_SAID = 6, IS_STILL = matchMedia("(prefers-reduced-motion: reduce)");
 
 /** The parts of the page, which all show the same moment. */
 class View {
@@ -145,10 +145,17 @@ class Player {
   /** When an event is to be looked at. A logical step is looked at in its middle, while its messages are under way. */
   timeOf(place) { return this.run.begin[this.clock][place] + (this.clock === "real" ? 0 : 0.5); }
 
-  /** Where to begin: at the end of a run that stood still; in a figure, at the first message, or the first training step. */
+  /** Where to begin: at the end of a run that stood still; in a figure, at the first message, or the first training step.
+   * A page begins at the first training step, and shows a few of them. */
   findBeginning() {
     const {run} = this, isPhase = (place) => run.what(place)[KIND] === "phase";
     if (run.standstill) return this.length();
+    const step = this.isAlone ? run.firstTrainingStep() : undefined;
+    if (step !== undefined) {
+      const from = run.begin.logical[step], long = run.finish.logical[step] - from;
+      if (Number.isFinite(long)) this.window = [from, Math.min(from + STEPS_AT_FIRST * (long + 1), this.length())];
+      return this.timeOf(step);
+    }
     const place = run.sent.length ? run.sent[run.arrows.logical[0]] : Array.from({length: run.size}, (_, at) => at).find(isPhase);
     return this.isAlone || place === undefined ? this.time : this.timeOf(place);
   }

@@ -81,6 +81,16 @@ class Run {
     }
   }
 
+  /** The place of the first training step, of those by a way that has a name if there are any; undefined if there is none. */
+  firstTrainingStep() {
+    const steps = [];
+    for (let place = 0; place < this.size; place++) {
+      const [kind, name] = this.what(place);
+      if (kind === "phase" && name.endsWith("training step")) steps.push(place);
+    }
+    return steps.find((place) => this.what(place)[NAME] !== "training step") ?? steps[0];
+  }
+
   what(place) { return this.whats[this.whatOf[place]]; }
 
   arrived(clock, arrow) { return this.finish[clock][this.received[arrow]]; }
