@@ -14,7 +14,7 @@ from click.shell_completion import ShellComplete
 from fixtures import Run
 
 from playground.app import TOOLS, cli
-from playground.console.steps import Lesson
+from playground.console.lesson import Lesson
 from playground.exercises.exercise import CATALOGUE
 from playground.lessons import LESSONS, PATH
 from playground.runtime.host import threads_per_rank

@@ -1,12 +1,34 @@
-"""Surroundings of a process that may be missing: standard streams, closed or full, and its working
-folder."""
+"""Surroundings of a process that may be missing: a system on which ranks can be started, standard
+streams, closed or full, and its working folder. Imports nothing that only some systems have."""
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import io
 import os
 import sys
+
+BOARD = os.path.join(os.path.dirname(os.path.dirname(__file__)), "lessons", "p2p", "lesson.py")
+"""A lesson's own file, which needs torch alone."""
+NOT_HERE = (
+    "ranks need Linux 5.3 or newer. Here, torchrun runs your scripts and every lesson's own file: "
+    f"torchrun --nproc-per-node 2 {BOARD}. All else runs in WSL 2 (wsl --install), in Docker "
+    '(docker run -it -v "${PWD}:/playground" -w /playground python:3.13 bash), and in Colab: '
+    "README.md has the lines"
+)
+
+
+def find_obstacle() -> str:
+    """Why no rank can be started on this system, and what works there, in one line; empty where
+    the kernel has descriptors of processes."""
+    try:
+        os.close(os.pidfd_open(os.getpid()))
+    except AttributeError:
+        return NOT_HERE
+    except OSError as error:
+        return NOT_HERE if error.errno in (errno.ENOSYS, errno.EPERM) else ""
+    return ""
 
 
 def open_standard_streams() -> None:

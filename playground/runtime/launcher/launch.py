@@ -110,8 +110,6 @@ class LaunchConfig:
             )
         if self.restarts < 0:
             raise UsageError(f"{self.restarts} restarts: use a whole number, 0 or more")
-        if not hasattr(os, "pidfd_open"):
-            raise UsageError("ranks need Linux 5.3 or newer, which has descriptors of processes")
         backends.get_backend(self.backend).check(size)
 
 
