@@ -38,6 +38,9 @@ def main() -> None:
     if obstacle := find_obstacle():
         print(f"playground: {obstacle}", file=sys.stderr)
         sys.exit(2)
+    from playground.runtime import signals
+
+    signals.handle_termination()  # Ctrl-C during the imports is a line, too
     from playground import app
 
     app.main()

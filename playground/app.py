@@ -24,7 +24,7 @@ from playground.figures import SEE
 from playground.lessons import LESSONS, PARTS, PATH
 from playground.play import PLAY
 from playground.runtime import signals, surroundings
-from playground.runtime.errors import PlaygroundError, UsageError
+from playground.runtime.errors import PlaygroundError
 from playground.runtime.launcher import server
 from playground.runtime.remote import remote
 from playground.runtime.rendezvous.environment import end_with_torchrun, take_slurm_place
@@ -77,14 +77,6 @@ class Commands(click.Group):
     def invoke(self, ctx: click.Context) -> Any:
         with keep_broken_pipe():
             return super().invoke(ctx)
-
-    def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
-        """Import the command. Only then may signals raise something: an import can lose what is
-        raised meanwhile, or have Python end by the signal in the end, and so far there is nothing
-        to clean up."""
-        resolved = super().resolve_command(ctx, args)
-        signals.handle_termination()
-        return resolved
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return [*COMMANDS, READ.name]
@@ -143,8 +135,7 @@ def run() -> NoReturn:
     preempted, 128 + the signal's number if one ended it (Ctrl-C 130, SIGTERM 143, SIGHUP 129, a
     closed pipe for the output 141)."""
     try:
-        if not surroundings.has_working_folder():
-            raise UsageError("the working folder has been deleted: change to another one")
+        surroundings.check_working_folder()
         code = cli.main(prog_name="playground", standalone_mode=False) or 0
         sys.stdout.flush()
         leave(code)

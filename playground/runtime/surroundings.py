@@ -9,6 +9,8 @@ import io
 import os
 import sys
 
+from playground.runtime.errors import UsageError
+
 BOARD = os.path.join(os.path.dirname(os.path.dirname(__file__)), "lessons", "p2p", "lesson.py")
 """A lesson's own file, which needs torch alone."""
 NOT_HERE = (
@@ -50,14 +52,13 @@ def replace_unencodable() -> None:
             stream.reconfigure(errors="replace")
 
 
-def has_working_folder() -> bool:
-    """Whether the working folder is still there: relative paths start in it, and so do the
-    ranks."""
+def check_working_folder() -> None:
+    """Raise `UsageError` if the working folder has been deleted: relative paths start in it, and so
+    do the ranks."""
     try:
         os.getcwd()
     except FileNotFoundError:
-        return False
-    return True
+        raise UsageError("the working folder has been deleted: change to another one") from None
 
 
 def discard_output() -> None:

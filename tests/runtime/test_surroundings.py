@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from playground.runtime import surroundings
+from playground.runtime import UsageError, launch, surroundings
 
 SIGPIPE_CODE = 128 + signal.SIGPIPE
 COMMAND = f"{sys.executable} -m playground"
@@ -127,6 +127,27 @@ def test_too_little_memory_for_torch_is_one_line() -> None:
     assert limited.stderr.startswith("playground: the fork server, which ranks come from, ")
     assert limited.stderr.count("\n") == 1
     assert "ulimit -v" in limited.stderr
+
+
+def test_without_a_loopback_interface_the_ranks_are_not_started() -> None:
+    own = "unshare --map-root-user --net"
+    if shell(f"{own} true").returncode:
+        pytest.skip("this system lets nobody have a network of their own")
+    alone = shell(f"{own} {COMMAND} hello -n 2")
+    assert (alone.returncode, alone.stderr.count("\n")) == (2, 1)
+    assert "cannot reach 127.0.0.1 (Network is unreachable)" in alone.stderr
+    assert "ip link set lo up" in alone.stderr
+
+
+def test_launch_in_a_folder_that_has_been_deleted_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    with pytest.raises(UsageError, match="working folder has been deleted"):
+        launch(len, 1)
 
 
 SCRIPT = """
