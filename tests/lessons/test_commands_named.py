@@ -22,9 +22,9 @@ PLACEHOLDER = re.compile(r"[A-Z][A-Z|,_]*|.*…")
 """A word for which the reader puts a value."""
 OF_OTHERS = {
     "--ntasks-per-node",
-    "--fixtures", "--local-rank", "--signal",
+    "--fixtures", "--install", "--local-rank", "--signal",
 }  # fmt: skip
-"""Options of pytest, of the old launcher, of sbatch."""
+"""Options of pytest, of WSL, of the old launcher, of sbatch."""
 FILES_OF_OTHERS = {
     "ddp.py", "hang.py", "parallel.py", "src/ddp.py", "swap.py", "train.py",
 }  # fmt: skip
