@@ -94,8 +94,10 @@ def test_of_a_plain_script_under_torchrun_it_says_what_is_seen_and_what_tells_mo
     one that waits."""
     (tmp_path / "train.py").write_text(TRAIN)
     words = [sys.executable, "-c", AGENT]
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    with subprocess.Popen(words, cwd=tmp_path, text=True, **pipes) as agent:
+    with subprocess.Popen(
+        words, cwd=tmp_path, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as agent:
+        assert agent.stdout
         first, second = agent.stdout.readline().split()
         elsewhere = run_cli("why", agent.pid)
         monkeypatch.chdir(tmp_path)

@@ -214,8 +214,8 @@ def spawn(words: list[str], stdin: int, kept: int) -> int:
             words[0], words, os.environ, file_actions=files, setsigmask=LAUNCHER_ONLY
         )
     except OSError as error:
-        limit = {errno.EAGAIN: "-u", errno.ENOMEM: "-v", errno.EMFILE: "-n"}.get(error.errno or 0)
-        way_out = f": raise the limit (ulimit {limit})" if limit else ""
+        option = {errno.EAGAIN: "-u", errno.ENOMEM: "-v", errno.EMFILE: "-n"}.get(error.errno or 0)
+        way_out = f": raise the limit (ulimit {option})" if option else ""
         raise ForkServerFailed(f"cannot be started ({error.strerror}){way_out}") from error
     finally:
         for descriptor in beyond:
