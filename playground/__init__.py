@@ -74,7 +74,14 @@ def __getattr__(name: str) -> object:
 
 
 def load_ipython_extension(shell: object) -> None:
-    """%load_ext playground: cells of a notebook run on ranks, from `%ranks` on."""
+    """%load_ext playground: cells of a notebook run on ranks, from `%ranks` on. Raises IPython's
+    `UsageError`, which it shows in a line, where no rank can be started."""
+    from playground.runtime.surroundings import find_obstacle
+
+    if obstacle := find_obstacle():
+        from IPython.core.error import UsageError
+
+        raise UsageError(obstacle)
     from playground.play.extension import load
 
     load(shell)

@@ -7,7 +7,6 @@ nothing of theirs: for it, that folder comes last. (A script that calls `launch`
 Python puts its folder first for the sake of what the script imports.)
 """
 
-import importlib.util
 import os
 import sys
 
@@ -31,16 +30,22 @@ def put_working_folder_last() -> None:
     sys.path.insert(copies[0] if is_clone and copies else len(sys.path), folder)
 
 
-if __name__ == "__main__":
-    if importlib.util.find_spec("fcntl") is None:  # what is imported below needs it
-        print(
-            "playground: ranks need Linux 5.3 or newer, on Windows WSL 2; here, a script is run by "
-            "torchrun --nproc-per-node N SCRIPT.py",
-            file=sys.stderr,
-        )
+def main() -> None:
+    """Run the command line, or say in one line what works where ranks cannot be started: nothing
+    else of ours can be imported there."""
+    from playground.runtime.surroundings import find_obstacle
+
+    if obstacle := find_obstacle():
+        print(f"playground: {obstacle}", file=sys.stderr)
         sys.exit(2)
+    from playground.runtime import signals
+
+    signals.handle_termination()  # Ctrl-C during the imports is a line, too
+    from playground import app
+
+    app.main()
+
+
+if __name__ == "__main__":
     put_working_folder_last()  # before anything else is imported
-
-    from playground.app import main
-
     main()

@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 import click
 
 from playground import tools
-from playground.console import session
+from playground.console import session, terminal
 from playground.console.options import format_options
 from playground.console.steps import steps_command
 from playground.exercises import EXERCISES
@@ -24,7 +24,7 @@ from playground.figures import SEE
 from playground.lessons import LESSONS, PARTS, PATH
 from playground.play import PLAY
 from playground.runtime import signals, surroundings
-from playground.runtime.errors import PlaygroundError, UsageError
+from playground.runtime.errors import PlaygroundError
 from playground.runtime.launcher import server
 from playground.runtime.remote import remote
 from playground.runtime.rendezvous.environment import end_with_torchrun, take_slurm_place
@@ -36,6 +36,7 @@ BESIDE = {PLAY.name: PLAY, **TOOLS, SITE.name: SITE, READ.name: READ}
 """The commands beside the path."""
 LESSONS_BY_FOLDER = {Path(lesson.path).name: lesson for lesson in PATH}
 """By the names of their folders."""
+OURS = "python -m playground"
 COMMANDS = [*LESSONS, *EXERCISES, PLAY.name, *TOOLS, SITE.name]
 """Those that do more than show a text."""
 COMMAND_LISTS = {
@@ -78,14 +79,6 @@ class Commands(click.Group):
         with keep_broken_pipe():
             return super().invoke(ctx)
 
-    def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
-        """Import the command. Only then may signals raise something: an import can lose what is
-        raised meanwhile, or have Python end by the signal in the end, and so far there is nothing
-        to clean up."""
-        resolved = super().resolve_command(ctx, args)
-        signals.handle_termination()
-        return resolved
-
     def list_commands(self, ctx: click.Context) -> list[str]:
         return [*COMMANDS, READ.name]
 
@@ -114,14 +107,45 @@ class Commands(click.Group):
 @click.version_option(package_name="playground")
 @click.pass_context
 def cli(ctx: click.Context) -> None:
-    """Learn, test and measure distributed data parallelism, one primitive at a time.
+    """Learn distributed training with PyTorch by running it, from send to FSDP and a mesh of four
+    dimensions: chapters whose code runs, exercises judged on real ranks, tools for your own
+    scripts. Without a command: where you are, and what comes next.
 
     \b
-    Start with: python -m playground hello
-    Then read:  python -m playground read hello
+        python -m playground hello             four processes find each other
+        python -m playground read hello        its chapter
+        mkdir my && cd my                      solutions lie in the folder you are in
+        python -m playground exercise whoami   the first exercise
     """
     if ctx.invoked_subcommand is None:
-        click.echo(ctx.get_help())
+        show_next()
+
+
+def show_next() -> None:
+    """Where the learner is on the path, and what comes next: lines that can be pasted."""
+    from playground.exercises.exercise import CATALOGUE
+    from playground.exercises.work import find_workbook
+
+    work = find_workbook()
+    passed = [each for each in CATALOGUE.values() if work.state(each) == "passed"]
+    following = next((each for each in CATALOGUE.values() if each not in passed), None)
+    where, lines = f"All {len(CATALOGUE)} exercises have passed.", []
+    if following:
+        lesson, number = following.lesson, [*LESSONS].index(following.lesson) + 1
+        own = [each for each in CATALOGUE.values() if each.lesson == lesson]
+        done = sum(each in passed for each in own)
+        where = (
+            f"Lesson {number} of {len(LESSONS)}, {lesson}: {done} of its {len(own)} exercises have "
+            f"passed, {len(passed)} of all {len(CATALOGUE)}."
+        )
+        lines = [
+            (f"{OURS} read {lesson}", f"the {'' if done else 'next '}lesson"),
+            (f"{work.way_in}{OURS} exercise {following.name}", "the next exercise"),
+        ]
+    lines += [(f"{OURS} play", "to try things out"), (f"{OURS} --help", "all there is")]
+    terminal.say(where)
+    for command, what in lines:
+        click.echo(f"{command:42}  # {what}")  # not wrapped, to be pasted
 
 
 def main() -> NoReturn:
@@ -145,8 +169,7 @@ def run() -> NoReturn:
     preempted, 128 + the signal's number if one ended it (Ctrl-C 130, SIGTERM 143, SIGHUP 129, a
     closed pipe for the output 141)."""
     try:
-        if not surroundings.has_working_folder():
-            raise UsageError("the working folder has been deleted: change to another one")
+        surroundings.check_working_folder()
         code = cli.main(prog_name="playground", standalone_mode=False) or 0
         sys.stdout.flush()
         leave(code)

@@ -14,20 +14,52 @@ from click.shell_completion import ShellComplete
 from fixtures import Run
 
 from playground.app import TOOLS, cli
-from playground.console.steps import Lesson
+from playground.console.lesson import Lesson
 from playground.exercises.exercise import CATALOGUE
+from playground.exercises.work import Workbook
 from playground.lessons import LESSONS, PATH
 from playground.runtime.host import threads_per_rank
 from playground.runtime.remote import ROOT
 
 
-def test_alone_it_shows_the_path(run_cli: Run) -> None:
-    shown = run_cli()
+def test_alone_it_says_where_the_learner_is_and_what_comes_next(
+    run_cli: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From the solutions of this folder; elsewhere, from those of the folder with most of them."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    other, own = tmp_path / "other", tmp_path / "my own"
+    for folder in (other, own):
+        folder.mkdir()
+        (other / folder.name).touch()
+    monkeypatch.chdir(other)
+    assert run_cli().out.splitlines() == [
+        f"Lesson 1 of {len(PATH)}, hello: 0 of its 3 exercises have passed, 0 of all "
+        f"{len(CATALOGUE)}.",
+        "python -m playground read hello             # the next lesson",
+        "mkdir my && cd my && python -m playground exercise whoami  # the next exercise",
+        "python -m playground play                   # to try things out",
+        "python -m playground --help                 # all there is",
+    ]
+    monkeypatch.chdir(own)
+    work = Workbook(own)
+    for exercise in [*CATALOGUE.values()][:4]:
+        work.begin(exercise, reset=False)
+        work.note(exercise, exercise.digest((own / exercise.file).read_text()))
+    shown = run_cli().out
+    assert shown.startswith(f"Lesson 2 of {len(PATH)}, p2p: 1 of its ")
+    assert "python -m playground read p2p               # the lesson\n" in shown
+    assert "\npython -m playground exercise swap          # the next exercise\n" in shown
+    monkeypatch.chdir(other)
+    assert f"cd '{own}' && python -m playground exercise swap" in run_cli().out
+
+
+def test_the_help_shows_the_path(run_cli: Run) -> None:
+    shown = run_cli("--help")
     assert shown.code == 0
     names = re.findall(r"^ *([\w-]+) ", shown.out, re.MULTILINE)
     positions = [names.index(lesson.name) for lesson in PATH]
     assert positions == sorted(positions)
-    assert "Start with: python -m playground hello" in shown.out
+    assert "python -m playground exercise whoami" in shown.out
 
 
 def test_exercises_come_in_the_order_of_their_lessons() -> None:
@@ -240,6 +272,7 @@ def test_a_hang_ends_with_exit_code_1_and_the_stacks(
     shown = run_cli("collectives", "-n", 4, "--timeout", "0.001")
     assert shown.code == 1
     assert "no sign of life for 0.001 s" in shown.err
+    assert "fork_server.py" not in shown.err  # where ranks wait that have not begun is a line
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from ranks import needs_shm
 from widths import too_wide
 
 from playground.app import TOOLS
-from playground.console.steps import Lesson
+from playground.console.lesson import Lesson
 from playground.exercises.exercise import CATALOGUE
 from playground.lessons import PARTS, PATH
 from playground.lessons.context.page import ContextSettings

@@ -13,9 +13,9 @@ from typing import Any
 import click
 
 from playground.checkpoint.folder import AUTO, NO, SnapshotSettings
+from playground.console.lesson import Lesson
 from playground.console.options import pack_options
 from playground.console.session import Session
-from playground.console.steps import Lesson
 from playground.console.tables import Column, Text, figures
 from playground.console.terminal import Bar
 from playground.console.text import good, prose

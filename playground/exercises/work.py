@@ -11,6 +11,7 @@ import inspect
 import itertools
 import json
 import os
+import shlex
 import textwrap
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -47,6 +48,8 @@ class Workbook:
         self.folder, self.name = folder, str(folder.resolve())
         self.passed = self.read("exercises")
         """By exercise, the digest of the solution that has passed."""
+        self.way_in = ""
+        """What is to be typed before a command that is to run in its folder."""
         self.hints = self.read("hints")
         """By exercise, the number of the hint that was shown last."""
 
@@ -166,6 +169,21 @@ class Workbook:
         ):
             self.note(exercise, exercise.digest(text))
         return verdict
+
+
+def find_workbook() -> Workbook:
+    """That of the working folder, if there is a solution; else the one in which most have passed;
+    else a new one, in a folder of its own unless this one is empty."""
+    here = Workbook(Path.cwd())
+    if here.passed or list_solutions(here.folder):
+        return here
+    others = [Workbook(Path(name)) for name in read_progress_file() if Path(name).is_dir()]
+    if others:
+        best = max(others, key=lambda other: len(other.passed))
+        best.way_in = f"cd {shlex.quote(best.name)} && "
+        return best
+    here.way_in = "mkdir my && cd my && " * any(here.folder.iterdir())
+    return here
 
 
 def read_progress_file(name: str = "exercises") -> dict[str, object]:

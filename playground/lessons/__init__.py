@@ -10,7 +10,7 @@ from __future__ import annotations
 from functools import partial
 from itertools import groupby
 
-from playground.console.steps import Lesson
+from playground.console.lesson import Lesson
 
 BARE = ("size", "backend", "timeout", "wide", "as_json", "see")
 """Options of steps that draw no random numbers."""

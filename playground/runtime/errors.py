@@ -142,8 +142,15 @@ def join_paragraphs(*parts: object) -> str:
 
 
 def format_stacks(stacks: dict[int, str]) -> str:
-    """Where each rank stands, one paragraph a rank."""
-    return "\n".join(f"rank {rank} stands at:\n{stack.rstrip()}" for rank, stack in stacks.items())
+    """Where the ranks stand: a paragraph for each place."""
+    ranks_at: dict[str, list[int]] = {}
+    for rank, stack in stacks.items():
+        ranks_at.setdefault(stack.rstrip(), []).append(rank)
+    return "\n".join(
+        f"{'ranks' if ranks[1:] else 'rank'} {', '.join(map(str, ranks))} "
+        f"{'stand' if ranks[1:] else 'stands'} at:\n{stack}"
+        for stack, ranks in ranks_at.items()
+    )
 
 
 for _error in [*vars().values()]:

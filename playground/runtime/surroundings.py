@@ -1,12 +1,36 @@
-"""Surroundings of a process that may be missing: standard streams, closed or full, and its working
-folder."""
+"""Surroundings of a process that may be missing: a system on which ranks can be started, standard
+streams, closed or full, and its working folder. Imports nothing that only some systems have."""
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import io
 import os
 import sys
+
+from playground.runtime.errors import UsageError
+
+BOARD = os.path.join(os.path.dirname(os.path.dirname(__file__)), "lessons", "p2p", "lesson.py")
+"""A lesson's own file, which needs torch alone."""
+NOT_HERE = (
+    "ranks need Linux 5.3 or newer. Here, torchrun runs your scripts and every lesson's own file: "
+    f"torchrun --nproc-per-node 2 {BOARD}. All else runs in WSL 2 (wsl --install), in Docker "
+    '(docker run -it -v "${PWD}:/playground" -w /playground python:3.13 bash), and in Colab: '
+    "README.md has the lines"
+)
+
+
+def find_obstacle() -> str:
+    """Why no rank can be started on this system, and what works there, in one line; empty where
+    the kernel has descriptors of processes."""
+    try:
+        os.close(os.pidfd_open(os.getpid()))
+    except AttributeError:
+        return NOT_HERE
+    except OSError as error:
+        return NOT_HERE if error.errno in (errno.ENOSYS, errno.EPERM) else ""
+    return ""
 
 
 def open_standard_streams() -> None:
@@ -28,14 +52,13 @@ def replace_unencodable() -> None:
             stream.reconfigure(errors="replace")
 
 
-def has_working_folder() -> bool:
-    """Whether the working folder is still there: relative paths start in it, and so do the
-    ranks."""
+def check_working_folder() -> None:
+    """Raise `UsageError` if the working folder has been deleted: relative paths start in it, and so
+    do the ranks."""
     try:
         os.getcwd()
     except FileNotFoundError:
-        return False
-    return True
+        raise UsageError("the working folder has been deleted: change to another one") from None
 
 
 def discard_output() -> None:

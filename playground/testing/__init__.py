@@ -57,7 +57,7 @@ class World:
         stacks of all.
         """
         __tracebackhide__ = True
-        from playground.runtime.launcher.launch import launch
+        from playground.runtime import launch
 
         imported = ImportedAsByPytest(fn=fn, settings=read_settings(self.config))
         return launch(

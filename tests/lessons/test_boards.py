@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 from boards import BOARDS, LESSONS, LONGEST, source_of
 
-from playground.console.steps import Lesson
+from playground.console.lesson import Lesson
 from playground.lessons import PARTS
 
 TIMED = {"ladder", "scaling"}
@@ -56,6 +56,7 @@ def test_a_board_imports_torch_and_earlier_boards_alone(lesson: str) -> None:
     earlier = folders(read)[: folders(read).index(lesson)]
     boards = {f"playground.lessons.{name}.lesson" for name in earlier}
     assert {name for name in imported(lesson) if name.split(".")[0] not in LIBRARIES} <= boards
+    assert not {*imported(lesson)} & {"fcntl", "pty", "pwd", "resource", "termios"}, "not elsewhere"
 
 
 @pytest.mark.parametrize("lesson", BOARDS)

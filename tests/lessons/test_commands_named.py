@@ -21,9 +21,9 @@ from playground.runtime.remote import ROOT
 
 OF_OTHERS = {
     "--ntasks-per-node",
-    "--fixtures", "--local-rank", "--signal",
+    "--fixtures", "--install", "--local-rank", "--signal",
 }  # fmt: skip
-"""Options of pytest, of the old launcher, of sbatch."""
+"""Options of pytest, of WSL, of the old launcher, of sbatch."""
 FILES_OF_OTHERS = {
     "ddp.py", "hang.py", "parallel.py", "src/ddp.py", "swap.py", "train.py",
 }  # fmt: skip

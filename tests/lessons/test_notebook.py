@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import warnings
 from html import unescape
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 from nbclient import NotebookClient
 
 from playground.lessons import PATH
+from playground.runtime import surroundings
 from playground.runtime.remote import ROOT
 
 LIMIT = 300
@@ -104,12 +106,19 @@ def test_the_exercise_and_the_path_are_shown(cells: dict[str, Any]) -> None:
 
 
 def test_it_says_how_to_install_as_the_readme_does() -> None:
-    """Word by word."""
-    notebook = NOTEBOOK.read_text(encoding="utf-8")
+    """Word by word, and as a system does on which no rank can be started."""
+    read: Any = nbformat.read
+    notebook = read(NOTEBOOK, as_version=4).cells[0].source
     readme = Path(ROOT / "README.md").read_text(encoding="utf-8")
-    for command in (
+    ways = re.findall(r"\(((?:wsl|docker) .*?)\)", surroundings.NOT_HERE)
+    assert len(ways) == 2
+    table = re.findall(r"^\| (?:Windows|Docker|Colab) \|.*\|$", readme, re.MULTILINE)
+    assert len(table) == 3
+    for words in (
         "pip install torch torchvision --index-url https://download.pytorch.org/whl/cpu",
         "pip install -e .",
+        *(f"`{way}`" for way in ways),
+        *table,
     ):
-        assert command in notebook
-        assert command in readme
+        assert words in notebook
+        assert words in readme

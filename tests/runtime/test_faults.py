@@ -131,6 +131,24 @@ def test_a_signal_is_heard_in_an_import_that_drops_exceptions(
     assert ended.stderr == b"playground: interrupted\n" * (number == signal.SIGINT)
 
 
+EARLY = """
+import os, runpy, signal, sys
+
+class Finder:
+    def find_spec(name, path=None, target=None):
+        if name == "click":
+            os.kill(os.getpid(), signal.SIGINT)
+
+sys.meta_path.insert(0, Finder)
+runpy.run_module("playground", run_name="__main__")
+"""
+
+
+def test_ctrl_c_before_the_command_is_imported_is_a_line() -> None:
+    ended = subprocess.run([sys.executable, "-c", EARLY], stderr=subprocess.PIPE, timeout=ENOUGH)
+    assert (ended.returncode, ended.stderr) == (130, b"playground: interrupted\n")
+
+
 def test_the_death_of_the_parent_takes_all_along(fork_program: Fork) -> None:
     process = fork_program("playground", *MEASURING)
     wait_for_ranks(process, 3)

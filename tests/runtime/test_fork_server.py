@@ -4,7 +4,9 @@ here imports torch."""
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
+import re
 import resource
 import signal
 import socket
@@ -211,6 +213,20 @@ def test_a_descriptor_beyond_the_limit_is_inheritable_as_before() -> None:
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, (limit, most))
             os.close(400)
+
+
+@pytest.mark.parametrize(
+    ("number", "option"), [(errno.EMFILE, "-n"), (errno.EAGAIN, "-u"), (errno.ENOMEM, "-v")]
+)
+def test_the_limit_that_keeps_a_server_from_starting_is_named(
+    number: int, option: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*words: object, **options: object) -> int:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "posix_spawn", refuse)
+    with pytest.raises(ForkServerFailed, match=re.escape(f"(ulimit {option})")):
+        server.spawn(["true"], 0, 0)
 
 
 def test_a_process_that_is_given_nothing_to_run_ends_quietly(

@@ -4,6 +4,7 @@ comes."""
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
@@ -12,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from playground.runtime import UsageError, launch, surroundings
 
 SIGPIPE_CODE = 128 + signal.SIGPIPE
 COMMAND = f"{sys.executable} -m playground"
@@ -27,6 +30,59 @@ def shell(line: str, **options: Any) -> subprocess.CompletedProcess[str]:
         timeout=120,
         **options,
     )
+
+
+ELSEWHERE = """
+import importlib, os, runpy, signal, socket, sys
+
+for name in ("fcntl", "grp", "pty", "pwd", "resource", "termios", "tty"):
+    sys.modules[name] = None
+for module, names in (
+    (os, "fork forkpty killpg memfd_create pidfd_open sched_getaffinity setsid waitid O_NOFOLLOW"),
+    (signal, "SIGCHLD SIGHUP SIGKILL SIGQUIT pidfd_send_signal pthread_sigmask"),
+    (socket, "AF_UNIX recv_fds send_fds"),
+):
+    for name in names.split():
+        delattr(module, name)
+for words in ("", "--help", "hello", "exercise", "check swap.py", "play", "run -n 2 train.py"):
+    sys.argv[1:] = words.split()
+    try:
+        runpy.run_module("playground", run_name="__main__")
+    except SystemExit as error:
+        print(words, error.code)
+import playground
+import playground.lessons
+
+try:
+    playground.launch
+except importlib.import_module("playground.runtime.errors").UsageError as error:
+    print("launch", error.exit_code)
+try:
+    playground.load_ipython_extension(None)
+except importlib.import_module("IPython.core.error").UsageError as error:
+    print(error)
+"""
+
+
+def test_where_no_rank_can_be_started_a_line_says_what_works() -> None:
+    """Without the modules and calls that only Linux has: every command, before it imports anything
+    that needs them. The lessons' table, which boards import with each other, needs none."""
+    done = subprocess.run([sys.executable, "-c", ELSEWHERE], capture_output=True, text=True)
+    *codes, line = done.stdout.splitlines()
+    words = ["", "--help", "hello", "exercise", "check swap.py", "play", "run -n 2 train.py"]
+    assert codes == [f"{each} 2" for each in [*words, "launch"]], done.stderr
+    assert done.stderr == f"playground: {line}\n" * len(words)
+    assert "torchrun --nproc-per-node 2" in line
+    assert all(name in line for name in ("wsl --install", "docker run", "Colab", "README.md"))
+
+
+def test_an_older_kernel_is_told_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(pid: int) -> int:
+        raise OSError(errno.ENOSYS, "Function not implemented")
+
+    assert surroundings.find_obstacle() == ""
+    monkeypatch.setattr(os, "pidfd_open", refuse)
+    assert "Linux 5.3" in surroundings.find_obstacle()
 
 
 @pytest.mark.parametrize("words", ["--help", "hello -n 2"])
@@ -71,6 +127,27 @@ def test_too_little_memory_for_torch_is_one_line() -> None:
     assert limited.stderr.startswith("playground: the fork server, which ranks come from, ")
     assert limited.stderr.count("\n") == 1
     assert "ulimit -v" in limited.stderr
+
+
+def test_without_a_loopback_interface_the_ranks_are_not_started() -> None:
+    own = "unshare --map-root-user --net"
+    if shell(f"{own} true").returncode:
+        pytest.skip("this system lets nobody have a network of their own")
+    alone = shell(f"{own} {COMMAND} hello -n 2")
+    assert (alone.returncode, alone.stderr.count("\n")) == (2, 1)
+    assert "cannot reach 127.0.0.1 (Network is unreachable)" in alone.stderr
+    assert "ip link set lo up" in alone.stderr
+
+
+def test_launch_in_a_folder_that_has_been_deleted_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    with pytest.raises(UsageError, match="working folder has been deleted"):
+        launch(len, 1)
 
 
 SCRIPT = """

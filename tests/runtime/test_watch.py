@@ -54,7 +54,9 @@ def test_a_hang_is_reported_with_every_rank_s_place() -> None:
     assert "no sign of life for 1 s from rank 1 of 2: no answer: stopped, or" in str(caught.value)
     assert "dist.barrier()" in caught.value.stacks[0]
     assert "no answer" in caught.value.stacks[1]
-    assert "from ranks 0, 1 of 2: a hang, or" in str(RankTimeout(2, 1.0, {0: "here", 1: "there"}))
+    silent = str(RankTimeout(3, 1.0, {0: "  here", 1: "  there", 2: "  here"}))
+    assert "from ranks 0, 1, 2 of 3: a hang, or" in silent
+    assert silent.endswith("\nranks 0, 2 stand at:\n  here\nrank 1 stands at:\n  there")
     assert all_gone(pids, expected=2)
 
 

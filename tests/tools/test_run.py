@@ -450,29 +450,6 @@ def test_dry_says_what_would_be_run_and_what_would_fail(save: Save, run_it: Ran)
     assert (refused.code, refused.out) == (2, "")
 
 
-def test_where_there_can_be_no_ranks_it_names_the_line_that_does_the_same(save: Save) -> None:
-    save("print('ran')")
-    without = "import os, sys; del os.pidfd_open; from playground.app import main; main()"
-    words = ["run", "-n", "4", "train.py", "--lr", "3"]
-    ran = subprocess.run(
-        [sys.executable, "-c", without, *words], capture_output=True, text=True, check=False
-    )
-    line = "torchrun --nproc-per-node 4 train.py --lr 3"
-    said = f"playground: run needs Linux 5.3 or newer; here, this does the same: {line}\n"
-    assert (ran.returncode, ran.stdout, ran.stderr) == (2, "", said)
-
-
-def test_without_the_modules_of_unix_it_says_so_before_it_imports_them(tmp_path: Path) -> None:
-    away = "import runpy, sys; sys.modules['fcntl'] = None; runpy.run_module('playground', "
-    ran = subprocess.run(
-        [sys.executable, "-c", away + "run_name='__main__')", "run", "train.py"],
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    said = "torchrun --nproc-per-node N SCRIPT.py\n"
-    assert (ran.returncode, ran.stdout, ran.stderr[-len(said) :]) == (2, "", said)
-    assert len(ran.stderr.splitlines()) == 1
-
-
 def test_in_a_world_that_is_there_it_is_a_rank(save: Save, fork_program: Fork) -> None:
     """Started as torchrun starts it, and restarts it."""
     save(FAILS_ONCE)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -60,6 +61,55 @@ def test_a_run_is_asked_why_it_stands_still(
     assert told.startswith(
         f"rank 0 is in the program while ranks 1-2 are in all_reduce ({SCRIPT}.py:9)\n"
     )
+
+
+AGENT = """
+import os, subprocess, sys
+ranks = [
+    subprocess.Popen(
+        [sys.executable, "-u", "train.py", "--lr", "0.1"],
+        env=os.environ | {"RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"},
+        stdout=subprocess.PIPE,
+    )
+    for rank in range(2)
+]
+print(*(rank.pid for rank in ranks if rank.stdout.readline()), flush=True)
+sys.stdin.read()
+for rank in ranks:
+    rank.kill()
+"""
+TRAIN = """
+import os, time
+print("up", flush=True)
+while True:
+    if os.environ["RANK"] == "0":
+        time.sleep(300)
+"""
+
+
+def test_of_a_plain_script_under_torchrun_it_says_what_is_seen_and_what_tells_more(
+    run_cli: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the processes, arguments and variables of torchrun's. A rank that computes is told from
+    one that waits."""
+    (tmp_path / "train.py").write_text(TRAIN)
+    words = [sys.executable, "-c", AGENT]
+    with subprocess.Popen(
+        words, cwd=tmp_path, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as agent:
+        assert agent.stdout
+        first, second = agent.stdout.readline().split()
+        elsewhere = run_cli("why", agent.pid)
+        monkeypatch.chdir(tmp_path)
+        there = run_cli("why", first)
+        agent.communicate()
+    assert (elsewhere.code, elsewhere.err.count("\n")) == (2, 1)
+    assert f"Rank 0 (process {first}) waits, rank 1 (process {second}) computes;" in elsewhere.err
+    run = "python -m playground run -n 2 train.py --lr 0.1"
+    assert f"cd {tmp_path} && {run};" in elsewhere.err
+    assert f"start it by: {run};" in there.err
+    assert "python -m playground doctor train.py --lr 0.1;" in there.err
+    assert there.err.endswith(f"py-spy dump --pid {first}\n")
 
 
 def test_a_process_that_is_none_of_ours_is_refused_in_a_line(run_cli: Callable[..., Any]) -> None:

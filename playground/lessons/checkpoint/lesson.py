@@ -94,7 +94,9 @@ def choose_writers(places: Any) -> dict[tuple[str, Any], int]:
 
 
 def sync_names(folder: Path) -> None:
-    """Force the names of the files in `folder` to the disk."""
+    """Force the names of the files in `folder` to the disk. Windows opens no folders."""
+    if os.name == "nt":
+        return
     descriptor = os.open(folder, os.O_RDONLY)
     os.fsync(descriptor)
     os.close(descriptor)

@@ -14,7 +14,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from playground.runtime import backends
+from playground.runtime import backends, surroundings
 from playground.runtime.errors import PlaygroundError, Preempted, UsageError
 from playground.runtime.launcher import kept, server
 from playground.runtime.launcher.output import EVERY_RANK, end_lines, open_pipes
@@ -110,8 +110,7 @@ class LaunchConfig:
             )
         if self.restarts < 0:
             raise UsageError(f"{self.restarts} restarts: use a whole number, 0 or more")
-        if not hasattr(os, "pidfd_open"):
-            raise UsageError("ranks need Linux 5.3 or newer, which has descriptors of processes")
+        surroundings.check_working_folder()
         backends.get_backend(self.backend).check(size)
 
 

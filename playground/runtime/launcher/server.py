@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import errno
 import fcntl
 import math
 import multiprocessing as mp
@@ -213,9 +214,9 @@ def spawn(words: list[str], stdin: int, kept: int) -> int:
             words[0], words, os.environ, file_actions=files, setsigmask=LAUNCHER_ONLY
         )
     except OSError as error:
-        raise ForkServerFailed(
-            f"cannot be started ({error.strerror}): is there a limit (ulimit -n, -u, -v)?"
-        ) from error
+        option = {errno.EAGAIN: "-u", errno.ENOMEM: "-v", errno.EMFILE: "-n"}.get(error.errno or 0)
+        way_out = f": raise the limit (ulimit {option})" if option else ""
+        raise ForkServerFailed(f"cannot be started ({error.strerror}){way_out}") from error
     finally:
         for descriptor in beyond:
             os.set_inheritable(descriptor, True)

@@ -160,8 +160,7 @@ class Launcher:
                 return
             if order == "where":
                 frame = sys._current_frames()[self.main_thread]
-                stack = "".join(traceback.format_list(user_frames(traceback.extract_stack(frame))))
-                self.send("stack", stack, look())
+                self.send("stack", describe_place(traceback.extract_stack(frame)), look())
             elif order == "end":
                 request_preemption()
                 if handles_sigterm():
@@ -281,7 +280,7 @@ def failure(error: BaseException, rank: int, size: int) -> PlaygroundError:
     if isinstance(error, PlaygroundError):
         return error
     whole = traceback.TracebackException.from_exception(error)
-    whole.stack = traceback.StackSummary.from_list(user_frames(whole.stack))
+    whole.stack = traceback.StackSummary.from_list(user_frames(whole.stack) or whole.stack)
     headline = "".join(whole.format_exception_only()).strip().splitlines()[0]
     # The backends raise RuntimeError. A socket or a file of the user's own raises OSError, and may
     # say the same.
@@ -291,9 +290,18 @@ def failure(error: BaseException, rank: int, size: int) -> PlaygroundError:
 
 
 def user_frames(stack: traceback.StackSummary) -> list[traceback.FrameSummary]:
-    """`stack` from where the user's function begins, without our own part in it; all of it if it
-    never got there."""
+    """`stack` from where the user's function begins, without our own part in it; nothing if it is
+    not in that function."""
     ours = (*RUNNERS, "<frozen importlib", "<frozen runpy")
     start = next((i for i, frame in enumerate(stack) if frame.filename == __file__), 0)
-    theirs = [frame for frame in stack[start:] if not frame.filename.startswith(ours)]
-    return theirs or list(stack)
+    return [frame for frame in stack[start:] if not frame.filename.startswith(ours)]
+
+
+def describe_place(stack: traceback.StackSummary) -> str:
+    """The user's frames; in a line, where a rank is that has not begun their function, or has left
+    it."""
+    if theirs := user_frames(stack):
+        return "".join(traceback.format_list(theirs))
+    last = stack[-1]
+    place = f"{os.path.basename(last.filename)}:{last.lineno}"
+    return f"  (not in the program: in {last.name}, {place})"

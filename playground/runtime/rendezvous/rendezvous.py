@@ -42,7 +42,15 @@ class Rendezvous:
 
 def listen(host: str, port: int) -> socket.socket:
     """A listening socket; port 0 lets the kernel choose. Raises `UsageError` if the port cannot be
-    had."""
+    had, or a loopback address not be reached."""
+    if is_loopback(host):
+        try:
+            address_towards(host)
+        except OSError as error:
+            raise UsageError(
+                f"this host cannot reach {host} ({error.strerror}), where ranks meet: ip link set "
+                f"{LOOPBACK_INTERFACE} up"
+            ) from None
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         return socket.create_server((host, port), family=family, backlog=1024)

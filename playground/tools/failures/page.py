@@ -7,8 +7,9 @@ import ast
 import contextlib
 import difflib
 import os
+import shlex
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -34,6 +35,9 @@ STALL = 1.5
 """Seconds of silence after which a rank that is slow or stopped is named."""
 BETWEEN_LOOKS = 0.3
 """Seconds: a rank that makes no progress meanwhile stands still."""
+COMPUTING = 3
+"""Hundredths of a second of CPU time between two looks of a rank that computes: one that waits
+takes none."""
 DEADLOCK = "deadlock"
 TIMEOUT = "timeout"
 FAILURE = "failure"
@@ -301,15 +305,76 @@ def find_worlds(pid: int) -> list[list[View]]:
     worlds = {world for box in find_boxes(list_family(pid)) if (world := box.world)}
     if not worlds:
         raise UsageError(
-            f"process {pid} has started no ranks that may be looked at. Those of launch() and of "
-            "python -m playground "
-            "keep a flight recorder, which their user may read, under torchrun, too; torchrun "
-            "alone gives a script "
-            "none: start its function by launch(), or examine it by python -m playground doctor "
-            "SCRIPT"
+            describe_unrecorded(pid)
+            or f"process {pid} has started no ranks that may be looked at: start a script by "
+            "python -m playground run -n 2 SCRIPT.py, or examine it by python -m playground doctor "
+            "SCRIPT.py"
         )
     boxes = [*find_boxes(int(entry) for entry in os.listdir("/proc") if entry.isdigit())]
     return [[box for box in boxes if box.world == world] for world in sorted(worlds)]
+
+
+@dataclass(frozen=True)
+class UnrecordedRank:
+    """A rank that keeps no flight recorder, by what the system says of it."""
+
+    pid: int
+    environ: Mapping[str, str]
+    words: Sequence[str]
+    """Its command line, without the interpreter."""
+
+
+def find_unrecorded(pid: int) -> Iterator[UnrecordedRank]:
+    """The ranks in the family of process `pid`, by the variables that torchrun sets."""
+    for member in list_family(pid):
+        with contextlib.suppress(OSError):  # it has ended, or is somebody else's
+            start, words = (
+                Path(f"/proc/{member}/{file}").read_bytes().decode(errors="replace").split("\0")
+                for file in ("environ", "cmdline")
+            )
+            environ = {name: value for name, _, value in (entry.partition("=") for entry in start)}
+            if {"RANK", "WORLD_SIZE"} <= environ.keys() and words[1:-1]:
+                words = words[1:-1]
+                yield UnrecordedRank(member, environ, words[words[0] == "-u" :])
+
+
+def describe_unrecorded(pid: int) -> str:
+    """What is seen from outside of such ranks, and the commands that tell more; empty if there is
+    none."""
+    if not (ranks := [*find_unrecorded(pid)]):
+        return ""
+    before = [process_status(rank.pid) for rank in ranks]
+    time.sleep(BETWEEN_LOOKS)
+    seen = (
+        f"rank {rank.environ['RANK']} (process {rank.pid}) "
+        f"{describe_activity(was, process_status(rank.pid))}"
+        for rank, was in zip(ranks, before, strict=True)
+    )
+    first = ranks[0]
+    words = shlex.join(first.words)
+    folder = os.path.realpath(f"/proc/{first.pid}/cwd")
+    there = f"cd {shlex.quote(folder)} && " * (folder != os.getcwd())
+    size = first.environ.get("LOCAL_WORLD_SIZE", first.environ["WORLD_SIZE"])
+    ways = [
+        f"for who waits for whom, start it by: {there}python -m playground run -n {size} {words}",
+        *[f"to examine the script: {there}python -m playground doctor {words}"]
+        * (first.words[0] != "-m"),
+        f"for a rank's stack: py-spy dump --pid {first.pid}",
+    ]
+    return (
+        f"torchrun alone gives a script no flight recorder. {', '.join(seen).capitalize()}; "
+        f"{'; '.join(ways)}"
+    )
+
+
+def describe_activity(before: Sequence[bytes], now: Sequence[bytes]) -> str:
+    """What a process does, by two looks at its status: the state, and ticks of CPU time."""
+    if not (before and now):
+        return "has ended"
+    if now[0] == b"T":
+        return "is stopped"
+    ticks = sum(map(int, now[11:13])) - sum(map(int, before[11:13]))
+    return "computes" if ticks >= COMPUTING else "waits"
 
 
 def list_family(pid: int) -> Iterator[int]:
@@ -346,7 +411,8 @@ def why_command(session: Session, pid: int) -> None:
     that calls `launch()`, of pytest, of a torchrun of one of our commands, or any rank's. The run
     goes on undisturbed.
 
-    Not seen from here: ranks on other hosts, and those of a script that torchrun alone has started.
+    Not seen from here: ranks on other hosts. Of a script that torchrun alone has started, it says
+    which ranks compute, and the commands that tell more.
     """
     worlds = [look_twice(boxes) for boxes in find_worlds(pid)]
     found = [{"ranks": ranks, "diagnosis": diagnosis.diagnose(ranks)} for ranks in worlds]
