@@ -52,6 +52,8 @@ ADDRESSES = {file: f"{page}.html" for file, page in TEXTS.items()}
 ADDRESSES |= {board: f"{page}.html#{board.name}-1" for board, page in BOARDS.items()}
 ADDRESSES |= {FOLDER / each.folder: f"exercise-{name}.html" for name, each in CATALOGUE.items()}
 """The addresses of texts, boards, and the folders of exercises."""
+COLOURED = {*re.findall(r"\.(\w+)", (HERE / "site.css").read_text(encoding="utf-8"))}
+"""The classes in the style sheet; those of code among them."""
 EXCERPT = re.compile(r"\]\(([^)]+)\):\n\n( *)```python\n(.*?)^\2```$", re.DOTALL | re.MULTILINE)
 """Code that a chapter shows of a file, which is named before it."""
 
@@ -85,12 +87,21 @@ def read_text(file: Path) -> str:
     return text
 
 
+def colour(text: str, language: str) -> str:
+    """Code as HTML, with spans for the classes that the style sheet has: pygments makes one of
+    every token, and most have no colour of their own."""
+    code = highlight(text, get_lexer_by_name(language, stripnl=False), HtmlFormatter(nowrap=True))
+    return re.sub(
+        r'<span class="(\w+)">(.*?)</span>',
+        lambda span: span[0] if span[1] in COLOURED else span[2],
+        code,
+    )
+
+
 def show_code(text: str, language: str, file: Path | None = None, first: int = 1) -> str:
     """Code as HTML. Its lines have numbers, from `first` on, and anchors, if its file is given."""
     if language in ("python", "diff"):
-        code = highlight(
-            text, get_lexer_by_name(language, stripnl=False), HtmlFormatter(nowrap=True)
-        )
+        code = colour(text, language)
         if file:
             lines = enumerate(code.splitlines(keepends=True), first)
             code = "".join(
