@@ -145,9 +145,10 @@ class Player {
   /** When an event is to be looked at. A logical step is looked at in its middle, while its messages are under way. */
   timeOf(place) { return this.run.begin[this.clock][place] + (this.clock === "real" ? 0 : 0.5); }
 
-  /** Where to begin: at the end of a run that stood still; in a figure, at the first message, or the first training step. */
+  /** Where to begin: where the page says; at the end of a run that stood still; in a figure, at the first message, or the first training step. */
   findBeginning() {
     const {run} = this, isPhase = (place) => run.what(place)[KIND] === "phase";
+    if (run.opens !== null) return this.timeOf(run.opens);
     if (run.standstill) return this.length();
     const place = run.sent.length ? run.sent[run.arrows.logical[0]] : Array.from({length: run.size}, (_, at) => at).find(isPhase);
     return this.isAlone || place === undefined ? this.time : this.timeOf(place);
