@@ -316,7 +316,7 @@ runs it, and its cure. All programs: <a href="break.html">break</a></p>
                 raise PlaygroundError(f"{page}: {named['run']} has no {named['event']} {nth}")
             opens = places[nth - 1]
         caption = f"<figcaption>{self.markdown.renderInline(named['says'])}</figcaption>"
-        return f'<figure class="run">{caption}{self.play(recording, page, {}, opens)}</figure>'
+        return f'<figure class="played">{caption}{self.play(recording, page, {}, opens)}</figure>'
 
     def play(
         self,
