@@ -344,6 +344,7 @@ def memory_and_utilisation(run: Evidence) -> Scene:
     "data_parallel/dp_memory",
     MEMORY,
     "DataParallel: memory per device where logits are gathered",
+    is_played=False,
 )
 def imbalance(run: Evidence) -> Scene:
     scene, way = memory_scene(

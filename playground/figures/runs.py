@@ -10,14 +10,17 @@ from __future__ import annotations
 import contextlib
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from playground.figures.catalogue import FIGURES, RUNS
 from playground.figures.figure import ChangingRun, FigureRun
+from playground.figures.training import elastic_arguments
+from playground.lessons.mesh.page import MeshSettings
 from playground.runtime.errors import PlaygroundError, RankFailed, RankTimeout
 from playground.runtime.files import temporary_folder
 from playground.runtime.launcher.launch import launch
-from playground.runtime.remote import ROOT
+from playground.runtime.remote import ROOT, remote
 from playground.tools.failures.page import PROGRAMS, SIZE, find
 from playground.trace.record import Recording
 from playground.trace.record.layout import EVENTS, VALUES, write_zip
@@ -33,14 +36,53 @@ from playground.trace.record.run import (
 
 FOLDER = Path(__file__).parent / "recordings"
 LARGEST = 30_000
-"""Bytes of a recording: of a larger one, and of that of a single process, the lines are kept and
-not the events."""
+"""Bytes of a recording: of a larger one the lines are kept and not the events."""
 PROGRAM_TIMEOUT, TIMEOUT = 8, 120
 """Seconds of silence after which a program of `break`, or a figure's run, is ended."""
+
+
+def board_run(lesson: str, function: str, size: int, *arguments: object) -> FigureRun:
+    """A function of a board, on few ranks and with little to do."""
+    work = remote(f"playground.lessons.{lesson.replace('-', '_')}.lesson:{function}")
+    return FigureRun(f"{lesson} board", work, size, arguments)
+
+
 FAILURES = {
-    each.name: each for each in (FigureRun(f"break {name}", find(name), SIZE) for name in PROGRAMS)
+    each.name: each
+    for each in (
+        *(FigureRun(f"break {name}", find(name), SIZE) for name in PROGRAMS),
+        board_run("failures", "gossip", 4, None),  # without a limit: it ends by its diagnosis
+    )
 }
-RECORDABLE = FAILURES | {
+PLAYED = {
+    each.name: each
+    for each in (
+        board_run("scaling", "messages", 4),
+        board_run("memory", "accumulation", 2),
+        board_run("zero", "compare", 2),
+        board_run("pipeline", "run", 3, 4),
+        board_run("context", "compare", 4),
+        board_run("experts", "compare", 3),
+        FigureRun(
+            "mesh board",
+            remote("playground.lessons.mesh.experiment:run"),
+            4,
+            (MeshSettings(shapes=((2, 2, 1, 1),), steps=1),),
+        ),
+        FigureRun(
+            "elastic board",
+            remote("playground.lessons.elastic.experiment:run"),
+            3,
+            partial(elastic_arguments, images=512, epochs=1, every=2, kills=((1, 3),)),
+            restarts=1,
+        ),
+        board_run("checkpoint", "reshard", 4),
+        board_run("bytes", "diloco", 2, 8),
+    )
+}
+"""Runs that are small enough to be recorded whole: a chapter whose figure's run is not, or that has
+no figure, names one where it is to be played."""
+RECORDABLE = FAILURES | PLAYED | {
     name: run for name, run in RUNS.items() if not (isinstance(run, ChangingRun) or run.restarts)
 }  # fmt: skip
 FIGURE_OF = {figure.path: figure for figure in FIGURES.values()}
@@ -51,7 +93,8 @@ def file_of_run(name: str) -> Path:
 
 
 def record(name: str) -> Path:
-    """Record a run into its file. Raises what `launch` raises, but for programs of `break`."""
+    """Record a run into its file; of one that is restarted, the last start. Raises what `launch`
+    raises, but for `FAILURES`."""
     run, file = RECORDABLE[name], file_of_run(name)
     with (
         temporary_folder("recording") as folder,
@@ -66,6 +109,8 @@ def record(name: str) -> Path:
                 run.size,
                 args=run.arguments_in(data),
                 timeout=PROGRAM_TIMEOUT if name in FAILURES else TIMEOUT,
+                restarts=run.restarts,
+                on_restart=lambda failure, count: None,
             )
         except (RankFailed, RankTimeout) as failure:
             if name not in FAILURES:
@@ -73,7 +118,7 @@ def record(name: str) -> Path:
             note_failure(folder / "0", failure, about)
         files = {
             each: part.replace(f"{ROOT}/".encode(), b"")
-            for each, part in collect(folder / "0").items()
+            for each, part in collect(folder / f"{run.restarts}").items()
         }
     sources = merge(files).sources
     # of it only lines that are shown, and their equals
@@ -82,7 +127,7 @@ def record(name: str) -> Path:
         kept = {lines[source.line - 1] for source in sources if source.file == program}
         files[f"{TEXT}{program}"] = b"\n".join(line if line in kept else b"" for line in lines)
     write_zip(file, files)
-    if file.stat().st_size > LARGEST or run.size == 1:
+    if file.stat().st_size > LARGEST:
         write_zip(
             file,
             {

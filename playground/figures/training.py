@@ -60,13 +60,19 @@ def on_digits(
     return lambda folder: (settings(folder=draw_digits(folder), **values),)
 
 
-def elastic_arguments(folder: Path) -> tuple[object, ...]:
+def elastic_arguments(
+    folder: Path,
+    images: int = IMAGES,
+    epochs: int = 2,
+    every: int = 4,
+    kills: Sequence[tuple[int, int]] = ((1, 7), (0, 14)),
+) -> tuple[object, ...]:
     """Twenty steps, with two kills and a snapshot every four steps."""
-    snapshots = SnapshotSettings(folder=folder / "snapshots", every=4)
+    snapshots = SnapshotSettings(folder=folder / "snapshots", every=every)
     settings = TrainingSettings(
-        folder=draw_digits(folder), limit=IMAGES, epochs=2, snapshots=snapshots
+        folder=draw_digits(folder), limit=images, epochs=epochs, snapshots=snapshots
     )
-    return settings, "sgd", ((1, 7), (0, 14))
+    return settings, "sgd", kills
 
 
 SGD_ON_THREE = FigureRun("sgd on three", remote("playground.figures.ranks:sgd_step"), 3)

@@ -8,6 +8,7 @@ import json
 import re
 import textwrap
 from collections.abc import Callable, Container, Iterator, Mapping
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 from string import Template
@@ -51,8 +52,21 @@ BOARDS = {ROOT / lesson.path / "lesson.py": lesson.name for lesson in PATH}
 """The chapter beside which a board is shown."""
 ADDRESSES = {file: f"{page}.html" for file, page in TEXTS.items()}
 ADDRESSES |= {board: f"{page}.html#{board.name}-1" for board, page in BOARDS.items()}
-ADDRESSES |= {FOLDER / each.folder: f"exercise-{name}.html" for name, each in CATALOGUE.items()}
+ADDRESSES |= {
+    FOLDER / each.folder: f"{each.lesson}.html#exercise-{name}" for name, each in CATALOGUE.items()
+}
 """The addresses of texts, boards, and the folders of exercises."""
+PLAYED = re.compile(
+    r"<!-- play (?P<run>[\w -]+ board)(?: from (?P<event>\w+)(?: (?P<nth>\d+))?)?: "
+    r"(?P<says>.+?) -->",
+    re.DOTALL,
+)
+"""A run that a chapter plays: its name, the event on which the player opens (of rank 0, the first
+of this name or the nth), and its caption."""
+AFTER_TRIALS = re.compile(r'(?<=<h2 id="try-this">).*?(?=<h2|\Z)', re.DOTALL)
+"""What stands before a chapter's exercises."""
+COLOURED = {*re.findall(r"\.(\w+)", (HERE / "site.css").read_text(encoding="utf-8"))}
+"""The classes in the style sheet; those of code among them."""
 EXCERPT = re.compile(r"\]\(([^)]+)\):\n\n( *)```python\n(.*?)^\2```$", re.DOTALL | re.MULTILINE)
 """Code that a chapter shows of a file, which is named before it."""
 
@@ -86,12 +100,24 @@ def read_text(file: Path) -> str:
     return text
 
 
-def show_code(text: str, language: str, file: Path | None = None, first: int = 1) -> str:
-    """Code as HTML. Its lines have numbers, from `first` on, and anchors, if its file is given."""
+def colour(text: str, language: str) -> str:
+    """Code as HTML, with spans for the classes that the style sheet has: pygments makes one of
+    every token, and most have no colour of their own."""
+    code = highlight(text, get_lexer_by_name(language, stripnl=False), HtmlFormatter(nowrap=True))
+    return re.sub(
+        r'<span class="(\w+)">(.*?)</span>',
+        lambda span: span[0] if span[1] in COLOURED else span[2],
+        code,
+    )
+
+
+def show_code(
+    text: str, language: str, file: Path | None = None, first: int = 1, name: str = ""
+) -> str:
+    """Code as HTML, named after its language or `name`. Its lines have numbers, from `first` on,
+    and anchors, if its file is given."""
     if language in ("python", "diff"):
-        code = highlight(
-            text, get_lexer_by_name(language, stripnl=False), HtmlFormatter(nowrap=True)
-        )
+        code = colour(text, language)
         if file:
             lines = enumerate(code.splitlines(keepends=True), first)
             code = "".join(
@@ -102,7 +128,9 @@ def show_code(text: str, language: str, file: Path | None = None, first: int = 1
             r"^\$ .*", r"<b>\g<0></b>", html.escape(text, quote=False), flags=re.MULTILINE
         )
     about = (
-        f'class="lines" aria-label="{file.name}"' if file else f'aria-label="{language or "text"}"'
+        f'class="lines" aria-label="{file.name}"'
+        if file
+        else f'aria-label="{name or language or "text"}"'
     )
     return f'<pre tabindex="0" role="group" {about}><code>{code}</code></pre>\n'
 
@@ -158,7 +186,7 @@ class Site:
         self.show(
             title,
             len(self.pages),
-            max(len(self.pages), len(TEXTS) + len(CATALOGUE) + len(PROGRAMS)),
+            max(len(self.pages), len(TEXTS) + len(PROGRAMS)),
         )
         board = board and f'<aside aria-label="The code">{board}</aside>'
         parts = {
@@ -178,8 +206,15 @@ class Site:
             )
         elif page == "exercises":
             for lesson, its in groupby(CATALOGUE.values(), lambda each: each.lesson):
-                titles = {f"exercise-{each.name}": each.title for each in its}
-                body += f"<h2>{lesson}</h2>{list_pages(titles)}"
+                links = "".join(
+                    f'<li><a href="{self.link(FOLDER / each.folder)}">{each.title}</a></li>'
+                    for each in its
+                )
+                body += f"<h2>{lesson}</h2><ul>{links}</ul>"
+        elif its := [each for each in CATALOGUE.values() if each.lesson == page]:
+            shown = "".join(map(self.show_exercise, its))
+            shown = f'<h2 id="exercises">Exercises</h2>\n{shown}'
+            body = AFTER_TRIALS.sub(lambda trials: trials[0] + shown, body)
         for code in (code for code, chapter in BOARDS.items() if chapter == page):
             board = (
                 f"<h2>{code.name}</h2>{show_code(code.read_text(encoding='utf-8'), 'python', code)}"
@@ -196,31 +231,33 @@ class Site:
             f'{page}">↩&nbsp;{page}</a>'
         )
 
-    def add_exercise(self, exercise: Exercise) -> None:
-        """The task, the stub, and the hints, each inside the one before."""
-        page, file, hints = f"exercise-{exercise.name}", FOLDER / exercise.folder / "text.md", ""
-        task = self.render(page, file, exercise.task)
-        task += f"<p>{exercise.effort}</p>\n"
+    def show_exercise(self, exercise: Exercise) -> str:
+        """The task, the stub, the commands, the hints, each inside the one before, and the names of
+        known mistakes."""
+        page, file, hints = exercise.lesson, FOLDER / exercise.folder / "text.md", ""
+        name = f"exercise-{exercise.name}"
+        self.sections.append([f"{page}.html#{name}", f"{page}: {exercise.title}", ""])
+        task = self.render(page, file, exercise.task.partition("\n")[2])
         for number, hint in reversed([*enumerate(exercise.hints, 1)]):
-            shown = self.render(page, file, hint)
             hints = (
                 f"<details><summary>Hint {exercise.describe_hint(number)}</summary>"
-                f"{shown}{hints}</details>\n"
+                f"{self.render(page, file, hint)}{hints}</details>\n"
             )
-        stub = (
-            f"<h2>{exercise.file}</h2>\n<div "
-            f'class="copied">{show_code(exercise.stub, "python")}</div>\n'
-        )
         run = "".join(
             f"$ python -m playground {command} {exercise.name}\n"
             for command in ("exercise", "check")
         )
-        back = f'<p>Its chapter: <a href="{exercise.lesson}.html">{exercise.lesson}</a></p>'
-        self.add(
-            page,
-            exercise.title,
-            f"{task}{stub}{show_code(run, 'console')}<h2>Hints</h2>\n{hints}{back}",
+        mistakes = "".join(
+            f"<li>{self.markdown.renderInline(mistake.name)}</li>" for mistake in exercise.mistakes
         )
+        return f"""<section class="exercise" aria-labelledby="{name}">
+<h3 id="{name}">{self.markdown.renderInline(exercise.title)}</h3>
+{task}<p>{exercise.effort}</p>
+<div class="copied">{show_code(exercise.stub, "python", name=exercise.file)}</div>
+{show_code(run, "console")}{hints}<details><summary>Mistakes that others made</summary>
+<ul>{mistakes}</ul></details>
+</section>
+"""
 
     def add_program(self, name: str) -> None:
         """A program of `break`, where its ranks stand, what is said about it, and its cure."""
@@ -261,16 +298,44 @@ runs it, and its cure. All programs: <a href="break.html">break</a></p>
         drawn = f'<details class="drawn" open><summary>As a picture</summary>{picture}</details>'
         return f"{about}{self.play(recording, page, {})}{drawn}"
 
-    def play(self, recording: Recording, page: str, shown: Mapping[Path, Container[int]]) -> str:
+    def show_run(self, page: str, named: re.Match[str]) -> str:
+        """The player of a run that a chapter names. Raises `PlaygroundError` if it is not recorded,
+        or has no such event."""
+        recording, opens = find_run(named["run"]), None
+        if recording is None:
+            raise PlaygroundError(
+                f"{page} plays a run that is not recorded: "
+                f'python -m playground.figures.runs "{named["run"]}"'
+            )
+        if named["event"]:
+            places = [
+                place
+                for place, event in enumerate(recording.ranks[0].events)
+                if event.name == named["event"]
+            ]
+            if len(places) < (nth := int(named["nth"] or 1)):
+                raise PlaygroundError(f"{page}: {named['run']} has no {named['event']} {nth}")
+            opens = places[nth - 1]
+        caption = f"<figcaption>{self.markdown.renderInline(named['says'])}</figcaption>"
+        return f'<figure class="played">{caption}{self.play(recording, page, {}, opens)}</figure>'
+
+    def play(
+        self,
+        recording: Recording,
+        page: str,
+        shown: Mapping[Path, Container[int]],
+        opens: int | None = None,
+    ) -> str:
         """A player whose lines lead to this page, if its board or what else is `shown` has all of a
-        file that the run was in, and else to the page of the file."""
+        file that the run was in, and else to the page of the file. It opens on the event with the
+        number `opens` of rank 0, or where it finds best."""
         addresses = {}
         for name in recording.texts:
             file = ROOT / name
             lines = [source.line for source in recording.sources if source.file == name]
             is_here = BOARDS.get(file) == page or all(line in shown.get(file, ()) for line in lines)
             addresses[name] = f"{'' if is_here else self.link(file).partition('#')[0]}#{file.name}-"
-        return render_player(recording, addresses)
+        return render_player(recording, addresses, opens)
 
     def link(self, file: Path) -> str:
         """The address of a file or folder. Raises `PlaygroundError` if there is none."""
@@ -293,6 +358,8 @@ runs it, and its cure. All programs: <a href="break.html">break</a></p>
                 )
                 named = title if token.tag == "h1" else f"{page}: {title}"
                 self.sections.append([f"{page}.html#{token.attrGet('id')}", named, ""])
+            elif token.type == "html_block":
+                token.content = PLAYED.sub(partial(self.show_run, page), token.content)
             elif token.type == "inline":
                 children = token.children or []
                 if [child.type for child in children] == ["image"]:
@@ -327,7 +394,10 @@ runs it, and its cure. All programs: <a href="break.html">break</a></p>
                     page, (file.parent / str(child.attrGet("src"))).resolve(), html.escape(name)
                 )
             elif child.type == "code_inline" and named and name in CATALOGUE:
-                changed = f'<a href="exercise-{name}.html"><code>{name}</code></a>'
+                changed = (
+                    f'<a href="{self.link(FOLDER / CATALOGUE[name].folder)}">'
+                    f"<code>{name}</code></a>"
+                )
             elif child.type == "code_inline" and content == f"`{name}`" and name in PROGRAMS:
                 changed = f'<a href="break-{name}.html"><code>{name}</code></a>'
             yield Token("html_inline", "", 0, content=changed) if changed else child
@@ -341,8 +411,6 @@ def write_site(folder: Path, show: Callable[[str, int, int], object]) -> list[st
     # last: it leads back to all others
     for file, page in sorted(TEXTS.items(), key=lambda each: each[1] == "glossary"):
         site.add_text(file, page)
-    for exercise in CATALOGUE.values():
-        site.add_exercise(exercise)
     for program in PROGRAMS:
         site.add_program(program)
     for file, address in sorted(site.codes.items()):

@@ -3,6 +3,8 @@ would be stale."""
 
 from __future__ import annotations
 
+import html
+import json
 import os
 import re
 import subprocess
@@ -18,6 +20,7 @@ from typing import Any
 import pytest
 from browser import MISSING, Browser, browser
 
+from playground.exercises.exercise import CATALOGUE
 from playground.figures import runs
 from playground.lessons import PARTS, PATH
 from playground.runtime.errors import PlaygroundError
@@ -29,7 +32,7 @@ KINDS = (
     "index",
     "hello",
     "glossary",
-    "exercise-swap",
+    "p2p",
     "break-send-send",
     "code-tools-failures-calls.py",
 )
@@ -101,8 +104,75 @@ def test_the_contents_have_the_path_in_order_and_then_its_parts(site: Path) -> N
 
 def test_it_is_small(site: Path) -> None:
     sizes = {file: file.stat().st_size for file in site.rglob("*") if file.is_file()}
-    assert sum(sizes.values()) <= 7 * 2**20
+    assert sum(sizes.values()) <= 6_500_000
     assert [file.name for file, size in sizes.items() if size > 400 * 2**10] == []
+
+
+PLAYERS = re.compile(r'<script type="application/json">(.*?)</script>', re.DOTALL)
+
+
+@pytest.mark.parametrize("name", [lesson.name for lesson in PATH])
+def test_a_chapter_plays_a_run_with_its_values(name: str, site: Path) -> None:
+    """What each event of the recording sends or holds is on the page, as far as there is room."""
+    players = PLAYERS.findall((site / f"{name}.html").read_text())
+    assert players
+    for data in map(json.loads, players):
+        recording = runs.find_run(data["command"])
+        assert recording
+        events = [*recording.events()]
+        assert len(events) > 1
+        shown = {place: data["vectors"][vector] for place, vector in data["valuesOf"]}
+        held = {
+            place: [*event.values] for place, event in enumerate(events) if event.values is not None
+        }
+        assert {place: [*map(float, values)] for place, values in shown.items()} == {
+            place: values
+            for place, values in held.items()
+            if data["leftOut"] == 0 or place in shown
+        }
+        sizes = [what[7] for what in data["whats"]]
+        assert {event.nbytes for event in events} == {*sizes}
+
+
+def test_a_run_that_a_chapter_plays_opens_where_it_says(
+    tmp_path: Path, site: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    [data] = PLAYERS.findall((site / "bytes.html").read_text())
+    recording, opens = runs.find_run("bytes board"), json.loads(data)["opens"]
+    assert recording
+    before = [event.name for event in recording.ranks[0].events[:opens]]
+    assert recording.ranks[0].events[opens].name == "all_reduce"
+    quiet = before[len(before) - before[::-1].index("all_reduce") :]
+    assert quiet.count("backward") == 8  # steps without a message
+    shown = build.Site(lambda *_: None)
+    shown.sections.append(["", "", ""])
+    for words, reason in (
+        ("zero board from scatter", "zero board has no scatter 1"),
+        ("some board", "plays a run that is not recorded"),
+    ):
+        with pytest.raises(PlaygroundError, match=reason):
+            shown.render("zero", tmp_path / "README.md", f"<!-- play {words}: a caption -->\n")
+
+
+@pytest.mark.parametrize("name", CATALOGUE)
+def test_an_exercise_is_on_the_page_of_its_chapter(name: str, site: Path) -> None:
+    """With the file that `exercise` writes, its commands, all hints and the names of mistakes."""
+    exercise = CATALOGUE[name]
+    page = (site / f"{exercise.lesson}.html").read_text()
+    section = page.partition(f'aria-labelledby="exercise-{name}"')[2].partition("</section>")[0]
+    codes = [
+        html.unescape(re.sub("<.*?>", "", code))
+        for code in re.findall("<pre[^>]*><code>(.*?)</code></pre>", section, re.DOTALL)
+    ]
+    stub = codes.index(exercise.stub)
+    assert f"$ python -m playground check {name}\n" in codes[stub + 1]
+    assert section.count("<summary>Hint ") == len(exercise.hints) >= 2
+    mistakes = section.partition("Mistakes that others made")[2]
+    assert "<pre" not in mistakes
+    named = [
+        html.unescape(re.sub("<.*?>", "", each)) for each in re.findall("<li>(.*?)</li>", mistakes)
+    ]
+    assert named == [each.name.replace("`", "") for each in exercise.mistakes]
 
 
 def test_another_build_is_equal_byte_for_byte(site: Path, tmp_path: Path) -> None:
@@ -180,7 +250,7 @@ def test_pages_load_from_the_disk(every: bool, site: Path, show: Callable[..., B
     """The chapters; in `make stress` all. (`test_pages_are_accessible` loads one of each other
     kind.)"""
     for file in sorted(site.glob("*.html")):
-        if every or not file.stem.startswith(("code-", "exercise-", "break-")):
+        if every or not file.stem.startswith(("code-", "break-")):
             show(file.stem)
 
 
@@ -262,15 +332,15 @@ def test_search_finds_titles_before_texts(show: Callable[..., Browser]) -> None:
 
 @in_browser
 def test_hints_open_one_by_one_and_paper_has_pictures(show: Callable[..., Browser]) -> None:
-    window = show("exercise-swap")
-    seen = (
-        "return [...document.querySelectorAll('main summary')].filter(each => "
-        "each.checkVisibility()).length"
+    window = show("p2p")
+    hints = (
+        "[...document.querySelectorAll('[aria-labelledby=exercise-swap] summary')]"
+        ".filter(each => each.textContent.startsWith('Hint'))"
     )
     counts = []
     for number in range(3):
-        counts.append(window.ask(seen))
-        window.ask("document.querySelectorAll('main summary')[arguments[0]].click()", number)
+        counts.append(window.ask(f"return {hints}.filter(each => each.checkVisibility()).length"))
+        window.ask(f"{hints}[arguments[0]].click()", number)
     assert counts == [1, 2, 3]
     window = show("collectives")
     window.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "print"})

@@ -100,7 +100,7 @@ class DiLoCo:
             param.data.copy_(outer)
 
 
-def diloco(rank: int, size: int) -> dict[str, dict[str, float]]:
+def diloco(rank: int, size: int, steps: int = STEPS) -> dict[str, dict[str, float]]:
     """Average in each step, after every 8 and 32 steps, and never; as many steps by each way.
 
     The inner optimizer is AdamW, the outer one SGD with Nesterov's momentum. `seconds_on_link` are
@@ -111,7 +111,7 @@ def diloco(rank: int, size: int) -> dict[str, dict[str, float]]:
         model, wire = new_model(), Wire()
         optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
         outer = DiLoCo(model, int(way[4:])) if way.startswith("H") else None
-        for step in range(STEPS):
+        for step in range(steps):
             inputs, labels = batch_of(step, rank, size)
             optimizer.zero_grad()
             F.cross_entropy(model(inputs), labels).backward()

@@ -261,12 +261,14 @@ def render_page(recording: Recording) -> str:
     )
 
 
-def render_player(recording: Recording, pages: Mapping[str, str] | None = None) -> str:
+def render_player(
+    recording: Recording, pages: Mapping[str, str] | None = None, opens: int | None = None
+) -> str:
     """A player of the recording, for a page with its style and script. In a `<figure>` it leaves
     the keys of the page to the others. `pages`: for a file of the program the beginning of the
-    addresses of its lines."""
+    addresses of its lines. `opens`: the place of the event to begin with."""
     return Template(read("player.html")).substitute(
-        data=to_json(to_columns(recording) | {"pages": pages or {}})
+        data=to_json(to_columns(recording) | {"pages": pages or {}, "opens": opens})
     )
 
 

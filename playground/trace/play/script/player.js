@@ -145,10 +145,11 @@ class Player {
   /** When an event is to be looked at. A logical step is looked at in its middle, while its messages are under way. */
   timeOf(place) { return this.run.begin[this.clock][place] + (this.clock === "real" ? 0 : 0.5); }
 
-  /** Where to begin: at the end of a run that stood still; in a figure, at the first message, or the first training step.
-   * A page begins at the first training step, and shows a few of them. */
+  /** Where to begin: where the page says; at the end of a run that stood still; in a figure, at the first message, or the
+   * first training step. A page begins at the first training step, and shows a few of them. */
   findBeginning() {
     const {run} = this, isPhase = (place) => run.what(place)[KIND] === "phase";
+    if (run.opens !== null) return this.timeOf(run.opens);
     if (run.standstill) return this.length();
     const step = this.isAlone ? run.firstTrainingStep() : undefined;
     if (step !== undefined) {

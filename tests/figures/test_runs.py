@@ -1,0 +1,49 @@
+"""The recorded runs that pages play: a run of today is what was recorded."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from playground.figures import runs
+from playground.trace.record import MAIN, Event, Recording
+from playground.trace.record.run import read_recording
+
+QUICK = ("failures board",)
+"""The others are for `make stress`."""
+
+
+def outlines(recording: Recording) -> list[list[tuple[object, ...]]]:
+    """What the main thread of each rank does, in order, without times."""
+
+    def outline(event: Event) -> tuple[object, ...]:
+        return event.kind, event.name, event.peer, event.nbytes, event.shape, event.group
+
+    return [
+        [outline(event) for event in rank.events if event.lane == MAIN] for rank in recording.ranks
+    ]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.stress] * (name not in QUICK))
+        for name in (*runs.PLAYED, "failures board")
+    ],
+)
+def test_a_run_of_today_is_the_recorded_one(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its operations, sizes and peers; what ranks hold, but for rounding."""
+    recorded = runs.find_run(name)
+    assert recorded
+    assert any(recorded.events())
+    monkeypatch.setattr(runs, "FOLDER", tmp_path)
+    again = read_recording(runs.record(name))
+    assert outlines(again) == outlines(recorded)
+    for one, other in zip(again.events(), recorded.events(), strict=True):
+        if name == "checkpoint board":
+            break  # its values are bytes of objects, the name of a temporary folder among them
+        if one.values is not None and other.values is not None and one.lane == MAIN:
+            assert one.values == pytest.approx(other.values, rel=1e-3, abs=1e-6), one
