@@ -211,8 +211,8 @@ class Site:
                     for each in its
                 )
                 body += f"<h2>{lesson}</h2><ul>{links}</ul>"
-        elif its := [each for each in CATALOGUE.values() if each.lesson == page]:
-            shown = "".join(map(self.show_exercise, its))
+        elif own := [each for each in CATALOGUE.values() if each.lesson == page]:
+            shown = "".join(map(self.show_exercise, own))
             shown = f'<h2 id="exercises">Exercises</h2>\n{shown}'
             body = AFTER_TRIALS.sub(lambda trials: trials[0] + shown, body)
         for code in (code for code, chapter in BOARDS.items() if chapter == page):
