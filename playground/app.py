@@ -114,7 +114,7 @@ def cli(ctx: click.Context) -> None:
     \b
         python -m playground hello             four processes find each other
         python -m playground read hello        its chapter
-        mkdir my && cd my                      solutions lie in the folder you are in
+        mkdir my && cd my                      solutions are kept in this folder
         python -m playground exercise whoami   the first exercise
     """
     if ctx.invoked_subcommand is None:
