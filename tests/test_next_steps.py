@@ -32,7 +32,9 @@ def test_a_command_is_found_and_a_wrong_one_refused() -> None:
 @pytest.mark.parametrize(
     "exercise",
     [
-        pytest.param(each, id=each.name, marks=[pytest.mark.stress] * (each.name != "column"))
+        pytest.param(
+            each, id=each.name, marks=[pytest.mark.stress] * (each.name != "fit-in-memory")
+        )
         for each in CATALOGUE.values()
     ],
 )

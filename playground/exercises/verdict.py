@@ -100,7 +100,8 @@ class Verdict:
     case: str = ""
     rank: int | None = None
     where: str = ""
-    """The tensor or value that differs, where there are several: grad[0]."""
+    """The tensor or value that differs: result, result[1] or grad[0]; empty for the one tensor that
+    a task changes."""
     index: int | None = None
     """Place of the first element that differs, in the flattened tensor."""
     held: object = None
