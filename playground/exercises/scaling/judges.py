@@ -90,13 +90,13 @@ def noise_scale(rank: int, size: int, seed: int) -> Cases:
 
 
 def lost_speedup(rank: int, size: int, seed: int) -> Cases:
-    """Documents that a program with a fault shares out unevenly: one rank has most tokens by far.
-    Work is counted, not timed."""
+    """Documents that a program with a fault divides unevenly: one rank has most tokens by far. Work
+    is counted, not timed."""
     for each in (seed, seed + 1):
         draw = random.Random(each)
         while True:
             lengths = [draw.randrange(5, 60) for _ in range(draw.randrange(8, 12))]
-            due, faulty = share_out(lengths, size), share_out(lengths, size, fault=seed % 2)
+            due, faulty = divide(lengths, size), divide(lengths, size, fault=seed % 2)
             *_, second, most = sorted(map(sum, faulty))
             if most > max(1.1 * second, 1.1 * max(map(sum, due))):
                 break
@@ -118,8 +118,8 @@ def lost_speedup(rank: int, size: int, seed: int) -> Cases:
         )
 
 
-def share_out(lengths: Sequence[int], size: int, fault: int | None = None) -> list[list[int]]:
-    """The lengths of each rank's documents, by the program with one of its faults, or repaired."""
+def divide(lengths: Sequence[int], size: int, fault: int | None = None) -> list[list[int]]:
+    """The lengths of each rank's documents, by the repaired program or with one of its faults."""
     shares: list[list[int]] = [[] for _ in range(size)]
     for number in sorted(range(len(lengths)), key=lengths.__getitem__, reverse=fault != 1):
         share = shares[number % size] if fault == 0 else min(shares, key=sum)
