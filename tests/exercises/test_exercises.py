@@ -42,6 +42,7 @@ from playground.exercises.exercise import (
 )
 from playground.exercises.layouts import Layout, cost_of
 from playground.exercises.observation import explain_digits
+from playground.exercises.scaling import judges as scaling
 from playground.exercises.verdict import (
     NAMED,
     Solution,
@@ -316,8 +317,34 @@ def test_what_a_layout_costs_is_what_the_lesson_mesh_says() -> None:
                 assert getattr(ours, name) == pytest.approx(getattr(theirs, name)), name
 
 
+def test_what_a_batch_costs_is_what_its_task_says() -> None:
+    """Steps by the law of the paper, the model and the cluster; and a choice that is none."""
+    exercise, task = CATALOGUE["choose-batch"], scaling.TASK
+    least, noise = scaling.LEAST_STEPS, scaling.NOISE
+    for sequences in scaling.SEQUENCES:
+        trained = scaling.train(128, sequences)
+        steps = trained["million sequences"] * 1e6 / sequences
+        assert 1 / (steps / least - 1) == pytest.approx(sequences / noise)
+        assert trained["GPU hours"] == pytest.approx(steps * trained["s of a step"] * 128 / 3600)
+    for row in (
+        f"| model | GPT of {task.layers} layers, width {task.width:,}: "
+        f"{task.parameters / 1e9:.1f} billion parameters |",
+        f"| training | {least:,} · (1 + {noise:,} / B) steps with B sequences of {task.length:,} "
+        f"tokens in a batch, {scaling.SEQUENCES[0]} to {scaling.SEQUENCES[-1]:,} |",
+        f"| cluster | up to {task.gpus} GPUs, {task.host} on each host; "
+        f"{task.flops / 1e12:.0f} TFLOPS each |",
+        f"| links | {1e-9 / task.machine.inner_beta:.0f} GB/s inside a host, "
+        f"{1e-9 / task.machine.beta:.0f} GB/s between hosts |",
+    ):
+        assert f"\n{row}\n" in exercise.task
+    asked = exercise.solution.replace('"sequences": 512', '"sequences": 500')
+    assert "500 sequences on 128 GPUs is not to be chosen" in judge(exercise, asked).words
+
+
 @pytest.mark.parametrize(
-    "exercise", [each for each in ALL if each.kind == CHOOSE], ids=lambda each: each.name
+    "exercise",
+    [each for each in ALL if each.kind == CHOOSE and each.name != "choose-batch"],
+    ids=lambda each: each.name,
 )
 def test_a_choice_s_task_has_the_numbers_that_are_costed(
     exercise: Exercise, monkeypatch: pytest.MonkeyPatch

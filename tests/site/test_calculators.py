@@ -24,8 +24,8 @@ from playground.trace.play import read_style
 
 GRIDS: dict[str, dict[str, tuple[Any, ...]]] = {
     "zero": {
-        "parameters": (1e8, 7e9, 1e12),
-        "ranks": (1, 2, 64, 4096),
+        "parameters": (1e8, 1e12),
+        "ranks": (1, 64, 4096),
         "stage": ("ddp", "zero-1", "zero-2", "zero-3"),
         "optimizer": ("Adam", "SGD with momentum", "SGD"),
         "precision": ("float32", "mixed precision", "bfloat16"),
@@ -130,10 +130,8 @@ def test_zero_s_memory_is_what_the_lessons_say() -> None:
         found = compute({**chosen, "precision": "float32"})
         for way, (*_, held, sent) in found.items():
             forms = closed_forms(way, 4e9, ranks)
-            assert (held[0], sent[0]) == (
-                pytest.approx(forms["held"]),
-                pytest.approx(forms["sent"]),
-            )
+            assert held[0] == pytest.approx(forms["held"])
+            assert sent[0] == pytest.approx(forms["sent"])
         found = compute({**chosen, "precision": "mixed precision"})
         for way, sharded in zip(found, SHARDED_BYTES.values(), strict=True):
             assert found[way][3][0] == pytest.approx(1e9 * (16 - sharded + sharded / ranks))

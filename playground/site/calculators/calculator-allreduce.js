@@ -12,7 +12,7 @@ function climb(ranks) {
   return [up + 1 + (otherUp === up ? 1 : 0), Math.max(1 + down, 2 + otherDown)];
 }
 
-/** Messages one after another, and their bytes, of which each rank waits for all. */
+/** Messages that follow one another, and their bytes. */
 const COSTS = {
   "ring": (n, bytes) => [2 * (n - 1), 2 * (n - 1) * 4 * Math.ceil(Math.ceil(bytes / 4) / n)],
   "recursive doubling": (n, bytes) => withOthers(n, bytes, Math.log2(power(n)), Math.log2(power(n)) * bytes),
@@ -20,6 +20,7 @@ const COSTS = {
   "binary tree": (n, bytes) => climb(n).reduce(([messages, moved], each) => [messages + each, moved + each * bytes], [0, 0]),
   "reduce + broadcast": (n, bytes) => [2 * (n - 1), 2 * (n - 1) * bytes],
 };
+
 /** Ranks beyond a power of two hand in their tensor before, and get the result after. */
 function withOthers(ranks, bytes, messages, moved) {
   return ranks > power(ranks) ? [messages + 2, moved + 2 * bytes] : [messages, moved];
@@ -27,7 +28,10 @@ function withOthers(ranks, bytes, messages, moved) {
 
 function allreduce({ ranks, bytes, alpha: microseconds, bandwidth, algorithm }) {
   const alpha = microseconds * 1e-6, beta = 1 / (bandwidth * 1e9), equal = 4 * ranks * power(ranks), rows = {};
-  const seconds = (name, size) => { const [messages, moved] = COSTS[name](ranks, size); return messages * alpha + moved * beta; };
+  const seconds = (name, size) => {
+    const [messages, moved] = COSTS[name](ranks, size);
+    return messages * alpha + moved * beta;
+  };
   const [ringMessages, ringBytes] = COSTS.ring(ranks, equal);
   for (const [name, cost] of Object.entries(COSTS)) {
     const [messages, moved] = cost(ranks, bytes), [, own] = cost(ranks, equal);

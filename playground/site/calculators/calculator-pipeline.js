@@ -11,7 +11,8 @@ const ORDERS = {
     return [...count(1, ahead), ...count(ahead + 1, m).flatMap((each) => [each, ahead - each]), ...count(m - ahead + 1, m).map((each) => -each)];
   },
 };
-/** Of each stage, what it does in each slot, 0 where it idles: a forward follows that of the stage before, a backward that of the stage after. */
+
+/** What each stage does in each slot, 0 where it idles: a forward follows that of the stage before, a backward that of the stage after. */
 function fillSlots(schedule, stages, microbatches) {
   const orders = count(0, stages - 1).map((s) => ORDERS[schedule](s, stages, microbatches)), slots = orders.map(() => []), done = new Map();
   while (orders.some((order) => order.length)) {

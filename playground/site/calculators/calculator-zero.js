@@ -5,7 +5,7 @@ const { DECIMAL, digits, scale, start } = Calculators;
 const STATES = { "Adam": 8, "SGD with momentum": 4, "SGD": 0 };
 const PRECISIONS = { "float32": [4, 0], "mixed precision": [2, 4], "bfloat16": [2, 0] };
 
-/** Stage k of ZeRO shards the last k of: parameters, gradients, optimizer's state. */
+/** Stage k of ZeRO shards the last k of these: parameters, gradients, the optimizer's state. */
 function zero({ parameters, ranks, stage, optimizer, precision }) {
   const [own, master] = PRECISIONS[precision], sizes = [own, own, master + STATES[optimizer]], rows = {};
   for (const [number, way] of ["ddp", "zero-1", "zero-2", "zero-3"].entries()) {

@@ -43,6 +43,7 @@ function start(name, compute) {
   for (const section of document.querySelectorAll(`.calculator[data-name=${name}]`)) {
     for (const part of section.querySelectorAll("[hidden]")) part.hidden = false;
     section.addEventListener("input", () => update(section, compute));
+    addEventListener("resize", () => update(section, compute));
     update(section, compute);
   }
 }

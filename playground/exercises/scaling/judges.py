@@ -1,0 +1,182 @@
+"""Judges of the exercises on scaling."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import product
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from playground.exercises.cases import Case, Cases, predict
+from playground.exercises.exercise import count
+from playground.exercises.layouts import ENOUGH
+from playground.lessons.all_reduce.lesson import ring, run_counted
+from playground.lessons.mesh.costs import Training, cost_of, hosts_of_eight
+
+MICROBATCHES = 4
+
+
+def rank_work(rank: int, size: int, seed: int) -> Cases:
+    """The work of a step by torch's counter, and the bytes of the board's ring."""
+    for batch, *widths in ((24, 12, 24, 12), (48, 24, 12, 36)):
+        inputs, hidden, outputs = widths
+        model = nn.Sequential(
+            nn.Linear(inputs, hidden, bias=False),
+            nn.ReLU(),
+            nn.Linear(hidden, outputs, bias=False),
+        )
+        gradients = torch.zeros(sum(param.numel() for param in model.parameters()))
+        strong, weak, evaluated = (
+            count_flops(model, inputs, *samples)
+            for samples in ((batch // size, 0), (batch, 0), (batch // size, batch))
+        )
+        sent = [4 * sum(run_counted(ring, gradients, rank, size)) for _ in range(MICROBATCHES)]
+        counted = {
+            "strong": strong,
+            "weak": weak,
+            "evaluated": evaluated,
+            "sent": sent[0],
+            "sent_per_microbatch": sum(sent),
+        }
+        about = f"{batch} samples, {' → '.join(map(str, widths))}"
+        yield predict(about, (size, batch, *widths), counted)
+
+
+def count_flops(model: nn.Module, inputs: int, samples: int, evaluated: int) -> int:
+    with FlopCounterMode(display=False) as counter:
+        model(torch.zeros(evaluated, inputs))
+        model(torch.zeros(samples, inputs)).sum().backward()
+    return counter.get_total_flops()
+
+
+def scaled_rate(rank: int, size: int, seed: int) -> Cases:
+    """Batches that differ from rank to rank and from step to step, the last one empty on odd
+    ranks."""
+    for about, warm_up in (("hardly any warm-up", 1), ("warm-up over 3 steps", 24 * size)):
+        batches = [[8 - other % 2, 8, 8, 16, 0 if other % 2 else 4] for other in range(size)]
+        totals = [sum(step) for step in zip(*batches, strict=True)]
+        seen = [sum(totals[: step + 1]) for step in range(len(totals))]
+        due = [
+            0.1 * batch / 32 * min(1, done / warm_up)
+            for batch, done in zip(totals, seen, strict=True)
+        ]
+        yield Case(about, (batches[rank], 0.1, 32, warm_up), due, is_coded=False)
+
+
+def noise_scale(rank: int, size: int, seed: int) -> Cases:
+    """Gradients of microbatches, which differ by noise. The estimate is made from all of them in
+    one place."""
+    parameters = 50
+    for microbatches, batch in ((3, 8), (2, 4)):
+        torch.manual_seed(seed)
+        shape = size, microbatches, parameters
+        gradients = (1 + 2 * torch.randn(shape) / batch**0.5).double()
+        every = gradients.flatten(0, 1)
+        small, large = every.square().sum(1).mean(), every.mean(0).square().sum()
+        difference = (small - large) / (1 / batch - 1 / (batch * len(every)))
+        due = (difference / (small - difference / batch)).item()
+        yield Case(
+            f"{count(microbatches, 'microbatch', 'es')} of {batch} samples each",
+            (gradients[rank].clone(), batch),
+            due,
+            is_coded=False,
+            most_moved=2 * (parameters + size),
+        )
+
+
+def lost_speedup(rank: int, size: int, seed: int) -> Cases:
+    """Documents that a program with a fault divides unevenly: one rank has most tokens by far. Work
+    is counted, not timed."""
+    for each in (seed, seed + 1):
+        draw = random.Random(each)
+        while True:
+            lengths = [draw.randrange(5, 60) for _ in range(draw.randrange(8, 12))]
+            due, faulty = divide(lengths, size), divide(lengths, size, fault=seed % 2)
+            *_, second, most = sorted(map(sum, faulty))
+            if most > max(1.1 * second, 1.1 * max(map(sum, due))):
+                break
+        computed: list[int] = []
+
+        def compute(
+            number: int, lengths: list[int] = lengths, computed: list[int] = computed
+        ) -> None:
+            computed.append(lengths[number])
+
+        yield Case(
+            f"documents of {', '.join(map(str, lengths))} tokens",
+            ([*lengths], compute),
+            sum(lengths) / max(map(sum, due)),
+            held=lambda computed=computed: {"tokens computed": sum(computed)},
+            expected={"tokens computed": sum(due[rank])},
+            is_coded=False,
+            culprit=[sum(share) for share in faulty].index(most),
+        )
+
+
+def divide(lengths: Sequence[int], size: int, fault: int | None = None) -> list[list[int]]:
+    """The lengths of each rank's documents, by the repaired program or with one of its faults."""
+    shares: list[list[int]] = [[] for _ in range(size)]
+    for number in sorted(range(len(lengths)), key=lengths.__getitem__, reverse=fault != 1):
+        share = shares[number % size] if fault == 0 else min(shares, key=sum)
+        share.append(lengths[number])
+    return shares
+
+
+TASK = Training(
+    layers=24, width=2048, length=2048, sequences=0,
+    gpus=512, memory=80e9, flops=150e12, machine=hosts_of_eight(2e9, 200e9),
+)  # fmt: skip
+"""The model, and the whole cluster; the batch is to be chosen."""
+LEAST_STEPS, NOISE, DAY = 40_000, 1024, 86_400
+GPUS, SEQUENCES = (8, 16, 32, 64, 128, 256, 512), (128, 256, 512, 1024, 2048, 4096)
+
+
+def train(gpus: int, sequences: int) -> dict[str, float]:
+    """What a training costs, with these GPUs and sequences in a batch."""
+    cost = cost_of((gpus, 1, 1, 1), 1, replace(TASK, gpus=gpus, sequences=sequences))
+    steps = LEAST_STEPS * (1 + NOISE / sequences)
+    seconds = steps * cost.step
+    return {
+        "million sequences": steps * sequences / 1e6,
+        "s of a step": cost.step,
+        "share that waits": cost.data / cost.step,
+        "hours": seconds / 3600,
+        "GPU hours": seconds / 3600 * gpus,
+    }
+
+
+def choose_batch(rank: int, size: int, seed: int) -> Cases:
+    """The batch against the noise scale, and the GPUs against what they wait for."""
+    costed = {
+        (gpus, sequences): train(gpus, sequences)
+        for gpus, sequences in product(GPUS, SEQUENCES)
+        if sequences % gpus == 0
+    }
+    in_time = [cost for cost in costed.values() if cost["hours"] <= DAY / 3600]
+    best = min(in_time, key=lambda cost: cost["GPU hours"])
+    right = {"batch": "fits", "time": "within a day", "price": "within 5 % of the cheapest"}
+    notes: list[str] = []
+
+    def run(function: Callable[[], Any]) -> object:
+        answer = function()
+        if not isinstance(answer, dict) or {*answer} != {"gpus", "sequences"}:
+            return right | {"batch": "the answer's keys are to be gpus, sequences"}
+        gpus, sequences = int(answer["gpus"]), int(answer["sequences"])
+        if (gpus, sequences) not in costed:
+            return right | {"batch": f"{sequences} sequences on {gpus} GPUs is not to be chosen"}
+        mine = costed[gpus, sequences]
+        notes[:] = [f"{'':24}{'chosen':>10}{'cheapest':>10}"]
+        notes.extend(f"{name:24}{mine[name]:10.2f}{best[name]:10.2f}" for name in mine)
+        if mine["hours"] > DAY / 3600:
+            return right | {"time": f"{mine['hours']:.1f} hours"}
+        if mine["GPU hours"] > ENOUGH * best["GPU hours"]:
+            return right | {"price": f"{mine['GPU hours'] / best['GPU hours']:.2f} times"}
+        return right
+
+    about = f"{TASK.parameters / 1e9:.1f} billion parameters within a day"
+    yield Case(about, (), right, is_coded=False, run=run, gives_rank=False, notes=notes)
