@@ -120,7 +120,8 @@ def render_columns(table: Table, shown: Sequence[int], natural: Sequence[int]) -
     rich_table = RichTable(
         box=None, pad_edge=False, padding=(0, GAP, 0, 0), show_header=table.headed
     )
-    may_wrap = [i for i in shown if table.columns[i].wraps] or shown[:1]
+    widest = max(shown, key=natural.__getitem__)
+    may_wrap = [i for i in shown if table.columns[i].wraps] or [widest]
     for i in shown:
         column = table.columns[i]
         rich_table.add_column(
