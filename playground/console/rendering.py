@@ -102,7 +102,7 @@ def render_table(table: Table, width: int, wide: bool) -> Iterator[RenderableTyp
     natural = natural_widths(table)
     streamed = all(column.width for column in table.columns)
     every = [*range(len(natural))]
-    blocks = [every] if wide else fit(table.columns, natural, width)[: 1 if streamed else None]
+    blocks = [every] if wide else fit(table, natural, width)[: 1 if streamed else None]
     left_out = [table.columns[i].name for i in every if not any(i in shown for shown in blocks)]
     more = (
         wrap(Text(f"  more columns with --wide: {', '.join(left_out)}"), width) if left_out else ()
