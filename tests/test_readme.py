@@ -25,7 +25,7 @@ from widths import too_wide
 from playground.app import TOOLS
 from playground.console.lesson import Lesson
 from playground.exercises.exercise import CATALOGUE
-from playground.lessons import PARTS, PATH
+from playground.lessons import LESSONS, PARTS, PATH
 from playground.lessons.context.page import ContextSettings
 from playground.site import chapters
 from playground.site.build import EXCERPT
@@ -285,6 +285,8 @@ def test_commands_print_what_is_shown(
             result = run_cli(*words, *smaller, *quick)
         assert result.code == 0, result.err
         assert redirected or too_wide(result.out) == []
+        if words == [words[0]] and words[0] in LESSONS:  # it concludes with numbers of the run
+            assert re.search(r"Shown: .*\d", result.out.rpartition("\n\n")[2], re.DOTALL)
         if redirected:
             Path(redirected).write_text(result.out)
         if shown.output:

@@ -103,7 +103,7 @@ def render_table(table: Table, width: int, wide: bool) -> Iterator[RenderableTyp
     natural = natural_widths(table)
     streamed = all(column.width for column in table.columns)
     every = [*range(len(natural))]
-    blocks = [every] if wide else fit(table.columns, natural, width)[: 1 if streamed else None]
+    blocks = [every] if wide else fit(table, natural, width)[: 1 if streamed else None]
     left_out = [table.columns[i].name for i in every if not any(i in shown for shown in blocks)]
     more = (
         wrap(Text(f"  more columns with --wide: {', '.join(left_out)}"), width) if left_out else ()
@@ -121,7 +121,8 @@ def render_columns(table: Table, shown: Sequence[int], natural: Sequence[int]) -
     rich_table = RichTable(
         box=None, pad_edge=False, padding=(0, GAP, 0, 0), show_header=table.headed
     )
-    may_wrap = [i for i in shown if table.columns[i].wraps] or shown[:1]
+    widest = max(shown, key=natural.__getitem__)
+    may_wrap = [i for i in shown if table.columns[i].wraps] or [widest]
     for i in shown:
         column = table.columns[i]
         rich_table.add_column(

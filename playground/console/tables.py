@@ -9,8 +9,8 @@
 
 A table fits the terminal. Columns with `wide` are shown with --wide only; a line names them. If the
 others do not fit, those with `wraps` become narrower, and the rightmost follow below, beside the
-first column again. Rows that are printed one by one, as they become known, are those of `session.rows`:
-their rightmost columns are left out and named, too.
+first column again. Rows that are printed one by one, as they become known, are those of
+`session.rows`: their rightmost columns are left out and named, too.
 """
 
 from __future__ import annotations
@@ -188,16 +188,17 @@ def cell(value: object) -> str:
     return "-" if value is None else str(value)
 
 
-def fit(columns: Sequence[Column], natural: Sequence[int], available: int) -> list[list[int]]:
+def fit(table: Table, natural: Sequence[int], available: int) -> list[list[int]]:
     """The positions of the columns without `wide` in rows that fit into `available` characters.
-    Each begins with the first column, and with that of ranks, if it is next. `natural` is how wide
-    each would like to be."""
+    Each begins with the first column, and the second where the first does not tell rows apart.
+    `natural` is how wide each would like to be."""
     least = [
         GAP + (min(width, NARROWEST) if column.wraps else width)
-        for column, width in zip(columns, natural, strict=True)
+        for column, width in zip(table.columns, natural, strict=True)
     ]
-    first, *others = (i for i, column in enumerate(columns) if not column.wide)
-    keys = [first, *(i for i in others[:1] if columns[i] is RANK_COLUMN)]
+    first, *others = (i for i, column in enumerate(table.columns) if not column.wide)
+    is_told = len({row[first] for row in table.rows}) == len(table.rows)
+    keys = [first] if is_told else [first, *others[:1]]
     rows = [[first]]
     for i in others:
         if len(rows[-1]) > len(keys) and sum(least[j] for j in (*rows[-1], i)) > available:

@@ -25,6 +25,13 @@ def test_bars_share_a_scale_and_have_a_legend() -> None:
     ]
 
 
+def test_a_narrow_terminal_shows_the_whole_bar_beside_its_name() -> None:
+    lines = render(bars([("cpu:0", {"parameters": 99})], KINDS), 40).splitlines()
+    assert too_wide("\n".join(lines), 40) == []
+    assert lines[1].startswith("  cpu:0   █")
+    assert "".join(lines).count("█") == 44 + 1  # and in the legend
+
+
 def test_a_long_legend_takes_several_lines() -> None:
     kinds = [f"a kind of {name}" for name in "abcdef"]
     lines = render(bars([("cpu:0", dict.fromkeys(kinds, 1))], kinds, width=12), 80).splitlines()

@@ -57,8 +57,9 @@ def test_what_does_not_fit_follows_below(width: int) -> None:
     assert len(rendered(table, wide=True)) == 2
 
 
-def test_the_column_of_ranks_follows_too_and_none_is_alone() -> None:
-    table = Table(Column("step"), RANK_COLUMN, *map(Column, "ab"), rows=[["s" * 30, 0, "a", "b"]])
+def test_the_second_column_follows_too_where_the_first_does_not_tell_rows_apart() -> None:
+    rows = [["s" * 30, rank, "a", "b"] for rank in (0, 1)]
+    table = Table(Column("step"), RANK_COLUMN, *map(Column, "ab"), rows=rows)
     lines = rendered(table, width=40)
     assert max(map(len, lines)) <= 40
     text = " ".join(" ".join(lines).split())

@@ -68,3 +68,15 @@ def test_wide_shows_every_column(run_cli: Callable[..., Any], data_dir: Path) ->
         *(line.strip() for line in wide.splitlines()[number + 1 : number + 3]),
     ]
     assert [line[:-6] for line in lines] == [f"Rank {rank}, epoch 1: " for rank in range(3)]
+
+
+def test_a_narrow_terminal_shows_all_that_a_wide_one_does(
+    run_cli: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ("allreduce", "-n", 2)
+    wide = run_cli(*words).out
+    monkeypatch.setenv("COLUMNS", "40")
+    narrow = run_cli(*words).out
+    assert too_wide(narrow, 40) == []
+    assert {*wide.split()} <= {*narrow.split()}
+    assert "more columns" not in narrow

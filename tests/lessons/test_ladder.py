@@ -31,6 +31,7 @@ from playground.lessons.ladder.page import (
     LadderSettings,
     Rung,
     agreement,
+    hidden_text,
     result_texts,
 )
 from playground.lessons.sgd.lesson import Net
@@ -258,3 +259,11 @@ def test_bad_input(words: tuple[str, ...], message: str, run_cli: Run, data_dir:
     assert (shown.code, shown.out) == (2, "")
     assert message in shown.err
     assert shown.err.count("\n") == 1
+
+
+def test_the_ladder_says_how_much_was_hidden_by_what_can_hide() -> None:
+    overlapped = replace(RUNG, rung="overlapped", early_bytes=4, hidden=0.226)
+    ddp = replace(RUNG, rung="ddp", early_bytes=4)
+    said = hidden_text([RUNG, overlapped, ddp])
+    assert said == "of the averaging, backward hid here: overlapped 23%, ddp 0%"
+    assert hidden_text([RUNG]).endswith(": nothing")

@@ -23,8 +23,8 @@ from playground.algorithms.cost_model import times_sent
 from playground.lessons.zero import snapshot
 from playground.lessons.zero.lesson import METHODS, Zero2, Zero3, train
 from playground.lessons.zero.measure import Trainer, compare, count
-from playground.lessons.zero.page import ZeroSettings
-from playground.lessons.zero.results import HELD, SENT, TORCH, Counts, check_way
+from playground.lessons.zero.page import ZeroSettings, conclude
+from playground.lessons.zero.results import HELD, SENT, TORCH, Counts, WayResult, check_way
 from playground.runtime import PlaygroundError
 from playground.runtime.tap import observing
 from playground.training.gpt_run import batches
@@ -571,3 +571,28 @@ def test_under_a_cap_of_the_kernel_ddp_dies_in_one_line(run_cli: Run) -> None:
     died = {row["way"]: row["died"] for row in json.loads(shown.out)["ways"]}
     assert died["ddp"].startswith("out of memory: can't allocate memory: you tried to allocate ")
     assert died["zero-2"] == died["zero-3"] == ""
+
+
+def way_result(way: str, size: int) -> WayResult:
+    """As the closed forms have it, of a model of 80 bytes."""
+    held, sent = 80.0 * HELD[way][1](size), 80.0 * times_sent(size, *SENT[way])
+    return WayResult(
+        way=way, difference=1e-15, seconds=0.0, losses=[], first_loss=0.0, last_loss=0.0,
+        parameters=0.0, gradients=0.0, optimizer=0.0, held=held, peak=held, sent=sent,
+        expected_held=held, expected_sent=sent, model_bytes=80.0, unit_bytes=80.0,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("ways", "size", "said"),
+    [
+        (["ddp", "zero-3", "zero-1"], 2, "zero-3 on 2 ranks holds 0.50 {}, sends 1.50"),
+        (["zero-1"], 4, "zero-1 on 4 ranks holds 0.62 {}, sends 1.00"),
+        (["zero-3"], 1, "zero-3 on 1 rank holds 1.00 {}, sends 1.00"),
+    ],
+)  # fmt: skip
+def test_the_conclusion_is_that_of_the_way_that_shards_most(
+    ways: list[str], size: int, said: str
+) -> None:
+    text = conclude([way_result(way, size) for way in ways], size)
+    assert text.startswith(said.format("times the bytes of ddp"))

@@ -12,7 +12,7 @@ from playground.console.session import Session
 from playground.console.tables import Column, Table
 from playground.console.text import good, prose
 from playground.console.training import RUN_TRAINING
-from playground.console.units import format_bytes
+from playground.console.units import format_bytes, plural
 from playground.lessons import LESSONS
 from playground.lessons.zero.results import (
     HELD,
@@ -79,7 +79,7 @@ def command(session: Session, **chosen: Any) -> None:
     if settings.cap:
         about = f"a cap of {format_bytes(settings.cap)} on each rank, kept by the "
         about += "kernel" if settings.kernel else "count"
-    model = f"model: a GPT of {settings.layers} blocks of width {settings.width}; {about}"
+    model = f"model: a GPT of {plural(settings.layers, 'block')} of width {settings.width}; {about}"
     session.say(f"{LESSON.name}: {world}", model, "")
     if settings.cap:
         return show_capped(session, settings)
