@@ -11,7 +11,7 @@ import click
 
 from playground.console.options import COMMON
 from playground.console.session import Session, session_command
-from playground.console.tables import RANK_COLUMN, Column, Table, Texts, cell
+from playground.console.tables import RANK_COLUMN, Column, Table, Texts, cell, numbers
 from playground.console.text import heading, prose, rank_number
 from playground.console.units import plural
 from playground.runtime.remote import Remote, docstrings, module_exists, rank_functions, remote
@@ -129,7 +129,8 @@ def step_texts(
 
 
 def rank_texts(ranks: Sequence[Mapping[str, object]]) -> Texts:
-    """One row per rank. Values that are the same on every rank, and tables, follow below."""
+    """One row per rank. Values that are the same on every rank follow below; those of several
+    things, as a table."""
     columns = [
         name
         for name in dict.fromkeys(name for values in ranks for name in values)
@@ -143,7 +144,11 @@ def rank_texts(ranks: Sequence[Mapping[str, object]]) -> Texts:
     are_many = len(columns) >= MANY and len(ranks) > 1
     below: Texts = []
     for name, value in ((name, ranks[0][name]) for name in shared):
-        if isinstance(value, Mapping) and len(value) > 1:
+        if isinstance(value, Mapping) and all(isinstance(each, Mapping) for each in value.values()):
+            headings = [*dict.fromkeys(key for each in value.values() for key in each)]
+            rows = ((key, *map(each.get, headings)) for key, each in value.items())
+            below.append(Table(Column(name), *numbers(*headings), rows=rows))
+        elif isinstance(value, Mapping) and len(value) > 1:
             rows = ((f"  {key}", item) for key, item in value.items())
             below += [
                 f"  {name}, on every rank:",
