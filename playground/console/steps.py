@@ -144,12 +144,13 @@ def rank_texts(ranks: Sequence[Mapping[str, object]]) -> Texts:
     are_many = len(columns) >= MANY and len(ranks) > 1
     below: Texts = []
     for name, value in ((name, ranks[0][name]) for name in shared):
-        if isinstance(value, Mapping) and all(isinstance(each, Mapping) for each in value.values()):
-            headings = [*dict.fromkeys(key for each in value.values() for key in each)]
-            rows = ((key, *map(each.get, headings)) for key, each in value.items())
+        items = value if isinstance(value, Mapping) else {}
+        if items and all(isinstance(each, Mapping) for each in items.values()):
+            headings = [*dict.fromkeys(key for each in items.values() for key in each)]
+            rows = ((key, *map(each.get, headings)) for key, each in items.items())
             below.append(Table(Column(name), *numbers(*headings), rows=rows))
-        elif isinstance(value, Mapping) and len(value) > 1:
-            rows = ((f"  {key}", item) for key, item in value.items())
+        elif len(items) > 1:
+            rows = ((f"  {key}", item) for key, item in items.items())
             below += [
                 f"  {name}, on every rank:",
                 Table("", Column("", wraps=True), rows=rows, headed=False),
